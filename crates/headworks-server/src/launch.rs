@@ -221,9 +221,9 @@ fn live(
     parts.wakers = wakers;
     let mut reactor = Reactor::new(parts);
     if let Err(error) = reactor.run() {
-        tracing::error!("shard {shard} cannot go on: {error}");
+        tracing::error!("shard {shard} failed: {error}");
         if let Ok(mut broken) = setup.broken.lock() {
-            *broken = Some(format!("shard {shard} cannot go on: {error}"));
+            *broken = Some(format!("shard {shard} failed: {error}"));
         }
         // Devices of other shards may still use this shard's buffers.
         reactor.abandon();
@@ -279,7 +279,7 @@ fn prepare(
         ),
         sleeper,
         wakers: Vec::new(),
-        mail,
+        mailbox: mail,
         shared: Arc::clone(&setup.shared),
         exports: setup.exports.clone(),
         listeners,

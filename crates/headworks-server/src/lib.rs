@@ -1,10 +1,40 @@
-//! The server: shards on threads, clients in front, devices behind.
+//! An NBD server on Headworks' block I/O path.
 //!
-//! A device and its volumes live on one shard; a client is accepted by shard 0 and moves to its export's shard when the
-//! handshake ends, so a request never changes CPU. `reactor` is the thread, `desk` its connections and rings, `listener`
-//! the sockets, `assemble` what stands below, `options` the numbers, `launch` the start, `offered` what clients are told,
-//! `inventory` what is served as it comes and goes, `shared` what threads tell each other outside the data path, `control` the
-//! operator's way in.
+//! For programs that serve images to NBD clients: the command `headworks serve` is made of this crate. A program that only
+//! wants the I/O path without the network uses the crate `headworks`.
+//!
+//! A server is started from an [`assemble::Assembly`] (opened devices, volumes and exports) and [`ServerOptions`]. It runs
+//! one thread for each shard; a device and its volumes live on one shard. Shard 0 accepts clients, and a connection moves
+//! to the shard of its export after the handshake, so the requests of a connection stay on one CPU.
+//!
+//! ```no_run
+//! use headworks_server::assemble::{Assembly, ExportSpec};
+//! use headworks_server::{Address, Server, ServerOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let exports = [ExportSpec::parse("file:path=disk.img,size=1G", true)?];
+//! let address = Address::Tcp("127.0.0.1:10809".parse()?);
+//! let options = ServerOptions { listen: vec![address], ..ServerOptions::default() };
+//! let server = Server::start(Assembly::new(&exports)?, &options, || ())?;
+//! std::thread::sleep(std::time::Duration::from_secs(60));
+//! server.stop();
+//! server.join()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Modules from the bottom up; none uses one above it:
+//!
+//! | module | content |
+//! |---|---|
+//! | `spec`, [`units`], [`did_you_mean`] | what users write: devices, sizes, times; suggestions for misspelled names |
+//! | [`latency`] | histograms of wait times |
+//! | [`nbd`] | connections: receive, parse, reply, send |
+//! | [`assemble`], [`config`] | exports from specifications and from the configuration file |
+//! | `messages`, `shared` | what threads of the server exchange, outside the data path |
+//! | `reactor` | the event loop of a shard's thread |
+//! | [`control`], `metrics` | the control socket and the metrics endpoint |
+//! | `launch`, `server` | start, stop and wait |
 
 pub mod assemble;
 pub mod config;

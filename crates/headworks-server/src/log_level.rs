@@ -1,22 +1,22 @@
-//! How much is logged, shown and set while the server runs.
+//! The log level, shown and set while the server runs.
 //!
-//! The library logs through `tracing` and does not know who listens; whoever installed the listener gives this, and `log-level` of
-//! the control socket calls it.
+//! The library logs through `tracing` and does not know the subscriber. The program that installs the subscriber passes
+//! this; the method `log-level` of the control socket calls it.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// The levels, from little to much.
+/// Log levels from few messages to many.
 pub const LOG_LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
 
 type Switch = dyn Fn(Option<&'static str>) -> &'static str + Send + Sync;
 
-/// Shows how much is logged, and sets it.
+/// Shows and sets the log level of the program.
 #[derive(Clone)]
 pub struct LogLevel(Arc<Switch>);
 
 impl LogLevel {
-    /// `switch` sets the level that it is given, one of [`LOG_LEVELS`], and says which is in force.
+    /// Wraps a function that sets the level it is given, one of [`LOG_LEVELS`], and returns the level in force.
     pub fn new(
         switch: impl Fn(Option<&'static str>) -> &'static str + Send + Sync + 'static,
     ) -> Self {

@@ -1,4 +1,4 @@
-//! How to serve: every number with its default and its range.
+//! Options of a server with their defaults and ranges.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use headworks::EngineChoice;
 use headworks::driver::Pool;
 use headworks_nbd::tls::TlsOptions;
 
-/// Bios that a shard's own clients may have in flight at once.
+/// Bios in flight of one shard's own clients.
 pub(super) const BIOS_MAX: u32 = 8192;
 
 /// A function that is called once with each new shard, before the shard handles any input; by default it does nothing.
@@ -28,7 +28,7 @@ pub struct PrepareShard(Option<Arc<ShardFn>>);
 type ShardFn = dyn Fn(&mut Shard) + Send + Sync;
 
 impl PrepareShard {
-    /// Wraps a function.
+    /// Wraps a function over shards.
     pub fn new(prepare: impl Fn(&mut Shard) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(prepare)))
     }
@@ -47,55 +47,55 @@ impl fmt::Debug for PrepareShard {
     }
 }
 
-/// How to serve.
+/// Options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Where clients connect.
+    /// Addresses on which NBD clients connect.
     pub listen: Vec<Address>,
-    /// Where the operator connects: a unix socket for its owner alone.
+    /// Path of the control socket, which only its owner may use.
     pub control: Option<PathBuf>,
-    /// A socket that listens already, instead of `control`.
+    /// An inherited socket that replaces `control`.
     pub control_given: Option<InheritedSocket>,
-    /// What shows and sets how much is logged.
+    /// Shows and sets the log level.
     pub log_level: Option<LogLevel>,
-    /// Where Prometheus asks, over TCP.
+    /// TCP address of the metrics endpoint.
     pub metrics: Option<SocketAddr>,
-    /// A TCP socket that listens already, instead of `metrics`.
+    /// An inherited TCP socket that replaces `metrics`.
     pub metrics_given: Option<InheritedSocket>,
-    /// Threads. 1: on few CPUs a second one only costs wake-ups.
+    /// Number of shards, each with a thread of its own; on few CPUs one is best.
     pub shards: u16,
-    /// Spread volumes over all shards instead of keeping each with its device.
+    /// Spreads volumes over all shards instead of placing each with its device.
     pub spread: bool,
-    /// CPUs for the shards, in order; empty leaves the choice to the kernel.
+    /// CPUs of the shards in order; empty for no affinity.
     pub cpus: Vec<usize>,
-    /// Which engine.
+    /// Engine for file and socket I/O.
     pub engine: EngineChoice,
-    /// Look this long before sleeping; 0 never. 50 us: a client on another CPU takes about 25 to wake up and as long to ask
-    /// again (measured: 20 misses it, 100 gains nothing).
+    /// Time of polling before a sleep; 0 disables polling. 50 us: a client on another CPU wakes up in about 25 us and
+    /// takes as long to send the next request (measured: 20 is too short, 100 gains nothing).
     pub poll_ns: u64,
-    /// Bytes of buffers, for each shard.
+    /// Bytes of request buffers for each shard.
     pub buffers: usize,
-    /// Bytes of the page cache, all shards together; 0: none.
+    /// Bytes of the page cache of all shards together; 0 disables it.
     pub cache: u64,
-    /// How much of it may be dirty, all shards together, and when writers wait.
+    /// Dirty limits and throttling of all shards together.
     pub dirty: DirtyOptions,
-    /// Clients at once, for each shard.
+    /// Connections of each shard.
     pub connections: usize,
-    /// Requests of one client in flight.
+    /// Requests in flight of each connection.
     pub requests: usize,
-    /// A handshake takes no longer.
+    /// Time limit of a handshake.
     pub handshake_ns: u64,
-    /// A client that reads or sends nothing of what is under way for this long is closed.
+    /// Time limit of a request or reply without progress.
     pub stall_ns: u64,
-    /// A stop that takes longer leaves what is not written; 0: however long it takes.
+    /// Time limit of a shutdown; 0 is no limit. Data not written by then stay in memory and are lost.
     pub stop_ns: u64,
-    /// Write all inputs there; shards beyond the first add `.N`.
+    /// File for the record of all inputs; further shards append `.N` to its name.
     pub record: Option<PathBuf>,
-    /// Exports may come and go while it runs: places are kept for 64 devices and 1024 exports in all.
+    /// Allows hot-add and hot-remove: reserves 64 devices and 1024 exports in all.
     pub live: bool,
-    /// Options of every queue, also of those that come later.
+    /// Options of every queue, including those of devices added later.
     pub queue: Vec<(Tunable, u64)>,
-    /// Whether and how clients encrypt.
+    /// Mode and certificates of TLS.
     pub tls: TlsOptions,
     /// Changes each shard before its first input.
     pub prepare_shard: PrepareShard,
@@ -133,7 +133,7 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Checks every range once.
+    /// Validates every option.
     ///
     /// # Errors
     /// The first option out of range.
@@ -148,13 +148,13 @@ impl ServerOptions {
         range("connections", self.connections, 1, CONNECTIONS_MAX)?;
         range("requests", self.requests, 1, 4096)?;
         range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;
-        // Of a stop 0 is however long. Here it would end every client at the next tick.
+        // For the shutdown 0 is no limit; here it would end every client at the next tick.
         let patience = [("handshake-timeout", self.handshake_ns), ("stall-timeout", self.stall_ns)];
         if let Some((name, _)) = patience.into_iter().find(|(_, ns)| *ns == 0) {
             let message = "0 would disconnect every client at once; use 10s or more";
             return Err(ConfigError::new(name, message));
         }
-        // Two of the largest requests: one and the reserve, and one connection's share is at least one.
+        // Room for two of the largest requests: one, and the reserve.
         range("buffers", self.buffers, 2 * Pool::LARGEST, 1 << 40)
     }
 }
@@ -165,12 +165,12 @@ impl ServerOptions {
         cache_shares::CacheSpec { bytes: cache, dirty, connections }
     }
 
-    /// Bios of other shards that one may have in its devices.
+    /// Bios of other shards that this shard's devices may have.
     pub(super) fn foreign_bios(&self) -> u32 {
         if self.spread { self.bios_abroad() * (u32::from(self.shards) - 1) } else { 0 }
     }
 
-    /// Bios that one shard may have on other shards' devices: its clients' and its cache's own.
+    /// Bios that one shard may have on other shards' devices: its clients' and its cache's.
     pub(super) fn bios_abroad(&self) -> u32 {
         let units = u32::try_from(self.cache / 4096).unwrap_or(u32::MAX);
         BIOS_MAX + CacheOptions { units, ..CacheOptions::default() }.bios()

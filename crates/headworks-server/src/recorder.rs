@@ -1,4 +1,4 @@
-//! The record of a shard's inputs, from which the same actions can be made again.
+//! Record of a shard's inputs, and its replay.
 //!
 //! ```text
 //!   "headworks-record 1\n"  configuration lines  "\n"          text
@@ -7,8 +7,8 @@
 //!   [u64::MAX, hash of all actions]                             at a clean end
 //! ```
 //!
-//! Written through a buffer, so a turn seldom makes a system call for it. A disk that is full ends the record, not the
-//! server; the end says so.
+//! Written through a buffer, so few turns make a system call. A full disk ends the record, not the server; the end of
+//! the record says so.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -19,16 +19,16 @@ use headworks_core::record::{InputWords, RunHash, decode, encode};
 use headworks_core::{Actions, Change, ConfigError, Input, Instant, Shard, ShardConfig};
 
 const MAGIC: &str = "headworks-record 1\n";
-/// Stands where a batch's time would.
+/// Marks the end, in place of a batch's time.
 const END: u64 = u64::MAX;
-/// Stands where a batch's time would, before a change.
+/// Marks a change, in place of a batch's time.
 const CHANGE: u64 = u64::MAX - 1;
-/// Bytes of its line; more are a damaged record.
+/// Longest line of a change; a longer one means a damaged record.
 const LINE_MAX: u64 = 4096;
-/// Inputs of one batch; a larger number is a damaged record.
+/// Most inputs of one batch; more mean a damaged record.
 const BATCH_MAX: u64 = 1 << 20;
 
-/// Writes a record.
+/// Writes the record of one shard.
 pub struct Recorder {
     file: BufWriter<File>,
     hash: RunHash,
@@ -36,7 +36,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A record of a shard made from `config`.
+    /// Creates the record of a shard with this configuration.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -46,7 +46,7 @@ impl Recorder {
         Ok(Self { file, hash: RunHash::default(), broken: None })
     }
 
-    /// One batch and what it made the shard do.
+    /// Records one batch and its actions.
     pub fn note(&mut self, now: Instant, inputs: &[Input], actions: &Actions) {
         self.hash.add_actions(actions);
         if self.broken.is_none()
@@ -56,7 +56,7 @@ impl Recorder {
         }
     }
 
-    /// A change that the shard was asked to make, whether it agreed or not.
+    /// Records a change, whether the shard accepts it or not.
     pub fn note_change(&mut self, now: Instant, change: &Change) {
         if self.broken.is_none()
             && let Err(error) = self.write_change(now, change)
@@ -79,7 +79,7 @@ impl Recorder {
     /// Ends the record; returns the hash of all actions.
     ///
     /// # Errors
-    /// Something of the record could not be written.
+    /// A part of the record could not be written.
     pub fn finish(&mut self) -> io::Result<u64> {
         if let Some(error) = self.broken.take() {
             return Err(error);
@@ -94,20 +94,20 @@ fn put_words(file: &mut impl Write, words: &[u64]) -> io::Result<()> {
     words.iter().try_for_each(|word| file.write_all(&word.to_le_bytes()))
 }
 
-/// What a replay found.
+/// Result of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replayed {
-    /// Batches of the record.
+    /// Batches in the record.
     pub batches: u64,
-    /// Inputs of the record.
+    /// Inputs in the record.
     pub inputs: u64,
-    /// Hash of the actions that they made now.
+    /// Hash of the actions of the replay.
     pub hash: u64,
-    /// Hash of the actions that they made then; none if the server did not end cleanly.
+    /// Hash in the record; none if the server did not end cleanly.
     pub recorded: Option<u64>,
 }
 
-/// Feeds a record to a new shard.
+/// Replays a record on a new shard.
 ///
 /// # Errors
 /// The record cannot be read, or is damaged.
@@ -133,7 +133,7 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
             };
             let change = line.ok().and_then(|line| Change::from_line(&line).ok());
             let change = change.ok_or_else(|| damaged("a change is malformed"))?;
-            // One that was refused then is refused now.
+            // A change that was refused is refused again.
             let _ = shard.change(now, &change);
             continue;
         }
@@ -142,7 +142,7 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
         }
         inputs.clear();
         for _ in 0..count {
-            // A record that was cut off ends with the last whole batch.
+            // A truncated record ends with its last complete batch.
             let Some(words) = read_words(&mut reader) else {
                 break;
             };
@@ -163,7 +163,7 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
     Ok(replayed)
 }
 
-/// The rest of a change: its time and its line, unless the record was cut off there.
+/// Reads time and line of a change; none if the record is truncated.
 fn read_change(
     reader: &mut impl Read,
     len: u64,
@@ -174,7 +174,7 @@ fn read_change(
     Some((Instant(now), String::from_utf8(line)))
 }
 
-/// The configuration lines: everything from the magic to the first empty line.
+/// Reads the configuration lines, up to the first empty line.
 fn read_head(reader: &mut impl Read) -> Option<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\n\n") && head.len() < 1 << 20 {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_makes_the_same_actions() {
+    fn replay_makes_same_actions() {
         let (path, hash) = record("same");
         let replayed = replay(&path).unwrap();
         assert_eq!((replayed.batches, replayed.inputs), (50, 100));
@@ -234,9 +234,9 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    /// A device and a volume come, are written to and go; what was refused is in the record, too.
+    /// A device and a volume are added, written and removed; refused changes are recorded, too.
     #[test]
-    fn a_replay_makes_the_same_changes() {
+    fn replay_makes_same_changes() {
         let path = std::env::temp_dir().join(format!("headworks-changes-{}", std::process::id()));
         let volume = VolumeOptions { size: 1 << 30, block_size: 512, ..VolumeOptions::default() };
         let mut config = ShardConfig::single(QueueOptions::default(), volume, 64);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_record_replays_to_its_last_whole_batch_and_a_damaged_one_is_refused() {
+    fn truncated_record_replays_and_damaged_one_is_refused() {
         let (path, _) = record("cut");
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 40]).unwrap();

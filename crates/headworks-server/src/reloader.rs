@@ -1,7 +1,7 @@
-//! What is read again while the server runs: certificates, and what is to be served.
+//! Reload of certificates and exports while the server runs.
 //!
-//! An export that leaves is written out before it is gone, and that takes as long as its device does. So this is made for a
-//! thread of its own, which nobody waits for: a stop ends it.
+//! Removing an export writes it back and waits for its device, so a reload needs a thread of its own. A stop of the
+//! server ends it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::control::ReloadReport;
 use super::control::service::ControlService;
 use headworks_nbd::tls::TlsAcceptor;
 
-/// Changes a server while it runs, from any thread.
+/// Reloads certificates and exports of a running server, from any thread.
 #[derive(Clone)]
 pub struct Reloader {
     service: Arc<ControlService>,
@@ -24,20 +24,19 @@ impl Reloader {
         Self { service, acceptor }
     }
 
-    /// Reads the certificates again, for connections to come; false if there is no TLS.
+    /// Reads the certificates again, for new connections; false without TLS.
     ///
     /// # Errors
-    /// What is missing or bad; then all stays as it was.
+    /// A certificate is missing or invalid; the old ones stay in use.
     pub fn certificates(&self) -> Result<bool, String> {
         self.acceptor.as_ref().map_or(Ok(false), |acceptor| acceptor.reload().map(|()| true))
     }
 
-    /// Makes what is served what a configuration says that was read again: by name, exports that are missing in `wanted` are
-    /// removed (those that have clients are kept), new ones are added, another weight or class is set. Waits for what is
-    /// written out meanwhile, unless the server stops.
+    /// Makes the exports match `wanted`, by name: removes exports that are missing (except those with clients), adds
+    /// new ones, and applies changed weights and classes. Waits for write-back, unless the server stops.
     ///
     /// # Errors
-    /// What is wrong with `wanted`; nothing was changed.
+    /// `wanted` is invalid; nothing was changed.
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
         self.service.changes().reconcile(wanted)
     }

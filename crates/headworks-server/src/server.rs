@@ -1,4 +1,4 @@
-//! The running server: its start, what can be asked of it, its end.
+//! The running server: start, queries, stop.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -24,7 +24,7 @@ use crate::{Reloader, ServerOptions};
 use headworks::display_size;
 use headworks_nbd::tls::TlsAcceptor;
 
-/// A server that runs.
+/// A running server. Stop it with [`Server::stop`], then wait with [`Server::join`].
 pub struct Server {
     shared: Arc<ServerShared>,
     threads: Vec<JoinHandle<()>>,
@@ -38,33 +38,33 @@ pub struct Server {
     acceptor: Option<Arc<TlsAcceptor>>,
 }
 
-/// An export that is served now.
+/// An export that is served at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveExport {
-    /// Its name; `default` if it has none.
+    /// Name of the export; `default` if it has none.
     pub name: String,
-    /// Its volume, as an index of what [`Server::left`] and [`Server::unflushed`] tell.
+    /// Its volume, as an index of [`Server::left`] and [`Server::unflushed`].
     pub volume: usize,
-    /// Clients may only read.
+    /// Whether clients may only read.
     pub read_only: bool,
-    /// Writes need a flush to outlive a power cut.
+    /// Whether writes need a flush to survive a power failure.
     pub volatile: bool,
 }
 
-/// Shards that were asked for a sign of life.
+/// A barrier across all shards.
 ///
-/// A shard answers by dropping what it was sent, which it does at its next turn, and for the last time when it ends. So the
-/// call is complete when nothing of it is left, and a shard that has ended is not missed.
+/// Every shard gets a clone of a channel's sender and drops it in its next turn, or when it ends. The barrier is
+/// complete when all clones are dropped.
 pub struct ShardBarrier(Receiver<std::convert::Infallible>);
 
 impl ShardBarrier {
-    /// Whether every shard has turned, or ended, since the call.
+    /// Whether every shard has made a turn, or has ended, since the call.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.wait(Duration::ZERO)
     }
 
-    /// Waits until the call is complete, but no longer than `patience`; whether it is.
+    /// Waits for completion, at most for `patience`; returns whether the barrier is complete.
     #[must_use]
     pub fn wait(&self, patience: Duration) -> bool {
         matches!(self.0.recv_timeout(patience), Err(RecvTimeoutError::Disconnected))
@@ -72,11 +72,11 @@ impl ShardBarrier {
 }
 
 impl Server {
-    /// Starts every thread; clients may connect when this returns. `ended` is called, from a thread of the server, when all
-    /// shards have flushed after [`Server::stop`], or when one has broken.
+    /// Starts every thread; clients may connect when this returns. `ended` is called from a thread of the server when
+    /// all shards have flushed after [`Server::stop`], or when a shard failed.
     ///
     /// # Errors
-    /// What is in the way, in one sentence; nothing runs then.
+    /// The reason why the server cannot start; nothing runs then.
     pub fn start(
         assembly: Assembly,
         options: &ServerOptions,
@@ -85,11 +85,11 @@ impl Server {
         Self::start_after(assembly, options, ended, || Ok(()))
     }
 
-    /// As [`Server::start`]; `opened` is called when every image, ring and socket is open and before any client is served:
-    /// the place to give up privileges. Its error ends the start.
+    /// As [`Server::start`]. `opened` is called when every image, ring and socket is open and before any client is
+    /// served: the place to drop privileges. Its error ends the start.
     ///
     /// # Errors
-    /// What is in the way, in one sentence; nothing runs then.
+    /// The reason why the server cannot start; nothing runs then.
     pub fn start_after(
         assembly: Assembly,
         options: &ServerOptions,
@@ -164,36 +164,36 @@ impl Server {
         Ok(server)
     }
 
-    /// Where scrapers are answered; none without an endpoint.
+    /// Address of the metrics endpoint; none without one.
     #[must_use]
     pub fn metrics(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(Metrics::address)
     }
 
-    /// Which engine runs, and why.
+    /// The engine in use, and the reason for it.
     #[must_use]
     pub fn engine(&self) -> &str {
         &self.engine
     }
 
-    /// How large the page cache is and what its memory is made of; none without one.
+    /// Size of the page cache and the kind of its memory; none without a cache.
     #[must_use]
     pub fn cache(&self) -> Option<&str> {
         self.cache.as_deref()
     }
 
-    /// The port of each address of the options; none for unix sockets.
+    /// TCP port of each address in `listen`; none for unix sockets.
     #[must_use]
     pub fn ports(&self) -> &[Option<u16>] {
         &self.ports
     }
 
-    /// Stops: no new requests, answers for those in flight, flushes. Returns at once.
+    /// Starts the shutdown and returns at once: no new requests, completion of those in flight, flushes.
     pub fn stop(&self) {
         self.shared.send_all(|| ControlMessage::Stop);
     }
 
-    /// Has every shard log the statistics of its volumes.
+    /// Logs the statistics of all volumes.
     pub fn tell_statistics(&self) {
         if self.service.tree().exports.is_empty() {
             tracing::info!("no statistics: the server has no exports");
@@ -201,7 +201,7 @@ impl Server {
         self.shared.send_all(|| ControlMessage::Statistics);
     }
 
-    /// Asks every shard for a sign of life; the call's [`ShardBarrier::is_complete`] says later whether all gave it.
+    /// Starts a barrier across all shards.
     #[must_use]
     pub fn barrier(&self) -> ShardBarrier {
         let (copy, answered) = channel();
@@ -209,18 +209,18 @@ impl Server {
         ShardBarrier(answered)
     }
 
-    /// What reads certificates and a configuration again, from a thread of its own.
+    /// Returns a handle that reloads certificates and exports.
     #[must_use]
     pub fn reloader(&self) -> Reloader {
         Reloader::new(Arc::clone(&self.service), self.acceptor.clone())
     }
 
-    /// Tells the shards that own the volume's device and the volume.
+    /// Sends a control input to every shard.
     pub fn control(&self, control: Control) {
         self.shared.send_all(|| ControlMessage::Control(control));
     }
 
-    /// What is served now.
+    /// Exports that are served at the moment.
     #[must_use]
     pub fn exports(&self) -> Vec<ActiveExport> {
         let tree = self.service.tree();
@@ -233,27 +233,27 @@ impl Server {
         tree.exports.iter().map(now).collect()
     }
 
-    /// Writes by volume that finished and that no flush covers, as of a stop that is under way; none where that is not known.
-    /// A shard tells them when it hears of the stop: a [`Server::barrier`] that is complete since then has them all.
+    /// Completed writes by volume that no flush covers, as published during a stop; none where unknown. Complete after
+    /// a [`Server::barrier`] that began after the stop.
     #[must_use]
     pub fn unflushed(&self) -> Vec<Option<u64>> {
         self.shared.unflushed()
     }
 
-    /// Bytes by volume that are in the cache and not in its device, as of a stop that is under way; none where nothing is cached.
+    /// Dirty bytes by volume, as published during a stop; none for volumes without a cache.
     #[must_use]
     pub fn left(&self) -> Vec<Option<u64>> {
         self.shared.left()
     }
 
-    /// Waits for the end.
+    /// Waits until the server has ended.
     ///
     /// # Errors
-    /// A shard broke, or a last flush failed.
+    /// A shard failed, or a last flush failed.
     pub fn join(mut self) -> Result<(), String> {
         let (control, metrics) = (self.control.take(), self.metrics.take());
         let result = self.join_shards();
-        // Last, so that a stop that takes long can be looked at.
+        // Stopped last, so that a slow shutdown can be observed.
         if let Some(control) = control {
             control.stop();
         }
@@ -265,7 +265,7 @@ impl Server {
 
     fn join_shards(self) -> Result<(), String> {
         if let Some(broken) = self.broken.lock().ok().and_then(|mut broken| broken.take()) {
-            // Others may wait for the broken one's devices for ever.
+            // Other shards may wait for the failed shard's devices without end.
             return Err(broken);
         }
         for thread in self.threads {

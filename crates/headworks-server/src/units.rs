@@ -1,19 +1,19 @@
-//! Numbers as users write them: sizes, times, probabilities, switches.
+//! Parsers of sizes, times, probabilities and switches as users write them.
 //!
-//! The same words as nbdkit, qemu and fio where those agree. Sizes are powers of 1024 with or without `iB`; `kB` and `MB` are
-//! refused, since some read 1000 there and some 1024. A time without a unit is seconds. Errors are one sentence that names
-//! the word and shows right ones.
+//! The syntax follows nbdkit, qemu and fio where those agree. Sizes are powers of 1024 with or without `iB`; `kB` and
+//! `MB` are refused, since programs differ on them. A time without a unit is in seconds. Errors are one sentence with
+//! examples.
 
 use headworks::Probability;
 use headworks_core::{ExportConfig, Ioprio};
 
-/// Parts of a [`Probability`].
+/// Units of a [`Probability`] in one.
 const BILLION: u32 = 1_000_000_000;
 
-/// A size in bytes: `4096`, `64k`, `10M`, `1.5G`, `1GiB`, `8s` (sectors of 512 bytes).
+/// Parses a size in bytes: `4096`, `64k`, `10M`, `1.5G`, `1GiB`, `8s` (sectors of 512 bytes).
 ///
 /// # Errors
-/// A sentence that says what would be right.
+/// A sentence with valid examples.
 pub fn parse_size(word: &str) -> Result<u64, String> {
     let (number, unit) = split(word);
     let bytes: u128 = match unit {
@@ -47,10 +47,10 @@ fn binary_unit(word: &str, number: &str, unit: &str) -> Result<u128, String> {
     }
 }
 
-/// A time in nanoseconds: `10` and `10s` are seconds, then `10ms`, `10us`, `10ns`, `1.5ms`.
+/// Parses a time in nanoseconds: `10` and `10s` are seconds, then `10ms`, `10us`, `10ns`, `1.5ms`.
 ///
 /// # Errors
-/// A sentence that says what would be right.
+/// A sentence with valid examples.
 pub fn parse_time(word: &str) -> Result<u64, String> {
     let (number, unit) = split(word);
     let ns: Option<u128> = match unit {
@@ -69,10 +69,10 @@ pub fn parse_time(word: &str) -> Result<u64, String> {
         })
 }
 
-/// A probability: `1%`, `1:100` and `0.01` are the same.
+/// Parses a probability: `1%`, `1:100` and `0.01` are the same.
 ///
 /// # Errors
-/// A sentence that says what would be right.
+/// A sentence with valid examples.
 pub fn parse_probability(word: &str) -> Result<Probability, String> {
     let billionths = if let Some(percent) = word.strip_suffix('%') {
         scale(percent, u128::from(BILLION) / 100)
@@ -94,10 +94,10 @@ pub fn parse_probability(word: &str) -> Result<Probability, String> {
         })
 }
 
-/// A switch: `on`, `yes`, `true`, `1`, or `off`, `no`, `false`, `0`.
+/// Parses a switch: `on`, `yes`, `true`, `1`, or `off`, `no`, `false`, `0`.
 ///
 /// # Errors
-/// A sentence that says what would be right.
+/// A sentence with valid examples.
 pub fn parse_switch(word: &str) -> Result<bool, String> {
     match word.to_ascii_lowercase().as_str() {
         "1" | "on" | "true" | "yes" => Ok(true),
@@ -106,10 +106,10 @@ pub fn parse_switch(word: &str) -> Result<bool, String> {
     }
 }
 
-/// A weight, `1` to `10000`.
+/// Parses a weight from `1` to `10000`.
 ///
 /// # Errors
-/// A sentence that says what would be right.
+/// A sentence with valid examples.
 pub fn parse_weight(word: &str) -> Result<u16, String> {
     let (low, high) = ExportConfig::WEIGHTS.into_inner();
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
@@ -119,10 +119,10 @@ pub fn parse_weight(word: &str) -> Result<u16, String> {
         .ok_or_else(|| format!("`{word}` is not a weight; {low} to {high} are"))
 }
 
-/// A class with or without a level: `rt`, `be:0`, `idle`; a comma does as well as the colon.
+/// Parses a class with or without a level: `rt`, `be:0`, `idle`; a comma may replace the colon.
 ///
 /// # Errors
-/// A sentence that says what would be right.
+/// A sentence with valid examples.
 pub fn parse_ioprio(word: &str) -> Result<Ioprio, String> {
     Ioprio::parse(&word.replacen(':', ",", 1)).ok_or_else(|| {
         format!(
@@ -131,13 +131,13 @@ pub fn parse_ioprio(word: &str) -> Result<Ioprio, String> {
     })
 }
 
-/// The number at the start of a word, and the rest.
+/// Splits the number at the start of a word from the rest.
 fn split(word: &str) -> (&str, &str) {
     let end = word.find(|c: char| !c.is_ascii_digit() && c != '.');
     word.split_at(end.unwrap_or(word.len()))
 }
 
-/// `number` times `unit`, exactly; `None` if it is no number, or not whole in the end, or beyond all bounds.
+/// `number` times `unit`, exactly; `None` if it is invalid, not whole or too large.
 fn scale(number: &str, unit: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let digits = |text: &str| -> Option<u128> {
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes() {
+    fn sizes_parse_with_all_units() {
         for (word, bytes) in [
             ("0", 0),
             ("4096", 4096),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn times() {
+    fn times_parse_with_all_units() {
         for (word, ns) in [
             ("10", 10_000_000_000),
             ("10s", 10_000_000_000),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities() {
+    fn probabilities_parse_with_all_units() {
         let parts = |parts| Probability::from_billionths(parts).unwrap();
         let hundredth = parts(BILLION / 100);
         for word in ["1%", "1:100", "0.01", "10:1000", "1.0%"] {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn switches() {
+    fn switches_parse_all_words() {
         assert_eq!(parse_switch("On"), Ok(true));
         assert_eq!(parse_switch("0"), Ok(false));
         assert!(parse_switch("maybe").is_err());

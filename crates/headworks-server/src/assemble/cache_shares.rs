@@ -1,28 +1,28 @@
-//! The server's cache, divided among the shards that have volumes to cache.
+//! The server's cache, divided among the shards that have cached volumes.
 //!
-//! Every limit is a sum over shards: the pool, and what may be dirty where that is given in bytes. Shares are equal and rounded
-//! down, so the sum never exceeds what the user gave. (A ratio is of a shard's own pool and needs no dividing.)
+//! Byte limits (the pool, dirty bytes) are sums over shards. Shares are equal and rounded down, so the sum never
+//! exceeds the user's limit. A ratio refers to a shard's own pool and is not divided.
 
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{CacheOptions, ConfigError, ShardConfig, ShardId, WriteMode};
 
 use crate::connection_id::cache_account;
 
-/// Bytes of a frame.
+/// Size of a cache frame in bytes.
 const UNIT: u64 = 4096;
 
-/// What a user says of the cache.
+/// The user's options of the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheSpec {
-    /// Bytes of all pools together; 0: no cache.
+    /// Bytes of all pools together; 0 disables the cache.
     pub bytes: u64,
-    /// How much of it may be dirty, all shards together.
+    /// Dirty limits of all shards together.
     pub dirty: DirtyOptions,
-    /// Clients of one shard.
+    /// Connections of one shard.
     pub connections: usize,
 }
 
-/// The shards that cache: those where a cached volume lives. If there is none yet but may be one later, the first does.
+/// Shards with a cached volume. Without any, the first shard if volumes may be added later.
 #[must_use]
 pub fn caching_shards(config: &ShardConfig, bytes: u64) -> Vec<ShardId> {
     let cached = |shard: ShardId| {
@@ -37,16 +37,16 @@ pub fn caching_shards(config: &ShardConfig, bytes: u64) -> Vec<ShardId> {
     }
 }
 
-/// A value of the whole server as one of `shards` that cache has it.
+/// A value of the whole server, divided among `shards` shards if it is in bytes.
 #[must_use]
 pub fn divided(tunable: DirtyTunable, value: u64, shards: usize) -> u64 {
     if tunable.is_bytes() { value / shards.max(1) as u64 } else { value }
 }
 
-/// The cache of each shard and when its writers wait, by shard.
+/// Cache and dirty options of each shard, indexed by shard.
 ///
 /// # Errors
-/// Shares that are too small.
+/// The shares are too small.
 pub fn divide(
     config: &ShardConfig,
     spec: &CacheSpec,
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use headworks_core::{DeviceId, QueueOptions, VolumeConfig, VolumeOptions};
 
-    /// `shards` shards; a volume on each of `homes`, which the second of the pair caches or not.
+    /// A configuration with a volume on each of `homes`, cached in the given mode.
     fn config(shards: u16, homes: &[(u16, WriteMode)]) -> ShardConfig {
         let mut config = ShardConfig::single(QueueOptions::default(), VolumeOptions::default(), 8);
         config.shards = shards;
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_go_to_those_that_cache_and_never_exceed_the_whole() {
+    fn cache_shares_never_exceed_the_whole() {
         use WriteMode::{None, Unsafe, Writeback};
         let both = config(3, &[(0, Writeback), (2, Unsafe), (2, Writeback), (1, None)]);
         assert_eq!(units(&both, 16 << 20), [2048, 0, 2048]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn too_small_a_share_is_refused_and_so_is_too_little_dirty() {
+    fn too_small_cache_or_dirty_share_is_refused() {
         let two = config(2, &[(0, WriteMode::Writeback), (1, WriteMode::Writeback)]);
         let error = divide(&two, &spec((2 << 20) - 1)).unwrap_err();
         assert!(error.to_string().contains("each of the 2 caching threads"), "{error}");
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_divided_and_ratios_are_not() {
+    fn byte_limits_are_divided_among_shards_and_ratios_are_not() {
         let two = config(2, &[(0, WriteMode::Writeback), (1, WriteMode::Writeback)]);
         let mut spec = spec(64 << 20);
         DirtyTunable::Bytes.set(&mut spec.dirty, 1 << 20).unwrap();

@@ -1,4 +1,4 @@
-//! What clients are told of an export: its size, flags, block sizes and a sentence.
+//! What clients are told of an export: size, flags, block sizes and description.
 
 use headworks_core::{ExportId, ShardConfig, ShardId, VolumeConfig, WriteMode};
 
@@ -10,15 +10,15 @@ use headworks_nbd::{BlockSizes, ExportInfo, TransmissionFlags};
 /// An export as the shards know it.
 #[derive(Clone)]
 pub struct ServedExport {
-    /// What clients are told.
+    /// Description, size and flags for clients.
     pub info: ExportInfo,
-    /// What is behind it.
+    /// Volume and class of requests.
     pub binding: ExportBinding,
-    /// Where the volume lives.
+    /// Home shard of the volume.
     pub shard: ShardId,
-    /// Its share beside other exports, when it begins to serve.
+    /// Weight at the time it was added.
     pub weight: u16,
-    /// Exports that were added later have a higher number.
+    /// Serial number in the order of adding.
     pub serial: u64,
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<S
     served.collect()
 }
 
-/// An export as the shards know it; its volume may have grown to `size` since it was made.
+/// Makes a served export; its volume may have grown to `size` since it was opened.
 pub(crate) fn served(
     export: &AssembledExport,
     id: ExportId,
@@ -48,7 +48,7 @@ pub(crate) fn served(
             size,
             flags: transmission_flags(read_only, volume.options.mode),
             block_sizes: BlockSizes {
-                // A cache reads what is missing around a part of a block.
+                // The cache reads the rest of a partly written block.
                 min: if is_cached { 1 } else { volume.options.block_size },
                 preferred: volume.options.block_size.max(4096),
                 ..BlockSizes::default()
@@ -61,7 +61,7 @@ pub(crate) fn served(
     }
 }
 
-/// Clients that show an export's description show what it does not promise.
+/// Adds a warning to the description in the mode `unsafe`.
 fn description(what: &str, mode: WriteMode) -> String {
     match mode {
         WriteMode::Unsafe => fitting(what, ", UNSAFE: flushes and FUA promise nothing"),
@@ -69,10 +69,10 @@ fn description(what: &str, mode: WriteMode) -> String {
     }
 }
 
-/// As much of a sentence as the protocol takes with what comes after it. The beginning goes: a path may be as long as a string may
-/// be, and what is said of it stands at the end.
+/// Shortens a description to the protocol's limit. The beginning is cut: a path may be very long, and the important
+/// words come last.
 fn fitting(what: &str, after: &str) -> String {
-    // Sizes change later, and are longer then.
+    // Leaves room for a longer size later.
     let most = STRING_BYTES_MAX - SIZE_BYTES_MAX - after.len();
     let cut = (what.len().saturating_sub(most)..).find(|at| what.is_char_boundary(*at));
     let (dots, rest) = match cut.unwrap_or(0) {
@@ -82,11 +82,11 @@ fn fitting(what: &str, after: &str) -> String {
     format!("{dots}{rest}{after}")
 }
 
-/// Room for the dots, and for a size that is shown longer than the one before.
+/// Room for dots, and for a size that is shown longer after a resize.
 const SIZE_BYTES_MAX: usize = 32;
 
-/// Multi-conn holds for every device: a flush of a volume covers all that any connection was told is written. Where flushes
-/// promise nothing, that is not promised either.
+/// Multi-conn holds for every device: a flush covers all writes that any connection has completed. In the mode `unsafe`
+/// flushes promise nothing, and it is not set.
 fn transmission_flags(read_only: bool, mode: WriteMode) -> TransmissionFlags {
     use TransmissionFlags as Flags;
     let mut always =
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_description_fits_the_protocol_however_long_a_path_is() {
+    fn long_description_is_cut_to_protocol_limit() {
         let sentence = |len: usize| format!("/{} (direct I/O), 1 GiB", "\u{e9}".repeat(len / 2));
         assert_eq!(description(&sentence(1000), WriteMode::None), sentence(1000));
         for len in (3900..4300).chain([9000]) {

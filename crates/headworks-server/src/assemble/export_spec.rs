@@ -5,35 +5,35 @@ use headworks_core::{ConfigError, Tunable};
 use crate::spec::{BaseDevice, ExportOptions, Spec};
 use headworks::Identity;
 
-/// Where a client can go.
+/// Specification of an export.
 #[derive(Clone, Debug)]
 pub struct ExportSpec {
-    /// Its name; may be empty.
+    /// Name of the export; may be empty.
     pub name: String,
-    /// What it is.
+    /// Device behind the export.
     pub spec: Spec,
-    /// Clients may only read.
+    /// Whether clients may only read.
     pub read_only: bool,
-    /// Its share of the device beside others, its clients' priority, and how it is cached.
+    /// Weight, class and cache options.
     pub share: ExportOptions,
-    /// The queue that it asks for by name, if it does.
+    /// Named device that the export's image joins.
     pub device: Option<NamedDevice>,
 }
 
-/// A queue of its own, shared by the exports that name it.
+/// A named device: a queue shared by the exports that name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedDevice {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// What is said of its queue, and of all queues.
+    /// Options of its queue, those of all queues included.
     pub queue: Vec<(Tunable, u64)>,
 }
 
 impl ExportSpec {
-    /// Reads `SPEC` or `NAME=SPEC`. An export that is not named has none if it is the `only` one, else that of its image.
+    /// Parses `SPEC` or `NAME=SPEC`. Without a name, the `only` export has the empty name, others that of their image.
     ///
     /// # Errors
-    /// What is wrong with the words.
+    /// The text is invalid.
     pub fn parse(text: &str, only: bool) -> Result<Self, ConfigError> {
         let (name, spec) = split_name(text);
         let (spec, share) = Spec::parse_export(spec)?;
@@ -45,14 +45,14 @@ impl ExportSpec {
         Ok(Self { share, ..Self::new(name, spec, false) })
     }
 
-    /// An export with an ordinary share and priority.
+    /// An export with default weight, class and cache options.
     #[must_use]
     pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
         Self { name, spec, read_only, share: ExportOptions::default(), device: None }
     }
 }
 
-/// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
+/// Splits `NAME=SPEC`: a name has letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specifications.
 pub(crate) fn split_name(text: &str) -> (Option<&str>, &str) {
     let is_name = |name: &str| {
         !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
@@ -63,10 +63,10 @@ pub(crate) fn split_name(text: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Checks what can be checked without opening anything.
+/// Checks a list of exports without opening anything.
 ///
 /// # Errors
-/// A size that is missing or nothing, a name that is there twice, for clients or for the operator.
+/// A size is missing or 0, or a name occurs twice.
 pub fn check(exports: &[ExportSpec]) -> Result<(), ConfigError> {
     for (index, export) in exports.iter().enumerate() {
         export.check()?;
@@ -79,15 +79,15 @@ pub fn check(exports: &[ExportSpec]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// What the export without a name is called by `ctl` and in metrics.
+/// Shown name of the export without a name.
 const DEFAULT: &str = "default";
 
-/// An export's name in paths, in tables and in metrics.
+/// Name of an export in paths, tables and metrics.
 pub(crate) fn shown_name(name: &str) -> &str {
     if name.is_empty() { DEFAULT } else { name }
 }
 
-/// What is wrong with two exports that the operator could not tell from each other.
+/// Error for two exports with the same shown name.
 fn twins(one: &str, other: &str) -> String {
     match one == other {
         true => format!("two exports are named `{one}`; give each its own name with NAME=SPEC"),
@@ -99,7 +99,7 @@ fn twins(one: &str, other: &str) -> String {
 }
 
 impl ExportSpec {
-    /// Which file it is, if it is one and is there.
+    /// Identity of the export's file; none for other devices or a missing file.
     pub(crate) fn identity(&self) -> Option<Identity> {
         match &self.spec.base {
             BaseDevice::File { path, .. } => Identity::of(path).ok(),
@@ -107,7 +107,7 @@ impl ExportSpec {
         }
     }
 
-    /// Its clients may write.
+    /// Whether clients may write.
     pub(crate) fn writes(&self) -> bool {
         !self.read_only
             && !matches!(&self.spec.base, BaseDevice::File { options, .. } if options.read_only)
@@ -125,7 +125,7 @@ impl ExportSpec {
     }
 }
 
-/// A fake needs to be told its size.
+/// Error for a device without a file that has no size.
 pub(crate) fn no_size(kind: &str) -> ConfigError {
     ConfigError::new("size", format!("{kind}: needs a size, as in {kind}:size=1G"))
 }

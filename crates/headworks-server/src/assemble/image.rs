@@ -1,7 +1,6 @@
-//! One export's image, opened, before it has a place: at the start and when an export is added later.
+//! Opens the image of one export, at the start or when an export is added.
 //!
-//! A file that is served already is not opened again: its exports share the volume, and whoever says how that is cached must say
-//! the same.
+//! A file that is served already is not opened again: its exports share the volume and must agree on how it is cached.
 
 use std::path::PathBuf;
 
@@ -15,16 +14,16 @@ use headworks::{
     SizeWatch, display_size,
 };
 
-/// How a volume is cached, as far as its exports say.
+/// Cache options of a volume, as far as its exports give them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VolumeCaching {
-    /// When writes are acknowledged.
+    /// Cache mode; none if no export gives it.
     pub mode: Option<WriteMode>,
-    /// What becomes of what could not be written.
+    /// Policy for failed write-back; none if no export gives it.
     pub on_error: Option<ErrorPolicy>,
 }
 
-/// How what is served is cached if nobody says: what lies in memory anyway, not at all.
+/// Default cache mode: none for devices in memory.
 fn usual_mode(spec: &Spec) -> WriteMode {
     match spec.base {
         BaseDevice::Null { .. } | BaseDevice::Mem { .. } if spec.wrappers.is_empty() => {
@@ -34,7 +33,7 @@ fn usual_mode(spec: &Spec) -> WriteMode {
     }
 }
 
-/// What two exports of an image want together, if they do not differ.
+/// Combines the options of two exports of one image; an error if they differ.
 fn agree<T: Copy + PartialEq>(one: Option<T>, other: Option<T>) -> Result<Option<T>, ()> {
     match (one, other) {
         (Some(one), Some(other)) if one != other => Err(()),
@@ -43,14 +42,14 @@ fn agree<T: Copy + PartialEq>(one: Option<T>, other: Option<T>) -> Result<Option
 }
 
 impl ExportSpec {
-    /// How it says that its volume is cached.
+    /// Cache options in the export's specification.
     pub(crate) fn caching(&self) -> VolumeCaching {
         VolumeCaching { mode: self.share.mode, on_error: self.share.on_error }
     }
 }
 
 impl VolumeCaching {
-    /// What is known when `export` has had its say, too.
+    /// Adds the options of a further export.
     pub fn agree(self, export: &ExportSpec) -> Result<Self, ConfigError> {
         let ExportOptions { mode, on_error, .. } = export.share;
         let differs = |key| {
@@ -64,30 +63,30 @@ impl VolumeCaching {
         })
     }
 
-    /// A volume gets what was said, or what is usual.
+    /// Sets the options of a volume, with defaults.
     pub fn apply(self, spec: &Spec, options: &mut VolumeOptions) {
         options.mode = self.mode.unwrap_or_else(|| usual_mode(spec));
         options.on_error = self.on_error.unwrap_or_default();
     }
 }
 
-/// Where a volume comes from, as far as later exports and sizes need it.
+/// Origin of a volume, for later exports and resizes.
 #[derive(Clone, Debug)]
 pub struct VolumeOrigin {
-    /// Which file it is.
+    /// Identity of the volume's file.
     pub identity: Option<Identity>,
-    /// For people.
+    /// Description of the volume for people.
     pub what: String,
-    /// What it was opened as.
+    /// Specification that it was opened with.
     pub spec: Spec,
-    /// What its exports said.
+    /// Cache options of its exports.
     pub caching: VolumeCaching,
-    /// A handle to look at its file, and to make it longer.
+    /// Handle to read and extend the size of its file.
     pub watch: Option<SizeWatch>,
 }
 
 impl VolumeOrigin {
-    /// Whether `export` is of this, now `size` bytes long, as it was opened: one image is not delayed for some of its exports.
+    /// Checks whether `export` may use this volume, whose size is `size` bytes.
     pub fn agree(&self, export: &ExportSpec, size: u64) -> Result<(), ConfigError> {
         let name = &export.name;
         let differs = |key, how: &str| {
@@ -115,48 +114,48 @@ impl VolumeOrigin {
     }
 }
 
-/// Why images share a device.
+/// Key by which images share a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SharedDeviceKey {
-    /// They are on one filesystem, and name no device.
+    /// Images on this filesystem without a named device.
     Filesystem(u64),
-    /// They name it.
+    /// Images with this named device.
     Name(String),
 }
 
 impl SharedDeviceKey {
-    /// Of an image on a filesystem.
+    /// Key of an image on a filesystem.
     pub(super) fn of(filesystem: u64, device: Option<&NamedDevice>) -> Self {
         device.map_or(Self::Filesystem(filesystem), |device| Self::Name(device.name.clone()))
     }
 }
 
-/// An image that was not there before.
+/// An image file that did not exist before.
 pub struct CreatedImage {
     path: PathBuf,
     identity: Identity,
-    /// While it is open nothing else has its identity.
+    /// Keeps the identity in use.
     _open: SizeWatch,
 }
 
 impl CreatedImage {
-    /// What it was made for does not come to be: it goes again, unless somebody has put something else in its place.
+    /// Removes the file again, unless it was replaced meanwhile.
     pub fn undo(self) {
         if Identity::of(&self.path).is_ok_and(|there| there == self.identity) {
-            // What remains if this fails is an empty image.
+            // If this fails, an empty image remains.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// What is behind an export, open.
+/// The opened device of an export.
 pub struct OpenedImage {
     body: ImageBody,
     queue: QueueOptions,
-    /// Its size and smallest block; how it is cached is for its exports to say.
+    /// Size and block size; exports set the cache options.
     pub options: VolumeOptions,
     what: String,
-    /// What a user should know.
+    /// Messages for the user.
     pub notes: Vec<String>,
     alone: bool,
 }
@@ -167,10 +166,10 @@ enum ImageBody {
 }
 
 impl OpenedImage {
-    /// Opens what `spec` names, for writing or not.
+    /// Opens the device of a specification.
     ///
     /// # Errors
-    /// Why it cannot be served, in one sentence.
+    /// The reason why it cannot be served.
     pub fn new(spec: &Spec, write: bool) -> Result<Self, ConfigError> {
         let fake = |size, queue, device: Box<dyn Device>, what: &str| Self {
             body: ImageBody::Fake(device),
@@ -219,7 +218,7 @@ impl OpenedImage {
         Ok(opened)
     }
 
-    /// The image, if it was made by this.
+    /// The image file, if this created it.
     pub fn made(&self, spec: &Spec) -> Option<CreatedImage> {
         let (ImageBody::File(file), BaseDevice::File { path, .. }) = (&self.body, &spec.base)
         else {
@@ -229,7 +228,7 @@ impl OpenedImage {
         file.created().then_some(CreatedImage { path, identity, _open })
     }
 
-    /// What is remembered of it.
+    /// What the inventory records of the volume.
     pub fn origin(&self, spec: &Spec) -> VolumeOrigin {
         let file = match &self.body {
             ImageBody::File(file) => Some(file),
@@ -244,14 +243,14 @@ impl OpenedImage {
         }
     }
 
-    /// The file to look at while it is served.
+    /// The file whose size is watched while it is served.
     pub fn watched(&self, volume: VolumeId) -> Option<WatchedFile> {
         let ImageBody::File(file) = &self.body else { return None };
         let VolumeOptions { size, block_size, .. } = self.options;
         Some(WatchedFile::new(volume, file.size_watch(), size, block_size.into()))
     }
 
-    /// Whose device it may join; none for what is served by a device of its own.
+    /// Key of the device that it may join; none if it needs its own.
     pub fn common(&self, export: &ExportSpec) -> Option<SharedDeviceKey> {
         match &self.body {
             ImageBody::File(file) if !self.alone => {
@@ -261,11 +260,11 @@ impl OpenedImage {
         }
     }
 
-    /// Whether a queue that works with `queue` does nothing that this could not.
+    /// Whether a queue with these options issues only operations that this image supports.
     pub fn fits(&self, queue: &QueueOptions) -> bool {
         let own = &self.queue;
         let can = |has: bool, used: bool| has || !used;
-        // Who only reads needs none of what writers do.
+        // A read-only image needs no support for writes.
         let writes = self.options.read_only
             || can(own.discard, queue.discard)
                 && can(own.write_zeroes, queue.write_zeroes)
@@ -276,12 +275,12 @@ impl OpenedImage {
         writes && self.options.block_size <= queue.max_bytes()
     }
 
-    /// What the queue of a device of its own works with.
+    /// Options of the queue of a device of its own.
     pub fn device_options(&self, spec: &Spec) -> QueueOptions {
         spec.wrap_queue_options(self.queue)
     }
 
-    /// The file itself, if it may join others.
+    /// The open file and its filesystem, if it may join a device.
     pub fn joins(self) -> Result<(u64, OpenFile), Box<Self>> {
         match self.body {
             ImageBody::File(file) if !self.alone => Ok((file.identity().filesystem, *file)),
@@ -289,7 +288,7 @@ impl OpenedImage {
         }
     }
 
-    /// A device of its own.
+    /// Makes a device of its own.
     pub fn into_device(self, spec: &Spec, volume: VolumeId) -> (QueueOptions, Box<dyn Device>) {
         let body: Box<dyn Device> = match self.body {
             ImageBody::File(file) => Box::new(FileDevice::new(vec![(volume, *file)])),
@@ -299,7 +298,7 @@ impl OpenedImage {
     }
 }
 
-/// Who forgot the type before the keys has named a file that is seldom there.
+/// Explains a missing file whose name looks like keys without a type.
 fn meant(spec: &Spec, error: ConfigError) -> ConfigError {
     match (&spec.base, spec.meant()) {
         (BaseDevice::File { path, .. }, Some(meant)) if !path.exists() => {

@@ -1,9 +1,9 @@
-//! From what a user wants to serve to devices, volumes and exports.
+//! Makes devices, volumes and exports from specifications.
 //!
-//! Images on one filesystem become one device with one queue, so that tenants compete for the real resource; a wrapped image,
-//! a null or a memory disk is a device of its own. A device with a name is shared by those who name it and by nobody else. Two exports of one file are one volume. A read-only export of a volume
-//! that another export may write is refused writes at its own door. How a volume is cached is the volume's: exports of one file
-//! that say it must say the same.
+//! Images on one filesystem share one device and its queue, so that tenants compete for the real resource; a wrapped
+//! image, a null or a memory disk has a device of its own. A named device is shared by the exports that name it. Two
+//! exports of one file share a volume and must agree on its cache options. A read-only export of a volume that another
+//! export may write refuses writes itself.
 
 pub(crate) mod cache_shares;
 pub(crate) mod export_info;
@@ -22,49 +22,49 @@ pub use export_spec::{ExportSpec, NamedDevice, check};
 pub(crate) use export_spec::{shown_name, split_name};
 pub use watched_file::WatchedFile;
 
-/// An export of an assembly.
+/// An export with the volume that serves it.
 #[derive(Clone, Debug)]
 pub struct AssembledExport {
-    /// Its name.
+    /// Name of the export.
     pub name: String,
-    /// Its volume.
+    /// Volume of the export.
     pub volume: VolumeId,
-    /// Clients may only read.
+    /// Whether clients may only read.
     pub read_only: bool,
-    /// Its share.
+    /// Weight beside other exports.
     pub weight: u16,
-    /// The priority of its clients' requests.
+    /// Class of its clients' requests.
     pub ioprio: Ioprio,
-    /// What was asked for.
+    /// Specification of the export.
     pub spec: ExportSpec,
-    /// Its bytes outlive the process.
+    /// Whether its data outlive the process.
     pub lasting: bool,
-    /// For people: what it is and how its bytes are reached.
+    /// Description for people: device, access and size.
     pub description: String,
 }
 
-/// Everything below the shards.
+/// Devices, volumes and exports of a server, opened.
 #[derive(Default)]
 pub struct Assembly {
-    /// Devices with their queues.
+    /// Devices with their queue options.
     pub devices: Vec<(QueueOptions, Box<dyn Device>)>,
     /// Volumes with their devices.
     pub volumes: Vec<(DeviceId, VolumeOptions)>,
     /// Exports in the user's order; the first is the default.
     pub exports: Vec<AssembledExport>,
-    /// Files to watch.
+    /// Files whose sizes are watched.
     pub files: Vec<WatchedFile>,
-    /// What a user should know, a sentence each.
+    /// Messages for the user, one sentence each.
     pub notes: Vec<String>,
-    /// Where volumes come from, by volume.
+    /// Origins of the volumes, by volume.
     pub(super) origins: Vec<VolumeOrigin>,
-    /// Why images share a device, by device; none for one that stays alone.
+    /// Keys by which images share devices, by device; none if no image may join.
     pub(super) common: Vec<Option<SharedDeviceKey>>,
-    /// The names that devices were asked for by, by device.
+    /// Names of the devices, by device.
     pub named: Vec<Option<NamedDevice>>,
 }
 
-/// A group of images that share a queue.
+/// Images that share a device.
 struct DeviceGroup {
     common: SharedDeviceKey,
     device: DeviceId,
@@ -72,10 +72,10 @@ struct DeviceGroup {
 }
 
 impl Assembly {
-    /// Opens everything.
+    /// Opens everything that the exports need.
     ///
     /// # Errors
-    /// The first thing that cannot be served, in one sentence.
+    /// The first export that cannot be served, and the reason.
     pub fn new(exports: &[ExportSpec]) -> Result<Self, ConfigError> {
         check(exports)?;
         let mut builder = Builder::default();
@@ -86,14 +86,14 @@ impl Assembly {
     }
 }
 
-/// Whether any export of the same file may write it.
+/// Whether any export of the same file may write.
 fn wants_write(exports: &[ExportSpec], export: &ExportSpec) -> bool {
     let own = export.identity();
     export.writes()
         || own.is_some() && exports.iter().any(|other| other.writes() && other.identity() == own)
 }
 
-/// The device, which any export of the same file may name.
+/// The named device that any export of the same file gives.
 fn device_of<'a>(exports: &'a [ExportSpec], export: &'a ExportSpec) -> Option<&'a NamedDevice> {
     let said = || {
         let own = export.identity()?;
@@ -103,7 +103,7 @@ fn device_of<'a>(exports: &'a [ExportSpec], export: &'a ExportSpec) -> Option<&'
     export.device.as_ref().or_else(said)
 }
 
-/// An export of a volume that is there.
+/// Makes an export of a volume.
 pub(crate) fn assembled(
     export: &ExportSpec,
     volume: VolumeId,
@@ -127,7 +127,7 @@ pub(crate) fn assembled(
 #[derive(Default)]
 struct Builder {
     assembly: Assembly,
-    /// Devices in the making: those that are no group are there already.
+    /// Finished devices; none for those made from groups at the end.
     devices: Vec<Option<(QueueOptions, Box<dyn Device>)>>,
     groups: Vec<DeviceGroup>,
 }
@@ -159,7 +159,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The volume of a file that is open already.
+    /// Finds the volume of a file that is open already.
     fn find(&self, export: &ExportSpec) -> Option<VolumeId> {
         let identity = export.identity()?;
         let found = self.assembly.origins.iter().position(|o| o.identity == Some(identity));
@@ -234,7 +234,7 @@ mod tests {
     use crate::spec::Spec;
     use headworks_core::{ErrorPolicy, WriteMode};
 
-    /// The modes and policies of the volumes behind two exports of one image.
+    /// Cache modes and policies of the volumes behind two exports of one image.
     fn cached(one: &str, other: &str) -> Result<Vec<(WriteMode, ErrorPolicy)>, String> {
         let folder = std::env::temp_dir().join(format!("headworks-agree-{}", std::process::id()));
         let spec = |name: &str, keys: &str| {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_one_thing_for_all_its_exports() {
+    fn exports_of_one_image_must_agree_on_its_specification() {
         let path = std::env::temp_dir().join(format!("headworks-one-{}", std::process::id()));
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         let both = |one: &str, other: &str| {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_with_a_name_is_shared_by_those_who_name_it() {
+    fn named_device_is_shared_by_its_exports() {
         let folder = std::env::temp_dir().join(format!("headworks-named-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let export = |name: &str, text: &str, device: Option<&str>| {
@@ -306,7 +306,7 @@ mod tests {
             assembly.named.iter().map(|named| Some(named.as_ref()?.name.clone())).collect()
         };
         assert_eq!(names(&assembly), [None, Some("fast".into()), Some("memory".into())]);
-        // The images are there now: either export of one may say its device, and both must say the same.
+        // The images exist now: exports of one image must agree on the device.
         drop(assembly);
         let again = |text: &str, device| export("again", text, device);
         let either = Assembly::new(&[file("a", None), again("DIR/a", Some("fast"))]).unwrap();
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_can_tell_exports_from_each_other() {
+    fn export_names_are_unique_for_operator() {
         let checked = |names: &[&str]| {
             let spec = Spec::parse("null:size=1M").unwrap();
             let export = |name: &&str| ExportSpec::new((*name).to_owned(), spec.clone(), false);
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_was_expected_is_no_news_once() {
+    fn announced_size_is_not_reported_once() {
         let image = headworks::testing::TempFile::absent("expected");
         let text = format!("file:path={},size=1M", image.path().display());
         let export = ExportSpec::new("a".to_owned(), Spec::parse(&text).unwrap(), false);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_memory_is_not_cached_unless_somebody_says_so() {
+    fn memory_devices_are_not_cached_by_default() {
         let mode = |text: &str| {
             let (spec, share) = Spec::parse_export(text).unwrap();
             let export = ExportSpec { share, ..ExportSpec::new("a".to_owned(), spec, false) };
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn exports_of_one_image_agree_on_its_cache_or_leave_it_open() {
+    fn exports_of_one_image_must_agree_on_cache_options() {
         use {ErrorPolicy as E, WriteMode as M};
         assert_eq!(cached("", ""), Ok(vec![(M::Writeback, E::Hold)]));
         let said = ",cache=writethrough,on-error=retry";

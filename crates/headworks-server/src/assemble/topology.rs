@@ -9,12 +9,12 @@ use headworks_core::{
 use super::Assembly;
 use crate::options::{BIOS_MAX, ServerOptions};
 
-/// Devices that there can be: what a shard's mask has bits for.
+/// Most devices: bits in a shard's device mask.
 const DEVICES_MAX: usize = 64;
-/// Exports that there can be if they come and go.
+/// Most exports of a server with hot-add.
 const EXPORTS_MAX: usize = 1024;
 
-/// Which device and volume lives where. Caches come later: they are a shard's own.
+/// Makes the configuration of all shards; caches are added for each shard later.
 pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
     let shards = options.shards;
     let owner = |device: usize| ShardId(device as u16 % shards);
@@ -48,7 +48,7 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
     }
 }
 
-/// Places for 64 devices and 1024 exports in all, and tags for as many devices as are likely to be large.
+/// Reserves 64 devices and 1024 exports in all, and tags for the devices.
 fn spare(assembly: &Assembly) -> SpareSlots {
     let left = |most: usize, there: usize| most.saturating_sub(there) as u16;
     let devices = left(DEVICES_MAX, assembly.devices.len());

@@ -1,4 +1,4 @@
-//! `[[export]]`: what can be said of one on the command line, as a table.
+//! `[[export]]` tables: an export with everything that a specification can say.
 //!
 //! ```toml
 //! [[export]]
@@ -21,43 +21,43 @@ use crate::assemble::{ExportSpec, split_name};
 use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
 use crate::units::parse_switch;
 
-/// Longer names do not fit an NBD message.
+/// Longest name that fits an NBD message.
 pub const NAME_MAX: usize = 4096;
-/// As many as a spec may have.
+/// Most wrappers, as in a specification.
 const WRAPPERS_MAX: usize = 8;
 
-/// What an export says besides what it is made of. The last four are words of a spec, too.
+/// Keys of an export; the last four are keys of a specification, too.
 const KEYS: [&str; 6] = ["device", "read-only", "weight", "ioprio", "cache", "on-error"];
 
-/// A device or a wrapper.
+/// A device or wrapper of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerSection {
-    /// Its type.
+    /// Type of the device or wrapper.
     pub kind: &'static str,
-    /// Its keys.
+    /// Keys with their values.
     pub settings: Vec<Setting>,
-    /// Who said it.
+    /// Origin of the section.
     pub origin: Origin,
 }
 
-/// An export as words.
+/// An export as it is written in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportSection {
-    /// Its name; may be empty.
+    /// Name of the export; may be empty.
     pub name: String,
-    /// What is said of it, of `device`, `read-only`, `weight`, `ioprio`, `cache` and `on-error`.
+    /// Values of `device`, `read-only`, `weight`, `ioprio`, `cache` and `on-error`.
     pub settings: Vec<Setting>,
-    /// What it is made of, from the outside in.
+    /// Wrappers and the device, from the outside in.
     pub parts: Vec<LayerSection>,
-    /// Who said it.
+    /// Origin of the section.
     pub origin: Origin,
 }
 
 impl ExportSection {
-    /// The export that `SPEC` or `NAME=SPEC` of a command line describes; it has no name if it is the `only` one and says none.
+    /// Makes the section for `SPEC` or `NAME=SPEC` of a command line; the `only` export may have the empty name.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The specification is invalid.
     pub fn from_words(text: &str, only: bool, origin: &Origin) -> Result<Self, ConfigError> {
         let name = ExportSpec::parse(text, only)?.name;
         let (share, rest) = ExportOptions::take(split_name(text).1)?;
@@ -89,24 +89,26 @@ impl ExportSection {
         })
     }
 
-    /// What is said under a name of [`ExportSection::settings`].
+    /// Value of a key in [`ExportSection::settings`].
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Setting> {
         self.settings.iter().find(|setting| setting.name == name)
     }
 
-    /// Its device's name.
+    /// Name of the export's device.
     #[must_use]
     pub fn device(&self) -> Option<&str> {
         self.get("device").map(Setting::word)
     }
 
-    /// What is to be opened, by no device with a name: with `size` where none is given, for reading alone if `read_only`.
+    /// Makes the specification to open, without a named device: with `size` where none is given, and read-only if
+    /// `read_only`.
     ///
     /// # Errors
+    /// The first mistake, with its position.
     /// The first thing that is wrong, with its place.
     pub fn plan(&self, size: Option<u64>, read_only: bool) -> Result<ExportSpec, Problem> {
-        // From the inside out, so that a wrong key is looked for in the right part.
+        // From the inside out, so that a wrong key is reported in its own section.
         let mut parsed = None;
         for start in (0..self.parts.len()).rev() {
             let text = self.text(start);
@@ -128,12 +130,12 @@ impl ExportSection {
         Ok(export)
     }
 
-    /// Whether its image may share a queue with others.
+    /// Whether its image may share a queue.
     pub(super) fn may_share(&self) -> bool {
         self.parts.len() == 1 && self.parts[0].kind == "file"
     }
 
-    /// The spec from `start` inwards; the whole has the export's own keys among the outermost.
+    /// Specification from layer `start` inwards; the whole has the export's keys, too.
     fn text(&self, start: usize) -> String {
         let words = |settings: &[Setting]| -> Vec<(String, String)> {
             let pair = |setting: &Setting| (setting.name.clone(), setting.word().to_owned());
@@ -151,7 +153,7 @@ impl ExportSection {
         Layer::text(&layers)
     }
 
-    /// Where the key is that an error names.
+    /// Position of the key that an error names.
     fn locate(&self, part: usize, error: &ConfigError) -> Problem {
         let part = &self.parts[part];
         let mut all = part.settings.iter().chain(&self.settings);
@@ -168,7 +170,7 @@ fn nothing_to_serve(name: &str) -> String {
     format!("export `{name}` needs one of {bases}, as in file = {{ path = \"/srv/disk.img\" }}")
 }
 
-/// Reads an `[[export]]`.
+/// Reads an `[[export]]` table.
 pub fn read(
     reader: &mut Reader<'_>,
     table: &DeTable<'_>,
@@ -282,7 +284,7 @@ fn read_part(
     Some(LayerSection { kind, settings, origin: reader.origin(span) })
 }
 
-/// Whether two exports are of one image in the same words.
+/// Whether two exports have the same image in the same words.
 pub(super) fn same_image(one: &ExportSpec, other: &ExportSpec) -> bool {
     matches!(one.spec.base, BaseDevice::File { .. }) && one.spec == other.spec
 }

@@ -1,19 +1,19 @@
-//! The configuration file: TOML that says what `headworks serve` is told on the command line, and what queues are set to.
+//! The configuration file: TOML with the options of `headworks serve`, exports and tunables.
 //!
 //! ```text
-//!   [server]                 options of `serve` by their long names; this part knows them as words only
+//!   [server]                 options of `serve` by their long names, kept as words here
 //!   [server.queue]           tunables of every queue, by the names of sysfs       [server.vm]    of write-back
 //!   [[device]]               name, [device.queue]: a queue of its own, shared by the exports that name it
-//!   [[export]]               see `export`
+//!   [[export]]               an export, see `export`
 //! ```
 //!
 //! ```text
-//!   text -> read -> File -+-> merged: drop-ins, environment, command line, in this order, a later one wins
-//!                         +-> check, plan: what exports mean        +-> write: a file that says the same
+//!   text -> read -> ConfigFile -+-> merge: drop-ins, environment, command line; a later one wins
+//!                               +-> check, plan: exports        +-> write: an equivalent file
 //! ```
 //!
-//! Every value knows who said it, so that an error names its line and a dump its source. All problems of a file are reported
-//! at once. Nothing here opens, reads or asks anything: text in, values out.
+//! Every value has an origin, so that errors name its line and a dump its source. All problems of a file are reported
+//! at once. This module only converts text to values and back.
 
 mod export;
 mod problem;
@@ -43,46 +43,46 @@ pub use tunables::{
     tune_queue,
 };
 
-/// A longer text is no configuration.
+/// Longest text of a configuration in bytes.
 pub const TEXT_MAX: usize = 1 << 20;
 
-/// A queue of its own.
+/// A named device with its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSection {
-    /// The name that exports refer to.
+    /// Name that exports refer to.
     pub name: String,
-    /// What its queue is set to.
+    /// Tunables of the device's queue.
     pub queue: QueueSettings,
-    /// Who said it.
+    /// Origin of the section.
     pub origin: Origin,
 }
 
-/// What a file says, or several with what was said elsewhere.
+/// A configuration, from one source or merged from several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigFile {
-    /// Options of the server, in the order of their names.
+    /// Options of the server in the order of their names.
     pub server: Vec<Setting>,
-    /// What every queue is set to.
+    /// Tunables of every queue.
     pub queue: QueueSettings,
-    /// What write-back is set to.
+    /// Tunables of write-back of the server.
     pub vm: DirtySettings,
-    /// Queues of their own.
+    /// Named devices with queues of their own.
     pub devices: Vec<DeviceSection>,
-    /// What is served; the first is the default.
+    /// Exports in order; the first is the default.
     pub exports: Vec<ExportSection>,
 }
 
 impl ConfigFile {
-    /// Reads a file's text; `name` is what errors call it.
+    /// Parses the text of a file; `name` appears in errors.
     ///
     /// # Errors
-    /// All that is wrong in it.
+    /// All problems of the file.
     pub fn parse(name: &str, text: &str) -> Result<Self, Problems> {
         let (file, problems) = Self::read(name, text);
         problems.or(file)
     }
 
-    /// Reads a file's text, and what is wrong in it.
+    /// Parses the text of a file; returns the configuration and its problems.
     #[must_use]
     pub fn read(name: &str, text: &str) -> (Self, Problems) {
         let mut file = Self::default();
@@ -171,8 +171,8 @@ impl ConfigFile {
         }
     }
 
-    /// What is said in both, where `later` wins. Exports and devices of one name are one: a later export replaces an earlier
-    /// one, a later device adds to it.
+    /// Merges two configurations; `later` wins. Sections of the same name are combined: a later export replaces an
+    /// earlier one, a later device adds to it.
     #[must_use]
     pub fn merged(mut self, later: Self) -> Self {
         for setting in later.server {
@@ -199,10 +199,10 @@ impl ConfigFile {
         self
     }
 
-    /// What is to be opened: with `size` where an export gives none, for reading alone if `read_only`.
+    /// Makes the exports to open: with `size` where an export gives none, read-only if `read_only`.
     ///
     /// # Errors
-    /// All that is wrong with exports and devices.
+    /// All problems of exports and devices.
     pub fn plan(&self, size: Option<u64>, read_only: bool) -> Result<Vec<ExportSpec>, Problems> {
         let mut problems = Problems::default();
         let mut specs = Vec::new();
@@ -219,7 +219,7 @@ impl ConfigFile {
         problems.or(specs)
     }
 
-    /// The device that an export names, with all that is said of its queue.
+    /// The device that an export names, with all tunables of its queue.
     fn named(&self, export: &ExportSection) -> Option<NamedDevice> {
         let name = export.device()?.to_owned();
         let queue = self.queue_of(Some(&name));
@@ -261,7 +261,7 @@ impl ConfigFile {
         }
     }
 
-    /// What a user may not have meant.
+    /// Warnings about values that may be mistakes.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let used = |device: &&DeviceSection| {
@@ -272,11 +272,11 @@ impl ConfigFile {
         unused.map(|device| format!("device `{}` has no exports", device.name)).collect()
     }
 
-    /// Puts into a queue's options what is said of it: of its device by name, if it has one, before what a file says of all, and what
-    /// was said on the command line or in the environment before both.
+    /// Applies tunables to a queue's options: those of a file for all queues, then those of the named device, then
+    /// those of the command line and the environment.
     ///
     /// # Errors
-    /// What is out of range.
+    /// A value is out of range.
     pub fn apply_queue(
         &self,
         device: Option<&str>,
@@ -285,7 +285,7 @@ impl ConfigFile {
         apply_queue(&self.queue_of(device), options)
     }
 
-    /// What is said of a queue, see [`ConfigFile::apply_queue`].
+    /// Tunables of a queue in order; see [`ConfigFile::apply_queue`].
     #[must_use]
     pub fn queue_of(&self, device: Option<&str>) -> QueueSettings {
         let named = self.devices.iter().find(|known| Some(known.name.as_str()) == device);
@@ -301,7 +301,7 @@ impl ConfigFile {
         said
     }
 
-    /// With every tunable that nobody set, at its default.
+    /// The configuration with defaults for all tunables that are not set.
     #[must_use]
     pub fn with_defaults(mut self) -> Self {
         let settable = Tunable::ALL.into_iter().filter(|tunable| is_settable(*tunable));
@@ -314,7 +314,7 @@ impl ConfigFile {
         }
         let mut effective = DirtyOptions::default();
         for tuned in &self.vm {
-            // What is out of range was said elsewhere.
+            // Values out of range were reported before.
             let _ = tuned.tunable.set(&mut effective, tuned.value);
         }
         for tunable in DirtyTunable::ALL {
@@ -336,7 +336,7 @@ impl ConfigFile {
         self
     }
 
-    /// Whether a ratio does not count, because bytes do.
+    /// Whether a ratio is ignored because bytes are set.
     fn is_said_otherwise(&self, tunable: DirtyTunable) -> bool {
         let bytes = match tunable {
             DirtyTunable::Ratio => DirtyTunable::Bytes,

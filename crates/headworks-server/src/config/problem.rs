@@ -1,20 +1,20 @@
-//! Where a value comes from, and what is wrong with one.
+//! Origins of values, and problems with them.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// More than a user mends at once; the rest is counted.
+/// Most problems that are listed; the rest is counted.
 pub const PROBLEMS_MAX: usize = 20;
 
-/// A place in a file, from 1.
+/// A position in a file, counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The file's name as the user wrote it.
+    /// Name of the file as the user wrote it.
     pub file: Arc<str>,
-    /// Line.
+    /// Line of the position.
     pub line: u32,
-    /// Character of the line.
+    /// Character within the line.
     pub column: u32,
 }
 
@@ -24,16 +24,16 @@ impl fmt::Display for Position {
     }
 }
 
-/// Who said a value. A later one wins over an earlier one.
+/// Origin of a value; a later one wins.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// Nobody: the program's own.
+    /// A default of the program.
     Default,
-    /// A configuration file.
+    /// A position in a configuration file.
     File(Position),
-    /// An environment variable.
+    /// A variable of the environment.
     Environment,
-    /// The command line.
+    /// An argument of the command line.
     CommandLine,
 }
 
@@ -48,17 +48,17 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What is wrong, in one sentence, and where.
+/// A problem with a value, as one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Who said it.
+    /// Origin of the value.
     pub origin: Origin,
-    /// What is wrong and what would be right.
+    /// The problem and its remedy.
     pub what: String,
 }
 
 impl Problem {
-    /// A problem with a value of `origin`.
+    /// A problem with a value of this origin.
     pub fn new(origin: &Origin, what: impl Into<String>) -> Self {
         Self { origin: origin.clone(), what: what.into() }
     }
@@ -74,15 +74,15 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong, in the order of the file.
+/// All problems of a configuration, in the order of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
 
 impl Problems {
-    /// In order, and if there is none, `value`.
+    /// Returns `value` if there are no problems.
     ///
     /// # Errors
-    /// All of them.
+    /// All problems in order.
     pub fn or<T>(mut self, value: T) -> Result<T, Self> {
         if self.0.is_empty() {
             return Ok(value);
@@ -106,7 +106,7 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// Where the lines of a text begin, so that offsets become positions.
+/// Start offsets of the lines of a text.
 pub struct Lines<'a> {
     file: Arc<str>,
     text: &'a str,
@@ -120,7 +120,7 @@ impl<'a> Lines<'a> {
         Self { file: file.into(), text, starts }
     }
 
-    /// The position where `span` begins; an end beyond the text is the text's end.
+    /// Position of the start of `span`, at most the end of the text.
     pub fn at(&self, span: &Range<usize>) -> Position {
         let offset = span.start.min(self.text.len());
         let line = self.starts.partition_point(|start| *start <= offset);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_to_speak_wins_and_problems_come_in_order_and_not_without_end() {
+    fn later_origin_wins_and_problem_list_is_bounded() {
         let at = |line| Origin::File(Position { file: "f".into(), line, column: 1 });
         assert!(Origin::Default < at(9) && at(9) < Origin::Environment);
         assert!(Origin::Environment < Origin::CommandLine);

@@ -1,4 +1,4 @@
-//! Whatever the text: reading ends without a panic, and what is good is written as a text that says the same.
+//! Properties for any text: parsing does not panic, and a valid text is written as an equivalent one.
 
 use headworks_core::QueueOptions;
 use headworks_core::prng::Prng;
@@ -6,7 +6,7 @@ use headworks_core::prng::Prng;
 use super::ConfigFile;
 use crate::assemble::ExportSpec;
 
-/// Words of the grammar and their neighbours, good and bad.
+/// Words of the grammar and similar ones, valid and invalid.
 const WORDS: [&str; 72] = [
     "[server]\n",
     "[server.vm]\n",
@@ -118,7 +118,7 @@ fn soup(prng: &mut Prng) -> String {
     (0..prng.below(20)).map(|_| WORDS[prng.below(WORDS.len() as u64) as usize]).collect()
 }
 
-/// A text without who said what.
+/// The configuration without origins.
 fn bare(file: &ConfigFile) -> String {
     file.to_string().replace("# file again:", "# file f:").lines().map(without_line).collect()
 }
@@ -127,7 +127,7 @@ fn without_line(line: &str) -> String {
     line.rsplit_once("# file f:").map_or(line, |(said, _)| said).to_owned() + "\n"
 }
 
-/// What would be served: tunables of devices by what comes of them, for a default may be said or not.
+/// The resulting exports; defaults may be explicit or not.
 fn effect(exports: &[ExportSpec]) -> String {
     let mut exports = exports.to_vec();
     let mut queues = Vec::new();
@@ -142,7 +142,7 @@ fn effect(exports: &[ExportSpec]) -> String {
 }
 
 #[test]
-fn what_is_good_is_written_as_what_says_the_same_and_nothing_panics() {
+fn valid_text_round_trips_and_no_text_panics() {
     let (mut good, mut full) = (0, 0);
     for seed in 0..4_000 {
         let mut prng = Prng::new(seed);

@@ -1,7 +1,7 @@
-//! Tables and values of TOML with their positions; what is wrong is noted and reading goes on.
+//! Reads tables and values of TOML with their positions, and collects problems.
 //!
-//! A scalar becomes the word that a user would write on the command line: numbers, booleans and strings are one there. So a
-//! size is `"10G"` or `4096`, a switch `true` or `"on"`, and every option has one parser.
+//! A scalar becomes the word that a user would write on the command line. So a size is `"10G"` or `4096`, a switch
+//! `true` or `"on"`, and every option has one parser.
 
 use std::ops::Range;
 
@@ -11,19 +11,19 @@ use toml::{Spanned, de::DeInteger};
 use super::problem::{Lines, Origin, Problem, Problems};
 use crate::did_you_mean::nearest;
 
-/// What an option is set to.
+/// Value of an option, as words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Nothing: there is no default.
+    /// No value, and no default.
     Unset,
-    /// One word.
+    /// A single word.
     Word(String),
-    /// Several.
+    /// A list of words.
     List(Vec<String>),
 }
 
 impl Value {
-    /// All words.
+    /// All words of the value.
     #[must_use]
     pub fn words(&self) -> &[String] {
         match self {
@@ -34,34 +34,34 @@ impl Value {
     }
 }
 
-/// An option, what it is set to, and by whom.
+/// An option with its value and origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Its name.
+    /// Name of the option.
     pub name: String,
-    /// Its value.
+    /// Value of the option.
     pub value: Value,
-    /// Who set it.
+    /// Origin of the value.
     pub origin: Origin,
 }
 
 impl Setting {
-    /// Its first word.
+    /// First word of the value.
     #[must_use]
     pub fn word(&self) -> &str {
         self.value.words().first().map_or("", String::as_str)
     }
 }
 
-/// A key and its value.
+/// A key, its position and its value.
 pub type TomlEntry<'t, 'i> = (&'t str, Range<usize>, &'t Spanned<DeValue<'i>>);
 
-/// The entries of a table.
+/// Entries of a table with their positions.
 pub fn entries<'t, 'i>(table: &'t DeTable<'i>) -> impl Iterator<Item = TomlEntry<'t, 'i>> {
     table.iter().map(|(key, value)| (key.get_ref().as_ref(), key.span(), value))
 }
 
-/// Notes what is wrong.
+/// Reads values and collects problems.
 pub struct Reader<'a> {
     lines: Lines<'a>,
     pub problems: Problems,
@@ -81,12 +81,12 @@ impl<'a> Reader<'a> {
         self.problems.0.push(Problem::new(&origin, what));
     }
 
-    /// A key that is not among `known`.
+    /// Reports a key that is not among `known`.
     pub fn unknown(&mut self, (key, span): (&str, &Range<usize>), place: &str, known: &[&str]) {
         self.wrong(span, unknown(key, place, known));
     }
 
-    /// A value that should be a table.
+    /// Reads a value that must be a table.
     pub fn table<'t, 'i>(
         &mut self,
         value: &'t Spanned<DeValue<'i>>,
@@ -100,7 +100,7 @@ impl<'a> Reader<'a> {
         table
     }
 
-    /// A value that should be `[[name]]` tables.
+    /// Reads a value that must be `[[name]]` tables.
     pub fn tables<'t, 'i>(
         &mut self,
         value: &'t Spanned<DeValue<'i>>,
@@ -120,7 +120,7 @@ impl<'a> Reader<'a> {
         tables
     }
 
-    /// A value that should be one word.
+    /// Reads a value that must be one word.
     pub fn word(&mut self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<String> {
         let word = match value.get_ref() {
             DeValue::String(text) => text.to_string(),
@@ -146,7 +146,7 @@ impl<'a> Reader<'a> {
         Some(word)
     }
 
-    /// A value that may be one word or a list of them.
+    /// Reads a value that is one word or a list of them.
     pub fn words(&mut self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<Value> {
         let DeValue::Array(items) = value.get_ref() else {
             return self.word(key, value).map(Value::Word);
@@ -155,14 +155,14 @@ impl<'a> Reader<'a> {
         words.into_iter().collect::<Option<Vec<_>>>().map(Value::List)
     }
 
-    /// An entry that should be one word.
+    /// Reads an entry that must be one word.
     pub fn setting(&mut self, (key, span, value): TomlEntry<'_, '_>) -> Option<Setting> {
         let word = self.word(key, value)?;
         Some(Setting { name: key.into(), value: Value::Word(word), origin: self.origin(&span) })
     }
 }
 
-/// What is said of a name that is not among `known`.
+/// Message for a name that is not among `known`.
 pub fn unknown(key: &str, place: &str, known: &[&str]) -> String {
     match nearest(key, known.iter().copied()) {
         Some(near) => format!("{place} has no `{key}`; the nearest is `{near}`"),

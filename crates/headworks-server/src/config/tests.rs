@@ -1,4 +1,4 @@
-//! What a file means, and what is said of one that is wrong.
+//! Meaning of valid files, and messages for invalid ones.
 
 use super::*;
 use headworks_core::options::Scheduler;
@@ -48,7 +48,7 @@ mem = { size = 65536 }
 "#;
 
 #[test]
-fn a_file_says_all_that_a_spec_can() {
+fn file_expresses_every_specification() {
     let file = file(BOTH);
     let specs = file.plan(None, false).unwrap();
     let text = "error:weight=400,ioprio=rt:0,cache=writethrough,on-error=retry,rate=1%,errno=EIO,\
@@ -68,7 +68,7 @@ fn a_file_says_all_that_a_spec_can() {
 }
 
 #[test]
-fn the_queue_of_a_device_comes_before_that_of_all_and_the_command_line_before_both() {
+fn device_tunables_override_global_and_command_line_overrides_both() {
     let depth = |file: &ConfigFile, device| {
         let mut options = QueueOptions::default();
         file.apply_queue(device, &mut options).unwrap();
@@ -88,7 +88,7 @@ fn the_queue_of_a_device_comes_before_that_of_all_and_the_command_line_before_bo
 }
 
 #[test]
-fn a_later_file_wins_name_by_name() {
+fn later_file_wins_by_name() {
     let later = file(
         "[server]\nport = 1\n[server.vm]\ndirty_ratio = 5\n[[device]]\nname = 'fast'\n\
          queue.nr_requests = 9\n[[device]]\nname = 'slow'\n\
@@ -107,7 +107,7 @@ fn a_later_file_wins_name_by_name() {
 }
 
 #[test]
-fn what_is_wrong_has_a_line_a_column_and_what_would_be_right() {
+fn problem_has_line_column_and_remedy() {
     for (text, at, words) in [
         ("[server", "f:1:8", "this is not TOML"),
         ("\n\n[sever]", "f:3:2", "a file has no `sever`; the nearest is `server`"),
@@ -208,7 +208,7 @@ fn what_is_wrong_has_a_line_a_column_and_what_would_be_right() {
 }
 
 #[test]
-fn all_that_is_wrong_is_said_at_once_in_order() {
+fn all_problems_are_reported_in_order() {
     let text =
         "[server]\nport = {}\n[server.vm]\nx = 1\n[[export]]\nname = 'a'\nmem.sise = 1\nfoo = 2";
     let message = wrong(text);
@@ -217,14 +217,14 @@ fn all_that_is_wrong_is_said_at_once_in_order() {
     assert!(wrong(&"#".repeat(TEXT_MAX + 1)).contains("at most 1048576 bytes"));
 }
 
-/// Everything but who said it.
+/// The configuration without origins.
 fn bare(text: &str) -> String {
     let lines = text.lines().map(|line| line.split("  # ").next().unwrap().trim_end());
     lines.map(|line| line.split(" # file").next().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
-fn what_is_written_says_the_same() {
+fn written_file_parses_to_same_values() {
     let once = file(BOTH).with_defaults();
     let text = once.to_string();
     let again = file(&text);
@@ -248,7 +248,7 @@ fn what_is_written_says_the_same() {
 }
 
 #[test]
-fn a_spec_of_the_command_line_is_an_export_too() {
+fn command_line_specification_makes_export_section() {
     let text = "delay:read=5ms,weight=7,ioprio=idle,cache=none,on-error=retry,of=/a,b";
     let export =
         ExportSection::from_words(&format!("n={text}"), true, &Origin::CommandLine).unwrap();

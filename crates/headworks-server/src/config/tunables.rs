@@ -1,7 +1,7 @@
-//! `[server.queue]`, `[device.queue]` and `[server.vm]`: tunables by the names that they have in sysfs.
+//! `[server.queue]`, `[device.queue]` and `[server.vm]`: tunables under their names in sysfs.
 //!
-//! A slash in a name is a table: `iosched/fifo_batch` is `fifo_batch` in `[device.queue.iosched]`. As in Linux, bytes and ratio of
-//! what may be dirty are two ways to say one thing, so a file says one of them, and a later layer's word replaces both.
+//! A slash in a name is a table: `iosched/fifo_batch` is `fifo_batch` in `[device.queue.iosched]`. As in Linux, bytes
+//! and ratio of a dirty limit exclude each other: a file gives one of them, and a later source replaces both.
 
 use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
@@ -12,42 +12,42 @@ use super::problem::{Origin, Problem, Problems};
 use super::read::{Reader, TomlEntry, entries, unknown};
 use crate::units::parse_size;
 
-/// A tunable with a value, and who gave it.
+/// A tunable with its value and origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tuned<T> {
-    /// Which.
+    /// The tunable that is set.
     pub tunable: T,
-    /// Its value, in the unit of its table.
+    /// Value in the unit of the tunable.
     pub value: u64,
-    /// Who gave it.
+    /// Origin of the value.
     pub origin: Origin,
 }
 
 /// Tunables of a queue.
 pub type QueueSettings = Vec<Tuned<Tunable>>;
-/// Tunables of write-back.
+/// Tunables of write-back with values.
 pub type DirtySettings = Vec<Tuned<DirtyTunable>>;
 
-/// Whether a user may say it of a queue; the others are facts of the device.
+/// Whether users may set a tunable of a queue; others are facts of the device.
 #[must_use]
 pub fn is_settable(tunable: Tunable) -> bool {
     tunable.is_live() || matches!(tunable, Tunable::QueueDepth | Tunable::MaxSegments)
 }
 
-/// Puts `new` in the place of what there was of the same tunable.
+/// Sets a tunable, replacing an earlier value.
 pub fn tune_queue(settings: &mut QueueSettings, new: Tuned<Tunable>) {
     settings.retain(|old| old.tunable != new.tunable);
     settings.push(new);
 }
 
-/// Puts `new` in the place of what there was of the same tunable or of the other way to say it.
+/// Sets a tunable, replacing earlier values of it and of its counterpart.
 pub fn tune_dirty(settings: &mut DirtySettings, new: Tuned<DirtyTunable>) {
     settings
         .retain(|old| old.tunable != new.tunable && Some(old.tunable) != other_way(new.tunable));
     settings.push(new);
 }
 
-/// The tunable that says the same in another unit.
+/// The tunable for the same limit in the other unit.
 fn other_way(tunable: DirtyTunable) -> Option<DirtyTunable> {
     use DirtyTunable as T;
     match tunable {
@@ -59,19 +59,19 @@ fn other_way(tunable: DirtyTunable) -> Option<DirtyTunable> {
     }
 }
 
-/// Overrides what `settings` name.
+/// Applies settings to a queue's options.
 ///
 /// # Errors
-/// What is out of range.
+/// A value is out of range.
 pub fn apply_queue(settings: &[Tuned<Tunable>], to: &mut QueueOptions) -> Result<(), ConfigError> {
     settings.iter().try_for_each(|tuned| tuned.tunable.set(to, tuned.value))?;
     to.validate()
 }
 
-/// What `settings` name, over the defaults.
+/// Applies settings to the default options.
 ///
 /// # Errors
-/// What is out of range, and by whom.
+/// A value is out of range, with its origin.
 pub fn dirty_options(settings: &[Tuned<DirtyTunable>]) -> Result<DirtyOptions, Problem> {
     let mut options = DirtyOptions::default();
     for Tuned { tunable, value, origin } in settings {
@@ -83,10 +83,10 @@ pub fn dirty_options(settings: &[Tuned<DirtyTunable>]) -> Result<DirtyOptions, P
     options.validate().map_err(wrong).map(|()| options)
 }
 
-/// The value of a tunable of write-back as a user writes it.
+/// Parses the value of a tunable of write-back.
 ///
 /// # Errors
-/// What it takes.
+/// The accepted values.
 pub fn parse_dirty(tunable: DirtyTunable, word: &str) -> Result<u64, ConfigError> {
     let value = match tunable.is_bytes() {
         true => parse_size(word).map_err(|error| ConfigError::new(tunable.name(), error))?,
@@ -160,7 +160,7 @@ fn unknown_tunable(place: &str, prefix: &str, key: &str) -> String {
     }
 }
 
-/// Reads `[server.vm]`.
+/// Reads the table `[server.vm]`.
 pub fn read_dirty(reader: &mut Reader<'_>, table: &DeTable<'_>) -> DirtySettings {
     let mut settings: DirtySettings = Vec::new();
     for (key, span, value) in entries(table) {
@@ -184,7 +184,7 @@ pub fn read_dirty(reader: &mut Reader<'_>, table: &DeTable<'_>) -> DirtySettings
     settings
 }
 
-/// What is wrong with settings together.
+/// Checks settings that depend on each other.
 pub fn check(settings: &[Tuned<Tunable>], problems: &mut Problems) {
     let mut options = QueueOptions::default();
     for tuned in settings {

@@ -1,7 +1,7 @@
-//! A [`ConfigFile`] as TOML, with who said each value as a comment.
+//! Writes a [`ConfigFile`] as TOML, with origins as comments.
 //!
-//! What is written reads as the same values again, whatever their words are: a word that is a plain number or a switch is
-//! written as one, every other as a string.
+//! The text parses to the same values: a word that is a plain number or a switch is written as one, every other one as
+//! a string.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -44,14 +44,14 @@ impl Display for ConfigFile {
     }
 }
 
-/// In the order of their table.
+/// Settings in the order of their table.
 fn sorted<T: Copy>(tuned: &[Tuned<T>], number: impl Fn(T) -> u8) -> Vec<&Tuned<T>> {
     let mut all: Vec<&Tuned<T>> = tuned.iter().collect();
     all.sort_by_key(|tuned| number(tuned.tunable));
     all
 }
 
-/// Ordinary tunables, then those of each table.
+/// Tunables outside of tables first, then each table.
 fn write_queue(f: &mut Formatter<'_>, place: &str, queue: &[Tuned<Tunable>]) -> fmt::Result {
     let queue = sorted(queue, |tunable| tunable.code());
     let mut tables: Vec<&str> = Vec::new();
@@ -124,7 +124,7 @@ fn line(f: &mut Formatter<'_>, name: &str, value: &str, origin: &Origin) -> fmt:
     writeln!(f, "{text:<40} # {origin}")
 }
 
-/// A key as TOML has it.
+/// A key in the syntax of TOML.
 fn key(name: &str) -> String {
     let bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
     match !name.is_empty() && name.bytes().all(bare) {
@@ -133,7 +133,7 @@ fn key(name: &str) -> String {
     }
 }
 
-/// A word as TOML has it. Paths and names that look like numbers stay strings.
+/// A word in the syntax of TOML. Paths and names that look like numbers stay strings.
 fn word(name: &str, text: &str) -> String {
     let number = text.parse::<i64>().is_ok_and(|number| number.to_string() == text);
     let is_text = ["path", "device"].contains(&name);
@@ -155,7 +155,7 @@ fn quoted(text: &str) -> String {
     out + "\""
 }
 
-/// Bytes in the largest unit that says them exactly.
+/// Bytes in the largest unit that is exact.
 fn size(bytes: u64) -> String {
     let unit = "KMGT".char_indices().rev().find(|(index, _)| {
         let step = 1u64 << (10 * (index + 1));

@@ -1,7 +1,7 @@
-//! One client of the control socket: lines in, lines out, within bounds.
+//! One client of the control socket: reads lines and writes answers, within bounds.
 //!
-//! A line is whole within [`READ_TIMEOUT`] after the answer before it, and no longer than [`LINE_MAX`]; a client that keeps neither
-//! is told and closed. What was sent without an end of line when a client goes is nothing.
+//! A line must be complete within [`READ_TIMEOUT`] after the previous answer and has at most [`LINE_MAX`] bytes; a
+//! client beyond either limit gets an error and is closed. A last line without an end is ignored.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,33 +12,33 @@ use serde_json::Value;
 use super::rpc::{self, RpcFault};
 use super::service::ControlService;
 
-/// Bytes of a line. The longest that makes sense, a batch of sets, has a few thousand.
+/// Longest line in bytes. A batch of sets has a few thousand.
 pub const LINE_MAX: usize = 64 << 10;
-/// A client that asks for nothing for so long makes room for others.
+/// Time limit of a request; an idle client makes room for others.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// A client that takes none of its answer for so long is gone.
+/// Time limit of a write to a client that does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What came of waiting for a line.
+/// Outcome of waiting for a line.
 #[derive(Debug, PartialEq, Eq)]
 enum Incoming {
     Line(Vec<u8>),
-    /// Longer than a line may be.
+    /// The line is longer than [`LINE_MAX`].
     TooLong,
-    /// Nothing whole in time.
+    /// No complete line within the time limit.
     Late,
-    /// The client has gone.
+    /// The client closed the connection.
     End,
 }
 
-/// Lines of bounded length from a stream.
+/// Reads lines of bounded length from a stream.
 struct Lines<R> {
     from: R,
     buffer: Vec<u8>,
 }
 
 impl<R: Read> Lines<R> {
-    /// The next line; `patience` sets how long one read may wait, from when it ends.
+    /// Returns the next line; `patience` sets the time limit of each read.
     fn next(&mut self, mut patience: impl FnMut(&R) -> io::Result<()>) -> Incoming {
         let mut looked_at = 0;
         loop {
@@ -72,9 +72,9 @@ impl<R: Read> Lines<R> {
     }
 }
 
-/// Serves a client until it goes.
+/// Serves a client until it disconnects.
 pub fn serve(stream: &UnixStream, service: &ControlService) {
-    // A socket that cannot have a time-out is broken, and says so when it is used.
+    // A broken socket also fails its next use.
     let _ = stream.set_write_timeout(Some(SEND_TIMEOUT));
     let mut lines = Lines { from: stream, buffer: Vec::new() };
     loop {
@@ -91,7 +91,7 @@ pub fn serve(stream: &UnixStream, service: &ControlService) {
                 let line = line.trim_ascii();
                 let mut call = |method: &str, params: &_| service.call(method, params);
                 match rpc::answer(line, &mut call).filter(|_| !line.is_empty()) {
-                    Some(answer) if !say(stream, &answer) => return,
+                    Some(answer) if !write_line(stream, &answer) => return,
                     _ => continue,
                 }
             }
@@ -107,10 +107,10 @@ pub fn serve(stream: &UnixStream, service: &ControlService) {
 /// Tells a client why it is closed.
 pub fn refuse(stream: &UnixStream, why: &RpcFault) {
     let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-    say(stream, &rpc::failure(&Value::Null, why));
+    write_line(stream, &rpc::failure(&Value::Null, why));
 }
 
-fn say(mut stream: &UnixStream, answer: &Value) -> bool {
+fn write_line(mut stream: &UnixStream, answer: &Value) -> bool {
     let line = format!("{answer}\n");
     stream.write_all(line.as_bytes()).is_ok()
 }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_the_same_however_they_arrive() {
+    fn lines_do_not_depend_on_fragmentation() {
         let expected = [line("one"), line(""), line("two"), Incoming::End];
         assert_eq!(all(&[b"one\n\ntwo\nha"]), expected, "half a line is nothing");
         assert_eq!(all(&[b"o", b"ne", b"\n\ntw", b"o\n", b"half"]), expected);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_line_passes_and_a_longer_one_does_not() {
+    fn longest_line_passes_and_longer_one_fails() {
         let mut long = vec![b'x'; LINE_MAX];
         long.push(b'\n');
         assert_eq!(all(&[&long])[0], Incoming::Line(vec![b'x'; LINE_MAX]));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_that_ended_is_told_from_a_client_that_went() {
+    fn read_timeout_differs_from_disconnect() {
         let mut lines = Lines { from: Parts(vec![b"a".to_vec()]), buffer: Vec::new() };
         assert_eq!(lines.next(|_| Err(io::ErrorKind::TimedOut.into())), Incoming::Late);
         assert_eq!(lines.next(|_| Ok(())), Incoming::End);

@@ -1,7 +1,7 @@
-//! Who may use the control socket: the user that the server runs as, and root.
+//! Access check of the control socket: only the server's user and root.
 //!
-//! The socket's file says so already (mode 600); this holds when somebody gave the file another mode, or when a service manager
-//! made it. The kernel noted who connected when the client did, so what a client becomes later changes nothing.
+//! The socket's file has mode 600 already; this check holds when its mode was changed or a service manager created it.
+//! The kernel records the peer's user at the connect.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -9,10 +9,10 @@ use std::os::unix::net::UnixStream;
 
 use super::rpc::RpcFault;
 
-/// Lets the client in, or says why not.
+/// Checks the user of a new client.
 ///
 /// # Errors
-/// What it is told.
+/// The error that the client is sent.
 pub fn check(stream: &UnixStream) -> Result<(), RpcFault> {
     // SAFETY: it cannot fail.
     let own = unsafe { libc::geteuid() };
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_who_connected() {
+    fn peer_user_comes_from_kernel() {
         let (one, _other) = UnixStream::pair().unwrap();
         // SAFETY: it cannot fail.
         assert_eq!(peer_uid(&one).unwrap(), unsafe { libc::geteuid() });
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_user_and_root_are_let_in_and_nobody_else() {
+    fn only_server_user_and_root_are_admitted() {
         assert!(judge(1000, 1000).is_ok());
         assert!(judge(0, 1000).is_ok());
         assert!(judge(1001, 1000).is_err());

@@ -1,9 +1,9 @@
-//! What is served and what may still be: which places are taken, by what, and where the next export goes.
+//! The inventory of devices, volumes and exports: ids in use, and placement of new exports.
 //!
-//! Images of one filesystem share a device, and so its queue, as at the start; an image that can do less than the queue expects
-//! gets a device of its own. A file that is served already is the same volume. A cached volume lives where a cache is.
+//! Images of one filesystem share a device and so its queue; an image that supports less than the queue expects gets a
+//! device of its own. A file that is served already is the same volume. A cached volume lives on a shard with a cache.
 //!
-//! Invariant: an id is taken from before the first shard hears of it until after the last has forgotten it.
+//! Invariant: an id is in use from before the first shard adds it until after the last shard has removed it.
 
 use std::collections::BTreeMap;
 
@@ -16,51 +16,51 @@ use super::changes::removal::RemovalSteps;
 use crate::assemble::image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
 use crate::assemble::{Assembly, ExportSpec, NamedDevice, shown_name};
 
-/// A device that is there.
+/// A device in use.
 #[derive(Clone, Debug)]
 pub struct DeviceEntry {
     pub config: DeviceConfig,
-    /// Why images may join it.
+    /// Key by which images join the device; none if none may.
     pub common: Option<SharedDeviceKey>,
 }
 
-/// A volume that is there.
+/// A volume in use.
 #[derive(Clone, Debug)]
 pub struct VolumeEntry {
     pub config: VolumeConfig,
     pub origin: VolumeOrigin,
 }
 
-/// An export that is there.
+/// An export in use.
 #[derive(Clone, Debug)]
 pub struct ExportEntry {
     pub volume: VolumeId,
-    /// What was asked for.
+    /// Specification that the export was added with.
     pub spec: ExportSpec,
-    /// How far it is on its way out.
-    pub presence: ExportState,
+    /// State of the export.
+    pub state: ExportState,
 }
 
-/// How far an export is on its way out.
+/// State of an export with respect to its removal.
 ///
 /// ```text
-///   Serving --remove--> Leaving --all shards have forgotten it--> gone
+///   Serving --remove--> Leaving --removed from all shards--> (gone)
 ///      ^                 |  |  ^
-///      '-- it cannot go -'  v  | remove, again
-///                         Stuck    some shards have forgotten it, another does not get to it
+///      '--- refused -----'  v  | remove again
+///                         Stuck    removed from some shards, refused by another
 /// ```
 #[derive(Clone, Debug, Default)]
 pub enum ExportState {
-    /// It serves.
+    /// Clients are served.
     #[default]
     Serving,
-    /// Somebody removes it, and has no need of the lock while its clients leave and it is written out.
+    /// A removal is in progress; the lock is not held while clients disconnect and dirty data are written back.
     Leaving,
-    /// It serves no more, and its places stay taken.
+    /// The removal stopped half-way: clients are not served, and the ids stay in use.
     Stuck(RemovalSteps),
 }
 
-/// How many there can be.
+/// Limits of the numbers of devices, volumes and exports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     pub devices: usize,
@@ -68,34 +68,34 @@ pub struct Capacity {
     pub exports: usize,
 }
 
-/// All of it.
+/// All devices, volumes and exports of a server.
 pub struct Inventory {
     pub devices: BTreeMap<u16, DeviceEntry>,
     pub volumes: BTreeMap<u16, VolumeEntry>,
     pub exports: BTreeMap<u16, ExportEntry>,
-    /// Of the next export.
+    /// Serial number of the next export.
     pub serial: u64,
-    places: Capacity,
+    capacity: Capacity,
     shards: u16,
-    /// Volumes go to all shards, wherever their devices are.
+    /// Volumes are spread over all shards, wherever their devices are.
     spread: bool,
-    /// The shards that cache; none: nobody does.
+    /// Shards with a cache; empty without one.
     caching: Vec<ShardId>,
     /// Options of every queue, as the user set them.
     queue: Vec<(Tunable, u64)>,
 }
 
-/// Where a new volume goes.
+/// Placement of a new volume.
 pub struct Placement {
     pub volume: VolumeId,
     pub config: VolumeConfig,
-    /// It needs a device of its own.
+    /// Options of a new device; none if the volume joins a device.
     pub device: Option<QueueOptions>,
     pub owner: ShardId,
 }
 
 impl Inventory {
-    /// What a server starts with.
+    /// The inventory that a server starts with.
     pub fn new(
         assembly: &Assembly,
         config: &ShardConfig,
@@ -119,12 +119,12 @@ impl Inventory {
                 .zip(exports)
                 .map(|(id, export)| {
                     let spec = export.spec.clone();
-                    let presence = ExportState::Serving;
-                    (id, ExportEntry { volume: export.volume, spec, presence })
+                    let state = ExportState::Serving;
+                    (id, ExportEntry { volume: export.volume, spec, state })
                 })
                 .collect(),
             serial: assembly.exports.len() as u64,
-            places: Capacity {
+            capacity: Capacity {
                 devices: config.devices_max(),
                 volumes: config.volumes_max(),
                 exports: config.exports_max(),
@@ -136,15 +136,15 @@ impl Inventory {
         }
     }
 
-    /// A vacant place for an export.
+    /// Finds a free export id.
     ///
     /// # Errors
-    /// There is none.
+    /// All ids are in use.
     pub fn free_export(&self) -> Result<ExportId, ConfigError> {
-        vacant(&self.exports, self.places.exports, "exports").map(ExportId)
+        free_id(&self.exports, self.capacity.exports, "exports").map(ExportId)
     }
 
-    /// The volume of a file that is served already.
+    /// Finds the volume of a file that is served already.
     pub fn find(&self, spec: &ExportSpec) -> Option<VolumeId> {
         let identity = spec.identity()?;
         let mut volumes = self.volumes.iter();
@@ -152,10 +152,10 @@ impl Inventory {
         found.map(|(id, _)| VolumeId(*id))
     }
 
-    /// Whether one more export of a volume can be as `spec` says.
+    /// Checks whether a further export of a volume may have this specification.
     ///
     /// # Errors
-    /// It differs from what is served.
+    /// The specification differs from the volume in use.
     pub fn may_share(&self, volume: VolumeId, spec: &ExportSpec) -> Result<(), ConfigError> {
         let Some(VolumeEntry { config, origin }) = self.volumes.get(&volume.0) else {
             return Ok(());
@@ -166,7 +166,7 @@ impl Inventory {
             let message = format!("{what} is served read-only; add it with --read-only");
             return Err(ConfigError::new("read-only", message));
         }
-        let common = self.devices.get(&config.device.0).and_then(|holding| holding.common.as_ref());
+        let common = self.devices.get(&config.device.0).and_then(|record| record.common.as_ref());
         let other =
             |wanted: &&NamedDevice| common != Some(&SharedDeviceKey::Name(wanted.name.clone()));
         if let Some(wanted) = spec.device.as_ref().filter(other) {
@@ -192,10 +192,10 @@ impl Inventory {
         Ok(())
     }
 
-    /// What must hold before anything is opened.
+    /// Checks what must hold before an image is opened.
     ///
     /// # Errors
-    /// A cache that is not there, or no place.
+    /// The server has no cache, or all volume ids are in use.
     pub fn may_open(&self, spec: &ExportSpec) -> Result<(), ConfigError> {
         let cached = spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
         if cached && self.caching.is_empty() {
@@ -203,15 +203,15 @@ impl Inventory {
                 format!("export `{}` needs a cache, but the server runs with --cache 0", spec.name);
             return Err(ConfigError::new("cache", message));
         }
-        vacant(&self.volumes, self.places.volumes, "volumes").map(drop)
+        free_id(&self.volumes, self.capacity.volumes, "volumes").map(drop)
     }
 
-    /// Finds a place for what was opened.
+    /// Chooses ids and shards for an opened image.
     ///
     /// # Errors
-    /// There is none, or the user's queue options do not suit the device.
-    pub fn site(&self, spec: &ExportSpec, opened: &OpenedImage) -> Result<Placement, ConfigError> {
-        let volume = vacant(&self.volumes, self.places.volumes, "volumes").map(VolumeId)?;
+    /// All ids are in use, or the user's queue options do not suit the device.
+    pub fn place(&self, spec: &ExportSpec, opened: &OpenedImage) -> Result<Placement, ConfigError> {
+        let volume = free_id(&self.volumes, self.capacity.volumes, "volumes").map(VolumeId)?;
         let mut options = opened.options;
         spec.caching().apply(&spec.spec, &mut options);
         if self.caching.is_empty() {
@@ -223,7 +223,7 @@ impl Inventory {
             let config = VolumeConfig { home, device, options };
             return Ok(Placement { volume, config, device: None, owner });
         }
-        let device = vacant(&self.devices, self.places.devices, "queues").map(DeviceId)?;
+        let device = free_id(&self.devices, self.capacity.devices, "queues").map(DeviceId)?;
         let mut queue = opened.device_options(&spec.spec);
         let said = spec.device.as_ref().map_or(&self.queue, |device| &device.queue);
         said.iter().try_for_each(|(tunable, value)| tunable.set(&mut queue, *value))?;
@@ -233,7 +233,7 @@ impl Inventory {
         Ok(Placement { volume, config, device: Some(queue), owner })
     }
 
-    /// The device that images of this filesystem or of this name share, if this one may join it.
+    /// Finds the device with the same key, if the image may join it.
     fn group(
         &self,
         spec: &ExportSpec,
@@ -241,21 +241,21 @@ impl Inventory {
         cached: bool,
     ) -> Option<(DeviceId, ShardId)> {
         let common = Some(opened.common(spec)?);
-        let suits = |holding: &DeviceEntry| {
-            holding.common == common
-                && opened.fits(&holding.config.queue)
-                && (!cached || self.spread || self.caching.contains(&holding.config.owner))
+        let suits = |record: &DeviceEntry| {
+            record.common == common
+                && opened.fits(&record.config.queue)
+                && (!cached || self.spread || self.caching.contains(&record.config.owner))
         };
-        let found = self.devices.iter().find(|(_, holding)| suits(holding));
-        found.map(|(id, holding)| (DeviceId(*id), holding.config.owner))
+        let found = self.devices.iter().find(|(_, record)| suits(record));
+        found.map(|(id, record)| (DeviceId(*id), record.config.owner))
     }
 
-    /// Without `spread`, where its device is: only then do other shards need no room for its requests.
+    /// Without `spread` a volume lives with its device, so other shards reserve no room for its requests.
     fn home(&self, volume: VolumeId, owner: ShardId, cached: bool) -> ShardId {
         if self.spread { self.pick(volume.0, cached) } else { owner }
     }
 
-    /// In turn, among those that can.
+    /// Chooses a shard round-robin, for a cached volume among the shards with a cache.
     fn pick(&self, number: u16, cached: bool) -> ShardId {
         match cached {
             true => self.caching[usize::from(number) % self.caching.len()],
@@ -263,47 +263,48 @@ impl Inventory {
         }
     }
 
-    /// Whether anything else is on the device of a volume.
+    /// Whether another volume is on the device of this volume.
     pub fn shares_device(&self, volume: VolumeId) -> bool {
-        let device = self.volumes.get(&volume.0).map(|holding| holding.config.device);
+        let device = self.volumes.get(&volume.0).map(|record| record.config.device);
         let mut others = self.volumes.iter().filter(|(id, _)| **id != volume.0);
         others.any(|(_, other)| Some(other.config.device) == device)
     }
 
-    /// The export of that name, as [`Tree::export`](super::tree::Tree::export) finds it, and also one that is leaving.
+    /// Finds the export of a name as [`Tree::export`](super::tree::Tree::export) does, including exports that are being
+    /// removed.
     pub fn export(&self, name: &str) -> Option<(ExportId, &ExportEntry)> {
-        let by = |name: &str| self.exports.iter().find(|(_, holding)| holding.spec.name == name);
+        let by = |name: &str| self.exports.iter().find(|(_, record)| record.spec.name == name);
         let unnamed = || (name == shown_name("")).then(|| by("")).flatten();
-        by(name).or_else(unnamed).map(|(id, holding)| (ExportId(*id), holding))
+        by(name).or_else(unnamed).map(|(id, record)| (ExportId(*id), record))
     }
 
-    /// Whether a volume is about to go with the last of its exports.
+    /// Whether every export of a volume is being removed.
     pub fn is_leaving(&self, volume: VolumeId) -> bool {
-        let mut own = self.exports.values().filter(|holding| holding.volume == volume);
-        own.all(|holding| !matches!(holding.presence, ExportState::Serving))
+        let mut own = self.exports.values().filter(|record| record.volume == volume);
+        own.all(|record| !matches!(record.state, ExportState::Serving))
     }
 
     /// Whether another export has the same volume.
     pub fn shares_volume(&self, export: ExportId) -> bool {
-        let volume = self.exports.get(&export.0).map(|holding| holding.volume);
+        let volume = self.exports.get(&export.0).map(|record| record.volume);
         let mut others = self.exports.iter().filter(|(id, _)| **id != export.0);
         others.any(|(_, other)| Some(other.volume) == volume)
     }
 }
 
-/// The first place that is not taken.
-fn vacant<T>(taken: &BTreeMap<u16, T>, places: usize, what: &str) -> Result<u16, ConfigError> {
+/// Finds the lowest free id.
+fn free_id<T>(taken: &BTreeMap<u16, T>, capacity: usize, what: &str) -> Result<u16, ConfigError> {
     let first = (0..).zip(taken.keys()).find(|(place, key)| place != *key);
     let place = first.map_or(taken.len() as u16, |(place, _)| place);
-    if usize::from(place) < places {
+    if usize::from(place) < capacity {
         return Ok(place);
     }
-    let message = match places == taken.len() && places > 0 {
-        true => format!("the limit of {places} {what} is reached; remove an export first"),
+    let message = match capacity == taken.len() && capacity > 0 {
+        true => format!("the limit of {capacity} {what} is reached; remove an export first"),
         false => format!("the server has no spare {what}; start it with --control or --config"),
     };
     Err(ConfigError::new(PLACES, message))
 }
 
-/// The option that errors about places name.
+/// Option name in errors about ids in use.
 pub const PLACES: &str = "places";

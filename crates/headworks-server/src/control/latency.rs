@@ -1,12 +1,12 @@
-//! Histograms of what clients waited for, as JSON: percentiles for `stats`, all buckets for `histograms`.
+//! Wait times as JSON: percentiles for `stats`, all buckets for `histograms`.
 //!
-//! Times are in microseconds, the upper end of their bucket: at most 19 % too high.
+//! Times are in microseconds and are upper bounds of buckets: at most 19 % too high.
 
 use serde_json::{Map, Value, json};
 
 use crate::latency::{Histogram, LatencyOp, LatencyTotals, ROWS, row_name};
 
-/// Nanoseconds as microseconds.
+/// Converts nanoseconds to microseconds.
 pub fn micros(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }
@@ -22,14 +22,14 @@ fn percentiles(row: &Histogram) -> Value {
     })
 }
 
-/// An object with what `of` makes of each kind of operation that happened.
+/// Makes an object with a value for each class of operations that occurred.
 fn by_kind(totals: &LatencyTotals, of: impl Fn(LatencyOp) -> Value) -> Value {
     let happened = LatencyOp::ALL.into_iter().filter(|kind| totals.requests(*kind) > 0);
     let all: Map<String, Value> = happened.map(|kind| (kind.name().to_owned(), of(kind))).collect();
     Value::Object(all)
 }
 
-/// An export's percentiles: every row of each kind of operation that happened.
+/// Percentiles of an export: every row of each class.
 pub fn summary(totals: &LatencyTotals) -> Value {
     by_kind(totals, |kind| {
         let row = |row: usize| (row_name(row).to_owned(), percentiles(&totals.row(kind, row)));
@@ -37,7 +37,7 @@ pub fn summary(totals: &LatencyTotals) -> Value {
     })
 }
 
-/// A connection's: the total, and those waits that were ever longer than nothing.
+/// Percentiles of a connection: the total, and waits longer than zero.
 pub fn compact(totals: &LatencyTotals) -> Value {
     by_kind(totals, |kind| {
         let rows = (0..ROWS).map(|row| (row, totals.row(kind, row)));
@@ -48,7 +48,7 @@ pub fn compact(totals: &LatencyTotals) -> Value {
     })
 }
 
-/// Everything that is known: `[upper end in us, count]` of each bucket that has any, ascending.
+/// All buckets in use as `[upper bound in us, count]`, ascending.
 pub fn histograms(totals: &LatencyTotals) -> Value {
     by_kind(totals, |kind| {
         let buckets = |row: usize| {
@@ -72,7 +72,7 @@ mod tests {
     use headworks_core::WaitTimes;
 
     #[test]
-    fn an_operation_that_never_came_is_left_out_and_a_stage_that_was_not_passed_counts_nothing() {
+    fn unused_operations_and_stages_are_omitted() {
         let (mut table, mut totals) = (LatencyTable::default(), LatencyTotals::default());
         (0..99).for_each(|_| table.record(LatencyOp::Read, 4096, 1_000, WaitTimes::NONE));
         table.record(LatencyOp::Read, 4096, 5_000_000, WaitTimes::NONE);

@@ -18,7 +18,7 @@ pub fn text<'a>(params: &'a Params, name: &str) -> Result<&'a str, RpcFault> {
     optional_text(params, name)?.ok_or_else(|| RpcFault::params(format!("{name} is missing")))
 }
 
-/// A value as a word, in whatever type it came.
+/// A string, number or switch parameter as a word.
 pub fn word(params: &Params, name: &str) -> Result<String, RpcFault> {
     match params.get(name) {
         Some(Value::String(text)) => Ok(text.trim().to_owned()),

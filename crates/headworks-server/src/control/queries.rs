@@ -106,7 +106,7 @@ impl Queries {
         let bytes: u64 = failed.iter().map(|range| range.len).sum();
         if confirm {
             let control = Control::Acknowledge { volume };
-            // First the blocks that could not be written are given up, then flushes may succeed again.
+            // The failed blocks are discarded first, then flushes may succeed again.
             self.shards.ask(home, |answer| ControlQuery::Tell { control, answer })?;
             if owner != home {
                 self.shards.ask(owner, |answer| ControlQuery::Tell { control, answer })?;
@@ -219,7 +219,7 @@ impl Queries {
         Ok(all)
     }
 
-    /// As many questions for each shard as it has parts to tell.
+    /// Collects wait times of all exports from every shard, part by part.
     pub fn latencies(&self) -> Result<Latencies, RpcFault> {
         let mut all = Latencies::new();
         for shard in self.shards.ids() {
@@ -244,7 +244,7 @@ impl Queries {
         Ok(all)
     }
 
-    /// Of one export, or of each.
+    /// Histograms of one export, or of every export.
     pub fn histograms(&self, name: Option<&str>) -> RpcResult {
         let (tree, all) = (self.tree.current(), self.latencies()?);
         let ops = |entry: &ExportNode| {
@@ -280,7 +280,7 @@ impl Queries {
         Ok(why(&facts, now, requests, &slowest))
     }
 
-    /// The same for whoever looks at all of them: none if it has gone meanwhile.
+    /// Statistics of a device; none if it was removed since `tree` was taken.
     pub fn device_if_there(
         &self,
         tree: &Tree,

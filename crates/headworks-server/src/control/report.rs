@@ -1,8 +1,8 @@
-//! Reports as JSON: values as sysfs shows them, tables of statistics, the fields of diskstats.
+//! Answers as JSON: values as sysfs shows them, tables of statistics, fields of diskstats.
 //!
-//! `diskstats` has the 17 fields of /proc/diskstats in their order: sectors are of 512 bytes, times in milliseconds, zeroing
-//! counts as writing as it does in Linux. Here a request is counted from the plug to its end; those of other shards from when
-//! they came to the device's own.
+//! `diskstats` has the 17 fields of /proc/diskstats in order: sectors have 512 bytes, times are in milliseconds,
+//! write-zeroes count as writes as in Linux. A request is counted from the plug to its completion; requests of other
+//! shards from their arrival at the device's shard.
 
 use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
@@ -15,12 +15,12 @@ use super::settings::ExportSettings;
 use super::tree::{ExportNode, device_name};
 use crate::messages::query::{CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport};
 
-/// Device numbers for local and experimental use, as the kernel's list has it.
+/// Major device number for local and experimental use.
 const MAJOR: u32 = 240;
 
 const MS: u64 = 1_000_000;
 
-/// The fields of a line of /proc/diskstats behind the name, in their order.
+/// Names of the fields after the device name in /proc/diskstats.
 pub const DISKSTATS_FIELDS: [&str; 17] = [
     "rd_ios",
     "rd_merges",
@@ -52,7 +52,7 @@ pub fn value(tunable: Tunable, value: u64) -> Value {
     }
 }
 
-/// A value of write-back as `/proc/sys/vm` shows it; a choice as sysfs does.
+/// A value of write-back as `/proc/sys/vm` shows it; a choice as sysfs shows it.
 pub fn dirty_value(tunable: DirtyTunable, value: u64) -> Value {
     match tunable.words() {
         Some(_) => tunable.show(value).into(),
@@ -60,18 +60,18 @@ pub fn dirty_value(tunable: DirtyTunable, value: u64) -> Value {
     }
 }
 
-/// The caches of all shards together; null where no shard has one.
+/// Sum of the caches of all shards; null without a cache.
 pub fn cache(shards: &[CacheReport]) -> Value {
     total(shards.iter().filter_map(|shard| shard.cache).map(cache_of))
 }
 
-/// What is dirty in all of them, under the names of /proc/vmstat, in blocks of 4 KiB; null where no shard has a cache.
+/// Sum of dirty counters under the names of /proc/vmstat, in blocks of 4 KiB; null without a cache.
 pub fn dirty(shards: &[CacheReport]) -> Value {
     total(shards.iter().filter_map(|shard| shard.dirty).map(dirty_of))
 }
 
 fn cache_of(stats: CacheStats) -> Value {
-    // Without `..`, so that no counter is left out.
+    // No `..`: every counter must be listed.
     let CacheStats {
         units,
         free,
@@ -184,7 +184,7 @@ fn dirty_of(stats: DirtyStats) -> Value {
     })
 }
 
-/// Tables of the same shape, number by number; null if there are none.
+/// Adds tables of the same shape number by number; null if there are none.
 fn total(tables: impl Iterator<Item = Value>) -> Value {
     tables.reduce(sum_of).unwrap_or(Value::Null)
 }
@@ -208,7 +208,7 @@ fn sum_of(one: Value, other: Value) -> Value {
     }
 }
 
-/// Ranges that could not be written out.
+/// Ranges that could not be written back.
 pub fn failed(ranges: &[FailedRange]) -> Value {
     let range = |range: &FailedRange| {
         let error = range.error.to_string();
@@ -217,7 +217,7 @@ pub fn failed(ranges: &[FailedRange]) -> Value {
     ranges.iter().map(range).collect()
 }
 
-/// The counters of /proc/diskstats, by name.
+/// Counters of /proc/diskstats by name.
 pub fn diskstats(device: DeviceId, report: &DeviceReport) -> Value {
     let of = |op: Op| report.ops[op as usize];
     let (read, discard, flush) = (of(Op::Read), of(Op::Discard), of(Op::Flush));
@@ -242,7 +242,7 @@ fn sum(a: OpCounts, b: OpCounts) -> OpCounts {
     }
 }
 
-/// A device's queue and tags.
+/// Statistics of a device's queue and tags.
 pub fn device(report: &DeviceReport) -> Value {
     let DeviceReport { options, queue, tags, .. } = report;
     let ratio = match queue.issued {
@@ -275,7 +275,7 @@ pub fn device(report: &DeviceReport) -> Value {
     })
 }
 
-/// What the plugs of all shards made of their turns, by the bios that a turn brought.
+/// Plug statistics of all shards, by the number of bios in a turn.
 pub fn turns(shards: &[TurnStats]) -> Value {
     let row = |row: usize| {
         let of =
@@ -290,8 +290,7 @@ pub fn turns(shards: &[TurnStats]) -> Value {
     (0..TurnStats::default().rows.len()).map(row).collect()
 }
 
-/// An export, with the table of its volume; exports of one file show the same table. What a device keeps in no volatile cache
-/// needs no flush.
+/// Statistics of an export; exports of one file show the same volume. A device without a volatile cache needs no flush.
 pub fn export(
     entry: &ExportNode,
     setting: ExportSettings,
@@ -312,7 +311,7 @@ pub fn export(
     })
 }
 
-/// A row for each operation that happened.
+/// A row for each operation that occurred.
 fn ops(stats: &VolumeStats) -> Value {
     let rows = Op::ALL.into_iter().zip(&stats.ops);
     let happened = rows.filter(|(_, row)| row.bios > 0 || row.requests > 0);
@@ -350,7 +349,7 @@ mod tests {
     use headworks_core::stats::QueueStats;
 
     #[test]
-    fn diskstats_has_the_kernels_fields_in_the_kernels_order_and_units() {
+    fn diskstats_has_kernel_order_and_units() {
         let counts = |n: u64| OpCounts {
             requests: n,
             merges: 10 * n,
@@ -394,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn caches_of_all_shards_add_up_and_none_is_null() {
+    fn cache_counters_of_shards_add_up() {
         let mut cached = CacheStats { units: 3, hits: 5, ..Default::default() };
         (cached.folios[9], cached.waits[1]) = (2, 4);
         let some = DirtyStats { nr_dirty: 7, nr_dirty_threshold: 9, ..Default::default() };
@@ -410,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_of_all_shards_add_up_by_their_size() {
+    fn turn_counters_of_shards_add_up() {
         let mut shards = [TurnStats::default(); 2];
         shards[0].rows[1] = TurnRow { turns: 2, bios: 5, merges: 3 };
         shards[1].rows[1] = TurnRow { turns: 1, bios: 2, merges: 1 };
@@ -420,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_ranges_are_as_sysfs_shows_them() {
+    fn values_and_ranges_match_sysfs() {
         assert_eq!(value(Tunable::Scheduler, 1), "none [mq-deadline]");
         assert_eq!(value(Tunable::NrRequests, 64), 64);
         assert_eq!(value(Tunable::WriteCache, 1), "write back");

@@ -6,15 +6,15 @@
 //!   {"jsonrpc":"2.0","id":2,"error":{"code":-32000,"message":"...","data":{"errno":"EINVAL","accepted":"1..=4096"}}}
 //! ```
 //!
-//! Parameters have names. A request without an id is a notification: it is carried out and not answered. What a method
-//! refuses has the code -32000 and the name of an errno; the standard's codes are for what is no proper request.
+//! Parameters are named. A request without an id is a notification: it is carried out and not answered. An error of a
+//! method has the code -32000 and the name of an errno; malformed requests have the codes of the standard.
 
 use serde_json::{Map, Value, json};
 
-/// Requests of a batch; each may take as long as a switch.
+/// Most requests of a batch; each may take as long as a change of a queue option.
 const BATCH_MAX: usize = 32;
 
-/// Why a request failed.
+/// Error of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RpcFault {
     code: i32,
@@ -28,37 +28,37 @@ impl RpcFault {
         Self { code, message: message.into(), errno: None, accepted: None }
     }
 
-    /// What came is no JSON.
+    /// The line is not valid JSON.
     pub fn parse(message: impl Into<String>) -> Self {
         Self::standard(-32700, message)
     }
 
-    /// What came is no request.
+    /// The JSON is not a valid request.
     pub fn request(message: impl Into<String>) -> Self {
         Self::standard(-32600, message)
     }
 
-    /// There is no such method.
+    /// The method does not exist.
     pub fn method(message: impl Into<String>) -> Self {
         Self::standard(-32601, message)
     }
 
-    /// The method takes other parameters.
+    /// The parameters do not fit the method.
     pub fn params(message: impl Into<String>) -> Self {
         Self::standard(-32602, message)
     }
 
-    /// The method refuses: the name of an errno, and a sentence.
+    /// The method failed: name of an errno, and a message.
     pub fn refused(errno: &'static str, message: impl Into<String>) -> Self {
         Self { errno: Some(errno), ..Self::standard(-32000, message) }
     }
 
-    /// With what would have been right.
+    /// Adds the values that would be accepted.
     pub fn accepts(self, accepted: impl Into<String>) -> Self {
         Self { accepted: Some(accepted.into()), ..self }
     }
 
-    /// The sentence.
+    /// The message of the error.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -81,10 +81,10 @@ pub type Params = Map<String, Value>;
 /// The result of a method.
 pub type RpcResult = Result<Value, RpcFault>;
 
-/// What answers methods.
+/// A function that carries out methods.
 pub type Call<'a> = dyn FnMut(&str, &Params) -> RpcResult + 'a;
 
-/// The answer to one line, if it has one.
+/// Answers one line; none if it only has notifications.
 pub fn answer(line: &[u8], call: &mut Call) -> Option<Value> {
     match serde_json::from_slice(line) {
         Ok(Value::Array(batch)) => answer_batch(&batch, call),
@@ -93,7 +93,7 @@ pub fn answer(line: &[u8], call: &mut Call) -> Option<Value> {
     }
 }
 
-/// An answer that belongs to no request.
+/// Builds an error response.
 pub fn failure(id: &Value, fault: &RpcFault) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": fault.to_json() })
 }
@@ -110,7 +110,7 @@ fn answer_batch(batch: &[Value], call: &mut Call) -> Option<Value> {
 
 fn answer_one(request: &Value, call: &mut Call) -> Option<Value> {
     let id = request.get("id");
-    // An id of another type is none.
+    // An id of another type counts as missing.
     let known = id.filter(|id| id.is_string() || id.is_number() || id.is_null());
     let asked = match check(request, id.is_some() && known.is_none()) {
         Ok(asked) => asked,
@@ -128,10 +128,10 @@ fn answer_one(request: &Value, call: &mut Call) -> Option<Value> {
     })
 }
 
-/// A method and its parameters, if it has any; the fault is for parameters that no method takes.
+/// Method and parameters of a request; the error is for parameters that no method takes.
 type MethodCall<'a> = Result<(&'a str, Option<&'a Params>), RpcFault>;
 
-/// What a request asks; the outer error is for what is none.
+/// Parses a request; the outer error is for an invalid request.
 fn check(request: &Value, wrong_id: bool) -> Result<MethodCall<'_>, RpcFault> {
     if !request.is_object() {
         return Err(RpcFault::request("a request must be an object"));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_carries_the_id_as_it_came_whatever_its_type() {
+    fn answer_repeats_id_of_any_type() {
         for id in ["1", "-7", "1.5", "\"a\"", "null", "\"\"", "18446744073709551615"] {
             let line =
                 format!(r#"{{"jsonrpc":"2.0","method":"echo","params":{{"a":1}},"id":{id}}}"#);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_has_the_standards_code() {
+    fn invalid_request_has_standard_code() {
         for (line, expected, id) in [
             ("", -32700, json!(null)),
             ("{", -32700, json!(null)),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_errno_and_what_is_accepted() {
+    fn refusal_has_errno_and_accepted_values() {
         let answer = say(r#"{"jsonrpc":"2.0","method":"fail","id":1}"#).unwrap();
         let data = json!({ "errno": "EINVAL", "accepted": "1..=2" });
         assert_eq!(answer["error"], json!({ "code": -32000, "message": "no", "data": data }));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn notifications_are_carried_out_and_not_answered() {
+    fn notification_runs_without_answer() {
         let mut called = Vec::new();
         for method in ["echo", "fail", "what"] {
             let line = format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_answered_in_order_less_its_notifications() {
+    fn batch_is_answered_in_order_without_notifications() {
         let request = |id: u32| format!(r#"{{"jsonrpc":"2.0","method":"echo","id":{id}}}"#);
         let line =
             format!(r#"[{},{{"jsonrpc":"2.0","method":"echo"}},1,{}]"#, request(5), request(6));

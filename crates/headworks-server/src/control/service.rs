@@ -117,7 +117,7 @@ impl ControlService {
     /// Carries out a method of the control socket.
     ///
     /// # Errors
-    /// What the client is answered.
+    /// The error that the client is sent.
     pub fn call(&self, method: &str, params: &Params) -> RpcResult {
         let takes = |names: &[&str]| match params.keys().find(|key| !names.contains(&key.as_str()))
         {

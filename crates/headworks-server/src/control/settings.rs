@@ -59,7 +59,7 @@ impl Settings {
         *lock(&self.dirty)
     }
 
-    /// A new export begins with this.
+    /// Sets weight and class of a new export.
     pub fn put(&self, export: ExportId, setting: ExportSettings) {
         let mut settings = lock(&self.exports);
         let places = settings.len().max(usize::from(export.0) + 1);
@@ -144,7 +144,7 @@ impl Settings {
             RpcFault::refused("EINVAL", message).accepts(accepted.clone())
         })?;
         let before = self.shards.device(tree, device)?.options;
-        // What is in flight now may take as long as the option says, and a new option counts from the switch on.
+        // Commands in flight may take as long as the old time-out; a new one counts from the switch on.
         let longest = self.shards.switch_limit(before.io_timeout_ns);
         let owner = tree.device(device).map_or(ShardId(0), |entry| entry.owner);
         let query = |answer| ControlQuery::Set { device, tunable, value, answer };
@@ -163,7 +163,7 @@ impl Settings {
         Ok(report::value(tunable, tunable.get(&options)))
     }
 
-    /// The value of the whole server; each shard that caches gets its share before anybody sees the new value.
+    /// Sets an option of the whole server; each shard with a cache gets its share before the new value is shown.
     fn set_dirty(&self, path: &str, tunable: DirtyTunable, text: &str) -> Result<Value, RpcFault> {
         let accepted = tunable.accepted();
         let invalid = |message: String| {
@@ -179,7 +179,7 @@ impl Settings {
         let share = divided(tunable, value, caching.len());
         let mut options = *lock(&self.dirty);
         let whole = tunable.set(&mut options, value);
-        // What the whole takes may be too little for each.
+        // A value that suits the whole server may be too small for one shard.
         whole.and(tunable.check(share)).map_err(|error| invalid(error.message.to_string()))?;
         for shard in caching {
             let query = |answer| ControlQuery::SetDirty { tunable, value: share, answer };
@@ -229,7 +229,7 @@ fn fixed(path: &str) -> RpcFault {
     RpcFault::refused("EACCES", message)
 }
 
-/// What a shard says of a switch.
+/// Turns a shard's answer to a change into an error for the client.
 fn switched(path: &str, status: Status, accepted: String) -> Result<(), RpcFault> {
     let Err(error) = status else { return Ok(()) };
     Err(match error {

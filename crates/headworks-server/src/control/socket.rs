@@ -1,19 +1,15 @@
-//! The control socket: a thread that accepts, and one for each of at most 16 clients.
+//! The control socket: a thread that accepts clients, and one thread for each of at most 16 clients.
 //!
-//! A client's thread may wait, for a shard's answer or for a switch, and holds up nobody else; the data path hears of it only
-//! by mail, so a server that is not asked anything pays nothing.
+//! A client's thread may wait for a shard without delaying others. The data path is involved only through messages, so
+//! an unused control socket costs nothing.
 //!
 //! ```text
-//!   client --line--> rpc --method--> service --question--> mail --> shard
-//!                                      ^------- answer, or nobody is there any more --'
+//!   client --line--> rpc --method--> service --query--> shard
+//!                                      ^------- answer, or a closed channel --'
 //! ```
 //!
-//! The socket outlives SIGTERM until the last shard has ended, so that a stop that takes long can be looked at; then clients
-//! are given a second for their last answers. Invariant: every wait has a deadline, or an end that the server's end brings.
-//!
-//! `tree` has the names, `service` the methods, `report` the tables, `question` what is asked of shards, `order` what they are told when exports change,
-//! `departure` how far one is on its way out, `client` the lines,
-//! `credentials` who may come in, `log_level` how much is logged.
+//! The socket outlives a stop until the last shard has ended, so that a slow shutdown can be observed; then clients
+//! have one second for their last answers. Invariant: every wait has a deadline, or ends with the server.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -31,12 +27,12 @@ use super::service::ControlService;
 use super::{client, credentials};
 use crate::listen::Listener;
 
-/// Clients at once: some that look and some that set; more would be a mistake that runs in a loop.
+/// Most clients at once.
 const CLIENTS_MAX: usize = 16;
-/// How long clients may take for their last answers when the server has ended.
-const FAREWELL: Duration = Duration::from_secs(1);
-/// After a failure to accept: file descriptors may be free again.
-const REST: Duration = Duration::from_secs(1);
+/// Time limit of the last answers after the server has ended.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// Pause after a failed accept, until file descriptors may be free.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// The running control socket.
 pub struct ControlSocket {
@@ -51,7 +47,7 @@ struct Client {
 }
 
 impl ControlSocket {
-    /// Starts to accept.
+    /// Starts the accepting thread.
     ///
     /// # Errors
     /// No thread or file descriptor is left.
@@ -65,19 +61,19 @@ impl ControlSocket {
         Ok(Self { stop, thread })
     }
 
-    /// Ends everything; the socket's file goes with it.
+    /// Ends all threads and removes the socket's file.
     pub fn stop(self) {
         drop(self.stop);
-        // A thread that has died said so.
+        // A panic of the thread was reported by itself.
         let _ = self.thread.join();
     }
 }
 
-/// Who is there.
+/// Connected clients and their threads.
 struct ControlClients {
     service: Arc<ControlService>,
     clients: Vec<Client>,
-    /// Clients' threads hold the other end, so that their end can be waited for.
+    /// Cloned into clients' threads: the channel closes when all of them have ended.
     present: Sender<()>,
     ended: Receiver<()>,
 }
@@ -91,20 +87,20 @@ impl ControlClients {
     fn run(mut self, listener: Listener, stopped: &UnixStream) {
         while !wait(&listener, stopped) {
             match listener.accept() {
-                Ok(Some((socket, _))) => self.welcome(UnixStream::from(socket)),
+                Ok(Some((socket, _))) => self.add_client(UnixStream::from(socket)),
                 Ok(None) => {}
                 Err(error) => {
                     tracing::error!("cannot accept a client of the control socket: {error}");
-                    let _ = stopped.set_read_timeout(Some(REST));
+                    let _ = stopped.set_read_timeout(Some(ACCEPT_PAUSE));
                     let _ = (&mut &*stopped).read(&mut [0]);
                 }
             }
         }
         drop(listener);
-        self.farewell();
+        self.finish();
     }
 
-    fn welcome(&mut self, stream: UnixStream) {
+    fn add_client(&mut self, stream: UnixStream) {
         if stream.set_nonblocking(false).is_err() {
             return;
         }
@@ -128,7 +124,7 @@ impl ControlClients {
         let own = Arc::clone(&stream);
         let thread = std::thread::Builder::new().name("control-client".into()).spawn(move || {
             client::serve(&own, &service);
-            // Others may still hold the stream; the client is to know now.
+            // The stream may have further references; the client must see the end now.
             let _ = own.shutdown(Shutdown::Both);
             drop(present);
         });
@@ -138,14 +134,14 @@ impl ControlClients {
         }
     }
 
-    /// Nobody is read from any more; answers under way may leave.
-    fn farewell(self) {
+    /// Stops reading from clients and waits for their last answers.
+    fn finish(self) {
         let Self { clients, present, ended, .. } = self;
         for client in &clients {
             let _ = client.stream.shutdown(Shutdown::Read);
         }
         drop(present);
-        if ended.recv_timeout(FAREWELL) == Err(RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(LAST_ANSWERS) == Err(RecvTimeoutError::Timeout) {
             for client in &clients {
                 let _ = client.stream.shutdown(Shutdown::Both);
             }
@@ -156,7 +152,7 @@ impl ControlClients {
     }
 }
 
-/// Waits for a client; true if it is time to stop instead.
+/// Waits for a client; true when the socket stops.
 fn wait(listener: &Listener, stopped: &UnixStream) -> bool {
     let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [poll(listener.fd()), poll(stopped.as_raw_fd())];

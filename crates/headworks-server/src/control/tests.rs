@@ -1,4 +1,4 @@
-//! The methods against shards that answer as they are told: refusals, silence and a server that ends are seldom otherwise.
+//! Methods of the control socket against scripted shards: refusals, silence, and a server that ends.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -27,16 +27,16 @@ use crate::messages::query::{
 };
 use crate::shared::ServerShared;
 
-/// How the shards behave.
+/// Behaviour of the scripted shards.
 #[derive(Clone, Copy)]
 enum Manner {
-    /// Switches end like this.
+    /// Changes of options end with this status.
     Switch(Status),
-    /// Questions are kept and never answered.
+    /// Queries are kept and never answered.
     Silent,
-    /// Questions are kept, but those of devices are answered: a switch that does not end.
+    /// Only queries of devices are answered.
     Stuck,
-    /// Questions are dropped, as by a shard that has ended.
+    /// Queries are dropped, as by a shard that has ended.
     Gone,
 }
 
@@ -45,7 +45,7 @@ struct Bench {
     shards: Vec<JoinHandle<Vec<String>>>,
 }
 
-/// One shard of a thread, until nobody can ask any more; returns what was told to it.
+/// A scripted shard; returns what it was told when its channel closes.
 fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
     let (mut options, mut kept, mut told) = (QueueOptions::default(), Vec::new(), Vec::new());
     options.io_timeout_ns = 1_000_000;
@@ -114,7 +114,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
     told
 }
 
-/// Nothing that may come or go.
+/// An inventory without anything.
 fn inventory() -> Inventory {
     let volume = VolumeOptions { size: 512, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig::single(QueueOptions::default(), volume, 1);
@@ -154,7 +154,7 @@ impl Bench {
         answer["error"]["data"]["errno"].as_str().unwrap_or("none").to_owned()
     }
 
-    /// Ends the shards; what each was told.
+    /// Ends the shards; returns what each was told.
     fn told(mut self) -> Vec<Vec<String>> {
         drop(self.service.take());
         self.shards.drain(..).map(|shard| shard.join().unwrap()).collect()
@@ -166,7 +166,7 @@ fn set(path: &str, value: Value) -> Value {
 }
 
 #[test]
-fn a_switch_is_answered_with_the_value_that_is_in_force() {
+fn set_answers_with_value_in_force() {
     let bench = Bench::new(Manner::Switch(Ok(())));
     let path = "hw0/queue/scheduler";
     let answer = bench.call("set", set(path, json!("mq-deadline")));
@@ -181,7 +181,7 @@ fn a_switch_is_answered_with_the_value_that_is_in_force() {
 }
 
 #[test]
-fn what_a_shard_refuses_has_its_errno() {
+fn shard_refusal_maps_to_errno() {
     for (error, errno) in [
         (IoError::Busy, "EBUSY"),
         (IoError::Invalid, "EINVAL"),
@@ -196,7 +196,7 @@ fn what_a_shard_refuses_has_its_errno() {
 }
 
 #[test]
-fn a_shard_that_says_nothing_is_given_up_and_one_that_ended_is_told_from_it() {
+fn silent_shard_times_out_and_ended_shard_fails_at_once() {
     let silent = Bench::new(Manner::Silent);
     assert_eq!(silent.refused("get", json!({})), "ETIMEDOUT");
     assert_eq!(silent.refused("stats", json!({})), "ETIMEDOUT");
@@ -207,13 +207,13 @@ fn a_shard_that_says_nothing_is_given_up_and_one_that_ended_is_told_from_it() {
         assert_eq!(gone.refused(method, json!({})), "ESHUTDOWN", "{method}");
     }
     assert_eq!(gone.refused("set", set("exports/db/weight", json!(5))), "ESHUTDOWN");
-    // What no shard heard of has not changed.
+    // No shard was told, so nothing changed.
     let weight = json!({ "path": "exports/db/weight" });
     assert_eq!(gone.call("get", weight), Ok(json!({ "exports/db/weight": 100 })));
 }
 
 #[test]
-fn weights_and_classes_reach_every_shard_and_discards_the_owner() {
+fn weights_and_classes_reach_every_shard() {
     let bench = Bench::new(Manner::Switch(Ok(())));
     bench.call("set", set("exports/logs/weight", json!(400))).unwrap();
     bench.call("set", set("exports/logs/ioprio", json!("rt:1"))).unwrap();
@@ -251,7 +251,7 @@ fn discard_failed_without_confirm_reports_and_changes_nothing() {
 }
 
 #[test]
-fn bytes_of_write_back_are_divided_among_the_shards_that_cache_and_ratios_are_not() {
+fn set_divides_dirty_bytes_among_caching_shards() {
     let bench = Bench::new(Manner::Switch(Ok(())));
     let path = "vm/dirty_bytes";
     assert_eq!(bench.call("set", set(path, json!("64M"))), Ok(json!({ path: 64 << 20 })));
@@ -264,7 +264,7 @@ fn bytes_of_write_back_are_divided_among_the_shards_that_cache_and_ratios_are_no
     let throttle = "vm/hw_throttle";
     let shown = Ok(json!({ throttle: "ioless [none]" }));
     assert_eq!(bench.call("set", set(throttle, json!("none"))), shown);
-    // Enough for the server, too little for each of two shards; and no limit at all.
+    // Enough for the server, too little for each shard; and no limit at all.
     for value in ["8192", "0", "lots"] {
         assert_eq!(bench.refused("set", set(path, json!(value))), "EINVAL", "{value}");
     }
@@ -274,7 +274,7 @@ fn bytes_of_write_back_are_divided_among_the_shards_that_cache_and_ratios_are_no
 }
 
 #[test]
-fn a_change_of_write_back_that_a_shard_refuses_is_not_shown() {
+fn refused_write_back_option_is_not_shown() {
     let bench = Bench::new(Manner::Switch(Err(IoError::Invalid)));
     assert_eq!(bench.refused("set", set("vm/dirty_ratio", json!(30))), "EINVAL");
     let before = json!({ "vm/dirty_ratio": 20 });
@@ -282,7 +282,7 @@ fn a_change_of_write_back_that_a_shard_refuses_is_not_shown() {
 }
 
 #[test]
-fn failed_ranges_come_from_the_volumes_home_and_both_shards_hear_of_their_end() {
+fn failed_ranges_come_from_home_and_discard_reaches_owner() {
     let mut tree = tree();
     tree.exports[1].home = ShardId(1);
     let bench = Bench::with_tree(Manner::Switch(Ok(())), tree);
@@ -296,7 +296,7 @@ fn failed_ranges_come_from_the_volumes_home_and_both_shards_hear_of_their_end() 
 }
 
 #[test]
-fn a_connection_is_looked_for_on_every_shard() {
+fn connection_class_is_set_on_any_shard() {
     let bench = Bench::new(Manner::Switch(Ok(())));
     let path = "connections/7/ioprio";
     assert_eq!(bench.call("set", set(path, json!("idle"))), Ok(json!({ path: "idle,4" })));
@@ -305,7 +305,7 @@ fn a_connection_is_looked_for_on_every_shard() {
 }
 
 #[test]
-fn a_level_is_set_and_shown_and_a_wrong_one_changes_nothing() {
+fn log_level_is_set_and_wrong_level_is_refused() {
     let now = Mutex::new("info");
     let switch = LogLevel::new(move |wanted| {
         let mut now = now.lock().unwrap();

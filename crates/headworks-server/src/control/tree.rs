@@ -1,14 +1,14 @@
-//! The names that `get` and `set` know, as in sysfs.
+//! The tree of names that `get` and `set` know, as in sysfs.
 //!
 //! ```text
-//!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device: one for each queue
+//!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device and its queue
 //!   exports/NAME/{device,read_only,weight,ioprio,cache,on_error}
-//!   exports/NAME/queue/...                                      the queue of its device, by another way
+//!   exports/NAME/queue/...                                      the queue of the export's device
 //!   connections/ID/ioprio
-//!   vm/dirty_bytes, vm/dirty_expire_centisecs ...               write-back of the whole server, if it has a cache
+//!   vm/dirty_bytes, vm/dirty_expire_centisecs ...               write-back of the whole server, with a cache
 //! ```
 //!
-//! The export without a name is called `default` here.
+//! The export without a name is shown as `default`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,71 +20,71 @@ use super::rpc::RpcFault;
 use crate::assemble::shown_name;
 use crate::did_you_mean::distance;
 
-/// A device: a queue and its volumes.
+/// A device in the tree, with its volumes.
 #[derive(Clone, Debug)]
 pub struct DeviceNode {
-    /// Its place.
+    /// Id of the device.
     pub id: DeviceId,
-    /// The shard that owns it.
+    /// Shard that owns the device.
     pub owner: ShardId,
-    /// Its volumes.
+    /// Volumes on the device.
     pub volumes: Arc<[VolumeId]>,
 }
 
-/// An export.
+/// An export in the tree.
 #[derive(Clone, Debug)]
 pub struct ExportNode {
-    /// Its place.
+    /// Id of the export.
     pub id: ExportId,
-    /// Its name; may be empty.
+    /// Name of the export; may be empty.
     pub name: String,
-    /// Its volume.
+    /// Volume behind the export.
     pub volume: VolumeId,
-    /// Its device.
+    /// Device of the export's volume.
     pub device: DeviceId,
-    /// The shard that its volume lives on.
+    /// Home shard of the export's volume.
     pub home: ShardId,
-    /// When writes are acknowledged.
+    /// Cache mode of the export's volume.
     pub mode: WriteMode,
-    /// What becomes of a block whose write-out failed.
+    /// Policy for blocks that cannot be written back.
     pub on_error: ErrorPolicy,
-    /// Clients may only read.
+    /// Whether clients may only read.
     pub read_only: bool,
-    /// Writes need a flush to outlive a power cut.
+    /// Whether writes need a flush to survive a power failure.
     pub volatile: bool,
 }
 
-/// What a name stands for.
+/// A value that a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaf {
     /// An option of a queue.
     Tunable(DeviceId, Tunable),
-    /// The device of an export.
+    /// Device of an export.
     Device(ExportId),
-    /// Whether clients of an export may only read.
+    /// Whether an export is read-only.
     ReadOnly(ExportId),
-    /// An export's share.
+    /// Weight of an export.
     Weight(ExportId),
-    /// The class of an export's clients.
+    /// Class of an export's clients.
     Ioprio(ExportId),
-    /// How an export's volume is cached.
+    /// Cache mode of an export's volume.
     Mode(ExportId),
-    /// What becomes of what its write-out could not write.
+    /// Policy for blocks of an export that cannot be written back.
     OnError(ExportId),
-    /// The class of one connection, by its id.
+    /// Class of one connection, by its id.
     Connection(u32),
     /// An option of write-back.
     Dirty(DirtyTunable),
 }
 
-/// Everything that has a name. What is added or removed makes a new one; whoever looks has one that stays as it is.
+/// All devices and exports of a server. A version is never changed; a change makes a new one.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
-    /// Those that there are, by place.
+    /// Devices in ascending order of their ids.
     pub devices: Vec<DeviceNode>,
-    /// Those that there are, in the order in which they were added.
+    /// Exports in the order in which they were added.
     pub exports: Vec<ExportNode>,
-    /// The shards that cache.
+    /// Shards with a cache.
     pub caching: Vec<ShardId>,
 }
 
@@ -130,47 +130,47 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A device's name.
+/// Name of a device in paths.
 pub fn device_name(device: DeviceId) -> String {
     format!("hw{}", device.0)
 }
 
 impl ExportNode {
-    /// Its name in paths and in tables.
+    /// Name of the export in paths and tables.
     pub fn shown_name(&self) -> &str {
         shown_name(&self.name)
     }
 }
 
-/// Names that a user may have meant, at most.
+/// Most names in a suggestion.
 const NEAREST: usize = 3;
 /// What is longer is no slip of the finger, and would take long to compare.
 const SLIP_MAX: usize = 200;
 
 impl Tree {
-    /// An export; none when it was removed.
+    /// Finds an export; none if it was removed.
     pub fn entry(&self, export: ExportId) -> Option<&ExportNode> {
         self.exports.iter().find(|entry| entry.id == export)
     }
 
-    /// A device; none when it was removed.
+    /// Finds a device; none if it was removed.
     pub fn device(&self, device: DeviceId) -> Option<&DeviceNode> {
         self.devices.iter().find(|entry| entry.id == device)
     }
 
-    /// The shard that owns an export's device.
+    /// Shard that owns the device of an export.
     pub fn owner(&self, entry: &ExportNode) -> ShardId {
         self.device(entry.device).map_or(entry.home, |device| device.owner)
     }
 
-    /// The export of that name; `default` is also the one without a name.
+    /// Finds the export of a name; `default` is also the one without a name.
     pub fn export(&self, name: &str) -> Option<&ExportNode> {
         let by = |name: &str| self.exports.iter().find(|export| export.name == name);
         let unnamed = || (name == shown_name("")).then(|| by("")).flatten();
         by(name).or_else(unnamed)
     }
 
-    /// Every name at or below `path` that is not a connection's, in order; an empty path has all but the second ways.
+    /// Names at or below `path` in order, without connections. An empty path leaves out the queues below exports.
     pub fn leaves(&self, path: &str) -> Vec<(String, Leaf)> {
         let mut all = Vec::new();
         for DeviceNode { id, .. } in &self.devices {
@@ -219,7 +219,7 @@ impl Tree {
         })
     }
 
-    /// Where to look for what is not there: the nearest names, or where names begin.
+    /// Suggests the nearest names for a path that names nothing, or the roots of the tree.
     pub fn advice(&self, path: &str) -> String {
         let below = path.split('/').take(2).collect::<Vec<_>>().join("/");
         let queue_of_export = path.starts_with("exports/") && path.contains("/queue");
@@ -294,7 +294,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_path_lists_what_is_below_it_and_a_name_finds_itself() {
+    fn path_lists_names_below_it() {
         assert_eq!(names("").len(), 2 * Tunable::ALL.len() + 3 * 6 + DirtyTunable::ALL.len());
         assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
         assert_eq!(names("hw0").len(), Tunable::ALL.len());
@@ -315,14 +315,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_server_without_a_cache_has_no_write_back() {
+    fn server_without_cache_has_no_vm_names() {
         let tree = Tree { caching: Vec::new(), ..tree() };
         assert!(tree.leaves("vm").is_empty());
         assert!(!tree.advice("something/else").contains("vm"));
     }
 
     #[test]
-    fn every_name_that_is_listed_is_found_again_and_stands_for_the_same() {
+    fn every_listed_name_is_found_again() {
         let all = tree().leaves("").into_iter().chain(tree().leaves("exports/db/queue"));
         for (name, leaf) in all {
             assert_eq!(tree().leaves(&name), [(name.clone(), leaf)]);
@@ -330,7 +330,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn default_is_a_name_if_an_export_has_it() {
+    fn export_named_default_hides_unnamed_one() {
         let mut tree = tree();
         let id = |tree: &Tree, name: &str| tree.export(name).map(|entry| entry.id);
         assert_eq!(id(&tree, "default"), Some(ExportId(2)));
@@ -341,7 +341,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_wrong_name_is_told_the_nearest() {
+    fn misspelled_path_gets_suggestions() {
         let advice = |path: &str| tree().advice(path);
         assert!(advice("hw0/queue/nr_request").contains("hw0/queue/nr_requests"));
         assert!(advice("hw1/queue/shceduler").contains("hw1/queue/scheduler"));

@@ -1,7 +1,7 @@
-//! Why were the slow requests of the last minute slow: one sentence, the figures behind it, and what to turn.
+//! Analysis of the slow requests of the last minute: a sentence, figures, and hints.
 //!
-//! Looked at are the slowest hundredth (ten at least) of the requests of the last minute, as far as they were kept
-//! (`latency::slow`). What they waited for is added up; what their waits leave of the total is `elsewhere`.
+//! Considered are the slowest 1 % of requests (at least ten), as far as `latency::slow` keeps them. Their waits are
+//! added up; the rest of their total time is `elsewhere`.
 
 use headworks_core::{Instant, WaitKind};
 use serde_json::{Map, Value, json};
@@ -9,37 +9,37 @@ use serde_json::{Map, Value, json};
 use super::latency::micros;
 use crate::latency::slow::{SECONDS, SlowRequest};
 
-/// What ended sooner than this is not slow. 1 ms: a disk that answers at once, and nobody waited.
+/// Requests shorter than this are not slow: 1 ms.
 const SLOW_NS: u64 = 1_000_000;
-/// Requests that are looked at, if there are so many.
+/// Fewest requests that are considered, if there are as many.
 const LEAST: usize = 10;
-/// Of which this many are listed.
+/// Requests that are listed one by one.
 const WORST: usize = 5;
-/// A part of the time that is worth a word: 5 %.
+/// Smallest share of the time that is mentioned: 5 %.
 const WORTH: f64 = 0.05;
 
-/// What the sentence says of the state of things.
+/// State of the export and its device at the time of the query.
 #[derive(Clone, Debug, Default)]
 pub struct WhySnapshot {
-    /// The export's device.
+    /// Name of the export's device.
     pub device: String,
-    /// The export, as paths have it.
+    /// Name of the export in paths.
     pub export: String,
-    /// Its tags.
+    /// Number of tags of the device.
     pub nr_requests: u32,
-    /// Its elevator.
+    /// Name of the device's elevator.
     pub scheduler: &'static str,
-    /// Bytes that are dirty, and that may be.
+    /// Dirty bytes and their limit; none without a cache.
     pub dirty: Option<(u64, u64)>,
-    /// Bytes a second that the device writes out.
+    /// Write-back bandwidth of the device in bytes per second.
     pub write_bandwidth: u64,
 }
 
-/// Where the time of a request went: nanoseconds of each wait, then what they leave.
+/// Nanoseconds of each wait of a request, then the rest of its total.
 fn parts(slow: &SlowRequest) -> [f64; WaitKind::COUNT + 1] {
     let waits = WaitKind::ALL.map(|wait| slow.wait_times.at_most(wait) as f64);
     let (sum, total) = (waits.iter().sum::<f64>(), slow.total_ns as f64);
-    // A bucket's end may be beyond the total, and who joined a request that waited already hears of all its waits.
+    // A bucket's bound may exceed the total, and a request that joined another one carries all waits of that one.
     let scale = if sum > total { total / sum } else { 1.0 };
     let mut all = [0.0; WaitKind::COUNT + 1];
     for (part, wait) in all.iter_mut().zip(waits) {
@@ -53,10 +53,10 @@ fn name(part: usize) -> &'static str {
     WaitKind::ALL.get(part).map_or("elsewhere", |wait| wait.name())
 }
 
-/// The report. `slowest` is sorted, the slowest first.
+/// Makes the report. `slowest` is in descending order.
 pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[SlowRequest]) -> Value {
     let hundredth = requests.div_ceil(100) as usize;
-    // Who was answered in the turn in which it came was kept for want of others.
+    // Requests that were answered in the turn of their arrival were only kept because no others came.
     let waited = slowest.partition_point(|slow| slow.total_ns > 0).max(1).min(slowest.len());
     let count = hundredth.max(LEAST).min(waited);
     let looked_at = &slowest[..count];
@@ -155,7 +155,7 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
     }
 }
 
-/// What to turn.
+/// A hint for a kind of wait: the options that change it.
 fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
     let (device, export) = (&facts.device, &facts.export);
     Some(match WaitKind::ALL.get(part)? {
@@ -196,7 +196,7 @@ fn stages(slowest: &[SlowRequest]) -> Value {
     Value::Object(std::iter::once(total).chain(waits).collect())
 }
 
-/// A wait is known as the upper end of its bucket, the whole exactly: no part is shown longer than the whole.
+/// A wait is the upper bound of its bucket, the total is exact: no wait is shown longer than the total.
 fn waited(slow: &SlowRequest, wait: WaitKind) -> u64 {
     slow.wait_times.at_most(wait).min(slow.total_ns)
 }
@@ -218,7 +218,7 @@ fn one(now: Instant, slow: &SlowRequest) -> Value {
     })
 }
 
-/// 12,345.
+/// A number with commas: 12,345.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_part_is_named_first_with_its_reason() {
+    fn largest_share_is_named_first_with_reason() {
         let ms = 1_000_000;
         let one = slow(10 * ms, &[(WaitKind::Dirty, 8 * ms), (WaitKind::Device, ms)]);
         let all = [one; 200];
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_held_by_a_switch_is_told_so() {
+    fn wait_for_option_switch_is_reported() {
         let text = sentence(20, &[slow(4_000_000, &[(WaitKind::Plug, 4_000_000)]); 20]);
         assert!(
             text.contains("100 % of their time in plug (the queue of hw0 was drained"),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_kept_is_not_claimed() {
+    fn requests_not_kept_are_not_reported() {
         let all = [slow(2_000_000, &[(WaitKind::Tag, 2_000_000)]); 50];
         let text = sentence(1_000_000, &all);
         assert!(text.contains("the slowest 50 of 1,000,000 requests"), "{text}");
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn who_did_not_wait_is_not_among_the_slow() {
+    fn requests_without_wait_are_not_slow() {
         let mut all = vec![slow(5_000_000, &[(WaitKind::Device, 5_000_000)]); 20];
         all.extend([slow(0, &[]); 200]);
         let text = sentence(100_000, &all);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_export_and_a_fast_one_are_told_so() {
+    fn idle_and_fast_exports_are_reported_as_such() {
         assert!(sentence(0, &[]).contains("no request"));
         let text = sentence(500, &[slow(90_000, &[(WaitKind::Device, 90_000)]); 9]);
         assert!(text.contains("nothing is slow: none of the 500 requests"), "{text}");
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_never_come_to_more_than_the_total_and_the_rest_is_elsewhere() {
+    fn waits_never_exceed_total_and_rest_is_elsewhere() {
         let parts = parts(&slow(1_000, &[(WaitKind::Device, 3_000), (WaitKind::Tag, 900)]));
         assert!(
             (parts.iter().sum::<f64>() - 1_000.0).abs() < 1e-6 && parts[WaitKind::COUNT] < 1e-6

@@ -1,13 +1,13 @@
-//! The exports of a shard: what their clients waited for, those that are gone included, and the slowest of the last minute.
+//! Wait times by export: totals of closed connections, and the slowest requests of the last minute.
 //!
-//! An export takes memory (100 KiB and more) when its first client gets an answer.
+//! Memory of an export (about 100 KiB) is allocated at its first completed request.
 
 use headworks_core::{ExportId, Instant, WaitTimes};
 
 use super::slow::{SlowRequest, SlowRing};
 use super::{CompletedRequest, LatencyTable, LatencyTotals};
 
-/// See the head of this file. Indexed by export.
+/// Wait times of the exports with clients on this shard.
 #[derive(Debug, Default)]
 pub struct ExportLatencies {
     all: Vec<Option<Box<ExportLatency>>>,
@@ -15,13 +15,13 @@ pub struct ExportLatencies {
 
 #[derive(Debug, Default)]
 struct ExportLatency {
-    /// Of connections that are gone.
+    /// Totals of closed connections.
     gone: LatencyTotals,
     slow: SlowRing,
 }
 
 impl ExportLatencies {
-    /// A request of a connection was answered now.
+    /// Records a completed request.
     #[inline]
     pub fn record(
         &mut self,
@@ -35,36 +35,36 @@ impl ExportLatencies {
         self.entry(export).slow.record(slow, now, total_ns);
     }
 
-    /// A connection is gone; its counts stay.
+    /// Adds the counts of a connection that closes.
     pub fn close(&mut self, export: ExportId, table: &LatencyTable) {
         self.entry(export).gone.add(table);
     }
 
-    /// The export is gone: another one may have its number.
+    /// Forgets an export that was removed; its id may be reused.
     pub fn forget(&mut self, export: ExportId) {
         if let Some(entry) = self.all.get_mut(usize::from(export.0)) {
             *entry = None;
         }
     }
 
-    /// Exports that had any client, from one on.
+    /// Exports with recorded requests, from `from` on.
     pub fn known(&self, from: ExportId) -> impl Iterator<Item = ExportId> {
         let all = self.all.iter().enumerate().skip(usize::from(from.0));
         all.filter_map(|(index, entry)| entry.as_ref().map(|_| ExportId(index as u16)))
     }
 
-    /// What connections counted that are gone.
+    /// Totals of closed connections.
     #[must_use]
     pub fn gone(&self, export: ExportId) -> Option<&LatencyTotals> {
         let entry = self.all.get(usize::from(export.0)).and_then(Option::as_ref);
         entry.map(|entry| &entry.gone)
     }
 
-    /// Requests of the last minute, and the slowest of them.
+    /// Number of requests in the last minute, and the slowest of them.
     #[must_use]
     pub fn slow(&self, export: ExportId, now: Instant) -> (u64, Vec<SlowRequest>) {
         let entry = self.all.get(usize::from(export.0)).and_then(Option::as_ref);
-        entry.map_or_else(Default::default, |entry| entry.slow.look(now))
+        entry.map_or_else(Default::default, |entry| entry.slow.recent(now))
     }
 
     #[inline]

@@ -1,12 +1,12 @@
-//! What clients waited for: counts by operation, wait and duration.
+//! Histograms of wait times by operation and kind of wait.
 //!
-//! A connection has a [`LatencyTable`] of 32-bit counts, 14 KiB, which a reply touches at one place, and at one more for each wait
-//! that was not nothing; an export has a [`LatencyTotals`] of those that closed. A report is the sum. So a reply costs a few
-//! instructions, and nothing is counted twice.
+//! A connection has a [`LatencyTable`] of 32-bit counts (14 KiB). A completion increments one counter, and one more for
+//! each wait that was longer than zero. An export has the [`LatencyTotals`] of closed connections. A report is the sum
+//! of both.
 //!
-//! `total` is measured by whoever talks to the client: from the turn in which a request was complete to the turn in which its
-//! answer was ready. The waits come with the answer ([`WaitTimes`]). What they leave of the total was neither: rings between
-//! shards, a queue that was being switched, a turn of this shard.
+//! `total` is the time from the turn in which a request was complete to the turn of its reply. The shard reports the
+//! waits ([`WaitTimes`]). The rest of the total was spent in rings between shards, in a queue that changed an option,
+//! or in other work of the turn.
 
 pub mod exports;
 pub mod slow;
@@ -27,24 +27,24 @@ pub struct CompletedRequest {
     pub total_ns: u64,
 }
 
-/// What operations are told apart as.
+/// Class of operations with histograms of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LatencyOp {
-    /// Reads.
+    /// Reads of data.
     Read = 0,
-    /// Writes.
+    /// Writes of data.
     Write = 1,
-    /// Flushes, discards, zeroing, prefetches.
+    /// Flushes, discards, write-zeroes and prefetches.
     Other = 2,
 }
 
 impl LatencyOp {
-    /// How many there are.
+    /// Number of classes of operations.
     pub const COUNT: usize = 3;
-    /// In order.
+    /// All classes in order.
     pub const ALL: [Self; Self::COUNT] = [Self::Read, Self::Write, Self::Other];
 
-    /// The kind of an operation.
+    /// Class of an operation.
     #[inline]
     #[must_use]
     pub const fn of(op: Op) -> Self {
@@ -55,7 +55,7 @@ impl LatencyOp {
         }
     }
 
-    /// The word users see.
+    /// Name of the class in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,26 +66,26 @@ impl LatencyOp {
     }
 }
 
-/// Rows of a kind: the total, then the waits in their order.
+/// Rows of a class: the total, then the waits in their order.
 pub const ROWS: usize = 1 + WaitKind::COUNT;
 
-/// The words that users see for the rows.
+/// Name of a row in reports.
 #[must_use]
 pub fn row_name(row: usize) -> &'static str {
     row.checked_sub(1).map_or("total", |wait| WaitKind::ALL[wait].name())
 }
 
-/// Waits that were nothing are not counted here: they are what the total has more.
+/// Counts by class, row and bucket. Waits of zero are not counted; they are the rest of the total row.
 type Counts<T> = [[[T; BUCKETS]; ROWS]; LatencyOp::COUNT];
 
-/// A connection's counts.
+/// Histograms of one connection.
 #[derive(Clone, Debug)]
 pub struct LatencyTable {
     counts: Box<Counts<u32>>,
-    /// Nanoseconds of all requests together.
+    /// Sum of the total times in nanoseconds.
     sum_ns: [u64; LatencyOp::COUNT],
     bytes: [u64; LatencyOp::COUNT],
-    /// Requests since `older` was added to; at 2^32 the counts go there.
+    /// Requests counted since `older` was extended; at 2^32 the counts move there.
     recent: u32,
     older: Option<Box<LatencyTotals>>,
 }
@@ -105,7 +105,7 @@ impl Default for LatencyTable {
 const _: () = assert!(size_of::<Counts<u32>>() <= 16 << 10, "a connection is small");
 
 impl LatencyTable {
-    /// A request was answered.
+    /// Counts a completed request.
     #[inline]
     pub fn record(&mut self, kind: LatencyOp, len: u32, total_ns: u64, wait_times: WaitTimes) {
         let rows = &mut self.counts[kind as usize];
@@ -126,7 +126,7 @@ impl LatencyTable {
         }
     }
 
-    /// Once in 2^32 requests: no count wraps.
+    /// Moves the counts to `older` before one can wrap; once in 2^32 requests.
     #[cold]
     fn put_aside(&mut self) {
         let mut older = self.older.take().unwrap_or_default();
@@ -135,7 +135,7 @@ impl LatencyTable {
     }
 }
 
-/// Counts of any number of connections.
+/// Histograms of any number of connections.
 #[derive(Clone, Debug)]
 pub struct LatencyTotals {
     counts: Box<Counts<u64>>,
@@ -162,7 +162,7 @@ impl From<&LatencyTable> for LatencyTotals {
 }
 
 impl LatencyTotals {
-    /// Adds what a connection counted.
+    /// Adds the counts of a connection.
     pub fn add(&mut self, table: &LatencyTable) {
         self.add_up(&table.sum_ns, &table.bytes, |kind, row, bucket| {
             table.counts[kind][row][bucket].into()
@@ -172,7 +172,7 @@ impl LatencyTotals {
         }
     }
 
-    /// Adds others' counts.
+    /// Adds the counts of other totals.
     pub fn merge(&mut self, other: &Self) {
         self.add_up(&other.sum_ns, &other.bytes, |kind, row, bucket| {
             other.counts[kind][row][bucket]
@@ -196,25 +196,25 @@ impl LatencyTotals {
         }
     }
 
-    /// Requests of a kind.
+    /// Number of requests of a class.
     #[must_use]
     pub fn requests(&self, kind: LatencyOp) -> u64 {
         self.counts[kind as usize][0].iter().sum()
     }
 
-    /// Bytes that they were about.
+    /// Bytes of requests of a class.
     #[must_use]
     pub fn bytes(&self, kind: LatencyOp) -> u64 {
         self.bytes[kind as usize]
     }
 
-    /// Nanoseconds of all of them together: measured, not from the buckets.
+    /// Sum of the total times in nanoseconds, measured exactly.
     #[must_use]
     pub fn sum_ns(&self, kind: LatencyOp) -> u64 {
         self.sum_ns[kind as usize]
     }
 
-    /// The counts of a row, those that waited for nothing included.
+    /// Histogram of a row, with waits of zero in the first bucket.
     #[must_use]
     pub fn row(&self, kind: LatencyOp, row: usize) -> Histogram {
         let mut counts = self.counts[kind as usize][row];
@@ -225,26 +225,26 @@ impl LatencyTotals {
     }
 }
 
-/// One histogram.
+/// A histogram of durations.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: [u64; BUCKETS],
 }
 
 impl Histogram {
-    /// How many there are.
+    /// Number of durations in it.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Whether none of them was longer than nothing.
+    /// Whether all durations are zero.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         self.counts[1..].iter().all(|count| *count == 0)
     }
 
-    /// What `per_mille` of 1000 do not exceed, in nanoseconds; 0 when there are none.
+    /// Upper bound in nanoseconds of the shortest `per_mille` of 1000 durations; 0 if there are none.
     #[must_use]
     pub fn percentile(&self, per_mille: u64) -> u64 {
         let rank = (self.count() * per_mille).div_ceil(1000).max(1);
@@ -258,19 +258,19 @@ impl Histogram {
         0
     }
 
-    /// The upper end of the highest bucket that has any.
+    /// Upper bound of the highest bucket in use.
     #[must_use]
     pub fn max(&self) -> u64 {
         self.buckets().last().map_or(0, |(end, _)| end)
     }
 
-    /// Buckets that are not empty: their upper end in nanoseconds, and the count.
+    /// Buckets in use: upper bound in nanoseconds, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
         let all = self.counts.iter().enumerate();
         all.filter(|(_, count)| **count > 0).map(|(bucket, count)| (upper_end(bucket), *count))
     }
 
-    /// The sum as far as buckets tell it: from their middles.
+    /// Estimated sum in nanoseconds, from the middles of the buckets.
     #[must_use]
     pub fn about_ns(&self) -> u64 {
         let mut before = 0;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_for_nothing_is_counted_in_every_row() {
+    fn zero_waits_are_counted_in_every_row() {
         let mut table = LatencyTable::default();
         (0..90).for_each(|_| table.record(LatencyOp::Read, 4096, 1_000, WaitTimes::NONE));
         (0..10).for_each(|_| table.record(LatencyOp::Read, 4096, 5_000_000, wait_times(5_000_000)));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_a_connection_that_is_there_very_long_are_put_aside_and_not_lost() {
+    fn counts_do_not_wrap_on_long_connections() {
         let mut table = LatencyTable::default();
         table.record(LatencyOp::Write, 1, 4, WaitTimes::NONE);
         table.recent = u32::MAX - 1;

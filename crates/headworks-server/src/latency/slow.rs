@@ -1,39 +1,39 @@
-//! The slowest requests of an export: of each of the last 60 seconds the 32 that took longest.
+//! The slowest requests of an export: the 32 slowest of each of the last 60 seconds.
 //!
-//! There is no threshold to be set: a second keeps what is slower than the fastest that it has. So a request is looked at
-//! by one comparison, and the few that are slow take the place of another.
+//! There is no threshold to set: a second keeps what is slower than the fastest request it has. So most requests cost
+//! one comparison.
 
 use headworks_core::{Instant, Op, WaitTimes};
 
-/// Seconds that are remembered.
+/// Seconds that are kept.
 pub const SECONDS: usize = 60;
-/// Requests of a second.
+/// Requests kept for each second.
 pub const KEPT: usize = 32;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A request that took long.
+/// A request that was among the slowest of its second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlowRequest {
-    /// From its arrival to its answer.
+    /// Nanoseconds from its arrival to its reply.
     pub total_ns: u64,
-    /// When it was answered.
+    /// Time of its reply.
     pub at: Instant,
-    /// First byte.
+    /// First byte of its range.
     pub offset: u64,
-    /// What it waited for.
+    /// Waits that it had.
     pub wait_times: WaitTimes,
-    /// Bytes.
+    /// Length of its range in bytes.
     pub len: u32,
-    /// Whose it was.
+    /// Id of its connection.
     pub connection: u32,
-    /// What it was.
+    /// Operation of the request.
     pub op: Op,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Second {
-    /// Counted from the clock's zero; none has `u64::MAX`.
+    /// Number of the second on the shard's clock; `u64::MAX` if unused.
     number: u64,
     requests: u64,
     used: usize,
@@ -52,14 +52,14 @@ const NO_REQUEST: SlowRequest = SlowRequest {
     op: Op::Read,
 };
 
-/// See the head of this file; 110 KiB.
+/// Ring of the last 60 seconds; about 110 KiB.
 #[derive(Debug)]
 pub struct SlowRing {
     seconds: Box<[Second]>,
-    /// Where the current second is.
+    /// Index of the current second.
     current: usize,
     ends: Instant,
-    /// What is not slower than this is not kept.
+    /// Requests that are not slower are not kept.
     floor_ns: u64,
 }
 
@@ -75,7 +75,7 @@ impl Default for SlowRing {
 }
 
 impl SlowRing {
-    /// A request was answered now.
+    /// Counts a completed request, and keeps it if it is slow.
     #[inline]
     pub fn record(&mut self, slow: impl FnOnce() -> SlowRequest, now: Instant, total_ns: u64) {
         if now >= self.ends {
@@ -110,9 +110,9 @@ impl SlowRing {
         }
     }
 
-    /// What the last minute has: requests, and the slowest of them, the slowest first.
+    /// Number of requests of the last minute, and the slowest of them in descending order.
     #[must_use]
-    pub fn look(&self, now: Instant) -> (u64, Vec<SlowRequest>) {
+    pub fn recent(&self, now: Instant) -> (u64, Vec<SlowRequest>) {
         let last = now.0 / SECOND_NS;
         let recent =
             |second: &&Second| second.number <= last && last - second.number < SECONDS as u64;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn each_second_keeps_its_slowest_whatever_their_order() {
+    fn each_second_keeps_slowest_in_any_order() {
         let mut ring = SlowRing::default();
         let mut prng = Prng::new(1);
         let mut expected = Vec::new();
@@ -151,21 +151,21 @@ mod tests {
             expected.extend_from_slice(&all[500 - KEPT..]);
         }
         expected.sort_unstable_by(|a, b| b.cmp(a));
-        let (requests, slowest) = ring.look(Instant(3 * SECOND_NS));
+        let (requests, slowest) = ring.recent(Instant(3 * SECOND_NS));
         let found: Vec<u64> = slowest.iter().map(|slow| slow.total_ns).collect();
         assert_eq!((requests, found), (1500, expected));
     }
 
     #[test]
-    fn what_is_older_than_a_minute_is_forgotten() {
+    fn requests_older_than_a_minute_are_dropped() {
         let mut ring = SlowRing::default();
         record(&mut ring, 0, 99);
         record(&mut ring, 30 * SECOND_NS, 1);
-        let count = |ring: &SlowRing, second: u64| ring.look(Instant(second * SECOND_NS)).0;
+        let count = |ring: &SlowRing, second: u64| ring.recent(Instant(second * SECOND_NS)).0;
         assert_eq!([30, 59, 60, 89, 90].map(|at| count(&ring, at)), [2, 2, 1, 1, 0]);
-        // The same place of the ring, a minute later.
+        // The same entry of the ring, a minute later.
         record(&mut ring, 90 * SECOND_NS, 7);
-        assert_eq!(ring.look(Instant(90 * SECOND_NS)).1[0].total_ns, 7);
-        assert_eq!(ring.look(Instant(90 * SECOND_NS)).0, 1);
+        assert_eq!(ring.recent(Instant(90 * SECOND_NS)).1[0].total_ns, 7);
+        assert_eq!(ring.recent(Instant(90 * SECOND_NS)).0, 1);
     }
 }

@@ -1,7 +1,7 @@
-//! A listening socket that somebody else made and handed over: a service manager that starts us for the first client.
+//! Listening sockets inherited from a service manager (socket activation).
 //!
-//! Only a stream socket that listens is taken. Its file, if it has one, is the maker's: it is neither given a mode nor removed
-//! at the end, so that clients may connect while nobody serves and whoever comes next serves them.
+//! Only a listening stream socket is accepted. Its file belongs to the service manager: its mode is not changed and it
+//! is not removed, so that clients can connect while no server runs.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -10,20 +10,20 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A listening socket from outside.
+/// An inherited listening socket.
 #[derive(Clone, Debug)]
 pub struct InheritedSocket(Arc<OwnedFd>);
 
-/// Where clients of a [`InheritedSocket`] socket connect.
+/// Address of an inherited socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InheritedAddress {
-    /// A unix socket; one without a name in a filesystem has none.
+    /// A unix socket with its path; none for an unnamed or abstract socket.
     Unix(Option<PathBuf>),
-    /// TCP.
+    /// A TCP address and port.
     Tcp(SocketAddr),
 }
 
-/// A socket as its listener needs it.
+/// The listener of an inherited socket.
 pub(crate) enum BoundSocket {
     Unix(UnixListener),
     Tcp(TcpListener),
@@ -38,10 +38,10 @@ impl PartialEq for InheritedSocket {
 impl Eq for InheritedSocket {}
 
 impl InheritedSocket {
-    /// Takes the socket.
+    /// Takes over the socket.
     ///
     /// # Errors
-    /// A sentence, if it is no listening stream socket of unix or TCP.
+    /// The descriptor is not a listening stream socket of unix or TCP.
     pub fn new(fd: OwnedFd) -> Result<Self, String> {
         let number = fd.as_raw_fd();
         let ask =
@@ -55,10 +55,10 @@ impl InheritedSocket {
         }
     }
 
-    /// Where clients connect.
+    /// Address on which clients connect.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not tell the address.
     pub fn place(&self) -> io::Result<InheritedAddress> {
         Ok(match self.adopt()? {
             BoundSocket::Unix(listener) => {
@@ -68,7 +68,7 @@ impl InheritedSocket {
         })
     }
 
-    /// A descriptor of our own for the same socket; it does not block.
+    /// Duplicates the descriptor, non-blocking.
     pub(crate) fn adopt(&self) -> io::Result<BoundSocket> {
         let fd = self.0.try_clone()?;
         if option(&fd, libc::SO_DOMAIN)? == libc::AF_UNIX {
@@ -110,7 +110,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn what_listens_is_taken_with_its_place() {
+    fn listening_descriptor_is_accepted_with_address() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let given = InheritedSocket::new(listener.into()).unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn its_file_stays_when_we_go() {
+    fn inherited_socket_file_is_not_removed() {
         let path = std::env::temp_dir().join(format!("headworks-given-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let given = InheritedSocket::new(UnixListener::bind(&path).unwrap().into()).unwrap();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_listen_is_refused_with_its_number() {
+    fn non_listening_descriptor_is_refused() {
         let (one, _other) = UnixStream::pair().unwrap();
         let number = one.as_raw_fd();
         let refused = InheritedSocket::new(one.into()).unwrap_err();

@@ -1,7 +1,7 @@
-//! Where clients connect: unix sockets and TCP.
+//! Listening sockets for clients: unix and TCP.
 //!
-//! A unix socket's file is taken over when nobody listens behind it (its server died), refused when somebody does, created
-//! with the mode that the user gave, and removed at the end, if it is still ours. A socket from outside (`given`) has no file of ours.
+//! The file of a unix socket is replaced when no server listens behind it, refused when one does, created with the
+//! user's mode, and removed at the end if it is still the same file. Files of inherited sockets are left alone.
 
 pub(crate) mod inherited;
 
@@ -17,26 +17,26 @@ use headworks_core::ConfigError;
 
 use super::listen::inherited::{BoundSocket, InheritedSocket};
 
-/// `sun_path` less its NUL.
+/// Longest path of a unix socket: `sun_path` without its NUL.
 const PATH_MAX: usize = 107;
 
-/// Half a second in all.
+/// Attempts to connect to a possibly dead server: half a second in all.
 const CONNECT_TRIES: u32 = 20;
 const CONNECT_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 
-/// Where to listen.
+/// Address on which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A unix socket.
+    /// A unix socket with its file.
     Unix {
-        /// Its file.
+        /// Path of the socket's file.
         path: PathBuf,
-        /// Permissions of the file.
+        /// Mode bits of the file.
         mode: u32,
     },
-    /// TCP.
+    /// A TCP address and port.
     Tcp(SocketAddr),
-    /// A socket that listens already.
+    /// An inherited listening socket.
     InheritedSocket(InheritedSocket),
 }
 
@@ -45,20 +45,20 @@ enum Socket {
     Tcp(TcpListener),
 }
 
-/// The file of a unix socket that we made.
+/// The file of a unix socket created here.
 struct OwnFile {
     path: PathBuf,
     inode: u64,
 }
 
-/// A listening socket.
+/// A listening socket; closing it removes its file.
 pub struct Listener(Socket);
 
 impl Listener {
-    /// Listens.
+    /// Listens on an address.
     ///
     /// # Errors
-    /// What is in the way, in one sentence.
+    /// The address cannot be used.
     pub fn bind(address: &Address) -> Result<Self, ConfigError> {
         match address {
             Address::Unix { path, mode } => Self::bind_unix("unix", path, *mode),
@@ -67,7 +67,7 @@ impl Listener {
         }
     }
 
-    /// Listens on a socket from outside, which `option` stands for.
+    /// Listens on an inherited socket; `option` names it in errors.
     ///
     /// # Errors
     /// No file descriptor is left.
@@ -82,15 +82,15 @@ impl Listener {
         }
     }
 
-    /// Listens at a path that the user gave with `option`.
+    /// Listens on a unix socket at `path`; `option` names it in errors.
     ///
     /// # Errors
-    /// What is in the way, in one sentence.
+    /// The path cannot be used.
     pub fn bind_unix(option: &'static str, path: &Path, mode: u32) -> Result<Self, ConfigError> {
         bind_unix(path, mode).map_err(|message| ConfigError::new(option, message))
     }
 
-    /// The socket, to wait on.
+    /// File descriptor to wait on.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         match &self.0 {
@@ -99,7 +99,7 @@ impl Listener {
         }
     }
 
-    /// The port that TCP got.
+    /// TCP port; none for unix sockets.
     #[must_use]
     pub fn port(&self) -> Option<u16> {
         match &self.0 {
@@ -108,10 +108,10 @@ impl Listener {
         }
     }
 
-    /// The next client, if one waits; its socket does not block.
+    /// Accepts the next client, if one waits; its socket is non-blocking.
     ///
     /// # Errors
-    /// The process has no file descriptor left, or the like.
+    /// No file descriptor is left, or a similar failure.
     pub fn accept(&self) -> io::Result<Option<(OwnedFd, String)>> {
         let accepted = match &self.0 {
             Socket::Unix { listener, .. } => listener.accept().and_then(|(stream, _)| {
@@ -127,7 +127,7 @@ impl Listener {
         match accepted {
             Ok(accepted) => Ok(Some(accepted)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            // The client left before it was accepted.
+            // The client closed before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
             Err(error) => Err(error),
         }
@@ -153,7 +153,7 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
         ));
     }
     remove_stale(path)?;
-    // Bound under a name of our own and moved into place with its mode: nobody connects before the mode is set.
+    // Bound under a temporary name and linked with its mode: no client can connect before the mode is set.
     let (hidden, _folder) = hidden_name(path).map_err(|error| fail("cannot listen at", error))?;
     let _ = fs::remove_file(&hidden);
     let listener = UnixListener::bind(&hidden).map_err(|error| fail("cannot listen at", error))?;
@@ -167,8 +167,8 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
     Ok(Listener(Socket::Unix { listener, file: Some(file) }))
 }
 
-/// A name beside `path`, and what keeps it valid. It may be longer than the path itself, which fits: then it is said by its folder's
-/// descriptor.
+/// A temporary name beside `path`. If it is too long for a socket, it goes through a descriptor of its folder, which
+/// must stay open.
 fn hidden_name(path: &Path) -> io::Result<(PathBuf, Option<fs::File>)> {
     let name = format!(".hw{:x}", std::process::id());
     let beside = path.with_file_name(&name);
@@ -179,8 +179,8 @@ fn hidden_name(path: &Path) -> io::Result<(PathBuf, Option<fs::File>)> {
     Ok((format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()).into(), Some(folder)))
 }
 
-/// Whether somebody listens there. Of a server that was killed the kernel closes the listener some milliseconds after the
-/// process is gone, because its ring still holds it.
+/// Connects to a possibly dead server. The kernel closes the listener of a killed server some milliseconds after the
+/// process is gone.
 fn connect_with_retries(path: &Path) -> io::Result<UnixStream> {
     for _ in 0..CONNECT_TRIES {
         match UnixStream::connect(path) {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_taken_over_and_a_live_one_is_not() {
+    fn stale_socket_is_replaced_and_live_one_kept() {
         let path = place("stale");
         drop(UnixListener::bind(&path).unwrap());
         let ours = bind(&path).unwrap();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_may_be_as_long_as_the_system_takes() {
+    fn longest_socket_path_is_accepted() {
         let folder = place("long").parent().unwrap().to_owned();
         for len in [PATH_MAX, PATH_MAX + 1] {
             let name = "n".repeat(len - folder.as_os_str().len() - 3);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_socket_is_never_removed() {
+    fn file_that_is_not_a_socket_is_kept() {
         let path = place("file");
         fs::write(&path, "precious").unwrap();
         assert!(bind(&path).is_err());
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_until_nobody_waits() {
+    fn accept_returns_none_without_clients() {
         let path = place("accept");
         let listener = bind(&path).unwrap();
         assert!(listener.accept().unwrap().is_none());

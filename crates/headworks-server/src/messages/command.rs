@@ -1,4 +1,5 @@
-//! What the control socket orders of a shard when exports come, go and grow, and what the shard says of its exports.
+//! Commands of the control socket that change devices, volumes and exports of a shard, and the shards' reports of
+//! exports.
 
 use headworks_core::{ChangeError, DeviceConfig, DeviceId, ExportId, VolumeConfig, VolumeId};
 
@@ -6,120 +7,120 @@ use crate::assemble::WatchedFile;
 use crate::assemble::export_info::ServedExport;
 use headworks::{Device, OpenFile};
 
-/// An order to one shard. It is obeyed or refused at once.
+/// A command to one shard, which carries it out or refuses it at once.
 pub enum ShardCommand {
-    /// A device takes a vacant place.
+    /// Adds a device with a free id.
     AddDevice {
-        /// Its place.
+        /// Id of the device.
         device: DeviceId,
-        /// Its owner and its queue.
+        /// Owner and queue options of the device.
         config: DeviceConfig,
         /// The device itself, for its owner.
         body: Option<Box<dyn Device>>,
     },
-    /// A volume takes a vacant place.
+    /// Adds a volume with a free id.
     AddVolume {
-        /// Its place.
+        /// Id of the volume.
         volume: VolumeId,
-        /// Where it lives, and its options.
+        /// Home shard, device and options of the volume.
         config: VolumeConfig,
-        /// The image, for the owner of a device that it joins.
+        /// Image of a volume that joins a device, for the device's owner.
         file: Option<OpenFile>,
-        /// The file to look at, for its home.
+        /// File whose size the home shard watches.
         watched: Option<WatchedFile>,
     },
-    /// A volume leaves.
+    /// Removes a volume from the shard.
     RemoveVolume {
-        /// Which.
+        /// Id of the volume.
         volume: VolumeId,
-        /// Its device.
+        /// Id of the device.
         device: DeviceId,
     },
-    /// A device leaves.
+    /// Removes a device from the shard.
     RemoveDevice {
-        /// Which.
+        /// Id of the device.
         device: DeviceId,
     },
-    /// An export begins to serve.
+    /// Adds an export, which is served from now on.
     Serve {
-        /// Which.
+        /// Description and binding of the export.
         export: ServedExport,
     },
-    /// New clients do not find an export, or find it again.
+    /// Hides an export from new clients, or shows it again.
     Hide {
-        /// Which.
+        /// Id of the export.
         export: ExportId,
-        /// Whether they do not.
+        /// Whether the export is hidden.
         hidden: bool,
     },
-    /// An export is gone.
+    /// Removes an export that is gone.
     Forget {
-        /// Which.
+        /// Id of the export.
         export: ExportId,
     },
-    /// The clients of an export leave.
+    /// Disconnects the clients of an export.
     Evict {
-        /// Which.
+        /// Id of the export.
         export: ExportId,
-        /// Also those who do not read their last replies.
+        /// Also closes connections with unread replies.
         unread: bool,
     },
-    /// A volume's file will have this size soon, and that is no news.
+    /// Announces a size that the server gives a file itself.
     Expect {
-        /// Which.
+        /// Id of the volume.
         volume: VolumeId,
-        /// Bytes.
+        /// New size in bytes.
         size: u64,
     },
-    /// A volume has more bytes.
+    /// Grows a volume to a new size.
     Grow {
-        /// Which.
+        /// Id of the volume.
         volume: VolumeId,
-        /// Its device.
+        /// Id of the device.
         device: DeviceId,
-        /// Bytes.
+        /// New size in bytes.
         size: u64,
     },
 }
 
-/// What became of an order: what the shard has given up is closed when this is dropped.
+/// Result of a command; what the shard released is closed when it is dropped.
 pub type CommandResult = Result<Released, ChangeError>;
 
-/// Files and devices that a shard gave up.
+/// Files and devices that a shard released.
 #[derive(Default)]
 pub struct Released(Vec<Box<dyn Send>>);
 
 impl Released {
-    /// Nothing.
+    /// An empty list: nothing was released.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Something more to close.
+    /// Adds something that is to be closed.
     pub fn keep<T: Send + 'static>(&mut self, what: Option<T>) {
         self.0.extend(what.map(|what| Box::new(what) as Box<dyn Send>));
     }
 }
 
-/// An export, as one shard sees it.
+/// State of an export on one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportReport {
-    /// Which.
+    /// Id of the export.
     pub export: ExportId,
-    /// Its clients on this shard.
+    /// Number of its clients on this shard.
     pub clients: usize,
-    /// Its size, where its volume lives.
+    /// Its size in bytes, on its home shard.
     pub size: Option<u64>,
-    /// Bytes of its volume that are in the cache and not in the device.
+    /// Dirty bytes of its volume.
     pub dirty: u64,
-    /// Bytes of its volume that could not be written out.
+    /// Bytes of its volume that could not be written back.
     pub failed: u64,
-    /// A flush of its volume failed.
+    /// Whether a flush of its volume failed.
     pub suspect: bool,
 }
 
 impl ExportReport {
-    /// Adds what another shard says.
+    /// Adds the report of another shard.
     pub fn add(&mut self, other: &Self) {
         self.clients += other.clients;
         self.size = self.size.or(other.size);

@@ -1,8 +1,8 @@
-//! What the control socket asks of a shard, and what the shard says.
+//! Queries of the control socket to one shard, and the reports that answer them.
 //!
-//! A question travels as mail and brings the way back for its answer. A shard that has ended drops it, and with it the way
-//! back, so whoever asked is told at once; one that is stuck is waited for until a deadline. A shard copies one table, one list or
-//! a part of the tables per question, never all of them, so that no client of the data path waits for a long report.
+//! A query carries the channel for its answer. A shard that has ended drops the query and with it the channel, which
+//! ends the wait; otherwise the wait has a deadline. A shard copies one table, one list or a part of its tables for
+//! each query, so a long report does not delay clients.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -20,139 +20,139 @@ use headworks_core::{
 use crate::latency::slow::SlowRequest;
 use crate::latency::{LatencyTable, LatencyTotals};
 
-/// A question for one shard.
+/// A query to one shard.
 pub enum ControlQuery {
-    /// How is this device of yours, and what did these volumes of it do together?
+    /// Statistics of a device of this shard, and of its volumes together.
     Device {
-        /// Which device.
+        /// Id of the device.
         device: DeviceId,
-        /// Its volumes.
+        /// Volumes of the device.
         volumes: Arc<[VolumeId]>,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<DeviceReport>,
     },
-    /// What did this volume, whose device is yours, do?
+    /// Statistics of a volume whose device this shard owns.
     Volume {
-        /// Which volume.
+        /// Id of the volume.
         volume: VolumeId,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<VolumeReport>,
     },
-    /// What did the plug make of your turns?
+    /// Plug statistics of the shard's turns.
     Turns {
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<TurnStats>,
     },
-    /// What does your cache hold and count?
+    /// Statistics of the shard's cache.
     Cache {
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<CacheReport>,
     },
-    /// Which ranges of this volume of yours could not be written out?
+    /// Ranges of a volume of this shard that could not be written back.
     Failed {
-        /// Which volume.
+        /// Id of the volume.
         volume: VolumeId,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<Vec<FailedRange>>,
     },
-    /// What are the exports like, as far as you know?
+    /// State of all exports on this shard.
     Exports {
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<Vec<ExportReport>>,
     },
-    /// Write out what is dirty of this volume of yours, and flush its device; the answer is how many bytes that is, and where the
-    /// end will be told.
+    /// Writes back a volume of this shard and flushes its device; the answer has the dirty bytes and the channel for
+    /// the status.
     Drain {
-        /// Which volume.
+        /// Id of the volume.
         volume: VolumeId,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<(u64, Receiver<Status>)>,
     },
-    /// What did the clients of your exports wait for, from this one on?
+    /// Wait times of exports with clients on this shard.
     Latency {
-        /// The first export.
+        /// First export of the part.
         from: ExportId,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<LatencyPart>,
     },
-    /// Which requests of this export, whose home you are, were the slowest?
+    /// The slowest requests of an export of this shard.
     Slow {
-        /// Which export.
+        /// Id of the export.
         export: ExportId,
-        /// Its device.
+        /// Id of the device.
         device: DeviceId,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<SlowReport>,
     },
-    /// Who is connected, in this place and those after it?
+    /// Connections of this shard, from a slot on.
     Connections {
-        /// The first place.
+        /// First slot of the part.
         from: u32,
-        /// The way back: as many as a shard tells in one turn, and where to go on if there are more places.
+        /// Channel for the answer: a part of the connections, and the slot of the next part.
         answer: Sender<(Vec<ConnectionReport>, Option<u32>)>,
     },
-    /// Change an option of a device of yours; answered when it is changed.
+    /// Changes an option of a queue; answered when the change is in force.
     Set {
-        /// Which device.
+        /// Id of the device.
         device: DeviceId,
-        /// Which option.
+        /// Option to be changed.
         tunable: Tunable,
-        /// Its value.
+        /// New value of the option.
         value: u64,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<Status>,
     },
-    /// Change an option of your write-back; answered at once.
+    /// Changes an option of write-back; answered at once.
     SetDirty {
-        /// Which option.
+        /// Option to be changed.
         tunable: DirtyTunable,
         /// Its value for this shard.
         value: u64,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<Status>,
     },
-    /// Hand this to the shard; answered before anything that a client sends later is looked at.
+    /// Passes a control input to the shard; answered before later requests are handled.
     Tell {
-        /// What.
+        /// The control input itself.
         control: Control,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<()>,
     },
-    /// An export's clients have another class, those that come and those that are there.
+    /// Sets the class of an export's clients, current and future ones.
     ExportIoprio {
-        /// Which export.
+        /// Id of the export.
         export: ExportId,
-        /// The class.
+        /// Class of the requests.
         ioprio: Ioprio,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<()>,
     },
-    /// One connection has a class of its own; the answer is whether it is there.
+    /// Sets the class of one connection; the answer is whether it exists.
     ConnectionIoprio {
-        /// The connection's id.
+        /// Id of the connection.
         connection: u32,
-        /// The class.
+        /// Class of the requests.
         ioprio: Ioprio,
-        /// The way back.
+        /// Channel for the answer.
         answer: Sender<bool>,
     },
 }
 
-/// What an operation came to on all volumes of a device.
+/// Counters of an operation over all volumes of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpCounts {
-    /// Requests finished.
+    /// Number of completed requests.
     pub requests: u64,
-    /// Merges.
+    /// Number of merged bios.
     pub merges: u64,
-    /// Bytes.
+    /// Bytes of completed requests.
     pub bytes: u64,
-    /// Nanoseconds of all finished requests together.
+    /// Sum of the times of completed requests in nanoseconds.
     pub time_ns: u64,
 }
 
 impl OpCounts {
-    /// Adds a volume's counts.
+    /// Adds the counters of a volume.
     pub fn add(counts: &mut [Self; Op::COUNT], stats: &VolumeStats) {
         for (sum, row) in counts.iter_mut().zip(&stats.ops) {
             sum.requests += row.requests;
@@ -163,93 +163,93 @@ impl OpCounts {
     }
 }
 
-/// A device and its queue.
+/// Statistics of a device and its queue.
 pub struct DeviceReport {
-    /// What the queue works with.
+    /// Options of the queue.
     pub options: QueueOptions,
-    /// What it counted.
+    /// Counters of the queue.
     pub queue: QueueStats,
-    /// Nanoseconds in which it was busy, until now.
+    /// Nanoseconds in which the device was busy.
     pub busy_ns: u64,
-    /// What its tags counted.
+    /// Counters of the tags.
     pub tags: TagStats,
-    /// Tags that nobody holds.
+    /// Number of free tags.
     pub tags_free: u32,
-    /// What it did, by operation.
+    /// Counters of each operation.
     pub ops: [OpCounts; Op::COUNT],
 }
 
-/// A shard's cache; nothing where there is none.
+/// Statistics of a shard's cache; empty without one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CacheReport {
-    /// What it holds and counted.
+    /// Contents and counters of the cache.
     pub cache: Option<CacheStats>,
-    /// What of it is dirty.
+    /// Dirty counters of the cache.
     pub dirty: Option<DirtyStats>,
 }
 
-/// Bytes that clients were told are written, and that could not be written out.
+/// A range of acknowledged data that could not be written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailedRange {
-    /// The first.
+    /// First byte of the range.
     pub offset: u64,
-    /// How many.
+    /// Length of the range in bytes.
     pub len: u64,
-    /// Why.
+    /// Error of the last attempt.
     pub error: IoError,
 }
 
-/// A volume.
+/// Statistics of a volume.
 pub struct VolumeReport {
-    /// Its table.
+    /// Counters by operation and stage.
     pub stats: VolumeStats,
-    /// Writes that no flush covers.
+    /// Completed writes that no flush covers.
     pub unflushed: u64,
-    /// A flush failed and nobody acknowledged it.
+    /// Whether a flush failed and the failure was not cleared.
     pub suspect: bool,
 }
 
-/// What an export's clients waited for on a shard.
+/// Wait times of an export's clients on one shard.
 #[derive(Default)]
 pub struct LatencyReport {
-    /// Which export.
+    /// Id of the export.
     pub export: ExportId,
-    /// Those that are gone, and those that are there.
+    /// Counts of closed and open connections.
     pub totals: LatencyTotals,
-    /// How many are there.
+    /// Number of open connections.
     pub connections: u32,
 }
 
-/// As much of it as a shard tells in one turn. An export is told whole, so that nothing is missed or counted twice.
+/// A part of a shard's wait times. An export is never divided, so nothing is counted twice.
 pub struct LatencyPart {
-    /// Of each that had any client, in their order.
+    /// Reports of exports in ascending order.
     pub reports: Vec<LatencyReport>,
-    /// Where to go on; none if that was all.
+    /// Export of the next part; none if this is the last.
     pub next: Option<ExportId>,
 }
 
 /// The slowest requests of an export.
 pub struct SlowReport {
-    /// The shard's time.
+    /// Current time of the shard.
     pub now: Instant,
     /// Requests of the last minute.
     pub requests: u64,
-    /// The slowest of them, the slowest first.
+    /// The slowest requests in descending order.
     pub slowest: Vec<SlowRequest>,
-    /// How the write-out of its device is; none without a cache.
+    /// Write-back of the export's device; none without a cache.
     pub writeback: Option<WritebackStats>,
 }
 
-/// A connection.
+/// A connection and its wait times.
 pub struct ConnectionReport {
-    /// Its id.
+    /// Id of the connection.
     pub id: u32,
-    /// Who it is.
+    /// Address of the client.
     pub peer: String,
-    /// Its export and its class; none before it has chosen.
+    /// Export and class; none before transmission.
     pub chosen: Option<(ExportId, Ioprio)>,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub in_flight: usize,
-    /// What they waited for; none before it has chosen.
+    /// Wait times; none before transmission.
     pub latency: Option<LatencyTable>,
 }

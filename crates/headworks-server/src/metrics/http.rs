@@ -1,31 +1,31 @@
-//! As much of HTTP as a scraper needs: one request, one answer, closed.
+//! The part of HTTP that a scraper needs: one request and one response for each connection.
 //!
 //! ```text
 //!   bytes --> head complete? --> GET or HEAD of /metrics: 200, else 404, 405, 400, 431 --> answer --> closed
 //!               | no: wait, until the connection's deadline
 //! ```
 //!
-//! Nothing here waits or reads a clock: whoever polls says what came.
+//! Parsing only: the caller reads, writes and keeps the time.
 
-/// A longer head is refused: scrapers send a few hundred bytes.
+/// Longest request head; scrapers send a few hundred bytes.
 pub const HEAD_MAX: usize = 8 << 10;
 const HEADERS_MAX: usize = 64;
 
-/// What a head asks for.
+/// State of a request head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadStatus {
-    /// More has to come.
+    /// The head is not complete.
     Incomplete,
-    /// The page; its text only if it is not a HEAD.
+    /// A request for the metrics page.
     Page {
-        /// GET.
+        /// GET, with a body in the response; HEAD has none.
         body: bool,
     },
-    /// An answer with this status and a sentence.
+    /// A request that is refused with this status.
     Refused(u16),
 }
 
-/// Reads a head, as far as it is there.
+/// Parses a request head as far as it has arrived.
 #[must_use]
 pub fn read_head(bytes: &[u8]) -> HeadStatus {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
@@ -48,14 +48,14 @@ pub fn read_head(bytes: &[u8]) -> HeadStatus {
     }
 }
 
-/// An answer with a page.
+/// Builds the response with the page.
 #[must_use]
 pub fn page(text: &str, body: bool) -> Vec<u8> {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     answer("200 OK", kind, "", text, body)
 }
 
-/// An answer that says what was wrong and what would be right.
+/// Builds an error response that says what would be right.
 #[must_use]
 pub fn refusal(status: u16) -> Vec<u8> {
     let (line, sentence) = match status {
@@ -87,7 +87,7 @@ mod tests {
     use headworks_core::prng::Prng;
 
     #[test]
-    fn only_the_page_is_given_and_only_to_who_gets_it() {
+    fn only_get_and_head_of_metrics_succeed() {
         let head = |line: &str| read_head(format!("{line} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
         assert_eq!(head("GET /metrics"), HeadStatus::Page { body: true });
         assert_eq!(head("GET /metrics?a=b"), HeadStatus::Page { body: true });
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_may_come_in_any_pieces_but_not_without_end() {
+    fn head_is_parsed_in_pieces_and_bounded() {
         let whole = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
         for cut in 0..whole.len() {
             assert_eq!(read_head(&whole[..cut]), HeadStatus::Incomplete, "{cut}");
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_refused_or_waited_for() {
+    fn garbage_is_refused_or_incomplete() {
         let mut prng = Prng::new(5);
         for _ in 0..5_000 {
             let len = prng.below(200) as usize;
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_how_long_it_is() {
+    fn response_has_content_length() {
         let text = String::from_utf8(page("abc\n", true)).unwrap();
         assert!(text.contains("Content-Length: 4\r\n") && text.ends_with("\r\n\r\nabc\n"));
         let head = String::from_utf8(page("abc\n", false)).unwrap();

@@ -1,9 +1,9 @@
-//! The metrics endpoint: one thread that answers scrapers, and asks the shards as the control socket does.
+//! The metrics endpoint: one thread that serves Prometheus scrapers.
 //!
-//! At most 16 clients at once, each for at most 5 seconds; while all places are taken nobody is accepted, so a client that
-//! is slow costs a place for that long and nothing else. A page is made when it is asked for.
+//! At most 16 clients are served at once, each for at most 5 seconds; while all slots are in use no client is accepted.
+//! A page is made for each request, from the same queries as the control socket's.
 //!
-//! `http` reads heads and writes answers, `text` has the format, `service/seeing.rs` the numbers.
+//! `http` parses heads and builds responses, `text` writes the exposition format, `page` chooses the metrics.
 
 mod http;
 mod page;
@@ -23,17 +23,17 @@ use super::control::service::ControlService;
 use super::listen::inherited::{BoundSocket, InheritedSocket};
 use http::HeadStatus;
 
-/// Scrapers at once.
+/// Scrapers served at once.
 const CLIENTS_MAX: usize = 16;
-/// A client is there no longer.
+/// Time limit of one client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// After a failure to accept: file descriptors may be free again.
-const REST: Duration = Duration::from_secs(1);
+/// Pause after a failed accept, until file descriptors may be free.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Listens for scrapers, before anything runs.
+/// Binds the endpoint's address.
 ///
 /// # Errors
-/// What is in the way, in one sentence.
+/// The address cannot be bound.
 pub fn bind(address: SocketAddr) -> Result<TcpListener, ConfigError> {
     let fail = |error| ConfigError::new("metrics", format!("cannot listen on {address}: {error}"));
     let listener = TcpListener::bind(address).map_err(fail)?;
@@ -41,10 +41,10 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, ConfigError> {
     Ok(listener)
 }
 
-/// Takes a socket that somebody else made.
+/// Takes over an inherited listening socket.
 ///
 /// # Errors
-/// It is not TCP, or no file descriptor is left.
+/// The socket is not TCP, or no file descriptor is left.
 pub fn adopt(given: &InheritedSocket) -> Result<TcpListener, ConfigError> {
     let fail = |message: String| ConfigError::new("metrics", message);
     match given.adopt() {
@@ -56,7 +56,7 @@ pub fn adopt(given: &InheritedSocket) -> Result<TcpListener, ConfigError> {
     }
 }
 
-/// The running endpoint.
+/// The running metrics endpoint.
 pub struct Metrics {
     address: SocketAddr,
     /// Closed to stop the thread.
@@ -65,7 +65,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Starts to answer.
+    /// Starts the thread.
     ///
     /// # Errors
     /// No thread or file descriptor is left.
@@ -74,7 +74,7 @@ impl Metrics {
         let address = listener.local_addr().map_err(fail)?;
         let (stop, stopped) = UnixStream::pair().map_err(fail)?;
         let mut endpoint =
-            MetricsEndpoint { listener, service, clients: Vec::new(), resting: None };
+            MetricsEndpoint { listener, service, clients: Vec::new(), paused_until: None };
         let thread = std::thread::Builder::new()
             .name("metrics".into())
             .spawn(move || while endpoint.turn(&stopped) {})
@@ -82,16 +82,16 @@ impl Metrics {
         Ok(Self { address, stop, thread })
     }
 
-    /// Where it listens.
+    /// Address of the endpoint.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends it.
+    /// Stops the thread and waits for its end.
     pub fn stop(self) {
         drop(self.stop);
-        // A thread that has died said so.
+        // A panic of the thread was reported by itself.
         let _ = self.thread.join();
     }
 }
@@ -100,8 +100,8 @@ struct MetricsEndpoint {
     listener: TcpListener,
     service: Arc<ControlService>,
     clients: Vec<Client>,
-    /// Nobody is accepted until then.
-    resting: Option<Instant>,
+    /// No client is accepted before this time.
+    paused_until: Option<Instant>,
 }
 
 struct Client {
@@ -113,21 +113,21 @@ struct Client {
 }
 
 impl MetricsEndpoint {
-    /// Waits for something and does it; false when it is time to stop.
+    /// Waits for events and handles them; false when the endpoint stops.
     fn turn(&mut self, stopped: &UnixStream) -> bool {
         let now = Instant::now();
-        self.resting = self.resting.filter(|until| *until > now);
-        let accepts = self.clients.len() < CLIENTS_MAX && self.resting.is_none();
+        self.paused_until = self.paused_until.filter(|until| *until > now);
+        let accepts = self.clients.len() < CLIENTS_MAX && self.paused_until.is_none();
         let poll = |fd, events| libc::pollfd { fd, events, revents: 0 };
         let mut fds = vec![poll(stopped.as_raw_fd(), libc::POLLIN)];
-        // A negative descriptor is not looked at.
+        // `poll` ignores negative descriptors.
         let listener = if accepts { self.listener.as_raw_fd() } else { -1 };
         fds.push(poll(listener, libc::POLLIN));
         fds.extend(self.clients.iter().map(|client| {
             let events = if client.answer.is_empty() { libc::POLLIN } else { libc::POLLOUT };
             poll(client.stream.as_raw_fd(), events)
         }));
-        let first = self.clients.iter().map(|client| client.until).chain(self.resting).min();
+        let first = self.clients.iter().map(|client| client.until).chain(self.paused_until).min();
         let wait =
             first.map_or(-1, |until| until.saturating_duration_since(now).as_millis() as i32 + 1);
         // SAFETY: as many entries as said.
@@ -140,7 +140,7 @@ impl MetricsEndpoint {
         let mut ready = fds[2..].iter();
         self.clients.retain_mut(|client| {
             let ready = ready.next().is_some_and(|fd| fd.revents != 0);
-            client.until > now && (!ready || client.go_on(service).is_ok())
+            client.until > now && (!ready || client.progress(service).is_ok())
         });
         if fds[1].revents != 0 {
             self.accept(now);
@@ -162,15 +162,15 @@ impl MetricsEndpoint {
             }
             Err(error) => {
                 tracing::error!("cannot accept a client of the metrics endpoint: {error}");
-                self.resting = Some(now + REST);
+                self.paused_until = Some(now + ACCEPT_PAUSE);
             }
         }
     }
 }
 
 impl Client {
-    /// Reads or sends what it can; an error when it is over, well or not.
-    fn go_on(&mut self, service: &ControlService) -> io::Result<()> {
+    /// Reads or writes as far as possible; an error when the client is done.
+    fn progress(&mut self, service: &ControlService) -> io::Result<()> {
         if self.answer.is_empty() {
             self.receive()?;
             self.answer = match http::read_head(&self.head) {
@@ -193,7 +193,7 @@ impl Client {
                 Err(error) => return Err(error),
             }
         }
-        // What it still sends is read, or closing would take the answer back.
+        // Reads what the client still sends: closing with unread data would reset the connection.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         let mut rest = [0; 4096];
         let _ = (0..4).all(|_| matches!(self.stream.read(&mut rest), Ok(count) if count > 0));

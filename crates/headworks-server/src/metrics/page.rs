@@ -10,7 +10,7 @@ use crate::control::tree::{DeviceNode, Tree, device_name};
 use crate::latency::{LatencyOp, ROWS, row_name};
 use crate::messages::query::LatencyReport;
 
-/// The page for Prometheus.
+/// Makes the page of all metrics.
 pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> {
     let mut page = MetricsPage::default();
     page.family("headworks_build_info", MetricType::Gauge, "The version of the server.");
@@ -23,7 +23,7 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     Ok(page.into_text())
 }
 
-/// What queues and devices see.
+/// Metrics of queues and devices.
 fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result<(), RpcFault> {
     let mut reports = Vec::new();
     for DeviceNode { id, .. } in &tree.devices {
@@ -32,7 +32,7 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
     }
     let turns = queries.turns()?;
     let plug: u64 = turns.iter().flat_map(|shard| &shard.rows).map(|row| row.merges).sum();
-    // Each counted where it happens: a difference of counts that are asked for one after the other would go up and down.
+    // Both are counted where merges happen; a difference of counters read at different times could decrease.
     let queue: u64 = reports.iter().map(|(_, report)| report.queue.merges).sum();
     let name = "headworks_merges_total";
     page.family(
@@ -48,11 +48,7 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
         page.sample(name, &[("device", device)], seconds(report.busy_ns));
     }
     let name = "headworks_queue_requests";
-    page.family(
-        name,
-        MetricType::Gauge,
-        "Requests that wait for a tag, are queued or in the device.",
-    );
+    page.family(name, MetricType::Gauge, "Requests waiting for a tag, queued, or in the device.");
     for (device, report) in &reports {
         page.sample(name, &[("device", device)], report.queue.in_flight);
     }
@@ -64,7 +60,7 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
     Ok(())
 }
 
-/// What the caches of all shards hold; nothing without one.
+/// Metrics of all caches together; none without a cache.
 fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault> {
     let caches = queries.caches()?;
     let cache = || caches.iter().filter_map(|report| report.cache);
@@ -95,9 +91,9 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
     Ok(())
 }
 
-/// What clients see.
+/// Metrics of clients and their requests.
 fn put_clients(page: &mut MetricsPage, tree: &Tree, all: &Latencies) {
-    // Every export that is there has its connections, those that had a client the rest.
+    // Every export has a connection count; the others need completed requests.
     let name = "headworks_connections";
     page.family(name, MetricType::Gauge, "Clients of this export.");
     for entry in &tree.exports {

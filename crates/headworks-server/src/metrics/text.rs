@@ -1,41 +1,41 @@
-//! The text that Prometheus reads (exposition format 0.0.4), from numbers that are there already.
+//! Prometheus' text exposition format 0.0.4.
 //!
-//! A client library keeps live metrics and encodes those; here counting is the shards' business, and what a scrape needs is to
-//! write families of ready-made samples. That is this file, and shorter than an adapter.
+//! Client libraries keep live metrics and encode those. Here shards count, and a scrape writes families of finished
+//! samples, which takes less code than an adapter.
 
 use std::fmt::{Display, Write};
 
 use crate::latency::Histogram;
 
-/// What a family is.
+/// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricType {
-    /// Only grows.
+    /// A value that only grows.
     Counter,
-    /// Goes up and down.
+    /// A value that grows and shrinks.
     Gauge,
-    /// Cumulative buckets.
+    /// Cumulative buckets with sum and count.
     Histogram,
     /// A sum and a count.
     Summary,
 }
 
-/// A page of families.
+/// A page of metric families.
 #[derive(Debug, Default)]
 pub struct MetricsPage {
     text: String,
 }
 
-/// Labels: name and value.
+/// Labels as pairs of name and value.
 pub type Labels<'a> = [(&'a str, &'a str)];
 
-/// Upper bounds of histograms: powers of 4 from 1.024 us to 17 s, as powers of 2 in nanoseconds. They are bounds of our own
-/// buckets, so every count is exact.
+/// Upper bounds of histogram buckets: powers of 4 from 1.024 us to 17 s, given as exponents of 2 in nanoseconds. They
+/// are bounds of the internal buckets, so counts are exact.
 const BOUNDS: std::ops::RangeInclusive<u32> = 10..=34;
 const STEP: usize = 2;
 
 impl MetricsPage {
-    /// The next samples are of this family.
+    /// Begins a family of samples.
     pub fn family(&mut self, name: &str, kind: MetricType, help: &str) {
         let kind = match kind {
             MetricType::Counter => "counter",
@@ -46,19 +46,19 @@ impl MetricsPage {
         self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
     }
 
-    /// One sample.
+    /// Writes one sample line.
     pub fn sample(&mut self, name: &str, labels: &Labels<'_>, value: impl Display) {
         let labels = shown(labels, None);
         self.line(format_args!("{name}{labels} {value}"));
     }
 
-    /// A sum of seconds and how many it is of.
+    /// Writes a sum in seconds and a count.
     pub fn summary(&mut self, name: &str, labels: &Labels<'_>, sum_ns: u64, count: u64) {
         self.sample(&format!("{name}_sum"), labels, seconds(sum_ns));
         self.sample(&format!("{name}_count"), labels, count);
     }
 
-    /// Cumulative buckets, sum and count.
+    /// Writes cumulative buckets, sum and count.
     pub fn histogram(&mut self, name: &str, labels: &Labels<'_>, row: &Histogram, sum_ns: u64) {
         let buckets: Vec<(u64, u64)> = row.buckets().collect();
         for bound in BOUNDS.step_by(STEP) {
@@ -73,19 +73,19 @@ impl MetricsPage {
         self.summary(name, labels, sum_ns, row.count());
     }
 
-    /// All of it.
+    /// Returns the text of the page.
     #[must_use]
     pub fn into_text(self) -> String {
         self.text
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        // A string takes everything.
+        // Writing to a string does not fail.
         let _ = writeln!(self.text, "{line}");
     }
 }
 
-/// Nanoseconds as seconds.
+/// Converts nanoseconds to seconds.
 pub fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
@@ -106,7 +106,7 @@ mod tests {
     use headworks_core::WaitTimes;
 
     #[test]
-    fn a_histogram_is_cumulative_and_a_power_of_two_is_beyond_its_own_bound() {
+    fn histogram_buckets_are_cumulative_with_exclusive_bounds() {
         let mut table = LatencyTable::default();
         for ns in [100, 1_023, 1_024, 5_000_000, 90_000_000_000] {
             table.record(LatencyOp::Read, 1, ns, WaitTimes::NONE);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_exports_are_escaped_and_no_labels_are_no_braces() {
+    fn label_values_are_escaped_and_empty_labels_omitted() {
         let mut page = MetricsPage::default();
         page.family("a_total", MetricType::Counter, "Some.");
         page.sample("a_total", &[("export", "x\"\\\n")], 1);

@@ -1,4 +1,4 @@
-//! The NBD frontend of a shard: connections, their transports, and the bytes they send.
+//! The server side of NBD: connections, their transports and their send queues.
 
 pub mod connection;
 pub mod outgoing;

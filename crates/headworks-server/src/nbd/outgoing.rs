@@ -1,8 +1,8 @@
-//! What a connection has to send: reply headers and data where they lie, in order, sent with as few system calls as can be.
+//! The send queue of a connection: reply headers and data in order, sent with as few system calls as possible.
 //!
-//! Headers are appended to one arena and neighbours become one piece; data are pieces that point into request buffers, which
-//! are given back when their last byte was sent. One `sendmsg` per turn takes up to 1024 pieces. When the socket is full the
-//! rest waits; never are two sends under way on one socket, so nothing can overtake.
+//! Headers are appended to one arena, and adjacent ones become one piece; data pieces point into request buffers, which
+//! return to the pool when their last byte was sent. One `sendmsg` takes up to 1024 pieces. At most one send is in
+//! progress on a socket, so replies are not reordered.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,23 +13,23 @@ use headworks::driver::{Buffer, Pool, Span};
 /// Most pieces of one `sendmsg` (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 
-/// 16 KiB of zeros for holes in simple replies: small, so that they stay in the first-level cache.
+/// Zeros for holes in simple replies; small enough for the first-level cache.
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
-/// Answers of a handshake that wait before another option is looked at. One list of a thousand exports is as long: a client
-/// that asks for it a hundred times and reads nothing makes one or two of them wait.
+/// Limit of unsent handshake replies in bytes; beyond it no further option is parsed. One list of a thousand exports is
+/// as long.
 const ANSWERS_BYTES: usize = 64 << 10;
 
-/// Header bytes that were sent are cut off the arena when there are this many.
+/// The arena drops sent headers when they reach this many bytes.
 const COMPACT_AT: usize = 16 << 10;
 
 #[derive(Debug)]
 enum Piece {
-    /// A range of the header arena.
+    /// A range of the header arena, with the number of replies in it.
     Headers { start: usize, len: usize, replies: usize },
-    /// A range of a buffer, which goes back to the pool afterwards.
+    /// A range of a buffer; the buffer returns to the pool after the send.
     Data { span: Span, buffer: Buffer },
-    /// So many zeros: one piece, however many there are, for they hold nothing that would bound them.
+    /// A run of zeros of any length; it holds no memory.
     Zeros { len: usize },
 }
 
@@ -47,27 +47,27 @@ impl Piece {
 pub struct Outgoing {
     headers: Vec<u8>,
     pieces: VecDeque<Piece>,
-    /// Bytes of the first piece that were sent.
+    /// Sent bytes of the first piece.
     sent: usize,
-    /// Replies that wait: what bounds the queue.
+    /// Unsent replies; bounds the queue.
     replies: usize,
-    /// Bytes of the buffers that wait.
+    /// Bytes of buffers in the queue.
     held: usize,
 }
 
-/// How a send ended.
+/// Outcome of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOutcome {
-    /// Everything is out.
+    /// Everything was sent.
     All,
-    /// The socket is full; wait until it takes more.
+    /// The socket is full; wait until it is writable.
     Full,
-    /// It would take more, but this turn has done enough for one connection.
+    /// The socket would take more, but the connection has used its share of this turn.
     Budget,
 }
 
 impl Outgoing {
-    /// A queue for about `replies` replies before anything is allocated.
+    /// Creates a queue with room for about `replies` replies.
     #[must_use]
     pub fn new(replies: usize) -> Self {
         Self {
@@ -79,37 +79,37 @@ impl Outgoing {
         }
     }
 
-    /// Whether nothing waits.
+    /// Whether nothing is queued.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// How much waits, as something to compare: pieces, and bytes that were sent of the first.
+    /// Progress mark: queued pieces, and sent bytes of the first one.
     #[must_use]
     pub fn waiting(&self) -> (usize, usize) {
         (self.pieces.len(), self.sent)
     }
 
-    /// Replies that wait or are half sent.
+    /// Replies that are not fully sent.
     #[must_use]
     pub fn replies(&self) -> usize {
         self.replies
     }
 
-    /// Bytes of headers that are kept.
+    /// Header bytes in the arena.
     #[cfg(test)]
     pub fn kept(&self) -> usize {
         self.headers.len()
     }
 
-    /// Whether another option of a handshake may be answered, of which `replies` may wait.
+    /// Whether another option of a handshake may be answered.
     #[must_use]
     pub fn has_room_for_answers(&self, replies: usize) -> bool {
         self.replies < replies && self.headers.len() < ANSWERS_BYTES
     }
 
-    /// Bytes of the pool's buffers that wait with their data.
+    /// Bytes of the pool's buffers in the queue.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held
@@ -133,20 +133,21 @@ impl Outgoing {
     /// Appends the first `len` bytes of a buffer.
     pub fn data(&mut self, buffer: Buffer, len: usize) {
         assert!(len <= buffer.len(), "a reply's data are inside its buffer");
+        assert!(len <= buffer.len(), "a piece lies within its buffer");
         self.held += buffer.len();
         // SAFETY: inside the buffer, which stays beside the span until it is sent.
         let span = unsafe { Span::new(buffer.base(), len) };
         self.pieces.push_back(Piece::Data { span, buffer });
     }
 
-    /// Appends `len` zeros.
+    /// Appends a run of `len` zeros.
     pub fn zeros(&mut self, len: usize) {
         if len > 0 {
             self.pieces.push_back(Piece::Zeros { len });
         }
     }
 
-    /// Sends what the socket takes. Buffers that are out go back to `pool`.
+    /// Sends what the socket takes. Sent buffers return to `pool`.
     ///
     /// # Errors
     /// The connection is broken.
@@ -163,7 +164,7 @@ impl Outgoing {
                 Ok(count) => {
                     self.advance(count, pool);
                     if count < wanted {
-                        // A short send: the socket is full now, as the next call would say.
+                        // A short send: the socket is full, as the next call would report.
                         return Ok(SendOutcome::Full);
                     }
                 }
@@ -177,7 +178,7 @@ impl Outgoing {
         Ok(SendOutcome::All)
     }
 
-    /// Forgets everything; the connection is gone.
+    /// Drops everything after the connection was closed.
     pub fn abandon(&mut self, pool: &mut Pool) {
         self.advance(usize::MAX, pool);
     }
@@ -194,7 +195,7 @@ impl Outgoing {
                 Piece::Data { span, .. } => (span.base(), span.len()),
                 Piece::Zeros { .. } => (ZEROS.as_ptr().cast_mut(), ZEROS.len()),
             };
-            // Wherever one begins in zeros, there are more.
+            // A run of zeros continues with zeros at any offset.
             let at = if matches!(piece, Piece::Zeros { .. }) { 0 } else { skip };
             while left > 0 {
                 if spans.len() == PIECES_MAX {
@@ -221,8 +222,12 @@ impl Outgoing {
             left -= len - self.sent;
             self.sent = 0;
             match self.pieces.pop_front() {
-                Some(Piece::Headers { replies, .. }) => self.replies -= replies,
+                Some(Piece::Headers { replies, .. }) => {
+                    assert!(self.replies >= replies, "queued replies are counted");
+                    self.replies -= replies;
+                }
                 Some(Piece::Data { buffer, .. }) => {
+                    assert!(self.held >= buffer.len(), "queued buffers are counted");
                     self.held -= buffer.len();
                     pool.put(buffer);
                 }
@@ -232,7 +237,7 @@ impl Outgoing {
         self.headers.clear();
     }
 
-    /// A client that always leaves something unsent must not make the arena grow: what was sent is cut off.
+    /// Drops sent headers from the arena, so that a queue that is never empty does not grow.
     fn compact(&mut self) {
         let first = self.pieces.iter().find_map(|piece| match piece {
             Piece::Headers { start, .. } => Some(*start),
@@ -257,9 +262,9 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// A slow reader: what is sent comes out whole and in order however often the socket is full, and buffers come back.
+    /// A slow reader gets all bytes in order, and all buffers return.
     #[test]
-    fn a_full_socket_neither_loses_nor_reorders() {
+    fn full_socket_neither_loses_nor_reorders_bytes() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut pool = Pool::new(8 << 20).unwrap();
         let (mut outgoing, mut spans, mut expected) = (Outgoing::new(8), Vec::new(), Vec::new());
@@ -293,9 +298,9 @@ mod tests {
         assert_eq!((pool.taken(), outgoing.replies(), outgoing.held()), (0, 0, 0));
     }
 
-    /// A client that never reads all: the queue stays as long as what waits.
+    /// A queue that is never empty stays as long as its unsent replies.
     #[test]
-    fn a_queue_that_is_never_empty_does_not_grow() {
+    fn never_empty_send_queue_does_not_grow() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut pool = Pool::new(8 << 20).unwrap();
         let (mut outgoing, mut spans) = (Outgoing::new(8), Vec::new());
@@ -313,9 +318,9 @@ mod tests {
         assert!(outgoing.headers.capacity() < 4 * COMPACT_AT);
     }
 
-    /// A hole of 32 MiB in each reply, and nobody reads: what is kept is as little as what was asked with.
+    /// Holes of 32 MiB in replies that are not read take no memory.
     #[test]
-    fn zeros_take_no_room_however_many_they_are() {
+    fn zeros_use_no_memory_of_any_length() {
         const HOLE: usize = 32 << 20;
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut pool = Pool::new(1 << 20).unwrap();
@@ -326,7 +331,7 @@ mod tests {
             outgoing.zeros(HOLE);
         }
         assert!(outgoing.pieces.capacity() <= 256, "{}", outgoing.pieces.capacity());
-        // They are all sent nevertheless: one of them, and where the next begins.
+        // They are sent nevertheless: the first one, and the start of the next.
         let (mut got, mut some) = (0, vec![0; 1 << 20]);
         while got < HOLE + 32 {
             outgoing.send(&mut ours, &mut pool, &mut spans).unwrap();
@@ -340,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_connection_is_an_error_and_gives_its_buffers_back() {
+    fn broken_connection_returns_its_buffers() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         let mut ours = Transport::plain(ours.into());

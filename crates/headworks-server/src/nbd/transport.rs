@@ -1,4 +1,4 @@
-//! The seam between a connection and its socket: bytes as they are, or through TLS.
+//! A connection's socket, plain or encrypted with TLS.
 //!
 //! ```text
 //!             receive(direct, scratch)                 send(spans)
@@ -7,9 +7,9 @@
 //!             opened into `direct` and the first       sealed, sent four at a time
 //! ```
 //!
-//! Which of the two is one branch per call, not per request. Work per call is bounded: a receive takes [`RECEIVE_BYTES`], a
-//! send seals [`TURN_BYTES`]. What is decrypted is handed over whole, so a socket with nothing to read means that nothing is
-//! left in here either. Ciphertext that the socket does not take is kept, four records of it; the rest stays where it was.
+//! The choice costs one branch for each call. Work for each call is bounded: a receive takes at most [`RECEIVE_BYTES`],
+//! a send encrypts at most [`TURN_BYTES`]. Decrypted bytes are handed over completely, so an empty socket means that
+//! nothing is buffered here. Up to four records of ciphertext that the socket does not take are kept.
 
 use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -20,12 +20,12 @@ use headworks_nbd::tls::pieces::Pieces;
 use headworks_nbd::tls::session::{RECORD_BYTES, SEALED_BYTES};
 use headworks_nbd::tls::{Session, TlsError};
 
-/// Ciphertext of one receive: a turn's worth of work even in the smallest of records.
+/// Ciphertext of one receive; bounds the work even with the smallest records.
 const RECEIVE_BYTES: usize = 64 << 10;
-/// Plaintext that one send seals: half a millisecond's work.
+/// Plaintext that one send encrypts; takes half a millisecond.
 const TURN_BYTES: usize = 1 << 20;
 
-/// How a connection's bytes travel.
+/// A socket and its TLS session, if it has one.
 #[derive(Debug)]
 pub struct Transport {
     socket: OwnedFd,
@@ -35,64 +35,64 @@ pub struct Transport {
 #[derive(Debug)]
 struct Encrypted {
     session: Session,
-    /// Small pieces on their way into one record.
+    /// Small pieces that are gathered into one record.
     record: Vec<u8>,
 }
 
 impl Transport {
-    /// Bytes as they are.
+    /// Creates a transport without encryption.
     #[must_use]
     pub fn plain(socket: OwnedFd) -> Self {
         Self { socket, tls: None }
     }
 
-    /// From now on everything is encrypted.
+    /// Encrypts everything from now on.
     pub fn encrypt(&mut self, session: Session) {
         assert!(self.tls.is_none(), "a connection is encrypted once");
         self.tls = Some(Box::new(Encrypted { session, record: Vec::new() }));
     }
 
-    /// The socket.
+    /// File descriptor of the socket.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
 
-    /// Whether it is encrypted, or about to be.
+    /// Whether the transport is encrypted or negotiates encryption.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.tls.is_some()
     }
 
-    /// Keys have still to be agreed on.
+    /// Whether the TLS handshake is not finished.
     #[must_use]
     pub fn is_handshaking(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.session.is_handshaking())
     }
 
-    /// Version and cipher, if it is encrypted.
+    /// TLS version and cipher; none without TLS.
     #[must_use]
     pub fn terms(&self) -> Option<String> {
         self.tls.as_ref()?.session.terms()
     }
 
-    /// Whether bytes of its own wait for the socket.
+    /// Whether ciphertext waits for the socket.
     #[must_use]
     pub fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.session.has_unsent())
     }
 
-    /// Grows whenever the socket takes bytes that were kept in here.
+    /// Progress mark: grows whenever the socket takes ciphertext.
     #[must_use]
     pub fn progress(&self) -> u64 {
         self.tls.as_ref().map_or(0, |tls| tls.session.sent())
     }
 
-    /// Receives into `direct` first, then into the first bytes of `scratch`: `tail` of them if it is plain, up to half if it
-    /// is not, whose other half is used. Returns how many; 0: no more will come.
+    /// Receives into `direct` first, then into the first bytes of `scratch`: up to `tail` bytes of it without TLS, up
+    /// to half of it with TLS. Returns the number of bytes; 0 is the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock`: nothing has come. `Interrupted`: something has, but nothing that can be told yet. `InvalidData`: TLS has
+    /// `WouldBlock` when nothing has arrived, `Interrupted` when a part of a record has arrived, `InvalidData` when TLS
     /// failed.
     #[inline]
     pub fn receive(
@@ -107,10 +107,11 @@ impl Transport {
         }
     }
 
-    /// Sends what the socket takes of the pieces, in order; how many bytes that was. Fewer than all: it takes no more now.
+    /// Sends what the socket takes of the pieces, in order. Returns the number of bytes; fewer than all mean that the
+    /// socket is full.
     ///
     /// # Errors
-    /// `WouldBlock`: it takes nothing now. Others: the connection is broken.
+    /// `WouldBlock` when the socket takes nothing; other errors end the connection.
     #[inline]
     pub fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
         match &mut self.tls {
@@ -119,7 +120,7 @@ impl Transport {
         }
     }
 
-    /// The end of a send that came to `sent`: whether ciphertext waits, too.
+    /// Corrects the outcome of a send for ciphertext that still waits.
     ///
     /// # Errors
     /// The connection is broken.
@@ -130,20 +131,20 @@ impl Transport {
         };
         Ok(match (tls.flush(self.socket.as_raw_fd())?, sent) {
             (false, _) => SendOutcome::Full,
-            // The socket would take more, but it is somebody else's turn.
+            // The socket would take more, but other connections are served first.
             (true, SendOutcome::Full) => SendOutcome::Budget,
             (true, sent) => sent,
         })
     }
 
-    /// Tells the other side that nothing more comes, if that is said at all.
+    /// Queues the closing alert of TLS.
     pub fn goodbye(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.session.goodbye();
         }
     }
 
-    /// Whether nothing is left to say.
+    /// Whether the closing alert was sent, or none is needed.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.tls.as_ref().is_none_or(|tls| tls.session.said_goodbye() && !tls.session.has_unsent())
@@ -176,7 +177,7 @@ impl Encrypted {
     }
 
     fn send(&mut self, fd: RawFd, spans: &[Span]) -> io::Result<usize> {
-        // SAFETY: spans name memory that stays, and that nobody writes, until the pieces are dropped.
+        // SAFETY: spans name memory that stays unchanged until the pieces are dropped.
         let mut source = unsafe { Pieces::new(spans) };
         loop {
             if !self.flush(fd)? {
@@ -195,7 +196,7 @@ impl Encrypted {
         if source.taken() == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(source.taken()) }
     }
 
-    /// Sends ciphertext; true if none is left.
+    /// Sends ciphertext; returns whether all of it was sent.
     fn flush(&mut self, fd: RawFd) -> io::Result<bool> {
         self.session.flush(&mut Wire(fd))
     }
@@ -219,7 +220,7 @@ impl Write for Wire {
     }
 }
 
-/// Where plaintext goes: a payload's own buffer first, then the scratch.
+/// Destination of plaintext: the payload's buffer first, then the scratch.
 struct Target<'a> {
     direct: Span,
     plain: &'a mut [u8],
@@ -239,7 +240,7 @@ impl Target<'_> {
         }
         let rest = &piece[placed..];
         if !rest.is_empty() {
-            // Plaintext is shorter than what it came from, and that fits one half.
+            // Plaintext is shorter than its ciphertext, which fits one half.
             let at = self.at - self.direct.len();
             self.plain[at..at + rest.len()].copy_from_slice(rest);
             self.at += rest.len();

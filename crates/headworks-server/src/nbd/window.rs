@@ -1,8 +1,8 @@
-//! A connection's requests in flight, found by the sequence of their bio.
+//! Requests in flight of one connection, found by the sequence number of their bio.
 //!
-//! Sequences count up and are never reused; the place of one is its low bits. The window has twice as many places as there
-//! may be requests, and a sequence whose place is taken is skipped, so a slow request holds up nobody and a look-up is one
-//! index.
+//! Sequence numbers count up and are never reused; the low bits are the index. The window has twice as many entries as
+//! requests may be in flight, and a sequence number whose entry is in use is skipped. So a slow request delays no other
+//! one, and a look-up is one index. Invariant: `used` entries are occupied, at most half of them.
 
 use headworks_core::{Instant, Op};
 
@@ -11,27 +11,27 @@ use headworks::driver::Buffer;
 /// A request between its header and the last byte of its reply.
 #[derive(Debug)]
 pub struct InFlight {
-    /// Its sequence, to tell it from an earlier one at the same place.
+    /// Sequence number of the bio, unique for the connection.
     pub sequence: u64,
-    /// The client's name for it.
+    /// The client's name for the request.
     pub cookie: u64,
-    /// First byte.
+    /// First byte of the request's range.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the range in bytes.
     pub len: u32,
-    /// When it was complete.
+    /// Time at which the request was complete.
     pub since: Instant,
-    /// What.
+    /// Operation of the request.
     pub op: Op,
-    /// Of a block status: the first extent is enough.
+    /// Only the first extent is wanted (block status).
     pub one_extent: bool,
-    /// The reply was sent when it timed out; only the buffer is out.
+    /// The error reply was sent at the time-out; only the buffer is still in use.
     pub answered: bool,
-    /// Its data; none for what has none.
+    /// Data of the request; none for operations without data.
     pub buffer: Option<Buffer>,
 }
 
-/// The requests of one connection.
+/// Requests in flight of one connection.
 #[derive(Debug)]
 pub struct Window {
     places: Box<[Option<InFlight>]>,
@@ -40,14 +40,14 @@ pub struct Window {
 }
 
 impl Window {
-    /// Room for `requests` at once.
+    /// Creates a window for `requests` requests.
     #[must_use]
     pub fn new(requests: usize) -> Self {
         let places = (2 * requests.max(1)).next_power_of_two();
         Self { places: (0..places).map(|_| None).collect(), next: 1, used: 0 }
     }
 
-    /// How many are in flight.
+    /// Number of requests in flight.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used
@@ -57,8 +57,7 @@ impl Window {
         sequence as usize & (self.places.len() - 1)
     }
 
-    /// Takes a request in and names it. The caller keeps `used` within the limit, which is half of the places. (Fields, so
-    /// that they are written where they stay.)
+    /// Adds a request and returns its sequence number. Fields are passed one by one so that they are written in place.
     #[inline]
     pub fn insert(
         &mut self,
@@ -91,15 +90,16 @@ impl Window {
         self.next - 1
     }
 
-    /// The request of this sequence.
+    /// Finds the request of a sequence number.
     pub fn get(&mut self, sequence: u64) -> Option<&mut InFlight> {
         let place = self.place(sequence);
         self.places[place].as_mut().filter(|in_flight| in_flight.sequence == sequence)
     }
 
-    /// Takes the request of this sequence out.
+    /// Removes the request of a sequence number.
     pub fn remove(&mut self, sequence: u64) -> Option<InFlight> {
         self.get(sequence)?;
+        assert!(self.used > 0, "a request of the window is counted");
         self.used -= 1;
         let place = self.place(sequence);
         self.places[place].take()
@@ -112,7 +112,7 @@ mod tests {
     use headworks_core::prng::Prng;
 
     #[test]
-    fn a_slow_request_keeps_its_place_while_others_come_and_go() {
+    fn slow_request_keeps_its_window_entry() {
         let mut window = Window::new(4);
         let slow = window.insert(7, 0, 0, Op::Flush, None, Instant(0));
         let mut others: Vec<(u64, u64)> = Vec::new();

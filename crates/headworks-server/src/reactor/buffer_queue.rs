@@ -73,7 +73,8 @@ impl BufferQueue {
         usage.export = export.or(usage.export);
         if let Some(export) = usage.export {
             let usage_of = &mut self.exports[usize::from(export.0)];
-            usage_of.held = usage_of.held + held - before;
+            assert!(usage_of.held >= before, "an export holds what its connections hold");
+            usage_of.held = usage_of.held - before + held;
         }
         if held > before && self.first == Some(slot) {
             self.first = None;
@@ -120,7 +121,7 @@ impl BufferQueue {
         self.first
     }
 
-    pub fn turn(&self, slot: u32) -> BufferPolicy {
+    pub fn policy(&self, slot: u32) -> BufferPolicy {
         match self.waiting[..] {
             [] => BufferPolicy::Free,
             [only] if only == slot => BufferPolicy::Free,
@@ -175,14 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn buffers_go_by_weight_and_evenly_within_an_export() {
+    fn buffers_are_shared_by_weight_and_evenly_within_export() {
         let mut line = line(&[100, 200, 400], &[0, 0, 1, 1, 2, 2]);
         fill(&mut line, 70);
         assert_eq!(held(&line), [5, 5, 10, 10, 20, 20]);
     }
 
     #[test]
-    fn what_comes_back_goes_to_those_who_hold_least_now() {
+    fn returned_buffer_goes_to_smallest_holder() {
         let mut line = line(&[100, 100], &[0, 1]);
         fill(&mut line, 20);
         // The second device is fast; the first export keeps its share.
@@ -195,21 +196,24 @@ mod tests {
     }
 
     #[test]
-    fn the_first_stays_the_first_until_it_has_its_buffer() {
+    fn first_waiter_stays_first_until_served() {
         let mut line = line(&[100, 100], &[0, 1]);
         fill(&mut line, 4);
         assert_eq!(line.call(), Some(0));
         line.note(1, Some(ExportId(1)), 0);
         assert_eq!(
-            (line.call(), line.turn(0), line.turn(1)),
+            (line.call(), line.policy(0), line.policy(1)),
             (None, BufferPolicy::Once, BufferPolicy::Wait)
         );
         line.note(0, Some(ExportId(0)), 3 * UNIT);
-        assert_eq!((line.first(), line.call(), line.turn(0)), (None, Some(1), BufferPolicy::Wait));
+        assert_eq!(
+            (line.first(), line.call(), line.policy(0)),
+            (None, Some(1), BufferPolicy::Wait)
+        );
     }
 
     #[test]
-    fn who_leaves_is_not_waited_for_and_what_it_holds_counts_until_it_is_back() {
+    fn closed_connection_counts_until_buffers_return() {
         let mut line = line(&[100], &[0, 0, 0]);
         fill(&mut line, 3);
         assert_eq!(line.call(), Some(0));
@@ -220,11 +224,11 @@ mod tests {
         line.forget(1);
         line.forget(0);
         assert_eq!(
-            (line.exports[0].held, line.call(), line.turn(2)),
+            (line.exports[0].held, line.call(), line.policy(2)),
             (UNIT, Some(2), BufferPolicy::Free)
         );
         line.forget(2);
         assert_eq!((line.exports[0].held, line.call()), (0, None));
-        assert_eq!(line.turn(1), BufferPolicy::Free);
+        assert_eq!(line.policy(1), BufferPolicy::Free);
     }
 }

@@ -13,7 +13,7 @@ use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, ExportReport, Released, ShardCommand};
 
 impl Reactor {
-    pub(super) fn on_order(
+    pub(super) fn on_command(
         &mut self,
         now: Instant,
         order: ShardCommand,
@@ -24,11 +24,11 @@ impl Reactor {
             return;
         }
         let mut remains = Released::new();
-        let result = self.obey(now, order, &mut remains);
+        let result = self.execute(now, order, &mut remains);
         let _ = answer.send(result.map(|()| remains));
     }
 
-    fn obey(
+    fn execute(
         &mut self,
         now: Instant,
         order: ShardCommand,
@@ -104,7 +104,7 @@ impl Reactor {
     /// connections that only have unread replies are closed.
     fn evict(&mut self, export: ExportId, unread: bool) {
         for slot in self.clients_of(export) {
-            self.tell_close(slot);
+            self.submit_close(slot);
             self.buffer_queue.leave(slot);
             if let Some((connection, pool)) = self.parts.io.connection(slot) {
                 connection.leave(pool);
@@ -159,7 +159,7 @@ impl Reactor {
     }
 
     /// Tells the other shards that an image changed its size.
-    pub(super) fn tell_size(&self, volume: VolumeId, size: u64) {
+    pub(super) fn announce_size(&self, volume: VolumeId, size: u64) {
         for shard in (0..self.parts.wakers.len() as u16).map(headworks_core::ShardId) {
             if shard != self.parts.id {
                 self.parts.shared.send(shard, ControlMessage::Resized { volume, size });

@@ -67,7 +67,7 @@ impl Reactor {
         room: &mut u32,
         signed: &mut bool,
     ) -> Option<ReceiveOutcome> {
-        let turn = self.buffer_queue.turn(slot);
+        let policy = self.buffer_queue.policy(slot);
         let (connection, pool) = self.parts.io.connection(slot)?;
         let agrees = connection.agrees_on_keys();
         if agrees && *signed {
@@ -78,7 +78,7 @@ impl Reactor {
             now,
             scratch: &mut self.scratch,
             pool,
-            turn,
+            policy,
             exports: self.exports.infos(),
             room,
             inputs: self.parts.driver.inputs(),
@@ -162,14 +162,14 @@ impl Reactor {
             self.parts.engine.forget(slot, fd);
         }
         if let Some(connection) = self.parts.io.remove(slot) {
-            let mail = ControlMessage::Connection { connection, export, terms };
-            self.parts.shared.send(home, mail);
+            let message = ControlMessage::Connection { connection, export, terms };
+            self.parts.shared.send(home, message);
         }
         false
     }
 
     /// Takes over a connection from the shard that accepted it.
-    pub(super) fn adopt(
+    pub(super) fn take_over(
         &mut self,
         now: Instant,
         connection: Box<Connection>,
@@ -181,7 +181,7 @@ impl Reactor {
             return;
         }
         let Some((binding, info)) = self.exports.open(export) else {
-            self.complain(&connection, "closed: its export was removed");
+            self.log_limited(&connection, "closed: its export was removed");
             return;
         };
         match self.parts.io.insert(connection) {
@@ -193,18 +193,18 @@ impl Reactor {
                 self.connections.state_mut(slot).export = Some(export);
                 self.connections.heat(slot);
             }
-            Err(connection) => self.complain(&connection, TOO_MANY),
+            Err(connection) => self.log_limited(&connection, TOO_MANY),
         }
     }
 
-    fn complain(&mut self, connection: &Connection, sentence: &str) {
+    fn log_limited(&mut self, connection: &Connection, sentence: &str) {
         if self.log_limiter.admits() {
             warn!(peer = connection.peer(), "{sentence}");
         }
     }
 
     pub(super) fn end(&mut self, slot: u32, end: &ConnectionEnd) {
-        self.tell_close(slot);
+        self.submit_close(slot);
         let Some((connection, pool)) = self.parts.io.connection(slot) else {
             return;
         };
@@ -229,7 +229,7 @@ impl Reactor {
     }
 
     /// Tells the shard, once, that a connection submits nothing more: its waits end.
-    pub(super) fn tell_close(&mut self, slot: u32) {
+    pub(super) fn submit_close(&mut self, slot: u32) {
         if let Some((connection, _)) = self.parts.io.connection(slot)
             && connection.binding().is_some()
         {
@@ -238,7 +238,7 @@ impl Reactor {
     }
 
     pub(super) fn close(&mut self, slot: u32) {
-        self.tell_close(slot);
+        self.submit_close(slot);
         let Some((connection, pool)) = self.parts.io.connection(slot) else {
             return;
         };
@@ -248,11 +248,11 @@ impl Reactor {
         }
         self.buffer_queue.leave(slot);
         self.connections.state_mut(slot).pause = ReadPause::No;
-        self.bury(slot);
+        self.free_if_finished(slot);
     }
 
     /// Frees the slot of a connection that is finished.
-    pub(super) fn bury(&mut self, slot: u32) {
+    pub(super) fn free_if_finished(&mut self, slot: u32) {
         let finished =
             self.parts.io.connection(slot).is_some_and(|(connection, _)| connection.is_finished());
         if !finished {
@@ -300,7 +300,7 @@ impl Reactor {
                 }
             }
             self.note(slot);
-            self.bury(slot);
+            self.free_if_finished(slot);
             if self.connections.state(slot).pause == ReadPause::Full && has_room {
                 self.connections.heat(slot);
                 goes_on = true;
@@ -359,11 +359,11 @@ impl Reactor {
         for _ in 0..ACCEPTS_MAX {
             let Some(listener) = self.parts.listeners.get(index as usize) else { return };
             match listener.accept() {
-                Ok(Some((socket, peer))) => self.welcome(now, socket, peer),
+                Ok(Some((socket, peer))) => self.add_client(now, socket, peer),
                 Ok(None) => break,
                 Err(error) => {
                     error!("cannot accept a client: {error}; retrying in 1 s");
-                    (self.resting, self.ticking) = (true, true);
+                    (self.accept_paused, self.ticking) = (true, true);
                     return;
                 }
             }
@@ -371,7 +371,7 @@ impl Reactor {
         self.watch_listener(index as usize);
     }
 
-    pub(super) fn welcome(&mut self, now: Instant, socket: OwnedFd, peer: String) {
+    pub(super) fn add_client(&mut self, now: Instant, socket: OwnedFd, peer: String) {
         debug!(peer, "client connected");
         let mut connection = Connection::new(socket, peer, self.parts.limits, now);
         if let Some(acceptor) = &self.parts.acceptor {
@@ -383,7 +383,7 @@ impl Reactor {
                 self.parts.io.list(slot);
                 self.connections.heat(slot);
             }
-            Err(connection) => self.complain(&connection, TOO_MANY),
+            Err(connection) => self.log_limited(&connection, TOO_MANY),
         }
     }
 }

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_in_the_order_of_adding_whatever_ids_were_free() {
+    fn export_list_is_in_order_of_adding() {
         let mut exports = ExportTable::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
         assert_eq!(
             (names(&exports), exports.chosen(0)),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_is_not_opened_and_comes_back_to_its_place() {
+    fn hidden_export_cannot_be_opened_until_shown() {
         let mut exports = ExportTable::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
         exports.hide(ExportId(0), true);
         assert_eq!(names(&exports), "b");
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_its_volumes_and_told_to_those_who_come() {
+    fn resize_applies_to_all_exports_of_volume() {
         let mut both = export("b", 1, 1);
         both.info.description = "/x, 1 bytes, y, 1 bytes, read-only".to_owned();
         both.binding.volume = VolumeId(0);

@@ -1,11 +1,11 @@
-//! Whoever has output waiting is sent to, however busy somebody else keeps the shard.
+//! Fairness of sending: connections with output make progress beside a busy client.
 //!
-//! A reply of megabytes leaves in as many pieces as the socket has room for. Its reader says nothing meanwhile, and a shard that
-//! another client keeps at work never comes to the sleep before which everybody is watched: once such a reply took as long as the
-//! other client stayed. And a crowd that asks for keys at once is answered one by one, because each answer is a signature.
+//! A reply of megabytes leaves in as many pieces as the socket takes, while its reader sends nothing. A busy client
+//! keeps the shard from sleeping, and connections are watched before a sleep; so the reply must be watched for in other
+//! turns, too. A burst of TLS handshakes is answered one by one, because each answer is a signature.
 //!
-//! Counted in turns of the reactor, in one thread, so that no clock and no scheduler has a say: in every [`WINDOW`] turns each
-//! large reader gets [`LEAST`] bytes, and the busy one hundreds of answers.
+//! Progress is counted in turns of the reactor, in one thread, without a clock: in every [`WINDOW`] turns each large
+//! reader gets [`LEAST`] bytes, and the busy client hundreds of replies.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -23,19 +23,19 @@ use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{Session, TlsMode};
 use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};
 
-/// Twice the turns after which the engine is asked about those who wait, however busy the others are.
+/// Twice the turns after which the engine is entered beside hot connections.
 const WINDOW: u32 = 2 * (SKIPS_MAX + 1);
-/// Half of what a unix socket takes at once, by Linux's defaults; it is filled twice in a window.
+/// Half of what a unix socket takes at once by default; it is filled twice in a window.
 const LEAST: usize = 100 << 10;
-/// What the busy client keeps in flight.
+/// Requests that the busy client keeps in flight.
 const DEPTH: u64 = 32;
-/// What it reads with each request.
+/// Bytes of its reads.
 const SMALL: u32 = 4 << 10;
-/// What the answer is.
+/// Bytes of their replies.
 const REPLY: usize = SIMPLE_REPLY_BYTES + SMALL as usize;
-/// What the others read.
+/// Bytes of the other clients' reads.
 const LARGE: u32 = 4 << 20;
-/// Who asks for keys at once.
+/// Clients that connect at once.
 const CROWD: usize = 30;
 
 fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
@@ -45,7 +45,7 @@ fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
         ..ShardConfig::single(NullDevice::queue_options(), volume, 4096)
     };
     let (engine, _) = open_engine(EngineChoice::Threads, 256).unwrap();
-    let (mailbox, mail) = channel();
+    let (mailbox, message) = channel();
     let seconds = |count: u64| count * 1_000_000_000;
     ReactorParts {
         id: ShardId(0),
@@ -59,7 +59,7 @@ fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
         sleeper: Arc::default(),
         wakers: vec![engine.waker()],
         engine,
-        mail,
+        mailbox: message,
         shared: Arc::new(ServerShared::new(vec![mailbox], 1, Box::new(|| {}))),
         exports: vec![ServedExport {
             info: ExportInfo { size: 1 << 40, ..ExportInfo::default() },
@@ -84,18 +84,18 @@ fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
     }
 }
 
-/// A reactor that is turned by hand.
-struct Bed {
+/// A reactor whose turns the test runs.
+struct Harness {
     reactor: Reactor,
     wait: Wait,
 }
 
-impl Bed {
+impl Harness {
     fn new(acceptor: Option<Arc<TlsAcceptor>>) -> Self {
         Self { reactor: Reactor::new(parts(acceptor)), wait: Wait::Poll }
     }
 
-    /// As the reactor's own loop goes round, but where it would sleep it looks.
+    /// Runs one turn as the reactor's loop does, but polls where that would sleep.
     fn round(&mut self) {
         if self.reactor.must_enter(self.wait) {
             self.reactor.enter(self.wait).unwrap();
@@ -109,66 +109,66 @@ impl Bed {
     }
 }
 
-/// A client that takes all that its socket has whenever it is its turn.
+/// A client that reads all that its socket has.
 struct Client {
     socket: UnixStream,
     session: Option<Session>,
-    /// Bytes that came, of NBD.
+    /// Bytes of NBD received.
     got: usize,
-    /// Bytes that came, of any kind.
+    /// Bytes of any kind received.
     heard: usize,
     cookie: u64,
 }
 
 impl Client {
-    /// A client that has chosen the export, through TLS if there are certificates.
-    fn new(bed: &mut Bed, certificates: Option<&Certificates>) -> Self {
-        let mut client = Self::greeted(bed);
+    /// A client in transmission, through TLS if there are certificates.
+    fn new(harness: &mut Harness, certificates: Option<&Certificates>) -> Self {
+        let mut client = Self::greeted(harness);
         if let Some(certificates) = certificates {
-            client.ask_for_keys(bed, certificates);
-            client.until(bed, |client| !client.is_agreeing());
+            client.ask_for_keys(harness, certificates);
+            client.until(harness, |client| !client.is_agreeing());
         }
-        client.choose(bed);
+        client.choose(harness);
         client
     }
 
-    fn greeted(bed: &mut Bed) -> Self {
+    fn greeted(harness: &mut Harness) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        let now = bed.reactor.parts.clock.now();
-        bed.reactor.welcome(now, ours.into(), "test".into());
+        let now = harness.reactor.parts.clock.now();
+        harness.reactor.add_client(now, ours.into(), "test".into());
         let mut client = Self { socket: theirs, session: None, got: 0, heard: 0, cookie: 0 };
-        client.hears(bed, 18);
+        client.hears(harness, 18);
         client.say(&[0, 0, 0, 3]);
         client
     }
 
-    /// STARTTLS, its answer, and a first word of TLS.
-    fn ask_for_keys(&mut self, bed: &mut Bed, certificates: &Certificates) {
+    /// STARTTLS, its reply, and the first message of TLS.
+    fn ask_for_keys(&mut self, harness: &mut Harness, certificates: &Certificates) {
         self.say(b"IHAVEOPT\0\0\0\x05\0\0\0\0");
-        self.hears(bed, 20);
+        self.hears(harness, 20);
         self.session = Some(certificates.client());
     }
 
-    fn choose(&mut self, bed: &mut Bed) {
+    fn choose(&mut self, harness: &mut Harness) {
         self.say(b"IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\0\0\0\0");
         // Two INFOs and an ACK.
-        self.hears(bed, 20 + 12 + 20 + 14 + 20);
+        self.hears(harness, 20 + 12 + 20 + 14 + 20);
     }
 
     fn is_agreeing(&self) -> bool {
         self.session.as_ref().is_some_and(Session::is_handshaking)
     }
 
-    fn hears(&mut self, bed: &mut Bed, count: usize) {
-        self.until(bed, |client| client.got == count);
+    fn hears(&mut self, harness: &mut Harness, count: usize) {
+        self.until(harness, |client| client.got == count);
         self.got = 0;
     }
 
-    fn until(&mut self, bed: &mut Bed, done: impl Fn(&Self) -> bool) {
+    fn until(&mut self, harness: &mut Harness, done: impl Fn(&Self) -> bool) {
         for _ in 0..100 {
             self.say(&[]);
-            bed.round();
+            harness.round();
             self.take();
             if done(self) {
                 return self.say(&[]);
@@ -177,7 +177,7 @@ impl Client {
         panic!("{} bytes have come, {} of NBD", self.heard, self.got);
     }
 
-    /// Sends, which is never more than a socket takes.
+    /// Sends at most what a socket takes.
     fn say(&mut self, bytes: &[u8]) {
         let Some(session) = &mut self.session else {
             return self.socket.write_all(bytes).unwrap();
@@ -201,7 +201,7 @@ impl Client {
         }
     }
 
-    /// Takes what came of small reads and asks for as many again; how many that was.
+    /// Reads replies of small reads and submits as many again; returns their number.
     fn ask_again(&mut self) -> u64 {
         let before = self.got / REPLY;
         self.take();
@@ -210,7 +210,7 @@ impl Client {
         answers
     }
 
-    /// Takes what the socket has.
+    /// Reads what the socket has.
     fn take(&mut self) {
         let mut bytes = vec![0; 64 << 10];
         loop {
@@ -232,20 +232,20 @@ impl Client {
     }
 }
 
-/// Two large readers beside a client that always has [`DEPTH`] small reads in flight.
+/// Two large readers beside a client with [`DEPTH`] small reads in flight.
 fn everybody_is_sent_to(certificates: Option<&Certificates>) {
     const WHOLE: usize = 2 * (SIMPLE_REPLY_BYTES + LARGE as usize);
     let acceptor = certificates.map(|certificates| certificates.offer(TlsMode::Require, false));
-    let mut bed = Bed::new(acceptor);
-    let mut busy = Client::new(&mut bed, certificates);
-    let mut large = [0; 2].map(|_| Client::new(&mut bed, certificates));
+    let mut harness = Harness::new(acceptor);
+    let mut busy = Client::new(&mut harness, certificates);
+    let mut large = [0; 2].map(|_| Client::new(&mut harness, certificates));
     busy.reads(DEPTH, SMALL);
     large.iter_mut().for_each(|client| client.reads(2, LARGE));
     let mut windows = 0;
     while large.iter().any(|client| client.got < WHOLE) {
         let before = (busy.got, [large[0].got, large[1].got]);
         for _ in 0..WINDOW {
-            bed.round();
+            harness.round();
             busy.ask_again();
             large.iter_mut().for_each(Client::take);
         }
@@ -263,31 +263,31 @@ fn everybody_is_sent_to(certificates: Option<&Certificates>) {
 }
 
 #[test]
-fn a_large_reply_goes_on_beside_a_busy_client() {
+fn large_reply_progresses_beside_busy_client() {
     everybody_is_sent_to(None);
 }
 
 #[test]
-fn and_so_it_does_through_tls() {
+fn large_reply_progresses_beside_busy_client_with_tls() {
     everybody_is_sent_to(Some(&Certificates::new("fairness")));
 }
 
 #[test]
-fn a_crowd_that_wants_keys_is_answered_one_in_a_turn() {
+fn one_tls_signature_per_turn() {
     let certificates = Certificates::new("crowd");
-    let mut bed = Bed::new(Some(certificates.offer(TlsMode::On, false)));
-    let mut busy = Client::new(&mut bed, None);
-    let mut crowd: Vec<Client> = (0..CROWD).map(|_| Client::greeted(&mut bed)).collect();
-    crowd.iter_mut().for_each(|client| client.ask_for_keys(&mut bed, &certificates));
+    let mut harness = Harness::new(Some(certificates.offer(TlsMode::On, false)));
+    let mut busy = Client::new(&mut harness, None);
+    let mut crowd: Vec<Client> = (0..CROWD).map(|_| Client::greeted(&mut harness)).collect();
+    crowd.iter_mut().for_each(|client| client.ask_for_keys(&mut harness, &certificates));
     let before: Vec<usize> = crowd.iter().map(|client| client.heard).collect();
     busy.reads(DEPTH, SMALL);
     while busy.ask_again() == 0 {
-        bed.round();
+        harness.round();
     }
     crowd.iter_mut().for_each(|client| client.say(&[]));
     let mut answered = 0;
     for round in 0.. {
-        bed.round();
+        harness.round();
         assert!(busy.ask_again() > 0, "round {round}: the busy client has an answer in each");
         crowd.iter_mut().for_each(Client::take);
         let heard = crowd.iter().zip(&before).filter(|(client, before)| client.heard > **before);
@@ -300,7 +300,7 @@ fn a_crowd_that_wants_keys_is_answered_one_in_a_turn() {
         }
     }
     for client in &mut crowd {
-        client.until(&mut bed, |client| !client.is_agreeing());
-        client.choose(&mut bed);
+        client.until(&mut harness, |client| !client.is_agreeing());
+        client.choose(&mut harness);
     }
 }

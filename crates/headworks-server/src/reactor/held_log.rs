@@ -24,7 +24,7 @@ enum HeldChange {
 
 impl HeldLog {
     /// Checks this shard's volumes, if the counter moved or a recovery may be logged; called every turn.
-    pub fn look(
+    pub fn check(
         &mut self,
         shard: &Shard,
         volumes: &[VolumeId],
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_beginning_and_the_end_are_told_once_for_each_volume() {
+    fn failure_and_recovery_are_logged_once_per_volume() {
         let mut log = HeldLog::default();
         let (one, two) = (VolumeId(1), VolumeId(2));
         assert_eq!(log.note(one, false, true), None);

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_counted_and_not_told_line_by_line() {
+    fn suppressed_lines_are_counted() {
         let mut log_limiter = LogLimiter::new();
         assert_eq!(admitted(&mut log_limiter, ROOM + 70), ROOM);
         assert_eq!(log_limiter.tick(Instant(SECOND_NS - 1)), 70);
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_day_gives_no_more_room_than_there_was() {
+    fn bucket_never_exceeds_its_burst() {
         let mut log_limiter = LogLimiter::new();
         log_limiter.tick(Instant(86_400 * SECOND_NS));
         assert_eq!(admitted(&mut log_limiter, 2 * ROOM), ROOM);

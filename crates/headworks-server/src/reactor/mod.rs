@@ -105,7 +105,7 @@ pub struct ReactorParts {
     pub io: ShardIo,
     pub sleeper: Arc<Sleeper>,
     pub wakers: Vec<Waker>,
-    pub mail: Receiver<ControlMessage>,
+    pub mailbox: Receiver<ControlMessage>,
     pub shared: Arc<ServerShared>,
     pub exports: Vec<ServedExport>,
     pub listeners: Vec<Listener>,
@@ -142,7 +142,7 @@ pub struct Reactor {
     /// Idle memory of the pool was returned to the kernel.
     trimmed: bool,
     /// `accept` failed for want of a file descriptor: listeners pause until the next tick.
-    resting: bool,
+    accept_paused: bool,
     scratch: Vec<u8>,
     events: Vec<Event>,
     envelopes: Vec<Envelope>,
@@ -171,7 +171,7 @@ impl Reactor {
             ticking: false,
             taken_before: 0,
             trimmed: true,
-            resting: false,
+            accept_paused: false,
             scratch: vec![0; SCRATCH],
             events: Vec::with_capacity(1024),
             envelopes: Vec::with_capacity(MESSAGES_MAX),
@@ -197,7 +197,7 @@ impl Reactor {
             let worked = self.turn(now);
             if self.phase == ShutdownPhase::Waiting
                 && self.parts.shared.all_waiting()
-                && self.frames_are_home()
+                && self.frames_are_idle()
             {
                 return Ok(());
             }
@@ -208,7 +208,7 @@ impl Reactor {
     /// Ends a shard that failed: every waiter sees a closed channel. Memory and devices that other shards may use are
     /// leaked.
     pub fn abandon(mut self) {
-        self.parts.mail = std::sync::mpsc::channel().1;
+        self.parts.mailbox = std::sync::mpsc::channel().1;
         self.sets = queries::Sets::default();
         self.own_flushes.abandon();
         std::mem::forget(self);
@@ -218,7 +218,7 @@ impl Reactor {
     fn turn(&mut self, now: Instant) -> bool {
         let mut worked = self.take_events(now);
         worked |= self.take_messages();
-        worked |= self.take_mail(now);
+        worked |= self.take_control_messages(now);
         worked |= self.receive(now);
         self.take_timers(now);
         self.ticking |= worked;
@@ -245,7 +245,7 @@ impl Reactor {
     /// Hot connections are served several times before the engine is entered, if no operation of a device is in flight.
     fn must_enter(&mut self, wait: Wait) -> bool {
         // The cache's own reads and writes start and end in the engine, too.
-        let idle_disks = self.parts.driver.shard().is_idle() && self.frames_are_home();
+        let idle_disks = self.parts.driver.shard().is_idle() && self.frames_are_idle();
         self.idle.must_enter(wait == Wait::Poll && !self.connections.is_empty() && idle_disks)
     }
 
@@ -323,18 +323,18 @@ impl Reactor {
         worked
     }
 
-    fn take_mail(&mut self, now: Instant) -> bool {
+    fn take_control_messages(&mut self, now: Instant) -> bool {
         let mut worked = false;
-        while let Ok(mail) = self.parts.mail.try_recv() {
+        while let Ok(message) = self.parts.mailbox.try_recv() {
             worked = true;
-            match mail {
+            match message {
                 ControlMessage::Connection { connection, export, terms } => {
-                    self.adopt(now, connection, export, terms);
+                    self.take_over(now, connection, export, terms);
                 }
                 ControlMessage::Control(control) => self.on_control(control),
                 ControlMessage::Statistics => self.tell_statistics(),
                 ControlMessage::Query(question) => self.on_question(now, question),
-                ControlMessage::Command(order, answer) => self.on_order(now, *order, &answer),
+                ControlMessage::Command(order, answer) => self.on_command(now, *order, &answer),
                 ControlMessage::Resized { volume, size } => self.exports.resize(volume, size),
                 ControlMessage::Stop => self.stop(now),
                 ControlMessage::Barrier(sender) => drop(sender),
@@ -428,18 +428,18 @@ impl Reactor {
             };
             self.ticking = true;
             if deadline <= now {
-                let complaint = connection.complaint();
-                self.end(slot, &ConnectionEnd::Fault(complaint));
+                let message = connection.timeout_message();
+                self.end(slot, &ConnectionEnd::Fault(message));
             }
         }
-        let left_out = self.log_limiter.tick(now);
-        if left_out > 0 {
-            warn!("{left_out} more messages about clients suppressed");
+        let suppressed = self.log_limiter.tick(now);
+        if suppressed > 0 {
+            warn!("{suppressed} more messages about clients suppressed");
         }
         self.log_held(true);
-        self.flush_late();
+        self.retry_flushes();
         self.trim_when_idle();
-        if std::mem::take(&mut self.resting) {
+        if std::mem::take(&mut self.accept_paused) {
             (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
         }
         for index in 0..self.parts.files.len() {
@@ -451,7 +451,7 @@ impl Reactor {
                     "the size of the image changed to {size} bytes while it is served"
                 );
                 self.exports.resize(volume, size);
-                self.tell_size(volume, size);
+                self.announce_size(volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
             }
         }
@@ -459,7 +459,7 @@ impl Reactor {
 
     fn log_held(&mut self, at_tick: bool) {
         let ReactorParts { driver, volumes, .. } = &self.parts;
-        self.held.look(driver.shard(), volumes, at_tick, |volume| self.exports.name_of(volume));
+        self.held.check(driver.shard(), volumes, at_tick, |volume| self.exports.name_of(volume));
     }
 
     /// Returns idle memory of the pool to the kernel once no buffer is in use.

@@ -25,7 +25,7 @@ impl Reactor {
             self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
         }
         for slot in self.parts.io.slots() {
-            self.tell_close(slot);
+            self.submit_close(slot);
             if let Some((connection, pool)) = self.parts.io.connection(slot) {
                 connection.leave(pool);
                 self.parts.io.list(slot);
@@ -54,9 +54,11 @@ impl Reactor {
                 let ended = answers
                     .drain(..)
                     .filter(|(id, _)| id.sequence >= first)
-                    .filter(|(id, status)| self.is_last_word((id.volume, *status), in_time));
-                match left - ended.count() {
-                    0 if self.frames_are_home() => self.wait_for_others(),
+                    .filter(|(id, status)| self.take_flush_status((id.volume, *status), in_time));
+                let ended = ended.count();
+                assert!(ended <= left, "a last flush completes once");
+                match left - ended {
+                    0 if self.frames_are_idle() => self.wait_for_others(),
                     left => self.phase = ShutdownPhase::Flushing { left, first, since },
                 }
             }
@@ -72,7 +74,7 @@ impl Reactor {
     }
 
     /// Takes the status of a last flush; returns false if the flush is submitted again.
-    fn is_last_word(&mut self, (volume, status): (VolumeId, Status), in_time: bool) -> bool {
+    fn take_flush_status(&mut self, (volume, status): (VolumeId, Status), in_time: bool) -> bool {
         match status {
             Ok(()) => {}
             Err(IoError::TimedOut) if in_time => {
@@ -93,7 +95,7 @@ impl Reactor {
         true
     }
 
-    pub(super) fn flush_late(&mut self) {
+    pub(super) fn retry_flushes(&mut self) {
         for volume in self.own_flushes.take_due() {
             self.flush(volume);
         }
@@ -129,7 +131,7 @@ impl Reactor {
     }
 
     /// Whether no device uses frames of the cache; a read-ahead or a retried write-back may.
-    pub(super) fn frames_are_home(&self) -> bool {
+    pub(super) fn frames_are_idle(&self) -> bool {
         self.parts.io.frames.is_none() || self.parts.driver.shard().is_quiet()
     }
 

@@ -38,7 +38,7 @@ mod tests {
     };
 
     #[test]
-    fn what_did_not_happen_is_not_told_and_times_are_in_their_stage() {
+    fn only_operations_that_occurred_are_listed() {
         let volume = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
         let config = ShardConfig::single(QueueOptions::default(), volume, 8);
         let mut shard = Shard::new(config).unwrap();

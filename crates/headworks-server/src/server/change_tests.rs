@@ -1,4 +1,4 @@
-//! Against a server that runs, without clients: what is added, kept and refused, and that places come back.
+//! Changes of a running server without clients: added, kept and refused exports, and reuse of ids.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -51,7 +51,7 @@ fn call(
     server.service.call(method, params).map_err(|fault| fault.message().to_owned())
 }
 
-/// Where an export lives and where its device does.
+/// Device, home shard, device owner and cache mode of an export.
 fn place(server: &Server, name: &str) -> (u16, u16, u16, WriteMode) {
     let tree = server.service.tree();
     let entry = tree.export(name).unwrap();
@@ -59,7 +59,7 @@ fn place(server: &Server, name: &str) -> (u16, u16, u16, WriteMode) {
 }
 
 #[test]
-fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
+fn reload_changes_what_differs_by_name() {
     let server = server(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"], &options(1));
     let wanted = |texts: &[&str]| texts.iter().map(|text| spec(text)).collect::<Vec<_>>();
     let reload =
@@ -83,7 +83,7 @@ fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
     assert_eq!(names(&server), "b c d");
     let weight = call(&server, "get", json!({ "path": "exports/b/weight" })).unwrap();
     assert_eq!(weight, json!({ "exports/b/weight": 300 }));
-    // What cannot be changes nothing.
+    // An impossible configuration changes nothing.
     let twice = server.reloader().reconcile(wanted(&["x=null:size=1M", "x=null:size=1M"]));
     assert!(twice.unwrap_err().message.contains("two exports"));
     assert_eq!(names(&server), "b c d");
@@ -91,7 +91,7 @@ fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
 }
 
 #[test]
-fn an_image_that_was_swapped_for_another_under_its_name_is_noticed() {
+fn reload_detects_replaced_image() {
     let (image, other) = (TempFile::absent("live-swap"), TempFile::absent("live-swap"));
     let text = format!("a=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));
@@ -107,7 +107,7 @@ fn an_image_that_was_swapped_for_another_under_its_name_is_noticed() {
 }
 
 #[test]
-fn an_export_called_default_and_one_without_a_name_would_be_one_to_the_operator() {
+fn export_named_default_excludes_unnamed_one() {
     let server = server(&["a=null:size=1M"], &options(1));
     let add = |name: &str| {
         let spec = ExportSpec::new(name.to_owned(), spec("null:size=1M").spec, false);
@@ -122,7 +122,7 @@ fn an_export_called_default_and_one_without_a_name_would_be_one_to_the_operator(
 }
 
 #[test]
-fn images_of_a_filesystem_share_a_queue_and_places_are_used_again() {
+fn images_share_queue_and_ids_are_reused() {
     let images = [(); 3].map(|()| TempFile::absent("live-share"));
     let text = |name: &str, index: usize| {
         format!("{name}=file:path={},size=1M", images[index].path().display())
@@ -151,7 +151,7 @@ fn images_of_a_filesystem_share_a_queue_and_places_are_used_again() {
 }
 
 #[test]
-fn an_image_that_can_do_less_than_the_queue_expects_gets_its_own() {
+fn image_with_fewer_features_gets_own_device() {
     let Some(directory) = headworks::testing::memory_directory() else { return };
     let image = TempFile::absent_in(&directory, "live-less");
     let text = format!("a=file:path={},size=1M", image.path().display());
@@ -167,7 +167,7 @@ fn an_image_that_can_do_less_than_the_queue_expects_gets_its_own() {
 }
 
 #[test]
-fn a_cached_volume_lives_where_a_cache_is_and_without_one_nothing_is_cached() {
+fn cached_volume_lives_on_caching_shard() {
     let cached = |shards, cache| ServerOptions { cache, ..options(shards) };
     let two = server(&["a=null:size=1M,cache=writeback", "b=null:size=1M"], &cached(2, 8 << 20));
     for name in ["c", "d", "e"] {
@@ -179,7 +179,7 @@ fn a_cached_volume_lives_where_a_cache_is_and_without_one_nothing_is_cached() {
     call(&two, "add", json!({ "spec": "f=null:size=1M" })).unwrap();
     assert_eq!(place(&two, "f"), (5, 1, 1, WriteMode::None));
     end(two);
-    // Nothing is cached yet, but it may be.
+    // Nothing is cached yet, but a volume may be.
     let later = server(&["a=null:size=1M"], &cached(1, 8 << 20));
     call(&later, "add", json!({ "spec": "b=null:size=1M,cache=writeback" })).unwrap();
     assert_eq!(place(&later, "b").3, WriteMode::Writeback);
@@ -193,7 +193,7 @@ fn a_cached_volume_lives_where_a_cache_is_and_without_one_nothing_is_cached() {
 }
 
 #[test]
-fn what_was_made_for_an_export_that_found_no_place_is_taken_away_again() {
+fn failed_add_removes_created_image() {
     let server = server(&["a=null:size=1M"], &options(1));
     for index in 1..64 {
         call(&server, "add", json!({ "spec": format!("a{index}=null:size=1M") })).unwrap();
@@ -210,7 +210,7 @@ fn what_was_made_for_an_export_that_found_no_place_is_taken_away_again() {
 }
 
 #[test]
-fn what_was_made_for_an_export_whose_queue_is_too_large_is_taken_away_again() {
+fn failed_queue_options_remove_created_image() {
     let queue = vec![(Tunable::NrRequests, 4096)];
     let server = server(&["a=null:size=1M"], &ServerOptions { queue, ..options(2) });
     let add = |name: &str, of: &str| {
@@ -226,13 +226,13 @@ fn what_was_made_for_an_export_whose_queue_is_too_large_is_taken_away_again() {
     add("c", &text).unwrap();
     call(&server, "remove", json!({ "export": "c" })).unwrap();
     add("b0", "null:size=1M").unwrap();
-    // What was there is nobody's to take away.
+    // A file that existed before is not removed.
     assert!(add("c", &text).is_err() && image.path().exists());
     end(server);
 }
 
 #[test]
-fn what_was_put_in_the_place_of_an_image_that_was_made_stays() {
+fn replacement_of_created_image_is_kept() {
     let image = TempFile::absent("live-made");
     let spec = spec(&format!("a=file:path={},size=1M", image.path().display()));
     for replaced in [false, true] {
@@ -251,7 +251,7 @@ fn what_was_put_in_the_place_of_an_image_that_was_made_stays() {
 }
 
 #[test]
-fn a_server_that_is_not_to_change_has_only_the_places_that_it_began_with() {
+fn server_without_hot_add_refuses_more_exports() {
     let server = server(&["a=null:size=1M"], &ServerOptions { live: false, ..options(1) });
     let add = || call(&server, "add", json!({ "spec": "b=null:size=1M" }));
     let error = add().unwrap_err();
@@ -263,7 +263,7 @@ fn a_server_that_is_not_to_change_has_only_the_places_that_it_began_with() {
 }
 
 #[test]
-fn looks_and_changes_go_on_beside_each_other() {
+fn queries_run_beside_changes() {
     let server = Arc::new(server(&["a=null:size=1M"], &options(2)));
     let others: Vec<_> = (0..2)
         .map(|index| {
@@ -292,7 +292,7 @@ fn looks_and_changes_go_on_beside_each_other() {
 }
 
 #[test]
-fn a_stop_waits_for_its_own_flushes_and_counts_nobody_elses() {
+fn stop_waits_only_for_its_own_flushes() {
     let image = TempFile::absent("live-stop");
     let text = format!("a=delay:flush=300ms,of=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));
@@ -302,7 +302,7 @@ fn a_stop_waits_for_its_own_flushes_and_counts_nobody_elses() {
         server.shared.send(ShardId(0), ControlMessage::Query(query));
         answered.recv()
     };
-    // Under way when the stop begins, and answered with its own.
+    // In flight when the stop begins, and completed with its flushes.
     let waiting = [(); 3].map(|()| drain().unwrap().1);
     server.stop();
     server.join().unwrap();

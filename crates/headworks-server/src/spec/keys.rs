@@ -1,20 +1,20 @@
-//! `key=value,key=value`: the part of a spec behind the colon.
+//! Keys of a specification: `key=value,key=value` after the colon.
 //!
-//! A device says which keys it has; an unknown one, a second one of a name and a word without `=` are errors that list them.
-//! Inside a value a comma is written twice; `of` takes all that follows as it is, so it is the last.
+//! Unknown keys, repeated keys and words without `=` are errors that list the known keys. A comma in a value is
+//! doubled; `of` takes the whole rest and is the last key.
 
 use headworks_core::ConfigError;
 
-/// Keys of every export, which [`super::ExportOptions`] takes out before its device reads the others.
+/// Keys of every export, which [`super::ExportOptions`] removes before the device parses the others.
 pub const EXPORT_KEYS: [&str; 4] = ["weight", "ioprio", "cache", "on-error"];
 
-/// The keys that a user gave one device.
+/// Keys and values of one device.
 pub struct Keys {
     values: Vec<(&'static str, String)>,
 }
 
 impl Keys {
-    /// Reads `key=value,key=value`; a doubled comma is one in the value; `of` takes all that follows as it is.
+    /// Parses `key=value,key=value`, with doubled commas and `of`.
     pub fn read(
         device: &'static str,
         valid: &[&'static str],
@@ -52,18 +52,18 @@ impl Keys {
         Ok(Self { values })
     }
 
-    /// All of them, as they were given.
+    /// All keys and values in the given order.
     pub fn into_words(self) -> Vec<(&'static str, String)> {
         self.values
     }
 
-    /// The value of `key`.
+    /// Value of a key, as it was written.
     pub fn get(&self, key: &str) -> Option<&str> {
         let found = self.values.iter().find(|(name, _)| *name == key);
         found.map(|(_, value)| value.as_str())
     }
 
-    /// The value of `key`, understood.
+    /// Value of a key, parsed.
     pub fn parse<T>(
         &self,
         key: &'static str,
@@ -73,7 +73,7 @@ impl Keys {
         parsed.map_err(|message| ConfigError::new(key, message))
     }
 
-    /// The device that a wrapper wraps.
+    /// Specification of the device that a wrapper wraps.
     pub fn of(&self, example: &str) -> Result<String, ConfigError> {
         let missing = || {
             let message = format!("a wrapper needs a device as its last key: {example}");
@@ -84,7 +84,7 @@ impl Keys {
     }
 }
 
-/// The value at the start of `text`, up to a single comma, and what follows that comma.
+/// Splits a value at the next single comma.
 pub fn split_value(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut rest = text;
@@ -104,7 +104,7 @@ pub fn split_value(text: &str) -> (String, &str) {
     }
 }
 
-/// Words for an error message.
+/// Joins words for an error message.
 pub fn list(words: &[&str]) -> String {
     words.join(", ")
 }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn of_is_last_and_whole() {
+    fn of_takes_the_whole_rest() {
         let keys = Keys::read("delay", &["read", "of"], "read=1,of=x,read=2,,").unwrap();
         assert_eq!((keys.get("read"), keys.get("of")), (Some("1"), Some("x,read=2,,")));
         assert_eq!(keys.get("write"), None);

@@ -1,36 +1,35 @@
-//! A spec in its parts, as words: `delay:read=5ms,of=mem:size=1M` is a layer `delay` around a layer `mem`.
+//! A specification as a list of layers: `delay:read=5ms,of=mem:size=1M` is a layer `delay` around a layer `mem`.
 //!
-//! What a configuration file writes as tables is the same words in another form. Both are read by one parser, so that neither can
-//! say what the other cannot.
+//! Tables of a configuration file become layers, too, and one parser reads both.
 
 use headworks_core::ConfigError;
 
 use super::keys::Keys;
 use super::{KINDS, Spec, split_type};
 
-/// A device or a wrapper as words.
+/// A device or wrapper with its keys as words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// Its type.
+    /// Type of the device or wrapper.
     pub kind: &'static str,
-    /// Keys and their values, in the order of the user.
+    /// Keys and values in the user's order.
     pub words: Vec<(String, String)>,
 }
 
 impl Layer {
-    /// The types there are, and whether each is a wrapper.
+    /// Known types, and whether each one is a wrapper.
     pub fn kinds() -> impl Iterator<Item = (&'static str, bool)> {
         KINDS.into_iter().map(|(kind, name)| (name, kind.keys().contains(&"of")))
     }
 
-    /// The keys of a type, without the one that says what a wrapper wraps.
+    /// Keys of a type, without `of`.
     pub fn keys(kind: &str) -> impl Iterator<Item = &'static str> {
         let known = KINDS.into_iter().find(|(_, name)| *name == kind);
         let keys: &[&str] = known.map_or(&[], |(kind, _)| kind.keys());
         keys.iter().copied().filter(|key| *key != "of")
     }
 
-    /// The words of `layers`, from the outside in, as [`Spec::parse`] reads them.
+    /// Text of layers from the outside in, as [`Spec::parse`] reads it.
     #[must_use]
     pub fn text(layers: &[Self]) -> String {
         let each = layers.iter().enumerate().map(|(index, layer)| {
@@ -47,10 +46,10 @@ impl Layer {
 }
 
 impl Spec {
-    /// The layers of a spec without keys of an export, from the outside in.
+    /// Layers of a specification without keys of an export, from the outside in.
     ///
     /// # Errors
-    /// What is no key=value of its type. Values are not looked at.
+    /// A word is not a key of its type. Values are not checked.
     pub fn layers(text: &str) -> Result<Vec<Layer>, ConfigError> {
         let mut layers = Vec::new();
         let mut rest = text.to_owned();
@@ -83,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_the_same_words_in_another_form() {
+    fn layers_round_trip_to_specification() {
         for (text, again) in [
             ("disk.img", "file:path=disk.img"),
             ("/a,b=c", "file:path=/a,,b=c"),
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_has_its_place_in_the_table_and_wrappers_are_known() {
+    fn every_type_is_in_the_table() {
         for (index, (kind, _)) in KINDS.into_iter().enumerate() {
             assert_eq!(kind as usize, index);
         }

@@ -1,16 +1,16 @@
-//! What users write to name a device: a path, or `type:key=value,key=value`.
+//! Specifications of devices: a path, or `type:key=value,key=value`.
 //!
 //! ```text
 //!   disk.img                                              a path is a file
-//!   file:path=disk.img,size=1G,direct=auto,read-only=on   size makes it if it is not there
+//!   file:path=disk.img,size=1G,direct=auto,read-only=on   size creates it if it does not exist
 //!   null:size=1T          mem:size=64M
 //!   delay:read=5ms,all=1ms,of=disk.img                    wrappers end with of=, which takes the whole rest
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //! ```
 //!
-//! An export's own keys, `weight`, `ioprio`, `cache` and `on-error`, stand among those of the outermost type (see `share`).
-//! A comma inside a value is written twice. A path with a colon may need `./` before it. Errors name the key, say what was
-//! wrong, and list what would be right.
+//! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`) stand among those of the outermost type (see `share`).
+//! A comma in a value is doubled. A path with a colon may need `./` before it. Errors name the key and list what would
+//! be right.
 
 mod keys;
 mod layers;
@@ -30,63 +30,63 @@ use headworks::{
     DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,
 };
 
-/// Enough to combine every wrapper; each is a call deeper.
+/// Most wrappers of a device; each one adds a call.
 const WRAPPERS_MAX: usize = 8;
 
-/// A device as a user describes it: what holds the bytes, and what is wrapped around it.
+/// A device as a user describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
-    /// From the outside in.
+    /// Wrappers from the outside in.
     pub wrappers: Vec<Wrapper>,
-    /// What holds the bytes.
+    /// The innermost device, which holds the data.
     pub base: BaseDevice,
 }
 
-/// What holds the bytes.
+/// The device that holds the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BaseDevice {
-    /// An image or a block device.
+    /// An image file or a block device.
     File {
-        /// Where.
+        /// Path of the image.
         path: PathBuf,
-        /// How to open it.
+        /// Options for opening it.
         options: FileOptions,
     },
-    /// Nothing: reads as zeros.
+    /// A device without data: reads return zeros.
     Null {
-        /// Bytes.
+        /// Size in bytes, if it was given.
         size: Option<u64>,
     },
-    /// Memory.
+    /// A device in memory.
     Mem {
-        /// Bytes.
+        /// Size in bytes, if it was given.
         size: Option<u64>,
     },
 }
 
-/// A device around another.
+/// A device around another device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrapper {
-    /// Makes it slower.
+    /// Delays operations of the inner device.
     Delay(DelayOptions),
-    /// Makes it fail.
+    /// Fails operations of the inner device.
     Error(ErrorOptions),
 }
 
 impl Spec {
-    /// Reads a user's words for an export: its device, and its own share.
+    /// Parses the specification of an export: its device and its options.
     ///
     /// # Errors
-    /// The first thing that is wrong, with what would be right.
+    /// The first mistake, with what would be right.
     pub fn parse_export(text: &str) -> Result<(Self, ExportOptions), ConfigError> {
         let (share, rest) = ExportOptions::take(text)?;
         Ok((Self::parse(&rest)?, share))
     }
 
-    /// Reads a user's words.
+    /// Parses the specification of a device.
     ///
     /// # Errors
-    /// The first thing that is wrong, with what would be right.
+    /// The first mistake, with what would be right.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut wrappers = Vec::new();
         let mut rest = Cow::Borrowed(text);
@@ -119,7 +119,7 @@ impl Spec {
         }
     }
 
-    /// A name for an export of it: an image's file name, else the type.
+    /// Default name of an export: file name of the image, else the type.
     #[must_use]
     pub fn short_name(&self) -> String {
         match &self.base {
@@ -131,13 +131,13 @@ impl Spec {
         }
     }
 
-    /// How a path that looks as if it had keys is spelled with them: `disk.img,weight=2` is the name of a file.
+    /// How a path that looks as if it had keys is written: `disk.img,weight=2` is the name of a file.
     #[must_use]
     pub fn meant(&self) -> Option<String> {
         let BaseDevice::File { path, .. } = &self.base else { return None };
         let (stem, keys) = path.file_name()?.to_str()?.split_once(',')?;
         let (key, _) = keys.split_once('=')?;
-        // A wrapper would have the export's keys.
+        // A wrapper would take the export's keys.
         let of_export = self.wrappers.is_empty() && EXPORT_KEYS.contains(&key);
         if let Some((kind, name)) = KINDS.iter().find(|(_, name)| *name == stem)
             && (of_export || kind.keys().contains(&key))
@@ -148,7 +148,7 @@ impl Spec {
         known.then(|| format!("file:path={}", path.display()))
     }
 
-    /// The size the user gave.
+    /// The size that the user gave.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         match &self.base {
@@ -157,7 +157,7 @@ impl Spec {
         }
     }
 
-    /// Gives a size where the user gave none: what `--size` is for.
+    /// Sets the size if the user gave none, as `--size` does.
     pub fn set_default_size(&mut self, default: u64) {
         let size = match &mut self.base {
             BaseDevice::File { options, .. } => &mut options.size,
@@ -166,7 +166,7 @@ impl Spec {
         size.get_or_insert(default);
     }
 
-    /// Puts the wrappers around the device that holds the bytes.
+    /// Wraps the innermost device.
     #[must_use]
     pub fn wrap(&self, base: Box<dyn Device>) -> Box<dyn Device> {
         let inside_out = self.wrappers.iter().rev();
@@ -176,8 +176,7 @@ impl Spec {
         })
     }
 
-    /// What the queue should know of the wrapped device, given what it should know of the base: every operation reaches a
-    /// wrapper, or it could not delay it or let it fail.
+    /// Queue options of the wrapped device: every operation must reach a wrapper that delays or fails it.
     #[must_use]
     pub fn wrap_queue_options(&self, base: QueueOptions) -> QueueOptions {
         match self.wrappers[..] {
@@ -231,7 +230,7 @@ impl Kind {
     }
 }
 
-/// The type before the colon and the keys after it; `None` for a path.
+/// Splits a type from its keys; `None` for a path.
 fn split_type(text: &str) -> Result<Option<(Kind, &str)>, ConfigError> {
     let Some((word, keys)) = text.split_once(':') else {
         return Ok(None);
@@ -331,7 +330,7 @@ fn parse_op(word: &str) -> Result<Option<Op>, String> {
         .ok_or_else(|| format!("`{word}` is none of {} and all", list(&Op::ALL.map(Op::name))))
 }
 
-/// Errors by the names that users know; several names may mean one error of ours.
+/// Errors by the names that users know.
 const ERRNOS: [(&str, IoError); 11] = [
     ("EIO", IoError::Medium),
     ("ENOSPC", IoError::NoSpace),
@@ -380,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_files() {
+    fn path_is_a_file_specification() {
         for (text, path) in [
             ("disk.img", "disk.img"),
             ("/a/b:c=d,e", "/a/b:c=d,e"),
@@ -398,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_with_keys_is_told_from_one_with_a_comma() {
+    fn path_with_keys_differs_from_path_with_comma() {
         for (text, meant) in [
             ("/a/disk.img,weight=2", Some("file:path=/a/disk.img,weight=2")),
             ("disk.img,size=1G,cache=none", Some("file:path=disk.img,size=1G,cache=none")),
@@ -485,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_size_fills_a_gap_only() {
+    fn default_size_applies_only_without_size() {
         for (text, size) in [("mem:size=1M", 1 << 20), ("mem:", 5), ("null:", 5), ("x", 5)] {
             let mut spec = Spec::parse(text).unwrap();
             spec.set_default_size(5);
@@ -494,8 +493,8 @@ mod tests {
     }
 
     #[test]
-    fn the_first_wrapper_is_outermost() {
-        // Failing outside the delay comes at once; inside it comes after the wait.
+    fn first_wrapper_is_outermost() {
+        // An error outside a delay comes at once, inside it after the delay.
         for (text, waited) in
             [("error:of=delay:all=1us,of=null:", 0), ("delay:all=1us,of=error:of=null:", 1000)]
         {

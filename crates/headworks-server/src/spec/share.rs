@@ -1,11 +1,11 @@
-//! What a spec says of the export and not of the device: its share and its class, and how it is cached.
+//! Options of an export in its specification: weight, class, cache mode and error policy.
 //!
 //! ```text
 //!   file:path=disk.img,weight=400,ioprio=rt:0,cache=writethrough        delay:read=5ms,weight=50,of=disk.img
 //! ```
 //!
-//! Every type takes `weight`, `ioprio`, `cache` and `on-error` among its keys, but only the outermost one, because a device
-//! has no share and no cache of its own. They are taken out before the device reads the rest, so a device knows nothing of exports.
+//! Every type takes these keys, but only as the outermost one, since they belong to the export. They are removed before
+//! the device parses the rest.
 
 use headworks_core::{ConfigError, ErrorPolicy, ExportConfig, Ioprio, WriteMode};
 
@@ -13,16 +13,16 @@ use super::keys::{EXPORT_KEYS, list, split_value};
 use super::split_type;
 use crate::units::{parse_ioprio, parse_weight};
 
-/// An export's share of its device, the class of its clients' requests, and how its volume is cached.
+/// Weight, class and cache options of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
-    /// Its share beside others, 1..=10000.
+    /// Weight beside other exports, 1..=10000.
     pub weight: u16,
-    /// The priority of its clients' requests.
+    /// Class of its clients' requests.
     pub ioprio: Ioprio,
-    /// When writes are acknowledged; none leaves it to the server and to other exports of the same image.
+    /// Cache mode; none leaves it to the server and to other exports of the image.
     pub mode: Option<WriteMode>,
-    /// What becomes of a block whose write-out failed; none likewise.
+    /// Policy for failed write-back; none leaves it open, too.
     pub on_error: Option<ErrorPolicy>,
 }
 
@@ -34,7 +34,7 @@ impl Default for ExportOptions {
 }
 
 impl ExportOptions {
-    /// The share that `text` names, and `text` without it.
+    /// Takes the options out of `text`; returns them and the rest.
     pub fn take(text: &str) -> Result<(Self, String), ConfigError> {
         let Some((_, keys)) = split_type(text)? else {
             return Ok((Self::default(), text.to_owned()));
@@ -42,7 +42,7 @@ impl ExportOptions {
         let mut left = text[..text.len() - keys.len()].to_owned();
         let mut given = [const { None }; EXPORT_KEYS.len()];
         let mut rest = keys;
-        // `of` takes all that follows it; what is no key at all is the device's to complain of.
+        // `of` takes the whole rest; an unknown key is reported by the device.
         while let Some((key, after)) = rest.split_once('=').filter(|(key, _)| *key != "of") {
             let (value, next) = split_value(after);
             match EXPORT_KEYS.iter().position(|known| *known == key) {
@@ -71,7 +71,7 @@ impl ExportOptions {
     }
 }
 
-/// The value that a word of a choice stands for.
+/// Parses one of several words.
 fn choice<T: Copy>(
     key: &'static str,
     word: Option<String>,
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_taken_from_anywhere_among_the_keys_and_the_rest_stays_as_it_was() {
+    fn export_options_are_taken_from_any_position() {
         let rt = || Ioprio::new(IoClass::RealTime, 4).to_string();
         let be = || Ioprio::default().to_string();
         for (text, weight, ioprio, left) in [
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn how_it_is_cached_is_taken_too_and_is_open_if_not_said() {
+    fn cache_options_are_taken_and_optional() {
         let taken =
             |text: &str| ExportOptions::take(text).map(|(share, _)| (share.mode, share.on_error));
         assert_eq!(taken("mem:size=1M"), Ok((None, None)));

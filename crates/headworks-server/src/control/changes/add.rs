@@ -1,11 +1,11 @@
-//! `add`: one more export.
+//! `add`: adds an export while the server runs.
 
 use std::path::PathBuf;
 
 use headworks_core::{DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
 use serde_json::{Value, json};
 
-use super::remove::leaving;
+use super::remove::being_removed;
 use super::{LiveChanges, refused, wrong};
 use crate::assemble::export_info::served;
 use crate::assemble::image::{CreatedImage, OpenedImage};
@@ -23,7 +23,7 @@ use crate::spec::BaseDevice;
 use headworks::Device;
 
 impl LiveChanges {
-    /// By the words of a client.
+    /// The method `add`, with the parameters of a client.
     pub fn add_by_words(&self, params: &Params) -> RpcResult {
         let flag = |name: &str| match params.get(name) {
             None => Ok(false),
@@ -33,7 +33,7 @@ impl LiveChanges {
         let mut spec =
             ExportSpec::parse(text(params, "spec")?, false).map_err(|error| wrong(&error))?;
         spec.read_only = flag("read_only")?;
-        // Paths are the client's.
+        // Relative paths start at the client's folder.
         if let (BaseDevice::File { path, .. }, Some(Value::String(folder))) =
             (&mut spec.spec.base, params.get("cwd"))
         {
@@ -42,17 +42,17 @@ impl LiveChanges {
         self.add(spec)
     }
 
-    /// Clients may choose it when this returns.
+    /// Adds an export; clients may choose it when this returns.
     pub fn add(&self, spec: ExportSpec) -> RpcResult {
         spec.check().map_err(|error| wrong(&error))?;
         let mut inventory = lock(&self.inventory);
-        self.may_be_called(&inventory, &spec.name)?;
+        self.check_name(&inventory, &spec.name)?;
         let export = inventory.free_export().map_err(|error| wrong(&error))?;
         let mut made = None;
         let (entry, notes) = match self.put(&mut inventory, export, &spec, &mut made) {
             Ok(added) => added,
             Err(fault) => {
-                // No client could write to it.
+                // No client has written to the new image.
                 if let Some(made) = made {
                     made.undo();
                 }
@@ -63,7 +63,7 @@ impl LiveChanges {
         Ok(json!({ "export": entry.shown_name(), "notes": notes }))
     }
 
-    /// Of an image that is served, or of one more, which may be `made` for it.
+    /// Adds an export of a volume in use, or of a new volume whose image may be created in `made`.
     fn put(
         &self,
         inventory: &mut Inventory,
@@ -73,7 +73,7 @@ impl LiveChanges {
     ) -> Result<(ExportNode, Vec<String>), RpcFault> {
         if let Some(volume) = inventory.find(spec) {
             if inventory.is_leaving(volume) {
-                return Err(image_leaving(spec));
+                return Err(image_being_removed(spec));
             }
             inventory.may_share(volume, spec).map_err(|error| wrong(&error))?;
             return Ok((self.serve(inventory, export, volume, spec)?, Vec::new()));
@@ -82,26 +82,26 @@ impl LiveChanges {
         match self.serve(inventory, export, volume, spec) {
             Ok(entry) => Ok((entry, notes)),
             Err(fault) => {
-                // Without an export nothing would ever take it away.
-                if let Some(holding) = inventory.volumes.remove(&volume.0) {
-                    let _ = self.forget_volume(inventory, volume, holding.config);
+                // A volume without an export could never be removed.
+                if let Some(record) = inventory.volumes.remove(&volume.0) {
+                    let _ = self.forget_volume(inventory, volume, record.config);
                 }
                 Err(fault)
             }
         }
     }
 
-    fn may_be_called(&self, inventory: &Inventory, name: &str) -> Result<(), RpcFault> {
+    fn check_name(&self, inventory: &Inventory, name: &str) -> Result<(), RpcFault> {
         let name = shown_name(name);
-        let is_called = |holding: &&ExportEntry| shown_name(&holding.spec.name) == name;
+        let is_called = |record: &&ExportEntry| shown_name(&record.spec.name) == name;
         let mut others = inventory.exports.values().filter(is_called);
-        match others.next().map(|holding| &holding.presence) {
+        match others.next().map(|record| &record.state) {
             None => Ok(()),
             Some(ExportState::Serving) => {
                 let message = format!("an export `{name}` exists already; remove it first");
                 Err(RpcFault::refused("EEXIST", message))
             }
-            Some(ExportState::Leaving) => Err(leaving(name)),
+            Some(ExportState::Leaving) => Err(being_removed(name)),
             Some(ExportState::Stuck(_)) => {
                 let message =
                     format!("the removal of export `{name}` is incomplete; `remove {name}` again");
@@ -120,7 +120,7 @@ impl LiveChanges {
         let opened = OpenedImage::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
         *made = opened.made(&spec.spec);
         let Placement { volume, config, device, owner } =
-            inventory.site(spec, &opened).map_err(|error| wrong(&error))?;
+            inventory.place(spec, &opened).map_err(|error| wrong(&error))?;
         let (notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
         origin.caching = spec.caching();
         let mut watched = opened.watched(volume);
@@ -129,8 +129,8 @@ impl LiveChanges {
             let (_, body) = opened.into_device(&spec.spec, volume);
             let config_of = DeviceConfig { owner, queue };
             self.add_device(config.device, config_of, body)?;
-            let holding = DeviceEntry { config: config_of, common };
-            inventory.devices.insert(config.device.0, holding);
+            let record = DeviceEntry { config: config_of, common };
+            inventory.devices.insert(config.device.0, record);
         } else {
             file = opened.joins().ok().map(|(_, file)| file);
         }
@@ -169,7 +169,7 @@ impl LiveChanges {
         Ok(())
     }
 
-    /// A change was refused by a shard: those that had agreed forget it again, the others have nothing to forget.
+    /// Undoes a change that a shard refused; the other shards ignore what they do not have.
     fn forget_volume(
         &self,
         inventory: &mut Inventory,
@@ -183,9 +183,9 @@ impl LiveChanges {
         }
         let mut others = inventory.volumes.values();
         if !others.any(|other| other.config.device == config.device)
-            && let Some(holding) = inventory.devices.remove(&config.device.0)
+            && let Some(record) = inventory.devices.remove(&config.device.0)
         {
-            self.forget_device(config.device, holding.config.owner)?;
+            self.forget_device(config.device, record.config.owner)?;
         }
         Ok(())
     }
@@ -204,9 +204,9 @@ impl LiveChanges {
         volume: VolumeId,
         spec: &ExportSpec,
     ) -> Result<ExportNode, RpcFault> {
-        let holding = inventory.volumes.get(&volume.0).ok_or_else(stopping)?;
-        let (config, what) = (holding.config, &holding.origin.what);
-        // Somebody may have made it longer since.
+        let record = inventory.volumes.get(&volume.0).ok_or_else(stopping)?;
+        let (config, what) = (record.config, &record.origin.what);
+        // The volume may have grown since it was added.
         let others = inventory.exports.iter().find(|(_, other)| other.volume == volume);
         let size = match others.map(|(id, _)| self.export_report(ExportId(*id))).transpose()? {
             Some(Some(report)) => report.size.unwrap_or(config.options.size),
@@ -217,14 +217,14 @@ impl LiveChanges {
         let served = served(&assembled, export, &config, size, inventory.serial);
         self.settings
             .put(export, ExportSettings { weight: assembled.weight, ioprio: assembled.ioprio });
-        // Shard 0 is where clients choose: when it knows the export all others do.
+        // Shard 0 lists exports to clients: it is told last, when all others know the export.
         for shard in self.shards.ids().rev() {
             let order = ShardCommand::Serve { export: served.clone() };
             self.shards.command(shard, order)?.map_err(|error| refused(&error))?;
         }
         inventory.serial += 1;
-        let holding = ExportEntry { volume, spec: spec.clone(), presence: ExportState::Serving };
-        inventory.exports.insert(export.0, holding);
+        let record = ExportEntry { volume, spec: spec.clone(), state: ExportState::Serving };
+        inventory.exports.insert(export.0, record);
         let entry = ExportNode {
             id: export,
             name: spec.name.clone(),
@@ -255,8 +255,8 @@ impl LiveChanges {
     }
 }
 
-/// Nobody joins an image whose last export goes.
-fn image_leaving(spec: &ExportSpec) -> RpcFault {
+/// The error for an image whose last export is being removed.
+fn image_being_removed(spec: &ExportSpec) -> RpcFault {
     let name = &spec.name;
     let message = format!(
         "the image of `{name}` is being closed after its last export was removed; try again shortly"

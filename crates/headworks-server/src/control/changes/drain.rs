@@ -1,4 +1,4 @@
-//! `drain`: everything that is dirty now is written out, and the devices are flushed, while clients go on.
+//! `drain`: writes back what is dirty now and flushes the devices, while clients continue.
 
 use std::sync::mpsc::Receiver;
 
@@ -12,7 +12,7 @@ use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, Tree};
 use crate::messages::query::ControlQuery;
 
-/// A write-out that is under way.
+/// A write-back in progress.
 struct WriteOut<'a> {
     entry: &'a ExportNode,
     bytes: u64,
@@ -28,7 +28,7 @@ impl LiveChanges {
             None => volumes(&tree),
         };
         let _shown = Draining::new(self, entries.iter().map(|entry| entry.id).collect());
-        // All at once: devices work side by side.
+        // All are started first: devices work in parallel.
         let started: Vec<WriteOut<'_>> = entries
             .into_iter()
             .map(|entry| {
@@ -55,7 +55,7 @@ impl LiveChanges {
         Ok(json!({ "exports": rows, "bytes": sum, "seconds": seconds }))
     }
 
-    /// Begins to write out a volume and to flush its device: bytes that are dirty now, and how it goes.
+    /// Starts the write-back and flush of a volume; returns its dirty bytes and the channel for the status.
     pub(super) fn start_drain(
         &self,
         home: ShardId,
@@ -64,7 +64,7 @@ impl LiveChanges {
         self.shards.ask(home, |answer| ControlQuery::Drain { volume, answer })
     }
 
-    /// Waits however long it takes; the server's stop ends it.
+    /// Waits for the status without a limit; the server's stop ends the wait.
     fn end_drain(
         &self,
         home: ShardId,
@@ -73,7 +73,7 @@ impl LiveChanges {
     ) -> Result<Status, RpcFault> {
         loop {
             match status.recv().map_err(|_| stopping())? {
-                // A flush gives up after a time of its own, and a shard that is full takes it a little later.
+                // A flush may time out, and a full shard takes it later: retry.
                 Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {
                     std::thread::sleep(PAUSE);
                     status = self.start_drain(home, volume)?.1;

@@ -1,4 +1,4 @@
-//! `exports`: a row for each.
+//! `exports`: one row for each export.
 
 use headworks_core::ExportId;
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ impl LiveChanges {
         Ok(Value::Array(tree.exports.iter().filter_map(row).collect()))
     }
 
-    /// What all shards together say of the exports.
+    /// Reports of all exports, added up over the shards.
     pub(super) fn export_reports(&self) -> Result<Vec<ExportReport>, RpcFault> {
         let mut all: Vec<ExportReport> = Vec::new();
         for shard in self.shards.ids() {
@@ -53,7 +53,7 @@ impl LiveChanges {
         Ok(all)
     }
 
-    /// The same of one; none where it is not known any more.
+    /// Report of one export; none if no shard knows it.
     pub(super) fn export_report(&self, export: ExportId) -> Result<Option<ExportReport>, RpcFault> {
         let reports = self.export_reports()?;
         Ok(reports.into_iter().find(|report| report.export == export))

@@ -1,17 +1,16 @@
-//! Exports that come, go and grow while the server runs, and what is written out when somebody asks.
+//! Hot-add, hot-remove and resize of exports, and `drain`.
 //!
 //! ```text
-//!   add      place taken -> opened -> device, volume on every shard -> serving
-//!   remove   hidden -> clients leave -> written out, flushed -> volume, device gone from every shard -> closed, places free
-//!                `-- somebody is connected, or the write-out fails: found again, as it was
-//!   resize   file longer -> device, then every shard
-//!   drain    a flush of each volume
+//!   add      reserve ids -> open -> device, volume on every shard -> serve
+//!   remove   hide -> disconnect clients -> write back, flush -> remove volume, device from every shard -> close, free ids
+//!                `-- a client is connected, or write-back fails: shown again, as before
+//!   resize   extend the file -> device, then every shard
+//!   drain    flush each volume
 //! ```
 //!
-//! Orders are given one change at a time, by the lock of the estate, and no device is waited for meanwhile: what is on its way out is
-//! marked as leaving while its clients leave and it is written out. `drain` and everything that only looks need no lock. Each step is
-//! an order to every shard, answered before the next; the estate and the tree are changed when all have agreed. A server that stops
-//! answers nobody, so whoever waits ends then.
+//! The lock of the inventory orders changes; it is not held while a device is waited for. `drain` and queries need no
+//! lock. Each step is a command to every shard, completed before the next; inventory and tree are changed when all
+//! shards have agreed. A stop of the server ends every wait.
 
 mod add;
 mod drain;
@@ -36,7 +35,7 @@ use headworks::driver::give_back;
 
 pub use reconcile::ReloadReport;
 
-/// How long it takes until something that was in the way is asked for again.
+/// Pause before something busy is tried again.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Adds, removes, resizes and drains exports while the server runs.
@@ -63,7 +62,7 @@ impl LiveChanges {
     }
 }
 
-/// Shows exports as draining for as long as it lives.
+/// Marks exports as draining while it lives.
 struct Draining<'a>(&'a LiveChanges, Vec<ExportId>);
 
 impl<'a> Draining<'a> {
@@ -100,7 +99,7 @@ impl LiveChanges {
     }
 }
 
-/// What a shard refuses, for the operator.
+/// The error for a change that a shard refused.
 fn refused(error: &ChangeError) -> RpcFault {
     match error {
         ChangeError::Busy(what) => RpcFault::refused("EBUSY", (*what).to_owned()),
@@ -108,7 +107,7 @@ fn refused(error: &ChangeError) -> RpcFault {
     }
 }
 
-/// What is wrong with an export, as it would be at the start.
+/// The error for an invalid export, as at the start of the server.
 fn wrong(error: &ConfigError) -> RpcFault {
     if error.option == PLACES {
         return RpcFault::refused("ENOSPC", error.message.to_string());
@@ -116,9 +115,9 @@ fn wrong(error: &ConfigError) -> RpcFault {
     RpcFault::refused("EINVAL", error.to_string())
 }
 
-/// Closes what shards gave up. What the allocator keeps of a device would be that of the largest number there ever was.
-fn close(remains: Vec<Released>) {
-    drop(remains);
+/// Closes what shards released, and returns the allocator's idle memory to the kernel.
+fn close(released: Vec<Released>) {
+    drop(released);
     give_back();
 }
 

@@ -1,4 +1,4 @@
-//! A configuration that was read again: what differs by name is added, removed or set; the rest is not touched.
+//! `reload`: compares exports with a configuration by name, and adds, removes or changes those that differ.
 
 use std::io::ErrorKind;
 
@@ -12,39 +12,39 @@ use crate::control::tree::lock;
 use crate::spec::BaseDevice;
 use headworks::Identity;
 
-/// What came of a configuration that was read again.
+/// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReloadReport {
-    /// Exports that are new.
+    /// Names of added exports.
     pub added: Vec<String>,
-    /// Exports that are gone.
+    /// Names of removed exports.
     pub removed: Vec<String>,
-    /// Exports that have another weight or class, and what.
+    /// Exports with a new weight or class, and the changes.
     pub changed: Vec<(String, String)>,
-    /// Exports that stay as they are though the configuration says otherwise, and why.
+    /// Exports that differ and stay as they are, and the reasons.
     pub kept: Vec<(String, String)>,
-    /// Exports that could not be added, and why.
+    /// Exports that could not be added, and the reasons.
     pub failed: Vec<(String, String)>,
 }
 
-/// An export that is served, and which file it is if it is one.
+/// An export in use, and the identity of its file.
 struct ServedFile {
     spec: ExportSpec,
     image: Option<Identity>,
 }
 
 impl LiveChanges {
-    /// See [`crate::server::Reloader::reconcile`].
+    /// Makes the exports match `wanted`; see [`crate::Reloader::reconcile`].
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
         assemble::check(&wanted)?;
         let mut reload = ReloadReport::default();
-        // What somebody else removes just now is as good as gone; who wants it hears of that when it is added.
+        // Exports whose removal is in progress count as gone; adding one of them may fail.
         let (mut there, mut unfinished) = (Vec::new(), Vec::new());
         {
             let inventory = lock(&self.inventory);
             let image = |volume: VolumeId| inventory.volumes.get(&volume.0)?.origin.identity;
-            for ExportEntry { spec, presence, volume, .. } in inventory.exports.values() {
-                match presence {
+            for ExportEntry { spec, state, volume, .. } in inventory.exports.values() {
+                match state {
                     ExportState::Serving => {
                         there.push(ServedFile { spec: spec.clone(), image: image(*volume) });
                     }
@@ -53,7 +53,7 @@ impl LiveChanges {
                 }
             }
         }
-        // Places and files become free first.
+        // Removals come first, to free ids and files.
         for old in unfinished.iter().chain(there.iter().map(|there| &there.spec)) {
             let is_wanted = wanted.iter().any(|new| new.name == old.name);
             if !is_wanted || unfinished.iter().any(|stuck| stuck.name == old.name) {
@@ -76,7 +76,7 @@ impl LiveChanges {
         Ok(reload)
     }
 
-    /// An export that is in both: its share is set, anything else waits for a restart.
+    /// Applies weight and class of an export in both; other differences need a restart.
     fn update(&self, old: &ServedFile, new: &ExportSpec, reload: &mut ReloadReport) {
         let name = shown(&new.name);
         let (mut differs, mut set) = (Vec::new(), Vec::new());
@@ -120,14 +120,14 @@ impl LiveChanges {
     }
 }
 
-/// Whether the same words mean another file now, or none: one may have been moved into the place of the one that is open.
+/// Whether the path now names another file, or none, since a file may have been renamed over the open one.
 fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
     let (Some(image), BaseDevice::File { path, .. }) = (image, &new.spec.base) else {
         return false;
     };
     match Identity::of(path) {
         Ok(now) => now != image,
-        // Who gave privileges up may not look everywhere.
+        // Without privileges the file may not be visible.
         Err(error) => error.kind() == ErrorKind::NotFound,
     }
 }

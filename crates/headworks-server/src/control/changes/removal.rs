@@ -1,11 +1,11 @@
-//! How far the last export of an image has come on its way out of the shards.
+//! Steps of the removal of a volume, and of its device if nothing else is on it.
 //!
 //! ```text
-//!   volume: its home, the owner of its device, the others --> place free --> [device: the others, its owner --> place free]
-//!               ^ from here on there is no way back                          if nothing else is on it by then
+//!   volume: home shard, owner of the device, other shards --> free id --> [device: other shards, owner --> free id]
+//!               ^ after the first of these the removal cannot be undone     if no other volume is on it
 //! ```
 //!
-//! A shard that is not ready is asked again, by the same `remove` or, when that has given up, by another.
+//! A shard that refuses a step is asked again, by the same `remove` or by a later one.
 
 use std::collections::VecDeque;
 
@@ -13,23 +13,23 @@ use headworks_core::ShardId;
 
 use crate::control::tree::ExportNode;
 
-/// What comes next.
+/// A step of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovalStep {
-    /// A shard forgets the volume.
+    /// A shard removes the volume.
     Volume(ShardId),
-    /// No shard has it: its place is free.
+    /// No shard has the volume: its id becomes free.
     VolumePlace,
-    /// A shard forgets the device.
+    /// A shard removes the device.
     Device(ShardId),
-    /// No shard has that.
+    /// No shard has the device: its id becomes free.
     DevicePlace,
 }
 
-/// The steps that are left.
+/// The remaining steps of a removal.
 #[derive(Clone, Debug)]
 pub struct RemovalSteps {
-    /// What goes.
+    /// The export that is removed.
     pub entry: ExportNode,
     owner: ShardId,
     shards: u16,
@@ -38,9 +38,9 @@ pub struct RemovalSteps {
 }
 
 impl RemovalSteps {
-    /// From so many shards, of which `owner` has the device.
+    /// Steps for a volume on these shards, of which `owner` has the device.
     pub fn new(entry: ExportNode, owner: ShardId, shards: u16) -> Self {
-        // As shards want it: see `Shard::change`.
+        // The order that `Shard::change` requires.
         let home = entry.home;
         let mut all: Vec<ShardId> = (0..shards).map(ShardId).collect();
         all.sort_by_key(|shard| (*shard != home, *shard != owner));
@@ -49,7 +49,7 @@ impl RemovalSteps {
         Self { entry, owner, shards, steps, begun: false }
     }
 
-    /// The device goes as well.
+    /// Adds the steps of the device.
     pub fn with_device(&mut self) {
         let mut all: Vec<ShardId> = (0..self.shards).map(ShardId).collect();
         all.sort_by_key(|shard| *shard == self.owner);
@@ -62,13 +62,13 @@ impl RemovalSteps {
         self.steps.front().copied()
     }
 
-    /// It is done.
+    /// Records that the next step was done.
     pub fn pass(&mut self) {
         self.steps.pop_front();
         self.begun = true;
     }
 
-    /// A shard has forgotten the volume, and answers its requests with an error.
+    /// Whether a shard has removed the volume: its requests fail, and the removal cannot be undone.
     pub fn has_begun(&self) -> bool {
         self.begun
     }
@@ -80,7 +80,7 @@ mod tests {
     use crate::control::tree::tests::tree;
 
     #[test]
-    fn the_home_is_first_then_the_owner_and_a_device_leaves_its_owner_last() {
+    fn volume_leaves_home_first_and_device_leaves_owner_last() {
         let mut entry = tree().exports[0].clone();
         entry.home = ShardId(2);
         let mut departure = RemovalSteps::new(entry, ShardId(1), 4);

@@ -1,4 +1,4 @@
-//! Against shards that obey as they are told: what goes on beside an export on its way out, and what a refusal leaves behind.
+//! Removals against scripted shards: changes beside a removal, and the state after a refusal.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -22,19 +22,19 @@ use headworks::testing::TempFile;
 /// Turns a hang into a failure.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What all shards do, and did.
+/// Behaviour of all shards, and what they were told.
 #[derive(Default)]
 struct Script {
-    /// A shard and a kind of order that it is not ready for.
+    /// A shard and a kind of command that it refuses.
     refused: Option<(u16, &'static str)>,
-    /// Orders that were obeyed.
+    /// Commands that were carried out.
     told: Vec<String>,
 }
 
 struct Bench {
     service: Arc<ControlService>,
     script: Arc<Mutex<Script>>,
-    /// Where write-outs that have begun wait to be told their end.
+    /// Channels of write-backs that wait for their status.
     drains: Receiver<Sender<Status>>,
 }
 
@@ -54,7 +54,7 @@ fn kind(order: &ShardCommand) -> &'static str {
     }
 }
 
-/// One shard, until nobody can ask any more.
+/// A scripted shard, until its channel closes.
 fn shard(
     id: u16,
     mails: &Receiver<ControlMessage>,
@@ -99,7 +99,7 @@ fn shard(
 }
 
 impl Bench {
-    /// Two shards; volumes are spread, so that the second one's live on another shard than their devices may.
+    /// Two shards with spread volumes: the second volume lives apart from its device.
     fn new(texts: &[&str]) -> Self {
         let specs: Vec<ExportSpec> =
             texts.iter().map(|text| ExportSpec::parse(text, false).unwrap()).collect();
@@ -140,7 +140,7 @@ impl Bench {
         self.begin("remove", json!({ "export": name }))
     }
 
-    /// A write-out has begun.
+    /// Waits for the start of a write-back.
     fn drain(&self) -> Sender<Status> {
         self.drains.recv_timeout(LONG).expect("a write-out begins")
     }
@@ -154,7 +154,7 @@ impl Bench {
         tree.exports.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>().join(" ")
     }
 
-    /// What shards were told since the last look.
+    /// Returns what shards were told since the last call.
     fn told(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.script).told)
     }
@@ -179,7 +179,7 @@ fn refused(result: Result<Value, String>, words: &str) {
 }
 
 #[test]
-fn others_come_go_and_grow_while_an_export_is_written_out() {
+fn other_exports_change_during_write_back_of_one() {
     let image = TempFile::absent("leaving");
     let file = |name: &str| format!("{name}=file:path={},size=1M", image.path().display());
     let bench = Bench::new(&[&file("a"), "b=null:size=1M", "c=null:size=1M"]);
@@ -190,7 +190,7 @@ fn others_come_go_and_grow_while_an_export_is_written_out() {
     let b = bench.remove("b");
     bench.drain().send(Ok(())).unwrap();
     b.end().unwrap();
-    // Of what is leaving nothing is begun.
+    // Nothing else may be done with an export that is being removed.
     refused(bench.remove("a").end(), "export a is being removed");
     refused(bench.add("a=null:size=1M"), "export a is being removed");
     refused(bench.add(&file("e")), "the image of `e` is being closed");
@@ -205,11 +205,11 @@ fn others_come_go_and_grow_while_an_export_is_written_out() {
 }
 
 #[test]
-fn of_two_exports_of_an_image_that_leave_at_once_the_last_takes_it_along() {
+fn concurrent_removals_close_shared_image_once() {
     let image = TempFile::absent("leaving");
     let file = |name: &str| format!("{name}=file:path={},size=1M", image.path().display());
     let bench = Bench::new(&[&file("a"), &file("b")]);
-    // It is refused by none and asked for by nobody else: only the name goes.
+    // Another export shares the image: only the name is removed.
     assert_eq!(bench.remove("a").end().unwrap()["closed"], false);
     bench.add(&file("a")).unwrap();
     let both = [bench.remove("a"), bench.remove("b")];
@@ -222,14 +222,14 @@ fn of_two_exports_of_an_image_that_leave_at_once_the_last_takes_it_along() {
 }
 
 #[test]
-fn what_cannot_be_written_out_serves_again_and_may_be_removed_later() {
+fn failed_write_back_keeps_export_until_later_remove() {
     let bench = Bench::new(&["a=null:size=1M"]);
     let a = bench.remove("a");
     bench.drain().send(Err(IoError::Medium)).unwrap();
     refused(a.end(), "could not be written out");
     let shown = bench.told();
     assert_eq!(shown, ["hide 0", "hide 1", "show 0", "show 1"], "it is found again");
-    // A device that answers nothing, however often it is asked.
+    // A device that never completes.
     let a = bench.remove("a");
     let silent = (0..6_000).find_map(|_| {
         if let Ok(end) = bench.drains.recv_timeout(Duration::from_millis(10)) {
@@ -246,7 +246,7 @@ fn what_cannot_be_written_out_serves_again_and_may_be_removed_later() {
 }
 
 #[test]
-fn a_shard_that_is_not_ready_is_asked_by_the_next_remove_again() {
+fn refused_removal_is_resumed_by_next_remove() {
     // The second volume lives on shard 1, as its device does.
     let bench = Bench::new(&["b=null:size=1M", "a=null:size=1M"]);
     let gone = |closed: bool| json!({ "export": "a", "clients": 0, "closed": closed });
@@ -257,28 +257,28 @@ fn a_shard_that_is_not_ready_is_asked_by_the_next_remove_again() {
         }
         call.end()
     };
-    // Its home: nothing has happened.
+    // Refused by its home: nothing has changed.
     bench.refuse(Some((1, "remove volume")));
     refused(remove(true), "export a stays: the shard is not ready");
     assert_eq!(bench.names(), "b a");
     assert!(bench.told().ends_with(&["show 0".into(), "show 1".into()]));
-    // Another: there is no way back.
+    // Refused by another shard: the removal cannot be undone.
     bench.refuse(Some((0, "remove volume")));
-    refused(remove(true), "`remove a` is said again");
+    refused(remove(true), "`remove a` is repeated");
     assert_eq!(bench.names(), "b");
     assert_eq!(bench.told(), ["hide 0", "hide 1", "remove volume 1"]);
     refused(bench.add("a=null:size=1M"), "is incomplete");
     refused(bench.call("resize", json!({ "export": "a" })), "being removed");
     bench.add("c=null:size=1M").unwrap();
     bench.told();
-    // It goes on where it was, and no further than it can.
+    // The next removal continues, as far as shards allow.
     bench.refuse(Some((1, "remove device")));
     refused(remove(false), "the shard is not ready");
     assert_eq!(bench.told(), ["remove volume 0", "remove device 0"]);
     bench.refuse(None);
     assert_eq!(remove(false).unwrap(), gone(true));
     assert_eq!(bench.told(), ["remove device 1", "forget 0", "forget 1"]);
-    // Its places are free: the next one has them.
+    // The ids are free for the next export.
     bench.add("a=null:size=1M").unwrap();
     let tree = bench.service.tree();
     let entry = tree.export("a").unwrap();
@@ -289,7 +289,7 @@ fn a_shard_that_is_not_ready_is_asked_by_the_next_remove_again() {
 }
 
 #[test]
-fn a_stop_ends_who_waits_for_a_write_out() {
+fn stop_ends_wait_for_write_back() {
     let bench = Bench::new(&["a=null:size=1M"]);
     let a = bench.remove("a");
     drop(bench.drain());
@@ -297,7 +297,7 @@ fn a_stop_ends_who_waits_for_a_write_out() {
 }
 
 #[test]
-fn an_image_that_was_made_for_what_a_shard_refuses_goes_again_and_another_stays() {
+fn refused_add_removes_created_image_only() {
     let bench = Bench::new(&["b=null:size=1M"]);
     for refusal in [(0, "add device"), (1, "add device"), (0, "add volume"), (1, "add volume")] {
         bench.refuse(Some(refusal));

@@ -1,13 +1,13 @@
-//! `remove`: an export goes, with its clients if that was said, and its image if nothing else serves it.
+//! `remove`: removes an export, with its clients if forced, and its volume if no other export uses it.
 //!
 //! ```text
-//!   lock: marked as leaving | hidden, clients leave | lock: another export of the image? only the name goes
-//!                                                   |  no: written out and flushed
-//!                                                   '----------> lock: shard for shard forgets it | in the way? a moment later again
+//!   lock: mark as leaving | hide, disconnect | lock: another export of the volume? remove the name only
+//!                                            |  no: write back and flush
+//!                                            '----------> lock: remove from each shard | refused? retry after a pause
 //! ```
 //!
-//! The lock is held for orders and never for a device: others add, remove and resize meanwhile. Who asks for what is leaving
-//! hears EBUSY. Invariant: an image whose every export is leaving gets no other, so the last one stays the last.
+//! The lock is held for commands and never for a device, so other changes proceed meanwhile. Requests about an export
+//! that is being removed fail with EBUSY. Invariant: a volume whose exports are all leaving gets no new export.
 
 use std::time::{Duration, Instant};
 
@@ -24,26 +24,25 @@ use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, Tree, lock};
 use crate::messages::command::{ExportReport, Released, ShardCommand};
 
-/// A client that does not read its last replies holds up a removal no longer than a stop.
+/// Time limit of clients that do not read their last replies; as in a shutdown.
 const UNREAD: Duration = Duration::from_secs(5);
-/// A device that has done nothing of what is waited for within this is not waited for any longer. Twice the usual `io_timeout`, so
-/// what can be given up was.
+/// Time limit of a device without progress: twice the usual `io_timeout`, so that everything that can time out has.
 const LEAVING: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
-/// A shard that is not ready is asked this often at least.
+/// Longest pause before a shard is asked again.
 const PAUSE_MAX: Duration = Duration::from_millis(64);
 
-/// An export on its way out.
+/// A removal in progress.
 struct ExportRemoval {
     entry: ExportNode,
-    /// How many were closed.
+    /// Number of clients that were disconnected.
     clients: usize,
-    /// How far it is, from when it is known to be the last one of its image.
-    departure: Option<RemovalSteps>,
-    remains: Vec<Released>,
+    /// Remaining steps, once this is known to be the volume's last export.
+    steps: Option<RemovalSteps>,
+    released: Vec<Released>,
 }
 
 impl LiveChanges {
-    /// By the words of a client.
+    /// The method `remove`, with the parameters of a client.
     pub fn remove_by_words(&self, params: &Params) -> RpcResult {
         let force = match params.get("force") {
             None | Some(Value::Bool(false)) => false,
@@ -53,81 +52,81 @@ impl LiveChanges {
         self.remove(text(params, "export")?, force)
     }
 
-    /// When this returns it is gone, and its file is closed if it was the last export of it.
+    /// Removes an export; its image is closed when this returns, if no other export uses it.
     pub(super) fn remove(&self, name: &str, force: bool) -> RpcResult {
-        let mut leaver = self.begin_removal(name, force)?;
-        let _shown = Draining::new(self, vec![leaver.entry.id]);
-        let closed = match self.send_off(&mut leaver, force) {
+        let mut removal = self.begin_removal(name, force)?;
+        let _shown = Draining::new(self, vec![removal.entry.id]);
+        let closed = match self.carry_out(&mut removal, force) {
             Ok(closed) => closed,
             Err(fault) => {
-                self.stay(&mut leaver);
-                close(leaver.remains);
+                self.restore(&mut removal);
+                close(removal.released);
                 return Err(fault);
             }
         };
-        let ExportRemoval { entry, clients, remains, .. } = leaver;
-        close(remains);
+        let ExportRemoval { entry, clients, released, .. } = removal;
+        close(released);
         tracing::info!("export {} was removed", entry.shown_name());
         Ok(json!({ "export": entry.shown_name(), "clients": clients, "closed": closed }))
     }
 
-    /// Marks it as leaving, if it may.
+    /// Marks an export as leaving, if it may be removed.
     fn begin_removal(&self, name: &str, force: bool) -> Result<ExportRemoval, RpcFault> {
         let mut inventory = lock(&self.inventory);
-        // What some shards have forgotten already is not in the tree any more.
-        let known = inventory.export(name).map(|(_, holding)| holding.presence.clone());
-        let leaver = match known {
-            Some(ExportState::Leaving) => return Err(leaving(name)),
-            Some(ExportState::Stuck(departure)) => {
-                let entry = departure.entry.clone();
-                ExportRemoval { entry, clients: 0, departure: Some(departure), remains: Vec::new() }
+        // An export that some shards have removed is not in the tree.
+        let known = inventory.export(name).map(|(_, record)| record.state.clone());
+        let removal = match known {
+            Some(ExportState::Leaving) => return Err(being_removed(name)),
+            Some(ExportState::Stuck(steps)) => {
+                let entry = steps.entry.clone();
+                ExportRemoval { entry, clients: 0, steps: Some(steps), released: Vec::new() }
             }
             Some(ExportState::Serving) | None => {
                 let entry = self.tree.current().find_export(name)?.clone();
                 let report = self.report_of(&entry)?;
-                may_leave(&entry, &report, force)?;
+                check_clients(&entry, &report, force)?;
                 if !inventory.shares_volume(entry.id) {
-                    may_close(&entry, &report)?;
+                    check_failed_data(&entry, &report)?;
                 }
-                ExportRemoval { entry, clients: 0, departure: None, remains: Vec::new() }
+                ExportRemoval { entry, clients: 0, steps: None, released: Vec::new() }
             }
         };
-        if let Some(holding) = inventory.exports.get_mut(&leaver.entry.id.0) {
-            holding.presence = ExportState::Leaving;
+        if let Some(record) = inventory.exports.get_mut(&removal.entry.id.0) {
+            record.state = ExportState::Leaving;
         }
-        Ok(leaver)
+        Ok(removal)
     }
 
-    /// It cannot go: it serves again, or as much of it as is left waits for another `remove`. A server that stops does not care.
-    fn stay(&self, leaver: &mut ExportRemoval) {
+    /// Ends a failed removal: the export serves again, or waits for another `remove` if shards have removed it.
+    fn restore(&self, removal: &mut ExportRemoval) {
         let mut inventory = lock(&self.inventory);
-        let id = leaver.entry.id;
-        let presence = match leaver.departure.take().filter(RemovalSteps::has_begun) {
-            Some(departure) => ExportState::Stuck(departure),
+        let id = removal.entry.id;
+        let state = match removal.steps.take().filter(RemovalSteps::has_begun) {
+            Some(steps) => ExportState::Stuck(steps),
             None => {
                 let _ = self.hide(id, false);
                 ExportState::Serving
             }
         };
-        if let Some(holding) = inventory.exports.get_mut(&id.0) {
-            holding.presence = presence;
+        if let Some(record) = inventory.exports.get_mut(&id.0) {
+            record.state = state;
         }
     }
 
-    /// All of the way; whether the image is closed at its end.
-    fn send_off(&self, leaver: &mut ExportRemoval, force: bool) -> Result<bool, RpcFault> {
-        if leaver.departure.is_none() {
-            self.empty(leaver, force)?;
-            if self.forget_shared(&leaver.entry)? {
+    /// Carries out the removal; returns whether the image is closed.
+    fn carry_out(&self, removal: &mut ExportRemoval, force: bool) -> Result<bool, RpcFault> {
+        if removal.steps.is_none() {
+            self.disconnect_clients(removal, force)?;
+            if self.forget_shared(&removal.entry)? {
                 return Ok(false);
             }
-            may_close(&leaver.entry, &self.report_of(&leaver.entry)?)?;
-            self.write_out(&leaver.entry)?;
+            check_failed_data(&removal.entry, &self.report_of(&removal.entry)?)?;
+            self.write_out(&removal.entry)?;
         }
         let (since, mut pause) = (Instant::now(), PAUSE);
-        while let Some(what) = self.leave(leaver)? {
+        while let Some(what) = self.remove_from_shards(removal)? {
             if since.elapsed() > LEAVING {
-                return Err(not_gone(leaver, what));
+                return Err(unfinished(removal, what));
             }
             std::thread::sleep(pause);
             pause = PAUSE_MAX.min(2 * pause);
@@ -144,14 +143,14 @@ impl LiveChanges {
         self.command_all(|| ShardCommand::Hide { export, hidden })
     }
 
-    /// Nobody comes any more, and who is there leaves.
-    fn empty(&self, leaver: &mut ExportRemoval, force: bool) -> Result<(), RpcFault> {
-        let entry = &leaver.entry;
+    /// Hides the export and disconnects its clients.
+    fn disconnect_clients(&self, removal: &mut ExportRemoval, force: bool) -> Result<(), RpcFault> {
+        let entry = &removal.entry;
         self.hide(entry.id, true)?;
-        // Somebody may have come before it was hidden.
+        // A client may have connected before the export was hidden.
         let report = self.report_of(entry)?;
-        may_leave(entry, &report, force)?;
-        leaver.clients = report.clients;
+        check_clients(entry, &report, force)?;
+        removal.clients = report.clients;
         if report.clients > 0 { self.evict(entry) } else { Ok(()) }
     }
 
@@ -179,7 +178,7 @@ impl LiveChanges {
         }
     }
 
-    /// Another export of the image stays, so only the name goes; false if there is none.
+    /// Removes the name alone if another export has the same volume; false if none has.
     fn forget_shared(&self, entry: &ExportNode) -> Result<bool, RpcFault> {
         let mut inventory = lock(&self.inventory);
         if !inventory.shares_volume(entry.id) {
@@ -196,7 +195,7 @@ impl LiveChanges {
         Ok(())
     }
 
-    /// All that is dirty reaches the device, as long as that gets on.
+    /// Writes back all dirty data, as long as the device makes progress.
     fn write_out(&self, entry: &ExportNode) -> Result<(), RpcFault> {
         let name = entry.shown_name();
         let (mut since, mut least) = (Instant::now(), u64::MAX);
@@ -207,7 +206,7 @@ impl LiveChanges {
             }
             match status.recv().map_err(|_| stopping())? {
                 Ok(()) => return Ok(()),
-                // A flush gives up after a time of its own, and a shard that is full takes it a little later.
+                // A flush may time out, and a full shard takes it later: retry.
                 Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {}
                 Err(error) => {
                     let message = format!(
@@ -226,18 +225,21 @@ impl LiveChanges {
         }
     }
 
-    /// The volume leaves every shard that is ready, and its device if that is empty then; what is in the way, if anything is.
-    fn leave(&self, leaver: &mut ExportRemoval) -> Result<Option<&'static str>, RpcFault> {
+    /// Removes the volume from every shard, and its device if that is empty then; returns the reason of a refusal.
+    fn remove_from_shards(
+        &self,
+        removal: &mut ExportRemoval,
+    ) -> Result<Option<&'static str>, RpcFault> {
         let mut inventory = lock(&self.inventory);
-        let ExportNode { id, volume, device, home, .. } = leaver.entry;
-        let owner = inventory.devices.get(&device.0).map_or(home, |holding| holding.config.owner);
-        let departure = leaver.departure.get_or_insert_with(|| {
-            RemovalSteps::new(leaver.entry.clone(), owner, self.shards.count())
+        let ExportNode { id, volume, device, home, .. } = removal.entry;
+        let owner = inventory.devices.get(&device.0).map_or(home, |record| record.config.owner);
+        let steps = removal.steps.get_or_insert_with(|| {
+            RemovalSteps::new(removal.entry.clone(), owner, self.shards.count())
         });
         let before = self.tree.current();
-        // Who looks must not find what a shard may have forgotten.
-        self.tree.change(|tree| take_out(tree, id, volume));
-        while let Some(step) = departure.step() {
+        // Readers of the tree must not find what a shard may have removed.
+        self.tree.change(|tree| remove_from_tree(tree, id, volume));
+        while let Some(step) = steps.step() {
             let told = match step {
                 RemovalStep::Volume(shard) => {
                     self.shards.command(shard, ShardCommand::RemoveVolume { volume, device })?
@@ -246,8 +248,8 @@ impl LiveChanges {
                     self.shards.command(shard, ShardCommand::RemoveDevice { device })?
                 }
                 RemovalStep::VolumePlace => {
-                    if !self.stays(&mut inventory, (volume, device)) {
-                        departure.with_device();
+                    if !self.keeps_device(&mut inventory, (volume, device)) {
+                        steps.with_device();
                     }
                     inventory.volumes.remove(&volume.0);
                     Ok(Released::new())
@@ -258,68 +260,72 @@ impl LiveChanges {
                 }
             };
             match told {
-                Ok(remains) => leaver.remains.push(remains),
+                Ok(released) => removal.released.push(released),
                 Err(error) => {
-                    if !departure.has_begun() {
-                        // Nobody else changes the tree while we hold the lock.
+                    if !steps.has_begun() {
+                        // The lock prevents other changes of the tree.
                         self.tree.change(|tree| tree.clone_from(&before));
                     }
-                    return in_the_way(&error);
+                    return busy_reason(&error);
                 }
             }
-            departure.pass();
+            steps.pass();
         }
         self.forget_export(&mut inventory, id)?;
         Ok(None)
     }
 
-    /// Whether something else is on a device that a volume has just left; else no image joins it any more, and nobody sees it.
-    fn stays(&self, inventory: &mut Inventory, (volume, device): (VolumeId, DeviceId)) -> bool {
+    /// Whether another volume is on the device; otherwise no image may join it any more.
+    fn keeps_device(
+        &self,
+        inventory: &mut Inventory,
+        (volume, device): (VolumeId, DeviceId),
+    ) -> bool {
         if inventory.shares_device(volume) {
             return true;
         }
-        if let Some(holding) = inventory.devices.get_mut(&device.0) {
-            holding.common = None;
+        if let Some(record) = inventory.devices.get_mut(&device.0) {
+            record.common = None;
         }
         self.tree.change(|tree| tree.devices.retain(|known| known.id != device));
         false
     }
 }
 
-fn take_out(tree: &mut Tree, export: ExportId, volume: VolumeId) {
+fn remove_from_tree(tree: &mut Tree, export: ExportId, volume: VolumeId) {
     tree.exports.retain(|entry| entry.id != export);
     for device in tree.devices.iter_mut().filter(|device| device.volumes.contains(&volume)) {
         device.volumes = device.volumes.iter().copied().filter(|other| *other != volume).collect();
     }
 }
 
-/// A shard that is busy is asked again.
-fn in_the_way(error: &ChangeError) -> Result<Option<&'static str>, RpcFault> {
+/// A busy shard is asked again; other errors end the removal.
+fn busy_reason(error: &ChangeError) -> Result<Option<&'static str>, RpcFault> {
     match error {
         ChangeError::Busy(what) => Ok(Some(what)),
         ChangeError::Invalid(_) => Err(refused(error)),
     }
 }
 
-/// Who asks for an export that is on its way out.
-pub(super) fn leaving(name: &str) -> RpcFault {
+/// The error for an export that is being removed.
+pub(super) fn being_removed(name: &str) -> RpcFault {
     let name = shown_name(name);
     RpcFault::refused("EBUSY", format!("export {name} is being removed; try again when it is gone"))
 }
 
-/// It does not go within the time that there is.
-fn not_gone(leaver: &ExportRemoval, what: &str) -> RpcFault {
-    let name = leaver.entry.shown_name();
-    let message = match leaver.departure.as_ref().is_some_and(RemovalSteps::has_begun) {
+/// The error for a removal that did not finish in time.
+fn unfinished(removal: &ExportRemoval, what: &str) -> RpcFault {
+    let name = removal.entry.shown_name();
+    let message = match removal.steps.as_ref().is_some_and(RemovalSteps::has_begun) {
         false => format!("export {name} stays: {what}; try again when its device has answered"),
         true => format!(
-            "export {name} serves no more and all of it is written out, but {what}: its image stays open and its name taken until `remove {name}` is said again after that"
+            "export {name} is no longer served and all of it is written out, but {what}: its image stays open and its name in use until `remove {name}` is repeated after that"
         ),
     };
     RpcFault::refused("EBUSY", message)
 }
 
-fn may_leave(entry: &ExportNode, report: &ExportReport, force: bool) -> Result<(), RpcFault> {
+fn check_clients(entry: &ExportNode, report: &ExportReport, force: bool) -> Result<(), RpcFault> {
     let name = entry.shown_name();
     let message = match report.clients {
         0 => return Ok(()),
@@ -330,8 +336,8 @@ fn may_leave(entry: &ExportNode, report: &ExportReport, force: bool) -> Result<(
     Err(RpcFault::refused("EBUSY", message))
 }
 
-/// With the last export of an image what could not be written would be lost.
-fn may_close(entry: &ExportNode, report: &ExportReport) -> Result<(), RpcFault> {
+/// Refuses to remove the last export of a volume with data that could not be written back.
+fn check_failed_data(entry: &ExportNode, report: &ExportReport) -> Result<(), RpcFault> {
     let name = entry.shown_name();
     if report.failed > 0 {
         let bytes = report.failed;

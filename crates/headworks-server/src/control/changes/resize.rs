@@ -1,9 +1,9 @@
-//! `resize`: an export gets more bytes, by making its file longer or by noticing that it is.
+//! `resize`: grows an export, by extending its file or by noticing that it grew.
 
 use headworks_core::VolumeId;
 use serde_json::{Value, json};
 
-use super::remove::leaving;
+use super::remove::being_removed;
 use super::{LiveChanges, refused};
 use crate::control::inventory::{ExportState, VolumeEntry};
 use crate::control::params::text;
@@ -14,7 +14,7 @@ use crate::units::parse_size;
 use headworks::{SizeWatch, display_size};
 
 impl LiveChanges {
-    /// By the words of a client.
+    /// The method `resize`, with the parameters of a client.
     pub fn resize_by_words(&self, params: &Params) -> RpcResult {
         let invalid = |message: String| RpcFault::refused("EINVAL", format!("size: {message}"));
         let size = match params.get("size") {
@@ -30,9 +30,9 @@ impl LiveChanges {
 
     fn resize(&self, name: &str, wanted: Option<u64>) -> RpcResult {
         let mut inventory = lock(&self.inventory);
-        let known = inventory.export(name).map(|(_, holding)| &holding.presence);
-        if known.is_some_and(|presence| !matches!(presence, ExportState::Serving)) {
-            return Err(leaving(name));
+        let known = inventory.export(name).map(|(_, record)| &record.state);
+        if known.is_some_and(|state| !matches!(state, ExportState::Serving)) {
+            return Err(being_removed(name));
         }
         let tree = self.tree.current();
         let entry = tree.find_export(name)?;
@@ -70,7 +70,7 @@ impl LiveChanges {
         Ok(json!({ "export": entry.shown_name(), "size": size, "before": now }))
     }
 
-    /// What a file's export is to have.
+    /// The new size of an export of a file.
     fn size_of_file(
         &self,
         entry: &ExportNode,
@@ -120,7 +120,7 @@ impl LiveChanges {
         })
     }
 
-    /// Everybody hears of it, the device first.
+    /// Tells every shard, the owner of the device first.
     fn grow(&self, entry: &ExportNode, size: u64) -> Result<(), RpcFault> {
         let (volume, device): (VolumeId, _) = (entry.volume, entry.device);
         let owner = self.tree.current().device(device).map_or(entry.home, |device| device.owner);

@@ -1,8 +1,9 @@
-//! One client's connection: from received bytes to bios, from the shard's replies to sent bytes.
+//! One client's connection: turns received bytes into bios, and replies of the shard into sent bytes.
 //!
-//! Payloads are received into private buffers and become bios only when they are complete, so a client that dies in the
-//! middle of one changes nothing. Nothing grows: requests in flight, buffer bytes and unsent replies are bounded, and a
-//! connection at a bound is simply not read from. A turn takes at most [`TURN_BIOS`] requests or [`TURN_BYTES`] copied bytes.
+//! Payloads are received into private buffers and become bios only when they are complete, so a client that disappears
+//! in the middle of one changes nothing. Requests in flight, buffer bytes and unsent replies are bounded, and a
+//! connection at a bound is not read from. A turn takes at most [`TURN_BIOS`] requests or [`TURN_BYTES`] copied bytes
+//! from one connection.
 //!
 //! ```text
 //!               chosen                    DISC, shutdown             all answered and sent
@@ -11,7 +12,8 @@
 //!      `--------- error, hang-up, stall -----------------------'---> Dead --buffers came back--> finished
 //! ```
 //!
-//! Invariant: a buffer that the path may still touch stays with the connection, dead or not, until `Final` or `Released`.
+//! Invariant: a buffer that the shard may still use stays with the connection until `Final` or `Released`, even when
+//! the connection is closed.
 
 mod receive;
 #[cfg(test)]
@@ -39,51 +41,51 @@ use headworks_nbd::tls::TlsAcceptor;
 use headworks_nbd::transmission::{Request, RequestParser};
 use headworks_nbd::wire::NbdError;
 
-/// Requests that one connection brings in a turn, so that no client holds the shard.
+/// Requests that one connection submits in a turn.
 const TURN_BIOS: usize = 64;
 /// Payload bytes that one connection has copied in a turn.
 const TURN_BYTES: usize = 256 << 10;
-/// A connection that holds no more than this has the pool's reserve, too: 256 requests of 4 KiB.
+/// A connection that holds at most this many bytes may use the pool's reserve; 256 requests of 4 KiB.
 const SMALL_HOLD: usize = 1 << 20;
-/// A quarter of the pool is that reserve.
+/// The reserve is this fraction of the pool: a quarter.
 const RESERVE_PART: usize = 4;
-/// A write at least this long announces more like it: then only a little is received beyond a payload, because the next
-/// payload should land in its own buffer and not be copied.
+/// A write of at least this length is followed by more like it: then little is received beyond a payload, so that the
+/// next payload arrives in its own buffer without a copy.
 const LARGE_PAYLOAD: usize = 32 << 10;
-/// That little: a header, and some of the next.
+/// Bytes received beyond a large payload: a header and a part of the next.
 const LARGE_TAIL: usize = 56;
 
-/// What bounds a connection.
+/// Bounds of one connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Requests in flight and unsent replies. 128: more than any client is known to keep up.
+    /// Most requests in flight plus unsent replies; known clients keep up fewer than 128.
     pub requests: usize,
-    /// Bytes of buffers in flight; at least the largest request.
+    /// Most bytes of buffers in flight; at least the largest request.
     pub buffer_bytes: usize,
-    /// A handshake takes no longer.
+    /// Time limit of the handshake.
     pub handshake_ns: u64,
-    /// A payload or a reply on its way makes some progress within this time.
+    /// Time limit of a payload or a reply without progress.
     pub stall_ns: u64,
 }
 
-/// Where a connection stands.
+/// Phase of a connection.
 enum Phase {
     Handshake(Box<Handshake>),
     Transmission(Transmission),
-    /// Reads no more; ends when all is answered and sent.
+    /// Nothing is read; ends when everything is answered and sent.
     Leaving,
-    /// The socket is closed.
+    /// The socket is closed; buffers may still be in use.
     Dead,
 }
 
-/// Where a connection's requests go, and how they are treated there.
+/// The export that a connection is bound to, and the class of its requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExportBinding {
-    /// The volume.
+    /// Volume behind the export.
     pub volume: VolumeId,
-    /// The export that the client chose.
+    /// Export that the client chose.
     pub export: ExportId,
-    /// The priority of all its requests.
+    /// Class of all requests of the connection.
     pub ioprio: Ioprio,
 }
 
@@ -91,117 +93,117 @@ struct Transmission {
     parser: RequestParser,
     replies: Replies,
     binding: ExportBinding,
-    /// The priority is this connection's own, not its export's.
+    /// The class was set for this connection, not inherited from its export.
     own_ioprio: bool,
-    /// A request that waits for a buffer.
+    /// A parsed request that waits for a buffer.
     held: Option<Request>,
     receiving: Option<Receiving>,
-    /// The last write was a large one.
+    /// The last write had a large payload.
     large: bool,
 }
 
-/// A payload on its way in.
+/// A payload that is being received.
 struct Receiving {
     buffer: Option<Buffer>,
     request: Request,
     filled: usize,
 }
 
-/// What a call of [`Connection::receive`] came to.
+/// Outcome of [`Connection::receive`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum ReceiveOutcome {
-    /// The socket has nothing now.
+    /// The socket has no data.
     Nothing,
-    /// Something was taken; there may be more.
+    /// Data were taken; there may be more.
     Some,
-    /// It waits for its own replies.
+    /// At the bound of requests and replies.
     Full,
-    /// It waits for a buffer of the pool, or for room in the shard.
+    /// Waits for a buffer of the pool, or for a bio slot of the shard.
     NoBuffer,
-    /// The client chose this export; the connection belongs to its shard.
+    /// The client chose an export; the connection moves to its shard.
     Chosen {
-        /// Index of the export.
+        /// Index of the export in the handshake's list.
         export: usize,
-        /// What was agreed on.
+        /// Protocol features that were negotiated.
         terms: Negotiated,
     },
-    /// No more will come. The connection ends when it is finished.
+    /// Nothing more arrives. The connection ends when it is finished.
     End(ConnectionEnd),
 }
 
-/// Why a connection ended.
+/// Reason why a connection ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ConnectionEnd {
-    /// As the protocol has it.
+    /// The client disconnected as the protocol says.
     Goodbye,
-    /// The client hung up between requests, with some perhaps unanswered.
+    /// The client closed the socket between requests.
     HungUp,
-    /// One sentence for the log.
+    /// A fault, as a sentence for the log.
     Fault(String),
 }
 
-/// One client.
+/// A client's connection, from the handshake to its last buffer.
 pub struct Connection {
-    /// None when it is closed.
+    /// The socket; none when it is closed.
     transport: Option<Transport>,
-    /// What STARTTLS gets; none when there is no TLS, or it was had.
+    /// TLS configuration for STARTTLS; none without TLS or after STARTTLS.
     acceptor: Option<Arc<TlsAcceptor>>,
     id: u32,
     peer: String,
     limits: ConnectionLimits,
     phase: Phase,
     form: Replies,
-    /// The smallest block of its export.
+    /// Smallest block of the export in bytes.
     block: u32,
     window: Window,
     outgoing: Outgoing,
-    /// What it waited for; from its first request on.
+    /// Wait times of its requests, from the first one on.
     latency: Option<LatencyTable>,
-    /// Where it is counted, even when it is leaving.
+    /// Export that its requests are counted for.
     export: ExportId,
     /// Bytes of buffers of requests in flight.
     buffer_bytes: usize,
-    /// Bytes that were received and not looked at yet; at most one receive's worth.
+    /// Received bytes that are not parsed yet; at most one receive.
     stash: Vec<u8>,
-    /// When the client last sent something; in the handshake, when it connected.
+    /// Time of the last bytes from the client; in the handshake, of the connect.
     last_received: Instant,
-    /// When it last took something that waited, or the last time that nothing waited.
+    /// Time at which the client last took output, or at which there was none.
     last_sent: Instant,
-    /// Nothing waited at the last send.
+    /// The last send found no output.
     was_silent: bool,
 }
 
-/// What a connection that needs a buffer may do when the pool is short.
+/// How many buffers a connection may take while the pool is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferPolicy {
-    /// Nobody else waits: take what there is.
+    /// No other connection waits: any number.
     Free,
-    /// It is the first in line: one buffer, then somebody else may be.
+    /// First in the buffer queue: one buffer.
     Once,
-    /// Others go before it.
+    /// Other connections go first: none beyond the small reserve.
     Wait,
 }
 
-/// What the shard's side lends to a connection while it reads.
+/// State of the shard that a connection uses while it receives.
 pub struct ReceiveContext<'a> {
-    /// The turn's time.
+    /// Time of the current turn.
     pub now: Instant,
-    /// Shared by all connections of the shard; empty between calls.
+    /// Receive buffer shared by all connections of the shard; empty between calls.
     pub scratch: &'a mut [u8],
-    /// The shard's buffers.
+    /// Buffers of the shard.
     pub pool: &'a mut Pool,
-    /// Whether it may take buffers though others wait.
-    pub turn: BufferPolicy,
-    /// What the shard offers.
+    /// Buffers that the connection may take.
+    pub policy: BufferPolicy,
+    /// Exports that the handshake lists.
     pub exports: &'a [ExportInfo],
-    /// How many bios the shard still takes.
+    /// Bios that the shard still takes.
     pub room: &'a mut u32,
-    /// Where bios go.
+    /// Inputs of the shard, to which bios are appended.
     pub inputs: &'a mut Vec<Input>,
 }
 
 impl Connection {
-    /// A client that has just connected. The greeting is queued.
+    /// Creates the connection of a new client, with its greeting queued.
     #[must_use]
     pub fn new(socket: OwnedFd, peer: String, limits: ConnectionLimits, now: Instant) -> Self {
         let mut outgoing = Outgoing::new(limits.requests);
@@ -229,7 +231,7 @@ impl Connection {
         }
     }
 
-    /// Lets the client ask for TLS, or makes it. To be called before anything is received.
+    /// Offers or requires TLS. Must be called before anything is received.
     pub fn set_tls_acceptor(&mut self, acceptor: &Arc<TlsAcceptor>) {
         if let Phase::Handshake(handshake) = &mut self.phase {
             let required = acceptor.is_required();
@@ -238,36 +240,36 @@ impl Connection {
         }
     }
 
-    /// Version and cipher of its TLS; none without.
+    /// TLS version and cipher; none without TLS.
     #[must_use]
     pub fn tls(&self) -> Option<String> {
         self.transport.as_ref()?.terms()
     }
 
-    /// Whether the keys of its TLS have still to be agreed on: what it sends may ask for a signature.
+    /// Whether the TLS handshake is not finished: the next bytes may cost a signature.
     #[must_use]
     pub fn agrees_on_keys(&self) -> bool {
         self.transport.as_ref().is_some_and(Transport::is_handshaking)
     }
 
-    /// Who it is for the log.
+    /// Address of the client for the log.
     #[must_use]
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// The name that its bios carry.
+    /// Sets the id that its bios carry.
     pub fn set_id(&mut self, id: u32) {
         self.id = id;
     }
 
-    /// The name that its bios carry.
+    /// Id that its bios carry.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// The socket, until it is closed.
+    /// File descriptor of the socket; none when it is closed.
     #[must_use]
     pub fn socket(&self) -> Option<RawFd> {
         self.transport.as_ref().map(Transport::fd)
@@ -279,13 +281,13 @@ impl Connection {
         !matches!(self.phase, Phase::Leaving | Phase::Dead)
     }
 
-    /// Whether the last write was a large one, so that more like it are likely.
+    /// Whether the last write had a large payload, so that more are likely.
     #[must_use]
     pub fn brings_large_payloads(&self) -> bool {
         matches!(&self.phase, Phase::Transmission(transmission) if transmission.large)
     }
 
-    /// The handshake is over: from now on requests for what is behind `binding` are taken.
+    /// Ends the handshake: from now on requests for the export are taken.
     pub fn begin(
         &mut self,
         now: Instant,
@@ -310,7 +312,7 @@ impl Connection {
         });
     }
 
-    /// Where its requests go; none before it has chosen, nor when it leaves.
+    /// The export's binding during transmission; none before and after.
     #[must_use]
     pub fn binding(&self) -> Option<ExportBinding> {
         match &self.phase {
@@ -319,7 +321,7 @@ impl Connection {
         }
     }
 
-    /// Gives it a priority of its own for requests from now on; false if it takes none.
+    /// Sets a class for this connection alone; false outside of transmission.
     pub fn set_ioprio(&mut self, ioprio: Ioprio) -> bool {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return false;
@@ -328,7 +330,7 @@ impl Connection {
         true
     }
 
-    /// The priority of an export has changed: its connections have that, but for those with one of their own.
+    /// Applies a changed class of an export, unless this connection has its own.
     pub fn follow(&mut self, export: ExportId, ioprio: Ioprio) {
         if let Phase::Transmission(transmission) = &mut self.phase
             && transmission.binding.export == export
@@ -338,13 +340,13 @@ impl Connection {
         }
     }
 
-    /// What it waited for, and by which export; none before it has chosen.
+    /// Wait times and the export that they are counted for; none before transmission.
     #[must_use]
     pub fn latency(&self) -> Option<(ExportId, &LatencyTable)> {
         self.latency.as_ref().map(|table| (self.export, table))
     }
 
-    /// A request was answered: it counts, and the turn's time is known.
+    /// Counts a completed request.
     #[inline]
     pub fn count(&mut self, answered: &CompletedRequest, wait_times: WaitTimes) {
         if let Some(table) = &mut self.latency {
@@ -352,26 +354,26 @@ impl Connection {
         }
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.window.used()
     }
 
-    /// Whether there are bytes that were received and not looked at yet.
+    /// Whether received bytes wait to be parsed.
     #[must_use]
     pub fn has_stash(&self) -> bool {
         !self.stash.is_empty()
     }
 
-    /// The buffer of a request in flight.
+    /// Memory of a request in flight.
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
         // SAFETY: the buffer is put back after the request's last reply, when no span of it is used any more.
         self.window.get(sequence)?.buffer.as_ref().map(|buffer| unsafe { buffer.span() })
     }
 
-    /// The shard answers, or frees a buffer; what was answered, if that was it.
+    /// Takes a reply of the shard, or the return of a buffer; returns the request if this completed it.
     pub fn reply(
         &mut self,
         now: Instant,
@@ -393,7 +395,9 @@ impl Connection {
         let in_flight = self.window.remove(sequence)?;
         let counted = completed(&in_flight, now);
         let InFlight { op, cookie, offset, len, one_extent, answered, buffer, .. } = in_flight;
-        self.buffer_bytes -= buffer.as_ref().map_or(0, |buffer| buffer.len());
+        let freed = buffer.as_ref().map_or(0, |buffer| buffer.len());
+        assert!(self.buffer_bytes >= freed, "buffers in flight are counted");
+        self.buffer_bytes -= freed;
         let mut buffer = buffer;
         if !dead && !answered {
             match (op, status) {
@@ -440,7 +444,7 @@ impl Connection {
         });
     }
 
-    /// Sends what the socket takes.
+    /// Sends queued output.
     ///
     /// # Errors
     /// The connection is broken.
@@ -462,13 +466,13 @@ impl Connection {
             return Ok(SendOutcome::All);
         }
         if std::mem::take(&mut self.was_silent) {
-            // Patience begins with the first reply that waits.
+            // The time limit counts from the first unsent reply.
             self.last_sent = now;
         }
         let before = (self.outgoing.waiting(), transport.progress());
         let sent = self.outgoing.send(transport, pool, spans)?;
         if leaves && self.outgoing.is_empty() {
-            // Behind the last reply, in the send that takes it: nothing would bring us here again.
+            // After the last reply, in the same send: no event would follow.
             transport.goodbye();
         }
         let sent = transport.settle(sent)?;
@@ -478,13 +482,13 @@ impl Connection {
         Ok(sent)
     }
 
-    /// Whether something waits to be sent.
+    /// Whether output waits to be sent.
     #[must_use]
     pub fn has_outgoing(&self) -> bool {
         !self.outgoing.is_empty() || self.transport.as_ref().is_some_and(Transport::has_unsent)
     }
 
-    /// Reads no more. What is in flight is still answered; a payload in the middle is dropped.
+    /// Stops reading. Requests in flight are still answered; an incomplete payload is dropped.
     pub fn leave(&mut self, pool: &mut Pool) {
         if matches!(self.phase, Phase::Dead) {
             return;
@@ -494,7 +498,7 @@ impl Connection {
         self.phase = Phase::Leaving;
     }
 
-    /// Closes the socket. Buffers that the path uses stay until it gives them back.
+    /// Closes the socket. Buffers in use stay until the shard returns them.
     pub fn close(&mut self, pool: &mut Pool) {
         self.leave(pool);
         self.outgoing.abandon(pool);
@@ -509,12 +513,13 @@ impl Connection {
         if let Some(receiving) = transmission.receiving.take()
             && let Some(buffer) = receiving.buffer
         {
+            assert!(self.buffer_bytes >= buffer.len(), "buffers in flight are counted");
             self.buffer_bytes -= buffer.len();
             pool.put(buffer);
         }
     }
 
-    /// Whether nothing is left to do for it.
+    /// Whether nothing of the connection is left.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         match self.phase {
@@ -528,7 +533,7 @@ impl Connection {
         }
     }
 
-    /// When our patience ends, if we wait for the client at all.
+    /// Time at which the connection is closed without progress; none if nothing is expected of the client.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let received = match &self.phase {
@@ -543,9 +548,9 @@ impl Connection {
         [received, sent].into_iter().flatten().min()
     }
 
-    /// The sentence for a client with whom our patience ended.
+    /// The log message for a connection that passed its deadline.
     #[must_use]
-    pub fn complaint(&self) -> String {
+    pub fn timeout_message(&self) -> String {
         let seconds = |ns: u64| ns / 1_000_000_000;
         let stall = seconds(self.limits.stall_ns);
         match &self.phase {
@@ -560,7 +565,7 @@ impl Connection {
 
     fn hang_up(&self) -> ConnectionEnd {
         match &self.phase {
-            // Whoever only looks whether somebody listens says nothing and goes.
+            // A probe of the port connects, sends nothing and closes.
             Phase::Handshake(handshake) if handshake.is_untouched() => ConnectionEnd::HungUp,
             Phase::Handshake(_)
                 if self.transport.as_ref().is_some_and(Transport::is_handshaking) =>
@@ -579,7 +584,7 @@ impl Connection {
 }
 
 impl Transmission {
-    /// The client has begun a request and owes the rest.
+    /// Whether the client has sent a part of a request.
     fn is_in_the_middle(&self) -> bool {
         self.receiving.is_some() || !self.parser.is_between_requests()
     }
@@ -592,7 +597,7 @@ fn completed(request: &InFlight, now: Instant) -> CompletedRequest {
     CompletedRequest { op, offset, len, total_ns: now.since(since) }
 }
 
-/// What a device told in the buffer of a block status.
+/// The extents that a device wrote into the buffer of a block status.
 fn list_of(buffer: &Buffer) -> &[u8] {
     assert!(buffer.len() >= EXTENTS_BYTES as usize, "it was taken for a list");
     // SAFETY: the buffer is ours alone again, and holds a list's bytes.

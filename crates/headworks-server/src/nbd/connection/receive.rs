@@ -1,8 +1,8 @@
-//! From received bytes to bios: one receive a turn, parsed request by request, each with a buffer of its own.
+//! The receive path of a connection: one receive a turn, parsed into requests and bios.
 //!
-//! A payload is received into its buffer where possible, else copied there; the bio goes to the shard when the payload is
-//! complete. What cannot be used in this turn waits in the stash, what has no buffer yet is held, and both come first next
-//! time.
+//! A payload is received into its own buffer where possible, otherwise copied there; the bio is submitted when the
+//! payload is complete. Bytes that cannot be used in this turn wait in the stash, and a request without a buffer is
+//! held; both come first in the next turn.
 
 use std::io;
 
@@ -18,18 +18,18 @@ use headworks_nbd::handshake::Outcome;
 use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
 
 impl Connection {
-    /// Reads once and turns what came into bios.
+    /// Receives once and submits bios for complete requests.
     pub fn receive(&mut self, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
         if matches!(self.phase, Phase::Leaving | Phase::Dead) {
             return ReceiveOutcome::Nothing;
         }
-        // A payload on its way has its buffer already.
+        // The payload being received has its buffer already.
         if !self.has_room() && self.payload_rest().is_none() {
             return ReceiveOutcome::Full;
         }
         if self.has_stash() || self.holds_request() {
             let mut stash = std::mem::take(&mut self.stash);
-            let (used, received) = self.look_at(&stash, context);
+            let (used, received) = self.parse_bytes(&stash, context);
             stash.drain(..used);
             self.stash = stash;
             return received;
@@ -49,7 +49,7 @@ impl Connection {
                 return ReceiveOutcome::Some;
             }
             Err(error) if is_hang_up(&error) => return ReceiveOutcome::End(self.hang_up()),
-            // The sentence is there already.
+            // The error carries its message.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return ReceiveOutcome::End(ConnectionEnd::Fault(error.to_string()));
             }
@@ -59,7 +59,7 @@ impl Connection {
                 )));
             }
         };
-        // A handshake is timed as a whole: drop by drop is no progress.
+        // The handshake has one time limit as a whole.
         if !matches!(self.phase, Phase::Handshake(_)) {
             self.last_received = context.now;
         }
@@ -68,12 +68,12 @@ impl Connection {
             self.note_payload(placed, context);
         }
         let scratch = std::mem::take(&mut context.scratch);
-        let received = self.take_in(&scratch[..count - placed], context);
+        let received = self.parse_or_stash(&scratch[..count - placed], context);
         context.scratch = scratch;
         received
     }
 
-    /// Whether its bounds allow another request, or another option.
+    /// Whether the bounds allow another request, or another option of the handshake.
     #[must_use]
     pub fn has_room(&self) -> bool {
         if matches!(self.phase, Phase::Handshake(_)) {
@@ -83,7 +83,7 @@ impl Connection {
             && self.held() < self.limits.buffer_bytes
     }
 
-    /// Bytes of the pool that it holds: for requests, and for replies that the client has not read.
+    /// Bytes of the pool in use: for requests, and for unread replies.
     #[must_use]
     pub fn held(&self) -> usize {
         self.buffer_bytes + self.outgoing.held()
@@ -93,7 +93,7 @@ impl Connection {
         matches!(&self.phase, Phase::Transmission(transmission) if transmission.held.is_some())
     }
 
-    /// Where the rest of a payload goes, if one is on its way.
+    /// Free part of the buffer of the payload that is being received.
     fn payload_rest(&self) -> Option<Span> {
         let Phase::Transmission(transmission) = &self.phase else {
             return None;
@@ -116,27 +116,27 @@ impl Connection {
         }
     }
 
-    /// Looks at received bytes; what cannot be used now goes into the stash.
-    fn take_in(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
-        let (used, received) = self.look_at(bytes, context);
+    /// Parses received bytes; bytes that cannot be used now go into the stash.
+    fn parse_or_stash(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
+        let (used, received) = self.parse_bytes(bytes, context);
         if !matches!(received, ReceiveOutcome::End(_)) {
             self.stash.extend_from_slice(&bytes[used..]);
         }
         received
     }
 
-    fn look_at(
+    fn parse_bytes(
         &mut self,
         bytes: &[u8],
         context: &mut ReceiveContext<'_>,
     ) -> (usize, ReceiveOutcome) {
         match self.phase {
-            Phase::Handshake(_) => self.shake_hands(bytes, context),
+            Phase::Handshake(_) => self.parse_handshake(bytes, context),
             _ => self.parse(bytes, context),
         }
     }
 
-    fn shake_hands(
+    fn parse_handshake(
         &mut self,
         bytes: &[u8],
         context: &mut ReceiveContext<'_>,
@@ -167,8 +167,8 @@ impl Connection {
         }
     }
 
-    /// The client was promised TLS: the promise goes out in the clear, and everything after it does not. `early` bytes have
-    /// come behind the question, in the clear: from a client that cannot know the answer yet, or from somebody between.
+    /// Answers STARTTLS in the clear and encrypts everything after it. `early` bytes arrived after the request in the
+    /// clear: they may come from an attacker in between.
     fn encrypt(&mut self, early: usize, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
         let fault = |sentence: String| ReceiveOutcome::End(ConnectionEnd::Fault(sentence));
         if early > 0 {
@@ -177,7 +177,7 @@ impl Connection {
         let (Some(transport), Some(acceptor)) = (&mut self.transport, self.acceptor.take()) else {
             return fault("TLS was negotiated but is not available".to_owned());
         };
-        // Short: a socket that does not take it belongs to a client that reads nothing.
+        // The reply is short: a client whose socket does not take it does not read.
         match self.outgoing.send(transport, context.pool, &mut Vec::new()) {
             Ok(SendOutcome::All) => {}
             Ok(_) => return fault("the client does not read the handshake replies".to_owned()),
@@ -239,12 +239,12 @@ impl Connection {
             if !self.admit(request, context) {
                 return (used, ReceiveOutcome::NoBuffer);
             }
-            // What is read will be copied, too, and counts: no client holds the shard.
+            // Data of reads will be copied, too, and count against the turn's share.
             (bios, copied) = (bios + 1, copied + reads);
         }
     }
 
-    /// Gives a request its buffer and, unless a payload must come first, hands it to the shard. False: no buffer is free.
+    /// Gives a request its buffer and submits it, unless a payload comes first; false if no buffer is free.
     fn admit(&mut self, request: Request, context: &mut ReceiveContext<'_>) -> bool {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return true;
@@ -260,8 +260,8 @@ impl Connection {
                 transmission.held = Some(request);
                 return false;
             }
-            if context.turn == BufferPolicy::Once {
-                context.turn = BufferPolicy::Wait;
+            if context.policy == BufferPolicy::Once {
+                context.policy = BufferPolicy::Wait;
             }
         }
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
@@ -309,8 +309,8 @@ impl Connection {
         let op = request.op();
         let status = op == Op::BlockStatus;
         if let Some(buffer) = buffer.as_ref().filter(|_| status) {
-            // Until a device tells something nothing is told, whatever the buffer held before.
-            // SAFETY: the buffer is ours alone, and holds a list.
+            // Cleared, so that nothing of an earlier use is reported.
+            // SAFETY: the buffer is private and holds a list.
             unsafe { buffer.base().write_bytes(0, EXTENTS_BYTES as usize) };
         }
         let Request { cookie, offset, len, .. } = *request;
@@ -331,7 +331,7 @@ impl Connection {
 }
 
 impl Receiving {
-    /// Copies what belongs to the payload; returns how much that was.
+    /// Copies the bytes that belong to the payload; returns their number.
     fn fill(&mut self, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.request.len as usize - self.filled);
         if let Some(buffer) = &self.buffer {
@@ -350,13 +350,13 @@ impl Receiving {
     }
 }
 
-/// Whether a connection that would then hold `held` bytes may take `len` of them. Who holds little is served from all of the
-/// pool and past the line; who holds much leaves the reserve alone and waits in line. So a client that reads no replies
-/// starves only those like it.
+/// Whether a connection that would then hold `held` bytes may take `len` of them. A connection that holds little may
+/// use all of the pool, past the queue; one that holds much leaves the reserve alone and waits in the queue. So a
+/// client that does not read its replies only delays clients like it.
 fn may_take(held: usize, len: usize, context: &ReceiveContext<'_>) -> bool {
     let size = context.pool.size();
     held <= SMALL_HOLD
-        || context.turn != BufferPolicy::Wait
+        || context.policy != BufferPolicy::Wait
             && context.pool.taken() + len <= size - size / RESERVE_PART
 }
 
@@ -378,9 +378,9 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
-    /// Long lists that nobody reads: what waits is one list and a little more, and whoever reads on gets all of them.
+    /// Unread long lists are bounded by one list, and a reader gets all of them.
     #[test]
-    fn a_flood_of_questions_makes_no_heap_of_answers() {
+    fn handshake_replies_are_bounded() {
         const ASKED: usize = 100;
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let seconds = 10_000_000_000;
@@ -404,7 +404,7 @@ mod tests {
                 now: Instant(0),
                 scratch: &mut [0; 4096],
                 pool: &mut pool,
-                turn: BufferPolicy::Free,
+                policy: BufferPolicy::Free,
                 exports: &exports,
                 room: &mut 1,
                 inputs: &mut Vec::new(),

@@ -1,7 +1,7 @@
-//! A connection through TLS, with a client of rustls at the other end of a socket pair and a disk that is a `Vec`.
+//! Connections through TLS, with a rustls client at the other end of a socket pair and a disk that is a `Vec`.
 //!
-//! The server here sleeps as the reactor does: after `ReceiveOutcome::Nothing` it is called again only when its socket can be read.
-//! So what would stay behind in a session is a test that does not end, which the bound on rounds turns into a failure.
+//! The server here sleeps as the reactor does: after `ReceiveOutcome::Nothing` it is called again only when its socket
+//! is readable. Bytes left in a session would make a test hang, which the bound on rounds turns into a failure.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -28,7 +28,7 @@ struct Server {
     spans: Vec<Span>,
     disk: Vec<u8>,
     end: Option<ConnectionEnd>,
-    /// The last receive found nothing.
+    /// The last receive found no data.
     sleeps: bool,
 }
 
@@ -52,7 +52,7 @@ impl Server {
         (server, theirs)
     }
 
-    /// One turn of the reactor.
+    /// Runs one turn of the reactor.
     fn turn(&mut self) {
         if self.end.is_none() && (!self.sleeps || self.is_readable()) {
             self.receive();
@@ -71,7 +71,7 @@ impl Server {
             let answer = (Ok(()), false, ReplyStage::Final);
             let _ = self.connection.reply(Instant(7), sequence, answer, &mut self.pool);
         }
-        // A hang-up shows when it is received.
+        // A hang-up shows in the next receive.
         let _ = self.connection.send(Instant(0), &mut self.pool, &mut self.spans);
     }
 
@@ -80,7 +80,7 @@ impl Server {
             now: Instant(7),
             scratch: &mut self.scratch,
             pool: &mut self.pool,
-            turn: BufferPolicy::Free,
+            policy: BufferPolicy::Free,
             exports: &self.exports,
             room: &mut 1000,
             inputs: &mut self.inputs,
@@ -129,7 +129,7 @@ struct Client {
     step: usize,
 }
 
-/// A socket that takes so many bytes and no more.
+/// A socket that takes a limited number of bytes.
 struct Takes<'a> {
     socket: &'a mut UnixStream,
     left: usize,
@@ -150,7 +150,7 @@ impl Write for Takes<'_> {
     }
 }
 
-/// Rounds of both sides before something is said to hang.
+/// Rounds of both sides before the test fails.
 const ROUNDS: usize = 200_000;
 
 fn option(code: u32, data: &[u8]) -> Vec<u8> {
@@ -166,7 +166,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 }
 
 impl Client {
-    /// Asks for TLS in the clear and gets the promise; not a byte of TLS has been sent then.
+    /// Requests TLS in the clear and reads the reply; no byte of TLS has been sent.
     fn asking(server: &mut Server, socket: UnixStream, certificates: &Certificates) -> Self {
         let session = certificates.client();
         let mut client =
@@ -181,7 +181,7 @@ impl Client {
         client
     }
 
-    /// Through the handshakes into the transmission phase.
+    /// Passes both handshakes to transmission.
     fn chosen(server: &mut Server, socket: UnixStream, certificates: &Certificates) -> Self {
         let mut client = Self::asking(server, socket, certificates);
         client.go(server);
@@ -207,7 +207,7 @@ impl Client {
         panic!("it hangs: {} bytes have come, {:?}", self.plain.len(), server.end);
     }
 
-    /// Moves up to a step of bytes either way.
+    /// Moves up to a step of bytes in each direction.
     fn exchange(&mut self) {
         let Some(socket) = &mut self.socket else { return };
         let mut takes = Takes { socket, left: self.step };
@@ -235,7 +235,7 @@ impl Client {
 }
 
 #[test]
-fn byte_by_byte_it_is_the_same() {
+fn byte_wise_transfer_gives_same_result() {
     let certificates = Certificates::new("bytes");
     let (mut server, socket) = Server::new(&certificates, TlsMode::Require);
     let mut client = Client::asking(&mut server, socket, &certificates);
@@ -252,9 +252,9 @@ fn byte_by_byte_it_is_the_same() {
     assert!(server.end == Some(ConnectionEnd::Goodbye) && server.connection.is_finished());
 }
 
-/// A request and the goodbye in one record: the send that takes the answer is the last that this connection gets.
+/// A request and the close alert in one record: the send of the reply is the connection's last.
 #[test]
-fn who_leaves_behind_a_request_has_its_answer_and_the_end_in_one_send() {
+fn reply_and_close_alert_leave_in_one_send() {
     let certificates = Certificates::new("leaves");
     let (mut server, socket) = Server::new(&certificates, TlsMode::Require);
     let mut client = Client::chosen(&mut server, socket, &certificates);
@@ -268,9 +268,9 @@ fn who_leaves_behind_a_request_has_its_answer_and_the_end_in_one_send() {
 }
 
 #[test]
-fn what_comes_in_the_clear_behind_the_request_for_tls_is_never_looked_at() {
+fn clear_bytes_after_starttls_are_rejected() {
     let certificates = Certificates::new("glued");
-    // In one piece with it, as whoever sits between would add it.
+    // In one segment with the request, as an attacker in between would add it.
     for extra in [option(7, &[0; 6]), vec![0x16]] {
         let (mut server, mut socket) = Server::new(&certificates, TlsMode::On);
         server.turn();
@@ -279,7 +279,7 @@ fn what_comes_in_the_clear_behind_the_request_for_tls_is_never_looked_at() {
         let expected = format!("{} unencrypted bytes followed the request for TLS", extra.len());
         assert_eq!(server.fault(), expected);
     }
-    // A moment later: it is no TLS.
+    // A moment later: the bytes are not TLS.
     let (mut server, socket) = Server::new(&certificates, TlsMode::On);
     let mut client = Client::asking(&mut server, socket, &certificates);
     client.socket.as_mut().unwrap().write_all(&option(7, &[0; 6])).unwrap();
@@ -288,7 +288,7 @@ fn what_comes_in_the_clear_behind_the_request_for_tls_is_never_looked_at() {
 }
 
 #[test]
-fn the_largest_payload_goes_both_ways_past_a_slow_reader() {
+fn largest_payload_passes_slow_reader_both_ways() {
     let certificates = Certificates::new("large");
     let (mut server, socket) = Server::new(&certificates, TlsMode::On);
     let mut client = Client::chosen(&mut server, socket, &certificates);
@@ -303,10 +303,10 @@ fn the_largest_payload_goes_both_ways_past_a_slow_reader() {
     assert_eq!(server.pool.taken(), 0);
 }
 
-/// More requests in one record than a connection may have in flight: the rest is decrypted, the socket empty, and still they
-/// are all answered.
+/// More requests in one record than a connection may have in flight: the rest is decrypted and the socket empty, and
+/// all are answered.
 #[test]
-fn nothing_stays_behind_when_the_socket_is_empty() {
+fn session_is_drained_when_socket_is_empty() {
     let certificates = Certificates::new("behind");
     let (mut server, socket) = Server::new(&certificates, TlsMode::On);
     let mut client = Client::chosen(&mut server, socket, &certificates);
@@ -316,7 +316,7 @@ fn nothing_stays_behind_when_the_socket_is_empty() {
 }
 
 #[test]
-fn a_stream_that_is_cut_in_the_middle_is_a_hang_up() {
+fn truncated_stream_is_a_hang_up() {
     let certificates = Certificates::new("cut");
     let (mut server, socket) = Server::new(&certificates, TlsMode::On);
     let mut client = Client::chosen(&mut server, socket, &certificates);
@@ -327,7 +327,7 @@ fn a_stream_that_is_cut_in_the_middle_is_a_hang_up() {
     for _ in 0..3 {
         server.turn();
     }
-    // Not even the header was whole: a record counts when all of it has come.
+    // The record is incomplete: nothing of it counts yet.
     assert_eq!(server.end, Some(ConnectionEnd::HungUp));
     assert!(server.disk[..4096] == [0; 4096]);
 
@@ -345,7 +345,7 @@ fn a_stream_that_is_cut_in_the_middle_is_a_hang_up() {
 }
 
 #[test]
-fn a_handshake_that_stops_half_way_ends_when_its_time_is_over() {
+fn incomplete_handshake_ends_at_time_limit() {
     let certificates = Certificates::new("half");
     let (mut server, socket) = Server::new(&certificates, TlsMode::Require);
     let mut client = Client::asking(&mut server, socket, &certificates);
@@ -356,15 +356,15 @@ fn a_handshake_that_stops_half_way_ends_when_its_time_is_over() {
     }
     assert_eq!(server.end, None);
     assert_eq!(server.connection.deadline(), Some(Instant(LIMITS.handshake_ns)));
-    assert_eq!(server.connection.complaint(), "the handshake took longer than 10 s");
+    assert_eq!(server.connection.timeout_message(), "the handshake took longer than 10 s");
     client.socket = None;
     server.turn();
     assert_eq!(server.fault(), "the client disconnected during the TLS handshake");
 }
 
-/// A message that is announced and comes in records of one byte each, for ever.
+/// A message that arrives in records of one byte each, without end.
 #[test]
-fn a_message_that_does_not_end_is_cut_off() {
+fn endless_tls_message_is_refused() {
     let certificates = Certificates::new("endless");
     let (mut server, socket) = Server::new(&certificates, TlsMode::Require);
     let mut client = Client::asking(&mut server, socket, &certificates);
@@ -385,7 +385,7 @@ fn a_message_that_does_not_end_is_cut_off() {
 }
 
 #[test]
-fn who_does_not_ask_for_tls_is_served_without_where_it_is_only_offered() {
+fn offered_tls_is_optional() {
     let certificates = Certificates::new("plain");
     let (mut server, mut socket) = Server::new(&certificates, TlsMode::On);
     server.turn();
@@ -394,9 +394,9 @@ fn who_does_not_ask_for_tls_is_served_without_where_it_is_only_offered() {
     assert!(server.connection.binding().is_some() && server.connection.tls().is_none());
 }
 
-/// A payload in records of one byte: what a turn decrypts is bounded by what it receives, not by what the socket has.
+/// A payload in records of one byte: a turn decrypts at most one receive.
 #[test]
-fn a_flood_of_tiny_records_is_worked_off_in_turns() {
+fn tiny_tls_records_are_bounded_per_turn() {
     let certificates = Certificates::new("flood");
     let (mut server, socket) = Server::new(&certificates, TlsMode::On);
     let mut client = Client::chosen(&mut server, socket, &certificates);
