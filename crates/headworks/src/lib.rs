@@ -1,6 +1,46 @@
-//! The block I/O path as a library: the mechanism that carries out the decisions of [`headworks_core`].
+//! Linux's block I/O path as a library: queues, elevators, a page cache and devices, in user space.
 //!
-//! The root has what an embedding program needs; [`driver`] has the parts from which the thread of a shard is built.
+//! For programs that serve or use disk images and want what the kernel's block layer gives: merging, scheduling, fair sharing,
+//! flush and FUA, time-outs, write-back caching. [`headworks_core`] decides, without I/O, threads or clock; this crate carries
+//! out the decisions over real bytes, on io_uring or epoll.
+//!
+//! # Concepts
+//!
+//! - An [`Owner`] is a thread with devices, volumes and optionally a page cache. They are added and removed while it runs.
+//! - A [`Device`] moves bytes and has a queue ([`QueueOptions`]): [`FileDevice`], [`MemDevice`], [`NullDevice`], wrappers that
+//!   delay or fail, or one of your own. A volume is a range of a device, or an image on it.
+//! - A [`Handle`] is a feeder's access: it puts an [`Io`] with a [`Slot`], its buffer, into a batch, and reaps completions. A
+//!   thread waits in [`Handle::wait`], polls the handle's file descriptor, or awaits `AsyncHandle`.
+//! - [`driver`] has the parts from which such a thread is built, for programs that bring a loop of their own.
+//!
+//! # Example
+//!
+//! ```
+//! use headworks::{DeviceSetup, Io, MemDevice, Owner, OwnerOptions, VolumeOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (owner, mut handles) = Owner::start(OwnerOptions::default())?;
+//! let disk = DeviceSetup::new(MemDevice::new(1 << 20)?, MemDevice::queue_options());
+//! let options = VolumeOptions { size: 1 << 20, block_size: 512, ..Default::default() };
+//! let volume = owner.add_volume(owner.add_device(disk)?, options)?;
+//!
+//! let handle = &mut handles[0];
+//! let slot = handle.slot().ok_or("no free slot")?;
+//! handle.put(volume, slot, Io::read(0, 4096))?;
+//! let mut completions = Vec::new();
+//! while handle.reap(1, &mut completions) == 0 {
+//!     handle.wait();
+//! }
+//! completions[0].status?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Features
+//!
+//! - `tokio`: `AsyncHandle`, completions as a future.
+//!
+//! The library installs no signal handler and starts no threads but the owner's and those of its engine.
 
 mod device;
 // The model checker checks rings and wake-ups, not threads and sockets.

@@ -278,9 +278,28 @@ fn open_or_create(path: &Path, options: &FileOptions) -> Result<(File, bool), Co
         {
             let mut create = File::options();
             create.read(true).write(true).create_new(true).mode(0o666);
-            create.open(path).map(|file| (file, true)).map_err(io)
+            let file = create.open(path).map_err(io)?;
+            sync_directory(path).map_err(io)?;
+            Ok((file, true))
         }
         Err(error) => Err(io(error)),
+    }
+}
+
+/// Makes the directory entry of a new image durable: `fdatasync` of the image alone need not.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    match File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all()) {
+        // A directory that cannot be read, or a filesystem without such a sync.
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EACCES | libc::EPERM | libc::EINVAL | libc::ENOTSUP)
+            ) =>
+        {
+            Ok(())
+        }
+        result => result,
     }
 }
 

@@ -1,0 +1,16 @@
+//! The examples, each run once as a part of this test.
+
+#[path = "../examples/custom_device.rs"]
+mod custom_device;
+#[path = "../examples/custom_elevator.rs"]
+mod custom_elevator;
+
+#[test]
+fn custom_device_answers_reads() {
+    custom_device::main().unwrap();
+}
+
+#[test]
+fn custom_elevator_completes_every_write() {
+    custom_elevator::main().unwrap();
+}
