@@ -40,7 +40,7 @@ mod dirty;
 mod flusher;
 mod hold;
 mod pool;
-pub mod readahead;
+mod readahead;
 mod state;
 mod stats;
 mod steps;
@@ -51,7 +51,7 @@ mod writeout;
 pub(crate) use context::{CallContext, DeviceCaching};
 #[cfg(feature = "defects")]
 pub use defect::CacheDefect;
-pub use pool::{folio, ghost, index, reclaim};
+pub use pool::folio;
 pub use stats::CacheStats;
 
 use std::ops::Range;

@@ -80,19 +80,6 @@ pub struct ReadAheadWindow {
     pub order: u8,
 }
 
-/// The counters of read-ahead.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReadAheadStats {
-    /// Windows that were requested.
-    pub windows: u64,
-    /// Blocks of those windows.
-    pub blocks: u64,
-    /// Blocks that were read afterwards.
-    pub used: u64,
-    /// Blocks that were evicted unread.
-    pub wasted: u64,
-}
-
 /// A stream, or a first read that may become one (then `size` is 0).
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
@@ -135,7 +122,6 @@ pub struct ReadAhead {
     records: Box<[Record]>,
     clock: u64,
     feedback: [Feedback; VOLUMES],
-    stats: ReadAheadStats,
 }
 
 impl ReadAhead {
@@ -149,7 +135,6 @@ impl ReadAhead {
             records: vec![record; records as usize].into(),
             clock: 0,
             feedback: [Feedback::default(); VOLUMES],
-            stats: ReadAheadStats::default(),
         }
     }
 
@@ -167,16 +152,12 @@ impl ReadAhead {
         }
         let feedback = &self.feedback[usize::from(read.volume.0) % VOLUMES];
         let ramp = feedback.ramp(limits.window_max);
-        let window = self.record(connection).on_read(read, &limits, &ramp)?;
-        self.stats.windows += 1;
-        self.stats.blocks += u64::from(window.blocks);
-        Some(window)
+        self.record(connection).on_read(read, &limits, &ramp)
     }
 
     /// Counts blocks that were read ahead and then read.
     #[inline]
     pub fn on_used(&mut self, volume: VolumeId, blocks: u32) {
-        self.stats.used += u64::from(blocks);
         let feedback = &mut self.feedback[usize::from(volume.0) % VOLUMES];
         feedback.used += blocks;
         feedback.evaluate();
@@ -184,7 +165,6 @@ impl ReadAhead {
 
     /// Counts blocks that were read ahead and evicted unread.
     pub fn on_waste(&mut self, volume: VolumeId, blocks: u32) {
-        self.stats.wasted += u64::from(blocks);
         let feedback = &mut self.feedback[usize::from(volume.0) % VOLUMES];
         feedback.wasted += blocks;
         feedback.evaluate();
@@ -206,12 +186,6 @@ impl ReadAhead {
             record.streams.iter_mut().filter(gone).for_each(|stream| *stream = Stream::default());
         }
         self.feedback[usize::from(volume.0) % VOLUMES] = Feedback::default();
-    }
-
-    /// Returns the counters of read-ahead.
-    #[must_use]
-    pub fn stats(&self) -> ReadAheadStats {
-        self.stats
     }
 
     /// Returns the records that a connection may use.

@@ -73,6 +73,7 @@ impl Ghost {
     }
 
     /// Returns the size of the table in bytes.
+    #[cfg(test)]
     #[must_use]
     pub fn table_bytes(&self) -> usize {
         size_of_val(&*self.sets)

@@ -62,7 +62,7 @@ struct ProbeSequence {
 /// The use of the index, for "operations per MiB".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexStats {
-    /// Calls of [`Index::locate`] and [`Index::find_exact`].
+    /// Calls of [`Index::locate`].
     pub lookups: u64,
     /// Buckets examined by them and by [`Index::next_boundary`].
     pub probes: u64,
@@ -168,7 +168,7 @@ impl Index {
     }
 
     /// Returns the folio of exactly this key and order.
-    #[inline]
+    #[cfg(test)]
     #[must_use]
     pub fn find_exact(&self, folios: &Folios, key: FolioKey, order: u8) -> Option<u32> {
         self.lookups.set(self.lookups.get() + 1);
@@ -290,6 +290,7 @@ impl Index {
     }
 
     /// Returns the orders that are present, as a mask.
+    #[cfg(test)]
     #[must_use]
     pub fn orders(&self) -> u32 {
         self.orders
@@ -314,6 +315,7 @@ impl Index {
     }
 
     /// Returns the size of the tables in bytes.
+    #[cfg(test)]
     #[must_use]
     pub fn table_bytes(&self) -> usize {
         size_of_val(&*self.buckets) + size_of_val(&*self.regions)

@@ -12,9 +12,9 @@
 
 mod blocks;
 pub mod folio;
-pub mod ghost;
-pub mod index;
-pub mod reclaim;
+mod ghost;
+mod index;
+mod reclaim;
 mod shadow;
 mod walk;
 

@@ -194,6 +194,7 @@ impl Reclaim {
     }
 
     /// Returns the size of the ghost list's table in bytes; the lists are in the headers.
+    #[cfg(test)]
     #[must_use]
     pub fn table_bytes(&self) -> usize {
         self.ghost.table_bytes()
