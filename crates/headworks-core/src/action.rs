@@ -16,7 +16,7 @@ pub struct Segment {
     pub bio: BioId,
     /// Offset within the buffer.
     pub offset: u32,
-    /// Length in bytes.
+    /// Length of the segment in bytes.
     pub len: u32,
 }
 
@@ -35,7 +35,7 @@ pub struct Submit {
     pub flags: BioFlags,
     /// Offset of the first byte on the volume.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the command in bytes.
     pub len: u32,
     /// Index of its first segment in [`Actions::segments`].
     pub first_segment: u32,

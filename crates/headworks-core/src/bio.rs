@@ -1,4 +1,4 @@
-//! A bio: one I/O request of a user, on its way from a frontend to a queue.
+//! A bio: one I/O request of a client, from its frontend to a queue.
 //!
 //! A bio names bytes and holds none: the executor keeps a buffer for each [`BioId`], and actions name parts of it as (bio, offset
 //! in its buffer, length). All offsets and lengths are in bytes; sectors of 512 bytes appear only in statistics.

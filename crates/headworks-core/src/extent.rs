@@ -39,7 +39,7 @@ impl ExtentState {
 /// A part of a volume with one state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Length in bytes.
+    /// Length of the extent in bytes.
     pub len: u32,
     /// State of the whole extent.
     pub state: ExtentState,
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_a_kind_are_one_and_the_range_is_the_end() {
+    fn equal_neighbours_merge_and_end_at_the_range() {
         let parts = [(10, DATA), (5, DATA), (0, HOLE), (20, HOLE), (u64::MAX, DATA)];
         assert_eq!(list(100, 128, &parts), [(15, DATA), (20, HOLE), (65, DATA)]);
         assert_eq!(list(15, 128, &parts), [(15, DATA)]);

@@ -110,7 +110,7 @@ impl RemoteQueue {
     }
 
     /// Adds granted tags and serves waiters at once: a revocation may follow in the same batch, and tags that are returned unused
-    /// could be granted and revoked for ever.
+    /// could be granted and revoked without end.
     pub fn on_grant(&mut self, now: Instant, pools: &mut Pools, count: u16) {
         self.lease.on_grant(count);
         self.serve(now, pools);

@@ -1,14 +1,14 @@
-//! Bugs that the simulated world found, each as the shortest story that shows it: one shard, one device, answers by hand.
+//! Regression tests of bugs that the simulator found, each reduced to one shard, one device and scripted completions.
 
 use headworks_core::time::SEC;
 use headworks_core::*;
 
-struct Hand {
+struct Harness {
     shard: Shard,
     now: Instant,
 }
 
-impl Hand {
+impl Harness {
     fn new(queue: QueueOptions) -> Self {
         let volume = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
         let config = ShardConfig::single(queue, volume, 16);
@@ -62,84 +62,84 @@ fn replies(actions: &[Action]) -> Vec<(u64, Status, bool, ReplyStage)> {
 const DONE: (u64, Status, bool, ReplyStage) = (1, Ok(()), false, ReplyStage::Final);
 
 #[test]
-fn a_device_that_cannot_discard_or_zero_is_not_asked_to() {
+fn unsupported_discard_and_zeroing_are_never_sent() {
     let queue = QueueOptions { discard: false, write_zeroes: false, ..QueueOptions::default() };
-    let mut hand = Hand::new(queue);
-    let actions = hand.bio(Op::Discard, BioFlags::NONE, 1, 0, 65536);
+    let mut harness = Harness::new(queue);
+    let actions = harness.bio(Op::Discard, BioFlags::NONE, 1, 0, 65536);
     assert_eq!((submits(&actions).len(), replies(&actions)), (0, vec![DONE]));
-    let actions = hand.bio(Op::WriteZeroes, BioFlags::FAST_ZERO, 1, 0, 4096);
+    let actions = harness.bio(Op::WriteZeroes, BioFlags::FAST_ZERO, 1, 0, 4096);
     let refused = (1, Err(IoError::Unsupported), false, ReplyStage::Final);
     assert_eq!(replies(&actions), [refused]);
-    let sent = submits(&hand.bio(Op::WriteZeroes, BioFlags::NONE, 1, 0, 4096));
+    let sent = submits(&harness.bio(Op::WriteZeroes, BioFlags::NONE, 1, 0, 4096));
     assert_eq!((sent[0].op, sent[0].segments, sent[0].len), (Op::Write, 0, 4096));
-    assert_eq!(replies(&hand.answer(sent[0], 4096, false)), [DONE]);
+    assert_eq!(replies(&harness.answer(sent[0], 4096, false)), [DONE]);
 }
 
 #[test]
-fn a_short_hole_is_read_again_as_data() {
-    let mut hand = Hand::new(QueueOptions::default());
-    let first = submits(&hand.bio(Op::Read, BioFlags::HOLE_OK, 1, 0, 4096))[0];
-    let again = submits(&hand.answer(first, 1024, true))[0];
+fn short_hole_is_read_again_as_data() {
+    let mut harness = Harness::new(QueueOptions::default());
+    let first = submits(&harness.bio(Op::Read, BioFlags::HOLE_OK, 1, 0, 4096))[0];
+    let again = submits(&harness.answer(first, 1024, true))[0];
     assert_eq!((again.offset, again.len), (0, 4096));
     assert!(!again.flags.contains(BioFlags::HOLE_OK));
-    assert_eq!(replies(&hand.answer(again, 4096, false)), [DONE]);
+    assert_eq!(replies(&harness.answer(again, 4096, false)), [DONE]);
 }
 
 #[test]
-fn the_rest_of_a_short_read_comes_as_data() {
-    let mut hand = Hand::new(QueueOptions::default());
-    let first = submits(&hand.bio(Op::Read, BioFlags::HOLE_OK, 1, 0, 4096))[0];
-    let rest = submits(&hand.answer(first, 1024, false))[0];
+fn rest_of_short_read_is_read_as_data() {
+    let mut harness = Harness::new(QueueOptions::default());
+    let first = submits(&harness.bio(Op::Read, BioFlags::HOLE_OK, 1, 0, 4096))[0];
+    let rest = submits(&harness.answer(first, 1024, false))[0];
     assert_eq!((rest.offset, rest.len), (1024, 3072));
     assert!(!rest.flags.contains(BioFlags::HOLE_OK));
 }
 
 #[test]
-fn a_write_that_waited_is_not_sent_behind_a_late_one() {
+fn queued_write_is_not_sent_beside_timed_out_write() {
     let queue = QueueOptions { queue_depth: 2, io_timeout_ns: SEC, ..QueueOptions::default() };
-    let mut hand = Hand::new(queue);
-    let late = submits(&hand.bio(Op::Write, BioFlags::NONE, 1, 0, 4096))[0];
-    let other = submits(&hand.bio(Op::Read, BioFlags::NONE, 2, 65536, 512))[0];
-    // The device is full: this one waits in the elevator.
-    assert!(submits(&hand.bio(Op::Write, BioFlags::NONE, 3, 2048, 4096)).is_empty());
-    hand.now = Instant(SEC / 2);
-    let next = submits(&hand.answer(other, 512, false));
-    // It may go while the first is in time; then the device decides. Take the slot for another read first.
+    let mut harness = Harness::new(queue);
+    let late = submits(&harness.bio(Op::Write, BioFlags::NONE, 1, 0, 4096))[0];
+    let other = submits(&harness.bio(Op::Read, BioFlags::NONE, 2, 65536, 512))[0];
+    // The device is full: this write waits in the elevator.
+    assert!(submits(&harness.bio(Op::Write, BioFlags::NONE, 3, 2048, 4096)).is_empty());
+    harness.now = Instant(SEC / 2);
+    let next = submits(&harness.answer(other, 512, false));
+    // It may be sent while the first write is in time; then the device decides their order. Occupy the slot with a read next.
     assert_eq!(next.len(), 1, "in time, so it is sent");
-    hand.answer(next[0], 4096, false);
-    let read = submits(&hand.bio(Op::Read, BioFlags::NONE, 4, 65536, 512))[0];
-    assert!(submits(&hand.bio(Op::Write, BioFlags::NONE, 5, 2048, 4096)).is_empty());
-    hand.now = Instant(SEC + 1);
-    let early = replies(&hand.step(&[Input::Timer]));
+    harness.answer(next[0], 4096, false);
+    let read = submits(&harness.bio(Op::Read, BioFlags::NONE, 4, 65536, 512))[0];
+    assert!(submits(&harness.bio(Op::Write, BioFlags::NONE, 5, 2048, 4096)).is_empty());
+    harness.now = Instant(SEC + 1);
+    let early = replies(&harness.step(&[Input::Timer]));
     assert_eq!(early, [(1, Err(IoError::TimedOut), false, ReplyStage::Early)]);
-    let actions = hand.answer(read, 512, false);
+    let actions = harness.answer(read, 512, false);
     assert!(submits(&actions).is_empty(), "the late write could overwrite it");
     let refused = (5, Err(IoError::TimedOut), false, ReplyStage::Final);
     assert!(replies(&actions).contains(&refused));
     assert_eq!(
-        replies(&hand.answer(late, 4096, false)),
+        replies(&harness.answer(late, 4096, false)),
         [(1, Err(IoError::TimedOut), false, ReplyStage::Released)]
     );
-    assert!(hand.shard.is_quiet());
+    assert!(harness.shard.is_quiet());
 }
 
 #[test]
-fn steps_of_long_commands_are_whole_blocks_and_granules() {
+fn steps_of_long_commands_end_at_blocks_and_granules() {
     let queue = QueueOptions {
         max_sectors_kb: 5,
         discard_max_bytes: 100_000,
         discard_granularity: 4096,
         ..QueueOptions::default()
     };
-    let mut hand = Hand::new(queue);
-    let discard = submits(&hand.bio(Op::Discard, BioFlags::NONE, 1, 0, 1 << 18))[0];
+    let mut harness = Harness::new(queue);
+    let discard = submits(&harness.bio(Op::Discard, BioFlags::NONE, 1, 0, 1 << 18))[0];
     assert_eq!(discard.len, 98_304);
-    let zeroes = submits(&hand.bio(Op::WriteZeroes, BioFlags::NONE, 2, 1 << 19, 1 << 18))[0];
+    let zeroes = submits(&harness.bio(Op::WriteZeroes, BioFlags::NONE, 2, 1 << 19, 1 << 18))[0];
     assert_eq!(zeroes.len, 99_840);
 }
 
 #[test]
-fn the_pieces_of_a_late_write_are_all_late() {
+fn timed_out_write_marks_all_its_pieces_late() {
     let queue = QueueOptions {
         nr_requests: 8,
         queue_depth: 2,
@@ -147,21 +147,21 @@ fn the_pieces_of_a_late_write_are_all_late() {
         io_timeout_ns: SEC,
         ..QueueOptions::default()
     };
-    let mut hand = Hand::new(queue);
-    let pieces = submits(&hand.bio(Op::Write, BioFlags::NONE, 1, 0, 12288));
+    let mut harness = Harness::new(queue);
+    let pieces = submits(&harness.bio(Op::Write, BioFlags::NONE, 1, 0, 12288));
     assert_eq!(pieces.len(), 2, "the third waits for the device");
-    hand.now = Instant(SEC / 2);
-    let third = submits(&hand.answer(pieces[1], 4096, false))[0];
-    hand.now = Instant(SEC + 1);
-    let early = replies(&hand.step(&[Input::Timer]));
+    harness.now = Instant(SEC / 2);
+    let third = submits(&harness.answer(pieces[1], 4096, false))[0];
+    harness.now = Instant(SEC + 1);
+    let early = replies(&harness.step(&[Input::Timer]));
     assert_eq!(early, [(1, Err(IoError::TimedOut), false, ReplyStage::Early)]);
     // The third piece was sent later and is in time, but its bio is answered: a new write may not race it.
-    let actions = hand.bio(Op::Write, BioFlags::NONE, 2, third.offset, 4096);
+    let actions = harness.bio(Op::Write, BioFlags::NONE, 2, third.offset, 4096);
     assert!(submits(&actions).is_empty());
     let refused = (2, Err(IoError::TimedOut), false, ReplyStage::Final);
     assert_eq!(replies(&actions), [refused]);
-    assert!(replies(&hand.answer(pieces[0], 4096, false)).is_empty());
+    assert!(replies(&harness.answer(pieces[0], 4096, false)).is_empty());
     let released = (1, Err(IoError::TimedOut), false, ReplyStage::Released);
-    assert_eq!(replies(&hand.answer(third, 4096, false)), [released]);
-    assert!(hand.shard.is_quiet());
+    assert_eq!(replies(&harness.answer(third, 4096, false)), [released]);
+    assert!(harness.shard.is_quiet());
 }

@@ -1,18 +1,18 @@
-//! Random operations on a shard, against a model that knows nothing of how the shard works.
+//! Random operations on a shard, checked against a model that is independent of the shard's implementation.
 //!
-//! A seed draws a configuration, bios, and a device that answers in any order: all, a part, errors, refusals, holes, lies,
-//! too late. The model follows every command and every reply and holds the shard to what a user may rely on:
+//! A seed draws a configuration, bios, and a device that completes in any order: whole or short, with errors, refusals, holes,
+//! invalid completions, or late. The model follows every command and every reply and checks the guarantees of a shard:
 //!
-//! - a bio is answered once, and its buffer is free only when no command names it;
+//! - a bio is answered once, and its buffer is released only when no command names it;
 //! - each byte of a bio is moved once by a command that succeeded, to the right place, by the right kind of command;
-//! - an error reaches only who it is for; a hole only who allows it;
-//! - a flush or FUA is acknowledged only if a device flush that was sent after the data finished did succeed; after a failed
-//!   one none is, until acknowledged;
-//! - a write never overtakes nor is overtaken by one that was given up while it was in the device;
-//! - limits hold: queue depth, tags, bytes, segments; who waits has a command or a timer that will end the wait;
-//! - in the end everything is home.
+//! - an error is reported only to the bios of its command, a hole only to a bio that allows it;
+//! - a flush or FUA is acknowledged only if a device flush sent after the end of the data succeeded; after a failed one all
+//!   fail until the failure is acknowledged;
+//! - a write is never in the device beside an overlapping write that timed out before;
+//! - limits hold: queue depth, tags, bytes, segments; a command in flight or a timer ends every wait;
+//! - in the end all tags and slots are free.
 //!
-//! A failure prints its seed; `HEADWORKS_SEED=n cargo test -p headworks-core --test model` runs that one alone.
+//! A failure prints its seed; `HEADWORKS_SEED=n cargo test -p headworks-core --test model` runs that seed alone.
 
 use std::collections::BTreeMap;
 
@@ -24,34 +24,34 @@ use headworks_core::{
     Segment, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
 };
 
-/// 4 s in debug.
+/// Number of seeds; 4 s in a debug build.
 const SEEDS: u64 = 6000;
 const TURNS: usize = 60;
 const SECTOR: u64 = 512;
-/// Bytes of a volume; bios stay near its start, so that they meet.
+/// Bytes of a volume; bios stay near its start, so that they overlap.
 const SIZE: u64 = 4 << 20;
 const DEVICE: DeviceId = DeviceId(0);
 
-/// A bio on its way, as the model sees it.
-struct Wish {
+/// An outstanding bio in the model.
+struct ModelBio {
     bio: Bio,
-    /// Successful moves of each sector; an error of a command starts them anew.
+    /// Successful transfers of each sector; an error of a command resets them.
     moved: Vec<u8>,
     entered: u64,
     early: Option<u64>,
-    /// When the device last finished a part of it.
+    /// The last completion of a part of it.
     finished: u64,
-    /// A command for this bio alone failed, or the device lied of a command of its request.
+    /// A command for this bio alone failed, or a completion of its request was invalid.
     may_fail: bool,
     hole: bool,
-    /// All its commands were durable by themselves.
+    /// All its commands were device FUA writes.
     durable: bool,
     entered_suspect: bool,
-    /// The latest completion of a write that was acknowledged before this came: what a flush must cover.
+    /// The latest completion of a write acknowledged before this bio; a flush must cover it.
     must_cover: u64,
 }
 
-/// A command in the device.
+/// A command in flight.
 struct Command {
     submit: Submit,
     bios: Vec<BioId>,
@@ -59,15 +59,15 @@ struct Command {
     sent_event: u64,
 }
 
-/// What is known of a volume's durability.
+/// The durability state of a volume.
 #[derive(Default, Clone, Copy)]
 struct Durability {
-    /// Latest completion of an acknowledged write.
+    /// The latest completion of an acknowledged write.
     acknowledged: u64,
-    /// When the last device flush that succeeded was sent.
+    /// The event at which the last successful device flush was sent.
     flushed: u64,
     suspect: bool,
-    /// Device flushes given up and not yet answered.
+    /// A device flush timed out and is still outstanding.
     lost: bool,
 }
 
@@ -79,16 +79,16 @@ struct World {
     prng: Prng,
     now: u64,
     timer: Option<u64>,
-    /// Counts inputs: finer than time.
+    /// Number of inputs so far, finer than time.
     event: u64,
-    /// One input a batch: then the order of everything is known.
+    /// One input a batch, so that the order of all events is known.
     fine: bool,
     sequence: u64,
-    wishes: BTreeMap<BioId, Wish>,
-    flying: BTreeMap<RequestId, Command>,
-    /// Whose slot it is, of commands without memory.
+    bios: BTreeMap<BioId, ModelBio>,
+    in_flight: BTreeMap<RequestId, Command>,
+    /// The bio of each slot, for commands without memory.
     places: BTreeMap<u32, BioId>,
-    /// The bios of the request in a slot: all of them go again when one of its commands fails.
+    /// The bios of the request in a slot; all are retried when one of its commands fails.
     groups: BTreeMap<u32, Vec<BioId>>,
     volumes: [Durability; 2],
     refusing: bool,
@@ -135,8 +135,8 @@ fn world(seed: u64) -> World {
         event: 0,
         fine,
         sequence: 0,
-        wishes: BTreeMap::new(),
-        flying: BTreeMap::new(),
+        bios: BTreeMap::new(),
+        in_flight: BTreeMap::new(),
         places: BTreeMap::new(),
         groups: BTreeMap::new(),
         volumes: [Durability::default(); 2],
@@ -146,7 +146,7 @@ fn world(seed: u64) -> World {
     }
 }
 
-/// Half of the shards sort; with times so short that they matter.
+/// Draws mq-deadline for half of the shards, with times short enough to expire.
 fn draw_scheduler(prng: &mut Prng, queue: &mut QueueOptions) {
     let mut pick = |of: &[u32]| of[prng.below(of.len() as u64) as usize];
     queue.scheduler = Scheduler::ALL[pick(&[0, 1]) as usize];
@@ -170,30 +170,32 @@ impl World {
             self.turn(&batch);
         }
         self.fault_rate = 0;
-        let mut patience = 10_000;
-        while !self.flying.is_empty() || !self.wishes.is_empty() {
-            match self.flying.keys().next().copied() {
+        let mut turns_left = 10_000;
+        while !self.in_flight.is_empty() || !self.bios.is_empty() {
+            match self.in_flight.keys().next().copied() {
                 Some(id) => {
                     let answer = self.answer(id, Ok(()), u64::MAX, false);
                     self.turn(&[answer]);
                 }
                 None => {
-                    let at = self.timer.expect("bios wait, nothing flies, and no timer is set");
+                    let at = self
+                        .timer
+                        .expect("bios wait, no command is in flight, and no timer is set");
                     self.now = self.now.max(at);
                     self.tick();
                 }
             }
-            patience -= 1;
-            assert!(patience > 0, "it never ends");
+            turns_left -= 1;
+            assert!(turns_left > 0, "the run does not end");
         }
         assert!(self.shard.is_quiet() && self.shard.is_idle());
         assert_eq!(self.shard.room(), self.bios_max);
         assert_eq!(self.shard.tags_free(DEVICE), Some(self.queue.nr_requests));
-        self.assert_nobody_counts();
+        self.assert_no_class_waits();
     }
 
-    /// Nobody is on his way, so the lowest class need not wait.
-    fn assert_nobody_counts(&mut self) {
+    /// Asserts that a bio of the lowest class is sent at once on an idle shard.
+    fn assert_no_class_waits(&mut self) {
         self.sequence += 1;
         let id = BioId { connection: 1, sequence: self.sequence, ..BioId::default() };
         let len = self.block as u32;
@@ -206,12 +208,12 @@ impl World {
     fn pass_time(&mut self) {
         let step = [0, 50 * US, MS, 20 * MS][self.prng.below(4) as usize];
         let end = self.now + self.prng.below(step + 1);
-        let mut patience = 10_000;
+        let mut turns_left = 10_000;
         while let Some(at) = self.timer.filter(|&at| at <= end) {
             self.now = self.now.max(at);
             self.tick();
-            patience -= 1;
-            assert!(patience > 0, "a timer is set again and again");
+            turns_left -= 1;
+            assert!(turns_left > 0, "a timer is set again and again");
         }
         self.now = end;
     }
@@ -220,10 +222,10 @@ impl World {
         self.timer = None;
         self.refusing = false;
         self.turn(&[Input::Timer]);
-        for command in self.flying.values() {
+        for command in self.in_flight.values() {
             let in_time = self.now < command.sent_at + self.queue.io_timeout_ns;
-            let told = |id: &BioId| self.wishes[id].early.is_some();
-            assert!(in_time || command.bios.iter().all(told), "nobody was told of a time-out");
+            let told = |id: &BioId| self.bios[id].early.is_some();
+            assert!(in_time || command.bios.iter().all(told), "a time-out was not reported");
         }
     }
 
@@ -237,14 +239,14 @@ impl World {
             return self.draw_bio();
         }
         if self.prng.below(100) < self.fault_rate / 5 {
-            // A lie: an answer for what was answered before.
+            // An invalid completion: the command was completed before.
             return self.answered.map(|id| completion(id, 512, Ok(()), false));
         }
-        if self.flying.is_empty() {
+        if self.in_flight.is_empty() {
             return None;
         }
-        let nth = self.prng.below(self.flying.len() as u64) as usize;
-        let id = *self.flying.keys().nth(nth).expect("it is below the length");
+        let nth = self.prng.below(self.in_flight.len() as u64) as usize;
+        let id = *self.in_flight.keys().nth(nth).expect("it is below the length");
         Some(self.draw_answer(id))
     }
 
@@ -269,7 +271,7 @@ impl World {
         .into_iter()
         .filter(|_| self.prng.below(5) == 0)
         .fold(BioFlags::NONE, BioFlags::with);
-        // Small ones next to each other in a small place, sometimes one over the limits.
+        // Small adjacent bios in a small range, and sometimes one over the limits.
         let blocks = if self.prng.below(12) == 0 { 200 } else { 4 };
         let len = self.prng.between(1, blocks) * self.block;
         let offset = self.prng.below(40) * self.block;
@@ -293,15 +295,17 @@ impl World {
         if op == Op::Flush {
             (bio.offset, bio.len) = (0, 0);
         }
-        // Commands without memory are known by where they start: no two alike at once.
+        // Commands without memory are identified by their start, so no two bios share one.
         let effective = trimmed(&bio, &self.queue, self.block);
-        let alike = |wish: &Wish| wish.bio.op == op && wish.bio.offset == effective.offset;
-        if matches!(op, Op::Discard | Op::WriteZeroes) && self.wishes.values().any(alike) {
+        let alike = |model_bio: &ModelBio| {
+            model_bio.bio.op == op && model_bio.bio.offset == effective.offset
+        };
+        if matches!(op, Op::Discard | Op::WriteZeroes) && self.bios.values().any(alike) {
             return None;
         }
         let durability = self.volumes[usize::from(bio.id.volume.0)];
         self.event += 1;
-        let wish = Wish {
+        let model_bio = ModelBio {
             bio: effective,
             moved: vec![0; (effective.len as u64 / SECTOR) as usize],
             entered: self.event,
@@ -313,13 +317,13 @@ impl World {
             entered_suspect: durability.suspect,
             must_cover: durability.acknowledged,
         };
-        self.wishes.insert(bio.id, wish);
+        self.bios.insert(bio.id, model_bio);
         Some(Input::Bio(bio))
     }
 
     fn draw_answer(&mut self, id: RequestId) -> Input {
         let (all, hole_ok) = {
-            let submit = &self.flying[&id].submit;
+            let submit = &self.in_flight[&id].submit;
             (u64::from(submit.len), submit.flags.contains(BioFlags::HOLE_OK))
         };
         let hole = hole_ok && self.prng.below(2) == 0;
@@ -338,44 +342,44 @@ impl World {
         }
     }
 
-    /// The device answers; what that means for the bios is noted here, before the shard hears of it.
+    /// Completes a command and updates the model before the shard receives the completion.
     fn answer(&mut self, id: RequestId, status: Status, transferred: u64, hole: bool) -> Input {
         self.event += 1;
-        let command = self.flying.remove(&id).expect("it is in flight");
+        let command = self.in_flight.remove(&id).expect("it is in flight");
         let submit = command.submit;
         self.answered = Some(id);
         let transferred =
             if status.is_ok() && transferred == u64::MAX { submit.len.into() } else { transferred };
-        // A refusal of what was given up long ago says nothing about now.
+        // A refusal of a timed-out command does not mark the device as busy.
         let late = self.now >= command.sent_at + self.queue.io_timeout_ns
-            || command.bios.iter().any(|id| self.wishes[id].early.is_some());
+            || command.bios.iter().any(|id| self.bios[id].early.is_some());
         self.refusing = status == Err(IoError::Busy) && !late;
         if submit.op == Op::Flush {
             self.flush_answered(&command, status);
             return completion(id, 0, status, false);
         }
-        let lie =
+        let invalid =
             transferred > submit.len.into() || hole && !submit.flags.contains(BioFlags::HOLE_OK);
-        let failed = status.is_err() || lie || transferred == 0;
+        let failed = status.is_err() || invalid || transferred == 0;
         let alone = command.bios.len() == 1;
         for id in &command.bios {
-            let wish = self.wishes.get_mut(id).expect("checked when it was sent");
-            wish.finished = self.event;
+            let model_bio = self.bios.get_mut(id).expect("checked when it was sent");
+            model_bio.finished = self.event;
             if status == Err(IoError::Busy) {
                 continue;
             }
-            wish.durable &= submit.op == Op::Write && submit.flags.contains(BioFlags::FUA);
-            wish.may_fail |= failed && alone;
-            if wish.bio.op == Op::Discard && status == Err(IoError::Unsupported) {
-                // Advisory: that counts as done.
-                wish.moved.fill(1);
+            model_bio.durable &= submit.op == Op::Write && submit.flags.contains(BioFlags::FUA);
+            model_bio.may_fail |= failed && alone;
+            if model_bio.bio.op == Op::Discard && status == Err(IoError::Unsupported) {
+                // A discard is advisory: unsupported counts as done.
+                model_bio.moved.fill(1);
             }
         }
         if failed && status != Err(IoError::Busy) && submit.op.has_data() {
             for id in self.groups.remove(&submit.id.slot).unwrap_or_default() {
-                if let Some(wish) = self.wishes.get_mut(&id) {
-                    wish.moved.fill(0);
-                    wish.may_fail |= lie && status.is_ok();
+                if let Some(model_bio) = self.bios.get_mut(&id) {
+                    model_bio.moved.fill(0);
+                    model_bio.may_fail |= invalid && status.is_ok();
                 }
             }
         }
@@ -389,11 +393,11 @@ impl World {
     fn moved(&mut self, command: &Command, transferred: u64, hole: bool) {
         let (start, end) = (command.submit.offset, command.submit.offset + transferred);
         for id in &command.bios {
-            let wish = self.wishes.get_mut(id).expect("checked when it was sent");
-            wish.hole = hole;
-            let mine = wish.bio.offset.max(start)..wish.bio.end().min(end);
+            let model_bio = self.bios.get_mut(id).expect("checked when it was sent");
+            model_bio.hole = hole;
+            let mine = model_bio.bio.offset.max(start)..model_bio.bio.end().min(end);
             for at in mine.step_by(SECTOR as usize) {
-                wish.moved[((at - wish.bio.offset) / SECTOR) as usize] += 1;
+                model_bio.moved[((at - model_bio.bio.offset) / SECTOR) as usize] += 1;
             }
         }
     }
@@ -427,7 +431,7 @@ impl World {
                     self.volumes[usize::from(volume.0)].lost = true;
                 }
                 Action::Notice(_) => {}
-                Action::Send { .. } => panic!("there is nobody else"),
+                Action::Send { .. } => panic!("a single shard sends no messages"),
                 Action::Data { .. }
                 | Action::Copy { .. }
                 | Action::Zero { .. }
@@ -437,10 +441,13 @@ impl World {
             }
         }
         let taken = self.queue.nr_requests - self.shard.tags_free(DEVICE).expect("it is ours");
-        let flying = self.flying.values().filter(|c| c.submit.op != Op::Flush).count() as u32;
-        assert!(flying <= self.queue.queue_depth && flying <= taken, "{flying} fly, {taken} tags");
-        let ends = self.timer.is_some() || !self.flying.is_empty();
-        assert!(ends || self.wishes.is_empty(), "bios wait, and nothing will end it");
+        let in_flight = self.in_flight.values().filter(|c| c.submit.op != Op::Flush).count() as u32;
+        assert!(
+            in_flight <= self.queue.queue_depth && in_flight <= taken,
+            "{in_flight} fly, {taken} tags"
+        );
+        let ends = self.timer.is_some() || !self.in_flight.is_empty();
+        assert!(ends || self.bios.is_empty(), "bios wait, and nothing will end it");
     }
 
     fn take_actions(&mut self) -> Vec<(Action, Vec<Segment>)> {
@@ -483,25 +490,25 @@ impl World {
             self.check_overtaking(&submit, &bios);
         }
         let command = Command { submit, bios, sent_at: self.now, sent_event: self.event };
-        let double = self.flying.insert(submit.id, command);
+        let double = self.in_flight.insert(submit.id, command);
         assert!(double.is_none(), "two commands have one name");
         let flushes = |c: &&Command| c.submit.op == Op::Flush && c.submit.volume == submit.volume;
-        assert!(self.flying.values().filter(flushes).count() <= 1);
+        assert!(self.in_flight.values().filter(flushes).count() <= 1);
     }
 
-    /// The memory of a command is that of its bios, in order of place, each at its own place.
+    /// Checks that the segments of a command cover its bios in order of their offsets.
     fn check_memory(&self, submit: &Submit, segments: &[Segment]) -> Vec<BioId> {
         let mut at = submit.offset;
         let mut bios: Vec<BioId> = Vec::new();
         assert!(segments.len() <= usize::from(self.queue.max_segments), "{submit:?}");
         for segment in segments {
-            let wish = self.wishes.get(&segment.bio).expect("a command for a bio that is gone");
-            let bio = &wish.bio;
+            let model_bio = self.bios.get(&segment.bio).expect("a command for an ended bio");
+            let bio = &model_bio.bio;
             assert_eq!((bio.op, bio.id.volume), (submit.op, submit.volume));
             assert_eq!(bio.offset + u64::from(segment.offset), at, "{submit:?} {segments:?}");
             assert!(segment.len > 0 && segment.len <= self.queue.max_segment_size);
             assert!(segment.offset + segment.len <= bio.len);
-            assert!(wish.early.is_none(), "a command for a bio that was given up");
+            assert!(model_bio.early.is_none(), "a command for a timed-out bio");
             let fua = bio.flags.contains(BioFlags::FUA) && self.queue.fua;
             assert_eq!(submit.flags.contains(BioFlags::FUA), fua);
             let hole = submit.flags.contains(BioFlags::HOLE_OK);
@@ -515,129 +522,133 @@ impl World {
                     c.submit.offset + u64::from(c.submit.len) <= at || c.submit.offset >= end;
                 c.bios.contains(&bio.id) && !(apart || bios.len() > 1)
             };
-            assert!(!self.flying.values().any(twice), "one byte in two commands");
+            assert!(!self.in_flight.values().any(twice), "one byte in two commands");
             at += u64::from(segment.len);
         }
         assert_eq!(at, submit.offset + u64::from(submit.len));
-        let lonely = |id: &BioId| self.wishes[id].bio.flags.contains(BioFlags::NOMERGE);
-        assert!(bios.len() == 1 || !bios.iter().any(lonely), "merged against its wish");
+        let unmergeable = |id: &BioId| self.bios[id].bio.flags.contains(BioFlags::NOMERGE);
+        assert!(bios.len() == 1 || !bios.iter().any(unmergeable), "merged despite NOMERGE");
         let class = |id: &BioId| {
-            let bio = &self.wishes[id].bio;
+            let bio = &self.bios[id].bio;
             (bio.flags.0 & (BioFlags::FUA.0 | BioFlags::SYNC.0), bio.ioprio)
         };
         assert!(bios.iter().all(|id| class(id) == class(&bios[0])), "classes were mixed");
         bios
     }
 
-    /// The bio of a command without memory: its request keeps its slot, and the first one starts where the bio does.
+    /// Finds the bio of a command without memory, by the slot of its request or by the start of the bio.
     fn find_by_place(&mut self, submit: &Submit) -> BioId {
         let slot = submit.id.slot;
-        let same = |wish: &Wish| {
-            let op = wish.bio.op;
+        let same = |model_bio: &ModelBio| {
+            let op = model_bio.bio.op;
             let as_data = op == Op::WriteZeroes && submit.op == Op::Write;
             let kind = as_data || op == submit.op && !op.has_data();
-            kind && wish.bio.id.volume == submit.volume
+            kind && model_bio.bio.id.volume == submit.volume
         };
-        let fresh = |wish: &&Wish| same(wish) && wish.bio.offset == submit.offset;
-        // A FUA bio outlives its request, so that the slot may be another's.
-        let unmoved = |wish: &Wish| wish.moved.contains(&0);
+        let fresh =
+            |model_bio: &&ModelBio| same(model_bio) && model_bio.bio.offset == submit.offset;
+        // A FUA bio outlives its request, so another request may use the slot.
+        let unmoved = |model_bio: &ModelBio| model_bio.moved.contains(&0);
         let old = self.places.get(&slot).copied();
-        let old = old.filter(|id| self.wishes.get(id).is_some_and(|w| same(w) && unmoved(w)));
-        let fresh = || Some(self.wishes.values().find(fresh)?.bio.id);
+        let old = old.filter(|id| self.bios.get(id).is_some_and(|w| same(w) && unmoved(w)));
+        let fresh = || Some(self.bios.values().find(fresh)?.bio.id);
         let id = old.or_else(fresh);
-        let id = id.unwrap_or_else(|| panic!("nobody asked for {submit:?}"));
+        let id = id.unwrap_or_else(|| panic!("no bio matches {submit:?}"));
         self.places.insert(slot, id);
-        let wish = &self.wishes[&id];
-        let next = wish.moved.iter().position(|&count| count == 0);
-        let next = next.map(|n| wish.bio.offset + n as u64 * SECTOR);
+        let model_bio = &self.bios[&id];
+        let next = model_bio.moved.iter().position(|&count| count == 0);
+        let next = next.map(|n| model_bio.bio.offset + n as u64 * SECTOR);
         assert_eq!(
             next,
             Some(submit.offset),
-            "{submit:?} does not go on where {:?} stopped",
-            wish.bio
+            "{submit:?} does not continue where {:?} stopped",
+            model_bio.bio
         );
-        assert!(submit.offset + u64::from(submit.len) <= wish.bio.end());
-        assert!(wish.early.is_none(), "a command for a bio that was given up");
+        assert!(submit.offset + u64::from(submit.len) <= model_bio.bio.end());
+        assert!(model_bio.early.is_none(), "a command for a timed-out bio");
         id
     }
 
-    /// A late write that was given up before this one came may not be in the device beside it.
+    /// Asserts that no overlapping write that timed out before these bios is still in the device.
     fn check_overtaking(&self, submit: &Submit, bios: &[BioId]) {
         let end = submit.offset + u64::from(submit.len);
-        for old in self.flying.values().filter(|c| c.submit.op.is_write()) {
+        for old in self.in_flight.values().filter(|c| c.submit.op.is_write()) {
             let old_end = old.submit.offset + u64::from(old.submit.len);
             let overlap = old.submit.offset < end && submit.offset < old_end;
             if old.submit.volume != submit.volume || !overlap {
                 continue;
             }
             for id in &old.bios {
-                let given_up = self.wishes[id].early;
-                let later = |new: &BioId| given_up.is_some_and(|at| at < self.wishes[new].entered);
+                let given_up = self.bios[id].early;
+                let later = |new: &BioId| given_up.is_some_and(|at| at < self.bios[new].entered);
                 assert!(!bios.iter().any(later), "{submit:?} beside the late {:?}", old.submit);
             }
         }
     }
 
     fn replied(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
-        let flies = self.flying.values().any(|command| command.bios.contains(&id));
-        let wish = self.wishes.get_mut(&id).expect("answered twice, or never asked");
+        let is_in_flight = self.in_flight.values().any(|command| command.bios.contains(&id));
+        let model_bio = self.bios.get_mut(&id).expect("answered twice, or never asked");
         match stage {
             ReplyStage::Early => {
-                assert!(wish.early.is_none() && status == Err(IoError::TimedOut));
+                assert!(model_bio.early.is_none() && status == Err(IoError::TimedOut));
                 self.event += 1;
-                wish.early = Some(self.event);
+                model_bio.early = Some(self.event);
                 return;
             }
-            ReplyStage::Released => assert!(wish.early.is_some(), "released but not answered"),
-            ReplyStage::Final => assert!(wish.early.is_none(), "answered twice"),
+            ReplyStage::Released => assert!(model_bio.early.is_some(), "released but not answered"),
+            ReplyStage::Final => assert!(model_bio.early.is_none(), "answered twice"),
         }
-        assert!(!flies, "{id:?} is free while a command names its buffer");
-        let wish = self.wishes.remove(&id).expect("it was just there");
+        assert!(!is_in_flight, "{id:?} is free while a command names its buffer");
+        let model_bio = self.bios.remove(&id).expect("it was just there");
         if stage == ReplyStage::Final {
             match status {
-                Ok(()) => self.check_success(&wish, hole),
-                Err(error) => self.check_failure(&wish, error, hole),
+                Ok(()) => self.check_success(&model_bio, hole),
+                Err(error) => self.check_failure(&model_bio, error, hole),
             }
         }
-        if wish.bio.op.is_write() && wish.finished > 0 {
+        if model_bio.bio.op.is_write() && model_bio.finished > 0 {
             let volume = &mut self.volumes[usize::from(id.volume.0)];
-            volume.acknowledged = volume.acknowledged.max(wish.finished);
+            volume.acknowledged = volume.acknowledged.max(model_bio.finished);
         }
     }
 
-    fn check_success(&self, wish: &Wish, hole: bool) {
-        let bio = &wish.bio;
+    fn check_success(&self, model_bio: &ModelBio, hole: bool) {
+        let bio = &model_bio.bio;
         let advisory = bio.op == Op::Discard;
-        let once = wish.moved.iter().all(|&count| count == 1);
-        assert!(once || advisory, "{bio:?} is done, moved {:?}", wish.moved);
-        assert_eq!(hole, wish.hole && bio.op == Op::Read, "{bio:?}");
+        let once = model_bio.moved.iter().all(|&count| count == 1);
+        assert!(once || advisory, "{bio:?} is done, moved {:?}", model_bio.moved);
+        assert_eq!(hole, model_bio.hole && bio.op == Op::Read, "{bio:?}");
         let volume = &self.volumes[usize::from(bio.id.volume.0)];
         let promises =
             bio.op == Op::Flush || bio.op.is_write() && bio.flags.contains(BioFlags::FUA);
-        if !promises || !self.queue.write_cache || advisory && wish.finished == 0 {
+        if !promises || !self.queue.write_cache || advisory && model_bio.finished == 0 {
             return;
         }
-        assert!(!wish.entered_suspect || !volume.suspect, "{bio:?} promised on a suspect volume");
-        let needs = if bio.op == Op::Flush { wish.must_cover } else { wish.finished };
-        let covered = volume.flushed >= needs || bio.op != Op::Flush && wish.durable;
+        assert!(
+            !model_bio.entered_suspect || !volume.suspect,
+            "{bio:?} promised on a suspect volume"
+        );
+        let needs = if bio.op == Op::Flush { model_bio.must_cover } else { model_bio.finished };
+        let covered = volume.flushed >= needs || bio.op != Op::Flush && model_bio.durable;
         assert!(covered || !self.fine, "{bio:?} is not durable");
     }
 
-    fn check_failure(&self, wish: &Wish, error: IoError, hole: bool) {
-        let bio = &wish.bio;
+    fn check_failure(&self, model_bio: &ModelBio, error: IoError, hole: bool) {
+        let bio = &model_bio.bio;
         assert!(!hole);
         let promises = bio.op == Op::Flush || bio.flags.contains(BioFlags::FUA);
         match error {
             IoError::NoMemory => {
-                assert_eq!(wish.finished, 0);
-                assert!(self.wishes.len() as u32 >= self.bios_max.min(2) - 1);
+                assert_eq!(model_bio.finished, 0);
+                assert!(self.bios.len() as u32 >= self.bios_max.min(2) - 1);
             }
             IoError::Unsupported => {
                 let fast = bio.flags.contains(BioFlags::FAST_ZERO) && bio.op == Op::WriteZeroes;
-                assert!(wish.may_fail || promises || fast, "{bio:?}");
+                assert!(model_bio.may_fail || promises || fast, "{bio:?}");
             }
             IoError::Medium | IoError::NoSpace => {
-                assert!(wish.may_fail || promises, "{bio:?} failed for another's error");
+                assert!(model_bio.may_fail || promises, "{bio:?} failed for another's error");
             }
             IoError::TimedOut => assert!(bio.op.is_write() || bio.op == Op::Flush),
             other => panic!("{bio:?} was answered {other}"),
@@ -645,7 +656,7 @@ impl World {
     }
 }
 
-/// What is left of a discard when it is rounded inward; other bios as they are.
+/// Rounds a discard inward to the granularity; returns other bios unchanged.
 fn trimmed(bio: &Bio, queue: &QueueOptions, block: u64) -> Bio {
     if bio.op != Op::Discard {
         return *bio;
@@ -662,8 +673,8 @@ fn completion(id: RequestId, transferred: u32, status: Status, hole: bool) -> In
 }
 
 #[test]
-#[allow(clippy::disallowed_methods)] // A seed from outside is what makes a failure repeatable.
-fn a_shard_keeps_its_promises_whatever_the_device_does() {
+#[allow(clippy::disallowed_methods)] // A seed from outside makes a failure repeatable.
+fn shard_matches_model_under_random_device_faults() {
     let only = std::env::var("HEADWORKS_SEED").ok();
     let only = only.map(|seed| seed.parse().expect("HEADWORKS_SEED is a number"));
     for seed in only.map_or(0..SEEDS, |seed| seed..seed + 1) {

@@ -1,6 +1,6 @@
-//! Nothing is allocated after start-up: not in the first batch, not on the paths of waiting, failing and giving up.
+//! No path allocates after start-up: not the first batch, not waits, failures and time-outs.
 //!
-//! A counting allocator watches this thread from the moment a shard is made, or its device has joined; every test then runs a path by hand with arrays.
+//! A counting allocator counts on this thread from the creation of a shard or the hot-add of its device.
 
 #[path = "support/counting.rs"]
 mod counting;
@@ -16,19 +16,19 @@ use headworks_core::{
     ShardConfig, ShardId, SpareSlots, Status, Submit, VolumeConfig, VolumeId, VolumeOptions,
 };
 
-/// Room for more than any test has in flight; made before counting starts.
-struct Desk {
+/// Shards and a scripted device. All buffers are allocated before counting starts.
+struct Harness {
     shards: Vec<Shard>,
     inputs: Vec<Vec<Input>>,
-    flying: Vec<Submit>,
+    in_flight: Vec<Submit>,
     now: u64,
     sequence: u64,
     answers: u64,
     timer: Option<u64>,
 }
 
-impl Desk {
-    /// Shards of one device with one volume, which are there from the start or have `joined` later.
+impl Harness {
+    /// Creates shards with one device and one volume, configured at the start or hot-added (`joined`).
     fn new(shards: u16, bios_max: u32, queue: QueueOptions, joined: bool) -> Self {
         let options = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
         let device = DeviceConfig { owner: ShardId(0), queue };
@@ -58,7 +58,7 @@ impl Desk {
         Self {
             inputs: shards.iter().map(|_| Vec::with_capacity(10_000)).collect(),
             shards,
-            flying: Vec::with_capacity(10_000),
+            in_flight: Vec::with_capacity(10_000),
             now: MS,
             sequence: 0,
             answers: 0,
@@ -69,7 +69,7 @@ impl Desk {
     /// A bio for the next batch of its shard.
     fn bio(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) {
         self.sequence += 1;
-        // Of many connections and some exports, so that shares are counted wherever somebody waits.
+        // Many connections and some exports, so that waits involve shares.
         let id = BioId {
             sequence: self.sequence,
             connection: (self.sequence % 41) as u32,
@@ -80,7 +80,7 @@ impl Desk {
         self.inputs[home].push(Input::Bio(Bio { id, offset, len, op, flags, ..Bio::default() }));
     }
 
-    /// Runs every shard's batch, and the messages that come of it, until nobody has anything to do.
+    /// Runs the batches of all shards and their messages until none has input.
     fn turn(&mut self) {
         while self.inputs.iter().any(|batch| !batch.is_empty()) {
             for shard in 0..self.shards.len() {
@@ -88,7 +88,7 @@ impl Desk {
                 self.inputs[shard].clear();
                 for action in &self.shards[shard].actions().list {
                     match *action {
-                        Action::Submit(submit) => self.flying.push(submit),
+                        Action::Submit(submit) => self.in_flight.push(submit),
                         Action::Reply { .. } => self.answers += 1,
                         Action::Timer { at } => self.timer = Some(at.0),
                         Action::Notice(_) => {}
@@ -108,9 +108,9 @@ impl Desk {
         }
     }
 
-    /// Everything in flight is answered in one batch.
+    /// Completes all commands in flight in one batch.
     fn answer(&mut self, status: Status, moved: impl Fn(&Submit) -> u32) {
-        for submit in self.flying.drain(..) {
+        for submit in self.in_flight.drain(..) {
             self.inputs[0].push(Input::Complete {
                 device: submit.device,
                 completion: Completion {
@@ -125,7 +125,7 @@ impl Desk {
     }
 
     fn finish(&mut self) {
-        while !self.flying.is_empty() {
+        while !self.in_flight.is_empty() {
             self.answer(Ok(()), |submit| submit.len);
         }
     }
@@ -138,120 +138,125 @@ impl Desk {
     }
 }
 
-/// Runs `path` ten times on new shards and counts from the first time on.
-fn none(shards: u16, bios_max: u32, change: impl Fn(&mut QueueOptions), path: impl Fn(&mut Desk)) {
+/// Asserts that ten runs of `path` on new shards allocate nothing.
+fn none(
+    shards: u16,
+    bios_max: u32,
+    change: impl Fn(&mut QueueOptions),
+    path: impl Fn(&mut Harness),
+) {
     let mut queue = QueueOptions::default();
     change(&mut queue);
     for joined in [false, true] {
-        count(&mut Desk::new(shards, bios_max, queue, joined), &path);
+        count(&mut Harness::new(shards, bios_max, queue, joined), &path);
     }
 }
 
-fn count(desk: &mut Desk, path: &impl Fn(&mut Desk)) {
+fn count(harness: &mut Harness, path: &impl Fn(&mut Harness)) {
     let before = ALLOCATIONS.with(Cell::get);
     for round in 0..10 {
-        path(desk);
-        desk.finish();
+        path(harness);
+        harness.finish();
         let made = ALLOCATIONS.with(Cell::get) - before;
         assert_eq!(made, 0, "allocations up to round {round}");
-        assert!(desk.shards.iter().all(Shard::is_quiet));
+        assert!(harness.shards.iter().all(Shard::is_quiet));
     }
-    assert!(desk.answers >= desk.sequence, "everybody was answered");
+    assert!(harness.answers >= harness.sequence, "every bio was answered");
 }
 
-/// `count` bios of 4 KiB, `stride` apart.
-fn batch(desk: &mut Desk, op: Op, flags: BioFlags, count: u64, stride: u64) {
+/// Sends `count` bios of 4 KiB, `stride` bytes apart.
+fn batch(harness: &mut Harness, op: Op, flags: BioFlags, count: u64, stride: u64) {
     for n in 0..count {
-        desk.bio(op, flags, n * stride, 4096);
+        harness.bio(op, flags, n * stride, 4096);
     }
-    desk.turn();
+    harness.turn();
 }
 
 const NONE: BioFlags = BioFlags::NONE;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn the_allocator_is_watched() {
+fn allocations_are_counted() {
     let before = ALLOCATIONS.with(Cell::get);
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(ALLOCATIONS.with(Cell::get), before + 1);
 }
 
 #[test]
-fn plain_reads_and_writes() {
+fn reads_and_writes_do_not_allocate() {
     none(
         1,
         32,
         |_| (),
-        |desk| {
-            batch(desk, Op::Read, NONE, 32, MIB);
-            desk.finish();
-            batch(desk, Op::Write, NONE, 32, MIB);
+        |harness| {
+            batch(harness, Op::Read, NONE, 32, MIB);
+            harness.finish();
+            batch(harness, Op::Write, NONE, 32, MIB);
         },
     );
 }
 
 #[test]
-fn waiting_for_tags_and_for_the_device() {
+fn waits_for_tags_and_device_do_not_allocate() {
     for (tags, depth) in [(4, 128), (256, 4), (4, 2), (1, 1)] {
         let change = |q: &mut QueueOptions| (q.nr_requests, q.queue_depth) = (tags, depth);
-        none(1, 64, change, |desk| batch(desk, Op::Read, NONE, 64, MIB));
+        none(1, 64, change, |harness| batch(harness, Op::Read, NONE, 64, MIB));
     }
 }
 
 #[test]
-fn merging_in_the_plug_and_in_the_queue() {
+fn plug_and_queue_merges_do_not_allocate() {
     let change = |q: &mut QueueOptions| q.queue_depth = 1;
-    none(1, 256, change, |desk| {
-        batch(desk, Op::Read, NONE, 64, 4096);
-        // The even blocks first, one by one, then the odd ones between them.
+    none(1, 256, change, |harness| {
+        batch(harness, Op::Read, NONE, 64, 4096);
+        // First the even blocks one by one, then the odd ones between them.
         for n in 0..128 {
-            desk.bio(Op::Write, NONE, MIB + (2 * n % 128 + 2 * n / 128) * 4096, 4096);
-            desk.turn();
+            harness.bio(Op::Write, NONE, MIB + (2 * n % 128 + 2 * n / 128) * 4096, 4096);
+            harness.turn();
         }
     });
 }
 
 #[test]
-fn splitting_into_pieces_and_segments() {
+fn splitting_does_not_allocate() {
     none(
         1,
         64,
         |_| (),
-        |desk| {
-            (0..64).for_each(|n| desk.bio(Op::Write, NONE, n * 32 * MIB, 32 << 20));
-            desk.turn();
+        |harness| {
+            (0..64).for_each(|n| harness.bio(Op::Write, NONE, n * 32 * MIB, 32 << 20));
+            harness.turn();
         },
     );
     let tiny = |q: &mut QueueOptions| (q.max_segment_size, q.max_sectors_kb) = (4096, 512);
-    none(1, 64, tiny, |desk| {
-        (0..64).for_each(|n| desk.bio(Op::Write, NONE, n * 32 * MIB, 32 << 20));
-        desk.turn();
+    none(1, 64, tiny, |harness| {
+        (0..64).for_each(|n| harness.bio(Op::Write, NONE, n * 32 * MIB, 32 << 20));
+        harness.turn();
     });
 }
 
 #[test]
-fn few_bios_on_a_deep_device() {
+fn few_bios_on_deep_device_do_not_allocate() {
     let deep = |q: &mut QueueOptions| {
         (q.nr_requests, q.queue_depth, q.max_sectors_kb) = (4096, 4096, 4);
     };
-    none(1, 16, deep, |desk| {
-        (0..16).for_each(|n| desk.bio(Op::Write, NONE, n * 32 * MIB, 32 << 20));
-        desk.turn();
+    none(1, 16, deep, |harness| {
+        (0..16).for_each(|n| harness.bio(Op::Write, NONE, n * 32 * MIB, 32 << 20));
+        harness.turn();
     });
 }
 
 #[test]
-fn errors_with_one_by_one_retry_and_short_transfers() {
+fn retries_and_short_transfers_do_not_allocate() {
     none(
         1,
         128,
         |_| (),
-        |desk| {
-            batch(desk, Op::Write, NONE, 128, 4096);
-            desk.answer(Err(IoError::Medium), |_| 0);
-            desk.answer(Ok(()), |_| 512);
-            desk.answer(Err(IoError::NoSpace), |_| 0);
+        |harness| {
+            batch(harness, Op::Write, NONE, 128, 4096);
+            harness.answer(Err(IoError::Medium), |_| 0);
+            harness.answer(Ok(()), |_| 512);
+            harness.answer(Err(IoError::NoSpace), |_| 0);
         },
     );
 }
@@ -262,100 +267,100 @@ fn refusals() {
         1,
         64,
         |_| (),
-        |desk| {
-            batch(desk, Op::Write, NONE, 64, MIB);
-            desk.answer(Err(IoError::Busy), |_| 0);
-            desk.tick(3 * MS);
+        |harness| {
+            batch(harness, Op::Write, NONE, 64, MIB);
+            harness.answer(Err(IoError::Busy), |_| 0);
+            harness.tick(3 * MS);
         },
     );
 }
 
 #[test]
-fn time_outs_and_writes_that_come_too_near() {
+fn timed_out_and_overlapping_writes_do_not_allocate() {
     none(
         1,
         128,
         |_| (),
-        |desk| {
-            batch(desk, Op::Write, NONE, 64, MIB);
-            desk.tick(30 * SEC);
-            batch(desk, Op::Write, NONE, 64, MIB);
+        |harness| {
+            batch(harness, Op::Write, NONE, 64, MIB);
+            harness.tick(30 * SEC);
+            batch(harness, Op::Write, NONE, 64, MIB);
         },
     );
 }
 
 #[test]
-fn flush_and_fua() {
+fn flush_and_fua_do_not_allocate() {
     none(
         1,
         128,
         |_| (),
-        |desk| {
-            batch(desk, Op::Write, BioFlags::FUA, 64, MIB);
-            (0..32).for_each(|_| desk.bio(Op::Flush, NONE, 0, 0));
-            desk.turn();
-            desk.finish();
-            desk.bio(Op::Flush, NONE, 0, 0);
-            desk.turn();
-            desk.tick(30 * SEC);
+        |harness| {
+            batch(harness, Op::Write, BioFlags::FUA, 64, MIB);
+            (0..32).for_each(|_| harness.bio(Op::Flush, NONE, 0, 0));
+            harness.turn();
+            harness.finish();
+            harness.bio(Op::Flush, NONE, 0, 0);
+            harness.turn();
+            harness.tick(30 * SEC);
         },
     );
 }
 
 #[test]
-fn discards_and_zeroes() {
+fn discards_and_zeroing_do_not_allocate() {
     let change = |q: &mut QueueOptions| q.discard_max_bytes = 1 << 20;
-    none(1, 64, change, |desk| {
-        (0..32).for_each(|n| desk.bio(Op::Discard, NONE, n * 8 * MIB, 4 << 20));
-        (0..32).for_each(|n| desk.bio(Op::WriteZeroes, NONE, n * 8 * MIB, 4 << 20));
-        desk.turn();
-        desk.answer(Err(IoError::Unsupported), |_| 0);
+    none(1, 64, change, |harness| {
+        (0..32).for_each(|n| harness.bio(Op::Discard, NONE, n * 8 * MIB, 4 << 20));
+        (0..32).for_each(|n| harness.bio(Op::WriteZeroes, NONE, n * 8 * MIB, 4 << 20));
+        harness.turn();
+        harness.answer(Err(IoError::Unsupported), |_| 0);
     });
 }
 
-/// Every other bio is of another class, so that lower ones are held back, age and are woken for.
+/// Every other bio has another class, so that lower levels are held back, age and set timers.
 #[test]
-fn sorting_with_levels_and_deadlines() {
+fn deadline_sorting_with_aging_does_not_allocate() {
     for (depth, aging) in [(128, 10_000), (4, 10_000), (1, 5)] {
         let change = |q: &mut QueueOptions| {
             (q.scheduler, q.queue_depth) = (Scheduler::MqDeadline, depth);
             q.deadline.prio_aging_expire_ms = aging;
         };
-        none(1, 256, change, |desk| {
+        none(1, 256, change, |harness| {
             for n in 0..192 {
                 let op = [Op::Read, Op::Write, Op::Discard][n as usize % 3];
-                desk.bio(op, NONE, n * 7919 % 192 * MIB, 4096);
-                if let Some(Input::Bio(bio)) = desk.inputs[0].last_mut() {
+                harness.bio(op, NONE, n * 7919 % 192 * MIB, 4096);
+                if let Some(Input::Bio(bio)) = harness.inputs[0].last_mut() {
                     bio.ioprio = Ioprio::new(IoClass::ALL[n as usize % 2], 4);
                 }
             }
-            desk.turn();
-            // Neighbours on both sides of what waits, and refusals.
-            (0..32).for_each(|n| desk.bio(Op::Write, NONE, n * MIB + 4096, 4096));
-            (1..32).for_each(|n| desk.bio(Op::Write, NONE, n * MIB - 4096, 4096));
-            desk.turn();
-            desk.answer(Err(IoError::Busy), |_| 0);
-            desk.tick(6 * MS);
-            desk.tick(10 * SEC);
+            harness.turn();
+            // Neighbours on both sides of the waiting requests, and refusals.
+            (0..32).for_each(|n| harness.bio(Op::Write, NONE, n * MIB + 4096, 4096));
+            (1..32).for_each(|n| harness.bio(Op::Write, NONE, n * MIB - 4096, 4096));
+            harness.turn();
+            harness.answer(Err(IoError::Busy), |_| 0);
+            harness.tick(6 * MS);
+            harness.tick(10 * SEC);
         });
     }
 }
 
 #[test]
-fn another_shards_device() {
+fn remote_device_io_does_not_allocate() {
     for tags in [256, 4, 1] {
         let change = |q: &mut QueueOptions| q.nr_requests = tags;
-        none(2, 128, change, |desk| {
-            batch(desk, Op::Write, BioFlags::FUA, 64, MIB);
-            batch(desk, Op::Read, NONE, 32, 4096);
-            desk.answer(Err(IoError::Medium), |_| 0);
-            desk.finish();
-            desk.bio(Op::Write, NONE, 0, 32 << 20);
-            desk.bio(Op::Read, NONE, MIB, 4096);
-            desk.turn();
-            desk.tick(30 * SEC);
-            desk.finish();
-            desk.tick(20 * MS);
+        none(2, 128, change, |harness| {
+            batch(harness, Op::Write, BioFlags::FUA, 64, MIB);
+            batch(harness, Op::Read, NONE, 32, 4096);
+            harness.answer(Err(IoError::Medium), |_| 0);
+            harness.finish();
+            harness.bio(Op::Write, NONE, 0, 32 << 20);
+            harness.bio(Op::Read, NONE, MIB, 4096);
+            harness.turn();
+            harness.tick(30 * SEC);
+            harness.finish();
+            harness.tick(20 * MS);
         });
     }
 }

@@ -11,7 +11,7 @@ use crate::wait_times::WaitTimes;
 
 /// What the shard lends the cache for a call: the time, the list of actions, the timers.
 pub(crate) struct CallContext<'a> {
-    /// The current time.
+    /// Time of the current call.
     pub now: Instant,
     /// The actions of this batch.
     pub actions: &'a mut Actions,

@@ -120,7 +120,7 @@ mod tests {
     use crate::options::{ErrorPolicy, QueueOptions, VolumeOptions, WriteMode};
 
     #[test]
-    fn a_change_comes_back_from_its_line() {
+    fn change_round_trips_through_its_line() {
         let queue = QueueOptions { nr_requests: 62, fua: true, ..QueueOptions::default() };
         let options = VolumeOptions {
             size: 1 << 40,

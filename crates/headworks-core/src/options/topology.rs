@@ -15,7 +15,7 @@ pub const DEVICES_MAX: usize = 64;
 /// The options of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeOptions {
-    /// Size in bytes.
+    /// Size of the volume in bytes.
     pub size: u64,
     /// Whether writes are rejected.
     pub read_only: bool,
@@ -395,7 +395,7 @@ mod tests {
 
     /// A block beyond what a key has bits for would be a block of the next volume.
     #[test]
-    fn what_is_cached_has_at_most_as_many_blocks_as_can_be_told_apart() {
+    fn cached_volume_above_1_eib_is_rejected() {
         let checked = |size, mode| {
             let volume = VolumeOptions { size, mode, block_size: 4096, ..VolumeOptions::default() };
             ShardConfig::single(QueueOptions::default(), volume, 1).validate()
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_comes_back_from_its_lines() {
+    fn configuration_round_trips_through_its_lines() {
         let queue = QueueOptions { nr_requests: 62, fua: true, ..QueueOptions::default() };
         let volume = VolumeOptions {
             size: 1 << 40,
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_its_range() {
+    fn invalid_value_is_refused_with_its_range() {
         let volume = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
         let with = |change: fn(&mut ShardConfig)| {
             let mut config = ShardConfig::single(QueueOptions::default(), volume, 8);

@@ -119,7 +119,7 @@ impl Credit {
         self.credits[device].wanted = 0;
     }
 
-    /// Takes `blocks` unconditionally.
+    /// Takes `blocks` of credit unconditionally.
     pub fn add(&mut self, device: usize, blocks: u32) {
         let gap = self.gap(device);
         self.credits[device].used.add(blocks);
@@ -186,7 +186,7 @@ mod tests {
     use crate::prng::Prng;
 
     #[test]
-    fn the_limit_holds_and_floors_stay_free_whatever_happens() {
+    fn limit_holds_and_floors_stay_free_in_random_runs() {
         let mut prng = Prng::new(5);
         let mut credit = Credit::new(3, 1000);
         let mut model = [0_u32; 3];
@@ -217,29 +217,29 @@ mod tests {
     }
 
     #[test]
-    fn a_vacant_place_has_no_floor_and_takes_none_of_the_others() {
+    fn free_slot_has_no_floor() {
         let mut credit = Credit::new(1, 1000);
         credit.set_present(3, true);
         credit.set_limit(1000);
         assert_eq!((credit.devices(), credit.floor()), (2, 62));
-        // The floor of device 3 stays free, those of the vacant places between are nobody's.
+        // The floor of device 3 stays free; the free slots between have no floor.
         assert!(!credit.reserve(0, 939, 1000) && credit.reserve(0, 938, 1000));
         assert!(credit.reserve(3, 62, 1000) && !credit.reserve(3, 1, 1000));
         credit.sub(3, 62);
         credit.set_present(3, false);
         credit.set_limit(1000);
-        assert!(credit.reserve(0, 62, 1000), "one alone has everything again");
+        assert!(credit.reserve(0, 62, 1000), "a single device has all credit");
     }
 
     #[test]
-    fn one_device_has_everything() {
+    fn single_device_has_all_credit() {
         let mut credit = Credit::new(1, 100);
         assert!(credit.reserve(0, 100, 100));
         assert!(!credit.reserve(0, 1, 100));
     }
 
     #[test]
-    fn the_head_is_told_when_its_whole_need_is_there() {
+    fn head_is_notified_when_its_whole_need_is_free() {
         let mut credit = Credit::new(1, 100);
         assert!(credit.reserve(0, 90, 100));
         assert!(!credit.freed(0, 100));
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "more credit given back")]
-    fn credit_out_of_nothing_is_a_bug() {
+    fn returning_credit_never_taken_panics() {
         Credit::new(1, 100).sub(0, 1);
     }
 }

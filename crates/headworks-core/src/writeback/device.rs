@@ -96,7 +96,7 @@ pub struct PaceControl {
 pub struct Device {
     /// Blocks that are dirty and not under writeback.
     pub dirty: Gauge32,
-    /// Blocks under writeback.
+    /// Blocks that are under writeback.
     pub writeback: Gauge32,
     /// Blocks reserved and not dirtied yet.
     pub reserved: Gauge32,

@@ -8,7 +8,7 @@
 pub struct DirtyPosition {
     /// The device's dirty, writeback and reserved blocks.
     pub used: u32,
-    /// The device's limit.
+    /// The limit of the device.
     pub limit: u32,
     /// Whether all devices together are in free-run.
     pub freerun: bool,

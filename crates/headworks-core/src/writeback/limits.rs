@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_ratios_of_linux() {
+    fn defaults_match_linux_ratios() {
         let regions = with(|_| ());
         assert_eq!(regions.thresh, 209_715);
         assert_eq!(regions.background, 104_857);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_before_ratios_and_are_rounded_up() {
+    fn byte_limits_precede_ratios_and_are_rounded_up() {
         let regions = with(|options| {
             options.dirty_bytes = (64 << 20) + 1;
             options.dirty_background_bytes = 16 << 20;
@@ -173,19 +173,19 @@ mod tests {
     }
 
     #[test]
-    fn a_background_above_the_threshold_becomes_half_of_it() {
+    fn background_above_threshold_becomes_half_of_it() {
         let regions = with(|options| options.dirty_background_ratio = 30);
         assert_eq!(regions.background, regions.thresh / 2);
     }
 
     #[test]
-    fn real_time_runs_free_to_the_end_of_the_others() {
+    fn real_time_free_run_ends_near_the_limit() {
         let regions = with(|_| ());
         assert!(regions.limit - regions.freerun_rt() <= 3, "{}", regions.freerun_rt());
     }
 
     #[test]
-    fn a_lowered_limit_is_approached_in_steps() {
+    fn lowered_limit_is_approached_in_steps() {
         assert_eq!(smoothed(1000, 2000, 0), 2000);
         assert_eq!(smoothed(2000, 1000, 0), 2000 - 31);
         assert_eq!(smoothed(2000, 1000, 1968), 2000 - 1);

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cubic_has_its_known_values() {
+    fn cubic_matches_known_values() {
         let known = [
             (150_000, 2045),
             (156_250, 1453),
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_rises_and_stays_in_range() {
+    fn position_ratio_never_rises_and_stays_in_range() {
         for (setpoint, limit) in [(175_000, 200_000), (3, 4), (12_000, 12_700), (7, 7), (0, 1)] {
             let mut last = 2 * ONE;
             for dirty in (0..limit + limit / 4 + 2).step_by(limit as usize / 4000 + 1) {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_pool_does_not_overflow() {
+    fn largest_pool_does_not_overflow() {
         assert_eq!(pos_ratio(u32::MAX - 1, 0, u32::MAX), 2 * ONE);
         assert!(pos_ratio(1, u32::MAX - 1, u32::MAX) <= 2);
     }

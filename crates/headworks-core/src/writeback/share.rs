@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_device_loses_its_share_and_an_idle_world_nothing() {
+    fn dead_device_loses_its_share_and_idle_ones_keep_theirs() {
         let mut shares = Shares::new(2);
         shares.on_written(0, 100_000);
         shares.age(Instant(100 * SEC));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_takes_its_share_along() {
+    fn removed_device_takes_its_share_along() {
         let mut shares = Shares::new(1);
         shares.renew(2, 2);
         shares.on_written(0, 100);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_periods_count() {
+    fn missed_periods_are_counted() {
         let mut shares = Shares::new(2);
         shares.on_written(0, 1 << 20);
         shares.on_written(1, 1 << 10);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_have_a_floor_and_a_ceiling() {
+    fn device_limits_have_floor_and_ceiling() {
         assert_eq!(device_limit(500, 800, 50, 900), 500);
         assert_eq!(device_limit(5, 800, 50, 900), 100);
         assert_eq!(device_limit(5, 80, 50, 900), 50);

@@ -3,7 +3,7 @@
 //! A flush of a volume with held blocks writes all of them again, and the server reports them every second. A search through the
 //! headers would take time in proportion to the pool (200 MB of headers for 16 GiB) and delay every other client.
 //!
-//! Invariant: a folio with a held block has its bit set. Other bits may be set; a search that finds such a one clears it.
+//! Invariant: a folio with a held block has its bit set. Other bits may be set; a search that finds such a bit clears it.
 
 /// The set of folios that may hold blocks.
 #[derive(Debug)]

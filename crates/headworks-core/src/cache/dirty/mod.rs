@@ -83,13 +83,13 @@ impl DirtyState {
         &self.options
     }
 
-    /// Sets the tunables.
+    /// Sets the tunables of dirty data and of the throttle.
     pub fn set_options(&mut self, now: Instant, options: DirtyOptions) {
         self.options = options;
         self.throttle.set_options(now, &options);
     }
 
-    /// Returns the throttle.
+    /// Returns the throttle of writers.
     #[inline]
     pub fn throttle(&self) -> &Throttle {
         &self.throttle

@@ -22,7 +22,7 @@ use crate::slab::NIL;
 
 /// Bytes of a block, and of a unit of the pool.
 pub const BLOCK: u32 = 4096;
-/// log2 of [`BLOCK`].
+/// The base-2 logarithm of [`BLOCK`].
 pub const BLOCK_SHIFT: u32 = 12;
 /// The largest folio: 2 MiB.
 pub const ORDER_MAX: u8 = 9;

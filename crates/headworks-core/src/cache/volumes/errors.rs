@@ -14,7 +14,7 @@ pub(in crate::cache) struct ErrorSequence {
 }
 
 impl ErrorSequence {
-    /// Records an error.
+    /// Records an error as the latest one.
     pub fn record(&mut self, error: IoError) {
         self.error = Some(error);
         // Only errors that were seen must be told from new ones; so the count grows with flushes, not with errors.

@@ -28,7 +28,7 @@ impl Truncation {
         Self { start, end: other.map_or(end, |other| end.max(other.end)), position: 0 }
     }
 
-    /// Returns the blocks.
+    /// Returns the range of blocks, its end excluded.
     pub fn range(&self) -> (u64, u64) {
         (self.start, self.end)
     }

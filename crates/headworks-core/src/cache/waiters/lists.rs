@@ -27,7 +27,7 @@ pub(super) struct WaitLists {
     pub refused: Vec<bool>,
     /// Operations that wait for the end of their writer's pause, by writer.
     pub paused: Vec<Fifo>,
-    /// Flushes, by volume.
+    /// Flushes that wait, by volume.
     pub flushes: Vec<FlushLists>,
 }
 

@@ -74,7 +74,7 @@ pub(in crate::cache) enum WaitFor {
 /// A client bio in progress.
 #[derive(Clone, Debug)]
 pub(in crate::cache) struct Operation {
-    /// The client's bio.
+    /// The bio of the client.
     pub bio: Bio,
     /// The cursor: bytes of the bio that are done.
     pub done: u32,
@@ -105,7 +105,7 @@ pub(in crate::cache) struct Operation {
     pub generation: u64,
     /// Flush: the time at which it fails.
     pub deadline: Instant,
-    /// The first error.
+    /// The first error of the operation, or success.
     pub status: Status,
     /// Its range is locked.
     pub locked: bool,

@@ -1,4 +1,4 @@
-//! The throttle by itself: accounts, gates, timers, the other policies, the traces.
+//! The throttle alone: counters, pauses, timers, the other policies, traces.
 
 use super::super::{
     DirtyOptions, DirtyPosition, ForegroundWriteback, Throttle, ThrottlePolicy, TraceEvent,
@@ -23,7 +23,7 @@ fn dirty(throttle: &mut Throttle, now: Instant, writer: WriterId, blocks: u32) -
     throttle.on_dirtied(now, writer, DEVICE, blocks, IoClass::BestEffort)
 }
 
-/// Dirties until the writer is paused.
+/// Dirties single blocks until the writer pauses; returns the end of the pause.
 fn paused(throttle: &mut Throttle, now: Instant, writer: WriterId) -> Instant {
     for _ in 0..1000 {
         if let Some(until) = dirty(throttle, now, writer, 1) {
@@ -34,7 +34,7 @@ fn paused(throttle: &mut Throttle, now: Instant, writer: WriterId) -> Instant {
 }
 
 #[test]
-fn accounts_are_exact_in_every_order_of_events() {
+fn counters_are_exact_for_any_order_of_events() {
     let mut prng = Prng::new(11);
     let options = DirtyOptions::default();
     let mut throttle = Throttle::new(&options, 100_000, 2, 8);
@@ -98,7 +98,7 @@ fn accounts_are_exact_in_every_order_of_events() {
 }
 
 #[test]
-fn a_storm_of_failed_writes_does_not_derail_the_estimate() {
+fn repeated_write_failures_keep_the_estimate_bounded() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
     dirty(&mut throttle, Instant(SEC), writer, 100);
     for step in 0..1000 {
@@ -112,12 +112,12 @@ fn a_storm_of_failed_writes_does_not_derail_the_estimate() {
 }
 
 #[test]
-fn no_pause_uses_up_all_that_is_promised() {
+fn pause_stays_below_its_maximum() {
     for seed in 0..100 {
         let options = DirtyOptions { seed, max_pause_ms: 10, ..DirtyOptions::default() };
         let mut throttle = Throttle::new(&options, 4096, 1, 8);
         let writer = throttle.writer(1);
-        // 27 ms of the device and more, so most are paused by slices.
+        // At least 27 ms of the device, so most pauses are cut into slices.
         let until = dirty(&mut throttle, Instant(SEC), writer, 700)
             .or_else(|| dirty(&mut throttle, Instant(SEC), writer, 50));
         let pause = until.expect("above the set point").since(Instant(SEC));
@@ -126,7 +126,7 @@ fn no_pause_uses_up_all_that_is_promised() {
 }
 
 #[test]
-fn an_idle_throttle_does_not_tick() {
+fn idle_throttle_does_not_tick() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
     assert_eq!(throttle.next_timeout(), None);
     dirty(&mut throttle, Instant(SEC), writer, 1);
@@ -140,7 +140,7 @@ fn an_idle_throttle_does_not_tick() {
 }
 
 #[test]
-fn free_run_pauses_nobody_and_its_end_everybody() {
+fn writers_pause_only_above_free_run() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
     let now = Instant(SEC);
     for _ in 0..600 {
@@ -150,12 +150,12 @@ fn free_run_pauses_nobody_and_its_end_everybody() {
     assert!(throttle.stats().nr_dirty <= 640, "{:?}", throttle.stats());
     assert!(until > now && until.since(now) <= 200 * MS);
     assert_eq!(throttle.paused_until(writer), Some(until));
-    // Bios that had their credit before are dirtied in the pause, and say so.
+    // A bio that reserved its credit before still dirties blocks, and reports the pause.
     assert_eq!(dirty(&mut throttle, now, writer, 1), Some(until));
 }
 
 #[test]
-fn a_pause_ends_when_it_is_over_or_its_connection_closed() {
+fn pause_ends_at_its_deadline_or_on_close() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
     let until = paused(&mut throttle, Instant(SEC), writer);
     assert_eq!(throttle.resume(Instant(until.0 - 1), writer), Some(until));
@@ -171,7 +171,7 @@ fn a_pause_ends_when_it_is_over_or_its_connection_closed() {
 }
 
 #[test]
-fn what_was_dirty_already_costs_nothing() {
+fn rewriting_dirty_blocks_costs_no_credit() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
     let now = Instant(SEC);
     let until = paused(&mut throttle, now, writer);
@@ -185,7 +185,7 @@ fn what_was_dirty_already_costs_nothing() {
 }
 
 #[test]
-fn the_flusher_runs_above_background_and_whenever_writers_pause() {
+fn flusher_runs_above_background_and_while_writers_pause() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
     let now = Instant(SEC);
     for _ in 0..409 {
@@ -197,10 +197,10 @@ fn the_flusher_runs_above_background_and_whenever_writers_pause() {
     throttle.on_writeout(now, DEVICE, 400);
     assert!(!throttle.over_background(DEVICE));
     assert!(throttle.reserve(DEVICE, 300));
-    assert!(throttle.over_background(DEVICE), "above free-run what is dirty must be on its way");
+    assert!(throttle.over_background(DEVICE), "above free-run dirty data must be under writeback");
 }
 
-/// Fifteen blocks after each ten.
+/// A quota of fifteen blocks after every ten dirtied.
 #[derive(Debug)]
 struct EveryTenth;
 
@@ -232,7 +232,7 @@ fn policies_without_pauses_keep_the_hard_limit() {
 }
 
 #[test]
-fn who_waits_is_told_under_his_own_limit() {
+fn waiter_is_notified_when_its_own_limit_allows() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::None);
     assert!(throttle.reserve_for(DEVICE, 819, IoClass::RealTime));
     throttle.on_dirtied(Instant(SEC), writer, DEVICE, 819, IoClass::RealTime);
@@ -240,7 +240,7 @@ fn who_waits_is_told_under_his_own_limit() {
     throttle.on_cancelled(DEVICE, 10);
     assert!(throttle.freed(DEVICE));
     assert!(!throttle.reserve(DEVICE, 10));
-    assert!(!throttle.freed(DEVICE), "the last 25 blocks are not for everybody");
+    assert!(!throttle.freed(DEVICE), "the last 25 blocks are for real-time only");
     throttle.on_cancelled(DEVICE, 25);
     assert!(throttle.freed(DEVICE));
     throttle.forget_refused(DEVICE);
@@ -248,7 +248,7 @@ fn who_waits_is_told_under_his_own_limit() {
 }
 
 #[test]
-fn a_shrunk_pool_grants_nothing_beyond_it() {
+fn shrunk_pool_grants_no_credit_beyond_its_size() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::None);
     while throttle.reserve(DEVICE, 1) {
         throttle.on_dirtied(Instant(SEC), writer, DEVICE, 1, IoClass::BestEffort);
@@ -261,7 +261,7 @@ fn a_shrunk_pool_grants_nothing_beyond_it() {
 }
 
 #[test]
-fn chunks_have_their_known_sizes() {
+fn write_out_chunks_match_known_sizes() {
     // MiB a second to MiB, at a limit of 200,000 blocks.
     for (bandwidth, chunk) in [(1, 4), (10, 8), (60, 32), (100, 52), (700, 100), (7000, 100)] {
         let blocks = super::super::throttle::chunk(bandwidth * 256, 200_000);
@@ -270,7 +270,7 @@ fn chunks_have_their_known_sizes() {
 }
 
 #[test]
-fn traces_tell_of_pauses_and_rates() {
+fn traces_report_pauses_and_rates() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
     let mut events = Vec::new();
     paused(&mut throttle, Instant(SEC), writer);
@@ -280,7 +280,7 @@ fn traces_tell_of_pauses_and_rates() {
     let until = throttle.paused_until(writer).expect("paused");
     throttle.resume(until, writer);
     let again = paused(&mut throttle, until, writer);
-    throttle.on_timer(throttle.next_timeout().expect("somebody writes").max(again));
+    throttle.on_timer(throttle.next_timeout().expect("a writer is active").max(again));
     throttle.take_traces(&mut events);
     let balanced = events.iter().find_map(|event| match event {
         TraceEvent::BalanceDirtyPages(balance) if balance.pause > 0 => Some(*balance),

@@ -11,10 +11,10 @@ mod steady;
 mod steps;
 mod weather;
 
-/// Busy at least so many percent: the device's requests are whole, so a window of seconds misses a part of one.
+/// Least percentage of a saturated device. It is below 100 because a window may cut off a part of the last request.
 const FULL: f64 = 99.0;
 
-/// Dirtied in the coming second, in percent of the device's bandwidth.
+/// Runs a second; returns the blocks dirtied in it, in percent of the device's bandwidth.
 fn second_percent(model: &mut Model, device: usize) -> f64 {
     let before = model.throttle.device_stats(DeviceId(device as u16)).dirtied;
     model.run(SEC);
@@ -22,8 +22,8 @@ fn second_percent(model: &mut Model, device: usize) -> f64 {
     dirtied as f64 * 100.0 / model.devices[device].bandwidth as f64
 }
 
-/// `dirty_ratelimit` times the writers, in percent of the bandwidth: a controller whose hard limit does the work
-/// passes every test of throughput and fails this one.
+/// Returns `dirty_ratelimit` times the number of busy writers, in percent of the bandwidth. A controller that only relies on the
+/// hard limit reaches the throughput and fails here.
 fn rates_percent(model: &Model, device: usize) -> f64 {
     let stats = model.throttle.device_stats(DeviceId(device as u16));
     let busy = model.writers.iter().filter(|writer| writer.alive && writer.think_ns == 0);
@@ -32,7 +32,7 @@ fn rates_percent(model: &Model, device: usize) -> f64 {
     sum * 100.0 / model.devices[device].bandwidth as f64
 }
 
-/// What a failing test shows.
+/// Formats the state of a model for failure messages.
 fn report(model: &Model) -> String {
     let limit = model.throttle.stats().nr_dirty_threshold as f64;
     let mut line = format!(

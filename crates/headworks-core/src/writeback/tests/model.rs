@@ -1,10 +1,9 @@
-//! Devices and writers in virtual time, to hold the throttle against: what the cache and the flusher are to the throttle,
-//! without the cache and the flusher.
+//! A model of the cache, the flusher, devices and writers in virtual time, to test the throttle.
 //!
 //! A device writes requests of 512 KiB one after the other at its bandwidth, and may hold completions back until a burst is
-//! full, or stand still by turns. The flusher keeps it supplied while the throttle says so. A writer is always busy (it
-//! dirties 64 KiB in 5 us, all of them on one thread) or thinks between two bios. One queue per device holds those
-//! without credit. Every step asserts the hard limit.
+//! full, or stall periodically. The flusher keeps its queue filled while the throttle is over background. A writer is always busy (it
+//! dirties 64 KiB in 5 us; all writers share one thread) or thinks between two bios. One queue per device holds the writers
+//! that wait for credit. Every step asserts the hard limit.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,34 +12,34 @@ use crate::bio::{DeviceId, IoClass};
 use crate::time::{Instant, MS, SEC, US};
 use crate::writeback::{DirtyOptions, Throttle, WriterId};
 
-/// Blocks of a writer's bio, 64 KiB.
+/// Blocks of a writer's bio: 64 KiB.
 pub const BIO: u32 = 16;
-/// Blocks of a request to the device, 512 KiB.
+/// Blocks of a request to the device: 512 KiB.
 const REQUEST: u32 = 128;
-/// One bio's time on the thread that all writers share: 13 GB/s.
+/// Nanoseconds to copy a bio on the thread that all writers share: 13 GB/s.
 const COPY_NS: u64 = 5 * US;
 
-/// MB/s (10^6) in blocks a second.
+/// Converts MB/s (10^6) to blocks a second.
 pub const fn mb(megabytes: u64) -> u64 {
     megabytes * 1_000_000 / 4096
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The writer has its next bio ready.
+    /// The next bio of the writer is ready.
     Ready(usize),
-    /// Its pause's timer.
+    /// The timer of the writer's pause expires.
     Timer(usize),
-    /// The device's request is done.
+    /// The request of the device completes.
     Done(usize),
     Tick,
 }
 
 pub struct ModelDevice {
     pub bandwidth: u64,
-    /// Completions are reported in batches of so many blocks; 0: each.
+    /// Least number of blocks that a completion reports; 0: each request is reported.
     pub burst: u32,
-    /// Stands still for the second in every first, nanoseconds.
+    /// Period and length of stalls, in nanoseconds.
     pub stall: Option<(u64, u64)>,
     pub dead: bool,
     busy: bool,
@@ -54,7 +53,7 @@ pub struct ModelWriter {
     pub id: WriterId,
     pub device: usize,
     pub class: IoClass,
-    /// From one bio's end to the next; 0: always busy.
+    /// Nanoseconds from the end of a bio to the next one; 0: always busy.
     pub think_ns: u64,
     pub alive: bool,
     pub blocks: u64,
@@ -71,7 +70,7 @@ pub struct Model {
     pub writers: Vec<ModelWriter>,
     thread: Instant,
     ticking: Option<Instant>,
-    /// Pauses that ended, in nanoseconds, and writers woken, since the last `reset`.
+    /// Pauses that ended since the last `reset`, in nanoseconds.
     pub pauses: Vec<u64>,
     pub wakes: u64,
     pub timers: u64,
@@ -82,7 +81,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// `pool` in MiB, bandwidths in blocks a second.
+    /// Creates a model; `pool` is in MiB, bandwidths are in blocks a second.
     pub fn new(pool: u32, bandwidths: &[u64]) -> Self {
         Self::with(pool, bandwidths, &DirtyOptions::default())
     }
@@ -125,7 +124,7 @@ impl Model {
         }
     }
 
-    /// Adds one; `think_ns` from one bio's end to the next one's begin.
+    /// Adds one writer that pauses for `think_ns` between two bios.
     pub fn add_one(&mut self, device: usize, think_ns: u64, class: IoClass) -> usize {
         let writer = self.writers.len();
         let id = self.throttle.writer(writer as u32 + 1);
@@ -143,7 +142,7 @@ impl Model {
         writer
     }
 
-    /// Closes a writer's connection: whatever it waits for, it is gone.
+    /// Closes a writer's connection and drops its waits.
     pub fn close(&mut self, writer: usize) {
         self.writers[writer].alive = false;
         assert!(self.throttle.close(writer as u32 + 1).is_some());
@@ -153,7 +152,7 @@ impl Model {
         self.grant(device);
     }
 
-    /// A writer that was made to fall silent goes on.
+    /// Resumes a writer that was made idle.
     pub fn resume_writer(&mut self, writer: usize) {
         self.writers[writer].alive = true;
         let at = self.throttle.paused_until(self.writers[writer].id).unwrap_or(self.now);
@@ -163,13 +162,13 @@ impl Model {
         self.at(at.max(self.now), event);
     }
 
-    /// A dead device is well again.
+    /// Lets a dead device work again.
     pub fn revive(&mut self, device: usize) {
         self.devices[device].dead = false;
         self.supply(device);
     }
 
-    /// Forgets what was counted.
+    /// Sets all measurements to zero.
     pub fn reset(&mut self) {
         self.pauses.clear();
         (self.wakes, self.timers, self.dirtied, self.used_max) = (0, 0, 0, 0);
@@ -194,18 +193,18 @@ impl Model {
         self.now = end;
     }
 
-    /// Nanoseconds since `reset`.
+    /// Returns the nanoseconds since `reset`.
     pub fn elapsed(&self) -> u64 {
         self.now.since(self.since)
     }
 
-    /// Written, in percent of what the device could have.
+    /// Returns the blocks written, in percent of the bandwidth.
     pub fn busy_percent(&self, device: usize) -> f64 {
         let could = self.devices[device].bandwidth as f64 * self.elapsed() as f64 / SEC as f64;
         self.devices[device].written as f64 * 100.0 / could
     }
 
-    /// The pause that `percent` of all do not exceed, ms.
+    /// Returns the percentile of all pauses, in milliseconds.
     pub fn pause_ms(&self, percent: usize) -> f64 {
         let mut pauses = self.pauses.clone();
         pauses.sort_unstable();
@@ -213,7 +212,7 @@ impl Model {
         pauses.get(last * percent / 100).copied().unwrap_or(0) as f64 / MS as f64
     }
 
-    /// Jain's index over the living writers of a device.
+    /// Returns Jain's fairness index of the open writers of a device.
     pub fn jain(&self, device: usize) -> f64 {
         let of = |writer: &&ModelWriter| writer.alive && writer.device == device;
         let blocks: Vec<f64> =
@@ -271,7 +270,7 @@ impl Model {
         if self.throttle.paused_until(id).is_some() {
             return;
         }
-        // A newcomer queues behind those who wait.
+        // A writer without credit queues behind the waiting ones.
         let queue = &mut self.devices[device].waiting;
         let queued = !queue.is_empty();
         let class = self.writers[writer].class;
@@ -282,7 +281,7 @@ impl Model {
         self.write(writer);
     }
 
-    /// Its credit is reserved: the copy takes its turn on the thread; accounted at once, the next bio after it.
+    /// Copies a bio whose credit is reserved. It is accounted at once; the next bio follows the copy.
     fn write(&mut self, writer: usize) {
         self.thread = self.thread.max(self.now).after(COPY_NS);
         let ModelWriter { id, device, class, think_ns, .. } = self.writers[writer];
@@ -314,12 +313,12 @@ impl Model {
         self.wakes += 1;
         self.pauses.push(self.now.since(began));
         self.writers[writer].waited_ns += self.now.since(began);
-        // What it would have done meanwhile was to think.
+        // The pause counts as think time.
         let think = self.writers[writer].think_ns.saturating_sub(self.now.since(began));
         self.at(self.now.after(think), Event::Ready(writer));
     }
 
-    /// The flusher: keeps the device's queue filled, 20 ms and a request deep, two bursts if it has bursts.
+    /// Fills the queue of a device like the flusher: 20 ms and one request deep, plus two bursts.
     fn supply(&mut self, device: usize) {
         let id = DeviceId(device as u16);
         let depth = (self.devices[device].bandwidth / 50) as u32 + 2 * self.devices[device].burst;
@@ -347,7 +346,7 @@ impl Model {
         let blocks = u64::from(model.queued.min(REQUEST));
         let mut end = now.after(blocks * SEC / model.bandwidth);
         if let Some((every, still)) = model.stall {
-            // Stands still at the end of every period.
+            // The device stalls at the end of every period.
             let phase = end.0 % every;
             if phase >= every - still {
                 end = end.after(every - phase);
@@ -366,7 +365,7 @@ impl Model {
             let held = std::mem::take(&mut model.held);
             self.throttle.on_written(self.now, DeviceId(device as u16), held);
             self.supply(device);
-            // Credit that one device gives back may be what another waits for.
+            // Credit of one device may satisfy a waiter of another.
             for device in 0..self.devices.len() {
                 if self.throttle.freed(DeviceId(device as u16)) {
                     self.grant(device);
@@ -376,7 +375,7 @@ impl Model {
         self.supply(device);
     }
 
-    /// Hands credit to those who wait, in order.
+    /// Grants credit to waiting writers, in order.
     fn grant(&mut self, device: usize) {
         let id = DeviceId(device as u16);
         while let Some((writer, since)) = self.devices[device].waiting.front().copied() {

@@ -1,17 +1,17 @@
-//! Writers and devices that differ.
+//! Shares of unequal writers and unequal devices.
 
 use super::model::{BIO, Model, mb};
 use super::{FULL, report, second_percent};
 use crate::bio::{DeviceId, IoClass};
 use crate::time::{SEC, US};
 
-/// From the end of one bio to the next, for so many MB/s.
+/// Returns the think time of a writer with a rate of `megabytes` MB/s, in nanoseconds.
 fn think(megabytes: u64) -> u64 {
     u64::from(BIO) * SEC / mb(megabytes) - 5 * US
 }
 
 #[test]
-fn a_light_writer_beside_a_hundred_heavy_ones_does_not_pause() {
+fn light_writer_beside_hundred_heavy_ones_does_not_pause() {
     for (pool, bandwidth) in [(256, 700), (4096, 700), (4096, 200)] {
         let mut model = Model::new(pool, &[mb(bandwidth)]);
         model.add(100, 0);
@@ -26,8 +26,8 @@ fn a_light_writer_beside_a_hundred_heavy_ones_does_not_pause() {
 }
 
 #[test]
-fn a_real_time_writer_never_waits() {
-    // Its 1 MB/s is a fifth of the device in the second case, and a hundred times its part.
+fn real_time_writer_never_waits() {
+    // In the last case its 1 MB/s is a fifth of the device, and far more than an equal share.
     for (bandwidth, heavy) in [(700, 100), (60, 100), (5, 1000)] {
         let mut model = Model::new(4096, &[mb(bandwidth)]);
         model.add(heavy, 0);
@@ -42,7 +42,7 @@ fn a_real_time_writer_never_waits() {
 }
 
 #[test]
-fn limited_writers_get_what_they_ask_and_the_heavy_one_the_rest() {
+fn limited_writers_get_their_rate_and_heavy_one_the_rest() {
     let mut model = Model::new(4096, &[mb(60)]);
     let light = [10, 10, 20].map(|rate| (rate, model.add_one(0, think(rate), IoClass::BestEffort)));
     let heavy = model.add_one(0, 0, IoClass::BestEffort);
@@ -55,14 +55,14 @@ fn limited_writers_get_what_they_ask_and_the_heavy_one_the_rest() {
     }
     let got = model.writers[heavy].blocks;
     assert!(got.abs_diff(mb(20) * 20) * 100 <= mb(20) * 20 * 5, "{got} {}", report(&model));
-    // The count is right, not only made up for by the position: three writers' worth, 20 MB/s each.
+    // The writer count is right, not only compensated by the position: three writers of 20 MB/s.
     let rate = model.throttle.device_stats(DeviceId(0)).dirty_ratelimit;
     assert!(rate.abs_diff(20_000_000) <= 2_000_000, "{rate} {}", report(&model));
 }
 
 #[test]
-fn many_light_writers_leave_the_heavy_one_the_rest() {
-    // Counted by heads the heavy one would have 7 of 700 MB/s.
+fn heavy_writer_gets_bandwidth_that_light_ones_leave() {
+    // With equal shares the heavy writer would get 7 of 700 MB/s.
     let mut model = Model::new(4096, &[mb(700)]);
     for _ in 0..100 {
         model.add_one(0, think(1), IoClass::BestEffort);
@@ -77,7 +77,7 @@ fn many_light_writers_leave_the_heavy_one_the_rest() {
 }
 
 #[test]
-fn credit_for_rest_is_bounded() {
+fn credit_after_idle_time_is_bounded() {
     let mut model = Model::new(4096, &[mb(700)]);
     model.add(10, 0);
     let rested = model.add_one(0, 0, IoClass::BestEffort);
@@ -87,14 +87,14 @@ fn credit_for_rest_is_bounded() {
     model.resume_writer(rested);
     model.reset();
     model.run(SEC / 2);
-    // Half a second's part, and what fits between set point and limit at the most.
+    // At most its share of half a second and the blocks between set point and limit.
     let part = mb(700) / 11 / 2;
     assert!(model.writers[rested].blocks <= part + (203_162 - 180_224), "{}", report(&model));
     assert!(model.writers[rested].blocks >= part / 2);
 }
 
 #[test]
-fn two_devices_share_a_pool_as_they_write() {
+fn devices_share_a_pool_in_proportion_to_bandwidth() {
     for pool in [256, 4096] {
         for writers in [1, 10, 100] {
             let mut model = Model::new(pool, &[mb(700), mb(70)]);
@@ -110,14 +110,14 @@ fn two_devices_share_a_pool_as_they_write() {
                 (stats.reclaimable + stats.writeback + stats.reserved) as f64
             };
             let split = used(0) / used(1);
-            // Within a fifth of the bandwidths' ratio.
+            // Within a fifth of the ratio of the bandwidths.
             assert!((8.0..=12.0).contains(&split), "{split:.2} {told}");
         }
     }
 }
 
 #[test]
-fn a_device_that_starts_beside_a_busy_one_has_its_part_in_some_seconds() {
+fn started_device_reaches_its_share_within_5_seconds() {
     let mut model = Model::new(4096, &[mb(700), mb(700)]);
     model.add(10, 0);
     model.run(20 * SEC);
@@ -128,7 +128,7 @@ fn a_device_that_starts_beside_a_busy_one_has_its_part_in_some_seconds() {
 }
 
 #[test]
-fn a_slow_device_that_starts_beside_a_fast_one_does_not_fill_the_pool() {
+fn slow_device_started_beside_fast_one_does_not_fill_pool() {
     for (pool, writers) in [(256, 10), (4096, 1), (4096, 10), (4096, 100)] {
         let mut model = Model::new(pool, &[mb(100), mb(10)]);
         model.add(writers, 0);
@@ -137,7 +137,7 @@ fn a_slow_device_that_starts_beside_a_fast_one_does_not_fill_the_pool() {
         let slow = model.throttle.device_stats(DeviceId(1));
         let used = slow.reclaimable + slow.writeback + slow.reserved;
         let told = format!("{pool} MiB, {writers}: {}", report(&model));
-        // Its part is an eleventh; it may hold an eighth until that is known.
+        // Its share is an eleventh; it may hold an eighth until its bandwidth is known.
         assert!(used * 8 <= model.throttle.stats().nr_dirty_threshold, "{told}");
         for second in 3..10 {
             let percent = second_percent(&mut model, 1);
@@ -147,12 +147,12 @@ fn a_slow_device_that_starts_beside_a_fast_one_does_not_fill_the_pool() {
 }
 
 #[test]
-fn a_device_whose_neighbours_rest_has_all_that_is_free() {
+fn device_with_idle_neighbours_uses_all_free_credit() {
     let mut model = Model::new(4096, &[mb(100), mb(10)]);
     model.add(1, 1);
     model.add_one(0, SEC, IoClass::BestEffort);
     model.run(SEC / 2);
-    // 640 MB at the speed of memory: a light writer elsewhere is no reason to stop a burst.
+    // 640 MB at memory speed: a light writer on another device does not limit a burst.
     let threshold = model.throttle.stats().nr_dirty_threshold;
     assert!(model.used() * 100 >= threshold * 74, "{}", report(&model));
 }

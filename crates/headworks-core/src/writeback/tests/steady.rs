@@ -1,11 +1,11 @@
-//! Devices that write steadily, and writers that never rest.
+//! Steady devices and writers that are always busy.
 
 use super::super::DirtyOptions;
 use super::model::{Model, mb};
 use super::{FULL, rates_percent, report};
 use crate::time::SEC;
 
-/// 30 s to settle, then 10 s (or until each writer has had 20 bios) that count.
+/// Runs 30 s to settle, then measures 10 s, or as long as 20 bios of each writer take.
 fn steady(pool: u32, bandwidth: u64, writers: usize) -> Model {
     let mut model = Model::new(pool, &[mb(bandwidth)]);
     model.add(writers, 0);
@@ -17,7 +17,7 @@ fn steady(pool: u32, bandwidth: u64, writers: usize) -> Model {
 }
 
 #[test]
-fn every_device_is_full_and_every_writer_has_its_part() {
+fn device_is_saturated_and_writers_share_it_equally() {
     for (pool, bandwidth) in
         [(256, 10), (256, 700), (256, 3000), (4096, 10), (4096, 700), (4096, 3000)]
     {
@@ -27,7 +27,7 @@ fn every_device_is_full_and_every_writer_has_its_part() {
             assert!(model.busy_percent(0) >= FULL, "{told}");
             assert!(model.jain(0) >= 0.99, "{told}");
             assert!((75.0..=125.0).contains(&rates_percent(&model, 0)), "{told}");
-            // The position is the control's, not the hard limit's.
+            // The controller holds the position; the hard limit is not reached.
             let limit = model.throttle.stats().nr_dirty_threshold;
             assert!(model.used_max < limit * 95 / 100, "{told}");
             assert!(model.used_min > limit / 2, "{told}");
@@ -36,13 +36,13 @@ fn every_device_is_full_and_every_writer_has_its_part() {
 }
 
 #[test]
-fn a_thousand_writers_wake_seldom_and_pause_shortly() {
+fn thousand_writers_have_short_pauses_and_few_wake_ups() {
     let model = steady(4096, 700, 1000);
     let told = report(&model);
     assert!(model.wakes_per_second() <= 5_500.0, "{told}");
-    assert!(model.timers <= model.wakes, "nobody is looked at for nothing: {told}");
+    assert!(model.timers <= model.wakes, "every timer wakes a writer: {told}");
     assert!(model.pause_ms(99) <= 200.0, "{told}");
-    // Less than a wake-up for 10 blocks (A3), and no herd: what is dirty hardly moves.
+    // Less than one wake-up for 10 blocks (A3), and no thundering herd: the dirty data stays nearly constant.
     assert!(model.wakes * 10 < model.devices[0].written, "{told}");
     let limit = model.throttle.stats().nr_dirty_threshold;
     assert!(model.used_max - model.used_min < limit / 50, "{told}");
@@ -56,14 +56,14 @@ fn few_writers_pause_for_tens_of_milliseconds() {
         let (p50, p99) = (model.pause_ms(50), model.pause_ms(99));
         assert!((least..most).contains(&p50) && p99 <= 2.0 * p50, "{told}");
         assert!(model.wakes_per_second() <= wakes, "{told}");
-        // The balance point: the set point, give or take a tenth of the scope.
+        // The balance point is the set point, within a quarter of the scope.
         let (used, scope) = (model.used() as f64, 209_715.0 * (1.0 - 0.75));
         assert!((used - 0.859 * 209_715.0).abs() <= 0.25 * scope, "{used} {told}");
     }
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run_and_another_seed_another() {
+fn pauses_depend_on_the_seed_only() {
     let run = |seed| {
         let options = DirtyOptions { seed, ..DirtyOptions::default() };
         let mut model = Model::with(256, &[mb(700)], &options);

@@ -1,11 +1,11 @@
-//! What changes: bandwidth, writers, limits.
+//! Steps of the bandwidth, the writers and the limits.
 
 use super::super::DirtyOptions;
 use super::model::{Model, mb};
 use super::{FULL, rates_percent, report, second_percent};
 use crate::time::{MS, SEC};
 
-/// One second after a step the next second's rate is right, and so is the estimate.
+/// Asserts that rate and estimate are right in the second that starts one second after a step.
 fn assert_settles(model: &mut Model, what: &str) {
     model.reset();
     model.run(SEC);
@@ -22,7 +22,7 @@ fn assert_settles(model: &mut Model, what: &str) {
 }
 
 #[test]
-fn a_step_of_the_bandwidth_settles_in_a_second() {
+fn bandwidth_step_settles_in_a_second() {
     for pool in [256, 4096] {
         for writers in [10, 100, 1000] {
             let mut model = Model::new(pool, &[mb(700)]);
@@ -37,7 +37,7 @@ fn a_step_of_the_bandwidth_settles_in_a_second() {
 }
 
 #[test]
-fn a_lost_bandwidth_neither_fills_the_pool_nor_makes_a_herd() {
+fn lost_bandwidth_causes_no_full_pool_and_no_herd() {
     for (writers, settled) in [(10, 6), (100, 6), (1000, 10)] {
         let mut model = Model::new(4096, &[mb(700)]);
         model.add(writers, 0);
@@ -61,7 +61,7 @@ fn a_lost_bandwidth_neither_fills_the_pool_nor_makes_a_herd() {
 }
 
 #[test]
-fn a_step_of_the_writers_settles_in_a_second() {
+fn writer_count_step_settles_in_a_second() {
     for pool in [256, 4096] {
         for (bandwidth, writers) in [(700, 10), (700, 100), (3000, 100)] {
             let mut model = Model::new(pool, &[mb(bandwidth)]);
@@ -81,7 +81,7 @@ fn a_step_of_the_writers_settles_in_a_second() {
 }
 
 #[test]
-fn a_cold_start_of_a_thousand_settles_in_a_second() {
+fn cold_start_of_thousand_writers_settles_in_a_second() {
     for (pool, bandwidth) in [(256, 700), (4096, 700), (256, 3000)] {
         let mut model = Model::new(pool, &[mb(bandwidth)]);
         model.add(1000, 0);
@@ -90,7 +90,7 @@ fn a_cold_start_of_a_thousand_settles_in_a_second() {
 }
 
 #[test]
-fn writers_that_only_fall_silent_are_forgotten_in_two_seconds() {
+fn idle_writers_leave_the_count_within_two_seconds() {
     let mut model = Model::new(4096, &[mb(700)]);
     model.add(100, 0);
     model.run(10 * SEC);
@@ -102,7 +102,7 @@ fn writers_that_only_fall_silent_are_forgotten_in_two_seconds() {
 }
 
 #[test]
-fn a_staggered_exit_costs_nothing() {
+fn staggered_exit_keeps_throughput_and_wake_up_rate() {
     let mut model = Model::new(4096, &[mb(700)]);
     model.add(1000, 0);
     model.run(5 * SEC);
@@ -114,21 +114,21 @@ fn a_staggered_exit_costs_nothing() {
         }
         let told = format!("{second}: {}", report(&model));
         assert!(model.busy_percent(0) >= FULL, "{told}");
-        // R3: not more wake-ups when writers leave than while all were there.
+        // R3: departures cause no more wake-ups than the steady state of all writers.
         assert!(model.wakes_per_second() <= 5_600.0, "{told}");
         assert!((75.0..=125.0).contains(&rates_percent(&model, 0)), "{told}");
     }
 }
 
 #[test]
-fn a_thousand_paused_writers_are_gone_at_once() {
+fn closing_thousand_paused_writers_leaves_no_state() {
     let mut model = Model::new(256, &[mb(10)]);
     model.add(1000, 0);
     model.run(20 * SEC);
     for writer in 0..1000 {
         model.close(writer);
     }
-    // A timer that was armed may still fire; nothing comes of it, and nothing is armed anew.
+    // Timers armed before may still fire, without effect; no timer is armed again.
     model.run(SEC);
     let stats = model.throttle.stats();
     assert_eq!((stats.writers, stats.reserved), (0, 0));
@@ -136,7 +136,7 @@ fn a_thousand_paused_writers_are_gone_at_once() {
 }
 
 #[test]
-fn a_lowered_limit_blocks_nobody_and_is_reached() {
+fn lowered_limit_is_reached_without_blocking_writers() {
     let mut model = Model::new(4096, &[mb(700)]);
     model.add(100, 0);
     model.run(5 * SEC);
@@ -153,7 +153,7 @@ fn a_lowered_limit_blocks_nobody_and_is_reached() {
 }
 
 #[test]
-fn connections_that_write_once_and_leave_do_not_pass_the_limit_nor_starve_others() {
+fn one_bio_connections_keep_the_limit_and_starve_no_others() {
     let mut model = Model::new(256, &[mb(100)]);
     model.add(10, 0);
     model.run(5 * SEC);

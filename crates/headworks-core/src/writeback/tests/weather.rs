@@ -1,11 +1,11 @@
-//! Devices that write in bursts, stand still or die.
+//! Devices that complete in bursts, stall or die.
 
 use super::model::{Model, mb};
 use super::{FULL, rates_percent, report};
 use crate::time::{MS, SEC};
 
 #[test]
-fn bursts_of_32_mb_do_not_reach_the_pauses() {
+fn bursts_of_32_mb_leave_pauses_steady() {
     for writers in [1, 10, 100] {
         let mut model = Model::new(4096, &[mb(100)]);
         model.devices[0].burst = 8192;
@@ -21,8 +21,8 @@ fn bursts_of_32_mb_do_not_reach_the_pauses() {
 }
 
 #[test]
-fn a_device_that_stalls_shows_little() {
-    // 0.4 s of every 2: 224 MB more than it takes away, of the 180 MB between free-run and the limit.
+fn periodic_stalls_keep_rates_and_fairness() {
+    // A stall of 0.4 s in every 2 s: the writers produce 224 MB meanwhile; free-run and the limit are 180 MB apart.
     for (writers, p99) in [(1, 15.0), (10, 100.0), (100, 200.0), (1000, 450.0)] {
         let mut model = Model::new(4096, &[mb(700)]);
         model.devices[0].stall = Some((2 * SEC, 400 * MS));
@@ -39,9 +39,9 @@ fn a_device_that_stalls_shows_little() {
 }
 
 #[test]
-fn who_waits_for_credit_is_not_called_light() {
-    // A pool far too small for the stall: everybody ends in the queue for credit in every period, and the count of writers
-    // must stand all the same. (Without the time short of credit it falls to 4 of 1000, and nothing else shows it.)
+fn writers_waiting_for_credit_are_not_counted_as_light() {
+    // The pool is far too small for the stall: all writers wait for credit in every period, and the count of writers must
+    // nevertheless be right. If time spent waiting for credit did not count, it would fall to 4 of 1000.
     let mut model = Model::new(256, &[mb(700)]);
     model.devices[0].stall = Some((2 * SEC, 400 * MS));
     model.add(1000, 0);
@@ -51,7 +51,7 @@ fn who_waits_for_credit_is_not_called_light() {
 }
 
 #[test]
-fn a_dead_device_does_not_stop_another() {
+fn dead_device_does_not_slow_another() {
     for pool in [256, 4096] {
         for writers in [1, 100] {
             let mut model = Model::new(pool, &[mb(700), mb(70)]);
@@ -64,7 +64,7 @@ fn a_dead_device_does_not_stop_another() {
             model.run(30 * SEC);
             let told = format!("{pool} MiB, {writers}: {}", report(&model));
             assert!(model.busy_percent(0) >= FULL, "{told}");
-            // It holds less than half of what it could, though nothing drains it.
+            // The dead device holds less than half of the limit, although nothing drains it.
             let stuck = model.throttle.device_stats(crate::bio::DeviceId(1));
             let held = stuck.reclaimable + stuck.writeback + stuck.reserved;
             assert!(held * 2 < model.throttle.stats().nr_dirty_threshold * 8 / 7, "{held} {told}");
@@ -79,7 +79,7 @@ fn a_dead_device_does_not_stop_another() {
 }
 
 #[test]
-fn a_device_that_died_with_everything_leaves_the_floor() {
+fn device_that_died_holding_the_pool_leaves_the_floor() {
     for pool in [256, 4096] {
         let mut model = Model::new(pool, &[mb(700), mb(70)]);
         model.add(10, 0);
