@@ -16,7 +16,7 @@ thread_local! {
 // SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // The thread's counter is gone while the thread ends; nobody counts then.
+        // `try_with` fails once the thread-local is destroyed; such allocations are not counted.
         let _ = COUNT.try_with(|count| count.set(count.get() + 1));
         // SAFETY: the caller keeps alloc's contract.
         unsafe { System.alloc(layout) }

@@ -878,7 +878,8 @@ impl ShardPort<'_> {
     }
 }
 
-// SAFETY: pools and buffers are allocations of their own, dropped after the devices; the world checks who uses them when.
+// SAFETY: pools and buffers are allocations of their own, dropped after the devices; the world checks which operation uses
+// them and when.
 unsafe impl ActionSink for ShardPort<'_> {
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
