@@ -4,6 +4,8 @@
 mod custom_device;
 #[path = "../examples/custom_elevator.rs"]
 mod custom_elevator;
+#[path = "../examples/virtual_time.rs"]
+mod virtual_time;
 
 #[test]
 fn custom_device_answers_reads() {
@@ -13,4 +15,10 @@ fn custom_device_answers_reads() {
 #[test]
 fn custom_elevator_completes_every_write() {
     custom_elevator::main().unwrap();
+}
+
+#[test]
+fn virtual_time_is_deterministic() {
+    virtual_time::main().unwrap();
+    assert_eq!(virtual_time::run().unwrap(), virtual_time::run().unwrap());
 }
