@@ -9,8 +9,7 @@ use std::time::{Duration, Instant as WallClock};
 
 use headworks::EngineChoice;
 use headworks::driver::{
-    ActionSink, Clock, Engine, Event, Executor, Mapping, Span, Wait, map_frames, open_engine,
-    tables_in_huge_pages,
+    ActionSink, Clock, Engine, Event, Executor, Mapping, Span, Wait, open_engine,
 };
 use headworks_core::prng::Prng;
 use headworks_core::stats::{Histogram, Stage};
@@ -312,9 +311,9 @@ impl Driver {
         let (engine, _) = open_engine(options.engine, queue.queue_depth as usize + 64)?;
         let mut generator = Generator::new(options, thread, volume.size)
             .map_err(|message| ConfigError::new("size", message))?;
-        generator.frames = map_frames(&options.cache)?.map(|(frames, _)| frames);
+        generator.frames = Mapping::for_frames(&options.cache)?.map(|(frames, _)| frames);
         let shard = Shard::new(config)?;
-        tables_in_huge_pages(shard.cache_tables());
+        Mapping::tables_in_huge_pages(shard.cache_tables());
         Ok(Self {
             shard,
             executor: Executor::new(vec![Some(device)]),

@@ -7,9 +7,8 @@
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::RingCounts;
-use headworks::{
-    DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, Slot, VolumeId, WaitOutcome,
-};
+use headworks::{DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, Slot, WaitOutcome};
+use headworks_core::VolumeId;
 use headworks_core::VolumeOptions;
 use headworks_core::stats::Histogram;
 use headworks_server::assemble::{Assembly, ExportSpec};

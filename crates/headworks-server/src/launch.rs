@@ -25,8 +25,8 @@ use super::shared::ServerShared;
 use crate::nbd::connection::ConnectionLimits;
 use headworks::Device;
 use headworks::driver::{
-    Clock, Consumer, Executor, Pages, Pool, Producer, Sleeper, Waker, map_frames, open_engine,
-    pin_thread, ring, tables_in_huge_pages,
+    Clock, Consumer, Executor, Mapping, Pool, Producer, Sleeper, Waker, open_engine, pin_thread,
+    ring,
 };
 use headworks_nbd::tls::TlsAcceptor;
 
@@ -129,15 +129,15 @@ pub(super) struct ThreadSetup {
 struct ReadyShard {
     engine: String,
     waker: Waker,
-    pages: Option<Pages>,
+    pages: Option<&'static str>,
 }
 
 /// Running threads and what they use.
 pub(super) struct Launched {
     pub threads: Vec<JoinHandle<()>>,
     pub engine: String,
-    /// The worst page size among the caches; none without a cache.
-    pub pages: Option<Pages>,
+    /// The kinds of pages of the caches; none without a cache.
+    pub pages: Option<String>,
 }
 
 type StartResult = (usize, Result<ReadyShard, ConfigError>);
@@ -171,13 +171,13 @@ pub(super) fn launch(
     }
     drop(opened);
     let mut wakers: Vec<Option<Waker>> = starts.iter().map(|_| None).collect();
-    let (mut line, mut pages) = (String::new(), None);
+    let (mut line, mut pages) = (String::new(), Vec::new());
     for _ in 0..starts.len() {
         let died = |_| ConfigError::new("shards", "a thread panicked at its start");
         let (shard, result) = openings.recv().map_err(died)?;
         let opened = result?;
         line = opened.engine;
-        pages = pages.max(opened.pages);
+        pages.extend(opened.pages.filter(|kind| !pages.contains(kind)));
         wakers[shard] = Some(opened.waker);
     }
     let wakers: Vec<Waker> = wakers.into_iter().flatten().collect();
@@ -192,6 +192,7 @@ pub(super) fn launch(
         // A thread that died shows in `join`.
         let _ = start.send(wakers.clone());
     }
+    let pages = (!pages.is_empty()).then(|| pages.join(" and "));
     Ok(Launched { threads, engine: line, pages })
 }
 
@@ -234,7 +235,7 @@ fn live(
 fn prepare(
     seed: ShardSeed,
     setup: &ThreadSetup,
-) -> Result<(ReactorParts, String, Option<Pages>), ConfigError> {
+) -> Result<(ReactorParts, String, Option<&'static str>), ConfigError> {
     let ShardSeed { config, devices, peers, sleeper, mail, listeners, files, .. } = seed;
     let options = &setup.options;
     let id = config.id;
@@ -249,7 +250,7 @@ fn prepare(
     let pool = Pool::new(options.buffers).map_err(|error| {
         ConfigError::new("buffers", format!("cannot map {}: {error}", options.buffers))
     })?;
-    let (frames, pages) = map_frames(&config.cache)?.unzip();
+    let (frames, pages) = Mapping::for_frames(&config.cache)?.unzip();
     let recorder = options.record.as_ref().map(|path| open_record(path, &config)).transpose()?;
     let volumes = (0..config.volumes.len() as u16)
         .map(VolumeId)
@@ -263,7 +264,7 @@ fn prepare(
     };
     let mut shard = Shard::new(config.clone())?;
     options.prepare_shard.call(&mut shard);
-    tables_in_huge_pages(shard.cache_tables());
+    Mapping::tables_in_huge_pages(shard.cache_tables());
     let parts = ReactorParts {
         id,
         clock: Clock::start(),

@@ -4,9 +4,10 @@
 
 use std::path::Path;
 
+use headworks::headworks_core::{VolumeId, WriteMode};
 use headworks::{
     CacheOptions, DeviceSetup, FileOptions, Handle, Io, IoCompletion, MemDevice, OpenFile, Owner,
-    OwnerOptions, VolumeId, VolumeOptions, WriteMode,
+    OwnerOptions, VolumeOptions,
 };
 
 type AnyError = Box<dyn std::error::Error>;

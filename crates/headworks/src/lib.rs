@@ -57,17 +57,15 @@ mod soundness;
 mod sync;
 
 pub use headworks_core;
-pub use headworks_core::{
-    CacheOptions, ConfigError, DeviceId, IoError, QueueOptions, VolumeId, VolumeOptions, WriteMode,
-};
+pub use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions};
 
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub use device::testing;
 pub use device::{
     Command, CommandBatch, DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorDevice,
-    ErrorOptions, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
-    Probability, SizeWatch,
+    ErrorOptions, FileDevice, FileOptions, Identity, MemDevice, NullDevice, OpenFile, Probability,
+    SizeWatch,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;
@@ -89,13 +87,12 @@ pub mod driver {
     #[doc(hidden)]
     pub use crate::engine::waker::WakeFlag;
     pub use crate::engine::{
-        DISK_DEPTH_MAX, DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait,
-        Waker, open_engine,
+        DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker, open_engine,
     };
     pub use crate::executor::{ActionSink, Executor};
-    pub use crate::memory::{Buffer, Mapping, Pages, Pool, Span, give_back, tables_in_huge_pages};
+    pub use crate::memory::{Buffer, Mapping, Pool, Span};
     pub use crate::ring::{Consumer, Producer, Sleeper, ring};
-    pub use crate::runtime::{Clock, Polling, map_frames, pin_thread};
+    pub use crate::runtime::{Clock, Polling, pin_thread};
     #[cfg(loom)]
     #[doc(hidden)]
     pub use crate::sync;

@@ -6,9 +6,7 @@
 //! counts bios that were not answered by the first turn; a figure for hits is valid only if it is
 //! 0.
 
-use headworks::driver::{
-    ActionSink, Clock, DiskOp, DiskQueue, Executor, Mapping, Span, map_frames, tables_in_huge_pages,
-};
+use headworks::driver::{ActionSink, Clock, DiskOp, DiskQueue, Executor, Mapping, Span};
 use headworks::{Device, NullDevice};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{
@@ -165,13 +163,13 @@ impl CacheDriver {
         config.dirty.dirty_writeback_centisecs = 0;
         let buffers = Mapping::new(BATCH_BYTES_MAX)
             .map_err(|error| ConfigError::new("cache", format!("no memory: {error}")))?;
-        let frames = match map_frames(&config.cache)? {
+        let frames = match Mapping::for_frames(&config.cache)? {
             Some((frames, _)) => frames,
             None => return Err(ConfigError::new("cache", "the shard has no cache")),
         };
         let device: Box<dyn Device> = Box::new(NullDevice);
         let shard = Shard::new(config)?;
-        tables_in_huge_pages(shard.cache_tables());
+        Mapping::tables_in_huge_pages(shard.cache_tables());
         Ok(Self {
             shard,
             executor: Executor::new(vec![Some(device)]),

@@ -11,8 +11,9 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use headworks::RingCounts as Counts;
 use headworks::{
     CommandBatch as Commands, Device, DeviceIo, DeviceSetup, Handle, Io, IoCompletion, NullDevice,
-    Owner, OwnerOptions, Slot, VolumeId, WaitOutcome,
+    Owner, OwnerOptions, Slot, WaitOutcome,
 };
+use headworks_core::VolumeId;
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::request::{SlotId, Slots};
 use headworks_core::{Instant, VolumeOptions};

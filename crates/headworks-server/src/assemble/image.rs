@@ -10,8 +10,8 @@ use super::export_spec::{ExportSpec, NamedDevice, no_size};
 use super::watched_file::WatchedFile;
 use crate::spec::{BaseDevice, ExportOptions, Spec};
 use headworks::{
-    Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
-    SizeWatch, display_size,
+    Device, Direct, FileDevice, FileOptions, Identity, MemDevice, NullDevice, OpenFile, SizeWatch,
+    display_size,
 };
 
 /// Cache options of a volume, as far as its exports give them.
@@ -194,7 +194,7 @@ impl OpenedImage {
                 Self {
                     queue: file.queue_options(),
                     options: file.volume_options(),
-                    what: wrapped(spec, &format!("{shown} ({})", reach(file.mode()))),
+                    what: wrapped(spec, &format!("{shown} ({})", file.access())),
                     body: ImageBody::File(Box::new(file)),
                     notes,
                     alone: !spec.wrappers.is_empty(),
@@ -306,14 +306,6 @@ fn meant(spec: &Spec, error: ConfigError) -> ConfigError {
             ConfigError::new("path", message)
         }
         _ => error,
-    }
-}
-
-fn reach(mode: FileMode) -> &'static str {
-    match mode {
-        FileMode::Direct => "direct I/O",
-        FileMode::Buffered => "through the kernel's page cache",
-        FileMode::Inline => "in the kernel's page cache",
     }
 }
 

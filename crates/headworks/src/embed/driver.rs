@@ -24,9 +24,9 @@ use super::removal::Removal;
 use super::{Buffers, DeviceSetup, OwnerOptions, OwnerState, Reply};
 use crate::engine::{DISK_DEPTH_MAX, Engine, Event, Wait, Waker, open_engine};
 use crate::executor::{ActionSink, Executor};
-use crate::memory::{Mapping, Span, tables_in_huge_pages};
+use crate::memory::{Mapping, Span};
 use crate::ring::{Consumer, Producer, Sleeper};
-use crate::runtime::{Clock, Polling, map_frames, pin_thread};
+use crate::runtime::{Clock, Polling, pin_thread};
 
 /// Bios taken from one ring in a turn: what a plug holds.
 const BIOS_MAX: usize = 32;
@@ -215,7 +215,7 @@ impl Driver {
             tags: options.tags_max,
         };
         let shard = Shard::new(config)?;
-        tables_in_huge_pages(shard.cache_tables());
+        Mapping::tables_in_huge_pages(shard.cache_tables());
         let disk_depth = (options.tags_max as usize + 64).min(DISK_DEPTH_MAX);
         let (engine, _) = open_engine(options.engine, disk_depth)?;
         let to_publish = Vec::with_capacity(clients.len());
@@ -233,7 +233,7 @@ impl Driver {
                 to_publish,
                 timer: None,
                 notices: Vec::new(),
-                frames: map_frames(&options.cache)?.map(|(frames, _)| frames),
+                frames: Mapping::for_frames(&options.cache)?.map(|(frames, _)| frames),
                 flushing: 0,
                 flushed: Vec::new(),
             },

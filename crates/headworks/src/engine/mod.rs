@@ -186,8 +186,8 @@ impl FromStr for EngineChoice {
     }
 }
 
-/// Most disk operations that an engine can have under way: what every shard's devices can have together.
-pub const DISK_DEPTH_MAX: usize = 1 << 16;
+/// The most disk operations in flight on one engine.
+pub(crate) const DISK_DEPTH_MAX: usize = 1 << 16;
 
 /// Opens an engine for the calling thread, with room for `disk_depth` operations on files, and says in one line which it is
 /// and why.

@@ -1,92 +1,97 @@
-//! A mapping in huge pages, if the machine has any to give.
+//! A mapping in huge pages where the machine has them.
 //!
-//! A cache copies between its frames and buffers all over its range: pages of 2 MiB save most misses of the TLB, and a folio of
-//! the largest order is one page. What is had is asked for in this order, and said:
+//! A cache copies between its frames and buffers all over its range: pages of 2 MiB avoid most TLB misses, and a folio of the
+//! largest order is one page. The kinds of pages, in order of preference:
 //!
 //! ```text
-//!   transparent (MADV_HUGEPAGE)   the kernel makes them as they are touched; needs no rights and takes nothing from anybody
-//!   reserved    (MAP_HUGETLB)     where transparent ones are off; somebody reserved them (vm.nr_hugepages) for programs like this
+//!   transparent (MADV_HUGEPAGE)   allocated on first touch; needs no rights and no reservation
+//!   reserved    (MAP_HUGETLB)     used where transparent ones are off; from the operator's pool (vm.nr_hugepages)
 //!   ordinary                      4 KiB
 //! ```
 //!
-//! Whichever it is, memory is taken only when it is touched, but reserved pages are set aside at once: or a touch would kill.
+//! Memory is allocated on first touch. Reserved pages are set aside at once: without a reservation a touch could raise SIGBUS.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use super::Mapping;
+use headworks_core::{CacheOptions, ConfigError};
 
-/// The size of a huge page; where the machine's are of another size it has none that are asked for here.
+use super::Mapping;
+use crate::size::display_size;
+
+/// Size of a huge page; machines with another size get ordinary pages.
 pub const HUGE: usize = 2 << 20;
 /// `MAP_HUGE_2MB`: log2 of the size at bit 26.
 const MAP_HUGE_2MB: libc::c_int = 21 << 26;
-/// Whether the kernel makes huge pages as they are touched.
+/// File with the kernel's policy for transparent huge pages.
 const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// What a mapping is made of, the best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Pages {
-    /// 2 MiB where the kernel finds them.
-    Transparent,
-    /// 2 MiB, reserved by the operator.
-    Reserved,
-    /// 4 KiB.
-    Ordinary,
-}
-
-impl fmt::Display for Pages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Pages::Transparent => "transparent huge pages",
-            Pages::Reserved => "reserved huge pages",
-            Pages::Ordinary => "ordinary pages: the kernel has no huge ones",
-        })
-    }
-}
-
-/// Smaller tables do not fill enough of a huge page.
+/// Size of the smallest table that gets huge pages.
 const TABLE_MIN: usize = HUGE / 8;
 
-/// Asks for huge pages for tables that are there already, are looked at all over, and stay: those of [`Shard::cache_tables`]. (A
-/// hit of 4 KiB looks at three places in them; with ordinary pages each misses the TLB: 7 % of a random 4 KiB read.) A kernel
-/// that has none refuses, which only costs time.
-///
-/// [`Shard::cache_tables`]: headworks_core::Shard::cache_tables
-pub fn tables_in_huge_pages(tables: impl Iterator<Item = Range<*const u8>>) {
-    for table in tables {
-        let (start, end) = (table.start as usize, table.end as usize);
-        if end - start < TABLE_MIN {
-            continue;
-        }
-        // Whole huge pages, what else lies in the first and the last included: it is moved with them.
-        let start = start & !(HUGE - 1);
-        let len = end.next_multiple_of(HUGE) - start;
-        let base = std::ptr::without_provenance_mut(start);
-        // SAFETY: only the size of pages changes; whatever lies there keeps its address and its content.
-        unsafe {
-            libc::madvise(base, len, libc::MADV_HUGEPAGE);
-            libc::madvise(base, len, libc::MADV_COLLAPSE);
-        }
-    }
-}
+/// Description of a mapping in transparent huge pages.
+const TRANSPARENT_PAGES: &str = "transparent huge pages";
+/// Description of a mapping in reserved huge pages.
+const RESERVED_PAGES: &str = "reserved huge pages";
+/// Description of a mapping in pages of 4 KiB.
+const ORDINARY_PAGES: &str = "ordinary pages: the kernel has no huge ones";
 
 impl Mapping {
-    /// Maps at least `len` zero bytes, in huge pages if possible, aligned to their size.
+    /// Maps the frames of a shard's cache and describes their pages; none without a cache.
+    ///
+    /// Frames take no memory until they are written.
+    ///
+    /// # Errors
+    /// The kernel has no address space for the frames.
+    pub fn for_frames(cache: &CacheOptions) -> Result<Option<(Self, &'static str)>, ConfigError> {
+        if !cache.is_on() {
+            return Ok(None);
+        }
+        let bytes = cache.units as usize * 4096;
+        Self::huge(bytes).map(Some).map_err(|error| {
+            ConfigError::new("cache", format!("cannot map {}: {error}", display_size(bytes as u64)))
+        })
+    }
+
+    /// Requests huge pages for existing, long-lived tables: those of [`Shard::cache_tables`].
+    ///
+    /// A cached read of 4 KiB touches three places in them; with ordinary pages each is a TLB miss, 7 % of a random read. A
+    /// kernel without huge pages refuses the request, which is harmless.
+    ///
+    /// [`Shard::cache_tables`]: headworks_core::Shard::cache_tables
+    pub fn tables_in_huge_pages(tables: impl Iterator<Item = Range<*const u8>>) {
+        for table in tables {
+            let (start, end) = (table.start as usize, table.end as usize);
+            if end - start < TABLE_MIN {
+                continue;
+            }
+            // Whole huge pages, including the neighbours of the table in the first and last page, which move with it.
+            let start = start & !(HUGE - 1);
+            let len = end.next_multiple_of(HUGE) - start;
+            let base = std::ptr::without_provenance_mut(start);
+            // SAFETY: only the page size changes; the range keeps its addresses and content.
+            unsafe {
+                libc::madvise(base, len, libc::MADV_HUGEPAGE);
+                libc::madvise(base, len, libc::MADV_COLLAPSE);
+            }
+        }
+    }
+
+    /// Maps at least `len` zero bytes, in huge pages if possible, aligned to their size; describes the pages.
     ///
     /// # Errors
     /// When `len` is 0 or the kernel has no address space for it.
-    pub fn huge(len: usize) -> io::Result<(Self, Pages)> {
+    pub fn huge(len: usize) -> io::Result<(Self, &'static str)> {
         let transparent = fs::read_to_string(TRANSPARENT).is_ok_and(|text| is_on(&text));
         if transparent && let Some(mapping) = Self::aligned(len)?.advised() {
-            return Ok((mapping, Pages::Transparent));
+            return Ok((mapping, TRANSPARENT_PAGES));
         }
         if let Some(mapping) = Self::reserved(len) {
-            return Ok((mapping, Pages::Reserved));
+            return Ok((mapping, RESERVED_PAGES));
         }
-        Ok((Self::new(len)?, Pages::Ordinary))
+        Ok((Self::new(len)?, ORDINARY_PAGES))
     }
 
     /// An ordinary mapping at an address that huge pages can have: more is mapped, and the ends are given back.
@@ -98,7 +103,7 @@ impl Mapping {
         let start = mapping.base();
         let head = start.align_offset(HUGE);
         let base = mapping.at(head, whole);
-        // SAFETY: both ends are of the new mapping, outside of what is kept; nobody knows of them.
+        // SAFETY: both ends are of the new mapping and outside the part that is kept; no pointer to them exists.
         unsafe {
             if head > 0 {
                 libc::munmap(start.cast(), head);
@@ -152,7 +157,7 @@ mod tests {
     fn it_is_aligned_zero_and_costs_what_is_touched() {
         let (mapping, pages) = Mapping::huge(64 << 20).unwrap();
         assert_eq!(resident(&mapping), 0);
-        if pages != Pages::Ordinary {
+        if pages != ORDINARY_PAGES {
             assert_eq!(mapping.base() as usize % HUGE, 0);
         }
         let last = mapping.at(mapping.len() - 1, 1);
@@ -172,7 +177,7 @@ mod tests {
         for part in [&table[..], &table[1234..], &table[..5], &table[1 << 20..(1 << 20) + 400_000]]
         {
             let range = part.as_ptr_range();
-            tables_in_huge_pages([range.start.cast()..range.end.cast()].into_iter());
+            Mapping::tables_in_huge_pages([range.start.cast()..range.end.cast()].into_iter());
         }
         assert!((0..1 << 21).eq(table.iter().copied()));
     }

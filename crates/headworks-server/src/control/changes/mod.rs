@@ -31,7 +31,6 @@ use super::shards::ShardLink;
 use super::tree::{TreeCell, lock};
 use crate::control::inventory::{Inventory, PLACES};
 use crate::messages::command::{Released, ShardCommand};
-use headworks::driver::give_back;
 
 pub use reconcile::ReloadReport;
 
@@ -118,7 +117,16 @@ fn wrong(error: &ConfigError) -> RpcFault {
 /// Closes what shards released, and returns the allocator's idle memory to the kernel.
 fn close(released: Vec<Released>) {
     drop(released);
-    give_back();
+    trim_heap();
+}
+
+/// Returns the allocator's idle memory to the kernel: the tables of a device take a megabyte or more.
+fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim releases only memory that is not allocated.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 #[cfg(test)]

@@ -49,9 +49,9 @@ pub struct FileOptions {
     pub direct: Direct,
 }
 
-/// How the bytes of an image are reached.
+/// The access method of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileMode {
+pub(super) enum FileMode {
     /// O_DIRECT, through the engine.
     Direct,
     /// The kernel's page cache, through the engine, since it may have to wait for a disk.
@@ -170,9 +170,18 @@ impl OpenFile {
         self.queue
     }
 
-    /// How its bytes are reached.
+    /// The access method of the image, as a phrase for messages.
     #[must_use]
-    pub fn mode(&self) -> FileMode {
+    pub fn access(&self) -> &'static str {
+        match self.mode {
+            FileMode::Direct => "direct I/O",
+            FileMode::Buffered => "through the kernel's page cache",
+            FileMode::Inline => "in the kernel's page cache",
+        }
+    }
+
+    /// The access method of the image.
+    pub(super) fn mode(&self) -> FileMode {
         self.mode
     }
 
