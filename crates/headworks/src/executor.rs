@@ -98,7 +98,7 @@ impl Executor {
         self.devices[place] = Some(body);
     }
 
-    /// A device leaves; nothing of it is on its way.
+    /// Removes a device without commands in flight.
     pub fn take(&mut self, device: DeviceId) -> Option<Box<dyn Device>> {
         self.devices.get_mut(usize::from(device.0))?.take()
     }

@@ -1,6 +1,6 @@
 //! Messages between two shards: a bounded ring with one producer and one consumer, and how a consumer goes to sleep.
 //!
-//! Both ends work in batches: many messages, one published index. The indices count for ever and are masked; each end keeps
+//! Both ends work in batches: many messages, one published index. The indices are free-running and masked; each end keeps
 //! its own index in a local and a stale copy of the other's, so a batch touches the other CPU's cache line at most once.
 //!
 //! ```text
@@ -24,7 +24,7 @@
 //! wake-up, not one each (a wake-up of another CPU costs 22-25 us).
 //!
 //! Invariant: a ring has room for all messages that its producer's slots can have under way, so `push` takes everything; what
-//! does not fit stays with the caller all the same, it is never lost and the ring never grows.
+//! does not fit stays with the caller, is never lost and the ring never grows.
 
 use std::mem::MaybeUninit;
 
@@ -43,8 +43,8 @@ impl Default for Sleeper {
 }
 
 impl Sleeper {
-    /// Announces sleep, then looks once more: `idle` says that no ring has anything. True: sleep now, and whoever pushes will
-    /// wake. False: something came, do not sleep.
+    /// Announces sleep, then checks `idle` once more: no ring has a message. Returns true if the consumer may sleep; the next
+    /// push wakes it.
     pub fn may_sleep(&self, idle: impl FnOnce() -> bool) -> bool {
         self.asleep.0.store(true, Ordering::Relaxed);
         // SeqCst: pairs with the fence in `must_wake`; the look below must not be done before the announcement is out.
@@ -103,7 +103,7 @@ impl<T> Drop for Shared<T> {
         let tail = self.tail.0.load(Ordering::Relaxed);
         let mut head = self.head.0.load(Ordering::Relaxed);
         while head != tail {
-            // SAFETY: slots from head to tail hold messages, and nobody else is left.
+            // SAFETY: slots from head to tail hold messages, and both ends are gone.
             self.slot(head).with_mut(|slot| unsafe { (*slot).assume_init_drop() });
             head = head.wrapping_add(1);
         }
@@ -129,7 +129,7 @@ pub fn ring<T: Send>(capacity: usize, sleeper: &Arc<Sleeper>) -> (Producer<T>, C
 /// The end that messages go in.
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
-    /// Next slot to fill; what lies between `published` and here nobody else knows of.
+    /// Next slot to fill; the consumer does not see messages from `published` to here.
     tail: usize,
     published: usize,
     /// `head` as last read: at most as far as it really is, so the room computed from it is really there.
@@ -151,8 +151,7 @@ impl<T: Send> Producer<T> {
         self.publish()
     }
 
-    /// Puts one message into the ring, where nobody sees it before [`Producer::publish`]: for those who make messages one by
-    /// one. Gives it back if there is no room.
+    /// Puts one message into the ring; the consumer sees it after [`Producer::publish`].
     ///
     /// # Errors
     /// The message, if the ring is full.

@@ -19,7 +19,7 @@ pub use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering, fence},
 };
 
-/// A cell whose users promise by other means that nobody else is inside.
+/// A cell whose users guarantee exclusive access by other means.
 #[cfg(not(loom))]
 #[derive(Debug, Default)]
 pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

@@ -5,7 +5,7 @@
 //! probability `rate`, until `count` have failed. What fails is not given to the device below: nothing was moved.
 //!
 //! EAGAIN is special: the device refused and did not start, so the queue tries again and no user sees it. At a rate of 100 %
-//! without a count it tries for ever.
+//! without a count it retries without end.
 //!
 //! What reaches a device is what the queue made of the users' requests: merged requests fail as one, and are then tried again
 //! in their parts, which are commands of their own and are drawn for again.

@@ -108,7 +108,7 @@ impl MemDevice {
     }
 
     /// # Safety
-    /// The spans are valid and nobody's to write.
+    /// The spans are valid and not written meanwhile.
     unsafe fn write(&mut self, start: usize, end: usize, spans: &[Span]) {
         let mut at = start;
         for span in spans {
@@ -147,7 +147,7 @@ impl MemDevice {
     fn zero_edge(&mut self, start: usize, end: usize) {
         if self.any_written(start, end) {
             let to = self.bytes.at(start, end - start);
-            // SAFETY: inside our mapping, which nobody else touches.
+            // SAFETY: inside our mapping, which only this device accesses.
             unsafe { to.write_bytes(0, end - start) };
         }
     }

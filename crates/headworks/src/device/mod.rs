@@ -38,18 +38,18 @@ pub struct Command {
     pub flags: BioFlags,
     /// First byte on the volume.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the range in bytes.
     pub len: u32,
-    /// Where its spans start in [`CommandBatch::spans`].
+    /// Index of its first span in [`CommandBatch::spans`].
     pub first_span: u32,
-    /// How many there are.
+    /// Number of its spans.
     pub spans: u16,
 }
 
 /// Commands that are submitted together, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandBatch<'a> {
-    /// The commands.
+    /// The commands, in submission order.
     pub commands: &'a [Command],
     /// The memory of all of them.
     pub spans: &'a [Span],
@@ -101,7 +101,7 @@ pub trait Device: Send {
         Err(Box::new(file))
     }
 
-    /// Gives up the image of a volume of which nothing is on its way. Whoever drops it closes and unlocks it.
+    /// Releases the image of a volume without commands in flight. Dropping it closes and unlocks the image.
     fn let_go(&mut self, _volume: VolumeId) -> Option<OpenFile> {
         None
     }

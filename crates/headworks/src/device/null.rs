@@ -1,7 +1,7 @@
 //! `null:` does nothing, at once: what is left is the cost of the path above.
 //!
 //! Writes, flushes, discards and write-zeroes succeed; the disk reads as zeros. A read that may be answered with a hole is;
-//! any other gets its zeros, since nobody may see what the buffer held before. All of it is told to be data: a cache above may
+//! any other gets its zeros, lest earlier content of the buffer leak. All of it is told to be data: a cache above may
 //! hold what was written, and is not wrong to.
 
 use headworks_core::extent::ExtentWriter;

@@ -42,7 +42,7 @@ impl TestDisk {
         let (op, spans) = self.queue.pop_front()?;
         let result = match self.script.pop_front().flatten() {
             Some(result) => result,
-            // SAFETY: the spans are valid by the promise of whoever submitted the command.
+            // SAFETY: the spans are valid by the promise of the command's submitter.
             None => unsafe { file::execute(&op, &spans) },
         };
         Some(DiskDone { device: op.device, id: op.id, result })

@@ -43,7 +43,7 @@ impl AsyncHandle {
         Ok(Self { fd, handle })
     }
 
-    /// The handle.
+    /// The handle that it wraps.
     #[must_use]
     pub fn get_ref(&self) -> &Handle {
         &self.handle

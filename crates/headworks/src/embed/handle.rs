@@ -28,7 +28,7 @@ const YIELDS: u32 = 16;
 /// The cost of one end of the rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingCounts {
-    /// Messages pushed.
+    /// Messages pushed into rings.
     pub messages: u64,
     /// Batches of messages pushed.
     pub pushes: u64,

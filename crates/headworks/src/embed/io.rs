@@ -175,7 +175,7 @@ pub struct IoCompletion {
 /// An I/O that was not accepted, with its slot.
 #[derive(Debug)]
 pub struct RejectedIo {
-    /// The slot, unchanged.
+    /// The slot with unchanged content.
     pub slot: Slot,
     /// The reason, in words.
     pub reason: &'static str,

@@ -131,7 +131,7 @@ impl OwnerOptions {
 pub struct DeviceSetup {
     /// The device. It runs on the owner's thread.
     pub device: Box<dyn Device>,
-    /// Its queue.
+    /// Options of the device's queue.
     pub queue: QueueOptions,
     /// An elevator in place of the one that `queue` names.
     pub elevator: Option<Box<dyn Elevator>>,

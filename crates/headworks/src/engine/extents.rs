@@ -4,7 +4,7 @@
 //! engine (a ring has no such operation). Few seeks for each extent that is told, and as few extents as fit the list.
 //!
 //! A file that cannot tell (a block device, an old filesystem) is data, and so is what lies beyond its end: there a read
-//! fails, and should. The file's position is used by nobody.
+//! fails, and should. The file's position is not used otherwise.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -54,7 +54,7 @@ fn tell_all(
         if data > at && !writer.push(data - at, ExtentState::HOLE_ZERO) {
             return Ok(());
         }
-        // None if somebody shortens it at this moment.
+        // None if the file is truncated at this moment.
         let hole = seek(fd, data, libc::SEEK_HOLE)?.filter(|hole| *hole > data);
         if !writer.push(hole.unwrap_or(end).saturating_sub(data), ExtentState::DATA) {
             return Ok(());

@@ -63,13 +63,13 @@ pub enum DiskKind {
 /// One operation on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskOp {
-    /// Who asks, given back in [`DiskDone`].
+    /// The requesting device, returned in [`DiskDone`].
     pub device: DeviceId,
-    /// For which command, given back likewise.
+    /// The command it serves, returned in [`DiskDone`].
     pub id: RequestId,
-    /// On which file.
+    /// Descriptor of the file.
     pub fd: RawFd,
-    /// What.
+    /// Kind of the operation.
     pub kind: DiskKind,
     /// First byte of the file.
     pub offset: u64,
@@ -80,9 +80,9 @@ pub struct DiskOp {
 /// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskDone {
-    /// From the operation.
+    /// Device of the [`DiskOp`].
     pub device: DeviceId,
-    /// From the operation.
+    /// Command of the [`DiskOp`].
     pub id: RequestId,
     /// Bytes moved, extents told or 0; a negative errno on failure.
     pub result: i32,
@@ -127,7 +127,7 @@ pub enum Event {
 /// How long a turn may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all. The kernel is entered all the same: it completes nothing for those who only look at memory.
+    /// No sleep. The kernel is still entered: it completes nothing for a thread that only polls memory.
     Poll,
     /// For this many nanoseconds.
     For(u64),

@@ -1,4 +1,4 @@
-//! The disk operations under way: who asked, and where the kernel finds their memory vectors.
+//! The disk operations in flight: their requesters, and where the kernel finds their memory vectors.
 //!
 //! Everything is made at the start: `depth` slots, and for each of them room for [`SPANS_MAX`] vectors, which are not touched
 //! before an operation uses them (16 KiB of address space a slot; memory only where an operation had several spans). The slot
@@ -55,7 +55,7 @@ impl Ops {
         assert!(spans.len() <= SPANS_MAX, "max_segments has this bound");
         let slot = self.free.pop()?;
         self.owners[slot as usize] = (op.device, op.id);
-        // SAFETY: the slot's part of the allocation, which nobody reads while the slot is free. `Span` is laid out as iovec.
+        // SAFETY: the slot's part of the allocation, which is not read while the slot is free. `Span` is laid out as iovec.
         let first = unsafe {
             let first = self.vectors.cast::<Span>().add(slot as usize * SPANS_MAX);
             first.copy_from_nonoverlapping(NonNull::from(spans).cast(), spans.len());

@@ -222,7 +222,7 @@ impl Job {
     /// Where the list of extents goes.
     fn list(&mut self) -> &mut [u8] {
         debug_assert!(matches!(self.kind, DiskKind::Extents { .. }), "others have any vectors");
-        // SAFETY: one vector, valid and nobody else's until the result was collected, see `Job`.
+        // SAFETY: one vector, valid and exclusive to this job until the result was collected, see `Job`.
         unsafe {
             let place = *self.vectors.first;
             std::slice::from_raw_parts_mut(place.iov_base.cast::<u8>(), place.iov_len)

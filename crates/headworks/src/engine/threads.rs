@@ -3,7 +3,7 @@
 //! For containers and kernels that forbid or lack io_uring. Readiness is level-triggered inside, and made one-shot lazily: a
 //! watch that fired stays with epoll until the next turn, and costs nothing if it is wanted again by then, which is the
 //! usual way of a connection (EPOLLONESHOT would cost an `epoll_ctl` each time). What is not wanted is removed, not masked:
-//! a mask cannot keep epoll from reporting a hang-up, over and over, of a socket that nobody reads.
+//! a mask cannot keep epoll from reporting a hang-up, over and over, of a socket that is not read.
 //!
 //! A turn: bring epoll up to date, hand the batch to the pool, sleep, collect. One eventfd, watched for edges, stands for
 //! both: results of the pool and wake-ups.
@@ -52,7 +52,7 @@ impl Threads {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, with no other owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
         let waker = Waker::new()?;
         let edges = (libc::EPOLLIN | libc::EPOLLET) as u32;

@@ -61,7 +61,7 @@ pub(super) struct Uring {
     ring: IoUring,
     ops: Ops,
     watches: Watches,
-    /// Polls that nobody waits for any more, by `user_data`. Filled by `forget`, emptied by the turn.
+    /// Polls without a waiter, by `user_data`. Filled by `forget`, emptied by the turn.
     given_up: Vec<u64>,
     waker: Waker,
     bell_armed: bool,

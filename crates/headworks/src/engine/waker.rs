@@ -2,12 +2,12 @@
 //!
 //! The first wake-up raises the [`WakeFlag`]'s flag and writes the eventfd; those that follow see the flag raised and return. The
 //! engine lowers the flag when it hands out `Event::Woken`, and the shard looks at its rings after that, so what was said
-//! before any of the coalesced wake-ups is seen. An eventfd rather than a message from ring to ring (MSG_RING), because whoever
-//! wakes need not be a shard nor have a ring (signals, control, accepting threads), it is the same for both engines, and
+//! before any of the coalesced wake-ups is seen. An eventfd rather than a message from ring to ring (MSG_RING), because the
+//! waking thread need not be a shard nor have a ring (signals, control, accepting threads), it is the same for both engines, and
 //! the difference (52 against 69 us of round trip, most of it the other CPU's awakening) is spared by polling before sleep.
 //!
-//! Both engines watch the eventfd for *edges*: each write is one event, and it is never read. So a wake-up costs the one who
-//! is woken no system call. The counter would overflow after 2^64 wake-ups.
+//! Both engines watch the eventfd for *edges*: each write is one event, and it is never read. So a wake-up costs the
+//! woken thread no system call. The counter would overflow after 2^64 wake-ups.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -50,7 +50,7 @@ struct Inner {
 }
 
 /// Makes a shard's [`super::Engine::turn`] return with [`super::Event::Woken`], from any thread, once for many calls.
-/// It may outlive the engine; it then wakes nobody.
+/// It may outlive the engine; it then has no effect.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Inner>);
 
@@ -61,7 +61,7 @@ impl Waker {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, with no other owner.
         let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
         let bell = WakeFlag::default();
         Ok(Self(Arc::new(Inner { bell, eventfd })))

@@ -5,7 +5,7 @@
 //! same copy, or of the copy after it.
 //!
 //! ```text
-//!   pool:    [page: copied now ......][page: its first lines on their way ...]     .. [page of the next copy]
+//!   pool:    [page: copied now ......][page: its first lines prefetched ....]     .. [page of the next copy]
 //!   buffer:  [................]
 //! ```
 //!
@@ -90,7 +90,7 @@ unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
             }
         }
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), len - tail);
-        // Whoever hears of the copy, on any CPU, sees its bytes.
+        // The bytes are visible on every CPU before the copy is reported.
         _mm_sfence();
     }
 }

@@ -68,14 +68,14 @@ impl Mapping {
         Ok(())
     }
 
-    /// First byte.
+    /// Address of the first byte.
     #[inline]
     #[must_use]
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Bytes.
+    /// Length of the mapping in bytes.
     #[inline]
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // There is no empty mapping.
@@ -97,7 +97,7 @@ impl Mapping {
     /// The address of the byte at `offset`, whose next `len` bytes are inside.
     ///
     /// # Panics
-    /// If they are not: whoever calls has checked the range.
+    /// If the range is not inside the mapping.
     #[inline]
     #[must_use]
     pub fn at(&self, offset: usize, len: usize) -> *mut u8 {
@@ -109,7 +109,7 @@ impl Mapping {
     /// Gives the pages of a range back to the kernel: it reads as zeros again. The range is made of whole pages.
     ///
     /// # Safety
-    /// Nobody reads or writes the range meanwhile, and nobody needs its content.
+    /// The range is not read or written meanwhile, and its content is not needed.
     pub unsafe fn forget(&self, offset: usize, len: usize) {
         assert!(offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE), "a range of whole pages");
         let start = self.at(offset, len);

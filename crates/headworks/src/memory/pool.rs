@@ -1,7 +1,7 @@
 //! The buffers of requests: one region, cut by a buddy allocator into blocks of 4 KiB to 32 MiB.
 //!
 //! Hard bound: the region is mapped once and nothing is allocated after that; full is an ordinary answer. A request for `len`
-//! bytes gets the smallest block of 4 KiB * 2^order that holds it. Who has what is kept by [`Buddy`], beside the region (9
+//! bytes gets the smallest block of 4 KiB * 2^order that holds it. [`Buddy`] keeps the allocations, beside the region (9
 //! bytes per 4 KiB): memory that no request used stays untouched.
 
 use std::io;
@@ -114,7 +114,7 @@ impl Pool {
     pub fn trim(&mut self) {
         self.buddy.join_recent();
         for (unit, order) in self.buddy.free_blocks(TRIM_ORDER_MIN) {
-            // SAFETY: a free block is nobody's.
+            // SAFETY: a free block has no user.
             unsafe { self.region.forget(unit as usize * PAGE, PAGE << order) };
         }
     }
@@ -211,7 +211,7 @@ mod tests {
         let gone_at = gone.base();
         pool.put(gone);
         pool.trim();
-        // SAFETY: `kept` is ours; `gone_at` is in the pool's mapping and used by nobody.
+        // SAFETY: `kept` is ours; `gone_at` is in the pool's mapping and has no user.
         unsafe { assert_eq!((kept.base().read(), gone_at.read()), (7, 0)) };
         pool.put(kept);
     }

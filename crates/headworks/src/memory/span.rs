@@ -12,7 +12,7 @@ pub struct Span {
     len: usize,
 }
 
-// SAFETY: a span only names memory. Whoever uses the bytes does so in unsafe code, under the contract of `Span::new`.
+// SAFETY: a span only names memory. The bytes are used in unsafe code only, under the contract of `Span::new`.
 unsafe impl Send for Span {}
 
 const _: () = assert!(size_of::<Span>() == size_of::<libc::iovec>());

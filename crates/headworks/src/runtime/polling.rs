@@ -1,18 +1,18 @@
-//! Whether a reactor looks a little longer before it sleeps.
+//! The decision of a reactor whether to poll before it sleeps.
 //!
-//! A wake-up across CPUs costs 22-25 us each way, so a busy client is answered several times faster by a server that is
-//! still looking. Looking is worth it only while it hits, and never on a CPU that somebody else wants: every look gives the
-//! CPU away first, and if somebody took it, sleeping is as fast and cheaper.
+//! A wake-up across CPUs costs 22-25 us each way, so a busy client is answered several times faster by a server that
+//! still polls. Polling pays only while it hits, and never on a CPU that another task needs: each poll yields the CPU first,
+//! and if another task took it, sleeping is as fast and cheaper.
 //!
-//! Who gives the CPU away among others that never sleep gets it back when each has had a slice, milliseconds later; who sleeps
-//! is woken before them. There a look always hits, since the client ran meanwhile, and costs a hundred wake-ups. So a look after
-//! which the CPU was gone that long ends all looking for a while, and for longer each time.
+//! A thread that yields to tasks that never sleep runs again after a slice of each, milliseconds later; a sleeping thread is
+//! woken before them. There a poll always hits, since the client ran meanwhile, and costs a hundred wake-ups. So a poll that
+//! lost the CPU for that long stops polling for a while, longer each time.
 //!
 //! ```text
 //!   idle --budget > 0--> look (yield, try sockets) --something came--> hit: budget up, patience down
 //!     |                    | window over, or the CPU is shared  `--but a slice was lost: no budget, patience up
 //!     |                    v
-//!     `--budget 0------> sleep (after `patience` sleeps one looks all the same, to find out)
+//!     `--budget 0------> sleep (after `patience` sleeps one polls, to find out)        
 //! ```
 
 use headworks_core::Instant;
@@ -24,9 +24,9 @@ const PATIENCE_MIN: u32 = 16;
 /// The most of them: a slice of 10 ms lost among as many sleeps of 50 us is 5 %, and after a quarter of a second without others
 /// looking is back.
 const PATIENCE_MAX: u32 = 4096;
-/// A yield that took longer than this gave the CPU to somebody else: a bare one takes less than a microsecond.
+/// A yield that took longer than this gave the CPU to another task: a bare one takes less than a microsecond.
 const SHARED_NS: u64 = 4_000;
-/// And for longer than this, to somebody who does not sleep: a client on the same CPU asks or answers within microseconds, the
+/// And for longer than this, to a task that does not sleep: a client on the same CPU asks or answers within microseconds, the
 /// scheduler's slices are 0.7 ms and more.
 const SLICE_NS: u64 = 500_000;
 
@@ -68,12 +68,12 @@ impl Polling {
         self.window_ns > 0 && self.budget > 0
     }
 
-    /// The CPU is given away after work, before the next look.
+    /// Records a yield of the CPU after work, before the next poll.
     pub fn on_give(&mut self, now: Instant) {
         self.given = Some(now);
     }
 
-    /// Something came.
+    /// Records that a poll found work.
     pub fn on_work(&mut self, now: Instant) {
         self.take_back(now);
         if self.since.take().is_some() && !self.lost {

@@ -36,9 +36,9 @@ const PATIENCE_PAUSE: std::time::Duration = std::time::Duration::from_millis(25)
 pub enum Lock {
     /// Ours.
     Held,
-    /// Somebody else uses the image in a way that excludes this use.
+    /// Another process uses the image in a way that excludes this use.
     Taken,
-    /// The filesystem has no such locks: nobody is protected.
+    /// The filesystem has no such locks: the image is not protected.
     Unavailable,
 }
 
@@ -57,7 +57,7 @@ pub fn lock(file: &File, read_only: bool) -> io::Result<Lock> {
             match set_shared(file, byte) {
                 Ok(()) => {}
                 Err(error) if says_unavailable(&error) => return Ok(Lock::Unavailable),
-                // Somebody holds an exclusive lock there; no program that we know does.
+                // Another process holds an exclusive lock there; no known program does.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     return Ok(Lock::Taken);
                 }
@@ -117,7 +117,7 @@ pub fn lock_patiently(file: &File, read_only: bool) -> io::Result<Lock> {
             Lock::Taken => {}
             answer => return Ok(answer),
         }
-        // Not while we wait: two that start together would each see the other for ever.
+        // Not while we wait: two processes that start together would block each other without end.
         release(file)?;
         std::thread::sleep(PATIENCE_PAUSE);
     }

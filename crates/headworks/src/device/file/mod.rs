@@ -58,7 +58,7 @@ pub struct FileDevice {
     zero_spans: Vec<Span>,
 }
 
-/// A command on its way through its steps.
+/// A command in flight and its current step.
 #[derive(Clone, Copy, Debug)]
 struct Stepped {
     command: Command,

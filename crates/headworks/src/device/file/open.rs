@@ -209,7 +209,7 @@ impl OpenFile {
         self.read_only
     }
 
-    /// Its size now, which differs from the volume's when somebody truncated or extended it.
+    /// The current size of the file; differs from the volume's after an external truncation or extension.
     ///
     /// # Errors
     /// When the file cannot be asked any more.
@@ -233,7 +233,7 @@ impl OpenFile {
     }
 }
 
-/// See [`OpenFile::size_watch`].
+/// A second handle of an image that reads and changes its size.
 #[derive(Clone, Debug)]
 pub struct SizeWatch {
     file: Arc<File>,
@@ -253,7 +253,7 @@ impl SizeWatch {
     /// # Errors
     /// The filesystem's reason.
     pub fn lengthen(&self, size: u64) -> io::Result<()> {
-        // A race with somebody else who makes it longer still is lost by whoever is first.
+        // In a race with another process that extends the file, the later of the two wins.
         if size < self.current_size()? {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
@@ -312,7 +312,7 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// `fstat` knows no size of a block device, the end of the file does; the file's own position is used by nobody.
+/// `fstat` knows no size of a block device, the end of the file does; the file's own position is not used otherwise.
 fn size_of_file(file: &File) -> io::Result<u64> {
     let mut position = file;
     position.seek(SeekFrom::End(0))

@@ -123,7 +123,7 @@ pub fn queue_options(
     let granularity = u32::try_from(granularity).unwrap_or(0);
     QueueOptions {
         write_cache: true,
-        // The kernel tells an error of its write-back once, to whoever syncs next. Told to a durable write, it would be that one
+        // The kernel reports a write-back error once, to the next sync. Reported to a durable write, it would be that one
         // write's: so what is in the page cache becomes durable by a flush, which knows what it means.
         fua: mode != FileMode::Buffered,
         discard: holes,

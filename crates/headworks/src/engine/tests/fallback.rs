@@ -96,7 +96,7 @@ fn without_a_single_thread_operations_are_to_be_tried_again() {
     });
 }
 
-/// It would be tried again for ever, and under `uring` everything else with it.
+/// It would be retried without end, and under `uring` everything else with it.
 #[test]
 fn without_a_single_thread_a_file_is_data() {
     let file = file("/dev/shm", false);
