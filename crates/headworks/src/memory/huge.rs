@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_aligned_zero_and_costs_what_is_touched() {
+    fn mapping_is_aligned_zero_and_allocated_on_touch() {
         let (mapping, pages) = Mapping::huge(64 << 20).unwrap();
         assert_eq!(resident(&mapping), 0);
         if pages != ORDINARY_PAGES {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_keep_what_they_hold_wherever_they_begin() {
+    fn tables_keep_their_content_at_any_alignment() {
         let table: Vec<u32> = (0..1 << 21).collect();
         for part in [&table[..], &table[1234..], &table[..5], &table[1 << 20..(1 << 20) + 400_000]]
         {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_lengths_are_rounded_up_and_impossible_ones_refused() {
+    fn odd_length_is_rounded_up_and_impossible_length_is_rejected() {
         let (mapping, _) = Mapping::huge(4096 * 3).unwrap();
         assert!(mapping.len() >= 4096 * 3);
         assert!(Mapping::huge(0).is_err() && Mapping::huge(usize::MAX).is_err());
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_word_is_understood() {
+    fn kernel_policy_is_parsed() {
         assert!(is_on("always [madvise] never\n") && is_on("[always] madvise never"));
         assert!(!is_on("always madvise [never]\n") && !is_on(""));
     }

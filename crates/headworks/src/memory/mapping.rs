@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_grows_keeps_its_bytes_and_what_is_new_is_zeros() {
+    fn grown_mapping_keeps_bytes_and_new_bytes_are_zero() {
         let mut mapping = Mapping::new(2 * PAGE).unwrap();
         // SAFETY: our own memory, inside the mapping.
         unsafe { mapping.at(2 * PAGE - 1, 1).write(7) };
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn may_be_larger_than_the_machine() {
+    fn mapping_may_exceed_physical_memory() {
         // 16 TiB: more than any machine this test runs on has.
         assert!(Mapping::new(16 << 40).is_ok());
         assert!(Mapping::new(usize::MAX & !(PAGE - 1)).is_err());
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "inside the mapping")]
-    fn a_range_that_wraps_is_outside() {
+    fn range_that_wraps_is_rejected() {
         let mapping = Mapping::new(PAGE).unwrap();
         let _ = mapping.at(1, usize::MAX);
     }

@@ -12,7 +12,7 @@
 //!   idle --budget > 0--> look (yield, try sockets) --something came--> hit: budget up, patience down
 //!     |                    | window over, or the CPU is shared  `--but a slice was lost: no budget, patience up
 //!     |                    v
-//!     `--budget 0------> sleep (after `patience` sleeps one polls, to find out)        
+//!     `--budget 0------> sleep (after `patience` sleeps one polls, to find out)
 //! ```
 
 use headworks_core::Instant;
