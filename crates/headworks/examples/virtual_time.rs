@@ -59,7 +59,8 @@ pub fn run() -> Result<Instant, ConfigError> {
             timer = None;
             inputs.push(Input::Timer);
         }
-        while let Some((_, completion)) = in_flight.pop_front_if(|(at, _)| *at <= now) {
+        while in_flight.front().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, completion)) = in_flight.pop_front() else { break };
             inputs.push(Input::Complete { device: DeviceId(0), completion });
         }
     }
