@@ -95,5 +95,7 @@ pub mod driver {
     pub use crate::runtime::{Clock, Polling, pin_thread};
     #[cfg(loom)]
     #[doc(hidden)]
-    pub use crate::sync;
+    pub mod sync {
+        pub use crate::sync::Arc;
+    }
 }
