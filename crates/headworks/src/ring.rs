@@ -289,10 +289,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_stays_with_the_caller() {
+    fn push_to_full_ring_leaves_remaining_messages_with_caller() {
         let (mut producer, mut consumer) = ring(4, &Arc::default());
         let mut batch = vec![1, 2, 3, 4, 5, 6];
-        assert!(!producer.push(&mut batch), "nobody sleeps");
+        assert!(!producer.push(&mut batch), "the consumer is awake");
         assert_eq!(batch, [5, 6]);
         assert!(!producer.push(&mut batch));
         assert_eq!(batch, [5, 6], "full");
@@ -307,27 +307,27 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_is_woken_once_and_only_if_asleep() {
+    fn push_wakes_sleeper_once_and_only_if_asleep() {
         let sleeper = Arc::new(Sleeper::default());
         let (mut first, mut inbox) = ring(8, &sleeper);
         let (mut second, _other_inbox) = ring(8, &sleeper);
         assert!(!first.push(&mut vec![1]), "awake");
-        assert!(!sleeper.may_sleep(|| inbox.is_empty()), "not over a message");
-        assert!(!first.push(&mut vec![2]), "it did not sleep");
+        assert!(!sleeper.may_sleep(|| inbox.is_empty()), "a message is pending");
+        assert!(!first.push(&mut vec![2]), "the sleep was refused");
 
         inbox.pop(8, &mut vec![]);
         assert!(sleeper.may_sleep(|| inbox.is_empty()));
-        assert!(!first.push(&mut vec![]), "nothing to say");
-        assert!(first.push(&mut vec![3]), "asleep: the first one wakes");
-        assert!(!second.push(&mut vec![4]), "the second finds it woken");
+        assert!(!first.push(&mut vec![]), "no message");
+        assert!(first.push(&mut vec![3]), "asleep: the first push wakes");
+        assert!(!second.push(&mut vec![4]), "already woken by the first push");
 
         assert!(sleeper.may_sleep(|| true));
         sleeper.woken();
-        assert!(!second.push(&mut vec![5]), "woken by something else");
+        assert!(!second.push(&mut vec![5]), "woken by another event");
     }
 
     #[test]
-    fn messages_left_in_the_ring_are_dropped_with_it() {
+    fn dropped_ring_drops_remaining_messages() {
         let token = std::sync::Arc::new(());
         let (mut producer, mut consumer) = ring(8, &Arc::default());
         let mut batch: Vec<_> = (0..5).map(|_| std::sync::Arc::clone(&token)).collect();
@@ -342,14 +342,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_is_seen_when_it_is_published_and_dropped_if_never() {
+    fn message_is_visible_after_publish_and_dropped_if_unpublished() {
         let sleeper = Arc::default();
         let (mut producer, mut consumer) = ring(2, &sleeper);
         assert_eq!((producer.put(1), producer.put(2), producer.put(3)), (Ok(()), Ok(()), Err(3)));
         assert!(consumer.is_empty(), "not published");
         assert!(sleeper.may_sleep(|| consumer.is_empty()));
-        assert!(producer.publish(), "it sleeps");
-        assert!(!producer.publish(), "nothing new");
+        assert!(producer.publish(), "the consumer sleeps");
+        assert!(!producer.publish(), "no new message");
         assert!(!producer.is_empty());
         let mut sum = 0;
         assert_eq!(consumer.pop_each(usize::MAX, |message| sum += message), 2);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_keep_order_around_the_ring() {
+    fn order_is_kept_between_threads_when_ring_wraps() {
         const COUNT: u32 = 100_000;
         let (mut producer, mut consumer) = ring(64, &Arc::default());
         let sender = std::thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! No engine allocates for an operation, a watch or a wake-up once it is warm, nor does a ring for a message.
+//! Allocations of warm engines and rings: none for an operation, a watch, a wake-up or a message.
 //!
-//! Counted by this program's allocator over all threads, the pool's included. One test alone in its file, because other
-//! tests would allocate in between.
+//! The global allocator counts over all threads, the pool's included. The file has a single test, because concurrent tests
+//! would allocate, too.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::OpenOptions;
@@ -21,10 +21,10 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: everything is done by `System`.
+// SAFETY: `System` does all the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // Relaxed: a counter; it is read when everything it counts is over.
+        // Relaxed: a counter; it is read after the counted operations have ended.
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's promise, passed on.
         unsafe { System.alloc(layout) }
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A batch of writes with one span and with many, a sync, a watch that fires, a wake-up.
+/// Executes a batch of writes with one or several spans, a sync, a watch that fires and a wake-up.
 fn round(engine: &mut dyn Engine, fd: i32, pair: &mut (UnixStream, UnixStream), spans: &[Span]) {
     let mut expected = 2;
     engine.watch(0, pair.0.as_raw_fd(), Interest::Read);
@@ -72,12 +72,12 @@ fn round(engine: &mut dyn Engine, fd: i32, pair: &mut (UnixStream, UnixStream), 
 }
 
 thread_local! {
-    /// Kept from round to round, as a reactor does.
+    /// Event buffer, reused by all rounds as in a reactor.
     static EVENTS: std::cell::Cell<Vec<Event>> = const { std::cell::Cell::new(Vec::new()) };
 }
 
 #[test]
-fn nothing_is_allocated_once_warm() {
+fn warm_engines_and_rings_do_not_allocate() {
     let path = std::env::temp_dir().join(format!("headworks-alloc-{}", std::process::id()));
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -92,7 +92,7 @@ fn nothing_is_allocated_once_warm() {
         let Ok((mut engine, _)) = open_engine(choice, 64) else {
             continue; // Forbidden on this machine.
         };
-        // Threads allocate when they first run, which may be late; an operation that allocates does so in every stretch.
+        // A thread allocates when it first runs, possibly late. An operation that allocates does so in all ten stretches.
         let counts = (0..10).map(|_| {
             let before = ALLOCATIONS.load(Ordering::Relaxed);
             (0..100).for_each(|_| round(&mut *engine, file.as_raw_fd(), &mut pair, &spans));

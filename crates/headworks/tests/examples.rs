@@ -1,4 +1,4 @@
-//! The examples, each run once as a part of this test.
+//! The examples, each run once.
 
 #[path = "../examples/custom_device.rs"]
 mod custom_device;
@@ -8,7 +8,7 @@ mod custom_elevator;
 mod virtual_time;
 
 #[test]
-fn custom_device_answers_reads() {
+fn custom_device_completes_reads() {
     custom_device::main().unwrap();
 }
 

@@ -1,13 +1,13 @@
-//! The ring, the sleep/wake handshake and the waker's bell under the model checker: every interleaving, every order that the
-//! memory model allows.
+//! The ring, the sleep/wake handshake and the waker's flag under the model checker: every interleaving and every order that
+//! the memory model allows.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p headworks --test loom_ring --release
 //! ```
 //!
 //! Without that flag the file is empty. A shard's sleep is a mutex and a condition variable here, which behave as the
-//! eventfd and the engine do: noise made before the sleep ends it at once. A lost wake-up is a deadlock, and loom reports it.
-//! The models marked `should_panic` do one step wrongly on purpose: they show that the checker would see it.
+//! eventfd and the engine do: a wake-up before the sleep ends it at once. A lost wake-up is a deadlock, and loom reports it.
+//! The models marked `should_panic` do one step wrongly on purpose: they show that the checker detects the fault.
 #![cfg(loom)]
 
 use headworks::driver::sync::Arc;
@@ -17,34 +17,34 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::mem::ManuallyDrop;
 
-/// What a shard sleeps on.
+/// The primitive that a shard sleeps on.
 #[derive(Default)]
-struct Bed {
-    noise: Mutex<bool>,
-    heard: Condvar,
+struct Parker {
+    woken: Mutex<bool>,
+    changed: Condvar,
 }
 
-impl Bed {
-    fn make_noise(&self) {
-        *self.noise.lock().unwrap() = true;
-        self.heard.notify_one();
+impl Parker {
+    fn wake(&self) {
+        *self.woken.lock().unwrap() = true;
+        self.changed.notify_one();
     }
 
     fn sleep(&self) {
-        let mut noise = self.noise.lock().unwrap();
-        while !*noise {
-            noise = self.heard.wait(noise).unwrap();
+        let mut woken = self.woken.lock().unwrap();
+        while !*woken {
+            woken = self.changed.wait(woken).unwrap();
         }
-        *noise = false;
+        *woken = false;
     }
 }
 
 #[test]
-fn messages_come_whole_in_order_and_once() {
+fn messages_arrive_in_order_exactly_once() {
     loom::model(|| {
         let (mut producer, mut consumer) = ring(2, &Arc::new(Sleeper::default()));
         let sender = thread::spawn(move || {
-            // More than fits, so that slots are used again while the consumer may still be at them.
+            // More than fits, so that slots are used again while the consumer may still read them.
             let mut batch = vec![Box::new(1), Box::new(2), Box::new(3)];
             while !batch.is_empty() {
                 let _ = producer.push(&mut batch);
@@ -62,7 +62,7 @@ fn messages_come_whole_in_order_and_once() {
 }
 
 #[test]
-fn what_is_left_is_dropped_by_whoever_goes_last() {
+fn last_dropped_end_drops_remaining_messages() {
     loom::model(|| {
         let value = Arc::new(0);
         let (mut producer, mut consumer) = ring(2, &Arc::new(Sleeper::default()));
@@ -78,30 +78,30 @@ fn what_is_left_is_dropped_by_whoever_goes_last() {
 }
 
 /// Sends one message and wakes the shard if the ring says so.
-fn send(mut producer: Producer<u32>, bed: &Bed) {
+fn send(mut producer: Producer<u32>, parker: &Parker) {
     if producer.push(&mut vec![7]) {
-        bed.make_noise();
+        parker.wake();
     }
 }
 
-/// A shard and as many senders as `SENDERS`. `may_sleep` is the step under test.
+/// Runs a shard and `SENDERS` senders of one message each. `may_sleep` is the step under test.
 fn handshake<const SENDERS: usize>(may_sleep: fn(&Sleeper, &mut [Consumer<u32>]) -> bool) {
     // Kept from being dropped when loom panics: its `Arc` would panic a second time.
     let sleeper = ManuallyDrop::new(Arc::new(Sleeper::default()));
-    let bed = ManuallyDrop::new(Arc::new(Bed::default()));
+    let parker = ManuallyDrop::new(Arc::new(Parker::default()));
     let (producers, consumers): (Vec<_>, Vec<_>) = (0..SENDERS).map(|_| ring(1, &sleeper)).unzip();
     let mut consumers = ManuallyDrop::new(consumers);
     let senders: Vec<_> = producers
         .into_iter()
         .map(|producer| {
-            let bed = Arc::clone(&bed);
-            thread::spawn(move || send(producer, &bed))
+            let parker = Arc::clone(&parker);
+            thread::spawn(move || send(producer, &parker))
         })
         .collect();
     let mut out = Vec::new();
     while out.len() < SENDERS {
         if may_sleep(&sleeper, &mut consumers) {
-            bed.sleep();
+            parker.sleep();
             sleeper.woken();
         }
         for consumer in consumers.iter_mut() {
@@ -112,7 +112,7 @@ fn handshake<const SENDERS: usize>(may_sleep: fn(&Sleeper, &mut [Consumer<u32>])
         sender.join().unwrap();
     }
     ManuallyDrop::into_inner(consumers);
-    ManuallyDrop::into_inner(bed);
+    ManuallyDrop::into_inner(parker);
     ManuallyDrop::into_inner(sleeper);
 }
 
@@ -121,14 +121,14 @@ fn all_empty(consumers: &mut [Consumer<u32>]) -> bool {
 }
 
 #[test]
-fn no_message_is_slept_over() {
+fn sender_wakes_sleeping_receiver() {
     loom::model(|| {
         handshake::<1>(|sleeper, consumers| sleeper.may_sleep(|| all_empty(consumers)));
     });
 }
 
 #[test]
-fn two_senders_share_one_sleeper() {
+fn two_senders_wake_one_sleeping_receiver() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3); // All interleavings of three threads are too many; bugs need few preemptions.
     model.check(|| {
@@ -136,17 +136,17 @@ fn two_senders_share_one_sleeper() {
     });
 }
 
-/// Mutant: announces sleep and does not look again.
+/// Mutant: announces sleep and does not check the rings again.
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_the_second_look_a_message_is_slept_over() {
+fn sleep_without_second_check_loses_wake_up() {
     loom::model(|| handshake::<1>(|sleeper, _| sleeper.may_sleep(|| true)));
 }
 
-/// Mutant: looks first and announces afterwards.
+/// Mutant: checks the rings first and announces sleep afterwards.
 #[test]
 #[should_panic(expected = "deadlock")]
-fn looking_before_announcing_a_message_is_slept_over() {
+fn check_before_sleep_announcement_loses_wake_up() {
     loom::model(|| {
         handshake::<1>(|sleeper, consumers| {
             let idle = all_empty(consumers);
@@ -155,29 +155,29 @@ fn looking_before_announcing_a_message_is_slept_over() {
     });
 }
 
-/// Two threads say something and wake; the shard turns until it has seen both. `answer` is the step under test: it hears
-/// the noise and then looks at what was said.
-fn bell(answer: fn(&WakeFlag, &Bed, &mut dyn FnMut())) {
+/// Two threads each store a word and wake the shard, which loops until it has read both words. `answer` is the step under
+/// test: it sleeps, clears the flag and reads the words.
+fn wake_flag(answer: fn(&WakeFlag, &Parker, &mut dyn FnMut())) {
     let shared =
-        Arc::new(([AtomicU32::new(0), AtomicU32::new(0)], WakeFlag::default(), Bed::default()));
+        Arc::new(([AtomicU32::new(0), AtomicU32::new(0)], WakeFlag::default(), Parker::default()));
     let shared = ManuallyDrop::new(shared); // As above.
-    let (said, bell, bed) = &**shared;
+    let (words, flag, parker) = &**shared;
     let wakers: Vec<_> = (0..2)
-        .map(|who| {
+        .map(|index| {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                let (said, bell, bed) = &*shared;
-                said[who].store(1, Relaxed); // The bell alone has to make it seen.
-                if bell.ring() {
-                    bed.make_noise();
+                let (words, flag, parker) = &*shared;
+                words[index].store(1, Relaxed); // The flag alone orders this store before the read.
+                if flag.ring() {
+                    parker.wake();
                 }
             })
         })
         .collect();
-    let mut heard = 0;
-    while heard < 2 {
-        answer(bell, bed, &mut || {
-            heard = said.iter().map(|word| word.load(Relaxed)).sum();
+    let mut seen = 0;
+    while seen < 2 {
+        answer(flag, parker, &mut || {
+            seen = words.iter().map(|word| word.load(Relaxed)).sum();
         });
     }
     for waker in wakers {
@@ -187,27 +187,27 @@ fn bell(answer: fn(&WakeFlag, &Bed, &mut dyn FnMut())) {
 }
 
 #[test]
-fn coalesced_wake_ups_lose_nothing() {
+fn coalesced_wake_ups_lose_no_message() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        bell(|bell, bed, look| {
-            bed.sleep();
-            bell.answer();
-            look();
+        wake_flag(|flag, parker, read| {
+            parker.sleep();
+            flag.answer();
+            read();
         });
     });
 }
 
-/// Mutant: lowers the flag after looking, so a wake-up in between is silent and what it said unseen.
+/// Mutant: clears the flag after the read, so a wake-up in between is suppressed and its word is never read.
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_flag_lowered_too_late_loses_a_wake_up() {
+fn wake_flag_cleared_after_check_loses_wake_up() {
     loom::model(|| {
-        bell(|bell, bed, look| {
-            bed.sleep();
-            look();
-            bell.answer();
+        wake_flag(|flag, parker, read| {
+            parker.sleep();
+            read();
+            flag.answer();
         });
     });
 }

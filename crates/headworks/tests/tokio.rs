@@ -7,7 +7,7 @@ use headworks::{
 use headworks_core::Op;
 
 #[test]
-fn completions_are_awaited_and_the_end_is_seen() {
+fn reap_awaits_completions_and_reports_owner_shutdown() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
     let (owner, handles) =
         Owner::start(OwnerOptions { handles: 2, ..OwnerOptions::default() }).unwrap();

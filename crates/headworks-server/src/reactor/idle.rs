@@ -47,7 +47,7 @@ impl IdlePolicy {
             }
             return true;
         }
-        if !self.polling.look_again(now) {
+        if !self.polling.poll_again(now) {
             return false;
         }
         let before = clock.now();

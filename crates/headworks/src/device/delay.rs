@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_as_long_as_the_operation_says() {
+    fn each_operation_waits_for_its_own_delay() {
         let delay = DelayDevice::new(options(500, 70, 0), Box::new(NullDevice));
         let mut bench = Bench::new(delay);
         let start = bench.now;
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leaves_before_its_time() {
+    fn command_is_not_released_before_its_delay() {
         let mut bench = Bench::new(DelayDevice::new(options(500, 0, 0), Box::new(NullDevice)));
         bench.submit(Op::Read, NONE, 0, 4096);
         let (mut completions, mut disk) = (Vec::new(), crate::device::testing::TestDisk::default());
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn data_move_at_the_end_of_the_wait() {
+    fn data_are_transferred_after_the_delay() {
         let delay = DelayDevice::new(options(500, 0, 0), Box::new(MemDevice::new(4096).unwrap()));
         let mut bench = Bench::new(delay);
         bench.submit(Op::Read, NONE, 0, 512);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_together_keeps_its_own_bytes() {
+    fn commands_due_together_keep_their_own_data() {
         let mem = MemDevice::new(1 << 20).unwrap();
         let delay = DelayDevice::new(options(0, 500, 0), Box::new(mem));
         let mut bench = Bench::new(delay);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_stays_in_its_range_and_repeats() {
+    fn jitter_stays_in_range_and_repeats_with_seed() {
         let waits = || {
             let mut delay = DelayDevice::new(options(1000, 0, 300), Box::new(NullDevice));
             (0..500).map(|_| delay.wait_ns(Op::Read)).collect::<Vec<_>>()
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_a_vector() {
+    fn random_commands_match_vector_model() {
         let mem = MemDevice::new(1 << 20).unwrap();
         let options = DelayOptions { wait_ns: [5; Op::COUNT], ..options(0, 0, 9) };
         let mut bench = Bench::new(DelayDevice::new(options, Box::new(mem)));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn holding_is_bounded_and_slots_come_back() {
+    fn held_commands_are_bounded_and_slots_are_reused() {
         let mut bench = Bench::new(DelayDevice::new(options(9, 0, 5), Box::new(NullDevice)));
         for _ in 0..3 {
             for _ in 0..HELD_MAX + 3 {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_add_up_through_two_wrappers() {
+    fn delays_of_nested_devices_add_up() {
         let below = DelayDevice::new(options(300, 0, 0), Box::new(NullDevice));
         let mut bench = Bench::new(DelayDevice::new(options(40, 0, 0), Box::new(below)));
         let start = bench.now;

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_chosen_operation_fails_and_as_chosen() {
+    fn only_selected_operation_fails_with_selected_error() {
         for error in [IoError::Medium, IoError::NoSpace, IoError::Busy, IoError::Unsupported] {
             for op in Op::ALL {
                 let mut bench =
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_touched_by_one_byte_and_never_by_flushes() {
+    fn one_overlapping_byte_fails_a_command_and_flush_succeeds() {
         let mut bench = bench(ErrorOptions { range: Some(4096..8192), ..ErrorOptions::default() });
         for (offset, len, expected) in [
             (0, 4096, false),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn after_and_count_bound_the_failures() {
+    fn after_and_count_limit_the_failures() {
         let mut bench = bench(ErrorOptions {
             op: Some(Op::Write),
             after: 2,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_kept_and_repeat_with_their_seed() {
+    fn failure_rate_matches_option_and_repeats_with_seed() {
         let run = |seed| {
             let mut bench = bench(ErrorOptions {
                 rate: Probability::from_billionths(50_000_000).unwrap(),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_moves_nothing_and_its_neighbours_in_the_batch_do() {
+    fn failed_command_moves_no_data_and_rest_of_batch_completes() {
         let mem = MemDevice::new(1 << 20).unwrap();
         let options =
             ErrorOptions { range: Some(512..1024), op: Some(Op::Write), ..ErrorOptions::default() };
@@ -251,14 +251,14 @@ mod tests {
     }
 
     #[test]
-    fn time_passes_through() {
+    fn time_outs_of_inner_device_are_forwarded() {
         let slow = DelayOptions { wait_ns: [100; Op::COUNT], ..DelayOptions::default() };
         let delay = DelayDevice::new(slow, Box::new(NullDevice));
         let options = ErrorOptions { count: 1, ..ErrorOptions::default() };
         let mut bench = Bench::new(ErrorDevice::new(options, Box::new(delay)));
         let start = bench.now;
         assert!(fails(&mut bench, Op::Read, 0, 512));
-        assert_eq!(bench.now, start, "failures come at once");
+        assert_eq!(bench.now, start, "failures complete without delay");
         assert!(!fails(&mut bench, Op::Read, 0, 512));
         assert_eq!(bench.now.since(start), 100);
     }

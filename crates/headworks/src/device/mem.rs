@@ -226,7 +226,7 @@ mod tests {
     use crate::device::testing::{Bench, against_model};
 
     #[test]
-    fn chunks_that_were_never_written_are_holes_of_any_length() {
+    fn block_status_reports_unwritten_chunks_as_holes() {
         let size = 1 << 40;
         let mut bench = Bench::new(MemDevice::new(size).unwrap());
         const C: u64 = CHUNK as u64;
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(told(size - 5, 5), [(5, 3)]);
     }
 
-    /// Pages of the disk that have memory.
+    /// Number of resident pages of the device.
     fn resident(device: &MemDevice) -> usize {
         let mut pages = vec![0u8; device.bytes.len() / PAGE];
         let base = device.bytes.base().cast();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_grew_has_its_bytes_and_zeros_behind_them() {
+    fn grown_device_keeps_data_and_new_range_reads_zeros() {
         let mut bench = Bench::new(MemDevice::new(100_000).unwrap());
         bench.buffer()[..4096].fill(7);
         assert_eq!(bench.run(Op::Write, BioFlags::NONE, 90_000, 4096).status, Ok(()));
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_a_vector() {
+    fn random_commands_match_vector_model() {
         // An odd size: the last chunk and the last block are partial.
         let size = 9 * CHUNK + 1234;
         for seed in 0..8 {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_written_is_a_hole_and_costs_nothing() {
+    fn unwritten_range_reads_as_hole_or_zeros() {
         let mut bench = Bench::new(MemDevice::new(1 << 40).unwrap());
         bench.buffer().fill(7);
         assert_eq!(bench.run(Op::Write, BioFlags::NONE, 77 << 30, 4096).status, Ok(()));
@@ -299,13 +299,13 @@ mod tests {
             let read = bench.run(Op::Read, BioFlags::HOLE_OK, offset, len);
             assert_eq!((read.hole, read.transferred), (hole, len), "{offset} + {len}");
         }
-        // The same without HOLE_OK: zeros, and still no memory for them.
+        // Without HOLE_OK the read returns zeros.
         let read = bench.run(Op::Read, BioFlags::NONE, 5 << 30, 1 << 20);
         assert!(!read.hole && bench.buffer()[..1 << 20].iter().all(|&byte| byte == 0));
     }
 
     #[test]
-    fn discard_gives_memory_back() {
+    fn discard_frees_memory() {
         let mut bench = Bench::new(MemDevice::new(64 * CHUNK as u64).unwrap());
         bench.buffer().fill(7);
         let len = 16 * CHUNK as u32;
@@ -315,14 +315,14 @@ mod tests {
         assert_eq!(bench.run(Op::Discard, BioFlags::NONE, 100, len - 100).status, Ok(()));
         assert!(resident(bench.device()) <= full - 15 * CHUNK / PAGE);
         let read = bench.run(Op::Read, BioFlags::HOLE_OK, CHUNK as u64, 15 * CHUNK as u32);
-        assert!(read.hole, "chunks given back are holes again");
+        assert!(read.hole, "discarded chunks are holes again");
         assert!(!bench.run(Op::Read, BioFlags::HOLE_OK, 0, 4096).hole);
         assert_eq!((bench.buffer()[99], bench.buffer()[100]), (7, 0));
     }
 
     #[test]
-    fn ranges_over_several_words_of_bits() {
-        // 300 chunks are five words: whatever single chunk is written, a range around it must see it.
+    fn written_chunk_is_found_across_bitmap_words() {
+        // 300 chunks are five bitmap words. Every range around the one written chunk must find it.
         for chunk in [0, 1, 63, 64, 100, 127, 128, 200, 255, 256, 299] {
             let device = MemDevice::new(300 * CHUNK as u64).unwrap();
             let mut bench = Bench::new(device);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_end_is_an_error_value() {
+    fn command_beyond_the_end_returns_invalid() {
         let mut bench = Bench::new(MemDevice::new(8192).unwrap());
         for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
             for (offset, len) in [(8192, 1), (4096, 4097), (u64::MAX, 4096)] {

@@ -59,7 +59,7 @@ mod tests {
     use headworks_core::Extent;
 
     #[test]
-    fn reads_zeros_or_a_hole_and_takes_everything() {
+    fn reads_return_zeros_or_hole_and_other_commands_succeed() {
         let mut bench = Bench::new(NullDevice);
         bench.buffer()[..8192].fill(7);
         let read = bench.run(Op::Read, BioFlags::HOLE_OK, 1 << 40, 8192);

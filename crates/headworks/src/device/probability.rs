@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draws_match_the_probability() {
+    fn draw_frequency_matches_the_probability() {
         let mut prng = Prng::new(1);
         let tenth = Probability::from_billionths(BILLION / 10).unwrap();
         let hits = (0..10_000).filter(|_| tenth.draw(&mut prng)).count();

@@ -1,4 +1,4 @@
-//! What the tests of devices share: a disk queue without an engine, a bench that drives one device, and a model to agree with.
+//! Fixtures of the device tests: a disk queue without an engine, a bench that drives one device, and a vector model.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use super::{Command, CommandBatch, Device, DeviceIo, file};
 use crate::engine::{DiskDone, DiskOp, DiskQueue};
 use crate::memory::{Buffer, Pool, Span};
 
-/// Executes operations one by one when told to, with the very system calls an engine would use.
+/// A disk queue that executes one operation per call, with the system calls of an engine.
 #[derive(Default)]
 pub struct TestDisk {
     queue: VecDeque<(DiskOp, Vec<Span>)>,
-    /// Every operation that was pushed.
+    /// All pushed operations.
     pub log: Vec<DiskOp>,
-    /// Results for the next operations instead of doing them; `None` does it.
+    /// Results of the next operations; `None` executes the operation.
     pub script: VecDeque<Option<i32>>,
-    /// Takes nothing while set.
+    /// Rejects pushes while set.
     pub full: bool,
 }
 
@@ -37,7 +37,7 @@ impl DiskQueue for TestDisk {
 }
 
 impl TestDisk {
-    /// Does the oldest operation.
+    /// Executes the oldest operation.
     pub fn step(&mut self) -> Option<DiskDone> {
         let (op, spans) = self.queue.pop_front()?;
         let result = match self.script.pop_front().flatten() {
@@ -49,16 +49,16 @@ impl TestDisk {
     }
 }
 
-/// Drives one device: commands in, completions out, time that jumps to where the device wants to be called.
+/// Drives one device: submits commands, collects completions and advances the clock to the device's next time-out.
 pub struct Bench<D> {
     device: D,
-    /// The engine's part.
+    /// The disk queue in place of an engine.
     pub disk: TestDisk,
     /// The clock.
     pub now: Instant,
-    /// What was answered and not yet taken.
+    /// Completions not yet taken by the test.
     pub completions: Vec<Completion>,
-    /// Which of the device's files.
+    /// The volume of the next commands.
     pub volume: VolumeId,
     pool: Pool,
     buffer: Buffer,
@@ -92,13 +92,13 @@ impl<D: Device> Bench<D> {
         &mut self.device
     }
 
-    /// The memory that commands read into and write from.
+    /// The data buffer of the commands.
     pub fn buffer(&mut self) -> &mut [u8] {
-        // SAFETY: the buffer is the bench's, and no command is in flight while a test looks at it.
+        // SAFETY: the buffer is the bench's, and no command is in flight while a test uses it.
         unsafe { std::slice::from_raw_parts_mut(self.buffer.base(), BUFFER) }
     }
 
-    /// A command on the first `len` bytes of the buffer, in up to three spans cut at multiples of 4096.
+    /// Submits a command on the first `len` bytes of the buffer, in up to three spans cut at multiples of 4096.
     pub fn submit(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) -> RequestId {
         let mut spans = Vec::new();
         if op == Op::BlockStatus {
@@ -117,7 +117,7 @@ impl<D: Device> Bench<D> {
         self.submit_spans(op, flags, offset, len, &spans)
     }
 
-    /// A command on `spans`.
+    /// Submits a command on `spans`.
     pub fn submit_spans(
         &mut self,
         op: Op,
@@ -143,7 +143,7 @@ impl<D: Device> Bench<D> {
         id
     }
 
-    /// Commands on spans that stay valid until they are drained.
+    /// Submits commands on spans that stay valid until the commands are drained.
     pub fn submit_batch(&mut self, batch: CommandBatch<'_>) {
         let mut io = DeviceIo {
             device: DeviceId(3),
@@ -154,7 +154,7 @@ impl<D: Device> Bench<D> {
         unsafe { self.device.submit(self.now, batch, &mut io) };
     }
 
-    /// One step of the disk, or else of time. False when nothing is left to do.
+    /// Executes one operation, or else advances the clock to the next time-out. Returns false when neither is pending.
     pub fn step(&mut self) -> bool {
         let done = self.disk.step();
         let mut io = DeviceIo {
@@ -174,13 +174,13 @@ impl<D: Device> Bench<D> {
         true
     }
 
-    /// Everything until nothing is left to do.
+    /// Steps until nothing is pending and returns all completions.
     pub fn drain(&mut self) -> Vec<Completion> {
         while self.step() {}
         std::mem::take(&mut self.completions)
     }
 
-    /// One command from start to end.
+    /// Executes one command and returns its completion.
     pub fn run(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) -> Completion {
         let id = self.submit(op, flags, offset, len);
         let done = self.drain();
@@ -204,7 +204,7 @@ impl<D> Drop for Bench<D> {
     }
 }
 
-/// Random commands of whole blocks against a plain vector. Discards are expected to read as zeros afterwards, as all our
+/// Checks random commands of whole blocks against a vector. Discards are expected to read as zeros afterwards, as all our
 /// devices do. Short transfers are continued as the queue does.
 pub fn against_model<D: Device>(
     bench: &mut Bench<D>,
@@ -314,18 +314,18 @@ fn continue_to_end<D: Device>(
     }
 }
 
-/// A file's path that is this test's alone; removed at the end.
+/// A path unique to one test; the file is removed on drop.
 pub struct TempFile(PathBuf);
 
 impl TempFile {
-    /// An empty file.
+    /// Creates an empty file.
     pub fn new(name: &str) -> Self {
         let file = Self::absent(name);
         std::fs::write(file.path(), []).unwrap();
         file
     }
 
-    /// Only the path.
+    /// Reserves the path without creating the file.
     pub fn absent(name: &str) -> Self {
         Self::absent_in(&std::env::temp_dir(), name)
     }
@@ -343,12 +343,12 @@ impl TempFile {
 
 impl Drop for TempFile {
     fn drop(&mut self) {
-        // May never have been made.
+        // The file may not exist.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// A directory in memory, where the machine has one that can be written to.
+/// Returns a writable directory on a memory filesystem, if the machine has one.
 pub fn memory_directory() -> Option<PathBuf> {
     let shm = PathBuf::from("/dev/shm");
     let probe = TempFile::absent_in(&shm, "probe");

@@ -627,7 +627,7 @@ impl Driver {
         if self.has_inputs() || !self.events.is_empty() {
             return Ok(());
         }
-        if self.polling.look_again(now) {
+        if self.polling.poll_again(now) {
             let before = self.clock.now();
             std::thread::yield_now();
             self.polling.on_yield(self.clock.now().since(before));

@@ -1,4 +1,4 @@
-//! The rings with a shard between them: bytes, order, hot-add and hot-remove, ends.
+//! Owner and handles end to end: data, order, hot-add, hot-remove and shutdown.
 
 use std::os::fd::AsRawFd;
 use std::time::Instant as WallClock;
@@ -69,7 +69,7 @@ fn one(handle: &mut Handle) -> IoCompletion {
     completions.remove(0)
 }
 
-/// Does one I/O and gives back its slot.
+/// Executes one I/O and releases its slot.
 fn run(handle: &mut Handle, volume: VolumeId, io: Io) -> Status {
     let slot = handle.slot().unwrap();
     handle.put(volume, slot, io).unwrap();
@@ -126,7 +126,7 @@ fn feed(handle: &mut Handle, volume: VolumeId, first_block: u64, count: u64) -> 
 }
 
 #[test]
-fn every_bio_of_every_handle_completes_once_with_its_bytes() {
+fn concurrent_handles_complete_every_bio_once_with_correct_data() {
     let (owner, handles, volume) = over(memory(), 4);
     std::thread::scope(|scope| {
         for (index, mut handle) in handles.into_iter().enumerate() {
@@ -145,7 +145,7 @@ fn every_bio_of_every_handle_completes_once_with_its_bytes() {
 }
 
 #[test]
-fn many_handles_share_an_owner() {
+fn owner_completes_bios_of_sixty_four_handles() {
     let (owner, handles, volume) = over(memory(), 64);
     std::thread::scope(|scope| {
         for mut handle in handles {
@@ -160,7 +160,7 @@ fn many_handles_share_an_owner() {
 }
 
 #[test]
-fn cached_volume_is_flushed_at_the_end_and_failure_reported() {
+fn shutdown_flushes_cached_volume_and_reports_flush_error() {
     let cache = CacheOptions { units: 256, ..CacheOptions::default() };
     let end = |setup| {
         let (owner, mut handles) = Owner::start(OwnerOptions { cache, ..options() }).unwrap();
@@ -195,7 +195,7 @@ fn cached_bytes_are_in_the_image_after_shutdown() {
 }
 
 #[test]
-fn slow_device_lets_both_ends_sleep() {
+fn owner_and_handle_sleep_while_slow_device_works() {
     let (owner, mut handles, volume) = over(slow(2), 1);
     // On a busy machine a yield of the CPU may take as long as the device.
     let mut rounds = 0;
@@ -208,7 +208,7 @@ fn slow_device_lets_both_ends_sleep() {
 }
 
 #[test]
-fn idle_owner_ends_at_once() {
+fn idle_owner_shuts_down_promptly() {
     let cache = CacheOptions { units: 256, ..CacheOptions::default() };
     for cache in [cache, CacheOptions::default()] {
         let start = WallClock::now();
@@ -221,14 +221,14 @@ fn idle_owner_ends_at_once() {
 }
 
 #[test]
-fn wait_with_nothing_in_flight_returns() {
+fn wait_without_bios_in_flight_returns_idle() {
     let (_owner, mut handles, _) = over(null(), 1);
     assert_eq!(handles[0].wait(), WaitOutcome::Idle);
     assert!(!handles[0].arm());
 }
 
 #[test]
-fn misuse_is_an_error_and_returns_the_slot() {
+fn rejected_put_returns_the_slot() {
     let (_owner, mut handles, volume) = over(null(), 2);
     let [first, second] = &mut handles[..] else { panic!("two handles") };
     let rejected = first.put(volume, second.slot().unwrap(), Io::flush()).unwrap_err();
@@ -245,7 +245,7 @@ fn misuse_is_an_error_and_returns_the_slot() {
 }
 
 #[test]
-fn dropped_handle_leaves_its_bios_to_the_owner() {
+fn bios_of_dropped_handle_still_complete() {
     let (owner, mut handles, volume) = over(slow(1), 3);
     let mut gone = handles.remove(1);
     for index in 0..16 {
@@ -256,7 +256,7 @@ fn dropped_handle_leaves_its_bios_to_the_owner() {
     drop(gone);
     assert_eq!(run(&mut handles[1], volume, Io::write(0, BLOCK as u32)), Ok(()));
     drop(handles);
-    assert_eq!(owner.join().unwrap().counts.messages, 17, "those of the lost handle, too");
+    assert_eq!(owner.join().unwrap().counts.messages, 17, "bios of the dropped handle included");
 }
 
 #[test]
@@ -291,7 +291,7 @@ fn volumes_are_added_and_removed_under_load() {
                 owner.remove_device(device, Duration::ZERO),
                 Err(ChangeError::Busy(_))
             ));
-            // In flight while the volume is removed: completes, well or rejected.
+            // Reads in flight while the volume is removed complete with success or are rejected.
             for _ in 0..4 {
                 let slot = other.slot().unwrap();
                 other.put(added, slot, Io::read(0, BLOCK as u32)).unwrap();
@@ -327,7 +327,7 @@ fn removal_writes_dirty_data_or_fails_and_keeps_the_volume() {
     assert!(owner.remove_volume(good, SOON).unwrap_err().to_string().contains("no such volume"));
 }
 
-/// A device that completes nothing until it is told to.
+/// A device that completes no command until `release` is set.
 struct StuckDevice {
     commands: Vec<Command>,
     release: Arc<AtomicBool>,
@@ -373,7 +373,7 @@ fn timed_out_slot_returns_when_the_device_releases_it() {
     let start = WallClock::now();
     let back = loop {
         assert!(start.elapsed() < SOON);
-        // Any command makes the owner look at its device.
+        // Any command makes the owner call its device.
         let _ = owner.stats(volume);
         handle.reap(8, &mut Vec::new());
         if let Some(slot) = handle.slot() {
@@ -386,7 +386,7 @@ fn timed_out_slot_returns_when_the_device_releases_it() {
 }
 
 #[test]
-fn device_that_never_answers_does_not_hang_the_end() {
+fn shutdown_does_not_hang_on_stuck_device() {
     for how in ["join", "shutdown", "drop"] {
         let stuck = StuckDevice { commands: Vec::new(), release: Arc::default() };
         let options = OwnerOptions { shutdown_timeout: Duration::from_millis(50), ..options() };
@@ -427,14 +427,14 @@ fn removal_from_a_stuck_device_times_out() {
 }
 
 #[test]
-fn error_device_completes_with_its_error() {
+fn device_error_reaches_the_completion() {
     let (_owner, mut handles, volume) = over(failing(Op::Read), 1);
     assert_eq!(run(&mut handles[0], volume, Io::read(0, BLOCK as u32)), Err(IoError::Medium));
     assert_eq!(run(&mut handles[0], volume, Io::write(0, BLOCK as u32)), Ok(()));
 }
 
 #[test]
-fn epoll_sees_completions_of_several_handles() {
+fn epoll_reports_completions_of_several_handles() {
     let (owner, mut handles, volume) = over(slow(1), 4);
     // SAFETY: no pointers.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -479,7 +479,7 @@ fn epoll_sees_completions_of_several_handles() {
 }
 
 #[test]
-fn options_out_of_range_are_errors() {
+fn out_of_range_options_are_rejected() {
     let message = |options| Owner::start(options).map(|_| ()).unwrap_err().to_string();
     assert!(message(OwnerOptions { handles: 0, ..options() }).contains("handles"));
     assert!(message(OwnerOptions { depth: 4097, ..options() }).contains("depth"));

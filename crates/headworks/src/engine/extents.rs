@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_file_is_told_as_it_is() {
+    fn sparse_file_reports_its_holes_and_data() {
         for directory in [Some(std::env::temp_dir()), memory_directory()].into_iter().flatten() {
             let (_path, file) = sparse(&directory);
             let all = [(MIB, HOLE), (2 * MIB, DATA), (2 * MIB, HOLE), (MIB, DATA)];
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beyond_the_end_is_no_hole() {
+    fn range_beyond_end_of_file_is_reported_as_data() {
         let (_path, file) = sparse(&std::env::temp_dir());
         file.set_len(3 * MIB).unwrap();
         assert_eq!(told(&file, 0, 8 * MIB, false), [(MIB, HOLE), (7 * MIB, DATA)]);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_ends_where_it_is_full_and_what_is_no_file_is_an_error() {
+    fn extent_list_stops_when_full_and_pipe_returns_error() {
         let path = TempFile::new("fragments");
         let file = File::options().write(true).read(true).open(path.path()).unwrap();
         for index in 0..100 {

@@ -271,7 +271,7 @@ mod tests {
     use crate::engine::tests::interrupting_signal;
 
     fn job(slot: u32, fd: RawFd, kind: DiskKind, buffer: &libc::iovec) -> Job {
-        // Offset -1: where a pipe stands.
+        // Offset -1: the current position, for pipes.
         let (offset, len) = (-1, 0);
         let vectors = Vectors { first: buffer, count: 1 };
         Job { slot, fd, kind, offset, len, vectors }
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_that_is_woken_wakes_the_next() {
+    fn blocked_thread_does_not_delay_rest_of_batch() {
         let signal = interrupting_signal();
         let mut bytes = [0_u8; 16];
         let buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -305,7 +305,7 @@ mod tests {
         while pool.shared.lock().idle < 3 {
             thread::yield_now();
         }
-        // All rest. One is woken; it hangs; the rest of the batch must not hang with it.
+        // All threads are idle. The first woken thread blocks in the read; other threads must execute the rest of the batch.
         pool.submit(&mut vec![hang, fails(1), fails(2)]);
         assert_eq!(collect(&mut pool, 2), [(1, -libc::EBADF), (2, -libc::EBADF)]);
 
@@ -315,7 +315,7 @@ mod tests {
             thread::yield_now();
         }
         filler.write_all(b"at last").unwrap();
-        assert_eq!(collect(&mut pool, 1), [(0, 7)], "interrupted and continued");
+        assert_eq!(collect(&mut pool, 1), [(0, 7)], "the interrupted read is restarted");
         assert_eq!(pool.threads.len(), 3);
     }
 }

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_of_mind_within_a_turn_costs_nothing() {
+    fn only_last_interest_within_a_turn_is_armed() {
         let mut watches = Watches::default();
         watches.want(3, 10, Interest::Read);
         watches.want(3, 10, Interest::ReadWrite);
@@ -106,7 +106,7 @@ mod tests {
         watch.armed = watch.wanted;
         assert!(watches.next_changed().is_none());
 
-        // As the threads engine does after an event: unwanted, still armed, and wanted again before the turn.
+        // The order of the threads engine after an event: not wanted, still armed, wanted again before the turn.
         watches.get(3).unwrap().wanted = None;
         watches.change(3);
         watches.want(3, 10, Interest::ReadWrite);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_on_the_list_once() {
+    fn changed_token_is_listed_once() {
         let mut watches = Watches::default();
         for _ in 0..3 {
             watches.want(0, 10, Interest::Read);

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_comes_across_and_none_beside() {
+    fn copy_writes_every_byte_of_the_range_and_no_other() {
         let from: Vec<u8> = (0..STREAM + 2 * PAGE).map(|n| (n % 251) as u8 + 1).collect();
         let ranges = [(0, 0), (0, 1), (1, PAGE), (PAGE - 1, 2), (77, 3 * PAGE + 5), (0, 4 * PAGE)];
         for (at, len) in ranges {

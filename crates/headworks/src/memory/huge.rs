@@ -143,7 +143,7 @@ fn is_on(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Pages of the range that are in memory.
+    /// Number of resident pages of the mapping.
     fn resident(mapping: &Mapping) -> usize {
         let mut pages = vec![0u8; mapping.len() / 4096];
         // SAFETY: one byte for each page of the mapping.

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_as_zeros_until_written_and_after_forget() {
+    fn mapping_reads_zeros_until_written_and_after_forget() {
         let mapping = Mapping::new(16 * PAGE).unwrap();
         let byte = mapping.at(3 * PAGE + 5, 1);
         // SAFETY: inside a mapping that only this test knows.

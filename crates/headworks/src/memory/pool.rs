@@ -137,7 +137,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn sizes_round_up_to_blocks() {
+    fn requested_size_is_rounded_up_to_a_block() {
         let mut pool = Pool::new(64 * MIB).unwrap();
         for (len, block) in [
             (0, PAGE),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_sizes_are_used_to_the_last_page() {
+    fn pool_of_odd_size_allocates_every_page() {
         assert!(Pool::new(0).is_err());
         let mut pool = Pool::new(35 * MIB + 3 * PAGE).unwrap();
         let mut taken = 0;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_never_share_a_byte() {
+    fn allocated_buffers_do_not_overlap() {
         let mut pool = Pool::new(MIB).unwrap();
         let lens = [PAGE, 3 * PAGE, 16 * PAGE, PAGE, 100 * PAGE, 2 * PAGE];
         let mut buffers = lens.map(|len| pool.try_take(len).unwrap());
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "freed once")]
-    fn a_double_put_is_our_bug() {
+    fn double_put_panics() {
         let mut pool = Pool::new(MIB).unwrap();
         let buffer = pool.try_take(PAGE).unwrap();
         let again = Buffer { base: buffer.base, order: buffer.order };
@@ -193,14 +193,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "to its own pool")]
-    fn a_strange_buffer_is_our_bug() {
+    fn put_of_buffer_from_another_pool_panics() {
         let (mut pool, mut other) = (Pool::new(MIB).unwrap(), Pool::new(MIB).unwrap());
         let _own = pool.try_take(PAGE);
         pool.put(other.try_take(PAGE).unwrap());
     }
 
     #[test]
-    fn trim_returns_memory_and_keeps_what_is_out() {
+    fn trim_frees_unused_memory_and_keeps_allocated_buffers() {
         let mut pool = Pool::new(8 * MIB).unwrap();
         let (kept, gone) = (pool.try_take(MIB).unwrap(), pool.try_take(4 * MIB).unwrap());
         // SAFETY: both buffers are ours.

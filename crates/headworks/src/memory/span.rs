@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_stay_inside_their_span() {
+    fn part_outside_its_span_panics() {
         let mut bytes = [0, 1, 2, 3];
         // SAFETY: `bytes` outlives the span and is used through it alone.
         let span = unsafe { Span::new(bytes.as_mut_ptr(), 4) };

@@ -149,7 +149,7 @@ mod tests {
     use crate::device::testing::TempFile;
 
     #[test]
-    fn a_writer_excludes_everybody_and_readers_live_together() {
+    fn writer_excludes_all_others_and_readers_share() {
         let image = TempFile::new("lock");
         let open = || File::options().read(true).write(true).open(image.path());
         let writer = open().unwrap();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_qemus() {
+    fn locked_bytes_match_qemu() {
         let image = TempFile::new("lock-bytes");
         let (ours, other) = (
             File::options().read(true).write(true).open(image.path()).unwrap(),
@@ -179,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn qemu_sees_our_lock() {
+    fn qemu_cannot_write_locked_image() {
         let image = TempFile::new("lock-qemu");
         let ours = File::options().read(true).write(true).open(image.path()).unwrap();
         ours.set_len(1 << 20).unwrap();
         let qemu = |command: &str| {
             let mut io = std::process::Command::new("qemu-io");
             let io = io.args(["-f", "raw", "-c", command]).arg(image.path());
-            // Without qemu on the machine there is nothing to see.
+            // Without qemu on the machine the test checks nothing.
             io.output().ok().map(|output| output.status.success())
         };
         if qemu("write 0 512") == Some(true) {

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn makes_a_sparse_image_and_never_resizes_one() {
+    fn open_creates_sparse_image_and_never_resizes_existing_one() {
         let image = TempFile::absent("create");
         let refused = refusal(image.path(), FileOptions::default());
         assert!(refused.contains("give size=1G"), "{refused}");
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_image_is_not_left_behind() {
+    fn rejected_options_leave_no_image_behind() {
         let image = TempFile::absent("refused");
         assert!(OpenFile::open(image.path(), &sized(0)).is_err());
         assert!(!image.path().exists());
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_is_refused_or_served_without_direct_io() {
+    fn unaligned_image_is_rejected_or_opened_without_direct_io() {
         let image = TempFile::new("tail");
         std::fs::write(image.path(), [1; 10_000]).unwrap();
         let off = FileOptions { direct: Direct::Off, ..FileOptions::default() };
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_refused_without_waiting() {
+    fn fifo_directory_character_device_and_empty_file_are_rejected() {
         let pipe = TempFile::absent("fifo");
         let name = std::ffi::CString::new(pipe.path().to_str().unwrap()).unwrap();
         // SAFETY: a valid C string.
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_writes_and_several_read() {
+    fn image_has_one_writer_or_several_readers() {
         let image = TempFile::new("use");
         std::fs::write(image.path(), [0; 8192]).unwrap();
         let read_only = FileOptions { read_only: true, ..FileOptions::default() };
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn two_paths_of_one_file_have_one_identity() {
+    fn hard_links_of_one_file_have_one_identity() {
         let (image, other) = (TempFile::new("identity"), TempFile::new("identity"));
         let link = TempFile::absent("identity-link");
         std::fs::hard_link(image.path(), link.path()).unwrap();
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn the_watch_sees_the_image_shrink_and_grow() {
+    fn size_watch_follows_image_when_it_shrinks_and_grows() {
         let image = TempFile::new("watch");
         std::fs::write(image.path(), [0; 8192]).unwrap();
         let opened = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_filesystems_are_reached_in_place() {
+    fn image_on_memory_filesystem_is_opened_inline() {
         let Some(directory) = memory_directory() else {
             return;
         };

@@ -1,4 +1,4 @@
-//! The file device against a plain vector, and its steps one by one.
+//! The file device against a vector model, and each step of its commands.
 
 use std::collections::VecDeque;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -22,7 +22,7 @@ fn bench(file: OpenFile) -> Bench<FileDevice> {
     bench
 }
 
-/// An image that goes through the disk queue, whatever directory for temporary files the machine has.
+/// An image that uses the disk queue, on any kind of temporary directory.
 fn queued(name: &str) -> Option<(TempFile, Bench<FileDevice>)> {
     let file = TempFile::absent(name);
     let opened = image(file.path(), Direct::Auto);
@@ -34,7 +34,7 @@ fn kinds(bench: &Bench<FileDevice>) -> Vec<DiskKind> {
 }
 
 #[test]
-fn agrees_with_a_vector_in_every_mode() {
+fn random_commands_match_vector_model_in_every_mode() {
     let temporary = std::env::temp_dir();
     let memory = memory_directory().unwrap_or_else(|| temporary.clone());
     for (directory, direct, steps) in [
@@ -52,7 +52,7 @@ fn agrees_with_a_vector_in_every_mode() {
 }
 
 #[test]
-fn zeros_without_spans_come_in_pieces_and_continue() {
+fn write_of_zeros_without_spans_is_split_and_continued() {
     let Some((file, mut bench)) = queued("zeros") else {
         return;
     };
@@ -66,7 +66,7 @@ fn zeros_without_spans_come_in_pieces_and_continue() {
         assert_eq!(byte == 0, zeros.contains(&at), "at {at}");
     }
     assert_eq!(kinds(&bench)[1], DiskKind::Write { dsync: true });
-    // More than one operation takes is a short transfer, which the queue continues.
+    // A length beyond one operation's limit is a short transfer, which the queue continues.
     let mut device = FileDevice::new(Vec::new());
     let most: usize = device.fill_zero_spans(32 << 20).iter().map(|span| span.len()).sum();
     assert_eq!(most, ZEROS_LEN * ZERO_SPANS_MAX);
@@ -74,11 +74,11 @@ fn zeros_without_spans_come_in_pieces_and_continue() {
     assert_eq!(spans.iter().map(|span| span.len()).collect::<Vec<_>>(), [ZEROS_LEN, 5]);
 }
 
-/// Command, results of its operations, the operations, the answer.
+/// Command, flags, results of its operations, expected operations, expected status.
 type Steps<'a> = (Op, BioFlags, &'a [i32], &'a [DiskKind], Status);
 
 #[test]
-fn steps_follow_the_picture() {
+fn each_command_issues_the_expected_operations() {
     use DiskKind::{Allocate, Sync};
     let none = BioFlags::NONE;
     let keep = BioFlags::NO_UNMAP;
@@ -133,7 +133,7 @@ fn steps_follow_the_picture() {
 }
 
 #[test]
-fn results_of_transfers_are_told_as_they_are() {
+fn transfer_results_map_to_status_and_length() {
     let Some((_file, mut bench)) = queued("results") else {
         return;
     };
@@ -155,7 +155,7 @@ fn results_of_transfers_are_told_as_they_are() {
 }
 
 #[test]
-fn a_full_engine_is_busy_at_every_step() {
+fn full_engine_returns_busy_at_every_step() {
     let Some((_file, mut bench)) = queued("busy") else {
         return;
     };
@@ -164,7 +164,7 @@ fn a_full_engine_is_busy_at_every_step() {
         let done = bench.run(op, BioFlags::NONE, 0, 4096);
         assert_eq!(done.status, Err(IoError::Busy));
     }
-    // Full in the middle: the queue starts the command again.
+    // Full at a later step: the queue restarts the command.
     bench.disk.full = false;
     bench.disk.script = VecDeque::from([Some(-libc::EOPNOTSUPP)]);
     bench.submit(Op::WriteZeroes, BioFlags::NO_UNMAP, 0, 4096);
@@ -175,7 +175,7 @@ fn a_full_engine_is_busy_at_every_step() {
 }
 
 #[test]
-fn the_table_of_steps_is_bounded_and_answers_find_their_command() {
+fn step_table_is_bounded_and_completions_match_their_commands() {
     let Some((_file, mut bench)) = queued("table") else {
         return;
     };
@@ -196,13 +196,13 @@ fn the_table_of_steps_is_bounded_and_answers_find_their_command() {
 }
 
 #[test]
-fn several_images_and_none_at_all() {
+fn volumes_use_their_own_images_and_unknown_volumes_fail() {
     let (one, two) = (TempFile::absent("several"), TempFile::absent("several"));
     let images = vec![
         (VolumeId(4), image(one.path(), Direct::Off)),
         (VolumeId(1), image(two.path(), Direct::Off)),
     ];
-    // What is in the page cache becomes durable by a flush alone, and they share a queue.
+    // Data in the page cache become durable by a flush only, and the images share a queue.
     assert!(
         images
             .iter()
@@ -229,7 +229,7 @@ fn several_images_and_none_at_all() {
 }
 
 #[test]
-fn read_only_images_refuse_writes_and_read() {
+fn read_only_image_rejects_writes_and_completes_reads() {
     let file = TempFile::new("read-only");
     std::fs::write(file.path(), [5; 8192]).unwrap();
     let options = FileOptions { read_only: true, ..FileOptions::default() };
@@ -244,7 +244,7 @@ fn read_only_images_refuse_writes_and_read() {
 }
 
 #[test]
-fn a_shrunk_image_reads_short_and_never_as_zeros() {
+fn read_beyond_end_of_shrunk_image_is_short() {
     for directory in [Some(std::env::temp_dir()), memory_directory()].into_iter().flatten() {
         let file = TempFile::absent_in(&directory, "shrunk");
         let mut bench = bench(image(file.path(), Direct::Auto));
@@ -258,7 +258,7 @@ fn a_shrunk_image_reads_short_and_never_as_zeros() {
 }
 
 #[test]
-fn discards_free_blocks_and_no_unmap_keeps_them() {
+fn discard_frees_blocks_and_no_unmap_keeps_them() {
     for directory in [Some(std::env::temp_dir()), memory_directory()].into_iter().flatten() {
         let file = TempFile::absent_in(&directory, "blocks");
         let opened = image(file.path(), Direct::Auto);
@@ -286,7 +286,7 @@ fn discards_free_blocks_and_no_unmap_keeps_them() {
 }
 
 #[test]
-fn holes_are_told_by_the_engine_in_every_mode() {
+fn block_status_queries_the_engine_in_every_mode() {
     let temporary = std::env::temp_dir();
     let memory = memory_directory().unwrap_or_else(|| temporary.clone());
     for directory in [temporary, memory] {
@@ -297,7 +297,7 @@ fn holes_are_told_by_the_engine_in_every_mode() {
         bench.disk.log.clear();
         let done = bench.run(Op::BlockStatus, BioFlags::NONE, 0, SIZE as u32);
         assert_eq!((done.status, done.transferred), (Ok(()), SIZE as u32));
-        // Also of a file in memory: the shard does not walk its pages.
+        // Files in memory, too: the shard does not walk their pages.
         assert_eq!(kinds(&bench), [DiskKind::Extents { one: false }]);
         let told = |bench: &mut Bench<FileDevice>| -> Vec<_> {
             let list = headworks_core::extent::extents(bench.buffer(), SIZE as u32);
@@ -319,7 +319,7 @@ fn holes_are_told_by_the_engine_in_every_mode() {
 }
 
 #[test]
-fn images_come_and_go_and_their_files_with_them() {
+fn removed_image_is_unlocked_and_its_slot_reused() {
     let mut bench = Bench::new(FileDevice::new(Vec::new()));
     bench.volume = VolumeId(5);
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 4096).status, Err(IoError::Invalid));
@@ -332,12 +332,12 @@ fn images_come_and_go_and_their_files_with_them() {
     bench.buffer()[..4096].fill(7);
     assert_eq!(bench.run(Op::Write, BioFlags::NONE, 4096, 4096).status, Ok(()));
     let options = FileOptions::default();
-    assert!(OpenFile::open(first.path(), &options).is_err(), "it is locked while it is served");
+    assert!(OpenFile::open(first.path(), &options).is_err(), "a served image is locked");
     assert!(bench.device_mut().let_go(VolumeId(5)).is_some());
     assert!(bench.device_mut().let_go(VolumeId(5)).is_none());
     assert!(OpenFile::open(first.path(), &options).is_ok());
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 4096).status, Err(IoError::Invalid));
-    // The same place for another image: its bytes, not those of the one before.
+    // The same volume id with another image reads that image's data.
     let device = bench.device_mut();
     device.take_in(VolumeId(5), image(second.path(), Direct::Auto)).unwrap();
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 4096, 4096).status, Ok(()));
@@ -345,7 +345,7 @@ fn images_come_and_go_and_their_files_with_them() {
 }
 
 #[test]
-fn what_grew_is_read_and_written_up_to_its_new_end() {
+fn grown_image_is_readable_and_writable_to_its_new_end() {
     let temporary = std::env::temp_dir();
     let memory = memory_directory().unwrap_or_else(|| temporary.clone());
     for directory in [&temporary, &memory] {
@@ -355,7 +355,7 @@ fn what_grew_is_read_and_written_up_to_its_new_end() {
         let mut bench = bench(opened);
         bench.buffer()[..4096].fill(7);
         assert_eq!(bench.run(Op::Write, BioFlags::NONE, 0, 4096).status, Ok(()));
-        assert!(watch.lengthen(SIZE / 2).is_err(), "never shorter");
+        assert!(watch.lengthen(SIZE / 2).is_err(), "an image never shrinks");
         watch.lengthen(2 * SIZE).unwrap();
         bench.device_mut().grow(VolumeId(2), 2 * SIZE).unwrap();
         assert_eq!(bench.run(Op::Write, BioFlags::NONE, 2 * SIZE - 4096, 4096).status, Ok(()));

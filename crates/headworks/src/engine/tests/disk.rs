@@ -19,7 +19,7 @@ fn span(block: &mut Block) -> Span {
 }
 
 #[test]
-fn many_operations_move_the_right_bytes() {
+fn concurrent_writes_and_reads_transfer_correct_data() {
     const BLOCKS: u32 = 600; // More than the ring's entries and far more than the pool's threads.
     on_both(BLOCKS as usize, |engine| {
         for file in files() {
@@ -55,14 +55,14 @@ fn many_operations_move_the_right_bytes() {
 }
 
 #[test]
-fn several_spans_are_one_operation() {
+fn vectored_operation_completes_once_with_total_length() {
     on_both(8, |engine| {
         for file in files() {
             let fd = file.as_raw_fd();
             let mut blocks: Vec<_> = (1..=40).map(|byte| Block([byte; 4096])).collect();
             let mut spans: Vec<_> = blocks.iter_mut().map(span).collect();
             let dsync = DiskKind::Write { dsync: true };
-            // The spans are copied: what the caller does with its list afterwards is its own affair.
+            // The engine copies the span list: the caller may overwrite it after the push.
             assert!(push(engine, op(1, fd, PLAIN, 0, 0), &spans[..30]));
             assert!(push(engine, op(2, fd, dsync, 30 * 4096, 0), &spans[30..]));
             spans.fill(Span::EMPTY);
@@ -79,7 +79,7 @@ fn several_spans_are_one_operation() {
 }
 
 #[test]
-fn sync_and_allocate() {
+fn sync_and_allocate_succeed_and_punched_hole_reads_zeros() {
     on_both(8, |engine| {
         for file in files() {
             let fd = file.as_raw_fd();
@@ -101,7 +101,7 @@ fn sync_and_allocate() {
 }
 
 #[test]
-fn what_goes_wrong_is_an_errno_and_short_is_short() {
+fn failure_returns_negative_errno_and_short_read_its_length() {
     on_both(8, |engine| {
         let file = file("/dev/shm", false);
         file.write_all_at(&[7; 100], 0).unwrap();
@@ -127,7 +127,7 @@ fn what_goes_wrong_is_an_errno_and_short_is_short() {
 }
 
 #[test]
-fn a_full_engine_refuses_and_recovers() {
+fn full_engine_rejects_push_until_completions_are_reaped() {
     on_both(4, |engine| {
         let file = file("/dev/shm", false);
         let fd = file.as_raw_fd();
@@ -140,12 +140,12 @@ fn a_full_engine_refuses_and_recovers() {
             let done = turn_until(engine, |events| results(events).len() == 4);
             assert_eq!(results(&done), [(0, 0), (1, 0), (2, 0), (3, 0)]);
         }
-        assert_eq!(all_there_is(engine), []);
+        assert_eq!(pending_events(engine), []);
     });
 }
 
 #[test]
-fn what_a_file_is_made_of_comes_between_other_results() {
+fn extent_queries_and_reads_complete_concurrently() {
     on_both(64, |engine| {
         let file = file("/dev/shm", false);
         file.set_len(1 << 30).unwrap();
@@ -171,15 +171,15 @@ fn what_a_file_is_made_of_comes_between_other_results() {
         };
         assert_eq!(told(0), [(65_536, 3), (8192, 0), ((1 << 30) - 73_728, 3)]);
         assert_eq!(told(2), [(65_536, 3)]);
-        assert_eq!(all_there_is(engine), []);
-        // What is pushed and never turned for must not hang the end.
+        assert_eq!(pending_events(engine), []);
+        // The drop must not hang on an operation that was pushed and never reaped.
         let kind = DiskKind::Extents { one: true };
         assert!(push(engine, op(0, file.as_raw_fd(), kind, 0, 9), &[span(&mut blocks[0])]));
     });
 }
 
 #[test]
-fn dropping_an_engine_finishes_what_was_pushed() {
+fn dropped_engine_completes_pushed_writes() {
     let file = file("/dev/shm", false);
     for (byte, choice) in [(1, EngineChoice::Auto), (2, EngineChoice::Threads)] {
         let mut blocks = vec![Block([byte; 4096]); 64];
@@ -196,16 +196,16 @@ fn dropping_an_engine_finishes_what_was_pushed() {
 }
 
 #[test]
-fn an_operation_that_blocks_holds_up_no_other() {
+fn blocked_operation_does_not_delay_others() {
     on_both(3, |engine| {
         let file = file("/dev/shm", false);
         let sync = |slot| op(slot, file.as_raw_fd(), DiskKind::Sync, 0, 0);
         for slot in 0..3 {
-            assert!(push(engine, sync(slot), &[])); // So that the pool has threads, and they rest.
+            assert!(push(engine, sync(slot), &[])); // Starts the pool's threads, which are idle afterwards.
         }
         turn_until(engine, |events| results(events).len() == 3);
 
-        // A pipe with nothing in it (offset -1: where it stands) instead of a disk that hangs.
+        // An empty pipe (offset -1: its current position) replaces a disk that hangs.
         let (empty, mut filler) = std::io::pipe().unwrap();
         let mut block = Block([0; 4096]);
         let hang = op(9, empty.as_raw_fd(), DiskKind::Read, u64::MAX, 0);

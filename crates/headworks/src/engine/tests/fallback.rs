@@ -1,11 +1,11 @@
-//! Which engine it becomes, and what works where something is forbidden.
+//! The choice of the engine, and its behaviour where the system forbids calls.
 
 use headworks_core::extent::extents;
 
 use super::*;
 
 #[test]
-fn choices_have_names_and_limits() {
+fn engine_choice_is_parsed_and_depth_range_checked() {
     assert_eq!("uring".parse(), Ok(EngineChoice::Uring));
     assert_eq!("threads".parse(), Ok(EngineChoice::Threads));
     assert_eq!("auto".parse(), Ok(EngineChoice::Auto));
@@ -18,7 +18,7 @@ fn choices_have_names_and_limits() {
     assert_eq!(why, "threads (epoll and a thread pool; as asked)");
 }
 
-/// Runs `body` on a thread for which `call` fails with `errno`: what a container does, on a small scale.
+/// Runs `body` on a thread for which `call` fails with `errno`, as in a container.
 fn forbidding(call: libc::c_long, errno: i32, body: impl FnOnce() + Send) {
     let statement =
         |code: u32, jump_true, k| libc::sock_filter { code: code as u16, jt: jump_true, jf: 0, k };
@@ -44,7 +44,7 @@ fn forbidding(call: libc::c_long, errno: i32, body: impl FnOnce() + Send) {
 }
 
 #[test]
-fn where_io_uring_is_forbidden_auto_takes_threads_and_says_why() {
+fn auto_falls_back_to_threads_with_reason_without_io_uring() {
     let cases = [
         (libc::SYS_io_uring_setup, libc::EPERM, "io_uring is forbidden here"),
         (libc::SYS_io_uring_setup, libc::ENOSYS, "this kernel has no io_uring"),
@@ -55,7 +55,7 @@ fn where_io_uring_is_forbidden_auto_takes_threads_and_says_why() {
     ];
     for (call, errno, reason) in cases {
         if call == libc::SYS_io_uring_enter && open_engine(EngineChoice::Uring, 1).is_err() {
-            continue; // This machine forbids it by itself.
+            continue; // io_uring is forbidden on this machine.
         }
         forbidding(call, errno, || {
             let (mut engine, why) = open_engine(EngineChoice::Auto, 4).unwrap();
@@ -73,7 +73,7 @@ fn where_io_uring_is_forbidden_auto_takes_threads_and_says_why() {
 }
 
 #[test]
-fn without_fine_waits_milliseconds_do() {
+fn wait_rounds_up_to_milliseconds_without_epoll_pwait2() {
     for errno in [libc::ENOSYS, libc::EPERM] {
         forbidding(libc::SYS_epoll_pwait2, errno, || {
             let (mut engine, _) = open_engine(EngineChoice::Threads, 1).unwrap();
@@ -87,7 +87,7 @@ fn without_fine_waits_milliseconds_do() {
 }
 
 #[test]
-fn without_a_single_thread_operations_are_to_be_tried_again() {
+fn operation_returns_eagain_when_no_thread_can_start() {
     let file = file("/dev/shm", false);
     forbidding(libc::SYS_clone3, libc::EAGAIN, || {
         let (mut engine, _) = open_engine(EngineChoice::Threads, 4).unwrap();
@@ -96,9 +96,9 @@ fn without_a_single_thread_operations_are_to_be_tried_again() {
     });
 }
 
-/// It would be retried without end, and under `uring` everything else with it.
+/// EAGAIN would be retried without end and, under `uring`, would stall all other operations.
 #[test]
-fn without_a_single_thread_a_file_is_data() {
+fn extent_query_reports_data_when_no_thread_can_start() {
     let file = file("/dev/shm", false);
     file.set_len(1 << 30).unwrap();
     for choice in [EngineChoice::Threads, EngineChoice::Auto] {

@@ -1,7 +1,7 @@
-//! What both engines owe their users: each test runs once on each of them.
+//! The contract of both engines. Each test runs once on each engine.
 //!
-//! Nothing here waits for time to pass: a test waits for an event (ten seconds at most, then it has failed), and where it
-//! has to show that an event does *not* come, it rings the waker and sees that `Woken` comes alone.
+//! No test waits for a fixed time: a test waits for an event and fails after ten seconds. To show that an event does *not*
+//! arrive, a test calls the waker and checks that `Woken` arrives alone.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -26,13 +26,13 @@ fn on_both(disk_depth: usize, body: impl Fn(&mut dyn Engine)) {
     for choice in [EngineChoice::Uring, EngineChoice::Threads] {
         match open_engine(choice, disk_depth) {
             Ok((mut engine, _)) => body(&mut *engine),
-            // A container that forbids io_uring. The fallback itself is tested below.
+            // A container forbids io_uring. `fallback.rs` tests the fallback.
             Err(error) => eprintln!("left out: {error}"),
         }
     }
 }
 
-/// Turns until `enough` is satisfied with all that came.
+/// Runs turns until `enough` accepts the events so far, and returns them.
 fn turn_until(engine: &mut dyn Engine, mut enough: impl FnMut(&[Event]) -> bool) -> Vec<Event> {
     let start = Instant::now();
     let mut events = Vec::new();
@@ -43,8 +43,8 @@ fn turn_until(engine: &mut dyn Engine, mut enough: impl FnMut(&[Event]) -> bool)
     events
 }
 
-/// What comes until everything that could come has: a wake-up is the last in line.
-fn all_there_is(engine: &mut dyn Engine) -> Vec<Event> {
+/// Returns all pending events: those reported up to and after a wake-up that is sent last.
+fn pending_events(engine: &mut dyn Engine) -> Vec<Event> {
     engine.waker().wake();
     let mut events = turn_until(engine, |events| events.contains(&Event::Woken));
     engine.turn(Wait::Poll, &mut events).unwrap();
@@ -68,7 +68,7 @@ fn push(engine: &mut dyn Engine, op: DiskOp, spans: &[Span]) -> bool {
     unsafe { engine.push(op, spans) }
 }
 
-/// Does one operation and gives its result.
+/// Executes one operation and returns its result.
 fn run(engine: &mut dyn Engine, op: DiskOp, spans: &[Span]) -> i32 {
     assert!(push(engine, op, spans));
     let events = turn_until(engine, |events| !results(events).is_empty());
@@ -86,7 +86,7 @@ fn ready(token: u32) -> Event {
     Event::Ready { token }
 }
 
-/// A file without a name. `direct` asks for O_DIRECT and is given up where the filesystem has none.
+/// A file without a name. `direct` asks for O_DIRECT and is ignored where the filesystem does not support it.
 fn file(folder: &str, direct: bool) -> File {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -106,8 +106,9 @@ fn file(folder: &str, direct: bool) -> File {
 fn files() -> [File; 2] {
     [file("/dev/shm", false), file(std::env::temp_dir().to_str().unwrap(), true)]
 }
+
 #[test]
-fn a_turn_ends_when_its_time_is_over() {
+fn turn_without_events_lasts_until_its_time_out() {
     on_both(1, |engine| {
         for ns in [0, 1, 200_000, 3_000_000] {
             let (start, mut events) = (Instant::now(), Vec::new());
@@ -120,7 +121,7 @@ fn a_turn_ends_when_its_time_is_over() {
 }
 
 #[test]
-fn wake_ups_coalesce_and_none_is_lost() {
+fn wake_ups_coalesce_without_loss() {
     on_both(1, |engine| {
         let waker = engine.waker();
         for _ in 0..100 {
@@ -128,9 +129,9 @@ fn wake_ups_coalesce_and_none_is_lost() {
         }
         let mut events = turn_until(engine, |events| !events.is_empty());
         engine.turn(Wait::Poll, &mut events).unwrap();
-        assert_eq!(events, [Event::Woken], "a hundred are one");
+        assert_eq!(events, [Event::Woken], "a hundred wake-ups coalesce into one");
 
-        // Each message is sent only after the one before was answered, so each needs a wake-up of its own.
+        // Each message is sent only after the answer to the previous one, so each needs its own wake-up.
         let (to_shard, inbox) = mpsc::channel();
         let (to_thread, answers) = mpsc::channel();
         let other = thread::spawn(move || {
@@ -141,7 +142,7 @@ fn wake_ups_coalesce_and_none_is_lost() {
             }
         });
         for round in 0..2000 {
-            // `Forever` would hang on a lost one; this fails.
+            // After a lost wake-up `Forever` would hang; this call fails.
             turn_until(engine, |events| events.contains(&Event::Woken));
             assert_eq!(inbox.try_recv(), Ok(round));
             to_thread.send(round).unwrap();
@@ -151,7 +152,7 @@ fn wake_ups_coalesce_and_none_is_lost() {
 }
 
 #[test]
-fn disk_socket_and_waker_share_a_turn() {
+fn disk_socket_and_waker_events_arrive_together() {
     on_both(64, |engine| {
         let file = file("/dev/shm", false);
         let (socket, mut peer) = UnixStream::pair().unwrap();
@@ -166,14 +167,14 @@ fn disk_socket_and_waker_share_a_turn() {
         assert!(events.contains(&ready(1)) && events.contains(&Event::Woken));
         let device =
             |event: &Event| matches!(event, Event::Disk(done) if done.device != DeviceId(3));
-        assert!(!events.iter().any(device), "given back as given");
+        assert!(!events.iter().any(device), "the device id is returned unchanged");
     });
 }
 
 /// A signal that interrupts system calls and does nothing else.
 pub(super) fn interrupting_signal() -> i32 {
     extern "C" fn nothing(_signal: i32) {}
-    // SAFETY: the handler does nothing, and lacks SA_RESTART on purpose. Nobody else uses this signal.
+    // SAFETY: the handler does nothing, and lacks SA_RESTART on purpose. No other test uses this signal.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
@@ -184,7 +185,7 @@ pub(super) fn interrupting_signal() -> i32 {
 }
 
 #[test]
-fn a_signal_ends_a_turn_early_and_is_no_error() {
+fn signal_ends_turn_early_without_error() {
     let signal = interrupting_signal();
     on_both(1, |engine| {
         let over = AtomicBool::new(false);

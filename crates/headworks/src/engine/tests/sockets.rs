@@ -6,56 +6,56 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use super::*;
 
 #[test]
-fn readiness_comes_once_for_each_watch() {
+fn readiness_is_reported_once_per_watch() {
     on_both(1, |engine| {
         let (socket, mut peer) = UnixStream::pair().unwrap();
         let fd = socket.as_raw_fd();
         engine.watch(5, fd, Interest::Read);
-        assert_eq!(all_there_is(engine), [], "nothing to read");
+        assert_eq!(pending_events(engine), [], "nothing to read");
 
         peer.write_all(b"x").unwrap();
         assert_eq!(turn_until(engine, |events| !events.is_empty()), [ready(5)]);
         peer.write_all(b"y").unwrap();
-        assert_eq!(all_there_is(engine), [], "not watched");
+        assert_eq!(pending_events(engine), [], "not watched");
         engine.watch(5, fd, Interest::Read);
         engine.watch(5, fd, Interest::Read);
-        assert_eq!(all_there_is(engine), [ready(5)], "what was there before counts");
+        assert_eq!(pending_events(engine), [ready(5)], "data that arrived before the watch count");
 
-        // Watched again before the next turn, as a connection does.
+        // A connection also watches again before the next turn.
         engine.watch(5, fd, Interest::Read);
-        assert_eq!(all_there_is(engine), [ready(5)]);
+        assert_eq!(pending_events(engine), [ready(5)]);
     });
 }
 
 #[test]
-fn a_watch_replaces_the_one_before() {
+fn new_watch_replaces_previous_watch_of_token() {
     on_both(1, |engine| {
         let (socket, mut peer) = UnixStream::pair().unwrap();
         let fd = socket.as_raw_fd();
         engine.watch(0, fd, Interest::Read);
-        assert_eq!(all_there_is(engine), []);
+        assert_eq!(pending_events(engine), []);
         engine.watch(0, fd, Interest::Write);
-        assert_eq!(all_there_is(engine), [ready(0)], "there is room");
+        assert_eq!(pending_events(engine), [ready(0)], "the socket is writable");
         peer.write_all(b"x").unwrap();
-        assert_eq!(all_there_is(engine), [], "the first watch is gone");
+        assert_eq!(pending_events(engine), [], "the first watch was replaced");
 
         engine.watch(0, fd, Interest::ReadWrite);
-        assert_eq!(all_there_is(engine), [ready(0)], "one event for both");
+        assert_eq!(pending_events(engine), [ready(0)], "one event for both");
         let (other, _its_peer) = UnixStream::pair().unwrap();
         engine.watch(0, fd, Interest::Read);
         engine.watch(0, other.as_raw_fd(), Interest::Read);
-        assert_eq!(all_there_is(engine), [], "the token belongs to the other socket now");
+        assert_eq!(pending_events(engine), [], "the token belongs to the other socket now");
     });
 }
 
 #[test]
-fn many_sockets_are_watched_at_once() {
+fn only_readable_sockets_among_many_are_reported() {
     on_both(1, |engine| {
         let mut pairs: Vec<_> = (0..100).map(|_| UnixStream::pair().unwrap()).collect();
         for (token, (socket, _)) in pairs.iter().enumerate() {
             engine.watch(token as u32, socket.as_raw_fd(), Interest::Read);
         }
-        assert_eq!(all_there_is(engine), []);
+        assert_eq!(pending_events(engine), []);
         for (_, peer) in pairs.iter_mut().step_by(2) {
             peer.write_all(b"x").unwrap();
         }
@@ -68,12 +68,12 @@ fn many_sockets_are_watched_at_once() {
     });
 }
 
-/// Another name for the same open socket.
+/// Another file descriptor of the same open socket.
 fn duplicate(socket: &UnixStream) -> OwnedFd {
     socket.try_clone().unwrap().into()
 }
 
-/// Gives `fd` to `socket` instead of what it was.
+/// Replaces the socket behind `fd` by `socket`.
 fn reuse(fd: OwnedFd, socket: &UnixStream) -> OwnedFd {
     let number = fd.as_raw_fd();
     // SAFETY: dup2 closes the fd we own and opens it anew, in one step, so that no other test can take the number.
@@ -85,7 +85,7 @@ fn reuse(fd: OwnedFd, socket: &UnixStream) -> OwnedFd {
 }
 
 #[test]
-fn forgotten_means_silent_though_token_and_fd_are_reused() {
+fn forgotten_watch_stays_silent_after_token_and_fd_reuse() {
     on_both(1, |engine| {
         let (former, mut its_peer) = UnixStream::pair().unwrap();
         let (next, mut next_peer) = UnixStream::pair().unwrap();
@@ -95,16 +95,16 @@ fn forgotten_means_silent_though_token_and_fd_are_reused() {
             let number = fd.as_raw_fd();
             engine.watch(7, number, Interest::Read);
             if !fired_before {
-                assert_eq!(all_there_is(engine), []);
+                assert_eq!(pending_events(engine), []);
             }
             its_peer.write_all(b"x").unwrap();
             engine.forget(7, number);
             let fd = reuse(fd, &next);
             engine.watch(7, number, Interest::Read);
-            assert_eq!(all_there_is(engine), [], "fired before: {fired_before}");
+            assert_eq!(pending_events(engine), [], "fired before: {fired_before}");
 
             next_peer.write_all(b"x").unwrap();
-            assert_eq!(all_there_is(engine), [ready(7)]);
+            assert_eq!(pending_events(engine), [ready(7)]);
             let mut byte = [0];
             (&next).read_exact(&mut byte).unwrap();
             (&former).read_exact(&mut byte).unwrap();
@@ -116,13 +116,13 @@ fn forgotten_means_silent_though_token_and_fd_are_reused() {
 }
 
 #[test]
-fn a_hang_up_is_readiness_and_then_rests() {
+fn hang_up_is_reported_once_and_then_turn_sleeps() {
     on_both(1, |engine| {
         let (socket, peer) = UnixStream::pair().unwrap();
         engine.watch(1, socket.as_raw_fd(), Interest::Read);
         drop(peer);
         assert_eq!(turn_until(engine, |events| !events.is_empty()), [ready(1)]);
-        // A socket in this state that nobody watches must not keep the engine awake.
+        // A closed peer on an unwatched socket must not keep the engine awake.
         let (start, mut events) = (Instant::now(), Vec::new());
         let mut turns = 0;
         while start.elapsed() < Duration::from_millis(20) {
@@ -130,12 +130,12 @@ fn a_hang_up_is_readiness_and_then_rests() {
             turns += 1;
         }
         assert_eq!(events, []);
-        assert!(turns < 10, "it slept instead of turning {turns} times");
+        assert!(turns < 10, "the engine turned {turns} times instead of sleeping");
     });
 }
 
 #[test]
-fn what_cannot_be_watched_is_ready_so_that_its_owner_sees_why() {
+fn unwatchable_fd_is_reported_as_ready() {
     on_both(1, |engine| {
         let regular = file("/dev/shm", false);
         engine.watch(2, regular.as_raw_fd(), Interest::Read);
@@ -143,35 +143,35 @@ fn what_cannot_be_watched_is_ready_so_that_its_owner_sees_why() {
         let mut events = turn_until(engine, |events| events.len() >= 2);
         events.sort_by_key(|event| *event != ready(2));
         assert_eq!(events, [ready(2), ready(3)]);
-        assert_eq!(all_there_is(engine), []);
+        assert_eq!(pending_events(engine), []);
     });
 }
 
 #[test]
-fn a_forgotten_and_closed_socket_is_closed_for_its_peer() {
+fn peer_sees_end_of_file_after_forget_and_close() {
     on_both(1, |engine| {
         let (socket, mut peer) = UnixStream::pair().unwrap();
         engine.watch(4, socket.as_raw_fd(), Interest::Read);
-        assert_eq!(all_there_is(engine), []);
+        assert_eq!(pending_events(engine), []);
         engine.forget(4, socket.as_raw_fd());
         drop(socket);
-        assert_eq!(all_there_is(engine), []);
+        assert_eq!(pending_events(engine), []);
         peer.set_nonblocking(true).unwrap();
-        assert_eq!(peer.read(&mut [0]).unwrap(), 0, "the engine holds it no longer");
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0, "the engine keeps no reference to the socket");
     });
 }
 
 #[test]
-fn more_events_than_the_completion_queue_holds_are_late_not_lost() {
+fn completion_queue_overflow_loses_no_events() {
     let Ok(mut engine) = Uring::with_room(1, 1) else {
         return; // Forbidden on this machine.
     };
-    // The ring does not mind that one socket has a thousand tokens; a thousand sockets may be more than a process may open.
+    // The ring accepts one socket under a thousand tokens; a thousand sockets may exceed the limit of open files.
     let (socket, mut peer) = UnixStream::pair().unwrap();
     for token in 0..1000 {
         engine.watch(token, socket.as_raw_fd(), Interest::Read);
     }
-    assert_eq!(all_there_is(&mut engine), []);
+    assert_eq!(pending_events(&mut engine), []);
     peer.write_all(b"x").unwrap();
     let events = turn_until(&mut engine, |events| events.len() >= 1000);
     assert_eq!(events.len(), 1000);
