@@ -95,7 +95,5 @@ pub mod driver {
     pub use crate::runtime::{Clock, Polling, pin_thread};
     #[cfg(loom)]
     #[doc(hidden)]
-    pub mod sync {
-        pub use crate::sync::Arc;
-    }
+    pub use crate::sync::Arc;
 }
