@@ -1,7 +1,7 @@
 //! A pool of equal slots that is sized at start, indexed by `u32`.
 //!
 //! Its memory is reserved at start, but a slot is touched when it is first taken: a pool for the worst case costs what is used.
-//! A full pool is an ordinary condition, not an error. Lists through slots are in [`crate::list`].
+//! A full pool is an ordinary condition, not an error. Lists through slots are in `list.rs`.
 //!
 //! Invariants: taken + free == capacity; every slot is either taken or in the free list.
 

@@ -1,7 +1,7 @@
 //! The page cache of a shard: folios of 4 KiB to 2 MiB between the volumes and the queues.
 //!
 //! The cache decides what is kept, and what is read and written when. A bio that hits completes in the same call. Any other one
-//! becomes an [`Operation`](waiters::operation::Operation): a cursor that waits for one event at a time.
+//! becomes an operation (`waiters/operation.rs`): a cursor that waits for one event at a time.
 //!
 //! ```text
 //!   bio --> steps/read, write: block by block              --> copies, reply

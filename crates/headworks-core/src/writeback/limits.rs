@@ -57,7 +57,7 @@ impl Thresholds {
         Self { thresh, background, freerun, setpoint, limit }
     }
 
-    /// The thresholds scaled up to `thresh`, while a lowered limit is approached ([`smoothed`]).
+    /// The thresholds scaled up to `thresh`, while a lowered limit is approached (`smoothed`).
     #[must_use]
     pub fn raised_to(self, thresh: u32) -> Self {
         if thresh <= self.thresh {

@@ -1,6 +1,6 @@
 //! A lean NBD client for measurements, tests, and queries of a server's exports.
 //!
-//! [`Client`] has one request in flight. [`bench`] keeps many in flight on each connection and uses little CPU itself, so that it
+//! [`Client`] has one request in flight. [`mod@bench`] keeps many in flight on each connection and uses little CPU itself, so that it
 //! measures the server. Both share the parts: [`Uri`], option negotiation in `handshake`, and the parser in `replies`.
 //!
 //! A server's violation of the protocol is an error of one sentence, never a panic.

@@ -7,8 +7,8 @@
 //!             opened into `direct` and the first       sealed, sent four at a time
 //! ```
 //!
-//! The choice costs one branch for each call. Work for each call is bounded: a receive takes at most [`RECEIVE_BYTES`],
-//! a send encrypts at most [`TURN_BYTES`]. Decrypted bytes are handed over completely, so an empty socket means that
+//! The choice costs one branch for each call. Work for each call is bounded: a receive takes at most `RECEIVE_BYTES`,
+//! a send encrypts at most `TURN_BYTES`. Decrypted bytes are handed over completely, so an empty socket means that
 //! nothing is buffered here. Up to four records of ciphertext that the socket does not take are kept.
 
 use std::io::{self, IoSlice, Write};

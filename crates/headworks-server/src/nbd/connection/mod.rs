@@ -2,7 +2,7 @@
 //!
 //! Payloads are received into private buffers and become bios only when they are complete, so a client that disappears
 //! in the middle of one changes nothing. Requests in flight, buffer bytes and unsent replies are bounded, and a
-//! connection at a bound is not read from. A turn takes at most [`TURN_BIOS`] requests or [`TURN_BYTES`] copied bytes
+//! connection at a bound is not read from. A turn takes at most `TURN_BIOS` requests or `TURN_BYTES` copied bytes
 //! from one connection.
 //!
 //! ```text
