@@ -28,12 +28,12 @@ macro_rules! gauge {
                 self.0 == 0
             }
 
-            /// Raises the value by `n`; panics when it exceeds the integer's range.
+            /// Raises the value by `n`; a debug build panics when it exceeds the integer's range.
             #[inline]
             pub fn add(&mut self, n: $int) {
-                let (value, wrapped) = self.0.overflowing_add(n);
-                assert!(!wrapped, "a gauge exceeded its range");
-                self.0 = value;
+                // Only in debug builds: each unit that is added stands for something that exists, and there are fewer of these.
+                debug_assert!(self.0.checked_add(n).is_some(), "a gauge exceeded its range");
+                self.0 = self.0.wrapping_add(n);
             }
 
             /// Lowers the value by `n`; panics when it would fall below zero.

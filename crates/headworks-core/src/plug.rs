@@ -79,7 +79,7 @@ impl Plug {
     /// Ends a plug; returns true when it was the outermost and must be flushed.
     #[must_use]
     pub fn finish(&mut self) -> bool {
-        assert!(self.depth > 0, "a plug is finished as often as it was started");
+        debug_assert!(self.depth > 0, "a plug is finished as often as it was started");
         self.depth -= 1;
         self.depth == 0 && !self.entries.is_empty()
     }

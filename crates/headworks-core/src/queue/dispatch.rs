@@ -23,7 +23,10 @@ impl Queue {
             return 0;
         }
         let depth = self.options.queue_depth;
-        assert!(self.in_flight.commands() <= depth, "the device has at most queue_depth commands");
+        debug_assert!(
+            self.in_flight.commands() <= depth,
+            "the device has at most queue_depth commands"
+        );
         let room = (depth - self.in_flight.commands()) as usize;
         let (batch, requeued) = self.waiting.take_batch(now, &mut pools.slots, room);
         for &id in &batch.ids()[..requeued] {

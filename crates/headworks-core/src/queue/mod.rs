@@ -239,7 +239,7 @@ impl Queue {
         self.waiting.insert(now, &mut pools.slots, &self.ready);
         let count = self.ready.len();
         let failed = self.dispatch(now, pools);
-        assert!(self.ready.len() == count, "requests that fail unsent make no others ready");
+        debug_assert!(self.ready.len() == count, "requests that fail unsent make no others ready");
         for index in 0..count {
             let id = self.ready[index];
             if pools.slots[id].state == RequestState::Queued {
@@ -275,7 +275,7 @@ impl Queue {
     /// Ends a request: its slot and its tag are free.
     fn free(&mut self, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
-        assert!(request.state != RequestState::Free, "a request ends once");
+        debug_assert!(request.state != RequestState::Free, "a request ends once");
         request.state = RequestState::Free;
         if request.marks & (Request::LEASED | Request::FLUSH) == 0 {
             let sync = request.is_sync();

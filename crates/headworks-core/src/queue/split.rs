@@ -42,7 +42,7 @@ impl Queue {
         let from = &mut pools.slots[parent];
         from.done += len;
         from.pieces += 1;
-        assert!(from.done <= from.len, "pieces lie within their bio");
+        debug_assert!(from.done <= from.len, "pieces lie within their bio");
         pools.slots[id].begin(piece);
         self.gate.charge(&mut pools.slots[id], len);
         self.ready.push(id);
