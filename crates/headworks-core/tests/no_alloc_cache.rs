@@ -266,7 +266,7 @@ fn waiting_writers_do_not_allocate() {
         );
         assert!(harness.submits > 0 && harness.failed == 0, "{policy:?}");
         if policy == ThrottlePolicy::Ioless {
-            assert!(harness.timers > 10, "somebody paused: {} timers", harness.timers);
+            assert!(harness.timers > 10, "a writer paused: {} timers", harness.timers);
         }
     }
 }

@@ -165,7 +165,7 @@ fn retried_volume_is_failing_until_written() {
     assert!(harness.shard.is_failing(volume) && harness.shard.held(volume).is_some());
     for status in [FAILS, Ok(())] {
         harness.send(1, Op::Flush, 0, 0);
-        assert!(harness.in_flight.iter().any(|submit| submit.op == Op::Write), "on its way again");
+        assert!(harness.in_flight.iter().any(|submit| submit.op == Op::Write), "in flight again");
         assert!(harness.shard.held(volume).is_none() && harness.shard.is_failing(volume));
         harness.settle(status);
         assert_eq!(harness.shard.is_failing(volume), status.is_err());

@@ -59,7 +59,7 @@ fn outstanding_and_held_blocks_are_data_written_ones_not() {
     let mut harness = Harness::new(4096, |_| {});
     harness.send(1, Op::Write, 0, BLOCK);
     harness.send(1, Op::Flush, 0, 0);
-    assert_eq!(harness.in_flight.len(), 1, "its write-out is on its way");
+    assert_eq!(harness.in_flight.len(), 1, "its write-out is in flight");
     assert_eq!(ask(&mut harness, 0, MIB), Outcome::Data(BLOCK));
     harness.complete(FAILS);
     assert_eq!(ask(&mut harness, 0, MIB), Outcome::Data(BLOCK));

@@ -66,7 +66,7 @@ fn writer_waiting_for_credit_reports_dirty_time() {
             break;
         }
     }
-    let held = held.expect("the limit holds somebody");
+    let held = held.expect("a bio waits at the limit");
     let before = harness.now;
     while harness.answer(held).is_none() {
         harness.wait(50 * MS);

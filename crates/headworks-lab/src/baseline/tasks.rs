@@ -211,7 +211,7 @@ impl Tasks {
 
     /// Takes a task for `request`. Returns false beside it if the task must wait for another gatherer.
     pub fn begin(&mut self, at: u64, request: &TagRequest) -> (TaskId, bool) {
-        assert!(request.tags >= 1, "nobody requests for nothing");
+        assert!(request.tags >= 1, "a request needs a tag");
         let id = self.free_tasks.pop(&self.tasks).expect("more waiters than slots exist");
         assert!(self.task(id).state == TaskState::Free, "a task is one at a time");
         *self.task_mut(id) = Task {
