@@ -235,6 +235,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             baseline: None,
             ours: Some(failed as f64),
             goal: Some(Goal::Exactly(0.0)),
+            known: None,
         });
     }
     verdicts
@@ -260,6 +261,7 @@ fn judge_one(rows: &[Row], device: &str, scheduler: &str) -> Vec<Verdict> {
         baseline,
         ours: Some(ours),
         goal,
+        known: None,
     };
     let mut verdicts = Vec::new();
     if let (Some(alone), Some(beside)) = (fair(Case::Alone), fair(Case::Beside)) {

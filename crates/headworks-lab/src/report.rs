@@ -172,8 +172,33 @@ impl std::fmt::Display for Goal {
     }
 }
 
-/// A goal with the value measured for it.
+/// A goal that is known to be missed, and why.
+///
+/// A known miss is printed as a miss and does not fail the program. It has a bound of its own, so
+/// that a value that becomes worse is a new miss.
 #[derive(Clone, Debug, PartialEq)]
+pub struct KnownMiss {
+    /// The bound that makes the miss, in one sentence.
+    pub reason: String,
+    /// The bound that the value still meets.
+    pub still: Goal,
+}
+
+/// How a value compares with its goal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// There is no goal.
+    Information,
+    /// The goal is met.
+    Met,
+    /// The goal is missed, as is known, and the value is within the known miss's own bound.
+    MissedAsKnown,
+    /// The goal is missed.
+    Missed,
+}
+
+/// A goal with the value measured for it.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
     /// The measured quantity, with its unit.
     pub what: String,
@@ -186,6 +211,8 @@ pub struct Verdict {
     pub ours: Option<f64>,
     /// The goal; without one the verdict is information only.
     pub goal: Option<Goal>,
+    /// Why the goal is known to be missed.
+    pub known: Option<KnownMiss>,
 }
 
 impl Verdict {
@@ -194,10 +221,28 @@ impl Verdict {
         self.ours.or(self.seed).unwrap_or(f64::NAN)
     }
 
+    /// Compares the value with the goal, and with the bound of a known miss.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        let value = self.value();
+        match (self.goal, &self.known) {
+            (None, _) => Outcome::Information,
+            (Some(goal), _) if goal.is_met(value) => Outcome::Met,
+            (Some(_), Some(known)) if known.still.is_met(value) => Outcome::MissedAsKnown,
+            (Some(_), _) => Outcome::Missed,
+        }
+    }
+
     /// Whether the goal is met, or absent.
     #[must_use]
     pub fn is_met(&self) -> bool {
-        self.goal.is_none_or(|goal| goal.is_met(self.value()))
+        matches!(self.outcome(), Outcome::Information | Outcome::Met)
+    }
+
+    /// Adds the reason for a miss, and the bound that the value still meets.
+    #[must_use]
+    pub fn known(self, reason: &str, still: Goal) -> Self {
+        Self { known: Some(KnownMiss { reason: reason.into(), still }), ..self }
     }
 
     /// The verdict as one line of JSON.
@@ -212,6 +257,9 @@ impl Verdict {
         object.insert("goal".into(), self.goal.map(|goal| goal.to_string()).into());
         object.insert("distance".into(), distance.into());
         object.insert("met".into(), self.goal.map(|goal| goal.is_met(self.value())).into());
+        let known = self.outcome() == Outcome::MissedAsKnown;
+        let reason = self.known.as_ref().filter(|_| known).map(|known| known.reason.clone());
+        object.insert("known".into(), reason.into());
         Value::Object(object).to_string()
     }
 }
@@ -240,10 +288,20 @@ impl Report {
         self.verdicts.extend(other.verdicts);
     }
 
-    /// Whether there are goals and all of them are met.
+    /// Whether there are rows and all goals are met.
     #[must_use]
     pub fn is_met(&self) -> bool {
         !self.rows.is_empty() && self.verdicts.iter().all(Verdict::is_met)
+    }
+
+    /// Whether there are rows and every goal is met or missed as known: the program succeeds.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        !self.rows.is_empty() && self.count(Outcome::Missed) == 0
+    }
+
+    fn count(&self, outcome: Outcome) -> usize {
+        self.verdicts.iter().filter(|verdict| verdict.outcome() == outcome).count()
     }
 
     /// JSON lines: rows, then verdicts.
@@ -273,6 +331,9 @@ impl Report {
         }
         if !self.verdicts.is_empty() {
             let _ = write!(text, "\nverdicts\n{}", self.verdict_table());
+            let [met, known, missed] = [Outcome::Met, Outcome::MissedAsKnown, Outcome::Missed]
+                .map(|outcome| self.count(outcome));
+            let _ = writeln!(text, "goals: {met} met, {known} missed as known, {missed} missed");
         }
         text
     }
@@ -282,10 +343,16 @@ impl Report {
         let shown = |value: Option<f64>| value.map_or_else(|| "-".into(), number);
         let lines = self.verdicts.iter().map(|v| {
             let distance = v.goal.map(|goal| 100.0 * goal.distance(v.value()));
-            let word = match v.goal {
-                None => "",
-                Some(goal) if goal.is_met(v.value()) => "met",
-                Some(_) => "MISSED",
+            let word = match (v.outcome(), &v.known) {
+                (Outcome::Information, _) => String::new(),
+                (Outcome::Met, _) => "met".into(),
+                (Outcome::MissedAsKnown, Some(known)) => {
+                    format!("MISSED (known: {})", known.reason)
+                }
+                (Outcome::Missed, Some(known)) => {
+                    format!("MISSED (worse than known: {})", known.still)
+                }
+                _ => "MISSED".into(),
             };
             vec![
                 v.what.clone(),
@@ -294,7 +361,7 @@ impl Report {
                 shown(v.ours),
                 v.goal.map_or_else(|| "-".into(), |goal| goal.to_string()),
                 distance.map_or_else(|| "-".into(), |part| format!("{part:+.1} %")),
-                word.into(),
+                word,
             ]
         });
         table(&header.map(String::from), &lines.collect::<Vec<_>>())
@@ -433,6 +500,7 @@ mod tests {
             baseline: None,
             ours: Some(ours),
             goal: Some(Goal::AtLeast(1.0)),
+            known: None,
         };
         let mut report = Report { rows: vec![Row::new("a").with("n", 1)], ..Report::default() };
         report.verdicts = vec![verdict(1.0), verdict(2.0)];
@@ -440,6 +508,24 @@ mod tests {
         report.verdicts.push(verdict(0.9));
         assert!(!report.is_met());
         assert!(!Report::default().is_met());
+    }
+
+    #[test]
+    fn known_miss_passes_until_it_becomes_worse() {
+        let report = |ours| {
+            let goal = Some(Goal::AtLeast(1.0));
+            let verdict =
+                Verdict { what: "x".into(), ours: Some(ours), goal, ..Verdict::default() };
+            let verdicts = vec![verdict.known("a bound", Goal::AtLeast(0.9))];
+            Report { rows: vec![Row::new("a").with("n", 1)], verdicts, ..Report::default() }
+        };
+        let told = [1.0, 0.95, 0.89].map(|ours| (report(ours).is_met(), report(ours).passes()));
+        assert_eq!(told, [(true, true), (false, true), (false, false)]);
+        assert!(report(0.95).to_text().contains("MISSED (known: a bound)"));
+        assert!(report(0.95).to_json().contains("\"known\":\"a bound\",\"met\":false"));
+        assert!(report(0.89).to_text().contains("MISSED (worse than known: >= 0.9)"));
+        // A miss that is met again is not called known.
+        assert!(report(1.0).to_json().contains("\"known\":null"));
     }
 
     #[test]

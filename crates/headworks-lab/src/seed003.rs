@@ -201,6 +201,7 @@ fn fewer(rows: &[Row], case: Case, of: &dyn Fn(&Row) -> f64) -> Option<Verdict> 
         baseline: Some(1.0),
         ours: Some(ours),
         goal: Some(Goal::AtLeast(FEWER)),
+        known: None,
     })
 }
 
@@ -214,7 +215,14 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             found.map(of).reduce(f64::max)
         };
         if let (Some(ours), baseline) = (worst(9), worst(0)) {
-            verdicts.push(Verdict { what, seed: None, baseline, ours: Some(ours), goal });
+            verdicts.push(Verdict {
+                what,
+                seed: None,
+                baseline,
+                ours: Some(ours),
+                goal,
+                known: None,
+            });
         }
     };
     let per_mib = |row: &Row, count: &str| {
@@ -249,6 +257,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             baseline: None,
             ours: Some(ours),
             goal: Some(goal),
+            known: None,
         };
         let found = least.map(|least| {
             verdict("hit: index operations for each MiB, order 0", least, Goal::AtLeast(PER_MIB[0]))

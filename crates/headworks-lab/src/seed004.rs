@@ -136,6 +136,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         baseline: Some(baseline),
         ours: Some(ours),
         goal,
+        known: None,
     };
     vec![
         verdict(

@@ -263,7 +263,7 @@ fn run_crash(options: CrashArgs) -> i32 {
             let wanted = if minutes.is_some() { crash.cuts } else { cuts };
             let report = crash::report(&crash, seed, wanted);
             print!("{}", if json { report.to_json() } else { report.to_text() });
-            i32::from(!report.is_met())
+            i32::from(!report.passes())
         }
         Err(failure) => {
             print_failure(&failure, crash::repeat(failure.seed, shards), json);

@@ -1,6 +1,6 @@
 //! `headworks-lab run seed-003`: bookkeeping per MiB with small and with large folios.
 //!
-//! Exit codes: 0 all goals met, 1 a goal missed, 2 invalid options.
+//! Exit codes: 0 all goals met or missed as known, 1 a goal missed, 2 invalid options.
 
 use std::process::ExitCode;
 
@@ -41,6 +41,6 @@ impl FolioArgs {
             true => print!("{}", report.to_json()),
             false => print!("{}", report.to_text()),
         }
-        if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        if report.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }

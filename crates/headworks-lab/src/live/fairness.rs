@@ -239,7 +239,14 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
 }
 
 fn verdict(what: &str, baseline: Option<f64>, ours: f64, goal: Option<Goal>) -> Verdict {
-    Verdict { what: format!("over NBD, {what}"), seed: None, baseline, ours: Some(ours), goal }
+    Verdict {
+        what: format!("over NBD, {what}"),
+        seed: None,
+        baseline,
+        ours: Some(ours),
+        goal,
+        known: None,
+    }
 }
 
 /// The verdicts of the light job beside the seven, and of the seven among each other.

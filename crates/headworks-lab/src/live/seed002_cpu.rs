@@ -310,7 +310,14 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
 }
 
 fn verdict(what: String, baseline: f64, ours: f64, goal: Goal) -> Verdict {
-    Verdict { what, seed: None, baseline: Some(baseline), ours: Some(ours), goal: Some(goal) }
+    Verdict {
+        what,
+        seed: None,
+        baseline: Some(baseline),
+        ours: Some(ours),
+        goal: Some(goal),
+        known: None,
+    }
 }
 
 #[cfg(test)]

@@ -241,6 +241,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
                 baseline,
                 ours: Some(ours),
                 goal: Some(goal),
+                known: None,
             });
         };
         let most = SMALL.0 * small.real("copy_ns") + SMALL.1 * f64::from(BYTES / 4096);
@@ -264,6 +265,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             baseline: None,
             ours: Some(waited),
             goal: Some(Goal::Exactly(0.0)),
+            known: None,
         });
     }
     verdicts

@@ -55,6 +55,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         baseline: None,
         ours: Some(hung as f64),
         goal: Some(Goal::Exactly(0.0)),
+        known: None,
     });
     verdicts
 }
@@ -77,6 +78,7 @@ fn fitted(rows: &[Row], cache_mib: u64) -> Option<Verdict> {
         baseline: None,
         ours: Some(fit::rms(&rows)),
         goal: Some(Goal::AtMost(FIT)),
+        known: None,
     })
 }
 
@@ -104,6 +106,7 @@ fn band(rows: &[Row], runs: &[&Row], policy: &str, jobs: u32, measured: f64) -> 
         baseline: shown(runs, policy, jobs),
         ours: None,
         goal: Some(Goal::Within(low, high)),
+        known: None,
     })
 }
 
@@ -142,6 +145,7 @@ fn ours(runs: &[&Row], tags: u32, (jobs, patched): (u32, f64)) -> Option<Verdict
         baseline: shown(runs, "legacy518", jobs),
         ours: Some(rate(row)),
         goal: Some(Goal::AtLeast(GOAL * rate(single))),
+        known: None,
     })
 }
 
@@ -164,6 +168,7 @@ fn worst(runs: &[&Row]) -> Option<Verdict> {
         baseline: None,
         ours: Some(worst),
         goal: Some(Goal::AtLeast(GOAL)),
+        known: None,
     })
 }
 
@@ -176,6 +181,7 @@ fn even(runs: &[&Row]) -> Option<Verdict> {
         baseline: None,
         ours: Some(least),
         goal: Some(Goal::AtLeast(JAIN)),
+        known: None,
     })
 }
 
@@ -194,6 +200,7 @@ fn stretch(runs: &[&Row]) -> Vec<Verdict> {
             baseline: None,
             ours: Some(rate(row) / rate(single)),
             goal: None,
+            known: None,
         })
     };
     [64, 128, 256, 512].into_iter().filter_map(verdict).collect()

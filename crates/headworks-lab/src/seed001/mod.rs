@@ -246,6 +246,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             baseline: None,
             ours: Some(rows.iter().filter(|row| over(row) || row.int("failed") > 0).count() as f64),
             goal: Some(Goal::Exactly(0.0)),
+            known: None,
         });
     }
     verdicts
@@ -267,6 +268,7 @@ fn judge_order(rows: &[Row]) -> Option<[Verdict; 4]> {
         baseline: Some(baseline),
         ours: Some(ours),
         goal,
+        known: None,
     };
     let inversions = |row: &Row| row.int("inversions") as f64;
     let breaks = |row: &Row| row.int("breaks") as f64 / row.int("taken").max(1) as f64;
@@ -316,6 +318,7 @@ fn judge_merge(rows: &[Row]) -> Option<[Verdict; 2]> {
         baseline: Some(baseline),
         ours: Some(ours),
         goal: Some(goal),
+        known: None,
     };
     let within = |value: f64, part: f64| Goal::Within(value * (1.0 - part), value * (1.0 + part));
     let old_merged = merged(old);

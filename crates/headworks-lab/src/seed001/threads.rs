@@ -100,6 +100,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
                     baseline: Some(old),
                     ours: Some(ours / old),
                     goal,
+                    known: None,
                 });
             }
         };
@@ -120,8 +121,8 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
                 seed: Some(SEED_GAIN),
                 baseline: None,
                 ours: Some(batch / one),
-                goal: None,
-            });
+                goal: None, known: None,
+});
         }
     }
     verdicts.extend(judge_counts(rows, many));
@@ -136,6 +137,7 @@ fn judge_counts(rows: &[Row], many: u64) -> Vec<Verdict> {
         baseline: None,
         ours: Some(ours),
         goal: Some(goal),
+        known: None,
     };
     let per_request = |name: &'static str| {
         move |row: &Row| row.int(name) as f64 / row.int("requests").max(1) as f64
@@ -174,6 +176,7 @@ fn judge_counts(rows: &[Row], many: u64) -> Vec<Verdict> {
             baseline: Some(lone),
             ours: Some(all / lone),
             goal: Some(Goal::AtLeast(0.9)),
+            known: None,
         });
     }
     verdicts

@@ -32,7 +32,14 @@ impl<'a> Rows<'a> {
 
 fn verdict(what: &str, ours: Option<f64>, goal: Option<Goal>) -> Option<Verdict> {
     let what = what.to_string();
-    ours.map(|ours| Verdict { what, seed: None, baseline: None, ours: Some(ours), goal })
+    ours.map(|ours| Verdict {
+        what,
+        seed: None,
+        baseline: None,
+        ours: Some(ours),
+        goal,
+        known: None,
+    })
 }
 
 fn most(values: impl Iterator<Item = f64>) -> Option<f64> {
