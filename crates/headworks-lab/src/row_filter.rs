@@ -15,6 +15,8 @@ pub struct RowFilter {
     pub jobs: Vec<u32>,
     /// Only this device; all if `None`.
     pub device: Option<String>,
+    /// Only these cases; all if empty.
+    pub cases: Vec<String>,
     /// Only rows of this kind.
     pub kind: RowKind,
 }
@@ -34,7 +36,8 @@ pub enum RowKind {
 impl Default for RowFilter {
     fn default() -> Self {
         let (policies, tags, jobs) = (Vec::new(), Vec::new(), Vec::new());
-        Self { seed: 1, policies, tags, jobs, device: None, kind: RowKind::All }
+        let (device, cases) = (None, Vec::new());
+        Self { seed: 1, policies, tags, jobs, device, cases, kind: RowKind::All }
     }
 }
 
@@ -55,6 +58,12 @@ impl RowFilter {
     #[must_use]
     pub fn has_jobs(&self, jobs: u32) -> bool {
         self.jobs.is_empty() || self.jobs.contains(&jobs)
+    }
+
+    /// Whether rows of that case are selected.
+    #[must_use]
+    pub fn has_case(&self, case: &str) -> bool {
+        self.cases.is_empty() || self.cases.iter().any(|wanted| wanted == case)
     }
 
     /// Whether rows of that device are selected.

@@ -29,6 +29,9 @@ pub struct TableArgs {
     /// Only this device, as named in the rows
     #[arg(long)]
     device: Option<String>,
+    /// Only these cases, as named in the rows (fairness)
+    #[arg(long, value_delimiter = ',')]
+    case: Vec<String>,
     /// Only rows in virtual time, not those over NBD (seed-000, fairness) or on threads (seed-001)
     #[arg(long, conflicts_with = "live_only")]
     virtual_only: bool,
@@ -48,13 +51,17 @@ fn policy(name: &str) -> Result<TagPolicy, String> {
 impl TableArgs {
     /// Runs the experiment and prints the report.
     pub fn run(self, name: ExperimentName) -> ExitCode {
-        let Self { seed, policy: policies, tags, jobs, device, json, .. } = self;
+        let Self { seed, policy: policies, tags, jobs, device, case: cases, json, .. } = self;
+        if !cases.is_empty() && name != ExperimentName::Fairness {
+            complain("--case selects rows of `fairness`; the other experiments have no cases");
+            return ExitCode::from(USAGE);
+        }
         let kind = match (self.virtual_only, self.live_only) {
             (true, _) => RowKind::Virtual,
             (_, true) => RowKind::Live,
             _ => RowKind::All,
         };
-        let filter = RowFilter { seed, policies, tags, jobs, device, kind };
+        let filter = RowFilter { seed, policies, tags, jobs, device, cases, kind };
         let report = match experiment::run(name, &filter) {
             Ok(report) => report,
             Err(error) => {

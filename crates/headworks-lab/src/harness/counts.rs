@@ -6,6 +6,8 @@ use headworks_core::tags::TagStats;
 use headworks_nbd::client::Histogram;
 use headworks_sim::disk::ModelCounters;
 
+use crate::report::jain;
+
 /// The counters of one job.
 #[derive(Clone, Debug, Default)]
 pub struct JobCounts {
@@ -15,6 +17,16 @@ pub struct JobCounts {
     pub bytes: u64,
     /// Latencies of the answered bios.
     pub latency: Histogram,
+    /// Wait so far of the oldest bio that is outstanding at the end of the run.
+    pub waiting_ns: u64,
+}
+
+impl JobCounts {
+    /// The longest wait of a bio, answered or outstanding at the end.
+    #[must_use]
+    pub fn longest_ns(&self) -> u64 {
+        self.latency.max().max(self.waiting_ns)
+    }
 }
 
 /// The counters of a whole run.
@@ -52,11 +64,67 @@ pub struct RunCounts {
     pub notices: u64,
     /// No event was pending while bios were outstanding: a wake-up was lost.
     pub stuck: bool,
+    /// Jobs that got no answer for [`super::STARVED_NS`], or in a whole shorter run, although they
+    /// had bios outstanding; the ramp included.
+    pub starved: u32,
+    /// Jain's index of the jobs' answers over windows, if requested.
+    pub windows: AnswerWindows,
     /// Hash of all inputs and actions, including the ramp.
     pub hash: u64,
     /// Bytes of the commands in the device, by slot.
     pub(super) lens: RequestLengths,
     since: Snapshot,
+}
+
+/// Jain's index of the jobs' answers over windows of an equal number of answers.
+///
+/// A window of `jobs * rounds` answers is the time in which each job could be answered `rounds`
+/// times, at the rate at which bios are answered meanwhile.
+#[derive(Clone, Debug, Default)]
+pub struct AnswerWindows {
+    /// Number of answers in a window; 0 if no windows are counted.
+    len: u64,
+    answered: u64,
+    jobs: Vec<u32>,
+    /// Number of complete windows.
+    pub count: u64,
+    /// Index of the least fair window; 1 without windows.
+    pub least: f64,
+    sum: f64,
+}
+
+impl AnswerWindows {
+    pub(super) fn new(jobs: usize, rounds: u32) -> Self {
+        let len = jobs as u64 * u64::from(rounds);
+        Self { len, jobs: vec![0; jobs], least: 1.0, ..Self::default() }
+    }
+
+    /// The mean index of all windows; 1 without windows.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        if self.count == 0 { 1.0 } else { self.sum / self.count as f64 }
+    }
+
+    fn answer(&mut self, job: u32) {
+        if self.len == 0 {
+            return;
+        }
+        self.jobs[job as usize] += 1;
+        self.answered += 1;
+        if self.answered == self.len {
+            let index = jain(self.jobs.iter().map(|&answers| f64::from(answers)));
+            (self.least, self.sum) = (self.least.min(index), self.sum + index);
+            self.count += 1;
+            self.answered = 0;
+            self.jobs.fill(0);
+        }
+    }
+
+    fn restart(&mut self) {
+        self.answered = 0;
+        self.jobs.fill(0);
+        (self.count, self.least, self.sum) = (0, 1.0, 0.0);
+    }
 }
 
 /// Values of external counters at one time.
@@ -93,19 +161,29 @@ impl RunCounts {
         Self { jobs: vec![JobCounts::default(); jobs], ..Self::default() }
     }
 
-    pub(super) fn answer(&mut self, job: u32, bytes: u32, took: u64) {
-        let job = &mut self.jobs[job as usize];
+    pub(super) fn answer(&mut self, number: u32, bytes: u32, took: u64) {
+        let job = &mut self.jobs[number as usize];
         job.bios += 1;
         job.bytes += u64::from(bytes);
         job.latency.record(took);
         self.bios += 1;
         self.bytes += u64::from(bytes);
+        self.windows.answer(number);
+    }
+
+    /// The longest wait of a bio of any job.
+    #[must_use]
+    pub fn longest_ns(&self) -> u64 {
+        self.jobs.iter().map(JobCounts::longest_ns).max().unwrap_or(0)
     }
 
     /// Discards the counts of the ramp.
     pub(super) fn restart(&mut self, since: Snapshot) {
-        let Self { jobs, lens, in_device_max, errors, notices, .. } = std::mem::take(self);
-        *self = Self { lens, in_device_max, errors, notices, since, ..Self::new(jobs.len()) };
+        let Self { jobs, lens, in_device_max, errors, notices, mut windows, .. } =
+            std::mem::take(self);
+        windows.restart();
+        *self =
+            Self { lens, in_device_max, errors, notices, windows, since, ..Self::new(jobs.len()) };
     }
 
     pub(super) fn end(&mut self, at: Snapshot, hash: u64) {

@@ -70,6 +70,12 @@ pub(super) struct Job {
     answered: u32,
     /// The job submits without a wake-up.
     awake: bool,
+    /// Time of the last answer, or of the submission that ended a time without outstanding bios.
+    unanswered_since: Instant,
+    /// The longest time with outstanding bios and without an answer.
+    unanswered_max_ns: u64,
+    /// Time of the first submission.
+    started: Instant,
 }
 
 impl Job {
@@ -91,7 +97,30 @@ impl Job {
             next_at: options.start,
             answered: 0,
             awake: true,
+            unanswered_since: Instant(0),
+            unanswered_max_ns: 0,
+            started: Instant(0),
         }
+    }
+
+    /// Wait so far of the oldest outstanding bio.
+    pub fn waiting_ns(&self, now: Instant) -> u64 {
+        let mut out = vec![true; self.submitted.len()];
+        self.unused.iter().for_each(|&slot| out[slot as usize] = false);
+        let waits = self.submitted.iter().zip(out).filter(|(_, out)| *out);
+        waits.map(|(&at, _)| now.since(at)).max().unwrap_or(0)
+    }
+
+    /// Whether the job got no answer for `bound_ns` while it had bios outstanding, or none at all
+    /// since it started, if it started later.
+    pub fn is_starved(&self, now: Instant, bound_ns: u64) -> bool {
+        let bound = bound_ns.min(now.since(self.started));
+        self.issued > 0 && self.unanswered_ns(now) >= bound
+    }
+
+    fn unanswered_ns(&self, now: Instant) -> u64 {
+        let last = if self.out() > 0 { now.since(self.unanswered_since) } else { 0 };
+        self.unanswered_max_ns.max(last)
     }
 
     /// Number of outstanding bios.
@@ -101,6 +130,12 @@ impl Job {
 
     /// Submits the next batch; returns true if another follows at once.
     pub fn submit(&mut self, now: Instant, mut take: impl FnMut(Bio)) -> bool {
+        if self.out() == 0 {
+            self.unanswered_since = now;
+        }
+        if self.issued == 0 {
+            self.started = now;
+        }
         for _ in 0..self.options.batch_submit {
             let Some(slot) = self.unused.pop() else {
                 break;
@@ -145,6 +180,8 @@ impl Job {
     pub fn answer(&mut self, now: Instant, sequence: u64) -> (u64, bool) {
         let slot = (sequence % u64::from(self.options.iodepth)) as u32;
         let took = now.since(self.submitted[slot as usize]);
+        self.unanswered_max_ns = self.unanswered_ns(now);
+        self.unanswered_since = now;
         self.unused.push(slot);
         self.answered += 1;
         let wakes = !self.awake && self.answered >= self.options.batch_complete;

@@ -12,13 +12,15 @@
 //! A turn takes all completions of one time, or one batch of one job; so a batch is under one
 //! outermost plug. Counting starts at `ramp_ns` and lasts for `runtime_ns`. Invariants: a run is a
 //! function of its options; if no event is pending while bios are outstanding, the run ends with
-//! [`RunCounts::stuck`].
+//! [`RunCounts::stuck`]; a job that gets nothing for [`STARVED_NS`] while the device works counts in
+//! [`RunCounts::starved`].
 
 mod counts;
 mod job;
 
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
+use headworks_core::time::SEC;
 use headworks_core::{
     Action, CacheOptions, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant,
     QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, VolumeId, VolumeOptions,
@@ -26,12 +28,15 @@ use headworks_core::{
 use headworks_sim::disk::{DeviceModel, ModelCommand};
 use headworks_sim::events::EventQueue;
 
-pub use counts::{JobCounts, RunCounts};
+pub use counts::{AnswerWindows, JobCounts, RunCounts};
 use job::Job;
 pub use job::JobOptions;
 
 /// The only device of the harness.
 const DEVICE: DeviceId = DeviceId(0);
+/// A job with outstanding bios that gets no answer for so long is starved: the time after which
+/// Linux reports a hung task. In a shorter run a job is starved that gets nothing at all.
+pub const STARVED_NS: u64 = 120 * SEC;
 /// The only volume, which covers the whole device.
 const VOLUME: VolumeId = VolumeId(0);
 
@@ -159,6 +164,12 @@ impl BlockHarness {
         self.plugging = plugging;
     }
 
+    /// Counts Jain's index over windows in which each job could be answered `rounds` times; call it
+    /// before the run.
+    pub fn count_windows(&mut self, rounds: u32) {
+        self.counts.windows = AnswerWindows::new(self.jobs.len(), rounds);
+    }
+
     /// The shard, for changes before the run.
     pub fn shard(&mut self) -> &mut Shard {
         &mut self.shard
@@ -185,6 +196,10 @@ impl BlockHarness {
         }
         let snapshot = self.snapshot();
         self.counts.end(snapshot, self.hash.0);
+        for (job, counts) in self.jobs.iter().zip(&mut self.counts.jobs) {
+            counts.waiting_ns = job.waiting_ns(self.ends);
+            self.counts.starved += u32::from(job.is_starved(self.ends, STARVED_NS));
+        }
         let mut counts = self.counts.clone();
         counts.stuck = self.is_stuck();
         counts
@@ -326,7 +341,6 @@ impl BlockHarness {
 #[cfg(test)]
 mod tests {
     use headworks_core::Op;
-    use headworks_core::time::SEC;
     use headworks_sim::disk::TwoPoint;
 
     use super::*;
@@ -381,5 +395,90 @@ mod tests {
         // 16 neighbours in a turn become one request.
         assert_eq!(counts.bios, 16 * counts.requests);
         assert_eq!(counts.in_device_max, 4);
+    }
+
+    /// Serves commands below an offset, and never completes the others.
+    #[derive(Debug)]
+    struct HalfDead {
+        works: TwoPoint,
+        below: u64,
+    }
+
+    impl DeviceModel for HalfDead {
+        fn submit(&mut self, now: Instant, order: ModelCommand) {
+            if order.offset < self.below {
+                self.works.submit(now, order);
+            }
+        }
+
+        fn next_timeout(&self) -> Option<Instant> {
+            self.works.next_timeout()
+        }
+
+        fn on_timeout(&mut self, now: Instant, done: &mut Vec<u64>) {
+            self.works.on_timeout(now, done);
+        }
+    }
+
+    fn starved(think_ns: u64, below: u64, runtime_ns: u64) -> (u32, bool, u64) {
+        let part = |start: u64| JobOptions {
+            start: start << 20,
+            end: (start + 1) << 20,
+            think_ns,
+            ..JobOptions::default()
+        };
+        let harness = BlockHarness::new(BlockHarnessOptions {
+            seed: 1,
+            queue: QueueOptions { io_timeout_ns: 3_600 * SEC, ..QueueOptions::default() },
+            size: 1 << 30,
+            device: Box::new(HalfDead { works: TwoPoint::new(10_000, 1_000_000_000), below }),
+            jobs: vec![part(0), part(1), part(2)],
+            exports: Vec::new(),
+            cache: CacheOptions::default(),
+            ramp_ns: runtime_ns / 10,
+            runtime_ns,
+        });
+        let counts = harness.unwrap().run();
+        (counts.starved, counts.stuck, counts.longest_ns())
+    }
+
+    #[test]
+    fn watchdog_counts_jobs_that_get_nothing_while_the_device_works() {
+        // In a run shorter than the bound, and in a longer one.
+        for runtime_ns in [SEC, 200 * SEC] {
+            let (count, stuck, longest) = starved(10_000_000, 2 << 20, runtime_ns);
+            assert_eq!((count, stuck), (1, false), "the third job");
+            assert!(longest > runtime_ns, "its bio has waited since the ramp: {longest}");
+        }
+        assert_eq!(starved(10_000_000, 1 << 30, SEC).0, 0);
+        // A job that thinks for longer than the bound wants nothing meanwhile.
+        assert_eq!(starved(STARVED_NS + SEC, 1 << 30, 300 * SEC).0, 0);
+    }
+
+    #[test]
+    fn windows_have_the_index_of_their_answers() {
+        let job = |think_ns| JobOptions { think_ns, ..JobOptions::default() };
+        let counts = |jobs: Vec<JobOptions>| {
+            let mut harness = BlockHarness::new(BlockHarnessOptions {
+                seed: 1,
+                queue: QueueOptions::default(),
+                size: 1 << 30,
+                device: Box::new(TwoPoint::new(10_000, 1_000_000_000)),
+                jobs,
+                exports: Vec::new(),
+                cache: CacheOptions::default(),
+                ramp_ns: SEC / 100,
+                runtime_ns: SEC / 10,
+            })
+            .unwrap();
+            harness.count_windows(10);
+            harness.run()
+        };
+        let equal = counts(vec![job(0); 4]);
+        assert_eq!(equal.windows.count, equal.bios / 40);
+        assert!(equal.windows.least == 1.0 && equal.windows.mean() == 1.0);
+        // The device serves two jobs; two others want a hundredth.
+        let two = counts([vec![job(0); 2], vec![job(2_000_000); 2]].concat()).windows;
+        assert!((0.5..0.6).contains(&two.least) && two.mean() >= two.least, "{two:?}");
     }
 }

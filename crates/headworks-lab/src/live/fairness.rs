@@ -146,6 +146,7 @@ fn all() -> Vec<Point> {
 impl Point {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
+            && filter.has_case(self.case.name())
             && filter.has_device(DEVICE)
             && filter.has_jobs(self.case.jobs().len() as u32)
             && filter.has_tags(QueueOptions::default().nr_requests)

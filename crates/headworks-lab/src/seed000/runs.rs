@@ -180,6 +180,7 @@ impl Point {
             .with("p99_us", counts.latency.percentile(990) / 1_000)
             .with("failed", counts.errors + counts.notices)
             .with("hung", u64::from(counts.stuck))
+            .with("starved", counts.starved)
             .with("hash", format!("{:016x}", counts.hash))
             .with_real("mib_s", mib / length.seconds as f64, 1)
             .with_real("in_sequence", counts.sequential as f64 / counts.issued.max(1) as f64, 3)

@@ -162,6 +162,7 @@ fn all() -> Vec<Point> {
 impl Point {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
+            && filter.has_case(self.case.name())
             && filter.has_device(self.disk.name)
             && filter.has_jobs(self.case.jobs(1 << 30).len() as u32)
             && filter.has_tags(self.queue().nr_requests)
