@@ -15,6 +15,7 @@
 //! Invariants: both halves of a `Link` are `NIL` exactly while the entry is in no list of that kind; `next(prev(x)) == x`.
 
 use std::marker::PhantomData;
+use std::mem;
 use std::ops::{Index, IndexMut};
 
 use crate::slab::{NIL, Slab};
@@ -224,7 +225,7 @@ impl<K> List<K> {
     where
         T: IndexMut<u32, Output: Linked<K>> + ?Sized,
     {
-        let Link { prev, next } = std::mem::take(table[id].link_mut());
+        let Link { prev, next } = mem::take(table[id].link_mut());
         debug_assert!(self.head != NIL && next != NIL, "entry {id} is not in this list");
         if next == id {
             debug_assert!(self.head == id, "entry {id} is in another list");
@@ -249,6 +250,60 @@ impl<K> List<K> {
         Some(id)
     }
 
+    /// Adds entries at the end, in order; the ends of the ring are joined once.
+    #[inline]
+    pub fn extend_back<T>(&mut self, table: &mut T, ids: &[u32])
+    where
+        T: IndexMut<u32, Output: Linked<K>> + ?Sized,
+    {
+        let (Some(&first), Some(&last)) = (ids.first(), ids.last()) else {
+            return;
+        };
+        let was_empty = self.head == NIL;
+        let head = if was_empty { first } else { self.head };
+        let back =
+            if was_empty { last } else { mem::replace(&mut table[head].link_mut().prev, last) };
+        let mut prev = back;
+        for (at, &id) in ids.iter().enumerate() {
+            let next = ids.get(at + 1).copied().unwrap_or(head);
+            let link = table[id].link_mut();
+            debug_assert!(!link.is_linked(), "entry {id} is in a list already");
+            *link = Link { prev, next };
+            prev = id;
+        }
+        if !was_empty {
+            table[back].link_mut().next = first;
+        }
+        self.head = head;
+    }
+
+    /// Removes up to `count` entries from the start and passes each to `take`, in order; the ends of the ring are joined once.
+    #[inline]
+    pub fn drain_front<T>(&mut self, table: &mut T, count: usize, mut take: impl FnMut(u32))
+    where
+        T: IndexMut<u32, Output: Linked<K>> + ?Sized,
+    {
+        if count == 0 || self.head == NIL {
+            return;
+        }
+        let (first, back) = (self.head, table[self.head].link().prev);
+        let mut id = first;
+        for _ in 0..count {
+            let next = mem::take(table[id].link_mut()).next;
+            debug_assert!(next != NIL, "entry {id} is not in this list");
+            take(id);
+            if next == first {
+                debug_assert!(id == back, "the last entry is before the first in the ring");
+                self.head = NIL;
+                return;
+            }
+            id = next;
+        }
+        self.head = id;
+        table[id].link_mut().prev = back;
+        table[back].link_mut().next = id;
+    }
+
     /// Makes `id` the only entry.
     #[inline]
     fn begin<T>(&mut self, table: &mut T, id: u32)
@@ -268,7 +323,7 @@ impl<K> List<K> {
         T: IndexMut<u32, Output: Linked<K>> + ?Sized,
     {
         debug_assert!(!table[id].link().is_linked(), "entry {id} is in a list already");
-        let prev = std::mem::replace(&mut table[at].link_mut().prev, id);
+        let prev = mem::replace(&mut table[at].link_mut().prev, id);
         debug_assert!(prev != NIL, "entry {at} is in no list");
         table[prev].link_mut().next = id;
         *table[id].link_mut() = Link { prev, next: at };
@@ -342,7 +397,7 @@ impl Fifo {
     /// Removes and returns the first entry.
     pub fn pop<T: Chained>(&mut self, slab: &mut Slab<T>) -> Option<u32> {
         let id = self.head()?;
-        self.head = std::mem::replace(slab[id].next(), NIL);
+        self.head = mem::replace(slab[id].next(), NIL);
         if self.head == NIL {
             debug_assert!(self.tail == id, "only the last entry has no next one");
             self.tail = NIL;
@@ -352,7 +407,7 @@ impl Fifo {
 
     /// Moves all entries of `other` to the end.
     pub fn append<T: Chained>(&mut self, slab: &mut Slab<T>, other: &mut Fifo) {
-        let other = std::mem::take(other);
+        let other = mem::take(other);
         if other.head == NIL {
             return;
         }
@@ -410,7 +465,7 @@ mod tests {
             } else {
                 let (list, model) = (&mut lists[which], &mut models[which]);
                 assert!(!links[id].is_linked());
-                match (prng.below(5), model.is_empty()) {
+                match (prng.below(7), model.is_empty()) {
                     (0, _) => {
                         list.push_front(&mut links, id);
                         model.insert(0, id);
@@ -427,6 +482,21 @@ mod tests {
                     }
                     (3, false) => {
                         assert_eq!(list.pop_front(&mut links), Some(model.remove(0)));
+                    }
+                    (4, _) => {
+                        let more: Vec<u32> =
+                            (id..16).filter(|&id| !links[id].is_linked()).collect();
+                        list.extend_back(&mut links, &more[..more.len().min(3)]);
+                        model.extend(more.iter().take(3));
+                    }
+                    (5, _) => {
+                        let (count, mut taken) = (prng.below(5) as usize, Vec::new());
+                        list.drain_front(&mut links, count, |id| taken.push(id));
+                        assert_eq!(
+                            taken,
+                            model.drain(..count.min(model.len())).collect::<Vec<_>>()
+                        );
+                        assert!(taken.iter().all(|&id| !links[id].is_linked()));
                     }
                     _ => {
                         list.push_back(&mut links, id);
@@ -480,6 +550,20 @@ mod tests {
             steps(&links);
         }
         assert!(list.is_empty());
+    }
+
+    #[test]
+    fn batches_look_up_each_entry_once() {
+        let mut links = Counted(Links::new(64), Default::default());
+        let mut list: List<OnlyLink> = List::new();
+        let ids: Vec<u32> = (0..64).collect();
+        list.extend_back(&mut links, &ids[..32]);
+        list.extend_back(&mut links, &ids[32..]);
+        assert!(links.1.take() <= 64 + 2);
+        let mut taken = Vec::new();
+        list.drain_front(&mut links, 40, |id| taken.push(id));
+        list.drain_front(&mut links, 40, |id| taken.push(id));
+        assert!(links.1.take() <= 64 + 4 && taken == ids && list.is_empty());
     }
 
     #[test]

@@ -23,20 +23,16 @@ impl NoneElevator {
 
 impl Elevator for NoneElevator {
     fn insert(&mut self, _now: Instant, slots: &mut Slots, ids: &[SlotId]) {
-        for &id in ids {
-            debug_assert!(!slots[id].queue_link.is_linked(), "request {id} is queued already");
-            self.fifo.push_back(slots, id);
-        }
+        debug_assert!(
+            ids.iter().all(|&id| !slots[id].queue_link.is_linked()),
+            "an inserted request is in no elevator"
+        );
+        self.fifo.extend_back(slots, ids);
     }
 
     fn dispatch(&mut self, _now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize {
         let before = batch.room();
-        while batch.room() > 0 {
-            let Some(id) = self.fifo.pop_front(slots) else {
-                break;
-            };
-            batch.push(id);
-        }
+        self.fifo.drain_front(slots, before, |id| batch.push(id));
         before - batch.room()
     }
 
