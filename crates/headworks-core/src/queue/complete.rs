@@ -46,10 +46,11 @@ impl Queue {
             pools.actions.list.push(Action::Notice(Notice::UnknownCompletion { device, id }));
             return;
         };
+        let is_flush = pools.slots[id].is(Request::FLUSH);
         self.in_flight.remove(&mut pools.slots, id);
         self.waiting.clear_busy();
         let verdict = self.judge(pools, id, &completion);
-        if pools.slots[id].is(Request::FLUSH) && verdict != Verdict::Requeue {
+        if is_flush && verdict != Verdict::Requeue {
             return self.on_flush_done(now, pools, id, completion.status);
         }
         match verdict {
@@ -185,9 +186,9 @@ impl Queue {
                 None => return self.issue(now, pools, id),
             }
         }
+        let Request { bio_head: head, bio_tail: tail, .. } = pools.slots[id];
         let wait_times = self.account(now, pools, id, status);
-        let tail = pools.slots[id].bio_tail;
-        let mut next = Some(pools.slots[id].bio_head);
+        let mut next = Some(head);
         while let Some(slot) = next {
             next = pools.bio_after(slot, tail);
             pools.bios[slot].wait_times = wait_times;

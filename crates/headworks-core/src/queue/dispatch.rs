@@ -59,11 +59,7 @@ impl Queue {
 
     /// Gives the device a request's next command.
     pub(super) fn issue(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
-        let request = &mut pools.slots[id];
-        request.state = RequestState::InFlight;
-        request.sent = now;
-        request.generation = request.generation.wrapping_add(1);
-        self.in_flight.push(&mut pools.slots, id, self.options.queue_depth);
+        self.in_flight.push(now, &mut pools.slots, id, self.options.queue_depth);
         let timer = timer_of(self.device, TimerKind::Timeout);
         if !pools.timers.is_set(timer) {
             pools.timers.set(timer, now.after(self.options.io_timeout_ns));

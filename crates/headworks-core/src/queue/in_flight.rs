@@ -6,6 +6,7 @@
 use crate::gauge::Gauge32;
 use crate::list::List;
 use crate::request::{FlightLink, Request, RequestState, SlotId, Slots};
+use crate::time::Instant;
 
 /// The commands that a device has.
 #[derive(Debug)]
@@ -46,12 +47,15 @@ impl InFlightList {
         empty
     }
 
-    /// Adds a command that is sent now; `depth` is the device's queue depth.
+    /// Adds a request's next command, which is sent at `now`; `depth` is the device's queue depth.
     #[inline]
-    pub fn push(&mut self, slots: &mut Slots, id: SlotId, depth: u32) {
-        let request = &slots[id];
-        debug_assert!(request.state == RequestState::InFlight, "only sent commands are in flight");
+    pub fn push(&mut self, now: Instant, slots: &mut Slots, id: SlotId, depth: u32) {
+        self.list.push_back(slots, id);
+        let request = &mut slots[id];
         debug_assert!(!request.is(Request::INDEXED), "nothing merges with a command in flight");
+        request.state = RequestState::InFlight;
+        request.sent = now;
+        request.generation = request.generation.wrapping_add(1);
         if request.is(Request::FLUSH) {
             self.flushes.add(1);
         } else {
@@ -61,13 +65,11 @@ impl InFlightList {
                 "the device is sent at most queue_depth commands"
             );
         }
-        self.list.push_back(slots, id);
     }
 
     /// Removes a command that the device answered.
     #[inline]
     pub fn remove(&mut self, slots: &mut Slots, id: SlotId) {
-        self.list.remove(slots, id);
         let request = &slots[id];
         if request.is(Request::FLUSH) {
             self.flushes.sub(1);
@@ -77,6 +79,7 @@ impl InFlightList {
         if request.is(Request::TIMED_OUT) && request.op.is_write() {
             self.timed_out_writes.sub(1);
         }
+        self.list.remove(slots, id);
     }
 
     /// Returns the oldest command.
@@ -132,12 +135,13 @@ mod tests {
     fn timed_out_write_blocks_overlapping_writes_only() {
         let mut slots = Slots::touched(4);
         let mut in_flight = InFlightList::new();
-        let (len, state) = (4096, RequestState::InFlight);
+        let len = 4096;
         for (id, op) in [(0, Op::Write), (1, Op::Read), (2, Op::Flush)] {
             let marks = if op == Op::Flush { Request::FLUSH } else { 0 };
             let offset = u64::from(id) * 4096;
-            slots[id] = Request { offset, len, op, state, marks, ..Request::default() };
-            in_flight.push(&mut slots, id, 2);
+            slots[id] = Request { offset, len, op, marks, ..Request::default() };
+            in_flight.push(Instant(0), &mut slots, id, 2);
+            assert!(slots[id].state == RequestState::InFlight);
         }
         assert_eq!((in_flight.commands(), in_flight.len()), (2, 3));
         let blocked = |in_flight: &InFlightList, slots: &Slots, op, offset| {

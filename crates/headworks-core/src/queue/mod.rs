@@ -240,7 +240,9 @@ impl Queue {
         let count = self.ready.len();
         let failed = self.dispatch(now, pools);
         debug_assert!(self.ready.len() == count, "requests that fail unsent make no others ready");
-        for index in 0..count {
+        // What was ready and is still queued is in the elevator; if that is empty, the device took all.
+        let left = if self.waiting.is_empty() { 0 } else { count };
+        for index in 0..left {
             let id = self.ready[index];
             if pools.slots[id].state == RequestState::Queued {
                 self.make_findable(pools, id);
@@ -262,8 +264,7 @@ impl Queue {
 
     /// Returns the bytes in flight of a request that ends, and notes its end for the elevator.
     #[inline]
-    fn release(&mut self, pools: &mut Pools, id: SlotId) {
-        let request = &mut pools.slots[id];
+    fn release(&mut self, request: &mut Request) {
         debug_assert!(!request.is(Request::FLUSH), "a flush bypasses gate and elevator");
         self.gate.uncharge(request);
         // The elevator was told of a timed-out one when it timed out.
@@ -281,8 +282,8 @@ impl Queue {
             let sync = request.is_sync();
             self.gate.return_tag(sync);
         }
-        if !pools.slots[id].is(Request::FLUSH) {
-            self.release(pools, id);
+        if !request.is(Request::FLUSH) {
+            self.release(request);
         }
         pools.slots.put(id);
     }

@@ -63,7 +63,7 @@ impl Queue {
         }
         let parent = pools.slots[id].parent;
         pools.slots[id].state = RequestState::Free;
-        self.release(pools, id);
+        self.release(&mut pools.slots[id]);
         pools.slots.put(id);
         let split = &mut pools.slots[parent];
         assert!(
