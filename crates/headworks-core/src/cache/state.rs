@@ -144,9 +144,15 @@ impl CacheState {
     }
 
     /// Returns the credit and the frame that an operation holds.
+    #[inline]
     pub fn release(&mut self, op: &mut Operation) {
-        self.drop_credit(op);
-        self.drop_frame(op);
+        // A hit holds neither: two comparisons without a call.
+        if op.credit > 0 {
+            self.drop_credit(op);
+        }
+        if op.frame.0 != NIL {
+            self.drop_frame(op);
+        }
     }
 
     /// Returns the credit that an operation holds.
