@@ -11,7 +11,7 @@ use crate::error::{IoError, Status};
 use crate::extent::EXTENTS_BYTES;
 use crate::input::RequestId;
 use crate::pools::Pools;
-use crate::request::{Bios, Request, RequestState, SlotId, Slots};
+use crate::request::{Bios, Request, SlotId, Slots};
 use crate::request_limits::{RequestLimits, round_to_block};
 use crate::slab::NIL;
 use crate::time::Instant;
