@@ -1,5 +1,6 @@
 //! The shards' configuration: which device and volume lives on which shard.
 
+use headworks_core::options::DEVICES_MAX;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     CacheOptions, DeviceConfig, ExportConfig, QueueOptions, ShardConfig, ShardId, SpareSlots,
@@ -9,8 +10,6 @@ use headworks_core::{
 use super::Assembly;
 use crate::options::{BIOS_MAX, ServerOptions};
 
-/// Most devices: bits in a shard's device mask.
-const DEVICES_MAX: usize = 64;
 /// Most exports of a server with hot-add.
 const EXPORTS_MAX: usize = 1024;
 
@@ -48,7 +47,7 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
     }
 }
 
-/// Reserves 64 devices and 1024 exports in all, and tags for the devices.
+/// Reserves [`DEVICES_MAX`] devices and [`EXPORTS_MAX`] exports in all, and tags for the devices.
 fn spare(assembly: &Assembly) -> SpareSlots {
     let left = |most: usize, there: usize| most.saturating_sub(there) as u16;
     let devices = left(DEVICES_MAX, assembly.devices.len());
