@@ -142,7 +142,7 @@ impl<T: Send> Producer<T> {
     #[must_use = "a sleeping consumer is not woken by the ring itself"]
     pub fn push(&mut self, batch: &mut Vec<T>) -> bool {
         if self.room() < batch.len() {
-            self.look();
+            self.load_head();
         }
         let count = self.room().min(batch.len());
         for message in batch.drain(..count) {
@@ -158,7 +158,7 @@ impl<T: Send> Producer<T> {
     #[inline]
     pub fn put(&mut self, message: T) -> Result<(), T> {
         if self.room() == 0 {
-            self.look();
+            self.load_head();
             if self.room() == 0 {
                 return Err(message);
             }
@@ -174,14 +174,14 @@ impl<T: Send> Producer<T> {
             return false;
         }
         self.published = self.tail;
-        // Release: pairs with the Acquire in `Consumer::look`; the messages are written before they can be seen.
+        // Release: pairs with the Acquire in `Consumer::load_tail`; the messages are written before they can be seen.
         self.shared.tail.0.store(self.tail, Ordering::Release);
         self.shared.sleeper.must_wake()
     }
 
-    /// Whether the consumer has taken everything. Looks anew.
+    /// Whether the consumer has taken everything. Loads its position again.
     pub fn is_empty(&mut self) -> bool {
-        self.look();
+        self.load_head();
         self.head_seen == self.tail
     }
 
@@ -192,7 +192,8 @@ impl<T: Send> Producer<T> {
         self.tail = self.tail.wrapping_add(1);
     }
 
-    fn look(&mut self) {
+    /// Loads how far the consumer is.
+    fn load_head(&mut self) {
         // Acquire: pairs with the Release in `Consumer::release`; what it took out is out before we write there.
         self.head_seen = self.shared.head.0.load(Ordering::Acquire);
     }
@@ -249,7 +250,7 @@ impl<T: Send> Consumer<T> {
     #[inline]
     fn ready(&mut self, limit: usize) -> usize {
         if self.tail_seen.wrapping_sub(self.head) < limit {
-            self.look();
+            self.load_tail();
         }
         self.tail_seen.wrapping_sub(self.head).min(limit)
     }
@@ -267,18 +268,19 @@ impl<T: Send> Consumer<T> {
     #[inline]
     fn release(&self, count: usize) {
         if count > 0 {
-            // Release: pairs with the Acquire in `Producer::look`; the messages are out before the slots are reused.
+            // Release: pairs with the Acquire in `Producer::load_head`; the messages are out before the slots are reused.
             self.shared.head.0.store(self.head, Ordering::Release);
         }
     }
 
-    /// Whether nothing is waiting. Looks anew, so it may stand in [`Sleeper::may_sleep`].
+    /// Whether nothing is waiting. Loads the producer's position again, so it may stand in [`Sleeper::may_sleep`].
     pub fn is_empty(&mut self) -> bool {
-        self.look();
+        self.load_tail();
         self.tail_seen == self.head
     }
 
-    fn look(&mut self) {
+    /// Loads how far the producer has published.
+    fn load_tail(&mut self) {
         // Acquire: pairs with the Release in `Producer::publish`.
         self.tail_seen = self.shared.tail.0.load(Ordering::Acquire);
     }

@@ -45,7 +45,7 @@ impl Reactor {
                 self.change(now, Change::AddVolume { volume, config })?;
                 if let Some(file) = file {
                     let device = self.parts.driver.executor().device(config.device);
-                    let taken = device.map(|device| device.take_in(volume, file));
+                    let taken = device.map(|device| device.attach_image(volume, file));
                     assert!(matches!(taken, Some(Ok(()))), "images join devices of files");
                 }
                 self.parts.files.extend(watched);
@@ -56,7 +56,7 @@ impl Reactor {
             ShardCommand::RemoveVolume { volume, device } => {
                 self.change(now, Change::RemoveVolume { volume })?;
                 if let Some(device) = self.parts.driver.executor().device(device) {
-                    remains.keep(device.let_go(volume));
+                    remains.keep(device.detach_image(volume));
                 }
                 self.parts.volumes.retain(|other| *other != volume);
                 let files = &mut self.parts.files;

@@ -93,16 +93,17 @@ pub trait Device: Send {
         None
     }
 
-    /// Holds one more image from now on, for a volume that it does not have; gives it back if it holds none.
+    /// Attaches an image as a new volume of the device.
     ///
     /// # Errors
-    /// The image.
-    fn take_in(&mut self, _volume: VolumeId, file: OpenFile) -> Result<(), Box<OpenFile>> {
+    /// The image, if the device holds no images or has one for this volume already.
+    fn attach_image(&mut self, _volume: VolumeId, file: OpenFile) -> Result<(), Box<OpenFile>> {
         Err(Box::new(file))
     }
 
-    /// Releases the image of a volume without commands in flight. Dropping it closes and unlocks the image.
-    fn let_go(&mut self, _volume: VolumeId) -> Option<OpenFile> {
+    /// Detaches the image of a volume that has no command in flight; `None` if there is none. Dropping the image closes and unlocks
+    /// it.
+    fn detach_image(&mut self, _volume: VolumeId) -> Option<OpenFile> {
         None
     }
 

@@ -22,9 +22,9 @@ use super::Interest;
 /// Tokens are small numbers (slots of a slab): the table is as long as the largest one.
 pub(super) const TOKENS_MAX: usize = 1 << 20;
 
-/// One token's state.
+/// The watch of one file descriptor: what the user waits for, and what the kernel was told.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Watch {
+pub(super) struct FdWatch {
     pub fd: RawFd,
     /// What the user waits for.
     pub wanted: Option<Interest>,
@@ -36,18 +36,19 @@ pub(super) struct Watch {
     changed: bool,
 }
 
-const UNUSED: Watch = Watch { fd: -1, wanted: None, armed: None, generation: 0, changed: false };
+const UNUSED: FdWatch =
+    FdWatch { fd: -1, wanted: None, armed: None, generation: 0, changed: false };
 
 /// All tokens of an engine.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
-    table: Vec<Watch>,
+    table: Vec<FdWatch>,
     changed: Vec<u32>,
 }
 
 impl Watches {
     /// The token's state, if it was ever used.
-    pub fn get(&mut self, token: u32) -> Option<&mut Watch> {
+    pub fn get(&mut self, token: u32) -> Option<&mut FdWatch> {
         self.table.get_mut(token as usize)
     }
 
@@ -80,7 +81,7 @@ impl Watches {
     }
 
     /// The next token whose two sides differ. The caller makes them equal.
-    pub fn next_changed(&mut self) -> Option<(u32, &mut Watch)> {
+    pub fn next_changed(&mut self) -> Option<(u32, &mut FdWatch)> {
         while let Some(token) = self.changed.pop() {
             let watch = &mut self.table[token as usize];
             watch.changed = false;

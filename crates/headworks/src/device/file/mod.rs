@@ -240,7 +240,7 @@ impl Device for FileDevice {
         }
     }
 
-    fn take_in(&mut self, volume: VolumeId, file: OpenFile) -> Result<(), Box<OpenFile>> {
+    fn attach_image(&mut self, volume: VolumeId, file: OpenFile) -> Result<(), Box<OpenFile>> {
         let place = usize::from(volume.0);
         if self.files.len() <= place {
             self.files.resize_with(place + 1, || None);
@@ -254,7 +254,7 @@ impl Device for FileDevice {
         }
     }
 
-    fn let_go(&mut self, volume: VolumeId) -> Option<OpenFile> {
+    fn detach_image(&mut self, volume: VolumeId) -> Option<OpenFile> {
         let steps = self.stepped.iter().any(|row| row.command.volume == volume);
         if steps {
             return None;
