@@ -49,7 +49,8 @@ impl QueueCounters {
         self.stats.on_batch(now, busy);
     }
 
-    /// Forgets where the last command ended if it was in a volume that is removed: its successor starts nowhere.
+    /// Forgets where the last command ended if it was in `volume`, which is removed: the first command of a volume that is added
+    /// under the same id does not count as sequential.
     pub fn forget(&mut self, volume: VolumeId) {
         if self.last_end.0 == volume {
             self.last_end = (volume, u64::MAX);

@@ -40,7 +40,7 @@ pub struct BalanceDirtyPages {
     pub bdi_dirty: u32,
     /// One writer's rate at the set point, KiB/s.
     pub dirty_ratelimit: u64,
-    /// The same at the present position, KiB/s.
+    /// One writer's rate at the current number of dirty blocks: `dirty_ratelimit` times the position ratio, KiB/s.
     pub task_ratelimit: u64,
     /// Blocks dirtied since the writer was last charged.
     pub dirtied: u32,
@@ -71,7 +71,7 @@ pub struct BdiDirtyRatelimit {
     pub dirty_rate: u64,
     /// One writer's rate at the set point, KiB/s.
     pub dirty_ratelimit: u64,
-    /// The same at the present position, KiB/s.
+    /// One writer's rate at the current number of dirty blocks: `dirty_ratelimit` times the position ratio, KiB/s.
     pub task_ratelimit: u64,
     /// Bandwidth divided by the writers: equal to `dirty_ratelimit`, because writers are counted.
     pub balanced_dirty_ratelimit: u64,

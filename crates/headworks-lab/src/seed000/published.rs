@@ -1,6 +1,6 @@
 //! The published measurements of seed 000 (MiB/s).
 
-/// The single job: bytes of a write in KiB, bandwidth. Limits as the kernel sets them.
+/// One job with the kernel's default limits: size of a write in KiB, and its bandwidth in MiB/s.
 pub const SINGLE: [(u32, f64); 7] =
     [(128, 20.1), (256, 33.4), (512, 51.8), (1024, 67.1), (1280, 74.7), (2048, 82.9), (4096, 82.9)];
 

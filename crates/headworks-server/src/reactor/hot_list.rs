@@ -68,7 +68,7 @@ impl HotList {
         *state = ConnectionState { hot: state.hot, ..ConnectionState::default() };
     }
 
-    /// Tries a connection every turn from now on.
+    /// Adds a connection to the hot list, unless it is there already: the reactor tries it every turn.
     pub fn heat(&mut self, slot: u32) {
         if !std::mem::replace(&mut self.states[slot as usize].hot, true) {
             self.hot.push(slot);

@@ -209,7 +209,7 @@ impl DirtyState {
         self.throttle.on_writeout(now, device, blocks);
     }
 
-    /// Accounts for the end of a write-out of `clean` blocks that are over and `held` ones that stay dirty.
+    /// Accounts for the end of a write-out: `clean` blocks leave the dirty state, `held` blocks failed and stay dirty.
     pub fn end_writeback(
         &mut self,
         now: Instant,
