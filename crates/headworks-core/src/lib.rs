@@ -55,6 +55,7 @@ mod remote;
 pub mod request;
 pub mod request_limits;
 mod shard;
+pub mod shares;
 pub mod slab;
 pub mod stats;
 pub mod tags;

@@ -1,0 +1,497 @@
+//! Fair queueing by weight: B-WF2Q+ over a tree of shares.
+//!
+//! ```text
+//!   root --weights--> exports --weights--> connections (leaves), each with the cost of its first request
+//!
+//!   a child of a group:   Forgotten --activate--> Pending (start > V) | Eligible (start <= V)
+//!                            ^                       |     V grows        |
+//!                            |   finish <= V         `------------------->| serve: start += cost / weight, V += cost / weights
+//!                            `-------------- Idle <----no request left----'
+//! ```
+//!
+//! Each group has a virtual time V, which grows by the cost of what its children are served, divided by their weights. A child
+//! with requests has a start and a finish: the virtual times between which its first request would be served if all were
+//! served at once, each at its rate. Of the children whose start has come (eligible) the one with the least finish goes first, of equals
+//! the one whose request came first.
+//! If none is eligible, V moves to the earliest start, so the tree always has a leaf to serve while one has a request. A child
+//! that has no request left keeps its finish until V has reached it: returning at once it goes on where it ended, so a client
+//! with one request at a time is no newcomer after each answer.
+//!
+//! Source: Bennett and Zhang, "Hierarchical packet fair queueing algorithms", 1996; the treatment of emptied children is that
+//! of Valente's B-WF2Q+ in BFQ. Costs are in nanoseconds of device time or in bytes; the tree does not care.
+//!
+//! **Bound.** Let a request of cost `l` and a flow of weight `w` arrive at V = v. The flow's last request was eligible when it
+//! was served, so the flow's last finish is at most `v + p / w`, `p` its cost, and the new finish is at most
+//! `v + (p + l) / w`. A sibling of weight `x` is served before it only requests that start before that finish, and it was
+//! itself not served beyond one request after v; so it passes it with at most `x / w * (p + l) + 2 m`, `m` its largest cost.
+//! With equal weights and costs: at most four requests of each sibling, whatever their number, and two at the mean. The
+//! bounds of the levels add up. A request that is served out of order ([`ShareTree::serve`] of an eligible leaf that is not
+//! the first) keeps to the same bound, because it is eligible. Weights: over any time in which a child has requests, its
+//! service differs from its share of the group's by at most one request of its own and one of its siblings.
+//!
+//! Invariants: Eligible <=> start <= V, Pending <=> start > V, for a child with requests; `weights` is the sum over all children
+//! that are not forgotten; V never goes back; after every call a group with requests has an eligible child.
+
+mod heap;
+
+use crate::slab::NIL;
+use heap::{Heap, HeapKey, HeapLink, HeapNode, is_before};
+
+/// Virtual time of one unit of cost at weight 1, as a shift. Costs up to 2^40 fit: 18 minutes in nanoseconds.
+const SHIFT: u32 = 20;
+
+/// The largest cost that is told from larger ones.
+const COST_MAX: u64 = 1 << 40;
+
+/// The name of a node of a [`ShareTree`].
+pub type ShareId = u32;
+
+/// The state of a node in its parent's group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ShareState {
+    /// No request, and its last service lies behind V.
+    Forgotten,
+    /// It has requests that start after V.
+    Pending,
+    /// It has requests and its start has come.
+    Eligible,
+    /// No request; it is remembered until V reaches its finish.
+    Idle,
+}
+
+/// A node: a leaf with requests, or a group of nodes.
+#[derive(Clone, Copy, Debug)]
+struct ShareNode {
+    parent: ShareId,
+    /// Index of its group, or `NIL` for a leaf.
+    group: u32,
+    /// The weight that it was entered with.
+    weight: u32,
+    /// The weight from its next request on.
+    next_weight: u32,
+    start: u64,
+    finish: u64,
+    /// Cost of its first request; for a group, of its best child's.
+    cost: u64,
+    state: ShareState,
+    /// Number of the call that gave it its first request; of equal times the earlier goes first.
+    arrival: u64,
+    /// A number of the caller's.
+    owner: u32,
+    link: HeapLink,
+}
+
+impl HeapNode for ShareNode {
+    fn heap_link(&self) -> &HeapLink {
+        &self.link
+    }
+
+    fn heap_link_mut(&mut self) -> &mut HeapLink {
+        &mut self.link
+    }
+}
+
+impl ShareNode {
+    fn new(parent: ShareId, group: u32, weight: u32, owner: u32) -> Self {
+        let (state, link) = (ShareState::Forgotten, HeapLink::UNLINKED);
+        Self {
+            parent,
+            group,
+            weight,
+            next_weight: weight,
+            start: 0,
+            finish: 0,
+            cost: 0,
+            state,
+            arrival: 0,
+            owner,
+            link,
+        }
+    }
+
+    /// Returns the key of a time of the node's.
+    fn key(&self, time: u64) -> HeapKey {
+        HeapKey { time, arrival: self.arrival }
+    }
+
+    fn is_active(&self) -> bool {
+        matches!(self.state, ShareState::Pending | ShareState::Eligible)
+    }
+}
+
+/// The children of a node.
+#[derive(Clone, Copy, Debug)]
+struct ShareGroup {
+    virtual_time: u64,
+    /// Sum of the weights of all children that are not forgotten.
+    weights: u64,
+    /// Children whose start has not come, by start.
+    pending: Heap,
+    /// Children that may be served, by finish.
+    eligible: Heap,
+    /// Children without requests that are remembered, by finish.
+    idle: Heap,
+}
+
+impl ShareGroup {
+    const EMPTY: Self = Self {
+        virtual_time: 0,
+        weights: 0,
+        pending: Heap::new(),
+        eligible: Heap::new(),
+        idle: Heap::new(),
+    };
+
+    fn heap(&mut self, state: ShareState) -> &mut Heap {
+        match state {
+            ShareState::Pending => &mut self.pending,
+            ShareState::Eligible => &mut self.eligible,
+            ShareState::Idle => &mut self.idle,
+            ShareState::Forgotten => unreachable!("a forgotten node is in no heap"),
+        }
+    }
+
+    fn is_active(&self) -> bool {
+        !self.eligible.is_empty() || !self.pending.is_empty()
+    }
+}
+
+/// Returns the virtual time of a cost at a weight.
+fn span(cost: u64, weight: u64) -> u64 {
+    debug_assert!(weight > 0, "a weight of 0 never finishes");
+    (cost.min(COST_MAX) << SHIFT) / weight
+}
+
+/// A tree of shares: who is served next, by weight at every level.
+#[derive(Debug)]
+pub struct ShareTree {
+    nodes: Vec<ShareNode>,
+    groups: Vec<ShareGroup>,
+    free_nodes: Vec<ShareId>,
+    free_groups: Vec<u32>,
+    /// Nodes that were forgotten and not yet reported.
+    forgotten: Vec<ShareId>,
+    /// Number of activations and services.
+    arrivals: u64,
+    nodes_max: usize,
+    groups_max: usize,
+}
+
+impl ShareTree {
+    /// The root, a group.
+    pub const ROOT: ShareId = 0;
+
+    /// Creates a tree with space for `groups_max` groups and `leaves_max` leaves beside the root; nothing is allocated later.
+    #[must_use]
+    pub fn new(groups_max: usize, leaves_max: usize) -> Self {
+        let (nodes_max, groups_max) = (groups_max + leaves_max + 1, groups_max + 1);
+        let mut tree = Self {
+            nodes: Vec::with_capacity(nodes_max),
+            groups: Vec::with_capacity(groups_max),
+            free_nodes: Vec::with_capacity(nodes_max),
+            free_groups: Vec::with_capacity(groups_max),
+            forgotten: Vec::with_capacity(nodes_max),
+            arrivals: 0,
+            nodes_max,
+            groups_max,
+        };
+        tree.nodes.push(ShareNode::new(NIL, 0, 1, NIL));
+        tree.groups.push(ShareGroup::EMPTY);
+        tree
+    }
+
+    /// Adds a leaf below a group; `owner` is a number of the caller's.
+    pub fn add_leaf(&mut self, parent: ShareId, weight: u32, owner: u32) -> ShareId {
+        self.add(ShareNode::new(parent, NIL, weight, owner))
+    }
+
+    /// Adds a group below a group; `owner` is a number of the caller's.
+    pub fn add_group(&mut self, parent: ShareId, weight: u32, owner: u32) -> ShareId {
+        let group = self.free_groups.pop().unwrap_or_else(|| {
+            assert!(self.groups.len() < self.groups_max, "more groups than announced");
+            self.groups.push(ShareGroup::EMPTY);
+            self.groups.len() as u32 - 1
+        });
+        self.groups[group as usize] = ShareGroup::EMPTY;
+        self.add(ShareNode::new(parent, group, weight, owner))
+    }
+
+    fn add(&mut self, node: ShareNode) -> ShareId {
+        assert!(node.weight > 0, "a weight is at least 1");
+        assert!(self.nodes[node.parent as usize].group != NIL, "a parent is a group");
+        if let Some(id) = self.free_nodes.pop() {
+            self.nodes[id as usize] = node;
+            return id;
+        }
+        assert!(self.nodes.len() < self.nodes_max, "more nodes than announced");
+        self.nodes.push(node);
+        self.nodes.len() as u32 - 1
+    }
+
+    /// Removes a node without requests; a group's children are removed first.
+    pub fn remove(&mut self, id: ShareId) {
+        assert!(id != Self::ROOT, "the root stays");
+        self.forget(id);
+        let group = self.nodes[id as usize].group;
+        if group != NIL {
+            assert!(self.groups[group as usize].weights == 0, "a group's children go first");
+            self.free_groups.push(group);
+        }
+        self.free_nodes.push(id);
+    }
+
+    /// Forgets the past of a node without requests, so that its next request starts now.
+    pub fn forget(&mut self, id: ShareId) {
+        let node = self.nodes[id as usize];
+        assert!(!node.is_active(), "a node with requests is kept");
+        if node.state == ShareState::Idle {
+            let group = self.group_of(node.parent);
+            self.groups[group].idle.remove(&mut self.nodes, id);
+            self.groups[group].weights -= u64::from(node.weight);
+            self.nodes[id as usize].state = ShareState::Forgotten;
+        }
+    }
+
+    /// Returns the owner of a node that was forgotten because V has passed it, each once. The caller may remove it.
+    pub fn next_forgotten(&mut self) -> Option<(ShareId, u32)> {
+        while let Some(id) = self.forgotten.pop() {
+            let node = &self.nodes[id as usize];
+            if node.state == ShareState::Forgotten {
+                return Some((id, node.owner));
+            }
+        }
+        None
+    }
+
+    /// Sets a node's weight from its next request on.
+    pub fn set_weight(&mut self, id: ShareId, weight: u32) {
+        assert!(weight > 0, "a weight is at least 1");
+        self.nodes[id as usize].next_weight = weight;
+    }
+
+    /// Gives a leaf without requests its first one.
+    pub fn activate(&mut self, leaf: ShareId, cost: u64) {
+        debug_assert!(self.nodes[leaf as usize].group == NIL, "a leaf has requests");
+        assert!(!self.nodes[leaf as usize].is_active(), "a leaf is activated once");
+        self.arrivals += 1;
+        let (mut id, mut cost) = (leaf, cost);
+        while id != Self::ROOT {
+            let parent = self.nodes[id as usize].parent;
+            let group = self.group_of(parent);
+            if self.nodes[id as usize].is_active() {
+                if self.nodes[id as usize].cost == cost {
+                    return;
+                }
+                self.take_out(group, id);
+            } else {
+                self.enter(group, id);
+            }
+            self.put_in(group, id, cost);
+            self.settle(group);
+            cost = self.best_cost(group).expect("a group with a request has a best child");
+            id = parent;
+        }
+    }
+
+    /// Takes a node without requests into its group: it starts now, or where its last service ended.
+    fn enter(&mut self, group: usize, id: ShareId) {
+        let node = &mut self.nodes[id as usize];
+        let now = self.groups[group].virtual_time;
+        match node.state {
+            ShareState::Idle => {
+                node.start = if is_before(node.finish, now) { now } else { node.finish };
+                self.groups[group].idle.remove(&mut self.nodes, id);
+                self.groups[group].weights -= u64::from(self.nodes[id as usize].weight);
+            }
+            _ => node.start = now,
+        }
+        let node = &mut self.nodes[id as usize];
+        node.weight = node.next_weight;
+        node.arrival = self.arrivals;
+        self.groups[group].weights += u64::from(node.weight);
+    }
+
+    /// Removes a node with requests from its heap; its start stays.
+    fn take_out(&mut self, group: usize, id: ShareId) {
+        let state = self.nodes[id as usize].state;
+        self.groups[group].heap(state).remove(&mut self.nodes, id);
+    }
+
+    /// Puts a node into the heap of its start, with the cost of its first request.
+    fn put_in(&mut self, group: usize, id: ShareId, cost: u64) {
+        let (node, now) = (&mut self.nodes[id as usize], self.groups[group].virtual_time);
+        node.cost = cost;
+        node.finish = node.start.wrapping_add(span(cost, node.weight.into()));
+        let (state, key) = match is_before(now, node.start) {
+            true => (ShareState::Pending, node.key(node.start)),
+            false => (ShareState::Eligible, node.key(node.finish)),
+        };
+        node.state = state;
+        self.groups[group].heap(state).push(&mut self.nodes, id, key);
+    }
+
+    /// Moves the children whose time has come: from pending to eligible, from idle to forgotten.
+    fn settle(&mut self, group: usize) {
+        let entry = &mut self.groups[group];
+        if entry.eligible.is_empty()
+            && let Some(start) = entry.pending.top_time(&self.nodes)
+            && is_before(entry.virtual_time, start)
+        {
+            entry.virtual_time = start;
+        }
+        let now = entry.virtual_time;
+        while let Some(start) = entry.pending.top_time(&self.nodes)
+            && !is_before(now, start)
+        {
+            let id = entry.pending.pop(&mut self.nodes).expect("the heap has a top");
+            let node = &mut self.nodes[id as usize];
+            node.state = ShareState::Eligible;
+            let key = node.key(node.finish);
+            entry.eligible.push(&mut self.nodes, id, key);
+        }
+        while let Some(finish) = entry.idle.top_time(&self.nodes)
+            && !is_before(now, finish)
+        {
+            let id = entry.idle.pop(&mut self.nodes).expect("the heap has a top");
+            let node = &mut self.nodes[id as usize];
+            node.state = ShareState::Forgotten;
+            entry.weights -= u64::from(node.weight);
+            if self.forgotten.len() < self.nodes_max {
+                self.forgotten.push(id);
+            }
+        }
+        debug_assert!(self.is_sound(group), "the invariants of a group hold");
+    }
+
+    /// Returns the leaf that is served next, if any has a request.
+    #[must_use]
+    pub fn first(&self) -> Option<ShareId> {
+        let mut id = Self::ROOT;
+        while self.nodes[id as usize].group != NIL {
+            id = self.groups[self.group_of(id)].eligible.top()?;
+        }
+        Some(id)
+    }
+
+    /// Returns the caller's number of a node.
+    #[must_use]
+    pub fn owner(&self, id: ShareId) -> u32 {
+        self.nodes[id as usize].owner
+    }
+
+    /// Returns true if a leaf has a request that may be served now: it and every group above are eligible.
+    #[must_use]
+    pub fn is_eligible(&self, leaf: ShareId) -> bool {
+        let mut id = leaf;
+        while id != Self::ROOT {
+            let node = &self.nodes[id as usize];
+            if node.state != ShareState::Eligible {
+                return false;
+            }
+            id = node.parent;
+        }
+        true
+    }
+
+    /// Serves the first request of a leaf; `next` is the cost of the one after it, if there is one.
+    pub fn serve(&mut self, leaf: ShareId, next: Option<u64>) {
+        debug_assert!(self.nodes[leaf as usize].group == NIL, "a leaf is served");
+        assert!(self.nodes[leaf as usize].is_active(), "a leaf with a request is served");
+        self.arrivals += 1;
+        let cost = self.nodes[leaf as usize].cost;
+        let (mut id, mut next) = (leaf, next);
+        while id != Self::ROOT {
+            let parent = self.nodes[id as usize].parent;
+            let group = self.group_of(parent);
+            self.take_out(group, id);
+            self.advance(group, cost);
+            let node = &mut self.nodes[id as usize];
+            node.start = node.start.wrapping_add(span(cost, node.weight.into()));
+            node.arrival = self.arrivals;
+            match next {
+                Some(cost) => {
+                    self.reweigh(group, id);
+                    self.put_in(group, id, cost);
+                }
+                None => self.rest(group, id),
+            }
+            self.settle(group);
+            next = self.best_cost(group);
+            id = parent;
+        }
+    }
+
+    /// Charges a leaf for more than its served requests were counted for.
+    pub fn charge(&mut self, leaf: ShareId, cost: u64) {
+        let mut id = leaf;
+        while id != Self::ROOT {
+            let ShareNode { parent, state, .. } = self.nodes[id as usize];
+            let group = self.group_of(parent);
+            if state == ShareState::Forgotten {
+                return;
+            }
+            self.take_out(group, id);
+            self.advance(group, cost);
+            let node = &mut self.nodes[id as usize];
+            let (more, cost) = (span(cost, node.weight.into()), node.cost);
+            if state == ShareState::Idle {
+                node.start = node.finish.wrapping_add(more);
+                self.rest(group, id);
+            } else {
+                node.start = node.start.wrapping_add(more);
+                self.put_in(group, id, cost);
+            }
+            self.settle(group);
+            id = parent;
+        }
+    }
+
+    /// Takes over a node's new weight.
+    fn reweigh(&mut self, group: usize, id: ShareId) {
+        let node = &mut self.nodes[id as usize];
+        let weights = &mut self.groups[group].weights;
+        *weights = *weights - u64::from(node.weight) + u64::from(node.next_weight);
+        node.weight = node.next_weight;
+    }
+
+    /// Remembers a node without requests until V has reached its last service.
+    fn rest(&mut self, group: usize, id: ShareId) {
+        let node = &mut self.nodes[id as usize];
+        node.finish = node.start;
+        node.state = ShareState::Idle;
+        let key = node.key(node.finish);
+        self.groups[group].idle.push(&mut self.nodes, id, key);
+    }
+
+    /// Advances a group's virtual time by a service.
+    fn advance(&mut self, group: usize, cost: u64) {
+        let entry = &mut self.groups[group];
+        debug_assert!(entry.weights > 0, "a child that is served has a weight");
+        let more = span(cost, entry.weights);
+        entry.virtual_time = entry.virtual_time.wrapping_add(more);
+    }
+
+    fn best_cost(&self, group: usize) -> Option<u64> {
+        self.groups[group].eligible.top().map(|id| self.nodes[id as usize].cost)
+    }
+
+    fn group_of(&self, id: ShareId) -> usize {
+        let group = self.nodes[id as usize].group;
+        debug_assert!(group != NIL, "a leaf has no children");
+        group as usize
+    }
+
+    /// Returns true if a group's heaps agree with its virtual time.
+    fn is_sound(&self, group: usize) -> bool {
+        let entry = &self.groups[group];
+        let now = entry.virtual_time;
+        let pending = entry.pending.top_time(&self.nodes);
+        let idle = entry.idle.top_time(&self.nodes);
+        pending.is_none_or(|start| is_before(now, start))
+            && idle.is_none_or(|finish| is_before(now, finish))
+            && entry.is_active() != entry.eligible.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;
