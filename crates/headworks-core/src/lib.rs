@@ -37,6 +37,7 @@ pub mod bio;
 pub mod buddy;
 pub mod cache;
 mod device_bio;
+pub mod device_cost;
 pub mod elevator;
 mod error;
 pub mod extent;

@@ -1,0 +1,392 @@
+//! Learning a device's costs from what it finishes while it is busy.
+//!
+//! ```text
+//!   requests wait --window opens--> commands finish ... enough of them --window ends--> time = sum of their costs + error
+//!        ^                             |                                                       |
+//!        `---- the device idled -------'  (window dropped)                                     `--> the model moves
+//! ```
+//!
+//! A busy device spends the time of a window on the commands that finish in it, but for those that it began before and those
+//! it has begun and not finished; a window of several times the commands in flight makes that small. So each window is one
+//! equation in six unknowns: four bases and two costs of a byte. They are solved as they come by a Kalman filter whose state
+//! walks at random: a mix that says nothing about one unknown leaves it where it was, an unusual mix says much, and what was
+//! learned longest ago counts least. An error within the noise teaches nothing, so a steady mix cannot drift away. Several
+//! surprises in a row mean that the device has changed: then the certainty is given up.
+//!
+//! Only windows in which requests waited all the time are used: a device that is not busy shows its latency, not its cost.
+//!
+//! Invariants: the model is within its bounds; the variances are at most those of the beginning.
+
+use super::{BASE_NS, BYTE_BITS, BYTE_NS, CommandKind, DeviceCost};
+use crate::time::{Instant, MS};
+
+/// Unknowns: the bases by [`CommandKind::base`], then the cost of a byte read and written.
+const UNKNOWNS: usize = 6;
+
+/// Standard deviation of a base before anything is known, in nanoseconds: the time of a disk's seek.
+const BASE_DEVIATION: f64 = 5e6;
+
+/// Standard deviation of a byte's cost before anything is known, in nanoseconds: that of 100 MB/s.
+const BYTE_DEVIATION: f64 = 10.0;
+
+/// Fewest commands in a window.
+const COMMANDS_MIN: u32 = 8;
+
+/// Shortest window: so that the arithmetic costs nothing for each command.
+const WINDOW_MIN_NS: u64 = MS;
+
+/// Window after which twice the commands in flight are enough.
+const WINDOW_LONG_NS: u64 = 250 * MS;
+
+/// Relative error that teaches nothing.
+const NOISE: f64 = 0.03;
+
+/// Relative error that is a surprise.
+const SURPRISE: f64 = 0.3;
+
+/// Surprises in a row that mean a changed device.
+const SURPRISES: u32 = 4;
+
+/// Relative random walk of an unknown in a window that teaches: a tenth of it in a hundred windows.
+const WALK: f64 = 0.01;
+
+/// The commands that finished in a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    since: Instant,
+    /// Commands by [`CommandKind::base`].
+    commands: [u32; 4],
+    /// Bytes read and written.
+    bytes: [u64; 2],
+    /// Most commands that were in flight at the end of a turn.
+    in_flight: u32,
+    /// A command finished whose cost the model does not describe.
+    other: bool,
+}
+
+/// Learns the costs of one device.
+#[derive(Clone, Debug)]
+pub struct CostLearner {
+    model: [f64; UNKNOWNS],
+    /// Covariance of the model's errors.
+    variance: [[f64; UNKNOWNS]; UNKNOWNS],
+    cost: DeviceCost,
+    window: Option<Window>,
+    surprises: u32,
+    windows: u64,
+}
+
+impl Default for CostLearner {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl CostLearner {
+    /// Creates a learner that believes the default model.
+    #[must_use]
+    pub fn new() -> Self {
+        let cost = DeviceCost::default();
+        let byte = |index: usize| cost.byte[index] as f64 / f64::from(1 << BYTE_BITS);
+        let mut model = [0.0; UNKNOWNS];
+        for (unknown, base) in model.iter_mut().zip(cost.base_ns) {
+            *unknown = f64::from(base);
+        }
+        (model[4], model[5]) = (byte(0), byte(1));
+        let mut learner = Self {
+            model,
+            variance: [[0.0; UNKNOWNS]; UNKNOWNS],
+            cost,
+            window: None,
+            surprises: 0,
+            windows: 0,
+        };
+        learner.doubt_all();
+        learner
+    }
+
+    /// Returns the present model.
+    #[inline]
+    #[must_use]
+    pub fn cost(&self) -> &DeviceCost {
+        &self.cost
+    }
+
+    /// Returns the number of windows that were used.
+    #[must_use]
+    pub fn windows(&self) -> u64 {
+        self.windows
+    }
+
+    /// Returns true while a window is open: finished commands are to be noted.
+    #[inline]
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.window.is_some()
+    }
+
+    /// Notes a finished command; `None` for one that the model does not describe (flush, discard, an error).
+    pub fn note(&mut self, kind: Option<CommandKind>, bytes: u32) {
+        let Some(window) = &mut self.window else {
+            return;
+        };
+        match kind {
+            Some(kind) => {
+                window.commands[kind.base()] += 1;
+                window.bytes[usize::from(!kind.read)] += u64::from(bytes);
+            }
+            None => window.other = true,
+        }
+    }
+
+    /// Ends a turn with `in_flight` commands in the device; `busy` says that others wait for it.
+    #[inline]
+    pub fn on_turn(&mut self, now: Instant, in_flight: u32, busy: bool) {
+        if busy || self.window.is_some() {
+            self.turn(now, in_flight, busy);
+        }
+    }
+
+    fn turn(&mut self, now: Instant, in_flight: u32, busy: bool) {
+        let idle = !busy || in_flight == 0;
+        match &mut self.window {
+            _ if idle => self.window = None,
+            None => self.window = Some(Window { since: now, in_flight, ..Window::default() }),
+            Some(window) => {
+                window.in_flight = window.in_flight.max(in_flight);
+                let window = *window;
+                if window.is_enough(now) {
+                    if !window.other {
+                        self.learn(&window, now);
+                    }
+                    self.window = Some(Window { since: now, in_flight, ..Window::default() });
+                }
+            }
+        }
+    }
+
+    /// Corrects the model by a window.
+    fn learn(&mut self, window: &Window, now: Instant) {
+        let took = now.since(window.since) as f64;
+        let mut parts = [0.0; UNKNOWNS];
+        for (part, commands) in parts.iter_mut().zip(window.commands) {
+            *part = f64::from(commands);
+        }
+        (parts[4], parts[5]) = (window.bytes[0] as f64, window.bytes[1] as f64);
+        let expected: f64 =
+            parts.iter().zip(&self.model).map(|(part, unknown)| part * unknown).sum();
+        let error = took - expected;
+        self.windows += 1;
+        if error.abs() <= NOISE * took {
+            self.surprises = 0;
+            return;
+        }
+        self.surprises = if error.abs() > SURPRISE * took { self.surprises + 1 } else { 0 };
+        if self.surprises == SURPRISES {
+            self.doubt_all();
+            self.surprises = 0;
+        }
+        self.correct(&parts, error, took * window.noise());
+        self.bound();
+        self.walk();
+        self.publish();
+    }
+
+    /// One step of the filter: `parts` of the model should have been `error` more, give or take `noise`.
+    fn correct(&mut self, parts: &[f64; UNKNOWNS], error: f64, noise: f64) {
+        let mut along = [0.0; UNKNOWNS];
+        for (row, along) in self.variance.iter().zip(&mut along) {
+            *along = row.iter().zip(parts).map(|(entry, part)| entry * part).sum();
+        }
+        let seen: f64 = along.iter().zip(parts).map(|(along, part)| along * part).sum();
+        let scale = 1.0 / (seen + noise * noise);
+        for index in 0..UNKNOWNS {
+            self.model[index] += along[index] * scale * error;
+            for other in 0..UNKNOWNS {
+                self.variance[index][other] -= along[index] * scale * along[other];
+            }
+        }
+    }
+
+    /// Brings the model within its bounds. An unknown at its bound is as good as measured there, so what hangs together with
+    /// it moves along.
+    fn bound(&mut self) {
+        for index in 0..UNKNOWNS {
+            let (least, most) = if index < 4 { BASE_NS } else { BYTE_NS };
+            let unknown = self.model[index];
+            let bound = unknown.clamp(least, most);
+            if bound != unknown {
+                let mut parts = [0.0; UNKNOWNS];
+                parts[index] = 1.0;
+                self.correct(&parts, bound - unknown, (bound - unknown) / 4.0);
+            }
+        }
+        for (index, unknown) in self.model.iter_mut().enumerate() {
+            let (least, most) = if index < 4 { BASE_NS } else { BYTE_NS };
+            *unknown = unknown.clamp(least, most);
+        }
+    }
+
+    /// Adds what the unknowns may have changed since the last window.
+    fn walk(&mut self) {
+        for index in 0..UNKNOWNS {
+            let walk = WALK * self.model[index];
+            let most = first_deviation(index).max(self.model[index]);
+            let entry = &mut self.variance[index][index];
+            if *entry < 0.0 {
+                // Rounding has used up the variance: what is left means nothing.
+                return self.doubt_all();
+            }
+            if *entry + walk * walk <= most * most {
+                *entry += walk * walk;
+            }
+        }
+    }
+
+    /// Gives up all certainty, but not the model.
+    fn doubt_all(&mut self) {
+        self.variance = [[0.0; UNKNOWNS]; UNKNOWNS];
+        for index in 0..UNKNOWNS {
+            let deviation = first_deviation(index).max(self.model[index]);
+            self.variance[index][index] = deviation * deviation;
+        }
+    }
+
+    fn publish(&mut self) {
+        for (base, unknown) in self.cost.base_ns.iter_mut().zip(self.model) {
+            *base = unknown as u32;
+        }
+        for (byte, unknown) in self.cost.byte.iter_mut().zip(&self.model[4..]) {
+            *byte = (unknown * f64::from(1 << BYTE_BITS)) as u64;
+        }
+    }
+}
+
+/// Returns the standard deviation of an unknown before anything is known.
+fn first_deviation(index: usize) -> f64 {
+    if index < 4 { BASE_DEVIATION } else { BYTE_DEVIATION }
+}
+
+impl Window {
+    /// Returns the number of commands.
+    fn count(&self) -> u32 {
+        self.commands.iter().sum()
+    }
+
+    /// Returns true if the commands that lie across its ends no longer matter much.
+    fn is_enough(&self, now: Instant) -> bool {
+        let took = now.since(self.since);
+        let factor = if took >= WINDOW_LONG_NS { 2 } else { 4 };
+        took >= WINDOW_MIN_NS && self.count() >= (factor * self.in_flight).max(COMMANDS_MIN)
+    }
+
+    /// Returns the relative noise of its time: what lies across its ends, and the device's own variation.
+    fn noise(&self) -> f64 {
+        0.05 + 0.3 * f64::from(self.in_flight) / f64::from(self.count().max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    const READ: CommandKind = CommandKind { read: true, sequential: false };
+    const WRITE: CommandKind = CommandKind { read: false, sequential: false };
+
+    /// A busy device that serves one command at a time, `in_flight` waiting; costs by `truth`.
+    fn run(
+        learner: &mut CostLearner,
+        now: &mut u64,
+        mix: &mut dyn FnMut() -> (CommandKind, u32),
+        truth: &dyn Fn(CommandKind, u32) -> u64,
+        commands: u32,
+    ) {
+        for _ in 0..commands {
+            let (kind, bytes) = mix();
+            *now += truth(kind, bytes);
+            learner.note(Some(kind), bytes);
+            learner.on_turn(Instant(*now), 2, true);
+        }
+    }
+
+    fn off(learner: &CostLearner, kind: CommandKind, bytes: u32, truth: u64) -> f64 {
+        (learner.cost().of(kind, 1, bytes) as f64 / truth as f64 - 1.0).abs()
+    }
+
+    #[test]
+    fn learns_disk_flash_and_delay_from_mixed_loads() {
+        let disk = |_: CommandKind, bytes: u32| 5_000_000 + u64::from(bytes) * 10;
+        let flash = |_: CommandKind, bytes: u32| 2_100 + u64::from(bytes) * 36 / 100;
+        let delay = |_: CommandKind, _: u32| 5_000_000;
+        // Large requests are so frequent that both sizes take about as much time.
+        let truths: [(&dyn Fn(CommandKind, u32) -> u64, u64); 3] =
+            [(&disk, 4), (&flash, 100), (&delay, 2)];
+        for (truth, one_in) in truths {
+            let mut learner = CostLearner::new();
+            let (mut prng, mut now) = (Prng::new(1), 0);
+            let mut mix = || {
+                let kind = if one_in < 100 && prng.below(3) == 0 { WRITE } else { READ };
+                (kind, if prng.below(one_in) == 0 { 1 << 20 } else { 4096 })
+            };
+            run(&mut learner, &mut now, &mut mix, truth, 20_000);
+            let kinds = if one_in < 100 { &[READ, WRITE][..] } else { &[READ] };
+            for (&kind, bytes) in kinds.iter().flat_map(|kind| [(kind, 4096), (kind, 1 << 20)]) {
+                let off = off(&learner, kind, bytes, truth(kind, bytes));
+                assert!(off < 0.15, "{kind:?} {bytes}: off by {off}, {:?}", learner.cost());
+            }
+        }
+    }
+
+    #[test]
+    fn first_window_scales_the_model_to_the_device() {
+        let mut learner = CostLearner::new();
+        let mut now = 0;
+        run(&mut learner, &mut now, &mut || (WRITE, 4096), &|_, _| 5_000_000, 10);
+        assert!(off(&learner, WRITE, 4096, 5_000_000) < 0.05, "{:?}", learner.cost());
+    }
+
+    #[test]
+    fn changed_device_is_learned_anew() {
+        let mut learner = CostLearner::new();
+        let (mut prng, mut now) = (Prng::new(2), 0);
+        let mut mix = || (READ, if prng.below(2) == 0 { 65_536 } else { 4096 });
+        run(&mut learner, &mut now, &mut mix, &|_, bytes| 10_000 + u64::from(bytes), 50_000);
+        assert!(off(&learner, READ, 4096, 14_096) < 0.1, "{:?}", learner.cost());
+        let slow = |_: CommandKind, bytes: u32| 200_000 + 10 * u64::from(bytes);
+        run(&mut learner, &mut now, &mut mix, &slow, 1000);
+        assert!(off(&learner, READ, 4096, 240_960) < 0.15, "{:?}", learner.cost());
+        assert!(off(&learner, READ, 65_536, 855_360) < 0.15, "{:?}", learner.cost());
+    }
+
+    #[test]
+    fn device_that_is_not_busy_teaches_nothing() {
+        let mut learner = CostLearner::new();
+        for n in 0..1000 {
+            learner.on_turn(Instant(n * MS), 1, n % 4 != 0);
+            learner.note(Some(READ), 4096);
+        }
+        assert_eq!((learner.windows(), *learner.cost()), (0, DeviceCost::default()));
+    }
+
+    #[test]
+    fn costs_stay_within_bounds_whatever_is_seen() {
+        let mut prng = Prng::new(3);
+        let mut learner = CostLearner::new();
+        let mut now = 0;
+        for _ in 0..50_000 {
+            let bits = prng.below(36);
+            now += prng.below(1 << bits);
+            let (read, sequential) = (prng.below(2) == 0, prng.below(2) == 0);
+            let kind = CommandKind { read, sequential };
+            let known = prng.below(500) > 0;
+            let bits = prng.below(32);
+            learner.note(known.then_some(kind), prng.below(1 << bits) as u32);
+            learner.on_turn(Instant(now), prng.below(40) as u32, prng.below(200) > 0);
+            assert!(learner.model.iter().all(|unknown| unknown.is_finite()));
+        }
+        let most =
+            learner.cost().of(READ, 32, u32::MAX).max(learner.cost().of(WRITE, 32, u32::MAX));
+        assert!(learner.windows() > 100 && most < 1 << 53, "{:?}", learner.cost());
+    }
+}
