@@ -4,6 +4,7 @@
 //! and uses ids that mean the same in every run.
 
 use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, VolumeId};
+use crate::device_cost::DeviceCost;
 use crate::error::Status;
 use crate::options::Tunable;
 use crate::wait_times::WaitTimes;
@@ -69,6 +70,8 @@ pub enum Message {
         want: u16,
         /// Bytes of the waiters' requests.
         bytes: u32,
+        /// What these requests cost, as in [`crate::tags::TagRequest::cost`].
+        cost: u64,
         /// Sum of the weights of the exports that wait.
         weight: u16,
     },
@@ -78,6 +81,8 @@ pub enum Message {
         device: DeviceId,
         /// Number of tags.
         count: u16,
+        /// The cost model of the device, by which shares are counted from now on.
+        cost: DeviceCost,
     },
     /// To a shard: asks for its unused tags now and for the rest as they become free.
     TagRevoke {

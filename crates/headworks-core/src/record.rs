@@ -5,6 +5,7 @@
 
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, BioFlags, BioId, DeviceId, ExportId, Ioprio, Op, ShardId, VolumeId};
+use crate::device_cost::DeviceCost;
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 use crate::options::Tunable;
@@ -229,10 +230,13 @@ fn encode_message(message: &Message) -> InputWords {
             let outcome = outcome(status, hole, stage);
             [4, id_word(id), id.sequence, outcome, cookie.into(), wait_times.word()]
         }
-        Message::TagWant { device, want, bytes, weight } => {
-            [5, device.0.into(), want.into(), bytes.into(), weight.into(), 0]
+        Message::TagWant { device, want, bytes, cost, weight } => {
+            [5, device.0.into(), want.into(), bytes.into(), weight.into(), cost]
         }
-        Message::TagGrant { device, count } => [6, device.0.into(), count.into(), 0, 0, 0],
+        Message::TagGrant { device, count, cost } => {
+            let [a, b, c, d] = cost.words();
+            [6 | u64::from(count) << 32, device.0.into(), a, b, c, d]
+        }
         Message::TagRevoke { device } => [7, device.0.into(), 0, 0, 0, 0],
         Message::TagReturn { device, count } => [10, device.0.into(), count.into(), 0, 0, 0],
         Message::Caching { device, read_ahead_kb, max_folio_order } => {
@@ -276,9 +280,14 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             device,
             want: count,
             bytes: words[3] as u32,
+            cost: words[5],
             weight: words[4] as u16,
         },
-        6 => Message::TagGrant { device, count },
+        6 => Message::TagGrant {
+            device,
+            count: (words[0] >> 32) as u16,
+            cost: DeviceCost::from_words([words[2], words[3], words[4], words[5]])?,
+        },
         7 => Message::TagRevoke { device },
         8 => {
             return Some(Input::Control(Control::Acknowledge { volume: VolumeId(device.0) }));
@@ -377,8 +386,14 @@ mod tests {
                 let wait_times = WaitTimes::from_word(prng.next());
                 Message::Done { cookie, id, status, hole, stage: ReplyStage::Early, wait_times }
             }
-            7 => Message::TagWant { device, want: count, bytes: cookie, weight: id.volume.0 },
-            8 => Message::TagGrant { device, count },
+            7 => Message::TagWant {
+                device,
+                want: count,
+                bytes: cookie,
+                cost: prng.next(),
+                weight: id.volume.0,
+            },
+            8 => Message::TagGrant { device, count, cost: DeviceCost::default() },
             9 => Message::TagRevoke { device },
             10 => {
                 let tunable = Tunable::ALL[prng.below(Tunable::ALL.len() as u64) as usize];

@@ -1,6 +1,6 @@
 //! The queue of a device that another shard owns: bios wait here for leased tags and then travel as messages.
 //!
-//! The order is that of the owner's gate (`tags/flows`): exports by weight, connections equally, by bytes, light flows first.
+//! The order is that of the owner's gate (`tags/flows`): fair queueing by device time, exports by weight, connections equally.
 //! Flushes need no tag. Tags are requested in batches (the backlog, up to the largest request), with their bytes and the
 //! weights of the exports that wait, so that the owner can weigh shards against each other and against its own flows. The lease
 //! is returned when the owner revokes it or after [`IDLE_NS`] without use.
@@ -10,6 +10,7 @@
 
 use crate::action::Action;
 use crate::bio::{DeviceId, ExportId, Op, ShardId};
+use crate::device_cost::{CommandKind, DeviceCost, ShareUnit, Streams};
 use crate::error::Status;
 use crate::input::{Message, ReplyStage};
 use crate::options::ShardConfig;
@@ -36,6 +37,10 @@ pub(crate) struct RemoteQueue {
     /// The head while it collects several tags; nothing overtakes it.
     gathering: Option<FlowHead>,
     weights: ExportWeights,
+    /// The owner's cost model, as of its last grant, and what costs are counted in.
+    cost: DeviceCost,
+    share: ShareUnit,
+    streams: Streams,
 }
 
 impl RemoteQueue {
@@ -51,6 +56,9 @@ impl RemoteQueue {
             waiting: Flows::new((config.bios_max + config.cache.bios()) as usize),
             gathering: None,
             weights: ExportWeights::new(config),
+            cost: DeviceCost::default(),
+            share: options.queue.share,
+            streams: Streams::new(),
         }
     }
 
@@ -96,10 +104,14 @@ impl RemoteQueue {
         if tags == 0 {
             return self.send(pools, slot);
         }
+        let sequential = self.streams.note(bio.id.connection, bio.id.volume, bio.offset, bio.len);
+        let kind = CommandKind::new(bio.op, sequential);
+        let bytes = cost_bytes(bio.op, bio.len);
         let request = TagRequest {
             requester: Requester::Request(slot),
             tags,
-            bytes: cost_bytes(bio.op, bio.len),
+            bytes,
+            cost: self.share.cost(&self.cost, kind, tags.into(), bytes),
             // Only the owner knows how many tags asynchronous requests hold.
             sync: true,
             connection: bio.id.connection,
@@ -111,7 +123,8 @@ impl RemoteQueue {
 
     /// Adds granted tags and serves waiters at once: a revocation may follow in the same batch, and tags that are returned unused
     /// could be granted and revoked without end.
-    pub fn on_grant(&mut self, now: Instant, pools: &mut Pools, count: u16) {
+    pub fn on_grant(&mut self, now: Instant, pools: &mut Pools, count: u16, cost: DeviceCost) {
+        self.cost = cost;
         self.lease.on_grant(count);
         self.serve(now, pools);
     }
@@ -184,17 +197,19 @@ impl RemoteQueue {
         assert!(!backlog.tags.is_zero(), "only a backlog requests tags");
         let want = backlog.tags.get().min(most).max(least);
         // The part of the backlog's bytes that belongs to these tags.
-        let bytes = backlog.bytes.get() * u64::from(want) / u64::from(backlog.tags.get());
+        let part = |of: u64| of.saturating_mul(want.into()) / u64::from(backlog.tags.get());
+        let bytes = part(backlog.bytes.get());
         Message::TagWant {
             device: self.device,
             want: want as u16,
             bytes: bytes.min(u32::MAX.into()) as u32,
+            cost: part(backlog.cost.get()),
             weight: backlog.weights.get().min(u16::MAX.into()) as u16,
         }
     }
 
     /// The bio that is served next.
-    fn head(&mut self) -> Option<FlowHead> {
+    fn head(&self) -> Option<FlowHead> {
         self.gathering.or_else(|| self.waiting.pick())
     }
 

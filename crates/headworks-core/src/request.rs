@@ -122,6 +122,8 @@ impl Request {
     pub const FLUSH: u8 = 32;
     /// Mark: the device refused it, and it waits in the requeue list.
     pub const REQUEUED: u8 = 64;
+    /// Mark: it begins where the request before it of its connection ended, as far as known.
+    pub const SEQUENTIAL: u8 = 128;
 
     /// Starts a new use of the slot: every field is set, but for `generation`, which goes on, and what an elevator keeps.
     ///
@@ -356,7 +358,12 @@ impl RequestStart {
             flags: from.flags.without(BioFlags::HOLE_OK),
             ioprio: from.ioprio,
             state: RequestState::Queued,
-            marks: from.marks & Request::LEASED,
+            marks: from.marks & Request::LEASED
+                | if from.done > 0 {
+                    Request::SEQUENTIAL
+                } else {
+                    from.marks & Request::SEQUENTIAL
+                },
             tags: 0,
             stamps: from.stamps,
         }

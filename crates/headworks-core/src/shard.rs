@@ -444,13 +444,13 @@ impl Shard {
                 pools.bios[cookie].wait_times = pools.bios[cookie].wait_times.and(wait_times);
                 remote.on_done(pools, cookie, status, hole, stage);
             }
-            Message::TagWant { device, want, bytes, weight } => {
+            Message::TagWant { device, want, bytes, cost, weight } => {
                 if let Some((queue, pools)) = self.local(device) {
                     queue.on_lease_request(
                         now,
                         pools,
                         from,
-                        LeaseRequest { tags: want, bytes, weight },
+                        LeaseRequest { tags: want, bytes, cost, weight },
                     );
                 }
             }
@@ -459,9 +459,9 @@ impl Shard {
                     queue.on_tag_return(from, count);
                 }
             }
-            Message::TagGrant { device, count } => {
+            Message::TagGrant { device, count, cost } => {
                 if let Some((remote, pools)) = self.remote(device) {
-                    remote.on_grant(now, pools, count);
+                    remote.on_grant(now, pools, count, cost);
                 }
             }
             Message::Limits { device, nr_requests, max_sectors_kb } => {

@@ -13,11 +13,13 @@
 //! ns and no product overflows.
 
 mod learn;
+mod share_unit;
 mod streams;
 
 use crate::bio::Op;
 
 pub use learn::CostLearner;
+pub use share_unit::ShareUnit;
 pub(crate) use streams::Streams;
 
 /// Fraction bits of the cost of a byte.
@@ -82,6 +84,23 @@ impl DeviceCost {
         base + (u64::from(bytes) * self.byte[usize::from(!kind.read)] >> BYTE_BITS)
     }
 
+    /// Returns the model as words for a record.
+    #[must_use]
+    pub const fn words(&self) -> [u64; 4] {
+        let [a, b, c, d] = self.base_ns;
+        [(a as u64) << 32 | b as u64, (c as u64) << 32 | d as u64, self.byte[0], self.byte[1]]
+    }
+
+    /// Reads [`DeviceCost::words`]; `None` for a model out of bounds.
+    #[must_use]
+    pub fn from_words([a, b, c, d]: [u64; 4]) -> Option<Self> {
+        let base_ns = [(a >> 32) as u32, a as u32, (b >> 32) as u32, b as u32];
+        let (least, most) = (BASE_NS.0 as u32, BASE_NS.1 as u32);
+        let byte_max = (BYTE_NS.1 as u64) << BYTE_BITS;
+        let sound = base_ns.iter().all(|base| (least..=most).contains(base));
+        (sound && c <= byte_max && d <= byte_max).then_some(Self { base_ns, byte: [c, d] })
+    }
+
     /// Returns the bases in nanoseconds: read random, read sequential, write random, write sequential.
     #[must_use]
     pub const fn base_ns(&self) -> [u32; 4] {
@@ -108,5 +127,7 @@ mod tests {
         assert_eq!(cost.of(kind(true, true), 1, 4096), 100 + 8192);
         assert_eq!(cost.of(kind(false, false), 8, 1 << 20), 5000 + 7 * 200 + (1 << 19));
         assert_eq!(cost.byte_ps(), [2000, 500]);
+        assert_eq!(DeviceCost::from_words(cost.words()), Some(cost));
+        assert_eq!(DeviceCost::from_words([0; 4]), None, "a command is not free");
     }
 }

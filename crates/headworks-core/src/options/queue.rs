@@ -1,5 +1,6 @@
 //! Options of a device's queue.
 
+use crate::device_cost::ShareUnit;
 use crate::time::SEC;
 
 use crate::tunables::choice;
@@ -106,6 +107,8 @@ pub struct QueueOptions {
     /// a device busy and its queue short, so that a light user does not wait behind a heavy one. Another shard keeps using its
     /// lease until a request waits here.
     pub hw_inflight_kb: u32,
+    /// What shares of the device are counted in.
+    pub share: ShareUnit,
     /// Time after which a command fails, in nanoseconds; whole milliseconds. 30 s: Linux's `io_timeout`.
     pub io_timeout_ns: u64,
     /// Options of the elevator mq-deadline.
@@ -140,6 +143,7 @@ impl Default for QueueOptions {
             nomerges: NoMerges::MergeAll,
             scheduler: Scheduler::None,
             hw_inflight_kb: 0,
+            share: ShareUnit::Time,
             io_timeout_ns: 30 * SEC,
             deadline: DeadlineOptions::default(),
             write_cache: true,

@@ -3,6 +3,7 @@
 //! One table serves the control socket, the head of a record and the live switch.
 
 use super::{QueueOptions, Scheduler};
+use crate::device_cost::ShareUnit;
 use crate::error::ConfigError;
 use crate::time::{MS, SEC};
 use crate::tunables::{TunableChange, Unit, tunables};
@@ -34,6 +35,7 @@ tunables! {
         WriteZeroes        = 29, "hw_write_zeroes",           0..=1,                Unit::Flag,            Never,  [write_zeroes];
         ReadAheadKb        = 31, "read_ahead_kb",             0..=4096,             Unit::KiB,             AtOnce, [read_ahead_kb];
         MaxFolioOrder      = 32, "max_folio_order",           0..=9,                Unit::Count,           AtOnce, [max_folio_order];
+        Share              = 33, "share",                     0..=last(&ShareUnit::NAMES), Unit::Word(&ShareUnit::NAMES), Drain, [share];
     }
 }
 
@@ -86,7 +88,7 @@ mod tests {
             assert_eq!(Tunable::from_code(tunable.code()), Some(tunable));
             assert_eq!(Tunable::from_name(tunable.name()), Some(tunable));
         }
-        assert_eq!(Tunable::from_code(Tunable::MaxFolioOrder.code() + 1), None);
+        assert_eq!(Tunable::from_code(Tunable::CODES), None);
     }
 
     #[test]

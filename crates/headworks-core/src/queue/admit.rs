@@ -8,6 +8,7 @@ use super::gate::cost_bytes;
 use super::leases::LeaseRequest;
 use crate::action::Action;
 use crate::bio::{ExportId, ShardId};
+use crate::device_cost::CommandKind;
 use crate::input::Message;
 use crate::pools::Pools;
 use crate::request::{Request, RequestState, SlotId};
@@ -56,7 +57,9 @@ impl Queue {
             match requester {
                 Requester::Request(id) => {
                     self.index.remove(&mut pools.slots, id);
-                    self.gate.charge_growth(cost_bytes(pools.slots[id].op, pools.slots[id].len));
+                    let request = &pools.slots[id];
+                    let (kind, bytes) = (kind_of(request), cost_bytes(request.op, request.len));
+                    self.gate.charge_growth(kind, self.commands_of(request), bytes);
                     self.admit(now, pools, id, tags);
                 }
                 Requester::Shard(shard) => self.send_grant(pools, shard, tags),
@@ -65,24 +68,39 @@ impl Queue {
     }
 
     /// Returns the tag request of a request, and notes how many tags it is owed.
-    fn tag_request_of(&self, pools: &mut Pools, id: SlotId) -> TagRequest {
+    fn tag_request_of(&mut self, pools: &mut Pools, id: SlotId) -> TagRequest {
         let request = &pools.slots[id];
-        let mut tags = 1;
+        let (mut tags, mut commands) = (1, 1);
         if self.must_split(request) {
             let piece = self.limits.piece(self.block_size(request));
-            tags = self.gate.tags_for(request.len.div_ceil(piece), piece);
+            commands = request.len.div_ceil(piece);
+            tags = self.gate.tags_for(commands, piece);
         }
         let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
         let bio = pools.bios[request.bio_head].bio.id;
+        let Request { volume, offset, len, .. } = *request;
+        if self.gate.is_sequential(bio.connection, volume, offset, len) {
+            pools.slots[id].marks |= Request::SEQUENTIAL;
+        }
+        let cost = self.gate.cost(kind_of(&pools.slots[id]), commands, bytes);
         pools.slots[id].owed = tags;
         TagRequest {
             requester: Requester::Request(id),
             tags,
             bytes,
+            cost,
             sync,
             connection: bio.connection,
             export: bio.export,
             weight: 0,
+        }
+    }
+
+    /// Returns the number of commands that a request needs.
+    fn commands_of(&self, request: &Request) -> u32 {
+        match self.must_split(request) {
+            true => request.len.div_ceil(self.limits.piece(self.block_size(request))),
+            false => 1,
         }
     }
 
@@ -142,7 +160,8 @@ impl Queue {
     /// Sends granted tags to another shard.
     fn send_grant(&self, pools: &mut Pools, to: ShardId, count: u16) {
         debug_assert!(to != self.owner, "a shard has no lease of its own device");
-        let message = Message::TagGrant { device: self.device, count };
+        let cost = *self.gate.device_cost();
+        let message = Message::TagGrant { device: self.device, count, cost };
         pools.actions.list.push(Action::Send { to, message });
     }
 
@@ -153,4 +172,9 @@ impl Queue {
             pools.actions.list.push(Action::Send { to, message });
         }
     }
+}
+
+/// Returns the kind of a request's commands in the cost model.
+pub(super) fn kind_of(request: &Request) -> CommandKind {
+    CommandKind::new(request.op, request.is(Request::SEQUENTIAL))
 }

@@ -14,6 +14,8 @@
 //! A device may lie: an answer for a command that is not in flight is reported and ignored; more bytes than were asked for, or a
 //! hole where none was allowed, count as a failure; no bytes at all is an error and never zeros.
 
+use super::admit::kind_of;
+use super::gate::cost_bytes;
 use super::{Queue, RETRY_NS, TimerKind, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::{BioFlags, Op};
@@ -46,6 +48,9 @@ impl Queue {
             pools.actions.list.push(Action::Notice(Notice::UnknownCompletion { device, id }));
             return;
         };
+        if self.gate.is_learning() {
+            self.learn(&pools.slots[id], &completion);
+        }
         let is_flush = pools.slots[id].is(Request::FLUSH);
         self.in_flight.remove(&mut pools.slots, id);
         self.waiting.clear_busy();
@@ -59,11 +64,29 @@ impl Queue {
                 self.finish(now, pools, id, status, hole);
             }
             Verdict::Again => {
+                self.charge_again(pools, id);
                 self.send(now, pools, id);
             }
             Verdict::Requeue => self.requeue(now, pools, id),
-            Verdict::OneByOne => self.retry_one_by_one(now, pools, id),
+            Verdict::OneByOne => {
+                self.charge_again(pools, id);
+                self.retry_one_by_one(now, pools, id);
+            }
         }
+    }
+
+    /// Notes a finished command, for the cost model.
+    fn learn(&mut self, request: &Request, completion: &Completion) {
+        let known = completion.status.is_ok() && matches!(request.op, Op::Read | Op::Write);
+        self.gate.note_finished(known.then(|| kind_of(request)), completion.transferred);
+    }
+
+    /// Charges a request's connection for the command that follows a short transfer, a step or a failure.
+    fn charge_again(&mut self, pools: &Pools, id: SlotId) {
+        let request = &pools.slots[id];
+        let bio = pools.bios[request.bio_head].bio.id;
+        let bytes = cost_bytes(request.op, request.len - request.done);
+        self.gate.charge_extra(bio.export, bio.connection, kind_of(request), bytes);
     }
 
     /// Returns the slot of a command that this queue has in flight.

@@ -8,7 +8,8 @@
 //! requests that were admitted and have neither ended nor timed out.
 
 use super::leases::{LeaseRequest, Leases};
-use crate::bio::{ExportId, Op, ShardId};
+use crate::bio::{ExportId, Op, ShardId, VolumeId};
+use crate::device_cost::{CommandKind, CostLearner, DeviceCost, ShareUnit, Streams};
 use crate::gauge::{Gauge32, Gauge64};
 use crate::options::{ExportConfig, QueueOptions, ShardConfig};
 use crate::request::{Request, SlotId};
@@ -30,6 +31,10 @@ pub(super) struct Gate {
     admitted_bytes: Gauge64,
     /// The limit on `admitted_bytes`; `u64::MAX` without a limit.
     bytes_max: u64,
+    /// What requests cost, learned while requests wait; and the unit of shares.
+    costs: CostLearner,
+    share: ShareUnit,
+    streams: Streams,
     /// The tag requests of one submission.
     requests: Vec<TagRequest>,
     waiters_max: usize,
@@ -46,6 +51,9 @@ impl Gate {
             returned: ReturnedTags::default(),
             admitted_bytes: Gauge64::default(),
             bytes_max: bytes_max(options),
+            costs: CostLearner::new(),
+            share: options.share,
+            streams: Streams::new(),
             requests: Vec::with_capacity(waiters_max),
             waiters_max,
         }
@@ -68,9 +76,10 @@ impl Gate {
         self.tags = tags;
     }
 
-    /// Takes over the limit on bytes in flight of other options.
-    pub fn set_bytes_max(&mut self, options: &QueueOptions) {
+    /// Takes over the limit on bytes in flight and the unit of shares of other options.
+    pub fn set_limits(&mut self, options: &QueueOptions) {
         self.bytes_max = bytes_max(options);
+        self.share = options.share;
     }
 
     /// Sets an export's weight; waiting requests keep the old one.
@@ -197,9 +206,66 @@ impl Gate {
         self.tags.free() + out <= self.tags.depth()
     }
 
-    /// Charges the last grant's share for `bytes`: the request grew by merging while it waited.
-    pub fn charge_growth(&mut self, bytes: u32) {
-        self.tags.charge_growth(bytes);
+    /// Charges the last grant's share for what the request costs now: it may have grown by merging while it waited.
+    pub fn charge_growth(&mut self, kind: CommandKind, commands: u32, bytes: u32) {
+        self.tags.charge_growth(self.cost(kind, commands, bytes));
+    }
+
+    /// Charges a connection for a command beyond those that its requests were granted for.
+    pub fn charge_extra(
+        &mut self,
+        export: ExportId,
+        connection: u32,
+        kind: CommandKind,
+        bytes: u32,
+    ) {
+        if self.waiters() > 0 {
+            let cost = self.share.cost(self.costs.cost(), kind, 1, bytes);
+            self.tags.charge(export, connection, cost);
+        }
+    }
+
+    /// Returns what a request costs its shares.
+    #[inline]
+    pub fn cost(&self, kind: CommandKind, commands: u32, bytes: u32) -> u64 {
+        self.share.cost(self.costs.cost(), kind, commands, bytes)
+    }
+
+    /// Returns the present cost model.
+    pub fn device_cost(&self) -> &DeviceCost {
+        self.costs.cost()
+    }
+
+    /// Returns true if a request begins where its connection's last one ended. Without contention it is not looked at: then
+    /// no cost counts.
+    #[inline]
+    pub fn is_sequential(
+        &mut self,
+        connection: u32,
+        volume: VolumeId,
+        offset: u64,
+        len: u32,
+    ) -> bool {
+        (self.waiters() > 0 || self.costs.is_open())
+            && self.streams.note(connection, volume, offset, len)
+    }
+
+    /// Returns true while finished commands are noted to learn their costs.
+    #[inline]
+    pub fn is_learning(&self) -> bool {
+        self.costs.is_open()
+    }
+
+    /// Notes a finished command of this kind; `None` for one that the cost model does not describe.
+    pub fn note_finished(&mut self, kind: Option<CommandKind>, bytes: u32) {
+        self.costs.note(kind, bytes);
+    }
+
+    /// Ends a turn with `in_flight` commands in the device; `queued` says that the elevator has more for it.
+    #[inline]
+    pub fn end_turn(&mut self, now: Instant, in_flight: u32, queued: bool) {
+        let busy = queued || self.waiters() > 0;
+        self.costs.on_turn(now, in_flight, busy);
     }
 
     /// Counts a tag that a request of this shard returns.
@@ -222,6 +288,7 @@ impl Gate {
             requester: Requester::Shard(from),
             tags: lease.tags.clamp(1, max_request_tags(self.tags.depth())),
             bytes: lease.bytes,
+            cost: lease.cost,
             sync: true,
             // No connection and no export has these numbers: a shard competes as one, with the weights that wait there.
             connection: u32::MAX - u32::from(from.0),

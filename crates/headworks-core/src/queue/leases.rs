@@ -13,6 +13,8 @@ pub(crate) struct LeaseRequest {
     pub tags: u16,
     /// Bytes that the tags are for.
     pub bytes: u32,
+    /// What the requests cost by the model that the shard was sent.
+    pub cost: u64,
     /// The sum of the weights of the exports that wait there.
     pub weight: u16,
 }

@@ -209,6 +209,7 @@ impl Queue {
                 break;
             }
         }
+        self.gate.end_turn(now, self.in_flight.commands(), !self.waiting.is_empty());
         let switched = self.try_switch(now, pools);
         if self.gate.waiters() > 0 || self.is_draining() {
             self.revoke_leases(pools);

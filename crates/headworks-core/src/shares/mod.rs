@@ -74,6 +74,8 @@ struct ShareNode {
     /// Cost of its first request; for a group, of its best child's.
     cost: u64,
     state: ShareState,
+    /// It is in the list of forgotten nodes.
+    listed: bool,
     /// Number of the call that gave it its first request; of equal times the earlier goes first.
     arrival: u64,
     /// A number of the caller's.
@@ -103,6 +105,7 @@ impl ShareNode {
             finish: 0,
             cost: 0,
             state,
+            listed: false,
             arrival: 0,
             owner,
             link,
@@ -252,11 +255,19 @@ impl ShareTree {
         }
     }
 
+    /// Forgets the past of every node. No leaf may have a request.
+    pub fn forget_all(&mut self) {
+        for group in 0..self.groups.len() {
+            assert!(!self.groups[group].is_active(), "a tree with requests is kept");
+            while self.forget_first(group) {}
+        }
+    }
+
     /// Returns the owner of a node that was forgotten because V has passed it, each once. The caller may remove it.
     pub fn next_forgotten(&mut self) -> Option<(ShareId, u32)> {
         while let Some(id) = self.forgotten.pop() {
-            let node = &self.nodes[id as usize];
-            if node.state == ShareState::Forgotten {
+            let node = &mut self.nodes[id as usize];
+            if std::mem::take(&mut node.listed) && node.state == ShareState::Forgotten {
                 return Some((id, node.owner));
             }
         }
@@ -349,18 +360,32 @@ impl ShareTree {
             let key = node.key(node.finish);
             entry.eligible.push(&mut self.nodes, id, key);
         }
-        while let Some(finish) = entry.idle.top_time(&self.nodes)
-            && !is_before(now, finish)
+        while self.groups[group].idle.top_time(&self.nodes).is_some_and(|end| !is_before(now, end))
         {
-            let id = entry.idle.pop(&mut self.nodes).expect("the heap has a top");
-            let node = &mut self.nodes[id as usize];
-            node.state = ShareState::Forgotten;
-            entry.weights -= u64::from(node.weight);
-            if self.forgotten.len() < self.nodes_max {
-                self.forgotten.push(id);
-            }
+            self.forget_first(group);
         }
         debug_assert!(self.is_sound(group), "the invariants of a group hold");
+    }
+
+    /// Forgets the idle child with the least finish; returns false if there is none. What is below a forgotten group is
+    /// forgotten with it.
+    fn forget_first(&mut self, group: usize) -> bool {
+        let entry = &mut self.groups[group];
+        let Some(id) = entry.idle.pop(&mut self.nodes) else {
+            return false;
+        };
+        let node = &mut self.nodes[id as usize];
+        node.state = ShareState::Forgotten;
+        entry.weights -= u64::from(node.weight);
+        let below = node.group as usize;
+        let is_group = node.group != NIL;
+        if !std::mem::replace(&mut node.listed, true) && self.forgotten.len() < self.nodes_max {
+            self.forgotten.push(id);
+        }
+        if is_group {
+            while self.forget_first(below) {}
+        }
+        true
     }
 
     /// Returns the leaf that is served next, if any has a request.
@@ -371,6 +396,11 @@ impl ShareTree {
             id = self.groups[self.group_of(id)].eligible.top()?;
         }
         Some(id)
+    }
+
+    /// Sets the caller's number of a node.
+    pub fn set_owner(&mut self, id: ShareId, owner: u32) {
+        self.nodes[id as usize].owner = owner;
     }
 
     /// Returns the caller's number of a node.

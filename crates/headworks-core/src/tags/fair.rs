@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   request --no waiters, `tags` + reserve are free--> granted: no look-up, no state
-//!       \--otherwise--> flows (whose turn: deficit round robin) --> head --enough are free--> granted
+//!       \--otherwise--> flows (whose turn: fair queueing by device time) --> head --enough are free--> granted
 //!                                                                     |  not yet, and it wants several
 //!                                                                     `--> gathers: returned tags are kept for it
 //! ```
@@ -31,6 +31,7 @@ use super::owner::{
     ByteBudget, Grant, ReturnedTags, TagOptions, TagOwner, TagRequest, max_request_tags,
 };
 use super::stats::TagStats;
+use crate::bio::ExportId;
 use crate::gauge::Gauge32;
 use crate::time::Instant;
 
@@ -180,7 +181,8 @@ impl FairTags {
             self.gathering.get_or_insert(Gathering { candidate: first, passed: 0 });
             return self.passing().map_or(Choice::ShortOfTags, Choice::Grant);
         }
-        Choice::ShortOfTags
+        // Only the reserve is free.
+        self.light().map_or(Choice::ShortOfTags, Choice::Grant)
     }
 
     /// Returns the head of both kinds whose turn it is.
@@ -310,8 +312,15 @@ impl TagOwner for FairTags {
         Some(Grant { requester: waiter.request.requester, tags: waiter.request.tags })
     }
 
-    fn charge_growth(&mut self, bytes: u32) {
-        self.flows[self.last_kind].charge_last(bytes);
+    fn charge_growth(&mut self, cost: u64) {
+        self.flows[self.last_kind].charge_last(cost);
+    }
+
+    fn charge(&mut self, export: ExportId, connection: u32, cost: u64) {
+        let [sync, other] = &mut self.flows;
+        if !sync.charge(export, connection, cost) {
+            other.charge(export, connection, cost);
+        }
     }
 
     fn free(&self) -> u32 {

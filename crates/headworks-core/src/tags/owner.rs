@@ -22,8 +22,10 @@ pub struct TagRequest {
     pub requester: Requester,
     /// Number of tags, from [`TagOwner::tags_for`]; at least 1.
     pub tags: u16,
-    /// Bytes that the tags are for; shares are counted in bytes.
+    /// Bytes that the tags are for.
     pub bytes: u32,
+    /// What the request costs its shares: nanoseconds of device time, or bytes.
+    pub cost: u64,
     /// A caller waits for the result. Other requests are limited to `async_depth` tags.
     pub sync: bool,
     /// The issuing connection or shard. Requests of one connection are served in order.
@@ -95,8 +97,11 @@ pub trait TagOwner: Send {
     /// Grants tags to the waiter whose turn it is, if enough are free. Called until it returns `None`, at the end of every batch.
     fn next_grant(&mut self, now: Instant, budget: ByteBudget) -> Option<Grant>;
 
-    /// Reports that the request of the last grant had grown to `bytes` by merging while it waited; its share is charged.
-    fn charge_growth(&mut self, _bytes: u32) {}
+    /// Reports that the request of the last grant had grown by merging while it waited and costs `cost`; its share is charged.
+    fn charge_growth(&mut self, _cost: u64) {}
+
+    /// Charges the shares of a connection for work that no grant was for: a retry, a flush.
+    fn charge(&mut self, _export: ExportId, _connection: u32, _cost: u64) {}
 
     /// Returns when `next_grant` may have a grant though no tag was returned.
     fn next_timeout(&self) -> Option<Instant> {

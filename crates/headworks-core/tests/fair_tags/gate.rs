@@ -15,7 +15,8 @@ pub const KIB: u32 = 1 << 10;
 /// Makes a synchronous request of `connection`, for export 0.
 pub fn request(connection: u32, tags: u16, bytes: u32) -> TagRequest {
     let (requester, export) = (Requester::Request(0), ExportId(0));
-    TagRequest { requester, tags, bytes, sync: true, connection, export, weight: 100 }
+    let cost = bytes.max(4096).into();
+    TagRequest { requester, tags, bytes, cost, sync: true, connection, export, weight: 100 }
 }
 
 /// The policy and the requests that hold tags or wait.

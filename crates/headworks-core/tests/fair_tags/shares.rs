@@ -32,7 +32,8 @@ fn jain(bytes: &[f64]) -> f64 {
 /// Sets the size: 4 KiB to 1 MiB; requests over 256 KiB are split.
 fn sized(from: TagRequest, size: u32) -> TagRequest {
     let bytes = (4 * KIB) << (size % 9);
-    TagRequest { bytes, tags: bytes.div_ceil(256 * KIB) as u16, ..from }
+    let cost = bytes.max(4096).into();
+    TagRequest { bytes, cost, tags: bytes.div_ceil(256 * KIB) as u16, ..from }
 }
 
 #[test]

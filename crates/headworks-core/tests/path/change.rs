@@ -1,5 +1,6 @@
 //! Hot-add and hot-remove of devices and volumes on a working shard.
 
+use headworks_core::device_cost::DeviceCost;
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
     Change, ChangeError, Control, DeviceConfig, DeviceId, ExportId, Input, Instant, Message,
@@ -308,9 +309,9 @@ fn messages_for_removed_ids_are_answered_or_ignored() {
     let messages = [
         Message::Bio { bio, cookie: 3, tags: 1 },
         done,
-        Message::TagWant { device: place, want: 1, bytes: 512, weight: 100 },
+        Message::TagWant { device: place, want: 1, bytes: 512, cost: 512, weight: 100 },
         Message::TagReturn { device: place, count: 1 },
-        Message::TagGrant { device: place, count: 1 },
+        Message::TagGrant { device: place, count: 1, cost: DeviceCost::default() },
         Message::TagRevoke { device: place },
         limits,
         caching,

@@ -1,5 +1,6 @@
 //! Shares of a device: requests of connections and exports, on the owner and from another shard.
 
+use headworks_core::device_cost::DeviceCost;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     CacheOptions, Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Input, Message,
@@ -62,7 +63,7 @@ fn gone_over(bench: &mut Bench) -> Vec<u32> {
 }
 
 fn grant(bench: &mut Bench, count: u16) {
-    let message = Message::TagGrant { device: DeviceId(0), count };
+    let message = Message::TagGrant { device: DeviceId(0), count, cost: DeviceCost::default() };
     bench.turn(&[Input::Message { from: ShardId(0), message }]);
 }
 

@@ -68,6 +68,7 @@ impl<T: TagOwner> Bench<T> {
     pub fn request_as(&mut self, requester: Requester, want: u16, sync: bool) {
         let (connection, export) = (0, ExportId(0));
         let request = TagRequest {
+            cost: 1,
             requester,
             tags: want,
             bytes: 4096,

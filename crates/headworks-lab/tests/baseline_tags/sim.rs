@@ -170,6 +170,7 @@ impl<T: TagOwner> Simulation<T> {
         let want = self.tags.tags_for(pieces.into());
         (job.owed, job.pieces_out) = (want, job.pieces_out + u32::from(pieces));
         let request = TagRequest {
+            cost: 1,
             requester: Requester::Request(number),
             tags: want,
             bytes: u32::from(pieces) << 17,

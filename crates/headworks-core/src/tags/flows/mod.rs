@@ -1,54 +1,52 @@
-//! Waiters for tags, and whose turn it is: two levels of deficit round robin by bytes, light flows first.
+//! Waiters for tags, and whose turn it is: fair queueing by device time over exports and their connections.
 //!
 //! ```text
-//!   exports (quantum: 128 KiB at weight 100)      flows of an export: its connections (128 KiB each)
-//!     ring -> [A] -> [B] -> [C]                     ring -> [7] -> [9] -> [4]
-//!                                                            |
-//!   new flows: light ones, then others                       waiters in order of arrival
+//!   root -> exports (by weight) -> connections (equal) -> waiters in order of arrival        the tree: `shares`
+//!
+//!   light flows: those whose first waiter is light, round robin; only the ones that are eligible are taken from it
 //! ```
 //!
 //! - Waiters of one connection are served in order.
-//! - **New flows first** (as in fq_codel). A connection that begins to wait while it was idle is *new* and goes in advance of its
-//!   turn, as long as its advance is at most one *stride* and its export has not passed one. A stride is a quantum, or the
-//!   largest request that waits if that is more: with requests of eight quanta the turns of eight rounds come together, and
-//!   with one quantum a connection with small requests would wait for most of them. Later turns repay the advance. So newness
-//!   moves bytes earlier and gives no flow more, light flows cannot starve heavy ones, and weights hold. In fq_codel an emptied
-//!   flow waits for a round of the old ones: then a client with one request at a time is new only once a round.
-//! - Newness belongs to the connection: one pair of lists serves all exports, and an export has only its deficit. A heavy export
-//!   keeps its light connections fast, and an export with many light connections pays for them.
-//! - Of the new flows the *light* ones go first (one tag, at most 64 KiB), round robin by request.
+//! - Whose turn it is is decided by [`ShareTree`]: the first waiter that may start and would finish first, at every level. So a
+//!   waiter is passed by at most a constant number of requests of each other connection, however many there are; `shares` has
+//!   the bound. A light connection hardly waits because its finish is early, not because it passes a whole round.
+//! - [`Flows::light`] returns a light waiter out of order, for when the first one cannot go (it gathers tags, or the limit on
+//!   what is in the device is reached). Only an eligible one, which has not had its share: so nothing passes by more than its
+//!   share this way, either.
+//! - A tenant's level would stand between root and export: the tree has any number of levels.
 //!
-//! A flow is remembered while it waits, and after that until its turn finds it idle without debt; all are forgotten when nothing
-//! waits for the device. At most [`IDLE_FLOWS_MAX`] idle flows are remembered; beyond that an emptied flow is forgotten at once,
-//! and no flow is new.
+//! A flow is remembered while it waits, and after that until the virtual time reaches its last service; all are forgotten when
+//! nothing waits for the device. At most [`IDLE_FLOWS_MAX`] idle flows are remembered; beyond that an emptied one is forgotten
+//! at once.
 //!
-//! A request that grew by merging while it waited pays for its final size when it is granted, so a flow may owe one request.
+//! A request that grew by merging while it waited pays for its final size when it is granted.
 //!
-//! Departure from plain deficit round robin: a request costs at least 4 KiB, see `flow`.
-//!
-//! Invariants: a waiter is passed by no later one of its own flow; a flow spends at most `n` quanta, a stride and two requests
-//! in `n` turns; every waiter is served after finitely many grants; `backlog` is the sum over all waiters; `idle_flows` counts
-//! the flows without waiters.
+//! Invariants: a waiter is passed by no later one of its own flow; every waiter is served after finitely many grants; `backlog`
+//! is the sum over all waiters; `idle_flows` counts the flows without waiters.
 
-mod drr;
 mod flow;
-mod new_flows;
 mod pool;
 
 use super::owner::TagRequest;
 use crate::bio::ExportId;
 use crate::gauge::{Gauge32, Gauge64};
+use crate::list::List;
+use crate::shares::{ShareId, ShareTree};
 use crate::slab::NIL;
 use crate::time::Instant;
-use drr::{DrrRing, Share};
-use flow::{ExportFlows, Flow, NewList, QUANTUM, QUANTUM_PER_WEIGHT, cost};
-use new_flows::NewFlows;
+use flow::{ExportFlows, Flow, LightLink};
 use pool::{KeyTable, Pool};
 
 pub(crate) use flow::{FlowHead, Waiter};
 
-/// Most idle flows that are remembered. 1024: all connections that a server takes by default.
-const IDLE_FLOWS_MAX: u32 = 1024;
+/// Most idle flows that are remembered: four times the connections that a server takes by default.
+const IDLE_FLOWS_MAX: u32 = 4096;
+
+/// Light flows that a search looks at; those that have had their share go to the back of the list.
+const LIGHT_SEARCH: u32 = 8;
+
+/// Marks an export's number among the owners of the tree's nodes; the others are flows.
+const EXPORT_OWNER: u32 = 1 << 31;
 
 /// The sums over all waiters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +57,8 @@ pub(crate) struct Backlog {
     pub tags: Gauge32,
     /// Bytes that the tags are for.
     pub bytes: Gauge64,
+    /// What they cost.
+    pub cost: Gauge64,
     /// Weights of the exports that have waiters.
     pub weights: Gauge64,
 }
@@ -67,7 +67,7 @@ pub(crate) struct Backlog {
 #[derive(Clone, Copy, Debug)]
 struct LastGrant {
     flow: u32,
-    paid: i64,
+    paid: u64,
 }
 
 /// All waiters of one device.
@@ -78,15 +78,12 @@ pub(crate) struct Flows {
     exports: Pool<ExportFlows>,
     flow_table: KeyTable,
     export_table: KeyTable,
-    /// The exports in the order of their turns.
-    ring: DrrRing,
-    /// Flows that may go in advance of their turn.
-    new_flows: NewFlows,
+    shares: ShareTree,
+    /// Flows whose first waiter is light.
+    light: List<LightLink>,
     backlog: Backlog,
     /// Remembered flows without waiters.
     idle_flows: Gauge32,
-    /// The largest cost that has waited since the last [`Flows::reset`].
-    largest: i64,
     last: LastGrant,
 }
 
@@ -101,11 +98,10 @@ impl Flows {
             exports: Pool::new(exports_max),
             flow_table: KeyTable::new(flows_max),
             export_table: KeyTable::new(exports_max),
-            ring: DrrRing::new(),
-            new_flows: NewFlows::default(),
+            shares: ShareTree::new(exports_max, flows_max),
+            light: List::new(),
             backlog: Backlog::default(),
             idle_flows: Gauge32::default(),
-            largest: 0,
             last: LastGrant { flow: NIL, paid: 0 },
         }
     }
@@ -121,205 +117,166 @@ impl Flows {
         self.backlog
     }
 
-    /// Adds a waiter, the `number`th of the gate. Returns true if its flow is new and light.
+    /// Adds a waiter, the `number`th of the gate. Returns true if it is light and its flow has not had its share.
     pub fn push(&mut self, now: Instant, number: u64, request: TagRequest) -> bool {
         debug_assert!(request.tags > 0, "a request wants at least one tag");
         let export = self.export_of(request.export, request.weight.max(1));
         let flow = self.flow_of(export, request.connection);
-        let id = self.waiters.take(Waiter::new(request, now, number));
-        self.largest = self.largest.max(cost(request.bytes));
+        let waiter = Waiter::new(request, now, number);
+        let (cost, id) = (waiter.cost(), self.waiters.take(waiter));
         let was_idle = self.flows[flow].waiters.is_empty();
         self.flows[flow].waiters.push_back(&mut self.waiters, id);
         let export = &mut self.exports[export];
-        self.backlog.weights.add(if export.waiting.is_zero() { export.weight.into() } else { 0 });
-        export.waiting.add(1);
+        self.backlog.weights.add(if export.waiting == 0 { export.weight.into() } else { 0 });
+        export.waiting += 1;
         self.backlog.waiters.add(1);
         self.backlog.tags.add(request.tags.into());
         self.backlog.bytes.add(request.bytes.into());
+        self.backlog.cost.add(cost);
         if was_idle {
             self.idle_flows.sub(1);
-            if self.idle_flows.get() < IDLE_FLOWS_MAX {
-                self.make_new(flow);
-            }
+            self.shares.activate(self.flows[flow].leaf, cost);
+            self.list_light(flow);
+            self.forget_passed();
         }
-        self.flows[flow].new_list == Some(NewList::Light)
+        self.is_light(flow)
     }
 
     /// Returns the flow whose turn it is. A repeated call returns the same one unless waiters changed meanwhile.
-    pub fn pick(&mut self) -> Option<FlowHead> {
-        let new = self.first_new(NewList::Light);
-        new.or_else(|| self.first_new(NewList::Bulky)).or_else(|| self.next_turn())
+    pub fn pick(&self) -> Option<FlowHead> {
+        let flow = self.shares.owner(self.shares.first()?);
+        debug_assert!(flow & EXPORT_OWNER == 0, "a leaf is a flow");
+        Some(FlowHead { flow, light: self.is_light(flow) })
     }
 
-    /// Returns the first light flow.
+    /// Returns a light flow that has not had its share, whether it is its turn or not.
     pub fn light(&mut self) -> Option<FlowHead> {
-        self.first_new(NewList::Light)
+        for _ in 0..LIGHT_SEARCH {
+            let flow = self.light.front()?;
+            if self.is_light(flow) {
+                return Some(FlowHead { flow, light: true });
+            }
+            self.light.remove(&mut self.flows, flow);
+            self.light.push_back(&mut self.flows, flow);
+        }
+        None
+    }
+
+    /// Returns true if a flow's first waiter is light and the flow has not had its share.
+    fn is_light(&self, flow: u32) -> bool {
+        self.flows[flow].in_light && self.shares.is_eligible(self.flows[flow].leaf)
     }
 
     /// Returns the first waiter of a picked flow.
     pub fn waiter(&self, head: FlowHead) -> &Waiter {
-        self.first_waiter(head.flow).expect("a picked flow has a waiter")
+        self.flows[head.flow].first(&self.waiters).expect("a picked flow has a waiter")
     }
 
     /// Removes the first waiter of a picked flow; the flow and its export pay.
     pub fn pop(&mut self, head: FlowHead) -> Waiter {
         let flow = &mut self.flows[head.flow];
         let id = flow.waiters.pop_front(&mut self.waiters).expect("a picked flow has a waiter");
-        let (export, is_idle) = (flow.export, flow.waiters.is_empty());
+        let (export, leaf) = (flow.export, flow.leaf);
         let waiter = self.waiters[id];
-        self.exports[export].waiting.sub(1);
-        self.charge(head.flow, waiter.cost());
-        self.last = LastGrant { flow: head.flow, paid: waiter.cost() };
         self.waiters.put(id);
         self.backlog.waiters.sub(1);
         self.backlog.tags.sub(waiter.request.tags.into());
         self.backlog.bytes.sub(waiter.request.bytes.into());
-        // The flow's next waiter goes behind the other new flows.
-        if self.new_flows.remove(&mut self.flows, head.flow) {
-            self.make_new(head.flow);
+        self.backlog.cost.sub(waiter.cost());
+        let export = &mut self.exports[export];
+        assert!(export.waiting > 0, "an export counts its waiters");
+        export.waiting -= 1;
+        self.backlog.weights.sub(if export.waiting == 0 { export.weight.into() } else { 0 });
+        let next = self.flows[head.flow].first(&self.waiters).map(Waiter::cost);
+        self.shares.serve(leaf, next);
+        self.list_light(head.flow);
+        self.last = LastGrant { flow: head.flow, paid: waiter.cost() };
+        if next.is_none() {
+            self.idle_flows.add(1);
+            if self.idle_flows.get() > IDLE_FLOWS_MAX {
+                self.remove_flow(head.flow);
+            }
         }
-        if is_idle {
-            self.rest(head.flow);
-        }
+        self.forget_passed();
         waiter
     }
 
-    /// Charges the flow of the last grant for a request that had grown to `bytes`, if the flow is still remembered.
-    pub fn charge_last(&mut self, bytes: u32) {
+    /// Charges the flow of the last grant for a request that had grown to `cost`, if the flow is still remembered.
+    pub fn charge_last(&mut self, cost: u64) {
         let LastGrant { flow, paid } = self.last;
-        if flow != NIL && cost(bytes) > paid {
-            self.charge(flow, cost(bytes) - paid);
-            self.last.paid = cost(bytes);
+        if flow != NIL && cost > paid {
+            self.shares.charge(self.flows[flow].leaf, cost - paid);
+            self.last.paid = cost;
+            self.forget_passed();
         }
     }
 
-    fn charge(&mut self, flow: u32, cost: i64) {
-        debug_assert!(cost > 0, "a grant is never free");
-        let flow = &mut self.flows[flow];
-        flow.share.deficit -= cost;
-        self.exports[flow.export].share.deficit -= cost;
+    /// Charges a connection's flow for `cost`, if it is remembered; returns whether it is.
+    pub fn charge(&mut self, export: ExportId, connection: u32, cost: u64) -> bool {
+        let key = u64::from(export.0) << 32 | u64::from(connection);
+        let found = self.flow_table.find(key, |id| self.flows[id].key);
+        if let Some(flow) = found {
+            self.shares.charge(self.flows[flow].leaf, cost);
+            self.forget_passed();
+        }
+        found.is_some()
     }
 
-    /// Forgets all flows and their deficits. Nothing may wait.
+    /// Forgets all flows and what they were served. Nothing may wait.
     pub fn reset(&mut self) {
-        debug_assert!(self.is_empty() && self.new_flows.is_empty(), "a flow with waiters is kept");
-        self.largest = 0;
-        while let Some(export) = self.ring.pop(&mut self.exports) {
-            self.remove_export(export);
+        debug_assert!(self.is_empty() && self.light.is_empty(), "a flow with waiters is kept");
+        if self.idle_flows.is_zero() {
+            return;
         }
-        debug_assert!(self.idle_flows.is_zero(), "an idle flow is in a ring");
+        self.shares.forget_all();
+        self.forget_passed();
+        debug_assert!(self.idle_flows.is_zero(), "an idle flow is remembered by the tree");
         debug_assert!(self.backlog == Backlog::default(), "the backlog is that of the waiters");
     }
 
-    /// Ends the turn of a flow that has no waiter left, and of its export if that has none either.
-    fn rest(&mut self, flow: u32) {
-        let export = self.flows[flow].export;
-        self.idle_flows.add(1);
-        let node = &mut self.exports[export];
-        node.flows.rest(&mut self.flows, flow);
-        if self.idle_flows.get() > IDLE_FLOWS_MAX {
-            node.flows.remove(&mut self.flows, flow);
-            self.remove_flow(flow);
+    /// Puts a flow at the back of the list of light flows if its first waiter is light, and takes it out if not.
+    fn list_light(&mut self, flow: u32) {
+        let light = self.flows[flow].first(&self.waiters).is_some_and(Waiter::is_light);
+        if std::mem::replace(&mut self.flows[flow].in_light, light) {
+            self.light.remove(&mut self.flows, flow);
         }
-        debug_assert!(self.idle_flows.get() <= IDLE_FLOWS_MAX, "few idle flows are remembered");
-        let node = &self.exports[export];
-        if !node.waiting.is_zero() {
-            return;
-        }
-        self.backlog.weights.sub(node.weight.into());
-        if node.flows.is_empty() {
-            // Without a remembered flow it goes as well, so there are never more exports than flows.
-            self.ring.remove(&mut self.exports, export);
-            self.remove_export(export);
-        } else {
-            self.ring.rest(&mut self.exports, export);
+        if light {
+            self.light.push_back(&mut self.flows, flow);
         }
     }
 
-    /// Returns the first waiter of a flow.
-    fn first_waiter(&self, flow: u32) -> Option<&Waiter> {
-        self.flows[flow].first(&self.waiters)
-    }
-
-    /// Returns the flow whose turn it is in the export whose turn it is.
-    fn next_turn(&mut self) -> Option<FlowHead> {
-        let (mut gone_exports, mut gone_flows) = (DrrRing::new(), DrrRing::new());
-        let Self { waiters, flows, exports, ring, .. } = self;
-        let first_cost = |flow: &mut Flow| flow.first(waiters).map(Waiter::cost);
-        let mut chosen = NIL;
-        let found = ring.next_turn(exports, &mut gone_exports, |export| {
-            if export.waiting.is_zero() {
-                return None;
+    /// Removes the flows and exports that the tree has forgotten: they are idle and have no advance.
+    fn forget_passed(&mut self) {
+        while let Some((_, owner)) = self.shares.next_forgotten() {
+            if owner & EXPORT_OWNER == 0 {
+                self.remove_flow(owner);
             }
-            let flow = export.flows.next_turn(flows, &mut gone_flows, first_cost);
-            chosen = flow.expect("an export with waiters has a flow with waiters");
-            first_cost(&mut flows[chosen])
-        });
-        while let Some(flow) = gone_flows.pop(&mut self.flows) {
-            self.remove_flow(flow);
         }
-        while let Some(export) = gone_exports.pop(&mut self.exports) {
-            self.remove_export(export);
-        }
-        debug_assert!(found.is_some() != self.is_empty(), "a waiter is found if there is one");
-        found.map(|_| FlowHead { flow: chosen, light: false })
-    }
-
-    /// Returns whether a flow may spend `cost` in advance of its turn.
-    fn may_advance(&self, flow: u32, cost: i64) -> bool {
-        let flow = &self.flows[flow];
-        let export = &self.exports[flow.export].share;
-        let stride = QUANTUM.max(self.largest);
-        let spent = flow.share.deficit.min(0) - cost;
-        spent >= -stride && export.deficit > -export.quantum.max(self.largest)
-    }
-
-    /// Adds a flow to the new ones if it has a waiter and may advance.
-    fn make_new(&mut self, flow: u32) {
-        let Some(first) = self.first_waiter(flow) else {
-            return;
-        };
-        let list = if first.is_light() { NewList::Light } else { NewList::Bulky };
-        if self.may_advance(flow, first.cost()) {
-            self.new_flows.push(&mut self.flows, flow, list);
-        }
-    }
-
-    /// Returns the first new flow of a list. Flows whose export has used up its advance stop being new.
-    fn first_new(&mut self, list: NewList) -> Option<FlowHead> {
-        while let Some(flow) = self.new_flows.front(list) {
-            let first = self.first_waiter(flow).expect("a new flow has a waiter");
-            if self.may_advance(flow, first.cost()) {
-                return Some(FlowHead { flow, light: first.is_light() });
-            }
-            self.new_flows.remove(&mut self.flows, flow);
-        }
-        None
     }
 
     /// Returns the entry of an export, which has that weight from now on.
     fn export_of(&mut self, id: ExportId, weight: u16) -> u32 {
-        debug_assert!(weight > 0, "an export's quantum is above 0");
+        debug_assert!(weight > 0, "an export's weight is above 0");
         let key = u64::from(id.0);
         let found = self.export_table.find(key, |id| self.exports[id].key);
-        let export = found.unwrap_or_else(|| self.add_export(key));
+        let export = found.unwrap_or_else(|| self.add_export(key, weight));
         let node = &mut self.exports[export];
-        if !node.waiting.is_zero() {
-            self.backlog.weights.add(weight.into());
-            self.backlog.weights.sub(node.weight.into());
+        if node.weight != weight {
+            if node.waiting > 0 {
+                self.backlog.weights.add(weight.into());
+                self.backlog.weights.sub(node.weight.into());
+            }
+            node.weight = weight;
+            self.shares.set_weight(node.group, weight.into());
         }
-        node.weight = weight;
-        node.share.quantum = i64::from(weight) * QUANTUM_PER_WEIGHT;
         export
     }
 
-    fn add_export(&mut self, key: u64) -> u32 {
-        let share = Share::new(QUANTUM);
-        let flows = DrrRing::new();
-        let waiting = Gauge32::default();
-        let id = self.exports.take(ExportFlows { key, weight: 0, share, flows, waiting });
+    fn add_export(&mut self, key: u64, weight: u16) -> u32 {
+        let group = self.shares.add_group(ShareTree::ROOT, weight.into(), EXPORT_OWNER);
+        let export = ExportFlows { key, weight, group, flows: 0, waiting: 0 };
+        let id = self.exports.take(export);
         self.export_table.insert(key, id);
-        self.ring.push(&mut self.exports, id);
         id
     }
 
@@ -328,34 +285,37 @@ impl Flows {
         let key = self.exports[export].key << 32 | u64::from(connection);
         let found = self.flow_table.find(key, |id| self.flows[id].key);
         found.unwrap_or_else(|| {
-            let id = self.flows.take(Flow::new(key, export));
+            let group = self.exports[export].group;
+            let leaf: ShareId = self.shares.add_leaf(group, 1, NIL);
+            let id = self.flows.take(Flow::new(key, export, leaf));
+            debug_assert!(id & EXPORT_OWNER == 0, "flows and exports have different owners");
+            self.shares.set_owner(leaf, id);
             self.flow_table.insert(key, id);
-            self.exports[export].flows.push(&mut self.flows, id);
+            self.exports[export].flows += 1;
             self.idle_flows.add(1);
             id
         })
     }
 
-    /// Forgets an idle flow that is in no ring.
+    /// Removes an idle flow, and its export if it was the last.
     fn remove_flow(&mut self, flow: u32) {
-        let Flow { key, new_list, ref waiters, .. } = self.flows[flow];
-        assert!(waiters.is_empty() && new_list.is_none(), "only an idle flow is forgotten");
+        let Flow { key, export, leaf, in_light, ref waiters, .. } = self.flows[flow];
+        assert!(waiters.is_empty() && !in_light, "only an idle flow is forgotten");
+        self.shares.remove(leaf);
         self.flow_table.remove(key, flow, |id| self.flows[id].key);
         self.flows.put(flow);
         self.idle_flows.sub(1);
         if self.last.flow == flow {
             self.last.flow = NIL;
         }
-    }
-
-    /// Forgets an export without waiters that is in no ring.
-    fn remove_export(&mut self, export: u32) {
-        assert!(self.exports[export].waiting.is_zero(), "only an idle export is forgotten");
-        while let Some(flow) = self.exports[export].flows.pop(&mut self.flows) {
-            self.remove_flow(flow);
+        let entry = &mut self.exports[export];
+        entry.flows -= 1;
+        if entry.flows == 0 {
+            debug_assert!(entry.waiting == 0, "waiters belong to flows");
+            let (key, group) = (entry.key, entry.group);
+            self.shares.remove(group);
+            self.export_table.remove(key, export, |id| self.exports[id].key);
+            self.exports.put(export);
         }
-        let key = self.exports[export].key;
-        self.export_table.remove(key, export, |id| self.exports[id].key);
-        self.exports.put(export);
     }
 }
