@@ -7,8 +7,7 @@ use clap::Args;
 use headworks_core::QueueOptions;
 use headworks_nbd::client::bench::{BenchOptions, Pattern, Verify, Waiting};
 use headworks_nbd::client::{ClientOptions, Uri};
-use headworks_server::Spec;
-use headworks_server::units::{parse_size, parse_time};
+use headworks_server::{Spec, parse_size, parse_time};
 
 use crate::bench_nbd::{self, BenchNbdOptions};
 use crate::tunables::QueueArgs;

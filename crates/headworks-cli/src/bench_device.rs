@@ -19,8 +19,7 @@ use headworks_core::{
     QueueOptions, ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeId, WaitTimes,
 };
 use headworks_nbd::client::bench::Pattern;
-use headworks_server::assemble::{Assembly, ExportSpec};
-use headworks_server::{ExportOptions, Spec};
+use headworks_server::{Assembly, ExportOptions, ExportSpec, Spec};
 use serde_json::json;
 
 use crate::{allocations, bench_feeders};

@@ -11,7 +11,7 @@ use headworks::{DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, Slot
 use headworks_core::VolumeId;
 use headworks_core::VolumeOptions;
 use headworks_core::stats::Histogram;
-use headworks_server::assemble::{Assembly, ExportSpec};
+use headworks_server::{Assembly, ExportSpec};
 use serde_json::json;
 
 use crate::allocations;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use headworks::display_size;
-use headworks_server::control::DISKSTATS_FIELDS;
+use headworks_server::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 
 use crate::ctl_exports::ExportCommand;

@@ -7,7 +7,7 @@ use headworks_core::{ConfigError, QueueOptions, Tunable};
 use headworks_server::config::{
     DirtySettings, Origin, QueueSettings, Tuned, parse_dirty, tune_dirty, tune_queue,
 };
-use headworks_server::units::parse_time;
+use headworks_server::parse_time;
 
 /// Queue and write-back options, named as in /sys/block/DISK/queue
 #[derive(Args, Clone, Debug)]

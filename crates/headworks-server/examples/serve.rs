@@ -2,8 +2,7 @@
 //!
 //! Without an argument it serves a disk in memory and stops at once; with one it stops when Enter is pressed.
 
-use headworks_server::assemble::{Assembly, ExportSpec};
-use headworks_server::{Address, Server, ServerOptions};
+use headworks_server::{Address, Assembly, ExportSpec, Server, ServerOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let spec = std::env::args().nth(1);

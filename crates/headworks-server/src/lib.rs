@@ -3,13 +3,12 @@
 //! For programs that serve images to NBD clients: the command `headworks serve` is made of this crate. A program that only
 //! wants the I/O path without the network uses the crate `headworks`.
 //!
-//! A server is started from an [`assemble::Assembly`] (opened devices, volumes and exports) and [`ServerOptions`]. It runs
+//! A server is started from an [`Assembly`] (opened devices, volumes and exports) and [`ServerOptions`]. It runs
 //! one thread for each shard; a device and its volumes live on one shard. Shard 0 accepts clients, and a connection moves
 //! to the shard of its export after the handshake, so the requests of a connection stay on one CPU.
 //!
 //! ```no_run
-//! use headworks_server::assemble::{Assembly, ExportSpec};
-//! use headworks_server::{Address, Server, ServerOptions};
+//! use headworks_server::{Address, Assembly, ExportSpec, Server, ServerOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let exports = [ExportSpec::parse("file:path=disk.img,size=1G", true)?];
@@ -27,40 +26,47 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `spec`, [`units`], [`did_you_mean`] | what users write: devices, sizes, times; suggestions for misspelled names |
-//! | [`latency`] | histograms of wait times |
-//! | [`nbd`] | connections: receive, parse, reply, send |
-//! | [`assemble`], [`config`] | exports from specifications and from the configuration file |
+//! | `spec`, `units`, `did_you_mean` | what users write: devices, sizes, times; suggestions for misspelled names |
+//! | `latency` | histograms of wait times |
+//! | `nbd` | connections: receive, parse, reply, send |
+//! | `assemble`, [`config`] | exports from specifications and from the configuration file |
 //! | `messages`, `shared` | what threads of the server exchange, outside the data path |
 //! | `reactor` | the event loop of a shard's thread |
-//! | [`control`], `metrics` | the control socket and the metrics endpoint |
+//! | `control`, `metrics` | the control socket and the metrics endpoint |
 //! | `launch`, `server` | start, stop and wait |
 
-pub mod assemble;
+mod assemble;
 pub mod config;
 mod connection_id;
-pub mod control;
-pub mod did_you_mean;
-pub mod latency;
+mod control;
+mod did_you_mean;
+mod latency;
 mod launch;
 mod listen;
 mod log_level;
 mod messages;
 mod metrics;
-pub mod nbd;
+mod nbd;
 mod options;
 mod reactor;
-pub mod recorder;
+mod recorder;
 mod reloader;
 mod server;
 mod shared;
 mod spec;
-pub mod units;
+mod units;
 
+pub use assemble::{
+    AssembledExport, Assembly, ExportSpec, NamedDevice, WatchedFile, check_exports,
+};
+pub use control::{DISKSTATS_FIELDS, ReloadReport};
+pub use did_you_mean::nearest_name;
 pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
 pub use log_level::{LOG_LEVELS, LogLevel};
 pub use options::{PrepareShard, ServerOptions};
+pub use recorder::{Replayed, replay_recording};
 pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};
 pub use spec::{BaseDevice, ExportOptions, Layer, Spec, Wrapper};
+pub use units::{parse_size, parse_switch, parse_time};

@@ -111,7 +111,7 @@ pub struct Replayed {
 ///
 /// # Errors
 /// The record cannot be read, or is damaged.
-pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
+pub fn replay_recording(path: &Path) -> Result<Replayed, ConfigError> {
     let damaged = |what: &str| ConfigError::new("record", format!("{}: {what}", path.display()));
     let file = File::open(path).map_err(|error| damaged(&error.to_string()))?;
     let mut reader = BufReader::with_capacity(1 << 20, file);
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn replay_makes_same_actions() {
         let (path, hash) = record("same");
-        let replayed = replay(&path).unwrap();
+        let replayed = replay_recording(&path).unwrap();
         assert_eq!((replayed.batches, replayed.inputs), (50, 100));
         assert_eq!((replayed.hash, replayed.recorded), (hash, Some(hash)));
         std::fs::remove_file(path).unwrap();
@@ -260,7 +260,7 @@ mod tests {
             shard.clear_actions();
         }
         let hash = recorder.finish().unwrap();
-        let replayed = replay(&path).unwrap();
+        let replayed = replay_recording(&path).unwrap();
         assert_eq!((replayed.batches, replayed.hash, replayed.recorded), (4, hash, Some(hash)));
 
         let bytes = std::fs::read(&path).unwrap();
@@ -268,12 +268,12 @@ mod tests {
         let mut damaged = bytes.clone();
         damaged[at + 24] = b'x';
         std::fs::write(&path, &damaged).unwrap();
-        assert!(replay(&path).unwrap_err().message.contains("a change is malformed"));
+        assert!(replay_recording(&path).unwrap_err().message.contains("a change is malformed"));
         damaged[at + 12] = 1;
         std::fs::write(&path, &damaged).unwrap();
-        assert!(replay(&path).unwrap_err().message.contains("too long"));
+        assert!(replay_recording(&path).unwrap_err().message.contains("too long"));
         std::fs::write(&path, &bytes[..at + 30]).unwrap();
-        assert_eq!(replay(&path).unwrap().batches, 1, "cut off within a change");
+        assert_eq!(replay_recording(&path).unwrap().batches, 1, "cut off within a change");
         std::fs::remove_file(path).unwrap();
     }
 
@@ -282,10 +282,10 @@ mod tests {
         let (path, _) = record("cut");
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 40]).unwrap();
-        let replayed = replay(&path).unwrap();
+        let replayed = replay_recording(&path).unwrap();
         assert_eq!((replayed.batches, replayed.recorded), (49, None));
         std::fs::write(&path, b"something else").unwrap();
-        assert!(replay(&path).unwrap_err().message.contains("not a record"));
+        assert!(replay_recording(&path).unwrap_err().message.contains("not a record"));
         std::fs::remove_file(path).unwrap();
     }
 }

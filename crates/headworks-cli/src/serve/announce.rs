@@ -4,8 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use headworks_core::{ErrorPolicy, Ioprio, WriteMode};
-use headworks_server::ExportOptions;
-use headworks_server::assemble::Assembly;
+use headworks_server::{Assembly, ExportOptions};
 
 use super::{Running, ServeArgs};
 use crate::durability::{self, ExportDurability};

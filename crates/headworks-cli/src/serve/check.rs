@@ -9,9 +9,8 @@ use std::process::ExitCode;
 
 use headworks::display_size;
 use headworks_core::Tunable;
-use headworks_server::BaseDevice;
-use headworks_server::assemble::ExportSpec;
 use headworks_server::config::{ConfigFile, ExportSection, Tuned};
+use headworks_server::{BaseDevice, ExportSpec};
 use serde_json::{Value, json};
 
 use super::{EffectiveOptions, OptionError, OptionSources, plan, report_error};

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command, FromArgMatches};
 use headworks_server::config::{ConfigFile, ExportSection, Origin, Problem, Problems, Setting};
-use headworks_server::units::parse_switch;
+use headworks_server::parse_switch;
 
 use super::ServeArgs;
 use super::source::load;

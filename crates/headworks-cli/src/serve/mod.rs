@@ -32,9 +32,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use headworks_core::ConfigError;
-use headworks_server::assemble::{Assembly, ExportSpec};
 use headworks_server::config::Problems;
-use headworks_server::{Address, LogLevel, Server, ServerOptions};
+use headworks_server::{Address, Assembly, ExportSpec, LogLevel, Server, ServerOptions};
 
 use crate::durability;
 use crate::log;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
-use headworks_server::units::{parse_size, parse_time};
+use headworks_server::{parse_size, parse_time};
 
 use crate::log::LogTo;
 use crate::tunables::QueueArgs;

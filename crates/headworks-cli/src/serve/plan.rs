@@ -1,9 +1,8 @@
 //! The plan of a server: exports and options derived from the arguments without opening anything.
 
 use headworks_core::{ConfigError, WriteMode};
-use headworks_server::assemble::{self, ExportSpec};
 use headworks_server::config::{ConfigFile, Origin, Problem, Problems, dirty_options};
-use headworks_server::{PrepareShard, ServerOptions};
+use headworks_server::{ExportSpec, PrepareShard, ServerOptions};
 
 use super::ServeArgs;
 use super::address::absolute;
@@ -21,7 +20,7 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
         return Err(one(Problem::new(&Origin::CommandLine, message)));
     }
     let blamed = |error| one(blame(config, &error));
-    assemble::check(&specs).map_err(blamed)?;
+    headworks_server::check_exports(&specs).map_err(blamed)?;
     let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
     if let Some(spec) = specs.iter().find(cached).filter(|_| options.cache == 0) {
         let message = format!(

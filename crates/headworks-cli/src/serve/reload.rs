@@ -13,9 +13,8 @@
 use std::io;
 use std::sync::Arc;
 
-use headworks_server::Reloader;
 use headworks_server::config::{ConfigFile, Setting};
-use headworks_server::control::ReloadReport as Done;
+use headworks_server::{ReloadReport as Done, Reloader};
 
 use super::{EffectiveOptions, OptionSources, plan, tls};
 use crate::signals::MainNotifier;

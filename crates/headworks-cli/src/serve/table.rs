@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use headworks_server::config::{ConfigFile, Origin, Problem, Problems, Setting, Value, unknown};
-use headworks_server::did_you_mean::nearest;
+use headworks_server::nearest_name;
 
 use super::layers::{OptionError, is_given};
 use super::source::{PREFIX, variable};
@@ -139,7 +139,7 @@ impl OptionTable {
     /// A misspelled variable would otherwise be ignored silently.
     fn nearest_variable(&self, wrong: &str) -> Option<String> {
         let name = wrong.strip_prefix(PREFIX)?.replace('_', "-").to_lowercase();
-        let near = nearest(&name, self.in_environment().map(|(name, _)| name))?;
+        let near = nearest_name(&name, self.in_environment().map(|(name, _)| name))?;
         Some(format!("{wrong} is not an option; did you mean {}?", variable(near)))
     }
 

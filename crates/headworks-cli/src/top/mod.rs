@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use headworks_server::units::parse_time;
+use headworks_server::parse_time;
 use serde_json::json;
 
 use crate::{complain, ctl};

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use headworks_lab::cached;
-use headworks_server::units::parse_size;
+use headworks_server::parse_size;
 
 use crate::{USAGE, complain};
 

@@ -16,7 +16,7 @@ use clap::{Args, Subcommand};
 use headworks_core::prng::Prng;
 use headworks_lab::crash;
 use headworks_lab::experiment::ExperimentName;
-use headworks_server::recorder;
+use headworks_server::replay_recording;
 use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
@@ -155,7 +155,7 @@ fn fresh_seed() -> u64 {
 /// Replays a record and compares the hash of its actions.
 pub fn replay(options: &ReplayArgs) -> ExitCode {
     let json = options.json;
-    let replayed = match recorder::replay(&options.file) {
+    let replayed = match replay_recording(&options.file) {
         Ok(replayed) => replayed,
         Err(error) => {
             complain(error);

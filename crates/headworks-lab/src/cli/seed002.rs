@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::Args;
 use headworks_lab::baseline::foreground::Throttling;
 use headworks_lab::seed002::{self as experiment, Case, CaseOutcome, CasePoint, pictures};
-use headworks_server::units::{parse_size, parse_time};
+use headworks_server::{parse_size, parse_time};
 
 use crate::{USAGE, complain};
 

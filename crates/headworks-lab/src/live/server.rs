@@ -11,9 +11,7 @@ use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{ConfigError, DeviceId, QueueOptions, Shard};
 use headworks_nbd::client::{Target, Uri};
-use headworks_server::Spec;
-use headworks_server::assemble::{Assembly, ExportSpec};
-use headworks_server::{Address, PrepareShard, Server, ServerOptions};
+use headworks_server::{Address, Assembly, ExportSpec, PrepareShard, Server, ServerOptions, Spec};
 use serde_json::{Value, json};
 
 use crate::baseline::foreground::Throttling;

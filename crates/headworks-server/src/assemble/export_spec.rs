@@ -67,7 +67,7 @@ pub(crate) fn split_name(text: &str) -> (Option<&str>, &str) {
 ///
 /// # Errors
 /// A size is missing or 0, or a name occurs twice.
-pub fn check(exports: &[ExportSpec]) -> Result<(), ConfigError> {
+pub fn check_exports(exports: &[ExportSpec]) -> Result<(), ConfigError> {
     for (index, export) in exports.iter().enumerate() {
         export.check()?;
         let name = shown_name(&export.name);

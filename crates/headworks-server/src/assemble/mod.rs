@@ -18,7 +18,7 @@ use crate::spec::BaseDevice;
 use headworks::{Device, FileDevice, OpenFile, display_size};
 use image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
 
-pub use export_spec::{ExportSpec, NamedDevice, check};
+pub use export_spec::{ExportSpec, NamedDevice, check_exports};
 pub(crate) use export_spec::{shown_name, split_name};
 pub use watched_file::WatchedFile;
 
@@ -77,7 +77,7 @@ impl Assembly {
     /// # Errors
     /// The first export that cannot be served, and the reason.
     pub fn new(exports: &[ExportSpec]) -> Result<Self, ConfigError> {
-        check(exports)?;
+        check_exports(exports)?;
         let mut builder = Builder::default();
         for export in exports {
             builder.add(export, wants_write(exports, export), device_of(exports, export))?;
@@ -323,7 +323,7 @@ mod tests {
             let spec = Spec::parse("null:size=1M").unwrap();
             let export = |name: &&str| ExportSpec::new((*name).to_owned(), spec.clone(), false);
             let exports: Vec<ExportSpec> = names.iter().map(export).collect();
-            check(&exports).map_err(|error| error.message.to_string())
+            check_exports(&exports).map_err(|error| error.message.to_string())
         };
         assert_eq!(checked(&["", "a"]), Ok(()));
         assert_eq!(checked(&["default", "a"]), Ok(()));

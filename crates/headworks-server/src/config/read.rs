@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, de::DeInteger};
 
 use super::problem::{Lines, Origin, Problem, Problems};
-use crate::did_you_mean::nearest;
+use crate::did_you_mean::nearest_name;
 
 /// Value of an option, as words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,7 +164,7 @@ impl<'a> Reader<'a> {
 
 /// Message for a name that is not among `known`.
 pub fn unknown(key: &str, place: &str, known: &[&str]) -> String {
-    match nearest(key, known.iter().copied()) {
+    match nearest_name(key, known.iter().copied()) {
         Some(near) => format!("{place} has no `{key}`; the nearest is `{near}`"),
         None => format!("{place} has no `{key}`; it has {}", known.join(", ")),
     }

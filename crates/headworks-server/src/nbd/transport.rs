@@ -58,12 +58,6 @@ impl Transport {
         self.socket.as_raw_fd()
     }
 
-    /// Whether the transport is encrypted or negotiates encryption.
-    #[must_use]
-    pub fn is_encrypted(&self) -> bool {
-        self.tls.is_some()
-    }
-
     /// Whether the TLS handshake is not finished.
     #[must_use]
     pub fn is_handshaking(&self) -> bool {

@@ -36,7 +36,7 @@ struct ServedFile {
 impl LiveChanges {
     /// Makes the exports match `wanted`; see [`crate::Reloader::reconcile`].
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
-        assemble::check(&wanted)?;
+        assemble::check_exports(&wanted)?;
         let mut reload = ReloadReport::default();
         // Exports whose removal is in progress count as gone; adding one of them may fail.
         let (mut there, mut unfinished) = (Vec::new(), Vec::new());
