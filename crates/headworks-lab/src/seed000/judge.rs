@@ -48,9 +48,12 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     verdicts.extend(worst(&runs));
     verdicts.extend(even(&runs));
     verdicts.extend(stretch(&runs));
-    let hung = runs.iter().map(|row| row.int("hung") + row.int("failed")).sum::<u64>();
+    // A baseline may starve a job; that is its result, not a failure of the run.
+    let starved = |row: &Row| if row.is("policy", "fair") { row.int("starved") } else { 0 };
+    let hung =
+        runs.iter().map(|row| row.int("hung") + row.int("failed") + starved(row)).sum::<u64>();
     verdicts.push(Verdict {
-        what: "hung runs and failed bios".into(),
+        what: "hung runs, failed bios and starved jobs".into(),
         seed: None,
         baseline: None,
         ours: Some(hung as f64),

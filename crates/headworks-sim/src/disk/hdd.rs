@@ -2,23 +2,31 @@
 //! tell.
 //!
 //! ```text
-//!   submit -> queue -(cache space and link free?)-> accepted: 50 us and the link's time -> completed
+//!   write -> queue -(cache space and link free?)-> accepted: 50 us and the link's time -> completed
 //!                                                       |
 //!                                                  write cache: extents, neighbours joined
 //!                                                       |  the cheapest of the `window` oldest, one unit
 //!                                                     head: seek a + b * sqrt(distance), settle, wait for the sector, write
+//!                                                       |  the cheapest read, or one older than 500 ms
+//!   read --(in the look-ahead segment? at once)----------+--> 50 us and the link's time -> completed
 //! ```
 //!
-//! Writes complete when they are in the cache, and a full cache stops the queue, so throughput is
-//! the rate at which the head destages the cached extents. Reads go to the head, before writes
-//! unless the cache is full. The parameters come from the single-job table of the seed alone
-//! ([`HddProfile::seed_000`]); the other table validates them. Invariant: bytes in the cache, in
-//! transfer to it and under the head are at most `cache_bytes`, except for a single command larger
-//! than that.
+//! Writes complete when they are in the cache, and a full cache stops the queue of writes, so their
+//! throughput is the rate at which the head destages the cached extents. Reads wait beside that
+//! queue, as with NCQ. The head serves reads first; while a write waits for space, reads and
+//! destages alternate, so neither starves.
+//!
+//! After a read the idle head reads on, up to 1 MiB: a read inside that segment needs no head, and a
+//! read that continues it needs no new positioning. The next movement of the head ends the
+//! look-ahead; the segment stays until the next read from the medium, or until a write overlaps it.
+//!
+//! The parameters come from the single-job table of the seed alone ([`HddProfile::seed_000`]); the
+//! other table validates them. Not modelled: reads answered from the write cache. Invariant: bytes in the cache, in transfer to it and under the head
+//! are at most `cache_bytes`, except for a single command larger than that.
 
 use std::collections::VecDeque;
 
-use headworks_core::time::US;
+use headworks_core::time::{MS, US};
 use headworks_core::{Instant, Op};
 
 use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
@@ -28,6 +36,15 @@ use crate::events::EventQueue;
 /// Idle time of the head between two neighbouring transfers that costs no revolution: a track
 /// buffer hides it.
 const SKEW_NS: u64 = 20_000;
+
+/// Age at which a read goes before cheaper ones: shortest positioning alone can starve a read.
+const READ_EXPIRE_NS: u64 = 500 * MS;
+
+/// Bytes that the idle head reads beyond a read: the size of a segment in data sheets of drives.
+const LOOK_AHEAD: u64 = 1 << 20;
+
+/// Bytes of a segment that the drive keeps behind its end.
+const SEGMENT_MAX: u64 = 4 << 20;
 
 /// Parameters of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,14 +119,29 @@ enum HddEvent {
     Sent(u64),
 }
 
+/// The bytes around the last read that the drive has in its buffer, and reads on while idle.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    start: u64,
+    /// The end of the segment at `since`, and the most that it may become.
+    end: u64,
+    since: Instant,
+    end_max: u64,
+}
+
 /// A disk drive with its queue, cache and head.
 #[derive(Debug)]
 pub struct Hdd {
     profile: HddProfile,
     track_bytes: u64,
     stroke_root: u64,
+    /// Writes that wait for the link and for space in the cache.
     line: VecDeque<ModelCommand>,
-    reads: Vec<ModelCommand>,
+    /// Reads that wait for the head, with the times of their arrival, oldest first.
+    reads: Vec<(Instant, ModelCommand)>,
+    /// The last movement of the head served a read.
+    read_last: bool,
+    segment: Option<Segment>,
     cache: WriteCache,
     /// Cache bytes reserved but not in the cache: in transfer to it, or under the head.
     reserved: u64,
@@ -132,6 +164,8 @@ impl Hdd {
             stroke_root: (profile.capacity / 512).isqrt(),
             line: VecDeque::with_capacity(256),
             reads: Vec::with_capacity(256),
+            read_last: false,
+            segment: None,
             cache: WriteCache::default(),
             reserved: 0,
             link_busy: false,
@@ -155,11 +189,11 @@ impl Hdd {
                 Op::Write => {
                     self.reserved += len;
                     self.link_busy = true;
+                    self.end_segment_under(order.offset, len);
                     let takes = transfer_ns(len, self.profile.link_bytes_per_second);
                     let at = now.after(self.profile.command_ns + takes);
                     self.events.push(at, HddEvent::Taken(order));
                 }
-                Op::Read => self.reads.push(order),
                 // Not calibrated: other commands cost the controller overhead alone.
                 _ => self
                     .events
@@ -167,32 +201,136 @@ impl Hdd {
             }
             self.line.pop_front();
         }
+        self.serve_from_segment(now);
         if !self.head_busy {
             self.start_head(now);
         }
     }
 
     fn start_head(&mut self, now: Instant) {
-        let full = self.line.front().is_some_and(|order| order.op == Op::Write);
-        if !self.reads.is_empty() && (!full || self.cache.bytes() == 0) {
-            let cost =
-                |&(_, order): &(usize, &ModelCommand)| self.position_ns(now, order.offset, 0);
-            let best = self.reads.iter().enumerate().min_by_key(cost);
-            let (index, _) = best.expect("there are reads");
-            let order = self.reads.remove(index);
-            let at = self.move_head(now, order.offset, order.len.into(), 0);
-            self.events.push(at, HddEvent::Read(order));
-            return;
+        // A write that waits for space gets every second movement.
+        let write_waits = !self.line.is_empty() && !self.link_busy && self.cache.bytes() > 0;
+        if !self.reads.is_empty() && !(write_waits && self.read_last) {
+            self.start_read(now);
+        } else {
+            self.start_destage(now);
         }
+    }
+
+    /// Starts the oldest read if it is too old, otherwise the cheapest.
+    fn start_read(&mut self, now: Instant) {
+        let segment = self.grow_segment(now);
+        let cost = |(_, (_, order)): &(usize, &(Instant, ModelCommand))| {
+            self.read_on_ns(now, segment, order)
+                .unwrap_or_else(|| self.position_ns(now, order.offset, 0))
+        };
+        let index = match self.reads.first() {
+            Some((arrived, _)) if now.since(*arrived) > READ_EXPIRE_NS => 0,
+            _ => self.reads.iter().enumerate().min_by_key(cost).map_or(0, |(index, _)| index),
+        };
+        let (_, order) = self.reads.remove(index);
+        let end = order.offset + u64::from(order.len);
+        let (start, at) = match (segment, self.read_on_ns(now, segment, &order)) {
+            (Some(segment), Some(takes)) => {
+                self.counters.media_bytes += end.saturating_sub(segment.end);
+                let at = now.after(takes);
+                (self.head_busy, self.head_at, self.head_since) = (true, end, at);
+                (segment.start.max(end.saturating_sub(SEGMENT_MAX)), at)
+            }
+            _ => (order.offset, self.move_head(now, order.offset, order.len.into(), 0)),
+        };
+        self.segment = Some(Segment { start, end, since: at, end_max: end + LOOK_AHEAD });
+        self.read_last = true;
+        self.events.push(at, HddEvent::Read(order));
+    }
+
+    /// Destages the cheapest of the oldest extents.
+    fn start_destage(&mut self, now: Instant) {
         let settle = self.profile.settle_ns;
         let oldest = self.cache.oldest(self.profile.window);
         let Some(start) = oldest.min_by_key(|&start| self.position_ns(now, start, settle)) else {
             return;
         };
+        // The head leaves: the segment keeps what it has.
+        self.segment = self.grow_segment(now).map(|it| Segment { end_max: it.end, ..it });
         let len = self.cache.take_front(start, self.profile.unit_bytes);
         self.reserved += len;
+        self.read_last = false;
         let at = self.move_head(now, start, len, settle);
         self.events.push(at, HddEvent::Written(len));
+    }
+
+    /// Adds to the segment what the head has read ahead until `now`.
+    fn grow_segment(&mut self, now: Instant) -> Option<Segment> {
+        let segment = self.segment.as_mut()?;
+        let ahead = u128::from(now.since(segment.since))
+            * u128::from(self.profile.media_bytes_per_second)
+            / 1_000_000_000;
+        let end = segment.end_max.min(segment.end.saturating_add(ahead as u64));
+        self.counters.media_bytes += end - segment.end;
+        (segment.end, segment.since) = (end, segment.since.max(now));
+        Some(*segment)
+    }
+
+    /// Time until the head that reads ahead has read the last byte of `order`; `None` if the look
+    /// ahead does not lead there.
+    fn read_on_ns(
+        &self,
+        now: Instant,
+        segment: Option<Segment>,
+        order: &ModelCommand,
+    ) -> Option<u64> {
+        let segment = segment.filter(|it| it.start <= order.offset && order.offset <= it.end)?;
+        let missing = (order.offset + u64::from(order.len)).saturating_sub(segment.end);
+        let transfer = transfer_ns(missing, self.profile.media_bytes_per_second);
+        // A head that has stopped waits for the sector like any other.
+        (segment.end < segment.end_max).then(|| segment.since.since(now) + transfer)
+    }
+
+    /// Forgets the segment if a write of `len` bytes at `offset` makes a part of it stale.
+    fn end_segment_under(&mut self, offset: u64, len: u64) {
+        let overlaps = |it: &Segment| offset < it.end_max && it.start < offset + len;
+        if self.segment.as_ref().is_some_and(overlaps) {
+            self.segment = None;
+        }
+    }
+
+    /// Sends the reads whose data are in the segment.
+    fn serve_from_segment(&mut self, now: Instant) {
+        // While the head reads, the segment is not there yet.
+        if self.reads.is_empty() || (self.head_busy && self.read_last) {
+            return;
+        }
+        let Some(segment) = self.grow_segment(now) else {
+            return;
+        };
+        let mut last_end = 0;
+        self.reads.retain(|(_, order)| {
+            let end = order.offset + u64::from(order.len);
+            let inside = segment.start <= order.offset && end <= segment.end;
+            if inside {
+                last_end = last_end.max(end);
+                let takes = transfer_ns(order.len.into(), self.profile.link_bytes_per_second);
+                let at = now.after(self.profile.command_ns + takes);
+                self.events.push(at, HddEvent::Sent(order.token));
+            }
+            !inside
+        });
+        if last_end > 0 && !self.head_busy {
+            self.read_on(now, segment, last_end);
+        }
+    }
+
+    /// The idle head reads on behind a hit that ended at `last_end`.
+    fn read_on(&mut self, now: Instant, segment: Segment, last_end: u64) {
+        let end_max = segment.end_max.max(last_end + LOOK_AHEAD);
+        let start = segment.start.max(segment.end.saturating_sub(SEGMENT_MAX));
+        // A head that had stopped, or was elsewhere, waits for the end of the segment.
+        let since = match segment.end < segment.end_max {
+            true => segment.since,
+            false => now.after(self.position_ns(now, segment.end, 0)),
+        };
+        self.segment = Some(Segment { start, end_max, since, ..segment });
     }
 
     /// Time until byte `to` is under the head.
@@ -224,7 +362,10 @@ impl Hdd {
 
 impl DeviceModel for Hdd {
     fn submit(&mut self, now: Instant, order: ModelCommand) {
-        self.line.push_back(order);
+        match order.op {
+            Op::Read => self.reads.push((now, order)),
+            _ => self.line.push_back(order),
+        }
         self.advance(now);
     }
 
@@ -313,6 +454,210 @@ mod tests {
         assert!(hdd.counters().positionings < 20, "{:?}", hdd.counters());
     }
 
+    /// Runs until `count` completions; returns each token with its time.
+    fn run(
+        hdd: &mut Hdd,
+        count: usize,
+        mut next: impl FnMut(u64) -> Option<ModelCommand>,
+    ) -> Vec<(u64, Instant)> {
+        let (mut done, mut ended) = (Vec::new(), Vec::new());
+        while ended.len() < count {
+            let at = hdd.next_timeout().expect("a drive with commands works");
+            hdd.on_timeout(at, &mut done);
+            for token in done.drain(..) {
+                ended.push((token, at));
+                if let Some(order) = next(token) {
+                    hdd.submit(at, order);
+                }
+            }
+        }
+        ended
+    }
+
+    /// Reads of each of `reads` clients beside writes of `writes` clients at depth 1 for a while:
+    /// commands answered in a second of each, and the longest wait of a read.
+    fn beside(
+        profile: HddProfile,
+        (reads, read_len): (u64, u32),
+        (writes, write_len): (u64, u32),
+    ) -> (f64, f64, u64) {
+        let mut hdd = Hdd::new(profile);
+        let mut places = random(Op::Read, 1 << 20, profile.capacity);
+        let mut order = |token: u64| {
+            let (op, len) =
+                if token < reads { (Op::Read, read_len) } else { (Op::Write, write_len) };
+            ModelCommand { token, op, len, ..places(0) }
+        };
+        for token in 0..reads + writes {
+            hdd.submit(Instant(0), order(token));
+        }
+        // The first part fills the cache.
+        let warm = (profile.cache_bytes / u64::from(write_len.max(1))) as usize
+            * 2
+            * usize::from(writes > 0);
+        let ended = run(&mut hdd, warm + 3_000, |token| Some(order(token)));
+        let (start, end) = (ended[warm].1, ended[ended.len() - 1].1);
+        let counted = &ended[warm..];
+        let count =
+            |is: &dyn Fn(u64) -> bool| counted.iter().filter(|(token, _)| is(*token)).count();
+        let seconds = end.since(start) as f64 / 1e9;
+        let mut last = vec![start; reads as usize];
+        let mut longest = 0;
+        for &(token, at) in counted.iter().filter(|(token, _)| *token < reads) {
+            longest = longest.max(at.since(last[token as usize]));
+            last[token as usize] = at;
+        }
+        longest = last.iter().map(|&at| end.since(at)).fold(longest, u64::max);
+        let rate = |count: usize| count as f64 / seconds;
+        (rate(count(&|token| token < reads)), rate(count(&|token| token >= reads)), longest)
+    }
+
+    #[test]
+    fn reads_beside_one_writer_are_served_and_the_writer_too() {
+        for cache_mib in [16, 32, 64] {
+            let profile = HddProfile::seed_000(cache_mib);
+            let (alone, _, _) = beside(profile, (1, 4096), (0, 1 << 20));
+            let (_, writes_alone, _) = beside(profile, (0, 4096), (1, 1 << 20));
+            let (reads, writes, longest) = beside(profile, (1, 4096), (1, 1 << 20));
+            // The head alternates: a read waits for the destage in progress and its own positioning.
+            assert!(reads > alone / 3.0, "{reads:.1} reads per second, {alone:.1} alone");
+            assert!(writes > writes_alone / 3.0, "{writes:.1} writes, {writes_alone:.1} alone");
+            assert!(longest < 80 * MS, "{longest}");
+        }
+    }
+
+    #[test]
+    fn many_reads_leave_a_waiting_write_every_second_movement() {
+        let profile = HddProfile::seed_000(32);
+        let (reads, writes, _) = beside(profile, (24, 4096), (8, 1 << 20));
+        let per_write = reads / writes;
+        // A destage of 1152 KiB takes about 0.9 of these writes from the cache.
+        assert!((0.7..1.1).contains(&per_write), "{reads:.1} reads, {writes:.1} writes");
+    }
+
+    #[test]
+    fn read_waits_for_one_destage_although_a_write_waits_for_many() {
+        let profile = HddProfile::seed_000(16);
+        let mut hdd = Hdd::new(profile);
+        let mut places = random(Op::Write, 4096, profile.capacity);
+        // The cache is full of small extents, and a write needs the space of 256 of them.
+        for token in 0..5_000 {
+            hdd.submit(Instant(0), ModelCommand { token, ..places(token) });
+        }
+        let full = run(&mut hdd, 5_000, |_| None)[4_999].1;
+        let order = |token, op, len| ModelCommand { token, op, len, offset: 1 << 40 };
+        hdd.submit(full, order(6_000, Op::Write, 1 << 20));
+        hdd.submit(full, order(6_001, Op::Read, 4096));
+        let (token, at) = run(&mut hdd, 1, |_| None)[0];
+        assert_eq!(token, 6_001);
+        assert!(at.since(full) < 60 * MS, "{}", at.since(full));
+    }
+
+    #[test]
+    fn read_older_than_half_a_second_goes_first() {
+        let profile = HddProfile::seed_000(32);
+        let mut hdd = Hdd::new(profile);
+        let mut prng = headworks_core::prng::Prng::new(5);
+        // Thirty clients near the start of the disk, and one read at its other end.
+        let mut near = |token| {
+            let offset = prng.below(1 << 20) * 4096;
+            ModelCommand { token, op: Op::Read, offset, len: 4096 }
+        };
+        (1..31).for_each(|token| hdd.submit(Instant(0), near(token)));
+        let far =
+            ModelCommand { token: 0, op: Op::Read, offset: profile.capacity - 4096, len: 4096 };
+        hdd.submit(Instant(0), far);
+        let ended = run(&mut hdd, 600, |token| (token > 0).then(|| near(token)));
+        let (_, at) = ended.iter().find(|(token, _)| *token == 0).expect("the far read is served");
+        assert!((500 * MS..560 * MS).contains(&at.0), "{at:?}");
+    }
+
+    #[test]
+    fn sequential_reads_at_depth_1_run_at_the_media_rate() {
+        for (len, part) in [(128 << 10, 0.95), (4096, 0.5)] {
+            let profile = HddProfile::seed_000(32);
+            let mut hdd = Hdd::new(profile);
+            let rate = drive(&mut hdd, 1, (100, 20_000), sequential(Op::Read, len)).per_second();
+            let found = rate * f64::from(len) / profile.media_bytes_per_second as f64;
+            assert!((part..1.01).contains(&found), "{len}: {found}");
+            assert!(hdd.counters().positionings < 10, "{:?}", hdd.counters());
+        }
+    }
+
+    #[test]
+    fn look_ahead_ends_at_its_limit_and_with_the_next_movement() {
+        let profile = HddProfile::seed_000(32);
+        let read = |hdd: &mut Hdd, at: u64, offset: u64| {
+            hdd.on_timeout(Instant(at), &mut Vec::new());
+            hdd.submit(Instant(at), ModelCommand { token: 9, op: Op::Read, offset, len: 4096 });
+            let ended = run(hdd, 1, |_| None);
+            ended[0].1.since(Instant(at))
+        };
+        let hit = profile.command_ns + transfer_ns(4096, profile.link_bytes_per_second);
+        let mut hdd = Hdd::new(profile);
+        read(&mut hdd, 0, 1 << 30);
+        // A second later the head has read 1 MiB beyond the first read, and no more.
+        let limit = (1 << 30) + 4096 + LOOK_AHEAD;
+        assert!(read(&mut hdd, 1_000 * MS, limit) > hit);
+        let mut hdd = Hdd::new(profile);
+        read(&mut hdd, 0, 1 << 30);
+        assert_eq!(read(&mut hdd, 1_000 * MS, 1 << 30), hit, "the read itself");
+        assert_eq!(read(&mut hdd, 1_000 * MS + 1, limit - 4096), hit, "the end of the look-ahead");
+        // The head then reads on, by 1 MiB beyond the last hit.
+        assert_eq!(read(&mut hdd, 1_100 * MS, limit + LOOK_AHEAD - 4096), hit);
+        // The destage of a write 2 ms after the read ends the look-ahead.
+        let mut hdd = Hdd::new(profile);
+        let end = read(&mut hdd, 0, 1 << 30);
+        let at = Instant(end + 2 * MS);
+        hdd.submit(at, ModelCommand { token: 1, op: Op::Write, offset: 0, len: 4096 });
+        run(&mut hdd, 1, |_| None);
+        let near = read(&mut hdd, end + 1_000 * MS, (1 << 30) + 65536);
+        assert_eq!(near, hit, "read ahead before the destage");
+        let mut hdd = Hdd::new(profile);
+        read(&mut hdd, 0, 1 << 30);
+        hdd.submit(at, ModelCommand { token: 1, op: Op::Write, offset: 0, len: 4096 });
+        run(&mut hdd, 1, |_| None);
+        assert!(read(&mut hdd, end + 1_000 * MS, limit - 4096) > hit, "the head was elsewhere");
+        // A write over the segment makes it stale.
+        let mut hdd = Hdd::new(profile);
+        read(&mut hdd, 0, 1 << 30);
+        hdd.submit(
+            Instant(1_000 * MS),
+            ModelCommand { token: 1, op: Op::Write, offset: 1 << 30, len: 4096 },
+        );
+        run(&mut hdd, 1, |_| None);
+        assert!(read(&mut hdd, 2_000 * MS, (1 << 30) + 8192) > hit);
+    }
+
+    /// Commands per second of 8 KiB at random places, `write_percent` of them writes, with a full
+    /// cache.
+    fn mixed(cache_mib: u64, depth: u64, write_percent: u64) -> f64 {
+        let profile = HddProfile::seed_000(cache_mib);
+        let mut prng = headworks_core::prng::Prng::new(5);
+        let mut places = random(Op::Read, 8192, profile.capacity);
+        let next = |index| {
+            let op = if prng.below(100) < write_percent { Op::Write } else { Op::Read };
+            ModelCommand { op, ..places(index) }
+        };
+        let warm = (cache_mib << 20) / 8192 * 4;
+        drive(&mut Hdd::new(profile), depth, (warm, 4_000), next).per_second()
+    }
+
+    #[test]
+    fn random_loads_are_in_the_range_of_7200_rpm_drives() {
+        // No drive in particular: reviews of 7200 rpm drives with NCQ have 75 to 100 random reads
+        // per second at depth 1 and 2 to 3 times as many at 32, and 70 % reads and 30 % writes
+        // between 80 and 130 at depth 1 to 2, and 150 to 400 at 32.
+        for cache_mib in [16, 32, 64] {
+            let (one, deep) = (mixed(cache_mib, 1, 0), mixed(cache_mib, 32, 0));
+            assert!((75.0..100.0).contains(&one), "{cache_mib} MiB: {one:.0}");
+            assert!((2.0..3.0).contains(&(deep / one)), "{cache_mib} MiB: {deep:.0}");
+            let (one, deep) = (mixed(cache_mib, 2, 30), mixed(cache_mib, 32, 30));
+            assert!((80.0..130.0).contains(&one), "{cache_mib} MiB, 70/30: {one:.0}");
+            assert!((150.0..400.0).contains(&deep), "{cache_mib} MiB, 70/30: {deep:.0}");
+        }
+    }
+
     #[test]
     fn read_overtakes_cached_writes() {
         let profile = HddProfile::seed_000(32);
@@ -328,7 +673,7 @@ mod tests {
             at = hdd.next_timeout().unwrap();
             hdd.on_timeout(at, &mut done);
         }
-        // 20 writes over the link, one destage in progress, one seek; not 20 seeks.
-        assert!(at.0 < 90_000_000 && done.len() == 21, "{at:?} {}", done.len());
+        // It waits for the destage in progress and its own seek, not for 20 transfers and seeks.
+        assert!(at.0 < 30_000_000 && done.len() < 21, "{at:?} {}", done.len());
     }
 }
