@@ -1,7 +1,8 @@
 //! The flushers: what is written out, when, and in which order. One for each device; writers do not write out for themselves.
 //!
 //! Work comes from four sources, in this order: flushes that wait, frames that are needed, data that is too old, dirty data above the
-//! background threshold. A pass takes one extent group, the oldest first but in the order of addresses among old ones, and sends
+//! background threshold. In the background nearly empty groups wait: until they hold a sixteenth of a chunk, until they are too old,
+//! until nothing else is dirty, or until such groups together hold a quarter of what may be dirty. A pass takes one extent group, the oldest first but in the order of addresses among old ones, and sends
 //! its dirty folios in order, up to the throttle's chunk; then the next group has its turn. Neighbours are merged in the plug. The
 //! blocks under write-out are bounded, and a part of the cache's bios is kept for fills, so that reads continue.
 //!
@@ -16,6 +17,7 @@
 
 use super::context::CallContext;
 use super::device_io::writeouts;
+use super::dirty::DirtyState;
 use super::dirty::groups::{GROUP_SHIFT, Group};
 use super::pool::folio::Folio;
 use super::state::CacheState;
@@ -26,6 +28,9 @@ use crate::time::Instant;
 
 /// Groups that are examined for the next one in the order of addresses.
 const LOOK_AHEAD: usize = 16;
+/// Chunks are divided by this for the units at which a group is worth a visit in the background: 31 ms of a disk's time, beside
+/// which a seek is small.
+const FLOOR_DIVISOR: u32 = 16;
 
 /// The passes of all flushers.
 #[derive(Debug)]
@@ -218,6 +223,7 @@ impl Flushers {
         let chunk = state.dirty.throttle().chunk(DeviceId(device as u16));
         let Group { volume, index, folios, .. } = *state.dirty.group(group);
         debug_assert!(state.volumes.is_on(volume, device), "a flusher writes to its own device");
+        state.dirty.set_group_floor(volume, (chunk / FLOOR_DIVISOR).max(1));
         let most = in_flight_limit(self.units);
         let pass = &mut self.passes[device];
         assert!(pass.group == NIL && pass.sorted.is_empty(), "the last pass has ended");
@@ -255,7 +261,8 @@ impl Flushers {
             state.dirty.end_periodic(device);
         }
         if state.dirty.throttle().over_background(DeviceId(device as u16)) {
-            return Some((self.oldest_group(state, device)?, WriteoutReason::Background, None));
+            let group = self.background_group(state, now, device)?;
+            return Some((group, WriteoutReason::Background, None));
         }
         None
     }
@@ -287,11 +294,42 @@ impl Flushers {
         })
     }
 
+    /// Returns the group to write in the background: one that is too old (without `dirty_writeback_centisecs` nothing else searches
+    /// for these), else a filled one, else the oldest.
+    fn background_group(&self, state: &CacheState, now: Instant, device: usize) -> Option<u32> {
+        let expired = self.expired_group(state, now, device);
+        if expired.is_some() {
+            return expired;
+        }
+        let filled = match state.dirty.has_many_sparse_units() {
+            true => None,
+            false => self.first_group(
+                state,
+                device,
+                DirtyState::first_filled_group,
+                DirtyState::group_filled_after,
+            ),
+        };
+        filled.or_else(|| self.oldest_group(state, device))
+    }
+
     /// Returns the group with the oldest data of a device, or one of the next oldest of its volume if that is next in the order
     /// of addresses.
     fn oldest_group(&self, state: &CacheState, device: usize) -> Option<u32> {
+        self.first_group(state, device, DirtyState::oldest_group, DirtyState::younger_group)
+    }
+
+    /// Returns the oldest of the first groups of a device's volumes in one of their lists, or one of the next in the list of its
+    /// volume if that is next in the order of addresses.
+    fn first_group(
+        &self,
+        state: &CacheState,
+        device: usize,
+        first: fn(&DirtyState, VolumeId) -> Option<u32>,
+        next: fn(&DirtyState, u32) -> Option<u32>,
+    ) -> Option<u32> {
         let ids = state.volumes.ids().filter(|&volume| state.volumes.is_on(volume, device));
-        let oldest = ids.filter_map(|volume| state.dirty.oldest_group(volume));
+        let oldest = ids.filter_map(|volume| first(&state.dirty, volume));
         let oldest = oldest.min_by_key(|&group| state.dirty.group(group).since)?;
         let volume = state.dirty.group(oldest).volume;
         let (last_volume, last) = self.passes[device].last;
@@ -300,11 +338,11 @@ impl Flushers {
         for _ in 0..LOOK_AHEAD {
             let Some(group) = at else { break };
             let index = state.dirty.group(group).index;
-            let next = last_volume == volume && index > last;
-            if next && best.is_none_or(|best| state.dirty.group(best).index > index) {
+            let is_next = last_volume == volume && index > last;
+            if is_next && best.is_none_or(|best| state.dirty.group(best).index > index) {
                 best = Some(group);
             }
-            at = state.dirty.younger_group(group);
+            at = next(&state.dirty, group);
         }
         Some(best.unwrap_or(oldest))
     }

@@ -336,6 +336,12 @@ impl Throttle {
                 || used > regions.freerun)
     }
 
+    /// Blocks that may be dirty, under the thresholds in effect.
+    #[must_use]
+    pub fn thresh(&self) -> u32 {
+        self.current.thresh
+    }
+
     /// Makes writers write out data themselves instead of pausing, by the rules of `policy`.
     pub fn set_foreground(&mut self, policy: Box<dyn ForegroundWriteback>) {
         self.foreground = Some(policy);

@@ -94,6 +94,83 @@ fn large_volume_does_not_delay_small_expired_one() {
     assert!(completed <= 2 * 1024 + 90, "{completed} blocks were written first");
 }
 
+impl Harness {
+    /// Completes commands until at most so many blocks are dirty.
+    fn write_down_to(&mut self, blocks: u64) {
+        while self.dirty().nr_dirty > blocks && !self.in_flight.is_empty() {
+            self.complete(Ok(()));
+        }
+    }
+}
+
+/// A visit to a stream costs a seek, so nearly empty extents wait for their expiry while others are filled.
+#[test]
+fn nearly_empty_extents_wait_while_others_are_filled() {
+    let mut harness = Harness::new(65_536, |config| config.dirty.policy = ThrottlePolicy::None);
+    let first = 100 * 64 * MIB;
+    for at in 0..1500 {
+        harness.send(2, Op::Write, first + at * 64 * 1024, 64 * 1024);
+        // While nothing else is dirty they would be written at once.
+        if (200..220).contains(&at) {
+            harness.send(1, Op::Write, (at - 200) * 64 * MIB, BLOCK);
+        }
+        harness.write_down_to(5000);
+    }
+    let sparse = |harness: &Harness| {
+        let offsets = harness.writes.iter().map(|&(_, _, offset, _)| offset);
+        offsets.filter(|&offset| offset < first).count()
+    };
+    assert!(harness.writes.len() > 100, "{} write-outs", harness.writes.len());
+    assert_eq!(sparse(&harness), 0);
+    harness.wait_served(36 * SEC, Ok(()));
+    assert_eq!(sparse(&harness), 20);
+}
+
+/// Without a periodic search the background finds data that is too old.
+#[test]
+fn expired_extent_is_written_before_filled_ones_without_periodic_search() {
+    let mut harness = Harness::new(65_536, |config| {
+        config.dirty.policy = ThrottlePolicy::None;
+        config.dirty.dirty_writeback_centisecs = 0;
+    });
+    let first = 100 * 64 * MIB;
+    for at in 0..1000 {
+        // The heavy stream comes to a new extent every ten seconds.
+        let extent = first + at / 100 * 64 * MIB;
+        harness.send(2, Op::Write, extent + at % 100 * 64 * 1024, 64 * 1024);
+        if at == 400 {
+            harness.send(1, Op::Write, 0, BLOCK);
+        }
+        harness.write_down_to(5000);
+        if at > 400 {
+            harness.wait(100 * MS);
+        }
+    }
+    let found = harness.writes.iter().find(|&&(_, _, offset, _)| offset < first);
+    let at = found.expect("it was written").0;
+    // Older extents come first, at the rate of the load.
+    assert!((30 * SEC..55 * SEC).contains(&at), "after {} ms", at / MS);
+}
+
+/// Extents that hold little each and much together are written in the order of their age.
+#[test]
+fn many_nearly_empty_extents_are_written_in_background() {
+    let mut harness = Harness::new(65_536, |config| config.dirty.policy = ThrottlePolicy::None);
+    // Half of the limit of 13,107 blocks, 16 blocks in each extent.
+    for at in 0..480 {
+        harness.send(1, Op::Write, at * 64 * MIB, 16 * BLOCK);
+        harness.write_down_to(5000);
+    }
+    let first = 1000 * 64 * MIB;
+    for at in 0..1000 {
+        harness.send(2, Op::Write, first + at * 64 * 1024, 64 * 1024);
+        harness.write_down_to(5000);
+    }
+    let sparse = harness.writes.iter().filter(|&&(_, _, offset, _)| offset < first).count();
+    // A quarter of the limit may wait: 3276 blocks.
+    assert!((480 - 205..480).contains(&sparse), "{sparse} of 480 extents were written");
+}
+
 /// E5: a hundred concurrent flushes share a few flushes of the device.
 #[test]
 fn concurrent_flushes_share_device_flushes() {

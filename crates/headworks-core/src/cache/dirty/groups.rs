@@ -8,11 +8,16 @@
 //!   volume 0:  oldest -> [group 7: folios 3-1-2] -> [group 0: folios 9] -> youngest      by age
 //! ```
 //!
+//! A second list of the volume has the groups that are *filled*: since they were visited last, their folios have reached the floor
+//! of the volume. In the background a flusher visits these, in the order in which they were filled, and leaves nearly empty ones
+//! until they are filled or old: a visit to a stream costs a seek, however little it finds.
+//!
 //! The table is bounded. When it is full (dirty data scattered over more extents than there are entries), a folio joins the
 //! youngest group of its volume instead: the order of addresses becomes coarser, nothing else changes.
 //!
 //! Invariants: a folio is on a group's list exactly while a block of it is dirty and not held; a group has at least one folio; every
-//! volume can have at least one group; `units` is the sum of the folios on all lists.
+//! volume can have at least one group; `units` is the sum of the folios on all lists, a group's `units` that of its own; `sparse` is
+//! the sum of `units` over the groups that are not filled.
 
 use crate::bio::{ExportId, VolumeId};
 use crate::cache::pool::folio::Folios;
@@ -38,13 +43,20 @@ pub(crate) struct Group {
     pub overdue: bool,
     /// Blocks of it were held and are to be written again.
     pub unheld: bool,
+    /// The group is on its volume's list of filled groups.
+    filled: bool,
     /// The first of its dirty folios.
     pub head: u32,
     /// The number of its dirty folios.
     pub folios: u32,
+    /// The units of its dirty folios.
+    pub units: u32,
     /// The next older and younger group of the volume.
     older: u32,
     younger: u32,
+    /// The groups that were filled before and after it.
+    filled_before: u32,
+    filled_after: u32,
     /// The next group with the same hash.
     chain: u32,
 }
@@ -58,20 +70,37 @@ impl Default for Group {
             since: Instant(0),
             overdue: false,
             unheld: false,
+            filled: false,
             head: NIL,
             folios: 0,
+            units: 0,
             older: NIL,
             younger: NIL,
+            filled_before: NIL,
+            filled_after: NIL,
             chain: NIL,
         }
     }
 }
 
-/// The groups of a volume, by age.
+/// Units at which a group is filled before its volume's floor is known: 1 MiB.
+const FLOOR: u32 = 256;
+
+/// The groups of a volume, by age, and the filled ones in the order in which they were filled.
 #[derive(Clone, Copy, Debug)]
 struct GroupList {
     oldest: u32,
     youngest: u32,
+    first_filled: u32,
+    last_filled: u32,
+    /// Units at which a group is filled.
+    floor: u32,
+}
+
+impl Default for GroupList {
+    fn default() -> Self {
+        Self { oldest: NIL, youngest: NIL, first_filled: NIL, last_filled: NIL, floor: FLOOR }
+    }
 }
 
 /// The extent groups of a shard.
@@ -82,6 +111,8 @@ pub(crate) struct Groups {
     volumes: Vec<GroupList>,
     /// Units of the folios on all lists: what dirty blocks keep from eviction.
     units: Gauge32,
+    /// Units of the groups that are not filled.
+    sparse: Gauge32,
     /// Groups that were passed while sorting.
     #[cfg(test)]
     walked: std::cell::Cell<u64>,
@@ -91,12 +122,12 @@ impl Groups {
     /// Creates a table for `units / 8` groups and one of each volume.
     pub fn new(units: u32, volumes: usize) -> Self {
         let room = units / 8 + volumes as u32 + 16;
-        let ends = GroupList { oldest: NIL, youngest: NIL };
         Self {
             pool: Slab::new(room),
             heads: vec![NIL; room.next_power_of_two() as usize / 2],
-            volumes: vec![ends; volumes],
+            volumes: vec![GroupList::default(); volumes],
             units: Gauge32::default(),
+            sparse: Gauge32::default(),
             #[cfg(test)]
             walked: std::cell::Cell::new(0),
         }
@@ -137,7 +168,16 @@ impl Groups {
         let head = std::mem::replace(&mut group.head, unit);
         group.folios += 1;
         let folio = &mut folios[unit];
-        self.units.add(folio.blocks());
+        let blocks = folio.blocks();
+        group.units += blocks;
+        self.units.add(blocks);
+        if !group.filled {
+            self.sparse.add(blocks);
+        }
+        if group.units >= self.volumes[usize::from(group.volume.0)].floor && !group.filled {
+            self.fill(id);
+        }
+        let folio = &mut folios[unit];
         (folio.group, folio.dirty_prev, folio.dirty_next) = (id, NIL, head);
         if head != NIL {
             folios[head].dirty_prev = unit;
@@ -162,7 +202,8 @@ impl Groups {
     /// Removes a folio that is clean, held or dropped; returns true if its group ended with it.
     pub fn remove(&mut self, folios: &mut Folios, unit: u32) -> bool {
         let folio = &mut folios[unit];
-        self.units.sub(folio.blocks());
+        let blocks = folio.blocks();
+        self.units.sub(blocks);
         let id = std::mem::replace(&mut folio.group, NIL);
         assert!(id != NIL, "the folio is in a group");
         let (prev, next) = (folio.dirty_prev, folio.dirty_next);
@@ -177,14 +218,78 @@ impl Groups {
         let group = &mut self.pool[id];
         assert!(group.folios > 0, "a group lists its folios");
         group.folios -= 1;
+        group.units -= blocks;
+        if !group.filled {
+            self.sparse.sub(blocks);
+        }
         if group.folios > 0 {
             return false;
+        }
+        if self.pool[id].filled {
+            self.unfill(id);
         }
         let place = self.chain_of(self.pool[id].volume, self.pool[id].index);
         self.unchain(place, id);
         self.unlink(id);
         self.pool.put(id);
         true
+    }
+
+    /// Puts a group last on its volume's list of filled groups.
+    fn fill(&mut self, id: u32) {
+        let group = &mut self.pool[id];
+        assert!(!group.filled, "a group is filled once");
+        self.sparse.sub(group.units);
+        let list = &mut self.volumes[usize::from(group.volume.0)];
+        let before = std::mem::replace(&mut list.last_filled, id);
+        (group.filled, group.filled_before, group.filled_after) = (true, before, NIL);
+        match before {
+            NIL => list.first_filled = id,
+            other => self.pool[other].filled_after = id,
+        }
+    }
+
+    /// Takes a group off its volume's list of filled groups.
+    fn unfill(&mut self, id: u32) {
+        let group = &mut self.pool[id];
+        assert!(group.filled, "the group is filled");
+        self.sparse.add(group.units);
+        group.filled = false;
+        let (before, after) = (group.filled_before, group.filled_after);
+        let list = &mut self.volumes[usize::from(group.volume.0)];
+        match before {
+            NIL => list.first_filled = after,
+            other => self.pool[other].filled_after = after,
+        }
+        let list = &mut self.volumes[usize::from(self.pool[id].volume.0)];
+        match after {
+            NIL => list.last_filled = before,
+            other => self.pool[other].filled_before = before,
+        }
+    }
+
+    /// Sets the units at which groups of a volume are filled. Groups that are filled already stay so until they are visited.
+    pub fn set_floor(&mut self, volume: VolumeId, floor: u32) {
+        debug_assert!(floor > 0, "an empty group does not exist");
+        self.volumes[usize::from(volume.0)].floor = floor;
+    }
+
+    /// Returns the group of a volume that has been filled for the longest time.
+    pub fn first_filled(&self, volume: VolumeId) -> Option<u32> {
+        let id = self.volumes[usize::from(volume.0)].first_filled;
+        (id != NIL).then_some(id)
+    }
+
+    /// Returns the group that was filled after a filled one.
+    pub fn filled_after(&self, id: u32) -> Option<u32> {
+        debug_assert!(self.pool.is_taken(id) && self.pool[id].filled, "the group is filled");
+        let after = self.pool[id].filled_after;
+        (after != NIL).then_some(after)
+    }
+
+    /// Returns the units of the groups that are not filled.
+    pub fn sparse_units(&self) -> u32 {
+        self.sparse.get()
     }
 
     /// Removes a group from its hash chain.
@@ -249,9 +354,15 @@ impl Groups {
         }
     }
 
-    /// Sets the age of a group: its dirty data was dirtied at `since` or later.
+    /// Sets the age of a group that was visited: its dirty data was dirtied at `since` or later. It has to fill again.
     pub fn requeue(&mut self, since: Instant, id: u32) {
         assert!(self.pool.is_taken(id), "the group exists");
+        if self.pool[id].filled {
+            self.unfill(id);
+            if self.pool[id].units >= self.volumes[usize::from(self.pool[id].volume.0)].floor {
+                self.fill(id);
+            }
+        }
         self.unlink(id);
         let group = &mut self.pool[id];
         (group.since, group.overdue, group.unheld) = (since, false, false);
@@ -371,6 +482,91 @@ mod tests {
             list.sort_unstable();
             assert_eq!(all(&groups, &folios, volume as u16), list);
         }
+    }
+
+    /// The filled groups of a volume, in their order, after a check of both lists and of the sums.
+    fn filled(groups: &Groups, folios: &Folios, volumes: u16) -> Vec<u32> {
+        let (mut all, mut sparse, mut total) = (Vec::new(), 0, 0);
+        for volume in (0..volumes).map(VolumeId) {
+            let order = |first, next: fn(&Groups, u32) -> Option<u32>| {
+                std::iter::successors(first, |&id| next(groups, id)).collect::<Vec<u32>>()
+            };
+            let by_age = order(groups.oldest(volume), Groups::younger);
+            let filled = order(groups.first_filled(volume), Groups::filled_after);
+            for &id in &by_age {
+                let units = std::iter::successors(Some(groups[id].head), |&unit| {
+                    Some(folios[unit].dirty_next).filter(|&next| next != NIL)
+                });
+                let units: u32 = units.map(|unit| folios[unit].blocks()).sum();
+                assert_eq!((units, filled.contains(&id)), (groups[id].units, groups[id].filled));
+                total += units;
+                sparse += if groups[id].filled { 0 } else { units };
+            }
+            assert!(filled.iter().all(|id| by_age.contains(id)));
+            all.extend(filled);
+        }
+        assert_eq!((total, sparse), (groups.units(), groups.sparse_units()));
+        all
+    }
+
+    #[test]
+    fn filled_groups_are_listed_in_the_order_of_filling() {
+        let mut folios = Folios::new(64);
+        let mut groups = Groups::new(64, 1);
+        groups.set_floor(VolumeId(0), 3);
+        let add = |groups: &mut Groups, folios: &mut Folios, unit: u32, extent: u64| {
+            let block = (extent << GROUP_SHIFT) + u64::from(unit);
+            folios.begin(unit, FolioKey::new(VolumeId(0), block, 0), 0);
+            groups.add(Instant(unit.into()), folios, unit, ExportId(0));
+            folios[unit].group
+        };
+        let old = add(&mut groups, &mut folios, 0, 0);
+        for unit in 1..4 {
+            add(&mut groups, &mut folios, unit, 1);
+        }
+        let first = folios[1].group;
+        assert_eq!(filled(&groups, &folios, 1), [first]);
+        assert_eq!(groups.oldest(VolumeId(0)), Some(old));
+        add(&mut groups, &mut folios, 4, 0);
+        add(&mut groups, &mut folios, 5, 0);
+        assert_eq!(filled(&groups, &folios, 1), [first, old]);
+        // A visit that leaves a filled group puts it last; one that leaves less ends the fill.
+        groups.requeue(Instant(9), first);
+        assert_eq!(filled(&groups, &folios, 1), [old, first]);
+        groups.remove(&mut folios, 0);
+        assert_eq!(filled(&groups, &folios, 1), [old, first], "until it is visited");
+        groups.requeue(Instant(10), old);
+        assert_eq!(filled(&groups, &folios, 1), [first]);
+        for unit in [1, 2, 3] {
+            groups.remove(&mut folios, unit);
+        }
+        assert_eq!(filled(&groups, &folios, 1), [0; 0]);
+    }
+
+    #[test]
+    fn lists_and_sums_agree_under_random_changes() {
+        let mut folios = Folios::new(512);
+        let mut groups = Groups::new(512, 2);
+        let mut prng = Prng::new(8);
+        for unit in 0..512 {
+            let extent = prng.below(12) << GROUP_SHIFT;
+            let key = FolioKey::new(VolumeId((unit % 2) as u16), extent + u64::from(unit), 0);
+            folios.begin(unit, key, 0);
+        }
+        let mut seen = 0;
+        for step in 0..20_000 {
+            let unit = prng.below(512) as u32;
+            match (prng.below(50), folios[unit].group) {
+                (0, _) => groups.set_floor(VolumeId(unit as u16 % 2), 1 + prng.below(30) as u32),
+                (_, NIL) => groups.add(Instant(step), &mut folios, unit, ExportId(0)),
+                (1..6, group) => groups.requeue(Instant(step), group),
+                _ => {
+                    groups.remove(&mut folios, unit);
+                }
+            }
+            seen += filled(&groups, &folios, 2).len();
+        }
+        assert!(seen > 20_000, "{seen}");
     }
 
     #[test]

@@ -142,6 +142,26 @@ impl DirtyState {
         self.groups.younger(group)
     }
 
+    /// Returns the group of a volume that has been filled for the longest time.
+    pub fn first_filled_group(&self, volume: VolumeId) -> Option<u32> {
+        self.groups.first_filled(volume)
+    }
+
+    /// Returns the group of the same volume that was filled after a filled one.
+    pub fn group_filled_after(&self, group: u32) -> Option<u32> {
+        self.groups.filled_after(group)
+    }
+
+    /// Sets the units at which groups of a volume are filled.
+    pub fn set_group_floor(&mut self, volume: VolumeId, floor: u32) {
+        self.groups.set_floor(volume, floor);
+    }
+
+    /// Returns true if the groups that are not filled hold so much that they are to be visited, too: a quarter of what may be dirty.
+    pub fn has_many_sparse_units(&self) -> bool {
+        self.groups.sparse_units() > self.throttle.thresh() / 4
+    }
+
     /// Returns the units of all folios in groups.
     pub fn group_units(&self) -> u32 {
         self.groups.units()
