@@ -31,6 +31,7 @@ use headworks_sim::disk::{DeviceModel, ModelCommand, Stream, StreamProfile};
 use headworks_sim::events::EventQueue;
 
 use crate::baseline::foreground::Throttling;
+use crate::baseline::{TagPolicy, WakeOptions};
 
 use super::series::{SAMPLE_NS, Sample};
 use super::writer::{Writer, WriterOptions};
@@ -57,6 +58,8 @@ pub struct CacheHarnessOptions {
     pub dirty: DirtyOptions,
     /// Queue options of every device.
     pub queue: QueueOptions,
+    /// Tag policy of every device.
+    pub tags: TagPolicy,
     /// The devices, with one volume each.
     pub devices: Vec<StreamProfile>,
     /// Bytes of each volume.
@@ -157,6 +160,9 @@ impl CacheHarness {
         let writers = options.writers.len();
         let mut shard = Shard::new(config(&options))?;
         options.throttle.install(&mut shard);
+        for device in 0..options.devices.len() as u16 {
+            options.tags.install(&mut shard, DeviceId(device), WakeOptions::default());
+        }
         shard.trace_dirty(options.trace);
         let mut events = EventQueue::with_capacity(writers + 64);
         for (number, writer) in (0u32..).zip(&options.writers) {
@@ -414,7 +420,8 @@ impl CacheHarness {
                 self.sample.wakeups += 1;
             }
         }
-        self.events.push(at.after(WRITER_NS), HarnessEvent::Write(number));
+        let next = writer.next_write_at(at.after(WRITER_NS));
+        self.events.push(next, HarnessEvent::Write(number));
     }
 }
 

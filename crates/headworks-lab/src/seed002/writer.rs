@@ -5,10 +5,11 @@
 //!                   `-- not answered in its turn: asleep, and woken by the answer
 //! ```
 //!
-//! `dd` writes sequentially. `Files` is like fs_mark: each file is one small write at an offset of
+//! `dd` writes sequentially, as fast as it may or at a rate of its own. `Files` is like fs_mark: each file is one small write at an offset of
 //! its own, with a flush after a number of files.
 
 use headworks_core::prng::Prng;
+use headworks_core::time::SEC;
 use headworks_core::{Bio, BioFlags, BioId, ExportId, Instant, Ioprio, Op, VolumeId};
 
 /// The access pattern of a writer.
@@ -31,6 +32,8 @@ pub struct WriterOptions {
     pub start: u64,
     /// The byte after its region.
     pub end: u64,
+    /// Bytes per second that the writer produces; 0 for as many as are taken.
+    pub bytes_per_second: u64,
     /// Start time of the writer.
     pub starts_at: Instant,
     /// End time of the writer.
@@ -43,7 +46,7 @@ impl WriterOptions {
     pub fn dd(volume: u16, bs: u32, start: u64, end: u64) -> Self {
         let manner = WritePattern::Stream(bs);
         let (starts_at, exits_at) = (Instant(0), Instant(u64::MAX));
-        Self { volume, manner, start, end, starts_at, exits_at }
+        Self { volume, manner, start, end, bytes_per_second: 0, starts_at, exits_at }
     }
 }
 
@@ -116,6 +119,20 @@ impl Writer {
         Bio { id, offset, len, op, flags, ioprio: Ioprio::default() }
     }
 
+    /// The time of the next write of a writer that was answered and is ready at `ready`. A writer
+    /// with a rate of its own waits until it has produced the bytes; it catches up after a delay.
+    pub fn next_write_at(&self, ready: Instant) -> Instant {
+        let WriterOptions { bytes_per_second: rate, starts_at, manner, .. } = self.options;
+        let WritePattern::Stream(bs) = manner else {
+            return ready;
+        };
+        if rate == 0 {
+            return ready;
+        }
+        let produced = u128::from(self.issued) * u128::from(bs) * u128::from(SEC);
+        ready.max(starts_at.after((produced / u128::from(rate)) as u64))
+    }
+
     fn along(&mut self, bs: u64) -> u64 {
         let at =
             if self.next_at + bs > self.options.end { self.options.start } else { self.next_at };
@@ -145,5 +162,20 @@ mod tests {
         let (first, second) = (bios[0], bios[1]);
         assert!([12_288, 16_384].contains(&first.len));
         assert!(first.offset != second.offset && first.offset.is_multiple_of(PLACE));
+    }
+
+    #[test]
+    fn paced_writer_waits_for_its_bytes_and_catches_up_after_a_delay() {
+        let dd = WriterOptions::dd(0, 65_536, 0, 1 << 30);
+        let at = |rate, issued: u32, ready| {
+            let mut writer = Writer::new(WriterOptions { bytes_per_second: rate, ..dd }, 1, 1);
+            (0..issued).for_each(|_| {
+                writer.next();
+            });
+            writer.next_write_at(Instant(ready)).0
+        };
+        assert_eq!(at(0, 9, 77), 77);
+        assert_eq!(at(65_536, 2, 77), 2 * SEC);
+        assert_eq!(at(65_536, 2, 3 * SEC), 3 * SEC);
     }
 }
