@@ -11,6 +11,8 @@ for rw in randwrite randrw write read randread; do
 done
 check "structured replies, 64 KiB" bench --uri "$URI" --rw randrw --bs 64k --structured --verify
 check "two connections" bench --uri "$URI" --rw randread --threads 2
+check "300 connections on few threads" bench --uri "$URI" --rw randrw --threads 300 --iodepth 2 --verify
+check "too many connections are refused in words" bash -c '"$1" bench --uri "$2" --threads 5000 2>&1 | grep -q "threads within 1..=4096"' - "$HEADWORKS" "$URI"
 bench --uri "$URI" --rw randread --json >"$DIR/bench.json"
 check "--json" "$PYTHON" -c 'import json, sys
 run = json.load(open(sys.argv[1]))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use headworks_core::QueueOptions;
-use headworks_nbd::client::bench::{BenchOptions, Pattern, Verify, Waiting};
+use headworks_nbd::client::bench::{BenchOptions, CONNECTIONS_MAX, Pattern, Verify, Waiting};
 use headworks_nbd::client::{ClientOptions, Uri};
 use headworks_server::{Spec, parse_size, parse_time};
 
@@ -38,7 +38,8 @@ pub struct BenchArgs {
     /// Requests in flight, per thread
     #[arg(long, default_value_t = 32)]
     iodepth: u32,
-    /// Number of threads: connections to a server, or shards in process
+    /// Number of connections to a server, or of shards in process. Up to 64 have a thread each; more connections, up
+    /// to 4096, are divided among one thread for each CPU, and latencies contain the wait for that thread
     #[arg(long, default_value_t = 1)]
     threads: u32,
     /// Number of threads that submit to one shard over rings (in process); without it each shard's thread submits
@@ -107,12 +108,15 @@ fn measure(options: BenchArgs) -> Result<(), Failure> {
     let block_bytes = u32::try_from(options.bs).ok().filter(|bytes| (1..=32 << 20).contains(bytes));
     let block_bytes =
         block_bytes.ok_or_else(|| usage(format!("bs: {} is not within 1..=32M", options.bs)))?;
+    let threads_max = if options.uri.is_some() { CONNECTIONS_MAX } else { 64 };
     if options.iodepth == 0
         || options.iodepth > 4096
         || options.threads == 0
-        || options.threads > 64
+        || options.threads > threads_max
     {
-        return Err(usage("iodepth must be within 1..=4096 and threads within 1..=64"));
+        return Err(usage(format!(
+            "iodepth must be within 1..=4096 and threads within 1..={threads_max}"
+        )));
     }
     if options.feeders.is_some_and(|feeders| !(1..=64).contains(&feeders)) {
         return Err(usage("feeders must be within 1..=64"));
@@ -156,6 +160,18 @@ fn in_process(
     bench_device::run(&bench).map_err(|message| (1, message))
 }
 
+/// Raises the soft limit of open files to `count`, within the hard limit. Without it the connect reports the error.
+fn allow_open_files(count: u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limits live until the calls have returned.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && limit.rlim_cur < count {
+            limit.rlim_cur = count.min(limit.rlim_max);
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
 fn server(
     uri: &str,
     options: &BenchArgs,
@@ -163,6 +179,7 @@ fn server(
     block_bytes: u32,
 ) -> Result<(), Failure> {
     let uri: Uri = uri.parse().map_err(usage)?;
+    allow_open_files(u64::from(options.threads) + 64);
     let verify = match (options.verify, options.from_zeros) {
         (false, _) => Verify::Off,
         (true, false) => Verify::Written,

@@ -1,4 +1,5 @@
-//! A benchmark of an NBD server over many connections, each with a thread and a pipeline.
+//! A benchmark of an NBD server over many connections, each with a pipeline. Up to [`THREADS_MAX`] connections have a thread each;
+//! more are divided among as many threads as there are CPUs, see `crowd`.
 //!
 //! With verification, writes carry stamps (see `stamp`), each connection has its own part of the export, reads are compared with
 //! acknowledged writes, and everything written is read back at the end. Without, random patterns use the whole range on every
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use headworks_core::prng::Prng;
 
+use super::crowd;
 use super::pipeline::Pipeline;
 use super::stamp::{Expected, SECTOR_BYTES};
 use super::worker::{Phase, Share, Worker};
@@ -28,6 +30,11 @@ const VERIFIED_BLOCKS_MAX: u64 = 64 << 20;
 const DATA_BYTES_MAX: u64 = 1 << 30;
 /// Largest depth; a cookie would allow more, no measurement gains from it.
 const DEPTH_MAX: u32 = 8192;
+
+/// Most connections with a thread each.
+pub const THREADS_MAX: usize = 64;
+/// Most connections.
+pub const CONNECTIONS_MAX: u32 = 4096;
 
 /// An access pattern, with fio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +114,7 @@ pub struct BenchOptions {
     pub block_bytes: u32,
     /// Requests in flight on each connection.
     pub iodepth: u32,
-    /// Number of connections, each with a thread.
+    /// Number of connections.
     pub threads: u32,
     /// Duration of the run, without fill and read back.
     pub runtime: Duration,
@@ -243,13 +250,14 @@ pub struct BenchReport {
 /// Runs a benchmark and returns its report.
 pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
     let (export, mut workers) = connect(options)?;
+    let timeout = options.client.timeout;
     if options.fill {
-        all(&mut workers, Phase::Fill)?;
+        all(&mut workers, Phase::Fill, timeout)?;
     }
-    let run = all(&mut workers, Phase::Run(options.runtime))?;
+    let run = all(&mut workers, Phase::Run(options.runtime), timeout)?;
     let read_back = match options.verify {
         Verify::Off => None,
-        _ => Some(all(&mut workers, Phase::ReadBack)?),
+        _ => Some(all(&mut workers, Phase::ReadBack, timeout)?),
     };
     workers.into_iter().for_each(Worker::goodbye);
     let shared = export.flags.contains(TransmissionFlags::CAN_MULTI_CONN);
@@ -273,9 +281,10 @@ pub fn run_together<T: Send>(
         .collect::<Result<_, _>>()?;
     let counts: Vec<usize> = connected.iter().map(Vec::len).collect();
     let mut workers: Vec<Worker> = connected.into_iter().flatten().collect();
+    let timeout = jobs.iter().map(|job| job.client.timeout).max().unwrap_or_default();
     let (done, watched) = thread::scope(|scope| {
         let watch = scope.spawn(watch);
-        let done = all(&mut workers, Phase::Window(ramp, runtime));
+        let done = all(&mut workers, Phase::Window(ramp, runtime), timeout);
         (done, watch.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
     done?;
@@ -325,16 +334,25 @@ fn connect(options: &BenchOptions) -> Result<(Export, Vec<Worker>), ClientError>
 }
 
 /// Runs a phase on all connections; when one fails the others stop.
-fn all(workers: &mut [Worker], phase: Phase) -> Result<Tally, ClientError> {
+fn all(workers: &mut [Worker], phase: Phase, timeout: Duration) -> Result<Tally, ClientError> {
     let stop = AtomicBool::new(false);
-    let go = |worker: &mut Worker| {
-        let outcome = worker.go(phase, &stop);
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let threads = if workers.len() > THREADS_MAX { cpus.min(THREADS_MAX) } else { workers.len() };
+    let go = |group: &mut [Worker]| {
+        let outcome = match &mut *group {
+            [worker] => worker.go(phase, &stop),
+            many => crowd::go(many, phase, timeout, &stop),
+        };
         // Relaxed: a hint that orders nothing.
         stop.fetch_or(outcome.is_err(), Ordering::Relaxed);
-        outcome.map(|()| worker.tally.clone())
+        let mut sum = Tally::default();
+        group.iter().for_each(|worker| sum.add(&worker.tally));
+        outcome.map(|()| sum)
     };
+    let each = workers.len().div_ceil(threads.max(1)).max(1);
     thread::scope(|scope| {
-        let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| go(worker))).collect();
+        let threads: Vec<_> =
+            workers.chunks_mut(each).map(|group| scope.spawn(|| go(group))).collect();
         let mut sum = Tally::default();
         for thread in threads {
             sum.add(&thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::wire::{Command, CommandFlags, NbdError, RequestHeader, SIMPLE_REPLY_BYTES};
 
 pub mod bench;
+mod crowd;
 mod handshake;
 mod histogram;
 mod pipeline;

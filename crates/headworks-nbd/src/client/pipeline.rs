@@ -15,6 +15,7 @@
 //! never blocks, so two peers that both send cannot deadlock.
 
 use std::io::Write;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::replies::{self, Next, Reply};
@@ -205,7 +206,8 @@ impl Pipeline {
         self.digest(finished)
     }
 
-    fn send(&mut self) -> Result<(), ClientError> {
+    /// Sends submitted requests as far as the socket takes them.
+    pub fn send(&mut self) -> Result<(), ClientError> {
         while self.sent < self.spans.len() {
             // SAFETY: spans name parts of `headers` and `data`. Neither is resized, and while a batch is partly sent no slot is
             // free, so none is filled, even if a server answers a write before it has received all of it.
@@ -226,6 +228,27 @@ impl Pipeline {
         }
         self.is_blocked = self.sent < self.spans.len() || !self.socket.flush_some()?;
         Ok(())
+    }
+
+    /// Receives what has arrived, without waiting, and appends completed requests.
+    pub fn receive_now(&mut self, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
+        loop {
+            let any = self.receive_once(false)?;
+            self.digest(finished)?;
+            if !any || !self.socket.has_plain() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Returns true when a batch is partly sent.
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
+    /// Returns the descriptor of the socket.
+    pub fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
     }
 
     /// Receives once, after waiting if necessary. With unsent requests it also returns when the socket is writable.

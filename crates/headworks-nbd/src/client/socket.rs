@@ -151,9 +151,14 @@ impl Socket {
         }
     }
 
+    /// Returns true when received bytes wait in this process: then the socket does not become readable for them.
+    pub(super) fn has_plain(&self) -> bool {
+        matches!(self, Socket::Tls(stream) if stream.has_plain())
+    }
+
     /// Waits until the socket is readable, or writable; returns false after `timeout`.
     pub(super) fn wait_for_either(&self, timeout: Duration) -> io::Result<bool> {
-        if matches!(self, Socket::Tls(stream) if stream.has_plain()) {
+        if self.has_plain() {
             return Ok(true);
         }
         let mut poll =

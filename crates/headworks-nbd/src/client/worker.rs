@@ -7,6 +7,8 @@
 //! Fill and ReadBack are optional. Each phase ends with nothing in flight. A Window is a Run of which only a part counts: the
 //! ramp before it and the requests in flight at its end would favour slow connections.
 
+use std::ops::Range;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -32,6 +34,58 @@ pub enum Phase {
     Window(Duration, Duration),
     /// Read each block once.
     ReadBack,
+}
+
+/// The clock of a phase, and the times that it is limited by.
+#[derive(Debug)]
+pub struct Stopwatch {
+    epoch: Instant,
+    cpu: Duration,
+    phase: Phase,
+    /// No request is submitted from then on, in nanoseconds.
+    deadline: u64,
+    /// Requests that end in this range count.
+    counted: Range<u64>,
+}
+
+impl Stopwatch {
+    /// Starts the clock of a phase, and that of the thread's CPU time.
+    pub fn start(phase: Phase) -> Self {
+        let ns = |time: Duration| time.as_nanos() as u64;
+        let (deadline, counted) = match phase {
+            Phase::Run(time) => (ns(time), 0..u64::MAX),
+            Phase::Window(ramp, time) => (ns(ramp + time), ns(ramp)..ns(ramp + time)),
+            Phase::Fill | Phase::ReadBack => (u64::MAX, 0..u64::MAX),
+        };
+        Self { epoch: Instant::now(), cpu: cpu_time(), phase, deadline, counted }
+    }
+
+    /// Returns nanoseconds since the start.
+    pub fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// Returns true while requests are submitted.
+    pub fn is_open(&self, at: u64, stop: &AtomicBool) -> bool {
+        // Relaxed: a hint, it orders no other access.
+        at < self.deadline && !stop.load(Ordering::Relaxed)
+    }
+
+    /// Returns true when a request that ends at `at` counts.
+    pub fn counts(&self, at: u64) -> bool {
+        self.counted.contains(&at)
+    }
+
+    /// Writes the duration into a tally, and the thread's CPU time if `cpu`.
+    pub fn stop(&self, tally: &mut Tally, cpu: bool) {
+        tally.elapsed = match self.phase {
+            Phase::Window(_, time) => time,
+            _ => self.epoch.elapsed(),
+        };
+        if cpu {
+            tally.cpu = cpu_time().saturating_sub(self.cpu);
+        }
+    }
 }
 
 /// The constant parameters of a worker.
@@ -101,40 +155,74 @@ impl Worker {
 
     /// Runs a phase to its end or until `stop` is set; the tally starts at zero.
     pub fn go(&mut self, phase: Phase, stop: &AtomicBool) -> Result<(), ClientError> {
-        self.tally = Tally::default();
-        self.next = match phase {
-            Phase::Run(_) | Phase::Window(..) => 0,
-            Phase::Fill | Phase::ReadBack => self.share.own.0,
-        };
-        self.pipeline.calls = [0; 2];
-        let (epoch, cpu) = (Instant::now(), cpu_time());
-        let now = || epoch.elapsed().as_nanos() as u64;
-        let ns = |time: Duration| time.as_nanos() as u64;
-        let (deadline, counted) = match phase {
-            Phase::Run(time) => (ns(time), 0..u64::MAX),
-            Phase::Window(ramp, time) => (ns(ramp + time), ns(ramp)..ns(ramp + time)),
-            Phase::Fill | Phase::ReadBack => (u64::MAX, 0..u64::MAX),
-        };
+        self.begin(phase);
+        let watch = Stopwatch::start(phase);
         let mut at = 0;
         loop {
-            // Relaxed: a hint, it orders no other access.
-            if at < deadline && !stop.load(Ordering::Relaxed) {
+            if watch.is_open(at, stop) {
                 self.refill(phase, at)?;
             }
             if self.pipeline.is_idle() {
                 break;
             }
             self.pipeline.exchange(&mut self.finished)?;
-            at = now();
-            self.collect(at, counted.contains(&at))?;
+            at = watch.now();
+            self.collect(at, watch.counts(at))?;
         }
-        self.tally.elapsed = match phase {
-            Phase::Window(_, time) => time,
-            _ => epoch.elapsed(),
-        };
-        self.tally.cpu = cpu_time().saturating_sub(cpu);
-        self.tally.calls = self.pipeline.calls;
+        watch.stop(&mut self.tally, true);
+        self.take_calls();
         Ok(())
+    }
+
+    /// Starts a phase: the tally is zero, and the pattern starts anew.
+    pub fn begin(&mut self, phase: Phase) {
+        self.tally = Tally::default();
+        self.next = match phase {
+            Phase::Run(_) | Phase::Window(..) => 0,
+            Phase::Fill | Phase::ReadBack => self.share.own.0,
+        };
+        self.pipeline.calls = [0; 2];
+    }
+
+    /// Submits requests if the phase is `open`, and sends what the socket takes.
+    pub fn submit_and_send(
+        &mut self,
+        phase: Phase,
+        open: bool,
+        now_ns: u64,
+    ) -> Result<(), ClientError> {
+        if open {
+            self.refill(phase, now_ns)?;
+        }
+        self.pipeline.send()
+    }
+
+    /// Receives what has arrived and counts completed requests; returns the time.
+    pub fn receive_now(&mut self, watch: &Stopwatch) -> Result<u64, ClientError> {
+        self.pipeline.receive_now(&mut self.finished)?;
+        let at = watch.now();
+        self.collect(at, watch.counts(at))?;
+        Ok(at)
+    }
+
+    /// Copies the number of system calls to the tally.
+    pub fn take_calls(&mut self) {
+        self.tally.calls = self.pipeline.calls;
+    }
+
+    /// Returns true when nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.pipeline.is_idle()
+    }
+
+    /// Returns true when a batch is partly sent.
+    pub fn is_blocked(&self) -> bool {
+        self.pipeline.is_blocked()
+    }
+
+    /// Returns the descriptor of the socket.
+    pub fn fd(&self) -> RawFd {
+        self.pipeline.fd()
     }
 
     /// Disconnects in an orderly way.
