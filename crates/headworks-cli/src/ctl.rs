@@ -444,6 +444,18 @@ fn show_stats(stats: &Value) -> String {
             row["bios"], row["merges"]
         );
     }
+    let buffers = &stats["buffers"];
+    text += &format!(
+        "buffers: {} of {} bytes in use, {} waiting ({} waits), {} unread replies dropped ({} bytes), {} stalled clients \
+         disconnected\n",
+        buffers["taken"],
+        buffers["size"],
+        buffers["waiting"],
+        buffers["waits"],
+        buffers["dropped_replies"],
+        buffers["dropped_bytes"],
+        buffers["closed"],
+    );
     text += &show_cache(&stats["cache"], &stats["dirty"]);
     text + &show_connections(&stats["connections"])
 }

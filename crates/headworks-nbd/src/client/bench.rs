@@ -33,7 +33,7 @@ const DEPTH_MAX: u32 = 8192;
 
 /// Most connections with a thread each.
 pub const THREADS_MAX: usize = 64;
-/// Most connections.
+/// Most connections of one benchmark.
 pub const CONNECTIONS_MAX: u32 = 4096;
 
 /// An access pattern, with fio's names.
@@ -114,7 +114,7 @@ pub struct BenchOptions {
     pub block_bytes: u32,
     /// Requests in flight on each connection.
     pub iodepth: u32,
-    /// Number of connections.
+    /// Number of connections to the server.
     pub threads: u32,
     /// Duration of the run, without fill and read back.
     pub runtime: Duration,

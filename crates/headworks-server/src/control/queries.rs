@@ -17,8 +17,8 @@ use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_
 use super::why::{WhySnapshot, why};
 use super::{latency, report};
 use crate::messages::query::{
-    CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport, SlowReport,
-    VolumeReport,
+    BufferStats, CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport,
+    SlowReport, VolumeReport,
 };
 
 /// Wait times by export, for exports that had a client.
@@ -172,6 +172,7 @@ impl Queries {
             "devices": devices,
             "cache": report::cache(&caches),
             "dirty": report::dirty(&caches),
+            "buffers": report::buffers(&self.buffers()?),
             "turns": report::turns(&turns),
             "connections": self.connections()?,
         }))
@@ -297,6 +298,11 @@ impl Queries {
     /// Cache statistics of every shard.
     pub fn caches(&self) -> Result<Vec<CacheReport>, RpcFault> {
         self.shards.ask_all(|answer| ControlQuery::Cache { answer })
+    }
+
+    /// Request buffers of every shard.
+    pub fn buffers(&self) -> Result<Vec<BufferStats>, RpcFault> {
+        self.shards.ask_all(|answer| ControlQuery::Buffers { answer })
     }
 
     /// Time since the server started.

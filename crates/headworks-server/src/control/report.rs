@@ -13,7 +13,9 @@ use serde_json::{Map, Value, json};
 
 use super::settings::ExportSettings;
 use super::tree::{ExportNode, device_name};
-use crate::messages::query::{CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport};
+use crate::messages::query::{
+    BufferStats, CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport,
+};
 
 /// Major device number for local and experimental use.
 const MAJOR: u32 = 240;
@@ -58,6 +60,24 @@ pub fn dirty_value(tunable: DirtyTunable, value: u64) -> Value {
         Some(_) => tunable.show(value).into(),
         None => value.into(),
     }
+}
+
+/// Sum of the request buffers of all shards.
+pub fn buffers(shards: &[BufferStats]) -> Value {
+    total(shards.iter().map(|stats| {
+        // No `..`: every counter must be listed.
+        let BufferStats { size, taken, waiting, waits, dropped_replies, dropped_bytes, closed } =
+            *stats;
+        json!({
+            "size": size,
+            "taken": taken,
+            "waiting": waiting,
+            "waits": waits,
+            "dropped_replies": dropped_replies,
+            "dropped_bytes": dropped_bytes,
+            "closed": closed,
+        })
+    }))
 }
 
 /// Sum of the caches of all shards; null without a cache.

@@ -82,6 +82,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 answer.send(status).unwrap();
             }
             (_, ControlQuery::Cache { answer }) => answer.send(Default::default()).unwrap(),
+            (_, ControlQuery::Buffers { answer }) => answer.send(Default::default()).unwrap(),
             (_, ControlQuery::Failed { answer, .. }) => {
                 let range = FailedRange { offset: 8192, len: 4096, error: IoError::Medium };
                 answer.send(vec![range; 2]).unwrap();

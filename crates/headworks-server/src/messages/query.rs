@@ -48,6 +48,11 @@ pub enum ControlQuery {
         /// Channel for the answer.
         answer: Sender<CacheReport>,
     },
+    /// State and counters of the shard's request buffers.
+    Buffers {
+        /// Channel for the answer.
+        answer: Sender<BufferStats>,
+    },
     /// Ranges of a volume of this shard that could not be written back.
     Failed {
         /// Id of the volume.
@@ -186,6 +191,26 @@ pub struct CacheReport {
     pub cache: Option<CacheStats>,
     /// Dirty counters of the cache.
     pub dirty: Option<DirtyStats>,
+}
+
+/// State and counters of a shard's request buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BufferStats {
+    /// Bytes of the pool.
+    pub size: usize,
+    /// Bytes of the pool in use.
+    pub taken: usize,
+    /// Connections that wait for a buffer.
+    pub waiting: usize,
+    /// Number of times that a connection began to wait for a buffer.
+    pub waits: u64,
+    /// Replies whose data were dropped because their client did not take them.
+    pub dropped_replies: u64,
+    /// Bytes of buffers that these replies returned.
+    pub dropped_bytes: u64,
+    /// Connections closed because their client made no progress within `--stall-timeout`, or because a reply could
+    /// not be continued.
+    pub closed: u64,
 }
 
 /// A range of acknowledged data that could not be written back.

@@ -8,7 +8,7 @@ use crate::control::queries::{Latencies, Queries};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::{DeviceNode, Tree, device_name};
 use crate::latency::{LatencyOp, ROWS, row_name};
-use crate::messages::query::LatencyReport;
+use crate::messages::query::{BufferStats, LatencyReport};
 
 /// Makes the page of all metrics.
 pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> {
@@ -19,6 +19,7 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     page.sample("headworks_uptime_seconds", &[], queries.uptime().as_secs_f64());
     put_clients(&mut page, tree, &queries.latencies()?);
     put_devices(&mut page, queries, tree)?;
+    put_buffers(&mut page, queries)?;
     put_caches(&mut page, queries)?;
     Ok(page.into_text())
 }
@@ -57,6 +58,32 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
     for (device, report) in &reports {
         page.sample(name, &[("device", device)], report.tags_free);
     }
+    Ok(())
+}
+
+/// Metrics of the request buffers of all shards together.
+fn put_buffers(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault> {
+    let shards = queries.buffers()?;
+    let mut put = |kind, name: &str, help: &str, value: u64| {
+        page.family(name, kind, help);
+        page.sample(name, &[], value);
+    };
+    let sum = |of: fn(&BufferStats) -> u64| shards.iter().map(of).sum::<u64>();
+    let (gauge, counter) = (MetricType::Gauge, MetricType::Counter);
+    let help = "Memory of all request buffers.";
+    put(gauge, "headworks_buffer_limit_bytes", help, sum(|s| s.size as u64));
+    let help = "Request buffers in use: in flight, being received, or in unread replies.";
+    put(gauge, "headworks_buffer_used_bytes", help, sum(|s| s.taken as u64));
+    let help = "Clients that wait for a request buffer.";
+    put(gauge, "headworks_buffer_waiters", help, sum(|s| s.waiting as u64));
+    let help = "Times that a client began to wait for a request buffer.";
+    put(counter, "headworks_buffer_waits_total", help, sum(|s| s.waits));
+    let help = "Unread replies whose data were dropped for other clients, to be read again.";
+    put(counter, "headworks_dropped_replies_total", help, sum(|s| s.dropped_replies));
+    let help = "Bytes of buffers that dropped replies returned.";
+    put(counter, "headworks_dropped_bytes_total", help, sum(|s| s.dropped_bytes));
+    let help = "Clients disconnected because they made no progress, or a reply could not continue.";
+    put(counter, "headworks_stalled_disconnects_total", help, sum(|s| s.closed));
     Ok(())
 }
 

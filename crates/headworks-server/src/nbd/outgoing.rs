@@ -3,12 +3,26 @@
 //! Headers are appended to one arena, and adjacent ones become one piece; data pieces point into request buffers, which
 //! return to the pool when their last byte was sent. One `sendmsg` takes up to 1024 pieces. At most one send is in
 //! progress on a socket, so replies are not reordered.
+//!
+//! Data that wait for a slow client give way to other connections while the pool is short: their buffer is returned
+//! and the unsent range of the volume is kept. The range is read again, in chunks, when it is first in the queue and
+//! the socket takes more.
+//!
+//! ```text
+//!   Data --drop_data--> Dropped --first in the queue, socket writable--> read again --restore--> Data + Dropped (rest)
+//! ```
+//!
+//! NBD permits this: a read may return any contents between its request and its reply, and a reply whose header was
+//! sent keeps its length. A read that fails after its header was sent ends the connection.
+//!
+//! Invariants: `held` is the sum of the buffers in the queue, `dropped` of the lengths of dropped pieces.
 
 use std::collections::VecDeque;
 use std::io;
 
 use super::transport::Transport;
 use headworks::driver::{Buffer, Pool, Span};
+use headworks_core::Instant;
 
 /// Most pieces of one `sendmsg` (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
@@ -23,23 +37,46 @@ const ANSWERS_BYTES: usize = 64 << 10;
 /// The arena drops sent headers when they reach this many bytes.
 const COMPACT_AT: usize = 16 << 10;
 
+/// Pieces at the front of a queue of which the oldest is looked up.
+const FRONT_PIECES: usize = 8;
+
+/// A client takes the data of a reply within this time, or the connection counts as stalled and its data may be
+/// dropped while other connections wait for buffers. A client that is not scheduled for some milliseconds keeps its
+/// data, and so does one whose link takes half of the pool in this time; a re-read costs less than the wait of others.
+pub const TAKEN_WITHIN_NS: u64 = 100_000_000;
+
 #[derive(Debug)]
 enum Piece {
     /// A range of the header arena, with the number of replies in it.
     Headers { start: usize, len: usize, replies: usize },
-    /// A range of a buffer; the buffer returns to the pool after the send.
-    Data { span: Span, buffer: Buffer },
+    /// A range of a buffer, which returns to the pool after the send, with its offset in the volume and the time of
+    /// the reply.
+    Data { span: Span, buffer: Buffer, offset: u64, since: Instant },
+    /// A range of the volume whose data were dropped.
+    Dropped { offset: u64, len: usize },
     /// A run of zeros of any length; it holds no memory.
     Zeros { len: usize },
 }
 
 impl Piece {
+    /// Time of the reply, for data only.
+    fn since(&self) -> Option<Instant> {
+        match self {
+            Piece::Data { since, .. } => Some(*since),
+            _ => None,
+        }
+    }
+
     fn len(&self) -> usize {
         match self {
-            Piece::Headers { len, .. } | Piece::Zeros { len } => *len,
+            Piece::Headers { len, .. } | Piece::Zeros { len } | Piece::Dropped { len, .. } => *len,
             Piece::Data { span, .. } => span.len(),
         }
     }
+}
+
+fn is_old(since: Instant, now: Instant) -> bool {
+    now.since(since) >= TAKEN_WITHIN_NS
 }
 
 /// The send queue of a connection.
@@ -53,6 +90,8 @@ pub struct Outgoing {
     replies: usize,
     /// Bytes of buffers in the queue.
     held: usize,
+    /// Bytes, and number, of dropped pieces.
+    dropped: (usize, usize),
 }
 
 /// Outcome of a send.
@@ -64,6 +103,8 @@ pub enum SendOutcome {
     Full,
     /// The socket would take more, but the connection has used its share of this turn.
     Budget,
+    /// The socket takes more, but the next data were dropped and must be read again.
+    Dropped,
 }
 
 impl Outgoing {
@@ -76,6 +117,7 @@ impl Outgoing {
             sent: 0,
             replies: 0,
             held: 0,
+            dropped: (0, 0),
         }
     }
 
@@ -130,14 +172,117 @@ impl Outgoing {
         }
     }
 
-    /// Appends the first `len` bytes of a buffer.
-    pub fn data(&mut self, buffer: Buffer, len: usize) {
-        assert!(len <= buffer.len(), "a reply's data are inside its buffer");
-        assert!(len <= buffer.len(), "a piece lies within its buffer");
+    /// Bytes, and number, of pieces whose data were dropped.
+    #[must_use]
+    pub fn dropped(&self) -> (usize, usize) {
+        self.dropped
+    }
+
+    /// Time of the oldest data in the queue that were not dropped.
+    #[must_use]
+    pub fn oldest_data(&self) -> Option<Instant> {
+        // Only a restored piece is younger than those behind it, and it is near the front.
+        self.pieces.iter().take(FRONT_PIECES).filter_map(Piece::since).min()
+    }
+
+    /// Whether the client leaves data in the queue for longer than [`TAKEN_WITHIN_NS`].
+    #[must_use]
+    pub fn is_stalled(&self, now: Instant) -> bool {
+        self.dropped.1 > 0
+            || self.held > 0 && self.oldest_data().is_some_and(|since| is_old(since, now))
+    }
+
+    /// Bytes of buffers that [`Outgoing::drop_data`] can return.
+    #[must_use]
+    pub fn droppable(&self, now: Instant) -> usize {
+        if self.held == 0 {
+            return 0;
+        }
+        let old = self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Data { buffer, since, .. } if is_old(*since, now) => Some(buffer.len()),
+            _ => None,
+        });
+        old.sum()
+    }
+
+    /// Appends the first `len` bytes of a buffer: the data of a reply at `offset` of the volume.
+    pub fn data(&mut self, buffer: Buffer, len: usize, offset: u64, now: Instant) {
+        let piece = self.piece_of(buffer, (0, len), offset, now);
+        self.pieces.push_back(piece);
+    }
+
+    fn piece_of(
+        &mut self,
+        buffer: Buffer,
+        (skip, len): (usize, usize),
+        offset: u64,
+        since: Instant,
+    ) -> Piece {
+        assert!(skip + len <= buffer.len(), "a piece lies within its buffer");
         self.held += buffer.len();
         // SAFETY: inside the buffer, which stays beside the span until it is sent.
-        let span = unsafe { Span::new(buffer.base(), len) };
-        self.pieces.push_back(Piece::Data { span, buffer });
+        let span = unsafe { Span::new(buffer.base().add(skip), len) };
+        Piece::Data { span, buffer, offset, since }
+    }
+
+    /// Returns buffers of old data to the pool, the last ones first, until `wanted` bytes are free or no old data are
+    /// left. Returns the bytes of the buffers and the number of replies.
+    pub fn drop_data(&mut self, now: Instant, wanted: usize, pool: &mut Pool) -> (usize, usize) {
+        let (mut freed, mut replies) = (0, 0);
+        for index in (0..self.pieces.len()).rev() {
+            if freed >= wanted || self.held == 0 {
+                break;
+            }
+            let (len, offset) = match &self.pieces[index] {
+                Piece::Data { span, offset, since, .. } if is_old(*since, now) => {
+                    (span.len(), *offset)
+                }
+                _ => continue,
+            };
+            let sent = if index == 0 { std::mem::take(&mut self.sent) } else { 0 };
+            let (len, offset) = (len - sent, offset + sent as u64);
+            let piece = Piece::Dropped { offset, len };
+            self.dropped = (self.dropped.0 + len, self.dropped.1 + 1);
+            if let Piece::Data { buffer, .. } = std::mem::replace(&mut self.pieces[index], piece) {
+                assert!(self.held >= buffer.len(), "queued buffers are counted");
+                self.held -= buffer.len();
+                (freed, replies) = (freed + buffer.len(), replies + 1);
+                pool.put(buffer);
+            }
+        }
+        (freed, replies)
+    }
+
+    /// Offset and length of the first piece, if its data were dropped.
+    #[must_use]
+    pub fn next_dropped(&self) -> Option<(u64, usize)> {
+        match self.pieces.front() {
+            Some(Piece::Dropped { offset, len, .. }) => Some((*offset, *len)),
+            _ => None,
+        }
+    }
+
+    /// Puts the first `len` bytes of the first piece, which were dropped, in front of it: `len` bytes of `buffer` after
+    /// the first `skip`, or zeros if there is no buffer. A client that does not take them within
+    /// [`TAKEN_WITHIN_NS`] loses them again.
+    pub fn restore(&mut self, buffer: Option<Buffer>, (skip, len): (usize, usize), now: Instant) {
+        let Some(Piece::Dropped { offset, len: rest, .. }) = self.pieces.front_mut() else {
+            panic!("only dropped data are restored");
+        };
+        assert!(len <= *rest && self.dropped.0 >= len, "a part of what was dropped");
+        let at = *offset;
+        (*offset, *rest) = (*offset + len as u64, *rest - len);
+        let is_whole = *rest == 0;
+        self.dropped.0 -= len;
+        if is_whole {
+            self.dropped.1 -= 1;
+            self.pieces.pop_front();
+        }
+        let piece = match buffer {
+            Some(buffer) => self.piece_of(buffer, (skip, len), at, now),
+            None => Piece::Zeros { len },
+        };
+        self.pieces.push_front(piece);
     }
 
     /// Appends a run of `len` zeros.
@@ -158,6 +303,9 @@ impl Outgoing {
         spans: &mut Vec<Span>,
     ) -> io::Result<SendOutcome> {
         while !self.pieces.is_empty() {
+            if self.next_dropped().is_some() {
+                return Ok(SendOutcome::Dropped);
+            }
             self.gather(spans);
             let wanted: usize = spans.iter().map(|span| span.len()).sum();
             match transport.send(spans) {
@@ -194,6 +342,7 @@ impl Outgoing {
                 }
                 Piece::Data { span, .. } => (span.base(), span.len()),
                 Piece::Zeros { .. } => (ZEROS.as_ptr().cast_mut(), ZEROS.len()),
+                Piece::Dropped { .. } => return,
             };
             // A run of zeros continues with zeros at any offset.
             let at = if matches!(piece, Piece::Zeros { .. }) { 0 } else { skip };
@@ -231,6 +380,9 @@ impl Outgoing {
                     self.held -= buffer.len();
                     pool.put(buffer);
                 }
+                Some(Piece::Dropped { len, .. }) => {
+                    self.dropped = (self.dropped.0 - len, self.dropped.1 - 1);
+                }
                 Some(Piece::Zeros { .. }) | None => {}
             }
         }
@@ -241,7 +393,7 @@ impl Outgoing {
     fn compact(&mut self) {
         let first = self.pieces.iter().find_map(|piece| match piece {
             Piece::Headers { start, .. } => Some(*start),
-            Piece::Data { .. } | Piece::Zeros { .. } => None,
+            _ => None,
         });
         let cut = first.unwrap_or(self.headers.len());
         if cut < COMPACT_AT {
@@ -278,7 +430,7 @@ mod tests {
                 let buffer = pool.try_take(50_000).unwrap();
                 // SAFETY: the buffer is ours and long enough.
                 unsafe { buffer.base().write_bytes(number, 50_000) };
-                outgoing.data(buffer, 50_000);
+                outgoing.data(buffer, 50_000, 0, Instant(0));
                 expected.extend([number; 50_000]);
             }
         }
@@ -344,6 +496,97 @@ mod tests {
         }
     }
 
+    /// Bytes of a volume: different at each offset.
+    fn byte_at(offset: u64) -> u8 {
+        (offset % 251) as u8
+    }
+
+    fn filled(pool: &mut Pool, offset: u64, len: usize) -> Buffer {
+        let buffer = pool.try_take(len).unwrap();
+        for at in 0..len {
+            // SAFETY: the buffer is ours and long enough.
+            unsafe { buffer.base().add(at).write(byte_at(offset + at as u64)) };
+        }
+        buffer
+    }
+
+    /// The data of unread replies are dropped at random times, and restored in random chunks: the reader gets each byte
+    /// of the volume in its place, and meanwhile the pool gets the buffers.
+    #[test]
+    fn dropped_data_are_restored_in_place() {
+        const LEN: usize = 300_000;
+        let mut prng = headworks_core::prng::Prng::new(3);
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut pool = Pool::new(16 << 20).unwrap();
+        let (mut outgoing, mut spans, mut expected) = (Outgoing::new(8), Vec::new(), Vec::new());
+        for number in 0..20_u64 {
+            outgoing.header(|out| out.extend([7; 16]));
+            expected.extend([7; 16]);
+            let offset = number * 1_000_000;
+            let buffer = filled(&mut pool, offset, LEN);
+            outgoing.data(buffer, LEN, offset, Instant(number));
+            expected.extend((0..LEN as u64).map(|at| byte_at(offset + at)));
+        }
+        let mut ours = Transport::plain(ours.into());
+        let (mut received, mut some) = (Vec::new(), vec![0; 100_000]);
+        let (mut now, mut dropped) = (Instant(19), 0);
+        loop {
+            let sent = outgoing.send(&mut ours, &mut pool, &mut spans).unwrap();
+            match sent {
+                SendOutcome::All => break,
+                SendOutcome::Dropped => {
+                    let (offset, len) = outgoing.next_dropped().unwrap();
+                    let (skip, most) = (prng.below(4096), 1 + prng.below(60_000));
+                    let len = len.min(most as usize);
+                    let start = offset.saturating_sub(skip);
+                    let buffer = filled(&mut pool, start, len + (offset - start) as usize);
+                    outgoing.restore(Some(buffer), ((offset - start) as usize, len), now);
+                }
+                _ => {}
+            }
+            let taken = pool.taken();
+            assert_eq!(outgoing.drop_data(now, 0, &mut pool), (0, 0), "nothing is wanted");
+            if prng.below(4) == 0 {
+                now = now.after(TAKEN_WITHIN_NS);
+                let (all, wanted) = (outgoing.droppable(now), 1 + prng.below(2 << 20) as usize);
+                let (freed, replies) = outgoing.drop_data(now, wanted, &mut pool);
+                assert!(freed >= wanted.min(all) && freed <= all, "{freed} of {all}, {wanted}");
+                assert_eq!(pool.taken(), taken - freed);
+                assert!(replies == 0 || outgoing.is_stalled(now));
+                dropped += replies;
+            } else {
+                assert!(outgoing.held() == taken, "buffers in the queue are counted");
+            }
+            let count = theirs.read(&mut some).unwrap_or(0);
+            received.extend_from_slice(&some[..count]);
+        }
+        drop(ours);
+        theirs.set_nonblocking(false).unwrap();
+        theirs.read_to_end(&mut received).unwrap();
+        assert!(received == expected, "{} of {} bytes", received.len(), expected.len());
+        assert!(dropped > 20, "{dropped} replies were dropped");
+        assert_eq!((pool.taken(), outgoing.held(), outgoing.dropped()), (0, 0, (0, 0)));
+    }
+
+    #[test]
+    fn young_data_are_not_dropped() {
+        let mut pool = Pool::new(1 << 20).unwrap();
+        let mut outgoing = Outgoing::new(2);
+        let buffer = filled(&mut pool, 0, 4096);
+        outgoing.data(buffer, 4096, 0, Instant(5));
+        let (young, old) = (Instant(4 + TAKEN_WITHIN_NS), Instant(5 + TAKEN_WITHIN_NS));
+        assert_eq!(
+            (outgoing.drop_data(young, 1, &mut pool), outgoing.droppable(young)),
+            ((0, 0), 0)
+        );
+        assert!(!outgoing.is_stalled(young) && outgoing.is_stalled(old));
+        assert_eq!(outgoing.drop_data(old, 1, &mut pool), (4096, 1));
+        assert_eq!((outgoing.next_dropped(), pool.taken()), (Some((0, 4096)), 0));
+        outgoing.abandon(&mut pool);
+        assert_eq!((outgoing.dropped(), outgoing.is_empty()), ((0, 0), true));
+    }
+
     #[test]
     fn broken_connection_returns_its_buffers() {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -351,7 +594,7 @@ mod tests {
         let mut ours = Transport::plain(ours.into());
         let mut pool = Pool::new(1 << 20).unwrap();
         let mut outgoing = Outgoing::new(1);
-        outgoing.data(pool.try_take(4096).unwrap(), 4096);
+        outgoing.data(pool.try_take(4096).unwrap(), 4096, 0, Instant(0));
         assert!(outgoing.send(&mut ours, &mut pool, &mut Vec::new()).is_err());
         outgoing.abandon(&mut pool);
         assert!(outgoing.is_empty() && pool.taken() == 0);

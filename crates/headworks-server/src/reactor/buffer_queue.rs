@@ -11,7 +11,9 @@
 //! ```
 //!
 //! The first waiter stays first until it has its buffer; otherwise a large request might never find enough of the pool
-//! free.
+//! free. A connection whose client leaves its replies unread is called after all others, and loses the first place to
+//! them. When its unread replies have to give way, the rank is the reverse: the export that holds most for its weight
+//! comes first, in it the connection that holds most.
 //!
 //! Invariants: `first` is in `waiting`; an export's `held` is the sum over its connections. So the first waiter gets
 //! its buffer at the latest when all buffers have been returned.
@@ -34,6 +36,8 @@ struct ExportUse {
 struct BufferUse {
     export: Option<ExportId>,
     held: usize,
+    /// The client leaves its replies unread.
+    stalled: bool,
 }
 
 /// Connections that wait for a buffer.
@@ -88,10 +92,23 @@ impl BufferQueue {
         self.uses[slot as usize] = BufferUse::default();
     }
 
-    pub fn join(&mut self, slot: u32) {
-        if !self.waiting.contains(&slot) {
+    /// Records whether a connection's client leaves its replies unread.
+    pub fn set_stalled(&mut self, slot: u32, stalled: bool) {
+        self.uses[slot as usize].stalled = stalled;
+    }
+
+    /// Adds a waiter; returns whether it is new.
+    pub fn join(&mut self, slot: u32) -> bool {
+        let is_new = !self.waiting.contains(&slot);
+        if is_new {
             self.waiting.push(slot);
         }
+        is_new
+    }
+
+    /// Number of connections that wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
     }
 
     pub fn leave(&mut self, slot: u32) {
@@ -113,12 +130,26 @@ impl BufferQueue {
 
     /// Chooses the first waiter if there is none; returns it if it is new.
     pub fn call(&mut self) -> Option<u32> {
-        if self.first.is_some() {
+        let is_stalled = |slot: u32| self.uses[slot as usize].stalled;
+        if self.first.is_some_and(|first| !is_stalled(first)) {
             return None;
         }
         // `min_by` returns the first of equal elements, which waited longest.
-        self.first = self.waiting.iter().copied().min_by(|&a, &b| self.rank(a, b));
-        self.first
+        let best = self
+            .waiting
+            .iter()
+            .copied()
+            .min_by(|&a, &b| is_stalled(a).cmp(&is_stalled(b)).then_with(|| self.rank(a, b)));
+        if self.first.is_some() && best.is_none_or(is_stalled) {
+            return None;
+        }
+        self.first = best;
+        best
+    }
+
+    /// The connection among `slots` that gives way first.
+    pub fn largest_holder(&self, slots: &[u32]) -> Option<u32> {
+        slots.iter().copied().max_by(|&a, &b| self.rank(a, b))
     }
 
     pub fn policy(&self, slot: u32) -> BufferPolicy {
@@ -166,7 +197,7 @@ mod tests {
         for _ in 0..count {
             line.call();
             let first = line.first().unwrap();
-            let BufferUse { export, held } = line.uses[first as usize];
+            let BufferUse { export, held, .. } = line.uses[first as usize];
             line.note(first, export, held + UNIT);
         }
     }
@@ -210,6 +241,30 @@ mod tests {
             (line.first(), line.call(), line.policy(0)),
             (None, Some(1), BufferPolicy::Wait)
         );
+    }
+
+    #[test]
+    fn stalled_waiter_loses_first_place() {
+        let mut line = line(&[100], &[0, 0, 0]);
+        line.set_stalled(0, true);
+        assert_eq!(line.call(), Some(1), "the first that is not stalled");
+        line.set_stalled(1, true);
+        assert_eq!((line.call(), line.first()), (Some(2), Some(2)));
+        line.set_stalled(2, true);
+        assert_eq!((line.call(), line.first()), (None, Some(2)), "all are stalled");
+        line.set_stalled(0, false);
+        assert_eq!((line.call(), line.policy(2)), (Some(0), BufferPolicy::Wait));
+    }
+
+    #[test]
+    fn largest_holder_for_its_weight_gives_way_first() {
+        let mut line = line(&[100, 400], &[0, 0, 1, 1]);
+        for (slot, held) in [(0, 3), (1, 4), (2, 10), (3, 9)] {
+            line.note(slot, Some(ExportId((slot / 2) as u16)), held * UNIT);
+        }
+        assert_eq!(line.largest_holder(&[0, 1, 2, 3]), Some(1));
+        assert_eq!(line.largest_holder(&[0, 2, 3]), Some(0), "7 for 100 is more than 19 for 400");
+        assert_eq!((line.largest_holder(&[2, 3]), line.largest_holder(&[])), (Some(2), None));
     }
 
     #[test]

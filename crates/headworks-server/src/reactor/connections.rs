@@ -46,7 +46,7 @@ impl Reactor {
                 received,
                 Some(ReceiveOutcome::Some | ReceiveOutcome::Chosen { .. } | ReceiveOutcome::End(_))
             );
-            self.note(slot);
+            self.note(now, slot);
             if received.is_some_and(|received| self.settle(now, slot, received)) {
                 index += 1;
             } else {
@@ -79,10 +79,14 @@ impl Reactor {
             scratch: &mut self.scratch,
             pool,
             policy,
+            buffer_limits: self.buffer_limits,
             exports: self.exports.infos(),
             room,
             inputs: self.parts.driver.inputs(),
         };
+        if !connection.reread(&mut context) {
+            return Some(ReceiveOutcome::NoBuffer);
+        }
         let mut received = connection.receive(&mut context);
         // One signature a turn: it costs as much as a thousand requests. A connection with output has had its
         // signature, so each one of a burst gets its turn.
@@ -115,7 +119,7 @@ impl Reactor {
             ReceiveOutcome::Full => self.connections.state_mut(slot).pause = ReadPause::Full,
             ReceiveOutcome::NoBuffer => {
                 self.connections.state_mut(slot).pause = ReadPause::NoBuffer;
-                self.buffer_queue.join(slot);
+                self.buffer_stats.waits += u64::from(self.buffer_queue.join(slot));
             }
             ReceiveOutcome::Chosen { export, terms } => {
                 return self.place(now, slot, export, terms);
@@ -277,10 +281,24 @@ impl Reactor {
             let Some((connection, pool)) = self.parts.io.connection(slot) else {
                 continue;
             };
+            if let Some(fault) = connection.take_fault() {
+                self.buffer_stats.closed += 1;
+                self.end(slot, &ConnectionEnd::Fault(fault));
+                self.note(now, slot);
+                continue;
+            }
             let sent = connection.send(now, pool, &mut self.spans);
             let has_room = connection.has_room();
             let state = self.connections.state_mut(slot);
             match sent {
+                // A socket that was full and is not writable yet: no data are read for it.
+                Ok(SendOutcome::Dropped) if state.blocked => {}
+                Ok(SendOutcome::Dropped) => {
+                    if connection.note_dropped_next() {
+                        self.connections.heat(slot);
+                        goes_on = true;
+                    }
+                }
                 Ok(SendOutcome::All) => state.blocked = false,
                 Ok(SendOutcome::Budget) => {
                     state.blocked = false;
@@ -295,11 +313,11 @@ impl Reactor {
                 Err(error) => {
                     debug!(%error, "sending failed");
                     self.close(slot);
-                    self.note(slot);
+                    self.note(now, slot);
                     continue;
                 }
             }
-            self.note(slot);
+            self.note(now, slot);
             self.free_if_finished(slot);
             if self.connections.state(slot).pause == ReadPause::Full && has_room {
                 self.connections.heat(slot);
@@ -308,8 +326,11 @@ impl Reactor {
         }
         goes_on |= !again.is_empty();
         again.into_iter().for_each(|slot| self.parts.io.list(slot));
-        let taken = self.parts.io.pool.taken();
         self.buffer_queue.call();
+        goes_on |= self.make_room(now);
+        // A look may find that the first waiter's client takes nothing.
+        self.buffer_queue.call();
+        let taken = self.parts.io.pool.taken();
         if let Some(first) = self.buffer_queue.first() {
             self.connections.heat(first);
             goes_on |= taken < self.taken_before;
@@ -319,10 +340,11 @@ impl Reactor {
     }
 
     /// Updates the buffer queue's record of a connection.
-    fn note(&mut self, slot: u32) {
+    pub(super) fn note(&mut self, now: Instant, slot: u32) {
         if let Some((connection, _)) = self.parts.io.connection(slot) {
             let export = connection.binding().map(|binding| binding.export);
             self.buffer_queue.note(slot, export, connection.held());
+            self.buffer_queue.set_stalled(slot, connection.is_stalled(now));
         }
     }
 

@@ -17,11 +17,11 @@ use super::idle::SKIPS_MAX;
 use super::*;
 use crate::nbd::connection::ExportBinding;
 use headworks::driver::{Executor, Pool, open_engine};
-use headworks::{EngineChoice, NullDevice};
+use headworks::{Device, EngineChoice, NullDevice};
 use headworks_nbd::ExportInfo;
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{Session, TlsMode};
-use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};
+use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES, TransmissionFlags};
 
 /// Twice the turns after which the engine is entered beside hot connections.
 const WINDOW: u32 = 2 * (SKIPS_MAX + 1);
@@ -38,8 +38,14 @@ const LARGE: u32 = 4 << 20;
 /// Clients that connect at once.
 const CROWD: usize = 30;
 
-fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
-    let volume = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
+/// A reactor's parts over one device of `size` bytes, with a pool of `pool` bytes.
+pub(super) fn device_parts(
+    acceptor: Option<Arc<TlsAcceptor>>,
+    device: Box<dyn Device>,
+    size: u64,
+    pool: usize,
+) -> ReactorParts {
+    let volume = VolumeOptions { size, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig {
         exports: vec![ExportConfig { weight: 100 }],
         ..ShardConfig::single(NullDevice::queue_options(), volume, 4096)
@@ -52,17 +58,17 @@ fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
         clock: Clock::start(),
         driver: ShardDriver::new(
             Shard::new(config).unwrap(),
-            Executor::new(vec![Some(Box::new(NullDevice))]),
+            Executor::new(vec![Some(device)]),
             None,
         ),
-        io: ShardIo::new(ShardId(0), 64, Pool::new(256 << 20).unwrap(), None, vec![None], 0),
+        io: ShardIo::new(ShardId(0), 64, Pool::new(pool).unwrap(), None, vec![None], 0),
         sleeper: Arc::default(),
         wakers: vec![engine.waker()],
         engine,
         mailbox: message,
         shared: Arc::new(ServerShared::new(vec![mailbox], 1, Box::new(|| {}))),
         exports: vec![ServedExport {
-            info: ExportInfo { size: 1 << 40, ..ExportInfo::default() },
+            info: ExportInfo { size, flags: TransmissionFlags(0xd), ..ExportInfo::default() },
             binding: ExportBinding::default(),
             shard: ShardId(0),
             weight: 100,
@@ -85,18 +91,25 @@ fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
 }
 
 /// A reactor whose turns the test runs.
-struct Harness {
-    reactor: Reactor,
+pub(super) struct Harness {
+    pub reactor: Reactor,
+    /// Turns that were run.
+    pub turns: u64,
     wait: Wait,
 }
 
 impl Harness {
     fn new(acceptor: Option<Arc<TlsAcceptor>>) -> Self {
-        Self { reactor: Reactor::new(parts(acceptor)), wait: Wait::Poll }
+        Self::with(device_parts(acceptor, Box::new(NullDevice), 1 << 40, 256 << 20))
+    }
+
+    pub fn with(parts: ReactorParts) -> Self {
+        Self { reactor: Reactor::new(parts), turns: 0, wait: Wait::Poll }
     }
 
     /// Runs one turn as the reactor's loop does, but polls where that would sleep.
-    fn round(&mut self) {
+    pub fn round(&mut self) {
+        self.turns += 1;
         if self.reactor.must_enter(self.wait) {
             self.reactor.enter(self.wait).unwrap();
         }
@@ -110,11 +123,11 @@ impl Harness {
 }
 
 /// A client that reads all that its socket has.
-struct Client {
+pub(super) struct Client {
     socket: UnixStream,
     session: Option<Session>,
     /// Bytes of NBD received.
-    got: usize,
+    pub got: usize,
     /// Bytes of any kind received.
     heard: usize,
     cookie: u64,
@@ -122,7 +135,7 @@ struct Client {
 
 impl Client {
     /// A client in transmission, through TLS if there are certificates.
-    fn new(harness: &mut Harness, certificates: Option<&Certificates>) -> Self {
+    pub fn new(harness: &mut Harness, certificates: Option<&Certificates>) -> Self {
         let mut client = Self::greeted(harness);
         if let Some(certificates) = certificates {
             client.ask_for_keys(harness, certificates);
@@ -188,11 +201,27 @@ impl Client {
         assert!(session.flush(&mut self.socket).unwrap());
     }
 
+    /// Writes one block and takes its reply.
+    pub fn write(&mut self, harness: &mut Harness, offset: u64, len: u32) {
+        let header = RequestHeader { flags: 0, command: 1, cookie: 0, offset, len };
+        self.say(&header.encode());
+        for piece in vec![7; len as usize].chunks(16 << 10) {
+            self.say(piece);
+            harness.round();
+        }
+        self.hears(harness, SIMPLE_REPLY_BYTES);
+    }
+
     fn reads(&mut self, requests: u64, len: u32) {
+        self.reads_within(requests, len, u64::MAX);
+    }
+
+    /// Submits reads of consecutive blocks within the first `size` bytes.
+    pub fn reads_within(&mut self, requests: u64, len: u32, size: u64) {
         let mut all = Vec::new();
         for _ in 0..requests {
             self.cookie += 1;
-            let offset = self.cookie * u64::from(len);
+            let offset = self.cookie * u64::from(len) % size;
             let header = RequestHeader { flags: 0, command: 0, cookie: self.cookie, offset, len };
             all.extend_from_slice(&header.encode());
         }
@@ -211,7 +240,7 @@ impl Client {
     }
 
     /// Reads what the socket has.
-    fn take(&mut self) {
+    pub fn take(&mut self) {
         let mut bytes = vec![0; 64 << 10];
         loop {
             let count = match self.socket.read(&mut bytes) {

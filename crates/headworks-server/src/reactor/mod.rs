@@ -14,7 +14,8 @@
 //! become ready is watched and every ring is empty; a slot is in the hot list at most once.
 //!
 //! `driver` owns the shard, `shard_io` its connections and rings, `hot_list` the state of connections, `buffer_queue`
-//! the order in which waiting connections get buffers, `own_flushes` the shard's own flushes, `idle` the polling
+//! the order in which waiting connections get buffers, `give_way` the
+//! buffers that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling
 //! policy. `connections`, `commands`, `queries` and `shutdown` are the event handlers.
 
 mod buffer_queue;
@@ -25,6 +26,7 @@ mod exports;
 #[cfg(test)]
 mod fairness_tests;
 mod foreign_spans;
+mod give_way;
 mod held_log;
 mod hot_list;
 mod idle;
@@ -33,8 +35,12 @@ mod log_limiter;
 mod own_flushes;
 mod queries;
 pub(crate) mod shard_io;
+#[cfg(test)]
+mod sharing_tests;
 mod shutdown;
 mod statistics;
+#[cfg(test)]
+mod unread_tests;
 
 use std::io;
 use std::sync::Arc;
@@ -47,6 +53,8 @@ use crate::assemble::WatchedFile;
 use crate::assemble::export_info::ServedExport;
 use crate::listen::Listener;
 use crate::messages::ControlMessage;
+use crate::messages::query::BufferStats;
+use crate::nbd::buffer_limits::BufferLimits;
 use crate::nbd::connection::{ConnectionEnd, ConnectionLimits};
 use crate::shared::ServerShared;
 use buffer_queue::BufferQueue;
@@ -137,6 +145,13 @@ pub struct Reactor {
     next_tick: Instant,
     /// Something happened since the last tick, or a connection has a deadline.
     ticking: bool,
+    /// Watermarks of the pool.
+    buffer_limits: BufferLimits,
+    buffer_stats: BufferStats,
+    /// Connections with old unsent data, as of the last look.
+    victims: Vec<u32>,
+    /// Time of the next look for buffers that unread replies hold; none if the next waiter is met at once.
+    next_look: Option<Instant>,
     /// Bytes of the pool in use after the last turn.
     taken_before: usize,
     /// Idle memory of the pool was returned to the kernel.
@@ -169,6 +184,10 @@ impl Reactor {
             own_flushes: OwnFlushes::default(),
             next_tick: Instant(0),
             ticking: false,
+            buffer_limits: BufferLimits::new(parts.io.pool.size(), places),
+            buffer_stats: BufferStats::default(),
+            victims: Vec::with_capacity(places),
+            next_look: None,
             taken_before: 0,
             trimmed: true,
             accept_paused: false,
@@ -275,7 +294,8 @@ impl Reactor {
             self.watch(slot);
         }
         let tick = self.ticking.then_some(self.next_tick);
-        let times = [self.parts.io.timer, self.parts.driver.next_timeout(), tick];
+        let look = self.next_look.filter(|_| self.buffer_queue.first().is_some());
+        let times = [self.parts.io.timer, self.parts.driver.next_timeout(), tick, look];
         match times.into_iter().flatten().min() {
             Some(at) if at <= now => Wait::Poll,
             Some(at) => Wait::For(at.since(now)),
@@ -429,6 +449,7 @@ impl Reactor {
             self.ticking = true;
             if deadline <= now {
                 let message = connection.timeout_message();
+                self.buffer_stats.closed += u64::from(connection.binding().is_some());
                 self.end(slot, &ConnectionEnd::Fault(message));
             }
         }

@@ -75,6 +75,9 @@ impl Reactor {
                 let report = CacheReport { cache: shard.cache_stats(), dirty: shard.dirty_stats() };
                 let _ = answer.send(report);
             }
+            ControlQuery::Buffers { answer } => {
+                let _ = answer.send(self.buffer_stats());
+            }
             ControlQuery::Failed { volume, answer } => {
                 let mut ranges = Vec::new();
                 self.parts.driver.shard().failed_ranges(volume, &mut ranges);

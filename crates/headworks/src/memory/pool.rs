@@ -87,6 +87,13 @@ impl Pool {
         Some(Buffer { base, order })
     }
 
+    /// Bytes of the block that a request for `len` bytes gets; `None` beyond [`Pool::LARGEST`].
+    #[inline]
+    #[must_use]
+    pub fn block_bytes(len: usize) -> Option<usize> {
+        order_of(len).map(|order| PAGE << order)
+    }
+
     /// Takes a buffer back.
     ///
     /// # Panics

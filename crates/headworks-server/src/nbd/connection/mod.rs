@@ -16,6 +16,7 @@
 //! the connection is closed.
 
 mod receive;
+mod reread;
 #[cfg(test)]
 mod tls_tests;
 
@@ -29,6 +30,7 @@ use headworks_core::{
     WaitTimes,
 };
 
+use super::buffer_limits::BufferLimits;
 use super::outgoing::{Outgoing, SendOutcome};
 use super::transport::Transport;
 use super::window::{InFlight, Window};
@@ -45,10 +47,8 @@ use headworks_nbd::wire::NbdError;
 const TURN_BIOS: usize = 64;
 /// Payload bytes that one connection has copied in a turn.
 const TURN_BYTES: usize = 256 << 10;
-/// A connection that holds at most this many bytes may use the pool's reserve; 256 requests of 4 KiB.
-const SMALL_HOLD: usize = 1 << 20;
-/// The reserve is this fraction of the pool: a quarter.
-const RESERVE_PART: usize = 4;
+/// A range that is read again starts and ends at multiples of this, or of the export's block if that is larger.
+const REREAD_ALIGN: u64 = 4 << 10;
 /// A write of at least this length is followed by more like it: then little is received beyond a payload, so that the
 /// next payload arrives in its own buffer without a copy.
 const LARGE_PAYLOAD: usize = 32 << 10;
@@ -171,6 +171,24 @@ pub struct Connection {
     last_sent: Instant,
     /// The last send found no output.
     was_silent: bool,
+    /// The read of dropped data in flight, with its first byte.
+    reread: Option<Reread>,
+    /// The socket takes more, and the next data were dropped: they are read again in the next turn.
+    reread_due: bool,
+    /// Why the connection cannot continue, as a sentence for the log.
+    fault: Option<String>,
+    /// The binding of a connection that has left transmission: its dropped data may still have to be read.
+    binding_left: Option<ExportBinding>,
+}
+
+/// A read of data that were dropped from the send queue.
+#[derive(Clone, Copy, Debug)]
+struct Reread {
+    sequence: u64,
+    /// Bytes of the buffer before the dropped data.
+    skip: usize,
+    /// Bytes of the dropped data.
+    len: usize,
 }
 
 /// How many buffers a connection may take while the pool is short.
@@ -180,7 +198,7 @@ pub enum BufferPolicy {
     Free,
     /// First in the buffer queue: one buffer.
     Once,
-    /// Other connections go first: none beyond the small reserve.
+    /// Other connections go first: none beyond what needs no turn.
     Wait,
 }
 
@@ -194,6 +212,8 @@ pub struct ReceiveContext<'a> {
     pub pool: &'a mut Pool,
     /// Buffers that the connection may take.
     pub policy: BufferPolicy,
+    /// Watermarks of the pool.
+    pub buffer_limits: BufferLimits,
     /// Exports that the handshake lists.
     pub exports: &'a [ExportInfo],
     /// Bios that the shard still takes.
@@ -228,6 +248,10 @@ impl Connection {
             last_received: now,
             last_sent: now,
             was_silent: false,
+            reread: None,
+            reread_due: false,
+            fault: None,
+            binding_left: None,
         }
     }
 
@@ -382,6 +406,10 @@ impl Connection {
         pool: &mut Pool,
     ) -> Option<CompletedRequest> {
         let dead = matches!(self.phase, Phase::Dead);
+        if self.reread.is_some_and(|reread| reread.sequence == sequence) {
+            self.on_reread(now, sequence, (status, hole, stage), pool);
+            return None;
+        }
         if stage == ReplyStage::Early {
             let in_flight = self.window.get(sequence)?;
             in_flight.answered = true;
@@ -407,7 +435,7 @@ impl Connection {
                     let form = self.form;
                     self.outgoing.header(|out| form.read_data(out, cookie, offset, len));
                     if let Some(buffer) = buffer.take() {
-                        self.outgoing.data(buffer, len as usize);
+                        self.outgoing.data(buffer, len as usize, offset, now);
                     }
                 }
                 (Op::BlockStatus, Ok(())) => {
@@ -476,7 +504,9 @@ impl Connection {
             transport.goodbye();
         }
         let sent = transport.settle(sent)?;
-        if sent == SendOutcome::All || (self.outgoing.waiting(), transport.progress()) != before {
+        // The client took everything there was: the next data are late because of the server.
+        let took_all = matches!(sent, SendOutcome::All | SendOutcome::Dropped);
+        if took_all || (self.outgoing.waiting(), transport.progress()) != before {
             self.last_sent = now;
         }
         Ok(sent)
@@ -494,6 +524,7 @@ impl Connection {
             return;
         }
         self.drop_payload(pool);
+        self.binding_left = self.last_binding();
         self.stash = Vec::new();
         self.phase = Phase::Leaving;
     }

@@ -10,10 +10,11 @@ use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Op};
 
 use super::{
     BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PAYLOAD, LARGE_TAIL, Phase,
-    RESERVE_PART, ReceiveContext, ReceiveOutcome, Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES,
+    ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS, TURN_BYTES,
 };
+use crate::nbd::buffer_limits::BufferDemand;
 use crate::nbd::outgoing::SendOutcome;
-use headworks::driver::{Buffer, Span};
+use headworks::driver::{Buffer, Pool, Span};
 use headworks_nbd::handshake::Outcome;
 use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
 
@@ -79,8 +80,10 @@ impl Connection {
         if matches!(self.phase, Phase::Handshake(_)) {
             return self.outgoing.has_room_for_answers(self.limits.requests);
         }
-        self.window.used() + self.outgoing.replies() < self.limits.requests
-            && self.held() < self.limits.buffer_bytes
+        // Dropped data count as if they were held: more of them would only be dropped, too.
+        let (dropped_bytes, dropped) = self.outgoing.dropped();
+        self.window.used() + self.outgoing.replies() + dropped < self.limits.requests
+            && self.held() + dropped_bytes < self.limits.buffer_bytes
     }
 
     /// Bytes of the pool in use: for requests, and for unread replies.
@@ -254,8 +257,10 @@ impl Connection {
         let mut buffer = None;
         let len = op.buffer_len(request.len) as usize;
         if len > 0 {
-            buffer =
-                if may_take(held + len, len, context) { context.pool.try_take(len) } else { None };
+            let stalled = op == Op::Read && self.outgoing.is_stalled(context.now);
+            if may_take((held, len), stalled, context) {
+                buffer = context.pool.try_take(len);
+            }
             if buffer.is_none() {
                 transmission.held = Some(request);
                 return false;
@@ -350,14 +355,13 @@ impl Receiving {
     }
 }
 
-/// Whether a connection that would then hold `held` bytes may take `len` of them. A connection that holds little may
-/// use all of the pool, past the queue; one that holds much leaves the reserve alone and waits in the queue. So a
-/// client that does not read its replies only delays clients like it.
-fn may_take(held: usize, len: usize, context: &ReceiveContext<'_>) -> bool {
-    let size = context.pool.size();
-    held <= SMALL_HOLD
-        || context.policy != BufferPolicy::Wait
-            && context.pool.taken() + len <= size - size / RESERVE_PART
+/// Whether a connection that holds `held` bytes may take a buffer for `len` bytes.
+fn may_take((held, len): (usize, usize), stalled: bool, context: &ReceiveContext<'_>) -> bool {
+    let has_turn = context.policy != BufferPolicy::Wait;
+    Pool::block_bytes(len).is_some_and(|block| {
+        let demand = BufferDemand { held, block, has_turn, stalled };
+        context.buffer_limits.admits(context.pool.taken(), demand)
+    })
 }
 
 fn fault(error: ProtocolError) -> ConnectionEnd {
@@ -371,6 +375,7 @@ fn is_hang_up(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nbd::buffer_limits::BufferLimits;
     use crate::nbd::connection::ConnectionLimits;
     use headworks::driver::Pool;
     use headworks_core::Instant;
@@ -405,6 +410,7 @@ mod tests {
                 scratch: &mut [0; 4096],
                 pool: &mut pool,
                 policy: BufferPolicy::Free,
+                buffer_limits: BufferLimits::new(1 << 20, 1),
                 exports: &exports,
                 room: &mut 1,
                 inputs: &mut Vec::new(),

@@ -81,6 +81,7 @@ impl Server {
             scratch: &mut self.scratch,
             pool: &mut self.pool,
             policy: BufferPolicy::Free,
+            buffer_limits: BufferLimits::new(1 << 30, 1),
             exports: &self.exports,
             room: &mut 1000,
             inputs: &mut self.inputs,

@@ -1,0 +1,136 @@
+"""Clients that leave replies unread, or read slowly, beside one that reads: it is served, and nobody gets wrong bytes.
+
+    unread.py URI OTHER_URI CTL [CERTIFICATES]
+
+The image holds at each 8 bytes their own offset. The pool of buffers is 64 MiB, and --stall-timeout 60 s: what is tried here ends
+long before a client is disconnected for want of progress.
+"""
+
+import json
+import os
+import ssl
+import struct
+import subprocess
+import sys
+import time
+
+from rawnbd import *
+from tap import case, done
+
+URI, OTHER, CTL = sys.argv[1:4]
+CERTIFICATES = "".join(sys.argv[4:])
+HEADWORKS = os.environ["HEADWORKS"]
+MIB = 1 << 20
+SIZE = 32 * MIB
+SILENT = 60
+
+
+def expected(offset, length):
+    return struct.pack(f">{length // 8}Q", *range(offset, offset + length, 8))
+
+
+WORDS = {offset: expected(offset, MIB) for offset in range(0, SIZE, MIB)}
+
+
+def connect(uri, name=b""):
+    raw = Raw(uri, timeout=40)
+    if not CERTIFICATES:
+        return raw.go(name)[0]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(CERTIFICATES + "/ca-cert.pem")
+    raw.greet().option(OPT_STARTTLS)
+    assert raw.option_reply() == (OPT_STARTTLS, REP_ACK, b"")
+    raw.socket = context.wrap_socket(raw.socket, server_hostname="localhost")
+    raw.option(OPT_GO, struct.pack(">I", len(name)) + name + b"\0\0")
+    while (kind := raw.option_reply()[1]) == REP_INFO:
+        pass
+    assert kind == REP_ACK, hex(kind)
+    return raw
+
+
+def buffers():
+    stats = subprocess.run([HEADWORKS, "ctl", CTL, "--json", "stats"], capture_output=True, check=True)
+    return json.loads(stats.stdout)["buffers"]
+
+
+def until(what, condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: {buffers()}"
+        time.sleep(0.02)
+
+
+def silent_clients(count, asked):
+    """Clients with `asked` reads of 1 MiB each, of which they take nothing."""
+    clients = [connect(URI) for _ in range(count)]
+    for number, client in enumerate(clients):
+        client.send(b"".join(header(READ, at, (number + at) % 32 * MIB, MIB) for at in range(asked)))
+    until("the pool is not used up", lambda: buffers()["taken"] > 40 * MIB)
+    return clients
+
+
+def takes_all(clients, asked):
+    """Everybody reads to the end: each reply has the bytes of its own offset."""
+    for number, client in enumerate(clients):
+        seen = set()
+        for _ in range(asked):
+            error, cookie = client.reply()
+            assert error == 0 and cookie not in seen, (error, cookie)
+            seen.add(cookie)
+            data = client.receive(MIB)
+            assert data == WORDS[(number + cookie) % 32 * MIB], f"client {number}, reply {cookie}: wrong bytes"
+        client.close()
+
+
+reader = connect(URI)
+for start in range(0, SIZE, MIB):
+    reader.write(start, WORDS[start])
+other = connect(OTHER, b"other")
+other.write(0, WORDS[0])
+
+
+@case
+def _():
+    """small and large reads beside 60 clients with unread replies, on their export and on another one; then those get their bytes"""
+    clients = silent_clients(SILENT, 4)
+    for at in range(200):
+        assert reader.read(at * 4096, 4096) == expected(at * 4096, 4096)
+        assert other.read(at * 4096, 4096) == expected(at * 4096, 4096)
+    for at in range(32):
+        assert reader.read(at * MIB, MIB) == WORDS[at * MIB]
+    # 24 at once are more than the pool has left.
+    other.send(b"".join(header(READ, at, 0, MIB) for at in range(24)))
+    for _ in range(24):
+        assert other.reply()[0] == 0
+        assert other.receive(MIB) == WORDS[0]
+    now = buffers()
+    assert now["dropped_replies"] > 0 and now["closed"] == 0 and now["taken"] <= now["size"], now
+    takes_all(clients, 4)
+    until("buffers are lost", lambda: buffers()["taken"] == 0)
+
+
+@case
+def _():
+    """large writes beside 60 clients with unread replies are taken"""
+    clients = silent_clients(SILENT, 2)
+    for at in range(8):
+        other.write(at * 4 * MIB, bytes(4 * MIB))
+    other.write(0, WORDS[0])
+    takes_all(clients, 2)
+    until("buffers are lost", lambda: buffers()["taken"] == 0)
+
+
+@case
+def _():
+    """clients that leave with unread replies return everything"""
+    clients = silent_clients(SILENT, 4)
+    assert reader.read(0, MIB) == WORDS[0]
+    for number, client in enumerate(clients):
+        if number % 2:
+            client.request(DISC, 0, 0, 0)
+        client.close()
+    until("buffers are lost", lambda: buffers()["taken"] == 0)
+    assert reader.read(0, MIB) == WORDS[0]
+
+
+done()
