@@ -18,8 +18,8 @@
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{ConfigError, DeviceId, Op, QueueOptions, Scheduler};
-use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, Ssd, SsdProfile};
 
+use super::device::{Device, MIB};
 use crate::baseline::{TagPolicy, WakeOptions};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::{Goal, Progress, Report, Row, Verdict, jain};
@@ -52,88 +52,8 @@ const MIXED_ROUNDS: u64 = 40;
 /// Fewest answers that are counted if all clients are equal.
 const ANSWERS_MIN: u64 = 10_000;
 const KIB4: u32 = 4 << 10;
-const MIB: u32 = 1 << 20;
 /// Time of a client between an answer and its next request.
 const THINK_NS: u64 = 4_000;
-
-/// A modelled device and the depth that it announces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Device {
-    /// The disk of seed 000 with a cache of 32 MiB and NCQ.
-    Disk,
-    Sata,
-    Nvme,
-}
-
-impl Device {
-    const ALL: [Self; 3] = [Self::Disk, Self::Sata, Self::Nvme];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Disk => "hdd-32",
-            Self::Sata => "sata",
-            Self::Nvme => "nvme",
-        }
-    }
-
-    const fn profile(self) -> SsdProfile {
-        match self {
-            Self::Nvme => SsdProfile::nvme(),
-            _ => SsdProfile::sata(),
-        }
-    }
-
-    fn size(self) -> u64 {
-        let capacity = match self {
-            Self::Disk => HddProfile::seed_000(32).capacity,
-            _ => self.profile().capacity,
-        };
-        capacity / u64::from(MIB) * u64::from(MIB)
-    }
-
-    fn make(self) -> Box<dyn DeviceModel> {
-        match self {
-            Self::Disk => Box::new(Hdd::new(HddProfile::seed_000(32))),
-            _ => Box::new(Ssd::new(self.profile())),
-        }
-    }
-
-    /// Commands that the device takes: 32 with NCQ.
-    fn queue_depth(self, tags: u32) -> u32 {
-        let usual = QueueOptions::default().queue_depth;
-        let depth = if self == Self::Nvme { usual } else { 32 };
-        depth.min(tags)
-    }
-
-    /// The direction that the device is usually asked for: a drive's cache takes writes, flash is
-    /// read.
-    const fn usual_op(self) -> Op {
-        match self {
-            Self::Disk => Op::Write,
-            _ => Op::Read,
-        }
-    }
-
-    /// Time of a request when the device is busy, for lengths of runs only.
-    fn about_ns(self, op: Op, bytes: u32) -> u64 {
-        let (command, per_mib) = match (self, op) {
-            (Self::Disk, Op::Read) => (8 * MS, 10 * MS),
-            (Self::Disk, _) => (4 * MS, 10 * MS),
-            (Self::Sata, _) => (10_500, 1_900_000),
-            (Self::Nvme, Op::Read) => (2_200, 375_000),
-            (Self::Nvme, _) => (5_700, 500_000),
-        };
-        command + per_mib * u64::from(bytes) / u64::from(MIB)
-    }
-
-    /// Shortest ramp: the drive's cache is full, and its extents are in the steady state.
-    const fn ramp_ns(self) -> u64 {
-        match self {
-            Self::Disk => 10 * SEC,
-            _ => SEC / 50,
-        }
-    }
-}
 
 /// Clients with requests of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,12 +3,15 @@
 //! | part | question |
 //! |---|---|
 //! | [`clients`] | closed loops, 8 to 1000 of them, of one size or of several: longest wait, shares, throughput |
+//! | [`beside`] | light readers beside bulk and beside write-out, light writers: their p99, and what the heavy ones keep |
 //! | [`bounded`] | a light reader, equal jobs and weights with `hw_inflight_kb` set for the device |
 //!
 //! Rows are selected by `--case` as well as by device, tags, jobs and policy.
 
+pub mod beside;
 pub mod bounded;
 pub mod clients;
+mod device;
 
 use headworks_core::ConfigError;
 
@@ -21,7 +24,7 @@ use crate::row_filter::RowFilter;
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let mut report = Report::default();
-    for part in [bounded::run, clients::run] {
+    for part in [bounded::run, clients::run, beside::run] {
         let part = part(filter)?;
         if !part.rows.is_empty() {
             report.append(part);
