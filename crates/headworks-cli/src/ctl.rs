@@ -397,8 +397,15 @@ fn show_stats(stats: &Value) -> String {
     let mut text = String::new();
     for (name, device) in entries(&stats["devices"]) {
         let (queue, tags) = (&device["queue"], &device["tags"]);
+        let depth = match device["depth"]["limit_kb"].as_u64() {
+            None => "fixed".into(),
+            Some(0) => "no limit".into(),
+            Some(limit) => {
+                format!("{limit} KiB, commands of {} KiB", device["depth"]["command_max_kb"])
+            }
+        };
         text += &format!(
-            "{name}: {}, {} issued, {} sequential, {} in flight; tags: {} of {} free, {} asks, {} waits, longest {}\n",
+            "{name}: {}, {} issued, {} sequential, {} in flight; depth: {depth}; tags: {} of {} free, {} asks, {} waits, longest {}\n",
             plain(&device["scheduler"]),
             queue["issued"],
             queue["sequential_ratio"]

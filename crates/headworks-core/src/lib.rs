@@ -36,6 +36,7 @@ mod action;
 pub mod bio;
 pub mod buddy;
 pub mod cache;
+mod depth;
 mod device_bio;
 pub mod device_cost;
 pub mod elevator;
@@ -73,9 +74,9 @@ pub use error::{ConfigError, IoError, Status};
 pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
-    CacheOptions, Change, ChangeError, DeadlineOptions, DeviceConfig, ErrorPolicy, ExportConfig,
-    NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, Tunable, VolumeConfig,
-    VolumeOptions, WriteMode,
+    CacheOptions, Change, ChangeError, DeadlineOptions, DepthMode, DeviceConfig, ErrorPolicy,
+    ExportConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, Tunable,
+    VolumeConfig, VolumeOptions, WriteMode,
 };
 pub use shard::Shard;
 pub use time::Instant;

@@ -3,6 +3,7 @@
 //! The time of a stage is counted in a log-linear histogram with four buckets per doubling: a percentile is at most 19 % too high.
 
 use crate::bio::Op;
+pub use crate::depth::DepthStats;
 use crate::time::Instant;
 
 /// The stages of a request, in the order in which it passes them.
@@ -187,6 +188,8 @@ pub struct QueueStats {
     pub busy_ns: u64,
     /// The end of the last batch, if it left such a request.
     pub busy_since: Option<Instant>,
+    /// The limit on what the device has at once, if it is found by measuring.
+    pub depth: Option<DepthStats>,
 }
 
 impl QueueStats {

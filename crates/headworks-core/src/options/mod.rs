@@ -11,7 +11,7 @@ mod tunable;
 
 pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
 pub use change::{Change, ChangeError};
-pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler};
+pub use queue::{DeadlineOptions, DepthMode, NoMerges, QueueOptions, Scheduler};
 pub use topology::{
     DEVICES_MAX, DeviceConfig, ExportConfig, ShardConfig, SpareSlots, VolumeConfig, VolumeOptions,
 };

@@ -32,6 +32,27 @@ impl Scheduler {
 
 choice!(Scheduler);
 
+/// How the amount that a device has at once is limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DepthMode {
+    /// By measuring: the least that keeps the device's throughput.
+    #[default]
+    Auto = 0,
+    /// By `hw_inflight_kb` alone.
+    Fixed = 1,
+}
+
+impl DepthMode {
+    /// Every mode, in the order of their codes.
+    pub const ALL: [Self; 2] = [Self::Auto, Self::Fixed];
+
+    /// The words of the tunable, in the order of their codes.
+    pub const NAMES: [&'static str; 2] = ["auto", "fixed"];
+}
+
+choice!(DepthMode);
+
 /// How much the queue searches for merges (`nomerges` of sysfs: 0, 1, 2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
@@ -103,12 +124,14 @@ pub struct QueueOptions {
     pub nomerges: NoMerges,
     /// The elevator of the queue.
     pub scheduler: Scheduler,
-    /// Most KiB admitted past the gate, 0 for no bound. A little more than bandwidth times the latency of one small command keeps
-    /// a device busy and its queue short, so that a light user does not wait behind a heavy one. Another shard keeps using its
-    /// lease until a request waits here.
+    /// Most KiB admitted past the gate, 0 for what `hw_depth` says. A little more than bandwidth times the latency of one small
+    /// command keeps a device busy and its queue short, so that a light user does not wait behind a heavy one. Another shard
+    /// keeps using its lease until a request waits here.
     pub hw_inflight_kb: u32,
     /// What shares of the device are counted in.
     pub share: ShareUnit,
+    /// How the amount admitted past the gate is limited while `hw_inflight_kb` is 0: found by measuring, or not at all.
+    pub hw_depth: DepthMode,
     /// Time after which a command fails, in nanoseconds; whole milliseconds. 30 s: Linux's `io_timeout`.
     pub io_timeout_ns: u64,
     /// Options of the elevator mq-deadline.
@@ -144,6 +167,7 @@ impl Default for QueueOptions {
             scheduler: Scheduler::None,
             hw_inflight_kb: 0,
             share: ShareUnit::Time,
+            hw_depth: DepthMode::Auto,
             io_timeout_ns: 30 * SEC,
             deadline: DeadlineOptions::default(),
             write_cache: true,

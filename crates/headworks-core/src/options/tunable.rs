@@ -2,7 +2,7 @@
 //!
 //! One table serves the control socket, the head of a record and the live switch.
 
-use super::{QueueOptions, Scheduler};
+use super::{DepthMode, QueueOptions, Scheduler};
 use crate::device_cost::ShareUnit;
 use crate::error::ConfigError;
 use crate::time::{MS, SEC};
@@ -36,6 +36,7 @@ tunables! {
         ReadAheadKb        = 31, "read_ahead_kb",             0..=4096,             Unit::KiB,             AtOnce, [read_ahead_kb];
         MaxFolioOrder      = 32, "max_folio_order",           0..=9,                Unit::Count,           AtOnce, [max_folio_order];
         Share              = 33, "share",                     0..=last(&ShareUnit::NAMES), Unit::Word(&ShareUnit::NAMES), Drain, [share];
+        Depth              = 34, "hw_depth",                  0..=last(&DepthMode::NAMES), Unit::Word(&DepthMode::NAMES), Drain, [hw_depth];
     }
 }
 

@@ -72,7 +72,7 @@ impl Queue {
         let request = &pools.slots[id];
         let (mut tags, mut commands) = (1, 1);
         if self.must_split(request) {
-            let piece = self.limits.piece(self.block_size(request));
+            let piece = self.command_limits.piece(self.block_size(request));
             commands = request.len.div_ceil(piece);
             tags = self.gate.tags_for(commands, piece);
         }
@@ -99,7 +99,7 @@ impl Queue {
     /// Returns the number of commands that a request needs.
     fn commands_of(&self, request: &Request) -> u32 {
         match self.must_split(request) {
-            true => request.len.div_ceil(self.limits.piece(self.block_size(request))),
+            true => request.len.div_ceil(self.command_limits.piece(self.block_size(request))),
             false => 1,
         }
     }
@@ -109,11 +109,13 @@ impl Queue {
         self.gate.set_weight(export, weight);
     }
 
-    /// Returns true for a request that one command cannot carry.
+    /// Returns true for a request that one command cannot carry. Merged requests are within the limits of their time and are
+    /// not split, though the longest command may have become shorter.
     pub(super) fn must_split(&self, request: &Request) -> bool {
-        let limits = &self.limits;
+        let limits = &self.command_limits;
         request.op.has_data()
             && request.parent == NIL
+            && request.bios <= 1
             && (request.len > limits.max_bytes || request.segments > limits.max_segments)
     }
 
@@ -124,7 +126,10 @@ impl Queue {
         debug_assert!(!request.is(Request::INDEXED), "an admitted request is ready, not waiting");
         if request.state != RequestState::Split {
             request.stamps[2] = now;
-            if !self.must_split(&pools.slots[id]) {
+            // One that is owed several tags returns them as pieces, though it may fit into a command by now.
+            let several =
+                !pools.slots[id].is(Request::LEASED) && tags.max(pools.slots[id].owed) > 1;
+            if !several && !self.must_split(&pools.slots[id]) {
                 let request = &mut pools.slots[id];
                 request.state = RequestState::Queued;
                 self.gate.charge(request, cost_bytes(request.op, request.len));

@@ -61,6 +61,7 @@ impl Queue {
         match verdict {
             Verdict::Finish(status) => {
                 let hole = completion.hole && status.is_ok();
+                self.measure(now, &pools.slots[id]);
                 self.finish(now, pools, id, status, hole);
             }
             Verdict::Again => {

@@ -19,6 +19,10 @@ use crate::tags::{
 };
 use crate::time::Instant;
 
+/// Light requests may exceed the limit on bytes in flight by this part of it. A half: they get in at once, and many of them are
+/// limited, too.
+const LIGHT_PART: u64 = 2;
+
 /// Admission to one device: tags, leases and bytes in flight.
 pub(super) struct Gate {
     tags: Box<dyn TagOwner>,
@@ -35,6 +39,10 @@ pub(super) struct Gate {
     costs: CostLearner,
     share: ShareUnit,
     streams: Streams,
+    /// Bytes that a command is charged beside its own.
+    command_cost: u32,
+    /// A request waited for the limit since this was asked last.
+    bound: bool,
     /// The tag requests of one submission.
     requests: Vec<TagRequest>,
     waiters_max: usize,
@@ -54,6 +62,8 @@ impl Gate {
             costs: CostLearner::new(),
             share: options.share,
             streams: Streams::new(),
+            command_cost: 0,
+            bound: false,
             requests: Vec::with_capacity(waiters_max),
             waiters_max,
         }
@@ -78,8 +88,24 @@ impl Gate {
 
     /// Takes over the limit on bytes in flight and the unit of shares of other options.
     pub fn set_limits(&mut self, options: &QueueOptions) {
-        self.bytes_max = bytes_max(options);
+        (self.bytes_max, self.command_cost) = (bytes_max(options), 0);
         self.share = options.share;
+    }
+
+    /// Sets the limit that was found by measuring: each command is charged `command_cost` bytes beside its own.
+    pub fn set_limit(&mut self, bytes_max: u64, command_cost: u32) {
+        debug_assert!(bytes_max > 0, "some requests may always be admitted");
+        (self.bytes_max, self.command_cost) = (bytes_max, command_cost);
+    }
+
+    /// Returns what the admitted requests were charged.
+    pub fn admitted(&self) -> u64 {
+        self.admitted_bytes.get()
+    }
+
+    /// Returns whether a request waited for the limit since the last call.
+    pub fn take_bound(&mut self) -> bool {
+        std::mem::take(&mut self.bound)
     }
 
     /// Sets an export's weight; waiting requests keep the old one.
@@ -169,17 +195,19 @@ impl Gate {
     }
 
     /// Returns how many requests of the submission, from the first, fit into the bytes that may be in flight.
-    fn most_by_bytes(&self) -> usize {
+    fn most_by_bytes(&mut self) -> usize {
         if self.bytes_max == u64::MAX {
             return self.requests.len();
         }
         let mut room = self.bytes_max.saturating_sub(self.admitted_bytes.get());
         let fits = self.requests.iter().take_while(|request| {
             let fits = room > 0;
-            room = room.saturating_sub(request.bytes.into());
+            room = room.saturating_sub(u64::from(request.bytes) + u64::from(self.command_cost));
             fits
         });
-        fits.count()
+        let fits = fits.count();
+        self.bound |= fits < self.requests.len();
+        fits
     }
 
     /// Hands returned tags to the policy and returns the next grant.
@@ -188,6 +216,12 @@ impl Gate {
             self.tags.put(now, std::mem::take(&mut self.returned));
         }
         let budget = if self.is_full() { ByteBudget::LightOnly } else { ByteBudget::Available };
+        if budget == ByteBudget::LightOnly && self.tags.waiters() > 0 {
+            self.bound = true;
+            if self.admitted_bytes.get() - self.bytes_max >= self.bytes_max / LIGHT_PART {
+                return None;
+            }
+        }
         let grant = self.tags.next_grant(now, budget);
         match grant {
             Some(Grant { requester: Requester::Request(_), tags }) => self.held.add(tags.into()),
@@ -330,9 +364,18 @@ impl Gate {
         self.admitted_bytes.get() >= self.bytes_max
     }
 
-    /// Charges a request for `bytes` more in flight, if they are limited.
+    /// Charges a request for a command of `bytes`, if what is in flight is limited.
     #[inline]
     pub fn charge(&mut self, request: &mut Request, bytes: u32) {
+        if self.bytes_max < u64::MAX {
+            let cost = bytes + self.command_cost;
+            request.charged += cost;
+            self.admitted_bytes.add(cost.into());
+        }
+    }
+
+    /// Charges a request whose command grew by `bytes`.
+    pub fn charge_merge(&mut self, request: &mut Request, bytes: u32) {
         if self.bytes_max < u64::MAX {
             request.charged += bytes;
             self.admitted_bytes.add(bytes.into());

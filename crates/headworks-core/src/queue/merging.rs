@@ -59,7 +59,7 @@ impl Queue {
         merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
         if pools.slots[kept].state == RequestState::Queued {
             let bytes = pools.slots[gone].len;
-            self.gate.charge(&mut pools.slots[kept], bytes);
+            self.gate.charge_merge(&mut pools.slots[kept], bytes);
             if !pools.slots[kept].is(Request::REQUEUED) {
                 self.waiting.on_merge(&mut pools.slots, kept, None, edge);
             }
@@ -97,7 +97,7 @@ impl Queue {
         id: SlotId,
         fronts: bool,
     ) -> Option<(SlotId, MergeEdge)> {
-        self.index.find(&pools.slots, &pools.slots[id], &self.limits, fronts)
+        self.index.find(&pools.slots, &pools.slots[id], &self.command_limits, fronts)
     }
 
     /// Counts a request that was merged away. All its bios but the first were counted when they joined it.

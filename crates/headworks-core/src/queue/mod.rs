@@ -24,6 +24,7 @@
 mod admit;
 mod complete;
 mod counters;
+mod depth;
 mod dispatch;
 mod dispatch_queue;
 mod flush;
@@ -45,6 +46,7 @@ pub(crate) use view::QueueView;
 pub(crate) use volumes::VolumeQueue;
 
 use crate::bio::{DeviceId, ShardId, VolumeId};
+use crate::depth::DepthControl;
 use crate::elevator::Elevator;
 use crate::input::Message;
 use crate::merge::MergeIndex;
@@ -72,6 +74,9 @@ pub(crate) struct Queue {
     owner: ShardId,
     options: QueueOptions,
     limits: RequestLimits,
+    /// The limits of new commands: `limits`, or less while commands are cut.
+    command_limits: RequestLimits,
+    depth: Option<DepthControl>,
     /// A cache writes back through this queue.
     cached: bool,
     gate: Gate,
@@ -94,11 +99,13 @@ impl Queue {
         let options = config.devices[usize::from(device.0)].queue;
         let bios = config.bios_max + config.cache.bios();
         let waiters_max = (bios + u32::from(config.shards)) as usize;
-        Self {
+        let mut queue = Self {
             device,
             owner: config.id,
             options,
             limits: RequestLimits::new(&options),
+            command_limits: RequestLimits::new(&options),
+            depth: None,
             cached: config.cache.is_on(),
             gate: Gate::new(config, &options, waiters_max),
             ready: Vec::with_capacity(waiters_max + options.nr_requests as usize),
@@ -109,13 +116,15 @@ impl Queue {
             counters: QueueCounters::new(),
             switch: OptionSwitch::new(config.shards, &options),
             timers_set: false,
-        }
+        };
+        queue.set_depth();
+        queue
     }
 
     /// Returns the part of the queue that an arriving bio of `volume` meets.
     #[inline(always)]
     pub fn view(&mut self, volume: VolumeId) -> QueueView<'_> {
-        let Self { device, limits, options, volumes, .. } = self;
+        let Self { device, command_limits: limits, options, volumes, .. } = self;
         QueueView { device: *device, limits, options, volume: volumes.of_bio(volume) }
     }
 
@@ -126,7 +135,9 @@ impl Queue {
 
     /// Returns what the queue counted, and how many requests it has now.
     pub fn stats(&self) -> QueueStats {
-        self.counters.stats(self.gate.waiters() + self.waiting.len() + self.in_flight.len())
+        let in_flight = self.gate.waiters() + self.waiting.len() + self.in_flight.len();
+        let depth = self.depth.as_ref().map(DepthControl::stats);
+        QueueStats { depth, ..self.counters.stats(in_flight) }
     }
 
     /// Returns the tag policy, for statistics.
@@ -202,6 +213,7 @@ impl Queue {
     /// Ends a batch: hands returned tags on, feeds the elevator and the device. Returns true when a change of options is over:
     /// then held bios are to enter.
     pub fn run(&mut self, now: Instant, pools: &mut Pools) -> bool {
+        self.adapt_depth(now);
         loop {
             self.grant(now, pools);
             // A request that fails before it is sent frees its tag and leaves its place there to another.

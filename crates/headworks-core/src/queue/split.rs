@@ -35,7 +35,7 @@ impl Queue {
             }
             return;
         }
-        let len = (from.len - from.done).min(self.limits.piece(self.block_size(from)));
+        let len = (from.len - from.done).min(self.command_limits.piece(self.block_size(from)));
         let segments = self.limits.segments(len);
         let id = pools.slots.try_take().expect("there are slots for every bio and every tag");
         let piece = RequestStart::of_piece(&pools.slots[parent], parent, len, segments);

@@ -179,7 +179,7 @@ impl Queue {
         // It is set for a command that was sent under the old time-out, and every command in flight has timed out.
         pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
         self.limits = RequestLimits::new(&next);
-        self.gate.set_limits(&next);
+        self.set_depth();
         if lessees_see(&old) != lessees_see(&next) {
             self.announce_limits(pools);
         }

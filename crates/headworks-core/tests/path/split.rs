@@ -1,6 +1,6 @@
 //! Splitting: a bio over the device's limits is sent in pieces, each byte once, and is answered once.
 
-use headworks_core::{IoError, QueueOptions};
+use headworks_core::{DepthMode, IoError, QueueOptions};
 
 use crate::bench::{Bench, EIO};
 
@@ -48,7 +48,8 @@ fn split_bio_is_covered_once_with_any_tags() {
 #[test]
 fn split_bio_takes_at_most_half_the_tags() {
     for (tags, pieces) in [(256, 26), (40, 20), (8, 4), (3, 1), (1, 1)] {
-        let mut bench = Bench::new(|q| q.nr_requests = tags);
+        let fixed = DepthMode::Fixed;
+        let mut bench = Bench::new(|q| (q.nr_requests, q.hw_depth) = (tags, fixed));
         bench.bios("R0+32m");
         assert_eq!((bench.sent_count(), bench.tags_free()), (pieces, tags - pieces as u32));
     }

@@ -278,6 +278,12 @@ pub fn device(report: &DeviceReport) -> Value {
             "in_flight": queue.in_flight,
             "busy_ns": report.busy_ns,
         },
+        "depth": queue.depth.map(|depth| json!({
+            "limit_kb": depth.limit >> 10,
+            "command_max_kb": depth.command_max >> 10,
+            "trials": depth.trials,
+            "too_small": depth.too_small,
+        })),
         "tags": {
             "depth": options.nr_requests,
             "free": report.tags_free,

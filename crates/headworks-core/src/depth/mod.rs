@@ -1,0 +1,501 @@
+//! How much a device may have at once: the least that keeps its throughput.
+//!
+//! A device that has more than it needs works no faster, and each new command waits behind the rest. The control measures what the
+//! device completes and tries smaller limits, as a binary search on the throughput; nothing has to wait at the gate for that.
+//!
+//! ```text
+//!            standing queue             reference known           smaller limit, same throughput
+//!   Watch -----------------> Reference -----------------> Search -----.
+//!     ^ ^                                                  |  ^  ^----'
+//!     | `--- nothing gained: no limit for a while ---------'  |
+//!     |                             limits are close: Cruise  `--- less throughput: a larger limit
+//!     |                                                 |  ^
+//!     `------ requests do not wait for the limit -------'  `-- every 0.8 s: Up (twice the limit: faster?), Down (3/4 of it: as fast?)
+//! ```
+//!
+//! - **Measurement.** A mean of samples is believed when its standard error is at most 1 %. A smaller limit whose mean stays
+//!   uncertain is refused, so a device whose throughput is noise (random access on a disk) keeps its depth.
+//! - **Acceptance.** A limit is large enough when [`ENOUGH`] of the throughput of a larger one remains. Doubled limits are kept
+//!   while the throughput grows by [`GAIN`].
+//! - **Bounds.** A limit is never below two commands, nor below what the device completes in [`QUEUE_NS`]: a queue that short
+//!   delays no request. A device that answers within [`FAST_NS`] has no limit.
+//! - **Commands are cut** while small synchronous requests are answered among large ones: one command takes a quarter of the
+//!   limit, so a small request waits for a part of a large one. Whole and cut commands have ranges of their own.
+//!
+//! A wrong limit heals: a throughput that falls while requests wait for the limit, or grows with a larger limit, raises it.
+//!
+//! The unit of limits is bytes, and [`COMMAND_COST`] for each command. Invariants: `low <= high` in each range; the limit is at
+//! least [`PIECE_MIN`]; a command is never longer than `command_max`; nothing is allocated.
+
+mod rate;
+
+use crate::time::{Instant, MS, SEC, US};
+use rate::{Counts, Mean, Sample};
+
+/// Cost of a command beside its bytes. 4 KiB: about what a command costs a flash disk, in bytes.
+pub(crate) const COMMAND_COST: u32 = 4096;
+/// The limit before anything is known. 16 MiB: 30 ms of a SATA disk, and more than small requests use.
+const FIRST_LIMIT: u64 = 16 << 20;
+/// Requests up to this size are small. 32 KiB: what interactive clients read and databases write.
+pub(crate) const SMALL_MAX: u32 = 32 << 10;
+/// The shortest command that is made by cutting. 16 KiB: shorter ones cost a SATA disk throughput.
+const PIECE_MIN: u64 = 16 << 10;
+/// Part of the throughput that a limit must keep.
+const ENOUGH: f64 = 0.975;
+/// Growth of the throughput that justifies a larger limit.
+const GAIN: f64 = 1.02;
+/// Loss of throughput that is answered at once.
+const LOSS: f64 = 0.9;
+/// A queue of this duration delays no request.
+const QUEUE_NS: u64 = 100 * US;
+/// A device with this mean latency is never limited.
+const FAST_NS: u64 = 60 * US;
+/// Longest measurement of one limit.
+const MEASURE_NS: u64 = 1500 * MS;
+/// Time between two trials of a limit in use.
+const CRUISE_NS: u64 = 800 * MS;
+/// Longest time before a device that gained nothing from a limit is examined again.
+const REST_MAX_NS: u64 = 64 * SEC;
+/// Time for which small and large requests are remembered.
+const SEEN_NS: u64 = SEC;
+/// Time after which an unused limit is forgotten.
+const UNUSED_NS: u64 = 10 * SEC;
+
+/// The kind of a completed command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommandKind {
+    /// At most [`SMALL_MAX`] bytes that a caller waits for.
+    Small = 0,
+    /// Any other request.
+    Large = 1,
+    /// A piece of a large request, which is counted with its bytes alone.
+    Piece = 2,
+}
+
+/// The state of the control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Watch,
+    Reference,
+    Search,
+    Cruise,
+    Up,
+    Down,
+}
+
+/// The limits between which the right one is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Range {
+    /// The largest limit known to be too small; 0 for none.
+    low: u64,
+    /// The smallest limit known to be large enough; 0 while it is not known.
+    high: u64,
+}
+
+/// Values of the control, for statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DepthStats {
+    /// Cost of commands that may be admitted; 0 without a limit.
+    pub limit: u64,
+    /// Largest command in bytes.
+    pub command_max: u32,
+    /// Limits that were tried.
+    pub trials: u64,
+    /// Those of them that cost throughput.
+    pub too_small: u64,
+}
+
+/// The control of a device's depth.
+#[derive(Debug)]
+pub(crate) struct DepthControl {
+    /// By kind.
+    counts: [Counts; 3],
+    since: Instant,
+    mean: Mean,
+    phase: Phase,
+    /// Samples are ignored until then: the device has what an earlier limit admitted.
+    settles: Instant,
+    /// One more sample is ignored.
+    skip: bool,
+    /// `u64::MAX` for none.
+    limit: u64,
+    /// For whole commands and for cut ones.
+    ranges: [Range; 2],
+    /// Large commands are cut.
+    cut: bool,
+    /// The search is for cut commands.
+    cut_next: bool,
+    /// Throughput of a limit that is large enough.
+    reference: f64,
+    /// Throughput of the limit in use.
+    cruising: f64,
+    next_trial: Instant,
+    rest_ns: u64,
+    /// When small and large requests completed last.
+    seen: [Option<Instant>; 2],
+    /// When requests waited for the limit last.
+    bound_at: Instant,
+    /// Requests waited for the limit during this measurement.
+    bound: bool,
+    /// Mean latency of the last sample.
+    latency_ns: u64,
+    command_max: u32,
+    /// The search is the first one of its range.
+    fresh: bool,
+    trials: u64,
+    too_small: u64,
+}
+
+impl DepthControl {
+    /// Creates a control for a device whose commands have at most `command_max` bytes.
+    pub fn new(command_max: u32) -> Self {
+        assert!(command_max > 0, "a command has a length");
+        Self {
+            counts: [Counts::default(); 3],
+            since: Instant(0),
+            mean: Mean::default(),
+            phase: Phase::Watch,
+            settles: Instant(0),
+            skip: false,
+            limit: FIRST_LIMIT,
+            ranges: [Range::default(); 2],
+            cut: false,
+            cut_next: false,
+            reference: 0.0,
+            cruising: 0.0,
+            next_trial: Instant(0),
+            rest_ns: CRUISE_NS,
+            seen: [None; 2],
+            bound_at: Instant(0),
+            bound: false,
+            latency_ns: 0,
+            command_max,
+            fresh: false,
+            trials: 0,
+            too_small: 0,
+        }
+    }
+
+    /// Returns the cost that may be admitted; `u64::MAX` without a limit.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Returns the most bytes of a command.
+    pub fn command_max(&self) -> u32 {
+        if !self.cut {
+            return self.command_max;
+        }
+        let part = (self.limit / 4).saturating_sub(COMMAND_COST.into()).max(PIECE_MIN);
+        part.min(self.command_max.into()) as u32
+    }
+
+    /// Returns the values in use.
+    pub fn stats(&self) -> DepthStats {
+        let limit = if self.limit == u64::MAX { 0 } else { self.limit };
+        let (trials, too_small) = (self.trials, self.too_small);
+        DepthStats { limit, command_max: self.command_max(), trials, too_small }
+    }
+
+    /// Counts a completed command.
+    #[inline]
+    pub fn on_complete(&mut self, kind: CommandKind, bytes: u32, latency_ns: u64) {
+        let counts = &mut self.counts[kind as usize];
+        counts.commands += 1;
+        counts.cost += u64::from(bytes);
+        counts.latency_ns += latency_ns;
+    }
+
+    /// Returns true when enough time has passed to end a sample.
+    #[inline]
+    pub fn is_due(&self, now: Instant) -> bool {
+        now >= self.since.after(MS)
+    }
+
+    /// Ends a sample if it has enough commands, and acts on it. `admitted` is the cost of what is admitted now; `bound` says
+    /// whether a request waited for the limit since the last call. Returns true if the limit or the longest command changed.
+    pub fn end_sample(&mut self, now: Instant, admitted: u64, bound: bool) -> bool {
+        self.bound |= bound;
+        let [small, large, pieces] = self.counts;
+        let requests = small.commands + large.commands;
+        let counts = Counts {
+            commands: requests + pieces.commands,
+            cost: small.cost + large.cost + pieces.cost + requests * u64::from(COMMAND_COST),
+            latency_ns: small.latency_ns + large.latency_ns + pieces.latency_ns,
+        };
+        let Some(mut sample) = Sample::take(&counts, self.since, now) else {
+            return false;
+        };
+        let longest = [large, pieces].into_iter().max_by_key(|counts| counts.commands);
+        if let Some(longest) = longest.filter(|counts| counts.commands > 0) {
+            // Small commands may be many and fast among few large ones that make them wait.
+            sample.latency_ns = sample.latency_ns.max(longest.latency_ns / longest.commands);
+        }
+        if small.commands > 0 {
+            self.seen[0] = Some(now);
+        }
+        if large.commands + pieces.commands > 0 {
+            self.seen[1] = Some(now);
+        }
+        if self.bound {
+            self.bound_at = now;
+        }
+        self.counts = [Counts::default(); 3];
+        self.since = now;
+        let before = (self.limit, self.command_max());
+        let command = counts.cost / counts.commands;
+        self.latency_ns = sample.latency_ns;
+        self.act(now, &sample, admitted, command);
+        assert!(self.limit >= PIECE_MIN, "a device may always have something");
+        before != (self.limit, self.command_max())
+    }
+
+    /// Takes a sample in the present phase; `command` is the mean cost of a command.
+    fn act(&mut self, now: Instant, sample: &Sample, admitted: u64, command: u64) {
+        if self.change_cut(now) {
+            return;
+        }
+        let drained =
+            admitted <= self.limit.saturating_add(self.limit / 4).saturating_add(2 * command);
+        if now < self.settles || !drained {
+            return;
+        }
+        if self.skip {
+            self.skip = false;
+            self.bound = false;
+            return;
+        }
+        match self.phase {
+            Phase::Watch => self.watch(now, sample),
+            Phase::Reference => self.refer(now, sample, command),
+            Phase::Search => self.search(now, sample, command),
+            Phase::Cruise => self.cruise(now, sample),
+            Phase::Up => self.up(now, sample, command),
+            Phase::Down => self.down(now, sample),
+        }
+    }
+
+    /// Returns whether small requests are answered among large ones.
+    fn is_mixed(&self, now: Instant) -> bool {
+        self.seen.iter().all(|seen| seen.is_some_and(|at| now.since(at) <= SEEN_NS))
+    }
+
+    /// Begins or ends cutting, with the limit known for it; returns whether it did.
+    fn change_cut(&mut self, now: Instant) -> bool {
+        let mixed = self.is_mixed(now);
+        if self.cut && !mixed {
+            self.cut = false;
+            let Range { high, .. } = self.ranges[0];
+            let phase = if high == 0 { Phase::Watch } else { Phase::Cruise };
+            self.enter(now, phase, if high == 0 { FIRST_LIMIT } else { high });
+            return true;
+        }
+        if self.cut || !mixed {
+            return false;
+        }
+        let known = self.ranges[1].high;
+        if known > 0 {
+            self.cut = true;
+            self.enter(now, Phase::Cruise, known);
+        } else if self.phase == Phase::Cruise && self.latency_ns > 2 * QUEUE_NS {
+            self.cut_next = true;
+            self.enter(now, Phase::Reference, self.limit);
+        }
+        known > 0
+    }
+
+    /// Begins a phase with a limit.
+    fn enter(&mut self, now: Instant, phase: Phase, limit: u64) {
+        let limit = limit.max(PIECE_MIN);
+        if limit != self.limit {
+            self.settles = now.after(if limit < self.limit { self.latency_ns } else { 0 });
+            self.skip = true;
+        }
+        (self.phase, self.limit) = (phase, limit);
+        self.mean = Mean::default();
+        self.bound = false;
+    }
+
+    /// Looks for a queue in the device that is longer than it needs.
+    fn watch(&mut self, now: Instant, sample: &Sample) {
+        if sample.latency_ns <= FAST_NS {
+            self.limit = u64::MAX;
+        }
+        let stands = sample.latency_ns > 2 * QUEUE_NS && sample.in_flight > 1.5;
+        if stands && now >= self.next_trial {
+            self.cut_next = self.is_mixed(now);
+            self.enter(now, Phase::Reference, self.limit);
+        }
+    }
+
+    /// Measures the throughput with the present limit.
+    fn refer(&mut self, now: Instant, sample: &Sample, command: u64) {
+        self.mean.add(sample);
+        if !self.mean.is_certain() {
+            if self.mean.ns() > MEASURE_NS {
+                self.give_up(now);
+            }
+            return;
+        }
+        self.reference = self.mean.rate();
+        self.cruising = self.reference;
+        let in_flight = (self.reference * sample.latency_ns as f64 / 1e9) as u64;
+        let high = if self.bound { self.limit } else { in_flight.min(self.limit) };
+        self.cut = self.cut_next;
+        self.ranges[usize::from(self.cut)] = Range { low: 0, high: high.max(PIECE_MIN) };
+        self.fresh = true;
+        if self.bound && !self.cut {
+            self.trials += 1;
+            return self.enter(now, Phase::Up, self.limit.saturating_mul(2));
+        }
+        self.try_next(now, command);
+    }
+
+    /// Tries the next limit of the search, or ends it.
+    fn try_next(&mut self, now: Instant, command: u64) {
+        let Range { low, high } = self.ranges[usize::from(self.cut)];
+        let floor = self.floor(command);
+        let next = match low {
+            0 => (high / 4).max(floor),
+            low if high / 2 > low * 2 => low * 2,
+            low => low.midpoint(high),
+        };
+        if next >= high - high / 6 || low > 0 && high - low <= high / 5 {
+            return self.end_search(now);
+        }
+        self.trials += 1;
+        self.enter(now, Phase::Search, next);
+    }
+
+    /// Returns the smallest limit that is tried.
+    fn floor(&self, command: u64) -> u64 {
+        let queue = (self.reference * QUEUE_NS as f64 / 1e9) as u64;
+        let command = if self.cut { PIECE_MIN + u64::from(COMMAND_COST) } else { command };
+        queue.max(2 * command).max(PIECE_MIN)
+    }
+
+    /// Judges a smaller limit.
+    fn search(&mut self, now: Instant, sample: &Sample, command: u64) {
+        self.mean.add(sample);
+        let Some(enough) = self.verdict() else {
+            return;
+        };
+        let range = &mut self.ranges[usize::from(self.cut)];
+        if enough {
+            range.high = self.limit;
+        } else {
+            range.low = self.limit;
+            self.too_small += 1;
+        }
+        self.try_next(now, command);
+    }
+
+    /// Returns whether the limit keeps the throughput, when that is known.
+    fn verdict(&self) -> Option<bool> {
+        let rate = self.mean.rate();
+        if self.mean.is_certain() {
+            return Some(rate >= ENOUGH * self.reference);
+        }
+        let slow = self.mean.is_rough() && rate < 0.85 * self.reference;
+        (slow || self.mean.ns() > MEASURE_NS).then_some(false)
+    }
+
+    /// Uses the limit that the search found.
+    fn end_search(&mut self, now: Instant) {
+        let Range { high, .. } = self.ranges[usize::from(self.cut)];
+        self.rest_ns = CRUISE_NS;
+        self.fresh = false;
+        self.next_trial = now.after(self.rest_ns);
+        self.enter(now, Phase::Cruise, high);
+    }
+
+    /// Ends the trials of a device whose throughput does not tell which limit is enough: it has no limit.
+    fn give_up(&mut self, now: Instant) {
+        self.ranges = [Range::default(); 2];
+        (self.cut, self.fresh) = (false, false);
+        self.rest_ns = (self.rest_ns * 2).min(REST_MAX_NS);
+        self.next_trial = now.after(self.rest_ns);
+        self.enter(now, Phase::Watch, u64::MAX);
+    }
+
+    /// Watches the throughput of the limit in use.
+    fn cruise(&mut self, now: Instant, sample: &Sample) {
+        if now.since(self.bound_at) > UNUSED_NS {
+            self.ranges = [Range::default(); 2];
+            self.cut = false;
+            return self.enter(now, Phase::Watch, FIRST_LIMIT);
+        }
+        if !self.bound {
+            self.mean = Mean::default();
+            return;
+        }
+        self.mean.add(sample);
+        let due = now >= self.next_trial;
+        if !self.mean.is_certain() {
+            let slow = self.mean.is_rough() && self.mean.rate() < LOSS * self.reference;
+            if !slow && self.mean.ns() <= MEASURE_NS {
+                return;
+            }
+        }
+        self.cruising = self.mean.rate();
+        if due || self.cruising < LOSS * self.reference {
+            let range = &mut self.ranges[usize::from(self.cut)];
+            *range = Range { low: 0, high: self.limit };
+            self.trials += 1;
+            return self.enter(now, Phase::Up, self.limit.saturating_mul(2));
+        }
+        self.mean = Mean::default();
+        self.bound = false;
+    }
+
+    /// Judges a larger limit.
+    fn up(&mut self, now: Instant, sample: &Sample, command: u64) {
+        self.mean.add(sample);
+        let certain = self.mean.is_certain();
+        if !certain && self.mean.ns() <= MEASURE_NS {
+            return;
+        }
+        let rate = self.mean.rate();
+        let range = &mut self.ranges[usize::from(self.cut)];
+        if rate > GAIN * self.cruising {
+            // The device needed more.
+            *range = Range { low: range.high, high: self.limit };
+            self.cruising = rate;
+            self.reference = rate;
+            if !self.bound {
+                // It has all that was asked for: the limit does not matter any more.
+                return self.give_up(now);
+            }
+            self.trials += 1;
+            return self.enter(now, Phase::Up, self.limit.saturating_mul(2));
+        }
+        self.reference = rate.max(self.cruising);
+        if range.low > 0 || self.fresh {
+            return self.try_next(now, command);
+        }
+        let (high, floor) = (range.high, self.floor(command));
+        let less = (high / 4 * 3).max(floor);
+        if less >= high {
+            return self.end_search(now);
+        }
+        self.trials += 1;
+        self.enter(now, Phase::Down, less);
+    }
+
+    /// Judges a slightly smaller limit.
+    fn down(&mut self, now: Instant, sample: &Sample) {
+        self.mean.add(sample);
+        let Some(enough) = self.verdict() else {
+            return;
+        };
+        self.too_small += u64::from(!enough);
+        let range = &mut self.ranges[usize::from(self.cut)];
+        if enough {
+            range.high = self.limit;
+        }
+        self.end_search(now);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! The control against fluid devices: a rate, a latency, and as much demand as fits.
+
+use super::*;
+use crate::prng::Prng;
+
+/// A device that moves `rate` bytes a second once it has `rate * latency` of them.
+#[derive(Clone, Copy)]
+struct Fluid {
+    rate: f64,
+    latency_ns: f64,
+    /// Bytes of each command.
+    command: u32,
+    /// Most bytes that clients ask for at once.
+    demand: u64,
+    /// Largest relative error of a command's throughput.
+    noise: f64,
+    /// Small requests a millisecond beside the large ones.
+    small: u32,
+}
+
+const MIB: u64 = 1 << 20;
+/// A device with 560 MB/s that needs 43 KB to be busy.
+const SATA: Fluid = Fluid {
+    rate: 560e6,
+    latency_ns: 77_000.0,
+    command: 1 << 20,
+    demand: 128 * MIB,
+    noise: 0.0,
+    small: 0,
+};
+
+/// A control with its device, in virtual time.
+struct World {
+    control: DepthControl,
+    now: Instant,
+    /// Bytes that the device has completed but that make no whole command yet.
+    part: f64,
+    /// Of the throughput, until the next completion.
+    error: f64,
+    prng: Prng,
+}
+
+impl World {
+    fn new() -> Self {
+        let control = DepthControl::new(1280 << 10);
+        Self { control, now: Instant(0), part: 0.0, error: 0.0, prng: Prng::new(1) }
+    }
+
+    /// Runs for some milliseconds in steps of 10 us; returns the throughput in bytes a second.
+    fn run(&mut self, device: &Fluid, ms: u64) -> f64 {
+        let (mut moved, steps) = (0.0, ms * 100);
+        for step in 0..steps {
+            let limit = self.control.limit();
+            let len = device.command.min(self.control.command_max());
+            let most = limit.saturating_add(u64::from(len));
+            let in_flight = most.min(device.demand).max(len.into()) as f64;
+            let needs = device.rate * device.latency_ns / 1e9 + f64::from(len);
+            let rate = device.rate * (in_flight / needs).min(1.0) * (1.0 + self.error);
+            let latency = (in_flight / rate * 1e9) as u64;
+            self.now = self.now.after(10 * US);
+            self.part += rate / 1e5;
+            let before = self.part;
+            let cut = len < device.command;
+            let kind = if cut { CommandKind::Piece } else { CommandKind::Large };
+            while self.part >= f64::from(len) {
+                self.part -= f64::from(len);
+                self.control.on_complete(kind, len, latency);
+                self.error = device.noise * (self.prng.below(2001) as f64 / 1000.0 - 1.0);
+            }
+            if device.small > 0 && step % (100 / u64::from(device.small)) == 0 {
+                self.control.on_complete(CommandKind::Small, 4096, latency);
+            }
+            // A batch ends with the device's answers.
+            if self.part < before && self.control.is_due(self.now) {
+                let bound = device.demand > limit;
+                self.control.end_sample(self.now, (in_flight as u64).min(limit), bound);
+            }
+            moved += rate / 1e5;
+        }
+        moved * 1000.0 / ms as f64
+    }
+}
+
+#[test]
+fn limit_is_what_the_device_needs() {
+    let mut world = World::new();
+    let device = Fluid { command: 64 << 10, ..SATA };
+    world.run(&device, 1000);
+    let rate = world.run(&device, 4000);
+    assert!(rate > 0.95 * device.rate, "{rate}");
+    let needs = 560e6 * 77e-6 + 65536.0;
+    let limit = world.control.limit() as f64;
+    assert!(limit < 2.0 * needs && limit > 0.9 * needs - 65536.0, "{limit} for {needs}");
+}
+
+#[test]
+fn command_is_cut_only_while_small_requests_are_answered() {
+    let mut world = World::new();
+    world.run(&SATA, 4000);
+    assert_eq!(world.control.command_max(), 1280 << 10);
+    let mixed = Fluid { small: 5, ..SATA };
+    world.run(&mixed, 2000);
+    let cut = world.control.command_max();
+    assert!(cut <= 64 << 10 && world.control.limit() <= 256 << 10, "{cut}");
+    let rate = world.run(&mixed, 2000);
+    assert!(rate > 0.95 * SATA.rate, "{rate}");
+    world.run(&SATA, 1200);
+    assert_eq!(world.control.command_max(), 1280 << 10);
+    // The limit for cut commands is remembered.
+    world.run(&mixed, 200);
+    assert!(world.control.command_max() <= 2 * cut, "{}", world.control.command_max());
+}
+
+#[test]
+fn device_that_works_faster_with_more_is_not_limited() {
+    // 5 ms for each command, any number at once: throughput is proportional to the depth.
+    let device = Fluid { rate: 1e12, latency_ns: 5e6, command: 4096, demand: MIB, ..SATA };
+    let mut world = World::new();
+    let most = device.rate * device.demand as f64 / (device.rate * 5e-3 + 4096.0);
+    let rate = world.run(&device, 60_000);
+    assert!(rate > 0.97 * most, "{rate} of {most}");
+    let deep = Fluid { demand: 64 * MIB, ..device };
+    world.run(&deep, 1000);
+    let rate = world.run(&deep, 10_000);
+    assert!(rate > 0.95 * 64.0 * most, "{rate} of {}", 64.0 * most);
+}
+
+#[test]
+fn fast_device_has_no_limit() {
+    let device =
+        Fluid { rate: 8e9, latency_ns: 10_000.0, command: 4096, demand: 128 << 10, ..SATA };
+    let mut world = World::new();
+    world.run(&device, 10);
+    assert_eq!((world.control.limit(), world.control.stats().limit), (u64::MAX, 0));
+    assert_eq!(world.control.stats().trials, 0);
+}
+
+#[test]
+fn noisy_device_keeps_its_depth() {
+    let device = Fluid { noise: 0.9, command: 4096, demand: 128 << 10, ..SATA };
+    let slow = Fluid { rate: 400e3, latency_ns: 50e6, ..device };
+    let mut world = World::new();
+    let rate = world.run(&slow, 60_000);
+    let mut free = World::new();
+    free.control.limit = u64::MAX;
+    free.control.next_trial = Instant(u64::MAX);
+    let most = free.run(&slow, 60_000);
+    assert!(rate > 0.95 * most, "{rate} of {most}");
+}
+
+#[test]
+fn limit_that_became_too_small_heals_within_a_second() {
+    let device = Fluid { command: 64 << 10, ..SATA };
+    let mut world = World::new();
+    world.run(&device, 3000);
+    // Longer latency: the throughput falls. More bandwidth: it could rise.
+    for changed in
+        [Fluid { latency_ns: 1e6, ..device }, Fluid { rate: 3e9, latency_ns: 110_000.0, ..device }]
+    {
+        world.run(&changed, 1000);
+        let rate = world.run(&changed, 500);
+        assert!(rate > 0.93 * changed.rate, "{rate} of {}", changed.rate);
+    }
+}
+
+#[test]
+fn unused_limit_is_forgotten() {
+    let device = Fluid { command: 64 << 10, ..SATA };
+    let mut world = World::new();
+    world.run(&device, 3000);
+    assert!(world.control.limit() < FIRST_LIMIT);
+    let idle = Fluid { rate: 5e6, latency_ns: 77_000.0, demand: 4096, command: 4096, ..SATA };
+    world.run(&idle, 12_000);
+    assert_eq!(world.control.limit(), FIRST_LIMIT);
+}

@@ -1,0 +1,62 @@
+//! The device's depth, as the control in [`crate::depth`] finds it: measured at completions, applied at the gate and to the length
+//! of commands.
+//!
+//! Invariant: without a control the limit is `hw_inflight_kb`, and commands are as long as the device allows.
+
+use super::Queue;
+use crate::depth::{COMMAND_COST, CommandKind, DepthControl, SMALL_MAX};
+use crate::options::DepthMode;
+use crate::request::Request;
+use crate::request_limits::RequestLimits;
+use crate::slab::NIL;
+use crate::time::Instant;
+
+impl Queue {
+    /// Begins anew with the limits of the options.
+    pub(super) fn set_depth(&mut self) {
+        self.limits = RequestLimits::new(&self.options);
+        self.command_limits = self.limits;
+        self.gate.set_limits(&self.options);
+        let auto = self.options.hw_depth == DepthMode::Auto && self.options.hw_inflight_kb == 0;
+        self.depth = auto.then(|| DepthControl::new(self.limits.max_bytes));
+        self.apply_depth();
+    }
+
+    /// Counts a command that the device has answered.
+    #[inline]
+    pub(super) fn measure(&mut self, now: Instant, request: &Request) {
+        if let Some(depth) = &mut self.depth {
+            let kind = match request.parent {
+                NIL if request.len <= SMALL_MAX && request.is_sync() => CommandKind::Small,
+                NIL => CommandKind::Large,
+                _ => CommandKind::Piece,
+            };
+            depth.on_complete(kind, request.len, now.since(request.sent));
+        }
+    }
+
+    /// Ends a batch for the control, and applies what it decides.
+    #[inline]
+    pub(super) fn adapt_depth(&mut self, now: Instant) {
+        let Some(depth) = &mut self.depth else {
+            return;
+        };
+        if depth.is_due(now) && depth.end_sample(now, self.gate.admitted(), self.gate.take_bound())
+        {
+            self.apply_depth();
+        }
+    }
+
+    /// Applies the limit and the longest command of the control.
+    fn apply_depth(&mut self) {
+        let Some(depth) = &self.depth else {
+            return;
+        };
+        self.gate.set_limit(depth.limit(), COMMAND_COST);
+        // A policy that grants tag by tag has counted the pieces of the requests that wait.
+        if self.gate.reuses_tags() {
+            self.command_limits.max_bytes = depth.command_max().min(self.limits.max_bytes);
+        }
+        debug_assert!(self.command_limits.max_bytes > 0, "a command has a length");
+    }
+}
