@@ -32,8 +32,8 @@ mod rate;
 use crate::time::{Instant, MS, SEC, US};
 use rate::{Counts, Mean, Sample};
 
-/// Cost of a command beside its bytes. 4 KiB: about what a command costs a flash disk, in bytes.
-pub(crate) const COMMAND_COST: u32 = 4096;
+/// Cost of a command beside its bytes. 2 KiB: about what a small command costs the modelled flash disks beyond its bytes.
+pub(crate) const COMMAND_COST: u32 = 2048;
 /// The limit before anything is known. 16 MiB: 30 ms of a SATA disk, and more than small requests use.
 const FIRST_LIMIT: u64 = 16 << 20;
 /// Requests up to this size are small. 32 KiB: what interactive clients read and databases write.
@@ -47,7 +47,7 @@ const GAIN: f64 = 1.02;
 /// Loss of throughput that is answered at once.
 const LOSS: f64 = 0.9;
 /// A queue of this duration delays no request.
-const QUEUE_NS: u64 = 100 * US;
+const QUEUE_NS: u64 = 125 * US;
 /// A device with this mean latency is never limited.
 const FAST_NS: u64 = 60 * US;
 /// Longest measurement of one limit.
@@ -474,7 +474,9 @@ impl DepthControl {
             return self.try_next(now, command);
         }
         let (high, floor) = (range.high, self.floor(command));
-        let less = (high / 4 * 3).max(floor);
+        // Far from what the device needs the steps are large.
+        let part = if high / 8 > floor { high / 4 } else { high / 4 * 3 };
+        let less = part.max(floor);
         if less >= high {
             return self.end_search(now);
         }

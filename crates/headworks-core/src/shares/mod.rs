@@ -423,6 +423,23 @@ impl ShareTree {
         true
     }
 
+    /// Returns true if a leaf has a request that may be served before V grows by a request of `cost`: it and every group above
+    /// start by then.
+    #[must_use]
+    pub fn starts_within(&self, leaf: ShareId, cost: u64) -> bool {
+        let mut id = leaf;
+        while id != Self::ROOT {
+            let node = &self.nodes[id as usize];
+            let ShareGroup { virtual_time, weights, .. } = self.groups[self.group_of(node.parent)];
+            let end = virtual_time.wrapping_add(span(cost, weights.max(1)));
+            if !node.is_active() || is_before(end, node.start) {
+                return false;
+            }
+            id = node.parent;
+        }
+        true
+    }
+
     /// Serves the first request of a leaf; `next` is the cost of the one after it, if there is one.
     pub fn serve(&mut self, leaf: ShareId, next: Option<u64>) {
         debug_assert!(self.nodes[leaf as usize].group == NIL, "a leaf is served");

@@ -165,7 +165,7 @@ impl FairTags {
             return Choice::Nothing;
         }
         if budget == ByteBudget::LightOnly {
-            return self.light().map_or(Choice::Nothing, Choice::Grant);
+            return self.light(Flows::light_beside_pieces).map_or(Choice::Nothing, Choice::Grant);
         }
         let gathering = self.gathering.map(|gathering| gathering.candidate);
         let Some(first) = gathering.or_else(|| self.first()) else {
@@ -182,7 +182,7 @@ impl FairTags {
             return self.passing().map_or(Choice::ShortOfTags, Choice::Grant);
         }
         // Only the reserve is free.
-        self.light().map_or(Choice::ShortOfTags, Choice::Grant)
+        self.light(Flows::light).map_or(Choice::ShortOfTags, Choice::Grant)
     }
 
     /// Returns the head of both kinds whose turn it is.
@@ -199,9 +199,9 @@ impl FairTags {
     }
 
     /// Returns the first light head; an asynchronous one only if a gathering asynchronous head fits beside it.
-    fn light(&mut self) -> Option<Candidate> {
-        let sync = self.flows[SYNC].light().map(|head| Candidate { kind: SYNC, head });
-        let other = self.flows[ASYNC].light().map(|head| Candidate { kind: ASYNC, head });
+    fn light(&mut self, find: fn(&mut Flows) -> Option<FlowHead>) -> Option<Candidate> {
+        let sync = find(&mut self.flows[SYNC]).map(|head| Candidate { kind: SYNC, head });
+        let other = find(&mut self.flows[ASYNC]).map(|head| Candidate { kind: ASYNC, head });
         let kept = self.gathering.map(|gathering| gathering.candidate);
         let kept = kept.filter(|head| head.kind == ASYNC);
         let kept: u32 = kept.map_or(0, |head| self.waiter(head).request.tags.into());
@@ -214,7 +214,7 @@ impl FairTags {
         if passed == self.reserve {
             return None;
         }
-        let light = self.light()?;
+        let light = self.light(Flows::light)?;
         if let Some(gathering) = &mut self.gathering {
             gathering.passed += 1;
         }

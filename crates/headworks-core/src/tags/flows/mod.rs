@@ -45,6 +45,10 @@ const IDLE_FLOWS_MAX: u32 = 4096;
 /// Light flows that a search looks at; those that have had their share go to the back of the list.
 const LIGHT_SEARCH: u32 = 8;
 
+/// Large requests that are sent piece by piece at once: each may have half of what the device takes, and one begins as another
+/// ends.
+const IN_PIECES: u64 = 3;
+
 /// Marks an export's number among the owners of the tree's nodes; the others are flows.
 const EXPORT_OWNER: u32 = 1 << 31;
 
@@ -85,6 +89,8 @@ pub(crate) struct Flows {
     /// Remembered flows without waiters.
     idle_flows: Gauge32,
     last: LastGrant,
+    /// Cost of the largest of the last requests that were not light.
+    in_pieces: u64,
 }
 
 impl Flows {
@@ -103,6 +109,7 @@ impl Flows {
             backlog: Backlog::default(),
             idle_flows: Gauge32::default(),
             last: LastGrant { flow: NIL, paid: 0 },
+            in_pieces: 0,
         }
     }
 
@@ -151,9 +158,20 @@ impl Flows {
 
     /// Returns a light flow that has not had its share, whether it is its turn or not.
     pub fn light(&mut self) -> Option<FlowHead> {
+        self.light_within(0)
+    }
+
+    /// Returns a light flow that has not had its share of what the device is sent piece by piece. V grew by a large request
+    /// when it was granted and stands until the next one, though its pieces take time: a light flow may use its part of that.
+    pub fn light_beside_pieces(&mut self) -> Option<FlowHead> {
+        self.light_within(IN_PIECES * self.in_pieces)
+    }
+
+    /// Returns a light flow that starts before V grows by a request of `cost`.
+    fn light_within(&mut self, cost: u64) -> Option<FlowHead> {
         for _ in 0..LIGHT_SEARCH {
             let flow = self.light.front()?;
-            if self.is_light(flow) {
+            if self.flows[flow].in_light && self.shares.starts_within(self.flows[flow].leaf, cost) {
                 return Some(FlowHead { flow, light: true });
             }
             self.light.remove(&mut self.flows, flow);
@@ -191,6 +209,9 @@ impl Flows {
         self.shares.serve(leaf, next);
         self.list_light(head.flow);
         self.last = LastGrant { flow: head.flow, paid: waiter.cost() };
+        if !head.light {
+            self.in_pieces = waiter.cost().max(self.in_pieces - self.in_pieces / 8);
+        }
         if next.is_none() {
             self.idle_flows.add(1);
             if self.idle_flows.get() > IDLE_FLOWS_MAX {
