@@ -1,5 +1,7 @@
 //! The tag policy `fair`: order, shares, bounds on waiting, the asynchronous limit, and liveness.
 
+#[path = "fair_tags/bypass.rs"]
+mod bypass;
 #[path = "fair_tags/gate.rs"]
 mod gate;
 #[path = "fair_tags/liveness.rs"]
