@@ -20,14 +20,15 @@
 //! Source: Bennett and Zhang, "Hierarchical packet fair queueing algorithms", 1996; the treatment of emptied children is that
 //! of Valente's B-WF2Q+ in BFQ. Costs are in nanoseconds of device time or in bytes; the tree does not care.
 //!
-//! **Bound.** Let a request of cost `l` and a flow of weight `w` arrive at V = v. The flow's last request was eligible when it
-//! was served, so the flow's last finish is at most `v + p / w`, `p` its cost, and the new finish is at most
-//! `v + (p + l) / w`. A sibling of weight `x` is served before it only requests that start before that finish, and it was
-//! itself not served beyond one request after v; so it passes it with at most `x / w * (p + l) + 2 m`, `m` its largest cost.
-//! With equal weights and costs: at most four requests of each sibling, whatever their number, and two at the mean. The
-//! bounds of the levels add up. A request that is served out of order ([`ShareTree::serve`] of an eligible leaf that is not
-//! the first) keeps to the same bound, because it is eligible. Weights: over any time in which a child has requests, its
-//! service differs from its share of the group's by at most one request of its own and one of its siblings.
+//! **Bound.** Let a request of cost `l` and a flow of weight `w` arrive at V = v. The flow's last request, of cost `p`, was
+//! eligible when it was served, so its finish is at most `v + p / w`: that is where the new one starts at the latest, and it
+//! finishes at most `l / w` later. A sibling of weight `x` whose requests cost at most `m` may be one request behind V; until
+//! the newcomer is eligible it is served what starts by then, at most one request beyond; and after that only what finishes
+//! before the newcomer. So it passes the newcomer with at most `x / w * (p + l) + 3 m`, whatever the number of siblings:
+//! with equal weights and costs five requests, and two at the mean. The bounds of the levels add up. A request that is served
+//! out of order ([`ShareTree::serve`] of an eligible leaf that is not the first) keeps to it, because it is eligible.
+//! Weights: over any time in which a child has requests, its service differs from its share of the group's by at most one
+//! request of its own and one of its siblings. The first is tested in `tests/fair_tags/bypass.rs`, the second here.
 //!
 //! Invariants: Eligible <=> start <= V, Pending <=> start > V, for a child with requests; `weights` is the sum over all children
 //! that are not forgotten; V never goes back; after every call a group with requests has an eligible child.

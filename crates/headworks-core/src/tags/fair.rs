@@ -7,11 +7,11 @@
 //!                                                                     `--> gathers: returned tags are kept for it
 //! ```
 //!
-//! - **The head gathers.** A waiter that wants several tags and is the head while some are free stays the head until it has them
-//!   all; a head that wants one has nothing to gather, so the head is picked again each time. Meanwhile fewer tags are idle
-//!   than it wants and the reserve.
+//! - **The head gathers.** A waiter that is the head while some tags are free, but too few, stays the head until it has what it
+//!   wants. Meanwhile fewer tags are idle than it wants and the reserve.
 //! - **The reserve** (`depth / 16`) is for light flows alone, so that one finds a tag though all others are used. At most as many
-//!   of their requests as the reserve pass one gathering head.
+//!   of their requests as the reserve pass one gathering head; after that it needs no reserve beside it, so light requests
+//!   that come one after the other cannot starve it.
 //! - **`async_depth`** limits the tags of asynchronous requests, which also always leave one tag beside the reserve, so that a
 //!   synchronous request to a device full of background writes gets its tag at once. A request for more than `async_depth`
 //!   tags goes when no other asynchronous request holds any. With such a limit the two kinds have flows of their own, and of
@@ -172,17 +172,15 @@ impl FairTags {
             return Choice::Nothing;
         };
         let tags = u32::from(self.waiter(first).request.tags);
-        let spare = if first.head.light { 0 } else { self.reserve };
+        // A head that was passed as often as it may be waits for no reserve.
+        let passed = self.gathering.map_or(0, |gathering| gathering.passed);
+        let spare = if first.head.light || passed == self.reserve { 0 } else { self.reserve };
         if tags + spare <= self.free.get() {
             self.gathering = None;
             return Choice::Grant(first);
         }
-        if tags > 1 {
-            self.gathering.get_or_insert(Gathering { candidate: first, passed: 0 });
-            return self.passing().map_or(Choice::ShortOfTags, Choice::Grant);
-        }
-        // Only the reserve is free.
-        self.light(Flows::light).map_or(Choice::ShortOfTags, Choice::Grant)
+        self.gathering.get_or_insert(Gathering { candidate: first, passed: 0 });
+        self.passing().map_or(Choice::ShortOfTags, Choice::Grant)
     }
 
     /// Returns the head of both kinds whose turn it is.

@@ -1,7 +1,7 @@
 //! The bound on bypass: how much of each other connection is granted while a connection's first waiter waits.
 //!
 //! The bound is that of the head of `shares`: a sibling of weight `x` passes a request of cost `l` and weight `w`, whose
-//! connection was served `p` before, with at most `x / w * (p + l)` and two of its own requests.
+//! connection was served `p` before, with at most `x / w * (p + l)` and three of its own requests.
 
 use headworks_core::ExportId;
 use headworks_core::prng::Prng;
@@ -117,9 +117,6 @@ impl Run {
     }
 
     fn grant(&mut self) {
-        if self.prng.below(4) == 0 {
-            self.gate.grants(ByteBudget::LightOnly);
-        }
         self.gate.grants(ByteBudget::Available);
         self.account();
         if self.gate.waiting == 0 {
@@ -166,7 +163,7 @@ impl Run {
         let head = &self.heads[client];
         let cost = self.gate.requests[head.number.expect("it waits")].cost;
         let (own, other) = (self.clients[client].weight, self.clients[by].weight);
-        u64::from(other) * (head.before + cost) / u64::from(own) + 2 * COST_MAX
+        u64::from(other) * (head.before + cost) / u64::from(own) + 3 * COST_MAX
     }
 
     fn step(&mut self) {
