@@ -92,6 +92,8 @@ pub struct Outgoing {
     held: usize,
     /// Bytes, and number, of dropped pieces.
     dropped: (usize, usize),
+    /// Bytes that were sent since the start.
+    total: u64,
 }
 
 /// Outcome of a send.
@@ -118,6 +120,7 @@ impl Outgoing {
             replies: 0,
             held: 0,
             dropped: (0, 0),
+            total: 0,
         }
     }
 
@@ -170,6 +173,12 @@ impl Outgoing {
             }
             _ => self.pieces.push_back(Piece::Headers { start, len, replies: 1 }),
         }
+    }
+
+    /// Bytes that were sent since the start.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
     }
 
     /// Bytes, and number, of pieces whose data were dropped.
@@ -311,6 +320,7 @@ impl Outgoing {
             match transport.send(spans) {
                 Ok(count) => {
                     self.advance(count, pool);
+                    self.total += count as u64;
                     if count < wanted {
                         // A short send: the socket is full, as the next call would report.
                         return Ok(SendOutcome::Full);

@@ -106,6 +106,11 @@ impl BufferQueue {
         is_new
     }
 
+    /// Whether a connection waits.
+    pub fn contains(&self, slot: u32) -> bool {
+        self.waiting.contains(&slot)
+    }
+
     /// Number of connections that wait.
     pub fn len(&self) -> usize {
         self.waiting.len()

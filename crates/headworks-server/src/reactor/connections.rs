@@ -19,6 +19,7 @@ use headworks_core::{ExportId, Input, Instant};
 use tracing::{debug, error, warn};
 
 use super::hot_list::ReadPause;
+use super::shard_io::SMALL_REPLIES;
 use super::{LISTENERS, Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{Connection, ConnectionEnd, ReceiveContext, ReceiveOutcome};
@@ -31,6 +32,11 @@ const ACCEPTS_MAX: usize = 16;
 /// Receives in one turn of a connection with large payloads; with payloads of 64 KiB, as many bytes as other
 /// connections may copy.
 const LARGE_RECEIVES: usize = 4;
+/// Bytes of large reads that are admitted in one turn of the shard. Their data are copied from the cache in the turn; a
+/// small read of another connection waits for a millisecond of copying at most.
+const LARGE_READS: usize = 4 << 20;
+/// Bytes of large replies that are sent in one turn of the shard, and one connection's more; with TLS two milliseconds.
+const LARGE_SENDS: usize = 2 << 20;
 const TOO_MANY: &str = "too many connections; closed";
 
 impl Reactor {
@@ -39,13 +45,22 @@ impl Reactor {
         let kept = self.parts.reserve.saturating_sub(self.parts.io.foreign() as u32);
         let mut room = self.parts.driver.shard().room().saturating_sub(kept);
         let (mut index, mut worked, mut signed) = (0, false, false);
+        let (mut large, mut deferred) = (LARGE_READS, None);
         while let Some(slot) = self.connections.get(index) {
             // A connection that was closed elsewhere may still be in the list.
-            let received = self.receive_from(now, slot, &mut room, &mut signed);
+            let received = self.receive_from(now, slot, (&mut room, &mut large), &mut signed);
             worked |= matches!(
                 received,
-                Some(ReceiveOutcome::Some | ReceiveOutcome::Chosen { .. } | ReceiveOutcome::End(_))
+                Some(
+                    ReceiveOutcome::Some
+                        | ReceiveOutcome::NextTurn
+                        | ReceiveOutcome::Chosen { .. }
+                        | ReceiveOutcome::End(_)
+                )
             );
+            if received == Some(ReceiveOutcome::NextTurn) {
+                deferred.get_or_insert(index);
+            }
             self.note(now, slot);
             if received.is_some_and(|received| self.settle(now, slot, received)) {
                 index += 1;
@@ -57,6 +72,10 @@ impl Reactor {
                 self.connections.heat(first);
             }
         }
+        // The first one that was deferred is the first of the next turn.
+        if let Some(deferred) = deferred {
+            self.connections.rotate(deferred);
+        }
         worked
     }
 
@@ -64,7 +83,7 @@ impl Reactor {
         &mut self,
         now: Instant,
         slot: u32,
-        room: &mut u32,
+        (room, large_reads): (&mut u32, &mut usize),
         signed: &mut bool,
     ) -> Option<ReceiveOutcome> {
         let policy = self.buffer_queue.policy(slot);
@@ -82,6 +101,7 @@ impl Reactor {
             buffer_limits: self.buffer_limits,
             exports: self.exports.infos(),
             room,
+            large_reads,
             inputs: self.parts.driver.inputs(),
         };
         if !connection.reread(&mut context) {
@@ -106,7 +126,8 @@ impl Reactor {
 
     /// Acts on the outcome of a receive; returns whether the connection stays hot.
     fn settle(&mut self, now: Instant, slot: u32, received: ReceiveOutcome) -> bool {
-        if received != ReceiveOutcome::NoBuffer {
+        let waits = received == ReceiveOutcome::NextTurn && self.buffer_queue.contains(slot);
+        if received != ReceiveOutcome::NoBuffer && !waits {
             self.buffer_queue.leave(slot);
         }
         self.connections.state_mut(slot).pause = ReadPause::No;
@@ -116,6 +137,10 @@ impl Reactor {
         self.parts.io.list(slot);
         match received {
             ReceiveOutcome::Nothing | ReceiveOutcome::Some => return true,
+            ReceiveOutcome::NextTurn if waits => {
+                self.connections.state_mut(slot).pause = ReadPause::NoBuffer;
+            }
+            ReceiveOutcome::NextTurn => return true,
             ReceiveOutcome::Full => self.connections.state_mut(slot).pause = ReadPause::Full,
             ReceiveOutcome::NoBuffer => {
                 self.connections.state_mut(slot).pause = ReadPause::NoBuffer;
@@ -276,8 +301,8 @@ impl Reactor {
     /// Sends once on every connection with output. Returns whether a paused connection can continue: then a turn must
     /// follow before any sleep, since paused connections are not watched.
     pub(super) fn send(&mut self, now: Instant) -> bool {
-        let (mut goes_on, mut again) = (false, Vec::new());
-        while let Some(slot) = self.parts.io.next_listed() {
+        let (mut goes_on, mut again, mut left) = (false, Vec::new(), LARGE_SENDS);
+        while let Some(slot) = self.parts.io.next_listed(left > 0) {
             let Some((connection, pool)) = self.parts.io.connection(slot) else {
                 continue;
             };
@@ -287,7 +312,12 @@ impl Reactor {
                 self.note(now, slot);
                 continue;
             }
+            let (is_large, before) = (connection.unsent() > SMALL_REPLIES, connection.sent_bytes());
             let sent = connection.send(now, pool, &mut self.spans);
+            if is_large {
+                let count = connection.sent_bytes() - before;
+                left = left.saturating_sub(usize::try_from(count).unwrap_or(usize::MAX));
+            }
             let has_room = connection.has_room();
             let state = self.connections.state_mut(slot);
             match sent {
@@ -324,7 +354,7 @@ impl Reactor {
                 goes_on = true;
             }
         }
-        goes_on |= !again.is_empty();
+        goes_on |= !again.is_empty() || self.parts.io.has_large_to_send();
         again.into_iter().for_each(|slot| self.parts.io.list(slot));
         self.buffer_queue.call();
         goes_on |= self.make_room(now);

@@ -87,6 +87,12 @@ impl HotList {
         debug_assert!(was_hot, "a slot is in the list once");
     }
 
+    /// Moves the first `count` slots to the end of the list.
+    pub fn rotate(&mut self, count: usize) {
+        let most = self.hot.len();
+        self.hot.rotate_left(count.min(most));
+    }
+
     /// Removes a slot from the list; none if it is empty.
     pub fn pop(&mut self) -> Option<u32> {
         let slot = self.hot.pop()?;

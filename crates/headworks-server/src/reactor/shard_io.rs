@@ -4,6 +4,8 @@
 //! connection from one to its successor in the slot. The memory of a foreign bio belongs to its sender; its span
 //! arrives with the message and is kept until the bio is done.
 
+use std::collections::VecDeque;
+
 use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
 
 use super::foreign_spans::ForeignSpans;
@@ -60,6 +62,8 @@ pub struct ShardIo {
     pub timer: Option<Instant>,
     /// Slots with replies that are not sent yet.
     pub to_send: Vec<u32>,
+    /// Those of them with large replies, in the order of their turns.
+    large_to_send: VecDeque<u32>,
     /// Completions of the shard's own flushes.
     pub own_flushes: Vec<(BioId, Status)>,
     /// Answers to changes of options, by token; bounded by the changes submitted.
@@ -70,6 +74,8 @@ pub struct ShardIo {
     pub notices_lost: u64,
 }
 
+/// Unsent data of at most this many bytes need no turn.
+pub const SMALL_REPLIES: usize = 64 << 10;
 /// Notices kept for one turn.
 const NOTICES_MAX: usize = 16;
 
@@ -100,6 +106,7 @@ impl ShardIo {
             latency: ExportLatencies::default(),
             timer: None,
             to_send: Vec::with_capacity(connections),
+            large_to_send: VecDeque::with_capacity(connections),
             own_flushes: Vec::new(),
             sets: Vec::new(),
             notices: Vec::with_capacity(NOTICES_MAX),
@@ -159,11 +166,26 @@ impl ShardIo {
         }
     }
 
-    /// Removes and returns the next connection that has something to send.
-    pub fn next_listed(&mut self) -> Option<u32> {
-        let slot = self.to_send.pop()?;
+    /// Removes and returns the next connection that has something to send: those with small replies first, then, if
+    /// `large`, those with large ones by turns.
+    pub fn next_listed(&mut self, large: bool) -> Option<u32> {
+        while let Some(slot) = self.to_send.pop() {
+            let place = &mut self.places[slot as usize];
+            let unsent = place.connection.as_ref().map_or(0, |connection| connection.unsent());
+            if unsent <= SMALL_REPLIES {
+                place.listed = false;
+                return Some(slot);
+            }
+            self.large_to_send.push_back(slot);
+        }
+        let slot = if large { self.large_to_send.pop_front()? } else { return None };
         self.places[slot as usize].listed = false;
         Some(slot)
+    }
+
+    /// Whether connections with large replies wait for their turn to send.
+    pub fn has_large_to_send(&self) -> bool {
+        !self.large_to_send.is_empty()
     }
 
     /// Records the memory of a foreign bio.

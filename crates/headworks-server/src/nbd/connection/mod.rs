@@ -120,6 +120,8 @@ pub enum ReceiveOutcome {
     Full,
     /// Waits for a buffer of the pool, or for a bio slot of the shard.
     NoBuffer,
+    /// The shard takes no more large reads in this turn.
+    NextTurn,
     /// The client chose an export; the connection moves to its shard.
     Chosen {
         /// Index of the export in the handshake's list.
@@ -218,6 +220,8 @@ pub struct ReceiveContext<'a> {
     pub exports: &'a [ExportInfo],
     /// Bios that the shard still takes.
     pub room: &'a mut u32,
+    /// Bytes of large reads that the shard still takes in this turn.
+    pub large_reads: &'a mut usize,
     /// Inputs of the shard, to which bios are appended.
     pub inputs: &'a mut Vec<Input>,
 }
@@ -510,6 +514,18 @@ impl Connection {
             self.last_sent = now;
         }
         Ok(sent)
+    }
+
+    /// Bytes that were sent in transmission and before.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.outgoing.total()
+    }
+
+    /// Bytes of buffers with data to be sent.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        self.outgoing.held()
     }
 
     /// Whether output waits to be sent.

@@ -239,11 +239,25 @@ impl Connection {
                 }
             };
             let reads = if request.op() == Op::Read { request.len as usize } else { 0 };
+            if reads >= LARGE_PAYLOAD && *context.large_reads == 0 {
+                self.hold(request);
+                return (used, ReceiveOutcome::NextTurn);
+            }
             if !self.admit(request, context) {
                 return (used, ReceiveOutcome::NoBuffer);
             }
             // Data of reads will be copied, too, and count against the turn's share.
             (bios, copied) = (bios + 1, copied + reads);
+            if reads >= LARGE_PAYLOAD {
+                *context.large_reads = context.large_reads.saturating_sub(reads);
+            }
+        }
+    }
+
+    /// Keeps a parsed request for a later turn.
+    fn hold(&mut self, request: Request) {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.held = Some(request);
         }
     }
 
@@ -413,6 +427,7 @@ mod tests {
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 exports: &exports,
                 room: &mut 1,
+                large_reads: &mut 0,
                 inputs: &mut Vec::new(),
             });
             assert!(!matches!(received, ReceiveOutcome::End(_)), "{received:?}");

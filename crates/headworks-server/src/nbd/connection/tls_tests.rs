@@ -84,6 +84,7 @@ impl Server {
             buffer_limits: BufferLimits::new(1 << 30, 1),
             exports: &self.exports,
             room: &mut 1000,
+            large_reads: &mut (1 << 20),
             inputs: &mut self.inputs,
         };
         let received = self.connection.receive(&mut context);
