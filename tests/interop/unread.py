@@ -1,6 +1,6 @@
-"""Clients that leave replies unread, or read slowly, beside one that reads: it is served, and nobody gets wrong bytes.
+"""Clients that leave replies unread beside one that reads: it is served, and no client gets wrong bytes.
 
-    unread.py URI OTHER_URI CTL [CERTIFICATES]
+    unread.py served|failing URI CTL LOG [CERTIFICATES]
 
 The image holds at each 8 bytes their own offset. The pool of buffers is 64 MiB, and --stall-timeout 60 s: what is tried here ends
 long before a client is disconnected for want of progress.
@@ -17,8 +17,8 @@ import time
 from rawnbd import *
 from tap import case, done
 
-URI, OTHER, CTL = sys.argv[1:4]
-CERTIFICATES = "".join(sys.argv[4:])
+WHAT, URI, CTL, LOG = sys.argv[1:5]
+CERTIFICATES = "".join(sys.argv[5:])
 HEADWORKS = os.environ["HEADWORKS"]
 MIB = 1 << 20
 SIZE = 32 * MIB
@@ -85,52 +85,90 @@ def takes_all(clients, asked):
 reader = connect(URI)
 for start in range(0, SIZE, MIB):
     reader.write(start, WORDS[start])
-other = connect(OTHER, b"other")
+other = connect(URI, b"other")
 other.write(0, WORDS[0])
 
 
-@case
-def _():
-    """small and large reads beside 60 clients with unread replies, on their export and on another one; then those get their bytes"""
-    clients = silent_clients(SILENT, 4)
-    for at in range(200):
-        assert reader.read(at * 4096, 4096) == expected(at * 4096, 4096)
-        assert other.read(at * 4096, 4096) == expected(at * 4096, 4096)
-    for at in range(32):
-        assert reader.read(at * MIB, MIB) == WORDS[at * MIB]
-    # 24 at once are more than the pool has left.
-    other.send(b"".join(header(READ, at, 0, MIB) for at in range(24)))
-    for _ in range(24):
-        assert other.reply()[0] == 0
-        assert other.receive(MIB) == WORDS[0]
-    now = buffers()
-    assert now["dropped_replies"] > 0 and now["closed"] == 0 and now["taken"] <= now["size"], now
-    takes_all(clients, 4)
-    until("buffers are lost", lambda: buffers()["taken"] == 0)
+def served():
+    @case
+    def _():
+        """small and large reads beside 60 clients with unread replies, on their export and on another one; then those get their bytes"""
+        clients = silent_clients(SILENT, 4)
+        for at in range(200):
+            assert reader.read(at * 4096, 4096) == expected(at * 4096, 4096)
+            assert other.read(at * 4096, 4096) == expected(at * 4096, 4096)
+        for at in range(32):
+            assert reader.read(at * MIB, MIB) == WORDS[at * MIB]
+        # 24 at once are more than the pool has left.
+        other.send(b"".join(header(READ, at, 0, MIB) for at in range(24)))
+        for _ in range(24):
+            assert other.reply()[0] == 0
+            assert other.receive(MIB) == WORDS[0]
+        now = buffers()
+        assert now["dropped_replies"] > 0 and now["closed"] == 0 and now["taken"] <= now["size"], now
+        takes_all(clients, 4)
+        until("buffers are lost", lambda: buffers()["taken"] == 0)
 
 
-@case
-def _():
-    """large writes beside 60 clients with unread replies are taken"""
-    clients = silent_clients(SILENT, 2)
-    for at in range(8):
-        other.write(at * 4 * MIB, bytes(4 * MIB))
-    other.write(0, WORDS[0])
-    takes_all(clients, 2)
-    until("buffers are lost", lambda: buffers()["taken"] == 0)
+    @case
+    def _():
+        """large writes beside 60 clients with unread replies are taken"""
+        clients = silent_clients(SILENT, 2)
+        for at in range(8):
+            other.write(at * 4 * MIB, bytes(4 * MIB))
+        other.write(0, WORDS[0])
+        takes_all(clients, 2)
+        until("buffers are lost", lambda: buffers()["taken"] == 0)
 
 
-@case
-def _():
-    """clients that leave with unread replies return everything"""
-    clients = silent_clients(SILENT, 4)
-    assert reader.read(0, MIB) == WORDS[0]
-    for number, client in enumerate(clients):
-        if number % 2:
-            client.request(DISC, 0, 0, 0)
-        client.close()
-    until("buffers are lost", lambda: buffers()["taken"] == 0)
-    assert reader.read(0, MIB) == WORDS[0]
+    @case
+    def _():
+        """clients that leave with unread replies return everything"""
+        clients = silent_clients(SILENT, 4)
+        assert reader.read(0, MIB) == WORDS[0]
+        for number, client in enumerate(clients):
+            if number % 2:
+                client.request(DISC, 0, 0, 0)
+            client.close()
+        until("buffers are lost", lambda: buffers()["taken"] == 0)
+        assert reader.read(0, MIB) == WORDS[0]
 
 
+def failing():
+    @case
+    def _():
+        """a dropped reply that cannot be read again ends its client's connection with a line in the log; no byte of it is wrong"""
+        clients = silent_clients(SILENT, 1)
+        other.send(b"".join(header(READ, at, 0, MIB) for at in range(24)))
+        for _ in range(24):
+            assert other.reply()[0] == 0
+            assert other.receive(MIB) == WORDS[0]
+        dropped = buffers()["dropped_replies"]
+        assert dropped > 0
+        ended = 0
+        for number, client in enumerate(clients):
+            client.socket.settimeout(20)
+            try:
+                assert client.reply() == (0, 0)
+            except (ConnectionError, EOFError):
+                ended += 1
+                continue
+            data = b""
+            try:
+                while len(data) < MIB and (piece := client.socket.recv(MIB - len(data))):
+                    data += piece
+            except ConnectionError:
+                pass
+            ended += len(data) < MIB
+            assert data == WORDS[number % 32 * MIB][: len(data)], f"client {number}: wrong bytes"
+        assert 0 < ended <= dropped, (ended, dropped)
+        assert buffers()["closed"] == ended, buffers()
+        with open(LOG) as log:
+            assert "a read that continues a reply failed" in log.read()
+        for client in clients:
+            client.close()
+        until("buffers are lost", lambda: buffers()["taken"] == 0)
+
+
+{"served": served, "failing": failing}[WHAT]()
 done()

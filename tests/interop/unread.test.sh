@@ -3,16 +3,20 @@
 # Clients that leave replies unread use up the pool of buffers: others are served, and all get their bytes, in the clear and with TLS.
 . "$(dirname "$0")/lib.sh"
 
-unread() { script unread.py "$URI" "$URI" "$DIR/control" "$@"; }
+unread() { script unread.py "$1" "$URI" "$DIR/control" "$LOG" "${@:2}"; }
 
 EXPORTS=(mem:size=32M "other=mem:size=32M,weight=1000")
 serve --buffers 64M --control "$DIR/control" "${EXPORTS[@]}"
-unread
+unread served
 stop_server
 serve --buffers 64M --cache 64M --control "$DIR/control" "${EXPORTS[@]}"
-unread
+unread served
 stop_server
 check "certificates are made" "$HERE/certificates.sh" "$DIR"
 serve --buffers 64M --tls require --tls-certificates "$DIR/pki" --control "$DIR/control" "${EXPORTS[@]}"
-unread "$DIR/pki"
+unread served "$DIR/pki"
+stop_server
+# The reads of the start pass, those of the replies' rest do not.
+serve --buffers 64M --control "$DIR/control" "error:op=read,after=60,of=mem:size=32M" "other=mem:size=32M"
+unread failing
 stop_server

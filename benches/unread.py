@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""The longest 4 KiB read of a client beside clients that leave replies unread, or read slowly.
+
+  benches/unread.py [--binary FILE] [--server FILE] [--rounds N] [--seconds S] [--no-tls | --tls-only] [-- SERVE OPTIONS]
+
+For each engine, in the clear and with TLS: 40, 60 and 100 clients, each with 128 reads of 1 MiB of which it takes nothing; the
+same with the reader on another export of weight 1000; 100 clients over TCP that take 100 KB/s each. The reader is `headworks
+bench --rw randread --bs 4k --iodepth 1`. A cell is least / median / most of the rounds' longest reads in ms. `rss` is the most
+that the server's resident memory grew. The goal is a median of at most 20 ms; a row beyond it is marked MISSED, and the exit
+status is 1. The rows "nobody" have the reader alone: what the machine itself adds.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import resource
+import signal
+import socket
+import ssl
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MIB = 1 << 20
+IMAGE = 256 * MIB
+GOAL_MS = 20
+RATE = 100_000
+
+
+def header(cookie, offset, length):
+    return struct.pack(">IHHQQI", 0x25609513, 0, 0, cookie, offset, length)
+
+
+class Client:
+    """A client in transmission that asks for reads of 1 MiB and takes as much as it is told to."""
+
+    def __init__(self, address, name, certificates, buffer):
+        self.socket = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        self.socket.settimeout(30)
+        self.socket.connect(address)
+        self.receive(18)
+        self.socket.sendall(struct.pack(">I", 3))
+        if certificates:
+            self.option(5)
+            self.receive(20)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(certificates + "/ca-cert.pem")
+            self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+        self.option(7, struct.pack(">I", len(name)) + name + b"\0\0")
+        while struct.unpack(">QIII", answer := self.receive(20))[2] != 1:
+            self.receive(struct.unpack(">QIII", answer)[3])
+        self.socket.setblocking(False)
+        self.asked, self.got, self.unsent = 0, 0, b""
+
+    def option(self, number, data=b""):
+        self.socket.sendall(struct.pack(">QII", 0x49484156454F5054, number, len(data)) + data)
+
+    def receive(self, count):
+        data = b""
+        while len(data) < count:
+            data += self.socket.recv(count - len(data)) or sys.exit("the server hung up")
+        return data
+
+    def ask(self, most, first):
+        """Keeps `most` reads outstanding, as far as the socket takes the requests."""
+        while self.asked - self.got // MIB < most:
+            self.unsent += header(self.asked, (first + self.asked) * MIB % IMAGE, MIB)
+            self.asked += 1
+        try:
+            while self.unsent:
+                self.unsent = self.unsent[self.socket.send(self.unsent) :]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+
+    def take(self, count):
+        try:
+            self.got += len(self.socket.recv(count))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            pass
+
+
+class Server:
+    def __init__(self, binary, engine, certificates, where, images, extra):
+        self.log = open(where + "/log", "ab")
+        self.path = where + "/socket"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [binary, "serve", "--engine", engine, "-U", self.path, "--stall-timeout", "60s"]
+        if certificates:
+            command += ["--tls", "require", "--tls-certificates", certificates]
+        command += ["-p", str(self.port)]
+        command += extra + [f"a=file:path={images[0]}", f"b=file:path={images[1]},weight=1000"]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        deadline = time.monotonic() + 20
+        while not os.path.exists(self.path):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"the server did not start: see {where}/log")
+            time.sleep(0.02)
+        time.sleep(0.1)
+        self.certificates = certificates
+        self.scheme = "nbds" if certificates else "nbd"
+
+    def uri(self, name, tcp):
+        ending = f"?tls-certificates={self.certificates}" if self.certificates else ""
+        if tcp:
+            return f"{self.scheme}://localhost:{self.port}/{name}{ending}"
+        return f"{self.scheme}+unix:///{name}?socket={self.path}" + ending.replace("?", "&") + ("&tls-hostname=localhost" if ending else "")
+
+    def rss(self):
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return next(int(line.split()[1]) >> 10 for line in status if line.startswith("VmRSS"))
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+
+
+def longest_read(server, binary, seconds, count, links, other):
+    """The longest read in ms, the number of reads, and how much memory the server has taken since it started."""
+    name, address = "b" if other else "a", ("127.0.0.1", server.port) if links else server.path
+    uri, stop = server.uri(name, links), threading.Event()
+    before = server.rss()
+    clients = [Client(address, b"a", server.certificates, 65536 if links else 4096) for _ in range(count)]
+    for number, client in enumerate(clients):
+        client.ask(16 if links else 128, number)
+
+    def take():
+        while not stop.wait(0.1):
+            for number, client in enumerate(clients):
+                client.take(RATE // 10)
+                client.ask(16, number)
+
+    taker = threading.Thread(target=take)
+    if links:
+        taker.start()
+    # The pool is used up, and the first data are old.
+    time.sleep(0.3)
+    bench = [binary, "bench", "--uri", uri, "--rw", "randread", "--bs", "4k", "--iodepth", "1", "--json", "--runtime", f"{seconds}s"]
+    done = subprocess.run(bench, capture_output=True, text=True, timeout=seconds + 200)
+    rss = server.rss() - before
+    stop.set()
+    if links:
+        taker.join()
+    for client in clients:
+        client.socket.close()
+    if done.returncode:
+        sys.exit(f"{' '.join(bench)}: {done.stderr}")
+    read = json.loads(done.stdout)["read"]
+    return read["latency_ns"]["max"] / 1e6, read["ios"], rss
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--binary", default=str(ROOT / "target/release/headworks"))
+    parser.add_argument("--server", help="another binary as the server, for a comparison")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=5)
+    parser.add_argument("--no-tls", action="store_true")
+    parser.add_argument("--tls-only", action="store_true")
+    parser.add_argument("serve", nargs="*", help="options of `headworks serve`, after --")
+    options = parser.parse_args()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    cases = [(f"{count} unread" if count else "nobody", count, False, False) for count in (0, 40, 60, 100)]
+    cases += [("40 unread, other export", 40, False, True), ("100 links of 100 KB/s", 100, True, False)]
+    missed = False
+    with tempfile.TemporaryDirectory(dir=ROOT / "target") as where, tempfile.TemporaryDirectory() as short:
+        images = [where + "/a.img", where + "/b.img"]
+        for image in images:
+            with open(image, "wb") as file:
+                for _ in range(IMAGE // MIB):
+                    file.write(os.urandom(MIB))
+        subprocess.run([str(ROOT / "tests/interop/certificates.sh"), short], check=True, capture_output=True)
+        print(f"{'engine':8} {'wire':6} {'beside':26} {'longest read, ms':24} {'reads':>8} {'rss':>9}")
+        for engine in ("uring", "threads"):
+            for certificates in ([] if options.tls_only else [""]) + ([] if options.no_tls else [short + "/pki"]):
+                for label, count, links, other in cases:
+                    longest, reads, rss = [], [], []
+                    for _ in range(options.rounds):
+                        server = Server(options.server or options.binary, engine, certificates, short, images, options.serve)
+                        found = longest_read(server, options.binary, options.seconds, count, links, other)
+                        for values, value in zip((longest, reads, rss), found):
+                            values.append(value)
+                        server.stop()
+                    cell = " / ".join(f"{value:.1f}" for value in (min(longest), statistics.median(longest), max(longest)))
+                    # The reader alone shows what the machine adds.
+                    verdict = f"  MISSED: {GOAL_MS} ms" if count and statistics.median(longest) > GOAL_MS else ""
+                    missed |= bool(verdict)
+                    wire = "TLS" if certificates else "plain"
+                    print(f"{engine:8} {wire:6} {label:26} {cell:24} {min(reads):8} {max(rss):5} MiB{verdict}", flush=True)
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    main()
