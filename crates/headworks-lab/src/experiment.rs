@@ -40,7 +40,10 @@ pub fn run(name: ExperimentName, filter: &RowFilter) -> Result<Report, ConfigErr
     match name {
         _ if filter.kind == RowKind::Virtual => {}
         ExperimentName::Seed000 => report.append(live::seed000::run_all(filter)?),
-        ExperimentName::Fairness => report.append(live::fairness::run_all(filter)?),
+        ExperimentName::Fairness => {
+            report.append(live::clients::run_all(filter)?);
+            report.append(live::fairness::run_all(filter)?);
+        }
         ExperimentName::Seed001 => report.append(seed001::threads::run_all(filter)?),
         ExperimentName::Seed002Cpu => report.append(live::seed002_cpu::run_all(filter)?),
         ExperimentName::Seed003Cpu => report.append(live::seed003::run_all(filter)?),

@@ -8,7 +8,7 @@
 //!
 //! Each case runs three times: light alone, heavy alone, both. All light clients together ask for
 //! about 2 % of the device's time, so the heavy ones can keep nearly all of theirs; on NVMe a closed
-//! loop of one reader is that much. Goals: the light clients' p99 as a multiple of that alone, and
+//! loop of one reader is 2 to 3 %. Goals: the light clients' p99 as a multiple of that alone, and
 //! the heavy clients' bytes as a part of those alone.
 
 use headworks_core::time::{MS, SEC, US};
@@ -346,7 +346,7 @@ mod tests {
                 let counts = point.count(Part::Light, 1, SHORT).unwrap();
                 let work = counts.bios * device.about_ns(case.light().1, 4096);
                 let part = work as f64 / SHORT.runtime_ns as f64;
-                assert!((0.01..0.025).contains(&part), "{case:?} {device:?}: {part}");
+                assert!((0.01..0.035).contains(&part), "{case:?} {device:?}: {part}");
             }
         }
     }

@@ -10,6 +10,7 @@
 //! set as by `--max-sectors-kb` and `headworks ctl set`. Counts are exact. Times are those of this
 //! machine, with the clients on the same CPUs: only ratios of adjacent runs are judged.
 
+pub mod clients;
 pub mod fairness;
 pub mod seed000;
 pub mod seed002_cpu;
