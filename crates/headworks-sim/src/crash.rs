@@ -99,7 +99,7 @@ impl CrashRun {
 
     /// The coverage points that a long run must pass. These worlds have no hot-plug.
     pub fn asked(&self) -> impl Iterator<Item = &'static Point> {
-        Point::asked(self.shards).filter(|point| !point.name().starts_with("change:"))
+        Point::asked(self.shards).filter(|point| !point.name().starts_with("hot-plug:"))
     }
 
     /// Required coverage points that were not passed; none for a short run.

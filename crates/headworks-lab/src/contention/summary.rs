@@ -29,11 +29,9 @@ pub struct ContentionSummary {
     pub many_to_one: f64,
     /// Lock acquisitions per dispatched request, maximum of the batch cells around the elevator.
     pub batch_dispatch_locks: f64,
-    /// Maximum lock acquisitions per request of the ring cells: 0, there is no lock.
-    pub rings_locks: f64,
     /// Total inversions of the ring cells.
     pub rings_inversions: u64,
-    /// Failed bios of all cells.
+    /// Failed bios of the ring cells; the other cells have no bios that fail.
     pub errors: u64,
 }
 
@@ -64,11 +62,8 @@ pub fn summary(cells: &[ContentionCell]) -> ContentionSummary {
         batch_dispatch_locks: batches
             .map(|cell| cell.per_request(|round| round.locks.dispatch))
             .fold(0.0, f64::max),
-        rings_locks: rings()
-            .map(|cell| cell.per_request(|round| round.locks.acquired()))
-            .fold(0.0, f64::max),
         rings_inversions: rings().map(|cell| cell.order.inversions).sum(),
-        errors: cells.iter().flat_map(|cell| &cell.rounds).map(|round| round.errors).sum(),
+        errors: rings().flat_map(|cell| &cell.rounds).map(|round| round.errors).sum(),
     }
 }
 

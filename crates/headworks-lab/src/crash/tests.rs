@@ -25,7 +25,7 @@ fn verdicts_come_from_the_rows_only() {
     assert!(!report.is_met());
     // Points that cannot occur in these worlds are not required.
     let asked = |row: &&Row| row.table == "points" && row.int("asked") == 1;
-    let changes = |row: &Row| row.word("point").starts_with("change:");
+    let changes = |row: &Row| row.word("point").starts_with("hot-plug:");
     assert!(read.iter().filter(asked).count() > 50 && !read.iter().filter(asked).any(changes));
     let full = |row: &Row| match &row.table[..] {
         "run" => row.clone().replaced("cuts", COVERED_AFTER),

@@ -24,7 +24,18 @@ use headworks_nbd::client::bench::{self, BenchOptions, Tally};
 use headworks_nbd::client::{ClientError, Uri};
 use serde_json::Value;
 
+use crate::report::Row;
 use server::LiveServer;
+
+/// The processor of this machine and its CPUs: times hold on such a machine only.
+#[must_use]
+pub fn machine() -> Row {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let model = model.map_or("unknown", |(_, name)| name.trim());
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    Row::new("machine").with("cpu", model).with("cpus", cpus)
+}
 
 /// A run that is not answered completely within this time has failed.
 const RUN_TIMEOUT: Duration = Duration::from_secs(60);

@@ -94,7 +94,8 @@ impl Sample {
         let (user, system) = (self.user_us - before.user_us, self.system_us - before.system_us);
         let (written, time) = (self.written - before.written, self.at - before.at);
         let mb = written as f64 / 1e6;
-        row.with("user_us", user)
+        row.with("elapsed_ns", time.as_nanos() as u64)
+            .with("user_us", user)
             .with("system_us", system)
             .with("switches", self.switches - before.switches)
             .with("written", written)

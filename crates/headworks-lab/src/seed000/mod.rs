@@ -80,7 +80,7 @@ fn notes() -> Vec<String> {
     vec![
         "disk: 7200/min, write cache, fitted to the seed's single-job table only (first rows)".into(),
         "baselines: a band over cache {16, 32, 64} MiB x tags {62, 64} x wake-up jitter {5, 20, 80} us; the seed's figure \
-         must lie in it, give or take the fit's own error"
+         must lie in it, give or take the fit's own error (rows outside the band itself are counted beside it)"
             .into(),
         format!(
             "baseline shown beside ours: {cache} MiB, {tags} tags, {jitter} us: chosen afterwards, among the band's"

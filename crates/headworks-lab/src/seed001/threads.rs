@@ -5,7 +5,8 @@
 
 use headworks_core::ConfigError;
 
-use crate::contention::{ContentionCell, ContentionOptions, Guards, Method, Placement, run};
+use crate::contention::{ContentionCell, ContentionOptions, Guards, Method, Placement, Round, run};
+use crate::live::machine;
 use crate::report::{Goal, Report, Row, Verdict};
 use crate::row_filter::RowFilter;
 
@@ -23,6 +24,8 @@ pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     }
     let cells = run(&options).map_err(|message| ConfigError::new("threads", message))?;
     let rows: Vec<Row> = cells.iter().map(|cell| row(cell, &options)).collect();
+    let verdicts = judge(&rows);
+    let rows = [vec![machine()], rows].concat();
     Ok(Report {
         title: "seed-001 on threads".into(),
         notes: vec![
@@ -35,7 +38,7 @@ pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
              beside them; `path` does all that rings do"
                 .into(),
         ],
-        verdicts: judge(&rows),
+        verdicts,
         rows,
     })
 }
@@ -61,6 +64,8 @@ fn row(cell: &ContentionCell, options: &ContentionOptions) -> Row {
         .with("placement", placement)
         .with("batch", options.batch)
         .with("requests", requests)
+        .with("round_requests", per_round(cell, |round| round.requests))
+        .with("round_ns", per_round(cell, |round| round.elapsed_ns))
         .with("locks", locks)
         .with("dispatch_locks", dispatch_locks)
         .with("contended", contended)
@@ -72,18 +77,33 @@ fn row(cell: &ContentionCell, options: &ContentionOptions) -> Row {
         .with_real("cpu_ns", cpu, 1)
 }
 
+fn per_round(cell: &ContentionCell, count: impl Fn(&Round) -> u64) -> Vec<u64> {
+    cell.rounds.iter().map(count).collect()
+}
+
+/// The median rate of a row's rounds, in requests per second.
+fn iops(row: &Row) -> f64 {
+    let rounds = row.ints("round_requests").into_iter().zip(row.ints("round_ns"));
+    let mut rates: Vec<f64> =
+        rounds.map(|(requests, ns)| requests as f64 * 1e9 / ns.max(1) as f64).collect();
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+}
+
 /// The best median of the selected rows.
 fn best(rows: &[Row], placement: &str, threads: u64, wanted: impl Fn(&Row) -> bool) -> Option<f64> {
     rows.iter()
         .filter(|row| row.is("placement", placement) && row.int("threads") == threads)
         .filter(|row| wanted(row))
-        .map(|row| row.real("iops"))
+        .map(iops)
         .reduce(f64::max)
 }
 
 /// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let rows: Vec<Row> = rows.iter().filter(|row| row.table == "threads").cloned().collect();
+    let rows = &rows[..];
     let many = rows.iter().map(|row| row.int("threads")).max().unwrap_or(0);
     let mut verdicts = Vec::new();
     for (placement, threads) in [("pinned", 2), ("free", many)] {
@@ -94,13 +114,20 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         };
         let mut against = |what: &str, old: Option<f64>, goal: Option<Goal>| {
             if let Some(old) = old {
-                verdicts.push(Verdict {
+                let verdict = Verdict {
                     what: format!("{threads} threads, {placement}: rings, times {what}"),
-                    seed: None,
                     baseline: Some(old),
                     ours: Some(ours / old),
                     goal,
-                    known: None,
+                    ..Verdict::default()
+                };
+                verdicts.push(match goal {
+                    // Two runs on an Intel Xeon and four on an AMD EPYC, each with two virtual CPUs.
+                    Some(_) => verdict.known(
+                        "1.53 to 3.49 on an Intel Xeon, 0.93 to 1.06 on an AMD EPYC, where the lock is hardly contended",
+                        Goal::AtLeast(0.8),
+                    ),
+                    None => verdict,
                 });
             }
         };
@@ -111,6 +138,16 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         against("the whole path, best lock, one by one", best(&path), None);
         let spin = |row: &Row| row.is("way", "spin lock, one by one");
         against("the elevator alone, spin lock (the kernel's kind), one by one", best(&spin), None);
+        // The seed's own fix does not leave the lock: it takes several requests under it.
+        let batches = |guarded: &'static str| {
+            move |row: &Row| row.word("way").ends_with("batch") && row.is("guarded", guarded)
+        };
+        against(
+            "the elevator alone in batches (the seed's fix), best lock",
+            best(&batches("elevator")),
+            None,
+        );
+        against("the whole path in batches, best lock", best(&batches("path")), None);
         let batch = best(&|row| row.is("way", "spin lock, batch"));
         if let (Some(batch), Some(one)) = (batch, best(&spin)) {
             verdicts.push(Verdict {
@@ -152,18 +189,13 @@ fn judge_counts(rows: &[Row], many: u64) -> Vec<Verdict> {
             Goal::AtMost(0.25),
         ),
         count(
-            "lock acquisitions of rings for each request",
-            rings().map(per_request("locks")).fold(0.0, f64::max),
-            Goal::Exactly(0.0),
-        ),
-        count(
             "inversions of rings",
             rings().map(|row| row.int("inversions") as f64).sum(),
             Goal::Exactly(0.0),
         ),
         count(
-            "failed bios on threads",
-            rows.iter().map(|row| row.int("errors") as f64).sum(),
+            "failed bios of rings",
+            rings().map(|row| row.int("errors") as f64).sum(),
             Goal::Exactly(0.0),
         ),
     ];
@@ -197,7 +229,8 @@ mod tests {
             .with("dispatch_locks", if way.ends_with("batch") { 13 } else { 100 })
             .with("inversions", 0)
             .with("errors", 0)
-            .with("iops", iops)
+            .with("round_requests", vec![1, iops as u64, 1_000_000])
+            .with("round_ns", vec![1_000_000_000; 3])
     }
 
     #[test]
@@ -211,12 +244,15 @@ mod tests {
         ];
         let met = |rows: &[Row]| judge(rows).iter().all(Verdict::is_met);
         assert!(met(&rows));
+        let round = rows[3].clone().replaced("round_requests", vec![190, 10, 5]);
+        assert_eq!(iops(&round), 10.0);
         let of = |rows: &[Row], what: &str| {
             let found = judge(rows).into_iter().find(|verdict| verdict.what.contains(what));
             found.and_then(|verdict| verdict.ours)
         };
         assert_eq!(of(&rows, "best lock"), Some(1.9));
         assert_eq!(of(&rows, "not reproducible"), Some(1.5));
+        assert_eq!(of(&rows, "the seed's fix"), Some(190.0 / 120.0));
         assert_eq!(of(&rows, "feeders"), Some(0.95));
         rows[0] = cell("mutex, one by one", "elevator", 16, "free", 110.0);
         assert!(!met(&rows), "1.73 is less than the seed gained");
