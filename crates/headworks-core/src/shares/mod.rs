@@ -236,6 +236,8 @@ impl ShareTree {
     pub fn remove(&mut self, id: ShareId) {
         assert!(id != Self::ROOT, "the root stays");
         self.forget(id);
+        // It may be in the list of forgotten nodes already, and its caller knows.
+        self.nodes[id as usize].listed = false;
         let group = self.nodes[id as usize].group;
         if group != NIL {
             assert!(self.groups[group as usize].weights == 0, "a group's children go first");

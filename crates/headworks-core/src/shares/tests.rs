@@ -51,6 +51,20 @@ fn backlogged_leaves_get_service_by_weight_within_one_request() {
     }
 }
 
+/// A flow that is removed while it is in the list of forgotten nodes was removed a second time.
+#[test]
+fn removed_node_is_not_reported_as_forgotten() {
+    let mut all = Loop::new(&[1, 1]);
+    for &leaf in &all.leaves.clone() {
+        all.tree.activate(leaf, 1000);
+    }
+    let removed = all.serve(None);
+    let other = all.serve(None);
+    all.tree.remove(all.leaves[removed]);
+    let told: Vec<u32> = std::iter::from_fn(|| all.tree.next_forgotten()).map(|(_, o)| o).collect();
+    assert!(!told.contains(&(removed as u32)), "{told:?} beside {other}");
+}
+
 #[test]
 fn closed_loop_of_one_request_is_served_once_a_round() {
     // One request at a time is in service; the client asks again when it ends.
