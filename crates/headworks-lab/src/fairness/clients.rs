@@ -76,7 +76,8 @@ struct Load {
     groups: [Group; 2],
 }
 
-const NOBODY: Group = Group { clients: 0, bytes: MIB };
+/// A group without clients.
+const NO_GROUP: Group = Group { clients: 0, bytes: MIB };
 
 /// Runs the selected rows.
 ///
@@ -135,7 +136,7 @@ fn all() -> Vec<Load> {
             groups,
         };
         let equal = |case, scheduler, tags, clients| {
-            load(case, scheduler, tags, [Group { clients, bytes: KIB4 }, NOBODY])
+            load(case, scheduler, tags, [Group { clients, bytes: KIB4 }, NO_GROUP])
         };
         for (clients, tags) in product(&[8, 64, 300, 700, 1000], &[31, 64, 256]) {
             loads.push(equal("equal", Scheduler::None, tags, clients));
@@ -179,7 +180,7 @@ fn cost(
         case: "cost",
         scheduler: Scheduler::None,
         tags: COST_TAGS,
-        groups: [Group { clients: load.clients(), ..group }, NOBODY],
+        groups: [Group { clients: load.clients(), ..group }, NO_GROUP],
         ..load
     };
     let found = known.iter().find(|(load, _)| *load == alone).map(|(_, row)| row.clone());
@@ -526,7 +527,7 @@ mod tests {
 
     #[test]
     fn verdicts_of_equal_clients_follow_from_printed_rows() {
-        let rows = with_policies(small("equal", [Group { clients: 16, bytes: KIB4 }, NOBODY]));
+        let rows = with_policies(small("equal", [Group { clients: 16, bytes: KIB4 }, NO_GROUP]));
         let text: Vec<String> = rows.iter().map(Row::to_json).collect();
         let read: Vec<Row> = text.iter().filter_map(|line| Row::from_json(line)).collect();
         assert_eq!(judge(&read), judge(&rows));

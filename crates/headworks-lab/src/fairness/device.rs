@@ -63,7 +63,7 @@ impl Device {
         self.model().0 / u64::from(MIB) * u64::from(MIB)
     }
 
-    /// An idle device.
+    /// A new, idle device.
     pub fn make(self) -> Box<dyn DeviceModel> {
         self.model().1
     }
