@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The longest 4 KiB read of a client beside clients that leave replies unread, or read slowly.
 
-  benches/unread.py [--binary FILE] [--server FILE] [--rounds N] [--seconds S] [--no-tls | --tls-only] [-- SERVE OPTIONS]
+  benches/unread.py [--binary FILE] [--server FILE] [--rounds N] [--seconds S] [--paced] [--no-tls | --tls-only] [-- SERVE OPTIONS]
 
 For each engine, in the clear and with TLS: 40, 60 and 100 clients, each with 128 reads of 1 MiB of which it takes nothing; the
 same with the reader on another export of weight 1000; 100 clients over TCP that take 100 KB/s each. Two images of 64 MiB are in
-the cache. The reader is `headworks bench --rw randread --bs 4k --iodepth 1`. A cell is least / median / most of the rounds' longest reads in ms. `rss` is the most
+the cache. The reader is `headworks bench --rw randread --bs 4k --iodepth 1`; with --paced it reads every 20 ms. A cell is least / median / most of the rounds' longest reads in ms. `rss` is the most
 that the server's resident memory grew. The goal is a median of at most 20 ms; a row beyond it is marked MISSED, and the exit
 status is 1. The rows "nobody" have the reader alone: what the machine itself adds.
 """
@@ -123,7 +123,20 @@ class Server:
         self.process.wait()
 
 
-def longest_read(server, binary, seconds, count, links, other):
+def paced_reads(reader, seconds):
+    """Reads 4 KiB every 20 ms; the longest read in ms, and the number of reads."""
+    reader.socket.settimeout(seconds + 200)
+    longest, reads, end = 0, 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        began = time.monotonic()
+        reader.socket.sendall(header(reads, reads * 4096 % IMAGE, 4096))
+        reader.receive(16 + 4096)
+        longest, reads = max(longest, time.monotonic() - began), reads + 1
+        time.sleep(0.02)
+    return longest * 1e3, reads
+
+
+def longest_read(server, binary, seconds, count, links, other, paced=False):
     """The longest read in ms, the number of reads, and how much memory the server has taken since it started."""
     name, address = "b" if other else "a", ("127.0.0.1", server.port) if links else server.path
     uri, stop = server.uri(name, links), threading.Event()
@@ -132,6 +145,7 @@ def longest_read(server, binary, seconds, count, links, other):
         warm = [binary, "bench", "--uri", server.uri(image, False), "--rw", "read", "--bs", "1M", "--iodepth", "4", "--runtime", "500ms"]
         subprocess.run(warm, check=True, capture_output=True)
     before = server.rss()
+    reader = Client(address, name.encode(), server.certificates, MIB) if paced else None
     clients = [Client(address, b"a", server.certificates, 65536 if links else 4096) for _ in range(count)]
     for number, client in enumerate(clients):
         client.ask(16 if links else 128, number)
@@ -148,17 +162,22 @@ def longest_read(server, binary, seconds, count, links, other):
     # The pool is used up, and the first data are old.
     time.sleep(0.3)
     bench = [binary, "bench", "--uri", uri, "--rw", "randread", "--bs", "4k", "--iodepth", "1", "--json", "--runtime", f"{seconds}s"]
-    done = subprocess.run(bench, capture_output=True, text=True, timeout=seconds + 200)
+    if paced:
+        longest, reads = paced_reads(reader, seconds)
+        reader.socket.close()
+    else:
+        done = subprocess.run(bench, capture_output=True, text=True, timeout=seconds + 200)
+        if done.returncode:
+            sys.exit(f"{' '.join(bench)}: {done.stderr}")
+        read = json.loads(done.stdout)["read"]
+        longest, reads = read["latency_ns"]["max"] / 1e6, read["ios"]
     rss = server.rss() - before
     stop.set()
     if links:
         taker.join()
     for client in clients:
         client.socket.close()
-    if done.returncode:
-        sys.exit(f"{' '.join(bench)}: {done.stderr}")
-    read = json.loads(done.stdout)["read"]
-    return read["latency_ns"]["max"] / 1e6, read["ios"], rss
+    return longest, reads, rss
 
 
 def main():
@@ -168,6 +187,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--no-tls", action="store_true")
+    parser.add_argument("--paced", action="store_true", help="the reader reads every 20 ms instead of without a pause")
     parser.add_argument("--tls-only", action="store_true")
     parser.add_argument("serve", nargs="*", help="options of `headworks serve`, after --")
     options = parser.parse_args()
@@ -190,7 +210,7 @@ def main():
                     longest, reads, rss = [], [], []
                     for _ in range(options.rounds):
                         server = Server(options.server or options.binary, engine, certificates, short, images, options.serve)
-                        found = longest_read(server, options.binary, options.seconds, count, links, other)
+                        found = longest_read(server, options.binary, options.seconds, count, links, other, options.paced)
                         for values, value in zip((longest, reads, rss), found):
                             values.append(value)
                         server.stop()
