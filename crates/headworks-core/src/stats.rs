@@ -4,6 +4,7 @@
 
 use crate::bio::Op;
 pub use crate::depth::DepthStats;
+use crate::device_cost::DeviceCost;
 use crate::time::Instant;
 
 /// The stages of a request, in the order in which it passes them.
@@ -190,6 +191,8 @@ pub struct QueueStats {
     pub busy_since: Option<Instant>,
     /// The limit on what the device has at once, if it is found by measuring.
     pub depth: Option<DepthStats>,
+    /// What requests cost, as learned so far.
+    pub cost: DeviceCost,
 }
 
 impl QueueStats {

@@ -260,12 +260,33 @@ impl Queue {
             let notice = Notice::Suspect { volume: volume_id, status };
             pools.actions.list.push(Action::Notice(notice));
         }
+        self.charge_flush(pools, volume_id, now.since(stamps[3]));
         self.answer_flushed(now, pools, volume_id, status);
         if self.volumes.of_bio(volume_id).flush.end(&mut pools.bios) {
             pools.slots[id].stamps = [now; 4];
             self.send_flush(now, pools, volume_id);
         } else {
             self.free(pools, id);
+        }
+    }
+
+    /// Charges a device flush to the connections that it was for, in equal parts. The device worked on the commands in flight
+    /// beside it, so it is charged for one part of its time in so many.
+    fn charge_flush(&mut self, pools: &Pools, volume: VolumeId, took_ns: u64) {
+        if self.gate.waiters() == 0 {
+            return;
+        }
+        let head = self.volumes.of_bio(volume).flush.running.head();
+        let all = || {
+            std::iter::successors(head, |&slot| {
+                Some(pools.bios[slot].next).filter(|&next| next != NIL)
+            })
+        };
+        let bios = all().count() as u64;
+        let time = took_ns / u64::from(self.in_flight.commands() + 1) / bios.max(1);
+        for slot in all() {
+            let bio = pools.bios[slot].bio.id;
+            self.gate.charge_time(bio.export, bio.connection, time);
         }
     }
 

@@ -259,6 +259,15 @@ impl Gate {
         }
     }
 
+    /// Charges a connection for device time that was measured; when bytes are shared, for one small request.
+    pub fn charge_time(&mut self, export: ExportId, connection: u32, time_ns: u64) {
+        let cost = match self.share {
+            ShareUnit::Time => time_ns,
+            ShareUnit::Bytes => 4096,
+        };
+        self.tags.charge(export, connection, cost);
+    }
+
     /// Returns what a request costs its shares.
     #[inline]
     pub fn cost(&self, kind: CommandKind, commands: u32, bytes: u32) -> u64 {

@@ -137,7 +137,8 @@ impl Queue {
     pub fn stats(&self) -> QueueStats {
         let in_flight = self.gate.waiters() + self.waiting.len() + self.in_flight.len();
         let depth = self.depth.as_ref().map(DepthControl::stats);
-        QueueStats { depth, ..self.counters.stats(in_flight) }
+        let cost = *self.gate.device_cost();
+        QueueStats { depth, cost, ..self.counters.stats(in_flight) }
     }
 
     /// Returns the tag policy, for statistics.

@@ -241,3 +241,16 @@ fn second_put_of_tag_panics() {
     gate.give_back(0);
     gate.give_back(0);
 }
+
+#[test]
+fn connection_pays_for_flushes_and_retries() {
+    let mut gate = filled(8, 8);
+    gate.batch(&[request(1, 1, 128 * KIB); 8]);
+    gate.batch(&[request(2, 1, 128 * KIB); 8]);
+    (0..2).for_each(|_| _ = gate.done(0));
+    gate.tags.charge(ExportId(0), 1, 4 * 128 * u64::from(KIB));
+    gate.tags.charge(ExportId(0), 77, 1 << 40);
+    (0..8).for_each(|_| _ = gate.done(0));
+    let order = order(&gate);
+    assert_eq!(order.iter().filter(|&&connection| connection == 1).count(), 3, "{order:?}");
+}

@@ -269,6 +269,7 @@ pub fn device(report: &DeviceReport) -> Value {
         0 => Value::Null,
         issued => (queue.sequential as f64 / issued as f64).into(),
     };
+    let cost = queue.cost.base_ns();
     json!({
         "scheduler": options.scheduler.name(),
         "queue": {
@@ -284,6 +285,14 @@ pub fn device(report: &DeviceReport) -> Value {
             "trials": depth.trials,
             "too_small": depth.too_small,
         })),
+        "cost": {
+            "read_ns": cost[0],
+            "read_sequential_ns": cost[1],
+            "read_ps_per_byte": queue.cost.byte_ps()[0],
+            "write_ns": cost[2],
+            "write_sequential_ns": cost[3],
+            "write_ps_per_byte": queue.cost.byte_ps()[1],
+        },
         "tags": {
             "depth": options.nr_requests,
             "free": report.tags_free,

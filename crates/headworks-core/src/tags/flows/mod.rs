@@ -61,7 +61,7 @@ pub(crate) struct Backlog {
     pub tags: Gauge32,
     /// Bytes that the tags are for.
     pub bytes: Gauge64,
-    /// What they cost.
+    /// Sum of what they cost their shares.
     pub cost: Gauge64,
     /// Weights of the exports that have waiters.
     pub weights: Gauge64,
