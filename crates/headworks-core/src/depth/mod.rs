@@ -13,7 +13,7 @@
 //!     `------ requests do not wait for the limit -------'  `-- every 0.8 s: Up (twice the limit: faster?), Down (3/4 of it: as fast?)
 //! ```
 //!
-//! - **Measurement.** A mean of samples is believed when its standard error is at most 1 %. A smaller limit whose mean stays
+//! - **Measurement.** A mean of samples is believed when its standard error is at most 1.5 %. A smaller limit whose mean stays
 //!   uncertain is refused, so a device whose throughput is noise (random access on a disk) keeps its depth.
 //! - **Acceptance.** A limit is large enough when [`ENOUGH`] of the throughput of a larger one remains. Doubled limits are kept
 //!   while the throughput grows by [`GAIN`].
@@ -40,24 +40,32 @@ const FIRST_LIMIT: u64 = 16 << 20;
 pub(crate) const SMALL_MAX: u32 = 32 << 10;
 /// The shortest command that is made by cutting. 16 KiB: shorter ones cost a SATA disk throughput.
 const PIECE_MIN: u64 = 16 << 10;
+/// Cut commands that a limit takes at once: several, because most devices work on several.
+const PIECES: u64 = 4;
 /// Part of the throughput that a limit must keep.
 const ENOUGH: f64 = 0.975;
+/// The same while commands are cut, because each command has its own cost.
+const ENOUGH_CUT: f64 = 0.965;
 /// Growth of the throughput that justifies a larger limit.
 const GAIN: f64 = 1.02;
 /// Loss of throughput that is answered at once.
 const LOSS: f64 = 0.9;
 /// A queue of this duration delays no request.
-const QUEUE_NS: u64 = 125 * US;
+const QUEUE_NS: u64 = 110 * US;
 /// A device with this mean latency is never limited.
 const FAST_NS: u64 = 60 * US;
 /// Longest measurement of one limit.
-const MEASURE_NS: u64 = 1500 * MS;
-/// Time between two trials of a limit in use.
+const MEASURE_NS: u64 = 3 * SEC;
+/// Samples of the first measurement of a reference.
+const REFERENCE_SAMPLES: u32 = 16;
+/// Least time between two trials of a limit in use.
 const CRUISE_NS: u64 = 800 * MS;
-/// Longest time before a device that gained nothing from a limit is examined again.
-const REST_MAX_NS: u64 = 64 * SEC;
+/// Longest time between two trials of a limit in use.
+const REST_MAX_NS: u64 = 120 * SEC;
+/// Trials of a larger limit take at most this part of the time: they make small requests wait.
+const TRIAL_PART: u64 = 128;
 /// Time for which small and large requests are remembered.
-const SEEN_NS: u64 = SEC;
+const SEEN_NS: u64 = 2 * SEC;
 /// Time after which an unused limit is forgotten.
 const UNUSED_NS: u64 = 10 * SEC;
 
@@ -81,6 +89,7 @@ enum Phase {
     Cruise,
     Up,
     Down,
+    Fewer,
 }
 
 /// The limits between which the right one is.
@@ -125,6 +134,14 @@ pub(crate) struct DepthControl {
     cut: bool,
     /// The search is for cut commands.
     cut_next: bool,
+    /// Cut commands that the limit takes at once.
+    pieces: u64,
+    /// Samples after which an uncertain measurement of the reference begins again.
+    reference_samples: u32,
+    /// The limits that the last searches ended with, for whole commands and for cut ones; 0 for none.
+    settled: [u64; 2],
+    /// Square of the relative error of `cruising`.
+    cruising_error: f64,
     /// Throughput of a limit that is large enough.
     reference: f64,
     /// Throughput of the limit in use.
@@ -161,6 +178,10 @@ impl DepthControl {
             ranges: [Range::default(); 2],
             cut: false,
             cut_next: false,
+            pieces: PIECES,
+            reference_samples: REFERENCE_SAMPLES,
+            settled: [0; 2],
+            cruising_error: 0.0,
             reference: 0.0,
             cruising: 0.0,
             next_trial: Instant(0),
@@ -186,7 +207,7 @@ impl DepthControl {
         if !self.cut {
             return self.command_max;
         }
-        let part = (self.limit / 4).saturating_sub(COMMAND_COST.into()).max(PIECE_MIN);
+        let part = (self.limit / self.pieces).saturating_sub(COMMAND_COST.into()).max(PIECE_MIN);
         part.min(self.command_max.into()) as u32
     }
 
@@ -272,6 +293,7 @@ impl DepthControl {
             Phase::Cruise => self.cruise(now, sample),
             Phase::Up => self.up(now, sample, command),
             Phase::Down => self.down(now, sample),
+            Phase::Fewer => self.fewer(now, sample),
         }
     }
 
@@ -285,7 +307,7 @@ impl DepthControl {
         let mixed = self.is_mixed(now);
         if self.cut && !mixed {
             self.cut = false;
-            let Range { high, .. } = self.ranges[0];
+            let high = self.settled[0];
             let phase = if high == 0 { Phase::Watch } else { Phase::Cruise };
             self.enter(now, phase, if high == 0 { FIRST_LIMIT } else { high });
             return true;
@@ -293,12 +315,12 @@ impl DepthControl {
         if self.cut || !mixed {
             return false;
         }
-        let known = self.ranges[1].high;
+        let known = self.settled[1];
         if known > 0 {
             self.cut = true;
             self.enter(now, Phase::Cruise, known);
         } else if self.phase == Phase::Cruise && self.latency_ns > 2 * QUEUE_NS {
-            self.cut_next = true;
+            (self.cut_next, self.reference_samples) = (true, REFERENCE_SAMPLES);
             self.enter(now, Phase::Reference, self.limit);
         }
         known > 0
@@ -323,7 +345,7 @@ impl DepthControl {
         }
         let stands = sample.latency_ns > 2 * QUEUE_NS && sample.in_flight > 1.5;
         if stands && now >= self.next_trial {
-            self.cut_next = self.is_mixed(now);
+            (self.cut_next, self.reference_samples) = (self.is_mixed(now), REFERENCE_SAMPLES);
             self.enter(now, Phase::Reference, self.limit);
         }
     }
@@ -333,17 +355,23 @@ impl DepthControl {
         self.mean.add(sample);
         if !self.mean.is_certain() {
             if self.mean.ns() > MEASURE_NS {
-                self.give_up(now);
+                self.rest_ns = (self.rest_ns * 2).min(REST_MAX_NS);
+                return self.give_up(now);
+            }
+            if self.mean.samples() >= self.reference_samples {
+                // What a device takes into its memory at first says nothing.
+                self.mean = Mean::default();
+                self.reference_samples *= 2;
             }
             return;
         }
         self.reference = self.mean.rate();
-        self.cruising = self.reference;
+        (self.cruising, self.cruising_error) = (self.reference, self.mean.error_squared());
         let in_flight = (self.reference * sample.latency_ns as f64 / 1e9) as u64;
         let high = if self.bound { self.limit } else { in_flight.min(self.limit) };
         self.cut = self.cut_next;
         self.ranges[usize::from(self.cut)] = Range { low: 0, high: high.max(PIECE_MIN) };
-        self.fresh = true;
+        (self.fresh, self.pieces) = (true, PIECES);
         if self.bound && !self.cut {
             self.trials += 1;
             return self.enter(now, Phase::Up, self.limit.saturating_mul(2));
@@ -356,22 +384,52 @@ impl DepthControl {
         let Range { low, high } = self.ranges[usize::from(self.cut)];
         let floor = self.floor(command);
         let next = match low {
+            0 if self.fresh => (high / 16).max(floor),
             0 => (high / 4).max(floor),
             low if high / 2 > low * 2 => low * 2,
             low => low.midpoint(high),
         };
         if next >= high - high / 6 || low > 0 && high - low <= high / 5 {
-            return self.end_search(now);
+            return self.try_fewer(now);
         }
         self.trials += 1;
         self.enter(now, Phase::Search, next);
     }
 
-    /// Returns the smallest limit that is tried.
+    /// Tries fewer commands of the length that the search found: some devices work on one at a time.
+    fn try_fewer(&mut self, now: Instant) {
+        let Range { high, .. } = self.ranges[1];
+        let queue = (self.reference * QUEUE_NS as f64 / 1e9) as u64;
+        let few = high / 4;
+        if !self.cut || self.pieces < PIECES || !self.fresh || few < queue.max(PIECE_MIN) {
+            return self.end_search(now);
+        }
+        self.pieces = 1;
+        self.trials += 1;
+        self.enter(now, Phase::Fewer, few);
+    }
+
+    /// Judges fewer commands of the same length.
+    fn fewer(&mut self, now: Instant, sample: &Sample) {
+        self.mean.add(sample);
+        let Some(enough) = self.verdict() else {
+            return;
+        };
+        let range = &mut self.ranges[1];
+        if enough {
+            *range = Range { low: 0, high: self.limit };
+        } else {
+            self.pieces = PIECES;
+            self.too_small += 1;
+        }
+        self.end_search(now);
+    }
+
+    /// Returns the smallest limit that is tried. One command is in the device at least, whatever the limit.
     fn floor(&self, command: u64) -> u64 {
         let queue = (self.reference * QUEUE_NS as f64 / 1e9) as u64;
-        let command = if self.cut { PIECE_MIN + u64::from(COMMAND_COST) } else { command };
-        queue.max(2 * command).max(PIECE_MIN)
+        let command = if self.cut { PIECE_MIN } else { command / 2 };
+        queue.max(command).max(PIECE_MIN)
     }
 
     /// Judges a smaller limit.
@@ -394,7 +452,8 @@ impl DepthControl {
     fn verdict(&self) -> Option<bool> {
         let rate = self.mean.rate();
         if self.mean.is_certain() {
-            return Some(rate >= ENOUGH * self.reference);
+            let part = if self.cut { ENOUGH_CUT } else { ENOUGH };
+            return Some(rate >= part * self.reference);
         }
         let slow = self.mean.is_rough() && rate < 0.85 * self.reference;
         (slow || self.mean.ns() > MEASURE_NS).then_some(false)
@@ -403,25 +462,30 @@ impl DepthControl {
     /// Uses the limit that the search found.
     fn end_search(&mut self, now: Instant) {
         let Range { high, .. } = self.ranges[usize::from(self.cut)];
-        self.rest_ns = CRUISE_NS;
+        self.settled[usize::from(self.cut)] = high;
         self.fresh = false;
         self.next_trial = now.after(self.rest_ns);
         self.enter(now, Phase::Cruise, high);
     }
 
-    /// Ends the trials of a device whose throughput does not tell which limit is enough: it has no limit.
+    /// Ends the trials of a device whose throughput does not tell which limit is enough: no request waits for this one.
     fn give_up(&mut self, now: Instant) {
-        self.ranges = [Range::default(); 2];
+        (self.ranges, self.settled) = ([Range::default(); 2], [0; 2]);
         (self.cut, self.fresh) = (false, false);
-        self.rest_ns = (self.rest_ns * 2).min(REST_MAX_NS);
         self.next_trial = now.after(self.rest_ns);
-        self.enter(now, Phase::Watch, u64::MAX);
+        self.enter(now, Phase::Watch, self.limit.max(FIRST_LIMIT));
+    }
+
+    /// Returns whether the throughput of a larger limit is greater by more than chance explains.
+    fn has_gained(&self) -> bool {
+        let more = self.mean.rate() / self.cruising.max(1.0) - GAIN;
+        more > 0.0 && more * more > 4.0 * (self.mean.error_squared() + self.cruising_error)
     }
 
     /// Watches the throughput of the limit in use.
     fn cruise(&mut self, now: Instant, sample: &Sample) {
         if now.since(self.bound_at) > UNUSED_NS {
-            self.ranges = [Range::default(); 2];
+            (self.ranges, self.settled) = ([Range::default(); 2], [0; 2]);
             self.cut = false;
             return self.enter(now, Phase::Watch, FIRST_LIMIT);
         }
@@ -437,7 +501,7 @@ impl DepthControl {
                 return;
             }
         }
-        self.cruising = self.mean.rate();
+        (self.cruising, self.cruising_error) = (self.mean.rate(), self.mean.error_squared());
         if due || self.cruising < LOSS * self.reference {
             let range = &mut self.ranges[usize::from(self.cut)];
             *range = Range { low: 0, high: self.limit };
@@ -456,11 +520,13 @@ impl DepthControl {
             return;
         }
         let rate = self.mean.rate();
+        self.rest_ns = (self.mean.ns() * TRIAL_PART).clamp(CRUISE_NS, REST_MAX_NS);
+        let gained = self.has_gained();
         let range = &mut self.ranges[usize::from(self.cut)];
-        if rate > GAIN * self.cruising {
+        if gained {
             // The device needed more.
             *range = Range { low: range.high, high: self.limit };
-            self.cruising = rate;
+            (self.cruising, self.cruising_error) = (rate, self.mean.error_squared());
             self.reference = rate;
             if !self.bound {
                 // It has all that was asked for: the limit does not matter any more.

@@ -6,13 +6,13 @@
 use crate::time::{Instant, MS};
 
 /// Commands in a sample, at least.
-const SAMPLE_COMMANDS: u64 = 16;
+const SAMPLE_COMMANDS: u64 = 8;
 /// Duration of a sample, at least.
 const SAMPLE_NS: u64 = MS;
 /// Samples of a mean, at least.
 const SAMPLES_MIN: u32 = 4;
 /// Largest standard error of a mean that is believed, as a part of it.
-const ERROR_MAX: f64 = 0.01;
+const ERROR_MAX: f64 = 0.015;
 
 /// Counts of commands that completed since the start of a sample.
 #[derive(Clone, Copy, Debug, Default)]
@@ -86,13 +86,20 @@ impl Mean {
 
     /// Returns whether its standard error is small enough to believe it.
     pub fn is_certain(&self) -> bool {
-        if self.samples < SAMPLES_MIN {
-            return false;
-        }
+        self.samples >= SAMPLES_MIN && self.error_squared() <= ERROR_MAX * ERROR_MAX
+    }
+
+    /// Returns the square of its standard error, as a part of the mean.
+    pub fn error_squared(&self) -> f64 {
         let count = f64::from(self.samples);
-        let mean = self.sum / count;
-        let variance = (self.squares - self.sum * mean).max(0.0) / (count - 1.0);
-        variance / count <= ERROR_MAX * ERROR_MAX * mean * mean
+        let mean = self.sum / count.max(1.0);
+        let variance = (self.squares - self.sum * mean).max(0.0) / (count - 1.0).max(1.0);
+        variance / (count * mean * mean).max(1.0)
+    }
+
+    /// Returns the number of its samples.
+    pub fn samples(&self) -> u32 {
+        self.samples
     }
 
     /// Returns the duration of its samples.
@@ -115,12 +122,12 @@ mod tests {
 
     #[test]
     fn sample_needs_commands_and_time() {
-        let counts = Counts { commands: 16, cost: 1 << 20, latency_ns: 32 * MS };
+        let counts = Counts { commands: 8, cost: 1 << 20, latency_ns: 32 * MS };
         let sample = Sample::take(&counts, Instant(MS), Instant(3 * MS)).unwrap();
-        assert_eq!((sample.latency_ns, sample.in_flight), (2 * MS, 16.0));
+        assert_eq!((sample.latency_ns, sample.in_flight), (4 * MS, 16.0));
         assert!((sample.rate - 1024.0 * 1024.0 * 500.0).abs() < 1.0);
         assert!(Sample::take(&counts, Instant(MS), Instant(MS + MS / 2)).is_none());
-        let few = Counts { commands: 15, ..counts };
+        let few = Counts { commands: 7, ..counts };
         assert!(Sample::take(&few, Instant(0), Instant(9 * MS)).is_none());
     }
 

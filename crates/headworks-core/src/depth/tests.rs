@@ -104,7 +104,7 @@ fn command_is_cut_only_while_small_requests_are_answered() {
     assert!(cut <= 64 << 10 && world.control.limit() <= 256 << 10, "{cut}");
     let rate = world.run(&mixed, 2000);
     assert!(rate > 0.95 * SATA.rate, "{rate}");
-    world.run(&SATA, 1200);
+    world.run(&SATA, 2500);
     assert_eq!(world.control.command_max(), 1280 << 10);
     // The limit for cut commands is remembered.
     world.run(&mixed, 200);
