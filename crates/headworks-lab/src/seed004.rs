@@ -7,7 +7,7 @@
 //! batch sizes are its curve.
 
 use headworks_core::time::SEC;
-use headworks_core::{ConfigError, Op, QueueOptions};
+use headworks_core::{ConfigError, DepthMode, Op, QueueOptions};
 use headworks_sim::disk::TwoPoint;
 
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, Plugging};
@@ -56,7 +56,8 @@ fn run_for(filter: &RowFilter, seconds: u64) -> Result<Report, ConfigError> {
     Ok(Report {
         title: "seed-004: a batch of neighbours reaches the device as one request".into(),
         notes: vec![
-            "fio: rw=read bs=4k iodepth=128 iodepth_batch=N iodepth_batch_complete=N, one job, no elevator".into(),
+            "fio: rw=read bs=4k iodepth=128 iodepth_batch=N iodepth_batch_complete=N, one job, no elevator, hw_depth=fixed"
+                .into(),
             format!(
                 "device: one at a time, {PER_COMMAND_NS} ns + bytes at {:.2} MB/s: calibrated on the seed's two rows",
                 BYTES_PER_SECOND as f64 / 1e6
@@ -89,7 +90,8 @@ fn run_one(seed: u64, plugging: Plugging, batch: u32, seconds: u64) -> Result<Ro
     };
     let mut harness = BlockHarness::new(BlockHarnessOptions {
         seed,
-        queue: QueueOptions::default(),
+        // The subject is the plug: behind a depth that adapts, requests that wait merge, too.
+        queue: QueueOptions { hw_depth: DepthMode::Fixed, ..QueueOptions::default() },
         size: SIZE,
         device: Box::new(TwoPoint::new(PER_COMMAND_NS, BYTES_PER_SECOND)),
         jobs: vec![job],

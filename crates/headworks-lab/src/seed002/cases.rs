@@ -2,7 +2,7 @@
 
 use headworks_core::time::SEC;
 use headworks_core::writeback::DirtyOptions;
-use headworks_core::{Instant, QueueOptions, Scheduler};
+use headworks_core::{DepthMode, Instant, QueueOptions, Scheduler};
 use headworks_sim::disk::StreamProfile;
 
 use super::Seed002Options;
@@ -146,6 +146,15 @@ pub struct BelowCache {
 impl BelowCache {
     /// The default options of a device, which ours runs with.
     pub const DEFAULT: Self = Self { scheduler: Scheduler::None, tags: TagPolicy::Fair };
+
+    /// The queue's options. Under the baseline the depth is fixed, as it was in Linux.
+    fn queue(self, throttle: Throttling) -> QueueOptions {
+        let options = QueueOptions { scheduler: self.scheduler, ..QueueOptions::default() };
+        match throttle {
+            Throttling::Foreground => QueueOptions { hw_depth: DepthMode::Fixed, ..options },
+            Throttling::Ioless | Throttling::None => self.tags.queue_options(options),
+        }
+    }
 
     /// What a throttle policy runs with. The baseline runs with every elevator and tag policy, so
     /// that its best can be compared.
@@ -351,7 +360,7 @@ impl CasePoint {
                 seed: self.seed,
                 ..DirtyOptions::default()
             },
-            queue: QueueOptions { scheduler: self.below.scheduler, ..QueueOptions::default() },
+            queue: self.below.queue(self.throttle),
             tags: self.below.tags,
             devices: self.devices(),
             size: writers.iter().map(|writer| writer.end).max().unwrap_or(PART),
