@@ -51,7 +51,7 @@ const GAIN: f64 = 1.02;
 /// Loss of throughput that is answered at once.
 const LOSS: f64 = 0.9;
 /// A queue of this duration delays no request.
-const QUEUE_NS: u64 = 110 * US;
+const QUEUE_NS: u64 = 95 * US;
 /// A device with this mean latency is never limited.
 const FAST_NS: u64 = 60 * US;
 /// Longest measurement of one limit.

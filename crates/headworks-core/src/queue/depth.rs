@@ -52,7 +52,7 @@ impl Queue {
         let Some(depth) = &self.depth else {
             return;
         };
-        self.gate.set_limit(depth.limit(), COMMAND_COST);
+        self.gate.set_limit(depth.limit(), COMMAND_COST, depth.command_max());
         // A policy that grants tag by tag has counted the pieces of the requests that wait.
         if self.gate.reuses_tags() {
             self.command_limits.max_bytes = depth.command_max().min(self.limits.max_bytes);

@@ -19,8 +19,8 @@ use crate::tags::{
 };
 use crate::time::Instant;
 
-/// Light requests may exceed the limit on bytes in flight by this part of it. A half: they get in at once, and many of them are
-/// limited, too.
+/// Light requests may exceed the limit on bytes in flight by this part of it, beside the last large command, which may exceed it
+/// too. A half: they get in at once, and many of them are limited.
 const LIGHT_PART: u64 = 2;
 
 /// Admission to one device: tags, leases and bytes in flight.
@@ -41,6 +41,8 @@ pub(super) struct Gate {
     streams: Streams,
     /// Bytes that a command is charged beside its own.
     command_cost: u32,
+    /// The longest command.
+    command_max: u32,
     /// A request waited for the limit since this was asked last.
     bound: bool,
     /// The tag requests of one submission.
@@ -63,6 +65,7 @@ impl Gate {
             share: options.share,
             streams: Streams::new(),
             command_cost: 0,
+            command_max: options.max_bytes(),
             bound: false,
             requests: Vec::with_capacity(waiters_max),
             waiters_max,
@@ -89,13 +92,16 @@ impl Gate {
     /// Takes over the limit on bytes in flight and the unit of shares of other options.
     pub fn set_limits(&mut self, options: &QueueOptions) {
         (self.bytes_max, self.command_cost) = (bytes_max(options), 0);
+        self.command_max = options.max_bytes();
         self.share = options.share;
     }
 
-    /// Sets the limit that was found by measuring: each command is charged `command_cost` bytes beside its own.
-    pub fn set_limit(&mut self, bytes_max: u64, command_cost: u32) {
+    /// Sets the limit that was found by measuring: each command is charged `command_cost` bytes beside its own, at most
+    /// `command_max`.
+    pub fn set_limit(&mut self, bytes_max: u64, command_cost: u32, command_max: u32) {
         debug_assert!(bytes_max > 0, "some requests may always be admitted");
         (self.bytes_max, self.command_cost) = (bytes_max, command_cost);
+        self.command_max = command_max;
     }
 
     /// Returns what the admitted requests were charged.
@@ -218,7 +224,8 @@ impl Gate {
         let budget = if self.is_full() { ByteBudget::LightOnly } else { ByteBudget::Available };
         if budget == ByteBudget::LightOnly && self.tags.waiters() > 0 {
             self.bound = true;
-            if self.admitted_bytes.get() - self.bytes_max >= self.bytes_max / LIGHT_PART {
+            let room = self.bytes_max / LIGHT_PART + u64::from(self.command_max);
+            if self.admitted_bytes.get() - self.bytes_max >= room {
                 return None;
             }
         }

@@ -1,7 +1,7 @@
-//! `hw_inflight_kb`: the bytes that count, for how long, and that the limit starves no request.
+//! `hw_inflight_kb` and `hw_depth`: the bytes that count, for how long, and that the limit starves no request.
 
-use headworks_core::time::SEC;
-use headworks_core::{Control, DeviceId, Tunable};
+use headworks_core::time::{SEC, US};
+use headworks_core::{Control, DepthMode, DeviceId, Tunable};
 
 use crate::bench::{Bench, Shards};
 
@@ -81,4 +81,53 @@ fn byte_limit_changes_while_timed_out_command_is_in_device() {
     assert_eq!(bench.sent(), "");
     bench.finish_from(3);
     bench.assert_quiet();
+}
+
+/// Keeps `depth` reads of 1 MiB, and some of 4 KiB, in a device that answers one command in 2 us and 2 ns a byte.
+fn serve_large_and_small_reads(bench: &mut Bench, depth: usize, rounds: u64) {
+    let mut first = bench.commands();
+    for round in 0..rounds {
+        let done = bench.commands() - first;
+        if done < depth {
+            bench.bios(&format!("R{}m+1m", round % 500));
+        }
+        if round % 8 == 0 {
+            bench.bios(&format!("R{}k+4k", 600_000 + 4 * round));
+        }
+        let len = u64::from(bench.command(first).submit.len);
+        bench.pass(2 * US + 2 * len);
+        bench.done(first);
+        first += 1;
+    }
+    bench.finish_from(first);
+}
+
+#[test]
+fn standing_queue_is_shortened_and_commands_are_cut() {
+    let mut bench = Bench::new(|q| q.hw_depth = DepthMode::Auto);
+    serve_large_and_small_reads(&mut bench, 64, 6000);
+    let (queue, _) = bench.shard.queue_stats(DeviceId(0)).expect("the device is here");
+    let depth = queue.depth.expect("the depth is measured");
+    assert!(depth.trials > 2 && depth.command_max < 256 << 10, "{depth:?}");
+    assert!(depth.limit > 0 && depth.limit < 1 << 20, "{depth:?}");
+    bench.assert_quiet();
+}
+
+#[test]
+fn depth_mode_changes_under_load() {
+    let mut bench = Bench::new(|q| q.hw_depth = DepthMode::Auto);
+    let set =
+        |value, token| Control::Set { device: DeviceId(0), tunable: Tunable::Depth, value, token };
+    for (token, value) in [1, 0, 1].into_iter().enumerate() {
+        serve_large_and_small_reads(&mut bench, 32, 1000);
+        let first = bench.commands();
+        bench.bios("R0+1m R2m+1m");
+        bench.control(set(value, token as u32));
+        bench.bios("R4m+1m");
+        bench.finish_from(first);
+        assert_eq!(bench.notices(), format!("set{token}:ok"));
+        let (queue, _) = bench.shard.queue_stats(DeviceId(0)).expect("the device is here");
+        assert_eq!(queue.depth.is_none(), value == 1);
+        bench.assert_quiet();
+    }
 }

@@ -13,6 +13,8 @@
 //! - [`Flows::light`] returns a light waiter out of order, for when the first one cannot go (it gathers tags, or the limit on
 //!   what is in the device is reached). Only an eligible one, which has not had its share: so nothing passes by more than its
 //!   share this way, either.
+//! - [`Flows::light_beside_pieces`] does so while large requests are sent piece by piece. V grew by them when they were granted
+//!   and stands meanwhile; a light flow may start by as much later as its share of three of them.
 //! - A tenant's level would stand between root and export: the tree has any number of levels.
 //!
 //! A flow is remembered while it waits, and after that until the virtual time reaches its last service; all are forgotten when
