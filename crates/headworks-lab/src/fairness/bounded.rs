@@ -12,7 +12,9 @@
 //! and mq-deadline, on an NVMe and on a SATA disk.
 
 use headworks_core::time::SEC;
-use headworks_core::{ConfigError, DeviceId, ExportConfig, ExportId, QueueOptions, Scheduler};
+use headworks_core::{
+    ConfigError, DepthMode, DeviceId, ExportConfig, ExportId, QueueOptions, Scheduler,
+};
 use headworks_sim::disk::{Ssd, SsdProfile};
 
 use crate::baseline::{TagPolicy, WakeOptions};
@@ -169,7 +171,9 @@ impl Point {
     }
 
     fn queue(&self) -> QueueOptions {
-        let usual = QueueOptions { scheduler: self.scheduler, ..QueueOptions::default() };
+        // `unbounded` is without any limit, the others with one by hand.
+        let (scheduler, hw_depth) = (self.scheduler, DepthMode::Fixed);
+        let usual = QueueOptions { scheduler, hw_depth, ..QueueOptions::default() };
         let Disk { hw_inflight_kb, max_sectors_kb, .. } = self.disk;
         match self.case {
             Case::Unbounded => usual,

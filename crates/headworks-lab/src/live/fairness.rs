@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use headworks_core::{ConfigError, QueueOptions, Scheduler};
+use headworks_core::{ConfigError, DepthMode, QueueOptions, Scheduler};
 use headworks_nbd::client::bench::{BenchOptions, Pattern, Tally};
 
 use super::server::{LiveServer, LiveServerOptions, TempFolder};
@@ -153,7 +153,8 @@ impl Point {
     }
 
     fn queue(&self, queue: QueueOptions) -> QueueOptions {
-        let queue = QueueOptions { scheduler: self.scheduler, ..queue };
+        let (scheduler, hw_depth) = (self.scheduler, DepthMode::Fixed);
+        let queue = QueueOptions { scheduler, hw_depth, ..queue };
         match self.usual {
             true => queue,
             false => QueueOptions {
