@@ -28,7 +28,7 @@ pub(super) struct Counts {
 /// A finished sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
-    /// Cost a second.
+    /// Cost completed in a second.
     pub rate: f64,
     /// Mean time from submission to completion.
     pub latency_ns: u64,
@@ -65,7 +65,7 @@ pub(super) struct Mean {
 }
 
 impl Mean {
-    /// Adds a sample.
+    /// Adds one sample to the mean.
     pub fn add(&mut self, sample: &Sample) {
         debug_assert!(sample.rate >= 0.0, "throughput is not negative");
         self.samples += 1;
