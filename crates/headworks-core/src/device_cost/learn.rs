@@ -13,6 +13,11 @@
 //! learned longest ago counts least. An error within the noise teaches nothing, so a steady mix cannot drift away. Several
 //! surprises in a row mean that the device has changed: then the certainty is given up.
 //!
+//! A drive that acknowledges writes from a cache misleads in one way: a large write waits until the cache has room for it, while
+//! small ones that were acknowledged long ago are written, so it seems to cost their time; charged so, large writes come seldom,
+//! the cache holds small ones alone, and it seems to cost even more. So a byte costs no more than that of a slow disk, unless
+//! windows of large commands show that it does.
+//!
 //! Only windows in which requests waited all the time are used: a device that is not busy shows its latency, not its cost.
 //!
 //! Invariants: the model is within its bounds; the variances are at most those of the beginning.
@@ -50,10 +55,21 @@ const SURPRISES: u32 = 4;
 /// Relative random walk of an unknown in a window that teaches: a tenth of it in a hundred windows.
 const WALK: f64 = 0.01;
 
+/// The most that a byte costs unless large commands have shown more, in nanoseconds: that of 40 MB/s.
+const BYTE_USUAL_NS: f64 = 25.0;
+
+/// The most that a byte can cost, as a multiple of the time for a byte in a window of large commands.
+const BYTE_SLACK: f64 = 1.1;
+
+/// Mean size of the commands of a window of large commands, in bytes.
+const LARGE_MEAN: u64 = 256 << 10;
+
 /// The commands that finished in a window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     since: Instant,
+    /// Commands and parts of commands.
+    finished: u32,
     /// Commands by [`CommandKind::base`].
     commands: [u32; 4],
     /// Bytes read and written.
@@ -72,6 +88,8 @@ pub struct CostLearner {
     variance: [[f64; UNKNOWNS]; UNKNOWNS],
     cost: DeviceCost,
     window: Option<Window>,
+    /// Most that a byte read or written can cost.
+    byte_max: [f64; 2],
     surprises: u32,
     windows: u64,
 }
@@ -98,6 +116,7 @@ impl CostLearner {
             variance: [[0.0; UNKNOWNS]; UNKNOWNS],
             cost,
             window: None,
+            byte_max: [BYTE_USUAL_NS; 2],
             surprises: 0,
             windows: 0,
         };
@@ -125,14 +144,16 @@ impl CostLearner {
         self.window.is_some()
     }
 
-    /// Notes a finished command; `None` for one that the model does not describe (flush, discard, an error).
-    pub fn note(&mut self, kind: Option<CommandKind>, bytes: u32) {
+    /// Notes a finished command, or the bytes of a part of one that is not `whole`; `None` for one that the model does not
+    /// describe (flush, discard, an error).
+    pub fn note(&mut self, kind: Option<CommandKind>, whole: bool, bytes: u32) {
         let Some(window) = &mut self.window else {
             return;
         };
         match kind {
             Some(kind) => {
-                window.commands[kind.base()] += 1;
+                window.finished += 1;
+                window.commands[kind.base()] += u32::from(whole);
                 window.bytes[usize::from(!kind.read)] += u64::from(bytes);
             }
             None => window.other = true,
@@ -177,6 +198,7 @@ impl CostLearner {
             parts.iter().zip(&self.model).map(|(part, unknown)| part * unknown).sum();
         let error = took - expected;
         self.windows += 1;
+        self.bound_bytes(window, took);
         if error.abs() <= NOISE * took {
             self.surprises = 0;
             return;
@@ -212,7 +234,7 @@ impl CostLearner {
     /// it moves along.
     fn bound(&mut self) {
         for index in 0..UNKNOWNS {
-            let (least, most) = if index < 4 { BASE_NS } else { BYTE_NS };
+            let (least, most) = self.bounds(index);
             let unknown = self.model[index];
             let bound = unknown.clamp(least, most);
             if bound != unknown {
@@ -221,10 +243,27 @@ impl CostLearner {
                 self.correct(&parts, bound - unknown, (bound - unknown) / 4.0);
             }
         }
-        for (index, unknown) in self.model.iter_mut().enumerate() {
-            let (least, most) = if index < 4 { BASE_NS } else { BYTE_NS };
-            *unknown = unknown.clamp(least, most);
+        for index in 0..UNKNOWNS {
+            let (least, most) = self.bounds(index);
+            self.model[index] = self.model[index].clamp(least, most);
         }
+    }
+
+    /// Takes the most that a byte can cost from a window of large commands.
+    fn bound_bytes(&mut self, window: &Window, took: f64) {
+        let bytes = window.bytes[0] + window.bytes[1];
+        if bytes >= u64::from(window.commands.iter().sum::<u32>()) * LARGE_MEAN {
+            let seen = BYTE_SLACK * took / bytes as f64;
+            let most = seen.clamp(BYTE_USUAL_NS, BYTE_NS.1);
+            for (index, part) in window.bytes.iter().enumerate() {
+                self.byte_max[index] = if *part > 0 { most } else { self.byte_max[index] };
+            }
+        }
+    }
+
+    /// Returns the bounds of an unknown.
+    fn bounds(&self, index: usize) -> (f64, f64) {
+        if index < 4 { BASE_NS } else { (BYTE_NS.0, self.byte_max[index - 4]) }
     }
 
     /// Adds what the unknowns may have changed since the last window.
@@ -268,21 +307,16 @@ fn first_deviation(index: usize) -> f64 {
 }
 
 impl Window {
-    /// Returns the number of commands.
-    fn count(&self) -> u32 {
-        self.commands.iter().sum()
-    }
-
     /// Returns true if the commands that lie across its ends no longer matter much.
     fn is_enough(&self, now: Instant) -> bool {
         let took = now.since(self.since);
         let factor = if took >= WINDOW_LONG_NS { 2 } else { 4 };
-        took >= WINDOW_MIN_NS && self.count() >= (factor * self.in_flight).max(COMMANDS_MIN)
+        took >= WINDOW_MIN_NS && self.finished >= (factor * self.in_flight).max(COMMANDS_MIN)
     }
 
     /// Returns the relative noise of its time: what lies across its ends, and the device's own variation.
     fn noise(&self) -> f64 {
-        0.05 + 0.3 * f64::from(self.in_flight) / f64::from(self.count().max(1))
+        0.05 + 0.3 * f64::from(self.in_flight) / f64::from(self.finished.max(1))
     }
 }
 
@@ -305,7 +339,7 @@ mod tests {
         for _ in 0..commands {
             let (kind, bytes) = mix();
             *now += truth(kind, bytes);
-            learner.note(Some(kind), bytes);
+            learner.note(Some(kind), true, bytes);
             learner.on_turn(Instant(*now), 2, true);
         }
     }
@@ -364,7 +398,7 @@ mod tests {
         let mut learner = CostLearner::new();
         for n in 0..1000 {
             learner.on_turn(Instant(n * MS), 1, n % 4 != 0);
-            learner.note(Some(READ), 4096);
+            learner.note(Some(READ), true, 4096);
         }
         assert_eq!((learner.windows(), *learner.cost()), (0, DeviceCost::default()));
     }
@@ -381,7 +415,7 @@ mod tests {
             let kind = CommandKind { read, sequential };
             let known = prng.below(500) > 0;
             let bits = prng.below(32);
-            learner.note(known.then_some(kind), prng.below(1 << bits) as u32);
+            learner.note(known.then_some(kind), true, prng.below(1 << bits) as u32);
             learner.on_turn(Instant(now), prng.below(40) as u32, prng.below(200) > 0);
             assert!(learner.model.iter().all(|unknown| unknown.is_finite()));
         }

@@ -70,11 +70,10 @@ impl Queue {
     /// Returns the tag request of a request, and notes how many tags it is owed.
     fn tag_request_of(&mut self, pools: &mut Pools, id: SlotId) -> TagRequest {
         let request = &pools.slots[id];
-        let (mut tags, mut commands) = (1, 1);
+        let (mut tags, commands) = (1, self.commands_of(request));
         if self.must_split(request) {
             let piece = self.command_limits.piece(self.block_size(request));
-            commands = request.len.div_ceil(piece);
-            tags = self.gate.tags_for(commands, piece);
+            tags = self.gate.tags_for(request.len.div_ceil(piece), piece);
         }
         let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
         let bio = pools.bios[request.bio_head].bio.id;
@@ -96,10 +95,11 @@ impl Queue {
         }
     }
 
-    /// Returns the number of commands that a request needs.
+    /// Returns the number of commands that a request costs: those that the device's limits ask for. Commands that the depth
+    /// control cuts smaller are its choice and cost the request nothing.
     fn commands_of(&self, request: &Request) -> u32 {
-        match self.must_split(request) {
-            true => request.len.div_ceil(self.command_limits.piece(self.block_size(request))),
+        match request.op.has_data() && request.len > self.limits.max_bytes {
+            true => request.len.div_ceil(self.limits.piece(self.block_size(request))),
             false => 1,
         }
     }

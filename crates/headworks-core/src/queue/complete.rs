@@ -79,7 +79,11 @@ impl Queue {
     /// Notes a finished command, for the cost model.
     fn learn(&mut self, request: &Request, completion: &Completion) {
         let known = completion.status.is_ok() && matches!(request.op, Op::Read | Op::Write);
-        self.gate.note_finished(known.then(|| kind_of(request)), completion.transferred);
+        // A piece that the depth control cut off is bytes of a command that the device's limits allow.
+        let piece = self.limits.piece(self.block_size(request));
+        let whole = request.parent == NIL || request.piece_offset % piece < request.len;
+        let kind = known.then(|| kind_of(request));
+        self.gate.note_finished(kind, whole, completion.transferred);
     }
 
     /// Charges a request's connection for the command that follows a short transfer, a step or a failure.

@@ -55,7 +55,9 @@ impl Queue {
         self.gate.set_limit(depth.limit(), COMMAND_COST, depth.command_max());
         // A policy that grants tag by tag has counted the pieces of the requests that wait.
         if self.gate.reuses_tags() {
-            self.command_limits.max_bytes = depth.command_max().min(self.limits.max_bytes);
+            let worth = self.gate.device_cost().bytes_of_a_command();
+            let max_bytes = depth.command_max().max(worth).min(self.limits.max_bytes);
+            self.command_limits.max_bytes = max_bytes;
         }
         debug_assert!(self.command_limits.max_bytes > 0, "a command has a length");
     }

@@ -306,9 +306,10 @@ impl Gate {
         self.costs.is_open()
     }
 
-    /// Notes a finished command of this kind; `None` for one that the cost model does not describe.
-    pub fn note_finished(&mut self, kind: Option<CommandKind>, bytes: u32) {
-        self.costs.note(kind, bytes);
+    /// Notes a finished command of this kind, or a part of one that is not `whole`; `None` for one that the cost model does not
+    /// describe.
+    pub fn note_finished(&mut self, kind: Option<CommandKind>, whole: bool, bytes: u32) {
+        self.costs.note(kind, whole, bytes);
     }
 
     /// Ends a turn with `in_flight` commands in the device; `queued` says that the elevator has more for it.

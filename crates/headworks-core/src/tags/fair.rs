@@ -87,6 +87,8 @@ pub struct FairTags {
     /// Waiters by kind, see [`SYNC`] and [`ASYNC`].
     flows: [Flows; 2],
     gathering: Option<Gathering>,
+    /// Cost of the light requests that passed the present head while the limit on what is in the device was reached.
+    over_limit_cost: u64,
     /// Kind of the last grant.
     last_kind: usize,
     /// Idle tags, and since when.
@@ -117,6 +119,7 @@ impl FairTags {
             waiters: Gauge32::default(),
             flows: [Flows::new(waiters_max), Flows::new(if limited { waiters_max } else { 0 })],
             gathering: None,
+            over_limit_cost: 0,
             last_kind: SYNC,
             idle: 0,
             idle_since: Instant(0),
@@ -164,10 +167,11 @@ impl FairTags {
         if self.free.is_zero() {
             return Choice::Nothing;
         }
-        if budget == ByteBudget::LightOnly {
-            return self.light(Flows::light_beside_pieces).map_or(Choice::Nothing, Choice::Grant);
-        }
         let gathering = self.gathering.map(|gathering| gathering.candidate);
+        if budget == ByteBudget::LightOnly {
+            return self.over_limit(gathering).map_or(Choice::Nothing, Choice::Grant);
+        }
+        self.over_limit_cost = 0;
         let Some(first) = gathering.or_else(|| self.first()) else {
             return Choice::Nothing;
         };
@@ -181,6 +185,21 @@ impl FairTags {
         }
         self.gathering.get_or_insert(Gathering { candidate: first, passed: 0 });
         self.passing().map_or(Choice::ShortOfTags, Choice::Grant)
+    }
+
+    /// Returns a light head that may go although the limit on what is in the device is reached. Together they may cost as much as
+    /// the head that waits for the limit: then they wait with it, so it is not starved however many there are.
+    fn over_limit(&mut self, gathering: Option<Candidate>) -> Option<Candidate> {
+        let head = gathering.or_else(|| self.first())?;
+        let light = self.light(Flows::light_beside_pieces)?;
+        if light.kind != head.kind || light.head.flow != head.head.flow {
+            let cost = self.over_limit_cost + self.waiter(light).request.cost;
+            if cost > self.waiter(head).request.cost {
+                return None;
+            }
+            self.over_limit_cost = cost;
+        }
+        Some(light)
     }
 
     /// Returns the head of both kinds whose turn it is.

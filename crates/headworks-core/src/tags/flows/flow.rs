@@ -59,7 +59,7 @@ impl Linked<WaiterLink> for Waiter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowHead {
     /// Index of the flow.
-    pub(super) flow: u32,
+    pub flow: u32,
     /// The first waiter is light and its flow is within its share.
     pub light: bool,
 }
