@@ -37,11 +37,18 @@ const BYTE_DEVIATION: f64 = 10.0;
 /// Fewest commands in a window.
 const COMMANDS_MIN: u32 = 8;
 
-/// Shortest window: so that the arithmetic costs nothing for each command.
+/// Shortest window. 1 ms: so that the arithmetic costs nothing for each command.
 const WINDOW_MIN_NS: u64 = MS;
 
+/// A surprise makes windows twice as long, at most so many times: up to 2 s, over which a drive's cache that takes many writes
+/// at once and then none looks the same.
+const DOUBLINGS_MAX: u32 = 11;
+
+/// Windows without a surprise after which windows are halved again.
+const CALM_WINDOWS: u32 = 16;
+
 /// Window after which twice the commands in flight are enough.
-const WINDOW_LONG_NS: u64 = 250 * MS;
+const WINDOW_LONG_NS: u64 = 4000 * MS;
 
 /// Relative error that teaches nothing.
 const NOISE: f64 = 0.03;
@@ -91,6 +98,10 @@ pub struct CostLearner {
     /// Most that a byte read or written can cost.
     byte_max: [f64; 2],
     surprises: u32,
+    /// Times that the shortest window is doubled.
+    doublings: u32,
+    /// Windows since the last surprise or halving.
+    calm: u32,
     windows: u64,
 }
 
@@ -118,6 +129,8 @@ impl CostLearner {
             window: None,
             byte_max: [BYTE_USUAL_NS; 2],
             surprises: 0,
+            doublings: 0,
+            calm: 0,
             windows: 0,
         };
         learner.doubt_all();
@@ -176,7 +189,8 @@ impl CostLearner {
             Some(window) => {
                 window.in_flight = window.in_flight.max(in_flight);
                 let window = *window;
-                if window.is_enough(now) {
+                let least = WINDOW_MIN_NS << self.doublings;
+                if window.is_enough(now, least) {
                     if !window.other {
                         self.learn(&window, now);
                     }
@@ -199,6 +213,7 @@ impl CostLearner {
         let error = took - expected;
         self.windows += 1;
         self.bound_bytes(window, took);
+        self.stretch(error.abs() > SURPRISE * took);
         if error.abs() <= NOISE * took {
             self.surprises = 0;
             return;
@@ -246,6 +261,17 @@ impl CostLearner {
         for index in 0..UNKNOWNS {
             let (least, most) = self.bounds(index);
             self.model[index] = self.model[index].clamp(least, most);
+        }
+    }
+
+    /// Makes windows longer after a surprise, and shorter after many without.
+    fn stretch(&mut self, surprise: bool) {
+        self.calm = if surprise { 0 } else { self.calm + 1 };
+        if surprise {
+            self.doublings = (self.doublings + 1).min(DOUBLINGS_MAX);
+        } else if self.calm == CALM_WINDOWS {
+            self.calm = 0;
+            self.doublings = self.doublings.saturating_sub(1);
         }
     }
 
@@ -308,10 +334,10 @@ fn first_deviation(index: usize) -> f64 {
 
 impl Window {
     /// Returns true if the commands that lie across its ends no longer matter much.
-    fn is_enough(&self, now: Instant) -> bool {
+    fn is_enough(&self, now: Instant, least_ns: u64) -> bool {
         let took = now.since(self.since);
         let factor = if took >= WINDOW_LONG_NS { 2 } else { 4 };
-        took >= WINDOW_MIN_NS && self.finished >= (factor * self.in_flight).max(COMMANDS_MIN)
+        took >= least_ns && self.finished >= (factor * self.in_flight).max(COMMANDS_MIN)
     }
 
     /// Returns the relative noise of its time: what lies across its ends, and the device's own variation.

@@ -181,7 +181,7 @@ fn only_light_requests_go_while_byte_budget_is_used_up() {
     gate.grants(ByteBudget::LightOnly);
     assert_eq!(order(&gate), [4, 5, 6], "each of them");
     gate.grants(ByteBudget::Available);
-    assert_eq!(gate.tags.free(), 2, "held requests go when the budget allows");
+    assert!(order(&gate).contains(&1), "held requests go when the budget allows");
 }
 
 #[test]
