@@ -351,6 +351,9 @@ mod tests {
     use super::*;
     use crate::prng::Prng;
 
+    /// The time of a command of a kind and length.
+    type Truth<'a> = &'a dyn Fn(CommandKind, u32) -> u64;
+
     const READ: CommandKind = CommandKind { read: true, sequential: false };
     const WRITE: CommandKind = CommandKind { read: false, sequential: false };
 
@@ -359,7 +362,7 @@ mod tests {
         learner: &mut CostLearner,
         now: &mut u64,
         mix: &mut dyn FnMut() -> (CommandKind, u32),
-        truth: &dyn Fn(CommandKind, u32) -> u64,
+        truth: Truth<'_>,
         commands: u32,
     ) {
         for _ in 0..commands {
@@ -380,8 +383,7 @@ mod tests {
         let flash = |_: CommandKind, bytes: u32| 2_100 + u64::from(bytes) * 36 / 100;
         let delay = |_: CommandKind, _: u32| 5_000_000;
         // Large requests are so frequent that both sizes take about as much time.
-        let truths: [(&dyn Fn(CommandKind, u32) -> u64, u64); 3] =
-            [(&disk, 4), (&flash, 100), (&delay, 2)];
+        let truths: [(Truth<'_>, u64); 3] = [(&disk, 4), (&flash, 100), (&delay, 2)];
         for (truth, one_in) in truths {
             let mut learner = CostLearner::new();
             let (mut prng, mut now) = (Prng::new(1), 0);

@@ -81,7 +81,7 @@ impl DeviceCost {
         let others = CommandKind { sequential: true, ..kind };
         let base = u64::from(self.base_ns[kind.base()])
             + u64::from(commands - 1) * u64::from(self.base_ns[others.base()]);
-        base + (u64::from(bytes) * self.byte[usize::from(!kind.read)] >> BYTE_BITS)
+        base + ((u64::from(bytes) * self.byte[usize::from(!kind.read)]) >> BYTE_BITS)
     }
 
     /// Returns the bytes that take twice as long as the base of a random command: cut shorter, commands that others come
@@ -119,7 +119,7 @@ impl DeviceCost {
     /// Returns the picoseconds of a byte read and of a byte written.
     #[must_use]
     pub const fn byte_ps(&self) -> [u64; 2] {
-        [self.byte[0] * 1000 >> BYTE_BITS, self.byte[1] * 1000 >> BYTE_BITS]
+        [(self.byte[0] * 1000) >> BYTE_BITS, (self.byte[1] * 1000) >> BYTE_BITS]
     }
 }
 

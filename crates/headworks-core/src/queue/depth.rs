@@ -17,7 +17,10 @@ impl Queue {
         self.limits = RequestLimits::new(&self.options);
         self.command_limits = self.limits;
         self.gate.set_limits(&self.options);
-        let auto = self.options.hw_depth == DepthMode::Auto && self.options.hw_inflight_kb == 0;
+        // A policy that grants tag by tag knows no limit on bytes: it would be asked again without end.
+        let auto = self.options.hw_depth == DepthMode::Auto
+            && self.options.hw_inflight_kb == 0
+            && self.gate.reuses_tags();
         self.depth = auto.then(|| DepthControl::new(self.limits.max_bytes));
         self.apply_depth();
     }
@@ -52,13 +55,11 @@ impl Queue {
         let Some(depth) = &self.depth else {
             return;
         };
-        self.gate.set_limit(depth.limit(), COMMAND_COST, depth.command_max());
-        // A policy that grants tag by tag has counted the pieces of the requests that wait.
-        if self.gate.reuses_tags() {
-            let worth = self.gate.device_cost().bytes_of_a_command();
-            let max_bytes = depth.command_max().max(worth).min(self.limits.max_bytes);
-            self.command_limits.max_bytes = max_bytes;
-        }
+        let worth = self.gate.device_cost().bytes_of_a_command();
+        let command_max = depth.command_max().max(worth).min(self.limits.max_bytes);
+        self.command_limits.max_bytes = command_max;
+        let whole = command_max == self.limits.max_bytes;
+        self.gate.set_limit(depth.limit(), COMMAND_COST, command_max, whole);
         debug_assert!(self.command_limits.max_bytes > 0, "a command has a length");
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct Gate {
     command_cost: u32,
     /// The longest command.
     command_max: u32,
+    /// The commands of a request reach the device together, see [`Gate::set_limit`].
+    whole: bool,
     /// A request waited for the limit since this was asked last.
     bound: bool,
     /// The tag requests of one submission.
@@ -66,6 +68,7 @@ impl Gate {
             streams: Streams::new(),
             command_cost: 0,
             command_max: options.max_bytes(),
+            whole: bytes_max(options) == u64::MAX,
             bound: false,
             requests: Vec::with_capacity(waiters_max),
             waiters_max,
@@ -93,15 +96,18 @@ impl Gate {
     pub fn set_limits(&mut self, options: &QueueOptions) {
         (self.bytes_max, self.command_cost) = (bytes_max(options), 0);
         self.command_max = options.max_bytes();
+        self.whole = self.bytes_max == u64::MAX;
         self.share = options.share;
     }
 
     /// Sets the limit that was found by measuring: each command is charged `command_cost` bytes beside its own, at most
-    /// `command_max`.
-    pub fn set_limit(&mut self, bytes_max: u64, command_cost: u32, command_max: u32) {
+    /// `command_max`. `whole` says that commands are as long as the device's limits allow: then a request that needs several is
+    /// granted the tags for all at once, so that they reach the device together.
+    pub fn set_limit(&mut self, bytes_max: u64, command_cost: u32, command_max: u32, whole: bool) {
         debug_assert!(bytes_max > 0, "some requests may always be admitted");
         (self.bytes_max, self.command_cost) = (bytes_max, command_cost);
         self.command_max = command_max;
+        self.whole = whole;
     }
 
     /// Returns what the admitted requests were charged.
@@ -159,11 +165,12 @@ impl Gate {
     }
 
     /// Returns the number of tags to request for `pieces` pieces of `piece` bytes: as many, but never so many that the request
-    /// would wait for a nearly empty device, and no more bytes at once than half of what may be in flight.
+    /// would wait for a nearly empty device, and no more bytes at once than half of what may be in flight, unless commands are whole.
     pub fn tags_for(&self, pieces: u32, piece: u32) -> u16 {
         debug_assert!(pieces > 0 && piece > 0, "a split request has pieces");
         let by_bytes = (self.bytes_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
-        let pieces = if self.tags.reuses_tags() { pieces.min(by_bytes as u32) } else { pieces };
+        let whole = self.whole || !self.tags.reuses_tags();
+        let pieces = if whole { pieces } else { pieces.min(by_bytes as u32) };
         self.tags.tags_for(pieces)
     }
 
@@ -222,7 +229,8 @@ impl Gate {
             self.tags.put(now, std::mem::take(&mut self.returned));
         }
         let budget = if self.is_full() { ByteBudget::LightOnly } else { ByteBudget::Available };
-        if budget == ByteBudget::LightOnly && self.tags.waiters() > 0 {
+        // A policy that grants tag by tag decides by itself; with a timer that is due it would be asked without end.
+        if budget == ByteBudget::LightOnly && self.tags.waiters() > 0 && self.reuses_tags() {
             self.bound = true;
             let room = self.bytes_max / LIGHT_PART + u64::from(self.command_max);
             if self.admitted_bytes.get() - self.bytes_max >= room {

@@ -155,6 +155,7 @@ impl Queue {
     pub fn set_tags(&mut self, tags: Box<dyn TagOwner>) {
         assert!(self.is_quiet(), "tags are replaced while none is held");
         self.gate.replace_policy(tags);
+        self.set_depth();
     }
 
     /// Replaces the elevator; the queue must be quiet.
