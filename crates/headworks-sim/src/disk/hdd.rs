@@ -210,10 +210,11 @@ impl Hdd {
     fn start_head(&mut self, now: Instant) {
         // A write that waits for space gets every second movement.
         let write_waits = !self.line.is_empty() && !self.link_busy && self.cache.bytes() > 0;
-        if !self.reads.is_empty() && !(write_waits && self.read_last) {
-            self.start_read(now);
-        } else {
+        let writes_turn = write_waits && self.read_last;
+        if self.reads.is_empty() || writes_turn {
             self.start_destage(now);
+        } else {
+            self.start_read(now);
         }
     }
 
