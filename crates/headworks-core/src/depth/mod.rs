@@ -54,6 +54,8 @@ const LOSS: f64 = 0.9;
 const QUEUE_NS: u64 = 95 * US;
 /// A device with this mean latency is never limited.
 const FAST_NS: u64 = 60 * US;
+/// Time without counting after a sample of a fast device.
+const FAST_REST_NS: u64 = 15 * MS;
 /// Longest measurement of one limit.
 const MEASURE_NS: u64 = 3 * SEC;
 /// Samples of the first measurement of a reference.
@@ -119,6 +121,8 @@ pub struct DepthStats {
 pub(crate) struct DepthControl {
     /// By kind.
     counts: [Counts; 3],
+    /// Completed commands are counted.
+    measuring: bool,
     since: Instant,
     mean: Mean,
     phase: Phase,
@@ -170,6 +174,7 @@ impl DepthControl {
         Self {
             counts: [Counts::default(); 3],
             since: Instant(0),
+            measuring: true,
             mean: Mean::default(),
             phase: Phase::Watch,
             settles: Instant(0),
@@ -227,16 +232,32 @@ impl DepthControl {
         counts.latency_ns += latency_ns;
     }
 
+    /// Returns true while completed commands are to be counted.
+    #[inline]
+    pub fn is_measuring(&self) -> bool {
+        self.measuring
+    }
+
     /// Returns true when enough time has passed to end a sample.
     #[inline]
     pub fn is_due(&self, now: Instant) -> bool {
         now >= self.since.after(MS)
     }
 
+    /// Ends the rest after a sample of a fast device: counting begins anew.
+    fn resume(&mut self, now: Instant) {
+        debug_assert!(self.counts.iter().all(|counts| counts.commands == 0), "it rested");
+        (self.measuring, self.since) = (true, now);
+    }
+
     /// Ends a sample if it has enough commands, and acts on it. `admitted` is the cost of what is admitted now; `bound` says
     /// whether a request waited for the limit since the last call. Returns true if the limit or the longest command changed.
     pub fn end_sample(&mut self, now: Instant, admitted: u64, bound: bool) -> bool {
         self.bound |= bound;
+        if !self.measuring {
+            self.resume(now);
+            return false;
+        }
         let [small, large, pieces] = self.counts;
         let requests = small.commands + large.commands;
         let counts = Counts {
@@ -266,6 +287,10 @@ impl DepthControl {
         let before = (self.limit, self.command_max());
         let command = counts.cost / counts.commands;
         self.latency_ns = sample.latency_ns;
+        if self.phase == Phase::Watch && sample.latency_ns <= FAST_NS {
+            // It has no limit; one sample in sixteen milliseconds is enough to see that it became slower.
+            (self.measuring, self.since) = (false, now.after(FAST_REST_NS));
+        }
         self.act(now, &sample, admitted, command);
         assert!(self.limit >= PIECE_MIN, "a device may always have something");
         before != (self.limit, self.command_max())

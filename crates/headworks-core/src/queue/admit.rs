@@ -20,6 +20,7 @@ impl Queue {
     /// Takes requests from the plug, in order: they merge with waiting requests, are admitted, or wait for tags.
     pub fn submit(&mut self, now: Instant, pools: &mut Pools, ids: &[SlotId]) {
         self.gate.begin_submission();
+        let contended = self.gate.is_contended();
         for &id in ids {
             let request = &mut pools.slots[id];
             debug_assert!(
@@ -32,13 +33,17 @@ impl Queue {
             }
             match pools.slots[id].tags {
                 0 => {
-                    let request = self.tag_request_of(pools, id);
+                    let request = self.tag_request_of(pools, id, contended);
                     self.gate.add(request);
                 }
                 leased => self.admit(now, pools, id, leased),
             }
         }
-        let granted = self.gate.submit(now);
+        let mut granted = self.gate.grant_at_once();
+        if self.gate.submitted(granted).is_some() {
+            self.price(pools, granted);
+            granted += self.gate.submit_from(now, granted);
+        }
         let mut index = 0;
         while let Some((id, tags)) = self.gate.submitted(index) {
             if index < granted {
@@ -47,6 +52,18 @@ impl Queue {
                 pools.slots[id].state = RequestState::Waiting;
                 self.make_findable(pools, id);
             }
+            index += 1;
+        }
+    }
+
+    /// Sets the costs of the requests of the submission from the `first` on: they may have to wait.
+    fn price(&mut self, pools: &Pools, first: usize) {
+        let mut index = first;
+        while let Some((id, _)) = self.gate.submitted(index) {
+            let request = &pools.slots[id];
+            let (commands, bytes) =
+                (self.commands_of(request), cost_bytes(request.op, request.len));
+            self.gate.set_cost(index, self.gate.cost(kind_of(request), commands, bytes));
             index += 1;
         }
     }
@@ -67,10 +84,11 @@ impl Queue {
         }
     }
 
-    /// Returns the tag request of a request, and notes how many tags it is owed.
-    fn tag_request_of(&mut self, pools: &mut Pools, id: SlotId) -> TagRequest {
+    /// Returns the tag request of a request, and notes how many tags it is owed. With contention it is noted whether it continues
+    /// the one before it; otherwise no cost counts.
+    fn tag_request_of(&mut self, pools: &mut Pools, id: SlotId, contended: bool) -> TagRequest {
         let request = &pools.slots[id];
-        let (mut tags, commands) = (1, self.commands_of(request));
+        let mut tags = 1;
         if self.must_split(request) {
             let piece = self.command_limits.piece(self.block_size(request));
             tags = self.gate.tags_for(request.len.div_ceil(piece), piece);
@@ -78,16 +96,15 @@ impl Queue {
         let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
         let bio = pools.bios[request.bio_head].bio.id;
         let Request { volume, offset, len, .. } = *request;
-        if self.gate.is_sequential(bio.connection, volume, offset, len) {
+        if contended && self.gate.is_sequential(bio.connection, volume, offset, len) {
             pools.slots[id].marks |= Request::SEQUENTIAL;
         }
-        let cost = self.gate.cost(kind_of(&pools.slots[id]), commands, bytes);
         pools.slots[id].owed = tags;
         TagRequest {
             requester: Requester::Request(id),
             tags,
             bytes,
-            cost,
+            cost: 0,
             sync,
             connection: bio.connection,
             export: bio.export,

@@ -28,9 +28,14 @@ impl Queue {
     /// Counts a command that the device has answered.
     #[inline]
     pub(super) fn measure(&mut self, now: Instant, request: &Request) {
-        if let Some(depth) = &mut self.depth {
+        if let Some(depth) = &mut self.depth
+            && depth.is_measuring()
+        {
             let kind = match request.parent {
-                NIL if request.len <= SMALL_MAX && request.is_sync() => CommandKind::Small,
+                // Small requests that merged are a stream, which nothing delays.
+                NIL if request.len <= SMALL_MAX && request.bios == 1 && request.is_sync() => {
+                    CommandKind::Small
+                }
                 NIL => CommandKind::Large,
                 _ => CommandKind::Piece,
             };

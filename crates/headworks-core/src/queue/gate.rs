@@ -49,6 +49,8 @@ pub(super) struct Gate {
     bound: bool,
     /// The tag requests of one submission.
     requests: Vec<TagRequest>,
+    /// How many of them the limit on bytes in flight admits, from the first.
+    most: usize,
     waiters_max: usize,
 }
 
@@ -71,6 +73,7 @@ impl Gate {
             whole: bytes_max(options) == u64::MAX,
             bound: false,
             requests: Vec::with_capacity(waiters_max),
+            most: 0,
             waiters_max,
         }
     }
@@ -188,14 +191,35 @@ impl Gate {
         self.requests.push(request);
     }
 
-    /// Makes the requests of the submission; returns how many of the first were granted.
-    pub fn submit(&mut self, now: Instant) -> usize {
-        let most = self.most_by_bytes();
-        let granted = self.tags.request(now, &self.requests, most);
-        debug_assert!(granted <= most, "the limit on bytes in flight holds for immediate grants");
-        let tags = self.requests[..granted].iter().map(|request| u32::from(request.tags));
-        self.held.add(tags.sum());
+    /// Grants requests of the submission, from the first, for which no order matters; returns how many. What they cost is of no
+    /// interest.
+    pub fn grant_at_once(&mut self) -> usize {
+        self.most = self.most_by_bytes();
+        let granted = self.tags.grant_at_once(&self.requests, self.most);
+        debug_assert!(
+            granted <= self.most,
+            "the limit on bytes in flight holds for immediate grants"
+        );
+        self.hold(0, granted);
         granted
+    }
+
+    /// Sets what a request of the submission costs its shares.
+    pub fn set_cost(&mut self, index: usize, cost: u64) {
+        self.requests[index].cost = cost;
+    }
+
+    /// Makes the requests of the submission from the `first` on; returns how many of them were granted, the others wait.
+    pub fn submit_from(&mut self, now: Instant, first: usize) -> usize {
+        let granted = self.tags.request(now, &self.requests[first..], self.most - first);
+        self.hold(first, granted);
+        granted
+    }
+
+    /// Counts the tags of granted requests of the submission.
+    fn hold(&mut self, first: usize, granted: usize) {
+        let requests = &self.requests[first..first + granted];
+        self.held.add(requests.iter().map(|request| u32::from(request.tags)).sum());
     }
 
     /// Returns a tag request of the submission as requester and tags.
@@ -294,9 +318,13 @@ impl Gate {
         self.costs.cost()
     }
 
-    /// Returns true if a request begins where its connection's last one ended. Without contention it is not looked at: then
-    /// no cost counts.
+    /// Returns true while requests wait, or their costs are being learned.
     #[inline]
+    pub fn is_contended(&self) -> bool {
+        self.waiters() > 0 || self.costs.is_open()
+    }
+
+    /// Returns true if a request begins where its connection's last one ended.
     pub fn is_sequential(
         &mut self,
         connection: u32,
@@ -304,8 +332,7 @@ impl Gate {
         offset: u64,
         len: u32,
     ) -> bool {
-        (self.waiters() > 0 || self.costs.is_open())
-            && self.streams.note(connection, volume, offset, len)
+        self.streams.note(connection, volume, offset, len)
     }
 
     /// Returns true while finished commands are noted to learn their costs.

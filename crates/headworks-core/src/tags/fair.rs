@@ -265,26 +265,33 @@ impl FairTags {
 }
 
 impl TagOwner for FairTags {
-    fn request(&mut self, now: Instant, requests: &[TagRequest], most: usize) -> usize {
-        let mut granted = 0;
-        self.stats.requests += requests.len() as u64;
-        if self.waiters.is_zero() {
-            // In registers: through memory each request would wait for the one before it.
-            let (mut free, mut asyncs) = (self.free.get(), self.asyncs.get());
-            for request in &requests[..most.min(requests.len())] {
-                let tags = u32::from(request.tags);
-                let fits = request.sync || asyncs + tags <= self.async_max || asyncs == 0;
-                if tags + self.reserve > free || !fits {
-                    break;
-                }
-                free -= tags;
-                asyncs += if request.sync { 0 } else { tags };
-                granted += 1;
-            }
-            self.taken.add(self.free.get() - free);
-            (self.free, self.asyncs) = (Gauge32::new(free), Gauge32::new(asyncs));
-            self.stats.grants += granted as u64;
+    fn grant_at_once(&mut self, requests: &[TagRequest], most: usize) -> usize {
+        if !self.waiters.is_zero() {
+            return 0;
         }
+        let mut granted = 0;
+        // In registers: through memory each request would wait for the one before it.
+        let (mut free, mut asyncs) = (self.free.get(), self.asyncs.get());
+        for request in &requests[..most.min(requests.len())] {
+            let tags = u32::from(request.tags);
+            let fits = request.sync || asyncs + tags <= self.async_max || asyncs == 0;
+            if tags + self.reserve > free || !fits {
+                break;
+            }
+            free -= tags;
+            asyncs += if request.sync { 0 } else { tags };
+            granted += 1;
+        }
+        self.taken.add(self.free.get() - free);
+        (self.free, self.asyncs) = (Gauge32::new(free), Gauge32::new(asyncs));
+        self.stats.requests += granted as u64;
+        self.stats.grants += granted as u64;
+        granted
+    }
+
+    fn request(&mut self, now: Instant, requests: &[TagRequest], most: usize) -> usize {
+        let granted = self.grant_at_once(requests, most);
+        self.stats.requests += (requests.len() - granted) as u64;
         for &request in &requests[granted..] {
             let fits = request.tags >= 1 && request.tags <= max_request_tags(self.depth);
             assert!(fits, "a request for more tags than are ever granted");

@@ -87,6 +87,12 @@ pub trait TagOwner: Send {
         true
     }
 
+    /// Grants requests from the front, at most `most`, while none waits and enough tags are free; returns how many. The others are
+    /// passed to [`TagOwner::request`]. A policy without such a short cut grants none here.
+    fn grant_at_once(&mut self, _requests: &[TagRequest], _most: usize) -> usize {
+        0
+    }
+
     /// Requests tags, in order. Returns how many requests at the front were granted, at most `most`; the others wait and are
     /// granted by [`TagOwner::next_grant`].
     fn request(&mut self, now: Instant, requests: &[TagRequest], most: usize) -> usize;
