@@ -22,6 +22,8 @@
 //! - **Commands are cut** while small synchronous requests are answered among large ones: one command takes a quarter of the
 //!   limit, so a small request waits for a part of a large one. Whole and cut commands have ranges of their own.
 //!
+//! A limit that was found for commands of an eighth, and holds less than two of the present ones, is forgotten.
+//!
 //! A wrong limit heals: a throughput that falls while requests wait for the limit, or grows with a larger limit, raises it.
 //!
 //! The unit of limits is bytes, and [`COMMAND_COST`] for each command. Invariants: `low <= high` in each range; the limit is at
@@ -56,6 +58,8 @@ const QUEUE_NS: u64 = 95 * US;
 const FAST_NS: u64 = 60 * US;
 /// Time without counting after a sample of a fast device.
 const FAST_REST_NS: u64 = 15 * MS;
+/// Growth of the mean command after which a limit is forgotten.
+const OUTGROWN: u64 = 8;
 /// Longest measurement of one limit.
 const MEASURE_NS: u64 = 3 * SEC;
 /// Samples of the first measurement of a reference.
@@ -123,6 +127,9 @@ pub(crate) struct DepthControl {
     counts: [Counts; 3],
     /// Completed commands are counted.
     measuring: bool,
+    /// Mean cost of a command in the last sample, and in the one after which the limit was set.
+    command: u64,
+    limit_command: u64,
     since: Instant,
     mean: Mean,
     phase: Phase,
@@ -175,6 +182,8 @@ impl DepthControl {
             counts: [Counts::default(); 3],
             since: Instant(0),
             measuring: true,
+            command: 0,
+            limit_command: 0,
             mean: Mean::default(),
             phase: Phase::Watch,
             settles: Instant(0),
@@ -298,6 +307,10 @@ impl DepthControl {
 
     /// Takes a sample in the present phase; `command` is the mean cost of a command.
     fn act(&mut self, now: Instant, sample: &Sample, admitted: u64, command: u64) {
+        if self.outgrows(command) {
+            return self.begin_anew(now);
+        }
+        self.command = command;
         if self.change_cut(now) {
             return;
         }
@@ -351,10 +364,23 @@ impl DepthControl {
         known > 0
     }
 
+    /// Returns whether the limit was found for much smaller commands and holds less than two of the present ones.
+    fn outgrows(&self, command: u64) -> bool {
+        !self.cut && self.limit < 2 * command && command > OUTGROWN * self.limit_command
+    }
+
+    /// Forgets what was found for another load.
+    fn begin_anew(&mut self, now: Instant) {
+        (self.ranges, self.settled) = ([Range::default(); 2], [0; 2]);
+        self.next_trial = now;
+        self.enter(now, Phase::Watch, FIRST_LIMIT);
+    }
+
     /// Begins a phase with a limit.
     fn enter(&mut self, now: Instant, phase: Phase, limit: u64) {
         let limit = limit.max(PIECE_MIN);
         if limit != self.limit {
+            self.limit_command = self.command;
             self.settles = now.after(if limit < self.limit { self.latency_ns } else { 0 });
             self.skip = true;
         }

@@ -173,3 +173,14 @@ fn unused_limit_is_forgotten() {
     world.run(&idle, 12_000);
     assert_eq!(world.control.limit(), FIRST_LIMIT);
 }
+
+#[test]
+fn limit_of_small_commands_is_forgotten_when_large_ones_come() {
+    let mut world = World::new();
+    let small = Fluid { command: 4096, demand: MIB, latency_ns: 200_000.0, ..SATA };
+    world.run(&small, 5000);
+    assert!(world.control.limit() < 2 * MIB, "{} for small commands", world.control.limit());
+    world.run(&SATA, 200);
+    let rate = world.run(&SATA, 500);
+    assert!(rate > 0.95 * SATA.rate, "{rate} a second after the change");
+}
