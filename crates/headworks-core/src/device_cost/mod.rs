@@ -31,6 +31,9 @@ const BASE_NS: (f64, f64) = (100.0, 2e9);
 /// Least and greatest cost of a byte: free, and that of 1 MB/s.
 const BYTE_NS: (f64, f64) = (0.0, 1e3);
 
+/// Base of a command that moves a head: at least 1 ms.
+const SEEK_NS: u32 = 1_000_000;
+
 /// The kinds of commands that the model tells apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandKind {
@@ -84,11 +87,15 @@ impl DeviceCost {
         base + ((u64::from(bytes) * self.byte[usize::from(!kind.read)]) >> BYTE_BITS)
     }
 
-    /// Returns the bytes that take twice as long as the base of a random command: cut shorter, commands that others come
-    /// between cost a device much of its throughput. A disk's are some hundred KiB, a flash disk's about 10.
+    /// Returns the bytes that take twice as long as the base of a random command, if that is a seek: cut shorter, commands that
+    /// others come between cost a disk much of its throughput. 0 for a device without seeks, whose bases are small and not
+    /// well known while all commands are large.
     #[must_use]
-    pub fn bytes_of_a_command(&self) -> u32 {
-        let bytes = |base: u32, byte: u64| (u64::from(base) << (BYTE_BITS + 1)) / byte.max(1);
+    pub fn bytes_of_a_seek(&self) -> u32 {
+        let bytes = |base: u32, byte: u64| match base {
+            ..SEEK_NS => 0,
+            _ => (u64::from(base) << (BYTE_BITS + 1)) / byte.max(1),
+        };
         let most = bytes(self.base_ns[0], self.byte[0]).max(bytes(self.base_ns[2], self.byte[1]));
         most.min(1 << 30) as u32
     }
@@ -136,7 +143,9 @@ mod tests {
         assert_eq!(cost.of(kind(true, true), 1, 4096), 100 + 8192);
         assert_eq!(cost.of(kind(false, false), 8, 1 << 20), 5000 + 7 * 200 + (1 << 19));
         assert_eq!(cost.byte_ps(), [2000, 500]);
-        assert_eq!(cost.bytes_of_a_command(), 20_000, "5000 ns at half a nanosecond a byte, twice");
+        assert_eq!(cost.bytes_of_a_seek(), 0, "no seek");
+        let disk = DeviceCost { base_ns: [5_000_000; 4], byte: [10 << BYTE_BITS; 2] };
+        assert_eq!(disk.bytes_of_a_seek(), 1_000_000, "5 ms at 10 ns a byte, twice");
         assert_eq!(DeviceCost::from_words(cost.words()), Some(cost));
         assert_eq!(DeviceCost::from_words([0; 4]), None, "a command is not free");
     }

@@ -60,7 +60,7 @@ impl Queue {
         let Some(depth) = &self.depth else {
             return;
         };
-        let worth = self.gate.device_cost().bytes_of_a_command();
+        let worth = self.gate.device_cost().bytes_of_a_seek();
         let command_max = depth.command_max().max(worth).min(self.limits.max_bytes);
         self.command_limits.max_bytes = command_max;
         let whole = command_max == self.limits.max_bytes;
