@@ -4,7 +4,7 @@
 //! and uses ids that mean the same in every run.
 
 use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, VolumeId};
-use crate::device_cost::DeviceCost;
+use crate::device_cost::{DeviceCost, ShareUnit};
 use crate::error::Status;
 use crate::options::Tunable;
 use crate::wait_times::WaitTimes;
@@ -97,6 +97,8 @@ pub enum Message {
         nr_requests: u32,
         /// As in [`crate::QueueOptions::max_sectors_kb`].
         max_sectors_kb: u32,
+        /// As in [`crate::QueueOptions::share`].
+        share: ShareUnit,
     },
     /// To every other shard: how volumes of `device` are cached from now on.
     Caching {

@@ -5,7 +5,7 @@
 
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, BioFlags, BioId, DeviceId, ExportId, Ioprio, Op, ShardId, VolumeId};
-use crate::device_cost::DeviceCost;
+use crate::device_cost::{DeviceCost, ShareUnit};
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 use crate::options::Tunable;
@@ -242,8 +242,8 @@ fn encode_message(message: &Message) -> InputWords {
         Message::Caching { device, read_ahead_kb, max_folio_order } => {
             [15, device.0.into(), read_ahead_kb.into(), max_folio_order.into(), 0, 0]
         }
-        Message::Limits { device, nr_requests, max_sectors_kb } => {
-            [13, device.0.into(), nr_requests.into(), max_sectors_kb.into(), 0, 0]
+        Message::Limits { device, nr_requests, max_sectors_kb, share } => {
+            [13, device.0.into(), nr_requests.into(), max_sectors_kb.into(), share as u64, 0]
         }
     }
 }
@@ -301,6 +301,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             device,
             nr_requests: words[2] as u32,
             max_sectors_kb: words[3] as u32,
+            share: *ShareUnit::ALL.get(usize::try_from(words[4]).ok()?)?,
         },
         11 => {
             let tunable = Tunable::from_code(words[2].try_into().ok()?)?;
@@ -400,7 +401,12 @@ mod tests {
                 let (value, token) = (bio.offset, cookie);
                 return Input::Control(Control::Set { device, tunable, value, token });
             }
-            12 => Message::Limits { device, nr_requests: cookie, max_sectors_kb: bio.len },
+            12 => Message::Limits {
+                device,
+                nr_requests: cookie,
+                max_sectors_kb: bio.len,
+                share: ShareUnit::Bytes,
+            },
             13 => return Input::Close { connection: cookie },
             15 => {
                 let tunable = DirtyTunable::from_code(prng.below(8) as u8).unwrap();

@@ -130,8 +130,8 @@ impl RemoteQueue {
     }
 
     /// Takes over new limits of the owner's queue.
-    pub fn on_limits(&mut self, nr_requests: u32, max_sectors_kb: u32) {
-        self.nr_requests = nr_requests;
+    pub fn on_limits(&mut self, nr_requests: u32, max_sectors_kb: u32, share: ShareUnit) {
+        (self.nr_requests, self.share) = (nr_requests, share);
         self.limits.max_bytes = max_sectors_kb * 1024;
     }
 

@@ -464,11 +464,11 @@ impl Shard {
                     remote.on_grant(now, pools, count, cost);
                 }
             }
-            Message::Limits { device, nr_requests, max_sectors_kb } => {
+            Message::Limits { device, nr_requests, max_sectors_kb, share } => {
                 if self.is_owned_by(device, from)
                     && let Some((remote, _)) = self.remote(device)
                 {
-                    remote.on_limits(nr_requests, max_sectors_kb);
+                    remote.on_limits(nr_requests, max_sectors_kb, share);
                 }
             }
             Message::Caching { device, read_ahead_kb, max_folio_order } => {

@@ -75,9 +75,9 @@ const SEEN_NS: u64 = 2 * SEC;
 /// Time after which an unused limit is forgotten.
 const UNUSED_NS: u64 = 10 * SEC;
 
-/// The kind of a completed command.
+/// The class of a completed command, by what it says of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CommandKind {
+pub(crate) enum CommandClass {
     /// At most [`SMALL_MAX`] bytes that a caller waits for.
     Small = 0,
     /// Any other request.
@@ -234,7 +234,7 @@ impl DepthControl {
 
     /// Counts a completed command.
     #[inline]
-    pub fn on_complete(&mut self, kind: CommandKind, bytes: u32, latency_ns: u64) {
+    pub fn on_complete(&mut self, kind: CommandClass, bytes: u32, latency_ns: u64) {
         let counts = &mut self.counts[kind as usize];
         counts.commands += 1;
         counts.cost += u64::from(bytes);

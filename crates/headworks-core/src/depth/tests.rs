@@ -61,14 +61,14 @@ impl World {
             self.part += rate / 1e5;
             let before = self.part;
             let cut = len < device.command;
-            let kind = if cut { CommandKind::Piece } else { CommandKind::Large };
+            let kind = if cut { CommandClass::Piece } else { CommandClass::Large };
             while self.part >= f64::from(len) {
                 self.part -= f64::from(len);
                 self.control.on_complete(kind, len, latency);
                 self.error = device.noise * (self.prng.below(2001) as f64 / 1000.0 - 1.0);
             }
             if device.small > 0 && step % (100 / u64::from(device.small)) == 0 {
-                self.control.on_complete(CommandKind::Small, 4096, latency);
+                self.control.on_complete(CommandClass::Small, 4096, latency);
             }
             // A batch ends with the device's answers.
             if self.part < before && self.control.is_due(self.now) {

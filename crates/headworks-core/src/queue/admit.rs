@@ -76,7 +76,7 @@ impl Queue {
                     self.index.remove(&mut pools.slots, id);
                     let request = &pools.slots[id];
                     let (kind, bytes) = (kind_of(request), cost_bytes(request.op, request.len));
-                    self.gate.charge_growth(kind, self.commands_of(request), bytes);
+                    self.gate.correct_charge(kind, self.commands_of(request), bytes);
                     self.admit(now, pools, id, tags);
                 }
                 Requester::Shard(shard) => self.send_grant(pools, shard, tags),
@@ -95,8 +95,7 @@ impl Queue {
         }
         let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
         let bio = pools.bios[request.bio_head].bio.id;
-        let Request { volume, offset, len, .. } = *request;
-        if contended && self.gate.is_sequential(bio.connection, volume, offset, len) {
+        if contended && self.gate.note_stream(&bio, request.offset, request.len) {
             pools.slots[id].marks |= Request::SEQUENTIAL;
         }
         pools.slots[id].owed = tags;

@@ -4,7 +4,7 @@
 //! Invariant: without a control the limit is `hw_inflight_kb`, and commands are as long as the device allows.
 
 use super::Queue;
-use crate::depth::{COMMAND_COST, CommandKind, DepthControl, SMALL_MAX};
+use crate::depth::{COMMAND_COST, CommandClass, DepthControl, SMALL_MAX};
 use crate::options::DepthMode;
 use crate::request::Request;
 use crate::request_limits::RequestLimits;
@@ -34,10 +34,10 @@ impl Queue {
             let kind = match request.parent {
                 // Small requests that merged are a stream, which nothing delays.
                 NIL if request.len <= SMALL_MAX && request.bios == 1 && request.is_sync() => {
-                    CommandKind::Small
+                    CommandClass::Small
                 }
-                NIL => CommandKind::Large,
-                _ => CommandKind::Piece,
+                NIL => CommandClass::Large,
+                _ => CommandClass::Piece,
             };
             depth.on_complete(kind, request.len, now.since(request.sent));
         }

@@ -8,7 +8,7 @@
 //! requests that were admitted and have neither ended nor timed out.
 
 use super::leases::{LeaseRequest, Leases};
-use crate::bio::{ExportId, Op, ShardId, VolumeId};
+use crate::bio::{BioId, ExportId, Op, ShardId};
 use crate::device_cost::{CommandKind, CostLearner, DeviceCost, ShareUnit, Streams};
 use crate::gauge::{Gauge32, Gauge64};
 use crate::options::{ExportConfig, QueueOptions, ShardConfig};
@@ -279,9 +279,9 @@ impl Gate {
         self.tags.free() + out <= self.tags.depth()
     }
 
-    /// Charges the last grant's share for what the request costs now: it may have grown by merging while it waited.
-    pub fn charge_growth(&mut self, kind: CommandKind, commands: u32, bytes: u32) {
-        self.tags.charge_growth(self.cost(kind, commands, bytes));
+    /// Corrects what the last grant's share was charged to what the request costs now.
+    pub fn correct_charge(&mut self, kind: CommandKind, commands: u32, bytes: u32) {
+        self.tags.correct_charge(self.cost(kind, commands, bytes));
     }
 
     /// Charges a connection for a command beyond those that its requests were granted for.
@@ -324,15 +324,9 @@ impl Gate {
         self.waiters() > 0 || self.costs.is_open()
     }
 
-    /// Returns true if a request begins where its connection's last one ended.
-    pub fn is_sequential(
-        &mut self,
-        connection: u32,
-        volume: VolumeId,
-        offset: u64,
-        len: u32,
-    ) -> bool {
-        self.streams.note(connection, volume, offset, len)
+    /// Notes where a request lies; returns true if it begins where its connection's last one ended.
+    pub fn note_stream(&mut self, id: &BioId, offset: u64, len: u32) -> bool {
+        self.streams.note(id.connection, id.volume, offset, len)
     }
 
     /// Returns true while finished commands are noted to learn their costs.

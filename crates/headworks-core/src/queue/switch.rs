@@ -26,7 +26,6 @@ use crate::list::Fifo;
 use crate::options::{QueueOptions, Tunable};
 use crate::pools::Pools;
 use crate::request::Bios;
-use crate::request_limits::RequestLimits;
 use crate::tags;
 use crate::time::Instant;
 
@@ -165,7 +164,8 @@ impl Queue {
     fn apply(&mut self, pools: &mut Pools, next: QueueOptions) -> Status {
         debug_assert!(self.waiting.is_empty() && self.gate.waiters() == 0, "the queue has drained");
         let old = std::mem::replace(&mut self.options, next);
-        let lessees_see = |options: &QueueOptions| (options.nr_requests, options.max_sectors_kb);
+        let lessees_see =
+            |options: &QueueOptions| (options.nr_requests, options.max_sectors_kb, options.share);
         if tags_differ(&old, &next, self.cached) {
             if !self.gate.all_free() {
                 self.options = old;
@@ -178,7 +178,6 @@ impl Queue {
         self.waiting.set_elevator(elevator::make(&next));
         // It is set for a command that was sent under the old time-out, and every command in flight has timed out.
         pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
-        self.limits = RequestLimits::new(&next);
         self.set_depth();
         if lessees_see(&old) != lessees_see(&next) {
             self.announce_limits(pools);
@@ -189,9 +188,9 @@ impl Queue {
     /// Tells other shards the limits by which they cut and count. Messages between two shards keep their order, so no tag overtakes
     /// this.
     pub(super) fn announce_limits(&self, pools: &mut Pools) {
-        let QueueOptions { nr_requests, max_sectors_kb, .. } = self.options;
+        let QueueOptions { nr_requests, max_sectors_kb, share, .. } = self.options;
         let device = self.device;
-        self.send_to_others(pools, Message::Limits { device, nr_requests, max_sectors_kb });
+        self.send_to_others(pools, Message::Limits { device, nr_requests, max_sectors_kb, share });
     }
 
     /// Sends a message to every other shard.

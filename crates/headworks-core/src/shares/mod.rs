@@ -166,7 +166,7 @@ fn span(cost: u64, weight: u64) -> u64 {
     (cost.min(COST_MAX) << SHIFT) / weight
 }
 
-/// A tree of shares: who is served next, by weight at every level.
+/// A tree of shares, which decides by weight at every level which leaf is served next.
 #[derive(Debug)]
 pub struct ShareTree {
     nodes: Vec<ShareNode>,
@@ -471,8 +471,9 @@ impl ShareTree {
         }
     }
 
-    /// Charges a leaf for more than its served requests were counted for.
-    pub fn charge(&mut self, leaf: ShareId, cost: u64) {
+    /// Charges a leaf for more than its served requests were counted for; below 0 for less. Less than they were counted for
+    /// does not move V back.
+    pub fn charge(&mut self, leaf: ShareId, cost: i64) {
         let mut id = leaf;
         while id != Self::ROOT {
             let ShareNode { parent, state, .. } = self.nodes[id as usize];
@@ -481,15 +482,17 @@ impl ShareTree {
                 return;
             }
             self.take_out(group, id);
-            self.advance(group, cost);
+            self.advance(group, cost.max(0).unsigned_abs());
             let node = &mut self.nodes[id as usize];
-            let (more, cost) = (span(cost, node.weight.into()), node.cost);
+            let more = span(cost.unsigned_abs(), node.weight.into());
+            let more = if cost < 0 { more.wrapping_neg() } else { more };
             if state == ShareState::Idle {
                 node.start = node.finish.wrapping_add(more);
                 self.rest(group, id);
             } else {
                 node.start = node.start.wrapping_add(more);
-                self.put_in(group, id, cost);
+                let first = node.cost;
+                self.put_in(group, id, first);
             }
             self.settle(group);
             id = parent;

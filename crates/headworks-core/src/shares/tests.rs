@@ -176,4 +176,13 @@ fn charge_delays_a_leaf_by_what_it_pays() {
     all.tree.charge(all.leaves[0], 10_000);
     let order: Vec<usize> = (0..14).map(|_| all.serve(Some(1000))).collect();
     assert_eq!(order.iter().filter(|&&leaf| leaf == 1).count(), 12, "{order:?}");
+    // What was too much is given back.
+    let mut all = Loop::new(&[1, 1]);
+    for &leaf in &all.leaves.clone() {
+        all.tree.activate(leaf, 10_000);
+    }
+    all.serve(Some(1000));
+    all.tree.charge(all.leaves[0], -9000);
+    let order: Vec<usize> = (0..9).map(|_| all.serve(Some(1000))).collect();
+    assert!(order[..8].iter().all(|&leaf| leaf == 0), "{order:?}");
 }

@@ -15,7 +15,7 @@
 //! - **`async_depth`** limits the tags of asynchronous requests, which also always leave one tag beside the reserve, so that a
 //!   synchronous request to a device full of background writes gets its tag at once. A request for more than `async_depth`
 //!   tags goes when no other asynchronous request holds any. With such a limit the two kinds have flows of their own, and of
-//!   their two heads the one that has waited longer goes first (a light one before one that is not). With one deficit for both
+//!   their two heads the one that has waited longer goes first (a light one before one that is not). With one share for both
 //!   kinds a connection that mostly reads would hardly ever write beside connections that only write, because it is not its
 //!   turn when the limit leaves room (measured: 2 writes to their 200). Without a limit all requests are of one kind.
 //!
@@ -23,7 +23,7 @@
 //! - free + taken == depth, and asyncs <= taken;
 //! - waiters == the waiters of both flows; those without `async_depth` limit are all in the synchronous ones;
 //! - a head gathers only while requests wait, and at most `reserve` requests have passed it (while the byte budget is used up,
-//!   as many as may go in advance of their turn);
+//!   so many as cost what it costs);
 //! - a request and the reserve fit into the depth, so a waiter is granted when no tag is held.
 
 use super::flows::{FlowHead, Flows, Waiter};
@@ -336,7 +336,7 @@ impl TagOwner for FairTags {
         Some(Grant { requester: waiter.request.requester, tags: waiter.request.tags })
     }
 
-    fn charge_growth(&mut self, cost: u64) {
+    fn correct_charge(&mut self, cost: u64) {
         self.flows[self.last_kind].charge_last(cost);
     }
 

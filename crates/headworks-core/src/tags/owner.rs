@@ -103,8 +103,9 @@ pub trait TagOwner: Send {
     /// Grants tags to the waiter whose turn it is, if enough are free. Called until it returns `None`, at the end of every batch.
     fn next_grant(&mut self, now: Instant, budget: ByteBudget) -> Option<Grant>;
 
-    /// Reports that the request of the last grant had grown by merging while it waited and costs `cost`; its share is charged.
-    fn charge_growth(&mut self, _cost: u64) {}
+    /// Reports what the request of the last grant costs now: it may have grown by merging while it waited, and what is known of
+    /// the device's costs may have changed. Its share is charged that.
+    fn correct_charge(&mut self, _cost: u64) {}
 
     /// Charges the shares of a connection for work that no grant was for: a retry, a flush.
     fn charge(&mut self, _export: ExportId, _connection: u32, _cost: u64) {}

@@ -1,6 +1,6 @@
 //! Hot-add and hot-remove of devices and volumes on a working shard.
 
-use headworks_core::device_cost::DeviceCost;
+use headworks_core::device_cost::{DeviceCost, ShareUnit};
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
     Change, ChangeError, Control, DeviceConfig, DeviceId, ExportId, Input, Instant, Message,
@@ -296,7 +296,12 @@ fn messages_for_removed_ids_are_answered_or_ignored() {
     let mut shards = shards();
     let (from, place) = (ShardId(1), DeviceId(1));
     let Input::Bio(bio) = shards.at[1].bio("v1:R0+4k") else { unreachable!() };
-    let limits = Message::Limits { device: place, nr_requests: 1, max_sectors_kb: 4 };
+    let limits = Message::Limits {
+        device: place,
+        nr_requests: 1,
+        max_sectors_kb: 4,
+        share: ShareUnit::Time,
+    };
     let caching = Message::Caching { device: place, read_ahead_kb: 0, max_folio_order: 0 };
     let done = Message::Done {
         cookie: 3,
@@ -366,7 +371,12 @@ fn messages_from_previous_owner_are_ignored() {
     let want = |from: u16| {
         let mut bench = Bench::of(config.clone());
         bench.changes(&[device(1, 8), volume(1, 1, 2)]);
-        let limits = Message::Limits { device: DeviceId(1), nr_requests: 1, max_sectors_kb: 4 };
+        let limits = Message::Limits {
+            device: DeviceId(1),
+            nr_requests: 1,
+            max_sectors_kb: 4,
+            share: ShareUnit::Time,
+        };
         bench.turn(&[Input::Message { from: ShardId(from), message: limits }]);
         bench.bios("v1:R0+4k v1:R64k+4k v1:R128k+4k");
         match bench.outbox[..] {

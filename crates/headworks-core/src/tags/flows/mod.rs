@@ -21,7 +21,8 @@
 //! nothing waits for the device. At most [`IDLE_FLOWS_MAX`] idle flows are remembered; beyond that an emptied one is forgotten
 //! at once.
 //!
-//! A request that grew by merging while it waited pays for its final size when it is granted.
+//! A request pays what it costs when it is granted: it may have grown by merging while it waited, and the learned costs may have
+//! changed.
 //!
 //! Invariants: a waiter is passed by no later one of its own flow; every waiter is served after finitely many grants; `backlog`
 //! is the sum over all waiters; `idle_flows` counts the flows without waiters.
@@ -224,11 +225,12 @@ impl Flows {
         waiter
     }
 
-    /// Charges the flow of the last grant for a request that had grown to `cost`, if the flow is still remembered.
+    /// Corrects what the flow of the last grant paid to `cost`, if the flow is still remembered: the request may have grown while it
+    /// waited, and what is known of the device's costs may have changed.
     pub fn charge_last(&mut self, cost: u64) {
         let LastGrant { flow, paid } = self.last;
-        if flow != NIL && cost > paid {
-            self.shares.charge(self.flows[flow].leaf, cost - paid);
+        if flow != NIL && cost != paid {
+            self.shares.charge(self.flows[flow].leaf, cost as i64 - paid as i64);
             self.last.paid = cost;
             self.forget_passed();
         }
@@ -239,7 +241,7 @@ impl Flows {
         let key = u64::from(export.0) << 32 | u64::from(connection);
         let found = self.flow_table.find(key, |id| self.flows[id].key);
         if let Some(flow) = found {
-            self.shares.charge(self.flows[flow].leaf, cost);
+            self.shares.charge(self.flows[flow].leaf, cost.min(i64::MAX as u64) as i64);
             self.forget_passed();
         }
         found.is_some()
