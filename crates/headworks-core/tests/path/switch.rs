@@ -1,7 +1,8 @@
 //! Changing options under load: drain and switch; no bio is lost, reordered or split by two sets of limits.
 
+use headworks_core::device_cost::ShareUnit;
 use headworks_core::time::{MS, SEC};
-use headworks_core::{Control, DeviceId, Input, Scheduler, Tunable};
+use headworks_core::{Control, DeviceId, Input, Message, Scheduler, Tunable};
 
 use crate::bench::{Bench, EIO, Shards};
 
@@ -320,4 +321,29 @@ fn shorter_timeout_applies_after_change() {
     assert_eq!(bench.notices(), "set1:ok timedout:R0+4k");
     bench.done(1);
     bench.assert_quiet();
+}
+
+#[test]
+fn changed_unit_of_shares_reaches_other_shards() {
+    let mut shards = Shards::new(2, |_| ());
+    let cost = |shards: &mut Shards| {
+        shards.at[1].bios("v1:R1m+64k");
+        let costs = shards.at[1].outbox.iter().filter_map(|(_, message)| match message {
+            Message::TagWant { cost, .. } => Some(*cost),
+            _ => None,
+        });
+        let cost = costs.last();
+        while !shards.deliver().is_empty() {}
+        cost
+    };
+    let time = cost(&mut shards).expect("the first bio asks for a tag");
+    let sent = shards.at[0].commands();
+    (0..sent).for_each(|command| shards.at[0].done(command));
+    shards.deliver();
+    shards.pass(20 * MS);
+    shards.deliver();
+    shards.at[0].control(set(Tunable::Share, ShareUnit::Bytes as u64, 1));
+    shards.deliver();
+    assert_ne!(time, 64 << 10);
+    assert_eq!(cost(&mut shards), Some(64 << 10), "bytes are counted");
 }
