@@ -5,9 +5,10 @@
 
 For each engine, in the clear and with TLS: 40, 60 and 100 clients, each with 128 reads of 1 MiB of which it takes nothing; the
 same with the reader on another export of weight 1000; 100 clients over TCP that take 100 KB/s each. Two images of 64 MiB are in
-the cache. The reader is `headworks bench --rw randread --bs 4k --iodepth 1`; with --paced it reads every 20 ms. A cell is least / median / most of the rounds' longest reads in ms. `rss` is the most
-that the server's resident memory grew. The goal is a median of at most 20 ms; a row beyond it is marked MISSED, and the exit
-status is 1. The rows "nobody" have the reader alone: what the machine itself adds.
+the cache. The reader is `headworks bench --rw randread --bs 4k --iodepth 1`; with --paced it reads every 20 ms. A cell is least /
+median / most of the rounds' longest reads in ms. `rss` is the most that the server's resident memory grew. The goal is that the
+longest read of all rounds takes at most 20 ms; a row beyond it is marked MISSED, and the exit status is 1. The rows "alone" have the
+reader without others: what the machine itself adds.
 """
 
 import argparse
@@ -193,7 +194,7 @@ def main():
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    cases = [(f"{count} unread" if count else "nobody", count, False, False) for count in (0, 40, 60, 100)]
+    cases = [(f"{count} unread" if count else "alone", count, False, False) for count in (0, 40, 60, 100)]
     cases += [("40 unread, other export", 40, False, True), ("100 links of 100 KB/s", 100, True, False)]
     missed = False
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as where, tempfile.TemporaryDirectory() as short:
@@ -216,7 +217,7 @@ def main():
                         server.stop()
                     cell = " / ".join(f"{value:.1f}" for value in (min(longest), statistics.median(longest), max(longest)))
                     # The reader alone shows what the machine adds.
-                    verdict = f"  MISSED: {GOAL_MS} ms" if count and statistics.median(longest) > GOAL_MS else ""
+                    verdict = f"  MISSED: {GOAL_MS} ms" if count and max(longest) > GOAL_MS else ""
                     missed |= bool(verdict)
                     wire = "TLS" if certificates else "plain"
                     print(f"{engine:8} {wire:6} {label:26} {cell:24} {min(reads):8} {max(rss):5} MiB{verdict}", flush=True)
