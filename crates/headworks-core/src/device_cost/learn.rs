@@ -20,7 +20,8 @@
 //!
 //! Only windows in which requests waited all the time are used: a device that is not busy shows its latency, not its cost.
 //!
-//! Invariants: the model is within its bounds; the variances are at most those of the beginning.
+//! Invariants: the model is within its bounds; a deviation is at most that of the
+//! beginning, or the unknown itself if that is more.
 
 use super::{BASE_NS, BYTE_BITS, BYTE_NS, CommandKind, DeviceCost};
 use crate::time::{Instant, MS};

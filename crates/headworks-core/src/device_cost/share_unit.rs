@@ -33,6 +33,15 @@ impl ShareUnit {
             Self::Bytes => bytes.max(BYTES_MIN).into(),
         }
     }
+
+    /// Returns what device time that was measured costs its shares; where bytes count, as much as the smallest request.
+    #[must_use]
+    pub fn cost_of_time(self, time_ns: u64) -> u64 {
+        match self {
+            Self::Time => time_ns,
+            Self::Bytes => BYTES_MIN.into(),
+        }
+    }
 }
 
 choice!(ShareUnit);

@@ -293,18 +293,14 @@ impl Gate {
         bytes: u32,
     ) {
         if self.waiters() > 0 {
-            let cost = self.share.cost(self.costs.cost(), kind, 1, bytes);
+            let cost = self.cost(kind, 1, bytes);
             self.tags.charge(export, connection, cost);
         }
     }
 
-    /// Charges a connection for device time that was measured; when bytes are shared, for one small request.
+    /// Charges a connection for device time that was measured.
     pub fn charge_time(&mut self, export: ExportId, connection: u32, time_ns: u64) {
-        let cost = match self.share {
-            ShareUnit::Time => time_ns,
-            ShareUnit::Bytes => 4096,
-        };
-        self.tags.charge(export, connection, cost);
+        self.tags.charge(export, connection, self.share.cost_of_time(time_ns));
     }
 
     /// Returns what a request costs its shares.

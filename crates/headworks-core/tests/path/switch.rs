@@ -328,11 +328,11 @@ fn changed_unit_of_shares_reaches_other_shards() {
     let mut shards = Shards::new(2, |_| ());
     let cost = |shards: &mut Shards| {
         shards.at[1].bios("v1:R1m+64k");
-        let costs = shards.at[1].outbox.iter().filter_map(|(_, message)| match message {
+        let mut costs = shards.at[1].outbox.iter().filter_map(|(_, message)| match message {
             Message::TagWant { cost, .. } => Some(*cost),
             _ => None,
         });
-        let cost = costs.last();
+        let cost = costs.next_back();
         while !shards.deliver().is_empty() {}
         cost
     };

@@ -17,7 +17,7 @@ pub use kuai_v3::KuaiV3;
 pub use legacy518::Legacy518;
 
 use headworks_core::tags::{FairTags, TagOptions, TagOwner};
-use headworks_core::{DepthMode, DeviceId, QueueOptions, Shard};
+use headworks_core::{DeviceId, Shard};
 
 /// The tag policy of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,17 +52,6 @@ impl TagPolicy {
             Self::Fair => Box::new(FairTags::new(options)),
             Self::Legacy518 => Box::new(Legacy518::new(options, wake)),
             Self::KuaiV3 => Box::new(KuaiV3::new(options, wake)),
-        }
-    }
-
-    /// The options of a queue under the policy: Linux's policies had no depth that adapts, and their tasks count tags alone.
-    #[must_use]
-    pub fn queue_options(self, options: QueueOptions) -> QueueOptions {
-        match self {
-            Self::Fair => options,
-            Self::Legacy518 | Self::KuaiV3 => {
-                QueueOptions { hw_depth: DepthMode::Fixed, ..options }
-            }
         }
     }
 

@@ -221,7 +221,7 @@ impl Point {
         let units = (self.case.cache() / 4096) as u32;
         let mut harness = BlockHarness::new(BlockHarnessOptions {
             seed,
-            queue: self.policy.queue_options(self.queue()),
+            queue: self.queue(),
             size: self.device.size(),
             device: self.device.make(),
             jobs: self.jobs(part),

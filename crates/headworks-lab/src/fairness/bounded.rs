@@ -185,7 +185,7 @@ impl Point {
         let size = self.disk.profile.capacity / 4096 * 4096;
         let mut harness = BlockHarness::new(BlockHarnessOptions {
             seed,
-            queue: self.policy.queue_options(self.queue()),
+            queue: self.queue(),
             size,
             device: Box::new(Ssd::new(self.disk.profile)),
             jobs: self.case.jobs(size),

@@ -254,7 +254,7 @@ impl Load {
         let of = |group: &Group| vec![job(group.bytes); group.clients as usize];
         let mut harness = BlockHarness::new(BlockHarnessOptions {
             seed,
-            queue: policy.queue_options(self.queue()),
+            queue: self.queue(),
             size,
             device: self.device.make(),
             jobs: self.groups.iter().flat_map(of).collect(),

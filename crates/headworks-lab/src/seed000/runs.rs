@@ -110,7 +110,7 @@ impl Point {
 
     fn queue(&self) -> QueueOptions {
         let write_expire_ms = if self.table == DEEP { DEEP_EXPIRE_MS } else { 5_000 };
-        self.policy.queue_options(QueueOptions {
+        QueueOptions {
             nr_requests: self.tags,
             queue_depth: self.queue_depth(),
             max_sectors_kb: 128,
@@ -119,7 +119,7 @@ impl Point {
             // Up to 512 MiB wait for the head: time-outs are not the subject here.
             io_timeout_ns: 600 * SEC,
             ..QueueOptions::default()
-        })
+        }
     }
 
     pub fn run(&self, seed: u64, length: Length) -> Result<Row, ConfigError> {

@@ -152,7 +152,7 @@ impl BelowCache {
         let options = QueueOptions { scheduler: self.scheduler, ..QueueOptions::default() };
         match throttle {
             Throttling::Foreground => QueueOptions { hw_depth: DepthMode::Fixed, ..options },
-            Throttling::Ioless | Throttling::None => self.tags.queue_options(options),
+            Throttling::Ioless | Throttling::None => options,
         }
     }
 
