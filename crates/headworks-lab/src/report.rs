@@ -93,6 +93,15 @@ impl Row {
         self.get(name).as_str().expect("the cell has a word")
     }
 
+    /// Whether the cell `name` has no value.
+    ///
+    /// # Panics
+    /// If the cell is absent.
+    #[must_use]
+    pub fn is_empty(&self, name: &str) -> bool {
+        self.get(name).is_null()
+    }
+
     /// Whether the cell `name` contains `word`.
     #[must_use]
     pub fn is(&self, name: &str, word: &str) -> bool {

@@ -40,6 +40,8 @@ pub(super) struct Flushers {
     account: u32,
     /// Units of the pool.
     units: u32,
+    /// Nearly empty groups wait in the background; off only in experiments.
+    sparse_groups_wait: bool,
 }
 
 /// A device's flusher: its pass over an extent group.
@@ -98,7 +100,12 @@ impl Flushers {
     /// Creates the flushers of so many devices.
     pub fn new(units: u32, account: u32, devices: usize) -> Self {
         let passes = (0..devices).map(|_| Pass::new(units)).collect();
-        Self { passes, account, units }
+        Self { passes, account, units, sparse_groups_wait: true }
+    }
+
+    /// Lets nearly empty groups wait in the background, or visits every group in turn.
+    pub fn set_sparse_groups_wait(&mut self, wait: bool) {
+        self.sparse_groups_wait = wait;
     }
 
     /// Adds flushers up to that of `device`.
@@ -223,7 +230,8 @@ impl Flushers {
         let chunk = state.dirty.throttle().chunk(DeviceId(device as u16));
         let Group { volume, index, folios, .. } = *state.dirty.group(group);
         debug_assert!(state.volumes.is_on(volume, device), "a flusher writes to its own device");
-        state.dirty.set_group_floor(volume, (chunk / FLOOR_DIVISOR).max(1));
+        let floor = if self.sparse_groups_wait { chunk / FLOOR_DIVISOR } else { 1 };
+        state.dirty.set_group_floor(volume, floor.max(1));
         let most = in_flight_limit(self.units);
         let pass = &mut self.passes[device];
         assert!(pass.group == NIL && pass.sorted.is_empty(), "the last pass has ended");

@@ -324,6 +324,11 @@ impl Cache {
         self.state.apply_limits();
     }
 
+    /// Lets nearly empty extent groups wait in the background, or visits every group in turn.
+    pub fn set_sparse_groups_wait(&mut self, wait: bool) {
+        self.flushers.set_sparse_groups_wait(wait);
+    }
+
     /// Activates a deliberate violation of the rules, for negative tests.
     #[cfg(feature = "defects")]
     pub fn set_defect(&mut self, defect: CacheDefect) {

@@ -247,6 +247,14 @@ impl Shard {
         }
     }
 
+    /// Lets the flushers leave nearly empty extent groups for later, as they do by default, or visit every group in turn; does
+    /// nothing without a cache. For experiments, before the first input.
+    pub fn set_sparse_groups_wait(&mut self, wait: bool) {
+        if let Some(cache) = &mut self.cache {
+            cache.set_sparse_groups_wait(wait);
+        }
+    }
+
     /// Replaces the elevator of a local device. The queue must be quiet.
     ///
     /// # Panics

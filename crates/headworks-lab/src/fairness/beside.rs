@@ -5,6 +5,7 @@
 //! | `bulk-writes`, `bulk-reads` | one reader of 4 KiB | seven connections with 128 requests of 1 MiB each |
 //! | `write-out` | 16 readers of 4 KiB that miss the cache | 20 writers of 128 KiB through the cache |
 //! | `light-writers` | 32 writers of 4 KiB | four writers of 1 MiB at depth 16 |
+//! | `uneven-writers` | 36 writers of 0.1 MB/s through the cache | one writer of 128 KiB through the cache |
 //!
 //! Each case runs three times: light alone, heavy alone, both. All light clients together ask for
 //! about 2 % of the device's time, so the heavy ones can keep nearly all of theirs; on NVMe a closed
@@ -12,11 +13,13 @@
 //! the heavy clients' bytes as a part of those alone.
 
 use headworks_core::time::{MS, SEC, US};
-use headworks_core::{CacheOptions, ConfigError, DeviceId, Op, QueueOptions, Scheduler};
+use headworks_core::{CacheOptions, ConfigError, Op, QueueOptions, Scheduler};
+use headworks_nbd::client::Histogram;
 
 use super::device::{Device, MIB};
-use crate::baseline::{TagPolicy, WakeOptions};
-use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
+use super::mechanism::Setup;
+use crate::baseline::TagPolicy;
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobCounts, JobOptions, RunCounts};
 use crate::report::{Goal, Progress, Report, Row, Verdict, jain};
 use crate::row_filter::RowFilter;
 
@@ -25,25 +28,37 @@ const TABLE: &str = "light clients beside heavy ones";
 const CACHE: u64 = 1 << 30;
 /// The light clients together ask for a fiftieth of the device's time.
 const LIGHT_PART: u64 = 50;
+/// Light writers of `uneven-writers`, and bytes that each writes in a second: those of seed 002.
+const LIGHT_STREAMS: u32 = 36;
+const LIGHT_STREAM_RATE: u64 = 100_000;
 
 /// Light and heavy clients of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
+pub(super) enum Case {
     BulkWrites,
     BulkReads,
     WriteOut,
     LightWriters,
+    UnevenWriters,
 }
 
 impl Case {
-    const ALL: [Self; 4] = [Self::BulkWrites, Self::BulkReads, Self::WriteOut, Self::LightWriters];
+    const ALL: [Self; 5] = [
+        Self::BulkWrites,
+        Self::BulkReads,
+        Self::WriteOut,
+        Self::LightWriters,
+        Self::UnevenWriters,
+    ];
 
-    const fn name(self) -> &'static str {
+    /// The name in rows.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::BulkWrites => "bulk-writes",
             Self::BulkReads => "bulk-reads",
             Self::WriteOut => "write-out",
             Self::LightWriters => "light-writers",
+            Self::UnevenWriters => "uneven-writers",
         }
     }
 
@@ -53,28 +68,33 @@ impl Case {
             (Self::BulkWrites, Device::Disk) => Some((3.0, 0.93)),
             (Self::BulkWrites, _) => Some((2.5, 0.93)),
             (Self::WriteOut, _) => Some((4.0, 0.9)),
-            (Self::BulkReads | Self::LightWriters, _) => None,
+            (Self::BulkReads | Self::LightWriters | Self::UnevenWriters, _) => None,
         }
     }
 
     const fn cache(self) -> u64 {
-        if matches!(self, Self::WriteOut) { CACHE } else { 0 }
+        if matches!(self, Self::WriteOut | Self::UnevenWriters) { CACHE } else { 0 }
     }
 
     /// Write-out also runs on the devices of seed 002, on which it was first seen to keep readers
-    /// waiting.
+    /// waiting; many streams only matter where a change of stream costs much.
     const fn devices(self) -> &'static [Device] {
         const WRITE_OUT: [Device; 5] =
             [Device::Disk, Device::Sata, Device::Nvme, Device::Stream700, Device::Stream60];
-        if matches!(self, Self::WriteOut) { &WRITE_OUT } else { &Device::ALL }
+        match self {
+            Self::WriteOut => &WRITE_OUT,
+            Self::UnevenWriters => &[Device::Stream60],
+            _ => &Device::ALL,
+        }
     }
 
     /// Number and operation of the light clients.
-    const fn light(self) -> (u32, Op) {
+    pub const fn light(self) -> (u32, Op) {
         match self {
             Self::BulkWrites | Self::BulkReads => (1, Op::Read),
             Self::WriteOut => (16, Op::Read),
             Self::LightWriters => (32, Op::Write),
+            Self::UnevenWriters => (LIGHT_STREAMS, Op::Write),
         }
     }
 
@@ -87,7 +107,14 @@ impl Case {
             _ => every,
         };
         let job = JobOptions { op, end: device.size(), think_ns, ..JobOptions::default() };
-        vec![job; clients as usize]
+        match self {
+            Self::UnevenWriters => {
+                let think_ns = 4096 * SEC / LIGHT_STREAM_RATE;
+                let stream = |number| JobOptions { think_ns, ..stream(job, number, clients) };
+                (1..=clients).map(stream).collect()
+            }
+            _ => vec![job; clients as usize],
+        }
     }
 
     fn heavy_jobs(self, device: Device) -> Vec<JobOptions> {
@@ -104,36 +131,42 @@ impl Case {
             Self::BulkWrites => vec![bulk(Op::Write, 128); 7],
             Self::BulkReads => vec![bulk(Op::Read, 128); 7],
             Self::LightWriters => vec![bulk(Op::Write, 16); 4],
-            Self::WriteOut => {
-                let part = size / 20 / u64::from(MIB) * u64::from(MIB);
-                let job = |number| JobOptions {
-                    op: Op::Write,
-                    random: false,
-                    bs: 128 << 10,
-                    start: number * part,
-                    end: (number + 1) * part,
-                    // The copy at 10 GB/s, and the writer's own time.
-                    think_ns: 13 * US + 4 * US,
-                    ..JobOptions::default()
-                };
-                (0..20).map(job).collect()
+            // The copy at 10 GB/s, and the writer's own time.
+            Self::WriteOut | Self::UnevenWriters => {
+                let dd =
+                    JobOptions { bs: 128 << 10, think_ns: 13 * US + 4 * US, ..bulk(Op::Write, 1) };
+                match self {
+                    Self::WriteOut => (0..20).map(|number| stream(dd, number, 19)).collect(),
+                    _ => vec![stream(dd, 0, LIGHT_STREAMS)],
+                }
             }
         }
     }
 }
 
+/// A job that is sequential in its part of a device which `others` share with it.
+fn stream(job: JobOptions, number: u32, others: u32) -> JobOptions {
+    let part = job.end / u64::from(others + 1) / u64::from(MIB) * u64::from(MIB);
+    let start = u64::from(number) * part;
+    JobOptions { random: false, start, end: start + part, ..job }
+}
+
 /// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
-struct Point {
-    case: Case,
-    device: Device,
-    scheduler: Scheduler,
-    policy: TagPolicy,
+pub(super) struct Point {
+    /// The clients of the row.
+    pub case: Case,
+    /// The device that they share.
+    pub device: Device,
+    /// The elevator of its queue.
+    pub scheduler: Scheduler,
+    /// The tag policy of a row of this table.
+    pub policy: TagPolicy,
 }
 
 /// The clients that take part in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+pub(super) enum Part {
     Light,
     Heavy,
     Both,
@@ -141,14 +174,16 @@ enum Part {
 
 /// Ramp and measured time.
 #[derive(Clone, Copy, Debug)]
-struct Length {
-    ramp_ns: u64,
-    runtime_ns: u64,
+pub(super) struct Length {
+    /// Time before counting starts.
+    pub ramp_ns: u64,
+    /// Time that is counted.
+    pub runtime_ns: u64,
 }
 
 impl Length {
     /// Long enough for hundreds of light requests, and for the balance of cache and device.
-    const fn of(device: Device) -> Self {
+    pub const fn of(device: Device) -> Self {
         match device {
             Device::Disk | Device::Stream60 => Self { ramp_ns: 20 * SEC, runtime_ns: 250 * SEC },
             _ => Self { ramp_ns: SEC, runtime_ns: 2 * SEC },
@@ -200,8 +235,13 @@ impl Point {
         filter.has_case(self.case.name())
             && filter.has_policy(self.policy)
             && filter.has_device(self.device.name())
-            && filter.has_jobs(self.jobs(Part::Both).len() as u32)
+            && filter.has_jobs(self.clients())
             && filter.has_tags(self.queue().nr_requests)
+    }
+
+    /// Number of clients of both kinds.
+    pub fn clients(&self) -> u32 {
+        self.jobs(Part::Both).len() as u32
     }
 
     fn queue(&self) -> QueueOptions {
@@ -217,11 +257,18 @@ impl Point {
         [light, heavy].concat()
     }
 
-    fn count(&self, part: Part, seed: u64, length: Length) -> Result<RunCounts, ConfigError> {
+    /// Runs a part of the clients.
+    pub fn count(
+        &self,
+        part: Part,
+        setup: Setup,
+        seed: u64,
+        length: Length,
+    ) -> Result<RunCounts, ConfigError> {
         let units = (self.case.cache() / 4096) as u32;
         let mut harness = BlockHarness::new(BlockHarnessOptions {
             seed,
-            queue: self.queue(),
+            queue: setup.queue(self.queue()),
             size: self.device.size(),
             device: self.device.make(),
             jobs: self.jobs(part),
@@ -230,30 +277,34 @@ impl Point {
             ramp_ns: length.ramp_ns,
             runtime_ns: length.runtime_ns,
         })?;
-        let wake = WakeOptions { seed: seed as u32, ..WakeOptions::default() };
-        self.policy.install(harness.shard(), DeviceId(0), wake);
+        setup.install(harness.shard(), seed);
         Ok(harness.run())
+    }
+
+    /// The latencies of light clients. One that waits to the end of the run counts; its wait is
+    /// longer than that.
+    pub fn latency(light: &[JobCounts]) -> Histogram {
+        let mut latency = light[0].latency.clone();
+        light[1..].iter().for_each(|job| latency.add(&job.latency));
+        let waits = light.iter().map(|job| job.waiting_ns);
+        waits.filter(|&ns| ns > latency.max()).max().into_iter().for_each(|ns| latency.record(ns));
+        latency
     }
 
     fn run(&self, seed: u64, length: Length) -> Result<Row, ConfigError> {
         let clients = self.case.light().0 as usize;
+        let setup = Setup::Policy(self.policy);
         let [alone, bulk, both] = [
-            self.count(Part::Light, seed, length)?,
-            self.count(Part::Heavy, seed, length)?,
-            self.count(Part::Both, seed, length)?,
+            self.count(Part::Light, setup, seed, length)?,
+            self.count(Part::Heavy, setup, seed, length)?,
+            self.count(Part::Both, setup, seed, length)?,
         ];
         let (light, heavy) = both.jobs.split_at(clients);
-        let mut latency = light[0].latency.clone();
-        light[1..].iter().for_each(|job| latency.add(&job.latency));
-        // A client that waits to the end of the run counts; its wait is longer than that.
-        let waits = light.iter().map(|job| job.waiting_ns);
-        waits.filter(|&ns| ns > latency.max()).max().into_iter().for_each(|ns| latency.record(ns));
-        let bios =
-            |jobs: &[crate::harness::JobCounts]| jobs.iter().map(|job| job.bios).sum::<u64>();
+        let latency = Self::latency(light);
+        let bios = |jobs: &[JobCounts]| jobs.iter().map(|job| job.bios).sum::<u64>();
         let heavy_bytes: u64 = heavy.iter().map(|job| job.bytes).sum();
-        let longest = |jobs: &[crate::harness::JobCounts]| {
-            jobs.iter().map(|job| job.longest_ns() / 1_000).max().unwrap_or(0)
-        };
+        let longest =
+            |jobs: &[JobCounts]| jobs.iter().map(|job| job.longest_ns() / 1_000).max().unwrap_or(0);
         let us = |per_mille| latency.percentile(per_mille) / 1_000;
         let mb_s = |bytes: u64| bytes as f64 * 1e3 / length.runtime_ns as f64;
         let alone_us = alone.latency.percentile(990) / 1_000;
@@ -339,11 +390,11 @@ mod tests {
 
     #[test]
     fn light_clients_ask_for_a_fiftieth_of_the_device() {
-        for case in Case::ALL {
+        for case in [Case::BulkWrites, Case::BulkReads, Case::WriteOut, Case::LightWriters] {
             for device in [Device::Sata, Device::Nvme] {
                 let (scheduler, policy) = (Scheduler::None, TagPolicy::Fair);
                 let point = Point { case, device, scheduler, policy };
-                let counts = point.count(Part::Light, 1, SHORT).unwrap();
+                let counts = point.count(Part::Light, Setup::Policy(policy), 1, SHORT).unwrap();
                 let work = counts.bios * device.about_ns(case.light().1, 4096);
                 let part = work as f64 / SHORT.runtime_ns as f64;
                 assert!((0.01..0.035).contains(&part), "{case:?} {device:?}: {part}");

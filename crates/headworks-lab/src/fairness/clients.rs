@@ -17,10 +17,11 @@
 //! large requests different shares.
 
 use headworks_core::time::{MS, SEC};
-use headworks_core::{ConfigError, DeviceId, Op, QueueOptions, Scheduler};
+use headworks_core::{ConfigError, Op, QueueOptions, Scheduler};
 
 use super::device::{Device, MIB};
-use crate::baseline::{TagPolicy, WakeOptions};
+use super::mechanism::Setup;
+use crate::baseline::TagPolicy;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::{Goal, Progress, Report, Row, Verdict, jain};
 use crate::row_filter::RowFilter;
@@ -51,33 +52,40 @@ const EQUAL_ROUNDS: u64 = 60;
 const MIXED_ROUNDS: u64 = 40;
 /// Fewest answers that are counted if all clients are equal.
 const ANSWERS_MIN: u64 = 10_000;
-const KIB4: u32 = 4 << 10;
+pub(super) const KIB4: u32 = 4 << 10;
 /// Time of a client between an answer and its next request.
 const THINK_NS: u64 = 4_000;
 
 /// Clients with requests of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Group {
-    clients: u32,
-    bytes: u32,
+pub(super) struct Group {
+    /// Number of the group's clients.
+    pub clients: u32,
+    /// Bytes of each of their requests.
+    pub bytes: u32,
 }
 
 /// The clients and the queue of a row, without the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Load {
-    case: &'static str,
-    device: Device,
-    scheduler: Scheduler,
-    op: Op,
+pub(super) struct Load {
+    /// The name in rows.
+    pub case: &'static str,
+    /// The device that they share.
+    pub device: Device,
+    /// The elevator of its queue.
+    pub scheduler: Scheduler,
+    /// The operation of all clients.
+    pub op: Op,
     /// Percentage of reads replaced by writes.
-    write_percent: u32,
-    tags: u32,
+    pub write_percent: u32,
+    /// Tags of the queue.
+    pub tags: u32,
     /// The second group may have no clients.
-    groups: [Group; 2],
+    pub groups: [Group; 2],
 }
 
 /// A group without clients.
-const NO_GROUP: Group = Group { clients: 0, bytes: MIB };
+pub(super) const NO_GROUP: Group = Group { clients: 0, bytes: MIB };
 
 /// Runs the selected rows.
 ///
@@ -170,7 +178,7 @@ fn product(clients: &[u32], tags: &[u32]) -> Vec<(u32, u32)> {
 }
 
 /// The device time of a request of `group`'s size under `load`, from a run of its own.
-fn cost(
+pub(super) fn cost(
     known: &mut Vec<(Load, Row)>,
     load: Load,
     group: Group,
@@ -187,7 +195,7 @@ fn cost(
     let row = match found {
         Some(row) => row,
         None => {
-            let (counts, length) = alone.count(TagPolicy::Fair, seed)?;
+            let (counts, length) = alone.count(Setup::Policy(TagPolicy::Fair), seed)?;
             let row = alone
                 .head(COST, TagPolicy::Fair)
                 .with("kib", group.bytes >> 10)
@@ -203,11 +211,13 @@ fn cost(
 }
 
 impl Load {
-    fn clients(&self) -> u32 {
+    /// Number of clients of both groups.
+    pub fn clients(&self) -> u32 {
         self.groups.iter().map(|group| group.clients).sum()
     }
 
-    const fn is_mixed(&self) -> bool {
+    /// Whether requests have several sizes.
+    pub const fn is_mixed(&self) -> bool {
         self.groups[1].clients > 0
     }
 
@@ -240,8 +250,8 @@ impl Load {
         }
     }
 
-    /// Runs the load under a policy; returns the counts and the measured time.
-    fn count(&self, policy: TagPolicy, seed: u64) -> Result<(RunCounts, u64), ConfigError> {
+    /// Runs the load; returns the counts and the measured time.
+    pub fn count(&self, setup: Setup, seed: u64) -> Result<(RunCounts, u64), ConfigError> {
         let (size, (ramp_ns, runtime_ns)) = (self.device.size(), self.length());
         let job = |bs| JobOptions {
             op: self.op,
@@ -254,7 +264,7 @@ impl Load {
         let of = |group: &Group| vec![job(group.bytes); group.clients as usize];
         let mut harness = BlockHarness::new(BlockHarnessOptions {
             seed,
-            queue: self.queue(),
+            queue: setup.queue(self.queue()),
             size,
             device: self.device.make(),
             jobs: self.groups.iter().flat_map(of).collect(),
@@ -264,8 +274,7 @@ impl Load {
             runtime_ns,
         })?;
         harness.count_windows(WINDOW_ROUNDS);
-        let wake = WakeOptions { seed: seed as u32, ..WakeOptions::default() };
-        policy.install(harness.shard(), DeviceId(0), wake);
+        setup.install(harness.shard(), seed);
         Ok((harness.run(), runtime_ns))
     }
 
@@ -284,7 +293,7 @@ impl Load {
     }
 
     fn run(&self, policy: TagPolicy, seed: u64, costs: [u64; 2]) -> Result<Row, ConfigError> {
-        let (counts, length) = self.count(policy, seed)?;
+        let (counts, length) = self.count(Setup::Policy(policy), seed)?;
         Ok(match self.is_mixed() {
             true => self.mixed_row(policy, &counts, length, costs),
             false => self.equal_row(policy, &counts, length),

@@ -5,13 +5,16 @@
 //! | [`clients`] | closed loops, 8 to 1000 of them, of one size or of several: longest wait, shares, throughput |
 //! | [`beside`] | light readers beside bulk and beside write-out, light writers: their p99, and what the heavy ones keep |
 //! | [`bounded`] | a light reader, equal jobs and weights with `hw_inflight_kb` set for the device |
+//! | [`ablation`] | some of the first two without one mechanism at a time: what each buys |
 //!
 //! Rows are selected by `--case` as well as by device, tags, jobs and policy.
 
+pub mod ablation;
 pub mod beside;
 pub mod bounded;
 pub mod clients;
 mod device;
+mod mechanism;
 
 use headworks_core::ConfigError;
 
@@ -24,7 +27,7 @@ use crate::row_filter::RowFilter;
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let mut report = Report::default();
-    for part in [bounded::run, clients::run, beside::run] {
+    for part in [bounded::run, clients::run, beside::run, ablation::run] {
         let part = part(filter)?;
         if !part.rows.is_empty() {
             report.append(part);
