@@ -15,15 +15,19 @@
 //!
 //! A drive that acknowledges writes from a cache misleads in one way: a large write waits until the cache has room for it, while
 //! small ones that were acknowledged long ago are written, so it seems to cost their time; charged so, large writes come seldom,
-//! the cache holds small ones alone, and it seems to cost even more. So a byte costs no more than that of a slow disk, unless
-//! windows of large commands show that it does.
+//! the cache holds small ones alone, and it seems to cost even more. Therefore:
+//! - A byte costs no more than that of a slow disk, unless windows of nothing but large commands show that it does.
+//! - The byte of a device that seeks is believed to cost what disks' bytes cost: errors are its seeks' before its bytes'.
+//! - Errors of such a device that scatter are noise, as large as they scatter: the drive works off at one time what it
+//!   acknowledged at another. Errors that agree with each other are not.
+//! - Parts of an unfinished command are no equation: a window has several whole ones.
 //!
 //! Only windows in which requests waited all the time are used: a device that is not busy shows its latency, not its cost.
 //!
 //! Invariants: the model is within its bounds; a deviation is at most that of the
 //! beginning, or the unknown itself if that is more.
 
-use super::{BASE_NS, BYTE_BITS, BYTE_NS, CommandKind, DeviceCost};
+use super::{BASE_NS, BYTE_BITS, BYTE_NS, CommandKind, DeviceCost, SEEK_NS};
 use crate::time::{Instant, MS};
 
 /// Unknowns: the bases by [`CommandKind::base`], then the cost of a byte read and written.
@@ -35,6 +39,12 @@ const BASE_DEVIATION: f64 = 5e6;
 /// Standard deviation of a byte's cost before anything is known, in nanoseconds: that of 100 MB/s.
 const BYTE_DEVIATION: f64 = 10.0;
 
+/// The same for a device that seeks. 3 ns: disks read and write at 70 to 300 MB/s.
+const BYTE_DEVIATION_SEEKS: f64 = 3.0;
+
+/// Most that a byte of a device is supposed to cost when it turns out to seek: that of 125 MB/s.
+const BYTE_DISK_NS: f64 = 8.0;
+
 /// Fewest commands in a window.
 const COMMANDS_MIN: u32 = 8;
 
@@ -44,6 +54,9 @@ const WINDOW_MIN_NS: u64 = MS;
 /// A surprise makes windows twice as long, at most so many times: up to 2 s, over which a drive's cache that takes many writes
 /// at once and then none looks the same.
 const DOUBLINGS_MAX: u32 = 11;
+
+/// Weight of a window's error in the scatter.
+const SCATTER_GAIN: f64 = 0.25;
 
 /// Windows without a surprise after which windows are halved again.
 const CALM_WINDOWS: u32 = 16;
@@ -57,6 +70,9 @@ const NOISE: f64 = 0.03;
 /// Relative error that is a surprise.
 const SURPRISE: f64 = 0.3;
 
+/// Multiple of the scatter that is a surprise.
+const SURPRISE_SCATTER: f64 = 1.25;
+
 /// Surprises in a row that mean a changed device.
 const SURPRISES: u32 = 4;
 
@@ -69,8 +85,8 @@ const BYTE_USUAL_NS: f64 = 25.0;
 /// The most that a byte can cost, as a multiple of the time for a byte in a window of large commands.
 const BYTE_SLACK: f64 = 1.1;
 
-/// Mean size of the commands of a window of large commands, in bytes.
-const LARGE_MEAN: u64 = 256 << 10;
+/// Least size of every command in a window of large commands. 128 KiB: as long as most devices take.
+const LARGE_MIN: u32 = 128 << 10;
 
 /// The commands that finished in a window.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,6 +98,8 @@ struct Window {
     commands: [u32; 4],
     /// Bytes read and written.
     bytes: [u64; 2],
+    /// Commands and parts of fewer than [`LARGE_MIN`] bytes.
+    small: u32,
     /// Most commands that were in flight at the end of a turn.
     in_flight: u32,
     /// A command finished whose cost the model does not describe.
@@ -98,6 +116,10 @@ pub struct CostLearner {
     window: Option<Window>,
     /// Most that a byte read or written can cost.
     byte_max: [f64; 2],
+    /// Mean of the relative errors of late.
+    drift: f64,
+    /// Mean square of their distance from it.
+    scatter: f64,
     surprises: u32,
     /// Times that the shortest window is doubled.
     doublings: u32,
@@ -129,6 +151,8 @@ impl CostLearner {
             cost,
             window: None,
             byte_max: [BYTE_USUAL_NS; 2],
+            drift: 0.0,
+            scatter: 0.0,
             surprises: 0,
             doublings: 0,
             calm: 0,
@@ -167,6 +191,7 @@ impl CostLearner {
         match kind {
             Some(kind) => {
                 window.finished += 1;
+                window.small += u32::from(bytes < LARGE_MIN);
                 window.commands[kind.base()] += u32::from(whole);
                 window.bytes[usize::from(!kind.read)] += u64::from(bytes);
             }
@@ -212,22 +237,51 @@ impl CostLearner {
         let expected: f64 =
             parts.iter().zip(&self.model).map(|(part, unknown)| part * unknown).sum();
         let error = took - expected;
+        let relative = error / took.max(expected);
+        let scatter = if self.seeks() { self.scatter.sqrt() } else { 0.0 };
+        self.note_scatter(relative);
         self.windows += 1;
         self.bound_bytes(window, took);
-        self.stretch(error.abs() > SURPRISE * took);
+        self.stretch(relative.abs() > SURPRISE);
         if error.abs() <= NOISE * took {
             self.surprises = 0;
             return;
         }
-        self.surprises = if error.abs() > SURPRISE * took { self.surprises + 1 } else { 0 };
+        let sought = self.seeks();
+        let surprise = relative.abs() > SURPRISE.max(SURPRISE_SCATTER * scatter);
+        self.surprises = if surprise { self.surprises + 1 } else { 0 };
         if self.surprises == SURPRISES {
             self.doubt_all();
             self.surprises = 0;
+            (self.drift, self.scatter) = (0.0, 0.0);
         }
-        self.correct(&parts, error, took * window.noise());
+        self.correct(&parts, error, took.max(expected) * window.noise().max(scatter));
         self.bound();
         self.walk();
+        if self.seeks() && !sought {
+            self.suppose_disk();
+        }
         self.publish();
+    }
+
+    /// Counts a relative error: how far errors lie from their mean says how noisy windows are.
+    fn note_scatter(&mut self, relative: f64) {
+        let off = relative - self.drift;
+        self.drift += off * SCATTER_GAIN;
+        self.scatter += (off * off - self.scatter) * SCATTER_GAIN;
+    }
+
+    /// Gives up what was believed of bytes before the device turned out to seek: then its cache took them.
+    fn suppose_disk(&mut self) {
+        for byte in &mut self.model[4..] {
+            *byte = byte.min(BYTE_DISK_NS);
+        }
+        self.doubt_all();
+    }
+
+    /// Returns true for a device that seems to move a head.
+    fn seeks(&self) -> bool {
+        self.model[0].max(self.model[2]) >= f64::from(SEEK_NS)
     }
 
     /// One step of the filter: `parts` of the model should have been `error` more, give or take `noise`.
@@ -279,7 +333,7 @@ impl CostLearner {
     /// Takes the most that a byte can cost from a window of large commands.
     fn bound_bytes(&mut self, window: &Window, took: f64) {
         let bytes = window.bytes[0] + window.bytes[1];
-        if bytes >= u64::from(window.commands.iter().sum::<u32>()) * LARGE_MEAN {
+        if window.small == 0 && bytes > 0 {
             let seen = BYTE_SLACK * took / bytes as f64;
             let most = seen.clamp(BYTE_USUAL_NS, BYTE_NS.1);
             for (index, part) in window.bytes.iter().enumerate() {
@@ -297,7 +351,7 @@ impl CostLearner {
     fn walk(&mut self) {
         for index in 0..UNKNOWNS {
             let walk = WALK * self.model[index];
-            let most = first_deviation(index).max(self.model[index]);
+            let most = self.first_deviation(index);
             let entry = &mut self.variance[index][index];
             if *entry < 0.0 {
                 // Rounding has used up the variance: what is left means nothing.
@@ -313,8 +367,18 @@ impl CostLearner {
     fn doubt_all(&mut self) {
         self.variance = [[0.0; UNKNOWNS]; UNKNOWNS];
         for index in 0..UNKNOWNS {
-            let deviation = first_deviation(index).max(self.model[index]);
+            let deviation = self.first_deviation(index);
             self.variance[index][index] = deviation * deviation;
+        }
+    }
+
+    /// Returns the standard deviation of an unknown of which only the size is known.
+    fn first_deviation(&self, index: usize) -> f64 {
+        let unknown = self.model[index];
+        match index {
+            ..4 => BASE_DEVIATION.max(unknown),
+            _ if self.seeks() => BYTE_DEVIATION_SEEKS,
+            _ => BYTE_DEVIATION.max(unknown),
         }
     }
 
@@ -328,17 +392,13 @@ impl CostLearner {
     }
 }
 
-/// Returns the standard deviation of an unknown before anything is known.
-fn first_deviation(index: usize) -> f64 {
-    if index < 4 { BASE_DEVIATION } else { BYTE_DEVIATION }
-}
-
 impl Window {
     /// Returns true if the commands that lie across its ends no longer matter much.
     fn is_enough(&self, now: Instant, least_ns: u64) -> bool {
         let took = now.since(self.since);
         let factor = if took >= WINDOW_LONG_NS { 2 } else { 4 };
-        took >= least_ns && self.finished >= (factor * self.in_flight).max(COMMANDS_MIN)
+        let whole = self.commands.iter().sum::<u32>();
+        took >= least_ns && whole >= COMMANDS_MIN && self.finished >= factor * self.in_flight
     }
 
     /// Returns the relative noise of its time: what lies across its ends, and the device's own variation.
@@ -351,6 +411,7 @@ impl Window {
 mod tests {
     use super::*;
     use crate::prng::Prng;
+    use crate::time::SEC;
 
     /// The time of a command of a kind and length.
     type Truth<'a> = &'a dyn Fn(CommandKind, u32) -> u64;
@@ -399,6 +460,39 @@ mod tests {
                 assert!(off < 0.15, "{kind:?} {bytes}: off by {off}, {:?}", learner.cost());
             }
         }
+    }
+
+    #[test]
+    fn drive_that_acknowledges_from_cache_is_learned_from_scattered_windows() {
+        let disk = |bytes: u32| 5_000_000 + u64::from(bytes) * 10;
+        let mut learner = CostLearner::new();
+        let (mut prng, mut now) = (Prng::new(4), 0);
+        // Work acknowledged and not done: taken at once up to 2 s, then no more until 1 s is left.
+        let mut owed = 0;
+        for _ in 0..20_000 {
+            let bytes = if prng.below(10) == 0 { 1 << 20 } else { 4096 };
+            if owed > 2 * SEC {
+                (now, owed) = (now + owed - SEC, SEC);
+            }
+            let took = 36_000 + u64::from(bytes) * 3;
+            (now, owed) = (now + took, owed.saturating_sub(took) + disk(bytes));
+            learner.note(Some(WRITE), true, bytes);
+            learner.on_turn(Instant(now), 2, true);
+        }
+        for bytes in [4096, 1 << 20] {
+            let off = off(&learner, WRITE, bytes, disk(bytes));
+            assert!(off < 0.4, "{bytes}: off by {off}, {:?}", learner.cost());
+        }
+    }
+
+    #[test]
+    fn parts_of_an_unfinished_command_teach_nothing() {
+        let mut learner = CostLearner::new();
+        for n in 0..1000 {
+            learner.note(Some(WRITE), false, 16 << 10);
+            learner.on_turn(Instant(n * 18 * MS), 1, true);
+        }
+        assert_eq!((learner.windows(), *learner.cost()), (0, DeviceCost::default()));
     }
 
     #[test]
