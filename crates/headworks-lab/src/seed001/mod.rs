@@ -14,7 +14,7 @@ mod dispatchers;
 pub mod threads;
 
 use headworks_core::time::{SEC, US};
-use headworks_core::{ConfigError, DepthMode, DeviceId, Op, QueueOptions, Scheduler, elevator};
+use headworks_core::{ConfigError, DeviceId, Op, QueueOptions, Scheduler, elevator};
 use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, PerCommand};
 
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
@@ -146,7 +146,7 @@ fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
     Ok(Report {
         title: "seed-001: the order at the device, merges, requests outside the elevator".into(),
         notes: vec![
-            "mq-deadline, hw_depth=fixed; old way: contexts that take under a lock and issue after a drawn delay (500 ns held for each \
+            "mq-deadline; old way: contexts that take under a lock and issue after a drawn delay (500 ns held for each \
              request, 2 us on average, 200 ns to issue one: a model)"
                 .into(),
             "order: 16 jobs, 4 KiB random writes, depth 32, batches of 8, null device of depth 64".into(),
@@ -193,8 +193,6 @@ fn run_one(seed: u64, case: Case, way: DispatchMode, length: Length) -> Result<R
         queue_depth: case.queue_depth(),
         scheduler: Scheduler::MqDeadline,
         io_timeout_ns: 600 * SEC,
-        // The subject is the dispatch into a device of a known depth.
-        hw_depth: DepthMode::Fixed,
         ..QueueOptions::default()
     };
     let mut harness = BlockHarness::new(BlockHarnessOptions {
