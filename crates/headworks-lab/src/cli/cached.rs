@@ -9,6 +9,7 @@ use clap::Args;
 use headworks_lab::cached;
 use headworks_server::parse_size;
 
+use crate::output::OutputArgs;
 use crate::{USAGE, complain};
 
 /// Options of `headworks-lab run cached`.
@@ -48,9 +49,8 @@ pub struct CachedArgs {
     /// The largest folio of our cache, as a power of two of 4 KiB blocks
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u8).range(0..=9))]
     max_folio_order: u8,
-    /// Print JSON, one object a line
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 fn beside(text: &str) -> Result<(String, PathBuf), String> {
@@ -65,7 +65,6 @@ fn beside(text: &str) -> Result<(String, PathBuf), String> {
 impl CachedArgs {
     /// Runs the measurement and prints the report.
     pub fn run(self) -> ExitCode {
-        let json = self.json;
         let options = cached::CachedOptions {
             size: self.size,
             rounds: self.rounds,
@@ -88,10 +87,6 @@ impl CachedArgs {
             complain("the options select no row of the experiment");
             return ExitCode::from(USAGE);
         }
-        match json {
-            true => print!("{}", report.to_json()),
-            false => print!("{}", report.to_text()),
-        }
-        if report.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        self.output.end(&report)
     }
 }

@@ -4,6 +4,7 @@
 
 mod cached;
 mod generate;
+mod output;
 mod run;
 mod seed002;
 mod seed003;
@@ -25,7 +26,7 @@ struct Cli {
 enum Command {
     /// Runs an experiment
     #[command(subcommand)]
-    Run(run::Experiment),
+    Run(Box<run::Experiment>),
     /// Feeds a record of `headworks serve --record` to a new shard and compares the hash of its actions
     Replay(run::ReplayArgs),
     /// Prints the completion script of this command for a shell
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
         Err(error) => return explain(&error),
     };
     match cli.command {
-        Command::Run(experiment) => run::run(experiment),
+        Command::Run(experiment) => run::run(*experiment),
         Command::Replay(options) => run::replay(&options),
         Command::Completions(options) => generate::completions(&options, Cli::command()),
         Command::Man(options) => generate::man(&options, Cli::command()),

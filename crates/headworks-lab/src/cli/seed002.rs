@@ -12,6 +12,7 @@ use headworks_lab::baseline::foreground::Throttling;
 use headworks_lab::seed002::{self as experiment, Case, CaseOutcome, CasePoint, pictures};
 use headworks_server::{parse_size, parse_time};
 
+use crate::output::OutputArgs;
 use crate::{USAGE, complain};
 
 /// Options of `headworks-lab run seed-002`.
@@ -60,9 +61,8 @@ pub struct ThrottlingArgs {
     /// Write the throttle's trace events to this file, with the fields of Linux
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Print JSON, one object a line
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 fn case(name: &str) -> Result<Case, String> {
@@ -136,15 +136,12 @@ impl ThrottlingArgs {
                 return ExitCode::from(USAGE);
             }
         };
-        match self.json {
-            true => print!("{}", report.to_json()),
-            false => print!("{}", report.to_text()),
-        }
+        let code = self.output.end(&report);
         if let Err(error) = files.end(&report.rows) {
             complain(format!("cannot write charts or trace events: {error}"));
             return ExitCode::FAILURE;
         }
-        if report.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        code
     }
 }
 

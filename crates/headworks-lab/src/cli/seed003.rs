@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use headworks_lab::seed003 as experiment;
 
+use crate::output::OutputArgs;
 use crate::{USAGE, complain};
 
 /// Options of `headworks-lab run seed-003`.
@@ -21,15 +22,14 @@ pub struct FolioArgs {
     /// Measured virtual seconds
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// Print JSON, one object a line
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl FolioArgs {
     /// Runs the experiment and prints the report.
     pub fn run(self) -> ExitCode {
-        let Self { seed, jobs, seconds, json } = self;
+        let Self { seed, jobs, seconds, output } = self;
         let report = match experiment::run(&experiment::Seed003Options { seed, jobs, seconds }) {
             Ok(report) => report,
             Err(error) => {
@@ -37,10 +37,6 @@ impl FolioArgs {
                 return ExitCode::from(USAGE);
             }
         };
-        match json {
-            true => print!("{}", report.to_json()),
-            false => print!("{}", report.to_text()),
-        }
-        if report.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        output.end(&report)
     }
 }

@@ -9,6 +9,7 @@ use clap::Args;
 use headworks_lab::baseline::TagPolicy;
 use headworks_lab::experiment::{self, ExperimentName, RowFilter, RowKind};
 
+use crate::output::OutputArgs;
 use crate::{USAGE, complain};
 
 /// Options that select the rows of an experiment.
@@ -38,9 +39,8 @@ pub struct TableArgs {
     /// Only rows over NBD or on threads
     #[arg(long)]
     live_only: bool,
-    /// Print JSON, one object a line
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 fn policy(name: &str) -> Result<TagPolicy, String> {
@@ -51,7 +51,7 @@ fn policy(name: &str) -> Result<TagPolicy, String> {
 impl TableArgs {
     /// Runs the experiment and prints the report.
     pub fn run(self, name: ExperimentName) -> ExitCode {
-        let Self { seed, policy: policies, tags, jobs, device, case: cases, json, .. } = self;
+        let Self { seed, policy: policies, tags, jobs, device, case: cases, output, .. } = self;
         if !cases.is_empty() && name != ExperimentName::Fairness {
             complain("--case selects rows of `fairness`; the other experiments have no cases");
             return ExitCode::from(USAGE);
@@ -73,10 +73,6 @@ impl TableArgs {
             complain("the options select no row of the experiment");
             return ExitCode::from(USAGE);
         }
-        match json {
-            true => print!("{}", report.to_json()),
-            false => print!("{}", report.to_text()),
-        }
-        if report.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        output.end(&report)
     }
 }

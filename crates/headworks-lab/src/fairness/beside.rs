@@ -5,7 +5,7 @@
 //! | `bulk-writes`, `bulk-reads` | one reader of 4 KiB | seven connections with 128 requests of 1 MiB each |
 //! | `write-out` | 16 readers of 4 KiB that miss the cache | 20 writers of 128 KiB through the cache |
 //! | `light-writers` | 32 writers of 4 KiB | four writers of 1 MiB at depth 16 |
-//! | `uneven-writers` | 36 writers of 0.1 MB/s through the cache | one writer of 128 KiB through the cache |
+//! | `uneven-writers` (`ablation` only) | 36 writers of 0.1 MB/s through the cache | one writer of 128 KiB through the cache |
 //!
 //! Each case runs three times: light alone, heavy alone, both. All light clients together ask for
 //! about 2 % of the device's time, so the heavy ones can keep nearly all of theirs; on NVMe a closed
@@ -24,6 +24,8 @@ use crate::report::{Goal, Progress, Report, Row, Verdict, jain};
 use crate::row_filter::RowFilter;
 
 const TABLE: &str = "light clients beside heavy ones";
+/// What is judged of light clients, in the words of the verdicts.
+pub(super) const P99_TEXT: &str = "light clients' p99, times alone";
 /// Bytes of the cache of `write-out`.
 const CACHE: u64 = 1 << 30;
 /// The light clients together ask for a fiftieth of the device's time.
@@ -39,17 +41,13 @@ pub(super) enum Case {
     BulkReads,
     WriteOut,
     LightWriters,
+    /// Only in the table of what mechanisms buy.
     UnevenWriters,
 }
 
 impl Case {
-    const ALL: [Self; 5] = [
-        Self::BulkWrites,
-        Self::BulkReads,
-        Self::WriteOut,
-        Self::LightWriters,
-        Self::UnevenWriters,
-    ];
+    /// The cases of this table.
+    const ALL: [Self; 4] = [Self::BulkWrites, Self::BulkReads, Self::WriteOut, Self::LightWriters];
 
     /// The name in rows.
     pub const fn name(self) -> &'static str {
@@ -217,7 +215,7 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     })
 }
 
-fn all() -> Vec<Point> {
+pub(super) fn all() -> Vec<Point> {
     let mut points = Vec::new();
     for case in Case::ALL {
         for &device in case.devices() {
@@ -358,7 +356,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         };
         let kuai = rows.iter().find(same);
         let goals = [
-            ("light clients' p99, times alone", "times_alone", Goal::AtMost(times)),
+            (P99_TEXT, "times_alone", Goal::AtMost(times)),
             ("heavy clients' bytes, part of alone", "kept", Goal::AtLeast(kept)),
         ];
         verdicts.extend(goals.map(|(what, name, goal)| Verdict {
@@ -390,7 +388,7 @@ mod tests {
 
     #[test]
     fn light_clients_ask_for_a_fiftieth_of_the_device() {
-        for case in [Case::BulkWrites, Case::BulkReads, Case::WriteOut, Case::LightWriters] {
+        for case in Case::ALL {
             for device in [Device::Sata, Device::Nvme] {
                 let (scheduler, policy) = (Scheduler::None, TagPolicy::Fair);
                 let point = Point { case, device, scheduler, policy };

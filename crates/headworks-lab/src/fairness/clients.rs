@@ -30,6 +30,14 @@ const EQUAL: &str = "equal clients";
 const MIXED: &str = "clients with requests of two sizes";
 const COST: &str = "device time of a request";
 
+/// What is judged, in the words of the verdicts.
+pub(super) const LONGEST_TEXT: &str = "longest wait in rounds";
+pub(super) const JAIN_TEXT: &str = "Jain's index of 10 rounds";
+pub(super) const PART_TEXT: &str = "throughput, part of the best";
+pub(super) const TIME_TEXT: &str = "device time of a client is off by";
+pub(super) const USED_TEXT: &str = "device time used, part of the best baseline's";
+pub(super) const BYTES_TEXT: &str = "bytes, part of the best baseline's";
+
 /// Goal: the longest wait in rounds.
 const ROUNDS: f64 = 3.0;
 /// Goal: Jain's index of each window.
@@ -131,7 +139,7 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     })
 }
 
-fn all() -> Vec<Load> {
+pub(super) fn all() -> Vec<Load> {
     let mut loads = Vec::new();
     for device in Device::ALL {
         let load = |case, scheduler, tags, groups| Load {
@@ -478,22 +486,18 @@ fn judge_kind(rows: &[&Row], [device, scheduler, case, table]: [&str; 4]) -> Vec
             known: None,
         });
     };
-    judged("longest wait in rounds", "rounds", Goal::AtMost(ROUNDS));
+    judged(LONGEST_TEXT, "rounds", Goal::AtMost(ROUNDS));
     match table {
-        EQUAL => judged("Jain's index of 10 rounds", "jain", Goal::AtLeast(JAIN)),
-        _ => judged("device time of a client is off by", "time_off", Goal::AtMost(TIME_OFF)),
+        EQUAL => judged(JAIN_TEXT, "jain", Goal::AtLeast(JAIN)),
+        _ => judged(TIME_TEXT, "time_off", Goal::AtMost(TIME_OFF)),
     }
     // Without the other policies there is no best one.
     match table {
         _ if !all_ran => {}
-        EQUAL => judged("throughput, part of the best", "part", Goal::AtLeast(EQUAL_PART)),
+        EQUAL => judged(PART_TEXT, "part", Goal::AtLeast(EQUAL_PART)),
         _ => {
-            judged(
-                "device time used, part of the best baseline's",
-                "part",
-                Goal::AtLeast(MIXED_PART),
-            );
-            judged("bytes, part of the best baseline's", "part_bytes", Goal::AtLeast(MIXED_PART));
+            judged(USED_TEXT, "part", Goal::AtLeast(MIXED_PART));
+            judged(BYTES_TEXT, "part_bytes", Goal::AtLeast(MIXED_PART));
         }
     }
     verdicts

@@ -14,6 +14,7 @@ pub mod beside;
 pub mod bounded;
 pub mod clients;
 mod device;
+mod known;
 mod mechanism;
 
 use headworks_core::ConfigError;
@@ -28,7 +29,8 @@ use crate::row_filter::RowFilter;
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let mut report = Report::default();
     for part in [bounded::run, clients::run, beside::run, ablation::run] {
-        let part = part(filter)?;
+        let mut part = part(filter)?;
+        part.verdicts = part.verdicts.into_iter().map(known::explain).collect();
         if !part.rows.is_empty() {
             report.append(part);
         }
