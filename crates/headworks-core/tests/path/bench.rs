@@ -11,7 +11,7 @@
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceConfig, DeviceId, Input,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceConfig, DeviceId, ExportConfig, Input,
     Instant, IoError, Ioprio, Message, Notice, Op, QueueOptions, ReplyStage, RequestId, Segment,
     Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId, VolumeOptions, WaitTimes,
 };
@@ -244,6 +244,15 @@ pub struct Shards {
 
 impl Shards {
     pub fn new(count: u16, change: impl FnOnce(&mut QueueOptions)) -> Self {
+        Self::with_exports(count, 0, change)
+    }
+
+    /// The same with exports of equal weight.
+    pub fn with_exports(
+        count: u16,
+        exports: usize,
+        change: impl FnOnce(&mut QueueOptions),
+    ) -> Self {
         let mut queue = QueueOptions::default();
         change(&mut queue);
         let config = |id| ShardConfig {
@@ -258,7 +267,7 @@ impl Shards {
                     options: disk(),
                 })
                 .collect(),
-            exports: Vec::new(),
+            exports: vec![ExportConfig::default(); exports],
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             spare: headworks_core::SpareSlots::default(),

@@ -10,6 +10,7 @@ mod change;
 mod deadline;
 mod flush;
 mod inflight;
+mod lease_bypass;
 mod leases;
 mod partial;
 mod plug;
