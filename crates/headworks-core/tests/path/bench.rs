@@ -11,9 +11,10 @@
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceConfig, DeviceId, ExportConfig, Input,
-    Instant, IoError, Ioprio, Message, Notice, Op, QueueOptions, ReplyStage, RequestId, Segment,
-    Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId, VolumeOptions, WaitTimes,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceConfig, DeviceId,
+    ExportConfig, Input, Instant, IoError, Ioprio, Message, Notice, Op, QueueOptions, ReplyStage,
+    RequestId, Segment, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId,
+    VolumeOptions, WaitTimes,
 };
 
 /// The failure that most devices report.

@@ -24,7 +24,9 @@ struct Connection {
 /// Closed loops of depth 1 on all shards, served one command at a time; returns the most requests of one connection that passed
 /// a request of another.
 fn most_passed(prng: &mut Prng, shards: u16, each: usize, tags: u32) -> u32 {
-    let mut world = Shards::with_exports(shards, usize::from(shards), |q| (q.nr_requests, q.queue_depth) = (tags, tags));
+    let mut world = Shards::with_exports(shards, usize::from(shards), |q| {
+        (q.nr_requests, q.queue_depth) = (tags, tags)
+    });
     let count = each * usize::from(shards);
     let mut connections: Vec<Connection> = (0..count)
         .map(|n| Connection { shard: n / each, waiting: VecDeque::new(), outstanding: 0 })
@@ -75,6 +77,9 @@ fn request_is_passed_by_bounded_requests_of_every_other_shard() {
         let shards = 2 + prng.below(3) as u16;
         let (each, tags) = (1 + prng.below(24) as usize, 1 + prng.below(64) as u32);
         let most = most_passed(&mut prng, shards, each, tags);
-        assert!(most <= PASSED_MAX, "round {round}, {shards} shards of {each}, {tags} tags: {most}");
+        assert!(
+            most <= PASSED_MAX,
+            "round {round}, {shards} shards of {each}, {tags} tags: {most}"
+        );
     }
 }
