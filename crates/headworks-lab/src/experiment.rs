@@ -43,6 +43,7 @@ pub fn run(name: ExperimentName, filter: &RowFilter) -> Result<Report, ConfigErr
         ExperimentName::Fairness => {
             report.append(live::clients::run_all(filter)?);
             report.append(live::fairness::run_all(filter)?);
+            report.append(live::bulk::run_all(filter)?);
         }
         ExperimentName::Seed001 => report.append(seed001::threads::run_all(filter)?),
         ExperimentName::Seed002Cpu => report.append(live::seed002_cpu::run_all(filter)?),

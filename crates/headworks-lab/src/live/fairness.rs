@@ -13,7 +13,7 @@ use headworks_core::{ConfigError, DepthMode, QueueOptions, Scheduler};
 use headworks_nbd::client::bench::{BenchOptions, Pattern, Tally};
 
 use super::server::{LiveServer, LiveServerOptions, TempFolder};
-use super::{Length, LiveRun, bytes, job, run};
+use super::{Length, LiveRun, bytes, job, middle, run};
 use crate::baseline::TagPolicy;
 use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict, jain};
@@ -289,11 +289,6 @@ fn light(rows: &[&Row]) -> Vec<Verdict> {
         }
     }
     verdicts
-}
-
-fn middle(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }
 
 /// Relative error of the worst export's share.

@@ -10,6 +10,7 @@
 //! set as by `--max-sectors-kb` and `headworks ctl set`. Counts are exact. Times are those of this
 //! machine, with the clients on the same CPUs: only ratios of adjacent runs are judged.
 
+pub mod bulk;
 pub mod clients;
 pub mod fairness;
 pub mod seed000;
@@ -53,6 +54,8 @@ struct LiveRun {
     jobs: Vec<Tally>,
     before: Value,
     after: Value,
+    /// CPU time of the process, server and clients, during the measurement, in us.
+    cpu_us: u64,
 }
 
 impl LiveRun {
@@ -66,6 +69,11 @@ impl LiveRun {
     fn tags(&self, name: &str) -> u64 {
         let of = |stats: &Value| stats["devices"]["hw0"]["tags"][name].as_u64().unwrap_or(0);
         of(&self.after) - of(&self.before)
+    }
+
+    /// A value of the control of the first device's depth, at the end; 0 without a control.
+    fn depth(&self, name: &str) -> u64 {
+        self.after["devices"]["hw0"]["depth"][name].as_u64().unwrap_or(0)
     }
 
     /// The p99 of reads in a stage since the start of the server.
@@ -95,13 +103,31 @@ fn run(server: &LiveServer, jobs: &[BenchOptions], length: Length) -> Result<Liv
     let Length { ramp, runtime } = length;
     let watch = || {
         std::thread::sleep(ramp);
-        let before = server.stats()?;
+        let (before, began) = (server.stats()?, process_usage());
         std::thread::sleep(runtime);
-        Ok::<_, ConfigError>((before, server.stats()?))
+        let sum = |usage: &libc::rusage| cpu_us(usage).iter().sum::<u64>();
+        let used = sum(&process_usage()) - sum(&began);
+        Ok::<_, ConfigError>((before, server.stats()?, used))
     };
     let (jobs, watched) = bench::run_together(jobs, ramp, runtime, watch).map_err(live_error)?;
-    let (before, after) = watched?;
-    Ok(LiveRun { jobs, before, after })
+    let (before, after, cpu_us) = watched?;
+    Ok(LiveRun { jobs, before, after, cpu_us })
+}
+
+/// What this process, server and clients, has used up to now.
+fn process_usage() -> libc::rusage {
+    // SAFETY: zeros are a valid rusage, and the call fills it.
+    unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        usage
+    }
+}
+
+/// User and system time in us.
+fn cpu_us(usage: &libc::rusage) -> [u64; 2] {
+    [usage.ru_utime, usage.ru_stime]
+        .map(|time| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64)
 }
 
 fn job(uri: Uri) -> BenchOptions {
@@ -112,4 +138,10 @@ fn job(uri: Uri) -> BenchOptions {
 
 fn live_error(error: ClientError) -> ConfigError {
     ConfigError::new("live", error.to_string())
+}
+
+/// The middle value of several rounds; `None` without one.
+fn middle(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }

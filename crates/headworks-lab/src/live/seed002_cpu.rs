@@ -24,7 +24,7 @@ use headworks_nbd::client::bench::{self, BenchOptions, Pattern};
 use serde_json::Value;
 
 use super::server::{LiveServer, LiveServerOptions, TempFolder};
-use super::{Length, job, live_error};
+use super::{Length, cpu_us, job, live_error, process_usage};
 use crate::baseline::foreground::Throttling;
 use crate::cached::spread;
 use crate::report::Progress;
@@ -73,17 +73,12 @@ struct Sample {
 impl Sample {
     fn take(server: &LiveServer) -> Result<Self, ConfigError> {
         let stats = server.stats()?;
-        // SAFETY: the call fills the struct it is given.
-        let usage = unsafe {
-            let mut usage = std::mem::zeroed::<libc::rusage>();
-            libc::getrusage(libc::RUSAGE_SELF, &mut usage);
-            usage
-        };
-        let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
+        let usage = process_usage();
+        let [user_us, system_us] = cpu_us(&usage);
         Ok(Self {
             at: WallClock::now(),
-            user_us: us(usage.ru_utime),
-            system_us: us(usage.ru_stime),
+            user_us,
+            system_us,
             switches: (usage.ru_nvcsw + usage.ru_nivcsw) as u64,
             written: written(&stats),
         })
