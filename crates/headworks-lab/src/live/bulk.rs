@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!   each round:  reader alone | writers alone | both          on the file: fair, kuai_v3
-//!                the same without a device (null:)            what NBD and the CPUs alone make of it
+//!                the same without a device (null:)            what NBD and the shard alone make of it
 //!   goals, middle of the rounds: the reader's p99 <= 2.5 times alone, the writers keep 0.93
 //! ```
 //!
 //! Each run has a server of its own on the preallocated file, with direct I/O where the filesystem
-//! takes it and without a cache. Reader and writers are closed loops. The clients run on the same
-//! CPUs as the server and move as many bytes as it does, so a reader also waits for a CPU: with
-//! `null:` it waits for nothing else, and its p99 there, in times of that alone on the file, bounds
-//! what any gate could reach. Printed beside it: the reader's time in the gate and in the device,
-//! the depth that was found (0: no limit), and how many CPUs server and clients used.
+//! takes it and without a cache. Reader and writers are closed loops. The one shard also receives
+//! what the writers send, so a reader waits for its turns: with `null:` it waits for nothing else,
+//! and its p99 there, in times of that alone on the file, bounds what any gate could reach. Printed
+//! beside it: the reader's time in the gate and in the device, the depth that was found (0: no
+//! limit), and how many CPUs server and clients used.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ const KEPT: f64 = 0.93;
 enum Target {
     /// A file on the filesystem of the temporary folder.
     File,
-    /// No device: what NBD and the CPUs take.
+    /// No device: what NBD and the shard take.
     Null,
 }
 
