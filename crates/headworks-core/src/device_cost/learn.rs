@@ -67,6 +67,9 @@ const WINDOW_LONG_NS: u64 = 4000 * MS;
 /// Relative error that teaches nothing.
 const NOISE: f64 = 0.03;
 
+/// Relative change of the costs of a window's commands that changes what is charged.
+const PRICE_STEP: f64 = 0.04;
+
 /// Relative error that is a surprise.
 const SURPRISE: f64 = 0.3;
 
@@ -261,7 +264,7 @@ impl CostLearner {
         if self.seeks() && !sought {
             self.suppose_disk();
         }
-        self.publish();
+        self.publish(&parts);
     }
 
     /// Counts a relative error: how far errors lie from their mean says how noisy windows are.
@@ -382,7 +385,21 @@ impl CostLearner {
         }
     }
 
-    fn publish(&mut self) {
+    /// Takes the model over into the costs that are charged, if it makes a difference for what the last window consisted of.
+    /// Each change of a price lets some requests pass others, so small ones are not worth it.
+    fn publish(&mut self, parts: &[f64; UNKNOWNS]) {
+        let (mut charged, mut off) = (0.0, 0.0);
+        for (index, part) in parts.iter().enumerate() {
+            let price = match index {
+                ..4 => f64::from(self.cost.base_ns[index]),
+                _ => self.cost.byte[index - 4] as f64 / f64::from(1 << BYTE_BITS),
+            };
+            charged += part * price;
+            off += part * (self.model[index] - price).abs();
+        }
+        if off <= PRICE_STEP * charged {
+            return;
+        }
         for (base, unknown) in self.cost.base_ns.iter_mut().zip(self.model) {
             *base = unknown as u32;
         }

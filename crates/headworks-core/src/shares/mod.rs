@@ -346,6 +346,12 @@ impl ShareTree {
 
     /// Moves the children whose time has come: from pending to eligible, from idle to forgotten.
     fn settle(&mut self, group: usize) {
+        self.make_eligible(group);
+        self.forget_passed(group);
+    }
+
+    /// Moves the children whose start has come from pending to eligible.
+    fn make_eligible(&mut self, group: usize) {
         let entry = &mut self.groups[group];
         if entry.eligible.is_empty()
             && let Some(start) = entry.pending.top_time(&self.nodes)
@@ -363,11 +369,16 @@ impl ShareTree {
             let key = node.key(node.finish);
             entry.eligible.push(&mut self.nodes, id, key);
         }
+        debug_assert!(self.is_sound(group), "the invariants of a group hold");
+    }
+
+    /// Forgets the idle children whose finish V has reached.
+    fn forget_passed(&mut self, group: usize) {
+        let now = self.groups[group].virtual_time;
         while self.groups[group].idle.top_time(&self.nodes).is_some_and(|end| !is_before(now, end))
         {
             self.forget_first(group);
         }
-        debug_assert!(self.is_sound(group), "the invariants of a group hold");
     }
 
     /// Forgets the idle child with the least finish; returns false if there is none. What is below a forgotten group is
@@ -443,7 +454,8 @@ impl ShareTree {
         true
     }
 
-    /// Serves the first request of a leaf; `next` is the cost of the one after it, if there is one.
+    /// Serves the first request of a leaf; `next` is the cost of the one after it, if there is one. The leaf is remembered until
+    /// the next call, even if V has passed it: it may yet be charged for more.
     pub fn serve(&mut self, leaf: ShareId, next: Option<u64>) {
         debug_assert!(self.nodes[leaf as usize].group == NIL, "a leaf is served");
         assert!(self.nodes[leaf as usize].is_active(), "a leaf with a request is served");
@@ -453,6 +465,7 @@ impl ShareTree {
         while id != Self::ROOT {
             let parent = self.nodes[id as usize].parent;
             let group = self.group_of(parent);
+            self.forget_passed(group);
             self.take_out(group, id);
             self.advance(group, cost);
             let node = &mut self.nodes[id as usize];
@@ -465,7 +478,7 @@ impl ShareTree {
                 }
                 None => self.rest(group, id),
             }
-            self.settle(group);
+            self.make_eligible(group);
             next = self.best_cost(group);
             id = parent;
         }
@@ -539,9 +552,7 @@ impl ShareTree {
         let entry = &self.groups[group];
         let now = entry.virtual_time;
         let pending = entry.pending.top_time(&self.nodes);
-        let idle = entry.idle.top_time(&self.nodes);
         pending.is_none_or(|start| is_before(now, start))
-            && idle.is_none_or(|finish| is_before(now, finish))
             && entry.is_active() != entry.eligible.is_empty()
     }
 }

@@ -1,6 +1,8 @@
 //! Shares of a device: requests of connections and exports, on the owner and from another shard.
 
 use headworks_core::device_cost::DeviceCost;
+use headworks_core::prng::Prng;
+use headworks_core::time::MS;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     CacheOptions, Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Input, Message,
@@ -79,6 +81,38 @@ fn large_requests_never_delay_light_client() {
     assert_eq!(connections(&bench, 0), [1, 1, 1, 1, 2]);
     bench.finish_from(1);
     bench.assert_quiet();
+}
+
+/// Closed loops of 200 equal clients on a device whose commands take 5 ms and up to `jitter` percent more; returns the longest
+/// wait in commands.
+fn longest_wait(jitter: u64) -> u64 {
+    const CLIENTS: u32 = 200;
+    let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (2, 1));
+    let mut prng = Prng::new(1);
+    let ask = |bench: &mut Bench, client: u32| {
+        let write = bio(bench, client, 0, &format!("W{}m+4k", client * 7 % 900));
+        bench.turn(&[write]);
+    };
+    (0..CLIENTS).for_each(|client| ask(&mut bench, client));
+    let mut asked = [0; CLIENTS as usize];
+    let mut longest = 0;
+    for done in 0..10 * CLIENTS as usize {
+        bench.pass(5 * MS * (100 + prng.below(jitter + 1)) / 100);
+        let client = bench.command(done).segments[0].bio.connection;
+        bench.done(done);
+        longest = longest.max(done as u64 + 1 - asked[client as usize]);
+        asked[client as usize] = done as u64 + 1;
+        ask(&mut bench, client);
+    }
+    longest
+}
+
+#[test]
+fn equal_clients_wait_two_rounds_at_most_while_costs_are_learned() {
+    for jitter in [0, 20, 60] {
+        let longest = longest_wait(jitter);
+        assert!(longest <= 400, "jitter {jitter}: {longest} commands of 200 clients");
+    }
 }
 
 #[test]
