@@ -3,6 +3,7 @@
 //! Actions are descriptions; the executor holds bytes, devices, sockets and clocks. The bytes of a `Submit` must not change before
 //! its completion is an input. The buffer of a bio may be reused after a `Reply` with stage `Final` or `Released`.
 
+use crate::dirty_entry::DirtyEntry;
 use crate::bio::{BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
 use crate::error::Status;
 use crate::input::{Message, ReplyStage, RequestId};
@@ -133,6 +134,15 @@ pub enum Action {
         /// Length in bytes.
         len: u32,
     },
+    /// Sets the entries of a run of frames in the dirty table. See [`DirtyEntry`].
+    SetDirty {
+        /// The first frame.
+        unit: u32,
+        /// Number of frames.
+        count: u32,
+        /// The entry of the first frame; [`DirtyEntry::after`] gives the following ones.
+        entry: DirtyEntry,
+    },
     /// Writes a list of one extent into the buffer of a block-status bio: its first `len` bytes are data.
     Data {
         /// The bio that owns the buffer.
@@ -201,9 +211,42 @@ impl Actions {
         &self.segments[first..first + usize::from(submit.segments)]
     }
 
+    /// Appends [`Action::SetDirty`]; continues the last action of the list if that sets the entries of the frames before.
+    pub(crate) fn set_dirty(&mut self, unit: u32, count: u32, entry: DirtyEntry) {
+        assert!(count > 0, "a run has frames");
+        if let Some(Action::SetDirty { unit: first, count: frames, entry: before }) =
+            self.list.last_mut()
+            && *first + *frames == unit
+            && before.after((*frames).into()) == entry
+        {
+            *frames += count;
+            return;
+        }
+        self.list.push(Action::SetDirty { unit, count, entry });
+    }
+
     /// Clears the list and keeps its capacity.
     pub fn clear(&mut self) {
         self.list.clear();
         self.segments.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_adjacent_frames_are_one_action() {
+        let mut actions = Actions::default();
+        let entry = |block| DirtyEntry::new(VolumeId(1), block);
+        actions.set_dirty(8, 2, entry(40));
+        actions.set_dirty(10, 1, entry(42));
+        actions.set_dirty(11, 1, entry(44));
+        actions.set_dirty(12, 1, DirtyEntry::CLEAN);
+        actions.set_dirty(13, 3, DirtyEntry::CLEAN);
+        let set = |unit, count, entry| Action::SetDirty { unit, count, entry };
+        let want = [set(8, 3, entry(40)), set(11, 1, entry(44)), set(12, 4, DirtyEntry::CLEAN)];
+        assert_eq!(actions.list, want);
     }
 }

@@ -39,6 +39,7 @@ pub mod cache;
 mod depth;
 mod device_bio;
 pub mod device_cost;
+mod dirty_entry;
 pub mod elevator;
 mod error;
 pub mod extent;
@@ -70,6 +71,7 @@ pub mod writeback;
 
 pub use action::{Action, Actions, CopyDirection, Notice, Segment, Submit};
 pub use bio::{Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, VolumeId};
+pub use dirty_entry::DirtyEntry;
 pub use error::{ConfigError, IoError, Status};
 pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};

@@ -98,6 +98,11 @@ impl RunHash {
                 self.add(to);
                 self.add(len.into());
             }
+            Action::SetDirty { unit, count, entry } => {
+                self.add(14);
+                self.add(pair(unit, count));
+                self.add(entry.0);
+            }
             Action::Data { bio, len } => {
                 self.add(13);
                 self.add_id(bio);

@@ -95,7 +95,9 @@ fn room_for_actions(config: &ShardConfig, volumes_max: usize) -> (usize, usize) 
     }
     if config.cache.is_on() {
         // Copies of one turn, even block by block.
-        list += 4 * config.cache.bios() as usize + 16_384;
+        let copies = 4 * config.cache.bios() as usize + 16_384;
+        // With a dirty table, an entry for each.
+        list += if config.cache.dirty_table { 2 * copies } else { copies };
     }
     (list, segments)
 }
@@ -525,8 +527,8 @@ impl Shard {
                 let Some(config) = self.volume(volume).copied() else {
                     return;
                 };
-                if let Some(cache) = &mut self.cache {
-                    cache.discard_held(volume);
+                if let Some((cache, mut turn)) = self.cache(now) {
+                    cache.discard_held(&mut turn, volume);
                 }
                 if let Some((queue, _)) = self.local(config.device) {
                     queue.acknowledge(volume);

@@ -435,7 +435,8 @@ impl World {
                 Action::Data { .. }
                 | Action::Copy { .. }
                 | Action::Zero { .. }
-                | Action::Move { .. } => {
+                | Action::Move { .. }
+| Action::SetDirty { .. } => {
                     panic!("there is no cache")
                 }
             }

@@ -96,7 +96,8 @@ impl Harness {
                         Action::Data { .. }
                         | Action::Copy { .. }
                         | Action::Zero { .. }
-                        | Action::Move { .. } => {}
+                        | Action::Move { .. }
+| Action::SetDirty { .. } => {}
                         Action::Send { to, message } => {
                             let from = ShardId(shard as u16);
                             self.inputs[usize::from(to.0)].push(Input::Message { from, message });

@@ -7,6 +7,7 @@
 use super::Cache;
 use super::pool::folio::{EvictionList, Folio, block};
 use super::waiters::operation::WaitFor;
+use crate::dirty_entry::DirtyEntry;
 use crate::slab::NIL;
 
 /// The blocks and folios of a volume, counted anew.
@@ -92,6 +93,32 @@ impl Cache {
             let of_device = volumes.ids().filter(|&volume| volumes.is_on(volume, device));
             let held = of_device.map(|volume| volumes[volume].held()).sum::<u32>();
             assert_eq!(state.dirty.held(device), held, "device {device}");
+        }
+    }
+
+    /// Checks a dirty table that follows [`crate::Action::SetDirty`], one entry for each frame.
+    ///
+    /// # Panics
+    /// If a block that is dirty or under write-out is not entered, or any other is.
+    pub fn check_dirty_table(&self, table: &[DirtyEntry]) {
+        let pool = &self.state.pool;
+        let mut expected = vec![DirtyEntry::CLEAN; table.len()];
+        for unit in (0..pool.units()).filter(|&unit| pool.folio(unit).is(Folio::PRESENT)) {
+            let folio = pool.folio(unit);
+            let states = pool.states(unit, folio.blocks());
+            for ((frame, state), at) in (unit..).zip(states).zip(folio.key.block()..) {
+                let volume = folio.key.volume();
+                if state & (block::DIRTY | block::WRITEBACK) != 0 {
+                    expected[frame as usize] = DirtyEntry::new(volume, at);
+                }
+                if state & block::SHADOW != 0 {
+                    let shadow = pool.shadow_of(frame) as usize;
+                    expected[shadow] = DirtyEntry::of_shadow(volume, at);
+                }
+            }
+        }
+        for (frame, (entry, expected)) in table.iter().zip(&expected).enumerate() {
+            assert_eq!(entry, expected, "the entry of frame {frame}");
         }
     }
 

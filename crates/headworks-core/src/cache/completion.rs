@@ -116,11 +116,18 @@ impl CacheState {
         debug_assert!(completion.bio.op == Op::Write, "a write-out writes");
         let keep = status.is_err() && !self.defects.failed_is_clean();
         let present = self.volumes[volume].blocks();
-        let actions = &mut ctx.actions.list;
-        let written = self.pool.end_writeback(run, present, keep, actions);
+        let before = ctx.actions.list.len();
+        let written = self.pool.end_writeback(run, present, keep, ctx.actions);
+        if self.defects.stale_entry() {
+            let mut index = 0;
+            ctx.actions.list.retain(|action| {
+                index += 1;
+                index <= before || !matches!(action, Action::SetDirty { .. })
+            });
+        }
         if self.ends_short(run, completion) {
             let within = (completion.bio.end() % u64::from(BLOCK)) as u32;
-            self.pool.end_short_writeback(run.unit + run.count - 1, within, actions);
+            self.pool.end_short_writeback(run.unit + run.count - 1, within, &mut ctx.actions.list);
         }
         self.pool.count_written(run, written);
         self.end_late(run.folio, completion);

@@ -62,6 +62,8 @@ defects! {
     EvictsFilling evicts_filling
     /// A flush omits write-out errors that another connection has seen.
     ErrorReportedOnce error_reported_once
+    /// The dirty table keeps the entries of blocks that were written out.
+    StaleEntry stale_entry
     /// The folios of a removed volume stay in the cache.
     FoliosStay folios_stay
 }

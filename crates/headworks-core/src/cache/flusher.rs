@@ -151,7 +151,7 @@ impl Flushers {
                 return;
             }
             if pass.has_next() {
-                self.send_next(state, ctx.now, device);
+                self.send_next(state, ctx, device);
                 continue;
             }
             if pass.group != NIL {
@@ -172,7 +172,7 @@ impl Flushers {
     }
 
     /// Sends the next folio of the pass.
-    fn send_next(&mut self, state: &mut CacheState, now: Instant, device: usize) {
+    fn send_next(&mut self, state: &mut CacheState, ctx: &mut CallContext, device: usize) {
         let pass = &mut self.passes[device];
         debug_assert!(pass.group != NIL && pass.has_next(), "the pass has a folio to send");
         let unit = pass.sorted[pass.position];
@@ -194,7 +194,7 @@ impl Flushers {
             reason: pass.reason,
             max_blocks: pass.left.max(folio.blocks()),
         };
-        let (_, blocks) = state.send_dirty(now, unit, 0, folio.blocks(), request);
+        let (_, blocks) = state.send_dirty(ctx, unit, 0, folio.blocks(), request);
         pass.all &= state.io.may_send(writeouts(device));
         pass.left = pass.left.saturating_sub(blocks);
         pass.sent_any |= blocks > 0;

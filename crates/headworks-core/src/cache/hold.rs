@@ -6,6 +6,7 @@
 use super::context::{CallContext, TimerKind};
 use super::pool::folio::{Folio, block};
 use super::state::CacheState;
+use crate::action::Actions;
 use crate::bio::{ExportId, VolumeId};
 use crate::error::IoError;
 use crate::time::Instant;
@@ -81,13 +82,13 @@ impl CacheState {
     }
 
     /// Discards the held blocks of a volume, as the operator asks.
-    pub fn discard_held(&mut self, volume: VolumeId) {
+    pub fn discard_held(&mut self, volume: VolumeId, actions: &mut Actions) {
         let mut writing = std::mem::take(&mut self.scratch);
         self.waiters.writing_ops(volume, &mut writing);
         let mut at = 0;
         while let Some(unit) = self.next_held(volume, at) {
             let blocks = self.pool.folio(unit).blocks();
-            self.discard_held_blocks(unit, 0, blocks, &writing);
+            self.discard_held_blocks(unit, (0, blocks), &writing, actions);
             at = unit + 1;
         }
         self.scratch = writing;
@@ -97,11 +98,17 @@ impl CacheState {
     }
 
     /// Discards the held blocks of a part of a folio. The operations `writing` that wrote to them and have not completed fail.
-    pub fn discard_held_blocks(&mut self, unit: u32, first: u32, count: u32, writing: &[u32]) {
+    pub fn discard_held_blocks(
+        &mut self,
+        unit: u32,
+        (first, count): (u32, u32),
+        writing: &[u32],
+        actions: &mut Actions,
+    ) {
         for index in first..first + count {
             let state = self.pool.state(unit + index);
             if state & block::FAILED != 0 && state & (block::WRITEBACK | block::SHADOW) == 0 {
-                self.cancel_dirty(unit, index, 1);
+                self.cancel_dirty(unit, index, 1, actions);
                 self.pool.clear_valid(unit + index);
                 let key = self.pool.folio(unit).key;
                 let error = self.volumes[key.volume()].last_error();

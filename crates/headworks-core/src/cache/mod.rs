@@ -309,8 +309,8 @@ impl Cache {
     }
 
     /// Discards the blocks of a volume that could not be written, as the operator asks.
-    pub fn discard_held(&mut self, volume: VolumeId) {
-        self.state.discard_held(volume);
+    pub fn discard_held(&mut self, ctx: &mut CallContext, volume: VolumeId) {
+        self.state.discard_held(volume, ctx.actions);
     }
 
     /// Sets how the blocks of a device's volumes are cached.

@@ -14,6 +14,7 @@ use super::stats::CacheStats;
 use super::volumes::Volumes;
 use super::waiters::Waiters;
 use super::waiters::operation::{OpStep, Operation, WaitFor};
+use crate::action::Actions;
 use crate::bio::{DeviceId, VolumeId};
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
@@ -59,7 +60,7 @@ impl CacheState {
     pub fn new(config: &ShardConfig, timer_base: u32) -> Self {
         let options = config.cache;
         let (devices, volumes) = (config.devices.len(), config.volumes_max());
-        let pool = Pool::new(options.units, volumes);
+        let pool = Pool::new(options.units, volumes, options.dirty_table);
         let queue = (options.bios() + config.bios_max) as usize;
         let (units, writers) = (options.units, options.writers_max);
         Self {
@@ -420,7 +421,8 @@ impl CacheState {
             .pool
             .first_folio(|folio| folio.dirty > 0 && folio.writeback + folio.filling == 0)?;
         let blocks = self.pool.folio(unit).blocks();
-        self.cancel_dirty(unit, 0, blocks);
+        // A defect: what the dirty table says of it does not matter.
+        self.cancel_dirty(unit, 0, blocks, &mut Actions::default());
         self.pool.drop_if_idle(unit);
         Some(blocks)
     }

@@ -6,11 +6,13 @@
 //!
 //! Invariants: a block is in one write-out at a time; a folio is in its extent group exactly while a block of it is to be written.
 
+use super::context::CallContext;
 use super::device_io::writeouts;
 use super::pool::folio::block;
 use super::pool::{RangeWalk, charge_drop};
 use super::state::CacheState;
 use super::volumes::GENERATIONS;
+use crate::action::Actions;
 use crate::bio::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
 use crate::slab::NIL;
 use crate::time::Instant;
@@ -49,7 +51,7 @@ impl CacheState {
     /// Sends up to `quota` blocks of a volume's oldest group on behalf of a writer (the foreground policy); returns the bios.
     pub fn write_oldest_group(
         &mut self,
-        now: Instant,
+        ctx: &mut CallContext,
         (volume, connection): (VolumeId, u32),
         quota: u32,
         slot: u32,
@@ -70,14 +72,14 @@ impl CacheState {
             let (flags, reason) = (BioFlags::NONE, WriteoutReason::Writer);
             let request =
                 WriteoutRequest { cookie: slot, connection, flags, reason, max_blocks: left };
-            let (more, blocks) = self.send_dirty(now, unit, 0, count, request);
+            let (more, blocks) = self.send_dirty(ctx, unit, 0, count, request);
             bios += more;
             left = left.saturating_sub(blocks);
         }
         self.scratch = sorted;
         if self.dirty.group_exists(group) {
             // If all of it is outstanding, the next writer takes another group.
-            let since = if bios == 0 { now } else { self.dirty.group(group).since };
+            let since = if bios == 0 { ctx.now } else { self.dirty.group(group).since };
             self.dirty.requeue_group(since, group);
         }
         bios
@@ -86,13 +88,13 @@ impl CacheState {
     /// Sends the dirty blocks of a part of a folio that are neither held nor outstanding; returns the bios and blocks.
     pub fn send_dirty(
         &mut self,
-        now: Instant,
+        ctx: &mut CallContext,
         unit: u32,
         first: u32,
         count: u32,
         request: WriteoutRequest,
     ) -> (u32, u32) {
-        self.cancel_truncated(unit);
+        self.cancel_truncated(unit, ctx.actions);
         assert!(first + count <= self.pool.folio(unit).blocks(), "blocks of the folio");
         let (mut bios, mut blocks) = (0, 0);
         let mut at = first;
@@ -103,7 +105,7 @@ impl CacheState {
             let Some((start, run)) = self.pool.next_dirty_run(unit, at, until) else {
                 break;
             };
-            self.send_run(now, unit, start, run, &request);
+            self.send_run(ctx.now, unit, start, run, &request);
             at = start + run;
             (bios, blocks) = (bios + 1, blocks + run);
         }
@@ -192,13 +194,19 @@ impl CacheState {
     }
 
     /// Cancels the dirty blocks of a part of a folio: they need not be written; returns how many.
-    pub fn cancel_dirty(&mut self, unit: u32, first: u32, count: u32) -> u32 {
+    pub fn cancel_dirty(
+        &mut self,
+        unit: u32,
+        first: u32,
+        count: u32,
+        actions: &mut Actions,
+    ) -> u32 {
         let folio = *self.pool.folio(unit);
         if folio.dirty == 0 {
             return 0;
         }
         let volume = folio.key.volume();
-        let (cancelled, held) = self.pool.cancel_dirty(unit, first, count);
+        let (cancelled, held) = self.pool.cancel_dirty(unit, first, count, actions);
         let device = self.volumes[volume].device();
         self.volumes[volume].sub_unclean(cancelled);
         self.count_held(volume, 0, held);
@@ -208,15 +216,21 @@ impl CacheState {
     }
 
     /// Cancels and invalidates the blocks of a folio in the range of a walk, and takes the cost off `budget`.
-    pub fn drop_blocks(&mut self, walk: &RangeWalk, unit: u32, budget: &mut u32) {
+    pub fn drop_blocks(
+        &mut self,
+        walk: &RangeWalk,
+        unit: u32,
+        budget: &mut u32,
+        actions: &mut Actions,
+    ) {
         charge_drop(self.pool.folio(unit), budget);
         let (first, count) = walk.overlap(&self.pool, unit);
-        self.cancel_dirty(unit, first, count);
+        self.cancel_dirty(unit, first, count, actions);
         self.pool.invalidate(unit, first, count);
     }
 
     /// Before a folio is written out, cancels its blocks past the end of a volume that is being truncated.
-    fn cancel_truncated(&mut self, unit: u32) {
+    fn cancel_truncated(&mut self, unit: u32, actions: &mut Actions) {
         if !self.volumes.is_truncating() {
             return;
         }
@@ -228,7 +242,7 @@ impl CacheState {
             let range = (truncation.start(), u64::MAX);
             let walk = RangeWalk::new(&self.pool, folio.key.volume(), range);
             let (first, count) = walk.overlap(&self.pool, unit);
-            self.cancel_dirty(unit, first, count);
+            self.cancel_dirty(unit, first, count, actions);
         }
     }
 

@@ -70,6 +70,8 @@ pub struct CacheOptions {
     pub flush_timeout_ns: u64,
     /// The connection id for the cache's own bios, which no client of this shard has.
     pub account: u32,
+    /// Report with [`crate::Action::SetDirty`] which frames hold dirty blocks.
+    pub dirty_table: bool,
 }
 
 impl CacheOptions {
@@ -118,6 +120,6 @@ impl CacheOptions {
 
 impl Default for CacheOptions {
     fn default() -> Self {
-        Self { units: 0, writers_max: 1024, flush_timeout_ns: 60 * SEC, account: u32::MAX }
+        Self { units: 0, writers_max: 1024, flush_timeout_ns: 60 * SEC, account: u32::MAX, dirty_table: false }
     }
 }

@@ -217,7 +217,9 @@ impl ShardConfig {
         let mut text = format!("shard {} {} {} 0\n", self.id.0, self.shards, self.bios_max);
         let c = &self.cache;
         text +=
-            &format!("cache {} {} {} {}\n", c.units, c.writers_max, c.flush_timeout_ns, c.account);
+            &format!("cache {} {} {} {}", c.units, c.writers_max, c.flush_timeout_ns, c.account);
+        // Left out when off, as in the records of versions that had no dirty table.
+        text += if c.dirty_table { " 1\n" } else { "\n" };
         text += "dirty";
         for number in self.dirty.to_numbers() {
             text += &format!(" {number}");
@@ -285,12 +287,17 @@ impl ShardConfig {
                 };
             }
             ("volume", numbers) => self.volumes.push(VolumeConfig::from_numbers(numbers)?),
-            ("cache", &[units, writers_max, flush_timeout_ns, account]) => {
+            ("cache", &[units, writers_max, flush_timeout_ns, account, ref table @ ..]) => {
                 self.cache = CacheOptions {
                     units: units.try_into().ok()?,
                     writers_max: writers_max.try_into().ok()?,
                     flush_timeout_ns,
                     account: account.try_into().ok()?,
+                    dirty_table: match table {
+                        [] => false,
+                        [1] => true,
+                        _ => return None,
+                    },
                 };
             }
             ("dirty", numbers) => self.dirty = DirtyOptions::from_numbers(numbers)?,

@@ -9,6 +9,7 @@ use crate::bio::{DeviceId, VolumeId};
 use crate::cache::CacheDefect;
 use crate::cache::CacheStats;
 use crate::elevator::Elevator;
+use crate::dirty_entry::DirtyEntry;
 use crate::error::IoError;
 use crate::options::QueueOptions;
 use crate::queue::Queue;
@@ -203,6 +204,16 @@ impl Shard {
     pub fn check_cache(&self) {
         if let Some(cache) = &self.cache {
             cache.check();
+        }
+    }
+
+    /// Checks a dirty table that follows [`Action::SetDirty`](crate::Action::SetDirty) against the cache, for tests.
+    ///
+    /// # Panics
+    /// If an entry is missing, stale or of another block.
+    pub fn check_dirty_table(&self, table: &[DirtyEntry]) {
+        if let Some(cache) = &self.cache {
+            cache.check_dirty_table(table);
         }
     }
 

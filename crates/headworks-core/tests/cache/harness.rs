@@ -1,7 +1,7 @@
 //! A shard with a cache on a device that a test controls, in virtual time. The tables are checked after every batch.
 
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, Input, Instant, IoError, Op,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DirtyEntry, Input, Instant, IoError, Op,
     QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
     WaitTimes,
 };
@@ -36,6 +36,7 @@ pub struct Harness {
     /// Data that was reported without asking the device: the bio, and bytes.
     pub told: Vec<(BioId, u32)>,
     device_frames: DeviceFrames,
+    table: Vec<DirtyEntry>,
     sequence: u64,
     turns: u64,
 }
@@ -44,7 +45,12 @@ pub fn config(units: u32) -> ShardConfig {
     let volume = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
     let queue = QueueOptions { read_ahead_kb: 0, ..QueueOptions::default() };
     let mut config = ShardConfig::single(queue, volume, 2048);
-    config.cache = CacheOptions { units, account: 1 << 20, ..CacheOptions::default() };
+    config.cache = CacheOptions {
+        units,
+        account: 1 << 20,
+        dirty_table: true,
+        ..CacheOptions::default()
+    };
     config
 }
 
@@ -53,6 +59,7 @@ impl Harness {
         let mut config = config(units);
         change(&mut config);
         Self {
+            table: vec![DirtyEntry::CLEAN; config.cache.units as usize],
             shard: Shard::new(config).unwrap(),
             now: 0,
             timer: None,
@@ -92,6 +99,12 @@ impl Harness {
                 }
                 Action::Data { bio, len } => self.told.push((bio, len)),
                 Action::Timer { at } => self.timer = Some(at.0),
+                Action::SetDirty { unit, count, entry } => {
+                    let frames = &mut self.table[unit as usize..][..count as usize];
+                    for (at, frame) in (0..).zip(frames) {
+                        *frame = entry.after(at);
+                    }
+                }
                 _ => {}
             }
         }
@@ -101,6 +114,7 @@ impl Harness {
         let units = self.stats().units;
         if units <= 4096 || self.turns.is_multiple_of(64) {
             self.shard.check_cache();
+            self.shard.check_dirty_table(&self.table);
         }
     }
 

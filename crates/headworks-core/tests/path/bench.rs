@@ -91,7 +91,8 @@ impl Bench {
                 Action::Data { .. }
                 | Action::Copy { .. }
                 | Action::Zero { .. }
-                | Action::Move { .. } => {}
+                | Action::Move { .. }
+| Action::SetDirty { .. } => {}
             }
         }
         self.shard.clear_actions();

@@ -301,7 +301,8 @@ impl BlockHarness {
                 Action::Data { .. }
                 | Action::Copy { .. }
                 | Action::Zero { .. }
-                | Action::Move { .. } => {}
+                | Action::Move { .. }
+| Action::SetDirty { .. } => {}
                 Action::Notice(_) => self.counts.notices += 1,
                 Action::Send { .. } => unreachable!("the harness has one shard"),
             }

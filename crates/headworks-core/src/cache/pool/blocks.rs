@@ -13,8 +13,9 @@
 
 use super::Pool;
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use crate::action::Action;
+use crate::action::{Action, Actions};
 use crate::bio::VolumeId;
+use crate::dirty_entry::DirtyEntry;
 
 /// A run of blocks of one folio.
 #[derive(Clone, Copy, Debug)]
@@ -114,20 +115,26 @@ impl Pool {
         run: &BlockRun,
         present: u64,
         keep: bool,
-        actions: &mut Vec<Action>,
+        actions: &mut Actions,
     ) -> Written {
         let mut written = Written::default();
+        // The first frame whose entry is not cleared yet.
+        let mut stale = run.unit;
         for (unit, at) in (run.unit..run.unit + run.count).zip(run.block..) {
             let state = self.folios.states(unit, 1)[0];
             debug_assert!(state & block::WRITEBACK != 0, "the block was under write-out");
             let state = state & !block::WRITEBACK;
             let state = if state & block::SHADOW != 0 {
+                self.set_clean(stale, unit - stale, actions);
+                stale = unit + 1;
                 self.end_shadow(unit, actions);
                 written.clean += 1;
                 state & !block::SHADOW
             } else if keep && state & block::DIRTY == 0 && at < present {
                 // Not up to date if the volume's end moved past it and back: its bytes are those that the device was to get.
                 written.held += 1;
+                self.set_clean(stale, unit - stale, actions);
+                stale = unit + 1;
                 state | block::UPTODATE | block::DIRTY | block::FAILED
             } else {
                 written.clean += 1;
@@ -135,6 +142,7 @@ impl Pool {
             };
             self.folios.states_mut(unit, 1)[0] = state;
         }
+        self.set_clean(stale, run.unit + run.count - stale, actions);
         written
     }
 
@@ -211,18 +219,25 @@ impl Pool {
     }
 
     /// Frees a block's shadow: the device has the old bytes, the new ones move into the block's frame.
-    fn end_shadow(&mut self, unit: u32, actions: &mut Vec<Action>) {
+    fn end_shadow(&mut self, unit: u32, actions: &mut Actions) {
         let shadow = self.shadows.put(unit);
-        actions.push(Action::Move {
+        actions.list.push(Action::Move {
             from: u64::from(shadow) << BLOCK_SHIFT,
             to: u64::from(unit) << BLOCK_SHIFT,
             len: BLOCK,
         });
+        self.set_clean(shadow, 1, actions);
     }
 
     /// Cancels the dirty blocks among `count` blocks from block `first` of a folio; returns how many were dirty, and how many of
     /// those held.
-    pub fn cancel_dirty(&mut self, unit: u32, first: u32, count: u32) -> (u32, u32) {
+    pub fn cancel_dirty(
+        &mut self,
+        unit: u32,
+        first: u32,
+        count: u32,
+        actions: &mut Actions,
+    ) -> (u32, u32) {
         let (mut cancelled, mut held) = (0, 0);
         for index in unit + first..unit + first + count {
             let state = self.folios.states(index, 1)[0];
@@ -233,7 +248,10 @@ impl Pool {
             held += u32::from(state & block::FAILED != 0);
             if state & block::SHADOW != 0 {
                 // The new bytes are not needed; the block keeps the old ones until the device has them.
-                self.shadows.put(index);
+                let shadow = self.shadows.put(index);
+                self.set_clean(shadow, 1, actions);
+            } else if state & block::WRITEBACK == 0 {
+                self.set_clean(index, 1, actions);
             }
             let cleared = block::DIRTY | block::NEWER | block::FAILED | block::SHADOW;
             self.folios.states_mut(index, 1)[0] = state & !cleared;
@@ -242,6 +260,39 @@ impl Pool {
         assert!(u32::from(folio.dirty) >= cancelled, "the header counts every dirty block");
         folio.dirty -= cancelled as u16;
         (cancelled, held)
+    }
+
+    /// Reports that the newest bytes of `count` blocks from `block` on are in the frames from `frame` on.
+    #[inline]
+    pub fn set_dirty(
+        &self,
+        frame: u32,
+        count: u32,
+        (volume, block): (VolumeId, u64),
+        actions: &mut Actions,
+    ) {
+        if self.dirty_table {
+            actions.set_dirty(frame, count, DirtyEntry::new(volume, block));
+        }
+    }
+
+    /// Reports that a shadow holds the newest bytes of a block.
+    pub fn set_shadow_dirty(
+        &self,
+        shadow: u32,
+        (volume, block): (VolumeId, u64),
+        actions: &mut Actions,
+    ) {
+        if self.dirty_table {
+            actions.set_dirty(shadow, 1, DirtyEntry::of_shadow(volume, block));
+        }
+    }
+
+    /// Reports that the bytes of `count` frames from `frame` on do not matter any more; none is no report.
+    fn set_clean(&self, frame: u32, count: u32, actions: &mut Actions) {
+        if self.dirty_table && count > 0 {
+            actions.set_dirty(frame, count, DirtyEntry::CLEAN);
+        }
     }
 
     /// Makes clean blocks of a folio invalid, and drops the folio if none is valid. A block that is outstanding (its volume was

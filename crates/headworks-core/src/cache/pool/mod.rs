@@ -60,6 +60,8 @@ pub(in crate::cache) struct Pool {
     index: Index,
     reclaim: Reclaim,
     shadows: ShadowFrames,
+    /// Frames with dirty blocks are reported for the dirty table.
+    dirty_table: bool,
     /// Folios of each volume.
     volume_folios: Vec<Gauge32>,
     /// The unit at which dropping the folios of a removed volume continues.
@@ -70,7 +72,7 @@ pub(in crate::cache) struct Pool {
 
 impl Pool {
     /// Creates an empty pool of `units` frames for folios of `volumes`.
-    pub fn new(units: u32, volumes: usize) -> Self {
+    pub fn new(units: u32, volumes: usize, dirty_table: bool) -> Self {
         let mut frames = Buddy::new(units, usize::from(ORDER_MAX) + 1);
         let shadows = ShadowFrames::new(&mut frames);
         Self {
@@ -79,6 +81,7 @@ impl Pool {
             index: Index::new(units),
             reclaim: Reclaim::new(units),
             shadows,
+            dirty_table,
             volume_folios: vec![Gauge32::default(); volumes],
             drop_position: 0,
             evicted: [0; 3],

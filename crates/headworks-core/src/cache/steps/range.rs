@@ -89,12 +89,12 @@ pub(super) fn step(
         }
     } else if op.progress == 0 {
         // Once: under the lock only a failed write-out makes blocks dirty, see `invalidate_range`.
-        if !cancel_range(state, op, range) {
+        if !cancel_range(state, ctx, op, range) {
             return WaitFor::NextTurn;
         }
         (op.progress, op.walk) = (1, 0);
     }
-    match invalidate_range(state, op, range) {
+    match invalidate_range(state, ctx, op, range) {
         Some(WaitFor::Folio(unit)) if state.pool.folio(unit).is_late() => {
             state.waiters.unlock_range(op, slot);
             return state.complete(ctx, op, Err(IoError::TimedOut));
@@ -108,7 +108,12 @@ pub(super) fn step(
 }
 
 /// Cancels the dirty blocks of an operation's range; false if they are more than one turn may cancel.
-fn cancel_range(state: &mut CacheState, op: &mut Operation, range: (u64, u64)) -> bool {
+fn cancel_range(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+    range: (u64, u64),
+) -> bool {
     debug_assert!(op.locked, "only a locked range stays clean");
     let walk = RangeWalk::new(&state.pool, op.bio.id.volume, range);
     let mut budget = TURN_BUDGET;
@@ -120,7 +125,7 @@ fn cancel_range(state: &mut CacheState, op: &mut Operation, range: (u64, u64)) -
                 op.walk = walk.position_after(&state.pool, unit);
                 let (first, count) = walk.overlap(&state.pool, unit);
                 charge_cancel(state.pool.folio(unit), &mut budget);
-                let cancelled = state.cancel_dirty(unit, first, count);
+                let cancelled = state.cancel_dirty(unit, first, count, ctx.actions);
                 state.stats.discarded_dirty += u64::from(cancelled);
             }
         }
@@ -131,6 +136,7 @@ fn cancel_range(state: &mut CacheState, op: &mut Operation, range: (u64, u64)) -
 /// continues. Blocks that a failed write-out made dirty again are cancelled as soon as it has ended, so that they are not sent again.
 fn invalidate_range(
     state: &mut CacheState,
+    ctx: &mut CallContext,
     op: &mut Operation,
     range: (u64, u64),
 ) -> Option<WaitFor> {
@@ -153,7 +159,7 @@ fn invalidate_range(
         op.walk = walk.position_after(&state.pool, unit);
         charge_drop(state.pool.folio(unit), &mut budget);
         if op.bio.op == Op::Discard {
-            state.cancel_dirty(unit, first, count);
+            state.cancel_dirty(unit, first, count, ctx.actions);
         }
         state.pool.invalidate(unit, first, count);
     }

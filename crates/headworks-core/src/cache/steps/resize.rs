@@ -20,7 +20,7 @@ pub(in crate::cache) fn resize(
 ) {
     let old = state.volumes[volume].size();
     if size > old {
-        while !continue_truncation(state, volume) {}
+        while !continue_truncation(state, ctx, volume) {}
     }
     state.volumes[volume].set_size(size);
     if size < old {
@@ -50,7 +50,7 @@ pub(in crate::cache) fn continue_truncations(state: &mut CacheState, ctx: &mut C
         return;
     }
     for volume in state.volumes.ids() {
-        continue_truncation(state, volume);
+        continue_truncation(state, ctx, volume);
     }
     if state.volumes.is_truncating() {
         state.set_next_turn(ctx);
@@ -58,7 +58,11 @@ pub(in crate::cache) fn continue_truncations(state: &mut CacheState, ctx: &mut C
 }
 
 /// Drops some of the blocks past a volume's end; true when none is left.
-fn continue_truncation(state: &mut CacheState, volume: VolumeId) -> bool {
+fn continue_truncation(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    volume: VolumeId,
+) -> bool {
     let Some(mut truncation) = state.volumes.truncation(volume) else {
         return true;
     };
@@ -70,7 +74,7 @@ fn continue_truncation(state: &mut CacheState, volume: VolumeId) -> bool {
             WalkStep::OverBudget => break false,
             WalkStep::Folio(unit) => {
                 truncation.position = walk.position_after(&state.pool, unit);
-                state.drop_blocks(&walk, unit, &mut budget);
+                state.drop_blocks(&walk, unit, &mut budget, ctx.actions);
             }
         }
     };

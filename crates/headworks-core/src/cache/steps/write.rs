@@ -118,6 +118,10 @@ fn write_some(
         false => 1,
     };
     put_bytes(ctx, op, unit + first, run);
+    // A dirty block is in the table already.
+    if clean {
+        state.pool.set_dirty(unit + first, run, (volume, at), ctx.actions);
+    }
     dirty_blocks(state, ctx, op, (unit, first, run), clean, slot)
 }
 
@@ -253,7 +257,7 @@ fn charge(
         return None;
     }
     let of = (op.bio.id.volume, op.bio.id.connection);
-    op.pending += state.write_oldest_group(ctx.now, of, quota, slot);
+    op.pending += state.write_oldest_group(ctx, of, quota, slot);
     (op.pending > 0).then_some(WaitFor::Writeouts)
 }
 
@@ -318,6 +322,10 @@ fn write_shadow(
     };
     state.needs_run = true;
     state.stats.shadowed += 1;
+    let at = op.at() >> BLOCK_SHIFT;
     put_bytes(ctx, op, shadow, 1);
+    if bits & block::SHADOW == 0 {
+        state.pool.set_shadow_dirty(shadow, (op.bio.id.volume, at), ctx.actions);
+    }
     dirty_blocks(state, ctx, op, (unit, first, 1), clean, slot)
 }

@@ -32,7 +32,7 @@ pub(super) fn step(
     }
     if op.status.is_err() {
         if state.volumes[op.bio.id.volume].mode() == WriteMode::Writethrough {
-            discard_failed(state, &op.bio);
+            discard_failed(state, ctx, &op.bio);
         }
         return state.complete(ctx, op, op.status);
     }
@@ -100,7 +100,7 @@ pub(super) fn write_range(
         state.unhold(unit, from, run);
         let (connection, reason) = (op.bio.id.connection, WriteoutReason::Writer);
         let request = WriteoutRequest { cookie: slot, connection, flags, reason, max_blocks: run };
-        let (bios, _) = state.send_dirty(ctx.now, unit, from, run, request);
+        let (bios, _) = state.send_dirty(ctx, unit, from, run, request);
         op.pending += bios;
         op.progress += run;
     }
@@ -108,14 +108,14 @@ pub(super) fn write_range(
 }
 
 /// Discards the held blocks of a bio whose client is told that they were not written (writethrough).
-fn discard_failed(state: &mut CacheState, bio: &Bio) {
+fn discard_failed(state: &mut CacheState, ctx: &mut CallContext, bio: &Bio) {
     let mut writing = std::mem::take(&mut state.scratch);
     state.waiters.writing_ops(bio.id.volume, &mut writing);
     let walk = RangeWalk::new(&state.pool, bio.id.volume, touched_blocks(bio));
     let mut position = 0;
     while let Some(unit) = walk.next_unbounded(&state.pool, &mut position) {
         let (first, count) = walk.overlap(&state.pool, unit);
-        state.discard_held_blocks(unit, first, count, &writing);
+        state.discard_held_blocks(unit, (first, count), &writing, ctx.actions);
     }
     state.scratch = writing;
 }
