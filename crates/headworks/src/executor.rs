@@ -9,6 +9,7 @@ use headworks_core::{
     Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes,
 };
 
+use crate::cache_memory::DirtyLog;
 use crate::device::{Command, CommandBatch, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::{STREAM, Span, copy};
@@ -74,6 +75,8 @@ pub struct Executor {
     commands: Vec<Command>,
     spans: Vec<Span>,
     completions: Vec<Completion>,
+    /// Where changes of the cache's frames are logged; none without such memory.
+    log: Option<DirtyLog>,
 }
 
 impl Executor {
@@ -85,7 +88,22 @@ impl Executor {
             commands: Vec::with_capacity(1024),
             spans: Vec::with_capacity(8192),
             completions: Vec::with_capacity(1024),
+            log: None,
         }
+    }
+
+    /// Logs changes of the cache's frames from now on. The shard reports them ([`CacheOptions::dirty_table`]), and the log is of the
+    /// frames that the sink has.
+    ///
+    /// [`CacheOptions::dirty_table`]: headworks_core::CacheOptions::dirty_table
+    pub fn set_log(&mut self, log: DirtyLog) {
+        self.log = Some(log);
+    }
+
+    /// The log of changes, if there is one.
+    #[must_use]
+    pub fn log(&self) -> Option<&DirtyLog> {
+        self.log.as_ref()
     }
 
     /// One more device, in a place that is vacant.
@@ -117,6 +135,9 @@ impl Executor {
         disk: &mut dyn DiskQueue,
         inputs: &mut Vec<Input>,
     ) {
+        if let Some(log) = &self.log {
+            log.stamp();
+        }
         let mut batch_of = None;
         // The bio whose copies began last, and how many bytes they are.
         let mut whole = (BioId::default(), 0);
@@ -157,15 +178,28 @@ impl Executor {
                         CopyDirection::ToPool => (buffer, pool),
                         CopyDirection::ToBuffer => (pool, buffer),
                     };
+                    let log = self.log.as_ref().filter(|_| direction == CopyDirection::ToPool);
+                    if let Some(log) = log {
+                        log.begin_change(to, from, len);
+                    }
                     // SAFETY: both ranges are inside their spans, and by the contract of `ActionSink` buffer and pool are different
                     // memory. No device uses either: the shard names only frames that no command has, and the bio's buffer
                     // belongs to the bio until its reply.
                     unsafe { copy(from, to, (len, all), direction, next) };
+                    if let Some(log) = log {
+                        log.end_change();
+                    }
                 }
                 Action::Zero { at, len } => {
                     let pool = sink.frames().part(at as usize, len as usize).base();
+                    if let Some(log) = &self.log {
+                        log.begin_change(pool, std::ptr::null(), len as usize);
+                    }
                     // SAFETY: as for a copy.
                     unsafe { pool.write_bytes(0, len as usize) };
+                    if let Some(log) = &self.log {
+                        log.end_change();
+                    }
                 }
                 Action::Move { from, to, len } => {
                     let (pool, len) = (sink.frames(), len as usize);
@@ -173,6 +207,11 @@ impl Executor {
                     let (from, to) = (pool.part(from as usize, len), pool.part(to as usize, len));
                     // SAFETY: as for a copy; the ranges do not overlap.
                     unsafe { to.base().copy_from_nonoverlapping(from.base(), len) };
+                }
+                Action::SetDirty { unit, count, entry } => {
+                    if let Some(log) = &self.log {
+                        log.set(unit, count, entry);
+                    }
                 }
                 Action::Data { bio, len } => {
                     let list = sink.buffer(bio).part(0, EXTENTS_BYTES as usize);
@@ -201,7 +240,7 @@ impl Executor {
         inputs: &mut Vec<Input>,
     ) {
         let Some(id) = device else { return };
-        let Self { devices, commands, spans, completions } = self;
+        let Self { devices, commands, spans, completions, .. } = self;
         let device =
             devices[usize::from(id.0)].as_mut().expect("a shard submits only to its own devices");
         let mut io = DeviceIo { device: id, completions, disk };

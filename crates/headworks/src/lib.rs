@@ -42,6 +42,7 @@
 //!
 //! The library installs no signal handler and starts no threads but the owner's and those of its engine.
 
+pub mod cache_memory;
 mod device;
 // The model checker checks rings and wake-ups, not threads and sockets.
 #[cfg(not(loom))]
@@ -64,7 +65,7 @@ pub use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions}
 pub use device::testing;
 pub use device::{
     Command, CommandBatch, DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorDevice,
-    ErrorOptions, FileDevice, FileOptions, Identity, MemDevice, NullDevice, OpenFile, Probability,
+    ErrorOptions, FileDevice, FileOptions, FoundFile, Identity, MemDevice, NullDevice, OpenFile, Probability,
     SizeWatch,
 };
 #[cfg(all(feature = "tokio", not(loom)))]

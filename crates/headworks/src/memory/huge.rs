@@ -110,7 +110,8 @@ impl Mapping {
             }
             libc::munmap(base.add(whole).cast(), HUGE - head);
         }
-        Ok(Self { base: NonNull::new(base).ok_or_else(too_long)?, len: whole })
+        let base = NonNull::new(base).ok_or_else(too_long)?;
+        Ok(Self { base, len: whole, giving_back: mapping.giving_back })
     }
 
     /// Asks for transparent huge pages; none if the kernel has none.
@@ -130,7 +131,8 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return None;
         }
-        NonNull::new(base.cast()).map(|base| Self { base, len: whole })
+        let giving_back = libc::MADV_DONTNEED;
+        NonNull::new(base.cast()).map(|base| Self { base, len: whole, giving_back })
     }
 }
 

@@ -1,12 +1,15 @@
-//! A range of anonymous memory whose pages cost nothing until they are written.
+//! A range of memory whose pages cost nothing until they are written: anonymous, or of a file in memory.
 //!
 //! It is mapped with MAP_NORESERVE, so it may be larger than the machine's memory: what counts is what is touched. Its pages
 //! read as zeros until written, and again after [`Mapping::forget`].
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use super::Span;
+use super::huge::HUGE;
 
 /// The unit in which memory is had from and given back to the kernel.
 pub const PAGE: usize = 4096;
@@ -16,6 +19,8 @@ pub const PAGE: usize = 4096;
 pub struct Mapping {
     pub(super) base: NonNull<u8>,
     pub(super) len: usize,
+    /// How the pages of a range are given back.
+    pub(super) giving_back: libc::c_int,
 }
 
 // SAFETY: plain memory; `Mapping` hands out raw pointers only, and their users say who may touch what.
@@ -45,7 +50,50 @@ impl Mapping {
         // SAFETY: advice about our own mapping; a kernel without huge pages refuses it, which is as good.
         unsafe { libc::madvise(base, len, libc::MADV_NOHUGEPAGE) };
         let base = NonNull::new(base.cast()).expect("mmap never answers null without MAP_FIXED");
-        Ok(Self { base, len })
+        Ok(Self { base, len, giving_back: libc::MADV_DONTNEED })
+    }
+
+    /// Maps `len` bytes of a file in memory from `offset` on, shared with every process that maps it; aligned to huge pages, and in
+    /// huge pages where the file's filesystem allows that.
+    ///
+    /// # Errors
+    /// When `len` is 0 or the kernel has no address space, or no pages, for it.
+    pub fn shared(file: &File, offset: usize, len: usize) -> io::Result<Self> {
+        let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let wide = len.checked_add(HUGE).ok_or_else(too_long)?;
+        // Address space for an aligned mapping; its ends are given back.
+        // SAFETY: a new private mapping at an address of the kernel's choice touches no memory of ours.
+        let room = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            libc::mmap(std::ptr::null_mut(), wide, libc::PROT_NONE, flags, -1, 0)
+        };
+        if room == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let head = room.align_offset(HUGE);
+        let target = room.wrapping_byte_add(head);
+        // SAFETY: replaces a part of the room, to which there is no other pointer, and gives back the rest of it.
+        unsafe {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+            let base = libc::mmap(target, len, rights, flags, file.as_raw_fd(), offset as i64);
+            if base == libc::MAP_FAILED {
+                let error = io::Error::last_os_error();
+                libc::munmap(room, wide);
+                return Err(error);
+            }
+            if head > 0 {
+                libc::munmap(room, head);
+            }
+            let used = len.next_multiple_of(PAGE);
+            if HUGE - head > used - len {
+                libc::munmap(target.byte_add(used), wide - head - used);
+            }
+            // A filesystem without huge pages refuses it, which is as good.
+            libc::madvise(target, len, libc::MADV_HUGEPAGE);
+        }
+        let base = NonNull::new(target.cast()).ok_or_else(too_long)?;
+        Ok(Self { base, len, giving_back: libc::MADV_REMOVE })
     }
 
     /// Makes the mapping longer. The new bytes read as zeros. The mapping may move: pointers and spans of it are invalid
@@ -114,7 +162,7 @@ impl Mapping {
         assert!(offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE), "a range of whole pages");
         let start = self.at(offset, len);
         // SAFETY: the range is ours and unused by the caller's promise.
-        let failed = unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) } != 0;
+        let failed = unsafe { libc::madvise(start.cast(), len, self.giving_back) } != 0;
         if failed {
             // Locked memory (mlockall) refuses; what counts is that the range reads as zeros.
             // SAFETY: as above.

@@ -10,6 +10,7 @@ mod pool;
 mod span;
 
 pub use copy::{STREAM, copy};
+pub use huge::HUGE;
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};
 pub use span::Span;

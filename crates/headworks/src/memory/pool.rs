@@ -75,7 +75,19 @@ impl Pool {
         if units == 0 || units >= u32::MAX as usize {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        Ok(Self { region: Mapping::new(units * PAGE)?, buddy: Buddy::new(units as u32, ORDERS) })
+        Self::over(Mapping::new(units * PAGE)?)
+    }
+
+    /// A pool of a mapping's memory, which reads as zeros.
+    ///
+    /// # Errors
+    /// When it has no whole page, or too many.
+    pub fn over(region: Mapping) -> io::Result<Self> {
+        let units = region.len() / PAGE;
+        if units == 0 || units >= u32::MAX as usize {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Ok(Self { region, buddy: Buddy::new(units as u32, ORDERS) })
     }
 
     /// A buffer of at least `len` bytes; `None` when no block is large enough now, or ever.

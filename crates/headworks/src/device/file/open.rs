@@ -14,7 +14,7 @@
 //! with a tail shorter than the smallest block, or that is no image at all. An image made here is removed again on refusal.
 
 use std::fs::{File, Metadata};
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -100,7 +100,17 @@ pub struct OpenFile {
     created: bool,
     locked: bool,
     identity: Identity,
+    found: FoundFile,
     queue: QueueOptions,
+}
+
+/// What a file was when it had just been locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundFile {
+    /// Its bytes.
+    pub size: u64,
+    /// When its content or status was last changed, in nanoseconds of real time. Unlike the modification time it cannot be set.
+    pub changed: u64,
 }
 
 impl OpenFile {
@@ -134,6 +144,8 @@ impl OpenFile {
             file.set_len(size).map_err(io)?;
         }
         let size = check_size(path, size_of_file(&file).map_err(io)?, options)?;
+        // Before the probes, which may change the file's times.
+        let found = FoundFile { size, changed: changed(&file.metadata().map_err(io)?) };
         let (mode, block_size) = reach(path, &file, options)?;
         if !size.is_multiple_of(u64::from(block_size)) {
             return Err(tail(path, size, block_size, mode));
@@ -148,6 +160,7 @@ impl OpenFile {
             created,
             locked,
             identity: Identity::from(&metadata),
+            found,
             queue,
             file: Arc::new(file),
         })
@@ -189,6 +202,52 @@ impl OpenFile {
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity
+    }
+
+    /// What the file was when it had just been locked.
+    #[must_use]
+    pub fn found(&self) -> FoundFile {
+        self.found
+    }
+
+    /// Returns true for a regular file, false for a block device.
+    #[must_use]
+    pub fn is_regular(&self) -> bool {
+        self.identity.inode != 0
+    }
+
+    /// Writes pieces one after the other, before the image is served.
+    ///
+    /// # Errors
+    /// The kernel's reason; a part may have been written.
+    pub fn write_all_at(&self, offset: u64, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let (mut at, mut left) = (offset, pieces);
+        while !left.is_empty() {
+            let count = left.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
+            // SAFETY: an `IoSlice` is an iovec; all of them live through the call.
+            let written =
+                unsafe { libc::pwritev(self.fd(), left.as_ptr().cast(), count, at as i64) };
+            match usize::try_from(written) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    at += written as u64;
+                    IoSlice::advance_slices(&mut left, written);
+                }
+                Err(_) => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// The kernel's reason.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
     }
 
     /// Whether it was made by this.
@@ -265,6 +324,10 @@ impl SizeWatch {
     pub fn is_regular(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.is_file())
     }
+}
+
+fn changed(metadata: &Metadata) -> u64 {
+    (metadata.ctime() as u64).wrapping_mul(1_000_000_000).wrapping_add(metadata.ctime_nsec() as u64)
 }
 
 fn open_or_create(path: &Path, options: &FileOptions) -> Result<(File, bool), ConfigError> {

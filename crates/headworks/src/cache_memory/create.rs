@@ -1,0 +1,184 @@
+//! Makes the file of a process that starts, and hands its parts to the shards.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use headworks_core::{DirtyEntry, VolumeId};
+
+use super::dirty_log::DirtyLog;
+use super::layout::{MAGIC, VERSION, VolumeRow, head, shard, shard_at, word};
+use crate::memory::{HUGE, Mapping, PAGE};
+
+/// The memory that a shard needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardGeometry {
+    /// Frames of its cache.
+    pub units: u32,
+    /// Bytes of its request buffers.
+    pub buffers: usize,
+}
+
+/// Frames, buffers and dirty log of a shard.
+#[derive(Debug)]
+pub struct ShardMemory {
+    /// Frames of the cache; none without a cache.
+    pub frames: Option<Mapping>,
+    /// Memory of the request buffers.
+    pub buffers: Mapping,
+    /// The dirty log; none without a cache.
+    pub log: Option<DirtyLog>,
+}
+
+/// The file of a process that runs.
+#[derive(Debug)]
+pub struct CacheMemory {
+    file: File,
+    control: Arc<Mapping>,
+    rows: usize,
+    geometry: Vec<ShardGeometry>,
+}
+
+/// Where the parts of a file are.
+struct Offsets {
+    /// Table, frames and buffers of each shard.
+    shards: Vec<[usize; 3]>,
+    control: usize,
+    len: usize,
+}
+
+impl Offsets {
+    fn new(rows: usize, geometry: &[ShardGeometry]) -> Self {
+        let mut at = shard_at(rows, geometry.len()).next_multiple_of(PAGE);
+        let mut shards = Vec::new();
+        for shard in geometry {
+            shards.push([at, 0, 0]);
+            at += (shard.units as usize * size_of::<u64>()).next_multiple_of(PAGE);
+        }
+        let control = at.next_multiple_of(HUGE);
+        at = control;
+        for (shard, offsets) in geometry.iter().zip(&mut shards) {
+            offsets[1] = at;
+            at += (shard.units as usize * PAGE).next_multiple_of(HUGE);
+            offsets[2] = at;
+            at += shard.buffers.next_multiple_of(HUGE);
+        }
+        Self { shards, control, len: at }
+    }
+}
+
+impl CacheMemory {
+    /// Bytes of the file for such shards.
+    #[must_use]
+    pub fn bytes(rows: usize, geometry: &[ShardGeometry]) -> u64 {
+        Offsets::new(rows, geometry).len as u64
+    }
+
+    /// Makes the empty `file` the memory of `geometry`, with room for the images of `rows` volumes. Pages are allocated when they
+    /// are first written.
+    ///
+    /// # Errors
+    /// The kernel cannot make the file so long, or map it.
+    pub fn new(file: File, rows: usize, geometry: Vec<ShardGeometry>) -> io::Result<Self> {
+        let offsets = Offsets::new(rows, &geometry);
+        file.set_len(offsets.len as u64)?;
+        let control = Arc::new(Mapping::shared(&file, 0, offsets.control)?);
+        let set = |at, value| word(&control, at).store(value, Ordering::Relaxed);
+        set(head::MAGIC, MAGIC);
+        set(head::VERSION, VERSION);
+        set(head::LEN, offsets.len as u64);
+        set(head::SHARDS, geometry.len() as u64);
+        set(head::ROWS, rows as u64);
+        set(head::CONTROL_LEN, offsets.control as u64);
+        set(head::PID, std::process::id().into());
+        for (index, (entry, [table, frames, buffers])) in
+            geometry.iter().zip(&offsets.shards).enumerate()
+        {
+            let at = shard_at(rows, index);
+            set(at + shard::UNITS, entry.units.into());
+            set(at + shard::TABLE_AT, *table as u64);
+            set(at + shard::FRAMES_AT, *frames as u64);
+            set(at + shard::BUFFERS_AT, *buffers as u64);
+            set(at + shard::BUFFERS_LEN, entry.buffers as u64);
+        }
+        word(&control, head::READY).store(1, Ordering::Release);
+        Ok(Self { file, control, rows, geometry })
+    }
+
+    /// Maps the parts of a shard; once for each.
+    ///
+    /// # Errors
+    /// The kernel has no address space, or no huge pages in a hugetlbfs.
+    pub fn shard(&self, index: usize) -> io::Result<ShardMemory> {
+        let ShardGeometry { units, buffers } = self.geometry[index];
+        let at = shard_at(self.rows, index);
+        let get = |offset| word(&self.control, at + offset).load(Ordering::Relaxed) as usize;
+        let map = |offset, len: usize| Mapping::shared(&self.file, offset, len);
+        let frames_len = (units as usize * PAGE).next_multiple_of(HUGE);
+        let frames = (units > 0).then(|| map(get(shard::FRAMES_AT), frames_len)).transpose()?;
+        let buffers = map(get(shard::BUFFERS_AT), buffers.next_multiple_of(HUGE))?;
+        let set = |offset, base: *mut u8| {
+            word(&self.control, at + offset).store(base.addr() as u64, Ordering::Relaxed);
+        };
+        set(shard::BUFFERS_BASE, buffers.base());
+        let log = frames.as_ref().map(|frames| {
+            set(shard::FRAMES_BASE, frames.base());
+            let table = (get(shard::TABLE_AT), units as usize);
+            let memory = Arc::clone(&self.control);
+            DirtyLog::new(memory, at + shard::REDO, at + shard::ALIVE, table)
+        });
+        Ok(ShardMemory { frames, buffers, log })
+    }
+
+    /// Notes what the image of a volume is; before anything of it can be dirty.
+    ///
+    /// # Panics
+    /// If there is no row for the volume.
+    pub fn set_row(&self, volume: VolumeId, row: &VolumeRow) {
+        assert!(usize::from(volume.0) < self.rows, "a row for every volume");
+        row.store(&self.control, volume);
+    }
+
+    /// Forgets the image of a volume that has left, clean.
+    pub fn clear_row(&self, volume: VolumeId) {
+        if usize::from(volume.0) < self.rows {
+            VolumeRow::clear(&self.control, volume);
+        }
+    }
+
+    /// Notes whether a device flush of a volume failed and was not acknowledged.
+    pub fn set_suspect(&self, volume: VolumeId, suspect: bool) {
+        if usize::from(volume.0) < self.rows {
+            VolumeRow::set_suspect(&self.control, volume, suspect);
+        }
+    }
+
+    /// Bytes of the frames that no device has.
+    #[must_use]
+    pub fn dirty_bytes(&self) -> u64 {
+        let mut frames = 0;
+        for (index, geometry) in self.geometry.iter().enumerate() {
+            let at = shard_at(self.rows, index) + shard::TABLE_AT;
+            let table = word(&self.control, at).load(Ordering::Relaxed) as usize;
+            for frame in 0..geometry.units as usize {
+                let entry = word(&self.control, table + frame * 8).load(Ordering::Acquire);
+                frames += u64::from(DirtyEntry(entry).is_dirty());
+            }
+        }
+        frames * PAGE as u64
+    }
+}
+
+impl AsFd for CacheMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl AsRawFd for CacheMemory {
+    fn as_raw_fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+}

@@ -1,0 +1,174 @@
+//! The layout of the file: words of 64 bits in the machine's byte order, at fixed offsets.
+//!
+//! A change of this layout needs a new [`VERSION`]: another version's file is refused with a sentence, never read wrongly.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headworks_core::VolumeId;
+
+use crate::Identity;
+use crate::memory::{Mapping, PAGE};
+
+/// The first word of a file.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"hwcache\n");
+/// The layout that this program reads and writes.
+pub const VERSION: u64 = 1;
+
+/// Offsets of the head's words.
+pub mod head {
+    pub const MAGIC: usize = 0;
+    pub const VERSION: usize = 8;
+    /// 1 when the rest of the head is complete.
+    pub const READY: usize = 16;
+    pub const LEN: usize = 24;
+    pub const SHARDS: usize = 32;
+    pub const ROWS: usize = 40;
+    /// Length of head, rows, shards and tables: what is mapped as one piece.
+    pub const CONTROL_LEN: usize = 48;
+    pub const PID: usize = 56;
+}
+
+/// Offsets of the words of a shard's entry in the head.
+pub mod shard {
+    pub const UNITS: usize = 0;
+    pub const TABLE_AT: usize = 8;
+    pub const FRAMES_AT: usize = 16;
+    pub const BUFFERS_AT: usize = 24;
+    pub const BUFFERS_LEN: usize = 32;
+    /// Addresses of frames and buffers in the process that runs.
+    pub const FRAMES_BASE: usize = 40;
+    pub const BUFFERS_BASE: usize = 48;
+    /// The redo record, in a cache line of its own.
+    pub const REDO: usize = 64;
+    /// The time of the last batch of actions (realtime, nanoseconds).
+    pub const ALIVE: usize = 128;
+    /// Bytes of an entry.
+    pub const BYTES: usize = 256;
+}
+
+/// Offsets of the words of a row: what a volume is.
+mod row {
+    pub const KIND: usize = 0;
+    pub const FILESYSTEM: usize = 8;
+    pub const INODE: usize = 16;
+    pub const SIZE: usize = 24;
+    pub const SUSPECT: usize = 32;
+    pub const PATH_LEN: usize = 40;
+    pub const PATH: usize = 64;
+}
+
+/// Bytes of a row.
+pub const ROW_BYTES: usize = 512;
+/// The longest path that a row keeps; a longer one is left out, and the image is known by its identity alone.
+const PATH_MAX: usize = ROW_BYTES - row::PATH;
+
+/// Kind of a row: none, an image.
+const IMAGE: u64 = 1;
+
+/// Offset of the rows.
+pub const ROWS_AT: usize = PAGE;
+
+/// Offset of the entry of shard `index`, behind `rows` rows.
+pub const fn shard_at(rows: usize, index: usize) -> usize {
+    ROWS_AT + rows * ROW_BYTES + index * shard::BYTES
+}
+
+/// The word at `offset` of a mapping.
+///
+/// # Panics
+/// If it is not inside, or not aligned.
+pub fn word(memory: &Mapping, offset: usize) -> &AtomicU64 {
+    assert!(offset.is_multiple_of(8), "words are aligned");
+    let at: *mut u64 = memory.at(offset, 8).cast();
+    // SAFETY: eight aligned bytes of a mapping that lives as long as the reference. Every access to these words is atomic.
+    unsafe { AtomicU64::from_ptr(at) }
+}
+
+/// What the image of a volume is, for the next process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeRow {
+    /// Which file the image is.
+    pub identity: Identity,
+    /// Path of the image; empty if it is too long to be kept.
+    pub path: PathBuf,
+    /// Bytes of the volume.
+    pub size: u64,
+    /// A device flush failed and was not acknowledged.
+    pub suspect: bool,
+}
+
+impl VolumeRow {
+    /// Stores the row of a volume. The kind is stored last: a row is complete or not there.
+    pub(super) fn store(&self, memory: &Mapping, volume: VolumeId) {
+        let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
+        let set = |offset, value| word(memory, at + offset).store(value, Ordering::Relaxed);
+        Self::clear(memory, volume);
+        set(row::FILESYSTEM, self.identity.filesystem);
+        set(row::INODE, self.identity.inode);
+        set(row::SIZE, self.size);
+        set(row::SUSPECT, self.suspect.into());
+        let path = self.path.as_os_str().as_bytes();
+        let path = if path.len() > PATH_MAX { &[] } else { path };
+        set(row::PATH_LEN, path.len() as u64);
+        let target = memory.at(at + row::PATH, PATH_MAX);
+        // SAFETY: `PATH_MAX` bytes of our mapping, which nothing reads before the kind is stored.
+        unsafe { target.copy_from_nonoverlapping(path.as_ptr(), path.len()) };
+        word(memory, at + row::KIND).store(IMAGE, Ordering::Release);
+    }
+
+    /// Removes the row of a volume that has no dirty data.
+    pub(super) fn clear(memory: &Mapping, volume: VolumeId) {
+        let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
+        word(memory, at + row::KIND).store(0, Ordering::Release);
+    }
+
+    /// Notes whether a volume is suspect.
+    pub(super) fn set_suspect(memory: &Mapping, volume: VolumeId, suspect: bool) {
+        let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
+        word(memory, at + row::SUSPECT).store(suspect.into(), Ordering::Relaxed);
+    }
+
+    /// Reads the row at `index`; none if the volume has no image.
+    pub(super) fn load(memory: &Mapping, index: usize) -> Option<Self> {
+        let at = ROWS_AT + index * ROW_BYTES;
+        let get = |offset| word(memory, at + offset).load(Ordering::Relaxed);
+        if get(row::KIND) != IMAGE {
+            return None;
+        }
+        let len = (get(row::PATH_LEN) as usize).min(PATH_MAX);
+        let source = memory.at(at + row::PATH, len);
+        // SAFETY: inside the mapping; the process that wrote it is dead.
+        let path = unsafe { std::slice::from_raw_parts(source, len) };
+        Some(Self {
+            identity: Identity { filesystem: get(row::FILESYSTEM), inode: get(row::INODE) },
+            path: Path::new(OsStr::from_bytes(path)).to_path_buf(),
+            size: get(row::SIZE),
+            suspect: get(row::SUSPECT) != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_is_read_back_and_too_long_path_is_left_out() {
+        let memory = Mapping::new(ROWS_AT + 4 * ROW_BYTES).unwrap();
+        let identity = Identity { filesystem: 7, inode: 8 };
+        let row = VolumeRow { identity, path: "/a/b.img".into(), size: 1 << 20, suspect: false };
+        row.store(&memory, VolumeId(3));
+        assert_eq!(VolumeRow::load(&memory, 3).as_ref(), Some(&row));
+        assert_eq!(VolumeRow::load(&memory, 2), None);
+        VolumeRow::set_suspect(&memory, VolumeId(3), true);
+        assert!(VolumeRow::load(&memory, 3).unwrap().suspect);
+        let long = VolumeRow { path: "x".repeat(PATH_MAX + 1).into(), ..row };
+        long.store(&memory, VolumeId(0));
+        assert_eq!(VolumeRow::load(&memory, 0).unwrap().path, PathBuf::new());
+        VolumeRow::clear(&memory, VolumeId(3));
+        assert_eq!(VolumeRow::load(&memory, 3), None);
+    }
+}

@@ -1,0 +1,272 @@
+//! The file that a dead process left: checked, repaired, and read.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::Ordering;
+
+use headworks_core::cache::folio::BLOCK;
+use headworks_core::{DirtyEntry, VolumeId};
+
+use super::layout::{MAGIC, ROWS_AT, VERSION, VolumeRow, head, shard, shard_at, word};
+use crate::memory::Mapping;
+
+/// Most shards and rows that a file may claim to have: far more than any server has.
+const COUNT_MAX: u64 = 1 << 16;
+
+/// A dirty block: which one, and in which frame its newest bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DirtyBlock {
+    /// Volume of the block.
+    pub volume: u16,
+    /// Number of the block on its volume.
+    pub block: u64,
+    /// The frame with its newest bytes.
+    pub frame: u32,
+}
+
+/// The dirty blocks that a table names, sorted by volume and block, each once. A shadow is newer than the block's own frame.
+pub fn dirty_blocks(table: impl IntoIterator<Item = DirtyEntry>) -> Vec<DirtyBlock> {
+    let entries = (0..).zip(table).filter(|(_, entry)| entry.is_dirty());
+    let key = |(frame, entry): (u32, DirtyEntry)| {
+        let (volume, block) = (entry.volume().0, entry.block());
+        (volume, block, !entry.is_shadow(), frame)
+    };
+    let mut found: Vec<_> = entries.map(key).collect();
+    found.sort_unstable();
+    found.dedup_by_key(|(volume, block, ..)| (*volume, *block));
+    let block = |(volume, block, _, frame)| DirtyBlock { volume, block, frame };
+    found.into_iter().map(block).collect()
+}
+
+/// A dirty block of a file, with its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct LeftBlock<'a> {
+    /// Number of the block on its volume.
+    pub block: u64,
+    /// The newest bytes, a whole block; the last block of an image may be shorter.
+    pub bytes: &'a [u8],
+}
+
+/// A volume of a file that has dirty blocks.
+#[derive(Clone, Debug)]
+pub struct LeftVolume {
+    /// Its id in the process that died.
+    pub volume: VolumeId,
+    /// Its image; none for a volume in memory, whose data died with the process.
+    pub row: Option<VolumeRow>,
+    /// Bytes of its dirty blocks.
+    pub bytes: u64,
+}
+
+/// Frames and tables of a shard.
+#[derive(Debug)]
+struct LeftShard {
+    at: usize,
+    table_at: usize,
+    frames: Mapping,
+    buffers: Mapping,
+    blocks: Vec<DirtyBlock>,
+}
+
+/// The file of a process that died.
+#[derive(Debug)]
+pub struct LeftCache {
+    control: Mapping,
+    rows: usize,
+    shards: Vec<LeftShard>,
+    file: File,
+}
+
+fn wrong(message: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message.into())
+}
+
+impl LeftCache {
+    /// Opens a file of [`super::CacheMemory`]; `None` if its process died before it was complete. A copy that was cut short is done
+    /// again.
+    ///
+    /// # Errors
+    /// A sentence: it is no such file, of another version, or damaged.
+    pub fn open(file: File) -> io::Result<Option<Self>> {
+        let len = file.metadata()?.len();
+        if len == 0 {
+            return Ok(None);
+        }
+        if len < ROWS_AT as u64 {
+            return Err(wrong("is too short to be a cache file"));
+        }
+        let first = Mapping::shared(&file, 0, ROWS_AT)?;
+        let get = |at| word(&first, at).load(Ordering::Acquire);
+        if get(head::MAGIC) == 0 || get(head::READY) == 0 && get(head::MAGIC) == MAGIC {
+            return Ok(None);
+        }
+        if get(head::MAGIC) != MAGIC {
+            return Err(wrong("is no cache file of headworks"));
+        }
+        if get(head::VERSION) != VERSION {
+            let theirs = get(head::VERSION);
+            return Err(wrong(format!(
+                "has layout {theirs}, and this version reads layout {VERSION}: start the version that wrote it, which writes its \
+                 data to the images at a clean stop, or remove the file to give the data up"
+            )));
+        }
+        let (rows, shards) = (get(head::ROWS), get(head::SHARDS));
+        let control = get(head::CONTROL_LEN);
+        let heads = shard_at(rows.min(COUNT_MAX) as usize, shards.min(COUNT_MAX) as usize) as u64;
+        if rows > COUNT_MAX || shards > COUNT_MAX || control < heads || control > len {
+            return Err(wrong("is damaged: its head does not fit its length"));
+        }
+        let control = Mapping::shared(&file, 0, control as usize)?;
+        let mut left = Self { control, rows: rows as usize, shards: Vec::new(), file };
+        for index in 0..shards as usize {
+            let shard = left.shard(index, len)?;
+            left.shards.extend(shard);
+        }
+        Ok(Some(left))
+    }
+
+    /// Maps a shard; none if it has no cache.
+    fn shard(&self, index: usize, file_len: u64) -> io::Result<Option<LeftShard>> {
+        let at = shard_at(self.rows, index);
+        let get = |offset| word(&self.control, at + offset).load(Ordering::Acquire);
+        let units = get(shard::UNITS);
+        if units == 0 {
+            return Ok(None);
+        }
+        let table_at = get(shard::TABLE_AT);
+        let inside = |at: u64, len: u64, all: u64| at <= all && len <= all - at;
+        let frames = units.checked_mul(BLOCK.into()).unwrap_or(u64::MAX);
+        let (frames_at, buffers_at) = (get(shard::FRAMES_AT), get(shard::BUFFERS_AT));
+        let buffers = get(shard::BUFFERS_LEN);
+        let whole = units <= u32::MAX.into()
+            && table_at.is_multiple_of(8)
+            && inside(table_at, units * 8, self.control.len() as u64)
+            && inside(frames_at, frames, file_len)
+            && buffers > 0
+            && inside(buffers_at, buffers, file_len);
+        if !whole {
+            return Err(wrong("is damaged: a shard's memory is not inside it"));
+        }
+        let frames = Mapping::shared(&self.file, frames_at as usize, frames as usize)?;
+        let buffers = Mapping::shared(&self.file, buffers_at as usize, buffers as usize)?;
+        let (frames_base, buffers_base) = (get(shard::FRAMES_BASE), get(shard::BUFFERS_BASE));
+        self.redo(at, (&frames, frames_base), (&buffers, buffers_base))?;
+        let entry = |frame| word(&self.control, table_at as usize + frame * 8);
+        let table = (0..units as usize).map(entry).map(|word| word.load(Ordering::Acquire));
+        let blocks = dirty_blocks(table.map(DirtyEntry));
+        Ok(Some(LeftShard { at, table_at: table_at as usize, frames, buffers, blocks }))
+    }
+
+    /// Does the copy again that the process did not finish.
+    fn redo(
+        &self,
+        at: usize,
+        (frames, frames_base): (&Mapping, u64),
+        (buffers, buffers_base): (&Mapping, u64),
+    ) -> io::Result<()> {
+        let redo = at + shard::REDO;
+        let get = |offset| word(&self.control, redo + offset).load(Ordering::Acquire);
+        let (to, from, len) = (get(0), get(8), get(16));
+        if len == 0 {
+            return Ok(());
+        }
+        let place = |memory: &Mapping, base: u64, at: u64| {
+            let offset = usize::try_from(at.checked_sub(base)?).ok()?;
+            let len = usize::try_from(len).ok()?;
+            let fits = offset <= memory.len() && len <= memory.len() - offset;
+            fits.then(|| memory.at(offset, len))
+        };
+        let target = place(frames, frames_base, to);
+        let damaged = || wrong("is damaged: its redo record is not inside it");
+        let target = target.ok_or_else(damaged)?;
+        // SAFETY: the target is in the frames, the source in the buffers: two mappings of different parts of the file, which no
+        // other process uses.
+        unsafe {
+            match from {
+                0 => target.write_bytes(0, len as usize),
+                _ => {
+                    let source = place(buffers, buffers_base, from).ok_or_else(damaged)?;
+                    target.copy_from_nonoverlapping(source, len as usize);
+                }
+            }
+        }
+        word(&self.control, redo + 16).store(0, Ordering::Release);
+        Ok(())
+    }
+
+    /// The volumes that have dirty blocks.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<LeftVolume> {
+        let mut found: Vec<LeftVolume> = Vec::new();
+        for block in self.shards.iter().flat_map(|shard| &shard.blocks) {
+            match found.iter_mut().find(|left| left.volume.0 == block.volume) {
+                Some(left) => left.bytes += u64::from(BLOCK),
+                None => {
+                    let index = usize::from(block.volume);
+                    let row = (index < self.rows).then(|| VolumeRow::load(&self.control, index));
+                    let volume = VolumeId(block.volume);
+                    found.push(LeftVolume { volume, row: row.flatten(), bytes: BLOCK.into() });
+                }
+            }
+        }
+        found
+    }
+
+    /// The dirty blocks of a volume in the order of their numbers, cut off at `size` bytes of the image.
+    pub fn blocks(&self, volume: VolumeId, size: u64) -> impl Iterator<Item = LeftBlock<'_>> {
+        // A volume lives on one shard.
+        self.shards.iter().flat_map(move |shard| {
+            let blocks = shard.blocks.iter().filter(move |block| block.volume == volume.0);
+            blocks.filter_map(move |block| {
+                let offset = block.block.checked_mul(BLOCK.into())?;
+                let len = size.saturating_sub(offset).min(BLOCK.into()) as usize;
+                let at = shard.frames.at(block.frame as usize * BLOCK as usize, len);
+                // SAFETY: inside the mapping, which lives as long as the iterator; the process that wrote it is dead.
+                let bytes = unsafe { std::slice::from_raw_parts(at, len) };
+                (len > 0).then_some(LeftBlock { block: block.block, bytes })
+            })
+        })
+    }
+
+    /// Forgets the dirty blocks of a volume, which are somewhere else now.
+    pub fn settle(&mut self, volume: VolumeId) {
+        for shard in &mut self.shards {
+            for frame in 0..shard.frames.len() / BLOCK as usize {
+                let entry = word(&self.control, shard.table_at + frame * 8);
+                let value = DirtyEntry(entry.load(Ordering::Relaxed));
+                if value.is_dirty() && value.volume() == volume {
+                    entry.store(DirtyEntry::CLEAN.0, Ordering::Release);
+                }
+            }
+            shard.blocks.retain(|block| block.volume != volume.0);
+        }
+    }
+
+    /// The time of the process's last batch of actions, in nanoseconds of real time.
+    #[must_use]
+    pub fn alive(&self) -> u64 {
+        let alive = |shard: &LeftShard| word(&self.control, shard.at + shard::ALIVE);
+        let times = self.shards.iter().map(alive).map(|word| word.load(Ordering::Relaxed));
+        times.max().unwrap_or(0)
+    }
+
+    /// Sets the time of [`LeftCache::alive`].
+    #[cfg(test)]
+    pub(super) fn set_alive(&mut self, ns: u64) {
+        for shard in &self.shards {
+            word(&self.control, shard.at + shard::ALIVE).store(ns, Ordering::Relaxed);
+        }
+    }
+
+    /// The process that wrote it.
+    #[must_use]
+    pub fn pid(&self) -> u64 {
+        word(&self.control, head::PID).load(Ordering::Relaxed)
+    }
+
+    /// Bytes of request buffers, which only the redo record needs.
+    #[must_use]
+    pub fn buffers(&self) -> usize {
+        self.shards.iter().map(|shard| shard.buffers.len()).sum()
+    }
+}
