@@ -41,8 +41,9 @@ pub fn write_modes(exports: &[ExportDurability]) -> String {
     })
 }
 
-/// Describes what a kill -9 and a power cut may lose, with at most `dirty` bytes only in the cache.
-pub fn loss(exports: &[ExportDurability], dirty: u64) -> String {
+/// Describes what a kill -9 and a power cut may lose, with at most `dirty` bytes only in the cache, whose memory is `kept` for the
+/// next server.
+pub fn loss(exports: &[ExportDurability], dirty: u64, kept: bool) -> String {
     let most = display_size(dirty);
     grouped(exports, "; ", |export| {
         let lost = match export.mode {
@@ -50,6 +51,12 @@ pub fn loss(exports: &[ExportDurability], dirty: u64) -> String {
             _ if export.read_only => "nothing: read-only".to_owned(),
             WriteMode::Writethrough | WriteMode::None => {
                 "no acknowledged write; a power cut may lose unflushed writes".into()
+            }
+            WriteMode::Writeback if kept => {
+                format!("no acknowledged write; a power cut may lose unflushed writes, at most {most}")
+            }
+            WriteMode::Unsafe if kept => {
+                format!("no acknowledged write; a power cut may lose any, flushed or not, at most {most}")
             }
             WriteMode::Writeback => {
                 format!("acknowledged unflushed writes, at most {most}; a power cut, too")
@@ -117,14 +124,18 @@ mod tests {
 
     #[test]
     fn loss_depends_on_write_mode() {
-        let one = |mode| loss(&[export("a", mode)], 50 << 20);
+        let one = |mode| loss(&[export("a", mode)], 50 << 20, false);
+        let kept = |mode| loss(&[export("a", mode)], 50 << 20, true);
+        for mode in WriteMode::ALL {
+            assert!(kept(mode).starts_with("no acknowledged write; a power cut may lose"));
+        }
         assert!(one(WriteMode::None).starts_with("no acknowledged write; a power cut"));
         assert_eq!(one(WriteMode::None), one(WriteMode::Writethrough));
         assert!(one(WriteMode::Writeback).contains("unflushed writes, at most 50 MiB"));
         assert!(one(WriteMode::Unsafe).contains("flushed or not, at most 50 MiB"));
         let memory = ExportDurability { lasting: false, ..export("m", WriteMode::None) };
         let read_only = ExportDurability { read_only: true, ..export("r", WriteMode::Writeback) };
-        let text = loss(&[memory, read_only, export("w", WriteMode::None)], 0);
+        let text = loss(&[memory, read_only, export("w", WriteMode::None)], 0, false);
         assert!(text.starts_with("of m everything: its data is in memory; of r nothing"), "{text}");
         assert!(text.contains("; of w no acknowledged write"), "{text}");
     }

@@ -140,6 +140,12 @@ pub enum Control {
         /// The volume concerned.
         volume: VolumeId,
     },
+    /// Makes a volume suspect, as a failed device flush does: its flushes and FUA writes fail until it is acknowledged. Sent to the
+    /// shard of its device.
+    Suspect {
+        /// The volume concerned.
+        volume: VolumeId,
+    },
     /// Changes the size of a volume after its file changed. Sent to the volume's shard; requests beyond it fail.
     Resize {
         /// The volume concerned.

@@ -211,6 +211,7 @@ pub fn encode(input: &Input) -> InputWords {
             words
         }
         Input::Control(Control::Acknowledge { volume }) => [8, volume.0.into(), 0, 0, 0, 0],
+        Input::Control(Control::Suspect { volume }) => [17, volume.0.into(), 0, 0, 0, 0],
         Input::Control(Control::Resize { volume, size }) => [9, volume.0.into(), size, 0, 0, 0],
         Input::Control(Control::Set { device, tunable, value, token }) => {
             [11, device.0.into(), tunable.code().into(), value, token.into(), 0]
@@ -297,6 +298,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
         8 => {
             return Some(Input::Control(Control::Acknowledge { volume: VolumeId(device.0) }));
         }
+        17 => return Some(Input::Control(Control::Suspect { volume: VolumeId(device.0) })),
         9 => {
             let (volume, size) = (VolumeId(device.0), words[2]);
             return Some(Input::Control(Control::Resize { volume, size }));
@@ -375,7 +377,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(17) {
+        let message = match prng.below(18) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -384,6 +386,7 @@ mod tests {
             }
             2 => return Input::Timer,
             3 => return Input::Control(Control::Acknowledge { volume: id.volume }),
+            17 => return Input::Control(Control::Suspect { volume: id.volume }),
             4 => {
                 return Input::Control(Control::Resize { volume: id.volume, size: bio.offset });
             }

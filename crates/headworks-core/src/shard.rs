@@ -534,6 +534,12 @@ impl Shard {
                     queue.acknowledge(volume);
                 }
             }
+            Control::Suspect { volume } => {
+                let device = self.volume(volume).map(|config| config.device);
+                if let Some((queue, _)) = device.and_then(|device| self.local(device)) {
+                    queue.suspect(volume);
+                }
+            }
             Control::Resize { volume, size } => {
                 let Some(config) = self.volume(volume) else {
                     return;

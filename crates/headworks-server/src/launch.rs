@@ -23,7 +23,8 @@ use super::reactor::{Reactor, ReactorParts};
 use super::recorder::Recorder;
 use super::shared::ServerShared;
 use crate::nbd::connection::ConnectionLimits;
-use headworks::Device;
+use headworks::cache_memory::{DirtyLog, ShardMemory};
+use headworks::{Device, display_size};
 use headworks::driver::{
     Clock, Consumer, Executor, Mapping, Pool, Producer, Sleeper, Waker, open_engine, pin_thread,
     ring,
@@ -247,10 +248,7 @@ fn prepare(
         .sum();
     let disk_depth = disk_depth + if options.live { DEPTH_SPARE } else { 0 };
     let (engine, line) = open_engine(options.engine, disk_depth.max(1))?;
-    let pool = Pool::new(options.buffers).map_err(|error| {
-        ConfigError::new("buffers", format!("cannot map {}: {error}", options.buffers))
-    })?;
-    let (frames, pages) = Mapping::for_frames(&config.cache)?.unzip();
+    let ShardStorage { pool, frames, pages, log } = storage(&config, setup)?;
     let recorder = options.record.as_ref().map(|path| open_record(path, &config)).transpose()?;
     let volumes = (0..config.volumes.len() as u16)
         .map(VolumeId)
@@ -265,10 +263,14 @@ fn prepare(
     let mut shard = Shard::new(config.clone())?;
     options.prepare_shard.call(&mut shard);
     Mapping::tables_in_huge_pages(shard.cache_tables());
+    let mut executor = Executor::new(devices);
+    if let Some(log) = log {
+        executor.set_log(log);
+    }
     let parts = ReactorParts {
         id,
         clock: Clock::start(),
-        driver: ShardDriver::new(shard, Executor::new(devices), recorder),
+        driver: ShardDriver::new(shard, executor, recorder),
         engine,
         io: ShardIo::new(
             id,
@@ -293,6 +295,32 @@ fn prepare(
         stop_ns: options.stop_ns,
     };
     Ok((parts, line, pages))
+}
+
+/// Frames and request buffers of a shard.
+struct ShardStorage {
+    pool: Pool,
+    frames: Option<Mapping>,
+    pages: Option<&'static str>,
+    log: Option<DirtyLog>,
+}
+
+/// Maps the memory of a shard: shared memory that outlives the process, if the server has such, else anonymous memory.
+fn storage(config: &ShardConfig, setup: &ThreadSetup) -> Result<ShardStorage, ConfigError> {
+    let bytes = setup.options.buffers;
+    let buffers = |error: std::io::Error| {
+        ConfigError::new("buffers", format!("cannot map {}: {error}", display_size(bytes as u64)))
+    };
+    let Some(memory) = setup.shared.keeper().memory().filter(|_| config.cache.is_on()) else {
+        let pool = Pool::new(bytes).map_err(buffers)?;
+        let (frames, pages) = Mapping::for_frames(&config.cache)?.unzip();
+        return Ok(ShardStorage { pool, frames, pages, log: None });
+    };
+    let mapped = memory.shard(config.id.0.into());
+    let ShardMemory { frames, buffers: region, log } =
+        mapped.map_err(|error| ConfigError::new("cache-file", format!("cannot map it: {error}")))?;
+    let pool = Pool::over(region).map_err(buffers)?;
+    Ok(ShardStorage { pool, frames, pages: Some("shared memory"), log })
 }
 
 fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder, ConfigError> {

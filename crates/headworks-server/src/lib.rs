@@ -29,6 +29,7 @@
 //! | `spec`, `units`, `did_you_mean` | what users write: devices, sizes, times; suggestions for misspelled names |
 //! | `latency` | histograms of wait times |
 //! | `nbd` | connections: receive, parse, reply, send |
+//! | `keeper`, `leftovers`, `marker` | what a server leaves for the next one: dirty data in shared memory, marks beside images |
 //! | `assemble`, [`config`] | exports from specifications and from the configuration file |
 //! | `messages`, `shared` | what threads of the server exchange, outside the data path |
 //! | `reactor` | the event loop of a shard's thread |
@@ -40,11 +41,14 @@ pub mod config;
 mod connection_id;
 mod control;
 mod did_you_mean;
+mod keeper;
 mod latency;
+mod leftovers;
 mod launch;
 mod listen;
 mod log_level;
 mod messages;
+mod marker;
 mod metrics;
 mod nbd;
 mod options;
@@ -63,10 +67,11 @@ pub use control::{DISKSTATS_FIELDS, ReloadReport};
 pub use did_you_mean::nearest_name;
 pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
+pub use leftovers::Leftovers;
 pub use log_level::{LOG_LEVELS, LogLevel};
-pub use options::{PrepareShard, ServerOptions};
+pub use options::{CacheFile, PrepareShard, ServerOptions};
 pub use recorder::{Replayed, replay_recording};
 pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};
-pub use spec::{BaseDevice, ExportOptions, Layer, Spec, Wrapper};
+pub use spec::{BaseDevice, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper};
 pub use units::{parse_size, parse_switch, parse_time};

@@ -1,6 +1,7 @@
 //! Options of a server with their defaults and ranges.
 
 use std::fmt;
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
 use super::assemble::cache_shares;
+use super::leftovers::Leftovers;
 use super::connection_id::CONNECTIONS_MAX;
 use super::{Address, InheritedSocket, LogLevel};
 use headworks::EngineChoice;
@@ -47,6 +49,17 @@ impl fmt::Debug for PrepareShard {
     }
 }
 
+/// An empty file in memory that a server makes its cache's memory: a memfd, or one on tmpfs or hugetlbfs.
+#[derive(Clone, Debug)]
+pub struct CacheFile {
+    /// The file, opened for reading and writing.
+    pub file: Arc<File>,
+    /// Its name for messages.
+    pub name: String,
+    /// A server that cannot use it does not start; otherwise it says so and takes anonymous memory.
+    pub required: bool,
+}
+
 /// Options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
@@ -77,6 +90,10 @@ pub struct ServerOptions {
     pub buffers: usize,
     /// Bytes of the page cache of all shards together; 0 disables it.
     pub cache: u64,
+    /// Memory of the cache that outlives the process; none for anonymous memory.
+    pub cache_file: Option<CacheFile>,
+    /// What earlier servers left.
+    pub leftovers: Leftovers,
     /// Dirty limits and throttling of all shards together.
     pub dirty: DirtyOptions,
     /// Connections of each shard.
@@ -117,6 +134,8 @@ impl Default for ServerOptions {
             poll_ns: 50_000,
             buffers: 128 << 20,
             cache: 0,
+            cache_file: None,
+            leftovers: Leftovers::default(),
             dirty: DirtyOptions::default(),
             connections: 1024,
             requests: 128,

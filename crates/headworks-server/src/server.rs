@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use headworks_core::{ConfigError, Control};
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{CacheOptions, ConfigError, Control, ShardConfig, VolumeId};
 
 use crate::assemble::Assembly;
 use crate::assemble::cache_shares;
@@ -15,12 +16,15 @@ use crate::assemble::topology::topology;
 use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::tree::ExportNode;
+use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
 use crate::listen::Listener;
 use crate::messages::ControlMessage;
 use crate::metrics::{self, Metrics};
 use crate::shared::ServerShared;
+use crate::options::CacheFile;
 use crate::{Reloader, ServerOptions};
+use headworks::cache_memory::{CacheMemory, ShardGeometry};
 use headworks::display_size;
 use headworks_nbd::tls::TlsAcceptor;
 
@@ -34,6 +38,7 @@ pub struct Server {
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
     service: Arc<ControlService>,
+    notes: Vec<String>,
     metrics: Option<Metrics>,
     acceptor: Option<Arc<TlsAcceptor>>,
 }
@@ -112,11 +117,28 @@ impl Server {
         };
         let config = topology(&assembly, options);
         config.validate()?;
-        let caches = cache_shares::divide(&config, &options.cache_spec())?;
+        let mut caches = cache_shares::divide(&config, &options.cache_spec())?;
+        let (memory, note) = cache_memory(&config, &caches, options)?;
+        for (cache, _) in &mut caches {
+            cache.dirty_table = memory.is_some() && cache.is_on();
+        }
+        let mut notes: Vec<String> = note.into_iter().collect();
+        let suspect = assembly.suspect.clone();
         let exports = served_exports(&assembly, &config);
         let (boxes, mails): (Vec<Sender<ControlMessage>>, Vec<Receiver<ControlMessage>>) =
             (0..options.shards).map(|_| channel()).unzip();
-        let shared = Arc::new(ServerShared::new(boxes, config.volumes_max(), Box::new(ended)));
+        let keeper = Keeper::new(memory, options.leftovers.clone());
+        for (id, volume) in (0..).map(VolumeId).zip(&config.volumes) {
+            let origin = &assembly.origins[usize::from(id.0)];
+            notes.extend(keeper.open(id, origin, &volume.options));
+        }
+        let shared = ServerShared::new(boxes, config.volumes_max(), Box::new(ended));
+        let shared = Arc::new(shared.with_keeper(keeper));
+        for volume in suspect {
+            // Before the first client: the shards find it in their mailboxes.
+            shared.send_all(|| ControlMessage::Control(Control::Suspect { volume }));
+            shared.keeper().set_suspect(volume, true);
+        }
         let service = Arc::new(ControlService::for_server(&assembly, &config, options, &shared));
         let seeds = seeds(assembly, &config, caches, options, mails, listeners);
         let broken = Arc::new(Mutex::new(None));
@@ -127,7 +149,10 @@ impl Server {
             broken: Arc::clone(&broken),
             acceptor: acceptor.clone(),
         };
-        let Launched { threads, engine, pages } = launch(seeds, &setup, opened)?;
+        let launched = launch(seeds, &setup, opened);
+        // Nothing was served.
+        let launched = launched.inspect_err(|_| shared.keeper().close_all());
+        let Launched { threads, engine, pages } = launched?;
         let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
         let mut server = Self {
             shared,
@@ -138,6 +163,7 @@ impl Server {
             broken,
             control: None,
             service: Arc::clone(&service),
+            notes,
             metrics: None,
             acceptor,
         };
@@ -180,6 +206,24 @@ impl Server {
     #[must_use]
     pub fn cache(&self) -> Option<&str> {
         self.cache.as_deref()
+    }
+
+    /// Messages for the user about memory and marks, one sentence each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Whether the cache's memory outlives the process.
+    #[must_use]
+    pub fn keeps_cache(&self) -> bool {
+        self.shared.keeper().memory().is_some()
+    }
+
+    /// The cache's memory that outlives the process; none if it dies with the process.
+    #[must_use]
+    pub fn memory(&self) -> Option<Arc<CacheMemory>> {
+        self.shared.keeper().memory().cloned()
     }
 
     /// TCP port of each address in `listen`; none for unix sockets.
@@ -274,8 +318,41 @@ impl Server {
             }
         }
         match self.shared.failures() {
-            0 => Ok(()),
+            0 => {
+                self.shared.keeper().close_all();
+                Ok(())
+            }
             failures => Err(format!("{failures} final flushes failed; see the messages above")),
+        }
+    }
+}
+
+/// The memory of all shards in the file that the options give, or a note why it is anonymous.
+fn cache_memory(
+    config: &ShardConfig,
+    caches: &[(CacheOptions, DirtyOptions)],
+    options: &ServerOptions,
+) -> Result<(Option<Arc<CacheMemory>>, Option<String>), ConfigError> {
+    let Some(CacheFile { file, name, required }) = &options.cache_file else {
+        return Ok((None, None));
+    };
+    if !caches.iter().any(|(cache, _)| cache.is_on()) {
+        return Ok((None, None));
+    }
+    let geometry = caches
+        .iter()
+        .map(|(cache, _)| ShardGeometry { units: cache.units, buffers: options.buffers });
+    let made = file
+        .try_clone()
+        .and_then(|file| CacheMemory::new(file, config.volumes_max(), geometry.collect()));
+    match made {
+        Ok(memory) => Ok((Some(Arc::new(memory)), None)),
+        Err(error) if *required => {
+            Err(ConfigError::new("cache-file", format!("cannot use {name}: {error}")))
+        }
+        Err(error) => {
+            let note = format!("the cache is in anonymous memory: cannot use {name}: {error}");
+            Ok((None, Some(note)))
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock};
 
 use headworks_core::ShardId;
 
+use crate::keeper::Keeper;
 use crate::messages::ControlMessage;
 use headworks::driver::Waker;
 
@@ -21,6 +22,8 @@ pub struct ServerShared {
     failures: AtomicU64,
     unflushed: Vec<AtomicU64>,
     left: Vec<AtomicU64>,
+    /// Memory and marks for the next server.
+    keeper: Keeper,
     /// Called when every shard waits, or one has failed.
     ended: Box<dyn Fn() + Send + Sync>,
 }
@@ -41,8 +44,21 @@ impl ServerShared {
             failures: AtomicU64::new(0),
             unflushed: (0..volumes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
             left: (0..volumes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
+            keeper: Keeper::default(),
             ended,
         }
+    }
+
+    /// The same with memory and marks for the next server.
+    #[must_use]
+    pub fn with_keeper(self, keeper: Keeper) -> Self {
+        Self { keeper, ..self }
+    }
+
+    /// Memory and marks for the next server.
+    #[must_use]
+    pub fn keeper(&self) -> &Keeper {
+        &self.keeper
     }
 
     /// Sets the wakers once all engines are open.

@@ -67,7 +67,12 @@ fn announcement(running: &Running) -> String {
     text += &format!("engine: {}\n", running.server.engine());
     text += &format!("cache: {}\n", running.server.cache().unwrap_or("none"));
     text += &format!("write mode: {}\n", durability::write_modes(&durabilities));
-    text += &format!("kill -9 loses: {}\n", durability::loss(&durabilities, running.dirty_limit));
+    if running.cache_bytes > 0 {
+        text += &format!("dirty data: {}\n", running.dirty_place());
+    }
+    let kept = running.server.keeps_cache();
+    let loss = durability::loss(&durabilities, running.dirty_limit, kept);
+    text += &format!("kill -9 loses: {loss}\n");
     for export in &running.exports {
         text += &format!("uri: {}\n", export.uri);
     }
@@ -138,7 +143,8 @@ fn announcement_json(running: &Running) -> String {
         "cache": running.server.cache(),
         "cache_bytes": running.cache_bytes,
         "write_mode": durability::write_modes(&durabilities),
-        "kill_loses": durability::loss(&durabilities, running.dirty_limit),
+        "dirty_data": (running.cache_bytes > 0).then(|| running.dirty_place()),
+        "kill_loses": durability::loss(&durabilities, running.dirty_limit, running.server.keeps_cache()),
         "notes": running.notes,
         "unix": running.unix.as_deref().map(Path::to_string_lossy),
         "port": running.port,

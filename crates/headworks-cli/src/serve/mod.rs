@@ -11,6 +11,7 @@
 
 mod address;
 mod announce;
+mod cache_file;
 pub mod check;
 mod child;
 mod layers;
@@ -40,6 +41,7 @@ use crate::log;
 use crate::signals::Signals;
 use crate::{USAGE, complain};
 use address::{PrivateDirectory, addresses, socket_addresses, uri};
+use cache_file::CacheStore;
 use announce::{AnnouncedExport, announce, announced};
 use child::{child_code, spawn};
 use options::Sandbox;
@@ -153,6 +155,18 @@ struct Running {
     /// Directory of the private socket, removed with this.
     private: Option<PrivateDirectory>,
     pid_file: Option<PidFile>,
+    /// The cache's memory, removed when everything in it is written out.
+    store: CacheStore,
+}
+
+impl Running {
+    /// Where dirty data lie, and what that means.
+    fn dirty_place(&self) -> String {
+        match self.store.shown().filter(|_| self.server.keeps_cache()) {
+            Some(place) => format!("in {place}, where the next server finds them"),
+            None => "in anonymous memory, which a killed server takes with it (--cache-file)".into(),
+        }
+    }
 }
 
 fn start(
@@ -165,7 +179,14 @@ fn start(
     if let Some(user) = &user {
         user.prepare()?;
     }
-    let mut assembly = Assembly::new(&specs)?;
+    let mut sockets = sockets;
+    let memory = std::mem::take(&mut sockets.memory);
+    let mut store = CacheStore::find(&options.cache_file, memory)?;
+    let mut assembly = Assembly::restoring(&specs, &store.leftovers)?;
+    if server_options.cache > 0 {
+        server_options.cache_file = store.create()?;
+    }
+    server_options.leftovers = store.leftovers.clone();
     for ((queue, _), named) in assembly.devices.iter_mut().zip(&assembly.named) {
         config.apply_queue(named.as_ref().map(|named| named.name.as_str()), queue)?;
     }
@@ -184,7 +205,8 @@ fn start(
     notes.append(&mut assembly.notes);
     notes.extend(tls::note(&server_options.tls));
     let ended = signals.ended()?;
-    let own = own_files(&server_options, private.as_ref());
+    let mut own = own_files(&server_options, private.as_ref());
+    own.extend(store.path().map(PathBuf::from));
     let mut pid_file = None;
     let opened = || {
         pid_file = options.pid_file.as_deref().map(PidFile::write).transpose()?;
@@ -192,7 +214,13 @@ fn start(
         own.iter().try_for_each(|path| user.set_owner(path))?;
         user.apply()
     };
-    let server = Server::start_after(assembly, &server_options, move || ended.notify(), opened)?;
+    let server = Server::start_after(assembly, &server_options, move || ended.notify(), opened)
+        .inspect_err(|_| store.remove())?;
+    notes.append(&mut store.notes);
+    notes.extend(server.notes().iter().cloned());
+    if !server.keeps_cache() {
+        store.remove();
+    }
     let pid_file_path = options.pid_file.as_deref();
     notes.extend(user.iter().flat_map(|user| user.removal_warnings(&own, pid_file_path)));
     let port = server.ports().iter().copied().flatten().next();
@@ -215,6 +243,7 @@ fn start(
         control,
         private,
         pid_file,
+        store,
     })
 }
 
@@ -262,9 +291,14 @@ fn serve(
         }
         StopOutcome::Ended(status) => status,
     };
-    let Running { server, pid_file, .. } = running;
+    let Running { server, pid_file, store, .. } = running;
     drop(pid_file);
-    match (server.join(), status) {
+    let memory = server.memory();
+    let ended = server.join();
+    if ended.is_ok() && memory.is_some_and(|memory| memory.dirty_bytes() == 0) {
+        store.remove();
+    }
+    match (ended, status) {
         (Err(error), _) => fail(error),
         (Ok(()), Some(status)) => child_code(status),
         (Ok(()), None) => ExitCode::SUCCESS,

@@ -117,6 +117,10 @@ pub struct ServeArgs {
     /// Size of the page cache, all shards together; 0 disables it
     #[arg(long, value_parser = size, default_value = "256M", value_name = "SIZE")]
     pub(super) cache: u64,
+    /// Memory of the cache that outlives the server, so that a kill loses nothing: a path on tmpfs or hugetlbfs, auto (the service
+    /// manager's descriptor store or the runtime directory) or off
+    #[arg(long, value_name = "PATH|auto|off", default_value = "auto")]
+    pub(super) cache_file: String,
     /// Memory for request data, per shard
     #[arg(long, value_parser = size, default_value = "128M", value_name = "SIZE")]
     pub(super) buffers: u64,

@@ -2,7 +2,7 @@
 
 use headworks_core::{ConfigError, WriteMode};
 use headworks_server::config::{ConfigFile, Origin, Problem, Problems, dirty_options};
-use headworks_server::{ExportSpec, PrepareShard, ServerOptions};
+use headworks_server::{ExportSpec, Leftovers, PrepareShard, ServerOptions};
 
 use super::ServeArgs;
 use super::address::absolute;
@@ -61,6 +61,8 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         stall_ns: options.stall_timeout,
         record: options.record.clone(),
         cache: options.cache,
+        cache_file: None,
+        leftovers: Leftovers::default(),
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,
         // The control socket and a reload can change the exports.

@@ -33,6 +33,8 @@ pub(super) struct InheritedSockets {
     pub control: Option<InheritedSocket>,
     /// Listener for Prometheus; TCP.
     pub metrics: Option<InheritedSocket>,
+    /// Memory that earlier servers stored, with its names.
+    pub memory: Vec<(OwnedFd, String)>,
 }
 
 fn error(message: impl Into<String>) -> ConfigError {
@@ -52,6 +54,10 @@ impl InheritedSockets {
         for (fd, name) in given {
             // SAFETY: the variables pass this descriptor to the process, and nothing was opened before.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+            if name.starts_with(super::cache_file::NAME) {
+                sockets.memory.push((fd, name));
+                continue;
+            }
             sockets.add(InheritedSocket::new(fd).map_err(error)?, &name)?;
         }
         Ok(sockets)

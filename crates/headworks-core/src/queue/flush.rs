@@ -183,6 +183,11 @@ impl FlushSequence {
         self.join_all(bios);
     }
 
+    /// Has flushes and FUA writes fail from now on, as after a failed flush.
+    fn suspect(&mut self) {
+        self.suspect = true;
+    }
+
     /// Lets flushes and FUA writes succeed again after a failed flush.
     fn acknowledge(&mut self) {
         self.suspect = false;
@@ -203,6 +208,13 @@ impl Queue {
             answer(pools, slot, Ok(()), false, ReplyStage::Final);
         } else {
             self.join_flush(now, pools, slot);
+        }
+    }
+
+    /// Has flushes of a volume fail until the operator acknowledges it: data may be lost that no flush has told of.
+    pub fn suspect(&mut self, volume: VolumeId) {
+        if let Some(volume) = self.volumes.find_mut(volume) {
+            volume.flush.suspect();
         }
     }
 

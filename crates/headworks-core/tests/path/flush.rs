@@ -181,6 +181,21 @@ fn failed_flush_fails_later_flushes_until_acknowledged() {
 }
 
 #[test]
+fn suspect_volume_fails_flushes_until_acknowledged() {
+    let mut bench = Bench::new(|_| ());
+    bench.control(Control::Suspect { volume: VOLUME });
+    bench.bios("F W0+4k!fua W8k+4k");
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W8k+4k", "1:medium 2:medium"));
+    bench.done(0);
+    assert_eq!((bench.replies().as_str(), unflushed(&bench)), ("3:ok", (1, true)));
+    bench.control(Control::Acknowledge { volume: VOLUME });
+    bench.bios("F");
+    bench.done(1);
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("F", "4:ok"));
+    bench.assert_quiet();
+}
+
+#[test]
 fn resent_flush_covers_writes_finished_meanwhile() {
     let mut bench = Bench::new(|_| ());
     bench.each("W0+4k F");

@@ -8,7 +8,10 @@ use headworks_core::{ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOpt
 
 use super::export_spec::{ExportSpec, NamedDevice, no_size};
 use super::watched_file::WatchedFile;
-use crate::spec::{BaseDevice, ExportOptions, Spec};
+use crate::keeper::unclean_note;
+use crate::leftovers::{Leftovers, RestoredImage};
+use crate::marker::Marker;
+use crate::spec::{BaseDevice, ExportOptions, Spec, UncleanPolicy};
 use headworks::{
     Device, Direct, FileDevice, FileOptions, Identity, MemDevice, NullDevice, OpenFile, SizeWatch,
     display_size,
@@ -226,6 +229,32 @@ impl OpenedImage {
         };
         let (path, identity, _open) = (path.clone(), file.identity(), file.size_watch());
         file.created().then_some(CreatedImage { path, identity, _open })
+    }
+
+    /// Brings what dead servers left of the image to it, before it is served.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn recover(
+        &self,
+        export: &ExportSpec,
+        leftovers: &Leftovers,
+    ) -> Result<RestoredImage, ConfigError> {
+        let (ImageBody::File(file), BaseDevice::File { path, .. }) =
+            (&self.body, &export.spec.base)
+        else {
+            return Ok(RestoredImage::default());
+        };
+        let mut restored = leftovers.restore_image(path, file)?;
+        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+        if let Some(unclean) = Marker::of(&absolute).found()
+            && !(unclean.same_boot && restored.covered)
+        {
+            let refuses = export.share.on_unclean == Some(UncleanPolicy::RefuseFlush);
+            restored.suspect |= refuses;
+            restored.notes.push(unclean_note(path, unclean, refuses));
+        }
+        Ok(restored)
     }
 
     /// What the inventory records of the volume.

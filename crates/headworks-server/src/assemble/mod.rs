@@ -14,6 +14,7 @@ mod watched_file;
 
 use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
 
+use crate::leftovers::Leftovers;
 use crate::spec::BaseDevice;
 use headworks::{Device, FileDevice, OpenFile, display_size};
 use image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
@@ -62,6 +63,8 @@ pub struct Assembly {
     pub(super) common: Vec<Option<SharedDeviceKey>>,
     /// Names of the devices, by device.
     pub named: Vec<Option<NamedDevice>>,
+    /// Volumes whose flushes fail until the operator acknowledges them.
+    pub(super) suspect: Vec<VolumeId>,
 }
 
 /// Images that share a device.
@@ -77,8 +80,16 @@ impl Assembly {
     /// # Errors
     /// The first export that cannot be served, and the reason.
     pub fn new(exports: &[ExportSpec]) -> Result<Self, ConfigError> {
+        Self::restoring(exports, &Leftovers::default())
+    }
+
+    /// As [`Assembly::new`]; what dead servers left of the images is written to them first.
+    ///
+    /// # Errors
+    /// The first export that cannot be served, and the reason.
+    pub fn restoring(exports: &[ExportSpec], leftovers: &Leftovers) -> Result<Self, ConfigError> {
         check_exports(exports)?;
-        let mut builder = Builder::default();
+        let mut builder = Builder { leftovers: leftovers.clone(), ..Builder::default() };
         for export in exports {
             builder.add(export, wants_write(exports, export), device_of(exports, export))?;
         }
@@ -130,6 +141,7 @@ struct Builder {
     /// Finished devices; none for those made from groups at the end.
     devices: Vec<Option<(QueueOptions, Box<dyn Device>)>>,
     groups: Vec<DeviceGroup>,
+    leftovers: Leftovers,
 }
 
 impl Builder {
@@ -176,6 +188,9 @@ impl Builder {
         let volume = VolumeId(self.assembly.volumes.len() as u16);
         let options = opened.options;
         self.assembly.notes.extend(opened.notes.iter().cloned());
+        let restored = opened.recover(export, &self.leftovers)?;
+        self.assembly.notes.extend(restored.notes);
+        self.assembly.suspect.extend(restored.suspect.then_some(volume));
         self.assembly.origins.push(opened.origin(&export.spec));
         self.assembly.files.extend(opened.watched(volume));
         let device = match opened.joins() {

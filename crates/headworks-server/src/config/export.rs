@@ -27,7 +27,7 @@ pub const NAME_MAX: usize = 4096;
 const WRAPPERS_MAX: usize = 8;
 
 /// Keys of an export; the last four are keys of a specification, too.
-const KEYS: [&str; 6] = ["device", "read-only", "weight", "ioprio", "cache", "on-error"];
+const KEYS: [&str; 7] = ["device", "read-only", "weight", "ioprio", "cache", "on-error", "on-unclean"];
 
 /// A device or wrapper of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +78,7 @@ impl ExportSection {
             (share.ioprio != usual.ioprio).then(|| setting("ioprio", share.ioprio.to_string())),
             share.mode.map(|mode| setting("cache", mode.name().into())),
             share.on_error.map(|policy| setting("on-error", policy.name().into())),
+            share.on_unclean.map(|policy| setting("on-unclean", policy.name().into())),
         ];
         let mut settings: Vec<_> = said.into_iter().flatten().collect();
         settings.sort_by(|one, other| one.name.cmp(&other.name));

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use headworks_core::{DeviceId, ShardId};
+use headworks_core::{Control, DeviceId, ShardId};
 
 use super::rpc::RpcFault;
 use super::tree::{Tree, device_name};
+use crate::keeper::Keeper;
 use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, ShardCommand};
 use crate::messages::query::{ControlQuery, DeviceReport};
@@ -55,6 +56,16 @@ impl ShardLink {
     #[cfg(test)]
     pub fn with_deadlines(self, deadlines: Deadlines) -> Self {
         Self { deadlines, ..self }
+    }
+
+    /// Memory and marks for the next server.
+    pub fn keeper(&self) -> &Keeper {
+        self.shared.keeper()
+    }
+
+    /// Sends a control input to one shard; it is handled before any later command.
+    pub fn tell(&self, shard: ShardId, control: Control) {
+        self.shared.send(shard, ControlMessage::Control(control));
     }
 
     /// Number of shards of the server.

@@ -369,6 +369,9 @@ impl Reactor {
         if let Control::Weight { export, weight } = control {
             self.buffer_queue.set_weight(export, weight);
         }
+        if let Control::Acknowledge { volume } = control {
+            self.parts.shared.keeper().set_suspect(volume, false);
+        }
         self.parts.driver.push(Input::Control(control));
     }
 
@@ -399,6 +402,10 @@ impl Reactor {
     fn log_notices(&mut self) {
         let io = &mut self.parts.io;
         for notice in io.notices.drain(..) {
+            if let Notice::Suspect { volume, .. } = notice {
+                // The next process is to know, too.
+                self.parts.shared.keeper().set_suspect(volume, true);
+            }
             match notice {
                 Notice::Suspect { volume, status } => error!(
                     volume = volume.0,

@@ -8,7 +8,7 @@
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //! ```
 //!
-//! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`) stand among those of the outermost type (see `share`).
+//! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`, `on-unclean`) stand among those of the outermost type (see `share`).
 //! A comma in a value is doubled. A path with a colon may need `./` before it. Errors name the key and list what would
 //! be right.
 
@@ -24,7 +24,7 @@ use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
 use self::keys::{EXPORT_KEYS, Keys, list};
 pub use self::layers::Layer;
-pub use self::share::ExportOptions;
+pub use self::share::{ExportOptions, UncleanPolicy};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 use headworks::{
     DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,

@@ -24,12 +24,38 @@ pub struct ExportOptions {
     pub mode: Option<WriteMode>,
     /// Policy for failed write-back; none leaves it open, too.
     pub on_error: Option<ErrorPolicy>,
+    /// What clients are told after an unclean end; none is [`UncleanPolicy::Serve`].
+    pub on_unclean: Option<UncleanPolicy>,
+}
+
+/// What an export does after its server died and acknowledged writes may be lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UncleanPolicy {
+    /// It is served as it is, with a warning at the start.
+    #[default]
+    Serve,
+    /// Its flushes and FUA writes fail until the operator acknowledges it: a client that survived learns of the loss.
+    RefuseFlush,
+}
+
+impl UncleanPolicy {
+    /// Every policy.
+    pub const ALL: [Self; 2] = [Self::Serve, Self::RefuseFlush];
+
+    /// The word that users give.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Serve => "serve",
+            Self::RefuseFlush => "refuse-flush",
+        }
+    }
 }
 
 impl Default for ExportOptions {
     fn default() -> Self {
         let weight = ExportConfig::default().weight;
-        Self { weight, ioprio: Ioprio::default(), mode: None, on_error: None }
+        Self { weight, ioprio: Ioprio::default(), mode: None, on_error: None, on_unclean: None }
     }
 }
 
@@ -55,7 +81,7 @@ impl ExportOptions {
             rest = next;
         }
         left.push_str(rest);
-        let [weight, ioprio, mode, on_error] = given;
+        let [weight, ioprio, mode, on_error, on_unclean] = given;
         let wrong = |key| move |message: String| ConfigError::new(key, message);
         let mut share = Self::default();
         if let Some(word) = weight {
@@ -67,6 +93,8 @@ impl ExportOptions {
         share.mode = choice("cache", mode, &WriteMode::ALL.map(|mode| (mode.name(), mode)))?;
         let policies = ErrorPolicy::ALL.map(|policy| (policy.name(), policy));
         share.on_error = choice("on-error", on_error, &policies)?;
+        let policies = UncleanPolicy::ALL.map(|policy| (policy.name(), policy));
+        share.on_unclean = choice("on-unclean", on_unclean, &policies)?;
         Ok((share, left))
     }
 }
@@ -139,6 +167,7 @@ mod tests {
             ("mem:ioprio=rt:8", "0 to 7"),
             ("mem:cache=wb", "cache: `wb` is none of writeback, writethrough, none, unsafe"),
             ("mem:on-error=stop", "on-error: `stop` is none of hold, retry"),
+            ("mem:on-unclean=no", "on-unclean: `no` is none of serve, refuse-flush"),
         ] {
             let message = ExportOptions::take(text).unwrap_err().to_string();
             assert!(message.contains(words), "{text}: {message}");

@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::Ordering;
 
 use headworks_core::{DirtyEntry, VolumeId};
 
 use super::dirty_log::DirtyLog;
 use super::layout::{MAGIC, VERSION, VolumeRow, head, shard, shard_at, word};
+use crate::display_size;
 use crate::memory::{HUGE, Mapping, PAGE};
 
 /// The memory that a shard needs.
@@ -39,6 +40,8 @@ pub struct CacheMemory {
     control: Arc<Mapping>,
     rows: usize,
     geometry: Vec<ShardGeometry>,
+    /// Held while a row is stored.
+    storing: Mutex<()>,
 }
 
 /// Where the parts of a file are.
@@ -83,6 +86,7 @@ impl CacheMemory {
     /// The kernel cannot make the file so long, or map it.
     pub fn new(file: File, rows: usize, geometry: Vec<ShardGeometry>) -> io::Result<Self> {
         let offsets = Offsets::new(rows, &geometry);
+        check_space(&file, offsets.len as u64)?;
         file.set_len(offsets.len as u64)?;
         let control = Arc::new(Mapping::shared(&file, 0, offsets.control)?);
         let set = |at, value| word(&control, at).store(value, Ordering::Relaxed);
@@ -104,7 +108,7 @@ impl CacheMemory {
             set(at + shard::BUFFERS_LEN, entry.buffers as u64);
         }
         word(&control, head::READY).store(1, Ordering::Release);
-        Ok(Self { file, control, rows, geometry })
+        Ok(Self { file, control, rows, geometry, storing: Mutex::new(()) })
     }
 
     /// Maps the parts of a shard; once for each.
@@ -138,14 +142,8 @@ impl CacheMemory {
     /// If there is no row for the volume.
     pub fn set_row(&self, volume: VolumeId, row: &VolumeRow) {
         assert!(usize::from(volume.0) < self.rows, "a row for every volume");
+        let _alone = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
         row.store(&self.control, volume);
-    }
-
-    /// Forgets the image of a volume that has left, clean.
-    pub fn clear_row(&self, volume: VolumeId) {
-        if usize::from(volume.0) < self.rows {
-            VolumeRow::clear(&self.control, volume);
-        }
     }
 
     /// Notes whether a device flush of a volume failed and was not acknowledged.
@@ -169,6 +167,26 @@ impl CacheMemory {
         }
         frames * PAGE as u64
     }
+}
+
+/// Refuses a filesystem without room for the whole file: a page that cannot be had later would kill the process. A memfd has no
+/// limit but the machine's memory.
+fn check_space(file: &File, bytes: u64) -> io::Result<()> {
+    // SAFETY: a struct of integers, which the kernel fills in.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `found` lives through the call.
+    if unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut found) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let free = found.f_bavail.saturating_mul(found.f_bsize);
+    if found.f_blocks > 0 && free < bytes {
+        let (bytes, free) = (display_size(bytes), display_size(free));
+        let message = format!(
+            "cache and buffers take {bytes}, and its filesystem has {free} free; use less (--cache, --buffers), or a larger filesystem"
+        );
+        return Err(io::Error::new(io::ErrorKind::StorageFull, message));
+    }
+    Ok(())
 }
 
 impl AsFd for CacheMemory {

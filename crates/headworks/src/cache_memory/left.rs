@@ -212,6 +212,12 @@ impl LeftCache {
         found
     }
 
+    /// The images of all volumes, with dirty blocks or without.
+    #[must_use]
+    pub fn rows(&self) -> Vec<VolumeRow> {
+        (0..self.rows).filter_map(|index| VolumeRow::load(&self.control, index)).collect()
+    }
+
     /// The dirty blocks of a volume in the order of their numbers, cut off at `size` bytes of the image.
     pub fn blocks(&self, volume: VolumeId, size: u64) -> impl Iterator<Item = LeftBlock<'_>> {
         // A volume lives on one shard.

@@ -25,6 +25,8 @@ pub struct Mapping {
 
 // SAFETY: plain memory; `Mapping` hands out raw pointers only, and their users say who may touch what.
 unsafe impl Send for Mapping {}
+// SAFETY: as above: a shared reference gives addresses, and what is done with them is up to unsafe code.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` zero bytes, page aligned.

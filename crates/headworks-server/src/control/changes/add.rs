@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use headworks_core::{DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
+use headworks_core::{Control, DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
 use serde_json::{Value, json};
 
 use super::remove::being_removed;
@@ -119,10 +119,16 @@ impl LiveChanges {
         inventory.may_open(spec).map_err(|error| wrong(&error))?;
         let opened = OpenedImage::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
         *made = opened.made(&spec.spec);
+        let restored = opened
+            .recover(spec, self.shards.keeper().leftovers())
+            .map_err(|error| wrong(&error))?;
+        self.shards.keeper().leftovers().remove_empty();
         let Placement { volume, config, device, owner } =
             inventory.place(spec, &opened).map_err(|error| wrong(&error))?;
-        let (notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
+        let (mut notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
         origin.caching = spec.caching();
+        notes.extend(restored.notes);
+        notes.extend(self.shards.keeper().open(volume, &origin, &config.options));
         let mut watched = opened.watched(volume);
         let (mut file, common) = (None, opened.common(spec));
         if let Some(queue) = device {
@@ -145,6 +151,10 @@ impl LiveChanges {
                 self.forget_volume(inventory, volume, config)?;
                 return Err(refused(&error));
             }
+        }
+        if restored.suspect {
+            self.shards.tell(owner, Control::Suspect { volume });
+            self.shards.keeper().set_suspect(volume, true);
         }
         inventory.volumes.insert(volume.0, VolumeEntry { config, origin });
         Ok((volume, notes))
@@ -181,6 +191,7 @@ impl LiveChanges {
                 .shards
                 .command(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
         }
+        self.shards.keeper().close(volume);
         let mut others = inventory.volumes.values();
         if !others.any(|other| other.config.device == config.device)
             && let Some(record) = inventory.devices.remove(&config.device.0)

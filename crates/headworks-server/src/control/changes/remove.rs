@@ -252,6 +252,7 @@ impl LiveChanges {
                         steps.with_device();
                     }
                     inventory.volumes.remove(&volume.0);
+                    self.shards.keeper().close(volume);
                     Ok(Released::new())
                 }
                 RemovalStep::DevicePlace => {

@@ -1,0 +1,356 @@
+//! Where the cache's memory lies, and what earlier servers left there (`--cache-file`).
+//!
+//! ```text
+//!   auto  service manager with a descriptor store (FDSTORE)  --> memfd, kept there
+//!         RUNTIME_DIRECTORY, XDG_RUNTIME_DIR                 --> DIR/headworks-cache, then headworks-cache.1, ..
+//!         neither                                            --> anonymous memory
+//!   PATH  in a directory on tmpfs or hugetlbfs               --> PATH, then PATH.1, ..
+//!   off                                                      --> anonymous memory
+//! ```
+//!
+//! A running server locks its file, so a file that can be locked was left by a dead one. Its data go to the images that this
+//! server opens (`Leftovers`); then it is removed. The file of this server goes at a clean stop.
+
+use std::ffi::{CStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use headworks_core::ConfigError;
+use headworks_server::{CacheFile, Leftovers};
+use sd_notify::NotifyState;
+
+/// Names of files and of passed descriptors start with this.
+pub(super) const NAME: &str = "headworks-cache";
+/// Most files of one name: that many servers may share a runtime directory.
+const FILES_MAX: u32 = 1000;
+
+/// File systems whose files are memory.
+const MEMORY: [libc::c_long; 3] = [0x0102_1994, 0x9584_58f6_u32 as libc::c_long, 0x8584_58f6_u32 as libc::c_long];
+
+/// The place that the options and the environment choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// Memory of the process.
+    Anonymous,
+    /// Files of this name.
+    Files { path: PathBuf, required: bool },
+    /// The service manager's descriptor store.
+    Store,
+}
+
+/// The file of this server.
+struct OwnFile {
+    file: Arc<File>,
+    path: Option<PathBuf>,
+    name: String,
+}
+
+/// The cache's memory of this server, and the files of earlier ones.
+pub(super) struct CacheStore {
+    place: Place,
+    own: Option<OwnFile>,
+    pub leftovers: Leftovers,
+    /// Messages for the user.
+    pub notes: Vec<String>,
+}
+
+fn wrong(message: impl Into<String>) -> ConfigError {
+    ConfigError::new("cache-file", message.into())
+}
+
+impl CacheStore {
+    /// Chooses the place, and takes in what earlier servers left there and with the service manager.
+    pub(super) fn find(
+        option: &str,
+        passed: Vec<(OwnedFd, String)>,
+    ) -> Result<Self, ConfigError> {
+        let place = choose(option, |name| std::env::var_os(name).filter(|word| !word.is_empty()))?;
+        let mut store =
+            Self { place, own: None, leftovers: Leftovers::default(), notes: Vec::new() };
+        for (fd, name) in passed {
+            let shown = format!("the descriptor {name} in the service manager's store");
+            let forgotten = name.clone();
+            let remove = move || forget_descriptor(&forgotten);
+            store.leftovers.add(File::from(fd), &shown, remove)?;
+        }
+        if let Place::Files { path, required } = store.place.clone() {
+            for path in candidates(&path) {
+                match store.take_in(&path) {
+                    Err(error) if required => return Err(error),
+                    Err(error) => store.notes.push(error.to_string()),
+                    Ok(()) => {}
+                }
+            }
+        }
+        Ok(store)
+    }
+
+    /// Takes in a file that no running server has.
+    fn take_in(&self, path: &Path) -> Result<(), ConfigError> {
+        let opened = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(path);
+        let cannot = |error: io::Error| wrong(format!("cannot open {}: {error}", path.display()));
+        let file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            opened => opened.map_err(cannot)?,
+        };
+        let metadata = file.metadata().map_err(cannot)?;
+        // SAFETY: asks for a number.
+        let own = unsafe { libc::geteuid() };
+        if !metadata.is_file() || metadata.uid() != own {
+            let message = format!("{} is no file of this user; it is left alone", path.display());
+            return Err(wrong(message));
+        }
+        if !lock(&file).map_err(cannot)? {
+            return Ok(());
+        }
+        let (shown, gone) = (path.display().to_string(), path.to_owned());
+        self.leftovers.add(file, &shown, move || remove_file(&gone))
+    }
+
+    /// Removes what nobody needs any more, once the images are open, and makes the file of this server.
+    pub(super) fn create(&mut self) -> Result<Option<CacheFile>, ConfigError> {
+        self.notes.extend(self.leftovers.remove_empty());
+        let required = matches!(self.place, Place::Files { required: true, .. });
+        let made = match self.place.clone() {
+            Place::Anonymous => return Ok(None),
+            Place::Files { path, .. } => create_file(&path).map_err(|error| {
+                wrong(format!("cannot make {}: {error}", path.display()))
+            }),
+            Place::Store => store_memfd()
+                .map_err(|error| wrong(format!("cannot store a descriptor: {error}"))),
+        };
+        match made {
+            Ok(own) => {
+                let (file, name) = (Arc::clone(&own.file), own.name.clone());
+                self.own = Some(own);
+                Ok(Some(CacheFile { file, name, required }))
+            }
+            Err(error) if required => Err(error),
+            Err(error) => {
+                self.notes.push(error.to_string());
+                Ok(None)
+            }
+        }
+    }
+
+    /// Where the dirty data of this server are kept, in words.
+    pub(super) fn shown(&self) -> Option<&str> {
+        self.own.as_ref().map(|own| own.name.as_str())
+    }
+
+    /// The file of this server, which `--user` is to own.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.own.as_ref()?.path.as_deref()
+    }
+
+    /// Removes the file of this server: nothing in it is dirty.
+    pub(super) fn remove(&self) {
+        let Some(own) = &self.own else { return };
+        match &own.path {
+            Some(path) => {
+                if std::fs::remove_file(path).is_err() {
+                    // Where that is not allowed any more: an empty file is none.
+                    let _ = own.file.set_len(0);
+                }
+            }
+            None => forget_descriptor(&descriptor_name()),
+        }
+    }
+}
+
+fn choose(
+    option: &str,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Result<Place, ConfigError> {
+    match option {
+        "off" | "none" => return Ok(Place::Anonymous),
+        "auto" => {}
+        "" => return Err(wrong("is empty; give a path on tmpfs, auto or off")),
+        path => {
+            let path = std::path::absolute(path).map_err(|error| wrong(error.to_string()))?;
+            return Ok(Place::Files { path, required: true });
+        }
+    }
+    let has_manager = variable("NOTIFY_SOCKET").is_some();
+    let stores = |word: OsString| word.to_str().and_then(|word| word.parse::<u32>().ok());
+    if has_manager && variable("FDSTORE").and_then(stores).is_some_and(|most| most > 0) {
+        return Ok(Place::Store);
+    }
+    for name in ["RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"] {
+        // A unit may have several, with colons between.
+        let Some(word) = variable(name) else { continue };
+        let first = word.to_str().and_then(|word| word.split(':').next()).map(PathBuf::from);
+        let directory = first.filter(|path| path.is_absolute() && is_memory(path));
+        if let Some(directory) = directory {
+            return Ok(Place::Files { path: directory.join(NAME), required: false });
+        }
+    }
+    Ok(if has_manager { Place::Store } else { Place::Anonymous })
+}
+
+/// Whether what is made in a directory is in memory.
+fn is_memory(directory: &Path) -> bool {
+    let Ok(file) = File::open(directory) else { return false };
+    // SAFETY: a struct of integers, which the kernel fills in.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `found` lives through the call.
+    let failed = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0;
+    !failed && MEMORY.contains(&(found.f_type as libc::c_long))
+}
+
+/// The names that files of servers may have, in order.
+fn candidates(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let with = |number: u32| match number {
+        0 => path.to_owned(),
+        number => {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!(".{number}"));
+            PathBuf::from(name)
+        }
+    };
+    // Names are used from the first on, but an earlier one may have gone.
+    let listed = path.parent().and_then(|parent| std::fs::read_dir(parent).ok());
+    let there: Vec<OsString> =
+        listed.into_iter().flatten().flatten().map(|entry| entry.file_name()).collect();
+    let is_there = move |path: &PathBuf| {
+        path.file_name().is_some_and(|name| there.iter().any(|other| other == name))
+    };
+    (0..FILES_MAX).map(with).filter(is_there).collect::<Vec<_>>().into_iter()
+}
+
+/// Locks a file; false if another open file has the lock.
+fn lock(file: &File) -> io::Result<bool> {
+    // SAFETY: a call on an open descriptor.
+    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
+        0 => Ok(true),
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            error => Err(error),
+        },
+    }
+}
+
+fn create_file(path: &Path) -> io::Result<OwnFile> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    if !is_memory(parent) {
+        let message = "its directory is not on tmpfs or hugetlbfs, so every write would go to a disk; give a path in memory, as in /dev/shm/NAME, or off";
+        return Err(io::Error::other(message));
+    }
+    for number in 0..FILES_MAX {
+        let mut name = path.as_os_str().to_owned();
+        if number > 0 {
+            name.push(format!(".{number}"));
+        }
+        let mut options = File::options();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        match options.open(&name) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => {
+                let (file, path) = (made?, PathBuf::from(name));
+                lock(&file)?;
+                let name = path.display().to_string();
+                return Ok(OwnFile { file: Arc::new(file), path: Some(path), name });
+            }
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, "too many servers use this name"))
+}
+
+/// The name of this process's descriptor in the store.
+fn descriptor_name() -> String {
+    format!("{NAME}-{}", std::process::id())
+}
+
+/// Makes a memfd and has the service manager keep it.
+fn store_memfd() -> io::Result<OwnFile> {
+    const TITLE: &CStr = c"headworks-cache";
+    // SAFETY: makes a new descriptor.
+    let fd = unsafe { libc::memfd_create(TITLE.as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is new, and ours alone.
+    let file = unsafe { File::from_raw_fd(fd) };
+    let name = descriptor_name();
+    let state = [NotifyState::FdStore, NotifyState::FdName(&name)];
+    sd_notify::notify_with_fds(&state, &[file.as_fd()])?;
+    let shown = format!("the service manager's descriptor store ({name})");
+    Ok(OwnFile { file: Arc::new(file), path: None, name: shown })
+}
+
+fn forget_descriptor(name: &str) {
+    // A manager that is gone keeps nothing.
+    let _ = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
+}
+
+fn remove_file(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!("cannot remove {}: {error}; nothing in it is needed", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(option: &str, variables: &[(&str, &str)]) -> Result<Place, String> {
+        let variable = |name: &str| {
+            let found = variables.iter().find(|(other, _)| *other == name);
+            found.map(|(_, value)| OsString::from(value))
+        };
+        choose(option, variable).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn place_is_chosen_by_option_and_environment() {
+        let files = |path: &str, required| Ok(Place::Files { path: path.into(), required });
+        assert_eq!(chosen("off", &[("FDSTORE", "1"), ("NOTIFY_SOCKET", "/n")]), Ok(Place::Anonymous));
+        assert_eq!(chosen("/dev/shm/x", &[]), files("/dev/shm/x", true));
+        assert_eq!(chosen("auto", &[]), Ok(Place::Anonymous));
+        let store = [("NOTIFY_SOCKET", "/n"), ("FDSTORE", "2"), ("XDG_RUNTIME_DIR", "/dev/shm")];
+        assert_eq!(chosen("auto", &store), Ok(Place::Store));
+        let none = [("NOTIFY_SOCKET", "/n"), ("FDSTORE", "0"), ("XDG_RUNTIME_DIR", "/dev/shm")];
+        assert_eq!(chosen("auto", &none), files("/dev/shm/headworks-cache", false));
+        let two = [("RUNTIME_DIRECTORY", "/dev/shm:/tmp"), ("XDG_RUNTIME_DIR", "/run")];
+        assert_eq!(chosen("auto", &two), files("/dev/shm/headworks-cache", false));
+        let disk = [("XDG_RUNTIME_DIR", "/proc")];
+        assert_eq!(chosen("auto", &disk), Ok(Place::Anonymous), "not in memory");
+        assert_eq!(chosen("auto", &[("NOTIFY_SOCKET", "/n")]), Ok(Place::Store));
+        assert!(chosen("", &[]).unwrap_err().contains("give a path on tmpfs, auto or off"));
+    }
+
+    #[test]
+    fn files_of_running_servers_are_left_alone() {
+        let directory = Path::new("/dev/shm").join(format!("hw-cache-{}", std::process::id()));
+        if !is_memory(Path::new("/dev/shm")) || std::fs::create_dir(&directory).is_err() {
+            return;
+        }
+        let path = directory.join("cache");
+        let option = path.to_str().unwrap().to_owned();
+        let mut first = CacheStore::find(&option, Vec::new()).unwrap();
+        assert!(first.create().unwrap().is_some());
+        let mut second = CacheStore::find(&option, Vec::new()).unwrap();
+        second.create().unwrap();
+        assert_eq!(second.path(), Some(&*directory.join("cache.1")));
+        // The first one dies before its memory is complete: nothing is in it.
+        drop(first);
+        let third = CacheStore::find(&option, Vec::new()).unwrap();
+        assert!(!path.exists() && directory.join("cache.1").exists());
+        second.remove();
+        drop((second, third));
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+        std::fs::remove_dir(&directory).unwrap();
+        let refused = CacheStore::find("/proc/x", Vec::new()).unwrap().create().err().unwrap();
+        assert!(refused.to_string().contains("not on tmpfs or hugetlbfs"), "{refused}");
+    }
+}

@@ -1,0 +1,138 @@
+//! What a server leaves for the next one: memory with its dirty data, and a mark beside every image that may have some.
+//!
+//! Invariants: a volume's row is stored, and its mark is durable, before the volume is served; the mark goes when the volume was
+//! written out and closed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use headworks::Identity;
+use headworks::cache_memory::{CacheMemory, VolumeRow};
+use headworks_core::{VolumeId, VolumeOptions, WriteMode};
+
+use crate::assemble::image::VolumeOrigin;
+use crate::leftovers::Leftovers;
+use crate::marker::{Marker, Unclean};
+use crate::spec::BaseDevice;
+
+/// The memory and the marks of a running server.
+#[derive(Debug, Default)]
+pub(crate) struct Keeper {
+    memory: Option<Arc<CacheMemory>>,
+    leftovers: Leftovers,
+    marks: Mutex<BTreeMap<u16, Marker>>,
+}
+
+impl Keeper {
+    /// A keeper of this memory; without memory dirty data die with the process.
+    pub fn new(memory: Option<Arc<CacheMemory>>, leftovers: Leftovers) -> Self {
+        Self { memory, leftovers, marks: Mutex::default() }
+    }
+
+    /// What earlier servers left.
+    pub fn leftovers(&self) -> &Leftovers {
+        &self.leftovers
+    }
+
+    /// The memory that outlives the process, if there is such.
+    pub fn memory(&self) -> Option<&Arc<CacheMemory>> {
+        self.memory.as_ref()
+    }
+
+    /// Prepares for dirty data of a volume that is about to be served; returns a sentence if its image cannot be marked.
+    pub fn open(
+        &self,
+        volume: VolumeId,
+        origin: &VolumeOrigin,
+        options: &VolumeOptions,
+    ) -> Option<String> {
+        let holds_dirty = matches!(options.mode, WriteMode::Writeback | WriteMode::Unsafe);
+        let (BaseDevice::File { path, .. }, Some(identity)) = (&origin.spec.base, origin.identity)
+        else {
+            return None;
+        };
+        if options.read_only || options.mode == WriteMode::None {
+            return None;
+        }
+        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+        if let Some(memory) = &self.memory {
+            let size = options.size;
+            let row = VolumeRow { identity, path: absolute.clone(), size, suspect: false };
+            memory.set_row(volume, &row);
+        }
+        holds_dirty.then(|| self.mark(volume, path, &absolute, identity)).flatten()
+    }
+
+    fn mark(
+        &self,
+        volume: VolumeId,
+        shown: &Path,
+        path: &PathBuf,
+        identity: Identity,
+    ) -> Option<String> {
+        let shown = shown.display();
+        let cannot = |why: &str| {
+            Some(format!(
+                "{shown} cannot be marked as in use ({why}): after a power failure the next start cannot tell whether it lost writes"
+            ))
+        };
+        if identity.inode == 0 {
+            return cannot("it is a block device");
+        }
+        let marker = Marker::of(path);
+        if let Err(error) = marker.make() {
+            return cannot(&error.to_string());
+        }
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.0, marker);
+        None
+    }
+
+    /// Notes that a volume was written out and closed.
+    pub fn close(&self, volume: VolumeId) {
+        let mark = self.marks.lock().unwrap_or_else(PoisonError::into_inner).remove(&volume.0);
+        remove(mark);
+    }
+
+    /// Notes that every volume was written out and closed.
+    pub fn close_all(&self) {
+        let marks = std::mem::take(&mut *self.marks.lock().unwrap_or_else(PoisonError::into_inner));
+        remove(marks.into_values());
+    }
+
+    /// Notes whether a device flush of a volume failed and was not acknowledged.
+    pub fn set_suspect(&self, volume: VolumeId, suspect: bool) {
+        if let Some(memory) = &self.memory {
+            memory.set_suspect(volume, suspect);
+        }
+    }
+}
+
+fn remove(marks: impl IntoIterator<Item = Marker>) {
+    for mark in marks {
+        if let Err(error) = mark.remove() {
+            tracing::warn!(
+                "cannot remove the mark of an image that is written out: {error}; the next start will warn of lost writes"
+            );
+        }
+    }
+}
+
+/// A sentence about an image whose last server did not stop cleanly and left no memory.
+pub(crate) fn unclean_note(path: &Path, unclean: Unclean, refuses: bool) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let ago = now.saturating_sub(unclean.since);
+    let how = match unclean.same_boot {
+        true => "was killed, and its memory is gone",
+        false => "went down with its host",
+    };
+    let then = match refuses {
+        true => "flushes fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --confirm)",
+        false => "a client that has survived is not told (on-unclean=refuse-flush tells it)",
+    };
+    format!(
+        "{}: the last server, started {ago} s ago, {how}: acknowledged writes that were not flushed may be lost; {then}",
+        path.display()
+    )
+}
