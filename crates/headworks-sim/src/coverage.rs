@@ -142,6 +142,15 @@ points! {
     CutWriting = "cache: power cut during write-out",
     CutSync = "cache: power cut during a flush with write-out",
     PowerCut = "power cut",
+    ProcessDeath = "process death",
+    DeathDirty = "process death with dirty blocks",
+    DeathHeld = "process death with held blocks",
+    DeathShadow = "process death with a shadow",
+    DeathWriting = "process death during write-out",
+    DeathInCopy = "process death within a copy to a clean block",
+    DeathInOverwrite = "process death within a copy to a dirty block",
+    DeathInMove = "process death within the move of a shadow",
+    DeathBeforeEntry = "process death before an entry of the dirty table",
     PowerCutTorn = "power cut with commands in the device",
     ShardsOne = "world: one shard",
     ShardsTwo = "world: two shards",
@@ -152,6 +161,12 @@ points! {
 }
 
 impl Point {
+    /// Whether only worlds with process deaths can pass the point.
+    #[must_use]
+    pub fn is_of_death(self) -> bool {
+        self.name().starts_with("process death")
+    }
+
     /// The points that a long run with this number of shards, or with any number, must pass.
     pub fn asked(shards: Option<u16>) -> impl Iterator<Item = &'static Self> {
         let fits = move |point: &&Self| match shards {

@@ -1,5 +1,6 @@
-//! Power-cut runs: every world has caches, and every round ends with a power cut, under load or
-//! after a flush.
+//! Power cuts and process deaths: every world has caches, and every round ends with one of them, under
+//! load or after all bios. Each seed gives a world of power cuts, and a world whose process dies with its
+//! memory kept.
 //!
 //! Scenario `n` of seed `s` is the scenario of seed `s + n`, so one seed reproduces a failure. In
 //! one of [`LYING_EVERY`] worlds a device acknowledges flushes without performing them; lost data
@@ -42,6 +43,8 @@ pub struct CrashRun {
     pub scenarios: u64,
     /// Power cuts so far.
     pub cuts: u64,
+    /// Process deaths so far.
+    pub deaths: u64,
     /// Bios answered so far.
     pub bios: u64,
     /// State found after cuts, by number of shards as in [`SHARDS`] and by write mode.
@@ -60,7 +63,7 @@ impl CrashRun {
         Self { seed, shards, ..Self::default() }
     }
 
-    /// Runs the next scenario.
+    /// Runs the next two scenarios of one seed: one with power cuts, one with process deaths.
     ///
     /// # Errors
     /// The violation; [`CrashRun::seed`] still names the scenario.
@@ -86,6 +89,11 @@ impl CrashRun {
             }
             Err(failure) => return Err(failure),
         }
+        let outcome = world::run(Scenario::draw_death(self.seed, self.shards))?;
+        self.hash.add(outcome.hash);
+        self.bios += outcome.bios;
+        self.deaths += outcome.deaths;
+        self.coverage.merge(&outcome.coverage);
         self.scenarios += 1;
         self.seed = self.seed.wrapping_add(1);
         Ok(())

@@ -182,6 +182,12 @@ impl Environment {
         self.broken.get_or_insert(violation);
     }
 
+    /// As [`Environment::cut`] after the death of the process: everything acknowledged is to be there.
+    pub fn die(&mut self) {
+        self.oracle.die();
+        self.cut();
+    }
+
     /// Forgets messages, timers and bios after a power cut.
     pub fn cut(&mut self) {
         self.events.clear();

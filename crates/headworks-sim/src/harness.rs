@@ -382,6 +382,7 @@ impl<C: Choices> Harness<C> {
                 Action::Reply { id, status, hole, stage, .. } => {
                     self.on_reply(id, status, hole, stage);
                 }
+                Action::SetDirty { .. } => {}
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Notice(notice) => self.on_notice(notice),
                 Action::Send { .. } => panic!("there is one shard"),

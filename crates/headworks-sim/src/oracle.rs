@@ -30,6 +30,7 @@
 //!
 //! Time is a tick that counts submissions and answers, so two events never have the same time.
 
+use headworks_core::cache::folio::BLOCK;
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, BioId, Op, ReplyStage, Status, VolumeId, WriteMode};
 
@@ -50,6 +51,11 @@ const DEAD: u64 = u64::MAX;
 const ANY: u64 = u64::MAX - 1;
 /// Lists longer than this are searched for permanently superseded entries.
 const LIST_LONG: usize = 6;
+
+/// The rule that lost acknowledged data violate after the death of the process.
+pub const DEATH_RULE: &str = "acknowledged data survive the death of the process";
+/// The rule that a block with parts of two versions violates after the death of the process.
+pub const MIXED_RULE: &str = "a block that was being written is old or new";
 
 /// The rule that lost flushed data violate.
 pub const CUT_RULE: &str = "flushed data survive a power cut";
@@ -114,6 +120,8 @@ struct WriteRecord {
     outcome: Outcome,
     fua: bool,
     discards: bool,
+    /// Its blocks pass through frames of the cache.
+    by_frames: bool,
     volume: u16,
     /// Entries that refer to it, plus one while the bio is in flight.
     uses: u32,
@@ -142,6 +150,17 @@ impl Entry {
     fn placed_for(&self, start: u64) -> u64 {
         if self.placed < start { self.placed } else { self.submitted }
     }
+}
+
+/// The part of a block that a write covered, in flight at the death of the process: old or new.
+#[derive(Clone, Debug)]
+struct TornPart {
+    version: u64,
+    /// The block, and the cells of it.
+    block: (usize, u64),
+    cells: std::ops::Range<usize>,
+    /// Versions of each cell that may lie over the write: submitted or ended after its submission.
+    over: Vec<Vec<u64>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -230,6 +249,10 @@ pub struct Oracle {
     version: u64,
     /// Reads examine and settle what survived a power cut.
     recovering: bool,
+    /// The cut was the death of the process: memory was kept.
+    died: bool,
+    /// Parts of blocks that writes in flight covered at the death of the process.
+    torn: Vec<TornPart>,
     /// Counts after power cuts, by write mode.
     survived: [CutReport; WriteMode::ALL.len()],
 }
@@ -260,6 +283,8 @@ impl Oracle {
             tick: 1,
             version: 0,
             recovering: false,
+            died: false,
+            torn: Vec::new(),
             survived: [CutReport::default(); WriteMode::ALL.len()],
         }
     }
@@ -371,15 +396,77 @@ impl Oracle {
         self.recovering = true;
     }
 
-    /// Ends the recovery after a power cut: every sector was read.
-    pub fn recovered(&mut self) {
-        if !std::mem::take(&mut self.recovering) {
-            return;
+    /// Records the death of the process; call [`Oracle::cut`] next.
+    pub fn die(&mut self) {
+        self.died = true;
+        self.torn.clear();
+        for cell in 0..self.cells.len() {
+            let mut found: Vec<(u64, u64)> = Vec::new();
+            for (entry, write) in self.list(cell) {
+                if write.by_frames && write.settled == NEVER {
+                    found.push((write.version, entry.submitted));
+                }
+            }
+            for (version, submitted) in found {
+                let over = self.list(cell).filter(|(_, write)| write.ended >= submitted);
+                let over = over.map(|(_, write)| write.version).collect();
+                let block = self.block_of(cell);
+                let last = self.torn.iter_mut().rev().find(|part| part.version == version);
+                match last.filter(|part| part.cells.end == cell && part.block == block) {
+                    Some(part) => {
+                        part.cells.end += 1;
+                        part.over.push(over);
+                    }
+                    None => {
+                        let (cells, over) = (cell..cell + 1, vec![over]);
+                        self.torn.push(TornPart { version, block, cells, over });
+                    }
+                }
+            }
         }
+    }
+
+    /// The volume and block of a cell.
+    fn block_of(&self, cell: usize) -> (usize, u64) {
+        let next = self.volumes.partition_point(|volume| volume.first_cell <= cell);
+        let (sector, _, _) = self.volumes[next - 1].place(cell);
+        (next - 1, sector * SECTOR as u64 / u64::from(BLOCK))
+    }
+
+    /// Checks that every block that was being written is old or new.
+    fn check_torn(&mut self) -> Result<(), Violation> {
+        for TornPart { version, block: (volume, block), cells, over } in std::mem::take(&mut self.torn) {
+            let found: Vec<u64> = cells.clone().map(|cell| self.cells[cell].base).collect();
+            let is_new = |(at, base): (usize, &u64)| *base == version || over[at].contains(base);
+            let has_it = found.contains(&version);
+            if has_it && !found.iter().enumerate().all(is_new) {
+                return Err(Violation {
+                    rule: MIXED_RULE,
+                    detail: format!("of version {version}, block {block} of volume {volume} has {found:?}"),
+                    place: Some((volume as u16, block * u64::from(BLOCK))),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the recovery after a power cut: every sector was read.
+    ///
+    /// # Errors
+    /// A block with parts of two versions.
+    pub fn recovered(&mut self) -> Result<(), Violation> {
+        if !std::mem::take(&mut self.recovering) {
+            return Ok(());
+        }
+        let mixed = match std::mem::take(&mut self.died) {
+            true => self.check_torn(),
+            false => Ok(()),
+        };
         self.writes.clear();
         self.free_writes.clear();
         self.entries.clear();
         self.free_entry = NIL;
+        mixed
     }
 
     /// Counts after power cuts, by write mode.
@@ -418,6 +505,9 @@ impl Oracle {
             outcome: Outcome::Pending,
             fua: bio.flags.contains(BioFlags::FUA),
             discards: bio.op == Op::Discard,
+            by_frames: bio.op == Op::Write
+                && !bio.flags.contains(BioFlags::DIRECT)
+                && self.volumes[usize::from(bio.id.volume.0)].mode != WriteMode::None,
             volume: bio.id.volume.0,
             uses: 1,
         };
@@ -624,7 +714,11 @@ impl Oracle {
                 // possible.
                 let old = self.recovering && len < SECTOR && found == SectorContent::Garbage;
                 return Err(Violation {
-                    rule: if old { CUT_RULE } else { "a read returns what was written there" },
+                    rule: if old && self.died {
+                        DEATH_RULE
+                    } else if old {
+                        CUT_RULE
+                    } else { "a read returns what was written there" },
                     detail: format!(
                         "{found:?} was read, but never written; {}",
                         self.describe(cell)
@@ -638,6 +732,7 @@ impl Oracle {
             };
             if !fits {
                 let rule = match self.recovering {
+                    true if self.died => DEATH_RULE,
                     true => CUT_RULE,
                     false => "a completed write is seen by every later read",
                 };
@@ -715,10 +810,13 @@ impl Oracle {
 
     /// Whether `version` may have survived; the cell holds it from now on.
     fn settle_survivor(&mut self, cell: usize, version: u64) -> bool {
-        let line = self.last_superseding(cell, true, 0);
+        let line = match self.died {
+            true => self.last_superseding(cell, false, NEVER),
+            false => self.last_superseding(cell, true, 0),
+        };
         let base = self.cells[cell].base;
         let is_base = base == version || base == ANY;
-        let fits = self.may_leave_any(cell)
+        let fits = self.may_leave_any(cell) && !self.died
             || is_base && line == 0
             || self
                 .list(cell)

@@ -47,6 +47,10 @@ pub enum WorldDefect {
     ReusesBuffers,
     /// Some tag grants between shards are dropped.
     LosesGrants,
+    /// Entries of the dirty table are stored after the replies of their turn.
+    EntriesLate,
+    /// Copies have no redo record.
+    TornCopies,
 }
 
 /// Number of devices and volumes that are absent at the start.
@@ -90,6 +94,8 @@ pub struct Scenario {
     pub message_delay_ns: u64,
     /// Number of turns until the power cut, if there is one.
     pub cut_after: Option<u64>,
+    /// The process dies, with its memory kept, where other worlds have power cuts.
+    pub deaths: bool,
     /// Number of tunable changes in a round.
     pub option_changes: u32,
     /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
@@ -129,6 +135,19 @@ impl Scenario {
             scenario.devices[0].defect = DiskDefect::SkipsFlush;
             scenario.devices[0].config.queue.write_cache = true;
         }
+        scenario
+    }
+
+    /// Draws the scenario of `seed` with caches and process deaths; in some of them volumes come, go and are resized.
+    #[must_use]
+    pub fn draw_death(seed: u64, shards: Option<u16>) -> Self {
+        let mut prng = Prng::new(seed).split("death");
+        let changes = draw_hotplug_changes(&mut prng);
+        let mut scenario = Self::draw_with(seed, shards, true, changes);
+        scenario.rounds = prng.between(3, 8) as u32;
+        scenario.cut_after = Some(prng.between(1 << 6, 1 << 14));
+        scenario.cache.dirty_table = true;
+        scenario.deaths = true;
         scenario
     }
 
@@ -197,6 +216,7 @@ impl Scenario {
             turn_max: [1, 4, 16, 64, 256][world.below(5) as usize],
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
             cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
+            deaths: false,
             option_changes: root.split("switches").below(12) as u32,
             hotplug_changes,
             rounds,

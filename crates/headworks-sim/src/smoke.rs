@@ -66,6 +66,7 @@ impl SmokeRun {
         if self.scenarios < COVERED_AFTER {
             return Vec::new();
         }
-        self.coverage.missed(Point::asked(self.shards))
+        let asked = Point::asked(self.shards).filter(|point| !point.is_of_death());
+        self.coverage.missed(asked)
     }
 }

@@ -13,6 +13,7 @@
 //! time does not go back, and every input others_pending from an event, a disk or a timer.
 
 use headworks::Device;
+use headworks::cache_memory::DirtyLog;
 use headworks::driver::Executor;
 use headworks_core::cache::CacheStats;
 use headworks_core::prng::Prng;
@@ -33,6 +34,7 @@ use crate::scenario::{Scenario, WorldDefect};
 use crate::sector_pattern::SECTOR;
 use crate::workload::{AccessPattern, Job, JobOptions};
 
+mod death;
 mod hotplug;
 mod sizes;
 
@@ -74,6 +76,9 @@ pub struct World {
     turns: u64,
     turns_max: u64,
     cuts: u64,
+    deaths: u64,
+    /// Draws what happens at process deaths.
+    death: Prng,
     /// Timers that still fire once no bio is outstanding.
     idle_left: u32,
 }
@@ -97,6 +102,8 @@ pub struct Outcome {
     pub lies: u64,
     /// Number of power cuts.
     pub cuts: u64,
+    /// Number of process deaths.
+    pub deaths: u64,
     /// State found after the cuts, by write mode.
     pub survived: [CutReport; WriteMode::ALL.len()],
 }
@@ -171,6 +178,8 @@ impl World {
             turns: 0,
             turns_max: 0,
             cuts: 0,
+            deaths: 0,
+            death: root.split("deaths"),
             idle_left: 0,
         }
     }
@@ -204,6 +213,7 @@ impl World {
         match stop {
             Stop::Broken => return,
             Stop::Idle => self.check_idle(),
+            Stop::Cut if self.env.scenario.deaths => self.die(),
             Stop::Cut => self.cut(),
         }
         if self.env.broken.is_some() || !self.env.scenario.checked {
@@ -212,7 +222,11 @@ impl World {
         self.set_faulty(false);
         self.verify();
         // The contents of memory were verified. Now flush, cut the power, and verify the disk.
-        if stop == Stop::Idle && self.env.scenario.cache.is_on() {
+        if stop == Stop::Idle && self.env.scenario.deaths {
+            // What was acknowledged and never flushed survives, too.
+            self.die();
+            self.verify();
+        } else if stop == Stop::Idle && self.env.scenario.cache.is_on() {
             self.flush_all();
             if self.env.broken.is_none() {
                 self.cut();
@@ -276,7 +290,9 @@ impl World {
                 return;
             }
         }
-        self.env.oracle.recovered();
+        if let Err(violation) = self.env.oracle.recovered() {
+            self.env.fail(violation);
+        }
         self.check_idle();
     }
 
@@ -581,6 +597,7 @@ impl World {
                 unknown_completions: self.env.unknown_completions,
                 lies,
                 cuts: self.cuts,
+                deaths: self.deaths,
                 survived: self.env.oracle.survived(),
             }),
         }
@@ -807,9 +824,13 @@ fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> V
         let mut core = Shard::new(scenario.shard_config(id))
             .expect("scenarios are drawn within the options' ranges");
         prepare(&mut core, scenario, id);
+        let mut executor = Executor::new(devices);
+        if scenario.cache.dirty_table {
+            executor.set_log(DirtyLog::anonymous(scenario.cache.units));
+        }
         SimShard {
             core,
-            executor: Executor::new(devices),
+            executor,
             inbox: Vec::with_capacity(1024),
             turn: Vec::with_capacity(1024),
         }

@@ -71,6 +71,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         turn_max: 16,
         message_delay_ns: 5_000,
         cut_after: None,
+        deaths: false,
         option_changes: 0,
         hotplug_changes: 0,
         rounds: 1,

@@ -250,17 +250,20 @@ fn run_crash(options: CrashArgs) -> i32 {
         SEED.store(crash.seed, Ordering::Relaxed);
         if told.elapsed() >= Duration::from_secs(5) {
             told = Instant::now();
-            let (done, hash) = (crash.cuts, crash.hash());
-            eprintln!("{done:>8} power cuts in {} scenarios  hash {hash:016x}", crash.scenarios);
+            let (done, deaths, hash) = (crash.cuts, crash.deaths, crash.hash());
+            eprintln!(
+                "{done:>8} power cuts, {deaths} process deaths in {} scenarios  hash {hash:016x}",
+                crash.scenarios
+            );
         }
         match minutes {
             Some(minutes) => start.elapsed() < Duration::from_secs(60 * minutes),
-            None => crash.cuts < cuts,
+            None => crash.cuts < cuts || crash.deaths < cuts,
         }
     });
     match done {
         Ok(crash) => {
-            let wanted = if minutes.is_some() { crash.cuts } else { cuts };
+            let wanted = if minutes.is_some() { crash.cuts.min(crash.deaths) } else { cuts };
             let report = crash::report(&crash, seed, wanted);
             print!("{}", if json { report.to_json() } else { report.to_text() });
             i32::from(!report.passes())

@@ -1,4 +1,5 @@
-//! `crash`: power cuts at random moments under load; the oracle checks every byte afterwards.
+//! `crash`: power cuts and process deaths at random moments under load; the oracle checks every byte
+//! afterwards.
 //!
 //! The simulation and its oracle are [`headworks_sim::crash`]; here a run becomes rows with raw
 //! counts, and verdicts: the run was as long as requested, passed every coverage point, detected
@@ -41,12 +42,12 @@ pub fn run(
     Ok(crash)
 }
 
-/// The report of a run that began at `seed` and was to make `cuts` cuts.
+/// The report of a run that began at `seed` and was to make `cuts` cuts, and as many process deaths.
 #[must_use]
 pub fn report(crash: &CrashRun, seed: u64, cuts: u64) -> Report {
     let rows = rows(crash, seed);
     Report {
-        title: "crash: power cuts at any moment under random load".into(),
+        title: "crash: power cuts and process deaths at any moment under random load".into(),
         notes: vec![
             "cells: sectors, or parts of them, read back after cuts; written: since the cut before"
                 .into(),
@@ -67,6 +68,7 @@ fn rows(crash: &CrashRun, seed: u64) -> Vec<Row> {
             .with("seed", seed)
             .with("scenarios", crash.scenarios)
             .with("cuts", crash.cuts)
+            .with("deaths", crash.deaths)
             .with("bios", crash.bios)
             .with("hash", format!("{:016x}", crash.hash())),
     ];
@@ -113,6 +115,7 @@ pub fn judge(rows: &[Row], cuts: u64) -> Vec<Verdict> {
     };
     let mut verdicts = vec![
         verdict("power cuts", sum("run", "cuts"), Some(Goal::AtLeast(cuts as f64))),
+        verdict("process deaths", sum("run", "deaths"), Some(Goal::AtLeast(cuts as f64))),
         verdict(NEVER, missed, whole.then_some(Goal::Exactly(0.0))),
         verdict(FOUND, sum("lying devices", "found"), whole.then_some(Goal::AtLeast(1.0))),
     ];

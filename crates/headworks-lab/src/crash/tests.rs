@@ -4,7 +4,7 @@ use super::*;
 
 fn few() -> CrashRun {
     let options = CrashOptions { seed: 1, shards: None };
-    run(options, |crash| crash.cuts < 12).unwrap()
+    run(options, |crash| crash.cuts < 12 || crash.deaths < 12).unwrap()
 }
 
 #[test]
@@ -13,7 +13,7 @@ fn a_short_run_is_asked_for_its_cuts_only() {
     let report = report(&crash, 1, 12);
     assert!(report.is_met(), "{}", report.to_text());
     let cells: u64 = report.rows[1..].iter().take(12).map(|row| row.int("cells")).sum();
-    assert!(cells > 1_000 && crash.cuts >= 12);
+    assert!(cells > 1_000 && crash.cuts >= 12 && crash.deaths >= 12);
 }
 
 #[test]
@@ -28,7 +28,9 @@ fn verdicts_come_from_the_rows_only() {
     let changes = |row: &Row| row.word("point").starts_with("hot-plug:");
     assert!(read.iter().filter(asked).count() > 50 && !read.iter().filter(asked).any(changes));
     let full = |row: &Row| match &row.table[..] {
-        "run" => row.clone().replaced("cuts", COVERED_AFTER),
+        "run" => {
+            row.clone().replaced("cuts", COVERED_AFTER).replaced("deaths", COVERED_AFTER)
+        }
         "points" => row.clone().replaced("times", 1),
         "lying devices" => row.clone().replaced("found", 1),
         _ => row.clone().replaced("old", 1),
@@ -36,7 +38,7 @@ fn verdicts_come_from_the_rows_only() {
     let rows: Vec<Row> = read.iter().map(full).collect();
     let met = |rows: &[Row]| judge(rows, COVERED_AFTER).iter().all(Verdict::is_met);
     assert!(met(&rows));
-    for (table, name) in [("points", "times"), ("lying devices", "found"), ("run", "cuts")] {
+    for (table, name) in [("points", "times"), ("lying devices", "found"), ("run", "cuts"), ("run", "deaths")] {
         let mut wrong = rows.clone();
         let row = wrong.iter_mut().find(|row| row.table == table).unwrap();
         *row = row.clone().replaced(name, 0);

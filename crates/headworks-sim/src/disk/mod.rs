@@ -187,6 +187,8 @@ struct PendingCommand {
     may_be_hole: bool,
     /// The extent list has been written.
     status_written: bool,
+    /// Some of its bytes have moved.
+    moved: bool,
     in_use: bool,
 }
 
@@ -274,6 +276,59 @@ impl Disk {
         self.timing.reset(now);
         for store in self.files.iter_mut().flatten() {
             store.cut(&mut self.prng);
+        }
+    }
+
+    /// The process that drove the disk has died: of the commands that the kernel had, each is completed, or never began.
+    pub fn outlive(&mut self, now: Instant) {
+        let began = |pending: &PendingCommand, prng: &mut Prng| pending.in_use && prng.below(4) > 0;
+        let prng = &mut self.prng;
+        let lives: Vec<bool> = self.pending.iter().map(|pending| began(pending, prng)).collect();
+        while let Some(at) = self.events.next_at() {
+            let Some((_, step)) = self.events.pop_due(at) else { break };
+            match step {
+                DiskEvent::Piece { slot, first, end } if lives[slot as usize] || self.begun(slot) => {
+                    self.run_piece(slot, first, end);
+                }
+                DiskEvent::End { slot } if lives[slot as usize] || self.begun(slot) => {
+                    // No process is told.
+                    let _ = self.end(slot);
+                }
+                DiskEvent::Piece { .. } | DiskEvent::End { .. } | DiskEvent::Again { .. } => {}
+            }
+        }
+        self.pending.clear();
+        self.free.clear();
+        self.flushes_pending = 0;
+        self.timing.reset(now);
+        for store in self.files.iter_mut().flatten() {
+            store.cut_off();
+        }
+    }
+
+    /// Whether some bytes of a command have moved: the kernel then completes it.
+    fn begun(&self, slot: u32) -> bool {
+        self.pending[slot as usize].moved
+    }
+
+    /// Writes and syncs bytes that a dead process left; false if there is no such file.
+    pub fn restore(&mut self, volume: VolumeId, offset: u64, bytes: &[u8]) -> bool {
+        self.tick += 1;
+        let Some(Some(store)) = self.files.get_mut(usize::from(volume.0)) else {
+            return false;
+        };
+        // Whole sectors: the last one of a file may be partly behind its end.
+        let len = bytes.len() / SECTOR * SECTOR;
+        store.write(offset, len, || ReplacedVersion::Lost).copy_from_slice(&bytes[..len]);
+        store.complete(offset, len, self.tick);
+        true
+    }
+
+    /// Makes everything durable that the disk was given.
+    pub fn sync(&mut self) {
+        for store in self.files.iter_mut().flatten() {
+            let size = store.size() as usize;
+            store.persist(0, size);
         }
     }
 
@@ -391,6 +446,7 @@ impl Disk {
             transferred,
             may_be_hole: hole_ok && status.is_ok() && self.prng.below(2) == 0,
             status_written: false,
+            moved: false,
             in_use: true,
         };
         pending.spans.clear();
@@ -496,6 +552,7 @@ impl Disk {
 
     /// Moves the bytes `first..end` of a command.
     fn run_piece(&mut self, slot: u32, first: u32, end: u32) {
+        self.pending[slot as usize].moved = true;
         let pending = &self.pending[slot as usize];
         let command = pending.command;
         let (offset, len) = (command.offset + u64::from(first), (end - first) as usize);

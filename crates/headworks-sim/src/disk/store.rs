@@ -152,6 +152,12 @@ impl Store {
         self.durable[end..].fill(0);
     }
 
+    /// Drops what lies behind the end of the file.
+    pub fn cut_off(&mut self) {
+        let end = self.end as usize;
+        self.cache[end..].fill(0);
+    }
+
     /// Makes the dirty sectors durable for which `persists` is true.
     fn settle(&mut self, mut persists: impl FnMut(&Sector) -> bool) {
         let Self { cache, durable, sectors, dirty, .. } = self;

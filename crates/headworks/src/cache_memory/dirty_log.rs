@@ -88,8 +88,8 @@ impl DirtyLog {
     #[inline]
     pub fn begin_change(&self, to: *mut u8, from: *const u8, len: usize) {
         let redo = &self.redo();
-        redo[0].store(to.addr() as u64, Ordering::Relaxed);
-        redo[1].store(from.addr() as u64, Ordering::Relaxed);
+        redo[0].store(to.expose_provenance() as u64, Ordering::Relaxed);
+        redo[1].store(from.expose_provenance() as u64, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         redo[2].store(len as u64, Ordering::Release);
         // No byte changes before.

@@ -1,0 +1,171 @@
+//! The death of the process: between any two actions, or within one that takes several stores.
+//!
+//! ```text
+//!   a turn of a drawn shard: handle, the first k actions, a part of action k   (then nothing more runs)
+//!   disks: what the kernel had is completed, or never began                    (`Disk::outlive`)
+//!   recovery: redo the copy, read the dirty tables, write the blocks, sync
+//!   new shards, empty frames; every byte is read back: every acknowledged write is there, no block is mixed
+//! ```
+//!
+//! Frames, dirty tables and buffers are what the process leaves; everything else is new.
+
+use headworks::cache_memory::{DirtyLog, dirty_blocks};
+use headworks::driver::ActionSink;
+use headworks_core::cache::folio::BLOCK;
+use headworks_core::{Action, Actions, CopyDirection, DirtyEntry, ShardId, VolumeId};
+use std::sync::atomic::Ordering;
+
+use super::World;
+use crate::check::violation;
+use crate::coverage::Point;
+use crate::environment::{NoDisk, ShardPort};
+use crate::scenario::WorldDefect;
+
+impl World {
+    /// Ends the process, starts new shards, and gives the disks what was only in memory.
+    pub(super) fn die(&mut self) {
+        self.check_commands();
+        self.deaths += 1;
+        self.env.coverage.hit(Point::ProcessDeath);
+        self.last_turn();
+        for shard in &self.shards {
+            let stats = shard.core.cache_stats().unwrap_or_default();
+            self.env.coverage.add(Point::DeathHeld, (stats.held > 0).into());
+            let dirty = shard.core.dirty_stats().is_some_and(|stats| stats.nr_dirty > 0);
+            self.env.coverage.add(Point::DeathDirty, dirty.into());
+        }
+        self.env.coverage.add(Point::DeathWriting, (self.env.frames.writing() > 0).into());
+        self.count_caches();
+        for disk in &self.disks {
+            disk.lock().outlive(self.env.now);
+        }
+        for shard in 0..self.shards.len() {
+            self.recover(shard);
+        }
+        for disk in &self.disks {
+            disk.lock().sync();
+        }
+        self.env.die();
+        self.stop_hotplug();
+        self.shards = super::make_shards(&self.env.scenario, &self.disks, self.prepare);
+        self.restore_hotplugged();
+    }
+
+    /// Begins the turn of a shard that has inputs, and stops at a drawn place in its actions.
+    fn last_turn(&mut self) {
+        let busy: Vec<_> =
+            (0..self.shards.len()).filter(|&shard| !self.shards[shard].inbox.is_empty()).collect();
+        if busy.is_empty() || self.env.broken.is_some() {
+            return;
+        }
+        let index = busy[self.death.below(busy.len() as u64) as usize];
+        let (now, id) = (self.env.now, ShardId(index as u16));
+        let shard = &mut self.shards[index];
+        let size = shard.until_acknowledge(self.env.scenario.turn_max);
+        let size = size.min(shard.inbox.len());
+        shard.turn.extend(shard.inbox.drain(..size));
+        super::observe_inputs(&mut self.env, shard);
+        shard.core.handle(now, &shard.turn);
+        shard.turn.clear();
+        let Actions { mut list, segments } = {
+            let actions = shard.core.actions();
+            Actions { list: actions.list.clone(), segments: actions.segments.clone() }
+        };
+        if self.env.scenario.defect == WorldDefect::EntriesLate {
+            // Stable: nothing else changes its place.
+            list.sort_by_key(|action| matches!(action, Action::SetDirty { .. }));
+        }
+        let done = self.death.below(list.len() as u64 + 1) as usize;
+        let next = list.get(done).copied();
+        list.truncate(done);
+        let actions = Actions { list, segments };
+        self.env.cover_actions(id, &actions);
+        let mut port = ShardPort { env: &mut self.env, shard: id };
+        shard.executor.run(now, &actions, &mut port, &mut NoDisk, &mut shard.inbox);
+        shard.core.clear_actions();
+        if let Some(action) = next {
+            self.part_of(index, &action);
+        }
+    }
+
+    /// Does a drawn part of an action.
+    fn part_of(&mut self, index: usize, action: &Action) {
+        let id = ShardId(index as u16);
+        let tears = self.env.scenario.defect == WorldDefect::TornCopies;
+        let mut port = ShardPort { env: &mut self.env, shard: id };
+        let frames = port.frames();
+        let log = self.shards[index].executor.log().expect("a world of deaths has logs");
+        let (target, source, len) = match *action {
+            Action::Copy { bio, offset, len, at, direction: CopyDirection::ToPool } => {
+                let buffer = port.buffer(bio).part(offset as usize, len as usize);
+                (at, Some(buffer), len)
+            }
+            Action::Zero { at, len } => (at, None, len),
+            Action::Move { from, to, len } => {
+                let part = self.death.below(u64::from(len) + 1) as usize;
+                let (from, to) = (frames.part(from as usize, part), frames.part(to as usize, part));
+                // SAFETY: two frames of the pool that no device uses, as the shard says.
+                unsafe { to.base().copy_from_nonoverlapping(from.base(), part) };
+                return self.env.coverage.hit(Point::DeathInMove);
+            }
+            Action::SetDirty { unit, count, entry } => {
+                log.set(unit, self.death.below(u64::from(count) + 1) as u32, entry);
+                return self.env.coverage.hit(Point::DeathBeforeEntry);
+            }
+            _ => return,
+        };
+        let base = frames.part(target as usize, len as usize).base();
+        let from = source.map_or(std::ptr::null(), |span| span.base().cast_const());
+        if !tears {
+            log.begin_change(base, from, len as usize);
+        }
+        let part = self.death.below(u64::from(len) + 1) as usize;
+        // SAFETY: inside the frames and the bio's buffer, which are different memory; no device uses either, as the shard says.
+        unsafe {
+            match source {
+                Some(span) => base.copy_from_nonoverlapping(span.base(), part),
+                None => base.write_bytes(0, part),
+            }
+        }
+        let entry = log.table()[target as usize / BLOCK as usize].load(Ordering::Relaxed);
+        let dirty = DirtyEntry(entry).is_dirty();
+        self.env.coverage.hit(if dirty { Point::DeathInOverwrite } else { Point::DeathInCopy });
+    }
+
+    /// Brings what a shard left to the disks.
+    fn recover(&mut self, index: usize) {
+        let Some(log) = self.shards[index].executor.log() else { return };
+        let frames = self.env.frames.span(index as u16);
+        redo(log);
+        let table = log.table().iter().map(|word| DirtyEntry(word.load(Ordering::Relaxed)));
+        let shadows = table.clone().filter(|entry| entry.is_shadow()).count();
+        self.env.coverage.add(Point::DeathShadow, shadows as u64);
+        for block in dirty_blocks(table) {
+            let volume = &self.env.scenario.volumes[usize::from(block.volume)];
+            let (offset, size) = (block.block * u64::from(BLOCK), volume.options.size);
+            let len = size.saturating_sub(offset).min(BLOCK.into()) as usize;
+            let at = block.frame as usize * BLOCK as usize;
+            // SAFETY: a frame of the pool; nothing else runs.
+            let bytes = unsafe { frames.part(at, len).bytes() };
+            let disk = &self.disks[usize::from(volume.device.0)];
+            if len > 0 && !disk.lock().restore(VolumeId(block.volume), offset, bytes) {
+                let detail = format!("{block:?} names a volume that is not there");
+                self.env.fail(violation("the dirty table names blocks of volumes", detail));
+            }
+        }
+    }
+}
+
+/// Does the copy again that the process did not finish.
+fn redo(log: &DirtyLog) {
+    let Some((to, from, len)) = log.change() else { return };
+    let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+    let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+    // SAFETY: the world's own frames and buffers, which `part_of` named; they are there until the world ends.
+    unsafe {
+        match from.is_null() {
+            true => to.write_bytes(0, len as usize),
+            false => to.copy_from_nonoverlapping(from, len as usize),
+        }
+    }
+}
