@@ -128,7 +128,7 @@ pub(crate) fn unclean_note(path: &Path, unclean: Unclean, refuses: bool) -> Stri
         false => "went down with its host",
     };
     let then = match refuses {
-        true => "flushes fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --confirm)",
+        true => "flushes fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --yes)",
         false => "a client that has survived is not told (on-unclean=refuse-flush tells it)",
     };
     format!(

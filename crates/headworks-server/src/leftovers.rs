@@ -155,7 +155,7 @@ fn restore_volume(
             done.suspect = true;
             format!(
                 "{shown} is not the image that a killed server used ({why}): {size} of acknowledged writes to that are in {}, and \
-                 flushes of the export fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --confirm)",
+                 flushes of the export fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --yes)",
                 file.display()
             )
         }

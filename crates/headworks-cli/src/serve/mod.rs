@@ -160,9 +160,14 @@ struct Running {
 }
 
 impl Running {
+    /// Where dirty data outlive the server; none if they do not.
+    fn kept_in(&self) -> Option<&str> {
+        self.store.shown().filter(|_| self.server.keeps_cache())
+    }
+
     /// Where dirty data lie, and what that means.
     fn dirty_place(&self) -> String {
-        match self.store.shown().filter(|_| self.server.keeps_cache()) {
+        match self.kept_in() {
             Some(place) => format!("in {place}, where the next server finds them"),
             None => "in anonymous memory, which a killed server takes with it (--cache-file)".into(),
         }

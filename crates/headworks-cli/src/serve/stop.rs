@@ -133,7 +133,10 @@ pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
     for export in exports.iter().filter(|export| !export.read_only) {
         let bytes = left.get(export.volume).copied().flatten().unwrap_or(0);
         if bytes > 0 {
-            complain(progress::lost(&export.name, bytes, reason));
+            complain(match running.kept_in() {
+                Some(place) => progress::kept(&export.name, bytes, place),
+                None => progress::lost(&export.name, bytes, reason),
+            });
             all_flushed = false;
         }
     }
