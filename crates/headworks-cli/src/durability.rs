@@ -53,10 +53,14 @@ pub fn loss(exports: &[ExportDurability], dirty: u64, kept: bool) -> String {
                 "no acknowledged write; a power cut may lose unflushed writes".into()
             }
             WriteMode::Writeback if kept => {
-                format!("no acknowledged write; a power cut may lose unflushed writes, at most {most}")
+                format!(
+                    "no acknowledged write; a power cut may lose unflushed writes, at most {most}"
+                )
             }
             WriteMode::Unsafe if kept => {
-                format!("no acknowledged write; a power cut may lose any, flushed or not, at most {most}")
+                format!(
+                    "no acknowledged write; a power cut may lose any, flushed or not, at most {most}"
+                )
             }
             WriteMode::Writeback => {
                 format!("acknowledged unflushed writes, at most {most}; a power cut, too")

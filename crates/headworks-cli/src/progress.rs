@@ -45,7 +45,9 @@ pub fn lost(export: &str, left: u64, reason: &str) -> String {
 /// Message about the bytes of an export that were not written and outlive the server in `place`.
 pub fn kept(export: &str, left: u64, place: &str) -> String {
     let size = display_size(left);
-    format!("export {export}: {left} bytes ({size}) are not written yet; the next start finds them in {place}")
+    format!(
+        "export {export}: {left} bytes ({size}) are not written yet; the next start finds them in {place}"
+    )
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 //! Actions are descriptions; the executor holds bytes, devices, sockets and clocks. The bytes of a `Submit` must not change before
 //! its completion is an input. The buffer of a bio may be reused after a `Reply` with stage `Final` or `Released`.
 
-use crate::dirty_entry::DirtyEntry;
 use crate::bio::{BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
+use crate::dirty_entry::DirtyEntry;
 use crate::error::Status;
 use crate::input::{Message, ReplyStage, RequestId};
 use crate::time::Instant;

@@ -436,7 +436,7 @@ impl World {
                 | Action::Copy { .. }
                 | Action::Zero { .. }
                 | Action::Move { .. }
-| Action::SetDirty { .. } => {
+                | Action::SetDirty { .. } => {
                     panic!("there is no cache")
                 }
             }

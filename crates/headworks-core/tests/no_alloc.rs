@@ -97,7 +97,7 @@ impl Harness {
                         | Action::Copy { .. }
                         | Action::Zero { .. }
                         | Action::Move { .. }
-| Action::SetDirty { .. } => {}
+                        | Action::SetDirty { .. } => {}
                         Action::Send { to, message } => {
                             let from = ShardId(shard as u16);
                             self.inputs[usize::from(to.0)].push(Input::Message { from, message });

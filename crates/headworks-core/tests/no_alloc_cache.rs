@@ -42,7 +42,8 @@ impl Harness {
     fn new(change: impl Fn(&mut ShardConfig)) -> Self {
         let volume = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
         let mut config = ShardConfig::single(QueueOptions::default(), volume, 512);
-        config.cache = CacheOptions { units: UNITS, writers_max: 64, dirty_table: true, ..config.cache };
+        config.cache =
+            CacheOptions { units: UNITS, writers_max: 64, dirty_table: true, ..config.cache };
         change(&mut config);
         Self {
             shard: Shard::new(config).expect("a valid configuration"),

@@ -4,9 +4,8 @@
 //! written out and closed.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use headworks::Identity;
 use headworks::cache_memory::{CacheMemory, VolumeRow};
@@ -14,7 +13,7 @@ use headworks_core::{VolumeId, VolumeOptions, WriteMode};
 
 use crate::assemble::image::VolumeOrigin;
 use crate::leftovers::Leftovers;
-use crate::marker::{Marker, Unclean};
+use crate::marker::Marker;
 use crate::spec::BaseDevice;
 
 /// The memory and the marks of a running server.
@@ -69,7 +68,7 @@ impl Keeper {
         &self,
         volume: VolumeId,
         shown: &Path,
-        path: &PathBuf,
+        path: &Path,
         identity: Identity,
     ) -> Option<String> {
         let shown = shown.display();
@@ -117,22 +116,4 @@ fn remove(marks: impl IntoIterator<Item = Marker>) {
             );
         }
     }
-}
-
-/// A sentence about an image whose last server did not stop cleanly and left no memory.
-pub(crate) fn unclean_note(path: &Path, unclean: Unclean, refuses: bool) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let ago = now.saturating_sub(unclean.since);
-    let how = match unclean.same_boot {
-        true => "was killed, and its memory is gone",
-        false => "went down with its host",
-    };
-    let then = match refuses {
-        true => "flushes fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --yes)",
-        false => "a client that has survived is not told (on-unclean=refuse-flush tells it)",
-    };
-    format!(
-        "{}: the last server, started {ago} s ago, {how}: acknowledged writes that were not flushed may be lost; {then}",
-        path.display()
-    )
 }

@@ -24,11 +24,11 @@ use super::recorder::Recorder;
 use super::shared::ServerShared;
 use crate::nbd::connection::ConnectionLimits;
 use headworks::cache_memory::{DirtyLog, ShardMemory};
-use headworks::{Device, display_size};
 use headworks::driver::{
     Clock, Consumer, Executor, Mapping, Pool, Producer, Sleeper, Waker, open_engine, pin_thread,
     ring,
 };
+use headworks::{Device, display_size};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Ring entries beyond bios and their completions: tag messages of up to 64 devices.
@@ -317,8 +317,8 @@ fn storage(config: &ShardConfig, setup: &ThreadSetup) -> Result<ShardStorage, Co
         return Ok(ShardStorage { pool, frames, pages, log: None });
     };
     let mapped = memory.shard(config.id.0.into());
-    let ShardMemory { frames, buffers: region, log } =
-        mapped.map_err(|error| ConfigError::new("cache-file", format!("cannot map it: {error}")))?;
+    let ShardMemory { frames, buffers: region, log } = mapped
+        .map_err(|error| ConfigError::new("cache-file", format!("cannot map it: {error}")))?;
     let pool = Pool::over(region).map_err(buffers)?;
     Ok(ShardStorage { pool, frames, pages: Some("shared memory"), log })
 }

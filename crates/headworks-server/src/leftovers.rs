@@ -103,7 +103,8 @@ impl Leftovers {
         let (mut notes, mut kept) = (Vec::new(), Vec::new());
         for file in files.drain(..) {
             let left = file.cache.volumes();
-            let left: Vec<_> = left.iter().filter_map(|left| Some((left.row.as_ref()?, left.bytes))).collect();
+            let left: Vec<_> =
+                left.iter().filter_map(|left| Some((left.row.as_ref()?, left.bytes))).collect();
             if left.is_empty() {
                 (file.remove)();
                 continue;

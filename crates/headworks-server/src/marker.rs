@@ -91,6 +91,26 @@ impl Marker {
     }
 }
 
+/// A sentence about an image whose last server did not stop cleanly and left no memory.
+pub(crate) fn unclean_note(path: &Path, unclean: Unclean, refuses: bool) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let ago = now.saturating_sub(unclean.since);
+    let how = match unclean.same_boot {
+        true => "was killed, and its memory is gone",
+        false => "went down with its host",
+    };
+    let then = match refuses {
+        true => {
+            "flushes fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --yes)"
+        }
+        false => "a client that has survived is not told (on-unclean=refuse-flush tells it)",
+    };
+    format!(
+        "{}: the last server, started {ago} s ago, {how}: acknowledged writes that were not flushed may be lost; {then}",
+        path.display()
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,8 +10,8 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
 use super::assemble::cache_shares;
-use super::leftovers::Leftovers;
 use super::connection_id::CONNECTIONS_MAX;
+use super::leftovers::Leftovers;
 use super::{Address, InheritedSocket, LogLevel};
 use headworks::EngineChoice;
 use headworks::driver::Pool;

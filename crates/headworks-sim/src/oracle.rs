@@ -435,14 +435,18 @@ impl Oracle {
 
     /// Checks that every block that was being written is old or new.
     fn check_torn(&mut self) -> Result<(), Violation> {
-        for TornPart { version, block: (volume, block), cells, over } in std::mem::take(&mut self.torn) {
+        for TornPart { version, block: (volume, block), cells, over } in
+            std::mem::take(&mut self.torn)
+        {
             let found: Vec<u64> = cells.clone().map(|cell| self.cells[cell].base).collect();
             let is_new = |(at, base): (usize, &u64)| *base == version || over[at].contains(base);
             let has_it = found.contains(&version);
             if has_it && !found.iter().enumerate().all(is_new) {
                 return Err(Violation {
                     rule: MIXED_RULE,
-                    detail: format!("of version {version}, block {block} of volume {volume} has {found:?}"),
+                    detail: format!(
+                        "of version {version}, block {block} of volume {volume} has {found:?}"
+                    ),
                     place: Some((volume as u16, block * u64::from(BLOCK))),
                 });
             }
@@ -718,7 +722,9 @@ impl Oracle {
                         DEATH_RULE
                     } else if old {
                         CUT_RULE
-                    } else { "a read returns what was written there" },
+                    } else {
+                        "a read returns what was written there"
+                    },
                     detail: format!(
                         "{found:?} was read, but never written; {}",
                         self.describe(cell)

@@ -828,12 +828,7 @@ fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> V
         if scenario.cache.dirty_table {
             executor.set_log(DirtyLog::anonymous(scenario.cache.units));
         }
-        SimShard {
-            core,
-            executor,
-            inbox: Vec::with_capacity(1024),
-            turn: Vec::with_capacity(1024),
-        }
+        SimShard { core, executor, inbox: Vec::with_capacity(1024), turn: Vec::with_capacity(1024) }
     });
     shards.collect()
 }

@@ -29,7 +29,8 @@ pub(super) const NAME: &str = "headworks-cache";
 const FILES_MAX: u32 = 1000;
 
 /// File systems whose files are memory.
-const MEMORY: [libc::c_long; 3] = [0x0102_1994, 0x9584_58f6_u32 as libc::c_long, 0x8584_58f6_u32 as libc::c_long];
+const MEMORY: [libc::c_long; 3] =
+    [0x0102_1994, 0x9584_58f6_u32 as libc::c_long, 0x8584_58f6_u32 as libc::c_long];
 
 /// The place that the options and the environment choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,10 +65,7 @@ fn wrong(message: impl Into<String>) -> ConfigError {
 
 impl CacheStore {
     /// Chooses the place, and takes in what earlier servers left there and with the service manager.
-    pub(super) fn find(
-        option: &str,
-        passed: Vec<(OwnedFd, String)>,
-    ) -> Result<Self, ConfigError> {
+    pub(super) fn find(option: &str, passed: Vec<(OwnedFd, String)>) -> Result<Self, ConfigError> {
         let place = choose(option, |name| std::env::var_os(name).filter(|word| !word.is_empty()))?;
         let mut store =
             Self { place, own: None, leftovers: Leftovers::default(), notes: Vec::new() };
@@ -121,11 +119,11 @@ impl CacheStore {
         let required = matches!(self.place, Place::Files { required: true, .. });
         let made = match self.place.clone() {
             Place::Anonymous => return Ok(None),
-            Place::Files { path, .. } => create_file(&path).map_err(|error| {
-                wrong(format!("cannot make {}: {error}", path.display()))
-            }),
-            Place::Store => store_memfd()
-                .map_err(|error| wrong(format!("cannot store a descriptor: {error}"))),
+            Place::Files { path, .. } => create_file(&path)
+                .map_err(|error| wrong(format!("cannot make {}: {error}", path.display()))),
+            Place::Store => {
+                store_memfd().map_err(|error| wrong(format!("cannot store a descriptor: {error}")))
+            }
         };
         match made {
             Ok(own) => {
@@ -166,10 +164,7 @@ impl CacheStore {
     }
 }
 
-fn choose(
-    option: &str,
-    variable: impl Fn(&str) -> Option<OsString>,
-) -> Result<Place, ConfigError> {
+fn choose(option: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<Place, ConfigError> {
     match option {
         "off" | "none" => return Ok(Place::Anonymous),
         "auto" => {}
@@ -314,7 +309,10 @@ mod tests {
     #[test]
     fn place_is_chosen_by_option_and_environment() {
         let files = |path: &str, required| Ok(Place::Files { path: path.into(), required });
-        assert_eq!(chosen("off", &[("FDSTORE", "1"), ("NOTIFY_SOCKET", "/n")]), Ok(Place::Anonymous));
+        assert_eq!(
+            chosen("off", &[("FDSTORE", "1"), ("NOTIFY_SOCKET", "/n")]),
+            Ok(Place::Anonymous)
+        );
         assert_eq!(chosen("/dev/shm/x", &[]), files("/dev/shm/x", true));
         assert_eq!(chosen("auto", &[]), Ok(Place::Anonymous));
         let store = [("NOTIFY_SOCKET", "/n"), ("FDSTORE", "2"), ("XDG_RUNTIME_DIR", "/dev/shm")];

@@ -41,8 +41,8 @@ use crate::log;
 use crate::signals::Signals;
 use crate::{USAGE, complain};
 use address::{PrivateDirectory, addresses, socket_addresses, uri};
-use cache_file::CacheStore;
 use announce::{AnnouncedExport, announce, announced};
+use cache_file::CacheStore;
 use child::{child_code, spawn};
 use options::Sandbox;
 use pid_file::PidFile;
@@ -169,7 +169,9 @@ impl Running {
     fn dirty_place(&self) -> String {
         match self.kept_in() {
             Some(place) => format!("in {place}, where the next server finds them"),
-            None => "in anonymous memory, which a killed server takes with it (--cache-file)".into(),
+            None => {
+                "in anonymous memory, which a killed server takes with it (--cache-file)".into()
+            }
         }
     }
 }

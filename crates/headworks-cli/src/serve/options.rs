@@ -33,7 +33,8 @@ Keys of the export, set on the outermost type: weight, its share of the device r
 100); ioprio, the I/O priority of its clients (rt, be or idle, with a level of 0 to 7: be:0; default be:4); cache, when a write
 is acknowledged: writeback (from the page cache; durable after a flush or with FUA), writethrough (by the device), none (no
 cache), unsafe (flushes do nothing); default writeback, for mem and null none; on-error, for blocks whose write-back failed:
-hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold.
+hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold;
+on-unclean, after a power failure: serve or refuse-flush (flushes fail until acknowledged), default serve.
 The command line overrides environment variables (HEADWORKS_ and the option's name), and these override the file. A switch can
 be turned off: --spread=off.
 Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]

@@ -120,6 +120,12 @@ impl CacheOptions {
 
 impl Default for CacheOptions {
     fn default() -> Self {
-        Self { units: 0, writers_max: 1024, flush_timeout_ns: 60 * SEC, account: u32::MAX, dirty_table: false }
+        Self {
+            units: 0,
+            writers_max: 1024,
+            flush_timeout_ns: 60 * SEC,
+            account: u32::MAX,
+            dirty_table: false,
+        }
     }
 }

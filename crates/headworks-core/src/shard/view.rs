@@ -8,8 +8,8 @@ use crate::bio::{DeviceId, VolumeId};
 #[cfg(feature = "defects")]
 use crate::cache::CacheDefect;
 use crate::cache::CacheStats;
-use crate::elevator::Elevator;
 use crate::dirty_entry::DirtyEntry;
+use crate::elevator::Elevator;
 use crate::error::IoError;
 use crate::options::QueueOptions;
 use crate::queue::Queue;

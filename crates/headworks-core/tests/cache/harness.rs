@@ -1,9 +1,9 @@
 //! A shard with a cache on a device that a test controls, in virtual time. The tables are checked after every batch.
 
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DirtyEntry, Input, Instant, IoError, Op,
-    QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
-    WaitTimes,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DirtyEntry, Input, Instant,
+    IoError, Op, QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId,
+    VolumeOptions, WaitTimes,
 };
 
 use crate::device_frames::DeviceFrames;
@@ -45,12 +45,8 @@ pub fn config(units: u32) -> ShardConfig {
     let volume = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
     let queue = QueueOptions { read_ahead_kb: 0, ..QueueOptions::default() };
     let mut config = ShardConfig::single(queue, volume, 2048);
-    config.cache = CacheOptions {
-        units,
-        account: 1 << 20,
-        dirty_table: true,
-        ..CacheOptions::default()
-    };
+    config.cache =
+        CacheOptions { units, account: 1 << 20, dirty_table: true, ..CacheOptions::default() };
     config
 }
 

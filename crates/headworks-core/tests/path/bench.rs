@@ -92,7 +92,7 @@ impl Bench {
                 | Action::Copy { .. }
                 | Action::Zero { .. }
                 | Action::Move { .. }
-| Action::SetDirty { .. } => {}
+                | Action::SetDirty { .. } => {}
             }
         }
         self.shard.clear_actions();

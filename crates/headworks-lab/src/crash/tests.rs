@@ -28,9 +28,7 @@ fn verdicts_come_from_the_rows_only() {
     let changes = |row: &Row| row.word("point").starts_with("hot-plug:");
     assert!(read.iter().filter(asked).count() > 50 && !read.iter().filter(asked).any(changes));
     let full = |row: &Row| match &row.table[..] {
-        "run" => {
-            row.clone().replaced("cuts", COVERED_AFTER).replaced("deaths", COVERED_AFTER)
-        }
+        "run" => row.clone().replaced("cuts", COVERED_AFTER).replaced("deaths", COVERED_AFTER),
         "points" => row.clone().replaced("times", 1),
         "lying devices" => row.clone().replaced("found", 1),
         _ => row.clone().replaced("old", 1),
@@ -38,7 +36,9 @@ fn verdicts_come_from_the_rows_only() {
     let rows: Vec<Row> = read.iter().map(full).collect();
     let met = |rows: &[Row]| judge(rows, COVERED_AFTER).iter().all(Verdict::is_met);
     assert!(met(&rows));
-    for (table, name) in [("points", "times"), ("lying devices", "found"), ("run", "cuts"), ("run", "deaths")] {
+    for (table, name) in
+        [("points", "times"), ("lying devices", "found"), ("run", "cuts"), ("run", "deaths")]
+    {
         let mut wrong = rows.clone();
         let row = wrong.iter_mut().find(|row| row.table == table).unwrap();
         *row = row.clone().replaced(name, 0);

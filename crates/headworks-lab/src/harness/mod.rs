@@ -302,7 +302,7 @@ impl BlockHarness {
                 | Action::Copy { .. }
                 | Action::Zero { .. }
                 | Action::Move { .. }
-| Action::SetDirty { .. } => {}
+                | Action::SetDirty { .. } => {}
                 Action::Notice(_) => self.counts.notices += 1,
                 Action::Send { .. } => unreachable!("the harness has one shard"),
             }

@@ -8,9 +8,8 @@ use headworks_core::{ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOpt
 
 use super::export_spec::{ExportSpec, NamedDevice, no_size};
 use super::watched_file::WatchedFile;
-use crate::keeper::unclean_note;
 use crate::leftovers::{Leftovers, RestoredImage};
-use crate::marker::Marker;
+use crate::marker::{Marker, unclean_note};
 use crate::spec::{BaseDevice, ExportOptions, Spec, UncleanPolicy};
 use headworks::{
     Device, Direct, FileDevice, FileOptions, Identity, MemDevice, NullDevice, OpenFile, SizeWatch,

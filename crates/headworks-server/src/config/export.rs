@@ -27,7 +27,8 @@ pub const NAME_MAX: usize = 4096;
 const WRAPPERS_MAX: usize = 8;
 
 /// Keys of an export; the last four are keys of a specification, too.
-const KEYS: [&str; 7] = ["device", "read-only", "weight", "ioprio", "cache", "on-error", "on-unclean"];
+const KEYS: [&str; 7] =
+    ["device", "read-only", "weight", "ioprio", "cache", "on-error", "on-unclean"];
 
 /// A device or wrapper of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -39,7 +39,7 @@ pub enum UncleanPolicy {
 }
 
 impl UncleanPolicy {
-    /// Every policy.
+    /// Every policy, in the order of their numbers.
     pub const ALL: [Self; 2] = [Self::Serve, Self::RefuseFlush];
 
     /// The word that users give.

@@ -287,7 +287,9 @@ impl Disk {
         while let Some(at) = self.events.next_at() {
             let Some((_, step)) = self.events.pop_due(at) else { break };
             match step {
-                DiskEvent::Piece { slot, first, end } if lives[slot as usize] || self.begun(slot) => {
+                DiskEvent::Piece { slot, first, end }
+                    if lives[slot as usize] || self.begun(slot) =>
+                {
                     self.run_piece(slot, first, end);
                 }
                 DiskEvent::End { slot } if lives[slot as usize] || self.begun(slot) => {

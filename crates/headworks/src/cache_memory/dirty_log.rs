@@ -119,13 +119,17 @@ impl DirtyLog {
 
     /// Stores the current time: the process lives.
     pub fn stamp(&self) {
-        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes a time into `now`. The coarse clock is the one of file times, and takes no system call.
-        unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &raw mut now) };
-        let ns = (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64);
         // SAFETY: as for the table.
-        unsafe { self.alive.as_ref() }.store(ns, Ordering::Relaxed);
+        unsafe { self.alive.as_ref() }.store(now(), Ordering::Relaxed);
     }
+}
+
+/// The real time in nanoseconds, by the coarse clock: the one of file times, which takes no system call.
+pub(super) fn now() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes a time into `now`.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &raw mut now) };
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
 #[cfg(test)]
@@ -141,14 +145,17 @@ mod tests {
         let entries: Vec<_> =
             log.table().iter().map(|word| DirtyEntry(word.load(Ordering::Relaxed))).collect();
         let (first, last) = (DirtyEntry::new(VolumeId(1), 40), DirtyEntry::new(VolumeId(1), 42));
-        assert_eq!(entries[..6], [
-            DirtyEntry::CLEAN,
-            DirtyEntry::CLEAN,
-            first,
-            DirtyEntry::CLEAN,
-            last,
-            DirtyEntry::CLEAN
-        ]);
+        assert_eq!(
+            entries[..6],
+            [
+                DirtyEntry::CLEAN,
+                DirtyEntry::CLEAN,
+                first,
+                DirtyEntry::CLEAN,
+                last,
+                DirtyEntry::CLEAN
+            ]
+        );
     }
 
     #[test]

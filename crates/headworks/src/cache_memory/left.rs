@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{DirtyEntry, VolumeId};
 
+use super::dirty_log::now;
 use super::layout::{MAGIC, ROWS_AT, VERSION, VolumeRow, head, shard, shard_at, word};
 use crate::memory::Mapping;
 
@@ -135,7 +136,7 @@ impl LeftCache {
         }
         let table_at = get(shard::TABLE_AT);
         let inside = |at: u64, len: u64, all: u64| at <= all && len <= all - at;
-        let frames = units.checked_mul(BLOCK.into()).unwrap_or(u64::MAX);
+        let frames = units.saturating_mul(BLOCK.into());
         let (frames_at, buffers_at) = (get(shard::FRAMES_AT), get(shard::BUFFERS_AT));
         let buffers = get(shard::BUFFERS_LEN);
         let whole = units <= u32::MAX.into()
@@ -254,6 +255,13 @@ impl LeftCache {
         let alive = |shard: &LeftShard| word(&self.control, shard.at + shard::ALIVE);
         let times = self.shards.iter().map(alive).map(|word| word.load(Ordering::Relaxed));
         times.max().unwrap_or(0)
+    }
+
+    /// Makes now the time of [`LeftCache::alive`]: the image is about to be written by this process.
+    pub fn touch(&self) {
+        for shard in &self.shards {
+            word(&self.control, shard.at + shard::ALIVE).store(now(), Ordering::Relaxed);
+        }
     }
 
     /// Sets the time of [`LeftCache::alive`].

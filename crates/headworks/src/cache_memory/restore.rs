@@ -76,6 +76,8 @@ pub fn restore(
     let restored = match difference(left, volume, image) {
         None => {
             write_runs(left.blocks(volume.volume, image.found().size), |offset, run| {
+                // Should this process die here, the next one must not take these writes for somebody else's.
+                left.touch();
                 image.write_all_at(offset, run)
             })?;
             image.sync()?;
@@ -145,8 +147,9 @@ fn write_beside(left: &LeftCache, volume: &LeftVolume, path: &Path) -> io::Resul
     let size = if end >= size && end - size < u64::from(BLOCK) { size } else { size.max(end) };
     let (file, name) = create_beside(path)?;
     file.set_len(size)?;
-    let mut map = "# Blocks that a killed server had not written to the image: offset length, in bytes\n"
-        .to_owned();
+    let mut map =
+        "# Blocks that a killed server had not written to the image: offset length, in bytes\n"
+            .to_owned();
     write_runs(left.blocks(volume.volume, size), |offset, run| {
         let mut at = offset;
         for piece in run.iter() {

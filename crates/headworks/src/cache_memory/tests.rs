@@ -169,10 +169,8 @@ fn changed_image_is_left_alone_and_data_lie_beside_it() {
             let bytes = std::fs::read(&file).unwrap();
             assert_eq!(bytes.len(), 10 * BLOCK + 512);
             assert_eq!((bytes[5 * BLOCK], bytes[9 * BLOCK], bytes[0]), (8, 9, 0));
-            let map = file.with_file_name(format!(
-                "{}.map",
-                file.file_name().unwrap().to_str().unwrap()
-            ));
+            let map =
+                file.with_file_name(format!("{}.map", file.file_name().unwrap().to_str().unwrap()));
             let map_text = std::fs::read_to_string(&map).unwrap();
             assert!(map_text.ends_with("\n20480 8192\n36864 4096\n"), "{map_text}");
             for file in [file, map] {
@@ -195,10 +193,9 @@ fn image_that_changed_long_after_the_death_is_left_alone() {
     let done = restore_all(&mut left, image.path()).pop().unwrap();
     let Restored::Beside { file, why, .. } = done else { panic!("{done:?}") };
     assert!(why.starts_with("it was changed ") && why.contains("s after the server"), "{why}");
-    std::fs::remove_file(file.with_file_name(format!(
-        "{}.map",
-        file.file_name().unwrap().to_str().unwrap()
-    )))
+    std::fs::remove_file(
+        file.with_file_name(format!("{}.map", file.file_name().unwrap().to_str().unwrap())),
+    )
     .unwrap();
     std::fs::remove_file(file).unwrap();
 }

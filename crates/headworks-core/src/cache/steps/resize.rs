@@ -58,11 +58,7 @@ pub(in crate::cache) fn continue_truncations(state: &mut CacheState, ctx: &mut C
 }
 
 /// Drops some of the blocks past a volume's end; true when none is left.
-fn continue_truncation(
-    state: &mut CacheState,
-    ctx: &mut CallContext,
-    volume: VolumeId,
-) -> bool {
+fn continue_truncation(state: &mut CacheState, ctx: &mut CallContext, volume: VolumeId) -> bool {
     let Some(mut truncation) = state.volumes.truncation(volume) else {
         return true;
     };

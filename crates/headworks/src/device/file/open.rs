@@ -107,7 +107,7 @@ pub struct OpenFile {
 /// What a file was when it had just been locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundFile {
-    /// Its bytes.
+    /// Size of the file in bytes.
     pub size: u64,
     /// When its content or status was last changed, in nanoseconds of real time. Unlike the modification time it cannot be set.
     pub changed: u64,
