@@ -6,6 +6,7 @@
 //! counts bios that were not answered by the first turn; a figure for hits is valid only if it is
 //! 0.
 
+use headworks::cache_memory::{CacheMemory, DirtyLog, ShardGeometry, ShardMemory};
 use headworks::driver::{ActionSink, Clock, DiskOp, DiskQueue, Executor, Mapping, Span};
 use headworks::{Device, NullDevice};
 use headworks_core::cache::folio::BLOCK;
@@ -13,6 +14,24 @@ use headworks_core::{
     Action, Bio, BioFlags, BioId, ConfigError, Input, Instant, Message, Notice, Op, QueueOptions,
     ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeOptions, WaitTimes,
 };
+
+/// Frames, buffers and the log of their changes.
+type DriverMemory = (Mapping, Mapping, Option<DirtyLog>);
+
+/// Maps frames and buffers of a shard: anonymous, or shared memory as of a server that keeps them.
+fn memory(config: &ShardConfig, kept: bool) -> Result<DriverMemory, ConfigError> {
+    let no_memory = |error| ConfigError::new("cache", format!("no memory: {error}"));
+    let no_cache = || ConfigError::new("cache", "the shard has no cache");
+    if kept {
+        let geometry = ShardGeometry { units: config.cache.units, buffers: BATCH_BYTES_MAX };
+        let memory = CacheMemory::in_memfd(1, vec![geometry]).map_err(no_memory)?;
+        let ShardMemory { frames, buffers, log } = memory.shard(0).map_err(no_memory)?;
+        return Ok((frames.ok_or_else(no_cache)?, buffers, log));
+    }
+    let buffers = Mapping::new(BATCH_BYTES_MAX).map_err(no_memory)?;
+    let (frames, _) = Mapping::for_frames(&config.cache)?.ok_or_else(no_cache)?;
+    Ok((frames, buffers, None))
+}
 
 /// Maximum bytes of a batch: one turn of the server.
 pub const BATCH_BYTES_MAX: usize = 1 << 20;
@@ -28,6 +47,8 @@ pub struct CacheDriverOptions {
     pub pool: u64,
     /// The `max_folio_order` of the queue.
     pub max_folio_order: u8,
+    /// Frames in memory that outlives the process, with a dirty table and redo records.
+    pub kept: bool,
 }
 
 /// The part of the work to be done for a batch.
@@ -161,18 +182,18 @@ impl CacheDriver {
         config.dirty.dirty_ratio = 90;
         config.dirty.dirty_background_ratio = 90;
         config.dirty.dirty_writeback_centisecs = 0;
-        let buffers = Mapping::new(BATCH_BYTES_MAX)
-            .map_err(|error| ConfigError::new("cache", format!("no memory: {error}")))?;
-        let frames = match Mapping::for_frames(&config.cache)? {
-            Some((frames, _)) => frames,
-            None => return Err(ConfigError::new("cache", "the shard has no cache")),
-        };
+        config.cache.dirty_table = options.kept;
+        let (frames, buffers, log) = memory(&config, options.kept)?;
         let device: Box<dyn Device> = Box::new(NullDevice);
         let shard = Shard::new(config)?;
         Mapping::tables_in_huge_pages(shard.cache_tables());
+        let mut executor = Executor::new(vec![Some(device)]);
+        if let Some(log) = log {
+            executor.set_log(log);
+        }
         Ok(Self {
             shard,
-            executor: Executor::new(vec![Some(device)]),
+            executor,
             sink: DriverSink {
                 frames,
                 buffers,

@@ -55,6 +55,8 @@ pub struct CachedOptions {
     pub batches: Vec<u32>,
     /// The `max_folio_order` of the cache.
     pub max_folio_order: u8,
+    /// The cache's memory outlives the process, as a server's with `--cache-file`.
+    pub kept: bool,
 }
 
 impl Default for CachedOptions {
@@ -69,6 +71,7 @@ impl Default for CachedOptions {
             jobs: Vec::new(),
             batches: Vec::new(),
             max_folio_order: 9,
+            kept: false,
         }
     }
 }
@@ -170,6 +173,7 @@ impl<'a> Bench<'a> {
             size: options.size,
             pool: (options.size * 5 / 2).next_multiple_of(1 << 21),
             max_folio_order: options.max_folio_order,
+            kept: options.kept,
         })?;
         dirty_all(&mut driver, options.size)?;
         Ok(Self { options, driver, kernels, prng: Prng::new(options.seed) })

@@ -49,6 +49,9 @@ pub struct CachedArgs {
     /// The largest folio of our cache, as a power of two of 4 KiB blocks
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u8).range(0..=9))]
     max_folio_order: u8,
+    /// The cache's memory outlives the process, as a server's with --cache-file
+    #[arg(long)]
+    kept: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -75,6 +78,7 @@ impl CachedArgs {
             jobs: self.job,
             batches: self.batch,
             max_folio_order: self.max_folio_order,
+            kept: self.kept,
         };
         let report = match cached::run(&options) {
             Ok(report) => report,

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -77,6 +77,20 @@ impl CacheMemory {
     #[must_use]
     pub fn bytes(rows: usize, geometry: &[ShardGeometry]) -> u64 {
         Offsets::new(rows, geometry).len as u64
+    }
+
+    /// As [`CacheMemory::new`] in a new memfd, which lives as long as a descriptor of it.
+    ///
+    /// # Errors
+    /// The kernel has no descriptor or address space for it.
+    pub fn in_memfd(rows: usize, geometry: Vec<ShardGeometry>) -> io::Result<Self> {
+        // SAFETY: makes a new descriptor.
+        let fd = unsafe { libc::memfd_create(c"headworks-cache".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it is new, and ours alone.
+        Self::new(unsafe { File::from_raw_fd(fd) }, rows, geometry)
     }
 
     /// Makes the empty `file` the memory of `geometry`, with room for the images of `rows` volumes. Pages are allocated when they
