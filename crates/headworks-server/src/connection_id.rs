@@ -16,6 +16,12 @@ pub const CONNECTIONS_MAX: usize = (1 << 12) - 2;
 /// The id of flushes that a shard submits itself: for `drain` and at shutdown.
 pub const OWN_FLUSHES: u32 = u32::MAX;
 
+/// The id of the writes that restore what a dead server left.
+pub const RESTORES: u32 = OWN_FLUSHES & !RESTORE_BIT;
+
+/// The bit of a generation by which [`RESTORES`] differs from [`OWN_FLUSHES`]; both are in a slot that no client has.
+const RESTORE_BIT: u32 = 1 << 12;
+
 const GENERATIONS: u32 = 1 << 14;
 
 /// The id of a connection in `slot` of a shard.
@@ -37,7 +43,7 @@ pub fn cache_account(shard: ShardId) -> u32 {
 /// Whether an id belongs to `shard`, as a connection or as its cache.
 #[inline]
 pub fn is_of_shard(id: u32, shard: ShardId) -> bool {
-    id >> 26 == u32::from(shard.0) && id != OWN_FLUSHES
+    id >> 26 == u32::from(shard.0) && id | RESTORE_BIT != OWN_FLUSHES
 }
 
 /// The slot that an id names.

@@ -52,7 +52,7 @@ impl Keeper {
         else {
             return None;
         };
-        if options.read_only || options.mode == WriteMode::None {
+        if options.read_only {
             return None;
         }
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
@@ -61,7 +61,15 @@ impl Keeper {
             let row = VolumeRow { identity, path: absolute.clone(), size, suspect: false };
             memory.set_row(volume, &row);
         }
-        holds_dirty.then(|| self.mark(volume, path, &absolute, identity)).flatten()
+        if holds_dirty {
+            return self.mark(volume, path, &absolute, identity);
+        }
+        // The mark of an earlier server has been told of; it goes with a clean stop.
+        let marker = Marker::of(&absolute);
+        if marker.found().is_some() {
+            self.add(volume, marker);
+        }
+        None
     }
 
     fn mark(
@@ -84,8 +92,12 @@ impl Keeper {
         if let Err(error) = marker.make() {
             return cannot(&error.to_string());
         }
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.0, marker);
+        self.add(volume, marker);
         None
+    }
+
+    fn add(&self, volume: VolumeId, marker: Marker) {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.0, marker);
     }
 
     /// Notes that a volume was written out and closed.

@@ -18,6 +18,7 @@ use super::listen::Listener;
 use super::messages::ControlMessage;
 use super::options::ServerOptions;
 use super::reactor::driver::ShardDriver;
+use super::reactor::restores::Restores;
 use super::reactor::shard_io::{Envelope, Peer, ShardIo};
 use super::reactor::{Reactor, ReactorParts};
 use super::recorder::Recorder;
@@ -46,6 +47,15 @@ pub(super) struct ShardSeed {
     listeners: Vec<Listener>,
     files: Vec<WatchedFile>,
     cpu: Option<usize>,
+    /// What dead servers left of this shard's volumes.
+    restores: Option<Restores>,
+}
+
+impl ShardSeed {
+    /// Gives the shard what it has to restore before clients are served.
+    pub fn set_restores(&mut self, restores: Restores) {
+        self.restores = Some(restores);
+    }
 }
 
 /// Makes one seed per shard, and the rings between them.
@@ -73,6 +83,7 @@ pub(super) fn seeds(
             listeners: Vec::new(),
             files: Vec::new(),
             cpu: options.cpus.get(shard).copied(),
+            restores: None,
         })
         .collect();
     seeds[0].listeners = listeners;
@@ -124,6 +135,8 @@ pub(super) struct ThreadSetup {
     pub shared: Arc<ServerShared>,
     pub broken: Arc<Mutex<Option<String>>>,
     pub acceptor: Option<Arc<TlsAcceptor>>,
+    /// Clients are accepted from the start.
+    pub listens: bool,
 }
 
 /// A shard's thread that is ready to run.
@@ -160,6 +173,7 @@ pub(super) fn launch(
             shared: Arc::clone(&setup.shared),
             broken: Arc::clone(&setup.broken),
             acceptor: setup.acceptor.clone(),
+            listens: setup.listens,
         };
         let thread = std::thread::Builder::new()
             .name(format!("shard-{shard}"))
@@ -237,7 +251,7 @@ fn prepare(
     seed: ShardSeed,
     setup: &ThreadSetup,
 ) -> Result<(ReactorParts, String, Option<&'static str>), ConfigError> {
-    let ShardSeed { config, devices, peers, sleeper, mail, listeners, files, .. } = seed;
+    let ShardSeed { config, devices, peers, sleeper, mail, listeners, files, restores, .. } = seed;
     let options = &setup.options;
     let id = config.id;
     let disk_depth: usize = config
@@ -293,6 +307,8 @@ fn prepare(
         poll_ns: options.poll_ns,
         reserve: options.foreign_bios(),
         stop_ns: options.stop_ns,
+        restores,
+        listens: setup.listens,
     };
     Ok((parts, line, pages))
 }

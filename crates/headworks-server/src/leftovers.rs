@@ -1,12 +1,16 @@
 //! Dirty data that earlier servers left in shared memory, and their way to the images.
 //!
 //! ```text
-//!   start: every file that a dead server left --> `Leftovers` --image opened and locked--> written to it, or beside it
-//!                                                     `--image not served: the file stays, and a note says so
+//!   start: every file that a dead server left --> `Leftovers` --image opened and locked--> `PendingRestore`
+//!            image as it was, and memory of our own that outlives us  --> written into the cache, dirty; served at once
+//!            image as it was, otherwise                               --> written to the image, synced
+//!            image changed                                            --> beside it
+//!            image not served                                         --> the file stays, and a note says so
 //! ```
 //!
-//! An image is restored before anything of it is served, by the thread that opens it. A file is removed when nothing in it is
-//! dirty any more, so a server that dies while it restores leaves everything to the next one.
+//! An image is restored before a client can use it. A file is removed when nothing in it is dirty any more, and its entries are
+//! cleared when their blocks are on the image or in our own dirty table; so a server that dies while it restores leaves everything to
+//! the next one, perhaps twice and then equal.
 
 use std::fmt;
 use std::fs::File;
@@ -14,26 +18,84 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use headworks::cache_memory::{LeftCache, LeftVolume, Restored, restore};
-use headworks::{OpenFile, display_size};
-use headworks_core::ConfigError;
+use headworks::cache_memory::{
+    LeftCache, LeftVolume, VolumeRow, difference, write_beside, write_image,
+};
+use headworks::{ImageWriter, OpenFile, display_size};
+use headworks_core::{ConfigError, VolumeId};
 
 /// Removes a file whose data are all on their images.
 type Remove = Box<dyn FnOnce() + Send>;
 
 /// A file of a dead server.
 struct LeftFile {
-    cache: LeftCache,
+    cache: Arc<LeftCache>,
     /// Its name for messages.
     name: String,
     remove: Remove,
+    /// Its volumes whose data are being restored.
+    claimed: Vec<VolumeId>,
+}
+
+impl LeftFile {
+    /// A sentence about data of an image that is not served.
+    fn note(&self, row: &VolumeRow, bytes: u64) -> String {
+        format!(
+            "{} holds {} of acknowledged writes to {}, which is not served; serve it to have them written",
+            self.name,
+            display_size(bytes),
+            row.path.display()
+        )
+    }
+}
+
+/// Dirty data of one volume of a dead server, and the image for them, which is as that server left it.
+pub(crate) struct PendingRestore {
+    /// The memory that has them.
+    pub cache: Arc<LeftCache>,
+    /// The volume of that server.
+    pub volume: LeftVolume,
+    /// The image to be written.
+    pub image: ImageWriter,
+    /// Name of the image for messages.
+    shown: String,
+    /// Name of the memory for messages.
+    left_in: String,
+}
+
+impl PendingRestore {
+    /// Writes the data to the image and syncs it; returns a sentence about it.
+    pub fn write(&self) -> Result<String, ConfigError> {
+        let (began, size) = (Instant::now(), display_size(self.volume.bytes));
+        let Self { shown, left_in, .. } = self;
+        write_image(&self.cache, &self.volume, &self.image).map_err(|error| {
+            let message = format!(
+                "{shown}: cannot restore {size} of acknowledged writes that a killed server left: {error}; they stay in {left_in}"
+            );
+            ConfigError::new("path", message)
+        })?;
+        let ms = began.elapsed().as_millis();
+        Ok(format!(
+            "{shown}: restored {size} of acknowledged writes after the server was killed, in {ms} ms"
+        ))
+    }
+
+    /// A sentence about data that are served from the cache at once.
+    pub fn note(&self) -> String {
+        let (shown, size) = (&self.shown, display_size(self.volume.bytes));
+        format!(
+            "{shown}: restored {size} of acknowledged writes after the server was killed, into the cache; write-out follows"
+        )
+    }
 }
 
 /// What was found out about an image.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Default)]
 pub(crate) struct RestoredImage {
     /// Messages for the user, one sentence each.
     pub notes: Vec<String>,
+    /// Data that are not on the image yet.
+    pub pending: Vec<PendingRestore>,
     /// Its server died and left its memory, in which everything is that the image did not have.
     pub covered: bool,
     /// Its flushes must fail until the operator acknowledges it.
@@ -65,14 +127,16 @@ impl Leftovers {
         match LeftCache::open(file).map_err(wrong)? {
             None => remove(),
             Some(cache) => {
-                let file = LeftFile { cache, name: name.to_owned(), remove: Box::new(remove) };
+                let (cache, name) = (Arc::new(cache), name.to_owned());
+                let (remove, claimed) = (Box::new(remove), Vec::new());
+                let file = LeftFile { cache, name, remove, claimed };
                 self.0.lock().unwrap_or_else(PoisonError::into_inner).push(file);
             }
         }
         Ok(())
     }
 
-    /// Brings the dirty data of an image to it, or beside it. The image is locked and not served yet.
+    /// Finds the dirty data of an image that is locked and not served yet. What belongs beside it is written there.
     pub(crate) fn restore_image(
         &self,
         path: &Path,
@@ -83,51 +147,44 @@ impl Leftovers {
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         for file in files.iter_mut() {
             let rows = file.cache.rows();
-            let is_this = |row: &headworks::cache_memory::VolumeRow| {
-                row.identity == image.identity() || row.path == absolute
-            };
-            done.covered |= rows.iter().any(|row| row.identity == image.identity());
+            let is_same = |row: &VolumeRow| row.identity == image.identity();
+            let is_this = |row: &VolumeRow| is_same(row) || row.path == absolute;
+            done.covered |= rows.iter().any(is_same);
             done.suspect |= rows.iter().any(|row| is_this(row) && row.suspect);
             for volume in file.cache.volumes() {
                 if volume.row.as_ref().is_some_and(is_this) {
-                    restore_volume(file, &volume, (path, image), &mut done)?;
+                    restore_volume(file, volume, (path, image), &mut done)?;
                 }
             }
         }
         Ok(done)
     }
 
-    /// Removes the files that nobody needs any more; returns a sentence about each of the others.
+    /// Removes the files that are not needed any more; returns a sentence about each image that has data in one of the others.
     pub fn remove_empty(&self) -> Vec<String> {
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut notes, mut kept) = (Vec::new(), Vec::new());
         for file in files.drain(..) {
             let left = file.cache.volumes();
-            let left: Vec<_> =
-                left.iter().filter_map(|left| Some((left.row.as_ref()?, left.bytes))).collect();
-            if left.is_empty() {
-                (file.remove)();
-                continue;
+            // Of a volume in memory nothing outlives its server.
+            let images: Vec<_> = left.iter().filter(|left| left.row.is_some()).collect();
+            let waiting = images.iter().filter(|left| !file.claimed.contains(&left.volume));
+            notes
+                .extend(waiting.filter_map(|left| Some(file.note(left.row.as_ref()?, left.bytes))));
+            match images.is_empty() {
+                true => (file.remove)(),
+                false => kept.push(file),
             }
-            for (row, bytes) in left {
-                notes.push(format!(
-                    "{} holds {} of acknowledged writes to {}, which is not served; serve it to have them written",
-                    file.name,
-                    display_size(bytes),
-                    row.path.display()
-                ));
-            }
-            kept.push(file);
         }
         *files = kept;
         notes
     }
 }
 
-/// Brings the dirty data of one volume to its image.
+/// Finds out where the dirty data of one volume belong.
 fn restore_volume(
     file: &mut LeftFile,
-    volume: &LeftVolume,
+    volume: LeftVolume,
     (path, image): (&Path, &OpenFile),
     done: &mut RestoredImage,
 ) -> Result<(), ConfigError> {
@@ -139,27 +196,30 @@ fn restore_volume(
         );
         return Err(ConfigError::new("read-only", message));
     }
-    let began = Instant::now();
-    let restored = restore(&mut file.cache, volume, image, path).map_err(|error| {
+    let Some(why) = difference(&file.cache, &volume, image) else {
+        file.claimed.push(volume.volume);
+        done.pending.push(PendingRestore {
+            cache: Arc::clone(&file.cache),
+            volume,
+            image: image.writer(),
+            shown: shown.to_string(),
+            left_in: file.name.clone(),
+        });
+        return Ok(());
+    };
+    let beside = write_beside(&file.cache, &volume, path).map_err(|error| {
         let message = format!(
-            "{shown}: cannot restore {size} of acknowledged writes that a killed server left: {error}; they stay in {}",
+            "{shown} is not the image that a killed server used ({why}), and {size} of acknowledged writes to that cannot be written \
+             beside it: {error}; they stay in {}",
             file.name
         );
         ConfigError::new("path", message)
     })?;
-    done.notes.push(match restored {
-        Restored::Image { .. } => format!(
-            "{shown}: restored {size} of acknowledged writes after the server was killed, in {} ms",
-            began.elapsed().as_millis()
-        ),
-        Restored::Beside { file, why, .. } => {
-            done.suspect = true;
-            format!(
-                "{shown} is not the image that a killed server used ({why}): {size} of acknowledged writes to that are in {}, and \
-                 flushes of the export fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --yes)",
-                file.display()
-            )
-        }
-    });
+    done.suspect = true;
+    done.notes.push(format!(
+        "{shown} is not the image that a killed server used ({why}): {size} of acknowledged writes to that are in {}, and flushes of the \
+         export fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --yes)",
+        beside.display()
+    ));
     Ok(())
 }

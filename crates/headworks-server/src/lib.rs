@@ -34,7 +34,7 @@
 //! | `messages`, `shared` | what threads of the server exchange, outside the data path |
 //! | `reactor` | the event loop of a shard's thread |
 //! | `control`, `metrics` | the control socket and the metrics endpoint |
-//! | `launch`, `server` | start, stop and wait |
+//! | `launch`, `restoring`, `server` | start, stop and wait |
 
 mod assemble;
 pub mod config;
@@ -55,6 +55,7 @@ mod options;
 mod reactor;
 mod recorder;
 mod reloader;
+mod restoring;
 mod server;
 mod shared;
 mod spec;

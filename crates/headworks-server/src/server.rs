@@ -22,6 +22,7 @@ use crate::listen::Listener;
 use crate::messages::ControlMessage;
 use crate::metrics::{self, Metrics};
 use crate::options::CacheFile;
+use crate::restoring::StartRestores;
 use crate::shared::ServerShared;
 use crate::{Reloader, ServerOptions};
 use headworks::cache_memory::{CacheMemory, ShardGeometry};
@@ -96,7 +97,7 @@ impl Server {
     /// # Errors
     /// The reason why the server cannot start; nothing runs then.
     pub fn start_after(
-        assembly: Assembly,
+        mut assembly: Assembly,
         options: &ServerOptions,
         ended: impl Fn() + Send + Sync + 'static,
         opened: impl FnOnce() -> Result<(), ConfigError>,
@@ -124,6 +125,11 @@ impl Server {
         }
         let mut notes: Vec<String> = note.into_iter().collect();
         let suspect = assembly.suspect.clone();
+        let pending = std::mem::take(&mut assembly.pending);
+        let mut restores = StartRestores::new(pending, &config, &caches)?;
+        notes.append(&mut restores.notes);
+        // What was written to the images needs no memory any more.
+        options.leftovers.remove_empty();
         let exports = served_exports(&assembly, &config);
         let (boxes, mails): (Vec<Sender<ControlMessage>>, Vec<Receiver<ControlMessage>>) =
             (0..options.shards).map(|_| channel()).unzip();
@@ -140,7 +146,10 @@ impl Server {
             shared.keeper().set_suspect(volume, true);
         }
         let service = Arc::new(ControlService::for_server(&assembly, &config, options, &shared));
-        let seeds = seeds(assembly, &config, caches, options, mails, listeners);
+        let mut seeds = seeds(assembly, &config, caches, options, mails, listeners);
+        for (shard, blocks) in std::mem::take(&mut restores.shards) {
+            seeds[usize::from(shard)].set_restores(blocks);
+        }
         let broken = Arc::new(Mutex::new(None));
         let setup = ThreadSetup {
             options: options.clone(),
@@ -148,11 +157,13 @@ impl Server {
             shared: Arc::clone(&shared),
             broken: Arc::clone(&broken),
             acceptor: acceptor.clone(),
+            listens: restores.is_empty(),
         };
         let launched = launch(seeds, &setup, opened);
         // Nothing was served.
         let launched = launched.inspect_err(|_| shared.keeper().close_all());
         let Launched { threads, engine, pages } = launched?;
+        let restoring = (!restores.is_empty()).then(|| restores.watch(Arc::clone(&shared)));
         let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
         let mut server = Self {
             shared,
@@ -167,6 +178,11 @@ impl Server {
             metrics: None,
             acceptor,
         };
+        if let Some(Err(error)) = restoring {
+            server.stop();
+            let _ = server.join();
+            return Err(error);
+        }
         if let Some(listener) = control {
             match ControlSocket::start(listener, Arc::clone(&service)) {
                 Ok(control) => server.control = Some(control),

@@ -65,8 +65,8 @@ pub use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions}
 pub use device::testing;
 pub use device::{
     Command, CommandBatch, DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorDevice,
-    ErrorOptions, FileDevice, FileOptions, FoundFile, Identity, MemDevice, NullDevice, OpenFile,
-    Probability, SizeWatch,
+    ErrorOptions, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, MemDevice, NullDevice,
+    OpenFile, Probability, SizeWatch,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

@@ -130,7 +130,8 @@ struct Side {
 impl Side {
     fn new(order: u8, seed: u64, load: Load) -> Result<Self, ConfigError> {
         let pool = load.size * 5 / 2;
-        let options = CacheDriverOptions { size: load.size, pool, max_folio_order: order, kept: false };
+        let options =
+            CacheDriverOptions { size: load.size, pool, max_folio_order: order, kept: false };
         let mut driver = CacheDriver::new(&options)?;
         dirty_all(&mut driver, load.size)?;
         let (plain, _) = Mapping::huge(load.size as usize)

@@ -14,7 +14,7 @@ mod watched_file;
 
 use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
 
-use crate::leftovers::Leftovers;
+use crate::leftovers::{Leftovers, PendingRestore};
 use crate::spec::BaseDevice;
 use headworks::{Device, FileDevice, OpenFile, display_size};
 use image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
@@ -65,6 +65,8 @@ pub struct Assembly {
     pub named: Vec<Option<NamedDevice>>,
     /// Volumes whose flushes fail until the operator acknowledges them.
     pub(super) suspect: Vec<VolumeId>,
+    /// Dirty data of dead servers that are not on the images yet.
+    pub(super) pending: Vec<(VolumeId, PendingRestore)>,
 }
 
 /// Images that share a device.
@@ -191,6 +193,8 @@ impl Builder {
         let restored = opened.recover(export, &self.leftovers)?;
         self.assembly.notes.extend(restored.notes);
         self.assembly.suspect.extend(restored.suspect.then_some(volume));
+        let pending = restored.pending.into_iter().map(|pending| (volume, pending));
+        self.assembly.pending.extend(pending);
         self.assembly.origins.push(opened.origin(&export.spec));
         self.assembly.files.extend(opened.watched(volume));
         let device = match opened.joins() {

@@ -45,6 +45,8 @@ pub enum ControlMessage {
     Barrier(Sender<std::convert::Infallible>),
     /// Stops the shard: complete what is in flight, flush, end.
     Stop,
+    /// Everything that dead servers left is restored: the shard accepts clients.
+    Listen,
     /// Wakes the shard so that it reads [`ServerShared`](crate::shared::ServerShared) again.
     Wake,
 }

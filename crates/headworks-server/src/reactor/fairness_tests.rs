@@ -87,6 +87,8 @@ pub(super) fn device_parts(
         poll_ns: 0,
         reserve: 0,
         stop_ns: 0,
+        restores: None,
+        listens: true,
     }
 }
 

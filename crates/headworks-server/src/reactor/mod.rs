@@ -34,6 +34,7 @@ mod latency;
 mod log_limiter;
 mod own_flushes;
 mod queries;
+pub(crate) mod restores;
 pub(crate) mod shard_io;
 #[cfg(test)]
 mod sharing_tests;
@@ -67,6 +68,7 @@ use hot_list::HotList;
 use idle::IdlePolicy;
 use log_limiter::LogLimiter;
 use own_flushes::OwnFlushes;
+use restores::Restores;
 use shard_io::{Envelope, ShardIo};
 
 /// Tokens of listeners start here; below are connections' slots.
@@ -127,6 +129,10 @@ pub struct ReactorParts {
     pub reserve: u32,
     /// Time limit of a shutdown; 0 is no limit.
     pub stop_ns: u64,
+    /// Blocks of dead servers that volumes of this shard get first; none if there are none.
+    pub restores: Option<Restores>,
+    /// Clients are accepted from the start, not after [`ControlMessage::Listen`].
+    pub listens: bool,
 }
 
 /// The event loop of one shard.
@@ -156,6 +162,8 @@ pub struct Reactor {
     taken_before: usize,
     /// Idle memory of the pool was returned to the kernel.
     trimmed: bool,
+    /// A stop arrived while blocks were restored.
+    stop_after_restores: bool,
     /// `accept` failed for want of a file descriptor: listeners pause until the next tick.
     accept_paused: bool,
     scratch: Vec<u8>,
@@ -190,6 +198,7 @@ impl Reactor {
             next_look: None,
             taken_before: 0,
             trimmed: true,
+            stop_after_restores: false,
             accept_paused: false,
             scratch: vec![0; SCRATCH],
             events: Vec::with_capacity(1024),
@@ -204,8 +213,8 @@ impl Reactor {
     /// # Errors
     /// The engine failed.
     pub fn run(&mut self) -> io::Result<()> {
-        for index in 0..self.parts.listeners.len() {
-            self.watch_listener(index);
+        if self.parts.listens {
+            self.listen();
         }
         let mut wait = Wait::Poll;
         loop {
@@ -221,6 +230,22 @@ impl Reactor {
                 return Ok(());
             }
             wait = self.next_wait(now, worked);
+        }
+    }
+
+    /// Accepts clients from now on.
+    fn listen(&mut self) {
+        (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
+    }
+
+    /// Continues to restore what dead servers left.
+    fn restore(&mut self, now: Instant) {
+        let ReactorParts { driver, io, restores, .. } = &mut self.parts;
+        if restores.as_mut().is_some_and(|restores| restores.advance(driver, io)) {
+            self.parts.restores = None;
+            if self.stop_after_restores {
+                self.stop(now);
+            }
         }
     }
 
@@ -240,6 +265,9 @@ impl Reactor {
         worked |= self.take_control_messages(now);
         worked |= self.receive(now);
         self.take_timers(now);
+        if self.parts.restores.is_some() {
+            self.restore(now);
+        }
         self.ticking |= worked;
         if self.ticking && now >= self.next_tick {
             self.tick(now);
@@ -358,6 +386,7 @@ impl Reactor {
                 ControlMessage::Resized { volume, size } => self.exports.resize(volume, size),
                 ControlMessage::Stop => self.stop(now),
                 ControlMessage::Barrier(sender) => drop(sender),
+                ControlMessage::Listen => self.listen(),
                 ControlMessage::Wake => {}
             }
         }

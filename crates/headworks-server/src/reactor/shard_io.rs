@@ -10,7 +10,7 @@ use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Statu
 
 use super::foreign_spans::ForeignSpans;
 use crate::connection_id::{
-    CONNECTIONS_MAX, OWN_FLUSHES, connection_id, is_of_shard, next_generation, slot_of,
+    CONNECTIONS_MAX, OWN_FLUSHES, RESTORES, connection_id, is_of_shard, next_generation, slot_of,
 };
 use crate::latency::exports::ExportLatencies;
 use crate::nbd::connection::Connection;
@@ -66,6 +66,8 @@ pub struct ShardIo {
     large_to_send: VecDeque<u32>,
     /// Completions of the shard's own flushes.
     pub own_flushes: Vec<(BioId, Status)>,
+    /// Completions of the writes that restore what a dead server left.
+    restored: Vec<(BioId, Status)>,
     /// Answers to changes of options, by token; bounded by the changes submitted.
     pub sets: Vec<(u32, Status)>,
     /// Notices to be logged, bounded by `NOTICES_MAX`.
@@ -107,6 +109,7 @@ impl ShardIo {
             timer: None,
             to_send: Vec::with_capacity(connections),
             large_to_send: VecDeque::with_capacity(connections),
+            restored: Vec::new(),
             own_flushes: Vec::new(),
             sets: Vec::new(),
             notices: Vec::with_capacity(NOTICES_MAX),
@@ -195,6 +198,16 @@ impl ShardIo {
         }
     }
 
+    /// Records the memory of a bio that is neither a client's nor the cache's.
+    pub fn insert_foreign(&mut self, bio: BioId, span: Span) {
+        self.foreign.insert(bio, span);
+    }
+
+    /// Takes the completions of restoring writes.
+    pub fn take_restored(&mut self) -> Vec<(BioId, Status)> {
+        std::mem::take(&mut self.restored)
+    }
+
     /// Number of foreign bios in this shard's devices.
     #[must_use]
     pub fn foreign(&self) -> usize {
@@ -243,6 +256,11 @@ unsafe impl ActionSink for ShardIo {
     ) {
         if id.connection == OWN_FLUSHES {
             self.own_flushes.push((id, status));
+            return;
+        }
+        if id.connection == RESTORES {
+            self.foreign.remove(id);
+            self.restored.push((id, status));
             return;
         }
         let Some(slot) = self.slot_of(id) else { return };

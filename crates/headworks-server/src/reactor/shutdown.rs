@@ -18,6 +18,11 @@ impl Reactor {
         if self.phase != ShutdownPhase::Running {
             return;
         }
+        if self.parts.restores.is_some() {
+            // At the speed of memory, and then everything is in one place.
+            self.stop_after_restores = true;
+            return;
+        }
         self.phase = ShutdownPhase::Draining { since: now };
         // Published at once: the loss is known even to a stop without time.
         self.publish_unflushed();

@@ -1,8 +1,10 @@
 //! The file that a dead process left: checked, repaired, and read.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{DirtyEntry, VolumeId};
@@ -75,6 +77,8 @@ pub struct LeftCache {
     control: Mapping,
     rows: usize,
     shards: Vec<LeftShard>,
+    /// Volumes whose dirty blocks are somewhere else now.
+    settled: Mutex<BTreeSet<u16>>,
     file: File,
 }
 
@@ -118,7 +122,8 @@ impl LeftCache {
             return Err(wrong("is damaged: its head does not fit its length"));
         }
         let control = Mapping::shared(&file, 0, control as usize)?;
-        let mut left = Self { control, rows: rows as usize, shards: Vec::new(), file };
+        let (rows, shards_found, settled) = (rows as usize, Vec::new(), Mutex::default());
+        let mut left = Self { control, rows, shards: shards_found, settled, file };
         for index in 0..shards as usize {
             let shard = left.shard(index, len)?;
             left.shards.extend(shard);
@@ -198,8 +203,10 @@ impl LeftCache {
     /// The volumes that have dirty blocks.
     #[must_use]
     pub fn volumes(&self) -> Vec<LeftVolume> {
+        let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<LeftVolume> = Vec::new();
-        for block in self.shards.iter().flat_map(|shard| &shard.blocks) {
+        let blocks = self.shards.iter().flat_map(|shard| &shard.blocks);
+        for block in blocks.filter(|block| !settled.contains(&block.volume)) {
             match found.iter_mut().find(|left| left.volume.0 == block.volume) {
                 Some(left) => left.bytes += u64::from(BLOCK),
                 None => {
@@ -236,8 +243,8 @@ impl LeftCache {
     }
 
     /// Forgets the dirty blocks of a volume, which are somewhere else now.
-    pub fn settle(&mut self, volume: VolumeId) {
-        for shard in &mut self.shards {
+    pub fn settle(&self, volume: VolumeId) {
+        for shard in &self.shards {
             for frame in 0..shard.frames.len() / BLOCK as usize {
                 let entry = word(&self.control, shard.table_at + frame * 8);
                 let value = DirtyEntry(entry.load(Ordering::Relaxed));
@@ -245,8 +252,8 @@ impl LeftCache {
                     entry.store(DirtyEntry::CLEAN.0, Ordering::Release);
                 }
             }
-            shard.blocks.retain(|block| block.volume != volume.0);
         }
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.0);
     }
 
     /// The time of the process's last batch of actions, in nanoseconds of real time.
@@ -266,7 +273,7 @@ impl LeftCache {
 
     /// Sets the time of [`LeftCache::alive`].
     #[cfg(test)]
-    pub(super) fn set_alive(&mut self, ns: u64) {
+    pub(super) fn set_alive(&self, ns: u64) {
         for shard in &self.shards {
             word(&self.control, shard.at + shard::ALIVE).store(ns, Ordering::Relaxed);
         }

@@ -17,7 +17,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::left::{LeftBlock, LeftCache, LeftVolume};
-use crate::OpenFile;
+use crate::{ImageWriter, OpenFile};
 use headworks_core::cache::folio::BLOCK;
 
 /// Time after the process's last batch of actions in which its own writes may reach an image: 2 s.
@@ -25,27 +25,9 @@ const GRACE: u64 = 2_000_000_000;
 /// Blocks that are written with one call.
 const RUN_MAX: usize = 512;
 
-/// Where the blocks of a volume went.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Restored {
-    /// Written to the image and synced.
-    Image {
-        /// Bytes that were written.
-        bytes: u64,
-    },
-    /// Written beside the image, which has changed.
-    Beside {
-        /// Bytes that were written.
-        bytes: u64,
-        /// The file with the blocks.
-        file: PathBuf,
-        /// What is different about the image.
-        why: String,
-    },
-}
-
-/// Returns what is different about an image since the process died, if anything is.
-fn difference(left: &LeftCache, volume: &LeftVolume, image: &OpenFile) -> Option<String> {
+/// Returns what is different about an image since the process died, if anything is: then its blocks go beside it.
+#[must_use]
+pub fn difference(left: &LeftCache, volume: &LeftVolume, image: &OpenFile) -> Option<String> {
     let row = volume.row.as_ref()?;
     let found = image.found();
     if row.identity != image.identity() {
@@ -62,34 +44,19 @@ fn difference(left: &LeftCache, volume: &LeftVolume, image: &OpenFile) -> Option
     })
 }
 
-/// Writes the dirty blocks of `volume` to `image` at `path`, or beside it, and forgets them in `left`.
+/// Writes the dirty blocks of `volume` to its image, syncs it, and forgets them in `left`.
 ///
 /// # Errors
 /// A write or sync failed; the blocks are still in `left`.
-pub fn restore(
-    left: &mut LeftCache,
-    volume: &LeftVolume,
-    image: &OpenFile,
-    path: &Path,
-) -> io::Result<Restored> {
-    let bytes = volume.bytes;
-    let restored = match difference(left, volume, image) {
-        None => {
-            write_runs(left.blocks(volume.volume, image.found().size), |offset, run| {
-                // Should this process die here, the next one must not take these writes for somebody else's.
-                left.touch();
-                image.write_all_at(offset, run)
-            })?;
-            image.sync()?;
-            Restored::Image { bytes }
-        }
-        Some(why) => {
-            let file = write_beside(left, volume, path)?;
-            Restored::Beside { bytes, file, why }
-        }
-    };
+pub fn write_image(left: &LeftCache, volume: &LeftVolume, image: &ImageWriter) -> io::Result<()> {
+    write_runs(left.blocks(volume.volume, image.size()), |offset, run| {
+        // Should this process die here, the next one must not take these writes for somebody else's.
+        left.touch();
+        image.write_all_at(offset, run)
+    })?;
+    image.sync()?;
     left.settle(volume.volume);
-    Ok(restored)
+    Ok(())
 }
 
 /// Calls `write` with the offset and the pieces of each run of adjacent blocks.
@@ -139,7 +106,11 @@ fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, "there are 999 recovery files"))
 }
 
-fn write_beside(left: &LeftCache, volume: &LeftVolume, path: &Path) -> io::Result<PathBuf> {
+/// Writes the dirty blocks of `volume` beside the image at `path`, and forgets them in `left`; returns the file.
+///
+/// # Errors
+/// A write or sync failed; the blocks are still in `left`.
+pub fn write_beside(left: &LeftCache, volume: &LeftVolume, path: &Path) -> io::Result<PathBuf> {
     let size = volume.row.as_ref().map_or(u64::MAX, |row| row.size);
     // A volume may have grown after its row was written.
     let end = left.blocks(volume.volume, u64::MAX).map(|block| block.block + 1).max().unwrap_or(0);
@@ -171,5 +142,6 @@ fn write_beside(left: &LeftCache, volume: &LeftVolume, path: &Path) -> io::Resul
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     // A directory that cannot be read cannot be synced; the files are there.
     let _ = File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all());
+    left.settle(volume.volume);
     Ok(name)
 }

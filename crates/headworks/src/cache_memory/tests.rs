@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, FromRawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use headworks_core::{DirtyEntry, VolumeId};
@@ -76,10 +76,23 @@ fn open(path: &Path) -> OpenFile {
     OpenFile::open(path, &options).unwrap()
 }
 
-fn restore_all(left: &mut LeftCache, path: &Path) -> Vec<Restored> {
+/// Where the blocks of a volume went.
+#[derive(Debug, PartialEq)]
+enum Restored {
+    Image { bytes: u64 },
+    Beside { file: PathBuf, why: String },
+}
+
+fn restore_all(left: &LeftCache, path: &Path) -> Vec<Restored> {
     let image = open(path);
-    let volumes = left.volumes();
-    volumes.iter().map(|volume| restore(left, volume, &image, path).unwrap()).collect()
+    let restore = |volume: &LeftVolume| match difference(left, volume, &image) {
+        None => {
+            write_image(left, volume, &image.writer()).unwrap();
+            Restored::Image { bytes: volume.bytes }
+        }
+        Some(why) => Restored::Beside { file: write_beside(left, volume, path).unwrap(), why },
+    };
+    left.volumes().iter().map(restore).collect()
 }
 
 #[test]
@@ -95,8 +108,8 @@ fn dirty_blocks_reach_image_and_shadow_beats_frame() {
     process.dirty(7, 1, 12);
     process.log().set(7, 1, DirtyEntry::CLEAN);
     assert_eq!(process.memory.dirty_bytes(), 5 * BLOCK as u64);
-    let (mut left, image) = process.die();
-    let done = restore_all(&mut left, image.path());
+    let (left, image) = process.die();
+    let done = restore_all(&left, image.path());
     assert_eq!(done, [Restored::Image { bytes: 4 * BLOCK as u64 }]);
     let bytes = std::fs::read(image.path()).unwrap();
     let blocks: Vec<u8> = bytes.chunks(BLOCK).map(|block| block[0]).collect();
@@ -117,8 +130,8 @@ fn copy_that_was_cut_short_is_done_again() {
         process.log().begin_change(to, from, 1024);
         to.copy_from_nonoverlapping(from, 100);
     }
-    let (mut left, image) = process.die();
-    restore_all(&mut left, image.path());
+    let (left, image) = process.die();
+    restore_all(&left, image.path());
     let bytes = std::fs::read(image.path()).unwrap();
     let block = &bytes[4 * BLOCK..5 * BLOCK];
     assert!(block[..512].iter().chain(&block[1536..]).all(|&byte| byte == 1));
@@ -131,8 +144,8 @@ fn zeroing_that_was_cut_short_is_done_again() {
     process.dirty(3, 4, 6);
     let to = process.shard.frames.as_ref().unwrap().at(3 * BLOCK, BLOCK);
     process.log().begin_change(to, std::ptr::null(), BLOCK);
-    let (mut left, image) = process.die();
-    restore_all(&mut left, image.path());
+    let (left, image) = process.die();
+    restore_all(&left, image.path());
     let bytes = std::fs::read(image.path()).unwrap();
     assert!(bytes[4 * BLOCK..5 * BLOCK].iter().all(|&byte| byte == 0));
 }
@@ -155,13 +168,13 @@ fn changed_image_is_left_alone_and_data_lie_beside_it() {
         process.dirty(3, 5, 8);
         process.dirty(4, 6, 8);
         process.dirty(5, 9, 9);
-        let (mut left, image) = process.die();
+        let (left, image) = process.die();
         change(image.path());
         let before = std::fs::read(image.path()).unwrap();
         for number in ["", "-2"] {
             // A second time there is a recovery file already.
-            let done = restore_all(&mut left, image.path()).pop();
-            let Some(Restored::Beside { file, why: said, .. }) = done else {
+            let done = restore_all(&left, image.path()).pop();
+            let Some(Restored::Beside { file, why: said }) = done else {
                 assert_eq!(number, "-2", "{done:?}");
                 continue;
             };
@@ -185,13 +198,13 @@ fn changed_image_is_left_alone_and_data_lie_beside_it() {
 fn image_that_changed_long_after_the_death_is_left_alone() {
     let process = Process::new("left-later");
     process.dirty(3, 5, 8);
-    let (mut left, image) = process.die();
+    let (left, image) = process.die();
     assert!(left.alive() > 0);
     // As if the process had died ten seconds earlier.
     left.set_alive(left.alive() - 10_000_000_000);
     std::fs::write(image.path(), vec![3; 10 * BLOCK + 512]).unwrap();
-    let done = restore_all(&mut left, image.path()).pop().unwrap();
-    let Restored::Beside { file, why, .. } = done else { panic!("{done:?}") };
+    let done = restore_all(&left, image.path()).pop().unwrap();
+    let Restored::Beside { file, why } = done else { panic!("{done:?}") };
     assert!(why.starts_with("it was changed ") && why.contains("s after the server"), "{why}");
     std::fs::remove_file(
         file.with_file_name(format!("{}.map", file.file_name().unwrap().to_str().unwrap())),

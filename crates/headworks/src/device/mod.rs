@@ -20,7 +20,9 @@ pub mod testing;
 
 pub use delay::{DelayDevice, DelayOptions};
 pub use error::{ErrorDevice, ErrorOptions};
-pub use file::{Direct, FileDevice, FileOptions, FoundFile, Identity, OpenFile, SizeWatch};
+pub use file::{
+    Direct, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch,
+};
 pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use probability::Probability;

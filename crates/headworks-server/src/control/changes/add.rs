@@ -122,12 +122,16 @@ impl LiveChanges {
         let restored = opened
             .recover(spec, self.shards.keeper().leftovers())
             .map_err(|error| wrong(&error))?;
+        let written = restored.pending.iter().map(|pending| pending.write());
+        let written: Vec<String> =
+            written.collect::<Result<_, _>>().map_err(|error| wrong(&error))?;
         self.shards.keeper().leftovers().remove_empty();
         let Placement { volume, config, device, owner } =
             inventory.place(spec, &opened).map_err(|error| wrong(&error))?;
         let (mut notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
         origin.caching = spec.caching();
         notes.extend(restored.notes);
+        notes.extend(written);
         notes.extend(self.shards.keeper().open(volume, &origin, &config.options));
         let mut watched = opened.watched(volume);
         let (mut file, common) = (None, opened.common(spec));

@@ -35,7 +35,7 @@ use crate::memory::Span;
 #[cfg(any(test, feature = "testing"))]
 pub(super) use call::execute;
 use open::FileMode;
-pub use open::{Direct, FileOptions, FoundFile, Identity, OpenFile, SizeWatch};
+pub use open::{Direct, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch};
 
 /// Commands of several steps at once; one more is `Busy`. They are flushes and discards, of which few help.
 const STEPPED_MAX: usize = 64;

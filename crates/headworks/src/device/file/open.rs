@@ -216,38 +216,10 @@ impl OpenFile {
         self.identity.inode != 0
     }
 
-    /// Writes pieces one after the other, before the image is served.
-    ///
-    /// # Errors
-    /// The kernel's reason; a part may have been written.
-    pub fn write_all_at(&self, offset: u64, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
-        let (mut at, mut left) = (offset, pieces);
-        while !left.is_empty() {
-            let count = left.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
-            // SAFETY: an `IoSlice` is an iovec; all of them live through the call.
-            let written =
-                unsafe { libc::pwritev(self.fd(), left.as_ptr().cast(), count, at as i64) };
-            match usize::try_from(written) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => {
-                    at += written as u64;
-                    IoSlice::advance_slices(&mut left, written);
-                }
-                Err(_) => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::Interrupted => {}
-                    error => return Err(error),
-                },
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes what was written durable.
-    ///
-    /// # Errors
-    /// The kernel's reason.
-    pub fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+    /// A handle to write the image before it is served. It keeps image and lock open.
+    #[must_use]
+    pub fn writer(&self) -> ImageWriter {
+        ImageWriter { file: Arc::clone(&self.file), size: self.found.size }
     }
 
     /// Whether it was made by this.
@@ -323,6 +295,56 @@ impl SizeWatch {
     #[must_use]
     pub fn is_regular(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.is_file())
+    }
+}
+
+/// A second handle of an image, for writes before it is served.
+#[derive(Clone, Debug)]
+pub struct ImageWriter {
+    file: Arc<File>,
+    size: u64,
+}
+
+impl ImageWriter {
+    /// Size of the image in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Writes pieces one after the other, before the image is served.
+    ///
+    /// # Errors
+    /// The kernel's reason; a part may have been written.
+    pub fn write_all_at(&self, offset: u64, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let (mut at, mut left) = (offset, pieces);
+        while !left.is_empty() {
+            let count = left.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
+            // SAFETY: an `IoSlice` is an iovec; all of them live through the call.
+            let written = unsafe {
+                libc::pwritev(self.file.as_raw_fd(), left.as_ptr().cast(), count, at as i64)
+            };
+            match usize::try_from(written) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    at += written as u64;
+                    IoSlice::advance_slices(&mut left, written);
+                }
+                Err(_) => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// The kernel's reason.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
     }
 }
 
