@@ -6,6 +6,7 @@
 use crate::bio::{BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
 use crate::dirty_entry::DirtyEntry;
 use crate::error::Status;
+use crate::queue::DeviceState;
 use crate::input::{Message, ReplyStage, RequestId};
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
@@ -71,6 +72,13 @@ pub enum Notice {
         device: DeviceId,
         /// The id that the device returned.
         id: RequestId,
+    },
+    /// A device does not answer any more, or answers again.
+    DeviceState {
+        /// The device concerned.
+        device: DeviceId,
+        /// Its state from now on.
+        state: DeviceState,
     },
     /// The answer to [`crate::Control::Set`] and [`crate::Control::SetDirty`].
     Set {

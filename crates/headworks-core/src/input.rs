@@ -7,6 +7,7 @@ use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, VolumeId};
 use crate::device_cost::{DeviceCost, ShareUnit};
 use crate::error::Status;
 use crate::options::Tunable;
+use crate::queue::DeviceState;
 use crate::wait_times::WaitTimes;
 use crate::writeback::DirtyTunable;
 
@@ -46,6 +47,8 @@ pub enum Message {
         cookie: u32,
         /// Number of leased tags that it uses.
         tags: u16,
+        /// The part of the device's `io_timeout` that it has waited for tags, in 255ths.
+        waited: u8,
     },
     /// To the bio's shard: completes a bio.
     Done {
@@ -99,6 +102,8 @@ pub enum Message {
         max_sectors_kb: u32,
         /// As in [`crate::QueueOptions::share`].
         share: ShareUnit,
+        /// As in [`crate::QueueOptions::io_timeout_ns`].
+        io_timeout_ns: u64,
     },
     /// To every other shard: how volumes of `device` are cached from now on.
     Caching {
@@ -108,6 +113,13 @@ pub enum Message {
         read_ahead_kb: u32,
         /// As in [`crate::QueueOptions::max_folio_order`].
         max_folio_order: u8,
+    },
+    /// To every other shard: whether a device answers. While it does not, new bios fail at once.
+    DeviceState {
+        /// The device concerned.
+        device: DeviceId,
+        /// Its state from now on.
+        state: DeviceState,
     },
     /// To the owner: returns `count` leased tags.
     TagReturn {

@@ -75,6 +75,7 @@ pub use dirty_entry::DirtyEntry;
 pub use error::{ConfigError, IoError, Status};
 pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
+pub use queue::DeviceState;
 pub use options::{
     CacheOptions, Change, ChangeError, DeadlineOptions, DepthMode, DeviceConfig, ErrorPolicy,
     ExportConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, Tunable,

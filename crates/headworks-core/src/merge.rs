@@ -127,7 +127,7 @@ pub(crate) fn join_requests(
 ) {
     debug_assert!(kept != gone, "a request is not merged with itself");
     let from = &slots[gone];
-    let stamps = from.stamps;
+    let (stamps, waits_since) = (from.stamps, from.waits_since);
     let part = Part {
         offset: from.offset,
         len: from.len,
@@ -143,6 +143,7 @@ pub(crate) fn join_requests(
     for (stamp, other) in kept.stamps.iter_mut().zip(stamps).take(3) {
         *stamp = (*stamp).min(other);
     }
+    kept.waits_since = kept.waits_since.min(waits_since);
 }
 
 /// Waiting requests by where they end and where they start.

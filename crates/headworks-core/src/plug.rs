@@ -35,6 +35,8 @@ pub(crate) struct PlugBio {
     pub slot: u32,
     /// When it arrived: now, or earlier if a change of options held it.
     pub since: Instant,
+    /// The time from which its wait for the device is limited: it may have waited on another shard.
+    pub waits_since: Instant,
     /// Tags of another shard's lease that it came with; 0 for bios of this shard.
     pub tags: u16,
 }
@@ -108,6 +110,7 @@ impl Plug {
         slots[id].begin(RequestStart {
             marks: queue.first_marks(&new.bio) | leased,
             tags: new.tags,
+            waits_since: new.waits_since,
             ..RequestStart::of_bio(new.since, &new.bio, new.slot, segments)
         });
         self.hold(&new.bio, queue.device, id);

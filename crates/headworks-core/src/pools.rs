@@ -23,6 +23,8 @@ pub(crate) struct Pools {
     pub timers: TimerWheel,
     /// Completions of the cache's bios in this batch.
     pub completions: Vec<DeviceCompletion>,
+    /// Devices that ceased to answer or began to answer again in this batch, a bit each.
+    pub state_changes: u64,
     /// Request slots that were made for tags of removed devices; devices that get more tags use them first.
     pub spare_slots: u32,
 }

@@ -9,6 +9,7 @@ use crate::device_cost::{DeviceCost, ShareUnit};
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 use crate::options::Tunable;
+use crate::queue::DeviceState;
 use crate::wait_times::WaitTimes;
 use crate::writeback::DirtyTunable;
 
@@ -131,6 +132,10 @@ impl RunHash {
                 self.add(9);
                 self.add(pair(token, IoError::code(status).into()));
             }
+            Notice::DeviceState { device, state } => {
+                self.add(14);
+                self.add(pair(device.0.into(), state as u32));
+            }
             Notice::ShortRead { volume, offset } => {
                 self.add(8);
                 self.add(volume.0.into());
@@ -228,9 +233,9 @@ pub fn encode(input: &Input) -> InputWords {
 
 fn encode_message(message: &Message) -> InputWords {
     match *message {
-        Message::Bio { bio, cookie, tags } => {
+        Message::Bio { bio, cookie, tags, waited } => {
             let [a, b, c, d] = bio_words(&bio);
-            [3, a, b, c, d, pair(cookie, tags.into())]
+            [3, a, b, c, d, pair(cookie, u32::from(waited) << 16 | u32::from(tags))]
         }
         Message::Done { cookie, id, status, hole, stage, wait_times } => {
             let outcome = outcome(status, hole, stage);
@@ -248,8 +253,12 @@ fn encode_message(message: &Message) -> InputWords {
         Message::Caching { device, read_ahead_kb, max_folio_order } => {
             [15, device.0.into(), read_ahead_kb.into(), max_folio_order.into(), 0, 0]
         }
-        Message::Limits { device, nr_requests, max_sectors_kb, share } => {
-            [13, device.0.into(), nr_requests.into(), max_sectors_kb.into(), share as u64, 0]
+        Message::Limits { device, nr_requests, max_sectors_kb, share, io_timeout_ns } => {
+            let share = share as u64;
+            [13, device.0.into(), nr_requests.into(), max_sectors_kb.into(), share, io_timeout_ns]
+        }
+        Message::DeviceState { device, state } => {
+            [17, device.0.into(), state as u64, 0, 0, 0]
         }
     }
 }
@@ -273,6 +282,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             bio: bio_of(&words[1..])?,
             cookie: (words[5] >> 32) as u32,
             tags: words[5] as u16,
+            waited: (words[5] >> 16) as u8,
         },
         4 => Message::Done {
             cookie: words[4] as u32,
@@ -309,7 +319,9 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             nr_requests: words[2] as u32,
             max_sectors_kb: words[3] as u32,
             share: *ShareUnit::ALL.get(usize::try_from(words[4]).ok()?)?,
+            io_timeout_ns: words[5],
         },
+        17 => Message::DeviceState { device, state: DeviceState::of(words[2])? },
         11 => {
             let tunable = Tunable::from_code(words[2].try_into().ok()?)?;
             let (value, token) = (words[3], words[4] as u32);
@@ -390,7 +402,7 @@ mod tests {
             4 => {
                 return Input::Control(Control::Resize { volume: id.volume, size: bio.offset });
             }
-            5 => Message::Bio { bio, cookie, tags: count },
+            5 => Message::Bio { bio, cookie, tags: count, waited: bio.len as u8 },
             6 => {
                 let wait_times = WaitTimes::from_word(prng.next());
                 Message::Done { cookie, id, status, hole, stage: ReplyStage::Early, wait_times }
@@ -414,6 +426,7 @@ mod tests {
                 nr_requests: cookie,
                 max_sectors_kb: bio.len,
                 share: ShareUnit::Bytes,
+                io_timeout_ns: bio.offset,
             },
             13 => return Input::Close { connection: cookie },
             15 => {
@@ -426,6 +439,7 @@ mod tests {
                 let (export, weight) = (id.export, count);
                 return Input::Control(Control::Weight { export, weight });
             }
+            16 => Message::DeviceState { device, state: DeviceState::Stuck },
             _ => Message::TagReturn { device, count },
         };
         Input::Message { from: ShardId(prng.next() as u16), message }

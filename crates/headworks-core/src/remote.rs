@@ -11,11 +11,14 @@
 use crate::action::Action;
 use crate::bio::{DeviceId, ExportId, Op, ShardId};
 use crate::device_cost::{CommandKind, DeviceCost, ShareUnit, Streams};
-use crate::error::Status;
+use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
-use crate::options::ShardConfig;
+use crate::options::{QueueOptions, ShardConfig};
 use crate::pools::{Pools, answer};
-use crate::queue::{ExportWeights, TimerKind, clear_timers, cost_bytes, pieces, timer_of};
+use crate::queue::{
+    DeviceMonitor, DeviceState, ExportWeights, TimerKind, clear_timers, cost_bytes, pieces,
+    set_timer_by, timer_of,
+};
 use crate::request_limits::RequestLimits;
 use crate::tags::{FlowHead, Flows, Lease, Requester, TagRequest, max_request_tags};
 use crate::time::{Instant, MS};
@@ -31,6 +34,9 @@ pub(crate) struct RemoteQueue {
     /// The owner's limits, as of its last message.
     limits: RequestLimits,
     nr_requests: u32,
+    io_timeout_ns: u64,
+    /// Whether the device answers, as of the owner's last message.
+    monitor: DeviceMonitor,
     lease: Lease,
     /// Bios that wait for tags.
     waiting: Flows,
@@ -52,6 +58,8 @@ impl RemoteQueue {
             owner: options.owner,
             limits: RequestLimits::new(&options.queue),
             nr_requests: options.queue.nr_requests,
+            io_timeout_ns: options.queue.io_timeout_ns,
+            monitor: DeviceMonitor::new(),
             lease: Lease::default(),
             waiting: Flows::new((config.bios_max + config.cache.bios()) as usize),
             gathering: None,
@@ -94,6 +102,9 @@ impl RemoteQueue {
 
     /// Queues a checked bio until its tags are leased; sends a flush at once.
     pub fn submit(&mut self, now: Instant, pools: &mut Pools, slot: u32, block_size: u32) {
+        if !self.monitor.admits(now, self.io_timeout_ns) {
+            return answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
+        }
         let bio = pools.bios[slot].bio;
         let tags = match bio.op {
             Op::Flush => 0,
@@ -102,7 +113,7 @@ impl RemoteQueue {
         };
         pools.bios[slot].tags = tags;
         if tags == 0 {
-            return self.send(pools, slot);
+            return self.send(pools, slot, 0);
         }
         let sequential = self.streams.note(bio.id.connection, bio.id.volume, bio.offset, bio.len);
         let kind = CommandKind::new(bio.op, sequential);
@@ -130,9 +141,58 @@ impl RemoteQueue {
     }
 
     /// Takes over new limits of the owner's queue.
-    pub fn on_limits(&mut self, nr_requests: u32, max_sectors_kb: u32, share: ShareUnit) {
+    pub fn on_limits(
+        &mut self,
+        nr_requests: u32,
+        max_sectors_kb: u32,
+        share: ShareUnit,
+        io_timeout_ns: u64,
+    ) {
         (self.nr_requests, self.share) = (nr_requests, share);
+        self.io_timeout_ns = io_timeout_ns;
         self.limits.max_bytes = max_sectors_kb * 1024;
+    }
+
+    /// Takes over whether the device answers.
+    pub fn on_state(&mut self, now: Instant, pools: &mut Pools, state: DeviceState) {
+        if self.monitor.follow(now, state, self.io_timeout_ns) {
+            pools.state_changes |= 1 << self.device.0;
+        }
+    }
+
+    /// Returns whether the device answers, as far as this shard knows.
+    pub fn state(&self) -> DeviceState {
+        self.monitor.state()
+    }
+
+    /// Fails the bios that have waited for tags for too long, and sets the timer for the next one.
+    pub fn on_expiry(&mut self, now: Instant, pools: &mut Pools) {
+        let mut next: Option<Instant> = None;
+        for flow in 0..self.waiting.places() {
+            while let Some(waiter) = self.waiting.first_of(flow) {
+                let until = waiter.since.after(self.io_timeout_ns);
+                if until > now {
+                    next = Some(next.map_or(until, |other| other.min(until)));
+                    break;
+                }
+                self.expire_first(now, pools, flow);
+            }
+        }
+        if let Some(at) = next {
+            set_timer_by(pools, self.device, TimerKind::Expiry, at);
+        }
+    }
+
+    /// Fails the first waiter of a flow.
+    fn expire_first(&mut self, now: Instant, pools: &mut Pools, flow: u32) {
+        let waiter = self.waiting.withdraw_first(flow, &|_| true).expect("the flow has a waiter");
+        let Requester::Request(slot) = waiter.request.requester else {
+            unreachable!("only bios wait for leased tags")
+        };
+        self.gathering = self.gathering.filter(|head| head.flow != flow);
+        pools.bios[slot].wait_times =
+            WaitTimes::NONE.plus(WaitKind::Tag, now.since(waiter.since));
+        answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
     }
 
     /// Tags that a waiting bio is sent with: as many as it requested, at most what the owner grants to one request. With fewer tags
@@ -181,6 +241,11 @@ impl RemoteQueue {
         }
         let count = self.lease.settle();
         self.return_tags(pools, count);
+        let expiry = timer_of(self.device, TimerKind::Expiry);
+        if !self.waiting.is_empty() && !pools.timers.is_set(expiry) {
+            // What waits has begun now, or this is set already.
+            pools.timers.set(expiry, now.after(self.io_timeout_ns));
+        }
         let timer = timer_of(self.device, TimerKind::LeaseIdle);
         if self.lease.used() > 0 || self.lease.held() == 0 {
             pools.timers.clear(timer);
@@ -233,15 +298,15 @@ impl RemoteQueue {
             debug_assert!(want > 0 && self.lease.used() >= u32::from(want));
             pools.bios[slot].tags = want;
             pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Tag, waited);
-            self.send(pools, slot);
+            self.send(pools, slot, waited_part(waited, self.io_timeout_ns));
         }
         self.waiting.reset();
     }
 
-    /// Sends a bio with its tags to the owner.
-    fn send(&self, pools: &mut Pools, slot: u32) {
+    /// Sends a bio with its tags to the owner, and how much of the time-out it has waited.
+    fn send(&self, pools: &mut Pools, slot: u32, waited: u8) {
         let entry = &pools.bios[slot];
-        let message = Message::Bio { bio: entry.bio, cookie: slot, tags: entry.tags };
+        let message = Message::Bio { bio: entry.bio, cookie: slot, tags: entry.tags, waited };
         pools.actions.list.push(Action::Send { to: self.owner, message });
     }
 
@@ -252,4 +317,15 @@ impl RemoteQueue {
             pools.actions.list.push(Action::Send { to: self.owner, message });
         }
     }
+}
+
+/// Returns the part of a time-out that a wait took, in 255ths, rounded up: a bio fails a little too early rather than too late.
+fn waited_part(waited_ns: u64, io_timeout_ns: u64) -> u8 {
+    let part = (u128::from(waited_ns) * 255).div_ceil(u128::from(io_timeout_ns.max(1)));
+    part.min(255) as u8
+}
+
+/// Returns the wait that [`waited_part`] made a part of.
+pub(crate) fn waited_ns(options: &QueueOptions, waited: u8) -> u64 {
+    (u128::from(options.io_timeout_ns) * u128::from(waited) / 255) as u64
 }

@@ -103,6 +103,8 @@ pub struct Request {
     pub deadline: Instant,
     /// Time when its last command was sent; the time-out counts from here.
     pub sent: Instant,
+    /// Time from which its wait for the device is limited: when it arrived, or when the device finished a part of it last.
+    pub waits_since: Instant,
     /// Times when it entered the plug, left it, got its tag, and left the elevator.
     pub stamps: [Instant; 4],
 }
@@ -161,6 +163,7 @@ impl Request {
             status,
             deadline: _,
             sent: _,
+            waits_since,
             stamps,
         } = self;
         debug_assert!(
@@ -190,6 +193,7 @@ impl Request {
         *charged = 0;
         *pieces = 0;
         *status = Ok(());
+        *waits_since = start.waits_since;
         *stamps = start.stamps;
     }
 
@@ -254,6 +258,7 @@ impl Default for Request {
             status: Ok(()),
             deadline: Instant(0),
             sent: Instant(0),
+            waits_since: Instant(0),
             stamps: [Instant(0); 4],
         }
     }
@@ -291,6 +296,8 @@ pub(crate) struct RequestStart {
     pub marks: u8,
     /// Tags of another shard's lease that it comes with.
     pub tags: u16,
+    /// The time from which its wait for the device is limited.
+    pub waits_since: Instant,
     /// The stage times so far.
     pub stamps: [Instant; 4],
 }
@@ -315,6 +322,7 @@ impl RequestStart {
             state: RequestState::Plugged,
             marks: 0,
             tags: 0,
+            waits_since: now,
             stamps: [now; 4],
         }
     }
@@ -337,6 +345,7 @@ impl RequestStart {
             state: RequestState::Queued,
             marks: Request::FLUSH,
             tags: 0,
+            waits_since: now,
             stamps: [now; 4],
         }
     }
@@ -365,6 +374,7 @@ impl RequestStart {
                     from.marks & Request::SEQUENTIAL
                 },
             tags: 0,
+            waits_since: from.waits_since,
             stamps: from.stamps,
         }
     }

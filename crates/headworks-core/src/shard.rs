@@ -21,7 +21,7 @@ use crate::options::{DEVICES_MAX, ExportConfig, ShardConfig, Tunable, VolumeConf
 use crate::plug::{Offered, Plug, PlugBio};
 use crate::pools::Pools;
 use crate::queue::{LeaseRequest, Queue, TIMERS, TimerKind};
-use crate::remote::RemoteQueue;
+use crate::remote::{RemoteQueue, waited_ns};
 use crate::request::{BioOrigin, BioSlot, Bios, SlotId, Slots};
 use crate::slab::NIL;
 use crate::stats::TurnStats;
@@ -162,6 +162,7 @@ impl Shard {
                 slots: Slots::new(slots),
                 actions: Actions::with_capacity(list, segments),
                 timers: TimerWheel::new(queue_timers + Cache::timers(&config.cache)),
+                state_changes: 0,
                 spare_slots: 0,
             },
             routes,
@@ -273,7 +274,10 @@ impl Shard {
         self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, ..BioSlot::default() };
         self.touched |= 1 << device.0;
         match &mut self.routes[usize::from(device.0)] {
-            DeviceRoute::Local(_) => self.enter(now, device, bio, slot, 0),
+            DeviceRoute::Local(_) => {
+                let new = PlugBio { bio, slot, since: now, waits_since: now, tags: 0 };
+                self.enter(now, device, &new);
+            }
             DeviceRoute::Remote(remote) => remote.submit(now, &mut self.pools, slot, block_size),
             DeviceRoute::Unassigned => unreachable!("a device is removed after its volumes"),
         }
@@ -320,33 +324,24 @@ impl Shard {
     }
 
     /// Passes a bio to a local device, whose queue holds it while its options change.
-    fn enter(&mut self, now: Instant, device: DeviceId, bio: Bio, slot: u32, tags: u16) {
+    fn enter(&mut self, now: Instant, device: DeviceId, new: &PlugBio) {
         let queue = self.routes[usize::from(device.0)].local();
-        if queue.is_draining() && tags == 0 {
-            return queue.hold(now, &mut self.pools, slot);
+        if queue.is_draining() && new.tags == 0 {
+            return queue.hold(now, &mut self.pools, new.slot);
         }
-        self.enter_open(now, now, device, bio, slot, tags);
+        self.enter_open(now, device, new);
     }
 
-    /// Passes a bio that arrived at `came` to a local device that does not hold it.
+    /// Passes a bio to a local device that does not hold it.
     #[inline(always)]
-    fn enter_open(
-        &mut self,
-        now: Instant,
-        came: Instant,
-        device: DeviceId,
-        bio: Bio,
-        slot: u32,
-        tags: u16,
-    ) {
+    fn enter_open(&mut self, now: Instant, device: DeviceId, new: &PlugBio) {
         let queue = self.routes[usize::from(device.0)].local();
-        if bio.op == Op::Flush {
-            return queue.flush(now, &mut self.pools, slot);
+        if new.bio.op == Op::Flush {
+            return queue.flush(now, &mut self.pools, new.slot);
         }
-        let new = PlugBio { bio, slot, since: came, tags };
         loop {
             let queue = self.routes[usize::from(device.0)].local();
-            match self.plug.offer(queue.view(bio.id.volume), &mut self.pools, &new) {
+            match self.plug.offer(queue.view(new.bio.id.volume), &mut self.pools, new) {
                 Offered::Full => self.flush_plug(now),
                 offered => {
                     self.turn.1 += u32::from(offered == Offered::Merged);
@@ -394,7 +389,8 @@ impl Shard {
         {
             let (bio, came) = (pools.bios[slot].bio, pools.waits_since(slot));
             pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Plug, now.since(came));
-            self.enter_open(now, came, device, bio, slot, 0);
+            let new = PlugBio { bio, slot, since: came, waits_since: came, tags: 0 };
+            self.enter_open(now, device, &new);
         }
         if self.plug.finish() {
             self.flush_plug(now);
@@ -424,7 +420,11 @@ impl Shard {
                     queue.on_timeout(now, &mut self.pools);
                 }
                 DeviceRoute::Local(queue) if kind == TimerKind::Retry as u32 => queue.on_retry(),
+                DeviceRoute::Local(queue) if kind == TimerKind::Expiry as u32 => queue.on_expiry(),
                 DeviceRoute::Local(_) => {}
+                DeviceRoute::Remote(remote) if kind == TimerKind::Expiry as u32 => {
+                    remote.on_expiry(now, &mut self.pools);
+                }
                 DeviceRoute::Remote(remote) => remote.on_idle(&mut self.pools),
                 DeviceRoute::Unassigned => {}
             }
@@ -433,7 +433,9 @@ impl Shard {
 
     fn on_message(&mut self, now: Instant, from: ShardId, message: Message) {
         match message {
-            Message::Bio { bio, cookie, tags } => self.on_remote_bio(now, from, bio, cookie, tags),
+            Message::Bio { bio, cookie, tags, waited } => {
+                self.on_remote_bio(now, from, bio, (cookie, tags, waited));
+            }
             Message::Done { cookie, id, status, hole, stage, wait_times } => {
                 let Some(config) = self.volume(id.volume) else {
                     return;
@@ -466,11 +468,18 @@ impl Shard {
                     remote.on_grant(now, pools, count, cost);
                 }
             }
-            Message::Limits { device, nr_requests, max_sectors_kb, share } => {
+            Message::Limits { device, nr_requests, max_sectors_kb, share, io_timeout_ns } => {
                 if self.is_owned_by(device, from)
                     && let Some((remote, _)) = self.remote(device)
                 {
-                    remote.on_limits(nr_requests, max_sectors_kb, share);
+                    remote.on_limits(nr_requests, max_sectors_kb, share, io_timeout_ns);
+                }
+            }
+            Message::DeviceState { device, state } => {
+                if self.is_owned_by(device, from)
+                    && let Some((remote, pools)) = self.remote(device)
+                {
+                    remote.on_state(now, pools, state);
                 }
             }
             Message::Caching { device, read_ahead_kb, max_folio_order } => {
@@ -489,7 +498,13 @@ impl Shard {
         }
     }
 
-    fn on_remote_bio(&mut self, now: Instant, from: ShardId, bio: Bio, cookie: u32, tags: u16) {
+    fn on_remote_bio(
+        &mut self,
+        now: Instant,
+        from: ShardId,
+        bio: Bio,
+        (cookie, tags, waited): (u32, u16, u8),
+    ) {
         let config = self.volume(bio.id.volume);
         let Some(device) = config.map(|config| config.device).filter(|&d| self.queue(d).is_some())
         else {
@@ -507,7 +522,9 @@ impl Shard {
         };
         self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, tags, ..BioSlot::default() };
         self.touched |= 1 << device.0;
-        self.enter(now, device, bio, slot, tags);
+        let waited = self.queue(device).map_or(0, |queue| waited_ns(queue.options(), waited));
+        let waits_since = Instant(now.0.saturating_sub(waited));
+        self.enter(now, device, &PlugBio { bio, slot, since: now, waits_since, tags });
     }
 
     /// Completes another shard's bio with an error.

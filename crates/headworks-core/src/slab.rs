@@ -112,6 +112,13 @@ impl<T> Slab<T> {
         self.capacity
     }
 
+    /// Returns the number of slots that were ever taken; they are the first ones.
+    #[inline]
+    #[must_use]
+    pub fn places(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
     /// Returns true when `slot` exists and is taken.
     #[inline]
     #[must_use]

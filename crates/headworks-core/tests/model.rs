@@ -9,6 +9,8 @@
 //! - a flush or FUA is acknowledged only if a device flush sent after the end of the data succeeded; after a failed one all
 //!   fail until the failure is acknowledged;
 //! - a write is never in the device beside an overlapping write that timed out before;
+//! - every bio is answered within twice `io_timeout` of its arrival, or of the last part of it that the device has finished; it
+//!   fails unsent only after half of `io_timeout` (in a merged request), or while the device does not answer;
 //! - limits hold: queue depth, tags, bytes, segments; a command in flight or a timer ends every wait;
 //! - in the end all tags and slots are free.
 //!
@@ -19,7 +21,8 @@ use std::collections::BTreeMap;
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, Completion, Control, DeadlineOptions, DeviceId, Input, Instant,
+    Action, Bio, BioFlags, BioId, Completion, Control, DeadlineOptions, DeviceId, DeviceState,
+    Input, Instant,
     IoClass, IoError, Ioprio, NoMerges, Notice, Op, QueueOptions, ReplyStage, RequestId, Scheduler,
     Segment, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
 };
@@ -38,6 +41,10 @@ struct ModelBio {
     /// Successful transfers of each sector; an error of a command resets them.
     moved: Vec<u8>,
     entered: u64,
+    /// When it arrived.
+    arrived: u64,
+    /// When it arrived, or the device answered a command for a part of it last.
+    waits_since: u64,
     early: Option<u64>,
     /// The last completion of a part of it.
     finished: u64,
@@ -92,6 +99,8 @@ struct World {
     groups: BTreeMap<u32, Vec<BioId>>,
     volumes: [Durability; 2],
     refusing: bool,
+    /// The device does not answer: new bios fail at once.
+    stuck: bool,
     answered: Option<RequestId>,
     fault_rate: u64,
 }
@@ -141,6 +150,7 @@ fn world(seed: u64) -> World {
         groups: BTreeMap::new(),
         volumes: [Durability::default(); 2],
         refusing: false,
+        stuck: false,
         answered: None,
         fault_rate,
     }
@@ -196,6 +206,15 @@ impl World {
 
     /// Asserts that a bio of the lowest class is sent at once on an idle shard.
     fn assert_no_class_waits(&mut self) {
+        // The last command may have been refused and have failed then: the retry timer is set.
+        while let Some(at) = self.timer {
+            self.now = self.now.max(at);
+            self.tick();
+        }
+        if self.stuck {
+            // It refused until all that it was asked had failed.
+            return;
+        }
         self.sequence += 1;
         let id = BioId { connection: 1, sequence: self.sequence, ..BioId::default() };
         let len = self.block as u32;
@@ -309,6 +328,8 @@ impl World {
             bio: effective,
             moved: vec![0; (effective.len as u64 / SECTOR) as usize],
             entered: self.event,
+            arrived: self.now,
+            waits_since: self.now,
             early: None,
             finished: 0,
             may_fail: false,
@@ -368,6 +389,7 @@ impl World {
             if status == Err(IoError::Busy) {
                 continue;
             }
+            model_bio.waits_since = self.now;
             model_bio.durable &= submit.op == Op::Write && submit.flags.contains(BioFlags::FUA);
             model_bio.may_fail |= failed && alone;
             if model_bio.bio.op == Op::Discard && status == Err(IoError::Unsupported) {
@@ -430,6 +452,9 @@ impl World {
                 Action::Notice(Notice::TimedOut { volume, op: Op::Flush, .. }) => {
                     self.volumes[usize::from(volume.0)].lost = true;
                 }
+                Action::Notice(Notice::DeviceState { state, .. }) => {
+                    self.stuck = state == DeviceState::Stuck;
+                }
                 Action::Notice(_) => {}
                 Action::Send { .. } => panic!("a single shard sends no messages"),
                 Action::Data { .. }
@@ -447,6 +472,11 @@ impl World {
             in_flight <= self.queue.queue_depth && in_flight <= taken,
             "{in_flight} fly, {taken} tags"
         );
+        let unanswered = self.bios.values().filter(|model_bio| model_bio.early.is_none());
+        for model_bio in unanswered {
+            let in_time = self.now - model_bio.waits_since <= 2 * self.queue.io_timeout_ns;
+            assert!(in_time, "{:?} waits for longer than twice the time-out", model_bio.bio);
+        }
         let ends = self.timer.is_some() || !self.in_flight.is_empty();
         assert!(ends || self.bios.is_empty(), "bios wait, and nothing will end it");
     }
@@ -651,7 +681,12 @@ impl World {
             IoError::Medium | IoError::NoSpace => {
                 assert!(model_bio.may_fail || promises, "{bio:?} failed for another's error");
             }
-            IoError::TimedOut => assert!(bio.op.is_write() || bio.op == Op::Flush),
+            IoError::TimedOut => {
+                // It may be part of a request that waited for at most half of the time before.
+                let waited = 2 * (self.now - model_bio.arrived) >= self.queue.io_timeout_ns;
+                let behind_late_write = bio.op.is_write() || bio.op == Op::Flush;
+                assert!(behind_late_write || waited || self.stuck, "{bio:?} failed too early");
+            }
             other => panic!("{bio:?} was answered {other}"),
         }
     }

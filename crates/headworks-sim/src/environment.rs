@@ -8,7 +8,8 @@ use headworks::driver::{ActionSink, DiskOp, DiskQueue, Span};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::{
-    Action, Actions, Bio, BioFlags, BioId, Control, CopyDirection, DeviceId, ExtentState, Input,
+    Action, Actions, Bio, BioFlags, BioId, Control, CopyDirection, DeviceId, DeviceState,
+    ExtentState, Input,
     Instant, IoError, Message, Notice, Op, ReplyStage, RequestId, Segment, ShardId, Status, Submit,
     VolumeId, WaitTimes,
 };
@@ -740,6 +741,7 @@ impl Environment {
             Message::TagGrant { .. } => Point::MessageTagGrant,
             Message::TagRevoke { .. } => Point::MessageTagRevoke,
             Message::TagReturn { .. } => Point::MessageTagReturn,
+            Message::DeviceState { .. } => Point::MessageDeviceState,
         };
         self.coverage.hit(point);
         if point == Point::MessageTagGrant
@@ -766,6 +768,12 @@ impl Environment {
             }
             Notice::TimedOut { .. } => self.coverage.hit(Point::NoticeTimedOut),
             Notice::ShortRead { .. } => self.coverage.hit(Point::NoticeShortRead),
+            Notice::DeviceState { state: DeviceState::Stuck, .. } => {
+                self.coverage.hit(Point::NoticeStuck);
+            }
+            Notice::DeviceState { state: DeviceState::Live, .. } => {
+                self.coverage.hit(Point::NoticeLive);
+            }
             Notice::UnknownCompletion { .. } => self.unknown_completions += 1,
             Notice::Set { token, status } => self.on_option_answered(token, status),
         }

@@ -394,7 +394,10 @@ impl<C: Choices> Harness<C> {
         let expected = match notice {
             Notice::Set { .. } => true,
             Notice::ShortRead { .. } => false,
-            Notice::Suspect { .. } | Notice::TimedOut { .. } | Notice::UnknownCompletion { .. } => {
+            Notice::Suspect { .. }
+            | Notice::TimedOut { .. }
+            | Notice::DeviceState { .. }
+            | Notice::UnknownCompletion { .. } => {
                 self.options.faults
             }
         };

@@ -255,6 +255,10 @@ impl Elevator for BadElevator {
         batch.ids().len() - before
     }
 
+    fn remove(&mut self, slots: &mut Slots, id: SlotId) {
+        self.inner.remove(slots, id);
+    }
+
     fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         self.inner.on_merge(slots, kept, gone, edge);
     }

@@ -1,6 +1,6 @@
 //! The interface between a device's queue and its elevator.
 //!
-//! Invariants: an inserted request leaves by `dispatch` or by being merged away, exactly once; a batch never holds more requests
+//! Invariants: an inserted request leaves by `dispatch`, by `remove` or by being merged away, exactly once; a batch never holds more requests
 //! than the device has room for.
 
 use crate::bio::{Ioprio, Op};
@@ -80,6 +80,10 @@ pub trait Elevator: Send {
 
     /// Moves up to `batch.room()` requests into `batch`, in dispatch order, and returns their number.
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize;
+
+    /// Removes a request that is inserted and not dispatched: it has waited for too long. Its end is reported as that of
+    /// others.
+    fn remove(&mut self, slots: &mut Slots, id: SlotId);
 
     /// Returns whether [`Elevator::on_complete`] is to be called at all.
     fn needs_completions(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The elevator `none`: first in, first out.
 //!
-//! Invariant: a request is in the list from its insertion until it is dispatched or merged into another one.
+//! Invariant: a request is in the list from its insertion until it is dispatched, removed or merged into another one.
 
 use super::interface::{Batch, Elevator, MergeEdge};
 use crate::list::List;
@@ -36,6 +36,11 @@ impl Elevator for NoneElevator {
         before - batch.room()
     }
 
+    fn remove(&mut self, slots: &mut Slots, id: SlotId) {
+        assert!(slots[id].queue_link.is_linked(), "only a queued request is removed");
+        self.fifo.remove(slots, id);
+    }
+
     fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, _: MergeEdge) {
         debug_assert!(gone != Some(kept), "a request is not merged into itself");
         if let Some(gone) = gone {
@@ -68,12 +73,16 @@ mod tests {
     }
 
     #[test]
-    fn merged_request_leaves_from_any_position() {
-        for gone in [3, 1, 2] {
+    fn merged_or_removed_request_leaves_from_any_position() {
+        for (gone, merged) in [(3, true), (1, true), (2, true), (3, false), (1, false), (2, false)] {
             let mut slots = Slots::touched(8);
             let mut elevator = NoneElevator::new();
             elevator.insert(Instant(0), &mut slots, &[3, 1, 2]);
-            elevator.on_merge(&mut slots, 0, Some(gone), MergeEdge::Back);
+            if merged {
+                elevator.on_merge(&mut slots, 0, Some(gone), MergeEdge::Back);
+            } else {
+                elevator.remove(&mut slots, gone);
+            }
             elevator.insert(Instant(0), &mut slots, &[4]);
             let left: Vec<_> = [3, 1, 2, 4].into_iter().filter(|&id| id != gone).collect();
             assert_eq!(dispatch(&mut elevator, &mut slots, 8), left);

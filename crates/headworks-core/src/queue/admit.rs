@@ -15,6 +15,7 @@ use crate::request::{Request, RequestState, SlotId};
 use crate::slab::NIL;
 use crate::tags::{Grant, Requester, TagRequest};
 use crate::time::Instant;
+use crate::wait_times::WaitTimes;
 
 impl Queue {
     /// Takes requests from the plug, in order: they merge with waiting requests, are admitted, or wait for tags.
@@ -28,6 +29,10 @@ impl Queue {
                 "the plug holds plugged requests"
             );
             request.stamps[1] = now;
+            if !self.monitor.admits(now, self.options.io_timeout_ns) {
+                self.refuse(pools, id, WaitTimes::NONE);
+                continue;
+            }
             if self.refuse_overlap(pools, id) || self.try_merge(pools, id) {
                 continue;
             }

@@ -16,7 +16,7 @@
 
 use super::admit::kind_of;
 use super::gate::cost_bytes;
-use super::{Queue, RETRY_NS, TimerKind, timer_of};
+use super::{Queue, TimerKind, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::{BioFlags, Op};
 use crate::error::{IoError, Status};
@@ -52,9 +52,16 @@ impl Queue {
             self.learn(&pools.slots[id], &completion);
         }
         let is_flush = pools.slots[id].is(Request::FLUSH);
+        let late = pools.slots[id].is(Request::TIMED_OUT);
         self.in_flight.remove(&mut pools.slots, id);
         self.waiting.clear_busy();
-        let verdict = self.judge(pools, id, &completion);
+        if completion.status != Err(IoError::Busy) || late {
+            self.waiting.on_end();
+            if self.monitor.on_end(now) {
+                self.announce_state(pools);
+            }
+        }
+        let verdict = self.judge(now, pools, id, &completion);
         if is_flush && verdict != Verdict::Requeue {
             return self.on_flush_done(now, pools, id, completion.status);
         }
@@ -104,7 +111,13 @@ impl Queue {
     }
 
     /// Decides what follows from an answer.
-    fn judge(&mut self, pools: &mut Pools, id: SlotId, completion: &Completion) -> Verdict {
+    fn judge(
+        &mut self,
+        now: Instant,
+        pools: &mut Pools,
+        id: SlotId,
+        completion: &Completion,
+    ) -> Verdict {
         let request = &mut pools.slots[id];
         let (_, at, asked) = self.command(request);
         if request.is(Request::TIMED_OUT) {
@@ -134,6 +147,7 @@ impl Queue {
                 // zeros, must come as data.
                 request.flags = request.flags.without(BioFlags::HOLE_OK);
                 request.done += if completion.hole { 0 } else { completion.transferred };
+                request.waits_since = now;
                 debug_assert!(request.done < request.len, "a request that goes on has bytes left");
                 Verdict::Again
             }
@@ -164,12 +178,17 @@ impl Queue {
     /// Takes a refused request back: it is sent again later and may merge until then.
     fn requeue(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
         self.waiting.requeue(&mut pools.slots, id);
-        self.make_findable(pools, id);
         // The answer to another command would do as well, but what is in flight may never be answered.
         let timer = timer_of(self.device, TimerKind::Retry);
         if !pools.timers.is_set(timer) {
-            pools.timers.set(timer, now.after(RETRY_NS));
+            pools.timers.set(timer, now.after(self.waiting.next_pause()));
         }
+        if self.waits_until(&pools.slots, id) <= now {
+            // It was in the device for long before it was refused.
+            return self.expire_queued(now, pools, id);
+        }
+        self.make_findable(pools, id);
+        self.limit_wait(pools, id);
     }
 
     /// Sends the bios of a failed merged request again, each alone.
@@ -177,6 +196,7 @@ impl Queue {
         let request = &mut pools.slots[id];
         debug_assert!(request.bios > 1, "a request of one bio is not retried");
         request.marks |= Request::RETRY;
+        request.waits_since = now;
         request.flags = request.flags.without(BioFlags::HOLE_OK);
         self.aim_at_first_bio(pools, id);
         self.send(now, pools, id);
@@ -209,7 +229,12 @@ impl Queue {
             pools.bios[slot].wait_times = self.account(now, pools, id, status);
             self.finish_bio(now, pools, slot, status, false);
             self.aim_at_first_bio(pools, id);
-            match self.fails_unsent(&pools.slots, id) {
+            let failure = match self.waits_until(&pools.slots, id) <= now {
+                // The others have waited for it since the merged command failed.
+                true => Some(Err(IoError::TimedOut)),
+                false => self.fails_unsent(&pools.slots, id),
+            };
+            match failure {
                 Some(failure) => status = failure,
                 None => return self.issue(now, pools, id),
             }

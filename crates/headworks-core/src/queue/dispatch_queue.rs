@@ -12,7 +12,12 @@ use crate::gauge::Gauge32;
 use crate::list::List;
 use crate::options::QueueOptions;
 use crate::request::{QueueLink, Request, RequestState, SlotId, Slots};
-use crate::time::Instant;
+use crate::time::{Instant, MS};
+
+/// Pause before a device that refused, and answers nothing else, is asked again; as Linux (BLK_MQ_RESOURCE_DELAY).
+const RETRY_NS: u64 = 3 * MS;
+/// The longest such pause: it doubles with each refusal in a row. 192 ms: a device that comes back waits little.
+const RETRY_NS_MAX: u64 = RETRY_NS << 6;
 
 /// The requests between the gate and the device.
 pub(super) struct DispatchQueue {
@@ -22,6 +27,8 @@ pub(super) struct DispatchQueue {
     queued: Gauge32,
     /// The device refused a command; nothing is sent before it answers another, or the retry timer fires.
     busy: bool,
+    /// The pause before a device that refuses is asked again.
+    retry_ns: u64,
     /// Requests that ended in this batch, for the elevator.
     ended: Vec<EndedRequest>,
     needs_completions: bool,
@@ -40,6 +47,7 @@ impl DispatchQueue {
             requeue: List::new(),
             queued: Gauge32::default(),
             busy: false,
+            retry_ns: RETRY_NS,
             ended: Vec::with_capacity(slots as usize),
             departures: 0,
             batch: Batch::with_capacity((options.queue_depth + options.nr_requests) as usize),
@@ -83,6 +91,20 @@ impl DispatchQueue {
     #[inline]
     pub fn clear_busy(&mut self) {
         self.busy = false;
+    }
+
+    /// Notes that the device ended a command: its next refusal is the first in a row.
+    #[inline]
+    pub fn on_end(&mut self) {
+        self.retry_ns = RETRY_NS;
+    }
+
+    /// Returns the pause before a device that refused is asked again; the next one in a row is longer.
+    pub fn next_pause(&mut self) -> u64 {
+        debug_assert!(self.busy, "only a device that refused is asked again");
+        let pause = self.retry_ns;
+        self.retry_ns = (2 * pause).min(RETRY_NS_MAX);
+        pause
     }
 
     /// Returns when the elevator may dispatch although nothing happened.
@@ -190,6 +212,18 @@ impl DispatchQueue {
             None => self.requeue.push_front(slots, id),
         }
         self.queued.add(1);
+    }
+
+    /// Removes a waiting request from the elevator or from the requeue list.
+    pub fn remove(&mut self, slots: &mut Slots, id: SlotId) {
+        debug_assert!(slots[id].state == RequestState::Queued, "only a waiting request is removed");
+        if slots[id].is(Request::REQUEUED) {
+            slots[id].marks &= !Request::REQUEUED;
+            self.requeue.remove(slots, id);
+        } else {
+            self.elevator.remove(slots, id);
+        }
+        self.queued.sub(1);
     }
 
     /// Notes that `kept` grew at `edge`, and that `gone` was merged into it and leaves the elevator.

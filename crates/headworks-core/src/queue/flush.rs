@@ -206,6 +206,8 @@ impl Queue {
         } else if !self.options.write_cache {
             volume.flush.assume_flushed();
             answer(pools, slot, Ok(()), false, ReplyStage::Final);
+        } else if !self.monitor.admits(now, self.options.io_timeout_ns) {
+            answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
         } else {
             self.join_flush(now, pools, slot);
         }
@@ -275,7 +277,10 @@ impl Queue {
         self.charge_flush(pools, volume_id, now.since(stamps[3]));
         self.answer_flushed(now, pools, volume_id, status);
         if self.volumes.of_bio(volume_id).flush.end(&mut pools.bios) {
+            let first = self.volumes.of_bio(volume_id).flush.running.head();
+            let first = first.expect("the next flush has a bio");
             pools.slots[id].stamps = [now; 4];
+            pools.slots[id].waits_since = pools.waits_since(first);
             self.send_flush(now, pools, volume_id);
         } else {
             self.free(pools, id);
@@ -306,6 +311,16 @@ impl Queue {
     pub(super) fn lose_flush(&mut self, now: Instant, pools: &mut Pools, volume: VolumeId) {
         self.volumes.of_bio(volume).flush.lose(&mut pools.bios);
         self.answer_flushed(now, pools, volume, Err(IoError::TimedOut));
+    }
+
+    /// Fails all bios that wait for a device flush that the device refused for too long.
+    pub(super) fn expire_flush(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
+        let volume = pools.slots[id].volume;
+        self.volumes.of_bio(volume).flush.join_all(&mut pools.bios);
+        self.answer_flushed(now, pools, volume, Err(IoError::TimedOut));
+        let again = self.volumes.of_bio(volume).flush.end(&mut pools.bios);
+        debug_assert!(!again, "no bio waits for the next one");
+        self.free(pools, id);
     }
 
     /// Answers the bios that wait for the running device flush.

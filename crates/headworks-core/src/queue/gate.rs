@@ -273,6 +273,16 @@ impl Gate {
         grant
     }
 
+    /// Withdraws a request that waits for tags and is `expired`; call it with the same `cursor`, first 0, until it returns
+    /// `None`.
+    pub fn withdraw(
+        &mut self,
+        cursor: &mut u32,
+        expired: &dyn Fn(Requester) -> bool,
+    ) -> Option<Requester> {
+        if self.tags.waiters() == 0 { None } else { self.tags.withdraw(cursor, expired) }
+    }
+
     /// Checks that no tag exists twice. Tags that a policy loses show as a queue that never becomes idle.
     fn is_conserved(&self) -> bool {
         let out = self.held.get() + self.leases.lent() + self.returned.count;

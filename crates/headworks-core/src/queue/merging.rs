@@ -12,6 +12,7 @@ use crate::merge;
 use crate::options::{NoMerges, Scheduler};
 use crate::pools::Pools;
 use crate::request::{Request, RequestState, SlotId};
+use crate::time::Instant;
 
 impl Queue {
     /// Puts a waiting request into the merge index, if it may merge.
@@ -40,15 +41,28 @@ impl Queue {
         let Some((kept, edge)) = self.find_neighbour(pools, id, fronts) else {
             return false;
         };
+        let came = pools.slots[id].waits_since;
+        if !self.has_time_for(&pools.slots[kept], came) {
+            return false;
+        }
         self.absorb(pools, kept, id, edge);
         // The grown request may touch the next one now.
         let found = self.find_neighbour(pools, kept, true);
-        if let Some((gone, edge)) = found.filter(|&(gone, _)| self.may_join(pools, kept, gone)) {
+        let joins = |gone| {
+            self.may_join(pools, kept, gone) && self.has_time_for(&pools.slots[gone], came)
+        };
+        if let Some((gone, edge)) = found.filter(|&(gone, _)| joins(gone)) {
             let edge = if edge == MergeEdge::Back { MergeEdge::Front } else { MergeEdge::Back };
             self.join_waiting(pools, kept, gone, edge);
         }
         self.index.insert(&mut pools.slots, kept);
         true
+    }
+
+    /// Returns true if a request that waits has at least half of its time left for bios that came at `came`: all bios of a
+    /// request fail when the oldest has waited for too long.
+    fn has_time_for(&self, waiting: &Request, came: Instant) -> bool {
+        came < waiting.waits_since.after(self.options.io_timeout_ns / 2)
     }
 
     /// Moves the bios of `gone`, which came from the plug, to `kept`, and takes `kept` out of the index.

@@ -14,19 +14,21 @@
 //!
 //! [`Queue`] composes owners that keep their state private: `gate` (tags, leases, bytes in flight), `dispatch_queue` (elevator
 //! and requeue list), `in_flight` (commands in the device), `volumes` with `flush` (the durability contract), `counters`,
-//! `switch` (a change of options). The steps of a request are in `admit`, `split`, `merging`, `dispatch`, `complete` and
-//! `timeout`.
+//! `switch` (a change of options), `device_state` (whether the device answers). The steps of a request are in `admit`, `split`,
+//! `merging`, `dispatch`, `complete`, `timeout` (of a command) and `expiry` (of a wait).
 //!
 //! Invariants: `in_flight <= queue_depth`; a request behind the gate holds a tag, its own or of its origin's lease; a waiting
 //! request that may merge is in the merge index, a command in flight is not; the elevator gives no more than the device
-//! takes; every wait ends by a completion, by a grant that follows from one, or by a timer.
+//! takes; every wait ends by a completion, by a grant that follows from one, or after `io_timeout`.
 
 mod admit;
 mod complete;
 mod counters;
 mod depth;
+mod device_state;
 mod dispatch;
 mod dispatch_queue;
+mod expiry;
 mod flush;
 mod gate;
 mod in_flight;
@@ -39,9 +41,11 @@ mod timers;
 mod view;
 mod volumes;
 
+pub use device_state::DeviceState;
+pub(crate) use device_state::DeviceMonitor;
 pub(crate) use gate::{ExportWeights, cost_bytes, pieces};
 pub(crate) use leases::LeaseRequest;
-pub(crate) use timers::{TIMERS, TimerKind, clear_timers, timer_of};
+pub(crate) use timers::{TIMERS, TimerKind, clear_timers, set_timer_by, timer_of};
 pub(crate) use view::QueueView;
 pub(crate) use volumes::VolumeQueue;
 
@@ -56,7 +60,7 @@ use crate::request::{Request, RequestState, SlotId};
 use crate::request_limits::RequestLimits;
 use crate::stats::QueueStats;
 use crate::tags::{TagOptions, TagOwner};
-use crate::time::{Instant, MS};
+use crate::time::Instant;
 use counters::QueueCounters;
 use dispatch_queue::DispatchQueue;
 use gate::Gate;
@@ -64,9 +68,6 @@ use in_flight::InFlightList;
 use switch::OptionSwitch;
 use timers::set_timer;
 use volumes::VolumeQueues;
-
-/// Time after which a device that refused, and answers nothing else, is asked again; as Linux (BLK_MQ_RESOURCE_DELAY).
-const RETRY_NS: u64 = 3 * MS;
 
 /// The queue of one device.
 pub(crate) struct Queue {
@@ -89,6 +90,9 @@ pub(crate) struct Queue {
     volumes: VolumeQueues,
     counters: QueueCounters,
     switch: OptionSwitch,
+    monitor: DeviceMonitor,
+    /// A request may have waited for too long: the end of the batch searches for it.
+    expiry_due: bool,
     /// A timer of the elevator or of the tag policy is set.
     timers_set: bool,
 }
@@ -115,6 +119,8 @@ impl Queue {
             volumes: VolumeQueues::new(config, device),
             counters: QueueCounters::new(),
             switch: OptionSwitch::new(config.shards, &options),
+            monitor: DeviceMonitor::new(),
+            expiry_due: false,
             timers_set: false,
         };
         queue.set_depth();
@@ -139,6 +145,11 @@ impl Queue {
         let depth = self.depth.as_ref().map(DepthControl::stats);
         let cost = *self.gate.device_cost();
         QueueStats { depth, cost, ..self.counters.stats(in_flight) }
+    }
+
+    /// Returns whether the device answers.
+    pub fn state(&self) -> DeviceState {
+        self.monitor.state()
     }
 
     /// Returns the tag policy, for statistics.
@@ -219,7 +230,10 @@ impl Queue {
         loop {
             self.grant(now, pools);
             // A request that fails before it is sent frees its tag and leaves its place there to another.
-            if self.feed(now, pools) == 0 {
+            let failed = self.feed(now, pools);
+            // So does one that has waited for too long.
+            let expired = std::mem::take(&mut self.expiry_due) && self.expire_waiting(now, pools);
+            if failed == 0 && !expired {
                 break;
             }
         }
@@ -229,12 +243,19 @@ impl Queue {
             self.revoke_leases(pools);
         }
         self.counters.on_batch(now, !self.is_empty());
-        self.set_timers(pools);
+        self.set_timers(now, pools);
         switched
     }
 
-    /// Sets the timers of the elevator and of the tag policy, if either has one or had one.
-    fn set_timers(&mut self, pools: &mut Pools) {
+    /// Sets the timer of waiting requests, and those of the elevator and of the tag policy if either has one or had one.
+    fn set_timers(&mut self, now: Instant, pools: &mut Pools) {
+        if !self.waiting.is_empty() || self.gate.waiters() > 0 || self.switch.is_draining() {
+            // What waits has begun now, or this is set already.
+            let timer = timer_of(self.device, TimerKind::Expiry);
+            if !pools.timers.is_set(timer) {
+                pools.timers.set(timer, now.after(self.options.io_timeout_ns));
+            }
+        }
         // A device that is full or refuses is sent nothing before it answers.
         let open = !self.waiting.is_empty()
             && !self.waiting.is_busy()

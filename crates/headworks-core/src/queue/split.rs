@@ -71,7 +71,9 @@ impl Queue {
             "a piece has a split request"
         );
         split.pieces -= 1;
-        if status.is_err() {
+        if status.is_ok() {
+            split.waits_since = now;
+        } else {
             split.status = split.status.and(status);
             // The bio fails, so the rest is not sent.
             split.done = split.len;

@@ -72,6 +72,11 @@ impl OptionSwitch {
         debug_assert!(held.is_none(), "a shard has one lease request at most");
     }
 
+    /// Returns the first held bio.
+    fn first_held(&self) -> Option<u32> {
+        self.held.head()
+    }
+
     /// Begins a change to `next`.
     fn begin(&mut self, next: QueueOptions, token: u32) {
         assert!(!self.is_draining(), "one change at a time");
@@ -123,6 +128,17 @@ impl Queue {
         self.switch.hold(&mut pools.bios, slot);
     }
 
+    /// Returns the bio that has been held longest.
+    pub(super) fn first_held(&self) -> Option<u32> {
+        self.switch.first_held()
+    }
+
+    /// Drops the bio that has been held longest; the caller answers it.
+    pub(super) fn drop_first_held(&mut self, pools: &mut Pools) {
+        let dropped = self.switch.held.pop(&mut pools.bios);
+        debug_assert!(dropped.is_some(), "a held bio is dropped");
+    }
+
     /// Returns the next held bio.
     pub fn next_held(&mut self, pools: &mut Pools) -> Option<u32> {
         debug_assert!(!self.is_draining(), "held bios enter when the change is over");
@@ -165,7 +181,11 @@ impl Queue {
         debug_assert!(self.waiting.is_empty() && self.gate.waiters() == 0, "the queue has drained");
         let old = std::mem::replace(&mut self.options, next);
         let lessees_see =
-            |options: &QueueOptions| (options.nr_requests, options.max_sectors_kb, options.share);
+            |options: &QueueOptions| {
+                let QueueOptions { nr_requests, max_sectors_kb, share, io_timeout_ns, .. } =
+                    *options;
+                (nr_requests, max_sectors_kb, share, io_timeout_ns)
+            };
         if tags_differ(&old, &next, self.cached) {
             if !self.gate.all_free() {
                 self.options = old;
@@ -178,6 +198,8 @@ impl Queue {
         self.waiting.set_elevator(elevator::make(&next));
         // It is set for a command that was sent under the old time-out, and every command in flight has timed out.
         pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
+        // No request waits that it was set for.
+        pools.timers.clear(timer_of(self.device, TimerKind::Expiry));
         self.set_depth();
         if lessees_see(&old) != lessees_see(&next) {
             self.announce_limits(pools);
@@ -188,9 +210,11 @@ impl Queue {
     /// Tells other shards the limits by which they cut and count. Messages between two shards keep their order, so no tag overtakes
     /// this.
     pub(super) fn announce_limits(&self, pools: &mut Pools) {
-        let QueueOptions { nr_requests, max_sectors_kb, share, .. } = self.options;
+        let QueueOptions { nr_requests, max_sectors_kb, share, io_timeout_ns, .. } = self.options;
         let device = self.device;
-        self.send_to_others(pools, Message::Limits { device, nr_requests, max_sectors_kb, share });
+        let message =
+            Message::Limits { device, nr_requests, max_sectors_kb, share, io_timeout_ns };
+        self.send_to_others(pools, message);
     }
 
     /// Sends a message to every other shard.

@@ -19,6 +19,7 @@ impl Queue {
     /// Takes the time-out timer: times out every command that is due, and sets the timer for the next.
     pub fn on_timeout(&mut self, now: Instant, pools: &mut Pools) {
         let mut next = self.in_flight.oldest();
+        let mut any = false;
         while let Some(id) = next {
             next = self.in_flight.next(&pools.slots, id);
             let request = &pools.slots[id];
@@ -29,7 +30,11 @@ impl Queue {
                     return;
                 }
                 self.time_out(now, pools, id);
+                any = true;
             }
+        }
+        if any {
+            self.note_overdue(now, pools);
         }
     }
 
@@ -89,22 +94,26 @@ impl Queue {
     pub(super) fn refuse_overlap(&mut self, pools: &mut Pools, id: SlotId) -> bool {
         let refused = self.in_flight.overlaps_timed_out_write(&pools.slots, &pools.slots[id]);
         if refused {
-            self.refuse(pools, id);
+            self.refuse(pools, id, WaitTimes::NONE);
         }
         refused
     }
 
     /// Answers the bios of a request that holds no tag yet with a time-out, and frees it.
     #[cold]
-    fn refuse(&mut self, pools: &mut Pools, id: SlotId) {
+    pub(super) fn refuse(&mut self, pools: &mut Pools, id: SlotId, wait_times: WaitTimes) {
         let request = &mut pools.slots[id];
-        debug_assert!(request.state == RequestState::Plugged, "only new requests are refused");
+        debug_assert!(
+            matches!(request.state, RequestState::Plugged | RequestState::Waiting),
+            "a request with a tag is not refused"
+        );
         let (head, tail) = (request.bio_head, request.bio_tail);
         request.state = RequestState::Free;
         pools.slots.put(id);
         let mut next = Some(head);
         while let Some(slot) = next {
             next = pools.bio_after(slot, tail);
+            pools.bios[slot].wait_times = pools.bios[slot].wait_times.and(wait_times);
             answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
         }
     }

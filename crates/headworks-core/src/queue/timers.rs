@@ -17,10 +17,12 @@ pub(crate) enum TimerKind {
     Elevator = 3,
     /// The tag policy may grant although no tag came back.
     Tags = 4,
+    /// A request may have waited for the device for too long.
+    Expiry = 5,
 }
 
 /// The number of timers per device.
-pub(crate) const TIMERS: u32 = 5;
+pub(crate) const TIMERS: u32 = 6;
 
 /// Returns the wheel's index of a device's timer.
 pub(crate) fn timer_of(device: DeviceId, kind: TimerKind) -> u32 {
@@ -32,6 +34,14 @@ pub(super) fn set_timer(pools: &mut Pools, device: DeviceId, kind: TimerKind, at
     match at {
         Some(at) => pools.timers.set(timer_of(device, kind), at),
         None => pools.timers.clear(timer_of(device, kind)),
+    }
+}
+
+/// Sets a device's timer for `at`, unless it is set for an earlier time.
+pub(crate) fn set_timer_by(pools: &mut Pools, device: DeviceId, kind: TimerKind, at: Instant) {
+    let timer = timer_of(device, kind);
+    if pools.timers.at(timer).is_none_or(|set| at < set) {
+        pools.timers.set(timer, at);
     }
 }
 

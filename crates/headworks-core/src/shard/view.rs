@@ -12,7 +12,7 @@ use crate::dirty_entry::DirtyEntry;
 use crate::elevator::Elevator;
 use crate::error::IoError;
 use crate::options::QueueOptions;
-use crate::queue::Queue;
+use crate::queue::{DeviceState, Queue};
 use crate::stats::{QueueStats, TurnStats, VolumeStats};
 use crate::tags::{TagOptions, TagOwner, TagStats};
 use crate::writeback::{DirtyOptions, DirtyStats, ForegroundWriteback, TraceEvent, WritebackStats};
@@ -62,6 +62,16 @@ impl Shard {
                 DeviceRoute::Remote(remote) => remote.is_quiet(),
                 DeviceRoute::Unassigned => true,
             })
+    }
+
+    /// Whether a device answers, as far as this shard knows; `None` for a free slot.
+    #[must_use]
+    pub fn device_state(&self, device: DeviceId) -> Option<DeviceState> {
+        match self.routes.get(usize::from(device.0))? {
+            DeviceRoute::Local(queue) => Some(queue.state()),
+            DeviceRoute::Remote(remote) => Some(remote.state()),
+            DeviceRoute::Unassigned => None,
+        }
     }
 
     /// Free tags of a local device, neither held nor leased; `None` for a remote device.

@@ -484,6 +484,26 @@ impl ShareTree {
         }
     }
 
+    /// Withdraws the first request of a leaf, which is not served and pays nothing; `next` is the cost of the one after it, if
+    /// there is one.
+    pub fn withdraw(&mut self, leaf: ShareId, next: Option<u64>) {
+        debug_assert!(self.nodes[leaf as usize].group == NIL, "a leaf has requests");
+        assert!(self.nodes[leaf as usize].is_active(), "a request is withdrawn once");
+        let (mut id, mut next) = (leaf, next);
+        while id != Self::ROOT {
+            let parent = self.nodes[id as usize].parent;
+            let group = self.group_of(parent);
+            self.take_out(group, id);
+            match next {
+                Some(cost) => self.put_in(group, id, cost),
+                None => self.rest(group, id),
+            }
+            self.settle(group);
+            next = self.best_cost(group);
+            id = parent;
+        }
+    }
+
     /// Charges a leaf for more than its served requests were counted for; below 0 for less. Less than they were counted for
     /// does not move V back.
     pub fn charge(&mut self, leaf: ShareId, cost: i64) {

@@ -28,7 +28,7 @@
 
 use super::flows::{FlowHead, Flows, Waiter};
 use super::owner::{
-    ByteBudget, Grant, ReturnedTags, TagOptions, TagOwner, TagRequest, max_request_tags,
+    ByteBudget, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest, max_request_tags,
 };
 use super::stats::TagStats;
 use crate::bio::ExportId;
@@ -334,6 +334,38 @@ impl TagOwner for FairTags {
         self.stats.woken += 1;
         self.stats.longest_wait_ns = self.stats.longest_wait_ns.max(now.since(waiter.since));
         Some(Grant { requester: waiter.request.requester, tags: waiter.request.tags })
+    }
+
+    fn withdraw(
+        &mut self,
+        cursor: &mut u32,
+        expired: &dyn Fn(Requester) -> bool,
+    ) -> Option<Requester> {
+        debug_assert!(self.check(), "an invariant broke before a withdrawal");
+        // The cursor passes the flows of one kind after those of the other.
+        let [sync, other] = self.flows.each_ref().map(Flows::places);
+        while *cursor < sync + other {
+            let (kind, flow) =
+                if *cursor < sync { (SYNC, *cursor) } else { (ASYNC, *cursor - sync) };
+            let Some(waiter) = self.flows[kind].withdraw_first(flow, expired) else {
+                *cursor += 1;
+                continue;
+            };
+            self.waiters.sub(1);
+            // A gathering head that was withdrawn is not the head any more.
+            let gathers = |gathering: &Gathering| {
+                gathering.candidate.kind == kind && gathering.candidate.head.flow == flow
+            };
+            if self.waiters.is_zero() || self.gathering.as_ref().is_some_and(gathers) {
+                self.gathering = None;
+            }
+            if self.waiters.is_zero() {
+                self.flows.iter_mut().for_each(Flows::reset);
+            }
+            debug_assert!(self.check(), "an invariant broke in a withdrawal");
+            return Some(waiter.request.requester);
+        }
+        None
     }
 
     fn correct_charge(&mut self, cost: u64) {

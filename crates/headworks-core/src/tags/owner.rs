@@ -103,6 +103,16 @@ pub trait TagOwner: Send {
     /// Grants tags to the waiter whose turn it is, if enough are free. Called until it returns `None`, at the end of every batch.
     fn next_grant(&mut self, now: Instant, budget: ByteBudget) -> Option<Grant>;
 
+    /// Withdraws a waiter that is `expired`: it gets no tags. Called with the same `cursor`, first 0, until it returns `None`.
+    /// Waiters of one connection expire in their order. With a policy that withdraws none, waiters have no time limit.
+    fn withdraw(
+        &mut self,
+        _cursor: &mut u32,
+        _expired: &dyn Fn(Requester) -> bool,
+    ) -> Option<Requester> {
+        None
+    }
+
     /// Reports what the request of the last grant costs now: it may have grown by merging while it waited, and what is known of
     /// the device's costs may have changed. Its share is charged that.
     fn correct_charge(&mut self, _cost: u64) {}

@@ -448,6 +448,7 @@ fn notice_word(notice: Notice) -> String {
             let (op, offset, len) = (OPS[op as usize].0, size(offset), size(len.into()));
             format!("timedout:{op}{offset}+{len}")
         }
+        Notice::DeviceState { state, .. } => state.name().into(),
         Notice::UnknownCompletion { .. } => "unknown".into(),
         Notice::ShortRead { offset, .. } => format!("shortread:{}", size(offset)),
     }
@@ -465,6 +466,7 @@ fn message_word(from: usize, to: usize, input: &Input) -> String {
         Message::TagWant { want, .. } => format!("want{want}"),
         Message::TagGrant { count, .. } => format!("grant{count}"),
         Message::Limits { .. } => "limits".into(),
+        Message::DeviceState { state, .. } => state.name().into(),
         Message::Caching { .. } => "caching".into(),
         Message::TagRevoke { .. } => "revoke".into(),
         Message::TagReturn { count, .. } => format!("return{count}"),

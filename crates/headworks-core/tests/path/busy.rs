@@ -54,10 +54,17 @@ fn idle_busy_device_is_retried_after_3_ms() {
     bench.pass(1);
     assert_eq!(bench.sent(), "R0+4k");
     bench.failed(1, BUSY);
-    bench.pass(3 * MS);
+    bench.pass(6 * MS - 1);
+    assert_eq!(bench.sent(), "", "the second pause in a row is longer");
+    bench.pass(1);
     assert_eq!(bench.sent(), "R0+4k");
     bench.done(2);
     assert_eq!(bench.replies(), "1:ok");
+    bench.bios("R0+4k");
+    bench.failed(3, BUSY);
+    bench.pass(3 * MS);
+    assert_eq!(bench.sent(), "R0+4k R0+4k", "the pauses begin anew");
+    bench.done(4);
     bench.assert_quiet();
 }
 

@@ -301,6 +301,7 @@ fn messages_for_removed_ids_are_answered_or_ignored() {
         nr_requests: 1,
         max_sectors_kb: 4,
         share: ShareUnit::Time,
+        io_timeout_ns: 1_000_000,
     };
     let caching = Message::Caching { device: place, read_ahead_kb: 0, max_folio_order: 0 };
     let done = Message::Done {
@@ -312,7 +313,7 @@ fn messages_for_removed_ids_are_answered_or_ignored() {
         wait_times: headworks_core::WaitTimes::NONE,
     };
     let messages = [
-        Message::Bio { bio, cookie: 3, tags: 1 },
+        Message::Bio { bio, cookie: 3, tags: 1, waited: 0 },
         done,
         Message::TagWant { device: place, want: 1, bytes: 512, cost: 512, weight: 100 },
         Message::TagReturn { device: place, count: 1 },
@@ -320,6 +321,7 @@ fn messages_for_removed_ids_are_answered_or_ignored() {
         Message::TagRevoke { device: place },
         limits,
         caching,
+        Message::DeviceState { device: place, state: headworks_core::DeviceState::Stuck },
     ];
     for message in messages {
         shards.at[0].turn(&[Input::Message { from, message }]);
@@ -376,6 +378,7 @@ fn messages_from_previous_owner_are_ignored() {
             nr_requests: 1,
             max_sectors_kb: 4,
             share: ShareUnit::Time,
+            io_timeout_ns: 1_000_000,
         };
         bench.turn(&[Input::Message { from: ShardId(from), message: limits }]);
         bench.bios("v1:R0+4k v1:R64k+4k v1:R128k+4k");

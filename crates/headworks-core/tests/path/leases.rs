@@ -195,14 +195,17 @@ fn leased_tag_is_kept_between_early_and_released() {
     shards.at[1].bios("v1:W0+4k");
     shards.deliver();
     shards.pass(30 * SEC);
-    assert_eq!(shards.deliver(), "0>1 early");
+    assert_eq!(shards.deliver(), "0>1 early, 0>1 stuck");
     assert_eq!(shards.at[1].replies(), "1:timeout/early");
     shards.at[1].bios("v1:W0+4k");
-    assert_eq!(shards.deliver(), "1>0 want1, 0>1 revoke", "the timed-out bio still holds the tag");
-    assert_eq!(shards.at[1].shard.room(), 254);
+    assert_eq!((shards.deliver(), shards.at[1].replies()), (String::new(), "2:timeout".into()));
+    assert_eq!(shards.at[1].shard.room(), 255);
+    assert_eq!(shards.at[1].shard.tags_leased(DeviceId(0)), Some(1), "the timed-out bio holds it");
     shards.at[0].done(0);
+    shards.deliver();
+    shards.at[1].bios("v1:W0+4k");
     finish(&mut shards, 1);
-    assert_eq!(shards.at[1].replies(), "1:released 2:ok");
+    assert_eq!(shards.at[1].replies(), "1:released 3:ok");
     assert_home(&mut shards, 1);
 }
 

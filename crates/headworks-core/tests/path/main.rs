@@ -17,6 +17,7 @@ mod plug;
 mod queue;
 mod shares;
 mod split;
+mod stuck;
 mod stats;
 mod switch;
 mod timeouts;

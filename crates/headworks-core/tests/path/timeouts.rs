@@ -15,12 +15,12 @@ fn timed_out_bio_is_answered_early_and_released_later() {
     assert_eq!(bench.replies(), "");
     bench.pass(1);
     assert_eq!(bench.replies(), "1:timeout/early 2:timeout/early");
-    assert_eq!(bench.notices(), "timedout:R0+8k");
+    assert_eq!(bench.notices(), "timedout:R0+8k stuck");
     assert_eq!(bench.tags_free(), 255, "the tag stays out with the buffer");
     bench.pass(100 * LIMIT);
     assert_eq!((bench.replies(), bench.notices()), (String::new(), String::new()));
     bench.done(0);
-    assert_eq!(bench.replies(), "1:released 2:released");
+    assert_eq!((bench.replies(), bench.notices()), ("1:released 2:released".into(), "live".into()));
     bench.assert_quiet();
 }
 
@@ -60,6 +60,8 @@ fn timer_follows_oldest_command() {
     bench.pass(SEC);
     assert_eq!(bench.replies(), "3:timeout/early");
     assert_eq!(bench.timer, None);
+    bench.done(1);
+    bench.replies();
     bench.bios("R3m+4k");
     assert_eq!(bench.timer, Some(bench.now + LIMIT));
     bench.pass(LIMIT);
@@ -93,7 +95,9 @@ fn each_command_has_its_own_timeout() {
 fn write_over_timed_out_write_fails_until_completion() {
     let mut bench = Bench::with(|config| config.volumes.push(config.volumes[0]));
     bench.bios("W64k+8k R128k+4k");
-    bench.pass(LIMIT);
+    bench.pass(LIMIT - 1);
+    bench.done(1);
+    bench.pass(1);
     bench.sent();
     bench.replies();
     bench.each("W68k+4k D0+1m Z60k+8k W60k+4k W72k+4k R64k+4k W128k+4k v1:W64k+4k");
@@ -104,7 +108,7 @@ fn write_over_timed_out_write_fails_until_completion() {
     bench.replies();
     bench.bios("W68k+4k");
     assert_eq!(bench.sent(), "W68k+4k", "the timed-out write was completed");
-    bench.all_done([1, 7]);
+    bench.done(7);
     bench.assert_quiet();
 }
 
@@ -184,32 +188,37 @@ fn timed_out_flush_fails_later_flushes_until_completion() {
     bench.each("F W8k+4k!fua");
     bench.done(2);
     bench.replies();
-    bench.pass(LIMIT);
+    bench.pass(LIMIT - 1);
+    bench.bios("R0+4k");
+    bench.done(3);
+    assert_eq!(bench.replies(), "5:ok");
+    bench.pass(1);
     assert_eq!(bench.replies(), "2:timeout 3:timeout 4:timeout");
     assert_eq!(bench.notices(), "timedout:F0+0");
+    bench.replies();
     bench.sent();
     bench.bios("F");
     bench.bios("W0+4k!fua");
-    bench.done(3);
-    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W0+4k", "5:timeout 6:timeout"));
+    bench.done(4);
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W0+4k", "6:timeout 7:timeout"));
     bench.done(1);
     assert_eq!((bench.replies(), bench.notices()), (String::new(), String::new()));
     bench.bios("F");
-    bench.done(4);
-    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("F", "7:ok"));
+    bench.done(5);
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("F", "8:ok"));
     assert_eq!(bench.shard.unflushed(VolumeId(0)), Some((0, false)));
     bench.assert_quiet();
 }
 
 #[test]
 fn late_flush_failure_makes_volume_suspect() {
-    for (late, suspect, answer) in [(EIO, "suspect:medium", "2:medium"), (BUSY, "", "")] {
+    for (late, suspect, answer) in [(EIO, "live suspect:medium", "2:medium"), (BUSY, "live", "")] {
         let mut bench = Bench::new(|_| ());
         bench.bios("F");
         bench.pass(LIMIT);
         assert_eq!(
             (bench.replies().as_str(), bench.notices().as_str()),
-            ("1:timeout", "timedout:F0+0")
+            ("1:timeout", "timedout:F0+0 stuck")
         );
         bench.failed(0, late);
         bench.bios("F");
@@ -223,8 +232,10 @@ fn late_flush_failure_makes_volume_suspect() {
 #[test]
 fn late_completion_lets_waiting_requests_continue() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (1, 1));
-    bench.bios("W0+4k W8k+4k");
-    bench.pass(LIMIT);
+    bench.bios("W0+4k");
+    bench.pass(SEC);
+    bench.bios("W8k+4k");
+    bench.pass(LIMIT - SEC);
     assert_eq!(bench.sent(), "W0+4k");
     bench.done(0);
     assert_eq!(

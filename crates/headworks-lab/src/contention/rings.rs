@@ -210,6 +210,10 @@ impl Elevator for WatchedElevator {
         self.inner.on_complete(now, done);
     }
 
+    fn remove(&mut self, slots: &mut Slots, id: SlotId) {
+        self.inner.remove(slots, id);
+    }
+
     fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         self.inner.on_merge(slots, kept, gone, edge);
     }

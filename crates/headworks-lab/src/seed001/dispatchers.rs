@@ -256,6 +256,11 @@ impl Elevator for CountedElevator {
         self.inner.on_complete(now, done);
     }
 
+    fn remove(&mut self, slots: &mut Slots, id: SlotId) {
+        self.inside -= 1;
+        self.inner.remove(slots, id);
+    }
+
     fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         self.inside -= usize::from(gone.is_some());
         self.inner.on_merge(slots, kept, gone, edge);

@@ -455,6 +455,7 @@ impl Reactor {
                         "the device completed a command that is not in flight; ignored"
                     );
                 }
+                Notice::DeviceState { .. } => {}
                 // `ShardIo` keeps these apart.
                 Notice::Set { .. } => {}
                 Notice::ShortRead { volume, offset } => {

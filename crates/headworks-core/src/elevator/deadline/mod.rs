@@ -97,6 +97,12 @@ impl Elevator for DeadlineElevator {
         room - batch.room()
     }
 
+    fn remove(&mut self, slots: &mut Slots, id: SlotId) {
+        self.waiting.sub(1);
+        self.picker.lane(&slots[id]).remove(slots, id);
+        debug_assert!(self.counts_agree(), "counters disagree after a removal");
+    }
+
     fn needs_completions(&self) -> bool {
         true
     }

@@ -30,7 +30,7 @@
 mod flow;
 mod pool;
 
-use super::owner::TagRequest;
+use super::owner::{Requester, TagRequest};
 use crate::bio::ExportId;
 use crate::gauge::{Gauge32, Gauge64};
 use crate::list::List;
@@ -195,34 +195,66 @@ impl Flows {
 
     /// Removes the first waiter of a picked flow; the flow and its export pay.
     pub fn pop(&mut self, head: FlowHead) -> Waiter {
-        let flow = &mut self.flows[head.flow];
-        let id = flow.waiters.pop_front(&mut self.waiters).expect("a picked flow has a waiter");
-        let (export, leaf) = (flow.export, flow.leaf);
+        let (waiter, next) = self.take_first(head.flow);
+        self.shares.serve(self.flows[head.flow].leaf, next);
+        self.last = LastGrant { flow: head.flow, paid: waiter.cost() };
+        if !head.light {
+            self.in_pieces = waiter.cost().max(self.in_pieces - self.in_pieces / 8);
+        }
+        self.after_first(head.flow, next);
+        waiter
+    }
+
+    /// Returns the number of flows that there ever were at once; the indices of all flows are below it.
+    pub fn places(&self) -> u32 {
+        self.flows.places()
+    }
+
+    /// Withdraws the first waiter of a flow, if it has one and that is `expired`; the flow pays nothing.
+    pub fn withdraw_first(
+        &mut self,
+        flow: u32,
+        expired: &dyn Fn(Requester) -> bool,
+    ) -> Option<Waiter> {
+        self.first_of(flow).filter(|waiter| expired(waiter.request.requester))?;
+        let (waiter, next) = self.take_first(flow);
+        self.shares.withdraw(self.flows[flow].leaf, next);
+        self.after_first(flow, next);
+        Some(waiter)
+    }
+
+    /// Returns the first waiter of a flow, if it has one; a flow that was forgotten has none.
+    pub fn first_of(&self, flow: u32) -> Option<&Waiter> {
+        self.flows[flow].first(&self.waiters)
+    }
+
+    /// Takes the first waiter of a flow; returns it with the cost of the one after it.
+    fn take_first(&mut self, flow: u32) -> (Waiter, Option<u64>) {
+        let entry = &mut self.flows[flow];
+        let id = entry.waiters.pop_front(&mut self.waiters).expect("the flow has a waiter");
         let waiter = self.waiters[id];
         self.waiters.put(id);
         self.backlog.waiters.sub(1);
         self.backlog.tags.sub(waiter.request.tags.into());
         self.backlog.bytes.sub(waiter.request.bytes.into());
         self.backlog.cost.sub(waiter.cost());
-        let export = &mut self.exports[export];
+        let export = &mut self.exports[self.flows[flow].export];
         assert!(export.waiting > 0, "an export counts its waiters");
         export.waiting -= 1;
         self.backlog.weights.sub(if export.waiting == 0 { export.weight.into() } else { 0 });
-        let next = self.flows[head.flow].first(&self.waiters).map(Waiter::cost);
-        self.shares.serve(leaf, next);
-        self.list_light(head.flow);
-        self.last = LastGrant { flow: head.flow, paid: waiter.cost() };
-        if !head.light {
-            self.in_pieces = waiter.cost().max(self.in_pieces - self.in_pieces / 8);
-        }
+        (waiter, self.first_of(flow).map(Waiter::cost))
+    }
+
+    /// Lists a flow anew whose first waiter left; `next` is the cost of the one after it.
+    fn after_first(&mut self, flow: u32, next: Option<u64>) {
+        self.list_light(flow);
         if next.is_none() {
             self.idle_flows.add(1);
             if self.idle_flows.get() > IDLE_FLOWS_MAX {
-                self.remove_flow(head.flow);
+                self.remove_flow(flow);
             }
         }
         self.forget_passed();
-        waiter
     }
 
     /// Corrects what the flow of the last grant paid to `cost`, if the flow is still remembered: the request may have grown while it

@@ -34,6 +34,11 @@ impl<T> Pool<T> {
         self.items.len() as u32 - 1
     }
 
+    /// Returns the number of entries that were ever taken; their names are below it.
+    pub fn places(&self) -> u32 {
+        self.items.len() as u32
+    }
+
     /// Frees a taken entry.
     pub fn put(&mut self, id: u32) {
         assert!(self.free.len() < self.items.len(), "an entry is freed once");

@@ -1,0 +1,178 @@
+//! Whether a device answers: decided from its completions, its time-outs and its refusals.
+//!
+//! ```text
+//!            every command in it has timed out, or it refuses; and no command ended for `io_timeout`
+//!   Live ------------------------------------------------------------------------------------------> Stuck
+//!    ^                                                                                                 |
+//!    `------------------------- a command ends: a late one, or that of a probe ------------------------'
+//! ```
+//!
+//! While a device is stuck, new requests fail at once. Now and then one is let through as a probe, because the commands that
+//! the device has may be lost for good. A probe that is not answered keeps its tag and its buffer as any other command, so the
+//! pauses between probes double, up to [`PROBE_PAUSES_MAX`] time-outs.
+//!
+//! Invariants: a live device has no next probe; the pause is from 1 to [`PROBE_PAUSES_MAX`] time-outs.
+
+use crate::time::Instant;
+
+/// The longest pause between two probes, in time-outs. 16: eight minutes with the usual 30 s.
+const PROBE_PAUSES_MAX: u64 = 16;
+
+/// Whether a device answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DeviceState {
+    /// The device answers, as far as known.
+    #[default]
+    Live = 0,
+    /// The device does not answer, or refuses everything: new requests fail at once.
+    Stuck = 1,
+}
+
+impl DeviceState {
+    /// Returns the state with this number; `None` if there is none.
+    #[must_use]
+    pub fn of(number: u64) -> Option<Self> {
+        [DeviceState::Live, DeviceState::Stuck].into_iter().find(|&state| state as u64 == number)
+    }
+
+    /// The name that users see.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            DeviceState::Live => "live",
+            DeviceState::Stuck => "stuck",
+        }
+    }
+}
+
+/// Decides whether a device is live or stuck.
+#[derive(Debug)]
+pub(crate) struct DeviceMonitor {
+    state: DeviceState,
+    /// When a command ended last.
+    last_end: Instant,
+    /// When the next request is let through to a stuck device.
+    next_probe: Option<Instant>,
+    /// The pause after the next probe, in time-outs.
+    pause: u64,
+}
+
+impl DeviceMonitor {
+    /// Creates the state of a device that answers.
+    pub const fn new() -> Self {
+        Self { state: DeviceState::Live, last_end: Instant(0), next_probe: None, pause: 1 }
+    }
+
+    /// Returns whether the device answers.
+    pub fn state(&self) -> DeviceState {
+        self.state
+    }
+
+    /// Returns true while new requests fail at once.
+    #[inline]
+    pub fn is_stuck(&self) -> bool {
+        self.state == DeviceState::Stuck
+    }
+
+    /// Notes that the device ended a command, with any answer but a refusal. Returns true if it was stuck until now.
+    #[inline]
+    pub fn on_end(&mut self, now: Instant) -> bool {
+        self.last_end = now;
+        self.is_stuck() && self.set(DeviceState::Live, now, 0)
+    }
+
+    /// Notes that all that the device has is overdue. Returns true if the device is stuck from now on.
+    pub fn on_overdue(&mut self, now: Instant, timeout_ns: u64) -> bool {
+        let silent = now.since(self.last_end) >= timeout_ns;
+        silent && !self.is_stuck() && self.set(DeviceState::Stuck, now, timeout_ns)
+    }
+
+    /// Takes over what the device's owner has found; returns true if it changes anything.
+    pub fn follow(&mut self, now: Instant, state: DeviceState, timeout_ns: u64) -> bool {
+        self.state != state && self.set(state, now, timeout_ns)
+    }
+
+    /// Returns true if a new request may be sent: the device is live, or the request is a probe.
+    #[inline]
+    pub fn admits(&mut self, now: Instant, timeout_ns: u64) -> bool {
+        !self.is_stuck() || self.begin_probe(now, timeout_ns)
+    }
+
+    #[cold]
+    fn begin_probe(&mut self, now: Instant, timeout_ns: u64) -> bool {
+        debug_assert!((1..=PROBE_PAUSES_MAX).contains(&self.pause), "a pause is bounded");
+        let due = self.next_probe.is_some_and(|at| at <= now);
+        if due {
+            self.pause = (2 * self.pause).min(PROBE_PAUSES_MAX);
+            self.next_probe = Some(now.after(self.pause.saturating_mul(timeout_ns)));
+        }
+        due
+    }
+
+    #[cold]
+    fn set(&mut self, state: DeviceState, now: Instant, timeout_ns: u64) -> bool {
+        debug_assert!(self.state != state, "a change changes the state");
+        self.state = state;
+        self.pause = 1;
+        let is_stuck = state == DeviceState::Stuck;
+        self.next_probe = is_stuck.then(|| now.after(timeout_ns));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::SEC;
+
+    const LIMIT: u64 = 5 * SEC;
+
+    fn at(seconds: u64) -> Instant {
+        Instant(seconds * SEC)
+    }
+
+    #[test]
+    fn overdue_device_is_stuck_only_after_silence() {
+        let mut monitor = DeviceMonitor::new();
+        assert!(!monitor.on_end(at(100)));
+        assert!(!monitor.on_overdue(at(104), LIMIT), "a command ended 4 s ago");
+        assert!(monitor.admits(at(104), LIMIT));
+        assert!(monitor.on_overdue(at(105), LIMIT));
+        assert!(!monitor.on_overdue(at(106), LIMIT), "it is stuck already");
+        assert!(!monitor.admits(at(106), LIMIT));
+        assert_eq!(monitor.state().name(), "stuck");
+        assert!(monitor.on_end(at(107)), "any answer makes it live");
+        assert!(!monitor.on_end(at(107)));
+        assert!(monitor.admits(at(107), LIMIT));
+    }
+
+    #[test]
+    fn pauses_between_probes_double_up_to_a_bound() {
+        let mut monitor = DeviceMonitor::new();
+        assert!(monitor.on_overdue(at(1000), LIMIT));
+        let mut probes = Vec::new();
+        for second in 1000..1500 {
+            if monitor.admits(at(second), LIMIT) {
+                probes.push((second - 1000) / 5);
+                assert!(!monitor.admits(at(second), LIMIT), "one request at a time");
+            }
+        }
+        assert_eq!(probes, [1, 3, 7, 15, 31, 47, 63, 79, 95]);
+        monitor.on_end(at(1500));
+        assert!(monitor.on_overdue(at(1505), LIMIT));
+        assert!(monitor.admits(at(1510), LIMIT), "the pauses begin anew");
+    }
+
+    #[test]
+    fn follower_changes_once() {
+        let mut monitor = DeviceMonitor::new();
+        assert!(!monitor.follow(at(1), DeviceState::Live, LIMIT));
+        assert!(monitor.follow(at(1), DeviceState::Stuck, LIMIT));
+        assert!(!monitor.follow(at(2), DeviceState::Stuck, LIMIT));
+        assert!(!monitor.admits(at(2), LIMIT));
+        assert!(monitor.admits(at(6), LIMIT));
+        assert!(monitor.follow(at(7), DeviceState::Live, LIMIT));
+        assert!(monitor.admits(at(7), LIMIT));
+    }
+}

@@ -1,0 +1,153 @@
+//! Expiry: requests that have waited for the device for too long fail.
+//!
+//! `io_timeout` limits the wait for the device (at the gate, in the elevator, in the requeue list, behind a change of options)
+//! as it limits the time in the device. A wait counts from the arrival of the oldest bio, and anew when the device has finished
+//! a part of the request, or has failed one whose bios are then sent one by one. So no bio is without an answer for longer than twice `io_timeout` in which nothing of it is done.
+//!
+//! One timer for each queue is set while requests wait, and the batch in which it fires searches all requests of the shard:
+//! a wait costs nothing, and searches are rare. What fails here was not sent, so its buffer is free at once.
+//!
+//! Invariant: while a request waits, the timer is set for its end or earlier.
+
+use super::{Queue, TimerKind, set_timer_by};
+use crate::action::{Action, Notice};
+use crate::error::IoError;
+use crate::input::{Message, ReplyStage};
+use crate::pools::{Pools, answer};
+use crate::request::{Request, RequestState, SlotId, Slots};
+use crate::slab::NIL;
+use crate::tags::Requester;
+use crate::time::Instant;
+use crate::wait_times::{WaitKind, WaitTimes};
+
+impl Queue {
+    /// Takes the expiry timer: the end of the batch fails what has waited for too long.
+    pub fn on_expiry(&mut self) {
+        self.expiry_due = true;
+    }
+
+    /// Sets the expiry timer for a request that waits again and may have waited before.
+    pub(super) fn limit_wait(&self, pools: &mut Pools, id: SlotId) {
+        let at = self.waits_until(&pools.slots, id);
+        set_timer_by(pools, self.device, TimerKind::Expiry, at);
+    }
+
+    /// Returns when a waiting request fails. Pieces of a bio fail together.
+    pub(super) fn waits_until(&self, slots: &Slots, id: SlotId) -> Instant {
+        let request = &slots[id];
+        let since = match request.parent {
+            NIL => request.waits_since,
+            parent => slots[parent].waits_since,
+        };
+        since.after(self.options.io_timeout_ns)
+    }
+
+    /// Fails every request that has waited for too long, and sets the timer for the next one; returns whether any has. Called
+    /// while every request with a tag is in the elevator, in the requeue list or in the device.
+    pub(super) fn expire_waiting(&mut self, now: Instant, pools: &mut Pools) -> bool {
+        debug_assert!(self.ready.is_empty(), "what got its tag is in the elevator");
+        let mut any = self.expire_at_gate(now, pools);
+        let mut next = self.expire_held(now, pools);
+        let (mut failed, mut refused) = (false, false);
+        for id in 0..pools.slots.places() {
+            let state = pools.slots[id].state;
+            let waits = matches!(state, RequestState::Queued | RequestState::Waiting);
+            if !waits || !self.is_ours(&pools.slots, id) {
+                continue;
+            }
+            let until = self.waits_until(&pools.slots, id);
+            if until > now {
+                next = Some(next.map_or(until, |other: Instant| other.min(until)));
+            } else if state == RequestState::Queued {
+                refused |= pools.slots[id].is(Request::REQUEUED);
+                failed = true;
+                self.expire_queued(now, pools, id);
+            }
+        }
+        any |= failed;
+        if let Some(at) = next {
+            set_timer_by(pools, self.device, TimerKind::Expiry, at);
+        }
+        if any && (refused || !self.in_flight.is_empty()) {
+            self.note_overdue(now, pools);
+        }
+        any
+    }
+
+    /// Returns true if a request is one of this queue's.
+    fn is_ours(&self, slots: &Slots, id: SlotId) -> bool {
+        slots.is_taken(id) && self.volumes.find(slots[id].volume).is_some()
+    }
+
+    /// Fails requests that have waited for tags for too long; returns whether any has.
+    fn expire_at_gate(&mut self, now: Instant, pools: &mut Pools) -> bool {
+        let (mut cursor, mut any) = (0, false);
+        loop {
+            let (slots, timeout_ns) = (&pools.slots, self.options.io_timeout_ns);
+            let expired = |requester| match requester {
+                Requester::Request(id) => {
+                    slots[id].state == RequestState::Waiting
+                        && slots[id].waits_since.after(timeout_ns) <= now
+                }
+                Requester::Shard(_) => false,
+            };
+            let Some(requester) = self.gate.withdraw(&mut cursor, &expired) else {
+                return any;
+            };
+            let Requester::Request(id) = requester else {
+                unreachable!("a shard's request for tags does not expire");
+            };
+            any = true;
+            self.index.remove(&mut pools.slots, id);
+            let Request { stamps: [plugged, submitted, ..], .. } = pools.slots[id];
+            let wait_times = WaitTimes::until(&[plugged, submitted, now, now], now);
+            self.refuse(pools, id, wait_times);
+        }
+    }
+
+    /// Fails bios that have waited for a change of options for too long; returns when the next one fails.
+    fn expire_held(&mut self, now: Instant, pools: &mut Pools) -> Option<Instant> {
+        while let Some(slot) = self.first_held() {
+            let since = pools.waits_since(slot);
+            let until = since.after(self.options.io_timeout_ns);
+            if until > now {
+                return Some(until);
+            }
+            self.drop_first_held(pools);
+            pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Plug, now.since(since));
+            answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
+        }
+        None
+    }
+
+    /// Fails a request that waits in the elevator or in the requeue list.
+    pub(super) fn expire_queued(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
+        self.waiting.remove(&mut pools.slots, id);
+        self.index.remove(&mut pools.slots, id);
+        let request = &mut pools.slots[id];
+        if request.is(Request::FLUSH) {
+            return self.expire_flush(now, pools, id);
+        }
+        // Its other bios are not sent one by one.
+        request.marks &= !Request::RETRY;
+        request.stamps[3] = now;
+        self.finish(now, pools, id, Err(IoError::TimedOut), false);
+    }
+
+    /// Notes that something is overdue: if that is all the device has, and it ended nothing for long, it is stuck.
+    pub(super) fn note_overdue(&mut self, now: Instant, pools: &mut Pools) {
+        if self.in_flight.only_timed_out(&pools.slots)
+            && self.monitor.on_overdue(now, self.options.io_timeout_ns)
+        {
+            self.announce_state(pools);
+        }
+    }
+
+    /// Tells the operator and the other shards whether the device answers.
+    pub(super) fn announce_state(&mut self, pools: &mut Pools) {
+        let (device, state) = (self.device, self.monitor.state());
+        pools.actions.list.push(Action::Notice(Notice::DeviceState { device, state }));
+        pools.state_changes |= 1 << device.0;
+        self.send_to_others(pools, Message::DeviceState { device, state });
+    }
+}
