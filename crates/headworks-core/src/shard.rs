@@ -13,14 +13,14 @@
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
 use crate::cache::folio::BLOCK;
-use crate::cache::{Cache, CallContext, DeviceCaching};
+use crate::cache::{Cache, CallContext};
 use crate::device_bio::DeviceBio;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
 use crate::options::{DEVICES_MAX, ExportConfig, ShardConfig, Tunable, VolumeConfig};
 use crate::plug::{Offered, Plug, PlugBio};
 use crate::pools::Pools;
-use crate::queue::{LeaseRequest, Queue, TIMERS, TimerKind};
+use crate::queue::{DeviceState, LeaseRequest, Queue, TIMERS, TimerKind};
 use crate::remote::{RemoteQueue, waited_ns};
 use crate::request::{BioOrigin, BioSlot, Bios, SlotId, Slots};
 use crate::slab::NIL;
@@ -291,6 +291,9 @@ impl Shard {
 
     /// Hands completions to the cache, runs it, and sends its bios to their devices.
     fn run_cache(&mut self, now: Instant) {
+        if self.pools.state_changes != 0 {
+            self.tell_cache_of_states();
+        }
         let stirred = self.cache.as_ref().is_some_and(|cache| cache.needs_run());
         if !stirred && self.pools.completions.is_empty() {
             return;
@@ -311,9 +314,21 @@ impl Shard {
         }
     }
 
-    /// Repeats [`Shard::run_cache`] while queues answer the cache's bios at once.
+    /// Tells the cache which devices have ceased to answer, or answer again.
+    #[cold]
+    fn tell_cache_of_states(&mut self) {
+        let changes = std::mem::take(&mut self.pools.state_changes);
+        for device in (0..self.routes.len()).filter(|device| changes >> device & 1 != 0) {
+            let state = self.device_state(DeviceId(device as u16));
+            if let (Some(cache), Some(state)) = (&mut self.cache, state) {
+                cache.set_silent(device, state == DeviceState::Stuck);
+            }
+        }
+    }
+
+    /// Repeats [`Shard::run_cache`] while queues answer the cache's bios at once, or devices cease to answer.
     fn settle_cache(&mut self, now: Instant) {
-        while !self.pools.completions.is_empty() {
+        while !self.pools.completions.is_empty() || self.pools.state_changes != 0 {
             self.plug.start();
             self.run_cache(now);
             if self.plug.finish() {
@@ -383,6 +398,10 @@ impl Shard {
     /// Releases the bios that a queue held while its options changed, in order, under a plug of their own. Their wait counts as
     /// time in the plug.
     fn release_held(&mut self, now: Instant, device: DeviceId) {
+        let io_timeout_ns = self.queue(device).map(|queue| queue.options().io_timeout_ns);
+        if let (Some(cache), Some(io_timeout_ns)) = (&mut self.cache, io_timeout_ns) {
+            cache.set_io_timeout(usize::from(device.0), io_timeout_ns);
+        }
         self.plug.start();
         while let Some((queue, pools)) = self.local(device)
             && let Some(slot) = queue.next_held(pools)
@@ -473,6 +492,9 @@ impl Shard {
                     && let Some((remote, _)) = self.remote(device)
                 {
                     remote.on_limits(nr_requests, max_sectors_kb, share, io_timeout_ns);
+                    if let Some(cache) = &mut self.cache {
+                        cache.set_io_timeout(usize::from(device.0), io_timeout_ns);
+                    }
                 }
             }
             Message::DeviceState { device, state } => {
@@ -486,8 +508,7 @@ impl Shard {
                 if self.is_owned_by(device, from)
                     && let Some(cache) = &mut self.cache
                 {
-                    let caching = DeviceCaching { read_ahead_kb, max_folio_order };
-                    cache.set_caching(usize::from(device.0), caching);
+                    cache.set_caching(usize::from(device.0), read_ahead_kb, max_folio_order);
                 }
             }
             Message::TagRevoke { device } => {
@@ -612,10 +633,7 @@ impl Shard {
         };
         let (read_ahead_kb, max_folio_order) = (options.read_ahead_kb, options.max_folio_order);
         if let Some(cache) = &mut self.cache {
-            cache.set_caching(
-                usize::from(device.0),
-                DeviceCaching { read_ahead_kb, max_folio_order },
-            );
+            cache.set_caching(usize::from(device.0), read_ahead_kb, max_folio_order);
         }
         for shard in (0..self.shards).filter(|&shard| shard != self.id.0) {
             let message = Message::Caching { device, read_ahead_kb, max_folio_order };

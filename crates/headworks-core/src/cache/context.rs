@@ -53,8 +53,10 @@ pub(super) enum TimerKind {
     Retry = 3,
     /// Operations that used up their budget continue.
     NextTurn = 4,
+    /// An operation has waited for too long.
+    Expiry = 5,
     /// The pause of the first writer ends.
-    Writer = 5,
+    Writer = 6,
 }
 
 /// How the blocks of a device's volumes are cached.
@@ -64,11 +66,14 @@ pub(crate) struct DeviceCaching {
     pub read_ahead_kb: u32,
     /// The largest order of a folio.
     pub max_folio_order: u8,
+    /// How long an operation may wait for something of the device, in nanoseconds.
+    pub io_timeout_ns: u64,
 }
 
 impl DeviceCaching {
     /// Returns the caching that a device's options ask for.
     pub fn of(queue: &QueueOptions) -> Self {
-        Self { read_ahead_kb: queue.read_ahead_kb, max_folio_order: queue.max_folio_order }
+        let QueueOptions { read_ahead_kb, max_folio_order, io_timeout_ns, .. } = *queue;
+        Self { read_ahead_kb, max_folio_order, io_timeout_ns }
     }
 }

@@ -137,6 +137,9 @@ impl Flushers {
     }
 
     fn run_device(&mut self, state: &mut CacheState, ctx: &mut CallContext, device: usize) {
+        if state.dirty.is_silent(device) {
+            return self.try_silent(state, ctx, device);
+        }
         let most = self.passes[device].in_flight_max;
         // Topped up at every completion, each turn would send as little as has completed, and neighbours would not meet in the plug.
         if state.dirty.in_flight(device) > most - most / 4 {
@@ -168,6 +171,29 @@ impl Flushers {
             if !self.begin_pass(state, ctx.now, device) {
                 return;
             }
+        }
+    }
+
+    /// Sends one folio to a device that does not answer, each time that old data is searched for: it may answer again, and all
+    /// others would only fail.
+    fn try_silent(&mut self, state: &mut CacheState, ctx: &mut CallContext, device: usize) {
+        if !state.dirty.wants_periodic(device) || state.dirty.in_flight(device) > 0 {
+            return;
+        }
+        state.dirty.end_periodic(device);
+        let groups = state.volumes.ids().filter(|&volume| state.volumes.is_on(volume, device));
+        let first = groups.filter_map(|volume| state.dirty.oldest_group(volume)).next();
+        if let Some(group) = first {
+            let unit = state.dirty.group(group).head;
+            let request = WriteoutRequest {
+                cookie: NIL,
+                connection: self.account,
+                flags: BioFlags::NONE,
+                reason: WriteoutReason::Periodic,
+                max_blocks: 1,
+            };
+            let blocks = state.pool.folio(unit).blocks();
+            state.send_dirty(ctx.now, unit, 0, blocks, request);
         }
     }
 

@@ -37,6 +37,7 @@ mod context;
 mod defect;
 mod device_io;
 mod dirty;
+mod expiry;
 mod flusher;
 mod hold;
 mod pool;
@@ -242,12 +243,14 @@ impl Cache {
         const FLUSH: u32 = TimerKind::Flush as u32;
         const RETRY: u32 = TimerKind::Retry as u32;
         const NEXT_TURN: u32 = TimerKind::NextTurn as u32;
+        const EXPIRY: u32 = TimerKind::Expiry as u32;
         match self.state.timer_number(timer) {
             THROTTLE => self.state.dirty.throttle_mut().on_timer(ctx.now),
             PERIODIC => self.state.dirty.on_periodic(ctx.now),
             FLUSH => steps::flush::on_timeout(&mut self.state, ctx),
             RETRY => self.state.retry_held(ctx),
             NEXT_TURN => self.state.waiters.start_turn(),
+            EXPIRY => self.state.expire_waits(ctx),
             writer => self.resume_writer(ctx, writer - TimerKind::Writer as u32),
         }
     }
@@ -314,8 +317,18 @@ impl Cache {
     }
 
     /// Sets how the blocks of a device's volumes are cached.
-    pub fn set_caching(&mut self, device: usize, caching: DeviceCaching) {
-        self.state.volumes.set_caching(device, caching);
+    pub fn set_caching(&mut self, device: usize, read_ahead_kb: u32, max_folio_order: u8) {
+        self.state.volumes.set_caching(device, read_ahead_kb, max_folio_order);
+    }
+
+    /// Sets how long an operation may wait for something of a device.
+    pub fn set_io_timeout(&mut self, device: usize, io_timeout_ns: u64) {
+        self.state.volumes.set_io_timeout(device, io_timeout_ns);
+    }
+
+    /// Notes whether a device answers.
+    pub fn set_silent(&mut self, device: usize, silent: bool) {
+        self.state.set_silent(device, silent);
     }
 
     /// Sets the tunables of write-back.

@@ -89,6 +89,11 @@ impl CacheState {
         }
     }
 
+    /// Returns the number of one of the cache's timers among the shard's.
+    pub fn timer(&self, kind: TimerKind) -> u32 {
+        self.timer_base + kind as u32
+    }
+
     /// Returns the number of a timer of the shard among the cache's own.
     pub fn timer_number(&self, timer: u32) -> u32 {
         assert!(timer >= self.timer_base, "the timer is the cache's");
@@ -116,6 +121,7 @@ impl CacheState {
             self.waiters.link_folio_waiter(slot, next);
         }
         self.waiters.enlist(slot, device);
+        self.limit_wait(ctx, slot);
         match waits_for {
             WaitFor::NextTurn => self.set_next_turn(ctx),
             WaitFor::Pause => self.set_writer_timer(ctx, self.waiters.op(slot).writer),
@@ -234,7 +240,7 @@ impl CacheState {
         self.update_stuck(device, IoError::TimedOut);
     }
 
-    fn update_stuck(&mut self, device: usize, error: IoError) {
+    pub fn update_stuck(&mut self, device: usize, error: IoError) {
         if self.dirty.update_stuck(device, error) {
             self.free_writers(device);
         }

@@ -16,7 +16,8 @@
 //! ```
 //!
 //! Hence the sum never exceeds the limit, and every device can use its floor whatever the others do: a dead device that holds dirty
-//! data takes at most the limit less the others' floors. The floors add up to an eighth of the limit; more would take from the
+//! data takes at most the limit less the others' floors. When the limit is lowered, a dead device may hold more than all of it:
+//! then the others have their floors, at least a block each, above the limit ([`Credit::reserve_floor`]). The floors add up to an eighth of the limit; more would take from the
 //! shares of fast devices for slow ones.
 //!
 //! A refused caller waits in its queue of the device, in order. Only the head retries, when [`Credit::freed`] says that its
@@ -108,10 +109,27 @@ impl Credit {
         fits
     }
 
+    /// Takes `blocks` of a device's floor, whatever is used beside it; returns whether they are within it.
+    pub fn reserve_floor(&mut self, device: usize, blocks: u32) -> bool {
+        let within = self.is_within_floor(device, blocks);
+        if within {
+            self.credits[device].wanted = 0;
+            self.add(device, blocks);
+        }
+        within
+    }
+
+    /// Whether the device would have no more than its floor with `blocks` more; a block at least, beside other devices.
+    fn is_within_floor(&self, device: usize, blocks: u32) -> bool {
+        let credit = &self.credits[device];
+        self.present > 1 && credit.used.get() + blocks <= credit.floor.max(1)
+    }
+
     /// Whether the blocks that the device's head was refused would be granted now.
     #[must_use]
     pub fn freed(&self, device: usize, limit: u32) -> bool {
-        self.credits[device].wanted > 0 && self.fits(device, self.credits[device].wanted, limit)
+        let wanted = self.credits[device].wanted;
+        wanted > 0 && (self.fits(device, wanted, limit) || self.is_within_floor(device, wanted))
     }
 
     /// Forgets the refused head, which has left the queue.
@@ -214,6 +232,23 @@ mod tests {
             }
         }
         assert!(refused > 100);
+    }
+
+    /// Under a lowered limit a device that holds more than all of it leaves the others their floors.
+    #[test]
+    fn floor_is_free_above_a_lowered_limit() {
+        for (limit, floor) in [(64, 4), (8, 1)] {
+            let mut credit = Credit::new(2, 1000);
+            assert!(credit.reserve(0, 900, 1000));
+            credit.set_limit(limit);
+            assert!(!credit.reserve(1, floor, limit) && credit.freed(1, limit));
+            assert!(!credit.reserve_floor(1, floor + 1) && credit.reserve_floor(1, floor));
+            assert!(!credit.reserve_floor(1, 1) && !credit.reserve_floor(0, 1));
+            credit.sub(1, floor);
+            credit.sub(0, 900);
+            assert_eq!(credit.total(), 0);
+        }
+        assert!(!Credit::new(1, 8).reserve_floor(0, 1), "a single device has no floor");
     }
 
     #[test]

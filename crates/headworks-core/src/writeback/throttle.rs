@@ -202,9 +202,10 @@ impl Throttle {
     /// Reserves for a scheduling class; the last 32nd of the limit is for real-time writers.
     pub fn reserve_for(&mut self, device: DeviceId, blocks: u32, class: IoClass) -> bool {
         let limit = self.limit_of(class);
-        let granted = self.credit.reserve(at(device), blocks, limit);
+        // Its floor is free even above a limit that was lowered while another device held more.
+        let granted = self.credit.reserve(at(device), blocks, limit)
+            || self.credit.reserve_floor(at(device), blocks);
         let device = &mut self.devices[at(device)];
-        debug_assert!(!granted || blocks == 0 || self.credit.total() <= limit);
         if granted {
             device.reserved.add(blocks);
             device.on_granted(self.latest);

@@ -323,3 +323,104 @@ fn dead_device_does_not_block_reads_of_others() {
         assert!(harness.shard.is_idle(), "{}", harness.shard.told_waits());
     }
 }
+
+/// Two devices under one dirty limit. The first fails its writes and holds the blocks; then the limit is lowered below what is
+/// held. Writers of the second device waited for credit without end: none of it would ever be free.
+#[test]
+fn writers_beside_held_blocks_above_a_lowered_limit_continue() {
+    for (limit, wait) in [(8 * BLOCK, false), (3 * BLOCK, false), (3 * BLOCK, true)] {
+        let mut harness = Harness::new(1024, |config| {
+            config.devices.push(config.devices[0]);
+            config.volumes.push(VolumeConfig { device: DeviceId(1), ..config.volumes[0] });
+        });
+        for block in 0..12 {
+            harness.send_to(0, 1, Op::Write, 8 * block * BLOCK, BLOCK);
+        }
+        let flush = harness.send(1, Op::Flush, 0, 0);
+        harness.settle(FAILS);
+        assert_eq!((harness.answer(flush), harness.stats().held), (Some(FAILS), 12));
+        let set = |harness: &mut Harness, value| {
+            let tunable = DirtyTunable::Bytes;
+            harness.control(Control::SetDirty { tunable, value, token: 1 });
+            harness.wait(SEC);
+        };
+        let writes: Vec<_> = if wait {
+            // They wait already when the limit changes.
+            set(&mut harness, 13 * BLOCK);
+            let ids = (0..9).map(|n| harness.send_to(1, 2, Op::Write, 8 * n * BLOCK, BLOCK));
+            ids.collect()
+        } else {
+            Vec::new()
+        };
+        set(&mut harness, limit);
+        let more = (10..19).map(|n| harness.send_to(1, 3, Op::Write, 8 * n * BLOCK, BLOCK));
+        let writes: Vec<_> = writes.into_iter().chain(more.collect::<Vec<_>>()).collect();
+        for _ in 0..20 {
+            while let Some(submit) = harness.in_flight.pop() {
+                let status = if submit.device == DeviceId(0) { FAILS } else { Ok(()) };
+                harness.complete_this(submit, status);
+            }
+            harness.wait(SEC);
+        }
+        let answers: Vec<_> = writes.iter().map(|&id| harness.answer(id)).collect();
+        assert!(answers.iter().all(|answer| *answer == Some(Ok(()))), "{limit} {answers:?}");
+    }
+}
+
+/// A writer waits for credit; then the held blocks of its own volume reach the bound above which writes fail. It must be asked
+/// again, though no credit becomes free.
+#[test]
+fn waiting_writers_fail_when_the_blocks_are_held() {
+    let mut harness = Harness::new(1024, |config| {
+        config.dirty.dirty_bytes = 16 * BLOCK;
+        config.dirty.dirty_background_bytes = 4 * BLOCK;
+    });
+    let writes: Vec<_> =
+        (0..40).map(|n| harness.send(1 + n as u32, Op::Write, 8 * n * BLOCK, BLOCK)).collect();
+    assert!(writes.iter().any(|&id| harness.answer(id).is_none()), "some wait for credit");
+    harness.wait_served(20 * SEC, FAILS);
+    let waiting = writes.iter().filter(|&&id| harness.answer(id).is_none()).count();
+    assert_eq!(waiting, 0, "{}", harness.shard.told_waits());
+}
+
+/// A hung device under a cache: reads that miss, writers beyond the credit, flushes, discards and direct I/O are answered within
+/// two time-outs; then everything that needs the device fails at once, and goes on when it answers.
+#[test]
+fn cached_operations_on_a_silent_device_end_in_time() {
+    let mut harness = Harness::new(1024, |config| {
+        config.devices[0].queue.io_timeout_ns = SEC;
+        (config.devices[0].queue.nr_requests, config.devices[0].queue.queue_depth) = (4, 4);
+        config.dirty.dirty_bytes = 16 * BLOCK;
+        config.dirty.dirty_background_bytes = 4 * BLOCK;
+    });
+    let mut ids = Vec::new();
+    for n in 0..60 {
+        ids.push(harness.send(1, Op::Write, 8 * n * BLOCK, BLOCK));
+        ids.push(harness.send(2, Op::Read, (10_000 + 8 * n) * BLOCK, BLOCK));
+        ids.push(harness.send_flags(3, Op::Write, (20_000 + n % 3) * BLOCK, BLOCK, BioFlags::DIRECT));
+        ids.push(harness.send_flags(4, Op::Write, (30_000 + n) * BLOCK, BLOCK, BioFlags::FUA));
+        ids.push(harness.send(5, Op::Discard, (8 * n) * BLOCK, 4 * BLOCK));
+        ids.push(harness.send(6, Op::Flush, 0, 0));
+    }
+    harness.wait(2 * SEC - MS);
+    let waiting = ids.iter().filter(|&&id| harness.answer(id).is_none()).count();
+    assert_eq!(waiting, 0, "{}", harness.shard.told_waits());
+    let before = harness.in_flight.len();
+    let read = harness.send(2, Op::Read, 90_000 * BLOCK, BLOCK);
+    let flush = harness.send(6, Op::Flush, 0, 0);
+    let direct = harness.send_flags(3, Op::Write, 90_000 * BLOCK, BLOCK, BioFlags::DIRECT);
+    let answers = [read, flush, direct].map(|id| harness.answer(id));
+    assert_eq!(answers, [Some(LATE); 3]);
+    assert_eq!(harness.in_flight.len(), before, "nothing more is sent");
+    harness.settle(Ok(()));
+    let read = harness.send(2, Op::Read, 90_000 * BLOCK, BLOCK);
+    harness.wait_served(10 * SEC, Ok(()));
+    let flush = harness.send(6, Op::Flush, 0, 0);
+    harness.wait_served(10 * SEC, Ok(()));
+    let flush_after_errors = harness.send(6, Op::Flush, 0, 0);
+    harness.wait_served(10 * SEC, Ok(()));
+    assert_eq!(harness.answer(read), Some(Ok(())));
+    assert!(harness.answer(flush).is_some());
+    assert_eq!(harness.answer(flush_after_errors), Some(Ok(())), "errors are reported once");
+    assert_eq!(harness.stats().held, 0);
+}

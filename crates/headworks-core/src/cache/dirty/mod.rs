@@ -37,7 +37,9 @@ struct DeviceWriteback {
     held: Gauge32,
     /// Write-outs that passed their time-out and have not completed.
     late: Gauge32,
-    /// So many blocks are held or late that writers do not wait for credit: the error that they get.
+    /// The device does not answer.
+    silent: bool,
+    /// The device is silent, or so many blocks are held or late, that writers do not wait for credit: the error that they get.
     stuck: Option<IoError>,
     /// Reclaim needs clean folios.
     clean_wanted: bool,
@@ -268,12 +270,22 @@ impl DirtyState {
         self.devices[device].late.sub(less);
     }
 
-    /// Decides whether writers of a device may wait for credit: not while half of what may be dirty is held, or a write-out is late,
-    /// for then it is unknown when there will be any. Returns true if the device became stuck.
+    /// Notes whether a device answers. [`DirtyState::update_stuck`] must follow.
+    pub fn set_silent(&mut self, device: usize, silent: bool) {
+        self.devices[device].silent = silent;
+    }
+
+    /// Returns true while a device does not answer.
+    pub fn is_silent(&self, device: usize) -> bool {
+        self.devices[device].silent
+    }
+
+    /// Decides whether writers of a device may wait for credit: not while the device is silent, half of what may be dirty is held, or
+    /// a write-out is late, for then it is unknown when there will be any. Returns true if the device became stuck.
     pub fn update_stuck(&mut self, device: usize, error: IoError) -> bool {
         let most = (self.throttle.reserve_max(DeviceId(device as u16)) / 2).max(1);
         let entry = &mut self.devices[device];
-        let stuck = !entry.late.is_zero() || entry.held.get() >= most;
+        let stuck = entry.silent || !entry.late.is_zero() || entry.held.get() >= most;
         let before = entry.stuck;
         entry.stuck = stuck.then(|| before.unwrap_or(error));
         stuck && before.is_none()

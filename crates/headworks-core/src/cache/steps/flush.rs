@@ -109,7 +109,7 @@ pub(super) fn end(
 }
 
 /// Counts a flush that completes.
-fn count(state: &mut CacheState, status: Status) {
+pub(in crate::cache) fn count(state: &mut CacheState, status: Status) {
     state.stats.flushes += 1;
     state.stats.flushes_failed += u64::from(status.is_err());
 }

@@ -31,6 +31,9 @@ pub(super) fn step(
     slot: u32,
 ) -> WaitFor {
     debug_assert!(op.waits_for == WaitFor::Nothing, "an operation that waits is not stepped");
+    if op.overdue && op.pending == 0 && op.step != OpStep::Device {
+        return state.time_out(ctx, op, slot);
+    }
     if !op.locked
         && matches!(op.step, OpStep::Read | OpStep::Write | OpStep::Range)
         && let Some(holder) = state.waiters.range_conflict(&op.bio)
@@ -43,7 +46,7 @@ pub(super) fn step(
     if slot != NIL && is_past_end(state, op) {
         return state.complete(ctx, op, Err(crate::volume::beyond(op.bio.op)));
     }
-    match op.step {
+    let waits_for = match op.step {
         OpStep::Read => read::step(state, ctx, op),
         OpStep::Write => write::step(state, ctx, op, slot),
         OpStep::WriteOut => write_out::step(state, ctx, op, slot),
@@ -51,6 +54,10 @@ pub(super) fn step(
         OpStep::Flush => flush::step(state, ctx, op, slot),
         OpStep::Status => status::step(state, ctx, op, slot),
         OpStep::Device => WaitFor::Device,
+    };
+    match waits_for {
+        WaitFor::Bios(_) | WaitFor::Flush => state.unless_silent(ctx, op, slot, waits_for),
+        other => other,
     }
 }
 

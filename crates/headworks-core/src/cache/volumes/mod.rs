@@ -103,9 +103,17 @@ impl Volumes {
     }
 
     /// Sets how the blocks of a device's volumes are cached.
-    pub fn set_caching(&mut self, device: usize, caching: DeviceCaching) {
+    pub fn set_caching(&mut self, device: usize, read_ahead_kb: u32, max_folio_order: u8) {
         if let Some(known) = self.devices.get_mut(device) {
-            *known = caching;
+            *known = DeviceCaching { read_ahead_kb, max_folio_order, ..*known };
+        }
+    }
+
+    /// Sets how long an operation may wait for something of a device.
+    pub fn set_io_timeout(&mut self, device: usize, io_timeout_ns: u64) {
+        debug_assert!(io_timeout_ns > 0, "an operation may wait for some time");
+        if let Some(known) = self.devices.get_mut(device) {
+            known.io_timeout_ns = io_timeout_ns;
         }
     }
 

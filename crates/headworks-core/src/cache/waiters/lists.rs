@@ -156,6 +156,12 @@ impl Waiters {
         self.ready(slot);
     }
 
+    /// Makes every operation ready that waits for a frame.
+    pub fn end_frame_waits(&mut self) {
+        let list = std::mem::take(&mut self.lists.frames);
+        self.lists.make_ready(&mut self.ops, list);
+    }
+
     /// Moves the first operation that waits for a frame to the list of a bio account.
     pub fn move_frame_wait_to_bios(&mut self, account: usize) {
         let slot = self.lists.frames.pop(&mut self.ops).expect("an operation waits for a frame");

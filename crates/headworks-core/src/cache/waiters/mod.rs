@@ -96,7 +96,10 @@ impl Waiters {
         let op = &mut self.ops[slot];
         debug_assert!(op.waits_for == WaitFor::Nothing, "an operation waits for one event");
         op.waits_for = waits_for;
-        let record = &mut self.records[slot as usize];
+        let (at, record) = ((op.done, op.progress), &mut self.records[slot as usize]);
+        if op.wait_record == NIL || op.since_at != at {
+            (op.since, op.since_at) = (now, at);
+        }
         if op.wait_record == NIL {
             op.wait_record = slot;
             *record = WaitRecorder::default();
@@ -215,9 +218,24 @@ impl Waiters {
     /// Makes the waiters for an operation's locked range ready; they fail if the operation has timed out.
     pub fn wake_range_waiters(&mut self, slot: u32) {
         debug_assert!(self.ops[slot].answered, "new waiters fail at once");
-        if let Some(waiting) = self.ranges.take_waiting(slot) {
+        self.wake_range(slot);
+    }
+
+    /// Makes the waiters for the range locked by the operation in `holder` ready.
+    pub fn wake_range(&mut self, holder: u32) {
+        if let Some(waiting) = self.ranges.take_waiting(holder) {
             self.lists.make_ready(&mut self.ops, waiting);
         }
+    }
+
+    /// Returns the number of slots that were ever taken.
+    pub fn places(&self) -> u32 {
+        self.ops.places()
+    }
+
+    /// Returns the operation in a slot, if there is one.
+    pub fn get(&self, slot: u32) -> Option<&Operation> {
+        self.ops.is_taken(slot).then(|| &self.ops[slot])
     }
 
     /// Returns true if an operation waits for the write-out of a part of a range.

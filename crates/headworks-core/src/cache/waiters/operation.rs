@@ -105,6 +105,12 @@ pub(in crate::cache) struct Operation {
     pub generation: u64,
     /// Flush: the time at which it fails.
     pub deadline: Instant,
+    /// When it began to wait, or to wait again after it had advanced.
+    pub since: Instant,
+    /// How far it had come by then.
+    pub since_at: (u32, u32),
+    /// It has waited for too long, and fails when it is stepped.
+    pub overdue: bool,
     /// The first error of the operation, or success.
     pub status: Status,
     /// Its range is locked.
@@ -137,6 +143,9 @@ impl Default for Operation {
             pending: 0,
             generation: 0,
             deadline: Instant(0),
+            since: Instant(0),
+            since_at: (0, 0),
+            overdue: false,
             status: Ok(()),
             locked: false,
             wants_flush: false,

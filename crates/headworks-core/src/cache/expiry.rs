@@ -1,0 +1,138 @@
+//! Waits that last for too long: their operations fail, as requests that wait for a device do.
+//!
+//! A wait in the cache is limited by the `io_timeout` of the operation's device: for something shared (a frame, a bio, credit, a
+//! pause, a locked range) to one time-out, and for a folio, where a command of the device takes part of it, to two. It counts
+//! from when the operation began to wait, and anew when it has advanced. Flushes have a limit of their own; what the
+//! device has of an operation is limited by its queue.
+//!
+//! While a device does not answer, operations that need it fail at once: hits are served, and blocks become dirty while there is
+//! credit.
+//!
+//! Invariant: while an operation waits with a limit, the timer is set for it or earlier.
+
+use super::context::{CallContext, TimerKind};
+use super::device_io::{fills, writeouts};
+use super::state::CacheState;
+use super::waiters::operation::{OpStep, Operation, WaitFor};
+use crate::bio::DeviceId;
+use crate::error::IoError;
+use crate::time::Instant;
+use crate::wait_times::WaitTimes;
+
+impl CacheState {
+    /// Notes whether a device answers; if it does not, the operations fail that wait for it.
+    pub fn set_silent(&mut self, device: usize, silent: bool) {
+        self.dirty.set_silent(device, silent);
+        self.update_stuck(device, IoError::TimedOut);
+        self.needs_run = true;
+        if !silent {
+            return;
+        }
+        for account in [fills(device), writeouts(device)] {
+            self.waiters.end_bio_waits(account, u32::MAX);
+        }
+        for volume in self.volumes.ids().filter(|&volume| self.volumes.is_on(volume, device)) {
+            for started in [true, false] {
+                while self.waiters.fail_flush(volume, started, IoError::TimedOut) {}
+            }
+        }
+    }
+
+    /// Returns what an operation does instead of a wait for its device: while that does not answer, it fails.
+    pub fn unless_silent(
+        &mut self,
+        ctx: &mut CallContext,
+        op: &mut Operation,
+        slot: u32,
+        waits_for: WaitFor,
+    ) -> WaitFor {
+        let device = self.volumes.device_index(op.bio.id.volume);
+        match self.dirty.is_silent(device) {
+            true => self.time_out(ctx, op, slot),
+            false => waits_for,
+        }
+    }
+
+    /// Fails an operation that has waited for too long, as soon as no write-out of its own is outstanding.
+    pub fn time_out(&mut self, ctx: &mut CallContext, op: &mut Operation, slot: u32) -> WaitFor {
+        let status = Err(IoError::TimedOut);
+        if op.pending > 0 {
+            op.status = op.status.and(status);
+            return WaitFor::Writeouts;
+        }
+        debug_assert!(op.step != OpStep::Device, "the queue limits what the device has");
+        if op.step == OpStep::Flush {
+            super::steps::flush::count(self, status);
+        }
+        self.waiters.unlock_range(op, slot);
+        self.complete(ctx, op, status)
+    }
+
+    /// Returns when an operation has waited for too long; `None` while its wait has no such limit.
+    fn waits_until(&self, op: &Operation) -> Option<Instant> {
+        let timeout_ns = self.volumes.caching(op.bio.id.volume).io_timeout_ns;
+        match op.waits_for {
+            WaitFor::Folio(_) => Some(op.since.after(2 * timeout_ns)),
+            WaitFor::Frame
+            | WaitFor::Bios(_)
+            | WaitFor::Credit(_)
+            | WaitFor::Pause
+            | WaitFor::Range(_) => Some(op.since.after(timeout_ns)),
+            WaitFor::Nothing
+            | WaitFor::Slot
+            | WaitFor::NextTurn
+            | WaitFor::Writeouts
+            | WaitFor::Flush
+            | WaitFor::Device => None,
+        }
+    }
+
+    /// Sets the timer for the end of a wait that begins, if it is limited.
+    pub fn limit_wait(&self, ctx: &mut CallContext, slot: u32) {
+        if let Some(at) = self.waits_until(self.waiters.op(slot)) {
+            let timer = self.timer(TimerKind::Expiry);
+            if ctx.timers.at(timer).is_none_or(|set| at < set) {
+                ctx.timers.set(timer, at);
+            }
+        }
+    }
+
+    /// Fails every operation that has waited for too long, and sets the timer for the next one.
+    pub fn expire_waits(&mut self, ctx: &mut CallContext) {
+        let mut next: Option<Instant> = None;
+        for slot in 0..self.waiters.places() {
+            let Some(until) = self.waiters.get(slot).and_then(|op| self.waits_until(op)) else {
+                continue;
+            };
+            if until > ctx.now {
+                next = Some(next.map_or(until, |other| other.min(until)));
+            } else {
+                self.waiters.op_mut(slot).overdue = true;
+                self.wake_with(slot);
+            }
+        }
+        self.set_timer(ctx, TimerKind::Expiry, next);
+    }
+
+    /// Wakes an operation with all others that wait for the same: these wait again, in their order.
+    fn wake_with(&mut self, slot: u32) {
+        self.needs_run = true;
+        let device = self.device_of(slot);
+        let op = self.waiters.op(slot);
+        match op.waits_for {
+            WaitFor::Folio(unit) => self.wake_folio(unit, None, WaitTimes::NONE),
+            WaitFor::Frame => self.waiters.end_frame_waits(),
+            WaitFor::Bios(account) => self.waiters.end_bio_waits(account as usize, u32::MAX),
+            WaitFor::Range(holder) => self.waiters.wake_range(holder),
+            WaitFor::Credit(_) => {
+                self.waiters.end_credit_waits(device);
+                self.dirty.throttle_mut().forget_refused(DeviceId(device as u16));
+            }
+            WaitFor::Pause => {
+                let writer = op.writer;
+                self.waiters.end_pause(writer);
+            }
+            _ => unreachable!("the wait has no limit"),
+        }
+    }
+}
