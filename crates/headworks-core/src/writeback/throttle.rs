@@ -228,6 +228,12 @@ impl Throttle {
         self.devices[at(device)].on_granted(self.latest);
     }
 
+    /// Number of devices that share the limit.
+    #[must_use]
+    pub fn devices(&self) -> usize {
+        self.credit.devices()
+    }
+
     /// Largest reservation that is granted in the end even if all other devices are dead.
     #[must_use]
     pub fn reserve_max(&self, _device: DeviceId) -> u32 {

@@ -342,7 +342,14 @@ fn writers_beside_held_blocks_above_a_lowered_limit_continue() {
         let set = |harness: &mut Harness, value| {
             let tunable = DirtyTunable::Bytes;
             harness.control(Control::SetDirty { tunable, value, token: 1 });
-            harness.wait(SEC);
+            // A lowered limit is approached in steps.
+            for _ in 0..300 {
+                while let Some(submit) = harness.in_flight.pop() {
+                    let status = if submit.device == DeviceId(0) { FAILS } else { Ok(()) };
+                    harness.complete_this(submit, status);
+                }
+                harness.wait(SEC);
+            }
         };
         let writes: Vec<_> = if wait {
             // They wait already when the limit changes.
