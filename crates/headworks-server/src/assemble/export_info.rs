@@ -54,7 +54,12 @@ pub(crate) fn served(
                 ..BlockSizes::default()
             },
         },
-        binding: ExportBinding { volume: export.volume, export: id, ioprio: export.ioprio },
+        binding: ExportBinding {
+            volume: export.volume,
+            export: id,
+            device: volume.device,
+            ioprio: export.ioprio,
+        },
         shard: volume.home,
         weight: export.weight,
         serial,

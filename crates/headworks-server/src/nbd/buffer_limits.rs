@@ -11,6 +11,9 @@
 //! - *last*: a connection that then holds at most [`BufferLimits::guaranteed`], and one chunk of as many bytes with
 //!   which a dropped reply continues.
 //!
+//! Where several devices are served, the clients of one hold at most as much below a watermark as it leaves free: so a device
+//! that does not answer leaves half for others (`reactor/device_use`). What is guaranteed is not limited so.
+//!
 //! Invariant: with at most `size / 64 KiB` connections, a connection that holds nothing can always take 4 KiB. Proof:
 //! the last take by a connection that then holds more than `guaranteed` leaves `last` bytes free; later takes add at
 //! most `guaranteed` and one chunk for each connection, and `2 * guaranteed * connections <= last`.
@@ -44,6 +47,8 @@ pub struct BufferDemand {
     pub has_turn: bool,
     /// A read of a connection that does not take its replies.
     pub stalled: bool,
+    /// Bytes that all clients of the device hold; none while no other device is served.
+    pub device_held: Option<usize>,
 }
 
 impl BufferLimits {
@@ -75,10 +80,20 @@ impl BufferLimits {
         }
     }
 
+    /// Bytes that connections may take by turn, while `taken` bytes are in use.
+    #[must_use]
+    pub fn free_by_turn(&self, taken: usize) -> usize {
+        (self.size - self.size / 4).saturating_sub(taken)
+    }
+
     /// Whether a demand may be met while `taken` bytes are in use.
     #[must_use]
     pub fn admits(&self, taken: usize, demand: BufferDemand) -> bool {
-        taken + demand.block <= self.ceiling(demand)
+        let ceiling = self.ceiling(demand);
+        // Beyond what is guaranteed, the clients of a device hold no more than is free for others.
+        let guaranteed = demand.held + demand.block <= self.guaranteed;
+        let leaves = |held: usize| guaranteed || held + demand.block <= ceiling.saturating_sub(taken);
+        taken + demand.block <= ceiling && demand.device_held.is_none_or(leaves)
     }
 
     /// Bytes with which a dropped reply continues, while `taken` bytes of the pool are in use.
@@ -98,7 +113,23 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     fn demand(held: usize, block: usize) -> BufferDemand {
-        BufferDemand { held, block, has_turn: true, stalled: false }
+        BufferDemand { held, block, has_turn: true, stalled: false, device_held: None }
+    }
+
+    #[test]
+    fn device_holds_no_more_than_is_free_for_others() {
+        let limits = BufferLimits::new(128 * MIB, 1024);
+        let admits = |taken: usize, device: usize, held, block| {
+            let device_held = Some(device);
+            limits.admits(taken, BufferDemand { device_held, ..demand(held, block) })
+        };
+        // Alone: 48 of the 96 MiB that are taken by turn, and a request of 32 MiB.
+        assert!(admits(47 * MIB, 47 * MIB, 2 * MIB, MIB) && !admits(48 * MIB, 48 * MIB, 2 * MIB, MIB));
+        assert!(admits(0, 0, 0, 32 * MIB));
+        // Beside a device that holds its half, another one has the largest request, and light connections.
+        assert!(admits(48 * MIB, 0, 0, 32 * MIB) && admits(56 * MIB, 0, 0, 8 * MIB));
+        assert!(!admits(56 * MIB, 56 * MIB, 64 * KIB, 4 * KIB), "light connections of the first");
+        assert!(admits(120 * MIB, 56 * MIB, 0, 8 * KIB), "what is guaranteed");
     }
 
     #[test]
@@ -124,7 +155,7 @@ mod tests {
             (MIB, 4 * KIB, false, false, 0),
             (0, MIB, true, true, 32),
         ] {
-            let demand = BufferDemand { held, block, has_turn, stalled };
+            let demand = BufferDemand { has_turn, stalled, ..demand(held, block) };
             assert_eq!(limits.ceiling(demand), most * MIB, "{demand:?}");
             assert!(most == 0 || limits.admits(most * MIB - block, demand), "{demand:?}");
             assert!(!limits.admits(most * MIB, demand), "{demand:?}");
@@ -145,7 +176,7 @@ mod tests {
                 let slot = prng.below(connections as u64 - 1) as usize;
                 let block = (4 * KIB) << prng.below(14);
                 let has_turn = prng.below(2) == 0;
-                let demand = BufferDemand { held: held[slot], block, has_turn, stalled: false };
+                let demand = BufferDemand { has_turn, ..demand(held[slot], block) };
                 if limits.admits(taken, demand) {
                     (held[slot], taken, failures) = (held[slot] + block, taken + block, 0);
                 } else if chunks[slot] == 0 && prng.below(2) == 0 {

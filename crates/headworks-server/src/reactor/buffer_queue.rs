@@ -12,7 +12,7 @@
 //!
 //! The first waiter stays first until it has its buffer; otherwise a large request might never find enough of the pool
 //! free. A connection whose client leaves its replies unread is called after all others, and loses the first place to
-//! them. When its unread replies have to give way, the rank is the reverse: the export that holds most for its weight
+//! them; so is a connection whose device holds as much as it may (`device_use`). When its unread replies have to give way, the rank is the reverse: the export that holds most for its weight
 //! comes first, in it the connection that holds most.
 //!
 //! Invariants: `first` is in `waiting`; an export's `held` is the sum over its connections. So the first waiter gets
@@ -133,9 +133,13 @@ impl BufferQueue {
         self.first
     }
 
-    /// Chooses the first waiter if there is none; returns it if it is new.
-    pub fn call(&mut self) -> Option<u32> {
-        let is_stalled = |slot: u32| self.uses[slot as usize].stalled;
+    /// Chooses the first waiter if there is none; returns it if it is new. A waiter that is `at_limit` (its device holds as much as it
+    /// may) is called after all others, and loses the first place to them.
+    pub fn call(&mut self, at_limit: impl Fn(u32) -> bool) -> Option<u32> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let is_stalled = |slot: u32| self.uses[slot as usize].stalled || at_limit(slot);
         if self.first.is_some_and(|first| !is_stalled(first)) {
             return None;
         }
@@ -200,7 +204,7 @@ mod tests {
     /// Grants `count` buffers while every connection waits for more.
     fn fill(line: &mut BufferQueue, count: usize) {
         for _ in 0..count {
-            line.call();
+            line.call(|_| false);
             let first = line.first().unwrap();
             let BufferUse { export, held, .. } = line.uses[first as usize];
             line.note(first, export, held + UNIT);
@@ -235,15 +239,15 @@ mod tests {
     fn first_waiter_stays_first_until_served() {
         let mut line = line(&[100, 100], &[0, 1]);
         fill(&mut line, 4);
-        assert_eq!(line.call(), Some(0));
+        assert_eq!(line.call(|_| false), Some(0));
         line.note(1, Some(ExportId(1)), 0);
         assert_eq!(
-            (line.call(), line.policy(0), line.policy(1)),
+            (line.call(|_| false), line.policy(0), line.policy(1)),
             (None, BufferPolicy::Once, BufferPolicy::Wait)
         );
         line.note(0, Some(ExportId(0)), 3 * UNIT);
         assert_eq!(
-            (line.first(), line.call(), line.policy(0)),
+            (line.first(), line.call(|_| false), line.policy(0)),
             (None, Some(1), BufferPolicy::Wait)
         );
     }
@@ -252,13 +256,24 @@ mod tests {
     fn stalled_waiter_loses_first_place() {
         let mut line = line(&[100], &[0, 0, 0]);
         line.set_stalled(0, true);
-        assert_eq!(line.call(), Some(1), "the first that is not stalled");
+        assert_eq!(line.call(|_| false), Some(1), "the first that is not stalled");
         line.set_stalled(1, true);
-        assert_eq!((line.call(), line.first()), (Some(2), Some(2)));
+        assert_eq!((line.call(|_| false), line.first()), (Some(2), Some(2)));
         line.set_stalled(2, true);
-        assert_eq!((line.call(), line.first()), (None, Some(2)), "all are stalled");
+        assert_eq!((line.call(|_| false), line.first()), (None, Some(2)), "all are stalled");
         line.set_stalled(0, false);
-        assert_eq!((line.call(), line.policy(2)), (Some(0), BufferPolicy::Wait));
+        assert_eq!((line.call(|_| false), line.policy(2)), (Some(0), BufferPolicy::Wait));
+    }
+
+    #[test]
+    fn waiter_of_a_device_at_its_limit_loses_first_place() {
+        let mut line = line(&[100], &[0, 0, 0]);
+        assert_eq!(line.call(|_| false), Some(0));
+        assert_eq!(line.call(|slot| slot < 2), Some(2));
+        assert_eq!((line.call(|slot| slot < 2), line.first()), (None, Some(2)));
+        line.leave(2);
+        assert_eq!(line.call(|slot| slot < 2), Some(0), "only such ones wait");
+        assert_eq!(line.call(|slot| slot == 0), Some(1));
     }
 
     #[test]
@@ -276,19 +291,19 @@ mod tests {
     fn closed_connection_counts_until_buffers_return() {
         let mut line = line(&[100], &[0, 0, 0]);
         fill(&mut line, 3);
-        assert_eq!(line.call(), Some(0));
+        assert_eq!(line.call(|_| false), Some(0));
         line.leave(0);
-        assert_eq!(line.call(), Some(1));
+        assert_eq!(line.call(|_| false), Some(1));
         line.note(1, None, 0);
         assert_eq!(line.exports[0].held, 2 * UNIT, "a closed connection has still an account");
         line.forget(1);
         line.forget(0);
         assert_eq!(
-            (line.exports[0].held, line.call(), line.policy(2)),
+            (line.exports[0].held, line.call(|_| false), line.policy(2)),
             (UNIT, Some(2), BufferPolicy::Free)
         );
         line.forget(2);
-        assert_eq!((line.exports[0].held, line.call()), (0, None));
+        assert_eq!((line.exports[0].held, line.call(|_| false)), (0, None));
         assert_eq!(line.policy(1), BufferPolicy::Free);
     }
 }

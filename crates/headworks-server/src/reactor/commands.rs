@@ -71,11 +71,13 @@ impl Reactor {
             ShardCommand::Serve { export } => {
                 let (id, weight) = (export.binding.export, export.weight);
                 self.exports.put(export);
+                self.device_use.set_devices(self.exports.devices_of(self.parts.id));
                 self.on_control(Control::Weight { export: id, weight });
             }
             ShardCommand::Hide { export, hidden } => self.exports.hide(export, hidden),
             ShardCommand::Forget { export } => {
                 self.exports.take(export);
+                self.device_use.set_devices(self.exports.devices_of(self.parts.id));
                 self.parts.io.latency.forget(export);
             }
             ShardCommand::Evict { export, unread } => self.evict(export, unread),

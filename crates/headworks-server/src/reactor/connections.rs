@@ -22,7 +22,9 @@ use super::hot_list::ReadPause;
 use super::shard_io::SMALL_REPLIES;
 use super::{LISTENERS, Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
-use crate::nbd::connection::{Connection, ConnectionEnd, ReceiveContext, ReceiveOutcome};
+use crate::nbd::connection::{
+    BufferPolicy, Connection, ConnectionEnd, ReceiveContext, ReceiveOutcome,
+};
 use crate::nbd::outgoing::SendOutcome;
 use headworks::driver::Interest;
 use headworks_nbd::Negotiated;
@@ -68,7 +70,7 @@ impl Reactor {
                 self.connections.cool(index);
             }
             // The next waiter is tried in this turn: more than one buffer may be free.
-            if let Some(first) = self.buffer_queue.call() {
+            if let Some(first) = self.call_waiter(room) {
                 self.connections.heat(first);
             }
         }
@@ -87,7 +89,26 @@ impl Reactor {
         signed: &mut bool,
     ) -> Option<ReceiveOutcome> {
         let policy = self.buffer_queue.policy(slot);
+        let (connection, _) = self.parts.io.connection(slot)?;
+        let device = connection.binding().map(|binding| binding.device);
+        let allowed = self.device_use.room(device, *room);
+        let mut left = allowed;
+        let received = self.receive_up_to(now, slot, (&mut left, large_reads), signed, policy);
+        *room -= allowed - left;
+        received
+    }
+
+    /// Receives requests that take at most `room` bio slots.
+    fn receive_up_to(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        (room, large_reads): (&mut u32, &mut usize),
+        signed: &mut bool,
+        policy: BufferPolicy,
+    ) -> Option<ReceiveOutcome> {
         let (connection, pool) = self.parts.io.connection(slot)?;
+        let device = connection.binding().map(|binding| binding.device);
         let agrees = connection.agrees_on_keys();
         if agrees && *signed {
             return Some(ReceiveOutcome::Some);
@@ -99,6 +120,7 @@ impl Reactor {
             pool,
             policy,
             buffer_limits: self.buffer_limits,
+            device_held: self.device_use.bytes(device),
             exports: self.exports.infos(),
             room,
             large_reads,
@@ -144,6 +166,10 @@ impl Reactor {
             ReceiveOutcome::Full => self.connections.state_mut(slot).pause = ReadPause::Full,
             ReceiveOutcome::NoBuffer => {
                 self.connections.state_mut(slot).pause = ReadPause::NoBuffer;
+                let limits = self.buffer_limits;
+                let connection = self.parts.io.connection(slot);
+                let demand = connection.and_then(|(connection, _)| connection.demand(now, &limits));
+                self.device_use.set_wanted(slot, demand.map_or(0, |demand| demand.block));
                 self.buffer_stats.waits += u64::from(self.buffer_queue.join(slot));
             }
             ReceiveOutcome::Chosen { export, terms } => {
@@ -288,6 +314,7 @@ impl Reactor {
             return;
         }
         self.buffer_queue.forget(slot);
+        self.device_use.forget(slot);
         if let Some(connection) = self.parts.io.remove(slot) {
             if let Some(fd) = connection.socket() {
                 self.parts.engine.forget(slot, fd);
@@ -356,10 +383,11 @@ impl Reactor {
         }
         goes_on |= !again.is_empty() || self.parts.io.has_large_to_send();
         again.into_iter().for_each(|slot| self.parts.io.list(slot));
-        self.buffer_queue.call();
+        let room = self.parts.driver.shard().room();
+        self.call_waiter(room);
         goes_on |= self.make_room(now);
         // A look may find that the first waiter's client takes nothing.
-        self.buffer_queue.call();
+        self.call_waiter(room);
         let taken = self.parts.io.pool.taken();
         if let Some(first) = self.buffer_queue.first() {
             self.connections.heat(first);
@@ -369,11 +397,22 @@ impl Reactor {
         goes_on
     }
 
-    /// Updates the buffer queue's record of a connection.
+    /// Chooses the first waiter for a buffer or one of `room` bio slots, if there is none; returns it if it is new. A waiter
+    /// whose device holds as much as it may goes behind the others.
+    fn call_waiter(&mut self, room: u32) -> Option<u32> {
+        let use_of = &self.device_use;
+        let free = self.buffer_limits.free_by_turn(self.parts.io.pool.taken());
+        self.buffer_queue.call(|slot| use_of.is_at_limit(slot, free, room))
+    }
+
+    /// Updates the records of what a connection holds.
     pub(super) fn note(&mut self, now: Instant, slot: u32) {
         if let Some((connection, _)) = self.parts.io.connection(slot) {
-            let export = connection.binding().map(|binding| binding.export);
-            self.buffer_queue.note(slot, export, connection.held());
+            let binding = connection.binding();
+            let (requests, held) = (connection.in_flight(), connection.held());
+            self.device_use.note(slot, binding.map(|binding| binding.device), requests, held);
+            let export = binding.map(|binding| binding.export);
+            self.buffer_queue.note(slot, export, held);
             self.buffer_queue.set_stalled(slot, connection.is_stalled(now));
         }
     }

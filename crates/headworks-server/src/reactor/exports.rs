@@ -7,7 +7,7 @@
 //! put --> active <--hide, show--> hidden (its clients are disconnected) --take--> the id is free
 //! ```
 
-use headworks_core::{ExportId, Ioprio, ShardId, VolumeId};
+use headworks_core::{DeviceId, ExportId, Ioprio, ShardId, VolumeId};
 
 use crate::assemble::export_info::ServedExport;
 use crate::assemble::shown_name;
@@ -102,6 +102,12 @@ impl ExportTable {
         let own = self.all().filter(|export| export.binding.volume == volume);
         let names: Vec<&str> = own.map(|export| shown_name(&export.info.name)).collect();
         format!("export {}", names.join(", "))
+    }
+
+    /// Devices of the exports whose home is `shard`, one for each export.
+    pub fn devices_of(&self, shard: ShardId) -> impl Iterator<Item = DeviceId> + Clone {
+        let slots = self.places.iter().flatten().map(|place| &place.export);
+        slots.filter(move |export| export.shard == shard).map(|export| export.binding.device)
     }
 
     /// All exports, hidden ones included.

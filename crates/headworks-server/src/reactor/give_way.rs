@@ -69,7 +69,9 @@ impl Reactor {
 
     fn demand_of(&mut self, slot: u32, now: Instant) -> Option<BufferDemand> {
         let limits = self.buffer_limits;
-        self.parts.io.connection(slot)?.0.demand(now, &limits)
+        let connection = self.parts.io.connection(slot)?.0;
+        let device_held = self.device_use.bytes(connection.binding().map(|binding| binding.device));
+        Some(BufferDemand { device_held, ..connection.demand(now, &limits)? })
     }
 
     /// Whether a demand is within the watermarks and the pool has a block for it.

@@ -13,7 +13,7 @@
 //! Invariants: every list of actions is carried out before the next input; before a sleep every connection that may
 //! become ready is watched and every ring is empty; a slot is in the hot list at most once.
 //!
-//! `driver` owns the shard, `shard_io` its connections and rings, `hot_list` the state of connections, `buffer_queue`
+//! `device_use` bounds what the clients of one device hold. `driver` owns the shard, `shard_io` its connections and rings, `hot_list` the state of connections, `buffer_queue`
 //! the order in which waiting connections get buffers, `give_way` the
 //! buffers that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling
 //! policy. `connections`, `commands`, `queries` and `shutdown` are the event handlers.
@@ -21,6 +21,7 @@
 mod buffer_queue;
 mod commands;
 mod connections;
+mod device_use;
 pub(crate) mod driver;
 mod exports;
 #[cfg(test)]
@@ -59,6 +60,7 @@ use crate::nbd::buffer_limits::BufferLimits;
 use crate::nbd::connection::{ConnectionEnd, ConnectionLimits};
 use crate::shared::ServerShared;
 use buffer_queue::BufferQueue;
+use device_use::DeviceUse;
 use driver::ShardDriver;
 use exports::ExportTable;
 use headworks::driver::{Clock, DiskQueue, Engine, Event, Sleeper, Span, Wait, Waker};
@@ -143,6 +145,8 @@ pub struct Reactor {
     connections: HotList,
     /// Connections that wait for a buffer of the pool.
     buffer_queue: BufferQueue,
+    /// What the clients of each device hold.
+    device_use: DeviceUse,
     held: HeldLog,
     log_limiter: LogLimiter,
     idle: IdlePolicy,
@@ -177,8 +181,12 @@ impl Reactor {
     #[must_use]
     pub fn new(parts: ReactorParts) -> Self {
         let places = parts.io.slots().count();
+        let exports = ExportTable::new(parts.exports.iter().cloned());
+        let mut device_use = DeviceUse::new(places);
+        device_use.set_devices(exports.devices_of(parts.id));
         Self {
-            exports: ExportTable::new(parts.exports.iter().cloned()),
+            exports,
+            device_use,
             sets: queries::Sets::default(),
             connections: HotList::new(places),
             buffer_queue: BufferQueue::new(

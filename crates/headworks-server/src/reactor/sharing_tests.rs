@@ -88,7 +88,7 @@ impl Model {
     fn demand(&self, slot: usize, has_turn: bool) -> BufferDemand {
         let client = &self.clients[slot];
         let stalled = client.is_stalled(self.now);
-        BufferDemand { held: client.held(), block: client.block, has_turn, stalled }
+        BufferDemand { held: client.held(), block: client.block, has_turn, stalled, device_held: None }
     }
 
     fn try_admit(&mut self, slot: usize, has_turn: bool) -> bool {
@@ -140,17 +140,17 @@ impl Model {
                 self.queue.join(slot as u32);
             }
         }
-        self.queue.call();
+        self.queue.call(|_| false);
         while let Some(first) = self.queue.first() {
             self.make_room(first as usize);
             if !self.try_admit(first as usize, true) {
                 break;
             }
             self.queue.leave(first);
-            self.queue.call();
+            self.queue.call(|_| false);
         }
         assert!(self.taken() <= POOL, "{} bytes of the pool are taken", self.taken());
-        let small = BufferDemand { held: 0, block: 4096, has_turn: false, stalled: true };
+        let small = BufferDemand { held: 0, block: 4096, has_turn: false, stalled: true, device_held: None };
         assert!(self.limits.admits(self.taken(), small), "a small buffer is not free");
     }
 }

@@ -26,7 +26,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use headworks_core::{
-    EXTENTS_BYTES, ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status, VolumeId,
+    DeviceId, EXTENTS_BYTES, ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status, VolumeId,
     WaitTimes,
 };
 
@@ -85,6 +85,8 @@ pub struct ExportBinding {
     pub volume: VolumeId,
     /// Export that the client chose.
     pub export: ExportId,
+    /// Device of the volume.
+    pub device: DeviceId,
     /// Class of all requests of the connection.
     pub ioprio: Ioprio,
 }
@@ -216,6 +218,8 @@ pub struct ReceiveContext<'a> {
     pub policy: BufferPolicy,
     /// Watermarks of the pool.
     pub buffer_limits: BufferLimits,
+    /// Bytes that all clients of the connection's device hold; none while no other device is served.
+    pub device_held: Option<usize>,
     /// Exports that the handshake lists.
     pub exports: &'a [ExportInfo],
     /// Bios that the shard still takes.

@@ -279,6 +279,9 @@ impl Connection {
                 transmission.held = Some(request);
                 return false;
             }
+            if let (Some(held), Some(buffer)) = (&mut context.device_held, &buffer) {
+                *held += buffer.len();
+            }
             if context.policy == BufferPolicy::Once {
                 context.policy = BufferPolicy::Wait;
             }
@@ -324,7 +327,7 @@ impl Connection {
         let Phase::Transmission(transmission) = &self.phase else {
             return;
         };
-        let ExportBinding { volume, export, ioprio } = transmission.binding;
+        let ExportBinding { volume, export, ioprio, .. } = transmission.binding;
         let op = request.op();
         let status = op == Op::BlockStatus;
         if let Some(buffer) = buffer.as_ref().filter(|_| status) {
@@ -373,7 +376,8 @@ impl Receiving {
 fn may_take((held, len): (usize, usize), stalled: bool, context: &ReceiveContext<'_>) -> bool {
     let has_turn = context.policy != BufferPolicy::Wait;
     Pool::block_bytes(len).is_some_and(|block| {
-        let demand = BufferDemand { held, block, has_turn, stalled };
+        let device_held = context.device_held;
+        let demand = BufferDemand { held, block, has_turn, stalled, device_held };
         context.buffer_limits.admits(context.pool.taken(), demand)
     })
 }
@@ -425,6 +429,7 @@ mod tests {
                 pool: &mut pool,
                 policy: BufferPolicy::Free,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
+                device_held: None,
                 exports: &exports,
                 room: &mut 1,
                 large_reads: &mut 0,

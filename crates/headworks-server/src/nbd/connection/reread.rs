@@ -62,7 +62,7 @@ impl Connection {
         if !self.reread_due {
             return true;
         }
-        let (Some((offset, len)), Some(ExportBinding { volume, export, ioprio })) =
+        let (Some((offset, len)), Some(ExportBinding { volume, export, ioprio, .. })) =
             (self.outgoing.next_dropped(), self.last_binding())
         else {
             self.reread_due = false;
@@ -149,7 +149,8 @@ impl Connection {
         let held = self.held();
         let demand = |len: usize, held, stalled| {
             let block = Pool::block_bytes(len)?;
-            Some(BufferDemand { held, block, has_turn: true, stalled })
+            let device_held = None;
+            Some(BufferDemand { held, block, has_turn: true, stalled, device_held })
         };
         if self.reread_due {
             return demand(limits.guaranteed(), 0, false);
