@@ -488,6 +488,7 @@ impl Reactor {
             let Some((connection, _)) = self.parts.io.connection(slot) else {
                 continue;
             };
+            connection.release_idle_memory();
             let Some(deadline) = connection.deadline() else {
                 continue;
             };

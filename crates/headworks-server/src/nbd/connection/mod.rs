@@ -171,6 +171,8 @@ pub struct Connection {
     stash: Vec<u8>,
     /// Time of the last bytes from the client; in the handshake, of the connect.
     last_received: Instant,
+    /// The connection was not read from, or received bytes were not parsed, for want of room: that is not the client's delay.
+    is_deaf: bool,
     /// Time at which the client last took output, or at which there was none.
     last_sent: Instant,
     /// The last send found no output.
@@ -254,6 +256,7 @@ impl Connection {
             buffer_bytes: 0,
             stash: Vec::new(),
             last_received: now,
+            is_deaf: false,
             last_sent: now,
             was_silent: false,
             reread: None,
@@ -390,6 +393,13 @@ impl Connection {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.window.used()
+    }
+
+    /// Returns the memory of received bytes, all of which are parsed.
+    pub fn release_idle_memory(&mut self) {
+        if self.stash.is_empty() {
+            self.stash = Vec::new();
+        }
     }
 
     /// Whether received bytes wait to be parsed.
@@ -590,7 +600,9 @@ impl Connection {
         let received = match &self.phase {
             Phase::Dead => return None,
             Phase::Handshake(_) => Some(self.last_received.after(self.limits.handshake_ns)),
-            Phase::Transmission(transmission) if transmission.is_in_the_middle() => {
+            Phase::Transmission(transmission)
+                if transmission.is_in_the_middle() && !self.is_deaf =>
+            {
                 Some(self.last_received.after(self.limits.stall_ns))
             }
             _ => None,

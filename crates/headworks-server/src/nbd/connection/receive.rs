@@ -21,6 +21,19 @@ use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
 impl Connection {
     /// Receives once and submits bios for complete requests.
     pub fn receive(&mut self, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
+        if std::mem::take(&mut self.is_deaf) && !matches!(self.phase, Phase::Handshake(_)) {
+            // The client's time counts from now: what it sent before was not looked for.
+            self.last_received = context.now;
+        }
+        let received = self.receive_once(context);
+        self.is_deaf = matches!(
+            received,
+            ReceiveOutcome::Full | ReceiveOutcome::NoBuffer | ReceiveOutcome::NextTurn
+        );
+        received
+    }
+
+    fn receive_once(&mut self, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
         if matches!(self.phase, Phase::Leaving | Phase::Dead) {
             return ReceiveOutcome::Nothing;
         }
@@ -443,5 +456,99 @@ mod tests {
         }
         assert!(most < 3 * list, "{most} bytes waited");
         assert!(got.ends_with(&[0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0]), "the last answer is whole");
+    }
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A connection in transmission, its client's end, and what it needs to receive.
+    struct Rig {
+        connection: Connection,
+        theirs: UnixStream,
+        pool: Pool,
+        inputs: Vec<Input>,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            let limits = ConnectionLimits {
+                requests: 1024,
+                buffer_bytes: 1 << 20,
+                handshake_ns: 10 * SECOND,
+                stall_ns: 3 * SECOND,
+            };
+            let mut connection = Connection::new(ours.into(), "test".into(), limits, Instant(0));
+            let export = ExportInfo { size: 1 << 30, ..ExportInfo::default() };
+            let terms = headworks_nbd::Negotiated::default();
+            connection.begin(Instant(0), ExportBinding::default(), &export, terms);
+            let mut rig =
+                Self { connection, theirs, pool: Pool::new(1 << 20).unwrap(), inputs: Vec::new() };
+            rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
+            rig
+        }
+
+        fn receive(&mut self, now: u64, room: u32) -> ReceiveOutcome {
+            self.connection.receive(&mut ReceiveContext {
+                now: Instant(now),
+                scratch: &mut vec![0; 256 << 10],
+                pool: &mut self.pool,
+                policy: BufferPolicy::Free,
+                buffer_limits: BufferLimits::new(1 << 20, 1),
+                device_held: None,
+                exports: &[],
+                room: &mut { room },
+                large_reads: &mut (1 << 20),
+                inputs: &mut self.inputs,
+            })
+        }
+    }
+
+    fn read_header(cookie: u64) -> [u8; 28] {
+        let mut header = [0; 28];
+        header[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
+        header[8..16].copy_from_slice(&cookie.to_be_bytes());
+        header[24..].copy_from_slice(&4096_u32.to_be_bytes());
+        header
+    }
+
+    /// The rest of a header arrives while the shard has no bio slot: the client is not closed for it, nor when there is one
+    /// again; a client that sends nothing is.
+    #[test]
+    fn header_that_waits_for_a_bio_slot_is_no_stall() {
+        let mut rig = Rig::new();
+        rig.theirs.write_all(&read_header(1)[..20]).unwrap();
+        assert_eq!(rig.receive(SECOND, 8), ReceiveOutcome::Some);
+        assert_eq!(rig.connection.deadline(), Some(Instant(4 * SECOND)), "it is to send the rest");
+        rig.theirs.write_all(&read_header(1)[20..]).unwrap();
+        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::NoBuffer);
+        assert_eq!(rig.connection.deadline(), None, "the shard has no slot");
+        assert_eq!(rig.receive(60 * SECOND, 0), ReceiveOutcome::NoBuffer);
+        assert_eq!((rig.connection.deadline(), rig.inputs.len()), (None, 0));
+        rig.theirs.write_all(&read_header(2)[..20]).unwrap();
+        assert_eq!(rig.receive(70 * SECOND, 8), ReceiveOutcome::Some);
+        assert_eq!(rig.inputs.len(), 1, "the first request is complete");
+        assert_eq!(rig.receive(70 * SECOND, 8), ReceiveOutcome::Some);
+        assert_eq!(rig.connection.deadline(), Some(Instant(73 * SECOND)));
+    }
+
+    #[test]
+    fn received_bytes_keep_no_memory_once_they_are_parsed() {
+        let mut rig = Rig::new();
+        let headers: Vec<u8> = (0..500).flat_map(read_header).collect();
+        rig.theirs.write_all(&headers).unwrap();
+        rig.receive(SECOND, 1000);
+        rig.connection.release_idle_memory();
+        assert!(rig.connection.stash.capacity() >= 8192, "what is not parsed stays");
+        for _ in 0..20 {
+            rig.receive(SECOND, 1000);
+            for sequence in 0..=rig.inputs.len() as u64 {
+                let result = (Err(headworks_core::IoError::Medium), false, headworks_core::ReplyStage::Final);
+                rig.connection.reply(Instant(SECOND), sequence, result, &mut rig.pool);
+            }
+        }
+        assert_eq!(rig.inputs.len(), 500);
+        rig.connection.release_idle_memory();
+        assert_eq!(rig.connection.stash.capacity(), 0);
     }
 }
