@@ -405,7 +405,8 @@ fn show_stats(stats: &Value) -> String {
             }
         };
         text += &format!(
-            "{name}: {}, {} issued, {} sequential, {} in flight; depth: {depth}; tags: {} of {} free, {} asks, {} waits, longest {}\n",
+            "{name}: {}{}, {} issued, {} sequential, {} in flight; depth: {depth}; tags: {} of {} free, {} asks, {} waits, longest {}\n",
+            if device["device_state"] == "stuck" { "DOES NOT ANSWER, " } else { "" },
             plain(&device["scheduler"]),
             queue["issued"],
             queue["sequential_ratio"]

@@ -124,7 +124,10 @@ fn table(exports: &Value) -> String {
             word("ioprio"),
             word("clients"),
             size(&row["dirty"]),
-            word("state"),
+            match (word("state"), row["device_state"] == "stuck") {
+                (state, true) => format!("{state}, device stuck"),
+                (state, false) => state,
+            },
         ]
     }));
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);

@@ -265,10 +265,11 @@ impl Queries {
         let ExportNode { id: export, device, home, .. } = *entry;
         let query = |answer| ControlQuery::Slow { export, device, answer };
         let SlowReport { now, requests, slowest, writeback } = self.shards.ask(home, query)?;
-        let options = self.shards.device(&tree, device)?.options;
+        let DeviceReport { options, state, .. } = self.shards.device(&tree, device)?;
         let blocks = |count: u64| count * u64::from(BLOCK);
         let facts = WhySnapshot {
             device: device_name(device),
+            device_state: state,
             export: entry.shown_name().to_owned(),
             nr_requests: options.nr_requests,
             scheduler: options.scheduler.name(),

@@ -272,6 +272,7 @@ pub fn device(report: &DeviceReport) -> Value {
     let cost = queue.cost.base_ns();
     json!({
         "scheduler": options.scheduler.name(),
+        "device_state": report.state.name(),
         "queue": {
             "issued": queue.issued,
             "sequential": queue.sequential,
@@ -392,6 +393,7 @@ mod tests {
             time_ns: 1_000 * MS * n + 999_999,
         };
         let report = DeviceReport {
+            state: headworks_core::DeviceState::Live,
             options: QueueOptions::default(),
             queue: QueueStats { in_flight: 7, ..QueueStats::default() },
             busy_ns: 5 * MS,

@@ -3,7 +3,7 @@
 //! Considered are the slowest 1 % of requests (at least ten), as far as `latency::slow` keeps them. Their waits are
 //! added up; the rest of their total time is `elsewhere`.
 
-use headworks_core::{Instant, WaitKind};
+use headworks_core::{DeviceState, Instant, WaitKind};
 use serde_json::{Map, Value, json};
 
 use super::latency::micros;
@@ -23,6 +23,8 @@ const WORTH: f64 = 0.05;
 pub struct WhySnapshot {
     /// Name of the export's device.
     pub device: String,
+    /// Whether the device answers.
+    pub device_state: DeviceState,
     /// Name of the export in paths.
     pub export: String,
     /// Number of tags of the device.
@@ -77,7 +79,13 @@ pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[SlowRequ
         false => format!("slowest {} of {}", grouped(count as u64), grouped(requests)),
     };
     let export = &facts.export;
-    let sentence = if requests == 0 {
+    let sentence = if facts.device_state == DeviceState::Stuck {
+        format!(
+            "{export}: device {} does not answer: new requests fail at once; {} completed or failed in the last minute",
+            facts.device,
+            grouped(requests)
+        )
+    } else if requests == 0 {
         format!("{export}: no request completed in the last minute")
     } else if !slow {
         let longest = match looked_at.first().map_or(0, |slow| slow.total_ns) {
@@ -104,6 +112,7 @@ pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[SlowRequ
     json!({
         "export": export,
         "sentence": sentence,
+        "device_state": facts.device_state.name(),
         "slow": slow,
         "seconds": SECONDS,
         "requests": requests,
@@ -256,12 +265,22 @@ mod tests {
     fn facts() -> WhySnapshot {
         WhySnapshot {
             device: "hw0".into(),
+            device_state: DeviceState::Live,
             export: "db".into(),
             nr_requests: 64,
             scheduler: "none",
             dirty: Some((60 << 20, 64 << 20)),
             write_bandwidth: 43 << 20,
         }
+    }
+
+    #[test]
+    fn device_that_does_not_answer_is_the_reason() {
+        let facts = WhySnapshot { device_state: DeviceState::Stuck, ..facts() };
+        let told = why(&facts, Instant(0), 0, &[]);
+        let sentence = told["sentence"].as_str().unwrap();
+        assert!(sentence.starts_with("db: device hw0 does not answer"), "{sentence}");
+        assert_eq!(told["device_state"], "stuck");
     }
 
     fn slow(total_ns: u64, waits: &[(WaitKind, u64)]) -> SlowRequest {

@@ -117,6 +117,8 @@ pub struct ExportReport {
     pub failed: u64,
     /// Whether a flush of its volume failed.
     pub suspect: bool,
+    /// Whether its device does not answer, as its home shard knows.
+    pub stuck: bool,
 }
 
 impl ExportReport {
@@ -127,5 +129,6 @@ impl ExportReport {
         self.dirty += other.dirty;
         self.failed += other.failed;
         self.suspect |= other.suspect;
+        self.stuck |= other.stuck;
     }
 }

@@ -14,7 +14,7 @@ use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
 use headworks_core::writeback::{DirtyStats, DirtyTunable, WritebackStats};
 use headworks_core::{
-    Control, DeviceId, ExportId, Instant, IoError, Ioprio, Op, QueueOptions, Status, VolumeId,
+    Control, DeviceId, DeviceState, ExportId, Instant, IoError, Ioprio, Op, QueueOptions, Status, VolumeId,
 };
 
 use crate::latency::slow::SlowRequest;
@@ -170,6 +170,8 @@ impl OpCounts {
 
 /// Statistics of a device and its queue.
 pub struct DeviceReport {
+    /// Whether the device answers.
+    pub state: DeviceState,
     /// Options of the queue.
     pub options: QueueOptions,
     /// Counters of the queue.

@@ -1,7 +1,7 @@
 //! The metrics of a server as a page in Prometheus' text format.
 
-use headworks_core::WaitKind;
 use headworks_core::cache::folio::BLOCK;
+use headworks_core::{DeviceState, WaitKind};
 
 use super::text::{MetricType, MetricsPage, seconds};
 use crate::control::queries::{Latencies, Queries};
@@ -52,6 +52,11 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
     page.family(name, MetricType::Gauge, "Requests waiting for a tag, queued, or in the device.");
     for (device, report) in &reports {
         page.sample(name, &[("device", device)], report.queue.in_flight);
+    }
+    let name = "headworks_device_stuck";
+    page.family(name, MetricType::Gauge, "1 while the device does not answer; requests then fail.");
+    for (device, report) in &reports {
+        page.sample(name, &[("device", device)], u32::from(report.state == DeviceState::Stuck));
     }
     let name = "headworks_tags_free";
     page.family(name, MetricType::Gauge, "Free tags.");

@@ -6,7 +6,7 @@
 
 use std::sync::mpsc::Sender;
 
-use headworks_core::{Change, ChangeError, Control, ExportId, Input, Instant, Status, VolumeId};
+use headworks_core::{Change, ChangeError, Control, DeviceState, ExportId, Input, Instant, Status, VolumeId};
 
 use super::{Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
@@ -147,6 +147,8 @@ impl Reactor {
                 dirty: shard.dirty_bytes(volume).unwrap_or(0),
                 failed: failed.iter().map(|(_, len, _)| len).sum(),
                 suspect: shard.unflushed(volume).is_some_and(|(_, suspect)| suspect),
+                stuck: export.shard == id
+                    && shard.device_state(export.binding.device) == Some(DeviceState::Stuck),
             }
         };
         self.exports.all().map(report).collect()

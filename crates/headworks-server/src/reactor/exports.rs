@@ -104,6 +104,13 @@ impl ExportTable {
         format!("export {}", names.join(", "))
     }
 
+    /// The names of a device's exports in messages.
+    pub fn names_on(&self, device: DeviceId) -> String {
+        let own = self.all().filter(|export| export.binding.device == device);
+        let names: Vec<&str> = own.map(|export| shown_name(&export.info.name)).collect();
+        format!("export {}", names.join(", "))
+    }
+
     /// Devices of the exports whose home is `shard`, one for each export.
     pub fn devices_of(&self, shard: ShardId) -> impl Iterator<Item = DeviceId> + Clone {
         let slots = self.places.iter().flatten().map(|place| &place.export);

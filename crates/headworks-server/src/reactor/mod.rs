@@ -48,7 +48,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use headworks_core::{Control, Input, Instant, Notice, ShardId, VolumeId};
+use headworks_core::{Control, DeviceState, Input, Instant, Notice, ShardId, VolumeId};
 use tracing::{error, info, warn};
 
 use crate::assemble::WatchedFile;
@@ -149,6 +149,9 @@ pub struct Reactor {
     device_use: DeviceUse,
     held: HeldLog,
     log_limiter: LogLimiter,
+    /// Commands that timed out and were not logged yet; and when the next line may be logged, one a second.
+    timed_out: u64,
+    next_timed_out: Instant,
     idle: IdlePolicy,
     phase: ShutdownPhase,
     own_flushes: OwnFlushes,
@@ -195,6 +198,8 @@ impl Reactor {
             ),
             held: HeldLog::default(),
             log_limiter: LogLimiter::new(),
+            timed_out: 0,
+            next_timed_out: Instant(0),
             idle: IdlePolicy::new(parts.poll_ns),
             phase: ShutdownPhase::Running,
             own_flushes: OwnFlushes::default(),
@@ -436,8 +441,26 @@ impl Reactor {
         }
     }
 
+    /// Logs that a device ceased to answer, or answers again: a line each.
+    fn log_device_states(&mut self) {
+        for (device, state) in self.parts.io.device_states.drain(..) {
+            let exports = self.exports.names_on(device);
+            match state {
+                DeviceState::Stuck => error!(
+                    device = device.0,
+                    "{exports}: the device does not answer, or refuses everything: requests for it fail until it answers"
+                ),
+                DeviceState::Live => {
+                    warn!(device = device.0, "{exports}: the device answers again");
+                }
+            }
+        }
+    }
+
     fn log_notices(&mut self) {
+        self.log_device_states();
         let io = &mut self.parts.io;
+        let now = io.now;
         for notice in io.notices.drain(..) {
             if let Notice::Suspect { volume, .. } = notice {
                 // The next process is to know, too.
@@ -450,22 +473,29 @@ impl Reactor {
                      error is cleared (headworks ctl SOCKET discard-failed EXPORT)",
                     status.err().map_or_else(String::new, |error| error.to_string())
                 ),
-                Notice::TimedOut { volume, op, offset, len } => warn!(
-                    volume = volume.0,
-                    offset,
-                    len,
-                    "{} timed out; the client got an error, its buffer stays in use until the device completes the command",
-                    op.name()
-                ),
+                Notice::TimedOut { volume, op, offset, len } => {
+                    self.timed_out += 1;
+                    if now < self.next_timed_out {
+                        continue;
+                    }
+                    self.next_timed_out = now.after(TICK_NS);
+                    warn!(
+                        volume = volume.0,
+                        offset,
+                        len,
+                        commands = std::mem::take(&mut self.timed_out),
+                        "{} timed out; the client got an error, its buffer stays in use until the device completes the command",
+                        op.name()
+                    );
+                }
                 Notice::UnknownCompletion { device, .. } => {
                     error!(
                         device = device.0,
                         "the device completed a command that is not in flight; ignored"
                     );
                 }
-                Notice::DeviceState { .. } => {}
                 // `ShardIo` keeps these apart.
-                Notice::Set { .. } => {}
+                Notice::Set { .. } | Notice::DeviceState { .. } => {}
                 Notice::ShortRead { volume, offset } => {
                     error!(
                         volume = volume.0,

@@ -148,6 +148,7 @@ impl Reactor {
             OpCounts::add(&mut ops, stats);
         }
         Some(DeviceReport {
+            state: shard.device_state(device)?,
             options: *shard.queue_options(device)?,
             queue,
             busy_ns: queue.busy_until(now),

@@ -6,7 +6,8 @@
 
 use std::collections::VecDeque;
 
-use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
+use headworks_core::options::DEVICES_MAX;
+use headworks_core::{BioId, DeviceId, DeviceState, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
 
 use super::foreign_spans::ForeignSpans;
 use crate::connection_id::{
@@ -70,6 +71,8 @@ pub struct ShardIo {
     restored: Vec<(BioId, Status)>,
     /// Answers to changes of options, by token; bounded by the changes submitted.
     pub sets: Vec<(u32, Status)>,
+    /// Devices that ceased to answer or answer again; never dropped, a change of state takes a time-out.
+    pub device_states: Vec<(DeviceId, DeviceState)>,
     /// Notices to be logged, bounded by `NOTICES_MAX`.
     pub notices: Vec<Notice>,
     /// Notices dropped beyond the bound.
@@ -112,6 +115,7 @@ impl ShardIo {
             restored: Vec::new(),
             own_flushes: Vec::new(),
             sets: Vec::new(),
+            device_states: Vec::with_capacity(DEVICES_MAX),
             notices: Vec::with_capacity(NOTICES_MAX),
             notices_lost: 0,
         }
@@ -153,7 +157,10 @@ impl ShardIo {
 
     /// Whether completions of own flushes, answers to changes or notices wait to be passed on.
     pub fn has_news(&self) -> bool {
-        !self.sets.is_empty() || !self.own_flushes.is_empty() || !self.notices.is_empty()
+        !self.sets.is_empty()
+            || !self.own_flushes.is_empty()
+            || !self.notices.is_empty()
+            || !self.device_states.is_empty()
     }
 
     /// Slots of all connections.
@@ -296,6 +303,8 @@ unsafe impl ActionSink for ShardIo {
     fn notice(&mut self, notice: Notice) {
         if let Notice::Set { token, status } = notice {
             self.sets.push((token, status));
+        } else if let Notice::DeviceState { device, state } = notice {
+            self.device_states.push((device, state));
         } else if self.notices.len() < NOTICES_MAX {
             self.notices.push(notice);
         } else {

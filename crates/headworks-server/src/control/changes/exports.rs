@@ -1,6 +1,6 @@
 //! `exports`: one row for each export.
 
-use headworks_core::ExportId;
+use headworks_core::{DeviceState, ExportId};
 use serde_json::{Value, json};
 
 use super::LiveChanges;
@@ -17,6 +17,8 @@ impl LiveChanges {
         let row = |entry: &ExportNode| {
             let report = reports.iter().find(|report| report.export == entry.id)?;
             let setting = self.settings.of(entry.id);
+            let device_state =
+                if report.stuck { DeviceState::Stuck } else { DeviceState::Live };
             let state = match report {
                 _ if draining.contains(&entry.id) => "draining",
                 ExportReport { suspect: false, failed: 0, .. } => "serving",
@@ -34,6 +36,7 @@ impl LiveChanges {
                 "dirty": report.dirty,
                 "failed": report.failed,
                 "state": state,
+                "device_state": device_state.name(),
             }))
         };
         Ok(Value::Array(tree.exports.iter().filter_map(row).collect()))

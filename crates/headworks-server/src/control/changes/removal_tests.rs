@@ -67,6 +67,7 @@ fn shard(
         size: Some(1 << 20),
         dirty: 0,
         failed: 0,
+        stuck: false,
         suspect: false,
     };
     for mail in mails {
