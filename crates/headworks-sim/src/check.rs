@@ -45,7 +45,7 @@ pub fn violation(rule: &'static str, detail: impl Into<String>) -> Violation {
 }
 
 /// Checks the status of an answer: an error needs an injected cause, and a malformed bio must not
-/// succeed.
+/// succeed. An `overdue` bio may time out: it waited for long, or its device does not answer.
 ///
 /// # Errors
 /// The rule that the answer violates.
@@ -55,6 +55,7 @@ pub fn check_status(
     malformed: bool,
     faulty: bool,
     status: Status,
+    overdue: bool,
 ) -> Result<(), Violation> {
     let volume = &scenario.volumes[usize::from(bio.id.volume.0)];
     let detail = || format!("{bio:?} was answered {status:?}");
@@ -92,7 +93,7 @@ pub fn check_status(
                     || faults.is_bad(bio.id.volume, Op::Read, bio.offset, bio.len))
         }
         IoError::NoSpace => faulty && faults.no_space > 0 && bio.op.is_write(),
-        IoError::TimedOut => faulty && faults.late > 0,
+        IoError::TimedOut => overdue || faulty && faults.late > 0,
         IoError::Unsupported => {
             let unable = !queue.write_zeroes || faults.zeroes > 0;
             bio.op == Op::WriteZeroes && bio.flags.contains(BioFlags::FAST_ZERO) && unable

@@ -8,7 +8,7 @@
 //! A bio's sequence is (count << 8 | slot): it increases, and leads to the buffer without a search.
 //! Any other order of answers is a violation.
 
-use headworks_core::{Bio, BioId, EXTENTS_BYTES, ReplyStage, ShardId};
+use headworks_core::{Bio, BioId, EXTENTS_BYTES, Instant, ReplyStage, ShardId};
 
 use crate::buffers::PoisonedBuffers;
 use crate::oracle::Ticket;
@@ -35,6 +35,8 @@ pub struct InFlightBio {
     pub stage: BioStage,
     /// The bio is malformed and must be rejected.
     pub malformed: bool,
+    /// Virtual time of its submission.
+    pub since: Instant,
     /// Its volume was shrunk below the end of the bio after submission.
     pub is_cut_off: bool,
     /// The other shard that the bio was forwarded to.
@@ -63,6 +65,8 @@ pub struct Connection {
     pub paused: bool,
     /// Bios until it closes and reopens; 0 means never.
     pub until_close: u32,
+    /// Virtual time of the last answer.
+    pub last_answer: Instant,
     free: Vec<u8>,
     count: u64,
 }
@@ -86,6 +90,7 @@ impl Connection {
             scheduled: false,
             paused: false,
             until_close: close_after,
+            last_answer: Instant(0),
             free: (0..depth as u16).rev().map(|slot| slot as u8).collect(),
             count: 0,
         }
@@ -110,7 +115,7 @@ impl Connection {
     }
 
     /// Submits the next bio; returns it with its slot, and whether it is malformed.
-    pub fn submit(&mut self) -> (Bio, usize, bool) {
+    pub fn submit(&mut self, now: Instant) -> (Bio, usize, bool) {
         let slot = self.free.pop().expect("called only with a free slot");
         self.count += 1;
         let id = BioId {
@@ -122,7 +127,13 @@ impl Connection {
         let (bio, malformed) = self.job.next(id);
         let slot = usize::from(slot);
         self.slots[slot] =
-            InFlightBio { bio, stage: BioStage::Waiting, malformed, ..InFlightBio::default() };
+            InFlightBio {
+                bio,
+                stage: BioStage::Waiting,
+                malformed,
+                since: now,
+                ..InFlightBio::default()
+            };
         (bio, slot, malformed)
     }
 

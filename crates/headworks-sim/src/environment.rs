@@ -7,6 +7,7 @@
 use headworks::driver::{ActionSink, DiskOp, DiskQueue, Span};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
+use headworks_core::time::MS;
 use headworks_core::{
     Action, Actions, Bio, BioFlags, BioId, Control, CopyDirection, DeviceId, DeviceState,
     ExtentState, Input,
@@ -129,6 +130,8 @@ pub struct Environment {
     pub outstanding: Vec<u32>,
     /// Tick of the last failed flush, by volume.
     suspect: Vec<Option<u64>>,
+    /// Until when bios of a device may fail because it does not answer: other shards hear of its answer later.
+    stuck_until: Vec<Instant>,
     /// Volumes whose failed data the operator is about to acknowledge.
     acknowledging: Vec<bool>,
     /// Arrival time of the last message, by pair of shards.
@@ -169,6 +172,7 @@ impl Environment {
             lost: 0,
             outstanding: vec![0; scenario.devices.len()],
             suspect: vec![None; scenario.volumes.len()],
+            stuck_until: vec![Instant(0); scenario.devices.len()],
             acknowledging: vec![false; scenario.volumes.len()],
             arrivals: vec![Instant(0); shards * shards],
             delays: Prng::new(scenario.seed).split("delays"),
@@ -280,7 +284,7 @@ impl Environment {
 
     fn submit(&mut self, index: usize) -> Bio {
         self.last_progress = self.now;
-        let (bio, slot, malformed) = self.connections[index].submit();
+        let (bio, slot, malformed) = self.connections[index].submit(self.now);
         let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
         let outstanding = &mut self.outstanding[usize::from(device.0)];
         *outstanding += 1;
@@ -608,6 +612,10 @@ impl Environment {
                 self.fail(violation);
             }
             if stage != ReplyStage::Released {
+                self.connections[index].last_answer = self.now;
+                if let Err(violation) = self.check_wait(&flight.bio, flight.since) {
+                    self.fail(violation);
+                }
                 self.check_owed_error(index, &flight.bio, status);
             }
             if flight.bio.op == Op::Flush && stage != ReplyStage::Released {
@@ -651,6 +659,32 @@ impl Environment {
         self.events.push(self.now.after(after), acknowledge);
     }
 
+    /// Whether a bio may fail because it waited for its device: for as long as `io_timeout` (or half of it, as part of a
+    /// request that waited before), or because the device does not answer anything.
+    fn is_overdue(&self, bio: &Bio, since: Instant) -> bool {
+        let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
+        let timeout = self.scenario.devices[usize::from(device.0)].config.queue.io_timeout_ns;
+        self.now < self.stuck_until[usize::from(device.0)]
+            || 2 * self.now.since(since) >= timeout
+    }
+
+    /// Checks that a bio did not wait too long, in worlds with an outage: there nothing else delays a bio.
+    fn check_wait(&self, bio: &Bio, since: Instant) -> Result<(), Violation> {
+        const BOUNDED: &str = "no bio waits for longer than twice io_timeout";
+        if self.scenario.devices.iter().all(|device| device.faults.outage.is_none()) {
+            return Ok(());
+        }
+        let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
+        let timeout = self.scenario.devices[usize::from(device.0)].config.queue.io_timeout_ns;
+        // Messages take their time, and a lease's part of the wait is counted in 255ths.
+        let most = 2 * timeout + timeout / 64 + 10 * self.scenario.message_delay_ns;
+        let waited = self.now.since(since);
+        if waited > most {
+            return Err(violation(BOUNDED, format!("{bio:?} waited for {waited} ns")));
+        }
+        Ok(())
+    }
+
     fn check_reply(
         &mut self,
         index: usize,
@@ -666,7 +700,8 @@ impl Environment {
             && matches!(status, Err(IoError::Invalid | IoError::NoSpace))
             && bio.op != Op::Flush;
         if stage != ReplyStage::Released && !is_cut_off {
-            check_status(&self.scenario, &bio, flight.malformed, self.faulty, status)?;
+            let overdue = self.is_overdue(&bio, flight.since);
+            check_status(&self.scenario, &bio, flight.malformed, self.faulty, status, overdue)?;
             self.check_suspect(&bio, flight.ticket.start, status)?;
         }
         if hole && !(bio.op == Op::Read && bio.flags.contains(BioFlags::HOLE_OK)) {
@@ -768,11 +803,11 @@ impl Environment {
             }
             Notice::TimedOut { .. } => self.coverage.hit(Point::NoticeTimedOut),
             Notice::ShortRead { .. } => self.coverage.hit(Point::NoticeShortRead),
-            Notice::DeviceState { state: DeviceState::Stuck, .. } => {
-                self.coverage.hit(Point::NoticeStuck);
-            }
-            Notice::DeviceState { state: DeviceState::Live, .. } => {
-                self.coverage.hit(Point::NoticeLive);
+            Notice::DeviceState { device, state } => {
+                let stuck = state == DeviceState::Stuck;
+                let until = if stuck { Instant(u64::MAX) } else { self.now.after(MS) };
+                self.stuck_until[usize::from(device.0)] = until;
+                self.coverage.hit(if stuck { Point::NoticeStuck } else { Point::NoticeLive });
             }
             Notice::UnknownCompletion { .. } => self.unknown_completions += 1,
             Notice::Set { token, status } => self.on_option_answered(token, status),

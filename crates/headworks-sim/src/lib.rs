@@ -19,6 +19,7 @@ pub mod frames;
 pub mod harness;
 pub mod operator;
 pub mod oracle;
+pub mod outage;
 pub mod owed_errors;
 pub mod scenario;
 pub mod sector_pattern;

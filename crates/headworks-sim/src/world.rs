@@ -104,6 +104,8 @@ pub struct Outcome {
     pub cuts: u64,
     /// Number of process deaths.
     pub deaths: u64,
+    /// Virtual time of the last answer of each job.
+    pub last_answers: Vec<Instant>,
     /// State found after the cuts, by write mode.
     pub survived: [CutReport; WriteMode::ALL.len()],
 }
@@ -598,6 +600,7 @@ impl World {
                 lies,
                 cuts: self.cuts,
                 deaths: self.deaths,
+                last_answers: self.env.connections.iter().map(|c| c.last_answer).collect(),
                 survived: self.env.oracle.survived(),
             }),
         }

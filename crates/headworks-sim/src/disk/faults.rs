@@ -1,7 +1,7 @@
 //! Faults of simulated devices, by rate and by range, and the defects that tests inject.
 
 use headworks_core::prng::Prng;
-use headworks_core::{Op, VolumeId};
+use headworks_core::{Instant, Op, VolumeId};
 
 /// A range that cannot be read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,17 @@ pub struct BadRange {
     pub start: u64,
     /// The byte after the last bad one.
     pub end: u64,
+}
+
+/// A time in which a device answers nothing that it is sent, or refuses everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outage {
+    /// Virtual time of the first affected command.
+    pub from_ns: u64,
+    /// Virtual time of the end: what was not answered is answered then.
+    pub until_ns: u64,
+    /// Commands are refused instead of kept.
+    pub refuses: bool,
 }
 
 /// Fault rates of a device, per million commands that the fault applies to.
@@ -35,6 +46,8 @@ pub struct Faults {
     pub zeroes: u32,
     /// The range in which every data command fails.
     pub bad: Option<BadRange>,
+    /// The time in which the device does not answer.
+    pub outage: Option<Outage>,
 }
 
 /// A fault of one command.
@@ -58,11 +71,13 @@ pub enum Fault {
     Zeroes,
     /// Touched the bad range, see [`Faults::bad`].
     BadRange,
+    /// Not answered before the end of the outage, see [`Faults::outage`].
+    Hang,
 }
 
 impl Fault {
     /// Number of fault kinds.
-    pub const COUNT: usize = 9;
+    pub const COUNT: usize = 10;
 }
 
 impl Faults {
@@ -79,6 +94,14 @@ impl Faults {
             let end = offset + u64::from(len);
             op.has_data() && bad.volume == volume && offset < bad.end && bad.start < end
         })
+    }
+
+    /// Returns the fault of any command at `now`, if the device has an outage then.
+    #[must_use]
+    pub fn outage_at(&self, now: Instant) -> Option<Fault> {
+        let outage = self.outage?;
+        let fault = if outage.refuses { Fault::Busy } else { Fault::Hang };
+        (outage.from_ns..outage.until_ns).contains(&now.0).then_some(fault)
     }
 
     /// Draws the fault of a command. One draw, so that two plans of one seed differ only where a

@@ -37,7 +37,7 @@ use headworks_core::{
 };
 
 pub use device_model::{DeviceModel, ModelCommand, ModelCounters, PerCommand, TwoPoint};
-pub use faults::{BadRange, DiskDefect, Fault, Faults};
+pub use faults::{BadRange, DiskDefect, Fault, Faults, Outage};
 pub use hdd::{Hdd, HddProfile};
 pub use null::NullDisk;
 pub use ssd::{Ssd, SsdProfile};
@@ -343,7 +343,8 @@ impl Disk {
     ) {
         self.check(now, command, spans);
         self.count(command, spans);
-        let fault = self.draw_fault(command);
+        let drawn = self.draw_fault(command);
+        let fault = self.options.faults.outage_at(now).or(drawn);
         if let Some(fault) = fault {
             self.counters.faults[fault as usize] += 1;
         }
@@ -422,7 +423,7 @@ impl Disk {
             Some(Fault::Zeroes) => (Err(IoError::Unsupported), 0),
             Some(Fault::Nothing) => (Ok(()), 0),
             Some(Fault::Short) => (Ok(()), part.max(block)),
-            Some(Fault::Busy | Fault::Late) | None => (Ok(()), command.len),
+            Some(Fault::Busy | Fault::Late | Fault::Hang) | None => (Ok(()), command.len),
         }
     }
 
@@ -471,6 +472,10 @@ impl Disk {
             Some(Fault::Late) => {
                 let timeout = self.options.queue.io_timeout_ns;
                 end.after(timeout + self.prng.below(2 * timeout))
+            }
+            Some(Fault::Hang) => {
+                let until = self.options.faults.outage.map_or(0, |outage| outage.until_ns);
+                end.max(Instant(until + self.prng.below(1_000_000)))
             }
             _ => end,
         }

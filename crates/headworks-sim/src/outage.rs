@@ -1,0 +1,169 @@
+//! Worlds in which a device does not answer for a time, or refuses everything, beside one that does.
+//!
+//! Every shard has a volume on each of the two devices. The worlds demand: no bio waits for longer
+//! than twice `io_timeout` (a rule of every world with an outage); the healthy device keeps 0.9 of
+//! its rate without the outage; afterwards both work, and everything is checked as in other worlds.
+
+use headworks_core::prng::Prng;
+use headworks_core::time::{MS, SEC, US};
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{
+    CacheOptions, DeviceConfig, DeviceId, QueueOptions, Scheduler, ShardId, VolumeConfig, VolumeId,
+    VolumeOptions, WriteMode,
+};
+
+use crate::check::{Failure, violation};
+use crate::disk::{DiskDefect, Faults, LatencyModel, Outage};
+use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
+use crate::workload::JobOptions;
+use crate::world::{self, Outcome};
+
+/// The time-out of both devices.
+const TIMEOUT_NS: u64 = SEC;
+/// The outage of the first device.
+const FROM_NS: u64 = 2 * SEC;
+/// See [`FROM_NS`].
+const UNTIL_NS: u64 = 8 * SEC;
+/// The least rate of the healthy device in an outage of the other, of its rate without, in percent.
+const RATE_LEAST: u64 = 90;
+
+/// How the first device fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutageKind {
+    /// It answers nothing that it is sent.
+    Silent,
+    /// It refuses everything.
+    Refusing,
+}
+
+/// Builds a world of two devices; `outage` is that of the first.
+#[must_use]
+pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>) -> Scenario {
+    let mut prng = Prng::new(seed).split("outage");
+    let mut pick = |values: &[u32]| values[prng.below(values.len() as u64) as usize];
+    let queue = QueueOptions {
+        nr_requests: pick(&[4, 16, 64]),
+        queue_depth: pick(&[2, 8, 64]),
+        scheduler: Scheduler::ALL[pick(&[0, 1]) as usize],
+        write_cache: pick(&[0, 1]) == 1,
+        fua: pick(&[0, 1]) == 1,
+        io_timeout_ns: TIMEOUT_NS,
+        read_ahead_kb: 0,
+        ..QueueOptions::default()
+    };
+    let outage = outage.map(|kind| Outage {
+        from_ns: FROM_NS,
+        until_ns: UNTIL_NS,
+        refuses: kind == OutageKind::Refusing,
+    });
+    let device = |owner: u16, outage| DeviceScenario {
+        config: DeviceConfig { owner: ShardId(owner), queue },
+        model: LatencyModel::Constant { latency_ns: 10 * MS, jitter_ns: MS, channels: 8 },
+        faults: Faults { outage, ..Faults::default() },
+        defect: DiskDefect::None,
+    };
+    let size = 4 << 20;
+    let mode = if cached { WriteMode::Writeback } else { WriteMode::None };
+    let volumes: Vec<_> = (0..2 * shards)
+        .map(|index| VolumeConfig {
+            home: ShardId(index % shards),
+            device: DeviceId(index / shards),
+            options: VolumeOptions { size, block_size: 4096, mode, ..VolumeOptions::default() },
+        })
+        .collect();
+    let job = |index: usize| {
+        let sick = index < usize::from(shards);
+        JobOptions {
+            volume: VolumeId(index as u16),
+            start: 0,
+            end: size,
+            block_size: 4096,
+            depth: 8,
+            batch: 8,
+            // The sick device's clients go on past its outage, and are slower while they fail at once.
+            bios: if sick { 400 } else { 4_800 / u32::from(shards) },
+            weights: [600, 300, 5, 10, 10, 0, 0],
+            sizes: [4096, 4096, 8192, 16384],
+            think_ns: if sick { 800 * MS } else { 0 },
+            ..JobOptions::default()
+        }
+    };
+    let jobs: Vec<_> = (0..volumes.len()).map(job).collect();
+    let cache = match cached {
+        true => CacheOptions { units: 256, flush_timeout_ns: 60 * SEC, ..CacheOptions::default() },
+        false => CacheOptions::default(),
+    };
+    Scenario {
+        seed,
+        shards,
+        bios_max: 256,
+        tight: false,
+        devices: vec![device(0, outage), device(1 % shards, None)],
+        sizes_max: vec![size; volumes.len()],
+        volumes,
+        hotplugged: HotpluggedCount::default(),
+        cache,
+        dirty: DirtyOptions { dirty_expire_centisecs: 10, ..DirtyOptions::default() },
+        jobs,
+        turn_max: 64,
+        message_delay_ns: 5 * US,
+        cut_after: None,
+        option_changes: 0,
+        hotplug_changes: 0,
+        rounds: 1,
+        defect: WorldDefect::None,
+        checked: true,
+    }
+}
+
+/// Runs the world with and without the outage, and compares the rates of the healthy device.
+///
+/// # Errors
+/// The violated rule.
+pub fn run(
+    seed: u64,
+    shards: u16,
+    cached: bool,
+    kind: OutageKind,
+) -> Result<Outcome, Box<Failure>> {
+    const RATE: &str = "a healthy device keeps its rate beside one that does not answer";
+    let alone = world::run(scenario(seed, shards, cached, None))?;
+    let beside = world::run(scenario(seed, shards, cached, Some(kind)))?;
+    // The healthy device's jobs come last; each takes its bios through the outage.
+    let healthy = usize::from(shards)..2 * usize::from(shards);
+    let end = |outcome: &Outcome| outcome.last_answers[healthy.clone()].iter().max().copied();
+    let [alone, others] = [end(&alone), end(&beside)].map(|end| end.map_or(0, |end| end.0));
+    if alone < UNTIL_NS / 2 || alone * 100 < others * RATE_LEAST {
+        let detail = format!("its bios took {} ms alone, {} ms beside it", alone / MS, others / MS);
+        return Err(Box::new(Failure {
+            seed,
+            at: beside.at,
+            violation: violation(RATE, detail),
+            history: Vec::new(),
+            state: String::new(),
+        }));
+    }
+    Ok(beside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coverage::Point;
+
+    #[test]
+    fn outage_delays_no_bio_for_long_and_no_other_device() {
+        for shards in [1, 2, 4] {
+            for cached in [false, true] {
+                for kind in [OutageKind::Silent, OutageKind::Refusing] {
+                    let seed = 7 + u64::from(shards);
+                    let outcome = run(seed, shards, cached, kind)
+                        .unwrap_or_else(|failure| panic!("{shards} {cached} {kind:?}: {failure}"));
+                    let stuck = outcome.coverage.count(Point::NoticeStuck);
+                    let live = outcome.coverage.count(Point::NoticeLive);
+                    assert!(stuck > 0 && live > 0, "{shards} {cached} {kind:?}: {stuck} {live}");
+                }
+            }
+        }
+    }
+}
