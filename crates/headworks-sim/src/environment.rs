@@ -130,7 +130,7 @@ pub struct Environment {
     pub outstanding: Vec<u32>,
     /// Tick of the last failed flush, by volume.
     suspect: Vec<Option<u64>>,
-    /// Until when bios of a device may fail because it does not answer: other shards hear of its answer later.
+    /// Until when bios of a device may fail because it does not answer: other shards are told of its answer later.
     stuck_until: Vec<Instant>,
     /// Volumes whose failed data the operator is about to acknowledge.
     acknowledging: Vec<bool>,

@@ -146,6 +146,18 @@ pub fn run(
     Ok(beside)
 }
 
+/// Runs the world that is drawn from `seed`, with the given number of shards if any.
+///
+/// # Errors
+/// The violated rule.
+pub fn run_drawn(seed: u64, shards: Option<u16>) -> Result<Outcome, Box<Failure>> {
+    let mut prng = Prng::new(seed).split("outage world");
+    let drawn = [1, 2, 4][prng.below(3) as usize];
+    let cached = prng.below(2) == 0;
+    let kind = [OutageKind::Silent, OutageKind::Refusing][prng.below(2) as usize];
+    run(seed, shards.unwrap_or(drawn), cached, kind)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

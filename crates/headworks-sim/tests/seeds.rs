@@ -27,6 +27,30 @@ fn world_with_a_tiny_pool_makes_progress() {
     }
 }
 
+/// Dirty limits changed while writes failed: writers waited for dirty credit without end.
+const WRITERS_WITHOUT_CREDIT: u64 = 299_479_692_027;
+/// The checker waited for the last command for less time than an old tag policy takes to wake up. On four shards.
+const IDLE_TOO_EARLY: u64 = 378_683_961_681;
+/// The checker took idle ticks of a short write-back interval for work without end. On two shards.
+const IDLE_TICKS: u64 = 670_606_918_819;
+/// A bio of the idle class waited for a busy disk for longer than `io_timeout`. On two shards.
+const IDLE_CLASS_WAITED: u64 = 273_667_998;
+
+#[test]
+fn smoke_worlds_that_once_failed_pass() {
+    let worlds = [
+        (WRITERS_WITHOUT_CREDIT, None),
+        (IDLE_TOO_EARLY, Some(4)),
+        (IDLE_TICKS, Some(2)),
+        (IDLE_CLASS_WAITED, Some(2)),
+    ];
+    for (seed, shards) in worlds {
+        if let Err(failure) = headworks_sim::run(Scenario::draw(seed, shards)) {
+            panic!("{failure}");
+        }
+    }
+}
+
 #[test]
 fn worlds_that_once_failed_pass() {
     let worlds = [

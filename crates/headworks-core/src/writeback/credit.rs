@@ -112,6 +112,7 @@ impl Credit {
     /// Takes `blocks` of a device's floor, whatever is used beside it; returns whether they are within it.
     pub fn reserve_floor(&mut self, device: usize, blocks: u32) -> bool {
         let within = self.is_within_floor(device, blocks);
+        debug_assert!(!within || self.credits[device].present, "a free slot has no floor");
         if within {
             self.credits[device].wanted = 0;
             self.add(device, blocks);

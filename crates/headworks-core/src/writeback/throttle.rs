@@ -205,6 +205,10 @@ impl Throttle {
         // Its floor is free even above a limit that was lowered while another device held more.
         let granted = self.credit.reserve(at(device), blocks, limit)
             || self.credit.reserve_floor(at(device), blocks);
+        debug_assert!(
+            !granted || blocks == 0 || self.credit.total() <= limit || self.devices() > 1,
+            "a single device keeps to the limit"
+        );
         let device = &mut self.devices[at(device)];
         if granted {
             device.reserved.add(blocks);

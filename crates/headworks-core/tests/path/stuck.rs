@@ -95,7 +95,7 @@ fn device_that_answers_others_is_not_stuck() {
     bench.assert_quiet();
 }
 
-/// A device that refuses for ever ends what it is asked, too; the pauses between the tries grow.
+/// A device that refuses without end ends what it is asked, too; the pauses between the tries grow.
 #[test]
 fn requests_of_a_refusing_device_fail_after_few_tries() {
     for scheduler in [Scheduler::None, Scheduler::MqDeadline] {
