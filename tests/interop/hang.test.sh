@@ -12,12 +12,12 @@ ulimit -S -n 4096 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"
 for clients in 66 1000; do
     serve --io-timeout 2s --connections 1100 --control "$DIR/control" "${EXPORTS[@]}"
     hang many "$clients"
-    stop_server
+    stop_with KILL; no_panic
 done
 serve --io-timeout 2s --control "$DIR/control" "${EXPORTS[@]}"
 hang large
-stop_server
+stop_with KILL; no_panic
 serve --io-timeout 2s --cache 32M --control "$DIR/control" "${EXPORTS[@]}"
 hang many 66
-stop_server
+stop_with KILL; no_panic
 ulimit -S -n "$limits"

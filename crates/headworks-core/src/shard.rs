@@ -128,6 +128,8 @@ pub struct Shard {
     /// Bios of this turn, and how many of them merged in the plug.
     turn: (u32, u32),
     turns: TurnStats,
+    /// Counts, wrapping, how often a device ceased to answer or began to answer again.
+    device_changes: u32,
 }
 
 impl Shard {
@@ -178,6 +180,7 @@ impl Shard {
             scratch: Vec::with_capacity(2 * crate::plug::PLUG_MAX),
             turn: (0, 0),
             turns: TurnStats::default(),
+            device_changes: 0,
         })
     }
 
@@ -318,6 +321,7 @@ impl Shard {
     #[cold]
     fn tell_cache_of_states(&mut self) {
         let changes = std::mem::take(&mut self.pools.state_changes);
+        self.device_changes = self.device_changes.wrapping_add(1);
         for device in (0..self.routes.len()).filter(|device| changes >> device & 1 != 0) {
             let state = self.device_state(DeviceId(device as u16));
             if let (Some(cache), Some(state)) = (&mut self.cache, state) {

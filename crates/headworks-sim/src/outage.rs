@@ -62,7 +62,8 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
         faults: Faults { outage, ..Faults::default() },
         defect: DiskDefect::None,
     };
-    let size = 4 << 20;
+    // Much larger than the pool, which the sick device's clients use, too: hits are rare in any case.
+    let size = 12 << 20;
     let mode = if cached { WriteMode::Writeback } else { WriteMode::None };
     let volumes: Vec<_> = (0..2 * shards)
         .map(|index| VolumeConfig {
@@ -71,6 +72,7 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
             options: VolumeOptions { size, block_size: 4096, mode, ..VolumeOptions::default() },
         })
         .collect();
+    let healthy_bios = if cached { 9_600 } else { 4_800 };
     let job = |index: usize| {
         let sick = index < usize::from(shards);
         JobOptions {
@@ -81,7 +83,7 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
             depth: 8,
             batch: 8,
             // The sick device's clients go on past its outage, and are slower while they fail at once.
-            bios: if sick { 400 } else { 4_800 / u32::from(shards) },
+            bios: if sick { 400 } else { healthy_bios / u32::from(shards) },
             weights: [600, 300, 5, 10, 10, 0, 0],
             sizes: [4096, 4096, 8192, 16384],
             think_ns: if sick { 800 * MS } else { 0 },

@@ -74,6 +74,12 @@ impl Shard {
         }
     }
 
+    /// A counter that changes whenever a device ceases to answer or answers again; then [`Shard::device_state`] has news.
+    #[must_use]
+    pub fn device_news(&self) -> u32 {
+        self.device_changes
+    }
+
     /// Free tags of a local device, neither held nor leased; `None` for a remote device.
     #[must_use]
     pub fn tags_free(&self, device: DeviceId) -> Option<u32> {

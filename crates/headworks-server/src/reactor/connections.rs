@@ -15,7 +15,8 @@
 
 use std::os::fd::OwnedFd;
 
-use headworks_core::{ExportId, Input, Instant};
+use headworks_core::options::DEVICES_MAX;
+use headworks_core::{DeviceId, DeviceState, ExportId, Input, Instant};
 use tracing::{debug, error, warn};
 
 use super::hot_list::ReadPause;
@@ -91,6 +92,10 @@ impl Reactor {
         let policy = self.buffer_queue.policy(slot);
         let (connection, _) = self.parts.io.connection(slot)?;
         let device = connection.binding().map(|binding| binding.device);
+        let refuses = device.is_some_and(|device| self.stuck >> device.0 & 1 != 0);
+        connection.set_refuses(refuses);
+        // What is sent to a device that does not answer fails at once: it holds nothing.
+        let device = device.filter(|_| !refuses);
         let allowed = self.device_use.room(device, *room);
         let mut left = allowed;
         let received = self.receive_up_to(now, slot, (&mut left, large_reads), signed, policy);
@@ -109,6 +114,7 @@ impl Reactor {
     ) -> Option<ReceiveOutcome> {
         let (connection, pool) = self.parts.io.connection(slot)?;
         let device = connection.binding().map(|binding| binding.device);
+        let device = device.filter(|device| self.stuck >> device.0 & 1 == 0);
         let agrees = connection.agrees_on_keys();
         if agrees && *signed {
             return Some(ReceiveOutcome::Some);
@@ -403,6 +409,26 @@ impl Reactor {
         let use_of = &self.device_use;
         let free = self.buffer_limits.free_by_turn(self.parts.io.pool.taken());
         self.buffer_queue.call(|slot| use_of.is_at_limit(slot, free, room))
+    }
+
+    /// Lets the connections of devices that ceased to answer, or answer again, continue: they may have waited for room.
+    pub(super) fn on_device_states(&mut self) {
+        let shard = self.parts.driver.shard();
+        self.device_news = shard.device_news();
+        let is_stuck = |device: &u16| {
+            shard.device_state(DeviceId(*device)) == Some(DeviceState::Stuck)
+        };
+        let before = self.stuck;
+        self.stuck = (0..DEVICES_MAX as u16).filter(is_stuck).fold(0, |all, device| all | 1 << device);
+        for slot in self.parts.io.slots() {
+            let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
+            let device = connection.binding().map(|binding| binding.device);
+            if device.is_some_and(|device| (before ^ self.stuck) >> device.0 & 1 != 0) {
+                self.buffer_queue.leave(slot);
+                self.connections.state_mut(slot).pause = ReadPause::No;
+                self.connections.heat(slot);
+            }
+        }
     }
 
     /// Updates the records of what a connection holds.

@@ -147,6 +147,9 @@ pub struct Reactor {
     buffer_queue: BufferQueue,
     /// What the clients of each device hold.
     device_use: DeviceUse,
+    /// Devices that do not answer, a bit each, as of `device_news`.
+    stuck: u64,
+    device_news: u32,
     held: HeldLog,
     log_limiter: LogLimiter,
     /// Commands that timed out and were not logged yet; and when the next line may be logged, one a second.
@@ -190,6 +193,8 @@ impl Reactor {
         Self {
             exports,
             device_use,
+            stuck: 0,
+            device_news: 0,
             sets: queries::Sets::default(),
             connections: HotList::new(places),
             buffer_queue: BufferQueue::new(
@@ -287,6 +292,10 @@ impl Reactor {
         }
         worked |= self.parts.driver.has_inputs();
         self.step(now);
+        if self.parts.driver.shard().device_news() != self.device_news {
+            self.on_device_states();
+            worked = true;
+        }
         worked |= self.send(now);
         self.push_messages();
         if self.parts.io.has_news() {

@@ -173,6 +173,8 @@ pub struct Connection {
     last_received: Instant,
     /// The connection was not read from, or received bytes were not parsed, for want of room: that is not the client's delay.
     is_deaf: bool,
+    /// The device does not answer: requests for which there is no room fail at once.
+    refuses: bool,
     /// Time at which the client last took output, or at which there was none.
     last_sent: Instant,
     /// The last send found no output.
@@ -257,6 +259,7 @@ impl Connection {
             stash: Vec::new(),
             last_received: now,
             is_deaf: false,
+            refuses: false,
             last_sent: now,
             was_silent: false,
             reread: None,
@@ -400,6 +403,11 @@ impl Connection {
         if self.stash.is_empty() {
             self.stash = Vec::new();
         }
+    }
+
+    /// Sets whether the device does not answer: then requests fail for which there is no room, instead of waiting for it.
+    pub fn set_refuses(&mut self, refuses: bool) {
+        self.refuses = refuses;
     }
 
     /// Whether received bytes wait to be parsed.

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Op};
+use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, IoError, Op};
 
 use super::{
     BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PAYLOAD, LARGE_TAIL, Phase,
@@ -93,6 +93,15 @@ impl Connection {
         if matches!(self.phase, Phase::Handshake(_)) {
             return self.outgoing.has_room_for_answers(self.limits.requests);
         }
+        if self.refuses {
+            let (_, dropped) = self.outgoing.dropped();
+            return self.outgoing.replies() + dropped < self.limits.requests;
+        }
+        self.has_window_room()
+    }
+
+    /// Whether the bounds allow another request in flight.
+    fn has_window_room(&self) -> bool {
         // Dropped data count as if they were held: more of them would only be dropped, too.
         let (dropped_bytes, dropped) = self.outgoing.dropped();
         self.window.used() + self.outgoing.replies() + dropped < self.limits.requests
@@ -229,7 +238,9 @@ impl Connection {
             let request = match held {
                 Some(request) => request,
                 None if !self.has_room() => return (used, ReceiveOutcome::Full),
-                None if *context.room == 0 => return (used, ReceiveOutcome::NoBuffer),
+                None if *context.room == 0 && !self.refuses => {
+                    return (used, ReceiveOutcome::NoBuffer);
+                }
                 None => {
                     let Phase::Transmission(transmission) = &mut self.phase else {
                         continue;
@@ -251,6 +262,11 @@ impl Connection {
                     }
                 }
             };
+            if self.refuses && (*context.room == 0 || !self.has_window_room()) {
+                self.refuse(request);
+                bios += 1;
+                continue;
+            }
             let reads = if request.op() == Op::Read { request.len as usize } else { 0 };
             if reads >= LARGE_PAYLOAD && *context.large_reads == 0 {
                 self.hold(request);
@@ -274,6 +290,18 @@ impl Connection {
         }
     }
 
+    /// Fails a request without a buffer or a bio, because its device does not answer; the payload of a write is received and
+    /// dropped first.
+    fn refuse(&mut self, request: Request) {
+        if let Phase::Transmission(transmission) = &mut self.phase
+            && request.op() == Op::Write
+        {
+            transmission.receiving = Some(Receiving { buffer: None, request, filled: 0 });
+            return;
+        }
+        self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
+    }
+
     /// Gives a request its buffer and submits it, unless a payload comes first; false if no buffer is free.
     fn admit(&mut self, request: Request, context: &mut ReceiveContext<'_>) -> bool {
         let Phase::Transmission(transmission) = &mut self.phase else {
@@ -289,6 +317,10 @@ impl Connection {
                 buffer = context.pool.try_take(len);
             }
             if buffer.is_none() {
+                if self.refuses {
+                    self.refuse(request);
+                    return true;
+                }
                 transmission.held = Some(request);
                 return false;
             }
@@ -326,8 +358,12 @@ impl Connection {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return;
         };
-        if let Some(Receiving { buffer, request, .. }) = transmission.receiving.take() {
-            self.submit(&request, buffer, context);
+        match transmission.receiving.take() {
+            Some(Receiving { buffer: None, request, .. }) => {
+                self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
+            }
+            Some(Receiving { buffer, request, .. }) => self.submit(&request, buffer, context),
+            None => {}
         }
     }
 
