@@ -112,6 +112,7 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
         cut_after: None,
         option_changes: 0,
         hotplug_changes: 0,
+        deaths: false,
         rounds: 1,
         defect: WorldDefect::None,
         checked: true,

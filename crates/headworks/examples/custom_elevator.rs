@@ -25,6 +25,10 @@ impl Elevator for LastFirst {
         before - batch.room()
     }
 
+    fn remove(&mut self, _: &mut Slots, id: SlotId) {
+        self.queued.retain(|&queued| queued != id);
+    }
+
     fn on_merge(&mut self, _: &mut Slots, _: SlotId, gone: Option<SlotId>, _: MergeEdge) {
         self.queued.retain(|&id| Some(id) != gone);
     }

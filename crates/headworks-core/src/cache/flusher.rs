@@ -193,7 +193,7 @@ impl Flushers {
                 max_blocks: 1,
             };
             let blocks = state.pool.folio(unit).blocks();
-            state.send_dirty(ctx.now, unit, 0, blocks, request);
+            state.send_dirty(ctx, unit, 0, blocks, request);
         }
     }
 
