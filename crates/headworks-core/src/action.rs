@@ -6,8 +6,8 @@
 use crate::bio::{BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
 use crate::dirty_entry::DirtyEntry;
 use crate::error::Status;
-use crate::queue::DeviceState;
 use crate::input::{Message, ReplyStage, RequestId};
+use crate::queue::DeviceState;
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
 

@@ -75,12 +75,12 @@ pub use dirty_entry::DirtyEntry;
 pub use error::{ConfigError, IoError, Status};
 pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
-pub use queue::DeviceState;
 pub use options::{
     CacheOptions, Change, ChangeError, DeadlineOptions, DepthMode, DeviceConfig, ErrorPolicy,
     ExportConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, Tunable,
     VolumeConfig, VolumeOptions, WriteMode,
 };
+pub use queue::DeviceState;
 pub use shard::Shard;
 pub use time::Instant;
 pub use tunables::Unit;

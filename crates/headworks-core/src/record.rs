@@ -257,9 +257,7 @@ fn encode_message(message: &Message) -> InputWords {
             let share = share as u64;
             [13, device.0.into(), nr_requests.into(), max_sectors_kb.into(), share, io_timeout_ns]
         }
-        Message::DeviceState { device, state } => {
-            [17, device.0.into(), state as u64, 0, 0, 0]
-        }
+        Message::DeviceState { device, state } => [17, device.0.into(), state as u64, 0, 0, 0],
     }
 }
 

@@ -190,8 +190,7 @@ impl RemoteQueue {
             unreachable!("only bios wait for leased tags")
         };
         self.gathering = self.gathering.filter(|head| head.flow != flow);
-        pools.bios[slot].wait_times =
-            WaitTimes::NONE.plus(WaitKind::Tag, now.since(waiter.since));
+        pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Tag, now.since(waiter.since));
         answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
     }
 

@@ -22,9 +22,8 @@ use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
 use headworks_core::{
     Action, Bio, BioFlags, BioId, Completion, Control, DeadlineOptions, DeviceId, DeviceState,
-    Input, Instant,
-    IoClass, IoError, Ioprio, NoMerges, Notice, Op, QueueOptions, ReplyStage, RequestId, Scheduler,
-    Segment, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
+    Input, Instant, IoClass, IoError, Ioprio, NoMerges, Notice, Op, QueueOptions, ReplyStage,
+    RequestId, Scheduler, Segment, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
 };
 
 /// Number of seeds; 4 s in a debug build.

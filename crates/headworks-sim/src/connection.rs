@@ -126,14 +126,13 @@ impl Connection {
         };
         let (bio, malformed) = self.job.next(id);
         let slot = usize::from(slot);
-        self.slots[slot] =
-            InFlightBio {
-                bio,
-                stage: BioStage::Waiting,
-                malformed,
-                since: now,
-                ..InFlightBio::default()
-            };
+        self.slots[slot] = InFlightBio {
+            bio,
+            stage: BioStage::Waiting,
+            malformed,
+            since: now,
+            ..InFlightBio::default()
+        };
         (bio, slot, malformed)
     }
 

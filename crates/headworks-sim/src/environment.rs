@@ -10,9 +10,8 @@ use headworks_core::prng::Prng;
 use headworks_core::time::MS;
 use headworks_core::{
     Action, Actions, Bio, BioFlags, BioId, Control, CopyDirection, DeviceId, DeviceState,
-    ExtentState, Input,
-    Instant, IoError, Message, Notice, Op, ReplyStage, RequestId, Segment, ShardId, Status, Submit,
-    VolumeId, WaitTimes,
+    ExtentState, Input, Instant, IoError, Message, Notice, Op, ReplyStage, RequestId, Segment,
+    ShardId, Status, Submit, VolumeId, WaitTimes,
 };
 
 use crate::check::{check_status, violation};
@@ -664,8 +663,7 @@ impl Environment {
     fn is_overdue(&self, bio: &Bio, since: Instant) -> bool {
         let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
         let timeout = self.scenario.devices[usize::from(device.0)].config.queue.io_timeout_ns;
-        self.now < self.stuck_until[usize::from(device.0)]
-            || 2 * self.now.since(since) >= timeout
+        self.now < self.stuck_until[usize::from(device.0)] || 2 * self.now.since(since) >= timeout
     }
 
     /// Checks that a bio did not wait too long, in worlds with an outage: there nothing else delays a bio.

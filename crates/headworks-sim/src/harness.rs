@@ -397,9 +397,7 @@ impl<C: Choices> Harness<C> {
             Notice::Suspect { .. }
             | Notice::TimedOut { .. }
             | Notice::DeviceState { .. }
-            | Notice::UnknownCompletion { .. } => {
-                self.options.faults
-            }
+            | Notice::UnknownCompletion { .. } => self.options.faults,
         };
         assert!(expected, "{notice:?}");
     }

@@ -183,8 +183,7 @@ impl Cache {
         let used = stats.nr_dirty + stats.nr_writeback + stats.reserved;
         // Beside a device that held more when the limit was lowered, others have their floors.
         let devices = state.dirty.throttle().devices() as u64;
-        let floors =
-            if devices > 1 { devices.max(stats.nr_dirty_threshold / 8) } else { 0 };
+        let floors = if devices > 1 { devices.max(stats.nr_dirty_threshold / 8) } else { 0 };
         let most = stats.nr_dirty_threshold + floors;
         assert!(used <= most, "{used} blocks are more than the limit");
         assert!(!state.waiters.has_ready(), "an operation that can continue has continued");

@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn merged_or_removed_request_leaves_from_any_position() {
-        for (gone, merged) in [(3, true), (1, true), (2, true), (3, false), (1, false), (2, false)] {
+        for (gone, merged) in [(3, true), (1, true), (2, true), (3, false), (1, false), (2, false)]
+        {
             let mut slots = Slots::touched(8);
             let mut elevator = NoneElevator::new();
             elevator.insert(Instant(0), &mut slots, &[3, 1, 2]);

@@ -48,9 +48,8 @@ impl Queue {
         self.absorb(pools, kept, id, edge);
         // The grown request may touch the next one now.
         let found = self.find_neighbour(pools, kept, true);
-        let joins = |gone| {
-            self.may_join(pools, kept, gone) && self.has_time_for(&pools.slots[gone], came)
-        };
+        let joins =
+            |gone| self.may_join(pools, kept, gone) && self.has_time_for(&pools.slots[gone], came);
         if let Some((gone, edge)) = found.filter(|&(gone, _)| joins(gone)) {
             let edge = if edge == MergeEdge::Back { MergeEdge::Front } else { MergeEdge::Back };
             self.join_waiting(pools, kept, gone, edge);

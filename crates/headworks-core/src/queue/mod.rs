@@ -41,8 +41,8 @@ mod timers;
 mod view;
 mod volumes;
 
-pub use device_state::DeviceState;
 pub(crate) use device_state::DeviceMonitor;
+pub use device_state::DeviceState;
 pub(crate) use gate::{ExportWeights, cost_bytes, pieces};
 pub(crate) use leases::LeaseRequest;
 pub(crate) use timers::{TIMERS, TimerKind, clear_timers, set_timer_by, timer_of};

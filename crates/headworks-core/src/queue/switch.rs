@@ -180,12 +180,10 @@ impl Queue {
     fn apply(&mut self, pools: &mut Pools, next: QueueOptions) -> Status {
         debug_assert!(self.waiting.is_empty() && self.gate.waiters() == 0, "the queue has drained");
         let old = std::mem::replace(&mut self.options, next);
-        let lessees_see =
-            |options: &QueueOptions| {
-                let QueueOptions { nr_requests, max_sectors_kb, share, io_timeout_ns, .. } =
-                    *options;
-                (nr_requests, max_sectors_kb, share, io_timeout_ns)
-            };
+        let lessees_see = |options: &QueueOptions| {
+            let QueueOptions { nr_requests, max_sectors_kb, share, io_timeout_ns, .. } = *options;
+            (nr_requests, max_sectors_kb, share, io_timeout_ns)
+        };
         if tags_differ(&old, &next, self.cached) {
             if !self.gate.all_free() {
                 self.options = old;
@@ -212,8 +210,7 @@ impl Queue {
     pub(super) fn announce_limits(&self, pools: &mut Pools) {
         let QueueOptions { nr_requests, max_sectors_kb, share, io_timeout_ns, .. } = self.options;
         let device = self.device;
-        let message =
-            Message::Limits { device, nr_requests, max_sectors_kb, share, io_timeout_ns };
+        let message = Message::Limits { device, nr_requests, max_sectors_kb, share, io_timeout_ns };
         self.send_to_others(pools, message);
     }
 

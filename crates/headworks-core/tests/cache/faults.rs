@@ -404,7 +404,13 @@ fn cached_operations_on_a_silent_device_end_in_time() {
     for n in 0..60 {
         ids.push(harness.send(1, Op::Write, 8 * n * BLOCK, BLOCK));
         ids.push(harness.send(2, Op::Read, (10_000 + 8 * n) * BLOCK, BLOCK));
-        ids.push(harness.send_flags(3, Op::Write, (20_000 + n % 3) * BLOCK, BLOCK, BioFlags::DIRECT));
+        ids.push(harness.send_flags(
+            3,
+            Op::Write,
+            (20_000 + n % 3) * BLOCK,
+            BLOCK,
+            BioFlags::DIRECT,
+        ));
         ids.push(harness.send_flags(4, Op::Write, (30_000 + n) * BLOCK, BLOCK, BioFlags::FUA));
         ids.push(harness.send(5, Op::Discard, (8 * n) * BLOCK, 4 * BLOCK));
         ids.push(harness.send(6, Op::Flush, 0, 0));

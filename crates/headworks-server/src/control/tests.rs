@@ -56,7 +56,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
             (Manner::Silent, question) => kept.push(question),
             (_, ControlQuery::Device { answer, .. }) => {
                 let report = DeviceReport {
-            state: headworks_core::DeviceState::Live,
+                    state: headworks_core::DeviceState::Live,
                     options,
                     queue: Default::default(),
                     busy_ns: 0,

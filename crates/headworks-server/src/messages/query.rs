@@ -14,7 +14,8 @@ use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
 use headworks_core::writeback::{DirtyStats, DirtyTunable, WritebackStats};
 use headworks_core::{
-    Control, DeviceId, DeviceState, ExportId, Instant, IoError, Ioprio, Op, QueueOptions, Status, VolumeId,
+    Control, DeviceId, DeviceState, ExportId, Instant, IoError, Ioprio, Op, QueueOptions, Status,
+    VolumeId,
 };
 
 use crate::latency::slow::SlowRequest;

@@ -92,7 +92,8 @@ impl BufferLimits {
         let ceiling = self.ceiling(demand);
         // Beyond what is guaranteed, the clients of a device hold no more than is free for others.
         let guaranteed = demand.held + demand.block <= self.guaranteed;
-        let leaves = |held: usize| guaranteed || held + demand.block <= ceiling.saturating_sub(taken);
+        let leaves =
+            |held: usize| guaranteed || held + demand.block <= ceiling.saturating_sub(taken);
         taken + demand.block <= ceiling && demand.device_held.is_none_or(leaves)
     }
 
@@ -124,7 +125,9 @@ mod tests {
             limits.admits(taken, BufferDemand { device_held, ..demand(held, block) })
         };
         // Alone: 48 of the 96 MiB that are taken by turn, and a request of 32 MiB.
-        assert!(admits(47 * MIB, 47 * MIB, 2 * MIB, MIB) && !admits(48 * MIB, 48 * MIB, 2 * MIB, MIB));
+        assert!(
+            admits(47 * MIB, 47 * MIB, 2 * MIB, MIB) && !admits(48 * MIB, 48 * MIB, 2 * MIB, MIB)
+        );
         assert!(admits(0, 0, 0, 32 * MIB));
         // Beside a device that holds its half, another one has the largest request, and light connections.
         assert!(admits(48 * MIB, 0, 0, 32 * MIB) && admits(56 * MIB, 0, 0, 8 * MIB));

@@ -6,7 +6,9 @@
 
 use std::sync::mpsc::Sender;
 
-use headworks_core::{Change, ChangeError, Control, DeviceState, ExportId, Input, Instant, Status, VolumeId};
+use headworks_core::{
+    Change, ChangeError, Control, DeviceState, ExportId, Input, Instant, Status, VolumeId,
+};
 
 use super::{Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;

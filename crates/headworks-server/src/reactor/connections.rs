@@ -415,11 +415,11 @@ impl Reactor {
     pub(super) fn on_device_states(&mut self) {
         let shard = self.parts.driver.shard();
         self.device_news = shard.device_news();
-        let is_stuck = |device: &u16| {
-            shard.device_state(DeviceId(*device)) == Some(DeviceState::Stuck)
-        };
+        let is_stuck =
+            |device: &u16| shard.device_state(DeviceId(*device)) == Some(DeviceState::Stuck);
         let before = self.stuck;
-        self.stuck = (0..DEVICES_MAX as u16).filter(is_stuck).fold(0, |all, device| all | 1 << device);
+        self.stuck =
+            (0..DEVICES_MAX as u16).filter(is_stuck).fold(0, |all, device| all | 1 << device);
         for slot in self.parts.io.slots() {
             let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
             let device = connection.binding().map(|binding| binding.device);

@@ -7,7 +7,9 @@
 use std::collections::VecDeque;
 
 use headworks_core::options::DEVICES_MAX;
-use headworks_core::{BioId, DeviceId, DeviceState, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
+use headworks_core::{
+    BioId, DeviceId, DeviceState, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes,
+};
 
 use super::foreign_spans::ForeignSpans;
 use crate::connection_id::{

@@ -17,8 +17,7 @@ impl LiveChanges {
         let row = |entry: &ExportNode| {
             let report = reports.iter().find(|report| report.export == entry.id)?;
             let setting = self.settings.of(entry.id);
-            let device_state =
-                if report.stuck { DeviceState::Stuck } else { DeviceState::Live };
+            let device_state = if report.stuck { DeviceState::Stuck } else { DeviceState::Live };
             let state = match report {
                 _ if draining.contains(&entry.id) => "draining",
                 ExportReport { suspect: false, failed: 0, .. } => "serving",

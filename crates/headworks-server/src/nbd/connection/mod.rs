@@ -26,8 +26,8 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use headworks_core::{
-    DeviceId, EXTENTS_BYTES, ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status, VolumeId,
-    WaitTimes,
+    DeviceId, EXTENTS_BYTES, ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status,
+    VolumeId, WaitTimes,
 };
 
 use super::buffer_limits::BufferLimits;

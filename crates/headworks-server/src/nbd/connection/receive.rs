@@ -579,7 +579,11 @@ mod tests {
         for _ in 0..20 {
             rig.receive(SECOND, 1000);
             for sequence in 0..=rig.inputs.len() as u64 {
-                let result = (Err(headworks_core::IoError::Medium), false, headworks_core::ReplyStage::Final);
+                let result = (
+                    Err(headworks_core::IoError::Medium),
+                    false,
+                    headworks_core::ReplyStage::Final,
+                );
                 rig.connection.reply(Instant(SECOND), sequence, result, &mut rig.pool);
             }
         }
