@@ -120,7 +120,7 @@ struct WriteRecord {
     outcome: Outcome,
     fua: bool,
     discards: bool,
-    /// Its blocks pass through frames of the cache.
+    /// Its blocks pass through frames of the cache, which keeps them until a device has them whole.
     by_frames: bool,
     volume: u16,
     /// Entries that refer to it, plus one while the bio is in flight.
@@ -225,6 +225,11 @@ impl Volume {
         let at = usize::from(self.cuts[inside]);
         let end = self.cuts.get(inside + 1).map_or(SECTOR, |&cut| usize::from(cut));
         (sector as u64, at, end - at)
+    }
+
+    /// Whether a block whose write-out failed stays in memory. With `writethrough` it is discarded, and the device may have torn it.
+    fn keeps_failed(&self) -> bool {
+        matches!(self.mode, WriteMode::Writeback | WriteMode::Unsafe)
     }
 
     /// Whether an acknowledged write, or with `writethrough` one in flight, may be in memory only.
@@ -403,7 +408,7 @@ impl Oracle {
         for cell in 0..self.cells.len() {
             let mut found: Vec<(u64, u64)> = Vec::new();
             for (entry, write) in self.list(cell) {
-                if write.by_frames && write.settled == NEVER {
+                if write.by_frames && write.settled == NEVER && !entry.lost {
                     found.push((write.version, entry.submitted));
                 }
             }
@@ -511,7 +516,7 @@ impl Oracle {
             discards: bio.op == Op::Discard,
             by_frames: bio.op == Op::Write
                 && !bio.flags.contains(BioFlags::DIRECT)
-                && self.volumes[usize::from(bio.id.volume.0)].mode != WriteMode::None,
+                && self.volumes[usize::from(bio.id.volume.0)].keeps_failed(),
             volume: bio.id.volume.0,
             uses: 1,
         };

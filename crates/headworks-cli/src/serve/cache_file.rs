@@ -5,6 +5,7 @@
 //!         RUNTIME_DIRECTORY, XDG_RUNTIME_DIR                 --> DIR/headworks-cache, then headworks-cache.1, ..
 //!         neither                                            --> anonymous memory
 //!   PATH  in a directory on tmpfs or hugetlbfs               --> PATH, then PATH.1, ..
+//!   store                                                    --> memfd, kept by the service manager, which does not say whether it does
 //!   off                                                      --> anonymous memory
 //! ```
 //!
@@ -167,8 +168,14 @@ impl CacheStore {
 fn choose(option: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<Place, ConfigError> {
     match option {
         "off" | "none" => return Ok(Place::Anonymous),
+        "store" if variable("NOTIFY_SOCKET").is_some() => return Ok(Place::Store),
+        "store" => {
+            return Err(wrong(
+                "there is no service manager (NOTIFY_SOCKET) with a descriptor store",
+            ));
+        }
         "auto" => {}
-        "" => return Err(wrong("is empty; give a path on tmpfs, auto or off")),
+        "" => return Err(wrong("is empty; give a path on tmpfs, auto, store or off")),
         path => {
             let path = std::path::absolute(path).map_err(|error| wrong(error.to_string()))?;
             return Ok(Place::Files { path, required: true });
@@ -188,7 +195,8 @@ fn choose(option: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<P
             return Ok(Place::Files { path: directory.join(NAME), required: false });
         }
     }
-    Ok(if has_manager { Place::Store } else { Place::Anonymous })
+    // A manager before version 254 does not say whether it has a store for this unit.
+    Ok(Place::Anonymous)
 }
 
 /// Whether what is made in a directory is in memory.
@@ -323,8 +331,10 @@ mod tests {
         assert_eq!(chosen("auto", &two), files("/dev/shm/headworks-cache", false));
         let disk = [("XDG_RUNTIME_DIR", "/proc")];
         assert_eq!(chosen("auto", &disk), Ok(Place::Anonymous), "not in memory");
-        assert_eq!(chosen("auto", &[("NOTIFY_SOCKET", "/n")]), Ok(Place::Store));
-        assert!(chosen("", &[]).unwrap_err().contains("give a path on tmpfs, auto or off"));
+        assert_eq!(chosen("auto", &[("NOTIFY_SOCKET", "/n")]), Ok(Place::Anonymous));
+        assert_eq!(chosen("store", &[("NOTIFY_SOCKET", "/n")]), Ok(Place::Store));
+        assert!(chosen("store", &[]).unwrap_err().contains("no service manager"));
+        assert!(chosen("", &[]).unwrap_err().contains("give a path on tmpfs, auto, store or off"));
     }
 
     #[test]

@@ -119,8 +119,8 @@ pub struct ServeArgs {
     #[arg(long, value_parser = size, default_value = "256M", value_name = "SIZE")]
     pub(super) cache: u64,
     /// Memory of the cache that outlives the server, so that a kill loses nothing: a path on tmpfs or hugetlbfs, auto (the service
-    /// manager's descriptor store or the runtime directory) or off
-    #[arg(long, value_name = "PATH|auto|off", default_value = "auto")]
+    /// manager's descriptor store or the runtime directory), store or off
+    #[arg(long, value_name = "PATH|auto|store|off", default_value = "auto")]
     pub(super) cache_file: String,
     /// Memory for request data, per shard
     #[arg(long, value_parser = size, default_value = "128M", value_name = "SIZE")]
