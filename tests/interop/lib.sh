@@ -115,6 +115,13 @@ stop_with() { # SIGNAL [SECONDS]
     SERVER=0
 }
 
+# Cuts a stop short that has begun: signals until the server says that it ends at once, then waits for its end.
+stop_at_once() {
+    signalled() { kill -TERM "$SERVER"; grep -q 'ending at once' "$LOG" || is_gone "$SERVER"; }
+    wait_until 20 signalled
+    stop_with CONT "$@"
+}
+
 # The ordinary end of a server: asked to stop it exits 0, takes its socket with it, and never panicked.
 stop_server() {
     stop_with TERM

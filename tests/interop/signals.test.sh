@@ -33,7 +33,29 @@ for signal in TERM INT; do
     fi
 done
 
-# A write that takes longer than anybody waits here: the first signal waits for it, the second does not.
+# A supervisor such as timeout signals the process and then its group: two signals are one request to stop.
+for n in 1 2 3 4 5; do
+    serve --cache 64M "delay:write=20ms,cache=writeback,of=$(spec twice)"
+    nbdcopy "$DIR/source" "$URI"
+    kill -TERM "$SERVER"
+    # Not the same signal, which would merge with the first while it is pending.
+    kill -INT "$SERVER"
+    wait_until 30 is_gone "$SERVER"
+    wait "$SERVER"
+    STATUS=$?
+    SERVER=0
+    check "two signals together end the server with 0 ($n)" test "$STATUS" -eq 0
+    check "and everything is written out" grep -q 'stopped: everything is written out' "$LOG"
+    if [ "$BACKEND" != mem ]; then
+        check "the image holds what was acknowledged" cmp -n $((8 << 20)) "$IMAGES/twice.img" "$DIR/source"
+        rm "$IMAGES/twice.img"
+    fi
+done
+serve "$(spec quiet)"
+stop_server
+check "a stop with nothing to write says so" grep -q 'stopped: everything is written out; nothing was left to write' "$LOG"
+
+# A write that takes longer than anybody waits here: the first signal waits for it, a third does not.
 serve "delay:write=600s,of=$(spec disk)"
 "$PYTHON" -c 'import nbd, sys
 h = nbd.NBD()
@@ -51,8 +73,8 @@ kill -TERM "$SERVER"
 refuses_clients() { ! nbdinfo --size "$URI"; }
 check "after SIGTERM there are no new clients" wait_until 10 refuses_clients
 check "but the server waits for the write" kill -0 "$SERVER"
-stop_with TERM
-check "a second SIGTERM ends it at once" test "$STATUS" -ne 255
+stop_at_once
+check "more signals end it at once" test "$STATUS" -ne 255
 check "with 1: something was not flushed" test "$STATUS" -eq 1
 check "and it says so" grep -qi 'flush' "$LOG"
 no_panic

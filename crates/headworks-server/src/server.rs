@@ -306,6 +306,12 @@ impl Server {
         self.shared.left()
     }
 
+    /// Bytes that were only in the cache when the shards began the stop; 0 before it.
+    #[must_use]
+    pub fn dirty_at_stop(&self) -> u64 {
+        self.shared.dirty_at_stop()
+    }
+
     /// Waits until the server has ended.
     ///
     /// # Errors

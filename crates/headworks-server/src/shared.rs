@@ -24,6 +24,8 @@ pub struct ServerShared {
     left: Vec<AtomicU64>,
     /// Memory and marks for the next server.
     keeper: Keeper,
+    /// Dirty bytes of all shards when each began the stop.
+    dirty_at_stop: AtomicU64,
     /// Called when every shard waits, or one has failed.
     ended: Box<dyn Fn() + Send + Sync>,
 }
@@ -45,6 +47,7 @@ impl ServerShared {
             unflushed: (0..volumes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
             left: (0..volumes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
             keeper: Keeper::default(),
+            dirty_at_stop: AtomicU64::new(0),
             ended,
         }
     }
@@ -133,6 +136,19 @@ impl ServerShared {
     pub fn publish_left(&self, volume: usize, bytes: u64) {
         // Relaxed: shown to people only.
         self.left[volume].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Adds the dirty bytes with which a shard begins the stop.
+    pub fn add_dirty_at_stop(&self, bytes: u64) {
+        // Relaxed: shown to people only.
+        self.dirty_at_stop.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Dirty bytes with which the shards began the stop.
+    #[must_use]
+    pub fn dirty_at_stop(&self) -> u64 {
+        // Relaxed: pairs with `add_dirty_at_stop`.
+        self.dirty_at_stop.load(Ordering::Relaxed)
     }
 
     /// Bytes by volume that are in the cache only; none without a cache or before a shard published.

@@ -2,11 +2,11 @@
 //!
 //! The main thread blocks all signals before it starts other threads, and then waits for a signal, the end of the
 //! server or the end of the `--run` child. One SIGTERM or SIGINT drains, writes out, flushes and exits with 0; a
-//! second one, or the end of `--stop-timeout`, exits at once and reports what was not written.
+//! third one, a second one 2 s later, or the end of `--stop-timeout`, exits at once and reports what was not written.
 //!
 //! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment),
 //! `plan` their meaning, `check` the dry run, `address` listeners, `announce` the start message, `child` the command
-//! of `--run`, `reload` SIGHUP, `stop` the shutdown, `tls` certificates, `systemd` the service manager, `user`
+//! of `--run`, `reload` SIGHUP, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls` certificates, `systemd` the service manager, `user`
 //! dropping privileges, `sandbox` the seccomp filter.
 
 mod address;
@@ -22,6 +22,7 @@ mod reload;
 mod sandbox;
 mod source;
 mod stop;
+mod stop_signals;
 mod systemd;
 mod table;
 mod tls;
@@ -38,6 +39,7 @@ use headworks_server::{Address, Assembly, ExportSpec, LogLevel, Server, ServerOp
 
 use crate::durability;
 use crate::log;
+use crate::progress;
 use crate::signals::Signals;
 use crate::{USAGE, complain};
 use address::{PrivateDirectory, addresses, socket_addresses, uri};
@@ -289,19 +291,23 @@ fn serve(
     }
     let mut manager = ServiceManager::new();
     manager.ready(running.exports.len());
-    let status = match wait(&running, signals, &mut manager, child, reload) {
-        StopOutcome::AtOnce => end_at_once(&running, "before a second signal ended the server"),
+    let (status, took) = match wait(&running, signals, &mut manager, child, reload) {
+        StopOutcome::AtOnce => end_at_once(&running, "before another signal ended the server"),
         StopOutcome::TimedOut => {
             let time =
                 format!("within the {} s of --stop-timeout", options.stop_timeout / 1_000_000_000);
             end_at_once(&running, &time)
         }
-        StopOutcome::Ended(status) => status,
+        StopOutcome::Ended(status, took) => (status, took),
     };
     let Running { server, pid_file, store, .. } = running;
     drop(pid_file);
+    let dirty = server.dirty_at_stop();
     let memory = server.memory();
     let ended = server.join();
+    if ended.is_ok() {
+        tracing::info!("{}", progress::completed(dirty, took.as_nanos() as u64));
+    }
     if ended.is_ok() && memory.is_some_and(|memory| memory.dirty_bytes() == 0) {
         store.remove();
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Running;
 use super::reload::Reload;
+use super::stop_signals::{StopSignal, StopSignals};
 use super::systemd::ServiceManager;
 use crate::complain;
 use crate::progress::{self, Progress};
@@ -37,19 +38,17 @@ impl OngoingStop {
             let left = running.server.left().into_iter().flatten().sum();
             let at = self.since.elapsed().as_nanos() as u64;
             let line = self.progress.line(at, left);
-            if let Some(line) = &line {
-                tracing::info!("{line}");
-            }
-            manager.still_stopping(line.as_deref());
+            tracing::info!("{line}");
+            manager.still_stopping(&line);
         }
         running.stop.is_some_and(|stop| self.since.elapsed() >= stop)
     }
 }
 
 pub(super) enum StopOutcome {
-    /// The server has ended; with the status of the child, if there was one.
-    Ended(Option<ExitStatus>),
-    /// A second signal asks for an immediate exit.
+    /// The server has ended; with the status of the child, if there was one, and the time since the shutdown began.
+    Ended(Option<ExitStatus>, Duration),
+    /// Another signal asks for an immediate exit.
     AtOnce,
     /// The time limit of the shutdown has passed.
     TimedOut,
@@ -63,6 +62,7 @@ pub(super) fn wait(
     reload: &mut Reload,
 ) -> StopOutcome {
     let (mut stop, mut status): (Option<OngoingStop>, _) = (None, None);
+    let mut stop_signals = StopSignals::default();
     loop {
         // Without a shutdown or watchdog there is no time-out: the end of the server is an event.
         let timeout =
@@ -70,22 +70,32 @@ pub(super) fn wait(
         let event = signals.wait(timeout);
         manager.ping_watchdog(&running.server);
         match event {
-            MainEvent::Stop if stop.is_some() => return StopOutcome::AtOnce,
-            MainEvent::Stop => {
-                stop = Some(OngoingStop::new());
-                manager.stopping();
-                if let Some(child) = &child {
-                    // SAFETY: the child has not been waited for, so the id is its own.
-                    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+            MainEvent::Stop => match stop_signals.on_signal(Instant::now()) {
+                StopSignal::Begin => {
+                    stop = Some(OngoingStop::new());
+                    manager.stopping();
+                    if let Some(child) = &child {
+                        // SAFETY: the child has not been waited for, so the id is its own.
+                        unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+                    }
+                    running.server.stop();
                 }
-                running.server.stop();
-            }
+                StopSignal::Repeated => {}
+                StopSignal::Early => tracing::warn!(
+                    "still stopping; another signal ends the server at once and loses what is not written"
+                ),
+                StopSignal::AtOnce => {
+                    tracing::warn!("another stop signal: ending at once");
+                    return StopOutcome::AtOnce;
+                }
+            },
             MainEvent::Child => {
                 let ended = child.as_mut().and_then(|child| child.try_wait().ok().flatten());
                 if ended.is_some() {
                     (status, child) = (ended, None);
                     manager.stopping();
                     stop.get_or_insert_with(OngoingStop::new);
+                    stop_signals.on_begin(Instant::now());
                     running.server.stop();
                 }
             }
@@ -101,7 +111,10 @@ pub(super) fn wait(
                     begin(reload, running, signals, manager);
                 }
             }
-            MainEvent::Ended => return StopOutcome::Ended(status),
+            MainEvent::Ended => {
+                let took = stop.map_or(Duration::ZERO, |stop: OngoingStop| stop.since.elapsed());
+                return StopOutcome::Ended(status, took);
+            }
             MainEvent::TimedOut => {}
         }
         if let Some(stop) = &mut stop
@@ -123,7 +136,7 @@ fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &Se
     }
 }
 
-/// Exits at once, after a second signal or the time limit, and prints what was not written and not flushed. Threads
+/// Exits at once, after another signal or the time limit, and prints what was not written and not flushed. Threads
 /// may be blocked in a device, so nothing waits for them and nothing that they use is dropped.
 pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
     let _ = running.server.barrier().wait(LOSS_REPORT_TIMEOUT);

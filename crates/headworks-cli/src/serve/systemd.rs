@@ -143,12 +143,9 @@ impl ServiceManager {
     }
 
     /// Reports a continuing shutdown; `line` is its progress.
-    pub(super) fn still_stopping(&self, line: Option<&str>) {
+    pub(super) fn still_stopping(&self, line: &str) {
         let more = NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32);
-        match line {
-            Some(line) => notify(&[more, NotifyState::Status(line)]),
-            None => notify(&[more]),
-        }
+        notify(&[more, NotifyState::Status(line)]);
     }
 
     /// Time until `ping_watchdog` is due; none without a watchdog.

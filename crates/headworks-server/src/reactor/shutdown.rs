@@ -26,6 +26,9 @@ impl Reactor {
         self.phase = ShutdownPhase::Draining { since: now };
         // Published at once: the loss is known even to a stop without time.
         self.publish_unflushed();
+        let volumes = (0..self.parts.shared.volumes()).map(|volume| VolumeId(volume as u16));
+        let dirty = volumes.filter_map(|volume| self.parts.driver.shard().dirty_bytes(volume));
+        self.parts.shared.add_dirty_at_stop(dirty.sum());
         for listener in std::mem::take(&mut self.parts.listeners).into_iter().enumerate() {
             self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
         }
