@@ -154,6 +154,31 @@ check "the first file is loaded again" reload
 check "its exports are back" has "db logs"
 stop_server
 
+# A live grow: the file's size is that of a new image, so check, reload and a start accept the larger one.
+start -c "$FILE"
+check "an export grows" "$HEADWORKS" ctl "$CONTROL" resize db 12M
+check "a reload has nothing against it" reload
+not_said() { ! grep -q -- "$1" "$LOG"; }
+check "and says nothing of it" not_said "export db not changed"
+sed -i 's/size = "8M"/size = "20M"/' "$FILE"
+check "a larger size in the file is loaded" reload
+check "and it says how to grow the image" said "export db not changed: its image has 12 MiB, less than size=20 MiB; .ctl resize db 20971520"
+cp "$DIR/good" "$FILE"
+stop_server
+grown() { "$HEADWORKS" check "$FILE" | grep -q "^export: db: .*12 MiB,"; }
+check "check says the size that is served" grown
+start -c "$FILE"
+db_size() { test "$(nbdinfo --size "$(uri db)")" = $((12 << 20)); }
+check "the server starts again with the image as it is" db_size
+check "which a note says" grep -q "note: .*db.img has 12 MiB and is served as it is" "$OUT"
+stop_server
+refuses_small() {
+    sed 's/size = "8M"/size = "20M"/' "$DIR/good" >"$DIR/small.toml"
+    ! "$HEADWORKS" serve -c "$DIR/small.toml" 2>"$DIR/said" && grep -q "db.img exists with 12 MiB .*, less than 20 MiB" "$DIR/said"
+}
+check "an image that is smaller than its size is refused" refuses_small
+truncate -s 8M "$IMAGES/db.img"
+
 # Who wins.
 export HEADWORKS_CACHE=24M HEADWORKS_NR_REQUESTS=88 HEADWORKS_SET="vm/dirty_bytes=5M iosched/fifo_batch=5"
 start -c "$FILE" --cache 32M --set iosched/fifo_batch=3 extra=mem:size=1M

@@ -2,6 +2,7 @@
 //!
 //! A file that is served already is not opened again: its exports share the volume and must agree on how it is cached.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
 use headworks_core::{ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode};
@@ -108,8 +109,8 @@ impl VolumeOrigin {
             return differs("direct", "");
         }
         match options.size {
-            Some(wanted) if wanted != size && options.size != opened.size => {
-                differs("size", &format!(", which has {size} bytes, not {wanted}"))
+            Some(wanted) if wanted > size && options.size != opened.size => {
+                differs("size", &format!(", which has {size} bytes, less than {wanted}"))
             }
             _ => Ok(()),
         }
@@ -193,6 +194,7 @@ impl OpenedImage {
                     let size = display_size(file.volume_options().size);
                     notes.push(format!("created {shown}, sparse, {size}"));
                 }
+                notes.extend(larger(&shown, options.size, file.volume_options().size));
                 Self {
                     queue: file.queue_options(),
                     options: file.volume_options(),
@@ -335,6 +337,13 @@ fn meant(spec: &Spec, error: ConfigError) -> ConfigError {
         }
         _ => error,
     }
+}
+
+/// Notes that an image is larger than the size that it would be created with.
+fn larger(shown: &impl Display, wanted: Option<u64>, size: u64) -> Option<String> {
+    let wanted = wanted.filter(|wanted| *wanted < size)?;
+    let (size, wanted) = (display_size(size), display_size(wanted));
+    Some(format!("{shown} has {size} and is served as it is; size={wanted} is for a new image"))
 }
 
 fn wrapped(spec: &Spec, what: &str) -> String {

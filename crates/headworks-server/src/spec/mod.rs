@@ -74,6 +74,26 @@ pub enum Wrapper {
 }
 
 impl Spec {
+    /// Size that an image is created with; none for other devices.
+    pub(crate) fn size_of_new_image(&self) -> Option<u64> {
+        match &self.base {
+            BaseDevice::File { options, .. } => options.size,
+            BaseDevice::Null { .. } | BaseDevice::Mem { .. } => None,
+        }
+    }
+
+    /// Whether both describe one device; the size of a new image does not matter.
+    pub(crate) fn is_same_device(&self, other: &Self) -> bool {
+        let sizeless = |spec: &Self| {
+            let mut spec = spec.clone();
+            if let BaseDevice::File { options, .. } = &mut spec.base {
+                options.size = None;
+            }
+            spec
+        };
+        sizeless(self) == sizeless(other)
+    }
+
     /// Parses the specification of an export: its device and its options.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::lock;
 use crate::spec::BaseDevice;
-use headworks::Identity;
+use headworks::{Identity, display_size};
 
 /// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct ReloadReport {
 struct ServedFile {
     spec: ExportSpec,
     image: Option<Identity>,
+    /// Size of the volume.
+    size: u64,
 }
 
 impl LiveChanges {
@@ -42,11 +44,15 @@ impl LiveChanges {
         let (mut there, mut unfinished) = (Vec::new(), Vec::new());
         {
             let inventory = lock(&self.inventory);
-            let image = |volume: VolumeId| inventory.volumes.get(&volume.0)?.origin.identity;
+            let of = |volume: VolumeId| inventory.volumes.get(&volume.0);
             for ExportEntry { spec, state, volume, .. } in inventory.exports.values() {
                 match state {
                     ExportState::Serving => {
-                        there.push(ServedFile { spec: spec.clone(), image: image(*volume) });
+                        there.push(ServedFile {
+                            spec: spec.clone(),
+                            image: of(*volume).and_then(|entry| entry.origin.identity),
+                            size: of(*volume).map_or(0, |entry| entry.config.options.size),
+                        });
                     }
                     ExportState::Stuck(_) => unfinished.push(spec.clone()),
                     ExportState::Leaving => {}
@@ -80,9 +86,17 @@ impl LiveChanges {
     fn update(&self, old: &ServedFile, new: &ExportSpec, reload: &mut ReloadReport) {
         let name = shown(&new.name);
         let (mut differs, mut set) = (Vec::new(), Vec::new());
-        let ServedFile { spec: old, image } = old;
-        if old.spec != new.spec || was_swapped(*image, new) {
+        let ServedFile { spec: old, image, size } = old;
+        if !old.spec.is_same_device(&new.spec) || was_swapped(*image, new) {
             differs.push("its image");
+        } else if let Some(wanted) = new.spec.size_of_new_image().filter(|wanted| wanted > size) {
+            let why = format!(
+                "its image has {}, less than size={}; `ctl resize {name} {}` grows it, and the next start refuses it as it is",
+                display_size(*size),
+                display_size(wanted),
+                wanted
+            );
+            reload.kept.push((name.clone(), why));
         }
         let name_of = |spec: &ExportSpec| spec.device.as_ref().map(|device| device.name.clone());
         if name_of(old) != name_of(new) {

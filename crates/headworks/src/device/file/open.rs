@@ -10,7 +10,7 @@
 //!   otherwise --------------------------------> Buffered  (an error if direct=on)
 //! ```
 //!
-//! Everything that could surprise later is refused here, with a sentence: an image in use, of another size than asked for,
+//! Everything that could surprise later is refused here, with a sentence: an image in use, smaller than asked for,
 //! with a tail shorter than the smallest block, or that is no image at all. An image made here is removed again on refusal.
 
 use std::fs::{File, Metadata};
@@ -43,7 +43,7 @@ pub enum Direct {
 pub struct FileOptions {
     /// Open it for reading alone.
     pub read_only: bool,
-    /// Make it, sparse, if it is not there; an existing one must have this size.
+    /// Make it with this size, sparse, if it is not there; an existing one must have at least this size.
     pub size: Option<u64>,
     /// Whether to go past the kernel's page cache.
     pub direct: Direct,
@@ -406,10 +406,10 @@ fn size_of_file(file: &File) -> io::Result<u64> {
 fn check_size(path: &Path, size: u64, options: &FileOptions) -> Result<u64, ConfigError> {
     let path = path.display();
     match options.size {
-        Some(wanted) if wanted != size => Err(ConfigError::new(
+        Some(wanted) if size < wanted && size > 0 => Err(ConfigError::new(
             "size",
             format!(
-                "{path} exists with {} ({size} bytes), not {}; omit size to serve it as it is",
+                "{path} exists with {} ({size} bytes), less than {}; grow it (truncate -s {wanted}) or omit size to serve it as it is",
                 display_size(size),
                 display_size(wanted),
             ),
@@ -507,10 +507,12 @@ mod tests {
         assert_eq!(opened.volume_options().size, 1 << 30);
         assert!(std::fs::metadata(image.path()).unwrap().blocks() < 100);
         drop(opened);
-        for size in [1 << 29, 1 << 31] {
-            let refused = refusal(image.path(), sized(size));
-            assert!(refused.contains("exists with 1 GiB"), "{refused}");
-        }
+        let refused = refusal(image.path(), sized(1 << 31));
+        assert!(refused.contains("exists with 1 GiB"), "{refused}");
+        // The size is that of a new image: one that has grown since is served as it is.
+        let grown = OpenFile::open(image.path(), &sized(1 << 29)).unwrap();
+        assert_eq!(grown.volume_options().size, 1 << 30);
+        drop(grown);
         assert_eq!(std::fs::metadata(image.path()).unwrap().len(), 1 << 30);
         assert!(!OpenFile::open(image.path(), &sized(1 << 30)).unwrap().created());
     }
