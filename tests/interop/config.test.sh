@@ -62,8 +62,10 @@ check "all that is wrong in the words at once, with 2" wrong 2 \
 check "no TOML" wrong 2 '[server\n' "1:8: this is not TOML"
 check "a range, with its line" wrong 2 '[server]\nshards = 65\n[[export]]\nname = ""\nmem.size = "1M"\n' \
     "2:1: shards: 65 is not within 1..=64"
-check "an image that is not there, with 1" wrong 1 '[[export]]\nname = "a"\nfile.path = "/nowhere/a.img"\n' \
-    "2:8: export a: /nowhere/a.img does not exist"
+check "an image that is not there, with 1 if that is strict" wrong 1 \
+    '[server]\nstrict = true\n[[export]]\nname = "a"\nfile.path = "/nowhere/a.img"\n' "4:8: export a: /nowhere/a.img does not exist"
+check "else it is said, with 0" wrong 0 '[[export]]\nname = "a"\nfile.path = "/nowhere/a.img"\n'
+check "as absent" grep -q '^export: a: /nowhere/a.img, ABSENT' "$DIR/said"
 mkfifo "$DIR/pipe"
 check "a pipe for an image, which is not waited for" wrong 1 "[[export]]\\nname = 'a'\\nfile.path = '$DIR/pipe'\\n" \
     "2:8: export a: $DIR/pipe is neither a regular file nor a block device"
@@ -178,6 +180,85 @@ refuses_small() {
 }
 check "an image that is smaller than its size is refused" refuses_small
 truncate -s 8M "$IMAGES/db.img"
+
+# What serve refuses check refuses, and in the same words.
+same_refusal() { # TOML
+    printf '%b' "$1" >"$DIR/wrong.toml"
+    "$HEADWORKS" check "$DIR/wrong.toml" >/dev/null 2>"$DIR/checked" && { echo "check accepts it"; return 1; }
+    timeout 20 "$HEADWORKS" serve -c "$DIR/wrong.toml" >/dev/null 2>"$DIR/served" && { echo "serve accepts it"; return 1; }
+    # The last part of a message is the same; check says the place first.
+    local words
+    words=$(sed 's/.*: //' "$DIR/served" | tail -n 1)
+    grep -qF -- "$words" "$DIR/checked" || { cat "$DIR/checked" "$DIR/served"; return 1; }
+}
+many() { for i in $(seq "$1"); do printf '[[export]]\nname="e%s"\nmem={size="1M"}\n' "$i"; done; }
+check "65 devices" same_refusal "$(many 65)"
+check "1200 exports" same_refusal "$(many 1200)"
+check "64 devices are accepted" wrong 0 "$(many 64)"
+exports="[[export]]\nname='m'\nmem.size='1M'\n"
+check "a cache that is too small for its threads" same_refusal "[server]\ncache='1M'\nshards=2\nspread=true\n[[export]]\nname='a'\nmem.size='1M'\ncache='writeback'\n[[export]]\nname='b'\nmem.size='1M'\ncache='writeback'\n"
+check "certificates that are not there" same_refusal "[server]\ntls='on'\ntls-certificates='$DIR/nowhere'\n$exports"
+check "a socket that is another file" same_refusal "[server]\nunix='$FILE'\n$exports"
+check "a control socket in no directory" same_refusal "[server]\ncontrol='$DIR/nowhere/ctl'\n$exports"
+check "a path that is too long" same_refusal "[server]\nunix='/tmp/$(printf 'n%.0s' $(seq 110))'\n$exports"
+check "a user that is not there" same_refusal "[server]\nuser='nobody-of-this-name'\n$exports"
+printf 12345 >"$IMAGES/odd.img"
+# tmpfs takes any length.
+if [ "$(stat -f -c %T "$IMAGES")" != tmpfs ]; then
+    check "an image with a tail" same_refusal "[[export]]\nname='a'\nfile.path='$IMAGES/odd.img'\n"
+fi
+check "an empty image" same_refusal "[[export]]\nname='a'\nfile.path='/dev/null'\n"
+check "an image in no directory, if that is strict" same_refusal "[server]\nstrict=true\n[[export]]\nname='a'\nfile={path='$DIR/nowhere/a.img',size='1M'}\n"
+
+# An image that is missing: the others are served, and it is when it is there.
+cat >"$FILE" <<E
+[server]
+unix = "$SOCKET"
+control = "$CONTROL"
+[[export]]
+name = "late"
+file.path = "$IMAGES/late.img"
+[[export]]
+name = "later"
+file = { path = "$IMAGES/mounted/later.img", size = "2M" }
+[[export]]
+name = "there"
+file = { path = "$IMAGES/there.img", size = "1M" }
+E
+start -c "$FILE"
+check "an export without its image does not stop the others" has there
+check "it is said" said "export late is absent: its image $IMAGES/late.img does not exist"
+check "and the other one's directory" said "export later is absent"
+state() { "$HEADWORKS" ctl "$CONTROL" exports | awk -v name="$1" '$1 == name { print $NF }'; }
+state_is() { test "$(state "$1")" = "$2" || { "$HEADWORKS" ctl "$CONTROL" exports; false; }; }
+check "ctl exports has its state" state_is late absent
+check "and its reason" bash -c '"$1" ctl "$2" exports | grep -q "^late: its image .*/late.img does not exist"' - "$HEADWORKS" "$CONTROL"
+refused_clearly() { ! "$HEADWORKS" info "$(uri late)" 2>"$DIR/said" && grep -q 'not available: its image .*late.img does not exist' "$DIR/said"; }
+check "a client is told why it is refused" refused_clearly
+check "the default export is one that is served" nbdinfo --size "nbd+unix:///?socket=$SOCKET"
+check "a reload changes nothing" reload
+check "of that" state_is late absent
+truncate -s 3M "$IMAGES/late.img"
+check "when the image is there" reload
+check "it is served" has "late there"
+check "and serving" state_is late serving
+"$HEADWORKS" ctl "$CONTROL" resize later 5M 2>"$DIR/said"
+check "ctl says why an absent export cannot be changed" grep -q "export later is absent: its image" "$DIR/said"
+mkdir "$IMAGES/mounted"
+check "ctl add serves an absent one" "$HEADWORKS" ctl "$CONTROL" add "later=file:path=$IMAGES/mounted/later.img,size=2M"
+check "once" has "late later there"
+stop_server
+rm "$IMAGES/late.img"
+start -c "$FILE"
+check "ctl remove takes an absent one away" "$HEADWORKS" ctl "$CONTROL" remove late
+check "from the list" state_is late ""
+stop_server
+strict() { ! "$HEADWORKS" serve -c "$FILE" --strict 2>"$DIR/said" && grep -q "late.img does not exist" "$DIR/said"; }
+check "strict refuses to start" strict
+alone() { ! "$HEADWORKS" serve "$IMAGES/late.img" --control "$CONTROL" 2>"$DIR/said" && grep -q "late.img does not exist" "$DIR/said"; }
+check "so does a command line with nothing to serve" alone
+rm -r "$IMAGES/mounted" "$IMAGES/there.img"
+cp "$DIR/good" "$FILE"
 
 # Who wins.
 export HEADWORKS_CACHE=24M HEADWORKS_NR_REQUESTS=88 HEADWORKS_SET="vm/dirty_bytes=5M iosched/fifo_batch=5"

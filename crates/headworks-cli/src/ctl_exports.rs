@@ -66,7 +66,7 @@ impl ExportCommand {
     pub fn show(&self, result: &Value) -> String {
         let export = plain(&result["export"]);
         match self {
-            Self::Exports => table(result),
+            Self::Exports => table(result) + &absences(result),
             Self::Add { .. } => {
                 let notes = list(&result["notes"]).iter();
                 let notes: String = notes.map(|note| format!("note: {}\n", plain(note))).collect();
@@ -104,6 +104,12 @@ fn size(bytes: &Value) -> String {
     bytes.as_u64().map_or_else(|| "-".to_owned(), display_size)
 }
 
+/// Reasons why exports are not served, one line each.
+fn absences(exports: &Value) -> String {
+    let rows = list(exports).iter().filter(|row| row["reason"].is_string());
+    rows.map(|row| format!("{}: {}\n", plain(&row["name"]), plain(&row["reason"]))).collect()
+}
+
 /// Formats the list of exports; columns are as wide as their content.
 fn table(exports: &Value) -> String {
     let head = [
@@ -113,7 +119,10 @@ fn table(exports: &Value) -> String {
     let mut rows = vec![head.map(str::to_owned)];
     rows.extend(list(exports).iter().map(|row| {
         let access = if row["read_only"] == true { "ro" } else { "rw" };
-        let word = |name: &str| plain(&row[name]);
+        let word = |name: &str| match &row[name] {
+            Value::Null => "-".to_owned(),
+            value => plain(value),
+        };
         [
             word("name"),
             size(&row["size"]),
@@ -162,6 +171,15 @@ mod tests {
         );
         assert!(lines[2].starts_with("a-long-name  1 GiB") && lines[2].contains(" ro "));
         assert_eq!(table(&json!([])).lines().count(), 1);
+        let mut absent = row("c", 0);
+        for name in ["size", "device", "cache"] {
+            absent[name] = Value::Null;
+        }
+        absent["state"] = json!("absent");
+        absent["reason"] = json!("its image /c does not exist");
+        let both = json!([row("db", 0), absent]);
+        assert!(table(&both).lines().nth(2).unwrap().starts_with("c     -      -       -  "));
+        assert_eq!(absences(&both), "c: its image /c does not exist\n");
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub struct ExportInfo {
     pub flags: TransmissionFlags,
     /// Block sizes that the export announces.
     pub block_sizes: BlockSizes,
+    /// Why clients cannot open the export at present, as a clause; such an export is not listed.
+    pub unavailable: Option<String>,
 }
 
 impl ExportInfo {
@@ -291,7 +293,7 @@ impl Handshake {
                 refuse(out, option, option_reply::ERR_INVALID, "the option takes no data")
             }
             option::LIST => {
-                for export in exports {
+                for export in exports.iter().filter(|export| export.unavailable.is_none()) {
                     let name = export.name.as_bytes();
                     let len = (name.len() as u32).to_be_bytes();
                     let description = export.description.as_bytes();
@@ -342,8 +344,9 @@ impl Handshake {
 
     /// Answers EXPORT_NAME. The protocol has no error reply for it, so a failure ends the session.
     fn on_export_name(&self, name: &[u8], exports: &[ExportInfo], out: &mut Vec<u8>) -> Outcome {
-        let Some(index) = find(exports, name) else {
-            return Outcome::Failed(no_export(name));
+        let index = match find(exports, name) {
+            Ok(index) => index,
+            Err(message) => return Outcome::Failed(message),
         };
         let export = &exports[index];
         out.extend(export.size.to_be_bytes());
@@ -365,8 +368,9 @@ impl Handshake {
             let message = "the option's lengths do not add up";
             return refuse(out, option, option_reply::ERR_INVALID, message);
         };
-        let Some(index) = find(exports, name) else {
-            return refuse(out, option, option_reply::ERR_UNKNOWN, &no_export(name));
+        let index = match find(exports, name) {
+            Ok(index) => index,
+            Err(message) => return refuse(out, option, option_reply::ERR_UNKNOWN, &message),
         };
         let export = &exports[index];
         let mut tell = |kind: u16, parts: [&[u8]; 3]| {
@@ -408,16 +412,20 @@ fn parse_info(body: &[u8]) -> Option<(&[u8], &[u8])> {
     (fits && name.len() <= STRING_BYTES_MAX).then_some((name, wanted))
 }
 
-/// Finds an export by name. The empty name means the first export, unless an export has that name.
-pub(super) fn find(exports: &[ExportInfo], name: &[u8]) -> Option<usize> {
-    let named = exports.iter().position(|export| export.name.as_bytes() == name);
-    named.or_else(|| (name.is_empty() && !exports.is_empty()).then_some(0))
-}
-
-/// The message for an unknown export. The name is quoted and cut, because it reaches a log.
-pub(super) fn no_export(name: &[u8]) -> String {
+/// Finds an export by name. The empty name means the first export that can be opened, unless an export has that name.
+///
+/// # Errors
+/// The message for an unknown or unavailable export. The name is quoted and cut, because it reaches a log.
+pub(super) fn find(exports: &[ExportInfo], name: &[u8]) -> Result<usize, String> {
     let shown = String::from_utf8_lossy(&name[..name.len().min(64)]);
-    format!("there is no export {shown:?}")
+    let named = exports.iter().position(|export| export.name.as_bytes() == name);
+    let first = || exports.iter().position(|export| export.unavailable.is_none());
+    let index = named.or_else(|| name.is_empty().then(first).flatten());
+    let index = index.ok_or_else(|| format!("there is no export {shown:?}"))?;
+    match &exports[index].unavailable {
+        None => Ok(index),
+        Some(reason) => Err(format!("export {shown:?} is not available: {reason}")),
+    }
 }
 
 pub(super) fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, message: &str) -> Outcome {

@@ -11,6 +11,7 @@ fn exports() -> Vec<ExportInfo> {
         size,
         flags,
         block_sizes: BlockSizes::default(),
+        unavailable: None,
     };
     vec![export("first", 1 << 30), export("zweite", 4097)]
 }
@@ -230,6 +231,38 @@ fn server_without_exports_has_no_default() {
     let bytes = client(3, &[option(7, &info_data("", &[]))]);
     assert_eq!(handshake.feed(&[], &bytes, &mut out).1, Outcome::Reply);
     assert_eq!(kinds(&out[18..]), [option_reply::ERR_UNKNOWN]);
+}
+
+#[test]
+fn unavailable_export_is_not_listed_and_refused_with_its_reason() {
+    let absent = ExportInfo {
+        name: "absent".into(),
+        unavailable: Some("its image /x does not exist".into()),
+        ..ExportInfo::default()
+    };
+    let all = [vec![absent], exports()].concat();
+    let reason = b"export \"absent\" is not available: its image /x does not exist";
+    let says = |out: &[u8]| out.windows(reason.len()).any(|part| part == reason);
+    for code in [option::GO, option::INFO] {
+        let mut out = Vec::new();
+        let mut handshake = Handshake::new(&mut out);
+        let bytes = client(3, &[option(code, &info_data("absent", &[]))]);
+        assert_eq!(handshake.feed(&all, &bytes, &mut out).1, Outcome::Reply);
+        assert_eq!(kinds(&out[18..]), [option_reply::ERR_UNKNOWN]);
+        assert!(says(&out));
+    }
+    let mut out = Vec::new();
+    let mut handshake = Handshake::new(&mut out);
+    let bytes = client(3, &[option(option::LIST, &[])]);
+    assert_eq!(handshake.feed(&all, &bytes, &mut out).1, Outcome::Reply);
+    assert_eq!(kinds(&out[18..]).len(), 3, "two exports and an ACK");
+    // The default is the first export that can be opened.
+    let bytes = client(3, &[option(option::GO, &info_data("", &[]))]);
+    let outcome = Handshake::new(&mut out).feed(&all, &bytes, &mut out).1;
+    assert!(matches!(outcome, Outcome::Ready { export: 1, .. }), "{outcome:?}");
+    let bytes = client(3, &[option(option::EXPORT_NAME, b"absent")]);
+    let outcome = Handshake::new(&mut out).feed(&all, &bytes, &mut out).1;
+    assert!(matches!(outcome, Outcome::Failed(why) if why.contains("does not exist")));
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //!
 //! The context is set for one export; choosing another export leaves it unset.
 
-use super::handshake::{ExportInfo, Outcome, find, no_export, refuse, reply};
+use super::handshake::{ExportInfo, Outcome, find, refuse, reply};
 use super::wire::{STRING_BYTES_MAX, option, option_reply};
 
 /// Name of the only metadata context.
@@ -44,8 +44,9 @@ impl MetaContexts {
         let Some((name, queries)) = parse(body) else {
             return refuse(out, option, invalid, "the option's lengths do not add up");
         };
-        let Some(index) = find(exports, name) else {
-            return refuse(out, option, option_reply::ERR_UNKNOWN, &no_export(name));
+        let index = match find(exports, name) {
+            Ok(index) => index,
+            Err(message) => return refuse(out, option, option_reply::ERR_UNKNOWN, &message),
         };
         if queries.matches(!sets) {
             let id = if sets { BASE_ALLOCATION_ID } else { 0 };

@@ -62,7 +62,8 @@ mod spec;
 mod units;
 
 pub use assemble::{
-    AssembledExport, Assembly, ExportSpec, NamedDevice, WatchedFile, check_exports,
+    AbsentExport, AssembledExport, Assembly, ExportSpec, MissingImage, NamedDevice, WatchedFile,
+    check_exports,
 };
 pub use control::{DISKSTATS_FIELDS, ReloadReport};
 pub use did_you_mean::nearest_name;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
-use super::assemble::cache_shares;
+use super::assemble::{MissingImage, cache_shares};
 use super::connection_id::CONNECTIONS_MAX;
 use super::leftovers::Leftovers;
 use super::{Address, InheritedSocket, LogLevel};
@@ -110,6 +110,8 @@ pub struct ServerOptions {
     pub record: Option<PathBuf>,
     /// Allows hot-add and hot-remove: reserves 64 devices and 1024 exports in all.
     pub live: bool,
+    /// What a missing image of a reloaded configuration means.
+    pub missing: MissingImage,
     /// Options of every queue, including those of devices added later.
     pub queue: Vec<(Tunable, u64)>,
     /// Mode and certificates of TLS.
@@ -144,6 +146,7 @@ impl Default for ServerOptions {
             stop_ns: 60_000_000_000,
             record: None,
             live: false,
+            missing: MissingImage::Absent,
             queue: Vec::new(),
             tls: TlsOptions::default(),
             prepare_shard: PrepareShard::default(),

@@ -7,19 +7,20 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use headworks_core::writeback::DirtyOptions;
-use headworks_core::{CacheOptions, ConfigError, Control, ShardConfig, VolumeId};
+use headworks_core::{CacheOptions, ConfigError, Control, ShardConfig, ShardId, VolumeId};
 
 use crate::assemble::Assembly;
 use crate::assemble::cache_shares;
-use crate::assemble::export_info::served_exports;
+use crate::assemble::export_info::{served_exports, unavailable};
 use crate::assemble::topology::topology;
 use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::tree::ExportNode;
 use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
-use crate::listen::Listener;
+use crate::listen::{Address, Listener, check_unix};
 use crate::messages::ControlMessage;
+use crate::messages::command::ShardCommand;
 use crate::metrics::{self, Metrics};
 use crate::options::CacheFile;
 use crate::restoring::StartRestores;
@@ -77,7 +78,36 @@ impl ShardBarrier {
     }
 }
 
+/// What a start derives from its options before it opens a socket or starts a thread.
+struct Prepared {
+    acceptor: Option<Arc<TlsAcceptor>>,
+    config: ShardConfig,
+    caches: Vec<(CacheOptions, DirtyOptions)>,
+}
+
+impl Prepared {
+    fn new(assembly: &Assembly, options: &ServerOptions) -> Result<Self, ConfigError> {
+        options.validate()?;
+        let acceptor = TlsAcceptor::new(&options.tls)?.map(Arc::new);
+        let config = topology(assembly, options);
+        config.validate()?;
+        let caches = cache_shares::divide(&config, &options.cache_spec())?;
+        Ok(Self { acceptor, config, caches })
+    }
+}
+
 impl Server {
+    /// Checks whether [`Server::start`] accepts an inspected assembly with these options, as far as that is known without
+    /// a socket, a thread or memory: the same code decides in both.
+    ///
+    /// # Errors
+    /// The reason why the server would not start.
+    pub fn check(assembly: &Assembly, options: &ServerOptions) -> Result<(), ConfigError> {
+        Prepared::new(assembly, options)?;
+        options.listen.iter().try_for_each(Address::check)?;
+        options.control.iter().try_for_each(|path| check_unix("control", path))
+    }
+
     /// Starts every thread; clients may connect when this returns. `ended` is called from a thread of the server when
     /// all shards have flushed after [`Server::stop`], or when a shard failed.
     ///
@@ -102,8 +132,7 @@ impl Server {
         ended: impl Fn() + Send + Sync + 'static,
         opened: impl FnOnce() -> Result<(), ConfigError>,
     ) -> Result<Self, ConfigError> {
-        options.validate()?;
-        let acceptor = TlsAcceptor::new(&options.tls)?.map(Arc::new);
+        let Prepared { acceptor, config, mut caches } = Prepared::new(&assembly, options)?;
         let listeners: Vec<Listener> =
             options.listen.iter().map(Listener::bind).collect::<Result<_, _>>()?;
         let ports = listeners.iter().map(Listener::port).collect();
@@ -116,9 +145,6 @@ impl Server {
             Some(given) => Some(metrics::adopt(given)?),
             None => options.metrics.map(metrics::bind).transpose()?,
         };
-        let config = topology(&assembly, options);
-        config.validate()?;
-        let mut caches = cache_shares::divide(&config, &options.cache_spec())?;
         let (memory, note) = cache_memory(&config, &caches, options)?;
         for (cache, _) in &mut caches {
             cache.dirty_table = memory.is_some() && cache.is_on();
@@ -144,6 +170,12 @@ impl Server {
             // Before the first client: the shards find it in their mailboxes.
             shared.send_all(|| ControlMessage::Control(Control::Suspect { volume }));
             shared.keeper().set_suspect(volume, true);
+        }
+        for shard in 0..options.shards {
+            // Read in the first turn, before any client; no shard refuses it.
+            let exports = unavailable(&assembly.absent);
+            let order = Box::new(ShardCommand::SetAbsent { exports });
+            shared.send(ShardId(shard), ControlMessage::Command(order, channel().0));
         }
         let service = Arc::new(ControlService::for_server(&assembly, &config, options, &shared));
         let mut seeds = seeds(assembly, &config, caches, options, mails, listeners);

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use headworks_core::{ErrorPolicy, Ioprio, WriteMode};
-use headworks_server::{Assembly, ExportOptions};
+use headworks_server::{AbsentExport, Assembly, ExportOptions};
 
 use super::{Running, ServeArgs};
 use crate::durability::{self, ExportDurability};
@@ -42,6 +42,16 @@ pub(super) fn announced(assembly: &Assembly, cache: bool) -> Vec<AnnouncedExport
     });
     exports.collect()
 }
+
+/// Sentence about an export whose image is missing.
+pub(super) fn absent(absent: &AbsentExport) -> String {
+    let AbsentExport { spec, reason } = absent;
+    format!(
+        "export {} is absent: {reason}; it is served when the image is there and the configuration is reloaded, or by `ctl add`",
+        shown_name(&spec.name)
+    )
+}
+
 pub(super) fn announce(options: &ServeArgs, running: &Running) {
     let text = if options.json { announcement_json(running) } else { announcement(running) };
     let mut out = io::stdout().lock();
@@ -95,9 +105,13 @@ fn durabilities(exports: &[AnnouncedExport]) -> Vec<ExportDurability<'_>> {
     exports.iter().map(AnnouncedExport::durability).collect()
 }
 
+fn shown_name(name: &str) -> &str {
+    if name.is_empty() { "(default)" } else { name }
+}
+
 impl AnnouncedExport {
     pub fn shown_name(&self) -> &str {
-        if self.name.is_empty() { "(default)" } else { &self.name }
+        shown_name(&self.name)
     }
 
     fn durability(&self) -> ExportDurability<'_> {

@@ -1,26 +1,31 @@
-//! `headworks check FILE`: prints what would be served, or every error. Creates nothing and opens nothing for writing.
+//! `headworks check FILE`: prints what would be served, or every error that would end a start. Creates nothing and opens
+//! nothing for writing.
 //!
-//! Invalid options exit with 2, a missing image or directory exits with 1.
+//! The decisions are those of a start, by the same code: `plan` for the options, `images` for what is opened, and
+//! [`Server::check`] for the rest. Only what needs a socket, a thread or memory is left to the start.
+//!
+//! Invalid options exit with 2, what the world lacks (an image, a directory, a certificate) exits with 1.
 
 use std::io::Write as _;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use headworks::display_size;
-use headworks_core::Tunable;
-use headworks_server::config::{ConfigFile, ExportSection, Tuned};
-use headworks_server::{BaseDevice, ExportSpec};
+use headworks_core::{ConfigError, Tunable};
+use headworks_server::config::{ConfigFile, ExportSection, Problem, Problems, Tuned};
+use headworks_server::{Address, Assembly, BaseDevice, ExportSpec, Server, ServerOptions};
 use serde_json::{Value, json};
 
-use super::{EffectiveOptions, OptionError, OptionSources, plan, report_error};
+use super::address::absolute;
+use super::plan::blame;
+use super::{EffectiveOptions, OptionError, OptionSources, images, plan, report_error};
 use crate::complain;
 
 /// Checks a configuration file: prints what would be served, or every error with its position
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  headworks check /etc/headworks/main.toml              exit code 0: can be served, 1: files missing, 2: errors in the file
+  headworks check /etc/headworks/main.toml              exit code 0: can be served, 1: files are missing, 2: errors in the file
   headworks check main.toml && kill -HUP \"$(cat /run/headworks.pid)\"")]
 pub struct CheckArgs {
     /// Configuration file; NAME.d/*.toml is read, too
@@ -37,21 +42,21 @@ pub fn run(options: &CheckArgs) -> ExitCode {
         Ok(effective) => effective,
         Err(wrong) => return report_error_as(options, &wrong),
     };
-    let (specs, _) = match plan(&effective) {
+    let (specs, server) = match plan(&effective) {
         Ok(planned) => planned,
         Err(problems) => return report_error_as(options, &OptionError::Invalid(problems)),
     };
-    let both = effective.config.exports.iter().zip(&specs);
-    let missing: Vec<String> = path_errors(&effective)
-        .into_iter()
-        .chain(both.filter_map(|(export, spec)| image_error(export, spec)))
-        .collect();
-    if !missing.is_empty() {
-        missing.iter().for_each(complain);
-        print_problems(options, &missing);
+    if let Err(error) = super::user(&effective.options) {
+        let problem = blame(&effective.config, &error);
+        return report_error_as(options, &OptionError::Invalid(Problems(vec![problem])));
+    }
+    let (assembly, errors) = start_errors(&effective, &specs, server);
+    if !errors.is_empty() {
+        errors.iter().for_each(complain);
+        print_problems(options, &errors);
         return ExitCode::FAILURE;
     }
-    let summary = summary(&effective, &specs);
+    let summary = summary(&effective, &specs, &assembly);
     let text = match options.json {
         true => format!("{summary}\n"),
         false => show(&options.file, &summary),
@@ -89,7 +94,7 @@ fn path_errors(effective: &EffectiveOptions) -> Vec<String> {
     let wrong = said.filter_map(|setting| {
         let folder = missing_folder(Path::new(setting.word()))?;
         let what = format!("{}: no such directory: {}", setting.name, folder.display());
-        Some(headworks_server::config::Problem::new(&setting.origin, what).to_string())
+        Some(Problem::new(&setting.origin, what).to_string())
     });
     wrong.collect()
 }
@@ -99,43 +104,50 @@ fn missing_folder(path: &Path) -> Option<PathBuf> {
     (!folder.is_dir()).then_some(folder)
 }
 
-/// Error about the image of an export, if any.
-fn image_error(export: &ExportSection, spec: &ExportSpec) -> Option<String> {
-    let BaseDevice::File { path, options } = &spec.spec.base else { return None };
-    let shown = path.display();
-    let what = match std::fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => match options.size {
-            None => format!("{shown} does not exist; create it or give a size to have it created"),
-            Some(_) => {
-                let folder = missing_folder(path)?;
-                format!("cannot create {shown}: no such directory: {}", folder.display())
-            }
-        },
-        Err(error) => format!("cannot access {shown}: {error}"),
-        Ok(found) if found.is_dir() => format!("{shown} is a directory"),
-        // Opening a pipe would block until a writer opens it.
-        Ok(found) if !found.is_file() && !found.file_type().is_block_device() => {
-            format!("{shown} is neither a regular file nor a block device")
-        }
-        Ok(found) if found.is_file() && found.len() == 0 && options.size.is_none() => {
-            format!("{shown} is empty; give it a size")
-        }
-        Ok(_) => match std::fs::File::open(path) {
-            Ok(_) => return None,
-            Err(error) => format!("cannot read {shown}: {error}"),
-        },
+/// Inspects what a start would open; returns every error that would end the start, with its position.
+fn start_errors(
+    effective: &EffectiveOptions,
+    specs: &[ExportSpec],
+    mut server: ServerOptions,
+) -> (Assembly, Vec<String>) {
+    let EffectiveOptions { options, config, .. } = effective;
+    let (assembly, refused) = images::inspect(effective, specs, server.live);
+    let problem = |(index, error): (Option<usize>, ConfigError)| match index {
+        Some(index) => image_problem(&config.exports[index], &error),
+        None => blame(config, &error),
     };
-    let what = format!("export {}: {what}", shown_name(&export.name));
-    Some(headworks_server::config::Problem::new(&export.origin, what).to_string())
+    let mut errors = path_errors(effective);
+    errors.extend(refused.into_iter().map(|error| problem(error).to_string()));
+    if errors.is_empty() {
+        let path = options.unix.iter().filter(|path| path.as_os_str() != "-").map(absolute);
+        let mode = 0o600;
+        server.listen = path.map(|path| Address::Unix { path, mode }).collect();
+        let refused = Server::check(&assembly, &server).err();
+        errors.extend(refused.map(|error| blame(config, &error).to_string()));
+    }
+    (assembly, errors)
+}
+
+/// Error about the image of an export, with the position of the export.
+fn image_problem(export: &ExportSection, error: &ConfigError) -> Problem {
+    // A message about the path names it; one about the export names that.
+    let what = match error.option.as_ref() {
+        "path" | "export" => error.message.to_string(),
+        _ => error.to_string(),
+    };
+    let name = shown_name(&export.name);
+    let what = if error.option == "export" { what } else { format!("export {name}: {what}") };
+    Problem::new(&export.origin, what)
 }
 
 fn shown_name(name: &str) -> &str {
     if name.is_empty() { "(default)" } else { name }
 }
 
-fn summary(effective: &EffectiveOptions, specs: &[ExportSpec]) -> Value {
+fn summary(effective: &EffectiveOptions, specs: &[ExportSpec], assembly: &Assembly) -> Value {
     let EffectiveOptions { options, config, notes } = effective;
-    let exports: Vec<Value> = specs.iter().map(export).collect();
+    let exports: Vec<Value> = specs.iter().map(|spec| export(spec, assembly)).collect();
+    let notes: Vec<&String> = notes.iter().chain(&assembly.notes).collect();
     let devices: Vec<Value> = config.devices.iter().map(|device| {
         let users = specs.iter().filter(|spec| device_of(spec) == Some(device.name.as_str()));
         let users: Vec<&str> = users.map(|spec| spec.name.as_str()).collect();
@@ -155,25 +167,22 @@ fn summary(effective: &EffectiveOptions, specs: &[ExportSpec]) -> Value {
     })
 }
 
-fn export(spec: &ExportSpec) -> Value {
-    let (kind, path, size) = match &spec.spec.base {
-        BaseDevice::File { path, options } => {
-            let there = std::fs::metadata(path).ok().filter(|found| found.is_file());
-            (
-                "file",
-                Some(path),
-                there.map(|found| found.len()).filter(|len| *len > 0).or(options.size),
-            )
-        }
-        BaseDevice::Null { size } => ("null", None, *size),
-        BaseDevice::Mem { size } => ("mem", None, *size),
+fn export(spec: &ExportSpec, assembly: &Assembly) -> Value {
+    let (kind, path) = match &spec.spec.base {
+        BaseDevice::File { path, .. } => ("file", Some(path)),
+        BaseDevice::Null { .. } => ("null", None),
+        BaseDevice::Mem { .. } => ("mem", None),
     };
+    let served = assembly.exports.iter().find(|export| export.name == spec.name);
+    let size = served.map(|export| assembly.volumes[usize::from(export.volume.0)].1.size);
+    let absent = assembly.absent.iter().find(|absent| absent.spec.name == spec.name);
     json!({
         "name": spec.name,
         "type": kind,
         "path": path,
         "size": size,
-        "made": path.is_some_and(|path| !path.exists()),
+        "made": absent.is_none() && path.is_some_and(|path| !path.exists()),
+        "absent": absent.map(|absent| &absent.reason),
         "wrappers": spec.spec.wrappers.len(),
         "device": device_of(spec),
         "read_only": spec.read_only,
@@ -255,6 +264,7 @@ fn show_export(export: &Value) -> String {
     }
     let made = export["made"] == true;
     text += if made { ", to be made" } else { "" };
+    text += if export["absent"].is_null() { "" } else { ", ABSENT: the image does not exist" };
     match export["wrappers"].as_u64() {
         Some(0) | None => {}
         Some(1) => text += " behind a wrapper",

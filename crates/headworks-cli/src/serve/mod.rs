@@ -5,7 +5,7 @@
 //! third one, a second one 2 s later, or the end of `--stop-timeout`, exits at once and reports what was not written.
 //!
 //! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment),
-//! `plan` their meaning, `check` the dry run, `address` listeners, `announce` the start message, `child` the command
+//! `plan` their meaning, `images` what is opened, `check` the dry run, `address` listeners, `announce` the start message, `child` the command
 //! of `--run`, `reload` SIGHUP, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls` certificates, `systemd` the service manager, `user`
 //! dropping privileges, `sandbox` the seccomp filter.
 
@@ -14,6 +14,7 @@ mod announce;
 mod cache_file;
 pub mod check;
 mod child;
+mod images;
 mod layers;
 mod options;
 mod pid_file;
@@ -35,7 +36,7 @@ use std::time::Duration;
 
 use headworks_core::ConfigError;
 use headworks_server::config::Problems;
-use headworks_server::{Address, Assembly, ExportSpec, LogLevel, Server, ServerOptions};
+use headworks_server::{Address, ExportSpec, LogLevel, Server, ServerOptions};
 
 use crate::durability;
 use crate::log;
@@ -184,33 +185,34 @@ fn start(
     Environment { sockets, log_level, user }: Environment,
     signals: &Signals,
 ) -> Result<Running, ConfigError> {
-    let EffectiveOptions { options, config, .. } = effective;
+    let EffectiveOptions { options, .. } = effective;
     if let Some(user) = &user {
         user.prepare()?;
     }
     let mut sockets = sockets;
     let memory = std::mem::take(&mut sockets.memory);
     let mut store = CacheStore::find(&options.cache_file, memory)?;
-    let mut assembly = Assembly::restoring(&specs, &store.leftovers)?;
+    server_options.live |= sockets.control.is_some();
+    let mut assembly = images::open(effective, &specs, server_options.live, &store.leftovers)?;
     if server_options.cache > 0 {
         server_options.cache_file = store.create()?;
     }
     server_options.leftovers = store.leftovers.clone();
-    for ((queue, _), named) in assembly.devices.iter_mut().zip(&assembly.named) {
-        config.apply_queue(named.as_ref().map(|named| named.name.as_str()), queue)?;
-    }
     let (listen, private) = addresses(options, &sockets)?;
     let (unix, tcp) = socket_addresses(&listen);
     server_options.listen = listen;
     if let Some(given) = sockets.control {
         server_options.control = unix_path(&given);
         server_options.control_given = Some(given);
-        server_options.live = true;
     }
     server_options.metrics_given = sockets.metrics;
     server_options.log_level = Some(log_level);
     let mut exports = announced(&assembly, server_options.cache > 0);
+    for absent in &assembly.absent {
+        tracing::warn!("{}", announce::absent(absent));
+    }
     let mut notes = effective.notes.clone();
+    notes.extend(assembly.absent.iter().map(announce::absent));
     notes.append(&mut assembly.notes);
     notes.extend(tls::note(&server_options.tls));
     let ended = signals.ended()?;

@@ -81,6 +81,9 @@ pub struct ServeArgs {
     /// Refuse all writes
     #[arg(short, long)]
     pub(super) read_only: bool,
+    /// Refuse to start when an image is missing, instead of serving the other exports
+    #[arg(long)]
+    pub(super) strict: bool,
     /// Size of devices without one; creates missing image files
     #[arg(long, value_parser = size)]
     pub(super) size: Option<u64>,

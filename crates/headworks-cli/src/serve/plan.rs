@@ -2,7 +2,7 @@
 
 use headworks_core::{ConfigError, WriteMode};
 use headworks_server::config::{ConfigFile, Origin, Problem, Problems, dirty_options};
-use headworks_server::{ExportSpec, Leftovers, PrepareShard, ServerOptions};
+use headworks_server::{ExportSpec, Leftovers, MissingImage, PrepareShard, ServerOptions};
 
 use super::ServeArgs;
 use super::address::absolute;
@@ -67,6 +67,10 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         stop_ns: options.stop_timeout,
         // The control socket and a reload can change the exports.
         live: options.control.is_some() || options.config.is_some(),
+        missing: match options.strict {
+            true => MissingImage::Refuse,
+            false => MissingImage::Absent,
+        },
         queue: config.queue_of(None).iter().map(|tuned| (tuned.tunable, tuned.value)).collect(),
         tls: tls_options(options).map_err(blamed)?,
         prepare_shard: PrepareShard::default(),

@@ -108,6 +108,9 @@ fn tell(done: &Done) {
     for (name, why) in &done.kept {
         tracing::warn!("export {name} not changed: {why}");
     }
+    for (name, why) in &done.absent {
+        tracing::warn!("export {name} is absent: {why}");
+    }
     for (name, why) in &done.failed {
         tracing::error!("export {name} cannot be served: {why}");
     }

@@ -2,7 +2,7 @@
 
 use headworks_core::{ExportId, ShardConfig, ShardId, VolumeConfig, WriteMode};
 
-use super::{AssembledExport, Assembly};
+use super::{AbsentExport, AssembledExport, Assembly};
 use crate::nbd::connection::ExportBinding;
 use headworks_nbd::wire::STRING_BYTES_MAX;
 use headworks_nbd::{BlockSizes, ExportInfo, TransmissionFlags};
@@ -53,6 +53,7 @@ pub(crate) fn served(
                 preferred: volume.options.block_size.max(4096),
                 ..BlockSizes::default()
             },
+            unavailable: None,
         },
         binding: ExportBinding {
             volume: export.volume,
@@ -64,6 +65,16 @@ pub(crate) fn served(
         weight: export.weight,
         serial,
     }
+}
+
+/// What clients are told of exports whose images are missing.
+pub(crate) fn unavailable(absent: &[AbsentExport]) -> Vec<ExportInfo> {
+    let info = |absent: &AbsentExport| ExportInfo {
+        name: absent.spec.name.clone(),
+        unavailable: Some(absent.reason.clone()),
+        ..ExportInfo::default()
+    };
+    absent.iter().map(info).collect()
 }
 
 /// Adds a warning to the description in the mode `unsafe`.

@@ -2,8 +2,9 @@
 
 use headworks_core::{ConfigError, Tunable};
 
+use super::topology::EXPORTS_MAX;
 use crate::spec::{BaseDevice, ExportOptions, Spec};
-use headworks::Identity;
+use headworks::{FileOptions, Identity};
 
 /// Specification of an export.
 #[derive(Clone, Debug)]
@@ -68,6 +69,12 @@ pub(crate) fn split_name(text: &str) -> (Option<&str>, &str) {
 /// # Errors
 /// A size is missing or 0, or a name occurs twice.
 pub fn check_exports(exports: &[ExportSpec]) -> Result<(), ConfigError> {
+    if let Some(export) = exports.get(EXPORTS_MAX) {
+        let name = shown_name(&export.name);
+        let message =
+            format!("export `{name}` is one too many: a server has at most {EXPORTS_MAX} exports");
+        return Err(ConfigError::new("export", message));
+    }
     for (index, export) in exports.iter().enumerate() {
         export.check()?;
         let name = shown_name(&export.name);
@@ -105,6 +112,13 @@ impl ExportSpec {
             BaseDevice::File { path, .. } => Identity::of(path).ok(),
             _ => None,
         }
+    }
+
+    /// Says that the image is missing, if it is and would not be made.
+    pub(crate) fn missing_image(&self) -> Option<String> {
+        let BaseDevice::File { path, options } = &self.spec.base else { return None };
+        let options = FileOptions { read_only: !self.writes(), ..*options };
+        options.is_missing(path).then(|| format!("its image {} does not exist", path.display()))
     }
 
     /// Whether clients may write.

@@ -151,6 +151,16 @@ impl CreatedImage {
     }
 }
 
+/// What opening an image may change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Opening {
+    /// Images are created where that is asked for, locked, and opened for writing.
+    #[default]
+    Serve,
+    /// Nothing is changed.
+    Inspect,
+}
+
 /// The opened device of an export.
 pub struct OpenedImage {
     body: ImageBody,
@@ -174,6 +184,11 @@ impl OpenedImage {
     /// # Errors
     /// The reason why it cannot be served.
     pub fn new(spec: &Spec, write: bool) -> Result<Self, ConfigError> {
+        Self::by(Opening::Serve, spec, write)
+    }
+
+    /// Opens or inspects the device of a specification.
+    pub fn by(opening: Opening, spec: &Spec, write: bool) -> Result<Self, ConfigError> {
         let fake = |size, queue, device: Box<dyn Device>, what: &str| Self {
             body: ImageBody::Fake(device),
             queue,
@@ -185,12 +200,19 @@ impl OpenedImage {
         let opened = match &spec.base {
             BaseDevice::File { path, options } => {
                 let options = FileOptions { read_only: !write, ..*options };
-                let file = OpenFile::open(path, &options).map_err(|error| meant(spec, error))?;
+                let file = match opening {
+                    Opening::Serve => OpenFile::open(path, &options),
+                    Opening::Inspect => OpenFile::inspect(path, &options),
+                };
+                let file = file.map_err(|error| meant(spec, error))?;
                 let (shown, mut notes) = (path.display(), Vec::new());
+                if file.in_use() {
+                    notes.push(format!("{shown} is in use by another process; unless that is the server to reload, a start is refused"));
+                }
                 if !file.locked() {
                     notes.push(format!("{shown} is not locked: its filesystem has no locks"));
                 }
-                if file.created() {
+                if file.created() && opening == Opening::Serve {
                     let size = display_size(file.volume_options().size);
                     notes.push(format!("created {shown}, sparse, {size}"));
                 }

@@ -12,12 +12,13 @@ pub(crate) mod image;
 pub(crate) mod topology;
 mod watched_file;
 
+use headworks_core::options::DEVICES_MAX;
 use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
 
-use crate::leftovers::{Leftovers, PendingRestore};
-use crate::spec::BaseDevice;
+use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
+use crate::spec::{BaseDevice, Spec};
 use headworks::{Device, FileDevice, OpenFile, display_size};
-use image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
+use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin};
 
 pub use export_spec::{ExportSpec, NamedDevice, check_exports};
 pub(crate) use export_spec::{shown_name, split_name};
@@ -44,6 +45,32 @@ pub struct AssembledExport {
     pub description: String,
 }
 
+/// An export whose image is missing; it is served when the image appears and the export is added again.
+#[derive(Clone, Debug)]
+pub struct AbsentExport {
+    /// Specification of the export.
+    pub spec: ExportSpec,
+    /// Why it is not served, as a clause with the path of the image.
+    pub reason: String,
+}
+
+impl AbsentExport {
+    /// The export as absent, if its image is missing.
+    pub(crate) fn of(spec: &ExportSpec) -> Option<Self> {
+        let reason = spec.missing_image()?;
+        Some(Self { spec: spec.clone(), reason })
+    }
+}
+
+/// What a missing image means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingImage {
+    /// No export is served.
+    Refuse,
+    /// Its export is absent, the others are served.
+    Absent,
+}
+
 /// Devices, volumes and exports of a server, opened.
 #[derive(Default)]
 pub struct Assembly {
@@ -57,6 +84,8 @@ pub struct Assembly {
     pub files: Vec<WatchedFile>,
     /// Messages for the user, one sentence each.
     pub notes: Vec<String>,
+    /// Exports whose images are missing.
+    pub absent: Vec<AbsentExport>,
     /// Origins of the volumes, by volume.
     pub(super) origins: Vec<VolumeOrigin>,
     /// Keys by which images share devices, by device; none if no image may join.
@@ -82,20 +111,61 @@ impl Assembly {
     /// # Errors
     /// The first export that cannot be served, and the reason.
     pub fn new(exports: &[ExportSpec]) -> Result<Self, ConfigError> {
-        Self::restoring(exports, &Leftovers::default())
+        Self::open(exports, MissingImage::Refuse, &Leftovers::default())
     }
 
-    /// As [`Assembly::new`]; what dead servers left of the images is written to them first.
+    /// As [`Assembly::new`], with a choice for missing images; what dead servers left of the images is found.
     ///
     /// # Errors
     /// The first export that cannot be served, and the reason.
-    pub fn restoring(exports: &[ExportSpec], leftovers: &Leftovers) -> Result<Self, ConfigError> {
-        check_exports(exports)?;
-        let mut builder = Builder { leftovers: leftovers.clone(), ..Builder::default() };
-        for export in exports {
-            builder.add(export, wants_write(exports, export), device_of(exports, export))?;
+    pub fn open(
+        exports: &[ExportSpec],
+        missing: MissingImage,
+        leftovers: &Leftovers,
+    ) -> Result<Self, ConfigError> {
+        let builder = Builder { leftovers: leftovers.clone(), ..Builder::default() };
+        let (assembly, refused) = Self::build(exports, missing, builder);
+        refused.into_iter().next().map_or(Ok(assembly), |(_, error)| Err(error))
+    }
+
+    /// Finds out what [`Assembly::open`] would open: the same checks and results, but nothing is created, written or
+    /// locked. Returns every export that would be refused, by its index in `exports`. Only for looking at: the devices
+    /// cannot serve.
+    #[must_use]
+    pub fn inspect(
+        exports: &[ExportSpec],
+        missing: MissingImage,
+    ) -> (Self, Vec<(usize, ConfigError)>) {
+        let builder = Builder { opening: Opening::Inspect, ..Builder::default() };
+        Self::build(exports, missing, builder)
+    }
+
+    /// Opens or inspects exports. A start ends with the first error, an inspection finds all.
+    fn build(
+        exports: &[ExportSpec],
+        missing: MissingImage,
+        mut builder: Builder,
+    ) -> (Self, Vec<(usize, ConfigError)>) {
+        let mut refused = Vec::new();
+        if let Err(error) = check_exports(exports) {
+            return (builder.finish(), vec![(0, error)]);
         }
-        Ok(builder.finish())
+        for (index, export) in exports.iter().enumerate() {
+            if missing == MissingImage::Absent
+                && let Some(absent) = AbsentExport::of(export)
+            {
+                builder.assembly.absent.push(absent);
+                continue;
+            }
+            let named = device_of(exports, export);
+            if let Err(error) = builder.add(export, wants_write(exports, export), named) {
+                refused.push((index, error));
+                if builder.opening == Opening::Serve {
+                    break;
+                }
+            }
+        }
+        (builder.finish(), refused)
     }
 }
 
@@ -139,6 +209,7 @@ pub(crate) fn assembled(
 
 #[derive(Default)]
 struct Builder {
+    opening: Opening,
     assembly: Assembly,
     /// Finished devices; none for those made from groups at the end.
     devices: Vec<Option<(QueueOptions, Box<dyn Device>)>>,
@@ -175,8 +246,20 @@ impl Builder {
 
     /// Finds the volume of a file that is open already.
     fn find(&self, export: &ExportSpec) -> Option<VolumeId> {
-        let identity = export.identity()?;
+        let Some(identity) = export.identity() else { return self.find_imagined(export) };
         let found = self.assembly.origins.iter().position(|o| o.identity == Some(identity));
+        found.map(|volume| VolumeId(volume as u16))
+    }
+
+    /// Finds the volume of an inspected image that is to be made, and so has no identity yet.
+    fn find_imagined(&self, export: &ExportSpec) -> Option<VolumeId> {
+        let path = |spec: &Spec| match &spec.base {
+            BaseDevice::File { path, .. } => Some(path.clone()),
+            _ => None,
+        };
+        let own = path(&export.spec).filter(|_| self.opening == Opening::Inspect)?;
+        let mut origins = self.assembly.origins.iter();
+        let found = origins.position(|origin| path(&origin.spec).as_ref() == Some(&own));
         found.map(|volume| VolumeId(volume as u16))
     }
 
@@ -186,11 +269,25 @@ impl Builder {
         write: bool,
         named: Option<&NamedDevice>,
     ) -> Result<VolumeId, ConfigError> {
-        let opened = OpenedImage::new(&export.spec, write)?;
+        let opened = OpenedImage::by(self.opening, &export.spec, write)?;
+        let joins = opened
+            .common(export)
+            .is_some_and(|key| self.groups.iter().any(|group| group.common == key));
+        if !joins && self.devices.len() == DEVICES_MAX {
+            let message = format!(
+                "export `{}` needs a device of its own, and a server has at most {DEVICES_MAX}; images of one filesystem without wrappers share one",
+                shown_name(&export.name)
+            );
+            return Err(ConfigError::new("export", message));
+        }
         let volume = VolumeId(self.assembly.volumes.len() as u16);
         let options = opened.options;
         self.assembly.notes.extend(opened.notes.iter().cloned());
-        let restored = opened.recover(export, &self.leftovers)?;
+        let restored = match self.opening {
+            Opening::Serve => opened.recover(export, &self.leftovers)?,
+            // What a dead server left is for the start, which writes it.
+            Opening::Inspect => RestoredImage::default(),
+        };
         self.assembly.notes.extend(restored.notes);
         self.assembly.suspect.extend(restored.suspect.then_some(volume));
         let pending = restored.pending.into_iter().map(|pending| (volume, pending));
@@ -250,7 +347,6 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Spec;
     use headworks_core::{ErrorPolicy, WriteMode};
 
     /// Cache modes and policies of the volumes behind two exports of one image.

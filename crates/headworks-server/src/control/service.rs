@@ -70,6 +70,7 @@ impl ControlService {
             devices: devices.collect(),
             exports: exports.collect(),
             caching: cache_shares::caching_shards(config, options.cache),
+            absent: assembly.absent.clone(),
         };
         let inventory = Inventory::new(
             assembly,
@@ -80,7 +81,8 @@ impl ControlService {
         );
         let shards = ShardLink::new(Arc::clone(shared), config.shards);
         let service = Self::new(shards, tree, settings.collect(), options.dirty, inventory);
-        Self { log_level: options.log_level.clone(), ..service }
+        let changes = service.changes.with_missing(options.missing);
+        Self { log_level: options.log_level.clone(), changes, ..service }
     }
 
     /// A service for the shards behind `shards`.

@@ -17,7 +17,7 @@ use headworks_core::writeback::DirtyTunable;
 use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, VolumeId, WriteMode};
 
 use super::rpc::RpcFault;
-use crate::assemble::shown_name;
+use crate::assemble::{AbsentExport, shown_name};
 use crate::did_you_mean::distance;
 
 /// A device in the tree, with its volumes.
@@ -86,6 +86,8 @@ pub struct Tree {
     pub exports: Vec<ExportNode>,
     /// Shards with a cache.
     pub caching: Vec<ShardId>,
+    /// Exports that are not served because their images are missing.
+    pub absent: Vec<AbsentExport>,
 }
 
 /// The current tree. Readers keep the version that they took; a change publishes a new one.
@@ -211,12 +213,21 @@ impl Tree {
     /// `ENOENT`, with the names that exist.
     pub fn find_export(&self, name: &str) -> Result<&ExportNode, RpcFault> {
         self.export(name).ok_or_else(|| {
+            if let Some(absent) = self.absent(name) {
+                let message = format!("export {name} is absent: {}", absent.reason);
+                return RpcFault::refused("ENOENT", message);
+            }
             let names: Vec<&str> =
                 self.exports.iter().take(16).map(ExportNode::shown_name).collect();
             let known = if names.is_empty() { "none at all".to_owned() } else { names.join(", ") };
             let message = format!("there is no export `{name}`; there are {known}");
             RpcFault::refused("ENOENT", message)
         })
+    }
+
+    /// The absent export of a name.
+    pub fn absent(&self, name: &str) -> Option<&AbsentExport> {
+        self.absent.iter().find(|absent| shown_name(&absent.spec.name) == shown_name(name))
     }
 
     /// Suggests the nearest names for a path that names nothing, or the roots of the tree.
@@ -286,6 +297,7 @@ pub(super) mod tests {
             devices: vec![device(0, &[0, 1]), device(1, &[2])],
             exports: vec![export("db", 0, 0), export("logs", 1, 0), export("", 2, 1)],
             caching: vec![ShardId(0), ShardId(1)],
+            absent: Vec::new(),
         }
     }
 

@@ -40,6 +40,46 @@ pub enum Address {
     InheritedSocket(InheritedSocket),
 }
 
+impl Address {
+    /// Checks what can be checked without listening; a socket of a running server is not an error.
+    ///
+    /// # Errors
+    /// The address cannot be used.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        match self {
+            Self::Unix { path, .. } => check_unix("unix", path),
+            Self::Tcp(_) | Self::InheritedSocket(_) => Ok(()),
+        }
+    }
+}
+
+/// Checks the path of a unix socket; `option` names it in errors.
+///
+/// # Errors
+/// It is too long, its directory is missing, or another kind of file is there.
+pub(crate) fn check_unix(option: &'static str, path: &Path) -> Result<(), ConfigError> {
+    suits_socket(path).map_err(|message| ConfigError::new(option, message))
+}
+
+fn suits_socket(path: &Path) -> Result<(), String> {
+    if path.as_os_str().len() > PATH_MAX {
+        return Err(format!(
+            "{} is longer than the {PATH_MAX} bytes that a socket's path may have",
+            path.display()
+        ));
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        return Err(format!("no such directory: {}", folder.display()));
+    }
+    match fs::symlink_metadata(path) {
+        Ok(file) if !file.file_type().is_socket() => {
+            Err(format!("{} exists and is not a socket; name another path", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 enum Socket {
     Unix { listener: UnixListener, file: Option<OwnFile> },
     Tcp(TcpListener),
@@ -146,12 +186,7 @@ impl Drop for Listener {
 
 fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
     let fail = |what: &str, error: io::Error| format!("{what} {}: {error}", path.display());
-    if path.as_os_str().len() > PATH_MAX {
-        return Err(format!(
-            "{} is longer than the {PATH_MAX} bytes that a socket's path may have",
-            path.display()
-        ));
-    }
+    suits_socket(path)?;
     remove_stale(path)?;
     // Bound under a temporary name and linked with its mode: no client can connect before the mode is set.
     let (hidden, _folder) = hidden_name(path).map_err(|error| fail("cannot listen at", error))?;
@@ -193,11 +228,8 @@ fn connect_with_retries(path: &Path) -> io::Result<UnixStream> {
 
 /// Removes the socket file of a server that died.
 fn remove_stale(path: &Path) -> Result<(), String> {
-    let Ok(file) = fs::symlink_metadata(path) else {
+    if fs::symlink_metadata(path).is_err() {
         return Ok(());
-    };
-    if !file.file_type().is_socket() {
-        return Err(format!("{} exists and is not a socket; name another path", path.display()));
     }
     match connect_with_retries(path) {
         Ok(_) => Err(format!(

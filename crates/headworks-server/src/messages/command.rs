@@ -6,6 +6,7 @@ use headworks_core::{ChangeError, DeviceConfig, DeviceId, ExportId, VolumeConfig
 use crate::assemble::WatchedFile;
 use crate::assemble::export_info::ServedExport;
 use headworks::{Device, OpenFile};
+use headworks_nbd::ExportInfo;
 
 /// A command to one shard, which carries it out or refuses it at once.
 pub enum ShardCommand {
@@ -57,6 +58,11 @@ pub enum ShardCommand {
     Forget {
         /// Id of the export.
         export: ExportId,
+    },
+    /// Replaces the exports that clients are refused with a reason.
+    SetAbsent {
+        /// Names and reasons.
+        exports: Vec<ExportInfo>,
     },
     /// Disconnects the clients of an export.
     Evict {

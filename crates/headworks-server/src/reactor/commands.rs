@@ -82,6 +82,7 @@ impl Reactor {
                 self.device_use.set_devices(self.exports.devices_of(self.parts.id));
                 self.parts.io.latency.forget(export);
             }
+            ShardCommand::SetAbsent { exports } => self.exports.set_absent(exports),
             ShardCommand::Evict { export, unread } => self.evict(export, unread),
             ShardCommand::Expect { volume, size } => {
                 let files = self.parts.files.iter_mut();

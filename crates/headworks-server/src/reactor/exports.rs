@@ -29,6 +29,8 @@ pub struct ExportTable {
     infos: Vec<ExportInfo>,
     /// Ids of the listed exports.
     ids: Vec<ExportId>,
+    /// Exports that are absent; the list has them last, so they have no ids.
+    absent: Vec<ExportInfo>,
 }
 
 impl ExportTable {
@@ -54,6 +56,12 @@ impl ExportTable {
     pub fn open(&self, id: ExportId) -> Option<(ExportBinding, &ExportInfo)> {
         let place = self.place(id).filter(|place| !place.hidden)?;
         Some((place.export.binding, &place.export.info))
+    }
+
+    /// Replaces the exports that clients are refused with a reason.
+    pub fn set_absent(&mut self, absent: Vec<ExportInfo>) {
+        self.absent = absent;
+        self.list();
     }
 
     /// Adds an export, or replaces the one with its id.
@@ -135,7 +143,8 @@ impl ExportTable {
             self.places.iter().flatten().filter(|p| !p.hidden).map(|p| &p.export).collect();
         serving.sort_by_key(|export| export.serial);
         self.ids = serving.iter().map(|export| export.binding.export).collect();
-        self.infos = serving.iter().map(|export| export.info.clone()).collect();
+        let serving = serving.iter().map(|export| export.info.clone());
+        self.infos = serving.chain(self.absent.iter().cloned()).collect();
     }
 }
 
@@ -185,6 +194,22 @@ mod tests {
         assert_eq!(names(&exports), "b c d");
         assert_eq!(exports.chosen(1), Some((ExportId(0), ShardId(0))));
         assert_eq!(exports.chosen(3), None);
+    }
+
+    #[test]
+    fn absent_exports_follow_the_list_and_have_no_id() {
+        let mut exports = ExportTable::new([export("a", 0, 0)].into_iter());
+        let absent = ExportInfo {
+            name: "b".to_owned(),
+            unavailable: Some("its image is missing".to_owned()),
+            ..ExportInfo::default()
+        };
+        exports.set_absent(vec![absent]);
+        exports.put(export("c", 1, 1));
+        assert_eq!(names(&exports), "a c b");
+        assert_eq!((exports.chosen(2), exports.all().count()), (None, 2));
+        exports.set_absent(Vec::new());
+        assert_eq!(names(&exports), "a c");
     }
 
     #[test]

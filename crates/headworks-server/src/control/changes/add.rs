@@ -59,6 +59,8 @@ impl LiveChanges {
                 return Err(fault);
             }
         };
+        drop(inventory);
+        self.take_absent(&spec.name)?;
         tracing::info!("export {} was added", entry.shown_name());
         Ok(json!({ "export": entry.shown_name(), "notes": notes }))
     }

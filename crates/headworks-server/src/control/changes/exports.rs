@@ -4,6 +4,7 @@ use headworks_core::{DeviceState, ExportId};
 use serde_json::{Value, json};
 
 use super::LiveChanges;
+use crate::assemble::{AbsentExport, shown_name};
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, device_name, lock};
 use crate::messages::command::ExportReport;
@@ -38,7 +39,25 @@ impl LiveChanges {
                 "device_state": device_state.name(),
             }))
         };
-        Ok(Value::Array(tree.exports.iter().filter_map(row).collect()))
+        let absent = |absent: &AbsentExport| {
+            let share = &absent.spec.share;
+            json!({
+                "name": shown_name(&absent.spec.name),
+                "size": null,
+                "device": null,
+                "cache": null,
+                "read_only": !absent.spec.writes(),
+                "weight": share.weight,
+                "ioprio": share.ioprio.to_string(),
+                "clients": 0,
+                "dirty": 0,
+                "failed": 0,
+                "state": "absent",
+                "reason": absent.reason,
+            })
+        };
+        let served = tree.exports.iter().filter_map(row);
+        Ok(Value::Array(served.chain(tree.absent.iter().map(absent)).collect()))
     }
 
     /// Reports of all exports, added up over the shards.

@@ -12,6 +12,7 @@
 //! lock. Each step is a command to every shard, completed before the next; inventory and tree are changed when all
 //! shards have agreed. A stop of the server ends every wait.
 
+mod absent;
 mod add;
 mod drain;
 mod exports;
@@ -29,6 +30,7 @@ use super::rpc::RpcFault;
 use super::settings::Settings;
 use super::shards::ShardLink;
 use super::tree::{TreeCell, lock};
+use crate::assemble::MissingImage;
 use crate::control::inventory::{Inventory, PLACES};
 use crate::messages::command::{Released, ShardCommand};
 
@@ -46,6 +48,8 @@ pub struct LiveChanges {
     inventory: Mutex<Inventory>,
     /// Exports that are being written back.
     draining: Mutex<Vec<ExportId>>,
+    /// What a missing image of a reloaded configuration means.
+    missing: MissingImage,
 }
 
 impl LiveChanges {
@@ -57,7 +61,12 @@ impl LiveChanges {
         inventory: Inventory,
     ) -> Self {
         let (inventory, draining) = (Mutex::new(inventory), Mutex::default());
-        Self { shards, tree, settings, inventory, draining }
+        Self { shards, tree, settings, inventory, draining, missing: MissingImage::Absent }
+    }
+
+    /// Sets what a missing image of a reloaded configuration means.
+    pub fn with_missing(self, missing: MissingImage) -> Self {
+        Self { missing, ..self }
     }
 }
 

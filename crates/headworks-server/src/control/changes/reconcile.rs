@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use headworks_core::{ConfigError, Ioprio, VolumeId};
 
 use super::LiveChanges;
-use crate::assemble::{self, ExportSpec};
+use crate::assemble::{self, AbsentExport, ExportSpec, MissingImage};
 use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::lock;
@@ -23,6 +23,8 @@ pub struct ReloadReport {
     pub changed: Vec<(String, String)>,
     /// Exports that differ and stay as they are, and the reasons.
     pub kept: Vec<(String, String)>,
+    /// Exports whose images are missing, and the reasons; listed as absent.
+    pub absent: Vec<(String, String)>,
     /// Exports that could not be added, and the reasons.
     pub failed: Vec<(String, String)>,
 }
@@ -69,8 +71,23 @@ impl LiveChanges {
                 }
             }
         }
+        let lost = |absent: &&AbsentExport| !wanted.iter().any(|new| new.name == absent.spec.name);
+        for gone in self.tree.current().absent.iter().filter(lost) {
+            if self.take_absent(&gone.spec.name).unwrap_or(false) {
+                reload.removed.push(shown(&gone.spec.name));
+            }
+        }
         for new in wanted {
             let name = shown(&new.name);
+            let is_there = there.iter().any(|old| old.spec.name == new.name);
+            if let Some(absent) = self.absent_if_missing(&new).filter(|_| !is_there) {
+                let reason = absent.reason.clone();
+                match self.put_absent(absent) {
+                    Ok(_) => reload.absent.push((name, reason)),
+                    Err(fault) => reload.failed.push((name, sentence(&fault))),
+                }
+                continue;
+            }
             match there.iter().find(|old| old.spec.name == new.name) {
                 Some(old) => self.update(old, &new, &mut reload),
                 None => match self.add(new) {
@@ -80,6 +97,11 @@ impl LiveChanges {
             }
         }
         Ok(reload)
+    }
+
+    /// The export as absent, if its image is missing and that is accepted.
+    fn absent_if_missing(&self, export: &ExportSpec) -> Option<AbsentExport> {
+        AbsentExport::of(export).filter(|_| self.missing == MissingImage::Absent)
     }
 
     /// Applies weight and class of an export in both; other differences need a restart.

@@ -45,6 +45,7 @@ fn kind(order: &ShardCommand) -> &'static str {
         ShardCommand::RemoveVolume { .. } => "remove volume",
         ShardCommand::RemoveDevice { .. } => "remove device",
         ShardCommand::Serve { .. } => "serve",
+        ShardCommand::SetAbsent { .. } => "set absent",
         ShardCommand::Hide { hidden: true, .. } => "hide",
         ShardCommand::Hide { hidden: false, .. } => "show",
         ShardCommand::Forget { .. } => "forget",

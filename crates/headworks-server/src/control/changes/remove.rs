@@ -54,6 +54,10 @@ impl LiveChanges {
 
     /// Removes an export; its image is closed when this returns, if no other export uses it.
     pub(super) fn remove(&self, name: &str, force: bool) -> RpcResult {
+        if self.take_absent(name)? {
+            tracing::info!("export {} was removed; it was absent", shown_name(name));
+            return Ok(json!({ "export": shown_name(name), "clients": 0, "closed": true }));
+        }
         let mut removal = self.begin_removal(name, force)?;
         let _shown = Draining::new(self, vec![removal.entry.id]);
         let closed = match self.carry_out(&mut removal, force) {

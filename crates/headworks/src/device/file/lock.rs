@@ -47,10 +47,7 @@ pub enum Lock {
 /// # Errors
 /// What the kernel says when it is neither of the three answers.
 pub fn lock(file: &File, read_only: bool) -> io::Result<Lock> {
-    let (uses, forbids) = match read_only {
-        true => (CONSISTENT_READ, WRITE | RESIZE),
-        false => (CONSISTENT_READ | WRITE, WRITE | RESIZE),
-    };
+    let (uses, forbids) = wanted(read_only);
     // First all locks, then all looks: of two processes at the same time at least one sees the other.
     for (base, set) in [(PERMISSION_BASE, uses), (FORBIDDEN_BASE, forbids)] {
         for byte in bytes(base, set) {
@@ -105,7 +102,32 @@ fn set_shared(file: &File, byte: i64) -> io::Result<()> {
     }
 }
 
-/// Whether another open file has any lock on `byte`.
+/// Whether another open file uses the image in a way that excludes this use; takes no lock.
+///
+/// # Errors
+/// As [`lock`].
+pub fn is_taken(file: &File, read_only: bool) -> io::Result<bool> {
+    let (uses, forbids) = wanted(read_only);
+    let looks = bytes(PERMISSION_BASE, forbids).chain(bytes(FORBIDDEN_BASE, uses));
+    for byte in looks {
+        match others_hold(file, byte) {
+            Ok(false) => {}
+            Ok(true) => return Ok(true),
+            Err(error) if says_unavailable(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Permissions that a use needs, and those that it does not suffer in others.
+fn wanted(read_only: bool) -> (u8, u8) {
+    match read_only {
+        true => (CONSISTENT_READ, WRITE | RESIZE),
+        false => (CONSISTENT_READ | WRITE, WRITE | RESIZE),
+    }
+}
+
 /// [`lock`], but a lock that is taken is asked for again for a while: of a server that was killed the kernel gives back the
 /// ring, and with it the image, some milliseconds after the process is gone (17 ms measured).
 ///

@@ -15,14 +15,15 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, IoSlice, Seek, SeekFrom};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 
-use super::lock::{Lock, lock_patiently};
+use super::lock::{Lock, is_taken, lock_patiently};
 use super::probe;
 use crate::size::display_size;
 
@@ -47,6 +48,22 @@ pub struct FileOptions {
     pub size: Option<u64>,
     /// Whether to go past the kernel's page cache.
     pub direct: Direct,
+}
+
+impl FileOptions {
+    /// Whether a missing image is made.
+    fn creates(&self) -> bool {
+        !self.read_only && self.size.is_some()
+    }
+
+    /// Whether `path` is missing and would not be made: it has no size, or its directory is missing, too.
+    #[must_use]
+    pub fn is_missing(&self, path: &Path) -> bool {
+        let is_gone = |path: &Path| {
+            std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        is_gone(path) && (!self.creates() || is_gone(folder_of(path)))
+    }
 }
 
 /// The access method of an image.
@@ -99,6 +116,7 @@ pub struct OpenFile {
     read_only: bool,
     created: bool,
     locked: bool,
+    in_use: bool,
     identity: Identity,
     found: FoundFile,
     queue: QueueOptions,
@@ -128,18 +146,42 @@ impl OpenFile {
         opened
     }
 
+    /// Finds out what [`OpenFile::open`] would serve, with the same errors. Creates no file, writes nothing and takes no
+    /// lock; an image that another process uses is not refused, see [`OpenFile::in_use`].
+    ///
+    /// # Errors
+    /// As [`OpenFile::open`].
+    pub fn inspect(path: &Path, options: &FileOptions) -> Result<Self, ConfigError> {
+        let (file, created) = open_or_imagine(path, options)?;
+        let in_use = !created
+            && is_taken(&file, options.read_only).map_err(|error| io_error(path, &error))?;
+        let facts = Facts { created, locked: true, in_use, try_holes: false };
+        Self::describe(path, file, facts, options)
+    }
+
     fn understand(
         path: &Path,
         file: File,
         created: bool,
         options: &FileOptions,
     ) -> Result<Self, ConfigError> {
+        let locked =
+            match lock_patiently(&file, options.read_only).map_err(|e| io_error(path, &e))? {
+                Lock::Held => true,
+                Lock::Unavailable => false,
+                Lock::Taken => return Err(in_use(path, options)),
+            };
+        let facts = Facts { created, locked, in_use: false, try_holes: !options.read_only };
+        Self::describe(path, file, facts, options)
+    }
+
+    fn describe(
+        path: &Path,
+        file: File,
+        Facts { created, locked, in_use, try_holes }: Facts,
+        options: &FileOptions,
+    ) -> Result<Self, ConfigError> {
         let io = |error: io::Error| io_error(path, &error);
-        let locked = match lock_patiently(&file, options.read_only).map_err(io)? {
-            Lock::Held => true,
-            Lock::Unavailable => false,
-            Lock::Taken => return Err(in_use(path, options)),
-        };
         if let (true, Some(size)) = (created, options.size) {
             file.set_len(size).map_err(io)?;
         }
@@ -151,7 +193,7 @@ impl OpenFile {
             return Err(tail(path, size, block_size, mode));
         }
         let metadata = file.metadata().map_err(io)?;
-        let queue = probe::queue_options(&file, &metadata, size, mode, options.read_only);
+        let queue = probe::queue_options(&file, &metadata, size, mode, !try_holes);
         Ok(Self {
             size,
             block_size,
@@ -159,6 +201,7 @@ impl OpenFile {
             read_only: options.read_only,
             created,
             locked,
+            in_use,
             identity: Identity::from(&metadata),
             found,
             queue,
@@ -234,6 +277,12 @@ impl OpenFile {
         self.locked
     }
 
+    /// Whether another process uses an inspected image; false for an image that is open.
+    #[must_use]
+    pub fn in_use(&self) -> bool {
+        self.in_use
+    }
+
     /// Whether it is open for reading alone.
     #[must_use]
     pub fn read_only(&self) -> bool {
@@ -262,6 +311,15 @@ impl OpenFile {
     pub(super) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
+}
+
+/// What is known of an image before it is described.
+struct Facts {
+    created: bool,
+    locked: bool,
+    in_use: bool,
+    /// Whether punching holes may be tried.
+    try_holes: bool,
 }
 
 /// A second handle of an image that reads and changes its size.
@@ -352,9 +410,8 @@ fn changed(metadata: &Metadata) -> u64 {
     (metadata.ctime() as u64).wrapping_mul(1_000_000_000).wrapping_add(metadata.ctime_nsec() as u64)
 }
 
-fn open_or_create(path: &Path, options: &FileOptions) -> Result<(File, bool), ConfigError> {
-    let io = |error: io::Error| io_error(path, &error);
-    let write = !options.read_only;
+/// Whether `path` is an image, or is to be made (false).
+fn exists(path: &Path, options: &FileOptions) -> Result<bool, ConfigError> {
     match std::fs::metadata(path) {
         Ok(metadata) => {
             let kind = metadata.file_type();
@@ -364,26 +421,78 @@ fn open_or_create(path: &Path, options: &FileOptions) -> Result<(File, bool), Co
                     format!("{} is neither a regular file nor a block device", path.display());
                 return Err(ConfigError::new("path", message));
             }
-            let file = File::options().read(true).write(write).open(path);
-            file.map(|file| (file, false)).map_err(io)
+            Ok(true)
         }
-        Err(error)
-            if error.kind() == io::ErrorKind::NotFound && write && options.size.is_some() =>
-        {
-            let mut create = File::options();
-            create.read(true).write(true).create_new(true).mode(0o666);
-            let file = create.open(path).map_err(io)?;
-            sync_directory(path).map_err(io)?;
-            Ok((file, true))
+        Err(error) if error.kind() == io::ErrorKind::NotFound && options.creates() => {
+            let folder = folder_of(path);
+            if !folder.is_dir() {
+                let (path, folder) = (path.display(), folder.display());
+                let message = format!("cannot create {path}: no such directory: {folder}");
+                return Err(ConfigError::new("path", message));
+            }
+            Ok(false)
         }
-        Err(error) => Err(io(error)),
+        Err(error) => Err(io_error(path, &error)),
     }
+}
+
+fn open_or_create(path: &Path, options: &FileOptions) -> Result<(File, bool), ConfigError> {
+    let io = |error: io::Error| io_error(path, &error);
+    if exists(path, options)? {
+        let file = File::options().read(true).write(!options.read_only).open(path);
+        return file.map(|file| (file, false)).map_err(io);
+    }
+    let mut create = File::options();
+    create.read(true).write(true).create_new(true).mode(0o666);
+    let file = create.open(path).map_err(io)?;
+    sync_directory(path).map_err(io)?;
+    Ok((file, true))
+}
+
+/// Opens an image for reading alone, after a check that it could be written; a file without a name stands for an image
+/// that would be made.
+fn open_or_imagine(path: &Path, options: &FileOptions) -> Result<(File, bool), ConfigError> {
+    let io = |error: io::Error| io_error(path, &error);
+    if exists(path, options)? {
+        if !options.read_only {
+            may_access(path, libc::R_OK | libc::W_OK).map_err(io)?;
+        }
+        return File::open(path).map(|file| (file, false)).map_err(io);
+    }
+    let folder = folder_of(path);
+    may_access(folder, libc::W_OK | libc::X_OK).map_err(io)?;
+    let mut nameless = File::options();
+    nameless.read(true).write(true).mode(0o600);
+    let file = nameless.custom_flags(libc::O_TMPFILE).open(folder).or_else(|_| {
+        // The filesystem has no files without names: its answer to the size is not known.
+        // SAFETY: the name is terminated; the descriptor is new and ours.
+        match unsafe { libc::memfd_create(c"image".as_ptr(), libc::MFD_CLOEXEC) } {
+            fd if fd < 0 => Err(io::Error::last_os_error()),
+            fd => Ok(unsafe { File::from_raw_fd(fd) }),
+        }
+    });
+    file.map(|file| (file, true)).map_err(io)
+}
+
+/// Whether the effective user may access a path in this way.
+fn may_access(path: &Path, how: libc::c_int) -> io::Result<()> {
+    let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the name is terminated and lives through the call.
+    match unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), how, libc::AT_EACCESS) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The directory of a path.
+fn folder_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 /// Makes the directory entry of a new image durable: `fdatasync` of the image alone need not.
 fn sync_directory(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    match File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all()) {
+    match File::open(folder_of(path)).and_then(|folder| folder.sync_all()) {
         // A directory that cannot be read, or a filesystem without such a sync.
         Err(error)
             if matches!(
@@ -515,6 +624,41 @@ mod tests {
         drop(grown);
         assert_eq!(std::fs::metadata(image.path()).unwrap().len(), 1 << 30);
         assert!(!OpenFile::open(image.path(), &sized(1 << 30)).unwrap().created());
+    }
+
+    #[test]
+    fn inspection_finds_what_open_finds_and_changes_nothing() {
+        let image = TempFile::absent("inspect");
+        let found = OpenFile::inspect(image.path(), &sized(1 << 30)).unwrap();
+        assert!(found.created() && !image.path().exists());
+        let opened = OpenFile::open(image.path(), &sized(1 << 30)).unwrap();
+        assert_eq!(found.volume_options(), opened.volume_options());
+        assert_eq!(found.access(), opened.access());
+        let found = OpenFile::inspect(image.path(), &sized(1 << 30)).unwrap();
+        assert!(found.in_use() && !found.created());
+        drop(opened);
+        let before = std::fs::metadata(image.path()).unwrap();
+        let found = OpenFile::inspect(image.path(), &FileOptions::default()).unwrap();
+        let after = std::fs::metadata(image.path()).unwrap();
+        assert!(!found.in_use());
+        assert_eq!(
+            (before.mtime_nsec(), before.ctime_nsec()),
+            (after.mtime_nsec(), after.ctime_nsec())
+        );
+        // An inspected image is not locked.
+        drop(OpenFile::open(image.path(), &FileOptions::default()).unwrap());
+        let both = |path: &Path, options: FileOptions| {
+            let said = OpenFile::inspect(path, &options).unwrap_err().to_string();
+            assert_eq!(said, refusal(path, options));
+            said
+        };
+        assert!(both(image.path(), sized(1 << 31)).contains("less than 2 GiB"));
+        let nowhere = image.path().join("folder").join("image");
+        assert!(both(&nowhere, FileOptions::default()).contains("Not a directory"));
+        let nowhere = image.path().with_extension("folder").join("image");
+        assert!(both(&nowhere, FileOptions::default()).contains("does not exist"));
+        assert!(both(&nowhere, sized(1 << 20)).contains("no such directory"));
+        assert!(sized(1).is_missing(&nowhere) && !sized(1).is_missing(image.path()));
     }
 
     #[test]

@@ -1,0 +1,65 @@
+//! Opens the images of a server, or inspects them for `headworks check`: one code decides for both.
+//!
+//! A missing image makes its export absent where that can be cured while the server runs: by a reload of the configuration
+//! file, or by `ctl add`. Otherwise, and with `--strict`, the start is refused. It is also refused when nothing at all
+//! would be served and no file can be loaded again, since that is a mistyped command line.
+
+use headworks_core::ConfigError;
+use headworks_server::{Assembly, ExportSpec, Leftovers, MissingImage};
+
+use super::EffectiveOptions;
+
+/// Opens all images for serving; `live` servers can add exports later.
+///
+/// # Errors
+/// The first export that cannot be served, or a queue option that does not suit its device.
+pub(super) fn open(
+    effective: &EffectiveOptions,
+    specs: &[ExportSpec],
+    live: bool,
+    leftovers: &Leftovers,
+) -> Result<Assembly, ConfigError> {
+    let mut assembly = Assembly::open(specs, missing(effective, live), leftovers)?;
+    finish(effective, &mut assembly)?;
+    Ok(assembly)
+}
+
+/// Finds out what [`open`] would open, and every error with the index of its export, if it has one.
+pub(super) fn inspect(
+    effective: &EffectiveOptions,
+    specs: &[ExportSpec],
+    live: bool,
+) -> (Assembly, Vec<(Option<usize>, ConfigError)>) {
+    let (mut assembly, refused) = Assembly::inspect(specs, missing(effective, live));
+    let mut errors: Vec<_> =
+        refused.into_iter().map(|(index, error)| (Some(index), error)).collect();
+    if errors.is_empty()
+        && let Err(error) = finish(effective, &mut assembly)
+    {
+        errors.push((None, error));
+    }
+    (assembly, errors)
+}
+
+/// What a missing image means for this server.
+pub(super) fn missing(effective: &EffectiveOptions, live: bool) -> MissingImage {
+    match effective.options.strict || !live {
+        true => MissingImage::Refuse,
+        false => MissingImage::Absent,
+    }
+}
+
+/// Applies the queue options of the configuration; refuses a server that serves nothing and never could.
+fn finish(effective: &EffectiveOptions, assembly: &mut Assembly) -> Result<(), ConfigError> {
+    let EffectiveOptions { options, config, .. } = effective;
+    for ((queue, _), named) in assembly.devices.iter_mut().zip(&assembly.named) {
+        config.apply_queue(named.as_ref().map(|named| named.name.as_str()), queue)?;
+    }
+    match assembly.absent.first() {
+        Some(absent) if assembly.exports.is_empty() && options.config.is_none() => {
+            let message = format!("{}; give size=1G to create an image", absent.reason);
+            Err(ConfigError::new("path", message))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,43 @@
+//! Exports that are configured and not served, because their images are missing.
+//!
+//! ```text
+//!   image missing at the start or a reload --> absent --reload, add: the image is there--> served
+//!                                                `-------remove, reload without it-----> (gone)
+//! ```
+//!
+//! An absent export has neither ids nor a volume: it is a name with a reason in the tree, which `exports` shows, and in the
+//! shards' lists, so that a client that asks for it learns the reason. Invariant: no name is absent and served.
+
+use super::LiveChanges;
+use crate::assemble::export_info::unavailable;
+use crate::assemble::{AbsentExport, shown_name};
+use crate::control::rpc::RpcFault;
+use crate::messages::command::ShardCommand;
+
+impl LiveChanges {
+    /// Lists an export as absent; one that was listed gets the new reason.
+    pub(super) fn put_absent(&self, export: AbsentExport) -> Result<(), RpcFault> {
+        let name = shown_name(&export.spec.name).to_owned();
+        self.tree.change(|tree| {
+            tree.absent.retain(|absent| shown_name(&absent.spec.name) != name);
+            tree.absent.push(export);
+        });
+        self.tell_absent()
+    }
+
+    /// Ends the absence of an export; returns whether it was absent.
+    pub(super) fn take_absent(&self, name: &str) -> Result<bool, RpcFault> {
+        if self.tree.current().absent(name).is_none() {
+            return Ok(false);
+        }
+        let name = shown_name(name);
+        self.tree.change(|tree| tree.absent.retain(|absent| shown_name(&absent.spec.name) != name));
+        self.tell_absent()?;
+        Ok(true)
+    }
+
+    fn tell_absent(&self) -> Result<(), RpcFault> {
+        let absent = &self.tree.current().absent;
+        self.command_all(|| ShardCommand::SetAbsent { exports: unavailable(absent) })
+    }
+}
