@@ -63,6 +63,14 @@ check "a port in use is refused" fails_clearly 'in use' -p "$port" mem:size=1M
 stop_with TERM
 check "SIGTERM ends it with 0" test "$STATUS" -eq 0
 
+again() { for _ in $(seq 10); do "$HEADWORKS" serve --engine "$ENGINE" --cache 0 -p "$port" mem:size=5M --run true >"$DIR/again" 2>&1 || { cat "$DIR/again"; return 1; }; done; }
+check "a port is free when its server has ended, ten times" again
+for _ in 1 2 3; do
+    serve_at -p "$port" mem:size=5M
+    stop_with KILL
+done
+check "and when it was killed" again
+
 serve_at -U - mem:size=5M
 uri=$(sed -n 's/.*uri: //p' "$OUT" "$LOG" | head -n 1)
 check "-U - makes a private socket, which the printed URI names" test "$(nbdinfo --size "$uri")" = $((5 << 20))

@@ -20,7 +20,7 @@ use super::listen::inherited::{BoundSocket, InheritedSocket};
 /// Longest path of a unix socket: `sun_path` without its NUL.
 const PATH_MAX: usize = 107;
 
-/// Attempts to connect to a possibly dead server: half a second in all.
+/// Attempts to connect to a possibly dead server, or to listen in its place: half a second in all.
 const CONNECT_TRIES: u32 = 20;
 const CONNECT_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 
@@ -242,8 +242,22 @@ fn remove_stale(path: &Path) -> Result<(), String> {
     }
 }
 
+/// Listens at an address; one in use is tried again for a while, since the kernel closes the listener of a killed server
+/// some milliseconds after the process is gone.
+pub(crate) fn bind_with_retries(address: SocketAddr) -> io::Result<TcpListener> {
+    for _ in 0..CONNECT_TRIES {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                std::thread::sleep(CONNECT_PAUSE);
+            }
+            result => return result,
+        }
+    }
+    TcpListener::bind(address)
+}
+
 fn bind_tcp(address: SocketAddr) -> Result<Listener, ConfigError> {
-    let listener = TcpListener::bind(address)
+    let listener = bind_with_retries(address)
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|error| {
             ConfigError::new("port", format!("cannot listen at {address}: {error}"))

@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// The address cannot be bound.
 pub fn bind(address: SocketAddr) -> Result<TcpListener, ConfigError> {
     let fail = |error| ConfigError::new("metrics", format!("cannot listen on {address}: {error}"));
-    let listener = TcpListener::bind(address).map_err(fail)?;
+    let listener = crate::listen::bind_with_retries(address).map_err(fail)?;
     listener.set_nonblocking(true).map_err(fail)?;
     Ok(listener)
 }

@@ -25,7 +25,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 
 use super::ops::{Ops, Vectors};
@@ -39,6 +39,9 @@ const QUEUE_ENTRIES: u32 = 256;
 /// Room in the completion queue beside the disk operations: sockets, cancellations, wake-ups. 2048: with up to as many disk
 /// operations the queue takes 64 KiB.
 const COMPLETIONS_EXTRA: usize = 2048;
+
+/// Limit of the wait for polls that are given up at the end; they end at once.
+const CANCEL_LIMIT: Timespec = Timespec::new().sec(1);
 
 /// Threads that ask files for their extents. 2: such a question takes microseconds, and one that waits for a disk should not
 /// keep all others waiting.
@@ -376,7 +379,9 @@ impl Engine for Uring {
 }
 
 impl Drop for Uring {
-    /// Waits for the disk: the kernel writes into buffers until it has said that it no longer does.
+    /// Waits for the disk: the kernel writes into buffers until it has said that it no longer does. Then gives up every poll:
+    /// the kernel takes a ring apart some milliseconds after it is closed, and a poll holds its socket until then, so the
+    /// next process could not listen at the same port.
     fn drop(&mut self) {
         let mut events = Vec::new();
         // The pool is dropped here: its threads finish and are joined.
@@ -386,6 +391,15 @@ impl Drop for Uring {
                 // Leaving now would hand memory back that the kernel still writes to.
                 panic!("io_uring failed with operations under way: {error}");
             }
+            self.reap(&mut events);
+        }
+        let cancelled = self
+            .ring
+            .submitter()
+            .register_sync_cancel(Some(CANCEL_LIMIT), CancelBuilder::any())
+            // Completes the cancelled polls, which lets their sockets go.
+            .and_then(|()| self.enter(Wait::Poll));
+        if cancelled.is_ok() {
             self.reap(&mut events);
         }
     }

@@ -49,6 +49,24 @@ fn new_watch_replaces_previous_watch_of_token() {
 }
 
 #[test]
+fn watched_port_is_free_once_the_engine_is_dropped() {
+    for choice in [EngineChoice::Uring, EngineChoice::Threads] {
+        // Several times: a ring that the kernel takes apart later often is in time by chance.
+        for _ in 0..20 {
+            let Ok((mut engine, _)) = open_engine(choice, 1) else { continue };
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            engine.watch(0, listener.as_raw_fd(), Interest::Read);
+            assert_eq!(pending_events(&mut *engine), []);
+            // As a server ends: the watch is given up, and no turn follows.
+            engine.forget(0, listener.as_raw_fd());
+            drop((listener, engine));
+            std::net::TcpListener::bind(address).unwrap();
+        }
+    }
+}
+
+#[test]
 fn only_readable_sockets_among_many_are_reported() {
     on_both(1, |engine| {
         let mut pairs: Vec<_> = (0..100).map(|_| UnixStream::pair().unwrap()).collect();
