@@ -193,7 +193,7 @@ impl OpenFile {
             return Err(tail(path, size, block_size, mode));
         }
         let metadata = file.metadata().map_err(io)?;
-        let queue = probe::queue_options(&file, &metadata, size, mode, !try_holes);
+        let queue = probe::queue_options(path, &file, &metadata, size, mode, !try_holes);
         Ok(Self {
             size,
             block_size,
@@ -335,6 +335,14 @@ impl SizeWatch {
     /// When the file cannot be asked any more.
     pub fn current_size(&self) -> io::Result<u64> {
         size_of_file(&self.file)
+    }
+
+    /// Whether it is a file without any name left: its bytes go when it is closed.
+    ///
+    /// # Errors
+    /// When the file cannot be asked any more.
+    pub fn is_deleted(&self) -> io::Result<bool> {
+        self.file.metadata().map(|metadata| metadata.is_file() && metadata.nlink() == 0)
     }
 
     /// Makes a file longer; what is new is a hole. Only regular files can be.
@@ -659,6 +667,27 @@ mod tests {
         assert!(both(&nowhere, FileOptions::default()).contains("does not exist"));
         assert!(both(&nowhere, sized(1 << 20)).contains("no such directory"));
         assert!(sized(1).is_missing(&nowhere) && !sized(1).is_missing(image.path()));
+    }
+
+    #[test]
+    fn opening_changes_no_time_of_an_image() {
+        let directories = [Some(std::env::temp_dir()), memory_directory()];
+        for directory in directories.into_iter().flatten() {
+            let image = TempFile::absent_in(&directory, "times");
+            std::fs::write(image.path(), [1; 8192]).unwrap();
+            // Long ago: times have the granularity of a tick.
+            let long_ago = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+            File::options().write(true).open(image.path()).unwrap().set_modified(long_ago).unwrap();
+            let times = || {
+                let found = std::fs::metadata(image.path()).unwrap();
+                [found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()]
+            };
+            let before = times();
+            let opened = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
+            assert!(opened.queue_options().discard, "the test directories punch holes");
+            drop(opened);
+            assert_eq!(times(), before);
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::fs::{File, Metadata};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
 use headworks_core::QueueOptions;
 
@@ -100,8 +101,9 @@ fn tried_alignment(file: &File) -> Option<u32> {
     })
 }
 
-/// What the queue above this file should know.
+/// What the queue above this file should know; `path` is where it was opened.
 pub fn queue_options(
+    path: &Path,
     file: &File,
     metadata: &Metadata,
     size: u64,
@@ -114,7 +116,7 @@ pub fn queue_options(
     let holes = !read_only
         && match block_device {
             true => block_queue(metadata, "write_zeroes_max_bytes").is_some_and(|most| most > 0),
-            false => punches_holes(file, size),
+            false => punches_holes(path, file, metadata, size),
         };
     let granularity = match block_device {
         true => block_queue(metadata, "discard_granularity").unwrap_or(0),
@@ -140,12 +142,36 @@ pub fn queue_options(
     }
 }
 
-/// Tries it beyond the end, where there is nothing to lose.
-fn punches_holes(file: &File, size: u64) -> bool {
+/// Whether the file's filesystem punches holes. Tried on a file without a name beside the image, since punching changes
+/// the times of a file even where there is nothing to lose, and backups go by them. Where there are no such files it is
+/// tried beyond the end of the image, whose time of modification is put back.
+fn punches_holes(path: &Path, file: &File, metadata: &Metadata, size: u64) -> bool {
+    if let Some(scratch) = nameless_beside(path, metadata) {
+        return punch(&scratch, 0);
+    }
+    let punches = punch(file, size.next_multiple_of(PAGE as u64));
+    let omit = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT };
+    let modified = libc::timespec { tv_sec: metadata.mtime(), tv_nsec: metadata.mtime_nsec() };
+    // SAFETY: two times, which live through the call. If it fails, the image has a new time.
+    unsafe { libc::futimens(file.as_raw_fd(), [omit, modified].as_ptr()) };
+    punches
+}
+
+fn punch(file: &File, offset: u64) -> bool {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    let beyond = size.next_multiple_of(PAGE as u64);
     // SAFETY: a plain call on an open file.
-    unsafe { libc::fallocate(file.as_raw_fd(), mode, beyond as i64, PAGE as i64) == 0 }
+    unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, PAGE as i64) == 0 }
+}
+
+/// A file without a name on the same filesystem as the image, if the image's directory is on it and can be written.
+fn nameless_beside(path: &Path, metadata: &Metadata) -> Option<File> {
+    // The path may be a link from another filesystem.
+    let path = path.canonicalize().ok()?;
+    let mut nameless = File::options();
+    nameless.write(true).mode(0o600).custom_flags(libc::O_TMPFILE);
+    let scratch = nameless.open(path.parent()?).ok()?;
+    let is_same = scratch.metadata().is_ok_and(|own| own.dev() == metadata.dev());
+    is_same.then_some(scratch)
 }
 
 /// A number of the kernel's queue of a block device; a partition's queue is its disk's.
