@@ -55,6 +55,28 @@ live slow
 live empty
 stop_server
 
+# An image that is deleted underneath: it is served on, and everything says so.
+truncate -s 16M "$IMAGES/gone.img"
+serve --control "$CONTROL" --cache 16M "gone=$IMAGES/gone.img" "base=$IMAGES/base.img"
+GONE="nbd+unix:///gone?socket=$SOCKET"
+rm "$IMAGES/gone.img"
+check "a deleted image is seen at once" says '^gone +16 MiB .* deleted$' exports
+check "with what that means" says '^gone: its image was deleted; its data are lost when it is closed$' exports
+check "the other one is served" says '^base .* serving$' exports
+check "it is served on" nbdcopy --synchronous "$GONE" null:
+told() { nbdinfo --size "$GONE"; grep -q 'export gone: its image was deleted; it is served until' "$LOG"; }
+check "the log tells it while there are requests" wait_until 20 told
+check "once" test "$(grep -c 'export gone: its image was deleted; it is served' "$LOG")" -eq 1
+stop_server
+check "and a stop what is lost" grep -q 'export gone: its image was deleted; what was written to it is lost' "$LOG"
+# A start looks at an image and changes nothing of it, so backups by time do not copy it.
+touch -d 2020-01-01 "$IMAGES/base.img"
+before=$(stat -c '%y %z' "$IMAGES/base.img")
+serve "base=$IMAGES/base.img"
+nbdinfo --size "$URI" >/dev/null
+stop_server
+check "a start and a stop change no time of an image" test "$before" = "$(stat -c '%y %z' "$IMAGES/base.img")"
+
 for shards in 1 2; do
     truncate -s 0 "$IMAGES/base.img" && truncate -s 16M "$IMAGES/base.img"
     spread=()

@@ -29,7 +29,7 @@ if [ -z "$LOOP" ]; then
 fi
 serve "file:path=$LOOP,direct=off"
 script sync_error.py "$URI"
-check "the log says that the volume is not to be trusted" grep -q "a device flush failed" "$LOG"
+check "the log says which export is not to be trusted" grep -q "export default: a device flush failed" "$LOG"
 stop_with TERM
 check "the server says at its end that not all was written" test "$STATUS" -eq 1
 no_panic

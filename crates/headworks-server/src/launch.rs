@@ -13,7 +13,7 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, ShardConfig, ShardId, VolumeId};
 
 use super::assemble::export_info::ServedExport;
-use super::assemble::{Assembly, WatchedFile};
+use super::assemble::{Assembly, ImageWatcher, WatchedFile};
 use super::listen::Listener;
 use super::messages::ControlMessage;
 use super::options::ServerOptions;
@@ -137,6 +137,7 @@ pub(super) struct ThreadSetup {
     pub acceptor: Option<Arc<TlsAcceptor>>,
     /// Clients are accepted from the start.
     pub listens: bool,
+    pub watcher: ImageWatcher,
 }
 
 /// A shard's thread that is ready to run.
@@ -174,6 +175,7 @@ pub(super) fn launch(
             broken: Arc::clone(&setup.broken),
             acceptor: setup.acceptor.clone(),
             listens: setup.listens,
+            watcher: setup.watcher.clone(),
         };
         let thread = std::thread::Builder::new()
             .name(format!("shard-{shard}"))
@@ -301,6 +303,7 @@ fn prepare(
         exports: setup.exports.clone(),
         listeners,
         files,
+        watcher: setup.watcher.clone(),
         volumes,
         limits,
         acceptor: setup.acceptor.clone(),

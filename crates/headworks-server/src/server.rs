@@ -9,10 +9,10 @@ use std::time::Duration;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Control, ShardConfig, ShardId, VolumeId};
 
-use crate::assemble::Assembly;
 use crate::assemble::cache_shares;
 use crate::assemble::export_info::{served_exports, unavailable};
 use crate::assemble::topology::topology;
+use crate::assemble::{Assembly, ImageWatcher};
 use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::tree::ExportNode;
@@ -190,6 +190,7 @@ impl Server {
             broken: Arc::clone(&broken),
             acceptor: acceptor.clone(),
             listens: restores.is_empty(),
+            watcher: ImageWatcher::start()?,
         };
         let launched = launch(seeds, &setup, opened);
         // Nothing was served.
@@ -282,6 +283,14 @@ impl Server {
 
     /// Starts the shutdown and returns at once: no new requests, completion of those in flight, flushes.
     pub fn stop(&self) {
+        let deleted = self.service.changes().deleted_images();
+        let tree = self.service.tree();
+        for export in tree.exports.iter().filter(|export| deleted.contains(&export.volume)) {
+            tracing::warn!(
+                "export {}: its image was deleted; what was written to it is lost",
+                export.shown_name()
+            );
+        }
         self.shared.send_all(|| ControlMessage::Stop);
     }
 

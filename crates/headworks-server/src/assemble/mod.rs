@@ -22,7 +22,7 @@ use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin};
 
 pub use export_spec::{ExportSpec, NamedDevice, check_exports};
 pub(crate) use export_spec::{shown_name, split_name};
-pub use watched_file::WatchedFile;
+pub use watched_file::{ImageWatcher, WatchedFile};
 
 /// An export with the volume that serves it.
 #[derive(Clone, Debug)]
@@ -448,26 +448,6 @@ mod tests {
             let said = checked(&both).unwrap_err();
             assert!(said.contains("another has no name"), "{said}");
         }
-    }
-
-    #[test]
-    fn announced_size_is_not_reported_once() {
-        let image = headworks::testing::TempFile::absent("expected");
-        let text = format!("file:path={},size=1M", image.path().display());
-        let export = ExportSpec::new("a".to_owned(), Spec::parse(&text).unwrap(), false);
-        let mut watched = Assembly::new(&[export]).unwrap().files.remove(0);
-        let resize = |mib: u64| {
-            let file = std::fs::File::options().write(true).open(image.path()).unwrap();
-            file.set_len(mib << 20).unwrap();
-        };
-        watched.expect(2 << 20);
-        assert_eq!(watched.changed_size(), None, "it has not happened yet");
-        resize(2);
-        assert_eq!(watched.changed_size(), None, "we did it ourselves");
-        resize(1);
-        assert_eq!(watched.changed_size(), Some(1 << 20));
-        resize(2);
-        assert_eq!(watched.changed_size(), Some(2 << 20), "somebody else did");
     }
 
     #[test]

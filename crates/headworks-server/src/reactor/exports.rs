@@ -109,7 +109,10 @@ impl ExportTable {
     pub fn name_of(&self, volume: VolumeId) -> String {
         let own = self.all().filter(|export| export.binding.volume == volume);
         let names: Vec<&str> = own.map(|export| shown_name(&export.info.name)).collect();
-        format!("export {}", names.join(", "))
+        match names[..] {
+            [] => "a removed export".to_owned(),
+            _ => format!("export {}", names.join(", ")),
+        }
     }
 
     /// The names of a device's exports in messages.

@@ -15,6 +15,7 @@ use headworks_core::{ExportConfig, Shard, ShardConfig, VolumeOptions};
 
 use super::idle::SKIPS_MAX;
 use super::*;
+use crate::assemble::ImageWatcher;
 use crate::nbd::connection::ExportBinding;
 use headworks::driver::{Executor, Pool, open_engine};
 use headworks::{Device, EngineChoice, NullDevice};
@@ -76,6 +77,7 @@ pub(super) fn device_parts(
         }],
         listeners: Vec::new(),
         files: Vec::new(),
+        watcher: ImageWatcher::start().unwrap(),
         volumes: vec![VolumeId(0)],
         limits: ConnectionLimits {
             requests: 128,

@@ -51,8 +51,8 @@ use std::sync::mpsc::Receiver;
 use headworks_core::{Control, DeviceState, Input, Instant, Notice, ShardId, VolumeId};
 use tracing::{error, info, warn};
 
-use crate::assemble::WatchedFile;
 use crate::assemble::export_info::ServedExport;
+use crate::assemble::{ImageWatcher, WatchedFile};
 use crate::listen::Listener;
 use crate::messages::ControlMessage;
 use crate::messages::query::BufferStats;
@@ -122,6 +122,8 @@ pub struct ReactorParts {
     pub exports: Vec<ServedExport>,
     pub listeners: Vec<Listener>,
     pub files: Vec<WatchedFile>,
+    /// The thread that looks at `files`.
+    pub watcher: ImageWatcher,
     pub volumes: Vec<VolumeId>,
     pub limits: ConnectionLimits,
     /// TLS configuration; none without TLS.
@@ -477,9 +479,9 @@ impl Reactor {
             }
             match notice {
                 Notice::Suspect { volume, status } => error!(
-                    volume = volume.0,
-                    "a device flush failed ({}): flushes and FUA of this volume fail until the server restarts or the \
-                     error is cleared (headworks ctl SOCKET discard-failed EXPORT)",
+                    "{}: a device flush failed ({}): its flushes and FUA fail until the server restarts or the error is \
+                     cleared (headworks ctl SOCKET discard-failed EXPORT)",
+                    self.exports.name_of(volume),
                     status.err().map_or_else(String::new, |error| error.to_string())
                 ),
                 Notice::TimedOut { volume, op, offset, len } => {
@@ -489,26 +491,27 @@ impl Reactor {
                     }
                     self.next_timed_out = now.after(TICK_NS);
                     warn!(
-                        volume = volume.0,
                         offset,
                         len,
                         commands = std::mem::take(&mut self.timed_out),
-                        "{} timed out; the client got an error, its buffer stays in use until the device completes the command",
+                        "{}: {} timed out; the client got an error, its buffer stays in use until the device completes the command",
+                        self.exports.name_of(volume),
                         op.name()
                     );
                 }
                 Notice::UnknownCompletion { device, .. } => {
                     error!(
-                        device = device.0,
-                        "the device completed a command that is not in flight; ignored"
+                        "device hw{} completed a command that is not in flight; ignored",
+                        device.0
                     );
                 }
                 // `ShardIo` keeps these apart.
                 Notice::Set { .. } | Notice::DeviceState { .. } => {}
                 Notice::ShortRead { volume, offset } => {
                     error!(
-                        volume = volume.0,
-                        offset, "short read: the image was truncated below its size"
+                        offset,
+                        "{}: short read: the image was truncated below its size",
+                        self.exports.name_of(volume)
                     );
                 }
             }
@@ -551,11 +554,17 @@ impl Reactor {
         for index in 0..self.parts.files.len() {
             let file = &mut self.parts.files[index];
             let volume = file.volume;
-            if let Some(size) = file.changed_size() {
+            // What the thread found since the last tick; looking may wait for a disk, which a shard must not.
+            file.ask(&self.parts.watcher);
+            if file.was_just_deleted() {
+                let name = self.exports.name_of(volume);
                 warn!(
-                    volume = volume.0,
-                    "the size of the image changed to {size} bytes while it is served"
+                    "{name}: its image was deleted; it is served until it is removed or the server stops, and its data are lost then"
                 );
+            }
+            if let Some(size) = file.changed_size() {
+                let name = self.exports.name_of(volume);
+                warn!("{name}: its image changed its size to {size} bytes while it is served");
                 self.exports.resize(volume, size);
                 self.announce_size(volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
@@ -586,10 +595,10 @@ impl Reactor {
             let name = self.exports.name_of(VolumeId(volume));
             let lines = statistics::lines(stats);
             if lines.is_empty() {
-                info!(volume, "{name}: no request has reached its device yet");
+                info!("{name}: no request has reached its device yet");
             }
             for line in lines {
-                info!(volume, "{name}: {line}");
+                info!("{name}: {line}");
             }
         }
     }

@@ -88,15 +88,13 @@ impl Reactor {
             Err(IoError::TimedOut) if in_time => {
                 if self.own_flushes.retry(volume) {
                     let name = self.exports.name_of(volume);
-                    warn!(
-                        volume = volume.0,
-                        "{name}: the final flush is slow; still waiting for the device"
-                    );
+                    warn!("{name}: the final flush is slow; still waiting for the device");
                 }
                 return false;
             }
             Err(error) => {
-                error!(volume = volume.0, "the final flush failed: {error}");
+                let name = self.exports.name_of(volume);
+                error!("{name}: the final flush failed: {error}");
                 self.parts.shared.note_failure();
             }
         }

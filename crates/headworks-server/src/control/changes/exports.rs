@@ -1,28 +1,35 @@
 //! `exports`: one row for each export.
 
-use headworks_core::{DeviceState, ExportId};
+use headworks_core::{DeviceState, ExportId, VolumeId};
 use serde_json::{Value, json};
 
 use super::LiveChanges;
 use crate::assemble::{AbsentExport, shown_name};
+use crate::control::inventory::VolumeEntry;
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, device_name, lock};
 use crate::messages::command::ExportReport;
 use crate::messages::query::ControlQuery;
+
+/// Reason of the state `deleted`.
+const DELETED: &str = "its image was deleted; its data are lost when it is closed";
 
 impl LiveChanges {
     pub fn exports(&self) -> RpcResult {
         let tree = self.tree.current();
         let reports = self.export_reports()?;
         let draining = lock(&self.draining).clone();
+        let deleted = self.deleted_images();
         let row = |entry: &ExportNode| {
             let report = reports.iter().find(|report| report.export == entry.id)?;
             let setting = self.settings.of(entry.id);
             let device_state = if report.stuck { DeviceState::Stuck } else { DeviceState::Live };
             let state = match report {
                 _ if draining.contains(&entry.id) => "draining",
-                ExportReport { suspect: false, failed: 0, .. } => "serving",
-                _ => "suspect",
+                ExportReport { suspect: true, .. } => "suspect",
+                ExportReport { failed: 1.., .. } => "suspect",
+                _ if deleted.contains(&entry.volume) => "deleted",
+                _ => "serving",
             };
             Some(json!({
                 "name": entry.shown_name(),
@@ -37,6 +44,7 @@ impl LiveChanges {
                 "failed": report.failed,
                 "state": state,
                 "device_state": device_state.name(),
+                "reason": deleted.contains(&entry.volume).then_some(DELETED),
             }))
         };
         let absent = |absent: &AbsentExport| {
@@ -58,6 +66,17 @@ impl LiveChanges {
         };
         let served = tree.exports.iter().filter_map(row);
         Ok(Value::Array(served.chain(tree.absent.iter().map(absent)).collect()))
+    }
+
+    /// Volumes whose images were deleted while they are served; none while a change of exports is in progress.
+    pub fn deleted_images(&self) -> Vec<VolumeId> {
+        // A query does not wait for a change, which may wait for a disk.
+        let Ok(inventory) = self.inventory.try_lock() else { return Vec::new() };
+        let is_deleted = |entry: &VolumeEntry| {
+            entry.origin.watch.as_ref().is_some_and(|image| image.is_deleted().unwrap_or(false))
+        };
+        let all = inventory.volumes.iter().filter(|(_, entry)| is_deleted(entry));
+        all.map(|(id, _)| VolumeId(*id)).collect()
     }
 
     /// Reports of all exports, added up over the shards.
