@@ -147,10 +147,31 @@ check "as the file says" is "$slow/queue/nr_requests" 5
 check "which its exports share" is exports/fourth/device "$slow"
 check "what needs a new start is said" said "shards changed in the configuration"
 check "what was written is still served" served
+cat >"$DIR/main.d/15.toml" <<E
+[server.vm]
+dirty_bytes = "3M"
+[server.queue]
+nr_requests = 77
+[[device]]
+name = "fast"
+[device.queue]
+scheduler = "none"
+E
+"$HEADWORKS" ctl "$CONTROL" add tmp=mem:size=1M >/dev/null
+"$HEADWORKS" ctl "$CONTROL" set "$slow/queue/nomerges" 1 >/dev/null
+check "tunables in the file are loaded" reload
+check "a dirty limit" is vm/dirty_bytes $((3 << 20))
+check "the scheduler of a named device" is "$db/queue/scheduler" "[none] mq-deadline"
+check "what the file says of all" is "$db/queue/nr_requests" 77
+check "but not where a device has its own" is "$slow/queue/nr_requests" 5
+check "it is said" said "vm/dirty_bytes is 3145728 now"
+check "what ctl set and the file says nothing of stays" is "$slow/queue/nomerges" 1
+check "and what ctl added" has "db fourth new tmp"
+"$HEADWORKS" ctl "$CONTROL" remove tmp >/dev/null
 printf '[[export]]\nname = "new"\nmem.size = "1M"\n' >"$DIR/main.d/20.toml"
 check "a file with another image for an export is loaded" reload
 check "the export stays as it is, which is said" said "export new not changed: its image and its device changed"
-rm "$DIR/main.d/10.toml" "$DIR/main.d/20.toml"
+rm "$DIR/main.d/"*.toml
 cp "$DIR/good" "$FILE"
 check "the first file is loaded again" reload
 check "its exports are back" has "db logs"
@@ -200,6 +221,7 @@ check "a cache that is too small for its threads" same_refusal "[server]\ncache=
 check "certificates that are not there" same_refusal "[server]\ntls='on'\ntls-certificates='$DIR/nowhere'\n$exports"
 check "a socket that is another file" same_refusal "[server]\nunix='$FILE'\n$exports"
 check "a control socket in no directory" same_refusal "[server]\ncontrol='$DIR/nowhere/ctl'\n$exports"
+check "a cache larger than memory" same_refusal "[server]\\ncache='900T'\\n$exports"
 check "a path that is too long" same_refusal "[server]\nunix='/tmp/$(printf 'n%.0s' $(seq 110))'\n$exports"
 check "a user that is not there" same_refusal "[server]\nuser='nobody-of-this-name'\n$exports"
 printf 12345 >"$IMAGES/odd.img"

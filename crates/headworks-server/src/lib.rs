@@ -62,10 +62,10 @@ mod spec;
 mod units;
 
 pub use assemble::{
-    AbsentExport, AssembledExport, Assembly, ExportSpec, MissingImage, NamedDevice, WatchedFile,
-    check_exports,
+    AbsentExport, AssembledExport, Assembly, ExportSource, ExportSpec, MissingImage, NamedDevice,
+    WatchedFile, check_exports,
 };
-pub use control::{DISKSTATS_FIELDS, ReloadReport};
+pub use control::{ConfiguredTunables, DISKSTATS_FIELDS, ReloadReport, RetuneReport};
 pub use did_you_mean::nearest_name;
 pub use leftovers::Leftovers;
 pub use listen::Address;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use headworks_core::ConfigError;
 
 use super::assemble::ExportSpec;
-use super::control::ReloadReport;
 use super::control::service::ControlService;
+use super::control::{ConfiguredTunables, ReloadReport, RetuneReport};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Reloads certificates and exports of a running server, from any thread.
@@ -30,6 +30,12 @@ impl Reloader {
     /// A certificate is missing or invalid; the old ones stay in use.
     pub fn certificates(&self) -> Result<bool, String> {
         self.acceptor.as_ref().map_or(Ok(false), |acceptor| acceptor.reload().map(|()| true))
+    }
+
+    /// Sets the tunables that differ between the configuration that was loaded last and `wanted`, as `ctl set` would.
+    #[must_use]
+    pub fn retune(&self, wanted: ConfiguredTunables) -> RetuneReport {
+        self.service.changes().retune(wanted)
     }
 
     /// Makes the exports match `wanted`, by name: removes exports that are missing (except those with clients), adds

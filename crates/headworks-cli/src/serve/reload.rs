@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   read, check --error--> logged, nothing changes
-//!        `--good--> exports are added, removed, changed; options that need a restart are logged
+//!        `--good--> tunables are set; exports are added, removed, changed; options that need a restart are logged
 //! ```
 //!
 //! The command line and the environment are applied again and still override the file.
@@ -13,8 +13,10 @@
 use std::io;
 use std::sync::Arc;
 
-use headworks_server::config::{ConfigFile, Setting};
-use headworks_server::{ReloadReport as Done, Reloader};
+use headworks_server::config::{ConfigFile, DeviceSection, Setting};
+use headworks_server::{
+    ConfiguredTunables, NamedDevice, ReloadReport as Done, Reloader, ServerOptions,
+};
 
 use super::{EffectiveOptions, OptionSources, plan, tls};
 use crate::signals::MainNotifier;
@@ -79,15 +81,24 @@ impl Loader {
             Ok(effective) => effective,
             Err(wrong) => return refuse(&wrong.to_string()),
         };
-        let (specs, _) = match plan(&effective) {
+        let (specs, options) = match plan(&effective) {
             Ok(planned) => planned,
             Err(problems) => return refuse(&problems.to_string()),
         };
+        // Before exports are added: new devices get the new tunables.
+        let retuned = server.retune(tunables(&effective, &options));
         match server.reconcile(specs) {
             Ok(done) => tell(&done),
             Err(error) => return refuse(&error.to_string()),
         }
-        for what in needs_restart(&self.loaded, &effective.config) {
+        for (path, value) in &retuned.set {
+            tracing::info!("{path} is {value} now");
+        }
+        for (path, why) in &retuned.refused {
+            tracing::warn!("{path} not changed: {why}");
+        }
+        let options = needs_restart(&self.loaded, &effective.config);
+        for what in options.iter().chain(&retuned.restart) {
             tracing::warn!("{what} changed in the configuration; it takes effect after a restart");
         }
         tracing::info!("configuration reloaded");
@@ -116,35 +127,31 @@ fn tell(done: &Done) {
     }
 }
 
+/// Tunables of the whole server and of every named device.
+fn tunables(effective: &EffectiveOptions, options: &ServerOptions) -> ConfiguredTunables {
+    let config = &effective.config;
+    let device = |device: &DeviceSection| NamedDevice {
+        name: device.name.clone(),
+        queue: config
+            .queue_of(Some(&device.name))
+            .iter()
+            .map(|tuned| (tuned.tunable, tuned.value))
+            .collect(),
+    };
+    ConfiguredTunables {
+        queue: options.queue.clone(),
+        devices: config.devices.iter().map(device).collect(),
+        dirty: options.dirty,
+    }
+}
+
 /// Names of changed options that take effect only after a restart.
 fn needs_restart(old: &ConfigFile, new: &ConfigFile) -> Vec<String> {
     let differs = |setting: &&Setting| {
         let other = old.server.iter().find(|other| other.name == setting.name);
         other.map(|other| other.value.words()) != Some(setting.value.words())
     };
-    let options = new.server.iter().filter(differs).map(|setting| setting.name.clone());
-    let vm = (write_back(old) != write_back(new)).then(|| "[server.vm]".to_owned());
-    let all = (queue(old, None) != queue(new, None)).then(|| "[server.queue]".to_owned());
-    // A new device gets its own queue at once.
-    let both = new.devices.iter().map(|device| device.name.as_str());
-    let both = both.filter(|name| old.devices.iter().any(|device| device.name == *name));
-    let devices = both.filter(|name| queue(old, Some(name)) != queue(new, Some(name)));
-    let devices = devices.map(|name| format!("the queue of device `{name}`"));
-    options.chain(vm).chain(all).chain(devices).collect()
-}
-
-fn write_back(file: &ConfigFile) -> Vec<(u8, u64)> {
-    sorted(file.clone().with_defaults().vm.iter().map(|tuned| (tuned.tunable.code(), tuned.value)))
-}
-
-fn queue(file: &ConfigFile, device: Option<&str>) -> Vec<(u8, u64)> {
-    sorted(file.queue_of(device).iter().map(|tuned| (tuned.tunable.code(), tuned.value)))
-}
-
-fn sorted(pairs: impl Iterator<Item = (u8, u64)>) -> Vec<(u8, u64)> {
-    let mut all: Vec<(u8, u64)> = pairs.collect();
-    all.sort_unstable();
-    all
+    new.server.iter().filter(differs).map(|setting| setting.name.clone()).collect()
 }
 
 #[cfg(test)]
@@ -166,7 +173,8 @@ mod tests {
         assert_eq!(needs_restart(&old, &same), Vec::<String>::new());
         let other = "[server]\nport = 2\ncpus = [0, 1]\n[server.vm]\ndirty_bytes = '1M'\n\
                      [[device]]\nname = 'a'";
-        let all = ["cpus", "port", "[server.vm]", "[server.queue]", "the queue of device `a`"];
+        // Tunables are set without a restart.
+        let all = ["cpus", "port"];
         assert_eq!(needs_restart(&old, &file(other)), all);
     }
 }

@@ -19,6 +19,18 @@ pub struct ExportSpec {
     pub share: ExportOptions,
     /// Named device that the export's image joins.
     pub device: Option<NamedDevice>,
+    /// What the export comes from.
+    pub source: ExportSource,
+}
+
+/// What an export comes from: a reload changes only what the configuration made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExportSource {
+    /// The configuration: files, environment and command line.
+    #[default]
+    Configuration,
+    /// `add` of the control socket.
+    Control,
 }
 
 /// A named device: a queue shared by the exports that name it.
@@ -49,7 +61,8 @@ impl ExportSpec {
     /// An export with default weight, class and cache options.
     #[must_use]
     pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
-        Self { name, spec, read_only, share: ExportOptions::default(), device: None }
+        let (share, source) = (ExportOptions::default(), ExportSource::default());
+        Self { name, spec, read_only, share, device: None, source }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::spec::{BaseDevice, Spec};
 use headworks::{Device, FileDevice, OpenFile, display_size};
 use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin};
 
-pub use export_spec::{ExportSpec, NamedDevice, check_exports};
+pub use export_spec::{ExportSource, ExportSpec, NamedDevice, check_exports};
 pub(crate) use export_spec::{shown_name, split_name};
 pub use watched_file::{ImageWatcher, WatchedFile};
 

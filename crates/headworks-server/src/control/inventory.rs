@@ -22,6 +22,8 @@ pub struct DeviceEntry {
     pub config: DeviceConfig,
     /// Key by which images join the device; none if none may.
     pub common: Option<SharedDeviceKey>,
+    /// Name in the configuration; none for a device that no name was given.
+    pub name: Option<String>,
 }
 
 /// A volume in use.
@@ -103,13 +105,16 @@ impl Inventory {
         caching: Vec<ShardId>,
         queue: Vec<(Tunable, u64)>,
     ) -> Self {
-        let devices = config.devices.iter().zip(&assembly.common);
+        let names = assembly.named.iter().map(|named| Some(named.as_ref()?.name.clone()));
+        let devices = config.devices.iter().zip(&assembly.common).zip(names);
         let volumes = config.volumes.iter().zip(&assembly.origins);
         let exports = assembly.exports.iter();
         Self {
             devices: (0..)
                 .zip(devices)
-                .map(|(id, (&config, common))| (id, DeviceEntry { config, common: common.clone() }))
+                .map(|(id, ((&config, common), name))| {
+                    (id, DeviceEntry { config, common: common.clone(), name })
+                })
                 .collect(),
             volumes: (0..)
                 .zip(volumes)
@@ -134,6 +139,16 @@ impl Inventory {
             caching,
             queue,
         }
+    }
+
+    /// Name of a device in the configuration.
+    pub fn named_device(&self, device: DeviceId) -> Option<String> {
+        self.devices.get(&device.0)?.name.clone()
+    }
+
+    /// Sets the options of queues of devices without a name that are added later.
+    pub fn set_queue(&mut self, queue: Vec<(Tunable, u64)>) {
+        self.queue = queue;
     }
 
     /// Finds a free export id.

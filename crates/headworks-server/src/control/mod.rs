@@ -27,6 +27,6 @@ mod tests;
 pub(crate) mod tree;
 mod why;
 
-pub use changes::ReloadReport;
+pub use changes::{ConfiguredTunables, ReloadReport, RetuneReport};
 pub use report::DISKSTATS_FIELDS;
 pub(crate) use socket::ControlSocket;

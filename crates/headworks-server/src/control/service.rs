@@ -8,7 +8,7 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DeviceId, ExportId, ShardConfig, VolumeId};
 use serde_json::{Value, json};
 
-use super::changes::LiveChanges;
+use super::changes::{ConfiguredTunables, LiveChanges};
 use super::inventory::Inventory;
 use super::params::{optional_text, text, word};
 use super::queries::Queries;
@@ -81,7 +81,12 @@ impl ControlService {
         );
         let shards = ShardLink::new(Arc::clone(shared), config.shards);
         let service = Self::new(shards, tree, settings.collect(), options.dirty, inventory);
-        let changes = service.changes.with_missing(options.missing);
+        let tunables = ConfiguredTunables {
+            queue: options.queue.clone(),
+            devices: assembly.named.iter().flatten().cloned().collect(),
+            dirty: options.dirty,
+        };
+        let changes = service.changes.with_missing(options.missing).with_tunables(tunables);
         Self { log_level: options.log_level.clone(), changes, ..service }
     }
 

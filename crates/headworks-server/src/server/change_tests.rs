@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use headworks_core::writeback::DirtyTunable;
 use headworks_core::{ShardId, Tunable, VolumeId, WriteMode};
 use serde_json::json;
 
-use crate::assemble::{Assembly, ExportSpec};
-use crate::control::ReloadReport;
+use crate::assemble::{Assembly, ExportSpec, NamedDevice};
+use crate::control::{ConfiguredTunables, ReloadReport, RetuneReport};
 use crate::messages::ControlMessage;
 use crate::messages::query::ControlQuery;
 use crate::{Server, ServerOptions};
@@ -78,8 +79,9 @@ fn reload_changes_what_differs_by_name() {
     assert_eq!(reload.changed, [("b".to_owned(), "weight 300, ioprio idle,7".to_owned())]);
     let [(kept, why)] = &reload.kept[..] else { panic!("{reload:?}") };
     assert!(kept == "c" && why.contains("its image changed"), "{why}");
-    let [(failed, why)] = &reload.failed[..] else { panic!("{reload:?}") };
-    assert!(failed == "e" && why.contains("does not exist"), "{why}");
+    let [(absent, why)] = &reload.absent[..] else { panic!("{reload:?}") };
+    assert!(absent == "e" && why.contains("does not exist"), "{why}");
+    assert!(reload.failed.is_empty());
     assert_eq!(names(&server), "b c d");
     let weight = call(&server, "get", json!({ "path": "exports/b/weight" })).unwrap();
     assert_eq!(weight, json!({ "exports/b/weight": 300 }));
@@ -87,6 +89,52 @@ fn reload_changes_what_differs_by_name() {
     let twice = server.reloader().reconcile(wanted(&["x=null:size=1M", "x=null:size=1M"]));
     assert!(twice.unwrap_err().message.contains("two exports"));
     assert_eq!(names(&server), "b c d");
+    end(server);
+}
+
+#[test]
+fn reload_leaves_alone_what_ctl_changed() {
+    let server = server(&["a=null:size=1M"], &options(1));
+    call(&server, "add", json!({ "spec": "tmp=mem:size=1M" })).unwrap();
+    call(&server, "set", json!({ "path": "exports/a/weight", "value": 300 })).unwrap();
+    let reload = |texts: &[&str]| {
+        server.reloader().reconcile(texts.iter().map(|text| spec(text)).collect()).unwrap()
+    };
+    let weight = || call(&server, "get", json!({ "path": "exports/a/weight" })).unwrap();
+    assert_eq!(reload(&["a=null:size=1M"]), ReloadReport::default());
+    assert_eq!(names(&server), "a tmp");
+    assert_eq!(weight(), json!({ "exports/a/weight": 300 }));
+    // What the configuration says anew counts, and what it names is its own.
+    let changed = reload(&["a=null:size=1M,weight=200", "tmp=mem:size=1M"]).changed;
+    assert_eq!(changed, [("a".to_owned(), "weight 200".to_owned())]);
+    assert_eq!(weight(), json!({ "exports/a/weight": 200 }));
+    assert_eq!(reload(&["a=null:size=1M,weight=200"]).removed, ["tmp"]);
+    end(server);
+}
+
+#[test]
+fn reload_sets_changed_tunables_of_every_device() {
+    let named = |queue: &[(Tunable, u64)]| NamedDevice { name: "fast".into(), queue: queue.into() };
+    let mut specs = vec![spec("a=null:size=1M"), spec("b=null:size=1M")];
+    specs[1].device = Some(named(&[]));
+    let options = ServerOptions { cache: 8 << 20, ..options(2) };
+    let server = Server::start(Assembly::new(&specs).unwrap(), &options, || ()).unwrap();
+    let value = |path: &str| call(&server, "get", json!({ "path": path })).unwrap()[path].clone();
+    call(&server, "set", json!({ "path": "hw0/queue/nr_requests", "value": 50 })).unwrap();
+    let mut wanted = ConfiguredTunables {
+        queue: vec![(Tunable::NoMerges, 1)],
+        devices: vec![named(&[(Tunable::Scheduler, 1), (Tunable::QueueDepth, 9)])],
+        dirty: options.dirty,
+    };
+    DirtyTunable::Bytes.set(&mut wanted.dirty, 4 << 20).unwrap();
+    let report = server.reloader().retune(wanted.clone());
+    assert_eq!((report.refused, report.restart), (vec![], vec!["hw1/queue/queue_depth".into()]));
+    assert_eq!(value("hw0/queue/nomerges"), 1);
+    assert_eq!(value("hw0/queue/nr_requests"), 50, "a value of ctl set stays");
+    assert_eq!(value("hw1/queue/scheduler"), "none [mq-deadline]");
+    assert_eq!(value("hw1/queue/nomerges"), 0, "a named device has its own values");
+    assert_eq!(value("vm/dirty_bytes"), 4 << 20);
+    assert_eq!(server.reloader().retune(wanted), RetuneReport::default(), "nothing is new");
     end(server);
 }
 

@@ -9,7 +9,7 @@ use super::remove::being_removed;
 use super::{LiveChanges, refused, wrong};
 use crate::assemble::export_info::served;
 use crate::assemble::image::{CreatedImage, OpenedImage};
-use crate::assemble::{ExportSpec, assembled, shown_name};
+use crate::assemble::{ExportSource, ExportSpec, assembled, shown_name};
 use crate::control::inventory::{
     DeviceEntry, ExportEntry, ExportState, Inventory, Placement, VolumeEntry,
 };
@@ -33,6 +33,7 @@ impl LiveChanges {
         let mut spec =
             ExportSpec::parse(text(params, "spec")?, false).map_err(|error| wrong(&error))?;
         spec.read_only = flag("read_only")?;
+        spec.source = ExportSource::Control;
         // Relative paths start at the client's folder.
         if let (BaseDevice::File { path, .. }, Some(Value::String(folder))) =
             (&mut spec.spec.base, params.get("cwd"))
@@ -141,7 +142,8 @@ impl LiveChanges {
             let (_, body) = opened.into_device(&spec.spec, volume);
             let config_of = DeviceConfig { owner, queue };
             self.add_device(config.device, config_of, body)?;
-            let record = DeviceEntry { config: config_of, common };
+            let name = spec.device.as_ref().map(|named| named.name.clone());
+            let record = DeviceEntry { config: config_of, common, name };
             inventory.devices.insert(config.device.0, record);
         } else {
             file = opened.joins().ok().map(|(_, file)| file);

@@ -20,6 +20,7 @@ mod reconcile;
 pub(crate) mod removal;
 mod remove;
 mod resize;
+mod retune;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -35,6 +36,7 @@ use crate::control::inventory::{Inventory, PLACES};
 use crate::messages::command::{Released, ShardCommand};
 
 pub use reconcile::ReloadReport;
+pub use retune::{ConfiguredTunables, RetuneReport};
 
 /// Pause before something busy is tried again.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -50,6 +52,8 @@ pub struct LiveChanges {
     draining: Mutex<Vec<ExportId>>,
     /// What a missing image of a reloaded configuration means.
     missing: MissingImage,
+    /// Tunables of the last configuration.
+    tunables: Mutex<ConfiguredTunables>,
 }
 
 impl LiveChanges {
@@ -61,12 +65,18 @@ impl LiveChanges {
         inventory: Inventory,
     ) -> Self {
         let (inventory, draining) = (Mutex::new(inventory), Mutex::default());
-        Self { shards, tree, settings, inventory, draining, missing: MissingImage::Absent }
+        let (missing, tunables) = (MissingImage::Absent, Mutex::default());
+        Self { shards, tree, settings, inventory, draining, missing, tunables }
     }
 
     /// Sets what a missing image of a reloaded configuration means.
     pub fn with_missing(self, missing: MissingImage) -> Self {
         Self { missing, ..self }
+    }
+
+    /// Sets the tunables of the configuration that the server starts with.
+    pub fn with_tunables(self, tunables: ConfiguredTunables) -> Self {
+        Self { tunables: Mutex::new(tunables), ..self }
     }
 }
 

@@ -1,11 +1,15 @@
 //! `reload`: compares exports with a configuration by name, and adds, removes or changes those that differ.
+//!
+//! Only what the configuration made is touched: an export of `ctl add` stays, unless the configuration has one of its name
+//! now and takes it over. Weight and class are compared with those that were loaded last, so that a value of `ctl set` stays
+//! until the configuration says another one.
 
 use std::io::ErrorKind;
 
 use headworks_core::{ConfigError, Ioprio, VolumeId};
 
 use super::LiveChanges;
-use crate::assemble::{self, AbsentExport, ExportSpec, MissingImage};
+use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec, MissingImage};
 use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::lock;
@@ -63,15 +67,19 @@ impl LiveChanges {
         }
         // Removals come first, to free ids and files.
         for old in unfinished.iter().chain(there.iter().map(|there| &there.spec)) {
-            let is_wanted = wanted.iter().any(|new| new.name == old.name);
-            if !is_wanted || unfinished.iter().any(|stuck| stuck.name == old.name) {
+            let stays = old.source == ExportSource::Control
+                || wanted.iter().any(|new| new.name == old.name);
+            if !stays || unfinished.iter().any(|stuck| stuck.name == old.name) {
                 match self.remove(&old.name, false) {
                     Ok(_) => reload.removed.push(shown(&old.name)),
                     Err(fault) => reload.kept.push((shown(&old.name), sentence(&fault))),
                 }
             }
         }
-        let lost = |absent: &&AbsentExport| !wanted.iter().any(|new| new.name == absent.spec.name);
+        let lost = |absent: &&AbsentExport| {
+            absent.spec.source == ExportSource::Configuration
+                && !wanted.iter().any(|new| new.name == absent.spec.name)
+        };
         for gone in self.tree.current().absent.iter().filter(lost) {
             if self.take_absent(&gone.spec.name).unwrap_or(false) {
                 reload.removed.push(shown(&gone.spec.name));
@@ -109,6 +117,7 @@ impl LiveChanges {
         let name = shown(&new.name);
         let (mut differs, mut set) = (Vec::new(), Vec::new());
         let ServedFile { spec: old, image, size } = old;
+        let loaded = old.share.clone();
         if !old.spec.is_same_device(&new.spec) || was_swapped(*image, new) {
             differs.push("its image");
         } else if let Some(wanted) = new.spec.size_of_new_image().filter(|wanted| wanted > size) {
@@ -144,14 +153,24 @@ impl LiveChanges {
         let Some(entry) = tree.exports.iter().find(|entry| entry.name == new.name) else { return };
         let now = self.settings.of(entry.id);
         let (weight, ioprio): (u16, Ioprio) = (new.share.weight, new.share.ioprio);
-        if now.weight != weight && self.settings.set_weight(entry.id, weight).is_ok() {
+        if loaded.weight != weight
+            && now.weight != weight
+            && self.settings.set_weight(entry.id, weight).is_ok()
+        {
             set.push(format!("weight {weight}"));
         }
-        if now.ioprio != ioprio && self.settings.set_ioprio(entry.id, ioprio).is_ok() {
+        if loaded.ioprio != ioprio
+            && now.ioprio != ioprio
+            && self.settings.set_ioprio(entry.id, ioprio).is_ok()
+        {
             set.push(format!("ioprio {ioprio}"));
         }
         if !set.is_empty() {
             reload.changed.push((name, set.join(", ")));
+        }
+        if let Some(record) = lock(&self.inventory).exports.get_mut(&entry.id.0) {
+            record.spec.source = new.source;
+            (record.spec.share.weight, record.spec.share.ioprio) = (weight, ioprio);
         }
     }
 }

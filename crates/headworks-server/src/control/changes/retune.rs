@@ -1,0 +1,178 @@
+//! Reload of tunables: what changed in the configuration is set as `ctl set` would, the rest stays as it is.
+//!
+//! The old and the new configuration are compared with each other, not with the running values, so that a value that `ctl`
+//! changed survives a reload that says nothing new about it.
+
+use headworks_core::QueueOptions;
+use headworks_core::options::Tunable;
+use headworks_core::writeback::{DirtyOptions, DirtyTunable};
+
+use super::LiveChanges;
+use crate::assemble::NamedDevice;
+use crate::control::report::{dirty_value, value};
+use crate::control::tree::{device_name, lock};
+
+/// Tunables of a configuration.
+#[derive(Clone, Debug, Default)]
+pub struct ConfiguredTunables {
+    /// Tunables of every queue.
+    pub queue: Vec<(Tunable, u64)>,
+    /// Named devices with all tunables of their queues.
+    pub devices: Vec<NamedDevice>,
+    /// Options of write-back of the whole server.
+    pub dirty: DirtyOptions,
+}
+
+impl ConfiguredTunables {
+    /// Tunables of the queue of a named device, or of a device without a name.
+    fn queue_of(&self, device: Option<&str>) -> &[(Tunable, u64)] {
+        let named = self.devices.iter().find(|known| Some(known.name.as_str()) == device);
+        named.map_or(&self.queue, |named| &named.queue)
+    }
+
+    /// Value of a tunable in the configuration of a device; none if nothing is said.
+    fn value(&self, device: Option<&str>, tunable: Tunable) -> Option<u64> {
+        let said = self.queue_of(device).iter().find(|(other, _)| *other == tunable);
+        said.map(|(_, value)| *value)
+    }
+}
+
+/// Result of a reload of tunables, by the paths of `ctl set`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RetuneReport {
+    /// Paths that were set, and their new values.
+    pub set: Vec<(String, String)>,
+    /// Paths that could not be set, and the reasons.
+    pub refused: Vec<(String, String)>,
+    /// Paths that take effect after a restart.
+    pub restart: Vec<String>,
+}
+
+impl LiveChanges {
+    /// Sets what differs between the last configuration and `wanted`, which becomes the last one.
+    pub fn retune(&self, wanted: ConfiguredTunables) -> RetuneReport {
+        let mut report = RetuneReport::default();
+        let last = std::mem::replace(&mut *lock(&self.tunables), wanted.clone());
+        // Without a cache there is no write-back to set.
+        let has_cache = !self.tree.current().caching.is_empty();
+        let dirty = if has_cache { dirty_changes(&last.dirty, &wanted.dirty) } else { Vec::new() };
+        for (path, value) in dirty {
+            self.set_one(path, &value, &mut report);
+        }
+        let devices = self.tree.current().devices.iter().map(|node| node.id).collect::<Vec<_>>();
+        for device in devices {
+            let name = lock(&self.inventory).named_device(device);
+            for (tunable, value) in queue_changes(&last, &wanted, name.as_deref()) {
+                let path = format!("{}/queue/{}", device_name(device), tunable.name());
+                match tunable.is_live() {
+                    true => self.set_one(path, &value, &mut report),
+                    false => report.restart.push(path),
+                }
+            }
+        }
+        lock(&self.inventory).set_queue(wanted.queue);
+        report
+    }
+
+    fn set_one(&self, path: String, value: &str, report: &mut RetuneReport) {
+        match self.settings.set(&path, value) {
+            Ok(_) => report.set.push((path, value.to_owned())),
+            Err(fault) => report.refused.push((path, fault.message().to_owned())),
+        }
+    }
+}
+
+/// Paths and new values of write-back options. A ratio whose counterpart in bytes is set, and the reverse, is not named.
+fn dirty_changes(last: &DirtyOptions, wanted: &DirtyOptions) -> Vec<(String, String)> {
+    let differs = |tunable: &DirtyTunable| {
+        let now = tunable.get(wanted);
+        tunable.get(last) != now && tunable.check(now).is_ok()
+    };
+    let all = DirtyTunable::ALL.into_iter().filter(differs);
+    all.map(|tunable| {
+        let value = word(&dirty_value(tunable, tunable.get(wanted)));
+        (format!("vm/{}", tunable.name()), value)
+    })
+    .collect()
+}
+
+/// Tunables of a device's queue that differ, with their new values; what is no longer said is the default again.
+fn queue_changes(
+    last: &ConfiguredTunables,
+    wanted: &ConfiguredTunables,
+    device: Option<&str>,
+) -> Vec<(Tunable, String)> {
+    let usual = QueueOptions::default();
+    let changed = |tunable: Tunable| {
+        let (old, new) = (last.value(device, tunable), wanted.value(device, tunable));
+        let new_value = new.unwrap_or_else(|| tunable.get(&usual));
+        let old_value = old.unwrap_or_else(|| tunable.get(&usual));
+        ((old.is_some() || new.is_some()) && old_value != new_value)
+            .then(|| (tunable, chosen(tunable, new_value)))
+    };
+    Tunable::ALL.into_iter().filter_map(changed).collect()
+}
+
+/// A value in the form that `set` takes.
+fn chosen(tunable: Tunable, number: u64) -> String {
+    let words = tunable.words().unwrap_or_default();
+    let chosen = usize::try_from(number).ok().and_then(|index| words.get(index));
+    chosen.map_or_else(|| word(&value(tunable, number)), |chosen| (*chosen).to_owned())
+}
+
+fn word(value: &serde_json::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str, queue: &[(Tunable, u64)]) -> NamedDevice {
+        NamedDevice { name: name.to_owned(), queue: queue.to_vec() }
+    }
+
+    #[test]
+    fn only_what_changed_in_the_configuration_is_set() {
+        use Tunable::{NrRequests, ReadAheadKb, Scheduler};
+        let last = ConfiguredTunables {
+            queue: vec![(NrRequests, 99), (Scheduler, 0)],
+            devices: vec![named("fast", &[(NrRequests, 99), (Scheduler, 1)])],
+            dirty: DirtyOptions::default(),
+        };
+        assert_eq!(queue_changes(&last, &last, None), []);
+        let wanted = ConfiguredTunables {
+            queue: vec![(Scheduler, 1), (ReadAheadKb, 64)],
+            devices: vec![named("fast", &[(NrRequests, 7), (Scheduler, 1)])],
+            dirty: DirtyOptions::default(),
+        };
+        let usual = NrRequests.get(&QueueOptions::default()).to_string();
+        let changes = queue_changes(&last, &wanted, None);
+        let all =
+            [(NrRequests, usual), (Scheduler, "mq-deadline".into()), (ReadAheadKb, "64".into())];
+        assert_eq!(changes.len(), 3);
+        assert!(all.iter().all(|change| changes.contains(change)), "{changes:?}");
+        assert_eq!(queue_changes(&last, &wanted, Some("fast")), [(NrRequests, "7".to_owned())]);
+    }
+
+    #[test]
+    fn dirty_limit_in_bytes_replaces_ratio_and_back() {
+        let ratio = DirtyOptions::default();
+        let mut bytes = ratio;
+        DirtyTunable::Bytes.set(&mut bytes, 4 << 20).unwrap();
+        assert_eq!(dirty_changes(&ratio, &ratio), []);
+        let changes = dirty_changes(&ratio, &bytes);
+        assert!(changes.contains(&("vm/dirty_bytes".into(), (4 << 20).to_string())), "{changes:?}");
+        // Each change, set after the other, leads to the wanted options.
+        for (from, to) in [(ratio, bytes), (bytes, ratio)] {
+            let mut now = from;
+            for (path, value) in dirty_changes(&from, &to) {
+                let tunable = DirtyTunable::ALL
+                    .into_iter()
+                    .find(|tunable| path == format!("vm/{}", tunable.name()));
+                tunable.unwrap().set(&mut now, value.parse().unwrap()).unwrap();
+            }
+            assert_eq!(now, to);
+        }
+    }
+}
