@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::address::absolute;
 use super::plan::blame;
-use super::{EffectiveOptions, OptionError, OptionSources, images, plan, report_error};
+use super::{EffectiveOptions, OptionError, OptionSources, images, memory, plan, report_error};
 use crate::complain;
 
 /// Checks a configuration file: prints what would be served, or every error with its position
@@ -50,7 +50,12 @@ pub fn run(options: &CheckArgs) -> ExitCode {
         let problem = blame(&effective.config, &error);
         return report_error_as(options, &OptionError::Invalid(Problems(vec![problem])));
     }
-    let (assembly, errors) = start_errors(&effective, &specs, server);
+    let memory = memory::check(&effective.config, &server);
+    let (mut assembly, mut errors) = start_errors(&effective, &specs, server);
+    match memory {
+        Ok(warning) => assembly.notes.extend(warning),
+        Err(error) => errors.push(blame(&effective.config, &error).to_string()),
+    }
     if !errors.is_empty() {
         errors.iter().for_each(complain);
         print_problems(options, &errors);

@@ -5,7 +5,7 @@
 //! third one, a second one 2 s later, or the end of `--stop-timeout`, exits at once and reports what was not written.
 //!
 //! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment),
-//! `plan` their meaning, `images` what is opened, `check` the dry run, `address` listeners, `announce` the start message, `child` the command
+//! `plan` their meaning, `images` what is opened, `memory` the limits, `check` the dry run, `address` listeners, `announce` the start message, `child` the command
 //! of `--run`, `reload` SIGHUP, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls` certificates, `systemd` the service manager, `user`
 //! dropping privileges, `sandbox` the seccomp filter.
 
@@ -16,6 +16,7 @@ pub mod check;
 mod child;
 mod images;
 mod layers;
+mod memory;
 mod options;
 mod pid_file;
 mod plan;
@@ -185,7 +186,8 @@ fn start(
     Environment { sockets, log_level, user }: Environment,
     signals: &Signals,
 ) -> Result<Running, ConfigError> {
-    let EffectiveOptions { options, .. } = effective;
+    let EffectiveOptions { options, config, .. } = effective;
+    let tight = memory::check(config, &server_options)?;
     if let Some(user) = &user {
         user.prepare()?;
     }
@@ -213,6 +215,10 @@ fn start(
     }
     let mut notes = effective.notes.clone();
     notes.extend(assembly.absent.iter().map(announce::absent));
+    if let Some(warning) = &tight {
+        tracing::warn!("{warning}");
+    }
+    notes.extend(tight);
     notes.append(&mut assembly.notes);
     notes.extend(tls::note(&server_options.tls));
     let ended = signals.ended()?;
