@@ -282,6 +282,55 @@ check "so does a command line with nothing to serve" alone
 rm -r "$IMAGES/mounted" "$IMAGES/there.img"
 cp "$DIR/good" "$FILE"
 
+# What ctl changed: shown, saved as a drop-in, and there after a restart and a reload.
+ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
+start -c "$FILE" extra=mem:size=1M
+db=$(get exports/db/device)
+differs() { ctl diff | grep -qxF -- "$1" || { ctl diff; false; }; }
+check "nothing differs" differs "no differences"
+nothing() { test "$(ctl save)" = "nothing to save" && test ! -e "$DIR/main.d/99-ctl.toml"; }
+check "there is nothing to save" nothing
+ahead=$(get "$db/queue/read_ahead_kb")
+ctl add "tmp=error:weight=70,rate=0%,of=mem:size=3M" >/dev/null
+(cd "$IMAGES" && ctl add --read-only "other=file:path=logs.img" >/dev/null)
+ctl set exports/db/weight 123 >/dev/null
+ctl set exports/extra/ioprio idle >/dev/null
+ctl set "$db/queue/nr_requests" 33 >/dev/null
+ctl set "$(get exports/logs/device)/queue/read_ahead_kb" 64 >/dev/null
+ctl set "$(get exports/tmp/device)/queue/read_ahead_kb" 64 >/dev/null
+ctl set "$(get exports/extra/device)/queue/read_ahead_kb" 64 >/dev/null
+ctl set vm/dirty_ratio 7 >/dev/null
+check "diff: an export that was added" differs "exports/tmp: error:rate=0%,weight=70,of=mem:size=3M, configured none"
+check "diff: a weight" differs "exports/db/weight: 123, configured 400"
+check "diff: a queue" differs "$db/queue/nr_requests: 33, configured 99"
+check "diff: write-back" differs "vm/dirty_ratio: 7, configured 0"
+check "diff: what no file can say" differs "note: not for a file: export extra is on the command line, which wins over a file; change it there"
+check "save --print shows the file" bash -c '"$1" ctl "$2" save --print | grep -q "^nr_requests = 33 "' - "$HEADWORKS" "$CONTROL"
+check "and writes nothing" test ! -e "$DIR/main.d/99-ctl.toml"
+check "save writes a drop-in" bash -c '"$1" ctl "$2" save | grep -q "main.d/99-ctl.toml: .* changes saved"' - "$HEADWORKS" "$CONTROL"
+check "which check accepts" "$HEADWORKS" check "$FILE"
+check "a reload has nothing to change" reload
+gone() { ! differs "$1"; }
+check "and what is saved differs no longer" gone "exports/db/weight: 123, configured 400"
+ctl remove tmp >/dev/null
+ctl remove logs >/dev/null
+check "diff: an export that was removed" bash -c '"$1" ctl "$2" diff | grep -q "^exports/logs: none, configured file:"' - "$HEADWORKS" "$CONTROL"
+check "it is saved, too" ctl save
+check "a reload does not bring it back" reload
+check "it stays away" has "db extra other"
+stop_server
+start -c "$FILE"
+check "after a restart the exports are those that were left" has "db other"
+check "the weight" is exports/db/weight 123
+check "the queue of a named device" is "$(get exports/db/device)/queue/nr_requests" 33
+check "that of others" is "$(get exports/other/device)/queue/read_ahead_kb" 64
+check "which a named one does not get" is "$(get exports/db/device)/queue/read_ahead_kb" "$ahead"
+check "write-back" is vm/dirty_ratio 7
+check "read-only" nbdinfo --is read-only "$(uri other)"
+check "nothing differs any more" differs "no differences"
+stop_server
+rm "$DIR/main.d/99-ctl.toml"
+
 # Who wins.
 export HEADWORKS_CACHE=24M HEADWORKS_NR_REQUESTS=88 HEADWORKS_SET="vm/dirty_bytes=5M iosched/fifo_batch=5"
 start -c "$FILE" --cache 32M --set iosched/fifo_batch=3 extra=mem:size=1M

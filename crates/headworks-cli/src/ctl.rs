@@ -15,6 +15,7 @@ use headworks_server::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 
 use crate::ctl_exports::ExportCommand;
+use crate::ctl_save;
 use crate::{USAGE, complain, observe};
 
 /// Time-out for an answer. The server gives up a stuck shard earlier and says so.
@@ -46,6 +47,8 @@ Examples:
   headworks ctl /run/hw.ctl remove logs --force         disconnect clients, write out, unlock the image
   headworks ctl /run/hw.ctl resize db 20G               grow the image; without a size: take over its present size
   headworks ctl /run/hw.ctl drain                       write out and flush everything; clients continue
+  headworks ctl /run/hw.ctl diff                        what ctl changed since the configuration was loaded
+  headworks ctl /run/hw.ctl save                        write that to FILE.d/99-ctl.toml
   headworks ctl /run/hw.ctl latency                     latency percentiles; with an export: its histogram
   headworks ctl /run/hw.ctl why db                      where slow requests of the last minute spent their time
 
@@ -82,6 +85,14 @@ enum CtlCommand {
     Diskstats,
     #[command(flatten)]
     Export(ExportCommand),
+    /// Lists how the running server differs from its configuration files
+    Diff,
+    /// Writes what ctl changed to a drop-in of the configuration file, FILE.d/99-ctl.toml
+    Save {
+        /// Print the drop-in instead
+        #[arg(long)]
+        print: bool,
+    },
     /// Prints latency percentiles of all exports, or the histogram of one
     Latency {
         /// Export name; `default` is the export without a name
@@ -139,9 +150,17 @@ pub fn run(options: &CtlArgs) -> ExitCode {
                 complain(would_discard(&result));
                 return ExitCode::FAILURE;
             }
-            let text = match options.json {
-                true => format!("{result:#}\n"),
-                false => show(&options.command, &result),
+            let text = match (&options.command, options.json) {
+                (CtlCommand::Save { print }, _) => ctl_save::save(&result, *print),
+                (_, true) => Ok(format!("{result:#}\n")),
+                (command, false) => Ok(show(command, &result)),
+            };
+            let text = match text {
+                Ok(text) => text,
+                Err(error) => {
+                    error.lines().for_each(complain);
+                    return ExitCode::FAILURE;
+                }
             };
             // Standard output may be closed.
             let _ = std::io::stdout().write_all(text.as_bytes());
@@ -171,6 +190,7 @@ fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
         CtlCommand::Stats => ("stats", json!({})),
         CtlCommand::Diskstats => ("diskstats", json!({})),
         CtlCommand::Export(command) => command.request(),
+        CtlCommand::Diff | CtlCommand::Save { .. } => ("diff", json!({})),
         CtlCommand::Latency { export: None } => ("stats", json!({})),
         CtlCommand::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
         CtlCommand::Why { export } => ("why", json!({ "export": export })),
@@ -232,6 +252,9 @@ fn show(command: &CtlCommand, result: &Value) -> String {
         CtlCommand::Stats => show_stats(result),
         CtlCommand::Diskstats => list(result).iter().map(diskstats_line).collect(),
         CtlCommand::Export(command) => command.show(result),
+        CtlCommand::Diff => ctl_save::show_diff(result),
+        // Written by `run`.
+        CtlCommand::Save { .. } => String::new(),
         CtlCommand::Connections => show_connections(result),
         CtlCommand::LogLevel { .. } => plain(&result["level"]) + "\n",
         CtlCommand::Latency { export: None } => observe::show_percentiles(result),

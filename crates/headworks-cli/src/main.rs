@@ -8,6 +8,7 @@ mod bench_nbd;
 mod completions;
 mod ctl;
 mod ctl_exports;
+mod ctl_save;
 mod durability;
 mod info;
 mod lab;

@@ -62,8 +62,8 @@ mod spec;
 mod units;
 
 pub use assemble::{
-    AbsentExport, AssembledExport, Assembly, ExportSource, ExportSpec, MissingImage, NamedDevice,
-    WatchedFile, check_exports,
+    AbsentExport, AssembledExport, Assembly, ExportSource, ExportSpec, NamedDevice, WatchedFile,
+    check_exports,
 };
 pub use control::{ConfiguredTunables, DISKSTATS_FIELDS, ReloadReport, RetuneReport};
 pub use did_you_mean::nearest_name;
@@ -71,7 +71,7 @@ pub use leftovers::Leftovers;
 pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
 pub use log_level::{LOG_LEVELS, LogLevel};
-pub use options::{CacheFile, PrepareShard, ServerOptions};
+pub use options::{CacheFile, MissingImage, PrepareShard, ServerOptions};
 pub use recorder::{Replayed, replay_recording};
 pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
-use super::assemble::{MissingImage, cache_shares};
+use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
 use super::leftovers::Leftovers;
 use super::{Address, InheritedSocket, LogLevel};
@@ -112,12 +112,23 @@ pub struct ServerOptions {
     pub live: bool,
     /// What a missing image of a reloaded configuration means.
     pub missing: MissingImage,
+    /// The configuration file, for `diff`; nothing reads it.
+    pub config: Option<PathBuf>,
     /// Options of every queue, including those of devices added later.
     pub queue: Vec<(Tunable, u64)>,
     /// Mode and certificates of TLS.
     pub tls: TlsOptions,
     /// Changes each shard before its first input.
     pub prepare_shard: PrepareShard,
+}
+
+/// What a missing image means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingImage {
+    /// No export is served.
+    Refuse,
+    /// Its export is absent, the others are served.
+    Absent,
 }
 
 impl Default for ServerOptions {
@@ -147,6 +158,7 @@ impl Default for ServerOptions {
             record: None,
             live: false,
             missing: MissingImage::Absent,
+            config: None,
             queue: Vec::new(),
             tls: TlsOptions::default(),
             prepare_shard: PrepareShard::default(),

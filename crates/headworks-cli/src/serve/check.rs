@@ -118,7 +118,11 @@ fn start_errors(
     let EffectiveOptions { options, config, .. } = effective;
     let (assembly, refused) = images::inspect(effective, specs, server.live);
     let problem = |(index, error): (Option<usize>, ConfigError)| match index {
-        Some(index) => image_problem(&config.exports[index], &error),
+        // Disabled exports have no specification.
+        Some(index) => match config.exports.iter().find(|one| one.name == specs[index].name) {
+            Some(export) => image_problem(export, &error),
+            None => blame(config, &error),
+        },
         None => blame(config, &error),
     };
     let mut errors = path_errors(effective);
@@ -136,7 +140,7 @@ fn start_errors(
 /// Error about the image of an export, with the position of the export.
 fn image_problem(export: &ExportSection, error: &ConfigError) -> Problem {
     // A message about the path names it; one about the export names that.
-    let what = match error.option.as_ref() {
+    let what = match error.option {
         "path" | "export" => error.message.to_string(),
         _ => error.to_string(),
     };

@@ -54,6 +54,7 @@ fn setting_of(effective: &EffectiveOptions, name: &str) -> (String, &'static str
         Origin::File(_) => "file",
         Origin::Environment => "environment",
         Origin::CommandLine => "command line",
+        Origin::Control => "ctl",
     };
     (setting.value.words().join(" "), origin)
 }

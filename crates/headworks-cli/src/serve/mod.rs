@@ -195,6 +195,7 @@ fn start(
     let memory = std::mem::take(&mut sockets.memory);
     let mut store = CacheStore::find(&options.cache_file, memory)?;
     server_options.live |= sockets.control.is_some();
+    server_options.config = options.config.as_ref().map(address::absolute);
     let mut assembly = images::open(effective, &specs, server_options.live, &store.leftovers)?;
     if server_options.cache > 0 {
         server_options.cache_file = store.create()?;

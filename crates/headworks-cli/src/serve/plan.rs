@@ -71,6 +71,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
             true => MissingImage::Refuse,
             false => MissingImage::Absent,
         },
+        config: None,
         queue: config.queue_of(None).iter().map(|tuned| (tuned.tunable, tuned.value)).collect(),
         tls: tls_options(options).map_err(blamed)?,
         prepare_shard: PrepareShard::default(),

@@ -1,10 +1,15 @@
 //! What a user asks to serve: a specification with a name and the options of the export.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use headworks_core::{ConfigError, Tunable};
 
-use super::topology::EXPORTS_MAX;
-use crate::spec::{BaseDevice, ExportOptions, Spec};
+use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
 use headworks::{FileOptions, Identity};
+
+/// Most exports of a server.
+pub(crate) const EXPORTS_MAX: usize = 1024;
 
 /// Specification of an export.
 #[derive(Clone, Debug)]
@@ -21,14 +26,18 @@ pub struct ExportSpec {
     pub device: Option<NamedDevice>,
     /// What the export comes from.
     pub source: ExportSource,
+    /// Device and wrappers in the user's words, from the outside in; empty if it was made otherwise.
+    pub layers: Arc<[Layer]>,
 }
 
 /// What an export comes from: a reload changes only what the configuration made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExportSource {
-    /// The configuration: files, environment and command line.
+    /// A file of the configuration.
     #[default]
-    Configuration,
+    File,
+    /// The command line, which wins over files.
+    CommandLine,
     /// `add` of the control socket.
     Control,
 }
@@ -49,20 +58,22 @@ impl ExportSpec {
     /// The text is invalid.
     pub fn parse(text: &str, only: bool) -> Result<Self, ConfigError> {
         let (name, spec) = split_name(text);
+        let (_, rest) = ExportOptions::take(spec)?;
+        let layers = Spec::layers(&rest)?.into();
         let (spec, share) = Spec::parse_export(spec)?;
         let name = match name {
             Some(name) => name.to_owned(),
             None if only => String::new(),
             None => spec.short_name(),
         };
-        Ok(Self { share, ..Self::new(name, spec, false) })
+        Ok(Self { share, layers, ..Self::new(name, spec, false) })
     }
 
     /// An export with default weight, class and cache options.
     #[must_use]
     pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
         let (share, source) = (ExportOptions::default(), ExportSource::default());
-        Self { name, spec, read_only, share, device: None, source }
+        Self { name, spec, read_only, share, device: None, source, layers: Arc::default() }
     }
 }
 
@@ -119,6 +130,18 @@ fn twins(one: &str, other: &str) -> String {
 }
 
 impl ExportSpec {
+    /// Makes a relative path of an image start at `folder`.
+    pub(crate) fn set_folder(&mut self, folder: &Path) {
+        let BaseDevice::File { path, .. } = &mut self.spec.base else { return };
+        *path = folder.join(path.as_path());
+        let mut layers = self.layers.to_vec();
+        let words = layers.last_mut().into_iter().flat_map(|layer| &mut layer.words);
+        for (_, word) in words.filter(|(key, _)| key == "path") {
+            *word = path.to_string_lossy().into_owned();
+        }
+        self.layers = layers.into();
+    }
+
     /// Identity of the export's file; none for other devices or a missing file.
     pub(crate) fn identity(&self) -> Option<Identity> {
         match &self.spec.base {

@@ -16,6 +16,7 @@ use headworks_core::options::DEVICES_MAX;
 use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
 
 use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
+use crate::options::MissingImage;
 use crate::spec::{BaseDevice, Spec};
 use headworks::{Device, FileDevice, OpenFile, display_size};
 use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin};
@@ -60,15 +61,6 @@ impl AbsentExport {
         let reason = spec.missing_image()?;
         Some(Self { spec: spec.clone(), reason })
     }
-}
-
-/// What a missing image means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MissingImage {
-    /// No export is served.
-    Refuse,
-    /// Its export is absent, the others are served.
-    Absent,
 }
 
 /// Devices, volumes and exports of a server, opened.

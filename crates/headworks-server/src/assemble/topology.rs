@@ -8,10 +8,8 @@ use headworks_core::{
 };
 
 use super::Assembly;
+use super::export_spec::EXPORTS_MAX;
 use crate::options::{BIOS_MAX, ServerOptions};
-
-/// Most exports of a server.
-pub(crate) const EXPORTS_MAX: usize = 1024;
 
 /// Makes the configuration of all shards; caches are added for each shard later.
 pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {

@@ -4,20 +4,20 @@
 //! [[export]]
 //! name = "db"
 //! device = "fast"                                  # a [[device]]; without one, images of a filesystem share a queue
-//! weight = 400                                     # also ioprio, cache, on-error, read-only
+//! weight = 400                                     # also ioprio, cache, on-error, read-only, enabled
 //! file = { path = "/srv/db.img", size = "10G" }    # one of file, null and mem, with the keys of a SPEC
 //! wrap = [{ delay = { read = "5ms" } }]            # wrappers, the outermost first
 //! ```
 
 use std::ops::Range;
 
-use headworks_core::ConfigError;
+use headworks_core::{ConfigError, Ioprio};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, TomlEntry, Value, entries, unknown};
-use crate::assemble::{ExportSpec, split_name};
+use crate::assemble::{ExportSource, ExportSpec, split_name};
 use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
 use crate::units::parse_switch;
 
@@ -27,8 +27,8 @@ pub const NAME_MAX: usize = 4096;
 const WRAPPERS_MAX: usize = 8;
 
 /// Keys of an export; the last four are keys of a specification, too.
-const KEYS: [&str; 7] =
-    ["device", "read-only", "weight", "ioprio", "cache", "on-error", "on-unclean"];
+const KEYS: [&str; 8] =
+    ["enabled", "device", "read-only", "weight", "ioprio", "cache", "on-error", "on-unclean"];
 
 /// A device or wrapper of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +62,10 @@ impl ExportSection {
     pub fn from_words(text: &str, only: bool, origin: &Origin) -> Result<Self, ConfigError> {
         let name = ExportSpec::parse(text, only)?.name;
         let (share, rest) = ExportOptions::take(split_name(text).1)?;
+        Ok(Self::build(name, &share, Spec::layers(&rest)?, origin))
+    }
+
+    fn build(name: String, share: &ExportOptions, layers: Vec<Layer>, origin: &Origin) -> Self {
         let setting = |name: &str, word: String| Setting {
             name: name.into(),
             value: Value::Word(word),
@@ -83,12 +87,71 @@ impl ExportSection {
         ];
         let mut settings: Vec<_> = said.into_iter().flatten().collect();
         settings.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(Self {
-            name,
-            settings,
-            parts: Spec::layers(&rest)?.into_iter().map(part).collect(),
+        let parts = layers.into_iter().map(part).collect();
+        Self { name, settings, parts, origin: origin.clone() }
+    }
+
+    /// Makes a section that takes an export of an earlier file away.
+    #[must_use]
+    pub fn disabled(name: &str, origin: &Origin) -> Self {
+        let enabled = Setting {
+            name: "enabled".into(),
+            value: Value::Word("false".into()),
             origin: origin.clone(),
-        })
+        };
+        let name = name.to_owned();
+        Self { name, settings: vec![enabled], parts: Vec::new(), origin: origin.clone() }
+    }
+
+    /// Whether the export is served.
+    ///
+    /// # Errors
+    /// The value of `enabled` is no switch.
+    pub fn is_enabled(&self) -> Result<bool, Problem> {
+        let Some(setting) = self.get("enabled") else { return Ok(true) };
+        let wrong = |error| Problem::new(&setting.origin, format!("enabled: {error}"));
+        parse_switch(setting.word()).map_err(wrong)
+    }
+
+    /// Makes the section of an export, with a weight and class; none if its words are not known.
+    #[must_use]
+    pub fn of(spec: &ExportSpec, weight: u16, ioprio: Ioprio, origin: &Origin) -> Option<Self> {
+        if spec.layers.is_empty() {
+            return None;
+        }
+        let share = ExportOptions { weight, ioprio, ..spec.share };
+        let mut section = Self::build(spec.name.clone(), &share, spec.layers.to_vec(), origin);
+        let mut set = |name: &str, word: String| {
+            let (value, origin) = (Value::Word(word), origin.clone());
+            section.settings.push(Setting { name: name.into(), value, origin });
+        };
+        if spec.read_only {
+            set("read-only", "true".into());
+        }
+        if let Some(device) = &spec.device {
+            set("device", device.name.clone());
+        }
+        section.settings.sort_by(|one, other| one.name.cmp(&other.name));
+        Some(section)
+    }
+
+    /// The same values with one origin.
+    #[must_use]
+    pub fn with_origin(mut self, origin: &Origin) -> Self {
+        let parts = self.parts.iter_mut().flat_map(|part| {
+            part.origin = origin.clone();
+            &mut part.settings
+        });
+        let all = parts.chain(&mut self.settings);
+        all.for_each(|setting| setting.origin = origin.clone());
+        self.origin = origin.clone();
+        self
+    }
+
+    /// The export as a command line says it, without its name.
+    #[must_use]
+    pub fn words(&self) -> String {
+        self.text(0)
     }
 
     /// Value of a key in [`ExportSection::settings`].
@@ -127,7 +190,13 @@ impl ExportSection {
             parse_switch(setting.word()).map_err(wrong)
         });
         let read_only = own.transpose()?.unwrap_or(false) || read_only;
-        let export = ExportSpec { share, ..ExportSpec::new(self.name.clone(), spec, read_only) };
+        let source = match self.origin {
+            Origin::CommandLine => ExportSource::CommandLine,
+            _ => ExportSource::File,
+        };
+        let layers = self.layers(0).into();
+        let export = ExportSpec::new(self.name.clone(), spec, read_only);
+        let export = ExportSpec { share, source, layers, ..export };
         export.check().map_err(|error| self.locate(0, &error))?;
         Ok(export)
     }
@@ -137,20 +206,27 @@ impl ExportSection {
         self.parts.len() == 1 && self.parts[0].kind == "file"
     }
 
+    /// Layers from `start` inwards, without the export's keys.
+    fn layers(&self, start: usize) -> Vec<Layer> {
+        let pair = |setting: &Setting| (setting.name.clone(), setting.word().to_owned());
+        let layer = |part: &LayerSection| Layer {
+            kind: part.kind,
+            words: part.settings.iter().map(pair).collect(),
+        };
+        self.parts[start..].iter().map(layer).collect()
+    }
+
     /// Specification from layer `start` inwards; the whole has the export's keys, too.
     fn text(&self, start: usize) -> String {
         let words = |settings: &[Setting]| -> Vec<(String, String)> {
             let pair = |setting: &Setting| (setting.name.clone(), setting.word().to_owned());
             settings.iter().map(pair).collect()
         };
-        let parts = self.parts[start..].iter();
-        let layer = |part: &LayerSection| Layer { kind: part.kind, words: words(&part.settings) };
-        let mut layers: Vec<Layer> = parts.map(layer).collect();
+        let mut layers = self.layers(start);
         if let Some(outermost) = layers.first_mut().filter(|_| start == 0) {
             let share = words(&self.settings).into_iter();
-            outermost
-                .words
-                .extend(share.filter(|(key, _)| !["device", "read-only"].contains(&&**key)));
+            let others = ["device", "enabled", "read-only"];
+            outermost.words.extend(share.filter(|(key, _)| !others.contains(&&**key)));
         }
         Layer::text(&layers)
     }
@@ -213,7 +289,13 @@ pub fn read(
         return None;
     }
     let given = Layer::kinds().any(|(kind, wraps)| !wraps && table.contains_key(kind));
+    let is_off = settings.iter().any(|setting: &Setting| {
+        setting.name == "enabled" && parse_switch(setting.word()) == Ok(false)
+    });
     let Some(base) = bases.pop() else {
+        if is_off {
+            return Some(ExportSection { name, settings, parts: Vec::new(), origin });
+        }
         if !given {
             reader.wrong(&name_span, nothing_to_serve(&name));
         }

@@ -171,6 +171,20 @@ impl ConfigFile {
         }
     }
 
+    /// The same values with one origin, for a file that is written anew.
+    #[must_use]
+    pub fn with_origin(mut self, origin: &Origin) -> Self {
+        self.server.iter_mut().for_each(|setting| setting.origin = origin.clone());
+        self.queue.iter_mut().for_each(|tuned| tuned.origin = origin.clone());
+        self.vm.iter_mut().for_each(|tuned| tuned.origin = origin.clone());
+        for device in &mut self.devices {
+            device.origin = origin.clone();
+            device.queue.iter_mut().for_each(|tuned| tuned.origin = origin.clone());
+        }
+        self.exports = self.exports.into_iter().map(|export| export.with_origin(origin)).collect();
+        self
+    }
+
     /// Merges two configurations; `later` wins. Sections of the same name are combined: a later export replaces an
     /// earlier one, a later device adds to it.
     #[must_use]
@@ -207,6 +221,14 @@ impl ConfigFile {
         let mut problems = Problems::default();
         let mut specs = Vec::new();
         for export in &self.exports {
+            match export.is_enabled() {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(problem) => {
+                    problems.0.push(problem);
+                    continue;
+                }
+            }
             match export.plan(size, read_only) {
                 Ok(spec) => specs.push(ExportSpec { device: self.named(export), ..spec }),
                 Err(problem) => problems.0.push(problem),

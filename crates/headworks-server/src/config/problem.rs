@@ -35,6 +35,8 @@ pub enum Origin {
     Environment,
     /// An argument of the command line.
     CommandLine,
+    /// A change by `headworks ctl`.
+    Control,
 }
 
 impl fmt::Display for Origin {
@@ -44,6 +46,7 @@ impl fmt::Display for Origin {
             Self::File(at) => write!(f, "file {}:{}", at.file, at.line),
             Self::Environment => f.write_str("environment"),
             Self::CommandLine => f.write_str("command line"),
+            Self::Control => f.write_str("ctl"),
         }
     }
 }
@@ -69,7 +72,7 @@ impl fmt::Display for Problem {
         match &self.origin {
             Origin::File(at) => write!(f, "{at}: {}", self.what),
             Origin::Environment => write!(f, "environment: {}", self.what),
-            Origin::Default | Origin::CommandLine => f.write_str(&self.what),
+            Origin::Default | Origin::CommandLine | Origin::Control => f.write_str(&self.what),
         }
     }
 }

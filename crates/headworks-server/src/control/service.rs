@@ -86,7 +86,11 @@ impl ControlService {
             devices: assembly.named.iter().flatten().cloned().collect(),
             dirty: options.dirty,
         };
-        let changes = service.changes.with_missing(options.missing).with_tunables(tunables);
+        let served = assembly.exports.iter().map(|export| &export.spec);
+        let absent = assembly.absent.iter().map(|absent| &absent.spec);
+        let exports = served.chain(absent).cloned().collect();
+        let changes = service.changes.with_missing(options.missing);
+        let changes = changes.with_configuration(options.config.clone(), tunables, exports);
         Self { log_level: options.log_level.clone(), changes, ..service }
     }
 
@@ -173,6 +177,7 @@ impl ControlService {
                 takes(&["export"])?;
                 self.queries.failed(text(params, "export")?)
             }
+            "diff" => takes(&[]).and_then(|()| self.changes.diff()),
             "exports" => takes(&[]).and_then(|()| self.changes.exports()),
             "add" => takes(&["spec", "read_only", "cwd"])
                 .and_then(|()| self.changes.add_by_words(params)),
@@ -188,7 +193,7 @@ impl ControlService {
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
             }
             other => Err(RpcFault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, discard-failed, exports, add, remove, resize, drain and log-level"
+                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, discard-failed, exports, diff, add, remove, resize, drain and log-level"
             ))),
         }
     }

@@ -1,6 +1,6 @@
 //! `add`: adds an export while the server runs.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use headworks_core::{Control, DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
 use serde_json::{Value, json};
@@ -19,7 +19,6 @@ use crate::control::settings::ExportSettings;
 use crate::control::shards::stopping;
 use crate::control::tree::{DeviceNode, ExportNode, lock};
 use crate::messages::command::ShardCommand;
-use crate::spec::BaseDevice;
 use headworks::Device;
 
 impl LiveChanges {
@@ -35,10 +34,8 @@ impl LiveChanges {
         spec.read_only = flag("read_only")?;
         spec.source = ExportSource::Control;
         // Relative paths start at the client's folder.
-        if let (BaseDevice::File { path, .. }, Some(Value::String(folder))) =
-            (&mut spec.spec.base, params.get("cwd"))
-        {
-            *path = PathBuf::from(folder).join(path.as_path());
+        if let Some(Value::String(folder)) = params.get("cwd") {
+            spec.set_folder(Path::new(folder));
         }
         self.add(spec)
     }

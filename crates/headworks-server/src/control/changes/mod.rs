@@ -14,6 +14,7 @@
 
 mod absent;
 mod add;
+mod diff;
 mod drain;
 mod exports;
 mod reconcile;
@@ -22,6 +23,7 @@ mod remove;
 mod resize;
 mod retune;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,9 +33,10 @@ use super::rpc::RpcFault;
 use super::settings::Settings;
 use super::shards::ShardLink;
 use super::tree::{TreeCell, lock};
-use crate::assemble::MissingImage;
+use crate::assemble::ExportSpec;
 use crate::control::inventory::{Inventory, PLACES};
 use crate::messages::command::{Released, ShardCommand};
+use crate::options::MissingImage;
 
 pub use reconcile::ReloadReport;
 pub use retune::{ConfiguredTunables, RetuneReport};
@@ -54,6 +57,10 @@ pub struct LiveChanges {
     missing: MissingImage,
     /// Tunables of the last configuration.
     tunables: Mutex<ConfiguredTunables>,
+    /// Exports of the last configuration.
+    configured: Mutex<Vec<ExportSpec>>,
+    /// The configuration file, if there is one.
+    config: Option<PathBuf>,
 }
 
 impl LiveChanges {
@@ -65,8 +72,17 @@ impl LiveChanges {
         inventory: Inventory,
     ) -> Self {
         let (inventory, draining) = (Mutex::new(inventory), Mutex::default());
-        let (missing, tunables) = (MissingImage::Absent, Mutex::default());
-        Self { shards, tree, settings, inventory, draining, missing, tunables }
+        Self {
+            shards,
+            tree,
+            settings,
+            inventory,
+            draining,
+            missing: MissingImage::Absent,
+            tunables: Mutex::default(),
+            configured: Mutex::default(),
+            config: None,
+        }
     }
 
     /// Sets what a missing image of a reloaded configuration means.
@@ -74,9 +90,15 @@ impl LiveChanges {
         Self { missing, ..self }
     }
 
-    /// Sets the tunables of the configuration that the server starts with.
-    pub fn with_tunables(self, tunables: ConfiguredTunables) -> Self {
-        Self { tunables: Mutex::new(tunables), ..self }
+    /// Sets the configuration that the server starts with: its file, tunables and exports.
+    pub fn with_configuration(
+        self,
+        config: Option<PathBuf>,
+        tunables: ConfiguredTunables,
+        exports: Vec<ExportSpec>,
+    ) -> Self {
+        let (tunables, configured) = (Mutex::new(tunables), Mutex::new(exports));
+        Self { config, tunables, configured, ..self }
     }
 }
 

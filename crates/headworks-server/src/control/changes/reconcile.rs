@@ -9,10 +9,11 @@ use std::io::ErrorKind;
 use headworks_core::{ConfigError, Ioprio, VolumeId};
 
 use super::LiveChanges;
-use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec, MissingImage};
+use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
 use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::lock;
+use crate::options::MissingImage;
 use crate::spec::BaseDevice;
 use headworks::{Identity, display_size};
 
@@ -45,6 +46,7 @@ impl LiveChanges {
     /// Makes the exports match `wanted`; see [`crate::Reloader::reconcile`].
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
         assemble::check_exports(&wanted)?;
+        *lock(&self.configured) = wanted.clone();
         let mut reload = ReloadReport::default();
         // Exports whose removal is in progress count as gone; adding one of them may fail.
         let (mut there, mut unfinished) = (Vec::new(), Vec::new());
@@ -77,7 +79,7 @@ impl LiveChanges {
             }
         }
         let lost = |absent: &&AbsentExport| {
-            absent.spec.source == ExportSource::Configuration
+            absent.spec.source != ExportSource::Control
                 && !wanted.iter().any(|new| new.name == absent.spec.name)
         };
         for gone in self.tree.current().absent.iter().filter(lost) {
@@ -117,7 +119,7 @@ impl LiveChanges {
         let name = shown(&new.name);
         let (mut differs, mut set) = (Vec::new(), Vec::new());
         let ServedFile { spec: old, image, size } = old;
-        let loaded = old.share.clone();
+        let loaded = old.share;
         if !old.spec.is_same_device(&new.spec) || was_swapped(*image, new) {
             differs.push("its image");
         } else if let Some(wanted) = new.spec.size_of_new_image().filter(|wanted| wanted > size) {
@@ -170,6 +172,7 @@ impl LiveChanges {
         }
         if let Some(record) = lock(&self.inventory).exports.get_mut(&entry.id.0) {
             record.spec.source = new.source;
+            record.spec.layers = new.layers.clone();
             (record.spec.share.weight, record.spec.share.ioprio) = (weight, ioprio);
         }
     }

@@ -31,7 +31,7 @@ impl ConfiguredTunables {
     }
 
     /// Value of a tunable in the configuration of a device; none if nothing is said.
-    fn value(&self, device: Option<&str>, tunable: Tunable) -> Option<u64> {
+    pub(super) fn value(&self, device: Option<&str>, tunable: Tunable) -> Option<u64> {
         let said = self.queue_of(device).iter().find(|(other, _)| *other == tunable);
         said.map(|(_, value)| *value)
     }
@@ -56,8 +56,9 @@ impl LiveChanges {
         // Without a cache there is no write-back to set.
         let has_cache = !self.tree.current().caching.is_empty();
         let dirty = if has_cache { dirty_changes(&last.dirty, &wanted.dirty) } else { Vec::new() };
-        for (path, value) in dirty {
-            self.set_one(path, &value, &mut report);
+        for (tunable, number) in dirty {
+            let value = word(&dirty_value(tunable, number));
+            self.set_one(format!("vm/{}", tunable.name()), &value, &mut report);
         }
         let devices = self.tree.current().devices.iter().map(|node| node.id).collect::<Vec<_>>();
         for device in devices {
@@ -82,18 +83,18 @@ impl LiveChanges {
     }
 }
 
-/// Paths and new values of write-back options. A ratio whose counterpart in bytes is set, and the reverse, is not named.
-fn dirty_changes(last: &DirtyOptions, wanted: &DirtyOptions) -> Vec<(String, String)> {
+/// Write-back options that differ, with their new values. A ratio whose counterpart in bytes is set, and the reverse, is
+/// not named.
+pub(super) fn dirty_changes(
+    last: &DirtyOptions,
+    wanted: &DirtyOptions,
+) -> Vec<(DirtyTunable, u64)> {
     let differs = |tunable: &DirtyTunable| {
         let now = tunable.get(wanted);
         tunable.get(last) != now && tunable.check(now).is_ok()
     };
     let all = DirtyTunable::ALL.into_iter().filter(differs);
-    all.map(|tunable| {
-        let value = word(&dirty_value(tunable, tunable.get(wanted)));
-        (format!("vm/{}", tunable.name()), value)
-    })
-    .collect()
+    all.map(|tunable| (tunable, tunable.get(wanted))).collect()
 }
 
 /// Tunables of a device's queue that differ, with their new values; what is no longer said is the default again.
@@ -162,15 +163,12 @@ mod tests {
         DirtyTunable::Bytes.set(&mut bytes, 4 << 20).unwrap();
         assert_eq!(dirty_changes(&ratio, &ratio), []);
         let changes = dirty_changes(&ratio, &bytes);
-        assert!(changes.contains(&("vm/dirty_bytes".into(), (4 << 20).to_string())), "{changes:?}");
+        assert!(changes.contains(&(DirtyTunable::Bytes, 4 << 20)), "{changes:?}");
         // Each change, set after the other, leads to the wanted options.
         for (from, to) in [(ratio, bytes), (bytes, ratio)] {
             let mut now = from;
-            for (path, value) in dirty_changes(&from, &to) {
-                let tunable = DirtyTunable::ALL
-                    .into_iter()
-                    .find(|tunable| path == format!("vm/{}", tunable.name()));
-                tunable.unwrap().set(&mut now, value.parse().unwrap()).unwrap();
+            for (tunable, value) in dirty_changes(&from, &to) {
+                tunable.set(&mut now, value).unwrap();
             }
             assert_eq!(now, to);
         }

@@ -473,9 +473,10 @@ fn open_or_imagine(path: &Path, options: &FileOptions) -> Result<(File, bool), C
     nameless.read(true).write(true).mode(0o600);
     let file = nameless.custom_flags(libc::O_TMPFILE).open(folder).or_else(|_| {
         // The filesystem has no files without names: its answer to the size is not known.
-        // SAFETY: the name is terminated; the descriptor is new and ours.
+        // SAFETY: the name is terminated.
         match unsafe { libc::memfd_create(c"image".as_ptr(), libc::MFD_CLOEXEC) } {
             fd if fd < 0 => Err(io::Error::last_os_error()),
+            // SAFETY: the descriptor is new and ours.
             fd => Ok(unsafe { File::from_raw_fd(fd) }),
         }
     });

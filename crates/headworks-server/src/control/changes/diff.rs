@@ -1,0 +1,210 @@
+//! `diff`: how the running server differs from the configuration that was loaded last, also as a drop-in file.
+//!
+//! ```text
+//!   exports     added by ctl -> an [[export]]      removed by ctl -> an [[export]] with enabled = false
+//!               weight, ioprio changed -> the whole [[export]], since a later file replaces it
+//!   queues      device with a name -> [[device]]   without one -> [server.queue], if all such devices agree
+//!   write-back  [server.vm]
+//! ```
+//!
+//! A value in `[server.queue]` is also that of named devices that say nothing of it, so the drop-in says for each of them the
+//! value that it has. What no file can say is listed as unsaved, with the reason.
+
+use std::collections::BTreeMap;
+
+use headworks_core::options::Tunable;
+use headworks_core::writeback::DirtyTunable;
+use headworks_core::{ExportId, QueueOptions};
+use serde_json::{Value, json};
+
+use super::LiveChanges;
+use super::retune::dirty_changes;
+use crate::assemble::{ExportSource, ExportSpec, shown_name};
+use crate::config::{ConfigFile, DeviceSection, ExportSection, Origin, Tuned};
+use crate::control::inventory::{ExportEntry, ExportState};
+use crate::control::report::{dirty_value, value};
+use crate::control::rpc::{RpcFault, RpcResult};
+use crate::control::tree::{device_name, lock};
+
+/// Differences that are found, and the drop-in that says them.
+#[derive(Default)]
+struct Differences {
+    changes: Vec<Value>,
+    file: ConfigFile,
+    unsaved: Vec<String>,
+}
+
+impl Differences {
+    fn add(&mut self, path: &str, configured: Value, running: Value) {
+        self.changes.push(json!({ "path": path, "configured": configured, "running": running }));
+    }
+}
+
+/// A queue of a running device.
+struct RunningQueue {
+    path: String,
+    /// Name of the device in the configuration.
+    name: Option<String>,
+    options: QueueOptions,
+    /// Options that the device began with.
+    initial: QueueOptions,
+}
+
+impl LiveChanges {
+    /// Answers the method `diff`: changes, a drop-in, and what no file can say.
+    pub fn diff(&self) -> RpcResult {
+        let mut found = Differences::default();
+        self.diff_exports(&mut found);
+        self.diff_queues(&mut found)?;
+        self.diff_dirty(&mut found);
+        Ok(json!({
+            "config": self.config,
+            "changes": found.changes,
+            "text": found.file.to_string(),
+            "unsaved": found.unsaved,
+        }))
+    }
+
+    fn diff_exports(&self, found: &mut Differences) {
+        let (inventory, configured) = (lock(&self.inventory), lock(&self.configured));
+        let absent = &self.tree.current().absent;
+        let is_there = |name: &str| {
+            inventory.exports.values().any(|entry| entry.spec.name == name)
+                || absent.iter().any(|absent| absent.spec.name == name)
+        };
+        for (id, ExportEntry { spec, state, .. }) in &inventory.exports {
+            if matches!(state, ExportState::Serving) {
+                self.diff_export(ExportId(*id), spec, found);
+            }
+        }
+        for gone in configured.iter().filter(|spec| !is_there(&spec.name)) {
+            let path = format!("exports/{}", shown_name(&gone.name));
+            found.add(&path, words(gone), Value::Null);
+            found.file.exports.push(ExportSection::disabled(&gone.name, &Origin::Control));
+        }
+    }
+
+    fn diff_export(&self, id: ExportId, spec: &ExportSpec, found: &mut Differences) {
+        let name = shown_name(&spec.name);
+        let (now, share) = (self.settings.of(id), &spec.share);
+        let is_added = spec.source == ExportSource::Control;
+        let before = found.changes.len();
+        if is_added {
+            found.add(&format!("exports/{name}"), Value::Null, words(spec));
+        }
+        if now.weight != share.weight {
+            found.add(&format!("exports/{name}/weight"), share.weight.into(), now.weight.into());
+        }
+        if now.ioprio != share.ioprio {
+            let [old, new] = [share.ioprio, now.ioprio].map(|ioprio| ioprio.to_string().into());
+            found.add(&format!("exports/{name}/ioprio"), old, new);
+        }
+        if found.changes.len() == before {
+            return;
+        }
+        let section = ExportSection::of(spec, now.weight, now.ioprio, &Origin::Control);
+        match section.filter(|_| spec.source != ExportSource::CommandLine) {
+            Some(section) => found.file.exports.push(section),
+            None => found.unsaved.push(format!(
+                "export {name} is on the command line, which wins over a file; change it there"
+            )),
+        }
+    }
+
+    fn diff_queues(&self, found: &mut Differences) -> Result<(), RpcFault> {
+        let tree = self.tree.current();
+        let mut queues = Vec::new();
+        for node in &tree.devices {
+            let options = self.shards.device(&tree, node.id)?.options;
+            let inventory = lock(&self.inventory);
+            let Some(entry) = inventory.devices.get(&node.id.0) else { continue };
+            let (path, name) = (device_name(node.id), entry.name.clone());
+            queues.push(RunningQueue { path, name, options, initial: entry.config.queue });
+        }
+        let configured = lock(&self.tunables).clone();
+        let said = |queue: &RunningQueue, tunable| configured.value(queue.name.as_deref(), tunable);
+        let usual = QueueOptions::default();
+        // By device; none is that of all devices without a name.
+        let mut saved: BTreeMap<Option<&str>, Vec<(Tunable, u64)>> = BTreeMap::new();
+        for tunable in Tunable::ALL.into_iter().filter(|tunable| tunable.is_live()) {
+            for queue in &queues {
+                let (old, now) = (said(queue, tunable), tunable.get(&queue.options));
+                let is_initial = old.is_none() && now == tunable.get(&queue.initial);
+                let old = old.unwrap_or_else(|| tunable.get(&usual));
+                if old == now || is_initial {
+                    continue;
+                }
+                let path = format!("{}/queue/{}", queue.path, tunable.name());
+                found.add(&path, value(tunable, old), value(tunable, now));
+                let like = |other: &&RunningQueue| other.name.is_none();
+                let nameless = || queues.iter().filter(like);
+                if queue.name.is_none()
+                    && nameless().any(|other| tunable.get(&other.options) != now)
+                {
+                    found.unsaved.push(format!(
+                        "{path}: other devices without a name have other values; give the device one ([[device]])"
+                    ));
+                    continue;
+                }
+                let values = saved.entry(queue.name.as_deref()).or_default();
+                if !values.contains(&(tunable, now)) {
+                    values.push((tunable, now));
+                }
+            }
+        }
+        // A value of all devices must not reach named ones.
+        for (tunable, _) in saved.get(&None).cloned().unwrap_or_default() {
+            for device in &configured.devices {
+                let own = queues.iter().find(|q| q.name.as_deref() == Some(&*device.name));
+                let now = own.map_or_else(
+                    || configured.value(Some(&device.name), tunable),
+                    |queue| Some(tunable.get(&queue.options)),
+                );
+                let now = now.unwrap_or_else(|| tunable.get(&usual));
+                let values = saved.entry(Some(&device.name)).or_default();
+                if !values.contains(&(tunable, now)) {
+                    values.push((tunable, now));
+                }
+            }
+        }
+        for (name, values) in saved {
+            let tuned = |(tunable, value)| Tuned { tunable, value, origin: Origin::Control };
+            let queue = values.into_iter().map(tuned).collect();
+            match name {
+                None => found.file.queue = queue,
+                Some(name) => found.file.devices.push(DeviceSection {
+                    name: name.to_owned(),
+                    queue,
+                    origin: Origin::Control,
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    fn diff_dirty(&self, found: &mut Differences) {
+        let (configured, now) = (lock(&self.tunables).dirty, self.settings.dirty());
+        for (tunable, number) in dirty_changes(&configured, &now) {
+            let old = dirty_value(tunable, tunable.get(&configured));
+            found.add(&format!("vm/{}", tunable.name()), old, dirty_value(tunable, number));
+            // A file gives a limit as bytes or as a ratio.
+            let is_other = match tunable {
+                DirtyTunable::Ratio => DirtyTunable::Bytes.get(&now) > 0,
+                DirtyTunable::BackgroundRatio => DirtyTunable::BackgroundBytes.get(&now) > 0,
+                DirtyTunable::Bytes | DirtyTunable::BackgroundBytes => number == 0,
+                _ => false,
+            };
+            if !is_other {
+                let origin = Origin::Control;
+                found.file.vm.push(Tuned { tunable, value: number, origin });
+            }
+        }
+    }
+}
+
+/// An export in the words of a command line.
+fn words(spec: &ExportSpec) -> Value {
+    let (weight, ioprio) = (spec.share.weight, spec.share.ioprio);
+    let section = ExportSection::of(spec, weight, ioprio, &Origin::Control);
+    section.map_or_else(|| spec.spec.short_name().into(), |section| section.words().into())
+}
