@@ -61,6 +61,7 @@ impl LiveChanges {
                 "dirty": 0,
                 "failed": 0,
                 "state": "absent",
+                "device_state": null,
                 "reason": absent.reason,
             })
         };
