@@ -254,7 +254,7 @@ impl CostLearner {
         let surprise = relative.abs() > SURPRISE.max(SURPRISE_SCATTER * scatter);
         self.surprises = if surprise { self.surprises + 1 } else { 0 };
         if self.surprises == SURPRISES {
-            self.doubt_all();
+            self.doubt(&parts, error.abs());
             self.surprises = 0;
             (self.drift, self.scatter) = (0.0, 0.0);
         }
@@ -366,6 +366,19 @@ impl CostLearner {
         }
     }
 
+    /// Gives up the certainty of the model, so far that it can explain twice the error of this window.
+    fn doubt(&mut self, parts: &[f64; UNKNOWNS], error: f64) {
+        self.doubt_all();
+        let commands = parts[..4].iter().sum::<f64>().max(1.0);
+        let bytes = parts[4..].iter().sum::<f64>().max(1.0);
+        for index in 0..UNKNOWNS {
+            let share = 2.0 * error / if index < 4 { commands } else { bytes };
+            let least = self.model[index].max(share);
+            let variance = &mut self.variance[index][index];
+            *variance = variance.min(least * least);
+        }
+    }
+
     /// Gives up all certainty, but not the model.
     fn doubt_all(&mut self) {
         self.variance = [[0.0; UNKNOWNS]; UNKNOWNS];
@@ -386,7 +399,8 @@ impl CostLearner {
     }
 
     /// Takes the model over into the costs that are charged, if it makes a difference for what the last window consisted of.
-    /// Each change of a price lets some requests pass others, so small ones are not worth it.
+    /// Each change of a price lets some requests pass others; on a slow device, whose windows have few commands, small changes
+    /// are not worth it.
     fn publish(&mut self, parts: &[f64; UNKNOWNS]) {
         let (mut charged, mut off) = (0.0, 0.0);
         for (index, part) in parts.iter().enumerate() {
@@ -397,7 +411,7 @@ impl CostLearner {
             charged += part * price;
             off += part * (self.model[index] - price).abs();
         }
-        if off <= PRICE_STEP * charged {
+        if self.seeks() && off <= PRICE_STEP * charged {
             return;
         }
         for (base, unknown) in self.cost.base_ns.iter_mut().zip(self.model) {
