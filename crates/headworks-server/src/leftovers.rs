@@ -150,7 +150,14 @@ impl Leftovers {
             let is_same = |row: &VolumeRow| row.identity == image.identity();
             let is_this = |row: &VolumeRow| is_same(row) || row.path == absolute;
             done.covered |= rows.iter().any(is_same);
-            done.suspect |= rows.iter().any(|row| is_this(row) && row.suspect);
+            if rows.iter().any(|row| is_this(row) && row.suspect) {
+                done.suspect = true;
+                done.notes.push(format!(
+                    "{}: a device flush had failed when the server was killed: flushes fail until it is acknowledged (headworks ctl SOCKET \
+                     discard-failed EXPORT --yes)",
+                    path.display()
+                ));
+            }
             for volume in file.cache.volumes() {
                 if volume.row.as_ref().is_some_and(is_this) {
                     restore_volume(file, volume, (path, image), &mut done)?;

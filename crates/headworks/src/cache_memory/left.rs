@@ -156,19 +156,22 @@ impl LeftCache {
         let frames = Mapping::shared(&self.file, frames_at as usize, frames as usize)?;
         let buffers = Mapping::shared(&self.file, buffers_at as usize, buffers as usize)?;
         let (frames_base, buffers_base) = (get(shard::FRAMES_BASE), get(shard::BUFFERS_BASE));
-        self.redo(at, (&frames, frames_base), (&buffers, buffers_base))?;
         let entry = |frame| word(&self.control, table_at as usize + frame * 8);
+        let is_dirty = |frame| DirtyEntry(entry(frame).load(Ordering::Acquire)).is_dirty();
+        self.redo(at, (&frames, frames_base), (&buffers, buffers_base), is_dirty)?;
         let table = (0..units as usize).map(entry).map(|word| word.load(Ordering::Acquire));
         let blocks = dirty_blocks(table.map(DirtyEntry));
         Ok(Some(LeftShard { at, table_at: table_at as usize, frames, buffers, blocks }))
     }
 
-    /// Does the copy again that the process did not finish.
+    /// Does the copy again that the process did not finish. A source outside of the buffers was a frame of an even earlier process, which
+    /// was being restored: its target is clean, and that frame is still dirty there.
     fn redo(
         &self,
         at: usize,
         (frames, frames_base): (&Mapping, u64),
         (buffers, buffers_base): (&Mapping, u64),
+        is_dirty: impl Fn(usize) -> bool,
     ) -> io::Result<()> {
         let redo = at + shard::REDO;
         let get = |offset| word(&self.control, redo + offset).load(Ordering::Acquire);
@@ -185,15 +188,22 @@ impl LeftCache {
         let target = place(frames, frames_base, to);
         let damaged = || wrong("is damaged: its redo record is not inside it");
         let target = target.ok_or_else(damaged)?;
+        let source = match from {
+            0 => None,
+            from => Some(place(buffers, buffers_base, from)),
+        };
+        let first = ((to - frames_base) / u64::from(BLOCK)) as usize;
+        let last = ((to - frames_base + len - 1) / u64::from(BLOCK)) as usize;
+        if source == Some(None) && (first..=last).any(is_dirty) {
+            return Err(damaged());
+        }
         // SAFETY: the target is in the frames, the source in the buffers: two mappings of different parts of the file, which no
         // other process uses.
         unsafe {
-            match from {
-                0 => target.write_bytes(0, len as usize),
-                _ => {
-                    let source = place(buffers, buffers_base, from).ok_or_else(damaged)?;
-                    target.copy_from_nonoverlapping(source, len as usize);
-                }
+            match source {
+                None => target.write_bytes(0, len as usize),
+                Some(None) => {}
+                Some(Some(source)) => target.copy_from_nonoverlapping(source, len as usize),
             }
         }
         word(&self.control, redo + 16).store(0, Ordering::Release);

@@ -139,6 +139,20 @@ fn copy_that_was_cut_short_is_done_again() {
 }
 
 #[test]
+fn copy_from_elsewhere_is_ignored_for_clean_frame_only() {
+    for (dirty, opens) in [(false, true), (true, false)] {
+        let process = Process::new("left-elsewhere");
+        process.dirty(3, 4, 6);
+        let frame = if dirty { 3 } else { 5 };
+        let to = process.shard.frames.as_ref().unwrap().at(frame * BLOCK, BLOCK);
+        let elsewhere = [9_u8; BLOCK];
+        process.log().begin_change(to, elsewhere.as_ptr(), BLOCK);
+        let file = File::from(process.memory.as_fd().try_clone_to_owned().unwrap());
+        assert_eq!(LeftCache::open(file).is_ok(), opens, "dirty: {dirty}");
+    }
+}
+
+#[test]
 fn zeroing_that_was_cut_short_is_done_again() {
     let process = Process::new("left-zero");
     process.dirty(3, 4, 6);
