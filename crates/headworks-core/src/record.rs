@@ -216,7 +216,7 @@ pub fn encode(input: &Input) -> InputWords {
             words
         }
         Input::Control(Control::Acknowledge { volume }) => [8, volume.0.into(), 0, 0, 0, 0],
-        Input::Control(Control::Suspect { volume }) => [17, volume.0.into(), 0, 0, 0, 0],
+        Input::Control(Control::Suspect { volume }) => [18, volume.0.into(), 0, 0, 0, 0],
         Input::Control(Control::Resize { volume, size }) => [9, volume.0.into(), size, 0, 0, 0],
         Input::Control(Control::Set { device, tunable, value, token }) => {
             [11, device.0.into(), tunable.code().into(), value, token.into(), 0]
@@ -306,7 +306,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
         8 => {
             return Some(Input::Control(Control::Acknowledge { volume: VolumeId(device.0) }));
         }
-        17 => return Some(Input::Control(Control::Suspect { volume: VolumeId(device.0) })),
+        18 => return Some(Input::Control(Control::Suspect { volume: VolumeId(device.0) })),
         9 => {
             let (volume, size) = (VolumeId(device.0), words[2]);
             return Some(Input::Control(Control::Resize { volume, size }));
@@ -387,7 +387,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(18) {
+        let message = match prng.below(19) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
