@@ -157,6 +157,7 @@ impl RemoteQueue {
     pub fn on_state(&mut self, now: Instant, pools: &mut Pools, state: DeviceState) {
         if self.monitor.follow(now, state, self.io_timeout_ns) {
             pools.state_changes |= 1 << self.device.0;
+            self.on_expiry(now, pools);
         }
     }
 
@@ -165,8 +166,11 @@ impl RemoteQueue {
         self.monitor.state()
     }
 
-    /// Fails the bios that have waited for tags for too long, and sets the timer for the next one.
+    /// Fails the bios that have waited for tags for too long, if the device does not answer, and sets the timer for the next one.
     pub fn on_expiry(&mut self, now: Instant, pools: &mut Pools) {
+        if !self.monitor.is_stuck() {
+            return;
+        }
         let mut next: Option<Instant> = None;
         for flow in 0..self.waiting.places() {
             while let Some(waiter) = self.waiting.first_of(flow) {

@@ -295,7 +295,7 @@ impl Shard {
     /// Hands completions to the cache, runs it, and sends its bios to their devices.
     fn run_cache(&mut self, now: Instant) {
         if self.pools.state_changes != 0 {
-            self.tell_cache_of_states();
+            self.tell_cache_of_states(now);
         }
         let stirred = self.cache.as_ref().is_some_and(|cache| cache.needs_run());
         if !stirred && self.pools.completions.is_empty() {
@@ -319,13 +319,13 @@ impl Shard {
 
     /// Tells the cache which devices have ceased to answer, or answer again.
     #[cold]
-    fn tell_cache_of_states(&mut self) {
+    fn tell_cache_of_states(&mut self, now: Instant) {
         let changes = std::mem::take(&mut self.pools.state_changes);
         self.device_changes = self.device_changes.wrapping_add(1);
         for device in (0..self.routes.len()).filter(|device| changes >> device & 1 != 0) {
             let state = self.device_state(DeviceId(device as u16));
-            if let (Some(cache), Some(state)) = (&mut self.cache, state) {
-                cache.set_silent(device, state == DeviceState::Stuck);
+            if let (Some((cache, mut turn)), Some(state)) = (self.cache(now), state) {
+                cache.set_silent(&mut turn, device, state == DeviceState::Stuck);
             }
         }
     }

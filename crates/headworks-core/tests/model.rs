@@ -9,7 +9,7 @@
 //! - a flush or FUA is acknowledged only if a device flush sent after the end of the data succeeded; after a failed one all
 //!   fail until the failure is acknowledged;
 //! - a write is never in the device beside an overlapping write that timed out before;
-//! - every bio is answered within twice `io_timeout` of its arrival, or of the last part of it that the device has finished; it
+//! - every bio is answered within twice `io_timeout` of its arrival, or of the last command that the device has ended; it
 //!   fails unsent only after half of `io_timeout` (in a merged request), or while the device does not answer;
 //! - limits hold: queue depth, tags, bytes, segments; a command in flight or a timer ends every wait;
 //! - in the end all tags and slots are free.
@@ -100,6 +100,8 @@ struct World {
     refusing: bool,
     /// The device does not answer: new bios fail at once.
     stuck: bool,
+    /// When a command ended last, other than by a refusal.
+    last_end: u64,
     answered: Option<RequestId>,
     fault_rate: u64,
 }
@@ -150,6 +152,7 @@ fn world(seed: u64) -> World {
         volumes: [Durability::default(); 2],
         refusing: false,
         stuck: false,
+        last_end: 0,
         answered: None,
         fault_rate,
     }
@@ -374,6 +377,9 @@ impl World {
         let late = self.now >= command.sent_at + self.queue.io_timeout_ns
             || command.bios.iter().any(|id| self.bios[id].early.is_some());
         self.refusing = status == Err(IoError::Busy) && !late;
+        if status != Err(IoError::Busy) || late {
+            self.last_end = self.now;
+        }
         if submit.op == Op::Flush {
             self.flush_answered(&command, status);
             return completion(id, 0, status, false);
@@ -473,7 +479,8 @@ impl World {
         );
         let unanswered = self.bios.values().filter(|model_bio| model_bio.early.is_none());
         for model_bio in unanswered {
-            let in_time = self.now - model_bio.waits_since <= 2 * self.queue.io_timeout_ns;
+            let since = model_bio.waits_since.max(self.last_end);
+            let in_time = self.now - since <= 2 * self.queue.io_timeout_ns;
             assert!(in_time, "{:?} waits for longer than twice the time-out", model_bio.bio);
         }
         let ends = self.timer.is_some() || !self.in_flight.is_empty();

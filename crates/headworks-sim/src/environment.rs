@@ -663,16 +663,19 @@ impl Environment {
     fn is_overdue(&self, bio: &Bio, since: Instant) -> bool {
         let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
         let timeout = self.scenario.devices[usize::from(device.0)].config.queue.io_timeout_ns;
-        self.now < self.stuck_until[usize::from(device.0)] || 2 * self.now.since(since) >= timeout
+        let faults = &self.scenario.devices[usize::from(device.0)].faults;
+        let answers = faults.busy == 0 && faults.late == 0 && faults.outage.is_none();
+        self.now < self.stuck_until[usize::from(device.0)]
+            || !answers && 2 * self.now.since(since) >= timeout
     }
 
-    /// Checks that a bio did not wait too long, in worlds with an outage: there nothing else delays a bio.
+    /// Checks that a bio of a device with an outage did not wait too long: nothing else delays it.
     fn check_wait(&self, bio: &Bio, since: Instant) -> Result<(), Violation> {
         const BOUNDED: &str = "no bio waits for longer than twice io_timeout";
-        if self.scenario.devices.iter().all(|device| device.faults.outage.is_none()) {
+        let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
+        if self.scenario.devices[usize::from(device.0)].faults.outage.is_none() {
             return Ok(());
         }
-        let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
         let timeout = self.scenario.devices[usize::from(device.0)].config.queue.io_timeout_ns;
         // Messages take their time, and a lease's part of the wait is counted in 255ths.
         let most = 2 * timeout + timeout / 64 + 10 * self.scenario.message_delay_ns;

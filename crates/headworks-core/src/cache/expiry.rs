@@ -1,6 +1,6 @@
 //! Waits that last for too long: their operations fail, as requests that wait for a device do.
 //!
-//! A wait in the cache is limited by the `io_timeout` of the operation's device: for something shared (a frame, a bio, credit, a
+//! While a device does not answer, a wait in the cache is limited by its `io_timeout`: for something shared (a frame, a bio, credit, a
 //! pause, a locked range) to one time-out, and for a folio, where a command of the device takes part of it, to two. It counts
 //! from when the operation began to wait, and anew when it has advanced. Flushes have a limit of their own; what the
 //! device has of an operation is limited by its queue.
@@ -21,13 +21,14 @@ use crate::wait_times::WaitTimes;
 
 impl CacheState {
     /// Notes whether a device answers; if it does not, the operations fail that wait for it.
-    pub fn set_silent(&mut self, device: usize, silent: bool) {
+    pub fn set_silent(&mut self, ctx: &mut CallContext, device: usize, silent: bool) {
         self.dirty.set_silent(device, silent);
         self.update_stuck(device, IoError::TimedOut);
         self.needs_run = true;
         if !silent {
             return;
         }
+        self.expire_waits(ctx);
         for account in [fills(device), writeouts(device)] {
             self.waiters.end_bio_waits(account, u32::MAX);
         }
@@ -70,7 +71,11 @@ impl CacheState {
 
     /// Returns when an operation has waited for too long; `None` while its wait has no such limit.
     fn waits_until(&self, op: &Operation) -> Option<Instant> {
-        let timeout_ns = self.volumes.caching(op.bio.id.volume).io_timeout_ns;
+        let volume = op.bio.id.volume;
+        if !self.dirty.is_silent(self.volumes.device_index(volume)) {
+            return None;
+        }
+        let timeout_ns = self.volumes.caching(volume).io_timeout_ns;
         match op.waits_for {
             WaitFor::Folio(_) => Some(op.since.after(2 * timeout_ns)),
             WaitFor::Frame

@@ -327,8 +327,8 @@ impl Cache {
     }
 
     /// Notes whether a device answers.
-    pub fn set_silent(&mut self, device: usize, silent: bool) {
-        self.state.set_silent(device, silent);
+    pub fn set_silent(&mut self, ctx: &mut CallContext, device: usize, silent: bool) {
+        self.state.set_silent(ctx, device, silent);
     }
 
     /// Sets the tunables of write-back.

@@ -132,8 +132,8 @@ pub struct QueueOptions {
     pub share: ShareUnit,
     /// How the amount admitted past the gate is limited while `hw_inflight_kb` is 0: found by measuring, or not at all.
     pub hw_depth: DepthMode,
-    /// Time after which a command fails, and a request that waits for the device, in nanoseconds; whole milliseconds. 30 s: Linux's
-    /// `io_timeout`.
+    /// Time after which a command fails, and a request that waits for a silent device, in nanoseconds; whole milliseconds. 30 s:
+    /// Linux's `io_timeout`.
     pub io_timeout_ns: u64,
     /// Options of the elevator mq-deadline.
     pub deadline: DeadlineOptions,

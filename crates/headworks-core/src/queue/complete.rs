@@ -183,7 +183,7 @@ impl Queue {
         if !pools.timers.is_set(timer) {
             pools.timers.set(timer, now.after(self.waiting.next_pause()));
         }
-        if self.waits_until(&pools.slots, id) <= now {
+        if self.waits_until(&pools.slots, id) <= now && self.is_silent(now) {
             // It was in the device for long before it was refused.
             return self.expire_queued(now, pools, id);
         }

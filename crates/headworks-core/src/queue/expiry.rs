@@ -1,13 +1,14 @@
 //! Expiry: requests that have waited for the device for too long fail.
 //!
-//! `io_timeout` limits the wait for the device (at the gate, in the elevator, in the requeue list, behind a change of options)
-//! as it limits the time in the device. A wait counts from the arrival of the oldest bio, and anew when the device has finished
+//! `io_timeout` limits the wait for a device that answers nothing (at the gate, in the elevator, in the requeue list, behind a
+//! change of options) as it limits the time in the device. While commands end, requests have their turn and wait for it, however
+//! many there are: a busy disk fails nothing. A wait counts from the arrival of the oldest bio, and anew when the device has finished
 //! a part of the request, or has failed one whose bios are then sent one by one. So no bio is without an answer for longer than twice `io_timeout` in which nothing of it is done.
 //!
 //! One timer for each queue is set while requests wait, and the batch in which it fires searches all requests of the shard:
 //! a wait costs nothing, and searches are rare. What fails here was not sent, so its buffer is free at once.
 //!
-//! Invariant: while a request waits, the timer is set for its end or earlier.
+//! Invariant: while a request waits, the timer is set for its end, for the next look at a device that answers, or earlier.
 
 use super::{Queue, TimerKind, set_timer_by};
 use crate::action::{Action, Notice};
@@ -46,6 +47,10 @@ impl Queue {
     /// while every request with a tag is in the elevator, in the requeue list or in the device.
     pub(super) fn expire_waiting(&mut self, now: Instant, pools: &mut Pools) -> bool {
         debug_assert!(self.ready.is_empty(), "what got its tag is in the elevator");
+        self.expiry_put_off = !self.is_silent(now);
+        if self.expiry_put_off {
+            return false;
+        }
         let mut any = self.expire_at_gate(now, pools);
         let mut next = self.expire_held(now, pools);
         let (mut failed, mut refused) = (false, false);
@@ -72,6 +77,18 @@ impl Queue {
             self.note_overdue(now, pools);
         }
         any
+    }
+
+    /// Returns the time until waiting requests are looked at, if none of them is known to end earlier.
+    pub(super) fn expiry_pause(&mut self) -> u64 {
+        let timeout_ns = self.options.io_timeout_ns;
+        if std::mem::take(&mut self.expiry_put_off) { timeout_ns / 8 } else { timeout_ns }
+    }
+
+    /// Returns true while the device ends no command although it has some, or refuses them.
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
+        let asked = !self.in_flight.is_empty() || self.waiting.is_busy();
+        asked && self.monitor.is_silent(now, self.options.io_timeout_ns)
     }
 
     /// Returns true if a request is one of this queue's.

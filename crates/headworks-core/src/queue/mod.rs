@@ -93,6 +93,8 @@ pub(crate) struct Queue {
     monitor: DeviceMonitor,
     /// A request may have waited for too long: the end of the batch searches for it.
     expiry_due: bool,
+    /// A request waited when the expiry timer fired, and the device answered others: it is looked at soon again.
+    expiry_put_off: bool,
     /// A timer of the elevator or of the tag policy is set.
     timers_set: bool,
 }
@@ -121,6 +123,7 @@ impl Queue {
             switch: OptionSwitch::new(config.shards, &options),
             monitor: DeviceMonitor::new(),
             expiry_due: false,
+            expiry_put_off: false,
             timers_set: false,
         };
         queue.set_depth();
@@ -250,10 +253,10 @@ impl Queue {
     /// Sets the timer of waiting requests, and those of the elevator and of the tag policy if either has one or had one.
     fn set_timers(&mut self, now: Instant, pools: &mut Pools) {
         if !self.waiting.is_empty() || self.gate.waiters() > 0 || self.switch.is_draining() {
-            // What waits has begun now, or this is set already.
+            // What waits has begun now, or has its turn while the device answers; or this is set already.
             let timer = timer_of(self.device, TimerKind::Expiry);
             if !pools.timers.is_set(timer) {
-                pools.timers.set(timer, now.after(self.options.io_timeout_ns));
+                pools.timers.set(timer, now.after(self.expiry_pause()));
             }
         }
         // A device that is full or refuses is sent nothing before it answers.

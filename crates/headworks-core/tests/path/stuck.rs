@@ -225,7 +225,27 @@ fn wait_for_leased_tags_counts_at_the_owner() {
     shards.deliver();
     // The tag came to the other shard; its bio is behind the command of this one.
     assert_eq!(shards.at[0].replies(), "1:ok");
-    shards.pass(SEC);
+    // Silent for a quarter of the time-out, and the next look.
+    shards.pass(LIMIT / 4 + LIMIT / 8);
     assert!(shards.deliver().contains("0>1 timeout"));
     assert_eq!(shards.at[1].replies(), "1:timeout");
+}
+
+/// A busy device fails nothing, however long its queue is; when it falls silent, what has waited fails soon.
+#[test]
+fn requests_of_a_busy_device_wait_for_their_turn() {
+    let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (1, 1));
+    let words: Vec<String> = (0..20).map(|at| format!("R{at}m+4k")).collect();
+    bench.bios(&words.join(" "));
+    for n in 0..15 {
+        bench.pass(5 * SEC);
+        bench.done(n);
+    }
+    assert_eq!(bench.replies().matches(":ok").count(), 15, "after 75 s");
+    bench.pass(LIMIT / 4 + LIMIT / 8);
+    assert_eq!(bench.replies().matches(":timeout").count(), 4, "the last command is in the device");
+    bench.pass(LIMIT);
+    assert_eq!((bench.replies().as_str(), state(&bench)), ("16:timeout/early", Some(DeviceState::Stuck)));
+    bench.done(15);
+    bench.assert_quiet();
 }
