@@ -245,7 +245,10 @@ fn requests_of_a_busy_device_wait_for_their_turn() {
     bench.pass(LIMIT / 4 + LIMIT / 8);
     assert_eq!(bench.replies().matches(":timeout").count(), 4, "the last command is in the device");
     bench.pass(LIMIT);
-    assert_eq!((bench.replies().as_str(), state(&bench)), ("16:timeout/early", Some(DeviceState::Stuck)));
+    assert_eq!(
+        (bench.replies().as_str(), state(&bench)),
+        ("16:timeout/early", Some(DeviceState::Stuck))
+    );
     bench.done(15);
     bench.assert_quiet();
 }
