@@ -157,21 +157,20 @@ impl LeftCache {
         let buffers = Mapping::shared(&self.file, buffers_at as usize, buffers as usize)?;
         let (frames_base, buffers_base) = (get(shard::FRAMES_BASE), get(shard::BUFFERS_BASE));
         let entry = |frame| word(&self.control, table_at as usize + frame * 8);
-        let is_dirty = |frame| DirtyEntry(entry(frame).load(Ordering::Acquire)).is_dirty();
-        self.redo(at, (&frames, frames_base), (&buffers, buffers_base), is_dirty)?;
+        self.redo(at, (&frames, frames_base), (&buffers, buffers_base))?;
         let table = (0..units as usize).map(entry).map(|word| word.load(Ordering::Acquire));
         let blocks = dirty_blocks(table.map(DirtyEntry));
         Ok(Some(LeftShard { at, table_at: table_at as usize, frames, buffers, blocks }))
     }
 
     /// Does the copy again that the process did not finish. A source outside of the buffers was a frame of an even earlier process, which
-    /// was being restored: its target is clean, and that frame is still dirty there.
+    /// was being restored: its block is still dirty there. The target is clean then, or has the same bytes from another process that
+    /// died while it restored; so it needs nothing.
     fn redo(
         &self,
         at: usize,
         (frames, frames_base): (&Mapping, u64),
         (buffers, buffers_base): (&Mapping, u64),
-        is_dirty: impl Fn(usize) -> bool,
     ) -> io::Result<()> {
         let redo = at + shard::REDO;
         let get = |offset| word(&self.control, redo + offset).load(Ordering::Acquire);
@@ -192,11 +191,6 @@ impl LeftCache {
             0 => None,
             from => Some(place(buffers, buffers_base, from)),
         };
-        let first = ((to - frames_base) / u64::from(BLOCK)) as usize;
-        let last = ((to - frames_base + len - 1) / u64::from(BLOCK)) as usize;
-        if source == Some(None) && (first..=last).any(is_dirty) {
-            return Err(damaged());
-        }
         // SAFETY: the target is in the frames, the source in the buffers: two mappings of different parts of the file, which no
         // other process uses.
         unsafe {
