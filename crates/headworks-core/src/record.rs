@@ -257,7 +257,7 @@ fn encode_message(message: &Message) -> InputWords {
             let share = share as u64;
             [13, device.0.into(), nr_requests.into(), max_sectors_kb.into(), share, io_timeout_ns]
         }
-        Message::DeviceState { device, state } => [18, device.0.into(), state as u64, 0, 0, 0],
+        Message::DeviceState { device, state } => [17, device.0.into(), state as u64, 0, 0, 0],
     }
 }
 
@@ -319,7 +319,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             share: *ShareUnit::ALL.get(usize::try_from(words[4]).ok()?)?,
             io_timeout_ns: words[5],
         },
-        18 => Message::DeviceState { device, state: DeviceState::of(words[2])? },
+        17 => Message::DeviceState { device, state: DeviceState::of(words[2])? },
         11 => {
             let tunable = Tunable::from_code(words[2].try_into().ok()?)?;
             let (value, token) = (words[3], words[4] as u32);
