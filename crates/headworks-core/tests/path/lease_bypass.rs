@@ -33,8 +33,7 @@ fn most_passed(prng: &mut Prng, shards: u16, each: usize, tags: u32) -> u32 {
         .collect();
     let (mut sent, mut open, mut most) = (0, Vec::new(), 0);
     for _ in 0..count * 40 {
-        for number in 0..count {
-            let connection = &mut connections[number];
+        for (number, connection) in connections.iter_mut().enumerate() {
             if connection.outstanding == 0 && prng.below(4) > 0 {
                 let shard = connection.shard;
                 let at = prng.below(1 << 17) * 8;
