@@ -133,6 +133,11 @@ impl BufferQueue {
         self.first
     }
 
+    /// Whether the client of the first waiter leaves its replies unread.
+    pub fn is_first_stalled(&self) -> bool {
+        self.first.is_some_and(|first| self.uses[first as usize].stalled)
+    }
+
     /// Chooses the first waiter if there is none; returns it if it is new. A waiter that is `at_limit` (its device holds as much as it
     /// may) is called after all others, and loses the first place to them.
     pub fn call(&mut self, at_limit: impl Fn(u32) -> bool) -> Option<u32> {

@@ -71,7 +71,9 @@ impl Reactor {
                 self.connections.cool(index);
             }
             // The next waiter is tried in this turn: more than one buffer may be free.
-            if let Some(first) = self.call_waiter(room) {
+            if self.buffer_queue.first().is_none()
+                && let Some(first) = self.call_waiter(room)
+            {
                 self.connections.heat(first);
             }
         }
@@ -390,10 +392,13 @@ impl Reactor {
         goes_on |= !again.is_empty() || self.parts.io.has_large_to_send();
         again.into_iter().for_each(|slot| self.parts.io.list(slot));
         let room = self.parts.driver.shard().room();
-        self.call_waiter(room);
+        // Once a turn: it searches all waiters while the first one's device holds as much as it may.
+        goes_on |= self.call_waiter(room).is_some();
         goes_on |= self.make_room(now);
         // A look may find that the first waiter's client takes nothing.
-        self.call_waiter(room);
+        if self.buffer_queue.is_first_stalled() {
+            goes_on |= self.call_waiter(room).is_some();
+        }
         let taken = self.parts.io.pool.taken();
         if let Some(first) = self.buffer_queue.first() {
             self.connections.heat(first);
