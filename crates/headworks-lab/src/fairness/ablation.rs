@@ -13,7 +13,7 @@
 //! |---|---|
 //! | `work` | answers of equal clients; ns of device time of clients of two sizes; bytes of heavy clients |
 //! | `part` | `work` as a part of the most of all rows of the case |
-//! | `rounds` | closed loops only: the longest wait, in rounds as [`clients`](super::clients) has them |
+//! | `rounds` | closed loops only: the longest wait, in rounds as [`clients`] has them |
 //! | `times_alone` | light clients beside heavy ones only: their p99, in times alone |
 //! | `time_off` | largest relative difference of a client's work from the mean; of the heavy clients |
 
