@@ -32,6 +32,9 @@ pub use counts::{AnswerWindows, JobCounts, RunCounts};
 use job::Job;
 pub use job::JobOptions;
 
+/// Time after which a run whose device has nothing is stuck, whatever timers fire: several time-outs of commands.
+const STUCK_NS: u64 = 120 * SEC;
+
 /// The only device of the harness.
 const DEVICE: DeviceId = DeviceId(0);
 /// A job with outstanding bios that gets no answer for so long is starved: the time after which
@@ -206,11 +209,13 @@ impl BlockHarness {
     }
 
     /// The watchdog: bios are outstanding, none of them is in the device, and no pending event (for
-    /// example a timer of commands that have ended) gives the device one.
+    /// example a timer of commands that have ended) gives the device one within [`STUCK_NS`].
     fn is_stuck(&mut self) -> bool {
+        let limit = self.now.after(STUCK_NS);
         while self.in_device == 0 && self.jobs.iter().any(|job| job.out() > 0) {
             let times = [self.events.next_at(), self.device.next_timeout(), self.timer];
-            let Some(next) = times.into_iter().flatten().min() else {
+            let next = times.into_iter().flatten().min();
+            let Some(next) = next.filter(|&next| next <= limit) else {
                 return true;
             };
             self.now = self.now.max(next);
