@@ -11,8 +11,9 @@
 //! - *last*: a connection that then holds at most [`BufferLimits::guaranteed`], and one chunk of as many bytes with
 //!   which a dropped reply continues.
 //!
-//! Where several devices are served, the clients of one hold at most as much below a watermark as it leaves free: so a device
-//! that does not answer leaves half for others (`reactor/device_use`). What is guaranteed is not limited so.
+//! Where several devices are served, one has at most as much below a watermark as all leave together: so a device that does not
+//! answer leaves half for others (`reactor/device_use`). Only requests count that it has not answered: unread replies give
+//! way. What is guaranteed is not limited so.
 //!
 //! Invariant: with at most `size / 64 KiB` connections, a connection that holds nothing can always take 4 KiB. Proof:
 //! the last take by a connection that then holds more than `guaranteed` leaves `last` bytes free; later takes add at
@@ -47,8 +48,17 @@ pub struct BufferDemand {
     pub has_turn: bool,
     /// A read of a connection that does not take its replies.
     pub stalled: bool,
-    /// Bytes that all clients of the device hold; none while no other device is served.
-    pub device_held: Option<usize>,
+    /// What the device has; none while no other device is served.
+    pub device: Option<DeviceBytes>,
+}
+
+/// Buffers of requests without an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// Bytes of the device's own.
+    pub own: usize,
+    /// Bytes of all devices.
+    pub all: usize,
 }
 
 impl BufferLimits {
@@ -70,31 +80,33 @@ impl BufferLimits {
     #[must_use]
     pub fn ceiling(&self, demand: BufferDemand) -> usize {
         let after = demand.held + demand.block;
-        let by_turn = self.size - self.size / 4;
         match demand {
             _ if after <= self.guaranteed => self.size,
             BufferDemand { stalled: true, .. } => self.size / 4,
             _ if after <= LIGHT_BYTES => self.size - self.size / LAST_PART,
-            BufferDemand { has_turn: true, .. } => by_turn,
+            BufferDemand { has_turn: true, .. } => self.by_turn(),
             BufferDemand { has_turn: false, .. } => 0,
         }
     }
 
-    /// Bytes that connections may take by turn, while `taken` bytes are in use.
+    /// Bytes that connections may take by turn.
     #[must_use]
-    pub fn free_by_turn(&self, taken: usize) -> usize {
-        (self.size - self.size / 4).saturating_sub(taken)
+    pub fn by_turn(&self) -> usize {
+        self.size - self.size / 4
     }
 
     /// Whether a demand may be met while `taken` bytes are in use.
     #[must_use]
     pub fn admits(&self, taken: usize, demand: BufferDemand) -> bool {
-        let ceiling = self.ceiling(demand);
-        // Beyond what is guaranteed, the clients of a device hold no more than is free for others.
-        let guaranteed = demand.held + demand.block <= self.guaranteed;
-        let leaves =
-            |held: usize| guaranteed || held + demand.block <= ceiling.saturating_sub(taken);
-        taken + demand.block <= ceiling && demand.device_held.is_none_or(leaves)
+        taken + demand.block <= self.ceiling(demand) && self.leaves_enough(demand)
+    }
+
+    /// Whether the device leaves as much for others as it then has, or the demand is guaranteed.
+    #[must_use]
+    pub fn leaves_enough(&self, demand: BufferDemand) -> bool {
+        let left = |all: usize| self.ceiling(demand).saturating_sub(all);
+        demand.held + demand.block <= self.guaranteed
+            || demand.device.is_none_or(|device| device.own + demand.block <= left(device.all))
     }
 
     /// Bytes with which a dropped reply continues, while `taken` bytes of the pool are in use.
@@ -114,25 +126,25 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     fn demand(held: usize, block: usize) -> BufferDemand {
-        BufferDemand { held, block, has_turn: true, stalled: false, device_held: None }
+        BufferDemand { held, block, has_turn: true, stalled: false, device: None }
     }
 
     #[test]
-    fn device_holds_no_more_than_is_free_for_others() {
+    fn device_has_no_more_than_all_leave_for_others() {
         let limits = BufferLimits::new(128 * MIB, 1024);
-        let admits = |taken: usize, device: usize, held, block| {
-            let device_held = Some(device);
-            limits.admits(taken, BufferDemand { device_held, ..demand(held, block) })
+        let admits = |taken: usize, (own, all): (usize, usize), held, block| {
+            let device = Some(DeviceBytes { own: own * MIB, all: all * MIB });
+            limits.admits(taken * MIB, BufferDemand { device, ..demand(held, block) })
         };
         // Alone: 48 of the 96 MiB that are taken by turn, and a request of 32 MiB.
-        assert!(
-            admits(47 * MIB, 47 * MIB, 2 * MIB, MIB) && !admits(48 * MIB, 48 * MIB, 2 * MIB, MIB)
-        );
-        assert!(admits(0, 0, 0, 32 * MIB));
-        // Beside a device that holds its half, another one has the largest request, and light connections.
-        assert!(admits(48 * MIB, 0, 0, 32 * MIB) && admits(56 * MIB, 0, 0, 8 * MIB));
-        assert!(!admits(56 * MIB, 56 * MIB, 64 * KIB, 4 * KIB), "light connections of the first");
-        assert!(admits(120 * MIB, 56 * MIB, 0, 8 * KIB), "what is guaranteed");
+        assert!(admits(47, (47, 47), 2 * MIB, MIB) && !admits(48, (48, 48), 2 * MIB, MIB));
+        assert!(admits(0, (0, 0), 0, 32 * MIB));
+        // Beside a device that has its half, another one has the largest request, and light connections.
+        assert!(admits(48, (0, 48), 0, 32 * MIB) && admits(56, (0, 56), 0, 8 * MIB));
+        assert!(!admits(56, (56, 56), 64 * KIB, 4 * KIB), "light connections of the first");
+        assert!(admits(120, (56, 56), 0, 8 * KIB), "what is guaranteed");
+        // Replies that wait for their clients are no device's.
+        assert!(admits(95, (0, 0), 2 * MIB, MIB) && !admits(96, (0, 0), 2 * MIB, MIB));
     }
 
     #[test]

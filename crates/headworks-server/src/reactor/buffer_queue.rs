@@ -12,8 +12,8 @@
 //!
 //! The first waiter stays first until it has its buffer; otherwise a large request might never find enough of the pool
 //! free. A connection whose client leaves its replies unread is called after all others, and loses the first place to
-//! them; so is a connection whose device holds as much as it may (`device_use`). When its unread replies have to give way, the rank is the reverse: the export that holds most for its weight
-//! comes first, in it the connection that holds most.
+//! them; so is, before these, a connection whose device has as much as it may (`device_use`). When unread replies have to give way,
+//! the rank is the reverse: the export that holds most for its weight comes first, in it the connection that holds most.
 //!
 //! Invariants: `first` is in `waiting`; an export's `held` is the sum over its connections. So the first waiter gets
 //! its buffer at the latest when all buffers have been returned.
@@ -138,14 +138,15 @@ impl BufferQueue {
         self.first.is_some_and(|first| self.uses[first as usize].stalled)
     }
 
-    /// Chooses the first waiter if there is none; returns it if it is new. A waiter that is `at_limit` (its device holds as much as it
-    /// may) is called after all others, and loses the first place to them.
+    /// Chooses the first waiter if there is none; returns it if it is new. A waiter that is `at_limit` (its device has as much as it
+    /// may) is called after others and loses the first place to them; so is one whose client leaves replies unread, after those.
     pub fn call(&mut self, at_limit: impl Fn(u32) -> bool) -> Option<u32> {
         if self.waiting.is_empty() {
             return None;
         }
-        let is_stalled = |slot: u32| self.uses[slot as usize].stalled || at_limit(slot);
-        if self.first.is_some_and(|first| !is_stalled(first)) {
+        let hindered = |slot: u32| (self.uses[slot as usize].stalled, at_limit(slot));
+        let of_first = self.first.map(hindered);
+        if of_first == Some((false, false)) {
             return None;
         }
         // `min_by` returns the first of equal elements, which waited longest.
@@ -153,8 +154,8 @@ impl BufferQueue {
             .waiting
             .iter()
             .copied()
-            .min_by(|&a, &b| is_stalled(a).cmp(&is_stalled(b)).then_with(|| self.rank(a, b)));
-        if self.first.is_some() && best.is_none_or(is_stalled) {
+            .min_by(|&a, &b| hindered(a).cmp(&hindered(b)).then_with(|| self.rank(a, b)));
+        if of_first.is_some_and(|first| best.is_none_or(|best| hindered(best) >= first)) {
             return None;
         }
         self.first = best;
@@ -279,6 +280,14 @@ mod tests {
         line.leave(2);
         assert_eq!(line.call(|slot| slot < 2), Some(0), "only such ones wait");
         assert_eq!(line.call(|slot| slot == 0), Some(1));
+        line.leave(1);
+        line.join(2);
+        line.set_stalled(2, true);
+        assert_eq!(
+            line.call(|_| true),
+            Some(0),
+            "one that takes its replies goes before one that does not"
+        );
     }
 
     #[test]

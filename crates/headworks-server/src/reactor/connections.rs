@@ -128,7 +128,7 @@ impl Reactor {
             pool,
             policy,
             buffer_limits: self.buffer_limits,
-            device_held: self.device_use.bytes(device),
+            device: self.device_use.bytes(device),
             exports: self.exports.infos(),
             room,
             large_reads,
@@ -412,8 +412,8 @@ impl Reactor {
     /// whose device holds as much as it may goes behind the others.
     fn call_waiter(&mut self, room: u32) -> Option<u32> {
         let use_of = &self.device_use;
-        let free = self.buffer_limits.free_by_turn(self.parts.io.pool.taken());
-        self.buffer_queue.call(|slot| use_of.is_at_limit(slot, free, room))
+        let bytes = self.buffer_limits.by_turn();
+        self.buffer_queue.call(|slot| use_of.is_at_limit(slot, bytes, room))
     }
 
     /// Lets the connections of devices that ceased to answer, or answer again, continue: they may have waited for room.
@@ -440,8 +440,9 @@ impl Reactor {
     pub(super) fn note(&mut self, now: Instant, slot: u32) {
         if let Some((connection, _)) = self.parts.io.connection(slot) {
             let binding = connection.binding();
-            let (requests, held) = (connection.in_flight(), connection.held());
-            self.device_use.note(slot, binding.map(|binding| binding.device), requests, held);
+            let (requests, bytes) = (connection.in_flight(), connection.request_bytes());
+            let held = connection.held();
+            self.device_use.note(slot, binding.map(|binding| binding.device), requests, bytes);
             let export = binding.map(|binding| binding.export);
             self.buffer_queue.note(slot, export, held);
             self.buffer_queue.set_stalled(slot, connection.is_stalled(now));

@@ -1,9 +1,10 @@
-//! What the clients of each device hold of a shard: bio slots and request buffers.
+//! What the requests of each device hold of a shard until they are answered: bio slots and buffers.
 //!
-//! A device that does not answer keeps what its clients hold. So that it leaves enough for the clients of other devices, a
-//! device may take more only while it holds less than is free (a dynamic threshold, Choudhury and Hahne, 1998): one device takes
+//! A device that does not answer keeps what its requests hold. So that it leaves enough for the clients of other devices, a
+//! device may take more only while it has less than all devices leave (a dynamic threshold, Choudhury and Hahne, 1998): one device takes
 //! up to half, two that do not answer a third each, and there is always something for the next one. No part is reserved for
-//! devices that nobody uses. A shard with the exports of one device has no such limit.
+//! devices without requests. A shard with the exports of one device has no such limit. Replies that clients leave unread are no
+//! device's: they give way (`give_way`).
 //!
 //! ```text
 //!   all devices answer       | a a a a a a a a a a . . . . . . . . . . |     `a` is busy: half of it is free
@@ -15,7 +16,9 @@
 
 use headworks_core::DeviceId;
 
-/// What a connection or all connections of a device hold.
+use crate::nbd::buffer_limits::DeviceBytes;
+
+/// What the requests of a connection or of a device hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Holding {
     requests: usize,
@@ -26,6 +29,8 @@ struct Holding {
 #[derive(Debug)]
 pub struct DeviceUse {
     devices: Vec<Holding>,
+    /// Bytes of all devices.
+    bytes: usize,
     /// By slot: the device of a connection, and what it holds.
     connections: Vec<(DeviceId, Holding)>,
     /// By slot: bytes of the buffer that a connection waits for.
@@ -38,7 +43,7 @@ impl DeviceUse {
     /// Creates empty sums for slots below `places`.
     pub fn new(places: usize) -> Self {
         let connections = vec![(DeviceId::default(), Holding::default()); places];
-        Self { devices: Vec::new(), connections, wanted: vec![0; places], several: false }
+        Self { devices: Vec::new(), bytes: 0, connections, wanted: vec![0; places], several: false }
     }
 
     /// Takes over the devices of the shard's exports.
@@ -51,7 +56,7 @@ impl DeviceUse {
         }
     }
 
-    /// Records what a connection of a device holds. A closing connection may not know its device any more.
+    /// Records what the requests of a device's connection hold. A closing connection may not know its device any more.
     pub fn note(&mut self, slot: u32, device: Option<DeviceId>, requests: usize, bytes: usize) {
         let (known, before) = &mut self.connections[slot as usize];
         let held = Holding { requests, bytes };
@@ -74,6 +79,7 @@ impl DeviceUse {
         );
         sum.requests = sum.requests - before.requests + requests;
         sum.bytes = sum.bytes - before.bytes + bytes;
+        self.bytes = self.bytes - before.bytes + bytes;
     }
 
     /// Forgets the connection of a slot that is freed.
@@ -93,9 +99,9 @@ impl DeviceUse {
         }
     }
 
-    /// Returns the bytes that a device's clients hold; `None` if that does not matter.
-    pub fn bytes(&self, device: Option<DeviceId>) -> Option<usize> {
-        self.holding(device).map(|held| held.bytes)
+    /// Returns the bytes of a device and of all; `None` if they do not matter.
+    pub fn bytes(&self, device: Option<DeviceId>) -> Option<DeviceBytes> {
+        self.holding(device).map(|held| DeviceBytes { own: held.bytes, all: self.bytes })
     }
 
     /// Records that a connection waits for a buffer of `bytes`; 0 if it waits for a bio slot.
@@ -103,13 +109,13 @@ impl DeviceUse {
         self.wanted[slot as usize] = bytes;
     }
 
-    /// Whether a connection waits because the clients of its device hold as much as they may beside `free` bytes and `room` bio
-    /// slots.
-    pub fn is_at_limit(&self, slot: u32, free: usize, room: u32) -> bool {
+    /// Whether a connection waits because its device has as much as it may of `bytes` for all, or beside `room` free bio slots.
+    pub fn is_at_limit(&self, slot: u32, bytes: usize, room: u32) -> bool {
+        let left = bytes.saturating_sub(self.bytes);
         let (device, _) = self.connections[slot as usize];
         let wanted = self.wanted[slot as usize];
         let held = self.holding(Some(device));
-        held.is_some_and(|held| held.bytes + wanted > free || held.requests >= room as usize)
+        held.is_some_and(|held| held.bytes + wanted > left || held.requests >= room as usize)
     }
 
     fn holding(&self, device: Option<DeviceId>) -> Option<Holding> {
@@ -161,8 +167,9 @@ mod tests {
         assert_eq!(held, [4096, 2048]);
         assert!(devices.is_at_limit(0, 0, 2048) && devices.is_at_limit(1, 0, 2048));
         assert!(!devices.is_at_limit(1, 0, 2049));
+        devices.note(0, A, 0, 10_000);
         devices.set_wanted(1, 4096);
-        assert!(devices.is_at_limit(1, 4095, 8192) && !devices.is_at_limit(1, 4096, 8192));
+        assert!(devices.is_at_limit(1, 14_095, 8192) && !devices.is_at_limit(1, 14_096, 8192));
     }
 
     #[test]
@@ -171,16 +178,18 @@ mod tests {
         devices.note(0, A, 3, 100);
         devices.note(1, A, 2, 50);
         devices.note(2, B, 1, 7);
-        assert_eq!((devices.bytes(A), devices.bytes(B)), (Some(150), Some(7)));
+        let bytes =
+            |devices: &DeviceUse, device| devices.bytes(device).map(|bytes| (bytes.own, bytes.all));
+        assert_eq!((bytes(&devices, A), bytes(&devices, B)), (Some((150, 157)), Some((7, 157))));
         // A closing connection does not know its device any more; its buffers are still in use.
         devices.note(0, None, 1, 60);
-        assert_eq!(devices.bytes(A), Some(110));
+        assert_eq!(bytes(&devices, A), Some((110, 117)));
         devices.forget(0);
         devices.forget(1);
         // The slot's next client uses another device.
         devices.note(0, B, 1, 5);
-        assert_eq!((devices.bytes(A), devices.bytes(B)), (Some(0), Some(12)));
-        assert_eq!(devices.bytes(Some(DeviceId(9))), Some(0), "a device that nobody used");
+        assert_eq!((bytes(&devices, A), bytes(&devices, B)), (Some((0, 12)), Some((12, 12))));
+        assert_eq!(bytes(&devices, Some(DeviceId(9))), Some((0, 12)), "a device without requests");
         assert_eq!(devices.bytes(None), None, "no export was chosen");
     }
 }

@@ -47,6 +47,10 @@ impl Reactor {
             self.next_look = None;
             return false;
         }
+        if !self.buffer_limits.leaves_enough(demand) {
+            // No reply that gives way would help: its device has as much as it may.
+            return false;
+        }
         let next_old = self.look_for_victims(now, first);
         self.drop_until_met(now, demand);
         if self.is_met(demand) {
@@ -70,8 +74,8 @@ impl Reactor {
     fn demand_of(&mut self, slot: u32, now: Instant) -> Option<BufferDemand> {
         let limits = self.buffer_limits;
         let connection = self.parts.io.connection(slot)?.0;
-        let device_held = self.device_use.bytes(connection.binding().map(|binding| binding.device));
-        Some(BufferDemand { device_held, ..connection.demand(now, &limits)? })
+        let device = self.device_use.bytes(connection.binding().map(|binding| binding.device));
+        Some(BufferDemand { device, ..connection.demand(now, &limits)? })
     }
 
     /// Whether a demand is within the watermarks and the pool has a block for it.

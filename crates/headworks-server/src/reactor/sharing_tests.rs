@@ -88,13 +88,7 @@ impl Model {
     fn demand(&self, slot: usize, has_turn: bool) -> BufferDemand {
         let client = &self.clients[slot];
         let stalled = client.is_stalled(self.now);
-        BufferDemand {
-            held: client.held(),
-            block: client.block,
-            has_turn,
-            stalled,
-            device_held: None,
-        }
+        BufferDemand { held: client.held(), block: client.block, has_turn, stalled, device: None }
     }
 
     fn try_admit(&mut self, slot: usize, has_turn: bool) -> bool {
@@ -156,13 +150,8 @@ impl Model {
             self.queue.call(|_| false);
         }
         assert!(self.taken() <= POOL, "{} bytes of the pool are taken", self.taken());
-        let small = BufferDemand {
-            held: 0,
-            block: 4096,
-            has_turn: false,
-            stalled: true,
-            device_held: None,
-        };
+        let small =
+            BufferDemand { held: 0, block: 4096, has_turn: false, stalled: true, device: None };
         assert!(self.limits.admits(self.taken(), small), "a small buffer is not free");
     }
 }

@@ -30,7 +30,7 @@ use headworks_core::{
     VolumeId, WaitTimes,
 };
 
-use super::buffer_limits::BufferLimits;
+use super::buffer_limits::{BufferLimits, DeviceBytes};
 use super::outgoing::{Outgoing, SendOutcome};
 use super::transport::Transport;
 use super::window::{InFlight, Window};
@@ -222,8 +222,8 @@ pub struct ReceiveContext<'a> {
     pub policy: BufferPolicy,
     /// Watermarks of the pool.
     pub buffer_limits: BufferLimits,
-    /// Bytes that all clients of the connection's device hold; none while no other device is served.
-    pub device_held: Option<usize>,
+    /// What the connection's device has; none while no other device is served.
+    pub device: Option<DeviceBytes>,
     /// Exports that the handshake lists.
     pub exports: &'a [ExportInfo],
     /// Bios that the shard still takes.

@@ -114,6 +114,12 @@ impl Connection {
         self.buffer_bytes + self.outgoing.held()
     }
 
+    /// Bytes of the pool in use for requests without an answer.
+    #[must_use]
+    pub fn request_bytes(&self) -> usize {
+        self.buffer_bytes
+    }
+
     fn holds_request(&self) -> bool {
         matches!(&self.phase, Phase::Transmission(transmission) if transmission.held.is_some())
     }
@@ -324,8 +330,9 @@ impl Connection {
                 transmission.held = Some(request);
                 return false;
             }
-            if let (Some(held), Some(buffer)) = (&mut context.device_held, &buffer) {
-                *held += buffer.len();
+            if let (Some(device), Some(buffer)) = (&mut context.device, &buffer) {
+                device.own += buffer.len();
+                device.all += buffer.len();
             }
             if context.policy == BufferPolicy::Once {
                 context.policy = BufferPolicy::Wait;
@@ -425,8 +432,8 @@ impl Receiving {
 fn may_take((held, len): (usize, usize), stalled: bool, context: &ReceiveContext<'_>) -> bool {
     let has_turn = context.policy != BufferPolicy::Wait;
     Pool::block_bytes(len).is_some_and(|block| {
-        let device_held = context.device_held;
-        let demand = BufferDemand { held, block, has_turn, stalled, device_held };
+        let device = context.device;
+        let demand = BufferDemand { held, block, has_turn, stalled, device };
         context.buffer_limits.admits(context.pool.taken(), demand)
     })
 }
@@ -478,7 +485,7 @@ mod tests {
                 pool: &mut pool,
                 policy: BufferPolicy::Free,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
-                device_held: None,
+                device: None,
                 exports: &exports,
                 room: &mut 1,
                 large_reads: &mut 0,
@@ -531,7 +538,7 @@ mod tests {
                 pool: &mut self.pool,
                 policy: BufferPolicy::Free,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
-                device_held: None,
+                device: None,
                 exports: &[],
                 room: &mut { room },
                 large_reads: &mut (1 << 20),

@@ -149,8 +149,7 @@ impl Connection {
         let held = self.held();
         let demand = |len: usize, held, stalled| {
             let block = Pool::block_bytes(len)?;
-            let device_held = None;
-            Some(BufferDemand { held, block, has_turn: true, stalled, device_held })
+            Some(BufferDemand { held, block, has_turn: true, stalled, device: None })
         };
         if self.reread_due {
             return demand(limits.guaranteed(), 0, false);

@@ -82,7 +82,7 @@ impl Server {
             pool: &mut self.pool,
             policy: BufferPolicy::Free,
             buffer_limits: BufferLimits::new(1 << 30, 1),
-            device_held: None,
+            device: None,
             exports: &self.exports,
             room: &mut 1000,
             large_reads: &mut (1 << 20),
