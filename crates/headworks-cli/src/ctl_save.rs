@@ -12,6 +12,7 @@ use headworks_server::config::{ConfigFile, Origin};
 use serde_json::Value;
 
 use crate::ctl::{list, plain};
+use headworks::sync_directory;
 
 /// Name of the drop-in; drop-ins are read in the order of their names.
 const DROP_IN: &str = "99-ctl.toml";
@@ -91,7 +92,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(&new, path)?;
-    fs::File::open(folder)?.sync_all()
+    sync_directory(path)
 }
 
 #[cfg(test)]

@@ -182,9 +182,9 @@ mod tests {
         for row in &report.rows {
             let batch = if row.is("plug", "inner") { 1 } else { row.int("batch") };
             let merged = batch * row.int("requests");
-            // Two batches of 32 wait together for the measured depth, and merge there.
             match batch {
-                32 => assert!(row.int("reads") >= merged, "{row:?}"),
+                // Two batches wait together for the measured depth, and merge there: 64 reads a request once it is measured.
+                32 => assert!((merged + merged / 10 * 9..=2 * merged).contains(&row.int("reads"))),
                 _ => assert_eq!(row.int("reads"), merged, "{row:?}"),
             }
             assert_eq!(row.int("errors"), 0);

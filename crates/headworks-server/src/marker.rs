@@ -9,6 +9,7 @@
 //!                           boot-id 5c1b..
 //! ```
 
+use headworks::sync_directory;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
@@ -63,30 +64,14 @@ impl Marker {
         let mut file = options.open(&self.0)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        self.sync_directory()
+        sync_directory(&self.0)
     }
 
     /// Removes the mark: everything is written out.
     pub fn remove(&self) -> io::Result<()> {
         match std::fs::remove_file(&self.0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => self.sync_directory(),
-        }
-    }
-
-    fn sync_directory(&self) -> io::Result<()> {
-        let parent = self.0.parent().filter(|parent| !parent.as_os_str().is_empty());
-        match File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all()) {
-            // A directory that cannot be read, or a filesystem without such a sync.
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EACCES | libc::EPERM | libc::EINVAL | libc::ENOTSUP)
-                ) =>
-            {
-                Ok(())
-            }
-            result => result,
+            _ => sync_directory(&self.0),
         }
     }
 }

@@ -66,7 +66,7 @@ pub use device::testing;
 pub use device::{
     Command, CommandBatch, DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorDevice,
     ErrorOptions, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, MemDevice, NullDevice,
-    OpenFile, Probability, SizeWatch,
+    OpenFile, Probability, SizeWatch, sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

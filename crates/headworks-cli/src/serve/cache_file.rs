@@ -114,7 +114,7 @@ impl CacheStore {
         self.leftovers.add(file, &shown, move || remove_file(&gone))
     }
 
-    /// Removes what nobody needs any more, once the images are open, and makes the file of this server.
+    /// Removes files without any use left, once the images are open, and makes the file of this server.
     pub(super) fn create(&mut self) -> Result<Option<CacheFile>, ConfigError> {
         self.notes.extend(self.leftovers.remove_empty());
         let required = matches!(self.place, Place::Files { required: true, .. });

@@ -17,6 +17,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::left::{LeftBlock, LeftCache, LeftVolume};
+use crate::device::sync_directory;
 use crate::{ImageWriter, OpenFile};
 use headworks_core::cache::folio::BLOCK;
 
@@ -139,9 +140,7 @@ pub fn write_beside(left: &LeftCache, volume: &LeftVolume, path: &Path) -> io::R
         .open(with_suffix(&name, ".map"))?;
     index.write_all(map.as_bytes())?;
     index.sync_all()?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    // A directory that cannot be read cannot be synced; the files are there.
-    let _ = File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all());
+    sync_directory(path)?;
     left.settle(volume.volume);
     Ok(name)
 }

@@ -22,6 +22,7 @@ pub use delay::{DelayDevice, DelayOptions};
 pub use error::{ErrorDevice, ErrorOptions};
 pub use file::{
     Direct, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch,
+    sync_directory,
 };
 pub use mem::MemDevice;
 pub use null::NullDevice;

@@ -20,6 +20,8 @@
 //! alone goes through a thread of the engine, because the kernel walks a file in memory page by page.
 
 mod call;
+mod directory;
+mod handles;
 mod lock;
 mod open;
 mod probe;
@@ -34,8 +36,10 @@ use crate::memory::Span;
 
 #[cfg(any(test, feature = "testing"))]
 pub(super) use call::execute;
+pub use directory::sync_directory;
+pub use handles::{ImageWriter, SizeWatch};
 use open::FileMode;
-pub use open::{Direct, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch};
+pub use open::{Direct, FileOptions, FoundFile, Identity, OpenFile};
 
 /// Commands of several steps at once; one more is `Busy`. They are flushes and discards, of which few help.
 const STEPPED_MAX: usize = 64;

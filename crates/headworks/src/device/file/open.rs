@@ -14,7 +14,7 @@
 //! with a tail shorter than the smallest block, or that is no image at all. An image made here is removed again on refusal.
 
 use std::fs::{File, Metadata};
-use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -23,6 +23,8 @@ use std::sync::Arc;
 
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 
+use super::directory::{folder_of, sync_directory};
+use super::handles::{ImageWriter, SizeWatch, size_of_file};
 use super::lock::{Lock, is_taken, lock_patiently};
 use super::probe;
 use crate::size::display_size;
@@ -262,7 +264,7 @@ impl OpenFile {
     /// A handle to write the image before it is served. It keeps image and lock open.
     #[must_use]
     pub fn writer(&self) -> ImageWriter {
-        ImageWriter { file: Arc::clone(&self.file), size: self.found.size }
+        ImageWriter::new(Arc::clone(&self.file), self.found.size)
     }
 
     /// Whether it was made by this.
@@ -305,7 +307,7 @@ impl OpenFile {
     /// A handle to ask for [`OpenFile::current_size`] while a device has the image. It keeps image and lock open.
     #[must_use]
     pub fn size_watch(&self) -> SizeWatch {
-        SizeWatch { file: Arc::clone(&self.file) }
+        SizeWatch::new(Arc::clone(&self.file))
     }
 
     pub(super) fn fd(&self) -> RawFd {
@@ -320,98 +322,6 @@ struct Facts {
     in_use: bool,
     /// Whether punching holes may be tried.
     try_holes: bool,
-}
-
-/// A second handle of an image that reads and changes its size.
-#[derive(Clone, Debug)]
-pub struct SizeWatch {
-    file: Arc<File>,
-}
-
-impl SizeWatch {
-    /// The image's size now.
-    ///
-    /// # Errors
-    /// When the file cannot be asked any more.
-    pub fn current_size(&self) -> io::Result<u64> {
-        size_of_file(&self.file)
-    }
-
-    /// Whether it is a file without any name left: its bytes go when it is closed.
-    ///
-    /// # Errors
-    /// When the file cannot be asked any more.
-    pub fn is_deleted(&self) -> io::Result<bool> {
-        self.file.metadata().map(|metadata| metadata.is_file() && metadata.nlink() == 0)
-    }
-
-    /// Makes a file longer; what is new is a hole. Only regular files can be.
-    ///
-    /// # Errors
-    /// The filesystem's reason.
-    pub fn lengthen(&self, size: u64) -> io::Result<()> {
-        // In a race with another process that extends the file, the later of the two wins.
-        if size < self.current_size()? {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
-        }
-        self.file.set_len(size)
-    }
-
-    /// Whether it is a file that can be made longer, and not a disk.
-    #[must_use]
-    pub fn is_regular(&self) -> bool {
-        self.file.metadata().is_ok_and(|metadata| metadata.is_file())
-    }
-}
-
-/// A second handle of an image, for writes before it is served.
-#[derive(Clone, Debug)]
-pub struct ImageWriter {
-    file: Arc<File>,
-    size: u64,
-}
-
-impl ImageWriter {
-    /// Size of the image in bytes.
-    #[must_use]
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// Writes pieces one after the other, before the image is served.
-    ///
-    /// # Errors
-    /// The kernel's reason; a part may have been written.
-    pub fn write_all_at(&self, offset: u64, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
-        let (mut at, mut left) = (offset, pieces);
-        while !left.is_empty() {
-            let count = left.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
-            // SAFETY: an `IoSlice` is an iovec; all of them live through the call.
-            let written = unsafe {
-                libc::pwritev(self.file.as_raw_fd(), left.as_ptr().cast(), count, at as i64)
-            };
-            match usize::try_from(written) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => {
-                    at += written as u64;
-                    IoSlice::advance_slices(&mut left, written);
-                }
-                Err(_) => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::Interrupted => {}
-                    error => return Err(error),
-                },
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes what was written durable.
-    ///
-    /// # Errors
-    /// The kernel's reason.
-    pub fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
-    }
 }
 
 fn changed(metadata: &Metadata) -> u64 {
@@ -491,34 +401,6 @@ fn may_access(path: &Path, how: libc::c_int) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// The directory of a path.
-fn folder_of(path: &Path) -> &Path {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    parent.unwrap_or(Path::new("."))
-}
-
-/// Makes the directory entry of a new image durable: `fdatasync` of the image alone need not.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    match File::open(folder_of(path)).and_then(|folder| folder.sync_all()) {
-        // A directory that cannot be read, or a filesystem without such a sync.
-        Err(error)
-            if matches!(
-                error.raw_os_error(),
-                Some(libc::EACCES | libc::EPERM | libc::EINVAL | libc::ENOTSUP)
-            ) =>
-        {
-            Ok(())
-        }
-        result => result,
-    }
-}
-
-/// `fstat` knows no size of a block device, the end of the file does; the file's own position is not used otherwise.
-fn size_of_file(file: &File) -> io::Result<u64> {
-    let mut position = file;
-    position.seek(SeekFrom::End(0))
 }
 
 fn check_size(path: &Path, size: u64, options: &FileOptions) -> Result<u64, ConfigError> {

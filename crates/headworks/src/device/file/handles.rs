@@ -1,0 +1,115 @@
+//! Second handles of an open image: its size, and writes before it is served.
+//!
+//! Each keeps the image and its lock open. Both make system calls that wait for a disk, so they are not for a shard's thread.
+
+use std::fs::File;
+use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+/// A second handle of an image that reads and changes its size.
+#[derive(Clone, Debug)]
+pub struct SizeWatch {
+    file: Arc<File>,
+}
+
+impl SizeWatch {
+    pub(super) fn new(file: Arc<File>) -> Self {
+        Self { file }
+    }
+
+    /// The image's size now.
+    ///
+    /// # Errors
+    /// When the file cannot be asked any more.
+    pub fn current_size(&self) -> io::Result<u64> {
+        size_of_file(&self.file)
+    }
+
+    /// Whether it is a file without any name left: its bytes go when it is closed.
+    ///
+    /// # Errors
+    /// When the file cannot be asked any more.
+    pub fn is_deleted(&self) -> io::Result<bool> {
+        self.file.metadata().map(|metadata| metadata.is_file() && metadata.nlink() == 0)
+    }
+
+    /// Makes a file longer; what is new is a hole. Only regular files can be.
+    ///
+    /// # Errors
+    /// The filesystem's reason.
+    pub fn lengthen(&self, size: u64) -> io::Result<()> {
+        // In a race with another process that extends the file, the later of the two wins.
+        if size < self.current_size()? {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        self.file.set_len(size)
+    }
+
+    /// Whether it is a file that can be made longer, and not a disk.
+    #[must_use]
+    pub fn is_regular(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.is_file())
+    }
+}
+
+/// A second handle of an image, for writes before it is served.
+#[derive(Clone, Debug)]
+pub struct ImageWriter {
+    file: Arc<File>,
+    size: u64,
+}
+
+impl ImageWriter {
+    pub(super) fn new(file: Arc<File>, size: u64) -> Self {
+        Self { file, size }
+    }
+
+    /// Size of the image in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Writes pieces one after the other, before the image is served.
+    ///
+    /// # Errors
+    /// The kernel's reason; a part may have been written.
+    pub fn write_all_at(&self, offset: u64, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let (mut at, mut left) = (offset, pieces);
+        while !left.is_empty() {
+            let count = left.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
+            // SAFETY: an `IoSlice` is an iovec; all of them live through the call.
+            let written = unsafe {
+                libc::pwritev(self.file.as_raw_fd(), left.as_ptr().cast(), count, at as i64)
+            };
+            match usize::try_from(written) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    at += written as u64;
+                    IoSlice::advance_slices(&mut left, written);
+                }
+                Err(_) => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// The kernel's reason.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// `fstat` knows no size of a block device, the end of the file does; the file's own position is not used otherwise.
+pub(super) fn size_of_file(file: &File) -> io::Result<u64> {
+    let mut position = file;
+    position.seek(SeekFrom::End(0))
+}
