@@ -35,12 +35,14 @@
 //! | `reactor` | the event loop of a shard's thread |
 //! | `control`, `metrics` | the control socket and the metrics endpoint |
 //! | `launch`, `restoring`, `server` | start, stop and wait |
+//! | `handover` | replacement of the process while clients stay connected |
 
 mod assemble;
 pub mod config;
 mod connection_id;
 mod control;
 mod did_you_mean;
+mod handover;
 mod keeper;
 mod latency;
 mod launch;
@@ -67,6 +69,7 @@ pub use assemble::{
 };
 pub use control::{ConfiguredTunables, DISKSTATS_FIELDS, ReloadReport, RetuneReport};
 pub use did_you_mean::nearest_name;
+pub use handover::{Handover, Takeover, TakeoverStep, TakeoverSteps};
 pub use leftovers::Leftovers;
 pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};

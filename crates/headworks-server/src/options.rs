@@ -12,7 +12,7 @@ use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
 use super::leftovers::Leftovers;
-use super::{Address, InheritedSocket, LogLevel};
+use super::{Address, InheritedSocket, LogLevel, Takeover};
 use headworks::EngineChoice;
 use headworks::driver::Pool;
 use headworks_nbd::tls::TlsOptions;
@@ -94,6 +94,8 @@ pub struct ServerOptions {
     pub cache_file: Option<CacheFile>,
     /// What earlier servers left.
     pub leftovers: Leftovers,
+    /// A running server that this one replaces.
+    pub takeover: Option<Takeover>,
     /// Dirty limits and throttling of all shards together.
     pub dirty: DirtyOptions,
     /// Connections of each shard.
@@ -149,6 +151,7 @@ impl Default for ServerOptions {
             cache: 0,
             cache_file: None,
             leftovers: Leftovers::default(),
+            takeover: None,
             dirty: DirtyOptions::default(),
             connections: 1024,
             requests: 128,

@@ -63,6 +63,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         cache: options.cache,
         cache_file: None,
         leftovers: Leftovers::default(),
+        takeover: None,
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,
         // The control socket and a reload can change the exports.
