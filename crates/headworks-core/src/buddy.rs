@@ -111,6 +111,33 @@ impl Buddy {
         Some(unit)
     }
 
+    /// Takes the block of `order` at `unit`; false, without a change, if it is not free or no block of that order lies there.
+    pub fn take_at(&mut self, unit: u32, order: u8) -> bool {
+        let (order, aligned) = (usize::from(order), unit.trailing_zeros() >= order.into());
+        if !aligned || order >= self.orders {
+            return false;
+        }
+        self.join_recent();
+        let free = (order..self.orders).find_map(|have| {
+            let first = unit >> have << have;
+            (self.state.get(first as usize) == Some(&(FREE | have as u8))).then_some((first, have))
+        });
+        let Some((mut first, mut have)) = free else {
+            return false;
+        };
+        self.remove_free(first, have);
+        while have > order {
+            have -= 1;
+            let upper = first + (1 << have);
+            let other = if unit >= upper { std::mem::replace(&mut first, upper) } else { upper };
+            self.push_free(other, have);
+        }
+        debug_assert!(first == unit, "the halves that are left do not hold the block");
+        self.state[unit as usize] = TAKEN | order as u8;
+        self.units_taken.add(1 << order);
+        true
+    }
+
     /// Frees the block of `order` at `unit`.
     ///
     /// # Panics
@@ -343,6 +370,39 @@ mod tests {
             }
             assert_eq!(whole(&mut buddy), start, "seed {seed}");
             assert_eq!(buddy.taken(), 0);
+        }
+    }
+
+    #[test]
+    fn block_at_given_place_is_taken_if_it_is_free() {
+        for (seed, units) in [(5, 4096), (6, 9001), (7, 37)] {
+            let mut buddy = Buddy::new(units, 10);
+            let start = whole(&mut buddy);
+            let mut prng = Prng::new(seed);
+            let mut out: BTreeMap<u32, u8> = BTreeMap::new();
+            for _ in 0..10_000 {
+                let (unit, order) = (prng.below(units.into()) as u32, prng.below(11) as u8);
+                let unit = if prng.below(4) > 0 { unit >> order << order } else { unit };
+                let size = 1_u32 << order;
+                let below = out.range(..unit.saturating_add(size)).next_back();
+                let free = below.is_none_or(|(&first, &other)| first + (1 << other) <= unit);
+                let lies = unit.is_multiple_of(size) && unit + size <= units && order < 10;
+                assert_eq!(buddy.take_at(unit, order), free && lies, "{unit} of order {order}");
+                if free && lies {
+                    out.insert(unit, order);
+                }
+                if prng.below(2) == 0
+                    && let Some((&unit, &order)) = out.iter().nth(prng.below(32) as usize)
+                {
+                    buddy.put(unit, order);
+                    out.remove(&unit);
+                }
+                assert_eq!(buddy.taken(), out.values().map(|order| 1 << order).sum::<u32>());
+            }
+            for (unit, order) in std::mem::take(&mut out) {
+                buddy.put(unit, order);
+            }
+            assert_eq!(whole(&mut buddy), start);
         }
     }
 

@@ -227,6 +227,7 @@ pub fn encode(input: &Input) -> InputWords {
         Input::Control(Control::SetDirty { tunable, value, token }) => {
             [16, tunable.code().into(), value, token.into(), 0, 0]
         }
+        Input::Control(Control::Freeze { on }) => [19, on.into(), 0, 0, 0, 0],
         Input::Close { connection } => [14, connection.into(), 0, 0, 0, 0],
     }
 }
@@ -307,6 +308,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             return Some(Input::Control(Control::Acknowledge { volume: VolumeId(device.0) }));
         }
         18 => return Some(Input::Control(Control::Suspect { volume: VolumeId(device.0) })),
+        19 => return Some(Input::Control(Control::Freeze { on: words[1] != 0 })),
         9 => {
             let (volume, size) = (VolumeId(device.0), words[2]);
             return Some(Input::Control(Control::Resize { volume, size }));
@@ -387,7 +389,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(19) {
+        let message = match prng.below(20) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -397,6 +399,7 @@ mod tests {
             2 => return Input::Timer,
             3 => return Input::Control(Control::Acknowledge { volume: id.volume }),
             17 => return Input::Control(Control::Suspect { volume: id.volume }),
+            18 => return Input::Control(Control::Freeze { on: hole }),
             4 => {
                 return Input::Control(Control::Resize { volume: id.volume, size: bio.offset });
             }

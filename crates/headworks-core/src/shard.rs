@@ -31,6 +31,7 @@ use crate::volume;
 use crate::wait_times::{WaitKind, WaitTimes};
 
 mod change;
+mod contents;
 mod view;
 
 use change::{Topology, route_to};
@@ -189,6 +190,11 @@ impl Shard {
     /// The driver executes all actions in order and calls [`Shard::clear_actions`] before the next call.
     pub fn handle(&mut self, now: Instant, inputs: &[Input]) {
         self.plug.start();
+        if let Some(cache) = &mut self.cache
+            && cache.has_renamed()
+        {
+            cache.report_renamed(&mut self.pools.actions);
+        }
         for input in inputs {
             if !matches!(input, Input::Bio(_))
                 && let Some(cache) = &mut self.cache
@@ -591,6 +597,11 @@ impl Shard {
                 self.volumes[usize::from(volume.0)].config.options.size = size;
                 if let Some((cache, mut turn)) = self.cache(now) {
                     cache.on_resize(&mut turn, volume, size);
+                }
+            }
+            Control::Freeze { on } => {
+                if let Some((cache, mut turn)) = self.cache(now) {
+                    cache.set_frozen(&mut turn, on);
                 }
             }
             Control::Set { device, tunable, value, token } => match self.local(device) {

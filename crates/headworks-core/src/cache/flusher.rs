@@ -120,7 +120,7 @@ impl Flushers {
         self.passes[usize::from(device.0)] = Pass::new(self.units);
     }
 
-    /// Lets every flusher send what it may.
+    /// Lets every flusher send what it may; a frozen cache only what operations wait for.
     pub fn run(&mut self, state: &mut CacheState, ctx: &mut CallContext) {
         assert_eq!(self.passes.len(), state.volumes.devices(), "one flusher for each device");
         if state.dirty.is_empty() {
@@ -129,6 +129,11 @@ impl Flushers {
             return;
         }
         for device in 0..self.passes.len() {
+            if state.is_frozen() && !state.waits_for_writeout(device) {
+                // What is left of a pass is for later; its group keeps its age.
+                self.passes[device].left = 0;
+                continue;
+            }
             self.run_device(state, ctx, device);
         }
         if state.waiters.first_for_frame().is_none() {
@@ -282,6 +287,12 @@ impl Flushers {
     ) -> Option<(u32, WriteoutReason, Option<u64>)> {
         if let Some((group, target)) = self.flush_work(state, device) {
             return Some((group, WriteoutReason::Flush, Some(target)));
+        }
+        if state.is_frozen() {
+            let frames = state.dirty.wants_clean(device);
+            let reason = if frames { WriteoutReason::Frames } else { WriteoutReason::Background };
+            let needed = state.waits_for_writeout(device);
+            return Some((self.oldest_group(state, device).filter(|_| needed)?, reason, None));
         }
         // A folio with one dirty block stays as a whole. Where such folios hold half the pool, reads would find nothing to evict.
         let pinned = state.dirty.group_units() > self.units / 2;

@@ -3,7 +3,7 @@
 //! A held block stays dirty and is not sent by the flushers. A flush, a write-out on a writer's behalf, or a planned retry releases
 //! it, and it is sent again. The operator can discard held blocks: reads then find what the device has.
 
-use super::context::{CallContext, TimerKind};
+use super::context::CallContext;
 use super::pool::folio::{Folio, block};
 use super::state::CacheState;
 use crate::action::Actions;
@@ -65,7 +65,7 @@ impl CacheState {
     /// Plans a retry after a write-out failed, if the volume's policy or the error asks for one.
     pub fn plan_retry(&mut self, ctx: &mut CallContext, volume: VolumeId, error: IoError) {
         if self.volumes[volume].plan_retry(ctx.now, error) {
-            self.set_timer(ctx, TimerKind::Retry, self.volumes.next_retry());
+            self.set_retry_timer(ctx);
         }
     }
 
@@ -78,7 +78,7 @@ impl CacheState {
                 self.dirty.want_periodic(Some(self.volumes.device_index(volume)));
             }
         }
-        self.set_timer(ctx, TimerKind::Retry, self.volumes.next_retry());
+        self.set_retry_timer(ctx);
     }
 
     /// Discards the held blocks of a volume, as the operator asks.

@@ -33,12 +33,14 @@
 mod change;
 mod check;
 mod completion;
+mod contents;
 mod context;
 mod defect;
 mod device_io;
 mod dirty;
 mod expiry;
 mod flusher;
+mod freeze;
 mod hold;
 mod pool;
 mod readahead;
@@ -49,6 +51,7 @@ mod volumes;
 mod waiters;
 mod writeout;
 
+pub use contents::{CacheContents, CachedFolio, CachedVolumeContents, ContentsError};
 pub(crate) use context::{CallContext, DeviceCaching};
 #[cfg(feature = "defects")]
 pub use defect::CacheDefect;
@@ -302,8 +305,16 @@ impl Cache {
         self.flushers.run(&mut self.state, ctx);
         let at = self.state.dirty.throttle().next_timeout();
         self.state.set_timer(ctx, TimerKind::Throttle, at);
-        let at = self.state.dirty.next_periodic(ctx.now);
+        let at = match self.state.is_frozen() {
+            true => None,
+            false => self.state.dirty.next_periodic(ctx.now),
+        };
         self.state.set_timer(ctx, TimerKind::Periodic, at);
+    }
+
+    /// Freezes the cache, or lets it start write-out and read-ahead again.
+    pub fn set_frozen(&mut self, ctx: &mut CallContext, frozen: bool) {
+        self.state.set_frozen(ctx, frozen);
     }
 
     /// Sets the size of a volume, in bytes.
@@ -402,9 +413,10 @@ impl Cache {
         self.state.held_ranges(volume, into);
     }
 
-    /// Returns true if no operation waits and no bio is outstanding; there may be dirty data.
+    /// Returns true if no operation waits, no bio is outstanding and no truncation is in progress; there may be dirty data.
     pub fn is_quiet(&self) -> bool {
         let state = &self.state;
-        state.waiters.len() == 0 && state.io.in_flight() == 0 && state.io.is_queue_empty()
+        let idle = state.waiters.len() == 0 && !state.volumes.is_truncating();
+        idle && state.io.in_flight() == 0 && state.io.is_queue_empty()
     }
 }

@@ -49,6 +49,10 @@ pub(super) struct CacheState {
     pub defects: Defects,
     /// Something other than a hit happened, so the end of the batch has work to do.
     pub needs_run: bool,
+    /// The cache starts nothing of its own.
+    frozen: bool,
+    /// Volumes whose adopted dirty blocks have other ids in the dirty table.
+    pub renamed: Vec<VolumeId>,
     /// A list of units or slots that one call needs; empty between calls.
     pub scratch: Vec<u32>,
     /// The first of the cache's timers.
@@ -73,10 +77,24 @@ impl CacheState {
             stats: CacheStats::default(),
             defects: Defects::default(),
             needs_run: true,
+            frozen: false,
+            renamed: Vec::new(),
             scratch: Vec::with_capacity(units.min(1 << 14) as usize),
             timer_base,
             options,
         }
+    }
+
+    /// Returns true while the cache starts nothing of its own.
+    #[inline]
+    pub fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// Notes that the cache starts nothing of its own, or does so again.
+    pub(super) fn begin_freeze(&mut self, frozen: bool) {
+        debug_assert!(self.frozen != frozen, "the state changes");
+        self.frozen = frozen;
     }
 
     /// Sets or clears one of the cache's timers.

@@ -220,6 +220,11 @@ impl Queue {
         }
     }
 
+    /// Counts a write for every volume, which no flush has covered.
+    pub fn assume_written(&mut self) {
+        self.volumes.iter_mut().for_each(|volume| volume.flush.on_write_finished());
+    }
+
     /// Lets flushes of a volume succeed again: the operator knows that one failed.
     pub fn acknowledge(&mut self, volume: VolumeId) {
         if let Some(volume) = self.volumes.find_mut(volume) {

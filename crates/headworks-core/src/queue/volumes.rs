@@ -70,6 +70,11 @@ impl VolumeQueues {
         self.0.get_mut(usize::from(volume.0))?.as_deref_mut()
     }
 
+    /// Iterates over the volumes of the device, to change them.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut VolumeQueue> {
+        self.0.iter_mut().flatten().map(|volume| &mut **volume)
+    }
+
     /// Returns the volume of a bio that is in this queue.
     #[inline]
     pub fn of_bio(&mut self, volume: VolumeId) -> &mut VolumeQueue {

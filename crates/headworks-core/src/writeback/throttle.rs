@@ -286,6 +286,34 @@ impl Throttle {
         }
     }
 
+    /// Counts blocks that are dirty already, as another process left them; no writer is charged.
+    /// [`Throttle::end_adoption`] must follow.
+    pub fn adopt(&mut self, device: DeviceId, blocks: u32) {
+        self.credit.add(at(device), blocks);
+        self.devices[at(device)].dirty.add(blocks);
+        debug_assert_eq!(self.devices[at(device)].used(), self.credit.used(at(device)));
+    }
+
+    /// Computes the thresholds of every device from what was adopted; without them a flusher would write all of it at once. If it
+    /// exceeds the limit, that is approached as after it was lowered.
+    pub fn end_adoption(&mut self, now: Instant) {
+        (self.latest, self.ticked) = (self.latest.max(now), now);
+        if self.credit.total() > self.current.limit {
+            let used = self.credit.total().min(self.dirtyable);
+            self.apply(self.target.raised_to(used.max(self.current.thresh)));
+        }
+        for device in 0..self.devices.len() {
+            self.devices[device].outdate();
+            self.refresh(now, device);
+        }
+    }
+
+    /// Whether a connection has a writer of its own.
+    #[must_use]
+    pub fn is_open(&self, connection: u32) -> bool {
+        self.writers.find(connection).is_some()
+    }
+
     /// Returns the credit of discarded dirty blocks.
     pub fn on_cancelled(&mut self, device: DeviceId, blocks: u32) {
         self.devices[at(device)].dirty.sub(blocks);

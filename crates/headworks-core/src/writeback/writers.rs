@@ -141,6 +141,13 @@ impl Writers {
         WriterId(entry)
     }
 
+    /// The connection's own entry, if it has one.
+    #[must_use]
+    pub fn find(&self, connection: u32) -> Option<WriterId> {
+        let entry = self.index[self.probe(connection)];
+        (entry != NONE).then_some(WriterId(entry))
+    }
+
     /// Removes and returns the connection's entry. The shared entry is never removed.
     pub fn remove(&mut self, connection: u32) -> Option<(WriterId, Writer)> {
         let at = self.probe(connection);

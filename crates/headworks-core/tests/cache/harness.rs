@@ -1,5 +1,6 @@
 //! A shard with a cache on a device that a test controls, in virtual time. The tables are checked after every batch.
 
+use headworks_core::cache::CacheContents;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DirtyEntry, Input, Instant,
     IoError, Op, QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId,
@@ -39,6 +40,7 @@ pub struct Harness {
     table: Vec<DirtyEntry>,
     sequence: u64,
     turns: u64,
+    config: ShardConfig,
 }
 
 pub fn config(units: u32) -> ShardConfig {
@@ -56,7 +58,7 @@ impl Harness {
         change(&mut config);
         Self {
             table: vec![DirtyEntry::CLEAN; config.cache.units as usize],
-            shard: Shard::new(config).unwrap(),
+            shard: Shard::new(config.clone()).unwrap(),
             now: 0,
             timer: None,
             in_flight: Vec::new(),
@@ -68,7 +70,47 @@ impl Harness {
             device_frames: DeviceFrames::default(),
             sequence: 0,
             turns: 0,
+            config,
         }
+    }
+
+    /// Replaces the shard by a new one, which adopts the contents of its cache as words; `change` changes the configuration.
+    pub fn hand_over(
+        &mut self,
+        change: impl FnOnce(&mut ShardConfig),
+        volumes: impl Fn(VolumeId) -> Option<VolumeId>,
+    ) -> Result<(), String> {
+        self.control(Control::Freeze { on: true });
+        self.settle(Ok(()));
+        let words = self.contents().encode();
+        let contents = CacheContents::decode(&words).unwrap();
+        let mut config = self.config.clone();
+        change(&mut config);
+        let mut shard = Shard::new(config.clone()).unwrap();
+        shard.handle(Instant(self.now), &[Input::Control(Control::Freeze { on: true })]);
+        let adopted = shard.adopt_cache(Instant(self.now), &contents, volumes, Some);
+        adopted.map_err(|error| error.to_string())?;
+        (self.shard, self.config, self.timer) = (shard, config, None);
+        // A turn of the frozen shard changes nothing of the dirty table.
+        let before = self.table.clone();
+        self.frozen_turn();
+        assert_eq!(before, self.table);
+        self.control(Control::Freeze { on: false });
+        Ok(())
+    }
+
+    /// Executes what the new shard has to do before it may change the table, which may still have old ids.
+    fn frozen_turn(&mut self) {
+        self.shard.handle(Instant(self.now), &[]);
+        let timers = |action: &&Action| matches!(action, Action::Timer { .. });
+        let actions = &self.shard.actions().list;
+        assert_eq!(actions.iter().filter(timers).count(), actions.len(), "{actions:?}");
+        self.shard.clear_actions();
+    }
+
+    /// The contents of the frozen cache.
+    pub fn contents(&self) -> CacheContents {
+        self.shard.contents(Instant(self.now)).unwrap()
     }
 
     pub fn turn(&mut self, inputs: &[Input]) {

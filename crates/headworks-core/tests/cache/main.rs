@@ -4,6 +4,8 @@ mod change;
 mod device_frames;
 mod faults;
 mod flusher;
+mod freeze;
+mod handover;
 mod harness;
 mod resize;
 mod status;

@@ -369,6 +369,12 @@ impl Groups {
         self.link(id);
     }
 
+    /// Makes a group to be written at once, whatever its age.
+    pub fn mark_overdue(&mut self, id: u32) {
+        debug_assert!(self.pool.is_taken(id), "the group exists");
+        self.pool[id].overdue = true;
+    }
+
     /// Notes that held blocks of a group are to be written again.
     pub fn mark_unheld(&mut self, id: u32) {
         debug_assert!(self.pool.is_taken(id), "the group exists");

@@ -213,6 +213,18 @@ impl DirtyState {
         self.regions.any(key)
     }
 
+    /// Counts blocks of a folio that another process made dirty; no writer is charged, and the limit does not apply.
+    pub fn adopt(&mut self, device: DeviceId, key: FolioKey, blocks: u32) {
+        assert!(blocks > 0, "a folio without dirty blocks is not counted");
+        self.regions.add(key, blocks);
+        self.throttle.adopt(device, blocks);
+    }
+
+    /// Makes a group to be written at once, whatever its age.
+    pub fn mark_overdue(&mut self, group: u32) {
+        self.groups.mark_overdue(group);
+    }
+
     /// Counts blocks of a folio that became dirty.
     pub fn add_dirty(&mut self, key: FolioKey, blocks: u32) {
         self.regions.add(key, blocks);

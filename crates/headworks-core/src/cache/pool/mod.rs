@@ -10,6 +10,7 @@
 //! Invariants: units of folios + free units + granted frames + shadow frames == units of the pool; a folio is in the index and
 //! on an eviction list from its begin to its end; `volume_folios` counts the folios of each volume.
 
+mod adopt;
 mod blocks;
 pub mod folio;
 mod ghost;
@@ -18,6 +19,7 @@ mod reclaim;
 mod shadow;
 mod walk;
 
+pub(in crate::cache) use adopt::AdoptedFolio;
 pub(in crate::cache) use blocks::BlockRun;
 pub(in crate::cache) use walk::{RangeWalk, TURN_BUDGET, WalkStep, charge_cancel, charge_drop};
 

@@ -114,6 +114,32 @@ impl Reclaim {
         }
     }
 
+    /// Adds a folio at the young end of a list, as it was on that of another process.
+    pub fn restore(&mut self, folios: &mut Folios, unit: u32, list: EvictionList, freq: u8) {
+        debug_assert!(freq <= FREQ_MAX, "an access count has two bits");
+        folios[unit].freq = freq;
+        match list {
+            EvictionList::Small => self.small.push(folios, unit),
+            EvictionList::Main => self.main.push(folios, unit),
+            EvictionList::None => panic!("a folio of another process was on a list"),
+        }
+    }
+
+    /// Iterates over the folios of a list, the oldest first.
+    pub fn by_age<'a>(
+        &self,
+        folios: &'a Folios,
+        list: EvictionList,
+    ) -> impl Iterator<Item = u32> + use<'a> {
+        let first = match list {
+            EvictionList::Small => self.small.oldest,
+            EvictionList::Main => self.main.oldest,
+            EvictionList::None => NIL,
+        };
+        let linked = |unit: u32| (unit != NIL).then_some(unit);
+        std::iter::successors(linked(first), move |&unit| linked(folios[unit].younger))
+    }
+
     /// Counts a *repeated* access to a block of the folio. The first access is not one: a scan uses each block of a large folio
     /// once, and must not look like a working set.
     #[inline]

@@ -30,6 +30,12 @@ impl ShadowFrames {
         Self { free, used }
     }
 
+    /// Returns the reserve to the pool; no shadow is in use.
+    pub fn release(&mut self, frames: &mut Buddy) {
+        assert!(self.used.is_empty(), "a block has its newest bytes in a shadow");
+        self.free.drain(..).for_each(|frame| frames.put(frame, 0));
+    }
+
     /// Returns the number of shadows in use.
     pub fn used(&self) -> u32 {
         self.used.len() as u32

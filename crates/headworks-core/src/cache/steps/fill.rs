@@ -63,6 +63,9 @@ pub(super) fn window(
     blocks: u32,
     marker: bool,
 ) -> Option<ReadAheadWindow> {
+    if state.is_frozen() {
+        return None;
+    }
     let volume = bio.id.volume;
     let caching = state.volumes.caching(volume);
     // A window is a small part of the pool, or streams would evict each other.
@@ -194,7 +197,7 @@ pub(in crate::cache) fn prefetch(state: &mut CacheState, ctx: &mut CallContext, 
     let first = bio.offset >> BLOCK_SHIFT;
     let most = u64::from(state.pool.units() / 4);
     let end = bio.end().div_ceil(u64::from(BLOCK)).min(first + most);
-    if state.waiters.range_conflict(&bio).is_none() {
+    if state.waiters.range_conflict(&bio).is_none() && !state.is_frozen() {
         let reason = FillReason { bio, ahead: true };
         let reached = fill_range(state, None, reason, (volume, first, end), 0);
         state.stats.read_ahead += reached - first;

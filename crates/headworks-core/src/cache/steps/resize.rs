@@ -57,6 +57,14 @@ pub(in crate::cache) fn continue_truncations(state: &mut CacheState, ctx: &mut C
     }
 }
 
+/// Ends every truncation at once.
+pub(in crate::cache) fn end_truncations(state: &mut CacheState, ctx: &mut CallContext) {
+    for volume in state.volumes.ids() {
+        while !continue_truncation(state, ctx, volume) {}
+    }
+    debug_assert!(!state.volumes.is_truncating(), "every truncation has ended");
+}
+
 /// Drops some of the blocks past a volume's end; true when none is left.
 fn continue_truncation(state: &mut CacheState, ctx: &mut CallContext, volume: VolumeId) -> bool {
     let Some(mut truncation) = state.volumes.truncation(volume) else {

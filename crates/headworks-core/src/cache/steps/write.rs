@@ -77,7 +77,8 @@ fn write_some(
 ) -> Option<WaitFor> {
     debug_assert!(op.done < op.part_end && op.part_end <= op.bio.len, "the cursor is in the part");
     let volume = op.bio.id.volume;
-    if state.pause_of(ctx.now, op.writer).is_some()
+    if !state.is_frozen()
+        && state.pause_of(ctx.now, op.writer).is_some()
         && state.dirty.stuck(state.volumes.device_index(volume)).is_none()
     {
         // Credit that it does not use now is for others.

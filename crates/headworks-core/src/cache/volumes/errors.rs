@@ -3,7 +3,7 @@
 //! Every connection sees an error at its next flush, once. A connection that is opened after the error sees it only if no other
 //! connection has seen it yet.
 
-use crate::error::IoError;
+use crate::error::{IoError, Status};
 
 /// The last error of a volume, and how many errors a connection could have missed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -14,6 +14,16 @@ pub(in crate::cache) struct ErrorSequence {
 }
 
 impl ErrorSequence {
+    /// Creates a sequence from the last error, the error count, and whether a connection has seen the error.
+    pub fn of_parts((status, count, seen): (Status, u32, bool)) -> Self {
+        Self { error: status.err(), count, seen }
+    }
+
+    /// Returns the last error, the error count, and whether a connection has seen the error.
+    pub fn parts(&self) -> (Status, u32, bool) {
+        (self.error.map_or(Ok(()), Err), self.count, self.seen)
+    }
+
     /// Records an error as the latest one.
     pub fn record(&mut self, error: IoError) {
         self.error = Some(error);

@@ -177,6 +177,18 @@ impl Volumes {
         self.seen_errors[writer as usize].position
     }
 
+    /// Iterates over the positions of connections in the errors of their volumes.
+    pub fn positions(&self) -> impl Iterator<Item = (u32, VolumeId, u32)> + use<'_> {
+        let known = self.seen_errors.iter().filter_map(|seen| Some((seen.of?, seen.position)));
+        known.map(|((connection, volume), position)| (connection, volume, position))
+    }
+
+    /// Sets the position of a connection of another process.
+    pub fn adopt_position(&mut self, writer: u32, of: (u32, VolumeId), position: u32) {
+        debug_assert!(!self[of.1].is_free_slot(), "there is a volume");
+        self.seen_errors[writer as usize] = SeenErrors { of: Some(of), position };
+    }
+
     /// Sets the position of a bio's connection in the errors of its volume.
     pub fn set_seen_errors(&mut self, writer: u32, bio: &Bio, position: u32) {
         debug_assert!(!self[bio.id.volume].is_free_slot());

@@ -16,7 +16,7 @@ use super::errors::ErrorSequence;
 use super::truncation::Truncation;
 use crate::bio::DeviceId;
 use crate::cache::pool::folio::BLOCK;
-use crate::error::IoError;
+use crate::error::{IoError, Status};
 use crate::gauge::Gauge32;
 use crate::options::{ErrorPolicy, VolumeConfig, VolumeOptions, WriteMode};
 use crate::slab::NIL;
@@ -321,6 +321,19 @@ impl CachedVolume {
     /// Returns true if a write-out failed and it is not known that the next one would succeed.
     pub fn is_failing(&self) -> bool {
         !self.held.is_zero() || self.failing && !self.unclean.is_zero()
+    }
+
+    /// Returns the errors of write-out, to be handed over.
+    pub fn error_sequence(&self) -> &ErrorSequence {
+        &self.errors
+    }
+
+    /// Continues the errors of another process, in the form of [`ErrorSequence::parts`].
+    pub fn adopt_errors(&mut self, parts: (Status, u32, bool)) {
+        if let Err(error) = parts.0 {
+            self.last_error = error;
+        }
+        self.errors = ErrorSequence::of_parts(parts);
     }
 
     /// Returns the errors of write-out, as connections see them.

@@ -1,0 +1,103 @@
+//! Collecting the contents of a frozen, quiet cache.
+
+use super::{CacheContents, CachedFolio, CachedVolumeContents, DirtyGroup, ErrorPosition};
+use crate::cache::Cache;
+use crate::cache::pool::folio::{EvictionList, Folio};
+use crate::cache::state::CacheState;
+use crate::slab::NIL;
+use crate::time::Instant;
+
+impl Cache {
+    /// Returns true while the cache starts nothing of its own.
+    pub fn is_frozen(&self) -> bool {
+        self.state.is_frozen()
+    }
+
+    /// Collects the contents. The cache is frozen and quiet.
+    pub fn contents(&self, now: Instant) -> CacheContents {
+        assert!(self.is_frozen() && self.is_quiet(), "contents do not change while they move");
+        let state = &self.state;
+        let mut contents = CacheContents { units: state.pool.units(), ..CacheContents::default() };
+        collect_errors(state, &mut contents);
+        let mut places = vec![NIL; state.pool.units() as usize];
+        for list in [EvictionList::Small, EvictionList::Main] {
+            for unit in state.pool.by_age(list) {
+                collect_folio(state, unit, &mut contents, &mut places);
+            }
+        }
+        let known = |volume: &CachedVolumeContents| {
+            state.pool.folios_of(volume.volume) > 0 || volume.errors > 0
+        };
+        contents.volumes.retain(known);
+        for volume in state.volumes.ids() {
+            let mut at = state.dirty.oldest_group(volume);
+            while let Some(id) = at {
+                collect_group(state, now, id, &mut contents, &places);
+                at = state.dirty.younger_group(id);
+            }
+        }
+        contents
+    }
+}
+
+/// Adds every volume, and the connections that have not seen its last error.
+fn collect_errors(state: &CacheState, contents: &mut CacheContents) {
+    for volume in state.volumes.ids().filter(|&volume| !state.volumes[volume].is_free_slot()) {
+        let entry = &state.volumes[volume];
+        let (error, errors, seen) = entry.error_sequence().parts();
+        let size = entry.size();
+        contents.volumes.push(CachedVolumeContents { volume, size, error, errors, seen });
+    }
+    for (connection, volume, position) in state.volumes.positions() {
+        let open = state.dirty.throttle().is_open(connection);
+        let known = contents.volume(volume);
+        if open && known.is_some_and(|known| known.errors != position) {
+            contents.positions.push(ErrorPosition { connection, volume, position });
+        }
+    }
+}
+
+/// Adds a folio that has a valid block.
+fn collect_folio(state: &CacheState, unit: u32, contents: &mut CacheContents, places: &mut [u32]) {
+    let folio = state.pool.folio(unit);
+    assert!(folio.writeback + folio.filling == 0, "nothing of a quiet cache is outstanding");
+    let states = state.pool.states(unit, folio.blocks());
+    if states.iter().all(|state| state & CachedFolio::VALID == 0) {
+        return;
+    }
+    places[unit as usize] = contents.folios.len() as u32;
+    contents.folios.push(CachedFolio {
+        volume: folio.key.volume(),
+        block: folio.key.block(),
+        unit,
+        order: folio.order,
+        main: folio.list == EvictionList::Main,
+        freq: folio.freq,
+        unused: folio.is(Folio::UNUSED),
+        first_state: contents.states.len() as u32,
+    });
+    contents.states.extend(states.iter().map(|state| match state & CachedFolio::VALID {
+        0 => 0,
+        _ => state & CachedFolio::STATES,
+    }));
+}
+
+/// Adds a group with its folios.
+fn collect_group(
+    state: &CacheState,
+    now: Instant,
+    id: u32,
+    contents: &mut CacheContents,
+    places: &[u32],
+) {
+    let group = state.dirty.group(id);
+    let linked = |unit: u32| (unit != NIL).then_some(unit);
+    let folios = std::iter::successors(linked(group.head), |&unit| {
+        linked(state.pool.folio(unit).dirty_next)
+    });
+    let folios = folios.map(|unit| places[unit as usize]);
+    let folios: Vec<u32> = folios.collect();
+    debug_assert!(!folios.is_empty() && !folios.contains(&NIL), "a dirty folio has a valid block");
+    let (volume, age_ns, overdue) = (group.volume, now.since(group.since), group.overdue);
+    contents.groups.push(DirtyGroup { volume, age_ns, overdue, folios });
+}

@@ -1,0 +1,64 @@
+//! Taking over folios that another process made: at the same frames, in the same order of eviction.
+
+use super::Pool;
+use super::folio::{EvictionList, Folio, FolioKey, block};
+use super::shadow::ShadowFrames;
+
+/// A folio that another process made.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cache) struct AdoptedFolio {
+    /// Its first frame in the pool.
+    pub unit: u32,
+    /// The log2 of its blocks.
+    pub order: u8,
+    /// Its volume and first block.
+    pub key: FolioKey,
+    /// It is on the main list of eviction.
+    pub main: bool,
+    /// Repeated accesses, as eviction counts them.
+    pub freq: u8,
+    /// It was read ahead and not accessed yet.
+    pub unused: bool,
+}
+
+impl Pool {
+    /// Returns true if the pool has no folio, and no frame of it is granted.
+    pub fn is_empty(&self) -> bool {
+        self.free() + self.shadows.units() == self.units()
+    }
+
+    /// Iterates over the folios of an eviction list, the oldest first.
+    pub fn by_age(&self, list: EvictionList) -> impl Iterator<Item = u32> + use<'_> {
+        self.reclaim.by_age(&self.folios, list)
+    }
+
+    /// Returns the reserve of shadow frames to the pool, of which folios are adopted; [`Pool::reserve_shadows`] must follow.
+    pub fn release_shadows(&mut self) {
+        self.shadows.release(&mut self.frames);
+        debug_assert!(self.free() == self.units(), "an empty pool has all of its frames");
+    }
+
+    /// Takes a reserve of shadow frames again.
+    pub fn reserve_shadows(&mut self) {
+        assert!(self.shadows.units() == 0, "there is one reserve");
+        self.shadows = ShadowFrames::new(&mut self.frames);
+    }
+
+    /// Makes a folio of free frames, youngest on its eviction list; returns the number of its dirty blocks.
+    pub fn adopt(&mut self, adopted: &AdoptedFolio, states: &[u8]) -> u32 {
+        let AdoptedFolio { unit, order, key, main, freq, unused } = *adopted;
+        assert!(self.frames.take_at(unit, order), "the frames of a folio that is adopted are free");
+        self.folios.begin(unit, key, order);
+        self.index.insert(&self.folios, unit);
+        self.volume_folios[usize::from(key.volume().0)].add(1);
+        let list = if main { EvictionList::Main } else { EvictionList::Small };
+        self.reclaim.restore(&mut self.folios, unit, list, freq);
+        if unused {
+            self.set_mark(unit, Folio::UNUSED);
+        }
+        self.folios.states_mut(unit, 1 << order).copy_from_slice(states);
+        let dirty = states.iter().filter(|&state| state & block::DIRTY != 0).count();
+        self.folios[unit].dirty = dirty as u16;
+        dirty as u32
+    }
+}
