@@ -70,6 +70,11 @@ pub fn command() -> clap::Command {
 }
 
 fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1);
+    // A part of `serve`, not a command for users.
+    if words.next().is_some_and(|word| word == serve::SPAWNER_COMMAND) {
+        return serve::run_spawner(words);
+    }
     let matches = command().try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,

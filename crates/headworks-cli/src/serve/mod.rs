@@ -28,6 +28,7 @@ mod stop_signals;
 mod systemd;
 mod table;
 mod tls;
+mod upgrade;
 mod user;
 
 use std::io::Write as _;
@@ -60,6 +61,7 @@ pub use layers::{EffectiveOptions, OptionError, switches};
 pub use options::ServeArgs;
 pub use plan::plan;
 pub use source::OptionSources;
+pub use upgrade::{SPAWNER_COMMAND, run_spawner};
 
 /// Runs the server until it is told to stop.
 pub fn run() -> ExitCode {
