@@ -51,6 +51,7 @@ Examples:
   headworks ctl /run/hw.ctl save                        write that to FILE.d/99-ctl.toml
   headworks ctl /run/hw.ctl latency                     latency percentiles; with an export: its histogram
   headworks ctl /run/hw.ctl why db                      where slow requests of the last minute spent their time
+  headworks ctl /run/hw.ctl upgrade                     start the program again; clients stay connected
 
 Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; names of Headworks begin with hw_. hw0 is the first
 device. Images on one filesystem share a device; `get exports/NAME/device` prints it. A refused value changes nothing.")]
@@ -105,6 +106,8 @@ enum CtlCommand {
     },
     /// Lists the connected clients
     Connections,
+    /// Replaces the server by a new process of the installed program, with the present configuration; clients stay connected
+    Upgrade,
     /// Prints the log level, or changes it while the server runs
     LogLevel {
         /// error, warn, info, debug or trace
@@ -195,6 +198,7 @@ fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
         CtlCommand::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
         CtlCommand::Why { export } => ("why", json!({ "export": export })),
         CtlCommand::Connections => ("connections", json!({})),
+        CtlCommand::Upgrade => ("upgrade", json!({})),
         CtlCommand::LogLevel { level: None } => ("log-level", json!({})),
         CtlCommand::LogLevel { level: Some(level) } => ("log-level", json!({ "level": level })),
         CtlCommand::Failed { export } => ("failed", json!({ "export": export })),
@@ -256,6 +260,7 @@ fn show(command: &CtlCommand, result: &Value) -> String {
         // Written by `run`.
         CtlCommand::Save { .. } => String::new(),
         CtlCommand::Connections => show_connections(result),
+        CtlCommand::Upgrade => show_upgraded(result),
         CtlCommand::LogLevel { .. } => plain(&result["level"]) + "\n",
         CtlCommand::Latency { export: None } => observe::show_percentiles(result),
         CtlCommand::Latency { .. } => observe::show_histograms(result),
@@ -316,6 +321,12 @@ fn show_connections(connections: &Value) -> String {
         );
     }
     text
+}
+
+/// Formats the result of `upgrade`.
+fn show_upgraded(result: &Value) -> String {
+    let (pid, took, paused) = (&result["pid"], &result["ms"], &result["paused_ms"]);
+    format!("upgraded: process {pid} serves now, in {took} ms, paused for {paused} ms\n")
 }
 
 /// Formats the result of `discard-failed --yes`.
@@ -587,6 +598,13 @@ mod tests {
         assert!(show_discarded(&answer(false, 0, false)).contains("nothing to discard"));
         let (method, params) = request(&command(true)).unwrap();
         assert_eq!((method, &params["confirm"]), ("discard-failed", &json!(true)));
+    }
+
+    #[test]
+    fn upgrade_tells_process_and_times() {
+        assert_eq!(request(&CtlCommand::Upgrade), Ok(("upgrade", json!({}))));
+        let text = show_upgraded(&json!({ "pid": 7, "ms": 120, "paused_ms": 15 }));
+        assert_eq!(text, "upgraded: process 7 serves now, in 120 ms, paused for 15 ms\n");
     }
 
     #[test]

@@ -18,6 +18,12 @@ pub enum MainEvent {
     Reload,
     /// A reload has finished.
     Reloaded,
+    /// SIGUSR2: replace this process.
+    Upgrade,
+    /// The control socket has a request for an upgrade.
+    UpgradeRequested,
+    /// The preparation of an upgrade has ended.
+    UpgradePrepared,
     /// A child process has ended.
     Child,
     /// The server has ended.
@@ -33,8 +39,10 @@ pub struct Signals {
     sender: UnixStream,
 }
 
-/// Bytes that a [`MainNotifier`] sends: the end of a reload, and the end of the server.
+/// Bytes that a [`MainNotifier`] sends: the end of a reload, steps of an upgrade, and the end of the server.
 const RELOADED: u8 = b'r';
+const UPGRADE_REQUESTED: u8 = b'u';
+const UPGRADE_PREPARED: u8 = b'p';
 const ENDED: u8 = b'e';
 
 /// Notifies the main thread; usable from any thread.
@@ -60,6 +68,7 @@ fn wanted() -> libc::sigset_t {
             libc::SIGCHLD,
             libc::SIGPIPE,
             libc::SIGUSR1,
+            libc::SIGUSR2,
             libc::SIGHUP,
         ] {
             libc::sigaddset(&mut set, signal);
@@ -107,6 +116,16 @@ impl Signals {
         self.notifier(RELOADED)
     }
 
+    /// Creates the notifier for requests of an upgrade.
+    pub fn upgrade_requested(&self) -> Result<MainNotifier, ConfigError> {
+        self.notifier(UPGRADE_REQUESTED)
+    }
+
+    /// Creates the notifier for the end of an upgrade's preparation.
+    pub fn upgrade_prepared(&self) -> Result<MainNotifier, ConfigError> {
+        self.notifier(UPGRADE_PREPARED)
+    }
+
     fn notifier(&self, kind: u8) -> Result<MainNotifier, ConfigError> {
         let copy = self.sender.try_clone();
         copy.map(|stream| MainNotifier(stream, kind)).map_err(|error| {
@@ -140,7 +159,12 @@ impl Signals {
             if fds[1].revents != 0 {
                 let mut kind = [ENDED];
                 let _ = (&self.receiver).read(&mut kind);
-                return if kind[0] == RELOADED { MainEvent::Reloaded } else { MainEvent::Ended };
+                return match kind[0] {
+                    RELOADED => MainEvent::Reloaded,
+                    UPGRADE_REQUESTED => MainEvent::UpgradeRequested,
+                    UPGRADE_PREPARED => MainEvent::UpgradePrepared,
+                    _ => MainEvent::Ended,
+                };
             }
         }
     }
@@ -158,6 +182,7 @@ impl Signals {
             libc::SIGCHLD => Some(MainEvent::Child),
             libc::SIGPIPE => None,
             libc::SIGUSR1 => Some(MainEvent::Statistics),
+            libc::SIGUSR2 => Some(MainEvent::Upgrade),
             libc::SIGHUP => Some(MainEvent::Reload),
             _ => Some(MainEvent::Stop),
         }

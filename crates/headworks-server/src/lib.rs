@@ -69,7 +69,10 @@ pub use assemble::{
 };
 pub use control::{ConfiguredTunables, DISKSTATS_FIELDS, ReloadReport, RetuneReport};
 pub use did_you_mean::nearest_name;
-pub use handover::{Handover, Takeover, TakeoverStep, TakeoverSteps};
+pub use handover::{
+    Handover, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal, UpgradeReport,
+    UpgradeRequest, UpgradeResult,
+};
 pub use leftovers::Leftovers;
 pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};

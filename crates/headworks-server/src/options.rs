@@ -12,7 +12,7 @@ use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
 use super::leftovers::Leftovers;
-use super::{Address, InheritedSocket, LogLevel, Takeover};
+use super::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
 use headworks::EngineChoice;
 use headworks::driver::Pool;
 use headworks_nbd::tls::TlsOptions;
@@ -96,6 +96,8 @@ pub struct ServerOptions {
     pub leftovers: Leftovers,
     /// A running server that this one replaces.
     pub takeover: Option<Takeover>,
+    /// Takes requests of the control socket for an upgrade; without it they are refused.
+    pub upgrade: Option<UpgradeHook>,
     /// Dirty limits and throttling of all shards together.
     pub dirty: DirtyOptions,
     /// Connections of each shard.
@@ -152,6 +154,7 @@ impl Default for ServerOptions {
             cache_file: None,
             leftovers: Leftovers::default(),
             takeover: None,
+            upgrade: None,
             dirty: DirtyOptions::default(),
             connections: 1024,
             requests: 128,

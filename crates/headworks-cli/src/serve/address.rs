@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
 use headworks_server::{Address, InheritedAddress};
@@ -11,22 +11,48 @@ use super::ServeArgs;
 use super::plan::unix_mode;
 use super::systemd::{InheritedSockets, unix_path};
 
-/// A directory for the private socket, removed on drop.
-pub(super) struct PrivateDirectory(pub PathBuf);
+/// A directory for the private socket, removed on drop if it belongs to this process.
+pub(super) struct PrivateDirectory {
+    path: PathBuf,
+    is_own: bool,
+}
+
+impl PrivateDirectory {
+    /// The directory of the process that is to be replaced.
+    pub(super) fn of_predecessor(path: PathBuf) -> Self {
+        Self { path, is_own: false }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether this process has made it, or owns it since the other one has ended.
+    pub(super) fn is_own(&self) -> bool {
+        self.is_own
+    }
+
+    /// Makes this process the owner.
+    pub(super) fn take_over(&mut self) {
+        self.is_own = true;
+    }
+}
 
 impl Drop for PrivateDirectory {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
+        if self.is_own {
+            let _ = std::fs::remove_dir(&self.path);
+        }
     }
 }
 
 pub(super) fn addresses(
     options: &ServeArgs,
     sockets: &InheritedSockets,
+    mut private: Option<PrivateDirectory>,
 ) -> Result<(Vec<Address>, Option<PrivateDirectory>), ConfigError> {
     let mut listen: Vec<Address> =
         sockets.listen.iter().cloned().map(Address::InheritedSocket).collect();
-    let mut private = None;
     if let Some(port) = options.port {
         listen.push(Address::Tcp(SocketAddr::new(options.ip_addr, port)));
     }
@@ -34,8 +60,8 @@ pub(super) fn addresses(
         Some(path) if path.as_os_str() != "-" => Some(path.clone()),
         None if !listen.is_empty() => None,
         _ => {
-            let directory = private_directory()?;
-            let path = directory.0.join("headworks.sock");
+            let directory = private.take().map_or_else(private_directory, Ok)?;
+            let path = directory.path.join("headworks.sock");
             private = Some(directory);
             Some(path)
         }
@@ -79,7 +105,7 @@ fn private_directory() -> Result<PrivateDirectory, ConfigError> {
     for attempt in 0..100 {
         let path = base.join(format!("headworks-{}-{attempt}", std::process::id()));
         match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => return Ok(PrivateDirectory(path)),
+            Ok(()) => return Ok(PrivateDirectory { path, is_own: true }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => {
                 let message =

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A running server locks its file, so a file that can be locked was left by a dead one. Its data go to the images that this
-//! server opens (`Leftovers`); then it is removed. The file of this server goes at a clean stop.
+//! server opens (`Leftovers`); then it is removed. The file of this server goes at a clean stop. A server that replaces a running
+//! one gets that one's memory, which is locked: it looks like that of any running server.
 
 use std::ffi::{CStr, OsString};
 use std::fs::File;
@@ -23,6 +24,8 @@ use std::sync::Arc;
 use headworks_core::ConfigError;
 use headworks_server::{CacheFile, Leftovers};
 use sd_notify::NotifyState;
+
+use super::upgrade::StoredMemory;
 
 /// Names of files and of passed descriptors start with this.
 pub(super) const NAME: &str = "headworks-cache";
@@ -49,12 +52,25 @@ struct OwnFile {
     file: Arc<File>,
     path: Option<PathBuf>,
     name: String,
+    /// Name in the service manager's store.
+    stored_as: Option<String>,
+    /// A server that cannot use it does not start.
+    required: bool,
+}
+
+impl OwnFile {
+    fn for_server(&self) -> CacheFile {
+        let Self { file, name, required, .. } = self;
+        CacheFile { file: Arc::clone(file), name: name.clone(), required: *required }
+    }
 }
 
 /// The cache's memory of this server, and the files of earlier ones.
 pub(super) struct CacheStore {
     place: Place,
     own: Option<OwnFile>,
+    /// The memory comes from the server that this one replaces, or is anonymous.
+    is_takeover: bool,
     pub leftovers: Leftovers,
     /// Messages for the user.
     pub notes: Vec<String>,
@@ -68,8 +84,13 @@ impl CacheStore {
     /// Chooses the place, and takes in what earlier servers left there and with the service manager.
     pub(super) fn find(option: &str, passed: Vec<(OwnedFd, String)>) -> Result<Self, ConfigError> {
         let place = choose(option, |name| std::env::var_os(name).filter(|word| !word.is_empty()))?;
-        let mut store =
-            Self { place, own: None, leftovers: Leftovers::default(), notes: Vec::new() };
+        let mut store = Self {
+            place,
+            own: None,
+            is_takeover: false,
+            leftovers: Leftovers::default(),
+            notes: Vec::new(),
+        };
         for (fd, name) in passed {
             let shown = format!("the descriptor {name} in the service manager's store");
             let forgotten = name.clone();
@@ -86,6 +107,25 @@ impl CacheStore {
             }
         }
         Ok(store)
+    }
+
+    /// Takes the memory of the server that this one replaces in place of new one.
+    pub(super) fn take_over(&mut self, memory: Option<StoredMemory>) {
+        let own = |StoredMemory { file, shown, path, stored_as }| OwnFile {
+            file: Arc::new(file),
+            path,
+            name: shown,
+            stored_as,
+            required: true,
+        };
+        (self.own, self.is_takeover) = (memory.map(own), true);
+    }
+
+    /// The memory of this server, for one that is to replace it.
+    pub(super) fn to_hand_over(&self) -> io::Result<Option<StoredMemory>> {
+        let Some(OwnFile { file, path, name, stored_as, .. }) = &self.own else { return Ok(None) };
+        let (path, shown, stored_as) = (path.clone(), name.clone(), stored_as.clone());
+        Ok(Some(StoredMemory { file: file.try_clone()?, shown, path, stored_as }))
     }
 
     /// Takes in a file that no running server has.
@@ -117,6 +157,9 @@ impl CacheStore {
     /// Removes files without any use left, once the images are open, and makes the file of this server.
     pub(super) fn create(&mut self) -> Result<Option<CacheFile>, ConfigError> {
         self.notes.extend(self.leftovers.remove_empty());
+        if self.is_takeover {
+            return Ok(self.own.as_ref().map(OwnFile::for_server));
+        }
         let required = matches!(self.place, Place::Files { required: true, .. });
         let made = match self.place.clone() {
             Place::Anonymous => return Ok(None),
@@ -128,9 +171,8 @@ impl CacheStore {
         };
         match made {
             Ok(own) => {
-                let (file, name) = (Arc::clone(&own.file), own.name.clone());
-                self.own = Some(own);
-                Ok(Some(CacheFile { file, name, required }))
+                let own = self.own.insert(OwnFile { required, ..own });
+                Ok(Some(own.for_server()))
             }
             Err(error) if required => Err(error),
             Err(error) => {
@@ -160,7 +202,7 @@ impl CacheStore {
                     let _ = own.file.set_len(0);
                 }
             }
-            None => forget_descriptor(&descriptor_name()),
+            None => own.stored_as.iter().for_each(|name| forget_descriptor(name)),
         }
     }
 }
@@ -260,7 +302,8 @@ fn create_file(path: &Path) -> io::Result<OwnFile> {
                 let (file, path) = (made?, PathBuf::from(name));
                 lock(&file)?;
                 let name = path.display().to_string();
-                return Ok(OwnFile { file: Arc::new(file), path: Some(path), name });
+                let (file, path, stored_as) = (Arc::new(file), Some(path), None);
+                return Ok(OwnFile { file, path, name, stored_as, required: false });
             }
         }
     }
@@ -286,7 +329,8 @@ fn store_memfd() -> io::Result<OwnFile> {
     let state = [NotifyState::FdStore, NotifyState::FdName(&name)];
     sd_notify::notify_with_fds(&state, &[file.as_fd()])?;
     let shown = format!("the service manager's descriptor store ({name})");
-    Ok(OwnFile { file: Arc::new(file), path: None, name: shown })
+    let (file, stored_as) = (Arc::new(file), Some(name));
+    Ok(OwnFile { file, path: None, name: shown, stored_as, required: false })
 }
 
 fn forget_descriptor(name: &str) {

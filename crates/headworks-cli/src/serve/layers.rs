@@ -17,6 +17,7 @@ use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command, FromArgMatches};
+use headworks_core::ConfigError;
 use headworks_server::config::{ConfigFile, ExportSection, Origin, Problem, Problems, Setting};
 use headworks_server::parse_switch;
 
@@ -31,7 +32,7 @@ pub enum OptionError {
     Usage(clap::Error),
     /// All errors in the environment or the file.
     Invalid(Problems),
-    /// A file that cannot be read.
+    /// A file that cannot be read, or another reason why the server cannot start.
     Io(String),
 }
 
@@ -42,6 +43,13 @@ impl fmt::Display for OptionError {
             Self::Invalid(problems) => problems.fmt(f),
             Self::Io(error) => f.write_str(error),
         }
+    }
+}
+
+impl From<ConfigError> for OptionError {
+    /// An error of the start, beside those of the options themselves.
+    fn from(error: ConfigError) -> Self {
+        Self::Io(error.to_string())
     }
 }
 

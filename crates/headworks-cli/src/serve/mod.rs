@@ -7,7 +7,7 @@
 //! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment),
 //! `plan` their meaning, `images` what is opened, `memory` the limits, `check` the dry run, `address` listeners, `announce` the start message, `child` the command
 //! of `--run`, `reload` SIGHUP, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls` certificates, `systemd` the service manager, `user`
-//! dropping privileges, `sandbox` the seccomp filter.
+//! dropping privileges, `sandbox` the seccomp filter, `upgrade` the replacement of the process while clients stay connected.
 
 mod address;
 mod announce;
@@ -31,8 +31,8 @@ mod tls;
 mod upgrade;
 mod user;
 
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -55,6 +55,7 @@ use plan::blame;
 use reload::Reload;
 use stop::{StopOutcome, end_at_once, wait};
 use systemd::{InheritedSockets, ServiceManager, unix_path};
+use upgrade::{Predecessor, ProcessState, Upgrades};
 use user::User;
 
 pub use layers::{EffectiveOptions, OptionError, switches};
@@ -65,50 +66,54 @@ pub use upgrade::{SPAWNER_COMMAND, run_spawner};
 
 /// Runs the server until it is told to stop.
 pub fn run() -> ExitCode {
-    // First, before anything opens a descriptor with the number of a passed socket.
-    let sockets = match InheritedSockets::take() {
-        Ok(sockets) => sockets,
+    let predecessor = match Predecessor::take() {
+        Ok(predecessor) => predecessor,
         Err(error) => return fail(error),
+    };
+    match launch(predecessor.as_ref()) {
+        Ok(code) => code,
+        Err(wrong) => {
+            if let Some(predecessor) = &predecessor {
+                predecessor.fail(&wrong.to_string());
+            }
+            report_error(&wrong)
+        }
+    }
+}
+
+/// Starts the server and runs it; an error means that nothing was served.
+fn launch(predecessor: Option<&Predecessor>) -> Result<ExitCode, OptionError> {
+    // First, before anything opens a descriptor with the number of a passed socket.
+    let (mut state, takeover) = match predecessor {
+        Some(predecessor) => {
+            let (state, takeover) = predecessor.standing()?;
+            (state, Some(takeover))
+        }
+        None => (ProcessState { sockets: InheritedSockets::take()?, ..Default::default() }, None),
     };
     let sources = OptionSources::here();
-    let effective = match sources.resolve() {
-        Ok(effective) => effective,
-        Err(wrong) => return report_error(&wrong),
-    };
-    let log_level = match log::install(effective.options.log, effective.options.verbose) {
-        Ok(log_level) => log_level,
-        Err(error) => return fail(error),
-    };
+    let effective = sources.resolve()?;
+    let log_level = log::install(effective.options.log, effective.options.verbose)?;
     // Before any thread starts: threads inherit the signal mask.
-    let signals = match Signals::block() {
-        Ok(signals) => signals,
-        Err(error) => return fail(format!("cannot wait for signals: {error}")),
-    };
+    let signals = Signals::block()
+        .map_err(|error| OptionError::Io(format!("cannot wait for signals: {error}")))?;
     // Usage errors are reported before anything is opened, with exit code 2.
-    let planned = match plan(&effective) {
-        Ok(planned) => planned,
-        Err(problems) => return report_error(&OptionError::Invalid(problems)),
-    };
+    let (specs, mut server_options) = plan(&effective).map_err(OptionError::Invalid)?;
     if effective.options.dump_config {
-        return dump(effective);
+        return Ok(dump(effective));
     }
-    let user = match user(&effective.options) {
-        Ok(user) => user,
-        Err(error) => {
-            return report_error(&OptionError::Invalid(Problems(vec![blame(
-                &effective.config,
-                &error,
-            )])));
-        }
-    };
-    let environment = Environment { sockets, log_level, user };
-    match start(&effective, planned, environment, &signals) {
-        Ok(running) => {
-            let mut reload = Reload::new(sources, &effective);
-            serve(&effective.options, running, &signals, &mut reload)
-        }
-        Err(error) => fail(error),
-    }
+    let user = user(&effective.options)
+        .map_err(|error| OptionError::Invalid(Problems(vec![blame(&effective.config, &error)])))?;
+    let has_control = effective.options.control.is_some() || state.sockets.control.is_some();
+    // Before any thread starts, and before privileges are dropped.
+    let (mut upgrades, hook) = Upgrades::prepare(&effective.options, has_control, &signals)?;
+    server_options.upgrade = Some(hook);
+    server_options.takeover = takeover;
+    let sockets = std::mem::take(&mut state.sockets);
+    let environment = Environment { sockets, log_level, user, state };
+    let running = start(&effective, (specs, server_options), environment, &signals)?;
+    let mut reload = Reload::new(sources, &effective);
+    Ok(serve(&effective.options, running, &signals, &mut reload, &mut upgrades))
 }
 
 /// Prints all errors and returns the exit code: 2 for usage errors, 1 for others.
@@ -140,6 +145,8 @@ struct Environment {
     sockets: InheritedSockets,
     log_level: LogLevel,
     user: Option<User>,
+    /// What the process handed over that this one replaces, without the sockets.
+    state: ProcessState,
 }
 
 fn user(options: &ServeArgs) -> Result<Option<User>, ConfigError> {
@@ -163,12 +170,24 @@ struct Running {
     pid_file: Option<PidFile>,
     /// The cache's memory, removed when everything in it is written out.
     store: CacheStore,
+    /// Sockets of the service manager.
+    sockets: InheritedSockets,
 }
 
 impl Running {
     /// Where dirty data outlive the server; none if they do not.
     fn kept_in(&self) -> Option<&str> {
         self.store.shown().filter(|_| self.server.keeps_cache())
+    }
+
+    /// What a process that replaces this one gets beside the server's state.
+    fn process_state(&self) -> io::Result<ProcessState> {
+        Ok(ProcessState {
+            sockets: self.sockets.sockets(),
+            memory: self.store.to_hand_over()?,
+            private: self.private.as_ref().map(|private| private.path().to_owned()),
+            pid_file: self.pid_file.as_ref().map(|file| file.path().to_owned()),
+        })
     }
 
     /// Where dirty data lie, and what that means.
@@ -185,7 +204,7 @@ impl Running {
 fn start(
     effective: &EffectiveOptions,
     (specs, mut server_options): (Vec<ExportSpec>, ServerOptions),
-    Environment { sockets, log_level, user }: Environment,
+    Environment { mut sockets, log_level, user, mut state }: Environment,
     signals: &Signals,
 ) -> Result<Running, ConfigError> {
     let EffectiveOptions { options, config, .. } = effective;
@@ -193,9 +212,12 @@ fn start(
     if let Some(user) = &user {
         user.prepare()?;
     }
-    let mut sockets = sockets;
     let memory = std::mem::take(&mut sockets.memory);
     let mut store = CacheStore::find(&options.cache_file, memory)?;
+    let is_takeover = server_options.takeover.is_some();
+    if is_takeover {
+        store.take_over(state.memory.take());
+    }
     server_options.live |= sockets.control.is_some();
     server_options.config = options.config.as_ref().map(address::absolute);
     let mut assembly = images::open(effective, &specs, server_options.live, &store.leftovers)?;
@@ -203,14 +225,15 @@ fn start(
         server_options.cache_file = store.create()?;
     }
     server_options.leftovers = store.leftovers.clone();
-    let (listen, private) = addresses(options, &sockets)?;
+    let of_predecessor = state.private.take().map(PrivateDirectory::of_predecessor);
+    let (listen, mut private) = addresses(options, &sockets, of_predecessor)?;
     let (unix, tcp) = socket_addresses(&listen);
     server_options.listen = listen;
-    if let Some(given) = sockets.control {
-        server_options.control = unix_path(&given);
-        server_options.control_given = Some(given);
+    if let Some(given) = &sockets.control {
+        server_options.control = unix_path(given);
+        server_options.control_given = Some(given.clone());
     }
-    server_options.metrics_given = sockets.metrics;
+    server_options.metrics_given = sockets.metrics.clone();
     server_options.log_level = Some(log_level);
     let mut exports = announced(&assembly, server_options.cache > 0);
     for absent in &assembly.absent {
@@ -226,16 +249,28 @@ fn start(
     notes.extend(tls::note(&server_options.tls));
     let ended = signals.ended()?;
     let mut own = own_files(&server_options, private.as_ref());
-    own.extend(store.path().map(PathBuf::from));
+    // Another process named it: only the one that made it gives it to the user.
+    own.extend(store.path().filter(|_| !is_takeover).map(PathBuf::from));
     let mut pid_file = None;
     let opened = || {
-        pid_file = options.pid_file.as_deref().map(PidFile::write).transpose()?;
+        // The replaced process has the file until it has ended.
+        let write = if is_takeover { PidFile::open } else { PidFile::write };
+        pid_file = options.pid_file.as_deref().map(write).transpose()?;
         let Some(user) = &user else { return Ok(()) };
         own.iter().try_for_each(|path| user.set_owner(path))?;
         user.apply()
     };
     let server = Server::start_after(assembly, &server_options, move || ended.notify(), opened)
-        .inspect_err(|_| store.remove())?;
+        .inspect_err(|_| {
+            if !is_takeover {
+                store.remove()
+            }
+        })?;
+    if is_takeover {
+        // From here on the files of the replaced process are this one's.
+        private.iter_mut().for_each(PrivateDirectory::take_over);
+        take_pid_file(pid_file.as_mut(), state.pid_file.as_deref());
+    }
     notes.append(&mut store.notes);
     notes.extend(server.notes().iter().cloned());
     if !server.keeps_cache() {
@@ -264,7 +299,21 @@ fn start(
         private,
         pid_file,
         store,
+        sockets,
     })
+}
+
+/// Writes the pid file when this process has replaced another one, and removes the other one's if it has another path.
+fn take_pid_file(own: Option<&mut PidFile>, of_predecessor: Option<&Path>) {
+    if let Some(path) =
+        of_predecessor.filter(|path| own.as_ref().is_none_or(|own| own.path() != *path))
+        && let Err(error) = std::fs::remove_file(path)
+    {
+        tracing::warn!("cannot remove the old pid file {}: {error}", path.display());
+    }
+    if let Some(Err(error)) = own.map(PidFile::fill) {
+        tracing::warn!("{error}");
+    }
 }
 
 /// Socket files that the server creates; `--user` becomes their owner.
@@ -274,7 +323,8 @@ fn own_files(options: &ServerOptions, private: Option<&PrivateDirectory>) -> Vec
         Address::Tcp(_) | Address::InheritedSocket(_) => None,
     });
     let control = options.control.iter().filter(|_| options.control_given.is_none()).cloned();
-    unix.chain(control).chain(private.map(|private| private.0.clone())).collect()
+    let private = private.filter(|private| private.is_own());
+    unix.chain(control).chain(private.map(|private| private.path().to_owned())).collect()
 }
 
 fn serve(
@@ -282,6 +332,7 @@ fn serve(
     running: Running,
     signals: &Signals,
     reload: &mut Reload,
+    upgrades: &mut Upgrades,
 ) -> ExitCode {
     announce(options, &running);
     let child = match options.run.as_ref().map(|command| spawn(command, &running)).transpose() {
@@ -302,13 +353,14 @@ fn serve(
     }
     let mut manager = ServiceManager::new();
     manager.ready(running.exports.len());
-    let (status, took) = match wait(&running, signals, &mut manager, child, reload) {
+    let (status, took) = match wait(&running, signals, &mut manager, child, reload, upgrades) {
         StopOutcome::AtOnce => end_at_once(&running, "before another signal ended the server"),
         StopOutcome::TimedOut => {
             let time =
                 format!("within the {} s of --stop-timeout", options.stop_timeout / 1_000_000_000);
             end_at_once(&running, &time)
         }
+        StopOutcome::HandedOver(done) => done.exit(),
         StopOutcome::Ended(status, took) => (status, took),
     };
     let Running { server, pid_file, store, .. } = running;

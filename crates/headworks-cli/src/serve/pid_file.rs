@@ -2,30 +2,48 @@
 //!
 //! It is created before privileges are dropped, so that it may lie where only root can write. Such a file can only be
 //! truncated at shutdown, through the open descriptor. It is never given to the user, because root may act on its
-//! content.
+//! content. A process that replaces another one opens it as early, and changes it when it serves.
 
 use std::fs::File;
-use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
 
-/// A pid file, removed on drop.
+/// A pid file, removed on drop once it has this process's id.
 pub(super) struct PidFile {
     path: PathBuf,
     file: File,
+    is_own: bool,
 }
 
 impl PidFile {
     /// Creates the file with the process id.
     pub(super) fn write(path: &Path) -> Result<Self, ConfigError> {
-        let written = File::create(path).and_then(|mut file| {
-            writeln!(file, "{}", std::process::id())?;
-            Ok(Self { path: path.to_owned(), file })
-        });
-        written.map_err(|error| {
-            ConfigError::new("pid-file", format!("cannot write {}: {error}", path.display()))
-        })
+        let mut file = Self::open(path)?;
+        file.fill()?;
+        Ok(file)
+    }
+
+    /// Opens the file, which may have the id of the process that is to be replaced, and changes nothing.
+    pub(super) fn open(path: &Path) -> Result<Self, ConfigError> {
+        let opened = File::options().write(true).create(true).truncate(false).open(path);
+        let file = opened.map_err(|error| cannot_write(path, &error))?;
+        Ok(Self { path: path.to_owned(), file, is_own: false })
+    }
+
+    /// Writes the process id.
+    pub(super) fn fill(&mut self) -> Result<(), ConfigError> {
+        let id = format!("{}\n", std::process::id());
+        // The length changes last: a reader finds an id at any time.
+        let written = self.file.write_all_at(id.as_bytes(), 0);
+        let written = written.and_then(|()| self.file.set_len(id.len() as u64));
+        self.is_own = true;
+        written.map_err(|error| cannot_write(&self.path, &error))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Removes the file, or truncates it where that is no longer allowed.
@@ -38,8 +56,14 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        self.remove();
+        if self.is_own {
+            self.remove();
+        }
     }
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> ConfigError {
+    ConfigError::new("pid-file", format!("cannot write {}: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -52,6 +76,14 @@ mod tests {
         let file = PidFile::write(&path).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text, format!("{}\n", std::process::id()));
+        drop(file);
+        assert!(!path.exists());
+        std::fs::write(&path, "1234567890\n").unwrap();
+        drop(PidFile::open(&path).unwrap());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1234567890\n", "of another process");
+        let mut file = PidFile::open(&path).unwrap();
+        file.fill().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         drop(file);
         assert!(!path.exists());
         let refused = PidFile::write(Path::new("/proc/headworks.pid")).err().unwrap();

@@ -64,6 +64,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         cache_file: None,
         leftovers: Leftovers::default(),
         takeover: None,
+        upgrade: None,
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,
         // The control socket and a reload can change the exports.

@@ -63,6 +63,11 @@ impl Reload {
         Ok(true)
     }
 
+    /// Whether a reload is in progress.
+    pub fn is_under_way(&self) -> bool {
+        self.under_way
+    }
+
     /// Ends a reload; returns true if another one is queued.
     pub fn end(&mut self) -> bool {
         self.under_way = false;

@@ -231,6 +231,11 @@ mod tests {
     }
 
     #[test]
+    fn handing_over_to_another_process_still_works() {
+        behind(super::super::upgrade::tests::hand_over_once);
+    }
+
+    #[test]
     fn executable_memory_is_refused() {
         let anywhere = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new anonymous mapping at an address that the kernel chooses.

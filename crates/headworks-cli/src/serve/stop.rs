@@ -7,6 +7,7 @@ use super::Running;
 use super::reload::Reload;
 use super::stop_signals::{StopSignal, StopSignals};
 use super::systemd::ServiceManager;
+use super::upgrade::{HandedOver, Upgrades};
 use crate::complain;
 use crate::progress::{self, Progress};
 use crate::signals::{MainEvent, Signals};
@@ -52,6 +53,8 @@ pub(super) enum StopOutcome {
     AtOnce,
     /// The time limit of the shutdown has passed.
     TimedOut,
+    /// Another process serves now.
+    HandedOver(HandedOver),
 }
 
 pub(super) fn wait(
@@ -60,6 +63,7 @@ pub(super) fn wait(
     manager: &mut ServiceManager,
     mut child: Option<Child>,
     reload: &mut Reload,
+    upgrades: &mut Upgrades,
 ) -> StopOutcome {
     let (mut stop, mut status): (Option<OngoingStop>, _) = (None, None);
     let mut stop_signals = StopSignals::default();
@@ -74,6 +78,7 @@ pub(super) fn wait(
                 StopSignal::Begin => {
                     stop = Some(OngoingStop::new());
                     manager.stopping();
+                    upgrades.cancel();
                     if let Some(child) = &child {
                         // SAFETY: the child has not been waited for, so the id is its own.
                         unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
@@ -103,6 +108,9 @@ pub(super) fn wait(
             MainEvent::Reload if stop.is_some() => {
                 tracing::info!("reload ignored: shutting down")
             }
+            MainEvent::Reload if upgrades.defers_reload() => {
+                tracing::info!("reload after the upgrade that is in progress")
+            }
             MainEvent::Reload => begin(reload, running, signals, manager),
             MainEvent::Reloaded if stop.is_some() => {}
             MainEvent::Reloaded => {
@@ -111,7 +119,25 @@ pub(super) fn wait(
                     begin(reload, running, signals, manager);
                 }
             }
+            MainEvent::Upgrade => {
+                upgrades.begin(busy(stop.as_ref(), reload), running, signals, None);
+            }
+            MainEvent::UpgradeRequested => {
+                let busy = busy(stop.as_ref(), reload);
+                if let Some(request) = upgrades.next_request() {
+                    upgrades.begin(busy, running, signals, Some(request));
+                }
+            }
+            MainEvent::UpgradePrepared => {
+                if let Some(done) = upgrades.finish(running, manager) {
+                    return StopOutcome::HandedOver(done);
+                }
+                if upgrades.take_reload() {
+                    begin(reload, running, signals, manager);
+                }
+            }
             MainEvent::Ended => {
+                upgrades.cancel();
                 let took = stop.map_or(Duration::ZERO, |stop: OngoingStop| stop.since.elapsed());
                 return StopOutcome::Ended(status, took);
             }
@@ -123,6 +149,12 @@ pub(super) fn wait(
             return StopOutcome::TimedOut;
         }
     }
+}
+
+/// What else is in progress that excludes an upgrade.
+fn busy(stop: Option<&OngoingStop>, reload: &Reload) -> Option<&'static str> {
+    let stopping = stop.map(|_| "the server is stopping");
+    stopping.or(reload.is_under_way().then_some("a reload is in progress; try again after it"))
 }
 
 fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &ServiceManager) {
@@ -173,7 +205,7 @@ pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
         file.remove();
     }
     if let Some(private) = &running.private {
-        let _ = std::fs::remove_dir_all(&private.0);
+        let _ = std::fs::remove_dir_all(private.path());
     }
     std::process::exit(1)
 }

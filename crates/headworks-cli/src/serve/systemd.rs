@@ -4,6 +4,7 @@
 //! ```text
 //!   sockets --> READY=1, STATUS=serving N exports --> RELOADING=1, READY=1 --> STOPPING=1, STATUS=stopping: 2 GiB left, ...
 //!                   `---- WATCHDOG=1 while every shard answers, also in a stop ----'      `-- EXTEND_TIMEOUT_USEC each second
+//!   upgrade: STATUS=handing over to process N --> MAINPID=N, then READY=1 by process N
 //! ```
 //!
 //! The main loop pings the watchdog only if every shard has turned since the last ping, so that a hanging shard is
@@ -25,7 +26,7 @@ const METRICS: &str = "metrics";
 const EXTENSION: Duration = Duration::from_secs(15);
 
 /// Sockets passed by the service manager.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct InheritedSockets {
     /// Listening sockets for clients.
     pub listen: Vec<InheritedSocket>,
@@ -83,6 +84,13 @@ impl InheritedSockets {
         }
     }
 
+    /// The sockets again, for a process that is to replace this one; not the memory, which is taken in once.
+    pub(super) fn sockets(&self) -> Self {
+        let Self { listen, control, metrics, .. } = self;
+        let (listen, control, metrics) = (listen.clone(), control.clone(), metrics.clone());
+        Self { listen, control, metrics, memory: Vec::new() }
+    }
+
     /// Returns true if a unix socket at `path` is among the client listeners.
     pub(super) fn has(&self, path: &std::path::Path) -> bool {
         self.listen.iter().any(|given| unix_path(given).as_deref() == Some(path))
@@ -135,6 +143,21 @@ impl ServiceManager {
             Ok(now) => notify(&[NotifyState::Reloading, now]),
             Err(_) => notify(&[NotifyState::Reloading]),
         }
+    }
+
+    /// Reports that a process is about to take over.
+    pub(super) fn handing_over(&self, pid: u32) {
+        notify(&[NotifyState::Status(&format!("handing over to process {pid}"))]);
+    }
+
+    /// Reports that this process serves on.
+    pub(super) fn serving(&self) {
+        notify(&[NotifyState::Status(&self.serving)]);
+    }
+
+    /// Makes another process the main process of the service.
+    pub(super) fn main_process(&self, pid: u32) {
+        notify(&[NotifyState::MainPid(pid)]);
     }
 
     /// Reports the start of a shutdown.

@@ -89,7 +89,16 @@ pub fn serve(stream: &UnixStream, service: &ControlService) {
         let last_word = match incoming {
             Incoming::Line(line) => {
                 let line = line.trim_ascii();
-                let mut call = |method: &str, params: &_| service.call(method, params);
+                let mut guards = Vec::new();
+                let mut call = |method: &str, params: &_| match method {
+                    "upgrade" => {
+                        let (result, guard) = service.upgrade(params);
+                        guards.extend(guard);
+                        result
+                    }
+                    _ => service.call(method, params),
+                };
+                // The guards are dropped after the answer was written.
                 match rpc::answer(line, &mut call).filter(|_| !line.is_empty()) {
                     Some(answer) if !write_line(stream, &answer) => return,
                     _ => continue,

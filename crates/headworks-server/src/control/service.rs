@@ -17,6 +17,7 @@ use super::settings::{ExportSettings, Settings};
 use super::shards::ShardLink;
 use super::tree::{DeviceNode, ExportNode, Tree, TreeCell};
 use crate::assemble::{Assembly, cache_shares};
+use crate::handover::{AnswerGuard, UpgradeHook};
 use crate::log_level::{LOG_LEVELS, LogLevel};
 use crate::options::ServerOptions;
 use crate::shared::ServerShared;
@@ -28,6 +29,7 @@ pub struct ControlService {
     settings: Arc<Settings>,
     changes: LiveChanges,
     log_level: Option<LogLevel>,
+    upgrade: Option<UpgradeHook>,
 }
 
 impl ControlService {
@@ -91,7 +93,8 @@ impl ControlService {
         let exports = served.chain(absent).cloned().collect();
         let changes = service.changes.with_missing(options.missing);
         let changes = changes.with_configuration(options.config.clone(), tunables, exports);
-        Self { log_level: options.log_level.clone(), changes, ..service }
+        let upgrade = options.upgrade.clone();
+        Self { log_level: options.log_level.clone(), upgrade, changes, ..service }
     }
 
     /// A service for the shards behind `shards`.
@@ -107,7 +110,7 @@ impl ControlService {
         let settings = Arc::new(settings);
         let queries = Queries::new(Arc::clone(&shards), Arc::clone(&tree), Arc::clone(&settings));
         let changes = LiveChanges::new(shards, Arc::clone(&tree), Arc::clone(&settings), inventory);
-        Self { tree, queries, settings, changes, log_level: None }
+        Self { tree, queries, settings, changes, log_level: None, upgrade: None }
     }
 
     /// The current tree of devices and exports.
@@ -123,6 +126,27 @@ impl ControlService {
     /// The owner of changes of exports.
     pub fn changes(&self) -> &LiveChanges {
         &self.changes
+    }
+
+    /// Carries out the method `upgrade`. After it the process may exit, so the client's thread holds the guard until it has sent
+    /// the answer.
+    pub fn upgrade(&self, params: &Params) -> (RpcResult, Option<AnswerGuard>) {
+        if let Some(key) = params.keys().next() {
+            let message = format!("upgrade takes no parameters, and no `{key}`");
+            return (Err(RpcFault::params(message)), None);
+        }
+        let Some(hook) = &self.upgrade else {
+            let message = "this program cannot replace itself while it serves";
+            return (Err(RpcFault::refused("ENOTSUP", message)), None);
+        };
+        let (result, guard) = hook.ask();
+        let millis = |time: std::time::Duration| time.as_millis() as u64;
+        let result = result
+            .map(|done| {
+                json!({ "pid": done.pid, "ms": millis(done.took), "paused_ms": millis(done.paused) })
+            })
+            .map_err(|refusal| RpcFault::refused(refusal.errno, refusal.message));
+        (result, Some(guard))
     }
 
     /// Carries out a method of the control socket.
@@ -193,7 +217,7 @@ impl ControlService {
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
             }
             other => Err(RpcFault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, discard-failed, exports, diff, add, remove, resize, drain and log-level"
+                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, discard-failed, exports, diff, add, remove, resize, drain, upgrade and log-level"
             ))),
         }
     }

@@ -183,6 +183,18 @@ fn set_answers_with_value_in_force() {
 }
 
 #[test]
+fn upgrade_needs_a_program_that_carries_it_out() {
+    let bench = Bench::new(Manner::Gone);
+    let service = bench.service.as_ref().unwrap();
+    let (result, guard) = service.upgrade(&Default::default());
+    assert!(result.unwrap_err().message().contains("cannot replace itself"));
+    assert!(guard.is_none());
+    let params = json!({ "program": "/bin/sh" });
+    let (result, _) = service.upgrade(params.as_object().unwrap());
+    assert!(result.unwrap_err().message().contains("no `program`"));
+}
+
+#[test]
 fn shard_refusal_maps_to_errno() {
     for (error, errno) in [
         (IoError::Busy, "EBUSY"),

@@ -11,6 +11,8 @@
 //! The transport between the processes belongs to the program; this module defines what is handed over, and when. Invariant: until
 //! the new process was told to serve, it changes nothing that the old one needs to continue.
 
+mod request;
+
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +21,9 @@ use std::time::Duration;
 use headworks_core::ConfigError;
 
 use crate::Server;
+
+pub(crate) use request::AnswerGuard;
+pub use request::{UpgradeHook, UpgradeRefusal, UpgradeReport, UpgradeRequest, UpgradeResult};
 
 /// State of a server for another process: a versioned record, and the descriptors that it refers to by index.
 #[derive(Debug, Default)]

@@ -68,6 +68,14 @@ impl InheritedSocket {
         })
     }
 
+    /// Duplicates the descriptor, for another process.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
+    }
+
     /// Duplicates the descriptor, non-blocking.
     pub(crate) fn adopt(&self) -> io::Result<BoundSocket> {
         let fd = self.0.try_clone()?;
