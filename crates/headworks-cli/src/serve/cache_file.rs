@@ -25,8 +25,6 @@ use headworks_core::ConfigError;
 use headworks_server::{CacheFile, Leftovers};
 use sd_notify::NotifyState;
 
-use super::upgrade::StoredMemory;
-
 /// Names of files and of passed descriptors start with this.
 pub(super) const NAME: &str = "headworks-cache";
 /// Most files of one name: that many servers may share a runtime directory.
@@ -56,6 +54,18 @@ struct OwnFile {
     stored_as: Option<String>,
     /// A server that cannot use it does not start.
     required: bool,
+}
+
+/// The memory of a server that is handed over to one that replaces it.
+#[derive(Debug)]
+pub(super) struct StoredMemory {
+    pub file: File,
+    /// Its name for messages.
+    pub shown: String,
+    /// Path of the file, which a clean stop removes; none for memory without a path.
+    pub path: Option<PathBuf>,
+    /// Name in the service manager's descriptor store.
+    pub stored_as: Option<String>,
 }
 
 impl OwnFile {

@@ -23,7 +23,7 @@ mod spawner;
 mod successor;
 
 pub(super) use predecessor::Predecessor;
-pub(super) use process_state::{ProcessState, StoredMemory};
+pub(super) use process_state::ProcessState;
 pub(super) use spawner::Spawner;
 pub use spawner::{COMMAND as SPAWNER_COMMAND, run as run_spawner};
 pub(super) use successor::{HandedOver, Upgrades};

@@ -8,7 +8,6 @@
 //! The JSON has the number of this module's descriptors; they are taken from the end. Paths that are not UTF-8 are arrays of bytes.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -17,22 +16,11 @@ use std::path::{Path, PathBuf};
 use headworks_server::{Handover, InheritedSocket};
 use serde_json::{Value, json};
 
+use crate::serve::cache_file::StoredMemory;
 use crate::serve::systemd::InheritedSockets;
 
 /// Version of the JSON.
 const VERSION: u64 = 1;
-
-/// The cache's memory that outlives the process.
-#[derive(Debug)]
-pub(in crate::serve) struct StoredMemory {
-    pub file: File,
-    /// Its name for messages.
-    pub shown: String,
-    /// Path of the file, which a clean stop removes; none for memory without a path.
-    pub path: Option<PathBuf>,
-    /// Name in the service manager's descriptor store.
-    pub stored_as: Option<String>,
-}
 
 /// State of the process that its server does not know.
 #[derive(Default)]
@@ -149,6 +137,7 @@ fn path_from_json(value: &Value) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::net::TcpListener;
     use std::os::unix::fs::MetadataExt;
 
