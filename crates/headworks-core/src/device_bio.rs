@@ -7,6 +7,7 @@
 use crate::bio::Bio;
 use crate::error::Status;
 use crate::input::ReplyStage;
+use crate::time::Instant;
 use crate::wait_times::WaitTimes;
 
 /// A bio that the cache sends to a device: one of its own, or a client's that it passes through.
@@ -16,6 +17,8 @@ pub(crate) struct DeviceBio {
     pub bio: Bio,
     /// The slot of the cache operation that waits for it, or `NIL` if no single operation does.
     pub cookie: u32,
+    /// The time from which its wait for the device is limited: the arrival of the client's bio that caused it.
+    pub since: Instant,
 }
 
 /// The completion of a [`DeviceBio`].

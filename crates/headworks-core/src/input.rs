@@ -114,12 +114,15 @@ pub enum Message {
         /// As in [`crate::QueueOptions::max_folio_order`].
         max_folio_order: u8,
     },
-    /// To every other shard: whether a device answers. While it does not, new bios fail at once.
+    /// To every other shard: whether a device answers. While it is stuck, new bios fail at once; while it is unresponsive, waits are
+    /// limited.
     DeviceState {
         /// The device concerned.
         device: DeviceId,
         /// Its state from now on.
         state: DeviceState,
+        /// A request was overdue, and no command has ended since.
+        unresponsive: bool,
     },
     /// To the owner: returns `count` leased tags.
     TagReturn {

@@ -10,6 +10,7 @@ use crate::gauge::Gauge32;
 use crate::list::List;
 use crate::request::{Bios, EndLink, Request, SlotId, Slots, StartLink};
 use crate::request_limits::RequestLimits;
+use crate::time::Instant;
 
 /// The flags in which the bios of a request must agree.
 const CLASS: BioFlags = BioFlags(BioFlags::FUA.0 | BioFlags::SYNC.0);
@@ -86,6 +87,13 @@ fn join(request: &mut Request, bios: &mut Bios, part: Part, edge: MergeEdge) {
     request.segments += part.segments;
     request.bios += part.bios;
     request.flags = joined_flags(request.flags, part.flags);
+}
+
+/// Returns true if bios that have waited since `a` and since `b` may be in one request: all of them fail when the oldest has waited
+/// for too long, so each has at least half of its time.
+#[inline]
+pub(crate) fn share_a_limit(a: Instant, b: Instant, io_timeout_ns: u64) -> bool {
+    a == b || a.0.abs_diff(b.0) < io_timeout_ns / 2
 }
 
 /// Merges a bio into request `id` at `edge`.

@@ -155,11 +155,16 @@ impl Plug {
             let Some(edge) = merge::fit_bio(&slots[id], bio, segments, queue.limits) else {
                 continue;
             };
+            let since = slots[id].waits_since;
+            if !merge::share_a_limit(since, new.waits_since, queue.io_timeout_ns()) {
+                continue;
+            }
             debug_assert!(
                 slots[id].state == RequestState::Plugged,
                 "the plug holds plugged requests"
             );
             merge::join_bio(slots, bios, id, new.slot, edge, segments);
+            slots[id].waits_since = slots[id].waits_since.min(new.waits_since);
             let grown_to = if edge == MergeEdge::Back { bio.end() } else { bio.offset };
             self.set_filter(volume, grown_to);
             return true;

@@ -258,7 +258,9 @@ fn encode_message(message: &Message) -> InputWords {
             let share = share as u64;
             [13, device.0.into(), nr_requests.into(), max_sectors_kb.into(), share, io_timeout_ns]
         }
-        Message::DeviceState { device, state } => [17, device.0.into(), state as u64, 0, 0, 0],
+        Message::DeviceState { device, state, unresponsive } => {
+            [17, device.0.into(), state as u64, unresponsive.into(), 0, 0]
+        }
     }
 }
 
@@ -321,7 +323,11 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             share: *ShareUnit::ALL.get(usize::try_from(words[4]).ok()?)?,
             io_timeout_ns: words[5],
         },
-        17 => Message::DeviceState { device, state: DeviceState::of(words[2])? },
+        17 => Message::DeviceState {
+            device,
+            state: DeviceState::of(words[2])?,
+            unresponsive: words[3] != 0,
+        },
         11 => {
             let tunable = Tunable::from_code(words[2].try_into().ok()?)?;
             let (value, token) = (words[3], words[4] as u32);
@@ -440,7 +446,7 @@ mod tests {
                 let (export, weight) = (id.export, count);
                 return Input::Control(Control::Weight { export, weight });
             }
-            16 => Message::DeviceState { device, state: DeviceState::Stuck },
+            16 => Message::DeviceState { device, state: DeviceState::Stuck, unresponsive: true },
             _ => Message::TagReturn { device, count },
         };
         Input::Message { from: ShardId(prng.next() as u16), message }

@@ -27,6 +27,9 @@ use crate::wait_times::{WaitKind, WaitTimes};
 /// Idle time after which a lease is returned. 10 ms: longer than the gaps of a busy client, short against a seek storm.
 const IDLE_NS: u64 = 10 * MS;
 
+/// A bio that waited less than this part of a time-out in the cache sets no timer: it fails so much later.
+const WAITED_PART: u64 = 128;
+
 /// The bios and leased tags of one remote device.
 pub(crate) struct RemoteQueue {
     device: DeviceId,
@@ -101,7 +104,16 @@ impl RemoteQueue {
     }
 
     /// Queues a checked bio until its tags are leased; sends a flush at once.
-    pub fn submit(&mut self, now: Instant, pools: &mut Pools, slot: u32, block_size: u32) {
+    ///
+    /// Its wait is limited from `since` on.
+    pub fn submit(
+        &mut self,
+        (now, since): (Instant, Instant),
+        pools: &mut Pools,
+        slot: u32,
+        block_size: u32,
+    ) {
+        pools.begin_wait(since, slot);
         if !self.monitor.admits(now, self.io_timeout_ns) {
             return answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
         }
@@ -113,7 +125,7 @@ impl RemoteQueue {
         };
         pools.bios[slot].tags = tags;
         if tags == 0 {
-            return self.send(pools, slot, 0);
+            return self.send(pools, slot, waited_part(now.since(since), self.io_timeout_ns));
         }
         let sequential = self.streams.note(bio.id.connection, bio.id.volume, bio.offset, bio.len);
         let kind = CommandKind::new(bio.op, sequential);
@@ -130,6 +142,9 @@ impl RemoteQueue {
             weight: self.weights.of(bio.id.export),
         };
         self.waiting.push(now, 0, request);
+        if now.since(since) > self.io_timeout_ns / WAITED_PART {
+            set_timer_by(pools, self.device, TimerKind::Expiry, since.after(self.io_timeout_ns));
+        }
     }
 
     /// Adds granted tags and serves waiters at once: a revocation may follow in the same batch, and tags that are returned unused
@@ -154,8 +169,13 @@ impl RemoteQueue {
     }
 
     /// Takes over whether the device answers.
-    pub fn on_state(&mut self, now: Instant, pools: &mut Pools, state: DeviceState) {
-        if self.monitor.follow(now, state, self.io_timeout_ns) {
+    pub fn on_state(
+        &mut self,
+        now: Instant,
+        pools: &mut Pools,
+        (state, unresponsive): (DeviceState, bool),
+    ) {
+        if self.monitor.follow(now, state, unresponsive, self.io_timeout_ns) {
             pools.state_changes |= 1 << self.device.0;
             self.on_expiry(now, pools);
         }
@@ -166,15 +186,23 @@ impl RemoteQueue {
         self.monitor.state()
     }
 
+    /// Returns true while waits for the device are limited, as far as this shard knows.
+    pub fn is_unresponsive(&self) -> bool {
+        self.monitor.is_unresponsive()
+    }
+
     /// Fails the bios that have waited for tags for too long, if the device does not answer, and sets the timer for the next one.
     pub fn on_expiry(&mut self, now: Instant, pools: &mut Pools) {
-        if !self.monitor.is_stuck() {
+        if !self.monitor.is_unresponsive() {
             return;
         }
         let mut next: Option<Instant> = None;
         for flow in 0..self.waiting.places() {
             while let Some(waiter) = self.waiting.first_of(flow) {
-                let until = waiter.since.after(self.io_timeout_ns);
+                let Requester::Request(slot) = waiter.request.requester else {
+                    unreachable!("only bios wait for leased tags")
+                };
+                let until = pools.waits_since(slot).after(self.io_timeout_ns);
                 if until > now {
                     next = Some(next.map_or(until, |other| other.min(until)));
                     break;
@@ -301,6 +329,7 @@ impl RemoteQueue {
             debug_assert!(want > 0 && self.lease.used() >= u32::from(want));
             pools.bios[slot].tags = want;
             pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Tag, waited);
+            let waited = now.since(pools.waits_since(slot));
             self.send(pools, slot, waited_part(waited, self.io_timeout_ns));
         }
         self.waiting.reset();

@@ -272,11 +272,11 @@ impl Shard {
             self.pools.actions.list.push(reply(Ok(())));
             return;
         }
-        self.start(now, bio, BioOrigin::Frontend);
+        self.start(now, now, bio, BioOrigin::Frontend);
     }
 
-    /// Sends a bio towards its device, local or remote.
-    fn start(&mut self, now: Instant, bio: Bio, origin: BioOrigin) {
+    /// Sends a bio towards its device, local or remote; its wait for that is limited from `since` on.
+    fn start(&mut self, now: Instant, since: Instant, bio: Bio, origin: BioOrigin) {
         let config = &self.volumes[usize::from(bio.id.volume.0)].config;
         let (device, block_size) = (config.device, config.options.block_size);
         let slot = self.pools.bios.try_take().expect("a slot was free, or reserved for the cache");
@@ -284,10 +284,12 @@ impl Shard {
         self.touched |= 1 << device.0;
         match &mut self.routes[usize::from(device.0)] {
             DeviceRoute::Local(_) => {
-                let new = PlugBio { bio, slot, since: now, waits_since: now, tags: 0 };
+                let new = PlugBio { bio, slot, since: now, waits_since: since, tags: 0 };
                 self.enter(now, device, &new);
             }
-            DeviceRoute::Remote(remote) => remote.submit(now, &mut self.pools, slot, block_size),
+            DeviceRoute::Remote(remote) => {
+                remote.submit((now, since), &mut self.pools, slot, block_size);
+            }
             DeviceRoute::Unassigned => unreachable!("a device is removed after its volumes"),
         }
     }
@@ -315,8 +317,8 @@ impl Shard {
         cache.run(&mut turn);
         let mut down = cache.take_device_bios();
         self.pools.completions = completions;
-        for DeviceBio { bio, cookie } in down.drain(..) {
-            self.start(now, bio, BioOrigin::Cache { cookie });
+        for DeviceBio { bio, cookie, since } in down.drain(..) {
+            self.start(now, since, bio, BioOrigin::Cache { cookie });
         }
         if let Some(cache) = &mut self.cache {
             cache.return_device_bios(down);
@@ -329,10 +331,21 @@ impl Shard {
         let changes = std::mem::take(&mut self.pools.state_changes);
         self.device_changes = self.device_changes.wrapping_add(1);
         for device in (0..self.routes.len()).filter(|device| changes >> device & 1 != 0) {
-            let state = self.device_state(DeviceId(device as u16));
-            if let (Some((cache, mut turn)), Some(state)) = (self.cache(now), state) {
-                cache.set_silent(&mut turn, device, state == DeviceState::Stuck);
+            let Some((state, unresponsive)) = self.device_answers(device) else {
+                continue;
+            };
+            if let Some((cache, mut turn)) = self.cache(now) {
+                cache.set_silent(&mut turn, device, (state == DeviceState::Stuck, unresponsive));
             }
+        }
+    }
+
+    /// Returns the state of a device, and whether it is unresponsive, as far as this shard knows.
+    fn device_answers(&self, device: usize) -> Option<(DeviceState, bool)> {
+        match &self.routes[device] {
+            DeviceRoute::Local(queue) => Some((queue.state(), queue.is_unresponsive())),
+            DeviceRoute::Remote(remote) => Some((remote.state(), remote.is_unresponsive())),
+            DeviceRoute::Unassigned => None,
         }
     }
 
@@ -507,11 +520,11 @@ impl Shard {
                     }
                 }
             }
-            Message::DeviceState { device, state } => {
+            Message::DeviceState { device, state, unresponsive } => {
                 if self.is_owned_by(device, from)
                     && let Some((remote, pools)) = self.remote(device)
                 {
-                    remote.on_state(now, pools, state);
+                    remote.on_state(now, pools, (state, unresponsive));
                 }
             }
             Message::Caching { device, read_ahead_kb, max_folio_order } => {

@@ -36,6 +36,9 @@ impl CacheState {
             ReplyStage::Released => Err(IoError::TimedOut),
             _ => completion.status,
         };
+        if completion.stage == ReplyStage::Released {
+            self.io.count_late(device, 0, 1);
+        }
         if bio.op == Op::Read {
             self.io.end_fill(device, run.count);
             return self.on_filled(ctx, &run, completion, status);
@@ -50,6 +53,7 @@ impl CacheState {
     /// Handles a command that passed its time-out.
     fn on_late(&mut self, ctx: &mut CallContext, run: &BlockRun, completion: &DeviceCompletion) {
         self.pool.add_late(run.folio);
+        self.io.count_late(self.volumes.device_index(run.volume), 1, 0);
         let below = completion.wait_times;
         if completion.bio.op == Op::Read {
             let failed = (run.block, run.block + u64::from(run.count), IoError::TimedOut);

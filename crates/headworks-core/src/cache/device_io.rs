@@ -8,6 +8,9 @@
 //!   outstanding, all accounts + unused floors of the other accounts + 1  <=  bios_max
 //! ```
 //!
+//! A device that is unresponsive keeps what it has, and more with every client that tries again. Beside others it gets no more from then
+//! on than an eighth of the budget, with what it has; one bio at a time may always try it.
+//!
 //! In the same way fills of several devices take at most half of the pool's frames, with a floor for each device. Flushers leave a
 //! quarter of the budget to fills; a few write-outs of each device may always go.
 //!
@@ -18,10 +21,23 @@ use crate::bio::{Bio, BioFlags, BioId};
 use crate::device_bio::DeviceBio;
 use crate::gauge::Gauge32;
 use crate::slab::NIL;
+use crate::time::Instant;
 use crate::writeback::credit::Credit;
 
 /// The share of bios that is kept for fills while write-out takes all it may: one in four.
 const FILL_SHARE: u32 = 4;
+
+/// The share of bios of an unresponsive device beside others: one in eight.
+const UNRESPONSIVE_SHARE: u32 = 8;
+
+/// The budget of a device's bios while it does not answer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unresponsive {
+    /// The device has ended nothing since a request was overdue.
+    now: bool,
+    /// Own bios that passed their time-out and have not completed.
+    late: Gauge32,
+}
 
 /// The outstanding bios of a cache.
 #[derive(Debug)]
@@ -32,6 +48,8 @@ pub(super) struct DeviceIo {
     bios: Credit,
     /// Own bios that may be outstanding.
     bios_max: u32,
+    /// By device.
+    unresponsive: Vec<Unresponsive>,
     /// Blocks that are being filled, by device.
     filling: Credit,
     /// Units of the pool.
@@ -64,6 +82,7 @@ impl DeviceIo {
             queue: Vec::with_capacity(queue),
             bios: Credit::new(2 * devices, bios_max),
             bios_max,
+            unresponsive: vec![Unresponsive::default(); devices],
             filling: Credit::new(devices, filling_max(units, devices)),
             units,
             passed: Gauge32::default(),
@@ -76,6 +95,9 @@ impl DeviceIo {
         for account in [fills(device), writeouts(device)] {
             self.bios.set_present(account, present);
         }
+        let devices = self.unresponsive.len().max(device + 1);
+        self.unresponsive.resize(devices, Unresponsive::default());
+        self.unresponsive[device] = Unresponsive::default();
         self.bios.set_limit(self.bios_max);
         self.filling.set_present(device, present);
         self.filling.set_limit(filling_max(self.units, self.filling.devices()));
@@ -100,7 +122,29 @@ impl DeviceIo {
     pub fn may_send(&self, account: usize) -> bool {
         let most = filling_max(self.units, self.filling.devices());
         let frames = account != fills(account / 2) || self.filling.fits(account / 2, 1, most);
-        frames && self.bios.fits(account, 1, self.bios_max)
+        frames && self.bios.fits(account, 1, self.bios_max) && !self.has_its_share(account / 2)
+    }
+
+    /// Returns true if a device is unresponsive and has its share of the bios; with none that is not late it may be tried.
+    fn has_its_share(&self, device: usize) -> bool {
+        let Unresponsive { now, late } = self.unresponsive[device];
+        if !now || self.filling.devices() < 2 {
+            return false;
+        }
+        let used = self.bios.used(fills(device)) + self.bios.used(writeouts(device));
+        debug_assert!(late.get() <= used, "a late bio is outstanding");
+        used >= self.bios_max / UNRESPONSIVE_SHARE && used > late.get()
+    }
+
+    /// Notes whether a device is unresponsive.
+    pub fn set_unresponsive(&mut self, device: usize, unresponsive: bool) {
+        self.unresponsive[device].now = unresponsive;
+    }
+
+    /// Counts an own bio that passed its time-out, or completed after it.
+    pub fn count_late(&mut self, device: usize, more: u32, less: u32) {
+        self.unresponsive[device].late.add(more);
+        self.unresponsive[device].late.sub(less);
     }
 
     /// Returns true if a device's flusher may send another write-out.
@@ -113,7 +157,11 @@ impl DeviceIo {
 
     /// Returns how many more bios of an account may be sent at most.
     pub fn room(&self, account: usize) -> u32 {
-        self.bios.ceiling(account, self.bios_max).saturating_sub(self.bios.used(account))
+        let most = match self.unresponsive[account / 2].now {
+            true => 1,
+            false => u32::MAX,
+        };
+        self.bios.ceiling(account, self.bios_max).saturating_sub(self.bios.used(account)).min(most)
     }
 
     /// Returns the id of an own bio for the frames from `unit` on, caused by `cause`.
@@ -125,27 +173,33 @@ impl DeviceIo {
     }
 
     /// Queues a fill of `blocks` blocks, for the frames from `unit` on; the id of `bio` names its cause.
-    pub fn send_fill(&mut self, device: usize, unit: u32, blocks: u32, bio: Bio) {
+    pub fn send_fill(
+        &mut self,
+        device: usize,
+        (unit, blocks): (u32, u32),
+        bio: Bio,
+        since: Instant,
+    ) {
         debug_assert!(blocks > 0 && bio.len > 0, "a fill has blocks");
         let id = self.internal_id(&bio.id, unit, 0);
-        self.push(DeviceBio { bio: Bio { id, ..bio }, cookie: NIL });
+        self.push(DeviceBio { bio: Bio { id, ..bio }, cookie: NIL, since });
         self.bios.add(fills(device), 1);
         self.filling.add(device, blocks);
     }
 
     /// Queues a write-out of the frames from `unit` on; the id of `bio` names its cause, `mark` its generation.
-    pub fn send_writeout(&mut self, device: usize, unit: u32, mark: u8, bio: Bio, cookie: u32) {
-        debug_assert!(bio.len > 0, "a write-out has blocks");
-        let id = self.internal_id(&bio.id, unit, mark);
-        self.push(DeviceBio { bio: Bio { id, ..bio }, cookie });
+    pub fn send_writeout(&mut self, device: usize, unit: u32, mark: u8, sent: DeviceBio) {
+        debug_assert!(sent.bio.len > 0, "a write-out has blocks");
+        let id = self.internal_id(&sent.bio.id, unit, mark);
+        self.push(DeviceBio { bio: Bio { id, ..sent.bio }, ..sent });
         self.bios.add(writeouts(device), 1);
     }
 
     /// Queues a client bio for the operation in `slot`.
-    pub fn pass(&mut self, bio: Bio, slot: u32) {
+    pub fn pass(&mut self, bio: Bio, slot: u32, since: Instant) {
         assert!(slot != NIL, "an operation waits for a bio that is passed on");
         let flags = bio.flags.without(BioFlags::DIRECT);
-        self.push(DeviceBio { bio: Bio { flags, ..bio }, cookie: slot });
+        self.push(DeviceBio { bio: Bio { flags, ..bio }, cookie: slot, since });
     }
 
     fn push(&mut self, bio: DeviceBio) {

@@ -1,11 +1,13 @@
 //! Waits that last for too long: their operations fail, as requests that wait for a device do.
 //!
-//! While a device does not answer, a wait in the cache is limited by its `io_timeout`: for something shared (a frame, a bio, credit, a
-//! pause, a locked range) to one time-out, and for a folio, where a command of the device takes part of it, to two. It counts
-//! from when the operation began to wait, and anew when it has advanced. Flushes have a limit of their own; what the
-//! device has of an operation is limited by its queue.
+//! While a device is unresponsive (`queue/device_state.rs`), an operation is answered within two time-outs of its arrival, wherever it
+//! waits. In the first it may wait for something shared: a frame, a bio, credit, a pause, a locked range. After that it asks the
+//! device for nothing more, which would need another time-out to answer. For a folio or older write-out, which a command
+//! of the device takes part of, it may wait for two. Its bios carry its arrival, so the queue limits their waits with its own: a bio is
+//! sent within one time-out of the arrival, and a command has another. A read that has copied a part begins anew, for what
+//! it copied came from the device.
 //!
-//! While a device does not answer, operations that need it fail at once: hits are served, and blocks become dirty while there is
+//! While a device is stuck, operations that need it fail at once: hits are served, and blocks become dirty while there is
 //! credit.
 //!
 //! Invariant: while an operation waits with a limit, the timer is set for it or earlier.
@@ -21,14 +23,22 @@ use crate::wait_times::WaitTimes;
 
 impl CacheState {
     /// Notes whether a device answers; if it does not, the operations fail that wait for it.
-    pub fn set_silent(&mut self, ctx: &mut CallContext, device: usize, silent: bool) {
-        self.dirty.set_silent(device, silent);
+    pub fn set_silent(
+        &mut self,
+        ctx: &mut CallContext,
+        device: usize,
+        (silent, unresponsive): (bool, bool),
+    ) {
+        self.dirty.set_silent(device, silent, unresponsive);
+        self.io.set_unresponsive(device, unresponsive);
         self.update_stuck(device, IoError::TimedOut);
         self.needs_run = true;
+        if unresponsive {
+            self.expire_waits(ctx);
+        }
         if !silent {
             return;
         }
-        self.expire_waits(ctx);
         for account in [fills(device), writeouts(device)] {
             self.waiters.end_bio_waits(account, u32::MAX);
         }
@@ -69,25 +79,32 @@ impl CacheState {
         self.complete(ctx, op, status)
     }
 
+    /// Returns true if an operation has waited for so long that its device could not answer in time: it is not asked any more.
+    pub fn is_late_for_device(&self, ctx: &CallContext, op: &Operation) -> bool {
+        let volume = op.bio.id.volume;
+        self.dirty.is_unresponsive(self.volumes.device_index(volume))
+            && op.since.after(self.volumes.caching(volume).io_timeout_ns) <= ctx.now
+    }
+
     /// Returns when an operation has waited for too long; `None` while its wait has no such limit.
     fn waits_until(&self, op: &Operation) -> Option<Instant> {
         let volume = op.bio.id.volume;
-        if !self.dirty.is_silent(self.volumes.device_index(volume)) {
+        if !self.dirty.is_unresponsive(self.volumes.device_index(volume)) {
             return None;
         }
         let timeout_ns = self.volumes.caching(volume).io_timeout_ns;
+        let last = op.came.after(2 * timeout_ns);
         match op.waits_for {
-            WaitFor::Folio(_) => Some(op.since.after(2 * timeout_ns)),
+            WaitFor::Folio(_) | WaitFor::Flush => Some(last),
             WaitFor::Frame
             | WaitFor::Bios(_)
             | WaitFor::Credit(_)
             | WaitFor::Pause
-            | WaitFor::Range(_) => Some(op.since.after(timeout_ns)),
+            | WaitFor::Range(_) => Some(op.since.after(timeout_ns).min(last)),
             WaitFor::Nothing
             | WaitFor::Slot
             | WaitFor::NextTurn
             | WaitFor::Writeouts
-            | WaitFor::Flush
             | WaitFor::Device => None,
         }
     }
@@ -137,6 +154,7 @@ impl CacheState {
                 let writer = op.writer;
                 self.waiters.end_pause(writer);
             }
+            WaitFor::Flush => self.waiters.end_flush_waits(op.bio.id.volume),
             _ => unreachable!("the wait has no limit"),
         }
     }

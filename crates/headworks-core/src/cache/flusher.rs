@@ -196,6 +196,7 @@ impl Flushers {
                 flags: BioFlags::NONE,
                 reason: WriteoutReason::Periodic,
                 max_blocks: 1,
+                since: ctx.now,
             };
             let blocks = state.pool.folio(unit).blocks();
             state.send_dirty(ctx, unit, 0, blocks, request);
@@ -224,6 +225,7 @@ impl Flushers {
             flags: BioFlags::NONE,
             reason: pass.reason,
             max_blocks: pass.left.max(folio.blocks()),
+            since: ctx.now,
         };
         let (_, blocks) = state.send_dirty(ctx, unit, 0, folio.blocks(), request);
         pass.all &= state.io.may_send(writeouts(device));

@@ -154,17 +154,17 @@ impl Cache {
                 self.begin(ctx, op);
             }
             Op::Prefetch => steps::prefetch(state, ctx, bio),
-            Op::BlockStatus => self.begin(ctx, Operation::new(bio, OpStep::Status)),
-            Op::Discard => self.begin(ctx, Operation::new(bio, OpStep::Range)),
+            Op::BlockStatus => self.begin(ctx, Operation::new(ctx.now, bio, OpStep::Status)),
+            Op::Discard => self.begin(ctx, Operation::new(ctx.now, bio, OpStep::Range)),
             Op::WriteZeroes if steps::range::zeroes_as_write(state, &bio) => {
                 self.begin_write(ctx, bio);
             }
-            Op::WriteZeroes => self.begin(ctx, Operation::new(bio, OpStep::Range)),
+            Op::WriteZeroes => self.begin(ctx, Operation::new(ctx.now, bio, OpStep::Range)),
             Op::Read | Op::Write if direct && aligned => {
-                let op = Operation { direct: true, ..Operation::new(bio, OpStep::Range) };
+                let op = Operation { direct: true, ..Operation::new(ctx.now, bio, OpStep::Range) };
                 self.begin(ctx, op);
             }
-            Op::Read => self.begin(ctx, Operation::new(bio, OpStep::Read)),
+            Op::Read => self.begin(ctx, Operation::new(ctx.now, bio, OpStep::Read)),
             Op::Write => self.begin_write(ctx, bio),
         }
     }
@@ -172,7 +172,7 @@ impl Cache {
     /// Begins a write: after the paused ones of its connection, or at once.
     fn begin_write(&mut self, ctx: &mut CallContext, bio: Bio) {
         let state = &mut self.state;
-        let mut op = Operation::new(bio, OpStep::Write);
+        let mut op = Operation::new(ctx.now, bio, OpStep::Write);
         op.writer = state.dirty.throttle_mut().writer(bio.id.connection).0;
         state.volumes.begin_errors(op.writer, &bio);
         if state.waiters.first_paused(op.writer).is_some()
@@ -337,9 +337,14 @@ impl Cache {
         self.state.volumes.set_io_timeout(device, io_timeout_ns);
     }
 
-    /// Notes whether a device answers.
-    pub fn set_silent(&mut self, ctx: &mut CallContext, device: usize, silent: bool) {
-        self.state.set_silent(ctx, device, silent);
+    /// Notes whether a device answers: it is `silent` while it is stuck, `unresponsive` then and before.
+    pub fn set_silent(
+        &mut self,
+        ctx: &mut CallContext,
+        device: usize,
+        (silent, unresponsive): (bool, bool),
+    ) {
+        self.state.set_silent(ctx, device, (silent, unresponsive));
     }
 
     /// Sets the tunables of write-back.

@@ -200,7 +200,7 @@ impl CacheState {
     /// Passes a client's bio to its device on behalf of an operation.
     pub fn pass_to_device(&mut self, op: &mut Operation, slot: u32, bio: crate::bio::Bio) {
         op.step = OpStep::Device;
-        self.io.pass(bio, slot);
+        self.io.pass(bio, slot, op.since);
     }
 
     /// Wakes the waiters of a folio of which something ended.

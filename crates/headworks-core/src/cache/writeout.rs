@@ -14,6 +14,7 @@ use super::state::CacheState;
 use super::volumes::GENERATIONS;
 use crate::action::Actions;
 use crate::bio::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
+use crate::device_bio::DeviceBio;
 use crate::slab::NIL;
 use crate::time::Instant;
 
@@ -45,6 +46,8 @@ pub(super) struct WriteoutRequest {
     pub reason: WriteoutReason,
     /// The most blocks to send.
     pub max_blocks: u32,
+    /// The time from which the wait for the device is limited.
+    pub since: Instant,
 }
 
 impl CacheState {
@@ -69,9 +72,15 @@ impl CacheState {
                 break;
             }
             let count = self.pool.folio(unit).blocks();
-            let (flags, reason) = (BioFlags::NONE, WriteoutReason::Writer);
-            let request =
-                WriteoutRequest { cookie: slot, connection, flags, reason, max_blocks: left };
+            let (flags, reason, since) = (BioFlags::NONE, WriteoutReason::Writer, ctx.now);
+            let request = WriteoutRequest {
+                cookie: slot,
+                connection,
+                flags,
+                reason,
+                max_blocks: left,
+                since,
+            };
             let (more, blocks) = self.send_dirty(ctx, unit, 0, count, request);
             bios += more;
             left = left.saturating_sub(blocks);
@@ -138,7 +147,8 @@ impl CacheState {
         let (op, flags, ioprio) = (Op::Write, request.flags, Ioprio::default());
         let bio = Bio { id, offset, len, op, flags, ioprio };
         let (index, mark) = (usize::from(device.0), folio.generation);
-        self.io.send_writeout(index, unit + first, mark, bio, request.cookie);
+        let cause = DeviceBio { bio, cookie: request.cookie, since: request.since };
+        self.io.send_writeout(index, unit + first, mark, cause);
         self.stats.writeouts += 1;
         self.stats.written += u64::from(run);
         self.stats.written_for[request.reason as usize] += u64::from(run);

@@ -17,6 +17,9 @@ use crate::tags::{Grant, Requester, TagRequest};
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
 
+/// A request that waited less than this part of a time-out elsewhere sets no timer: it fails so much later.
+const WAITED_PART: u64 = 128;
+
 impl Queue {
     /// Takes requests from the plug, in order: they merge with waiting requests, are admitted, or wait for tags.
     pub fn submit(&mut self, now: Instant, pools: &mut Pools, ids: &[SlotId]) {
@@ -29,9 +32,14 @@ impl Queue {
                 "the plug holds plugged requests"
             );
             request.stamps[1] = now;
+            let waited = now.since(request.waits_since) > self.options.io_timeout_ns / WAITED_PART;
             if !self.monitor.admits(now, self.options.io_timeout_ns) {
                 self.refuse(pools, id, WaitTimes::NONE);
                 continue;
+            }
+            if waited {
+                // In a cache, or on another shard: the timer for what waits here may be too late.
+                self.limit_wait(pools, id);
             }
             if self.refuse_overlap(pools, id) || self.try_merge(pools, id) {
                 continue;

@@ -7,11 +7,15 @@
 //!    `------------------------- a command ends: a late one, or that of a probe ------------------------'
 //! ```
 //!
+//! A device is *unresponsive* before it is stuck: a request was overdue, and no command had ended for a part of the time-out. The owner tells
+//! the other shards, and every cache, when it becomes so: they limit their waits, and its share of what devices share. It is
+//! no state for the operator: a device that has lost one command and is idle otherwise is unresponsive until the next command ends.
+//!
 //! While a device is stuck, new requests fail at once. Now and then one is let through as a probe, because the commands that
 //! the device has may be lost for good. A probe that is not answered keeps its tag and its buffer as any other command, so the
 //! pauses between probes double, up to [`PROBE_PAUSES_MAX`] time-outs.
 //!
-//! Invariants: a live device has no next probe; the pause is from 1 to [`PROBE_PAUSES_MAX`] time-outs.
+//! Invariants: a stuck device is unresponsive; a live device has no next probe; the pause is from 1 to [`PROBE_PAUSES_MAX`] time-outs.
 
 use crate::time::Instant;
 
@@ -53,6 +57,10 @@ impl DeviceState {
 #[derive(Debug)]
 pub(crate) struct DeviceMonitor {
     state: DeviceState,
+    /// A request was overdue, and no command has ended since.
+    unresponsive: bool,
+    /// The state that the operator was told last.
+    told: DeviceState,
     /// When a command ended last.
     last_end: Instant,
     /// When the next request is let through to a stuck device.
@@ -64,7 +72,8 @@ pub(crate) struct DeviceMonitor {
 impl DeviceMonitor {
     /// Creates the state of a device that answers.
     pub const fn new() -> Self {
-        Self { state: DeviceState::Live, last_end: Instant(0), next_probe: None, pause: 1 }
+        let (state, last_end, next_probe) = (DeviceState::Live, Instant(0), None);
+        Self { state, unresponsive: false, told: state, last_end, next_probe, pause: 1 }
     }
 
     /// Returns whether the device answers.
@@ -78,11 +87,22 @@ impl DeviceMonitor {
         self.state == DeviceState::Stuck
     }
 
-    /// Notes that the device ended a command, with any answer but a refusal. Returns true if it was stuck until now.
+    /// Returns true while waits for the device are limited: a request was overdue, and no command has ended since.
+    #[inline]
+    pub fn is_unresponsive(&self) -> bool {
+        self.unresponsive
+    }
+
+    /// Returns true once after each change of the state.
+    pub fn take_change(&mut self) -> bool {
+        std::mem::replace(&mut self.told, self.state) != self.state
+    }
+
+    /// Notes that the device ended a command, with any answer but a refusal. Returns true if it was unresponsive until now.
     #[inline]
     pub fn on_end(&mut self, now: Instant) -> bool {
         self.last_end = now;
-        self.is_stuck() && self.set(DeviceState::Live, now, 0)
+        self.unresponsive && self.set(DeviceState::Live, false, now, 0)
     }
 
     /// Returns true when no command has ended for a part of the time-out: requests that wait do not have their turn. A quarter:
@@ -91,15 +111,30 @@ impl DeviceMonitor {
         now.since(self.last_end) >= timeout_ns / SILENCE_PART
     }
 
-    /// Notes that all that the device has is overdue. Returns true if the device is stuck from now on.
-    pub fn on_overdue(&mut self, now: Instant, timeout_ns: u64) -> bool {
+    /// Notes that a request is overdue, or `all` that the device has. Returns true if the device is unresponsive or stuck from now on.
+    pub fn on_overdue(&mut self, now: Instant, all: bool, timeout_ns: u64) -> bool {
         let silent = now.since(self.last_end) >= timeout_ns;
-        silent && !self.is_stuck() && self.set(DeviceState::Stuck, now, timeout_ns)
+        if all && silent && !self.is_stuck() {
+            return self.set(DeviceState::Stuck, true, now, timeout_ns);
+        }
+        let begins = !self.unresponsive && self.is_silent(now, timeout_ns);
+        self.unresponsive |= begins;
+        begins
     }
 
     /// Takes over what the device's owner has found; returns true if it changes anything.
-    pub fn follow(&mut self, now: Instant, state: DeviceState, timeout_ns: u64) -> bool {
-        self.state != state && self.set(state, now, timeout_ns)
+    pub fn follow(
+        &mut self,
+        now: Instant,
+        state: DeviceState,
+        unresponsive: bool,
+        timeout_ns: u64,
+    ) -> bool {
+        debug_assert!(unresponsive || state == DeviceState::Live, "a stuck device is unresponsive");
+        if self.state != state {
+            return self.set(state, unresponsive, now, timeout_ns);
+        }
+        std::mem::replace(&mut self.unresponsive, unresponsive) != unresponsive
     }
 
     /// Returns true if a new request may be sent: the device is live, or the request is a probe.
@@ -120,9 +155,18 @@ impl DeviceMonitor {
     }
 
     #[cold]
-    fn set(&mut self, state: DeviceState, now: Instant, timeout_ns: u64) -> bool {
-        debug_assert!(self.state != state, "a change changes the state");
-        self.state = state;
+    fn set(
+        &mut self,
+        state: DeviceState,
+        unresponsive: bool,
+        now: Instant,
+        timeout_ns: u64,
+    ) -> bool {
+        debug_assert!(
+            (self.state, self.unresponsive) != (state, unresponsive),
+            "a change changes something"
+        );
+        (self.state, self.unresponsive) = (state, unresponsive);
         self.pause = 1;
         let is_stuck = state == DeviceState::Stuck;
         self.next_probe = is_stuck.then(|| now.after(timeout_ns));
@@ -145,10 +189,14 @@ mod tests {
     fn overdue_device_is_stuck_only_after_silence() {
         let mut monitor = DeviceMonitor::new();
         assert!(!monitor.on_end(at(100)));
-        assert!(!monitor.on_overdue(at(104), LIMIT), "a command ended 4 s ago");
+        assert!(!monitor.on_overdue(at(101), true, LIMIT), "a command ended 1 s ago");
+        assert!(!monitor.is_unresponsive());
+        assert!(monitor.on_overdue(at(104), true, LIMIT), "a command ended 4 s ago");
+        assert!(monitor.is_unresponsive() && !monitor.is_stuck() && !monitor.take_change());
+        assert!(!monitor.on_overdue(at(104), true, LIMIT), "it is unresponsive already");
         assert!(monitor.admits(at(104), LIMIT));
-        assert!(monitor.on_overdue(at(105), LIMIT));
-        assert!(!monitor.on_overdue(at(106), LIMIT), "it is stuck already");
+        assert!(monitor.on_overdue(at(105), true, LIMIT));
+        assert!(!monitor.on_overdue(at(106), true, LIMIT), "it is stuck already");
         assert!(!monitor.admits(at(106), LIMIT));
         assert_eq!(monitor.state().name(), "stuck");
         assert!(monitor.is_silent(at(106), LIMIT));
@@ -161,7 +209,7 @@ mod tests {
     #[test]
     fn pauses_between_probes_double_up_to_a_bound() {
         let mut monitor = DeviceMonitor::new();
-        assert!(monitor.on_overdue(at(1000), LIMIT));
+        assert!(monitor.on_overdue(at(1000), true, LIMIT));
         let mut probes = Vec::new();
         for second in 1000..1500 {
             if monitor.admits(at(second), LIMIT) {
@@ -171,19 +219,19 @@ mod tests {
         }
         assert_eq!(probes, [1, 3, 7, 15, 31, 47, 63, 79, 95]);
         monitor.on_end(at(1500));
-        assert!(monitor.on_overdue(at(1505), LIMIT));
+        assert!(monitor.on_overdue(at(1505), true, LIMIT));
         assert!(monitor.admits(at(1510), LIMIT), "the pauses begin anew");
     }
 
     #[test]
     fn follower_changes_once() {
         let mut monitor = DeviceMonitor::new();
-        assert!(!monitor.follow(at(1), DeviceState::Live, LIMIT));
-        assert!(monitor.follow(at(1), DeviceState::Stuck, LIMIT));
-        assert!(!monitor.follow(at(2), DeviceState::Stuck, LIMIT));
+        assert!(!monitor.follow(at(1), DeviceState::Live, false, LIMIT));
+        assert!(monitor.follow(at(1), DeviceState::Stuck, true, LIMIT));
+        assert!(!monitor.follow(at(2), DeviceState::Stuck, true, LIMIT));
         assert!(!monitor.admits(at(2), LIMIT));
         assert!(monitor.admits(at(6), LIMIT));
-        assert!(monitor.follow(at(7), DeviceState::Live, LIMIT));
+        assert!(monitor.follow(at(7), DeviceState::Live, false, LIMIT));
         assert!(monitor.admits(at(7), LIMIT));
     }
 }

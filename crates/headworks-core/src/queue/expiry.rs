@@ -51,6 +51,8 @@ impl Queue {
         if self.expiry_put_off {
             return false;
         }
+        // Bios of other shards may wait for the tags that the device has.
+        self.note_overdue(now, pools, false);
         let mut any = self.expire_at_gate(now, pools);
         let mut next = self.expire_held(now, pools);
         let (mut failed, mut refused) = (false, false);
@@ -74,7 +76,7 @@ impl Queue {
             set_timer_by(pools, self.device, TimerKind::Expiry, at);
         }
         if any && (refused || !self.in_flight.is_empty()) {
-            self.note_overdue(now, pools);
+            self.note_overdue(now, pools, true);
         }
         any
     }
@@ -151,20 +153,23 @@ impl Queue {
         self.finish(now, pools, id, Err(IoError::TimedOut), false);
     }
 
-    /// Notes that something is overdue: if that is all the device has, and it ended nothing for long, it is stuck.
-    pub(super) fn note_overdue(&mut self, now: Instant, pools: &mut Pools) {
-        if self.in_flight.only_timed_out(&pools.slots)
-            && self.monitor.on_overdue(now, self.options.io_timeout_ns)
-        {
+    /// Notes that a request is, or may be, overdue: the device is unresponsive, or stuck if a request failed, all that the device has is
+    /// overdue, and it ended nothing for long.
+    pub(super) fn note_overdue(&mut self, now: Instant, pools: &mut Pools, failed: bool) {
+        let all = failed && self.in_flight.only_timed_out(&pools.slots);
+        if self.monitor.on_overdue(now, all, self.options.io_timeout_ns) {
             self.announce_state(pools);
         }
     }
 
-    /// Tells the operator and the other shards whether the device answers.
+    /// Tells the other shards and the caches whether the device answers, and the operator if its state has changed.
     pub(super) fn announce_state(&mut self, pools: &mut Pools) {
         let (device, state) = (self.device, self.monitor.state());
-        pools.actions.list.push(Action::Notice(Notice::DeviceState { device, state }));
+        let unresponsive = self.monitor.is_unresponsive();
+        if self.monitor.take_change() {
+            pools.actions.list.push(Action::Notice(Notice::DeviceState { device, state }));
+        }
         pools.state_changes |= 1 << device.0;
-        self.send_to_others(pools, Message::DeviceState { device, state });
+        self.send_to_others(pools, Message::DeviceState { device, state, unresponsive });
     }
 }

@@ -58,10 +58,9 @@ impl Queue {
         true
     }
 
-    /// Returns true if a request that waits has at least half of its time left for bios that came at `came`: all bios of a
-    /// request fail when the oldest has waited for too long.
+    /// Returns true if bios that came at `came` may join a request that waits, see [`merge::share_a_limit`].
     fn has_time_for(&self, waiting: &Request, came: Instant) -> bool {
-        came < waiting.waits_since.after(self.options.io_timeout_ns / 2)
+        merge::share_a_limit(waiting.waits_since, came, self.options.io_timeout_ns)
     }
 
     /// Moves the bios of `gone`, which came from the plug, to `kept`, and takes `kept` out of the index.

@@ -155,6 +155,11 @@ impl Queue {
         self.monitor.state()
     }
 
+    /// Returns true while waits for the device are limited, see [`DeviceMonitor::is_unresponsive`].
+    pub fn is_unresponsive(&self) -> bool {
+        self.monitor.is_unresponsive()
+    }
+
     /// Returns the tag policy, for statistics.
     pub fn tags(&self) -> &dyn TagOwner {
         self.gate.policy()

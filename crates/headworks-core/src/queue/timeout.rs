@@ -27,14 +27,14 @@ impl Queue {
             if !request.is(Request::TIMED_OUT) {
                 if deadline > now {
                     pools.timers.set(timer_of(self.device, TimerKind::Timeout), deadline);
-                    return;
+                    break;
                 }
                 self.time_out(now, pools, id);
                 any = true;
             }
         }
         if any {
-            self.note_overdue(now, pools);
+            self.note_overdue(now, pools, true);
         }
     }
 

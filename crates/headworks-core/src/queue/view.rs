@@ -55,6 +55,12 @@ impl QueueView<'_> {
         self.options.nomerges
     }
 
+    /// Returns how long a request may wait for the device.
+    #[inline(always)]
+    pub fn io_timeout_ns(&self) -> u64 {
+        self.options.io_timeout_ns
+    }
+
     /// Counts a bio that was merged in the plug.
     pub fn count_merge(self, op: Op) {
         debug_assert!(op.has_data(), "only bios with data merge");

@@ -109,6 +109,17 @@ impl Credit {
         fits
     }
 
+    /// Remembers blocks that the head of a device's queue was refused.
+    pub fn refuse(&mut self, device: usize, blocks: u32) {
+        self.credits[device].wanted = blocks;
+    }
+
+    /// Returns the blocks that the head of a device's queue was refused; 0 without a waiter.
+    #[must_use]
+    pub fn wanted(&self, device: usize) -> u32 {
+        self.credits[device].wanted
+    }
+
     /// Takes `blocks` of a device's floor, whatever is used beside it; returns whether they are within it.
     pub fn reserve_floor(&mut self, device: usize, blocks: u32) -> bool {
         let within = self.is_within_floor(device, blocks);

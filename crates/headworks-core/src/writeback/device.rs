@@ -108,6 +108,8 @@ pub struct Device {
     pub bandwidth: Bandwidth,
     /// The sum of its writers' weights.
     pub weights: Gauge64,
+    /// It has ended nothing since a request was overdue: beside others, it gets little more credit.
+    pub unresponsive: bool,
     /// The last completion, or the begin of writeback after idle time.
     pub alive: Instant,
     /// The class of the last refused reservation, whose limit applies to the waiter.
@@ -134,6 +136,7 @@ impl Default for Device {
             nr_written: 0,
             bandwidth: Bandwidth::default(),
             weights: Gauge64::new(0),
+            unresponsive: false,
             alive: Instant(0),
             refused: IoClass::default(),
             control: PaceControl { stale: true, freerun: true, ..PaceControl::default() },

@@ -50,6 +50,9 @@ const LATE_NS: u64 = 200 * MS;
 /// Time without a dirtied block after which a writer does not count.
 const SILENT_NS: u64 = SEC;
 
+/// The part of the limit that an unresponsive device may use beside others: one in eight.
+const UNRESPONSIVE_SHARE: u32 = 8;
+
 /// The throttle of one shard.
 #[derive(Debug)]
 pub struct Throttle {
@@ -202,6 +205,12 @@ impl Throttle {
     /// Reserves for a scheduling class; the last 32nd of the limit is for real-time writers.
     pub fn reserve_for(&mut self, device: DeviceId, blocks: u32, class: IoClass) -> bool {
         let limit = self.limit_of(class);
+        if !self.may_use(at(device), blocks) {
+            self.credit.refuse(at(device), blocks);
+            self.devices[at(device)].on_refused(self.latest, class);
+            self.stats.refused += 1;
+            return false;
+        }
         // Its floor is free even above a limit that was lowered while another device held more.
         let granted = self.credit.reserve(at(device), blocks, limit)
             || self.credit.reserve_floor(at(device), blocks);
@@ -220,10 +229,27 @@ impl Throttle {
         granted
     }
 
+    /// Notes whether a device is unresponsive. What it holds beyond its part of the limit stays.
+    pub fn set_unresponsive(&mut self, device: DeviceId, unresponsive: bool) {
+        self.devices[at(device)].unresponsive = unresponsive;
+    }
+
+    /// Whether a device may use `blocks` more: while it is unresponsive, it keeps to a part of the limit beside others, whose writers would
+    /// else pause for a device that writes nothing.
+    fn may_use(&self, device: usize, blocks: u32) -> bool {
+        if !self.devices[device].unresponsive || self.devices() < 2 {
+            return true;
+        }
+        let most = (self.current.limit / UNRESPONSIVE_SHARE).max(self.credit.floor()).max(1);
+        debug_assert!(most <= self.current.limit.max(1), "a part of the limit");
+        self.credit.used(device).saturating_add(blocks) <= most
+    }
+
     /// Whether the device's last refused reservation would be granted now.
     #[must_use]
     pub fn freed(&self, device: DeviceId) -> bool {
-        self.credit.freed(at(device), self.limit_of(self.devices[at(device)].refused))
+        self.may_use(at(device), self.credit.wanted(at(device)))
+            && self.credit.freed(at(device), self.limit_of(self.devices[at(device)].refused))
     }
 
     /// Forgets the device's refused reservation, whose owner has left the queue.

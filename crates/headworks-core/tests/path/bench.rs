@@ -466,6 +466,11 @@ fn message_word(from: usize, to: usize, input: &Input) -> String {
         Message::TagWant { want, .. } => format!("want{want}"),
         Message::TagGrant { count, .. } => format!("grant{count}"),
         Message::Limits { .. } => "limits".into(),
+        Message::DeviceState {
+            state: headworks_core::DeviceState::Live,
+            unresponsive: true,
+            ..
+        } => "unresponsive".into(),
         Message::DeviceState { state, .. } => state.name().into(),
         Message::Caching { .. } => "caching".into(),
         Message::TagRevoke { .. } => "revoke".into(),

@@ -321,7 +321,11 @@ fn messages_for_removed_ids_are_answered_or_ignored() {
         Message::TagRevoke { device: place },
         limits,
         caching,
-        Message::DeviceState { device: place, state: headworks_core::DeviceState::Stuck },
+        Message::DeviceState {
+            device: place,
+            state: headworks_core::DeviceState::Stuck,
+            unresponsive: true,
+        },
     ];
     for message in messages {
         shards.at[0].turn(&[Input::Message { from, message }]);

@@ -37,8 +37,10 @@ struct DeviceWriteback {
     held: Gauge32,
     /// Write-outs that passed their time-out and have not completed.
     late: Gauge32,
-    /// The device does not answer.
+    /// The device does not answer: it is stuck.
     silent: bool,
+    /// The device has ended nothing since a request was overdue.
+    unresponsive: bool,
     /// The device is silent, or so many blocks are held or late, that writers do not wait for credit: the error that they get.
     stuck: Option<IoError>,
     /// Reclaim needs clean folios.
@@ -283,8 +285,15 @@ impl DirtyState {
     }
 
     /// Notes whether a device answers. [`DirtyState::update_stuck`] must follow.
-    pub fn set_silent(&mut self, device: usize, silent: bool) {
-        self.devices[device].silent = silent;
+    pub fn set_silent(&mut self, device: usize, silent: bool, unresponsive: bool) {
+        debug_assert!(unresponsive || !silent, "a stuck device is unresponsive");
+        (self.devices[device].silent, self.devices[device].unresponsive) = (silent, unresponsive);
+        self.throttle.set_unresponsive(DeviceId(device as u16), unresponsive);
+    }
+
+    /// Returns true while waits for a device are limited.
+    pub fn is_unresponsive(&self, device: usize) -> bool {
+        self.devices[device].unresponsive
     }
 
     /// Returns true while a device does not answer.

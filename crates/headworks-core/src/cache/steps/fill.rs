@@ -11,6 +11,7 @@ use crate::cache::readahead::{ReadAheadLimits, ReadAheadWindow, ReadEvent};
 use crate::cache::state::CacheState;
 use crate::cache::waiters::operation::{Operation, WaitFor};
 use crate::input::ReplyStage;
+use crate::time::Instant;
 
 /// Blocks of a bio that are requested at once: 4 MiB, as much as the largest window of read-ahead.
 const REQUEST_MAX: u64 = 1024;
@@ -22,6 +23,8 @@ pub(super) struct FillReason {
     pub bio: Bio,
     /// The blocks are read ahead: no operation waits for them yet.
     pub ahead: bool,
+    /// The time from which the wait for the device is limited.
+    pub since: Instant,
 }
 
 /// Requests what is missing from the operation's cursor on, and what its stream will need next. If nothing could be requested,
@@ -34,7 +37,7 @@ pub(super) fn request(state: &mut CacheState, op: &mut Operation) -> Result<(), 
     let end = all.min(first + REQUEST_MAX);
     let window = window(state, &op.bio, first, (all - first) as u32, false);
     let order = window.as_ref().map_or(0, |window| window.order);
-    let reason = FillReason { bio: op.bio, ahead: false };
+    let reason = FillReason { bio: op.bio, ahead: false, since: op.since };
     let filled = state.stats.filled;
     let reached = fill_range(state, Some(op), reason, (volume, first, end), order);
     state.stats.misses += state.stats.filled - filled;
@@ -50,7 +53,7 @@ pub(super) fn request(state: &mut CacheState, op: &mut Operation) -> Result<(), 
     if reached == end
         && let Some(window) = window
     {
-        read_ahead(state, &op.bio, &window, end);
+        read_ahead(state, op.since, &op.bio, &window, end);
     }
     Ok(())
 }
@@ -80,7 +83,13 @@ pub(super) fn window(
 }
 
 /// Fills a window of read-ahead from block `from` on.
-pub(super) fn read_ahead(state: &mut CacheState, bio: &Bio, window: &ReadAheadWindow, from: u64) {
+pub(super) fn read_ahead(
+    state: &mut CacheState,
+    since: Instant,
+    bio: &Bio,
+    window: &ReadAheadWindow,
+    from: u64,
+) {
     let volume = bio.id.volume;
     let start = window.start.max(from);
     // Blocks that are about to change under a lock are not read meanwhile.
@@ -89,7 +98,7 @@ pub(super) fn read_ahead(state: &mut CacheState, bio: &Bio, window: &ReadAheadWi
     if start >= end {
         return;
     }
-    let reason = FillReason { bio: *bio, ahead: true };
+    let reason = FillReason { bio: *bio, ahead: true, since };
     let reached = fill_range(state, None, reason, (volume, start, end), window.order);
     state.stats.read_ahead += reached - start;
     if let Some(unit) = state.pool.find(volume, window.marker.max(start))
@@ -188,7 +197,7 @@ pub(super) fn send(state: &mut CacheState, reason: &FillReason, unit: u32, first
     let (offset, len) = state.volumes[id.volume].bytes_of(at, count);
     let bio = Bio { id, offset, len, op: Op::Read, flags, ioprio: reason.bio.ioprio };
     let device = state.volumes.device_index(id.volume);
-    state.io.send_fill(device, unit + first, count, bio);
+    state.io.send_fill(device, (unit + first, count), bio, reason.since);
 }
 
 /// Reads a range into the cache that a client will need soon.
@@ -198,7 +207,7 @@ pub(in crate::cache) fn prefetch(state: &mut CacheState, ctx: &mut CallContext, 
     let most = u64::from(state.pool.units() / 4);
     let end = bio.end().div_ceil(u64::from(BLOCK)).min(first + most);
     if state.waiters.range_conflict(&bio).is_none() && !state.is_frozen() {
-        let reason = FillReason { bio, ahead: true };
+        let reason = FillReason { bio, ahead: true, since: ctx.now };
         let reached = fill_range(state, None, reason, (volume, first, end), 0);
         state.stats.read_ahead += reached - first;
     }

@@ -24,7 +24,7 @@ pub(in crate::cache) fn begin(
     ctx: &mut CallContext,
     bio: Bio,
 ) -> Operation {
-    let mut op = Operation::new(bio, OpStep::Flush);
+    let mut op = Operation::new(ctx.now, bio, OpStep::Flush);
     let volume = bio.id.volume;
     op.writer = state.dirty.throttle_mut().writer(bio.id.connection).0;
     op.deadline = ctx.now.after(state.options.flush_timeout_ns);
@@ -79,6 +79,10 @@ pub(super) fn step(
     }
     if state.defects.flush_skips_device() {
         return state.complete(ctx, op, Ok(()));
+    }
+    if state.is_late_for_device(ctx, op) {
+        count(state, Err(IoError::TimedOut));
+        return state.complete(ctx, op, Err(IoError::TimedOut));
     }
     let bio = op.bio;
     state.pass_to_device(op, slot, bio);

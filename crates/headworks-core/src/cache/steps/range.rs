@@ -102,6 +102,10 @@ pub(super) fn step(
         Some(waits_for) => return waits_for,
         None => {}
     }
+    if state.is_late_for_device(ctx, op) {
+        state.waiters.unlock_range(op, slot);
+        return state.complete(ctx, op, Err(IoError::TimedOut));
+    }
     let bio = device_bio(op, range);
     state.pass_to_device(op, slot, bio);
     WaitFor::Device

@@ -7,6 +7,7 @@ use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use crate::cache::state::CacheState;
 use crate::cache::waiters::operation::{Operation, WaitFor};
 use crate::error::IoError;
+use crate::time::Instant;
 
 /// Copies up to the first missing block; requests it and waits.
 pub(super) fn step(state: &mut CacheState, ctx: &mut CallContext, op: &mut Operation) -> WaitFor {
@@ -22,13 +23,16 @@ pub(super) fn step(state: &mut CacheState, ctx: &mut CallContext, op: &mut Opera
         }
         let at = op.at() >> BLOCK_SHIFT;
         let Some((unit, first)) = state.pool.locate(volume, at) else {
+            if state.is_late_for_device(ctx, op) {
+                return state.complete(ctx, op, Err(IoError::TimedOut));
+            }
             match fill::request(state, op) {
                 Ok(()) => continue,
                 Err(waits_for) => return waits_for,
             }
         };
         if let Some(again) = copy_run(state, ctx, op, unit, first) {
-            touch(state, op, unit, at, again);
+            touch(state, ctx.now, op, unit, at, again);
             continue;
         }
         // A block under write-out that is not valid was cut off by a truncation: the device still has its frame.
@@ -43,6 +47,9 @@ pub(super) fn step(state: &mut CacheState, ctx: &mut CallContext, op: &mut Opera
                 op.progress = end.min(u64::from(op.bio.len)) as u32;
             }
             return WaitFor::Folio(unit);
+        }
+        if state.is_late_for_device(ctx, op) {
+            return state.complete(ctx, op, Err(IoError::TimedOut));
         }
         if let Err(waits_for) = fill::request(state, op) {
             return waits_for;
@@ -88,7 +95,7 @@ fn copy_run(
 }
 
 /// Tells eviction and read-ahead that a read used a folio; a marker starts the next window.
-fn touch(state: &mut CacheState, op: &Operation, unit: u32, at: u64, again: bool) {
+fn touch(state: &mut CacheState, now: Instant, op: &Operation, unit: u32, at: u64, again: bool) {
     // Only a block that is read again makes its folio worth keeping: a scan uses each block of a large folio once.
     if again {
         state.pool.touch(unit);
@@ -106,7 +113,7 @@ fn touch(state: &mut CacheState, op: &Operation, unit: u32, at: u64, again: bool
         state.needs_run = true;
         let blocks = (op.bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
         if let Some(window) = fill::window(state, &op.bio, at, blocks, true) {
-            fill::read_ahead(state, &op.bio, &window, window.start);
+            fill::read_ahead(state, now, &op.bio, &window, window.start);
         }
     }
 }

@@ -62,6 +62,9 @@ pub(super) fn step(
             state.complete(ctx, op, Ok(()))
         }
         StatusRun::Clean(_) if slot == NIL => WaitFor::Slot,
+        StatusRun::Clean(_) if state.is_late_for_device(ctx, op) => {
+            state.complete(ctx, op, Err(IoError::TimedOut))
+        }
         StatusRun::Clean(until) => {
             let bio = Bio { len: up_to(until), ..op.bio };
             state.pass_to_device(op, slot, bio);

@@ -266,7 +266,7 @@ fn charge(
 fn read_first(
     state: &mut CacheState,
     ctx: &mut CallContext,
-    op: &Operation,
+    op: &mut Operation,
     unit: u32,
     first: u32,
 ) -> Option<WaitFor> {
@@ -276,12 +276,15 @@ fn read_first(
         state.pool.force_valid(unit + first);
         return None;
     }
+    if state.is_late_for_device(ctx, op) {
+        return Some(state.complete(ctx, op, Err(IoError::TimedOut)));
+    }
     let account = fills(state.volumes.device_index(op.bio.id.volume));
     if !state.io.may_send(account) {
         return Some(WaitFor::Bios(account as u32));
     }
     state.stats.read_before_write += 1;
-    let reason = fill::FillReason { bio: op.bio, ahead: false };
+    let reason = fill::FillReason { bio: op.bio, ahead: false, since: op.since };
     fill::send(state, &reason, unit, first, 1);
     Some(WaitFor::Folio(unit))
 }

@@ -37,6 +37,9 @@ pub(super) fn step(
         return state.complete(ctx, op, op.status);
     }
     if op.is_fua() && op.wants_flush {
+        if state.is_late_for_device(ctx, op) {
+            return state.complete(ctx, op, Err(IoError::TimedOut));
+        }
         let flush = Bio { op: Op::Flush, offset: 0, len: 0, ..op.bio };
         state.pass_to_device(op, slot, flush);
         return WaitFor::Device;
@@ -94,12 +97,23 @@ pub(super) fn write_range(
         }
         let ready = |s: &u8| s & (block::DIRTY | block::WRITEBACK) == block::DIRTY;
         let run = states.iter().position(|s| !ready(s)).unwrap_or(left as usize) as u32;
+        if state.is_late_for_device(ctx, op) {
+            op.status = Err(IoError::TimedOut);
+            return (op.pending > 0).then_some(WaitFor::Writeouts);
+        }
         if !state.io.may_send(writeouts(device)) {
             return Some(WaitFor::Bios(writeouts(device) as u32));
         }
         state.unhold(unit, from, run);
         let (connection, reason) = (op.bio.id.connection, WriteoutReason::Writer);
-        let request = WriteoutRequest { cookie: slot, connection, flags, reason, max_blocks: run };
+        let request = WriteoutRequest {
+            cookie: slot,
+            connection,
+            flags,
+            reason,
+            max_blocks: run,
+            since: op.since,
+        };
         let (bios, _) = state.send_dirty(ctx, unit, from, run, request);
         op.pending += bios;
         op.progress += run;

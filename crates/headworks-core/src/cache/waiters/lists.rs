@@ -271,6 +271,13 @@ impl Waiters {
         self.ready(slot);
     }
 
+    /// Makes every waiting flush of a volume ready.
+    pub fn end_flush_waits(&mut self, volume: VolumeId) {
+        let FlushLists { generation, start } = &mut self.lists.flushes[usize::from(volume.0)];
+        self.lists.ready.append(&mut self.ops, generation);
+        self.lists.ready.append(&mut self.ops, start);
+    }
+
     /// Makes the flushes ready that wait until they can end a generation.
     pub fn end_flush_start_waits(&mut self, volume: VolumeId) {
         let list = &mut self.lists.flushes[usize::from(volume.0)].start;

@@ -96,9 +96,10 @@ impl Waiters {
         let op = &mut self.ops[slot];
         debug_assert!(op.waits_for == WaitFor::Nothing, "an operation waits for one event");
         op.waits_for = waits_for;
-        let (at, record) = ((op.done, op.progress), &mut self.records[slot as usize]);
-        if op.wait_record == NIL || op.since_at != at {
-            (op.since, op.since_at) = (now, at);
+        let record = &mut self.records[slot as usize];
+        // What a read has copied came from the device. What a write waits for may come from others, again and again.
+        if op.step == OpStep::Read && op.since_at != op.done && op.wait_record != NIL {
+            (op.since, op.since_at) = (now, op.done);
         }
         if op.wait_record == NIL {
             op.wait_record = slot;

@@ -105,10 +105,12 @@ pub(in crate::cache) struct Operation {
     pub generation: u64,
     /// Flush: the time at which it fails.
     pub deadline: Instant,
-    /// When it began to wait, or to wait again after it had advanced.
+    /// The arrival of the bio.
+    pub came: Instant,
+    /// The time from which its waits are limited: the arrival; of a read, the time at which it waited again after a part was done.
     pub since: Instant,
-    /// How far it had come by then.
-    pub since_at: (u32, u32),
+    /// How far a read had come by then.
+    pub since_at: u32,
     /// It has waited for too long, and fails when it is stepped.
     pub overdue: bool,
     /// The first error of the operation, or success.
@@ -143,8 +145,9 @@ impl Default for Operation {
             pending: 0,
             generation: 0,
             deadline: Instant(0),
+            came: Instant(0),
             since: Instant(0),
-            since_at: (0, 0),
+            since_at: 0,
             overdue: false,
             status: Ok(()),
             locked: false,
@@ -157,9 +160,9 @@ impl Default for Operation {
 }
 
 impl Operation {
-    /// Creates the operation of a bio of which nothing is done.
-    pub fn new(bio: Bio, step: OpStep) -> Self {
-        Self { bio, step, part_end: bio.len, ..Self::default() }
+    /// Creates the operation of a bio that arrives now, and of which nothing is done.
+    pub fn new(now: Instant, bio: Bio, step: OpStep) -> Self {
+        Self { bio, step, part_end: bio.len, came: now, since: now, ..Self::default() }
     }
 
     /// Returns the byte of the volume at the cursor.
