@@ -8,6 +8,7 @@
 //! A bio's sequence is (count << 8 | slot): it increases, and leads to the buffer without a search.
 //! Any other order of answers is a violation.
 
+use headworks_core::time::SEC;
 use headworks_core::{Bio, BioId, EXTENTS_BYTES, Instant, ReplyStage, ShardId};
 
 use crate::buffers::PoisonedBuffers;
@@ -65,8 +66,8 @@ pub struct Connection {
     pub paused: bool,
     /// Bios until it closes and reopens; 0 means never.
     pub until_close: u32,
-    /// Virtual time of the last answer.
-    pub last_answer: Instant,
+    /// Answers in each second of virtual time.
+    pub answers: Vec<u32>,
     free: Vec<u8>,
     count: u64,
 }
@@ -90,7 +91,7 @@ impl Connection {
             scheduled: false,
             paused: false,
             until_close: close_after,
-            last_answer: Instant(0),
+            answers: Vec::new(),
             free: (0..depth as u16).rev().map(|slot| slot as u8).collect(),
             count: 0,
         }
@@ -112,6 +113,14 @@ impl Connection {
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.job.left == 0 && self.in_flight() == 0
+    }
+
+    /// Counts an answer at `now`.
+    pub fn count_answer(&mut self, now: Instant) {
+        let second = (now.0 / SEC) as usize;
+        let seconds = self.answers.len().max(second + 1);
+        self.answers.resize(seconds, 0);
+        self.answers[second] += 1;
     }
 
     /// Submits the next bio; returns it with its slot, and whether it is malformed.

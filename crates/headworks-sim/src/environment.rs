@@ -611,7 +611,7 @@ impl Environment {
                 self.fail(violation);
             }
             if stage != ReplyStage::Released {
-                self.connections[index].last_answer = self.now;
+                self.connections[index].count_answer(self.now);
                 if let Err(violation) = self.check_wait(&flight.bio, flight.since) {
                     self.fail(violation);
                 }

@@ -104,8 +104,8 @@ pub struct Outcome {
     pub cuts: u64,
     /// Number of process deaths.
     pub deaths: u64,
-    /// Virtual time of the last answer of each job.
-    pub last_answers: Vec<Instant>,
+    /// Answers of each job in each second of virtual time.
+    pub answers: Vec<Vec<u32>>,
     /// State found after the cuts, by write mode.
     pub survived: [CutReport; WriteMode::ALL.len()],
 }
@@ -600,7 +600,7 @@ impl World {
                 lies,
                 cuts: self.cuts,
                 deaths: self.deaths,
-                last_answers: self.env.connections.iter().map(|c| c.last_answer).collect(),
+                answers: self.env.connections.iter().map(|c| c.answers.clone()).collect(),
                 survived: self.env.oracle.survived(),
             }),
         }
