@@ -1,4 +1,6 @@
-//! Makes the file of a process that starts, and hands its parts to the shards.
+//! Makes the file of a process that starts, or adopts that of a process which hands over, and hands its parts to the shards.
+//!
+//! An adopted file is not changed before [`CacheMemory::take_over`]: until then it is the other process's, which may go on.
 
 use std::fs::File;
 use std::io;
@@ -42,6 +44,8 @@ pub struct CacheMemory {
     geometry: Vec<ShardGeometry>,
     /// Held while a row is stored.
     storing: Mutex<()>,
+    /// Words of an adopted file that are stored when it is taken over; none for a file of our own.
+    pending: Option<Mutex<Vec<(usize, u64)>>>,
 }
 
 /// Where the parts of a file are.
@@ -122,7 +126,47 @@ impl CacheMemory {
             set(at + shard::BUFFERS_LEN, entry.buffers as u64);
         }
         word(&control, head::READY).store(1, Ordering::Release);
-        Ok(Self { file, control, rows, geometry, storing: Mutex::new(()) })
+        Ok(Self { file, control, rows, geometry, storing: Mutex::new(()), pending: None })
+    }
+
+    /// Maps the file of a process that hands over, which still uses it, as memory of the same `geometry`.
+    ///
+    /// # Errors
+    /// It is no such file, or its rows or shards are others.
+    pub fn adopt(file: File, rows: usize, geometry: Vec<ShardGeometry>) -> io::Result<Self> {
+        let wrong = |message: &str| io::Error::new(io::ErrorKind::InvalidData, message.to_owned());
+        let offsets = Offsets::new(rows, &geometry);
+        if file.metadata()?.len() != offsets.len as u64 {
+            return Err(wrong("it has another size: cache, buffers or shards were changed"));
+        }
+        let control = Arc::new(Mapping::shared(&file, 0, offsets.control)?);
+        let get = |at| word(&control, at).load(Ordering::Acquire);
+        let head = [get(head::MAGIC), get(head::VERSION), get(head::READY)];
+        if head != [MAGIC, VERSION, 1] {
+            return Err(wrong("it has another layout"));
+        }
+        let counts = [get(head::SHARDS), get(head::ROWS), get(head::CONTROL_LEN)];
+        let same = |(index, (entry, [table, frames, buffers])): (usize, (&ShardGeometry, &[usize; 3]))| {
+            let at = shard_at(rows, index);
+            let ours = [entry.units.into(), *table as u64, *frames as u64, *buffers as u64, entry.buffers as u64];
+            let words = [shard::UNITS, shard::TABLE_AT, shard::FRAMES_AT, shard::BUFFERS_AT, shard::BUFFERS_LEN];
+            words.map(|offset| get(at + offset)) == ours
+        };
+        if counts != [geometry.len() as u64, rows as u64, offsets.control as u64]
+            || !geometry.iter().zip(&offsets.shards).enumerate().all(same)
+        {
+            return Err(wrong("its parts are others: cache, buffers or shards were changed"));
+        }
+        let pending = Some(Mutex::new(vec![(head::PID, std::process::id().into())]));
+        Ok(Self { file, control, rows, geometry, storing: Mutex::new(()), pending })
+    }
+
+    /// Makes an adopted file this process's own: the other process will not touch it again. No effect on a file of our own.
+    pub fn take_over(&self) {
+        let Some(pending) = &self.pending else { return };
+        for (at, value) in pending.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            word(&self.control, at).store(value, Ordering::Release);
+        }
     }
 
     /// Maps the parts of a shard; once for each.
@@ -137,8 +181,12 @@ impl CacheMemory {
         let frames_len = (units as usize * PAGE).next_multiple_of(HUGE);
         let frames = (units > 0).then(|| map(get(shard::FRAMES_AT), frames_len)).transpose()?;
         let buffers = map(get(shard::BUFFERS_AT), buffers.next_multiple_of(HUGE))?;
-        let set = |offset, base: *mut u8| {
-            word(&self.control, at + offset).store(base.addr() as u64, Ordering::Relaxed);
+        let set = |offset, base: *mut u8| match &self.pending {
+            None => word(&self.control, at + offset).store(base.addr() as u64, Ordering::Relaxed),
+            Some(pending) => pending
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push((at + offset, base.addr() as u64)),
         };
         set(shard::BUFFERS_BASE, buffers.base());
         let log = frames.as_ref().map(|frames| {

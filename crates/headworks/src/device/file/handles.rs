@@ -12,11 +12,19 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct SizeWatch {
     file: Arc<File>,
+    /// The open file that holds the lock.
+    lock: Arc<File>,
 }
 
 impl SizeWatch {
-    pub(super) fn new(file: Arc<File>) -> Self {
-        Self { file }
+    pub(super) fn new(file: Arc<File>, lock: Arc<File>) -> Self {
+        Self { file, lock }
+    }
+
+    /// The open file that holds the image's lock: a process that gets a descriptor of it holds the lock, too.
+    #[must_use]
+    pub fn lock(&self) -> &Arc<File> {
+        &self.lock
     }
 
     /// The image's size now.

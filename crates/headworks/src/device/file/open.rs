@@ -112,6 +112,8 @@ impl From<&Metadata> for Identity {
 #[derive(Debug)]
 pub struct OpenFile {
     file: Arc<File>,
+    /// The open file that holds the lock: `file`, or one that another process handed over.
+    lock: Arc<File>,
     size: u64,
     block_size: u32,
     mode: FileMode,
@@ -139,8 +141,21 @@ impl OpenFile {
     /// # Errors
     /// Every reason why it should not be served, as one sentence.
     pub fn open(path: &Path, options: &FileOptions) -> Result<Self, ConfigError> {
+        Self::open_locked(path, options, None)
+    }
+
+    /// As [`OpenFile::open`] for an image whose lock another process handed over: `lock` is a descriptor of the open file that
+    /// holds it.
+    ///
+    /// # Errors
+    /// As [`OpenFile::open`].
+    pub fn open_locked(
+        path: &Path,
+        options: &FileOptions,
+        lock: Option<Arc<File>>,
+    ) -> Result<Self, ConfigError> {
         let (file, created) = open_or_create(path, options)?;
-        let opened = Self::understand(path, file, created, options);
+        let opened = Self::understand(path, file, (created, lock), options);
         if created && opened.is_err() {
             // Nothing was in it; what remains if this fails is an empty file.
             let _ = std::fs::remove_file(path);
@@ -164,17 +179,20 @@ impl OpenFile {
     fn understand(
         path: &Path,
         file: File,
-        created: bool,
+        (created, lock): (bool, Option<Arc<File>>),
         options: &FileOptions,
     ) -> Result<Self, ConfigError> {
+        let locks = lock.as_deref().unwrap_or(&file);
         let locked =
-            match lock_patiently(&file, options.read_only).map_err(|e| io_error(path, &e))? {
+            match lock_patiently(locks, options.read_only).map_err(|e| io_error(path, &e))? {
                 Lock::Held => true,
                 Lock::Unavailable => false,
                 Lock::Taken => return Err(in_use(path, options)),
             };
         let facts = Facts { created, locked, in_use: false, try_holes: !options.read_only };
-        Self::describe(path, file, facts, options)
+        let opened = Self::describe(path, file, facts, options)?;
+        let lock = lock.unwrap_or(opened.lock);
+        Ok(Self { lock, ..opened })
     }
 
     fn describe(
@@ -196,7 +214,9 @@ impl OpenFile {
         }
         let metadata = file.metadata().map_err(io)?;
         let queue = probe::queue_options(path, &file, &metadata, size, mode, !try_holes);
+        let file = Arc::new(file);
         Ok(Self {
+            lock: Arc::clone(&file),
             size,
             block_size,
             mode,
@@ -207,7 +227,7 @@ impl OpenFile {
             identity: Identity::from(&metadata),
             found,
             queue,
-            file: Arc::new(file),
+            file,
         })
     }
 
@@ -307,7 +327,7 @@ impl OpenFile {
     /// A handle to ask for [`OpenFile::current_size`] while a device has the image. It keeps image and lock open.
     #[must_use]
     pub fn size_watch(&self) -> SizeWatch {
-        SizeWatch::new(Arc::clone(&self.file))
+        SizeWatch::new(Arc::clone(&self.file), Arc::clone(&self.lock))
     }
 
     pub(super) fn fd(&self) -> RawFd {
