@@ -41,6 +41,13 @@ pub struct Request {
 }
 
 impl Request {
+    /// Returns the header as the client sent it.
+    #[must_use]
+    pub fn header(&self) -> [u8; REQUEST_BYTES] {
+        let Self { cookie, offset, len, command, flags } = *self;
+        RequestHeader { flags: flags.0, command: command as u16, cookie, offset, len }.encode()
+    }
+
     /// Returns the bytes of payload that follow the header.
     #[inline]
     #[must_use]
@@ -185,6 +192,29 @@ impl RequestParser {
     #[must_use]
     pub const fn is_between_requests(&self) -> bool {
         self.have == 0 && self.owed.is_none()
+    }
+
+    /// Returns what was negotiated.
+    #[must_use]
+    pub const fn terms(&self) -> Negotiated {
+        self.terms
+    }
+
+    /// Returns the bytes of an incomplete header, which another parser can begin with.
+    #[must_use]
+    pub fn partial(&self) -> &[u8] {
+        &self.partial[..usize::from(self.have)]
+    }
+
+    /// Returns the bytes of a refused write's payload that are still to be dropped, and the refusal that follows them.
+    #[must_use]
+    pub fn skipping(&self) -> Option<(u32, Refusal)> {
+        self.owed.map(|refusal| (self.skip, refusal))
+    }
+
+    /// Drops the next `bytes` of the stream, and then reports `refusal`: another parser was in the middle of a refused write.
+    pub fn skip(&mut self, bytes: u32, refusal: Refusal) {
+        (self.skip, self.owed) = (bytes, Some(refusal));
     }
 
     /// Slow path for a header that arrives in pieces.

@@ -21,7 +21,7 @@ use std::time::Instant;
 use headworks::cache_memory::{
     LeftCache, LeftVolume, VolumeRow, difference, write_beside, write_image,
 };
-use headworks::{ImageWriter, OpenFile, display_size};
+use headworks::{Identity, ImageWriter, OpenFile, display_size};
 use headworks_core::{ConfigError, VolumeId};
 
 /// Removes a file whose data are all on their images.
@@ -102,9 +102,12 @@ pub(crate) struct RestoredImage {
     pub suspect: bool,
 }
 
-/// The files that earlier servers left; shared by the threads that open images.
+/// What earlier servers left: files of dead ones, and the image locks of one that hands over. Shared by the threads that open images.
 #[derive(Clone, Default)]
-pub struct Leftovers(Arc<Mutex<Vec<LeftFile>>>);
+pub struct Leftovers {
+    files: Arc<Mutex<Vec<LeftFile>>>,
+    locks: Arc<Mutex<Vec<(Identity, Arc<File>)>>>,
+}
 
 impl fmt::Debug for Leftovers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,10 +133,29 @@ impl Leftovers {
                 let (cache, name) = (Arc::new(cache), name.to_owned());
                 let (remove, claimed) = (Box::new(remove), Vec::new());
                 let file = LeftFile { cache, name, remove, claimed };
-                self.0.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+                self.files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
             }
         }
         Ok(())
+    }
+
+    /// Adds the lock of an image that a running server hands over: a descriptor of the open file that holds it.
+    pub(crate) fn add_lock(&self, image: Identity, lock: File) {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.push((image, Arc::new(lock)));
+    }
+
+    /// The lock of the image at `path`, if a running server hands it over.
+    pub(crate) fn lock_of(&self, path: &Path) -> Option<Arc<File>> {
+        let image = Identity::of(path).ok()?;
+        let locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = locks.iter().find(|(other, _)| *other == image);
+        found.map(|(_, lock)| Arc::clone(lock))
+    }
+
+    /// Forgets the locks that no image has taken: they go with their last descriptor.
+    pub(crate) fn drop_locks(&self) {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Finds the dirty data of an image that is locked and not served yet. What belongs beside it is written there.
@@ -142,7 +164,7 @@ impl Leftovers {
         path: &Path,
         image: &OpenFile,
     ) -> Result<RestoredImage, ConfigError> {
-        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = RestoredImage::default();
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         for file in files.iter_mut() {
@@ -169,7 +191,7 @@ impl Leftovers {
 
     /// Removes the files that are not needed any more; returns a sentence about each image that has data in one of the others.
     pub fn remove_empty(&self) -> Vec<String> {
-        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut notes, mut kept) = (Vec::new(), Vec::new());
         for file in files.drain(..) {
             let left = file.cache.volumes();

@@ -184,11 +184,16 @@ impl OpenedImage {
     /// # Errors
     /// The reason why it cannot be served.
     pub fn new(spec: &Spec, write: bool) -> Result<Self, ConfigError> {
-        Self::by(Opening::Serve, spec, write)
+        Self::by(Opening::Serve, spec, write, &Leftovers::default())
     }
 
-    /// Opens or inspects the device of a specification.
-    pub fn by(opening: Opening, spec: &Spec, write: bool) -> Result<Self, ConfigError> {
+    /// Opens or inspects the device of a specification; a lock that a running server hands over is among the `leftovers`.
+    pub fn by(
+        opening: Opening,
+        spec: &Spec,
+        write: bool,
+        leftovers: &Leftovers,
+    ) -> Result<Self, ConfigError> {
         let fake = |size, queue, device: Box<dyn Device>, what: &str| Self {
             body: ImageBody::Fake(device),
             queue,
@@ -201,7 +206,9 @@ impl OpenedImage {
             BaseDevice::File { path, options } => {
                 let options = FileOptions { read_only: !write, ..*options };
                 let file = match opening {
-                    Opening::Serve => OpenFile::open(path, &options),
+                    Opening::Serve => {
+                        OpenFile::open_locked(path, &options, leftovers.lock_of(path))
+                    }
                     Opening::Inspect => OpenFile::inspect(path, &options),
                 };
                 let file = file.map_err(|error| meant(spec, error))?;
@@ -269,6 +276,10 @@ impl OpenedImage {
             return Ok(RestoredImage::default());
         };
         let mut restored = leftovers.restore_image(path, file)?;
+        if leftovers.lock_of(path).is_some() {
+            // The mark is that of the server which hands over.
+            return Ok(restored);
+        }
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
         if let Some(unclean) = Marker::of(&absolute).found()
             && !(unclean.same_boot && restored.covered)

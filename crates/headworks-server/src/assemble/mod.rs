@@ -261,7 +261,7 @@ impl Builder {
         write: bool,
         named: Option<&NamedDevice>,
     ) -> Result<VolumeId, ConfigError> {
-        let opened = OpenedImage::by(self.opening, &export.spec, write)?;
+        let opened = OpenedImage::by(self.opening, &export.spec, write, &self.leftovers)?;
         let joins = opened
             .common(export)
             .is_some_and(|key| self.groups.iter().any(|group| group.common == key));

@@ -75,6 +75,22 @@ impl Piece {
     }
 }
 
+/// A piece of a queue that moves to another process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnsentPiece {
+    /// Headers and data, as they go on the wire.
+    Bytes(Vec<u8>),
+    /// A run of zeros.
+    Zeros(usize),
+    /// A range of the volume, which is read when the socket takes more.
+    Dropped {
+        /// First byte on the volume.
+        offset: u64,
+        /// Length in bytes.
+        len: usize,
+    },
+}
+
 fn is_old(since: Instant, now: Instant) -> bool {
     now.since(since) >= TAKEN_WITHIN_NS
 }
@@ -298,6 +314,59 @@ impl Outgoing {
     pub fn zeros(&mut self, len: usize) {
         if len > 0 {
             self.pieces.push_back(Piece::Zeros { len });
+        }
+    }
+
+    /// What is not sent yet, for another process.
+    #[must_use]
+    pub fn unsent(&self) -> Vec<UnsentPiece> {
+        let mut unsent = Vec::new();
+        let mut sent = self.sent;
+        for piece in &self.pieces {
+            let bytes = match piece {
+                Piece::Headers { start, len, .. } => &self.headers[*start..start + len],
+                // SAFETY: a part of the piece's own buffer, which holds the data until they are sent.
+                Piece::Data { span, .. } => unsafe {
+                    std::slice::from_raw_parts(span.base(), span.len())
+                },
+                Piece::Zeros { len } => {
+                    unsent.push(UnsentPiece::Zeros(len - std::mem::take(&mut sent)));
+                    continue;
+                }
+                Piece::Dropped { offset, len } => {
+                    debug_assert!(sent == 0, "nothing of dropped data was sent");
+                    unsent.push(UnsentPiece::Dropped { offset: *offset, len: *len });
+                    continue;
+                }
+            };
+            let rest = &bytes[std::mem::take(&mut sent)..];
+            match unsent.last_mut() {
+                Some(UnsentPiece::Bytes(before)) => before.extend_from_slice(rest),
+                _ => unsent.push(UnsentPiece::Bytes(rest.to_vec())),
+            }
+        }
+        unsent
+    }
+
+    /// Continues an empty queue with what another process had not sent of `replies` replies.
+    pub fn adopt(&mut self, unsent: Vec<UnsentPiece>, replies: usize) {
+        assert!(self.pieces.is_empty(), "nothing was queued before");
+        let mut left = replies;
+        for piece in unsent {
+            match piece {
+                UnsentPiece::Bytes(bytes) => {
+                    let start = self.headers.len();
+                    self.headers.extend_from_slice(&bytes);
+                    let (len, replies) = (bytes.len(), std::mem::take(&mut left));
+                    self.replies += replies;
+                    self.pieces.push_back(Piece::Headers { start, len, replies });
+                }
+                UnsentPiece::Zeros(len) => self.zeros(len),
+                UnsentPiece::Dropped { offset, len } => {
+                    self.dropped = (self.dropped.0 + len, self.dropped.1 + 1);
+                    self.pieces.push_back(Piece::Dropped { offset, len });
+                }
+            }
         }
     }
 

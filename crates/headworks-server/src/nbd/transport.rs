@@ -58,6 +58,20 @@ impl Transport {
         self.socket.as_raw_fd()
     }
 
+    /// Whether the socket is encrypted: its keys cannot move to another process.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// A second descriptor of the socket.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
+    }
+
     /// Whether the TLS handshake is not finished.
     #[must_use]
     pub fn is_handshaking(&self) -> bool {

@@ -15,6 +15,7 @@
 //! Invariant: a buffer that the shard may still use stays with the connection until `Final` or `Released`, even when
 //! the connection is closed.
 
+mod hand_over;
 mod receive;
 mod reread;
 #[cfg(test)]
@@ -42,6 +43,9 @@ use headworks_nbd::status::StatusQuery;
 use headworks_nbd::tls::TlsAcceptor;
 use headworks_nbd::transmission::{Request, RequestParser};
 use headworks_nbd::wire::NbdError;
+
+pub use hand_over::HandedConnection;
+use hand_over::Resumption;
 
 /// Requests that one connection submits in a turn.
 const TURN_BIOS: usize = 64;
@@ -187,6 +191,8 @@ pub struct Connection {
     fault: Option<String>,
     /// The binding of a connection that has left transmission: its dropped data may still have to be read.
     binding_left: Option<ExportBinding>,
+    /// Where the connection of another process stopped, until its export is bound.
+    resumption: Option<Box<Resumption>>,
 }
 
 /// A read of data that were dropped from the send queue.
@@ -238,21 +244,31 @@ impl Connection {
     /// Creates the connection of a new client, with its greeting queued.
     #[must_use]
     pub fn new(socket: OwnedFd, peer: String, limits: ConnectionLimits, now: Instant) -> Self {
-        let mut outgoing = Outgoing::new(limits.requests);
+        let mut connection = Self::without_greeting(socket, peer, limits, now);
         let mut greeting = Vec::new();
-        let handshake = Handshake::new(&mut greeting);
-        outgoing.header(|out| out.extend_from_slice(&greeting));
+        connection.phase = Phase::Handshake(Box::new(Handshake::new(&mut greeting)));
+        connection.outgoing.header(|out| out.extend_from_slice(&greeting));
+        connection
+    }
+
+    /// A connection that says nothing and reads nothing, until it has a phase.
+    fn without_greeting(
+        socket: OwnedFd,
+        peer: String,
+        limits: ConnectionLimits,
+        now: Instant,
+    ) -> Self {
         Self {
             transport: Some(Transport::plain(socket)),
             acceptor: None,
             id: 0,
             peer,
             limits,
-            phase: Phase::Handshake(Box::new(handshake)),
+            phase: Phase::Leaving,
             form: Replies { structured: false },
             block: 1,
             window: Window::new(limits.requests),
-            outgoing,
+            outgoing: Outgoing::new(limits.requests),
             latency: None,
             export: ExportId::default(),
             buffer_bytes: 0,
@@ -266,6 +282,7 @@ impl Connection {
             reread_due: false,
             fault: None,
             binding_left: None,
+            resumption: None,
         }
     }
 
@@ -339,7 +356,7 @@ impl Connection {
         self.latency = Some(LatencyTable::default());
         self.export = binding.export;
         self.block = export.block_sizes.min;
-        self.phase = Phase::Transmission(Transmission {
+        let mut transmission = Transmission {
             parser: RequestParser::new(export.flags_for(terms), terms),
             replies: self.form,
             binding,
@@ -347,7 +364,11 @@ impl Connection {
             held: None,
             receiving: None,
             large: false,
-        });
+        };
+        if let Some(resumption) = self.resumption.take() {
+            transmission.resume(&resumption);
+        }
+        self.phase = Phase::Transmission(transmission);
     }
 
     /// The export's binding during transmission; none before and after.

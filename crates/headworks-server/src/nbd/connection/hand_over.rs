@@ -1,0 +1,130 @@
+//! A connection between two processes: what one knows of its client, for another that goes on with the same socket.
+//!
+//! Only a plain connection in transmission moves, and only while none of its requests is in flight. What the client has sent of a
+//! request becomes bytes again, as they came, so the other process needs no other way to read them. Unsent replies move as bytes;
+//! dropped data (`outgoing`) as ranges to be read again.
+
+use std::os::fd::OwnedFd;
+
+use headworks_core::{Instant, IoError, Ioprio, Op};
+use headworks_nbd::Negotiated;
+use headworks_nbd::transmission::{Refusal, Request};
+use headworks_nbd::wire::NbdError;
+
+use super::{Connection, ConnectionLimits, ExportBinding, Phase, Receiving, Transmission};
+use crate::nbd::outgoing::UnsentPiece;
+
+/// A connection for another process.
+#[derive(Debug)]
+pub struct HandedConnection {
+    /// A descriptor of the client's socket.
+    pub socket: OwnedFd,
+    /// Address of the client for the log.
+    pub peer: String,
+    /// What was negotiated.
+    pub terms: Negotiated,
+    /// Class of its requests, if it has one of its own.
+    pub ioprio: Option<Ioprio>,
+    /// What the client has sent of requests that did not begin.
+    pub unparsed: Vec<u8>,
+    /// Bytes of a refused write's payload that are to be dropped before `unparsed`, and the refusal.
+    pub skip: Option<(u32, Refusal)>,
+    /// Replies that are not sent yet, in order.
+    pub unsent: Vec<UnsentPiece>,
+    /// Number of those replies.
+    pub replies: usize,
+}
+
+/// State that a connection of another process continues with when its export is bound.
+#[derive(Debug, Default)]
+pub(super) struct Resumption {
+    ioprio: Option<Ioprio>,
+    skip: Option<(u32, Refusal)>,
+}
+
+impl Connection {
+    /// Whether nothing of the connection is in the shard.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.window.used() == 0 && self.reread.is_none()
+    }
+
+    /// What another process needs to go on with this connection; none if it cannot move: it is encrypted, or not in transmission.
+    ///
+    /// # Panics
+    /// If a request is in flight.
+    #[must_use]
+    pub fn hand_over(&self) -> Option<HandedConnection> {
+        let Phase::Transmission(transmission) = &self.phase else {
+            return None;
+        };
+        let transport = self.transport.as_ref().filter(|transport| !transport.is_encrypted())?;
+        assert!(self.is_at_rest(), "no request is in flight");
+        let socket = transport.duplicate().ok()?;
+        let (mut unparsed, skip) = transmission.unfinished();
+        unparsed.extend_from_slice(&self.stash);
+        Some(HandedConnection {
+            socket,
+            peer: self.peer.clone(),
+            terms: transmission.parser.terms(),
+            ioprio: transmission.own_ioprio.then_some(transmission.binding.ioprio),
+            unparsed,
+            skip,
+            unsent: self.outgoing.unsent(),
+            replies: self.outgoing.replies(),
+        })
+    }
+
+    /// Goes on with a connection of another process; [`Connection::begin`] follows.
+    #[must_use]
+    pub fn adopt(handed: HandedConnection, limits: ConnectionLimits, now: Instant) -> Self {
+        let HandedConnection { socket, peer, ioprio, unparsed, skip, unsent, replies, .. } = handed;
+        let mut connection = Self::without_greeting(socket, peer, limits, now);
+        connection.stash = unparsed;
+        connection.outgoing.adopt(unsent, replies);
+        connection.resumption = Some(Box::new(Resumption { ioprio, skip }));
+        connection
+    }
+}
+
+impl Transmission {
+    /// Continues where a connection of another process stopped.
+    pub(super) fn resume(&mut self, resumption: &Resumption) {
+        if let Some(ioprio) = resumption.ioprio {
+            (self.binding, self.own_ioprio) = (ExportBinding { ioprio, ..self.binding }, true);
+        }
+        if let Some((bytes, refusal)) = resumption.skip {
+            self.parser.skip(bytes, refusal);
+        }
+    }
+
+    /// What the client has sent of a request that did not begin, as it came; and what is to be dropped before it.
+    fn unfinished(&self) -> (Vec<u8>, Option<(u32, Refusal)>) {
+        if let Some(receiving) = &self.receiving {
+            return receiving.unfinished();
+        }
+        match &self.held {
+            Some(request) => (request.header().to_vec(), None),
+            None => (self.parser.partial().to_vec(), self.parser.skipping()),
+        }
+    }
+}
+
+impl Receiving {
+    fn unfinished(&self) -> (Vec<u8>, Option<(u32, Refusal)>) {
+        let Self { buffer, request, filled } = self;
+        let Some(buffer) = buffer else {
+            // Its payload is dropped: the request fails.
+            let Request { cookie, len, .. } = *request;
+            let in_chunks = matches!(request.op(), Op::Read | Op::BlockStatus);
+            let error = NbdError::from(IoError::TimedOut);
+            return (Vec::new(), Some((len - *filled as u32, Refusal { cookie, in_chunks, error })));
+        };
+        assert!(*filled <= buffer.len(), "a payload lies in its buffer");
+        // SAFETY: the buffer is ours alone while the payload comes in, and `filled` bytes of it were written.
+        let payload = unsafe { std::slice::from_raw_parts(buffer.base(), *filled) };
+        let mut bytes = request.header().to_vec();
+        bytes.extend_from_slice(payload);
+        (bytes, None)
+    }
+}
