@@ -69,6 +69,15 @@ impl DirtyEntry {
         VolumeId((self.0 >> Self::BLOCK_BITS) as u16 & (Self::VOLUMES_MAX as u16 - 1))
     }
 
+    /// The same entry of a volume whose id is another one now.
+    #[must_use]
+    pub const fn of_volume(self, volume: VolumeId) -> Self {
+        debug_assert!(self.is_dirty(), "a clean frame is of no volume");
+        debug_assert!((volume.0 as usize) < Self::VOLUMES_MAX, "the shard checks it");
+        let mask = (Self::VOLUMES_MAX as u64 - 1) << Self::BLOCK_BITS;
+        Self(self.0 & !mask | (volume.0 as u64) << Self::BLOCK_BITS)
+    }
+
     /// The number of the block on its volume.
     #[must_use]
     pub const fn block(self) -> u64 {

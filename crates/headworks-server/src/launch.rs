@@ -23,7 +23,6 @@ use super::reactor::shard_io::{Envelope, Peer, ShardIo};
 use super::reactor::{Reactor, ReactorParts};
 use super::recorder::Recorder;
 use super::shared::ServerShared;
-use crate::nbd::connection::ConnectionLimits;
 use headworks::cache_memory::{DirtyLog, ShardMemory};
 use headworks::driver::{
     Clock, Consumer, Executor, Mapping, Pool, Producer, Sleeper, Waker, open_engine, pin_thread,
@@ -270,12 +269,7 @@ fn prepare(
         .map(VolumeId)
         .filter(|volume| config.volumes[usize::from(volume.0)].home == id)
         .collect();
-    let limits = ConnectionLimits {
-        requests: options.requests,
-        buffer_bytes: options.buffers / 2,
-        handshake_ns: options.handshake_ns,
-        stall_ns: options.stall_ns,
-    };
+    let limits = options.connection_limits();
     let mut shard = Shard::new(config.clone())?;
     options.prepare_shard.call(&mut shard);
     Mapping::tables_in_huge_pages(shard.cache_tables());

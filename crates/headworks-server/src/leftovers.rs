@@ -102,11 +102,14 @@ pub(crate) struct RestoredImage {
     pub suspect: bool,
 }
 
+/// An image, and the open file that holds its lock.
+type HandedLock = (Identity, Arc<File>);
+
 /// What earlier servers left: files of dead ones, and the image locks of one that hands over. Shared by the threads that open images.
 #[derive(Clone, Default)]
 pub struct Leftovers {
     files: Arc<Mutex<Vec<LeftFile>>>,
-    locks: Arc<Mutex<Vec<(Identity, Arc<File>)>>>,
+    locks: Arc<Mutex<Vec<HandedLock>>>,
 }
 
 impl fmt::Debug for Leftovers {

@@ -12,6 +12,7 @@ use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
 use super::leftovers::Leftovers;
+use super::nbd::connection::ConnectionLimits;
 use super::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
 use headworks::EngineChoice;
 use headworks::driver::Pool;
@@ -200,6 +201,16 @@ impl ServerOptions {
 }
 
 impl ServerOptions {
+    /// Bounds of each connection.
+    pub(super) fn connection_limits(&self) -> ConnectionLimits {
+        ConnectionLimits {
+            requests: self.requests,
+            buffer_bytes: self.buffers / 2,
+            handshake_ns: self.handshake_ns,
+            stall_ns: self.stall_ns,
+        }
+    }
+
     pub(super) fn cache_spec(&self) -> cache_shares::CacheSpec {
         let Self { cache, dirty, connections, .. } = *self;
         cache_shares::CacheSpec { bytes: cache, dirty, connections }

@@ -1,26 +1,33 @@
 //! The running server: start, queries, stop.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use headworks_core::writeback::DirtyOptions;
-use headworks_core::{CacheOptions, ConfigError, Control, ShardConfig, ShardId, VolumeId};
+use headworks_core::{
+    CacheOptions, ConfigError, Control, ShardConfig, ShardId, VolumeId, VolumeOptions,
+};
 
 use crate::assemble::cache_shares;
 use crate::assemble::export_info::{served_exports, unavailable};
+use crate::assemble::image::VolumeOrigin;
 use crate::assemble::topology::topology;
 use crate::assemble::{Assembly, ImageWatcher};
 use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::tree::ExportNode;
+use crate::handover::{Adoption, HandedListener, ListenerRole, Takeover};
 use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
+use crate::listen::inherited::InheritedSocket;
 use crate::listen::{Address, Listener, check_unix};
 use crate::messages::ControlMessage;
 use crate::messages::command::ShardCommand;
+use crate::messages::hand_over::PausedServer;
 use crate::metrics::{self, Metrics};
 use crate::options::CacheFile;
 use crate::restoring::StartRestores;
@@ -43,6 +50,10 @@ pub struct Server {
     notes: Vec<String>,
     metrics: Option<Metrics>,
     acceptor: Option<Arc<TlsAcceptor>>,
+    /// Second descriptors of the listening sockets, for a process that replaces this one; none after a stop.
+    handed: Mutex<Vec<HandedListener>>,
+    /// The pause of all shards, while another process takes over.
+    paused: Mutex<Option<PausedServer>>,
 }
 
 /// An export that is served at the moment.
@@ -133,18 +144,11 @@ impl Server {
         opened: impl FnOnce() -> Result<(), ConfigError>,
     ) -> Result<Self, ConfigError> {
         let Prepared { acceptor, config, mut caches } = Prepared::new(&assembly, options)?;
-        let listeners: Vec<Listener> =
-            options.listen.iter().map(Listener::bind).collect::<Result<_, _>>()?;
+        let Listeners { clients: listeners, control, metrics, handed } = Listeners::open(options)?;
         let ports = listeners.iter().map(Listener::port).collect();
-        let owner_only = |path| Listener::bind_unix("control", path, 0o600);
-        let control = match &options.control_given {
-            Some(given) => Some(Listener::adopt("control", given)?),
-            None => options.control.as_deref().map(owner_only).transpose()?,
-        };
-        let metrics = match &options.metrics_given {
-            Some(given) => Some(metrics::adopt(given)?),
-            None => options.metrics.map(metrics::bind).transpose()?,
-        };
+        let homes: Vec<ShardId> = config.volumes.iter().map(|volume| volume.home).collect();
+        let adoption = options.takeover.as_ref();
+        let adoption = adoption.map(|from| Adoption::begin(from, &assembly, &homes)).transpose()?;
         let (memory, note) = cache_memory(&config, &caches, options)?;
         for (cache, _) in &mut caches {
             cache.dirty_table = memory.is_some() && cache.is_on();
@@ -160,9 +164,18 @@ impl Server {
         let (boxes, mails): (Vec<Sender<ControlMessage>>, Vec<Receiver<ControlMessage>>) =
             (0..options.shards).map(|_| channel()).unzip();
         let keeper = Keeper::new(memory, options.leftovers.clone());
-        for (id, volume) in (0..).map(VolumeId).zip(&config.volumes) {
-            let origin = &assembly.origins[usize::from(id.0)];
-            notes.extend(keeper.open(id, origin, &volume.options));
+        let volumes: Vec<_> = (0..)
+            .map(VolumeId)
+            .zip(assembly.origins.iter().cloned().zip(config.volumes.iter().map(|v| v.options)))
+            .collect();
+        let open_volumes = |keeper: &Keeper| -> Vec<String> {
+            let open = |(id, (origin, options)): &(VolumeId, (VolumeOrigin, VolumeOptions))| {
+                keeper.open(*id, origin, options)
+            };
+            volumes.iter().filter_map(open).collect()
+        };
+        if adoption.is_none() {
+            notes.extend(open_volumes(&keeper));
         }
         let shared = ServerShared::new(boxes, config.volumes_max(), Box::new(ended));
         let shared = Arc::new(shared.with_keeper(keeper));
@@ -170,6 +183,10 @@ impl Server {
             // Before the first client: the shards find it in their mailboxes.
             shared.send_all(|| ControlMessage::Control(Control::Suspect { volume }));
             shared.keeper().set_suspect(volume, true);
+        }
+        if adoption.is_some() {
+            // Before anything else: nothing may be written while the old server can go on.
+            shared.send_all(|| ControlMessage::Control(Control::Freeze { on: true }));
         }
         for shard in 0..options.shards {
             // Read in the first turn, before any client; no shard refuses it.
@@ -189,13 +206,27 @@ impl Server {
             shared: Arc::clone(&shared),
             broken: Arc::clone(&broken),
             acceptor: acceptor.clone(),
-            listens: restores.is_empty(),
+            listens: restores.is_empty() && adoption.is_none(),
             watcher: ImageWatcher::start()?,
         };
         let launched = launch(seeds, &setup, opened);
         // Nothing was served.
         let launched = launched.inspect_err(|_| shared.keeper().close_all());
         let Launched { threads, engine, pages } = launched?;
+        if let Some(adoption) = adoption {
+            adoption.finish(&shared, &setup.exports, options, || {
+                let keeper = shared.keeper();
+                if let Some(takeover) = &options.takeover {
+                    // Release: what the old process did comes first.
+                    takeover.standing().left.store(true, Ordering::Release);
+                }
+                if let Some(memory) = keeper.memory() {
+                    memory.take_over();
+                }
+                notes.extend(open_volumes(keeper));
+                options.leftovers.drop_locks();
+            })?;
+        }
         let restoring = (!restores.is_empty()).then(|| restores.watch(Arc::clone(&shared)));
         let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
         let mut server = Self {
@@ -210,6 +241,8 @@ impl Server {
             notes,
             metrics: None,
             acceptor,
+            handed: Mutex::new(handed),
+            paused: Mutex::default(),
         };
         if let Some(Err(error)) = restoring {
             server.stop();
@@ -237,6 +270,28 @@ impl Server {
             }
         }
         Ok(server)
+    }
+
+    pub(crate) fn service(&self) -> &ControlService {
+        &self.service
+    }
+
+    pub(crate) fn shared(&self) -> &ServerShared {
+        &self.shared
+    }
+
+    /// Second descriptors of the listening sockets.
+    pub(crate) fn handed(&self) -> MutexGuard<'_, Vec<HandedListener>> {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a pause, and ends the one before, if there was one.
+    pub(crate) fn set_paused(&self, paused: Option<PausedServer>) {
+        let before = &mut *self.paused.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(PausedServer { ends }) = std::mem::replace(before, paused) {
+            drop(ends);
+        }
+        self.shared.send_all(|| ControlMessage::Wake);
     }
 
     /// Address of the metrics endpoint; none without one.
@@ -283,6 +338,8 @@ impl Server {
 
     /// Starts the shutdown and returns at once: no new requests, completion of those in flight, flushes.
     pub fn stop(&self) {
+        // With these open, clients could still connect, and would wait for the end.
+        self.handed().clear();
         let deleted = self.service.changes().deleted_images();
         let tree = self.service.tree();
         for export in tree.exports.iter().filter(|export| deleted.contains(&export.volume)) {
@@ -390,6 +447,84 @@ impl Server {
     }
 }
 
+/// The listening sockets of a server: those of a server that hands over, or new ones.
+struct Listeners {
+    clients: Vec<Listener>,
+    control: Option<Listener>,
+    metrics: Option<TcpListener>,
+    /// Second descriptors of all of them, for a later hand-over.
+    handed: Vec<HandedListener>,
+}
+
+impl Listeners {
+    fn open(options: &ServerOptions) -> Result<Self, ConfigError> {
+        let standing = options.takeover.as_ref().map(Takeover::standing);
+        let old = |role, address: Option<String>| standing?.take_listener(role, &address?);
+        let left = standing.map(|standing| Arc::clone(&standing.left)).unwrap_or_default();
+        let mut handed = Vec::new();
+        let mut keep = |listener: &Listener, role, address: Option<String>| {
+            // Inherited sockets are the program's.
+            let Some(address) = address else { return Ok(()) };
+            let copy = listener.hand_over(role, address);
+            copy.map(|copy| handed.push(copy)).map_err(|error| {
+                ConfigError::new("listen", format!("cannot duplicate a socket: {error}"))
+            })
+        };
+        let mut clients = Vec::new();
+        for address in &options.listen {
+            let listener = match old(ListenerRole::Clients, address.key()) {
+                Some(old) => Listener::take_over(old, &left)?,
+                None => Listener::bind(address)?,
+            };
+            keep(&listener, ListenerRole::Clients, address.key())?;
+            clients.push(listener);
+        }
+        let path = options.control.as_ref().map(|path| path.to_string_lossy().into_owned());
+        let control = match (&options.control_given, &options.control) {
+            (Some(given), _) => Some((Listener::adopt("control", given)?, None)),
+            (None, Some(own)) => Some(match old(ListenerRole::Control, path.clone()) {
+                Some(old) => (Listener::take_over(old, &left)?, path),
+                None => (Listener::bind_unix("control", own, 0o600)?, path),
+            }),
+            (None, None) => None,
+        };
+        let control = control
+            .map(|(listener, address)| {
+                keep(&listener, ListenerRole::Control, address).map(|()| listener)
+            })
+            .transpose()?;
+        let address = options.metrics.map(|address| address.to_string());
+        let metrics = match (&options.metrics_given, options.metrics) {
+            (Some(given), _) => Some((metrics::adopt(given)?, None)),
+            (None, Some(own)) => Some(match old(ListenerRole::Metrics, address.clone()) {
+                Some(old) => {
+                    let given = InheritedSocket::new(old.socket);
+                    let given = given.map_err(|error| ConfigError::new("metrics", error))?;
+                    (metrics::adopt(&given)?, address)
+                }
+                None => (metrics::bind(own)?, address),
+            }),
+            (None, None) => None,
+        };
+        let metrics = metrics
+            .map(|(listener, address)| {
+                let copy = listener.try_clone().map_err(|error| {
+                    ConfigError::new("metrics", format!("cannot duplicate a socket: {error}"))
+                })?;
+                let (role, file, socket) = (ListenerRole::Metrics, None, copy.into());
+                handed.extend(address.map(|address| HandedListener {
+                    role,
+                    address,
+                    file,
+                    socket,
+                }));
+                Ok(listener)
+            })
+            .transpose()?;
+        Ok(Self { clients, control, metrics, handed })
+    }
+}
+
 /// The memory of all shards in the file that the options give, or a note why it is anonymous.
 fn cache_memory(
     config: &ShardConfig,
@@ -405,9 +540,17 @@ fn cache_memory(
     let geometry = caches
         .iter()
         .map(|(cache, _)| ShardGeometry { units: cache.units, buffers: options.buffers });
-    let made = file
-        .try_clone()
-        .and_then(|file| CacheMemory::new(file, config.volumes_max(), geometry.collect()));
+    // As many again, for ids that change when a process takes over.
+    let (rows, geometry) = (2 * config.volumes_max(), geometry.collect());
+    let adopts = options.takeover.as_ref().is_some_and(|from| from.has_memory());
+    let made = file.try_clone().and_then(|file| match adopts {
+        true => CacheMemory::adopt(file, rows, geometry),
+        false => CacheMemory::new(file, rows, geometry),
+    });
+    if let (true, Err(error)) = (adopts, &made) {
+        let message = format!("cannot take over the cache in {name}: {error}; restart instead");
+        return Err(ConfigError::new("upgrade", message));
+    }
     match made {
         Ok(memory) => Ok((Some(Arc::new(memory)), None)),
         Err(error) if *required => {

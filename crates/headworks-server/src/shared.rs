@@ -64,6 +64,12 @@ impl ServerShared {
         &self.keeper
     }
 
+    /// Number of the server's shards.
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        self.shards
+    }
+
     /// Sets the wakers once all engines are open.
     pub fn set_wakers(&self, wakers: Vec<Waker>) {
         let _ = self.wakers.set(wakers);

@@ -37,7 +37,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use headworks_core::ConfigError;
-use headworks_server::config::Problems;
+use headworks_server::config::{ConfigFile, Problems};
 use headworks_server::{Address, ExportSpec, LogLevel, Server, ServerOptions};
 
 use crate::durability;
@@ -92,7 +92,11 @@ fn launch(predecessor: Option<&Predecessor>) -> Result<ExitCode, OptionError> {
         None => (ProcessState { sockets: InheritedSockets::take()?, ..Default::default() }, None),
     };
     let sources = OptionSources::here();
-    let effective = sources.resolve()?;
+    let mut effective = sources.resolve()?;
+    if let Some(takeover) = &takeover {
+        let changes = ConfigFile::read_changes(takeover.changes()).map_err(OptionError::Invalid)?;
+        effective.config = effective.config.merged(changes);
+    }
     let log_level = log::install(effective.options.log, effective.options.verbose)?;
     // Before any thread starts: threads inherit the signal mask.
     let signals = Signals::block()
@@ -217,6 +221,9 @@ fn start(
     let is_takeover = server_options.takeover.is_some();
     if is_takeover {
         store.take_over(state.memory.take());
+    }
+    if let Some(takeover) = &server_options.takeover {
+        takeover.give_locks(&store.leftovers);
     }
     server_options.live |= sockets.control.is_some();
     server_options.config = options.config.as_ref().map(address::absolute);

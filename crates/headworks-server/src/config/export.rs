@@ -192,6 +192,7 @@ impl ExportSection {
         let read_only = own.transpose()?.unwrap_or(false) || read_only;
         let source = match self.origin {
             Origin::CommandLine => ExportSource::CommandLine,
+            Origin::Control => ExportSource::Control,
             _ => ExportSource::File,
         };
         let layers = self.layers(0).into();

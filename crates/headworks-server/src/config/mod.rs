@@ -185,6 +185,16 @@ impl ConfigFile {
         self
     }
 
+    /// Reads what `headworks ctl` changed, as [`Takeover::changes`](crate::Takeover::changes) has it.
+    ///
+    /// # Errors
+    /// It is no configuration.
+    pub fn read_changes(text: &str) -> Result<Self, Problems> {
+        let (mut file, problems) = Self::read("the running server's changes", text);
+        file.exports.iter_mut().for_each(|export| export.origin = Origin::Control);
+        problems.or(file)
+    }
+
     /// Merges two configurations; `later` wins. Sections of the same name are combined: a later export replaces an
     /// earlier one, a later device adds to it.
     #[must_use]

@@ -24,6 +24,11 @@ pub struct RpcFault {
 }
 
 impl RpcFault {
+    /// The sentence for the user.
+    pub fn into_message(self) -> String {
+        self.message
+    }
+
     fn standard(code: i32, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), errno: None, accepted: None }
     }

@@ -16,8 +16,9 @@ use super::rpc::{Params, RpcFault, RpcResult};
 use super::settings::{ExportSettings, Settings};
 use super::shards::ShardLink;
 use super::tree::{DeviceNode, ExportNode, Tree, TreeCell};
-use crate::assemble::{Assembly, cache_shares};
-use crate::handover::{AnswerGuard, UpgradeHook};
+use crate::assemble::{Assembly, ExportSource, ExportSpec, cache_shares};
+use crate::config::ConfigFile;
+use crate::handover::{AnswerGuard, Takeover, UpgradeHook};
 use crate::log_level::{LOG_LEVELS, LogLevel};
 use crate::options::ServerOptions;
 use crate::shared::ServerShared;
@@ -90,9 +91,15 @@ impl ControlService {
         };
         let served = assembly.exports.iter().map(|export| &export.spec);
         let absent = assembly.absent.iter().map(|absent| &absent.spec);
-        let exports = served.chain(absent).cloned().collect();
+        // What ctl added is in no file.
+        let in_file = |spec: &&ExportSpec| spec.source != ExportSource::Control;
+        let exports = served.chain(absent).filter(in_file).cloned().collect();
         let changes = service.changes.with_missing(options.missing);
         let changes = changes.with_configuration(options.config.clone(), tunables, exports);
+        let inherited = options.takeover.as_ref().map_or("", Takeover::changes);
+        // The program has read it before.
+        let changes =
+            changes.with_inherited(ConfigFile::read_changes(inherited).unwrap_or_default());
         let upgrade = options.upgrade.clone();
         Self { log_level: options.log_level.clone(), upgrade, changes, ..service }
     }

@@ -10,35 +10,23 @@
 //!
 //! The transport between the processes belongs to the program; this module defines what is handed over, and when. Invariant: until
 //! the new process was told to serve, it changes nothing that the old one needs to continue.
+//!
+//! `standing` and `live` are the two parts, `record` their form; `give` is the old server's side, `take` the new one's, `takeover`
+//! what its options say; `request` is an operator's request for all of it.
 
+mod give;
+mod live;
+mod record;
 mod request;
+mod standing;
+mod take;
 mod takeover;
+#[cfg(test)]
+mod tests;
 
-use std::time::Duration;
-
-use crate::Server;
-
+pub use record::Handover;
 pub(crate) use request::AnswerGuard;
 pub use request::{UpgradeHook, UpgradeRefusal, UpgradeReport, UpgradeRequest, UpgradeResult};
-pub use takeover::{Handover, Takeover, TakeoverStep, TakeoverSteps};
-
-impl Server {
-    /// Listeners, image locks, the cache's memory and settings, for a process that is to replace this one. The server goes on.
-    ///
-    /// # Errors
-    /// A sentence why this server cannot be handed over.
-    pub fn standing(&self) -> Result<Handover, String> {
-        Err("not built yet".into())
-    }
-
-    /// Pauses the service: no accept, no read, no write-out, nothing in flight; then hands over connections and contents of caches.
-    ///
-    /// # Errors
-    /// A sentence why requests in flight did not end within `limit`; the server already serves on.
-    pub fn pause(&self, _limit: Duration) -> Result<Handover, String> {
-        Err("not built yet".into())
-    }
-
-    /// Ends a pause: the server serves on.
-    pub fn resume(&self) {}
-}
+pub(crate) use standing::{HandedListener, HandedVolume, ListenerRole, volume_key};
+pub(crate) use take::Adoption;
+pub use takeover::{Takeover, TakeoverStep, TakeoverSteps};

@@ -1,26 +1,20 @@
 //! What a starting server takes over from a running one, as a part of its options.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks_core::ConfigError;
 
-/// State of a server for another process: a versioned record, and the descriptors that it refers to by index.
-#[derive(Debug, Default)]
-pub struct Handover {
-    /// The record, in the format of this crate.
-    pub record: Vec<u8>,
-    /// Descriptors in the order of their indices in the record.
-    pub descriptors: Vec<OwnedFd>,
-}
+use super::record::Handover;
+use super::standing::Standing;
+use crate::leftovers::Leftovers;
 
 /// A step of the new process that waits for the old one.
 pub type TakeoverStep<T> = Box<dyn FnOnce() -> Result<T, ConfigError> + Send>;
 
 /// What a starting server takes over, and how it tells the old one of its progress.
 pub struct TakeoverSteps {
-    /// Listeners, locks, memory and settings, handed over while the old server serves.
+    /// Listeners, locks and settings, handed over while the old server serves.
     pub standing: Handover,
     /// Says that the new server is prepared, and waits until the old one is paused: connections and contents of caches.
     pub live: TakeoverStep<Handover>,
@@ -28,21 +22,53 @@ pub struct TakeoverSteps {
     pub adopted: TakeoverStep<()>,
 }
 
-/// A takeover in the options of a server. A server that starts takes it out, so that no clone can use it a second time.
+/// The steps of a takeover that are left when its standing part is read.
+pub(crate) type LaterSteps = (TakeoverStep<Handover>, TakeoverStep<()>);
+
+/// A takeover in the options of a server. A server that starts takes the steps out, so that no clone can use them a second time.
 #[derive(Clone)]
-pub struct Takeover(Arc<Mutex<Option<TakeoverSteps>>>);
+pub struct Takeover {
+    standing: Arc<Standing>,
+    steps: Arc<Mutex<Option<LaterSteps>>>,
+}
 
 impl Takeover {
     /// A takeover that one server can carry out.
+    ///
+    /// # Errors
+    /// The running server is of a version whose record this one cannot read.
+    pub fn new(steps: TakeoverSteps) -> Result<Self, ConfigError> {
+        let TakeoverSteps { standing, live, adopted } = steps;
+        let standing = Standing::read(standing).map_err(refused)?;
+        let steps = Some((live, adopted));
+        Ok(Self { standing: Arc::new(standing), steps: Arc::new(Mutex::new(steps)) })
+    }
+
+    /// Gives the locks of the images to `leftovers`, with which the images are opened.
+    pub fn give_locks(&self, leftovers: &Leftovers) {
+        self.standing.give_locks(leftovers);
+    }
+
+    /// Whether the contents of the old server's cache move: its memory is then the
+    /// [`ServerOptions::cache_file`](crate::ServerOptions::cache_file).
     #[must_use]
-    pub fn new(steps: TakeoverSteps) -> Self {
-        Self(Arc::new(Mutex::new(Some(steps))))
+    pub fn has_memory(&self) -> bool {
+        self.standing.has_memory
+    }
+
+    /// What was changed over the control socket and saved nowhere, as a configuration file.
+    #[must_use]
+    pub fn changes(&self) -> &str {
+        &self.standing.changes
+    }
+
+    pub(crate) fn standing(&self) -> &Standing {
+        &self.standing
     }
 
     /// Takes the steps out; none the second time.
-    #[must_use]
-    pub fn take(&self) -> Option<TakeoverSteps> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(crate) fn take(&self) -> Option<LaterSteps> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -52,19 +78,7 @@ impl fmt::Debug for Takeover {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn takeover_is_taken_once_by_any_clone() {
-        let steps = TakeoverSteps {
-            standing: Handover { record: vec![1], descriptors: Vec::new() },
-            live: Box::new(|| Ok(Handover::default())),
-            adopted: Box::new(|| Ok(())),
-        };
-        let takeover = Takeover::new(steps);
-        assert_eq!(takeover.clone().take().map(|steps| steps.standing.record), Some(vec![1]));
-        assert!(takeover.take().is_none());
-    }
+/// The error of a takeover, as a sentence.
+pub(crate) fn refused(reason: String) -> ConfigError {
+    ConfigError::new("upgrade", reason)
 }

@@ -12,10 +12,13 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_core::ConfigError;
 
 use super::listen::inherited::{BoundSocket, InheritedSocket};
+use crate::handover::{HandedListener, ListenerRole};
 
 /// Longest path of a unix socket: `sun_path` without its NUL.
 const PATH_MAX: usize = 107;
@@ -41,6 +44,15 @@ pub enum Address {
 }
 
 impl Address {
+    /// The address as text, by which a new process finds its listener; none for an inherited socket.
+    pub(crate) fn key(&self) -> Option<String> {
+        match self {
+            Self::Unix { path, .. } => Some(path.to_string_lossy().into_owned()),
+            Self::Tcp(address) => Some(address.to_string()),
+            Self::InheritedSocket(_) => None,
+        }
+    }
+
     /// Checks what can be checked without listening; a socket of a running server is not an error.
     ///
     /// # Errors
@@ -89,6 +101,8 @@ enum Socket {
 struct OwnFile {
     path: PathBuf,
     inode: u64,
+    /// False while the file is that of a process which hands over and may go on.
+    ours: Arc<AtomicBool>,
 }
 
 /// A listening socket; closing it removes its file.
@@ -128,6 +142,44 @@ impl Listener {
     /// The path cannot be used.
     pub fn bind_unix(option: &'static str, path: &Path, mode: u32) -> Result<Self, ConfigError> {
         bind_unix(path, mode).map_err(|message| ConfigError::new(option, message))
+    }
+
+    /// What another process needs to listen in place of this one; `address` is the one that was asked for.
+    ///
+    /// # Errors
+    /// No file descriptor is left.
+    pub(crate) fn hand_over(
+        &self,
+        role: ListenerRole,
+        address: String,
+    ) -> io::Result<HandedListener> {
+        let (socket, file) = match &self.0 {
+            Socket::Unix { listener, file } => {
+                (OwnedFd::from(listener.try_clone()?), file.as_ref())
+            }
+            Socket::Tcp(listener) => (OwnedFd::from(listener.try_clone()?), None),
+        };
+        let file = file.map(|file| (file.path.clone(), file.inode));
+        Ok(HandedListener { role, address, file, socket })
+    }
+
+    /// Listens in place of another process. The socket's file is removed at the end if that process has `left` by then.
+    ///
+    /// # Errors
+    /// The descriptor is no listening socket.
+    pub(crate) fn take_over(
+        handed: HandedListener,
+        left: &Arc<AtomicBool>,
+    ) -> Result<Self, ConfigError> {
+        let HandedListener { file, socket, .. } = handed;
+        let fail = |message| ConfigError::new("upgrade", message);
+        let given = InheritedSocket::new(socket).map_err(fail)?;
+        let mut listener = Self::adopt("upgrade", &given)?;
+        if let Socket::Unix { file: own, .. } = &mut listener.0 {
+            let ours = || Arc::clone(left);
+            *own = file.map(|(path, inode)| OwnFile { path, inode, ours: ours() });
+        }
+        Ok(listener)
     }
 
     /// File descriptor to wait on.
@@ -176,7 +228,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Socket::Unix { file: Some(OwnFile { path, inode }), .. } = &self.0
+        // Acquire: pairs with the store when the other process has left.
+        if let Socket::Unix { file: Some(OwnFile { path, inode, ours }), .. } = &self.0
+            && ours.load(Ordering::Acquire)
             && fs::symlink_metadata(path).is_ok_and(|file| file.ino() == *inode)
         {
             let _ = fs::remove_file(path);
@@ -198,7 +252,8 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
     let _ = fs::remove_file(&hidden);
     placed.map_err(|error| fail("cannot create", error))?;
     let file = fs::symlink_metadata(path).map_err(|error| fail("cannot look at", error))?;
-    let file = OwnFile { path: path.to_owned(), inode: file.ino() };
+    let ours = Arc::new(AtomicBool::new(true));
+    let file = OwnFile { path: path.to_owned(), inode: file.ino(), ours };
     Ok(Listener(Socket::Unix { listener, file: Some(file) }))
 }
 

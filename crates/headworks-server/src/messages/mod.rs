@@ -1,9 +1,10 @@
 //! Messages between threads of the server, outside the data path.
 //!
 //! The control socket and the shards' threads know only these types of each other. `query` has the questions that a shard
-//! answers and the reports it answers with, `command` the changes of devices, volumes and exports.
+//! answers and the reports it answers with, `command` the changes of devices, volumes and exports, `hand_over` the orders of a hand-over.
 
 pub mod command;
+pub mod hand_over;
 pub mod query;
 
 use std::sync::mpsc::Sender;
@@ -13,6 +14,7 @@ use headworks_nbd::Negotiated;
 
 use crate::nbd::connection::Connection;
 use command::{CommandResult, ShardCommand};
+use hand_over::{AdoptOrder, PauseOrder};
 use query::ControlQuery;
 
 /// A message to a shard's thread outside the data path.
@@ -45,8 +47,12 @@ pub enum ControlMessage {
     Barrier(Sender<std::convert::Infallible>),
     /// Stops the shard: complete what is in flight, flush, end.
     Stop,
-    /// Everything that dead servers left is restored: the shard accepts clients.
+    /// Everything that dead servers left is restored, or an old server has left: the shard accepts clients.
     Listen,
+    /// Pauses the shard, whose server is handed over.
+    Pause(PauseOrder),
+    /// Takes over what another process hands over.
+    Adopt(AdoptOrder),
     /// Wakes the shard so that it reads [`ServerShared`](crate::shared::ServerShared) again.
     Wake,
 }

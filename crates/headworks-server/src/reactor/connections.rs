@@ -40,11 +40,14 @@ const LARGE_RECEIVES: usize = 4;
 const LARGE_READS: usize = 4 << 20;
 /// Bytes of large replies that are sent in one turn of the shard, and one connection's more; with TLS two milliseconds.
 const LARGE_SENDS: usize = 2 << 20;
-const TOO_MANY: &str = "too many connections; closed";
+pub(super) const TOO_MANY: &str = "too many connections; closed";
 
 impl Reactor {
     /// Receives once from every hot connection.
     pub(super) fn receive(&mut self, now: Instant) -> bool {
+        if self.is_paused() {
+            return false;
+        }
         let kept = self.parts.reserve.saturating_sub(self.parts.io.foreign() as u32);
         let mut room = self.parts.driver.shard().room().saturating_sub(kept);
         let (mut index, mut worked, mut signed) = (0, false, false);
@@ -243,24 +246,36 @@ impl Reactor {
             // Arrived after the stop: its writes would not be flushed.
             return;
         }
-        let Some((binding, info)) = self.exports.open(export) else {
+        if self.exports.open(export).is_none() {
             self.log_limited(&connection, "closed: its export was removed");
             return;
-        };
+        }
         match self.parts.io.insert(connection) {
-            Ok(slot) => {
-                if let Some((connection, _)) = self.parts.io.connection(slot) {
-                    connection.begin(now, binding, info, terms);
-                }
-                self.connections.reset(slot);
-                self.connections.state_mut(slot).export = Some(export);
-                self.connections.heat(slot);
-            }
+            Ok(slot) => self.begin_client(now, slot, export, terms),
             Err(connection) => self.log_limited(&connection, TOO_MANY),
         }
     }
 
-    fn log_limited(&mut self, connection: &Connection, sentence: &str) {
+    /// Begins the transmission of a connection that came from another shard or process.
+    pub(super) fn begin_client(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        export: ExportId,
+        terms: Negotiated,
+    ) {
+        let (opened, connection) = (self.exports.open(export), self.parts.io.connection(slot));
+        let (Some((binding, info)), Some((connection, _))) = (opened, connection) else {
+            return self.close(slot);
+        };
+        connection.begin(now, binding, info, terms);
+        self.connections.reset(slot);
+        self.connections.state_mut(slot).export = Some(export);
+        self.connections.heat(slot);
+        self.parts.io.list(slot);
+    }
+
+    pub(super) fn log_limited(&mut self, connection: &Connection, sentence: &str) {
         if self.log_limiter.admits() {
             warn!(peer = connection.peer(), "{sentence}");
         }
@@ -459,7 +474,8 @@ impl Reactor {
             return;
         };
         // A hot connection is read from every turn anyway.
-        let reads = state.pause == ReadPause::No && connection.reads() && !state.is_hot();
+        let pauses = self.pause.is_some() || state.pause != ReadPause::No;
+        let reads = !pauses && connection.reads() && !state.is_hot();
         let interest = match (reads, state.blocked) {
             (true, false) => Interest::Read,
             (true, true) => Interest::ReadWrite,
@@ -479,6 +495,10 @@ impl Reactor {
     }
 
     pub(super) fn accept(&mut self, now: Instant, index: u32) {
+        if self.is_paused() {
+            // The end of the pause watches it again.
+            return;
+        }
         for _ in 0..ACCEPTS_MAX {
             let Some(listener) = self.parts.listeners.get(index as usize) else { return };
             match listener.accept() {

@@ -3,8 +3,11 @@
 //! Inputs are collected with [`ShardDriver::push`] and handled in order by [`ShardDriver::step`]. Invariant: every list of
 //! actions is carried out before the shard sees the next input.
 
+use std::collections::BTreeMap;
+
 use headworks::driver::{DiskDone, DiskQueue, Executor};
-use headworks_core::{Change, ChangeError, Input, Instant, Shard};
+use headworks_core::cache::CacheContents;
+use headworks_core::{Change, ChangeError, Input, Instant, Shard, VolumeId};
 
 use super::shard_io::ShardIo;
 use crate::recorder::Recorder;
@@ -69,6 +72,25 @@ impl ShardDriver {
         if self.executor.next_timeout().is_some_and(|at| at <= now) {
             self.executor.on_timeout(now, disk, &mut self.inputs);
         }
+    }
+
+    /// Continues with the contents of another process's cache. What must be stored of it follows with the next step.
+    ///
+    /// # Errors
+    /// A sentence: they do not fit this shard, which is of no use then.
+    pub fn adopt_cache(
+        &mut self,
+        now: Instant,
+        contents: &[u64],
+        volumes: &[Option<VolumeId>],
+        connections: &BTreeMap<u32, u32>,
+    ) -> Result<(), String> {
+        self.changed = true;
+        let contents = CacheContents::decode(contents).map_err(|error| error.to_string())?;
+        let volume = |old: VolumeId| volumes.get(usize::from(old.0)).copied().flatten();
+        let connection = |old| connections.get(&old).copied();
+        let adopted = self.shard.adopt_cache(now, &contents, volume, connection);
+        adopted.map_err(|error| error.to_string())
     }
 
     /// Changes devices, volumes or exports between two batches.

@@ -16,7 +16,7 @@
 //! `device_use` bounds what the clients of one device hold. `driver` owns the shard, `shard_io` its connections and rings, `hot_list` the state of connections, `buffer_queue`
 //! the order in which waiting connections get buffers, `give_way` the
 //! buffers that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling
-//! policy. `connections`, `commands`, `queries` and `shutdown` are the event handlers.
+//! policy. `connections`, `commands`, `queries`, `pause` and `shutdown` are the event handlers.
 
 mod buffer_queue;
 mod commands;
@@ -34,6 +34,7 @@ mod idle;
 mod latency;
 mod log_limiter;
 mod own_flushes;
+pub(crate) mod pause;
 mod queries;
 pub(crate) mod restores;
 pub(crate) mod shard_io;
@@ -70,6 +71,7 @@ use hot_list::HotList;
 use idle::IdlePolicy;
 use log_limiter::LogLimiter;
 use own_flushes::OwnFlushes;
+use pause::Pause;
 use restores::Restores;
 use shard_io::{Envelope, ShardIo};
 
@@ -160,6 +162,10 @@ pub struct Reactor {
     idle: IdlePolicy,
     phase: ShutdownPhase,
     own_flushes: OwnFlushes,
+    /// The pause in progress, while the server is handed over.
+    pause: Option<Pause>,
+    /// What this shard was to take over was not handed over: it ends.
+    withdrawn: bool,
     next_tick: Instant,
     /// Something happened since the last tick, or a connection has a deadline.
     ticking: bool,
@@ -210,6 +216,8 @@ impl Reactor {
             idle: IdlePolicy::new(parts.poll_ns),
             phase: ShutdownPhase::Running,
             own_flushes: OwnFlushes::default(),
+            pause: None,
+            withdrawn: false,
             next_tick: Instant(0),
             ticking: false,
             buffer_limits: BufferLimits::new(parts.io.pool.size(), places),
@@ -243,6 +251,9 @@ impl Reactor {
             }
             let now = self.parts.clock.now();
             let worked = self.turn(now);
+            if self.withdrawn {
+                return Ok(());
+            }
             if self.phase == ShutdownPhase::Waiting
                 && self.parts.shared.all_waiting()
                 && self.frames_are_idle()
@@ -283,6 +294,9 @@ impl Reactor {
         let mut worked = self.take_events(now);
         worked |= self.take_messages();
         worked |= self.take_control_messages(now);
+        if self.withdrawn {
+            return false;
+        }
         worked |= self.receive(now);
         self.take_timers(now);
         if self.parts.restores.is_some() {
@@ -308,6 +322,9 @@ impl Reactor {
         self.log_held(false);
         if self.phase != ShutdownPhase::Running {
             self.advance_shutdown(now);
+        }
+        if self.is_paused() {
+            self.advance_pause(now);
         }
         // A connection that was closed while sending adds an input.
         worked || self.parts.driver.has_inputs()
@@ -411,6 +428,8 @@ impl Reactor {
                 ControlMessage::Stop => self.stop(now),
                 ControlMessage::Barrier(sender) => drop(sender),
                 ControlMessage::Listen => self.listen(),
+                ControlMessage::Pause(order) => self.begin_pause(order),
+                ControlMessage::Adopt(order) => self.adopt(now, order),
                 ControlMessage::Wake => {}
             }
         }

@@ -23,6 +23,9 @@ impl Reactor {
             self.stop_after_restores = true;
             return;
         }
+        if self.is_paused() {
+            self.end_pause();
+        }
         self.phase = ShutdownPhase::Draining { since: now };
         // Published at once: the loss is known even to a stop without time.
         self.publish_unflushed();

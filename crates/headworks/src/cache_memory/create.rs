@@ -146,12 +146,25 @@ impl CacheMemory {
             return Err(wrong("it has another layout"));
         }
         let counts = [get(head::SHARDS), get(head::ROWS), get(head::CONTROL_LEN)];
-        let same = |(index, (entry, [table, frames, buffers])): (usize, (&ShardGeometry, &[usize; 3]))| {
-            let at = shard_at(rows, index);
-            let ours = [entry.units.into(), *table as u64, *frames as u64, *buffers as u64, entry.buffers as u64];
-            let words = [shard::UNITS, shard::TABLE_AT, shard::FRAMES_AT, shard::BUFFERS_AT, shard::BUFFERS_LEN];
-            words.map(|offset| get(at + offset)) == ours
-        };
+        let same =
+            |(index, (entry, [table, frames, buffers])): (usize, (&ShardGeometry, &[usize; 3]))| {
+                let at = shard_at(rows, index);
+                let ours = [
+                    entry.units.into(),
+                    *table as u64,
+                    *frames as u64,
+                    *buffers as u64,
+                    entry.buffers as u64,
+                ];
+                let words = [
+                    shard::UNITS,
+                    shard::TABLE_AT,
+                    shard::FRAMES_AT,
+                    shard::BUFFERS_AT,
+                    shard::BUFFERS_LEN,
+                ];
+                words.map(|offset| get(at + offset)) == ours
+            };
         if counts != [geometry.len() as u64, rows as u64, offsets.control as u64]
             || !geometry.iter().zip(&offsets.shards).enumerate().all(same)
         {
@@ -206,6 +219,40 @@ impl CacheMemory {
         assert!(usize::from(volume.0) < self.rows, "a row for every volume");
         let _alone = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
         row.store(&self.control, volume);
+    }
+
+    /// Gives the dirty blocks of volume `from` and its row the id `to`, whose row is free. A process that dies meanwhile leaves both rows,
+    /// each with a part of the blocks.
+    ///
+    /// # Errors
+    /// There is no such row.
+    pub fn renumber(&self, from: VolumeId, to: VolumeId) -> io::Result<()> {
+        if usize::from(from.0).max(usize::from(to.0)) >= self.rows {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no row for the id"));
+        }
+        let _alone = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(row) = VolumeRow::load(&self.control, from.0.into()) {
+            row.store(&self.control, to);
+        }
+        for (index, geometry) in self.geometry.iter().enumerate() {
+            let at = shard_at(self.rows, index) + shard::TABLE_AT;
+            let table = word(&self.control, at).load(Ordering::Relaxed) as usize;
+            for frame in 0..geometry.units as usize {
+                let place = word(&self.control, table + frame * 8);
+                let entry = DirtyEntry(place.load(Ordering::Acquire));
+                if entry.is_dirty() && entry.volume() == from {
+                    place.store(entry.of_volume(to).0, Ordering::Release);
+                }
+            }
+        }
+        VolumeRow::clear(&self.control, from);
+        Ok(())
+    }
+
+    /// The number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
     /// Notes whether a device flush of a volume failed and was not acknowledged.

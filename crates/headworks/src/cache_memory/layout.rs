@@ -105,6 +105,13 @@ impl VolumeRow {
     pub(super) fn store(&self, memory: &Mapping, volume: VolumeId) {
         let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
         let set = |offset, value| word(memory, at + offset).store(value, Ordering::Relaxed);
+        let is_same = |row: Self| row.identity == self.identity && row.path == self.path;
+        if Self::load(memory, volume.0.into()).is_some_and(is_same) {
+            // There may be dirty blocks of it already: the row is there all the time.
+            set(row::SIZE, self.size);
+            set(row::SUSPECT, self.suspect.into());
+            return;
+        }
         Self::clear(memory, volume);
         set(row::FILESYSTEM, self.identity.filesystem);
         set(row::INODE, self.identity.inode);

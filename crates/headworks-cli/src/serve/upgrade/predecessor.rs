@@ -54,6 +54,11 @@ impl Predecessor {
     /// # Errors
     /// The other process has ended, or its record cannot be read.
     pub fn standing(&self) -> Result<(ProcessState, Takeover), ConfigError> {
+        let (state, steps) = self.introduce()?;
+        Ok((state, Takeover::new(steps)?))
+    }
+
+    fn introduce(&self) -> Result<(ProcessState, TakeoverSteps), ConfigError> {
         let until = deadline();
         let hello = Message::Hello { version: VERSION };
         let received = self.0.send(hello, until).and_then(|()| self.0.receive(until));
@@ -68,7 +73,7 @@ impl Predecessor {
             live: Box::new(move || live(&one)),
             adopted: Box::new(move || adopted(&other)),
         };
-        Ok((state, Takeover::new(steps)))
+        Ok((state, steps))
     }
 
     /// Tells the other process why this one ends.
@@ -131,9 +136,9 @@ mod tests {
                 let joined = ProcessState::default().join(handover(b"standing")).unwrap();
                 old.send(Message::Standing(joined), soon()).unwrap();
             });
-            let (_, takeover) = new.standing().unwrap();
+            let (_, steps) = new.introduce().unwrap();
             told.join().unwrap();
-            takeover.take().unwrap()
+            steps
         });
         assert_eq!(steps.standing.record, b"standing");
         (old, new, steps)

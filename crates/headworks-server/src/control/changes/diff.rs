@@ -60,7 +60,7 @@ impl LiveChanges {
         Ok(json!({
             "config": self.config,
             "changes": found.changes,
-            "text": found.file.to_string(),
+            "text": self.inherited.clone().merged(found.file).to_string(),
             "unsaved": found.unsaved,
         }))
     }

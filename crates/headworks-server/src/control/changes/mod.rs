@@ -17,6 +17,7 @@ mod add;
 mod diff;
 mod drain;
 mod exports;
+mod hand_over;
 mod reconcile;
 pub(crate) mod removal;
 mod remove;
@@ -34,6 +35,7 @@ use super::settings::Settings;
 use super::shards::ShardLink;
 use super::tree::{TreeCell, lock};
 use crate::assemble::ExportSpec;
+use crate::config::ConfigFile;
 use crate::control::inventory::{Inventory, PLACES};
 use crate::messages::command::{Released, ShardCommand};
 use crate::options::MissingImage;
@@ -61,6 +63,8 @@ pub struct LiveChanges {
     configured: Mutex<Vec<ExportSpec>>,
     /// The configuration file, if there is one.
     config: Option<PathBuf>,
+    /// What was changed in the server that this one has replaced, and saved nowhere.
+    inherited: ConfigFile,
 }
 
 impl LiveChanges {
@@ -82,12 +86,18 @@ impl LiveChanges {
             tunables: Mutex::default(),
             configured: Mutex::default(),
             config: None,
+            inherited: ConfigFile::default(),
         }
     }
 
     /// Sets what a missing image of a reloaded configuration means.
     pub fn with_missing(self, missing: MissingImage) -> Self {
         Self { missing, ..self }
+    }
+
+    /// Sets what was changed in the server that this one replaces, and saved nowhere.
+    pub fn with_inherited(self, inherited: ConfigFile) -> Self {
+        Self { inherited, ..self }
     }
 
     /// Sets the configuration that the server starts with: its file, tunables and exports.

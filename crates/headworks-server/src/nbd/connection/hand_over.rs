@@ -19,9 +19,11 @@ use crate::nbd::outgoing::UnsentPiece;
 pub struct HandedConnection {
     /// A descriptor of the client's socket.
     pub socket: OwnedFd,
+    /// Its id in the old process.
+    pub id: u32,
     /// Address of the client for the log.
     pub peer: String,
-    /// What was negotiated.
+    /// Protocol features agreed on in the handshake.
     pub terms: Negotiated,
     /// Class of its requests, if it has one of its own.
     pub ioprio: Option<Ioprio>,
@@ -65,6 +67,7 @@ impl Connection {
         unparsed.extend_from_slice(&self.stash);
         Some(HandedConnection {
             socket,
+            id: self.id,
             peer: self.peer.clone(),
             terms: transmission.parser.terms(),
             ioprio: transmission.own_ioprio.then_some(transmission.binding.ioprio),
@@ -118,7 +121,10 @@ impl Receiving {
             let Request { cookie, len, .. } = *request;
             let in_chunks = matches!(request.op(), Op::Read | Op::BlockStatus);
             let error = NbdError::from(IoError::TimedOut);
-            return (Vec::new(), Some((len - *filled as u32, Refusal { cookie, in_chunks, error })));
+            return (
+                Vec::new(),
+                Some((len - *filled as u32, Refusal { cookie, in_chunks, error })),
+            );
         };
         assert!(*filled <= buffer.len(), "a payload lies in its buffer");
         // SAFETY: the buffer is ours alone while the payload comes in, and `filled` bytes of it were written.

@@ -1,0 +1,40 @@
+//! The volumes of a server for the process that is to replace it, and the locks of their images.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use headworks::Identity;
+use headworks_core::VolumeId;
+
+use super::LiveChanges;
+use crate::control::tree::lock;
+use crate::handover::{HandedVolume, volume_key};
+use crate::spec::BaseDevice;
+
+/// The open file that holds the lock of an image.
+type ImageLock = (Identity, Arc<File>);
+
+impl LiveChanges {
+    /// Returns the volumes, and the locks of their images.
+    ///
+    /// # Errors
+    /// A volume is in the memory of this process.
+    pub fn volumes_to_hand_over(&self) -> Result<(Vec<HandedVolume>, Vec<ImageLock>), String> {
+        let inventory = lock(&self.inventory);
+        let (mut volumes, mut locks) = (Vec::new(), Vec::new());
+        for (id, entry) in &inventory.volumes {
+            let origin = &entry.origin;
+            if matches!(origin.spec.base, BaseDevice::Mem { .. }) {
+                return Err(format!(
+                    "{} is in the memory of this process and would be lost; remove its export first",
+                    origin.what
+                ));
+            }
+            let key = volume_key(origin, &volumes);
+            volumes.push(HandedVolume { id: VolumeId(*id), home: entry.config.home, key });
+            let lock = origin.identity.zip(origin.watch.as_ref());
+            locks.extend(lock.map(|(identity, image)| (identity, Arc::clone(image.lock()))));
+        }
+        Ok((volumes, locks))
+    }
+}

@@ -1,0 +1,140 @@
+//! The live part of a hand-over: what every moment of serving changes. It is complete, since the old server is paused.
+//!
+//! Connections with what is unfinished of them, the contents of the caches, and volumes whose device failed a flush.
+
+use headworks_core::{Ioprio, VolumeId};
+use headworks_nbd::Negotiated;
+use headworks_nbd::transmission::Refusal;
+use headworks_nbd::wire::NbdError;
+use serde_json::{Value, json};
+
+use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth};
+use crate::messages::hand_over::PausedShard;
+use crate::nbd::connection::HandedConnection;
+use crate::nbd::outgoing::UnsentPiece;
+
+/// What a new process takes over of a paused one.
+#[derive(Debug, Default)]
+pub(crate) struct Live {
+    /// Connections with the names of their exports.
+    pub connections: Vec<(String, HandedConnection)>,
+    /// Contents of the caches, by shard.
+    pub contents: Vec<Option<Vec<u64>>>,
+    /// Volumes whose flushes fail until an operator acknowledges it.
+    pub suspect: Vec<VolumeId>,
+}
+
+/// The hand-over of paused shards, in their order.
+pub(super) fn write(shards: Vec<PausedShard>) -> Handover {
+    let mut writer = Writer::default();
+    let (mut connections, mut caches, mut suspect) = (Vec::new(), Vec::new(), Vec::new());
+    for shard in shards {
+        for (export, handed) in shard.connections {
+            connections.push(write_connection(&export, handed, &mut writer));
+        }
+        caches.push(match shard.contents {
+            Some(words) => {
+                let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                writer.bytes(&bytes)
+            }
+            None => Value::Null,
+        });
+        suspect.extend(shard.suspect.iter().map(|volume| volume.0));
+    }
+    writer.finish(&json!({ "connections": connections, "caches": caches, "suspect": suspect }))
+}
+
+fn write_connection(export: &str, handed: HandedConnection, writer: &mut Writer) -> Value {
+    let HandedConnection { socket, id, peer, terms, ioprio, unparsed, skip, unsent, replies } =
+        handed;
+    let skip = skip.map(|(bytes, Refusal { cookie, in_chunks, error })| {
+        json!({ "bytes": bytes, "cookie": cookie, "in_chunks": in_chunks, "error": error.code() })
+    });
+    let unsent: Vec<_> = unsent
+        .iter()
+        .map(|piece| match piece {
+            UnsentPiece::Bytes(bytes) => json!({ "bytes": writer.bytes(bytes) }),
+            UnsentPiece::Zeros(len) => json!({ "zeros": len }),
+            UnsentPiece::Dropped { offset, len } => json!({ "offset": offset, "len": len }),
+        })
+        .collect();
+    json!({
+        "export": export,
+        "id": id,
+        "peer": peer,
+        "structured": terms.structured,
+        "base_allocation": terms.base_allocation,
+        "ioprio": ioprio.map(Ioprio::code),
+        "unparsed": writer.bytes(&unparsed),
+        "skip": skip,
+        "unsent": unsent,
+        "replies": replies,
+        "descriptor": writer.descriptor(socket),
+    })
+}
+
+impl Live {
+    /// Reads what another process hands over.
+    ///
+    /// # Errors
+    /// A sentence: it is of another version.
+    pub fn read(handover: Handover) -> Result<Self, String> {
+        let (head, mut reader) = Reader::open(handover)?;
+        let mut live = Self::default();
+        for entry in list(&head, "connections")? {
+            let export = text(entry, "export")?.to_owned();
+            live.connections.push((export, read_connection(entry, &mut reader)?));
+        }
+        for cache in list(&head, "caches")? {
+            live.contents.push(match cache {
+                Value::Null => None,
+                reference => {
+                    let words = reader.bytes(reference)?.as_chunks().0;
+                    Some(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
+                }
+            });
+        }
+        for volume in list(&head, "suspect")? {
+            let id = volume.as_u64().and_then(|id| u16::try_from(id).ok());
+            live.suspect.extend(id.map(VolumeId));
+        }
+        Ok(live)
+    }
+}
+
+fn read_connection(entry: &Value, reader: &mut Reader) -> Result<HandedConnection, String> {
+    let ioprio = entry.get("ioprio").and_then(Value::as_u64);
+    let ioprio = ioprio.and_then(|code| Ioprio::from_code(u8::try_from(code).ok()?));
+    let skip = match entry.get("skip").filter(|skip| !skip.is_null()) {
+        None => None,
+        Some(skip) => {
+            let error = NbdError::from_code(fitting(skip, "error")?);
+            let (cookie, in_chunks) = (number(skip, "cookie")?, truth(skip, "in_chunks")?);
+            Some((fitting(skip, "bytes")?, Refusal { cookie, in_chunks, error }))
+        }
+    };
+    let mut unsent = Vec::new();
+    for piece in list(entry, "unsent")? {
+        unsent.push(if let Some(bytes) = piece.get("bytes") {
+            UnsentPiece::Bytes(reader.bytes(bytes)?.to_vec())
+        } else if piece.get("zeros").is_some() {
+            UnsentPiece::Zeros(fitting(piece, "zeros")?)
+        } else {
+            UnsentPiece::Dropped { offset: number(piece, "offset")?, len: fitting(piece, "len")? }
+        });
+    }
+    Ok(HandedConnection {
+        id: fitting(entry, "id")?,
+        peer: text(entry, "peer")?.to_owned(),
+        terms: Negotiated {
+            structured: truth(entry, "structured")?,
+            base_allocation: truth(entry, "base_allocation")?,
+        },
+        ioprio,
+        unparsed: reader.bytes(&entry["unparsed"])?.to_vec(),
+        skip,
+        unsent,
+        replies: fitting(entry, "replies")?,
+        socket: reader.descriptor(&entry["descriptor"])?,
+    })
+}

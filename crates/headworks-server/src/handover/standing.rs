@@ -1,0 +1,203 @@
+//! The standing part of a hand-over: what does not change while the old server serves.
+//!
+//! Listening sockets, the open files that hold the images' locks, which volume is which image, and what was changed over the control
+//! socket. Sockets that a service manager passed, and the memory of the cache, are the program's to hand over: it opened them.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use headworks::Identity;
+use headworks_core::{ShardId, VolumeId};
+use serde_json::{Value, json};
+
+use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth};
+use crate::assemble::image::VolumeOrigin;
+use crate::leftovers::Leftovers;
+
+/// What a listening socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListenerRole {
+    /// NBD clients.
+    Clients,
+    /// The control protocol.
+    Control,
+    /// Prometheus.
+    Metrics,
+}
+
+impl ListenerRole {
+    const ALL: [(Self, &str); 3] =
+        [(Self::Clients, "clients"), (Self::Control, "control"), (Self::Metrics, "metrics")];
+
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(role, _)| *role == self).map_or("", |(_, name)| name)
+    }
+
+    fn of(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|(_, other)| *other == name);
+        found.map(|(role, _)| *role).ok_or_else(|| format!("a listener of unknown use `{name}`"))
+    }
+}
+
+/// A listening socket that moves.
+#[derive(Debug)]
+pub(crate) struct HandedListener {
+    pub role: ListenerRole,
+    /// The address that it was asked for with.
+    pub address: String,
+    /// The file of a unix socket, which is removed at the end, and its inode.
+    pub file: Option<(PathBuf, u64)>,
+    pub socket: OwnedFd,
+}
+
+impl HandedListener {
+    fn write(&self, writer: &mut Writer) -> Result<Value, String> {
+        let file =
+            self.file.as_ref().and_then(|(path, inode)| Some(json!([path.to_str()?, inode])));
+        Ok(json!({
+            "role": self.role.name(),
+            "address": self.address,
+            "file": file,
+            "descriptor": writer.duplicate(&self.socket)?,
+        }))
+    }
+
+    fn read(entry: &Value, reader: &mut Reader) -> Result<Self, String> {
+        let file = entry
+            .get("file")
+            .and_then(|file| Some((PathBuf::from(file.get(0)?.as_str()?), file.get(1)?.as_u64()?)));
+        Ok(Self {
+            role: ListenerRole::of(text(entry, "role")?)?,
+            address: text(entry, "address")?.to_owned(),
+            file,
+            socket: reader.descriptor(&entry["descriptor"])?,
+        })
+    }
+}
+
+/// A volume as both processes know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HandedVolume {
+    pub id: VolumeId,
+    pub home: ShardId,
+    /// Which image it is.
+    pub key: String,
+}
+
+/// The key by which two processes agree on a volume: its image, or how it was specified and the how-manieth such it is.
+pub(crate) fn volume_key(origin: &VolumeOrigin, before: &[HandedVolume]) -> String {
+    if let Some(Identity { filesystem, inode }) = origin.identity {
+        return format!("file {filesystem} {inode}");
+    }
+    let what = format!("{} #", origin.what);
+    let count = before.iter().filter(|volume| volume.key.starts_with(&what)).count();
+    format!("{what}{count}")
+}
+
+/// What a new process takes over before it starts to serve.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    listeners: Mutex<Vec<HandedListener>>,
+    locks: Mutex<Vec<(Identity, File)>>,
+    /// The contents of the cache move.
+    pub has_memory: bool,
+    pub volumes: Vec<HandedVolume>,
+    pub changes: String,
+    /// The old process has left; its files are this one's.
+    pub left: Arc<AtomicBool>,
+}
+
+/// What an old process hands over while it serves.
+pub(super) struct StandingParts<'a> {
+    pub listeners: &'a [HandedListener],
+    pub locks: Vec<(Identity, Arc<File>)>,
+    pub has_memory: bool,
+    pub volumes: &'a [HandedVolume],
+    pub changes: &'a str,
+}
+
+impl StandingParts<'_> {
+    /// The hand-over of these parts.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn write(&self) -> Result<Handover, String> {
+        let mut writer = Writer::default();
+        let listeners: Result<Vec<_>, _> =
+            self.listeners.iter().map(|listener| listener.write(&mut writer)).collect();
+        let mut locks = Vec::new();
+        for (Identity { filesystem, inode }, lock) in &self.locks {
+            let descriptor = writer.duplicate(lock)?;
+            locks.push(
+                json!({ "filesystem": filesystem, "inode": inode, "descriptor": descriptor }),
+            );
+        }
+        let volume = |volume: &HandedVolume| json!({ "id": volume.id.0, "home": volume.home.0, "key": volume.key });
+        let head = json!({
+            "listeners": listeners?,
+            "locks": locks,
+            "memory": self.has_memory,
+            "volumes": self.volumes.iter().map(volume).collect::<Vec<_>>(),
+            "changes": self.changes,
+        });
+        Ok(writer.finish(&head))
+    }
+}
+
+impl Standing {
+    /// Reads what another process hands over.
+    ///
+    /// # Errors
+    /// A sentence: it is of another version.
+    pub fn read(handover: Handover) -> Result<Self, String> {
+        let (head, mut reader) = Reader::open(handover)?;
+        let mut listeners = Vec::new();
+        for entry in list(&head, "listeners")? {
+            listeners.push(HandedListener::read(entry, &mut reader)?);
+        }
+        let mut locks = Vec::new();
+        for entry in list(&head, "locks")? {
+            let identity = Identity {
+                filesystem: number(entry, "filesystem")?,
+                inode: number(entry, "inode")?,
+            };
+            locks.push((identity, File::from(reader.descriptor(&entry["descriptor"])?)));
+        }
+        let has_memory = truth(&head, "memory")?;
+        let mut volumes = Vec::new();
+        for entry in list(&head, "volumes")? {
+            volumes.push(HandedVolume {
+                id: VolumeId(fitting(entry, "id")?),
+                home: ShardId(fitting(entry, "home")?),
+                key: text(entry, "key")?.to_owned(),
+            });
+        }
+        let changes = text(&head, "changes")?.to_owned();
+        Ok(Self {
+            listeners: Mutex::new(listeners),
+            locks: Mutex::new(locks),
+            has_memory,
+            volumes,
+            changes,
+            left: Arc::default(),
+        })
+    }
+
+    /// Gives the locks to those that open images.
+    pub fn give_locks(&self, leftovers: &Leftovers) {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.drain(..).for_each(|(identity, lock)| leftovers.add_lock(identity, lock));
+    }
+
+    /// Takes the listener of an address, if there is one.
+    pub fn take_listener(&self, role: ListenerRole, address: &str) -> Option<HandedListener> {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it =
+            |listener: &HandedListener| listener.role == role && listener.address == address;
+        let index = listeners.iter().position(is_it)?;
+        Some(listeners.remove(index))
+    }
+}

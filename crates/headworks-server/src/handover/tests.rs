@@ -1,0 +1,297 @@
+//! Servers that replace each other in one process: clients, cache and images go on.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use headworks::EngineChoice;
+use headworks::testing::TempFile;
+use headworks_core::ConfigError;
+use headworks_nbd::client::{Client, ClientOptions};
+use headworks_nbd::transmission::Request;
+use headworks_nbd::wire::{Command, CommandFlags};
+
+use super::takeover::refused;
+use super::{Handover, Takeover, TakeoverSteps};
+use crate::options::{CacheFile, MissingImage};
+use crate::{Address, Assembly, ExportSpec, Leftovers, Server, ServerOptions};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const BLOCK: usize = 4096;
+
+/// An image, a socket and memory for servers one after the other.
+struct Place {
+    image: TempFile,
+    memory: TempFile,
+    socket: PathBuf,
+    shards: u16,
+    kept: bool,
+}
+
+impl Place {
+    fn new(name: &str, shards: u16, kept: bool) -> Self {
+        let (image, memory) = (TempFile::new(name), TempFile::new(&format!("{name}-memory")));
+        std::fs::write(image.path(), vec![7; 4 << 20]).unwrap();
+        // Directories of their own: sockets are bound under a name of the process first.
+        let folder = std::env::temp_dir().join(format!("hw-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Self { image, memory, socket: folder.join("socket"), shards, kept }
+    }
+
+    fn start(&self, takeover: Option<Takeover>) -> Result<Server, ConfigError> {
+        let text = format!("disk={}", self.image.path().display());
+        self.serve(&[&text], takeover)
+    }
+
+    fn serve(&self, texts: &[&str], takeover: Option<Takeover>) -> Result<Server, ConfigError> {
+        let memory = self.kept.then(|| {
+            let is_new = takeover.is_none();
+            let mut options = std::fs::File::options();
+            let file = options.read(true).write(true).create(true).truncate(is_new);
+            Arc::new(file.open(self.memory.path()).unwrap())
+        });
+        let cache_file =
+            memory.map(|file| CacheFile { file, name: "memory".into(), required: true });
+        let leftovers = Leftovers::default();
+        if let Some(takeover) = &takeover {
+            takeover.give_locks(&leftovers);
+        }
+        let specs: Vec<_> =
+            texts.iter().map(|text| ExportSpec::parse(text, false).unwrap()).collect();
+        let assembly = Assembly::open(&specs, MissingImage::Refuse, &leftovers)?;
+        let options = ServerOptions {
+            listen: vec![Address::Unix { path: self.socket.clone(), mode: 0o600 }],
+            shards: self.shards,
+            engine: EngineChoice::Threads,
+            buffers: 64 << 20,
+            cache: 8 << 20,
+            cache_file,
+            leftovers,
+            takeover,
+            live: true,
+            ..ServerOptions::default()
+        };
+        Server::start(assembly, &options, || ())
+    }
+
+    fn client(&self) -> Client {
+        self.client_of("disk")
+    }
+
+    fn client_of(&self, export: &str) -> Client {
+        let uri = format!("nbd+unix:///{export}?socket={}", self.socket.display());
+        Client::connect(&uri.parse().unwrap(), ClientOptions::default()).unwrap()
+    }
+
+    /// The new server; the old one is paused without end, as if its process were gone.
+    fn replace(&self, old: Server) -> Server {
+        let text = format!("disk={}", self.image.path().display());
+        self.replace_by(old, &[&text])
+    }
+
+    fn replace_by(&self, old: Server, texts: &[&str]) -> Server {
+        let old = Arc::new(old);
+        let paused = Arc::clone(&old);
+        let takeover = Takeover::new(TakeoverSteps {
+            standing: old.standing().unwrap(),
+            live: Box::new(move || paused.pause(LIMIT).map_err(refused)),
+            adopted: Box::new(|| Ok(())),
+        });
+        let new = self.serve(texts, Some(takeover.unwrap())).unwrap();
+        std::mem::forget(old);
+        new
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(self.socket.parent().unwrap());
+    }
+}
+
+fn dirty(server: &Server) -> u64 {
+    let call = server.service().call("exports", &serde_json::Map::new());
+    call.map_err(|fault| fault.into_message()).unwrap()[0]["dirty"].as_u64().unwrap()
+}
+
+fn block_of(image: &Path, block: usize) -> u8 {
+    std::fs::read(image).unwrap()[block * BLOCK]
+}
+
+fn end(server: Server) {
+    server.stop();
+    server.join().unwrap();
+}
+
+#[test]
+fn client_and_dirty_cache_go_on_in_next_server() {
+    for shards in [1, 2] {
+        let place = Place::new(&format!("handover-{shards}"), shards, true);
+        let mut server = place.start(None).unwrap();
+        let mut client = place.client();
+        client.write(0, &[1; BLOCK], CommandFlags::NONE).unwrap();
+        for round in 2..6_u8 {
+            let before = dirty(&server);
+            assert!(before > 0, "not written out yet");
+            server = place.replace(server);
+            assert_eq!(dirty(&server), before, "nothing was written out or lost");
+            let mut found = [0; BLOCK];
+            client.read(0, &mut found).unwrap();
+            assert_eq!(found, [round - 1; BLOCK]);
+            client.write(0, &[round; BLOCK], CommandFlags::NONE).unwrap();
+            place.client().disconnect().unwrap();
+        }
+        assert_eq!(block_of(place.image.path(), 0), 7);
+        client.flush().unwrap();
+        assert_eq!(block_of(place.image.path(), 0), 5);
+        client.disconnect().unwrap();
+        end(server);
+        assert!(!place.socket.exists(), "the last server removes the socket");
+    }
+}
+
+#[test]
+fn half_sent_request_goes_on_at_its_next_byte() {
+    let place = Place::new("handover-half", 1, true);
+    let mut server = place.start(None).unwrap();
+    let request = Request {
+        cookie: 42,
+        offset: BLOCK as u64,
+        len: BLOCK as u32,
+        command: Command::Write,
+        flags: CommandFlags::NONE,
+    };
+    let mut wire = request.header().to_vec();
+    wire.extend_from_slice(&[9; BLOCK]);
+    // Within the header, at its end, within the payload.
+    for cut in [5, request.header().len(), 100, BLOCK] {
+        let mut socket = place.client().into_parts().0;
+        socket.write_all(&wire[..cut]).unwrap();
+        server = place.replace(server);
+        socket.write_all(&wire[cut..]).unwrap();
+        let mut reply = [0; 16];
+        socket.read_exact(&mut reply).unwrap();
+        assert_eq!((&reply[4..8], &reply[8..]), (&[0; 4][..], &42_u64.to_be_bytes()[..]), "{cut}");
+    }
+    let mut found = [0; BLOCK];
+    place.client().read(BLOCK as u64, &mut found).unwrap();
+    assert_eq!(found, [9; BLOCK]);
+    end(server);
+}
+
+#[test]
+fn unread_reply_is_sent_by_next_server() {
+    let place = Place::new("handover-unread", 1, true);
+    let server = place.start(None).unwrap();
+    let mut socket = place.client().into_parts().0;
+    // More than a socket takes.
+    let (count, len) = (16, 256 << 10);
+    for cookie in 0..count {
+        let (command, flags) = (Command::Read, CommandFlags::NONE);
+        let request = Request { cookie, offset: 0, len, command, flags };
+        socket.write_all(&request.header()).unwrap();
+    }
+    let server = place.replace(server);
+    let mut all = vec![0; count as usize * (len as usize)];
+    socket.read_exact(&mut all).expect("replies go on where they stopped");
+    end(server);
+}
+
+#[test]
+fn old_server_goes_on_when_new_one_fails() {
+    let place = Place::new("handover-fails", 2, true);
+    let server = Arc::new(place.start(None).unwrap());
+    let mut client = place.client();
+    client.write(0, &[1; BLOCK], CommandFlags::NONE).unwrap();
+    let failure = || refused("the old one says no".to_owned());
+    for at_adoption in [false, true] {
+        let paused = Arc::clone(&server);
+        let takeover = Takeover::new(TakeoverSteps {
+            standing: server.standing().unwrap(),
+            live: Box::new(move || match at_adoption {
+                true => paused.pause(LIMIT).map_err(refused),
+                false => {
+                    Ok(Handover { record: b"another version".to_vec(), ..Handover::default() })
+                }
+            }),
+            adopted: Box::new(move || Err(failure())),
+        });
+        let refused = place.start(Some(takeover.unwrap())).err().unwrap();
+        let expected = if at_adoption { "says no" } else { "restart instead" };
+        assert!(refused.message.contains(expected), "{refused}");
+        server.resume();
+        let mut found = [0; BLOCK];
+        client.read(0, &mut found).unwrap();
+        assert_eq!(found, [1; BLOCK]);
+        assert!(dirty(&server) > 0 && place.socket.exists());
+        client.write(BLOCK as u64, &[2; BLOCK], CommandFlags::NONE).unwrap();
+    }
+    client.flush().unwrap();
+    assert_eq!([0, 1].map(|block| block_of(place.image.path(), block)), [1, 2]);
+    client.disconnect().unwrap();
+    end(Arc::into_inner(server).unwrap());
+}
+
+#[test]
+fn volumes_keep_their_dirty_blocks_when_their_order_changes() {
+    let place = Place::new("handover-order", 1, true);
+    let other = TempFile::new("handover-order-b");
+    std::fs::write(other.path(), vec![7; 4 << 20]).unwrap();
+    let a = format!("a={}", place.image.path().display());
+    let b = format!("b={}", other.path().display());
+    let gone = "gone=null:size=1M";
+    let server = place.serve(&[gone, &a, &b], None).unwrap();
+    let (mut on_a, mut on_b) = (place.client_of("a"), place.client_of("b"));
+    on_a.write(0, &[1; BLOCK], CommandFlags::NONE).unwrap();
+    on_b.write(0, &[2; BLOCK], CommandFlags::NONE).unwrap();
+    let server = place.replace_by(server, &[&b, &a]);
+    on_a.write(BLOCK as u64, &[3; BLOCK], CommandFlags::NONE).unwrap();
+    // What a process finds that comes after a kill.
+    let file = std::fs::File::options().read(true).write(true).open(place.memory.path()).unwrap();
+    let left = headworks::cache_memory::LeftCache::open(file).unwrap().unwrap();
+    for (image, expected) in [(place.image.path(), [1, 3]), (other.path(), [2, 0])] {
+        let volumes = left.volumes();
+        let volume =
+            volumes.iter().find(|volume| volume.row.as_ref().is_some_and(|row| row.path == image));
+        let volume = volume.unwrap().volume;
+        let found: Vec<_> = left.blocks(volume, u64::MAX).map(|block| block.bytes[0]).collect();
+        assert_eq!(found, expected[..found.len()]);
+        assert_eq!(found.len(), expected.iter().filter(|&&byte| byte > 0).count());
+    }
+    drop(left);
+    let mut found = [0; BLOCK];
+    on_b.read(0, &mut found).unwrap();
+    assert_eq!(found, [2; BLOCK]);
+    on_a.disconnect().unwrap();
+    on_b.disconnect().unwrap();
+    end(server);
+    assert_eq!([place.image.path(), other.path()].map(|image| block_of(image, 0)), [1, 2]);
+}
+
+#[test]
+fn without_shared_memory_everything_is_written_out_first() {
+    let place = Place::new("handover-clean", 1, false);
+    let server = place.start(None).unwrap();
+    let mut client = place.client();
+    client.write(0, &[3; BLOCK], CommandFlags::NONE).unwrap();
+    let server = place.replace(server);
+    assert_eq!((dirty(&server), block_of(place.image.path(), 0)), (0, 3));
+    let mut found = [0; BLOCK];
+    client.read(0, &mut found).unwrap();
+    assert_eq!(found, [3; BLOCK]);
+    client.disconnect().unwrap();
+    end(server);
+}
+
+#[test]
+fn volume_in_memory_refuses() {
+    let place = Place::new("handover-mem", 1, true);
+    let server = place.start(None).unwrap();
+    let spec = serde_json::json!({ "spec": "scratch=mem:size=1M" });
+    let added = server.service().call("add", spec.as_object().unwrap());
+    assert!(added.is_ok());
+    let refused = server.standing().unwrap_err();
+    assert!(refused.contains("in the memory of this process"), "{refused}");
+    end(server);
+}

@@ -1,0 +1,203 @@
+//! The pause of a shard whose server is handed over to another process.
+//!
+//! ```text
+//!   Running --Pause--> Draining --nothing of a client in flight--> (Cleaning) --> Freezing --nothing in a device--> handed over
+//!      ^                  |           write-out goes on: writers may   everything is   the cache starts                 |
+//!      |                  |           wait for dirty credit            written out     nothing more                    |
+//!      '------------------'---------------------'--- the order was withdrawn --'---------------------------------------'
+//! ```
+//!
+//! While paused a shard accepts no client and reads no request. After the hand-over its thread waits for the end of the pause, or
+//! of the process: so nothing changes that the other process was told. Connections that cannot move (`Connection::hand_over`) stay
+//! and are closed by the end of the process.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+
+use headworks_core::{Control, Input, Instant, Status, VolumeId};
+
+use super::connections::TOO_MANY;
+use super::{Reactor, ReactorParts, ShutdownPhase};
+use crate::messages::hand_over::{AdoptOrder, AdoptedClient, PauseOrder, PausedShard};
+
+/// A shard's own state of a pause.
+pub(super) struct Pause {
+    order: PauseOrder,
+    stage: Stage,
+}
+
+enum Stage {
+    Draining,
+    /// Flushes that have not completed.
+    Cleaning(Receiver<Status>),
+    Freezing,
+}
+
+impl Reactor {
+    /// Whether nothing is accepted and read.
+    pub(super) fn is_paused(&self) -> bool {
+        self.pause.is_some()
+    }
+
+    /// Begins a pause; a shard that stops drops the order.
+    pub(super) fn begin_pause(&mut self, mut order: PauseOrder) {
+        order.begun = None;
+        if self.phase == ShutdownPhase::Running
+            && self.parts.restores.is_none()
+            && !self.is_paused()
+        {
+            self.pause = Some(Pause { order, stage: Stage::Draining });
+        }
+    }
+
+    /// Continues a pause, if there is one, as far as it can at the end of a turn.
+    pub(super) fn advance_pause(&mut self, now: Instant) {
+        let Some(pause) = &self.pause else { return };
+        if pause.order.end.try_recv() == Err(TryRecvError::Disconnected) {
+            return self.end_pause();
+        }
+        match &pause.stage {
+            Stage::Draining => {
+                if self.connections_are_at_rest() {
+                    self.clean_or_freeze();
+                }
+            }
+            Stage::Cleaning(flushes) => match flushes.try_iter().find_map(Result::err) {
+                Some(error) => self.refuse_pause(&format!("write-out failed: {error}")),
+                None if flushes.try_recv() == Err(TryRecvError::Disconnected) => self.freeze(),
+                None => {}
+            },
+            Stage::Freezing => {
+                if self.is_still() {
+                    self.hand_over(now);
+                }
+            }
+        }
+    }
+
+    /// Whether no client waits for an answer of the shard, and every socket has what it takes.
+    fn connections_are_at_rest(&mut self) -> bool {
+        let io = &mut self.parts.io;
+        let sent = io.to_send.is_empty() && !io.has_large_to_send();
+        sent && io
+            .slots()
+            .all(|slot| io.connection(slot).is_none_or(|(connection, _)| connection.is_at_rest()))
+    }
+
+    /// Whether nothing is in a device, or in a ring.
+    fn is_still(&self) -> bool {
+        let ReactorParts { driver, io, .. } = &self.parts;
+        let empty = io.peers.iter().flatten().all(|peer| peer.outbox.is_empty());
+        empty && !driver.has_inputs() && driver.shard().is_idle() && driver.shard().is_quiet()
+    }
+
+    fn clean_or_freeze(&mut self) {
+        let clean = self.pause.as_ref().is_some_and(|pause| pause.order.clean);
+        if !clean {
+            return self.freeze();
+        }
+        let (flushed, flushes) = channel();
+        for volume in self.parts.volumes.clone() {
+            let flush = self.own_flushes.submit_for(volume, flushed.clone());
+            self.parts.driver.push(flush);
+        }
+        self.set_stage(Stage::Cleaning(flushes));
+    }
+
+    fn freeze(&mut self) {
+        self.parts.driver.push(Input::Control(Control::Freeze { on: true }));
+        self.set_stage(Stage::Freezing);
+    }
+
+    fn set_stage(&mut self, stage: Stage) {
+        if let Some(pause) = &mut self.pause {
+            pause.stage = stage;
+        }
+    }
+
+    fn refuse_pause(&mut self, reason: &str) {
+        if let Some(pause) = &self.pause {
+            let _ = pause.order.answer.send(Err(reason.to_owned()));
+        }
+        self.end_pause();
+    }
+
+    /// Hands over, and waits for the end of the pause.
+    fn hand_over(&mut self, now: Instant) {
+        let clean = self.pause.as_ref().is_some_and(|pause| pause.order.clean);
+        let contents = match self.parts.driver.shard().contents(now) {
+            Ok(contents) => (!clean).then(|| contents.encode()),
+            Err(error) => return self.refuse_pause(&error.to_string()),
+        };
+        let mut paused = PausedShard {
+            shard: self.parts.id,
+            connections: Vec::new(),
+            stay: 0,
+            contents,
+            suspect: Vec::new(),
+        };
+        for slot in self.parts.io.slots() {
+            let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
+            let binding = connection.binding();
+            let export = binding.and_then(|binding| self.exports.open(binding.export));
+            match connection.hand_over().zip(export) {
+                Some((handed, (_, info))) => paused.connections.push((info.name.clone(), handed)),
+                None => paused.stay += 1,
+            }
+        }
+        let volumes = (0..self.parts.shared.volumes()).map(|volume| VolumeId(volume as u16));
+        let shard = self.parts.driver.shard();
+        let suspects =
+            volumes.filter(|&volume| shard.unflushed(volume).is_some_and(|(_, suspect)| suspect));
+        paused.suspect = suspects.collect();
+        let Some(pause) = &self.pause else { return };
+        let _ = pause.order.answer.send(Ok(paused));
+        // Nothing is sent: this ends when the other end is dropped.
+        let _ = pause.order.end.recv();
+        self.end_pause();
+    }
+
+    /// Goes on as before.
+    pub(super) fn end_pause(&mut self) {
+        self.pause = None;
+        self.parts.driver.push(Input::Control(Control::Freeze { on: false }));
+        (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
+        for slot in self.parts.io.slots() {
+            if self.parts.io.connection(slot).is_some() {
+                self.parts.io.list(slot);
+                self.connections.heat(slot);
+            }
+        }
+    }
+}
+
+impl Reactor {
+    /// Takes over what another process has handed over, and waits until that has left.
+    pub(super) fn adopt(&mut self, now: Instant, order: AdoptOrder) {
+        let AdoptOrder { contents, volumes, connections, answer, go } = order;
+        let (mut ids, mut clients) = (BTreeMap::new(), Vec::new());
+        for AdoptedClient { old_id, connection, export, terms } in connections {
+            match self.parts.io.insert(connection) {
+                Ok(slot) => {
+                    let id = self.parts.io.connection(slot).map(|(connection, _)| connection.id());
+                    ids.extend(id.map(|id| (old_id, id)));
+                    clients.push((slot, export, terms));
+                }
+                Err(connection) => self.log_limited(&connection, TOO_MANY),
+            }
+        }
+        let adopted = match &contents {
+            Some(words) => self.parts.driver.adopt_cache(now, words, &volumes, &ids),
+            None => Ok(()),
+        };
+        let _ = answer.send(adopted);
+        if go.recv().is_err() {
+            self.withdrawn = true;
+            return;
+        }
+        self.parts.driver.push(Input::Control(Control::Freeze { on: false }));
+        for (slot, export, terms) in clients {
+            self.begin_client(now, slot, export, terms);
+        }
+    }
+}
