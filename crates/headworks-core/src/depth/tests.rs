@@ -184,3 +184,27 @@ fn limit_of_small_commands_is_forgotten_when_large_ones_come() {
     let rate = world.run(&SATA, 500);
     assert!(rate > 0.95 * SATA.rate, "{rate} a second after the change");
 }
+
+#[test]
+fn sorted_small_commands_are_not_limited_until_a_large_one_comes() {
+    let mut world = World::new();
+    let small = Fluid { command: 4096, demand: MIB, latency_ns: 200_000.0, ..SATA };
+    world.run(&small, 5000);
+    assert!(world.control.limit() < 2 * MIB, "{} without an elevator", world.control.limit());
+    world.control.set_sorted(true);
+    world.run(&small, 10);
+    let (found, trials) = (world.control.limit, world.control.trials);
+    world.run(&small, 5000);
+    assert_eq!(world.control.limit(), FIRST_LIMIT);
+    assert_eq!((world.control.limit, world.control.trials), (found, trials), "nothing is tried");
+    world.control.on_large(world.now);
+    world.run(&small, 10);
+    assert!(world.control.limit() < 2 * MIB, "{} beside a large one", world.control.limit());
+    world.run(&small, 9900);
+    assert!(world.control.limit() < 2 * MIB && world.control.trials > trials);
+    world.run(&small, 200);
+    assert_eq!(world.control.limit(), FIRST_LIMIT, "no large one for ten seconds");
+    world.control.set_sorted(false);
+    world.run(&small, 10);
+    assert!(world.control.limit() < 2 * MIB, "{} without seeks", world.control.limit());
+}

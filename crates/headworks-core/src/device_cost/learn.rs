@@ -45,6 +45,12 @@ const BYTE_DEVIATION_SEEKS: f64 = 3.0;
 /// Most that a byte of a device is supposed to cost when it turns out to seek: that of 125 MB/s.
 const BYTE_DISK_NS: f64 = 8.0;
 
+/// Random reads whose cost tells whether a device seeks. 64: a disk does fewer while its empty cache takes writes at once, which
+/// looks like a device without seeks.
+const READS_TELL: u32 = 64;
+
+const RANDOM_READ: CommandKind = CommandKind { read: true, sequential: false };
+
 /// Fewest commands in a window.
 const COMMANDS_MIN: u32 = 8;
 
@@ -129,6 +135,8 @@ pub struct CostLearner {
     /// Windows since the last surprise or halving.
     calm: u32,
     windows: u64,
+    /// Random reads in windows so far, at most [`READS_TELL`].
+    reads: u32,
 }
 
 impl Default for CostLearner {
@@ -160,6 +168,7 @@ impl CostLearner {
             doublings: 0,
             calm: 0,
             windows: 0,
+            reads: 0,
         };
         learner.doubt_all();
         learner
@@ -176,6 +185,12 @@ impl CostLearner {
     #[must_use]
     pub fn windows(&self) -> u64 {
         self.windows
+    }
+
+    /// Returns false once random reads have shown that the device moves no head. Writes do not: a cache may have taken them.
+    #[must_use]
+    pub fn may_seek(&self) -> bool {
+        self.seeks() || self.reads < READS_TELL
     }
 
     /// Returns true while a window is open: finished commands are to be noted.
@@ -244,6 +259,7 @@ impl CostLearner {
         let scatter = if self.seeks() { self.scatter.sqrt() } else { 0.0 };
         self.note_scatter(relative);
         self.windows += 1;
+        self.reads = (self.reads + window.commands[RANDOM_READ.base()]).min(READS_TELL);
         self.bound_bytes(window, took);
         self.stretch(relative.abs() > SURPRISE);
         if error.abs() <= NOISE * took {
@@ -532,6 +548,22 @@ mod tests {
         let mut now = 0;
         run(&mut learner, &mut now, &mut || (WRITE, 4096), &|_, _| 5_000_000, 10);
         assert!(off(&learner, WRITE, 4096, 5_000_000) < 0.05, "{:?}", learner.cost());
+    }
+
+    #[test]
+    fn only_random_reads_show_that_a_device_does_not_seek() {
+        let mut learner = CostLearner::new();
+        let (mut prng, mut now) = (Prng::new(5), 0);
+        run(&mut learner, &mut now, &mut || (WRITE, 4096), &|_, _| 58_000, 5000);
+        assert!(learner.windows() > 0 && learner.may_seek(), "a cache may have taken them");
+        let stream = CommandKind { sequential: true, ..READ };
+        run(&mut learner, &mut now, &mut || (stream, 4096), &|_, _| 40_000, 5000);
+        assert!(learner.may_seek(), "the head need not move for a stream");
+        let mut mix = || (if prng.below(20) == 0 { READ } else { WRITE }, 4096);
+        run(&mut learner, &mut now, &mut mix, &|_, _| 58_000, 5000);
+        assert!(!learner.may_seek());
+        run(&mut learner, &mut now, &mut mix, &|_, _| 5_000_000, 2000);
+        assert!(learner.may_seek(), "{:?}", learner.cost());
     }
 
     #[test]

@@ -33,6 +33,7 @@ impl Queue {
             );
             request.stamps[1] = now;
             let waited = now.since(request.waits_since) > self.options.io_timeout_ns / WAITED_PART;
+            self.note_large(now, request);
             if !self.monitor.admits(now, self.options.io_timeout_ns) {
                 self.refuse(pools, id, WaitTimes::NONE);
                 continue;

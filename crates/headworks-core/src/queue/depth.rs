@@ -4,8 +4,9 @@
 //! Invariant: without a control the limit is `hw_inflight_kb`, and commands are as long as the device allows.
 
 use super::Queue;
+use super::gate::cost_bytes;
 use crate::depth::{COMMAND_COST, CommandClass, DepthControl, SMALL_MAX};
-use crate::options::DepthMode;
+use crate::options::{DepthMode, Scheduler};
 use crate::request::Request;
 use crate::request_limits::RequestLimits;
 use crate::slab::NIL;
@@ -40,6 +41,19 @@ impl Queue {
                 _ => CommandClass::Piece,
             };
             depth.on_complete(kind, request.len, now.since(request.sent));
+            if request.len > SMALL_MAX {
+                depth.on_large(now);
+            }
+        }
+    }
+
+    /// Notes a request that arrived, for the control.
+    #[inline]
+    pub(super) fn note_large(&mut self, now: Instant, request: &Request) {
+        if cost_bytes(request.op, request.len) > SMALL_MAX
+            && let Some(depth) = &mut self.depth
+        {
+            depth.on_large(now);
         }
     }
 
@@ -49,8 +63,11 @@ impl Queue {
         let Some(depth) = &mut self.depth else {
             return;
         };
-        if depth.is_due(now) && depth.end_sample(now, self.gate.admitted(), self.gate.take_bound())
-        {
+        if !depth.is_due(now) {
+            return;
+        }
+        depth.set_sorted(self.options.scheduler == Scheduler::MqDeadline && self.gate.may_seek());
+        if depth.end_sample(now, self.gate.admitted(), self.gate.take_bound()) {
             self.apply_depth();
         }
     }

@@ -324,6 +324,11 @@ impl Gate {
         self.costs.cost()
     }
 
+    /// Returns false once it is known that the device moves no head.
+    pub fn may_seek(&self) -> bool {
+        self.costs.may_seek()
+    }
+
     /// Returns true while requests wait, or their costs are being learned.
     #[inline]
     pub fn is_contended(&self) -> bool {

@@ -1,7 +1,7 @@
 //! `hw_inflight_kb` and `hw_depth`: the bytes that count, for how long, and that the limit starves no request.
 
 use headworks_core::time::{SEC, US};
-use headworks_core::{Control, DepthMode, DeviceId, Tunable};
+use headworks_core::{Control, DepthMode, DeviceId, Scheduler, Tunable};
 
 use crate::bench::{Bench, Shards};
 
@@ -116,6 +116,39 @@ fn standing_queue_is_shortened_and_commands_are_cut() {
     let depth = queue.depth.expect("the depth is measured");
     assert!(depth.trials > 2 && depth.command_max < 256 << 10, "{depth:?}");
     assert!(depth.limit > 0 && depth.limit < 1 << 20, "{depth:?}");
+    bench.assert_quiet();
+}
+
+/// Keeps 64 scattered writes of 4 KiB in a device that answers one in 10 us; returns the limit that is in use then.
+fn limit_of_small_writes(bench: &mut Bench, rounds: usize) -> u64 {
+    let first = bench.commands();
+    for round in 0..rounds + 64 {
+        if round < rounds {
+            bench.bios(&format!("W{}k+4k", 8 * (round * 7919 % 50_000)));
+        }
+        if round >= 64 {
+            bench.pass(10 * US);
+            bench.done(first + round - 64);
+        }
+    }
+    let (queue, _) = bench.shard.queue_stats(DeviceId(0)).expect("the device is here");
+    queue.depth.expect("the depth is measured").limit
+}
+
+#[test]
+fn small_writes_are_limited_where_no_elevator_sorts_them_or_large_ones_come() {
+    const FIRST: u64 = 16 << 20;
+    let auto = DepthMode::Auto;
+    let mut bench = Bench::new(|q| q.hw_depth = auto);
+    assert!(limit_of_small_writes(&mut bench, 6000) < FIRST, "nothing sorts them");
+    let mut bench = Bench::new(|q| (q.hw_depth, q.scheduler) = (auto, Scheduler::MqDeadline));
+    assert_eq!(limit_of_small_writes(&mut bench, 6000), FIRST, "sorted");
+    let large = bench.commands();
+    bench.bios("W900m+1m");
+    bench.finish_from(large);
+    assert!(limit_of_small_writes(&mut bench, 6000) < FIRST, "sorted beside a large one");
+    bench.pass(11 * SEC);
+    assert_eq!(limit_of_small_writes(&mut bench, 600), FIRST, "sorted, long after it");
     bench.assert_quiet();
 }
 

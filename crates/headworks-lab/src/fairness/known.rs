@@ -4,11 +4,10 @@
 //! changes of the policies that move work between the cases; beyond it a miss is a new one.
 
 use super::beside::P99_TEXT;
-use super::clients::{BYTES_TEXT, JAIN_TEXT, LONGEST_TEXT, PART_TEXT, TIME_TEXT, USED_TEXT};
+use super::clients::{BYTES_TEXT, JAIN_TEXT, LONGEST_TEXT, TIME_TEXT, USED_TEXT};
 use crate::report::{Goal, Verdict};
 
 const ORDER: &str = "each client has a tag, so the elevator and the drive alone choose the order";
-const SORTED: &str = "the measured depth also bounds what mq-deadline sorts, and the drive gains from 256 sorted writes";
 const CHARGE: &str = "small writes that the drive took before its speed was known fill its cache, and a large one waits for them";
 const IDLE: &str = "clients of depth 1 do not fill the device, and large requests use what is left";
 const TAGS: &str = "31 tags of small reads do not fill the device";
@@ -36,12 +35,11 @@ const fn miss(
     Miss { device, case, what, reason, still }
 }
 
-const MISSES: [Miss; 37] = {
+const MISSES: [Miss; 36] = {
     use Goal::{AtLeast, AtMost};
     [
         miss("hdd-32", "equal", LONGEST_TEXT, ORDER, AtMost(5.5)),
         miss("hdd-32", "equal", JAIN_TEXT, ORDER, AtLeast(0.96)),
-        miss("hdd-32", "equal", PART_TEXT, SORTED, AtLeast(0.65)),
         miss("hdd-32", "mixed-70-30", LONGEST_TEXT, ORDER, AtMost(3.5)),
         miss("hdd-32", "mixed-70-30", JAIN_TEXT, ORDER, AtLeast(0.94)),
         miss("hdd-32", "read-only", JAIN_TEXT, ORDER, AtLeast(0.97)),
