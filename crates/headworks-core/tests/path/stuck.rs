@@ -213,6 +213,30 @@ fn other_shards_fail_what_waits_for_tags() {
     shards.at[1].assert_quiet();
 }
 
+/// A shard whose bios wait for leased tags fails them in time though the device is sent further commands: it is not stuck yet.
+#[test]
+fn bios_that_wait_for_tags_fail_before_the_device_is_stuck() {
+    let mut shards = Shards::new(2, |q| (q.nr_requests, q.queue_depth) = (2, 2));
+    shards.at[0].bios("R0+4k");
+    shards.pass(SEC);
+    shards.at[0].bios("R1m+4k");
+    shards.at[1].bios("v1:R0+4k v1:R1m+4k");
+    shards.deliver();
+    shards.pass(LIMIT - SEC);
+    assert_eq!(shards.at[0].replies(), "1:timeout/early");
+    assert!(shards.deliver().contains("0>1 unresponsive"));
+    assert_eq!(state(&shards.at[1]), Some(DeviceState::Live));
+    shards.pass(SEC);
+    assert_eq!(shards.at[1].replies(), "1:timeout 2:timeout");
+    shards.at[0].finish_from(0);
+    shards.deliver();
+    assert_eq!(state(&shards.at[1]), Some(DeviceState::Live));
+    shards.pass(SEC);
+    shards.deliver();
+    shards.at[0].assert_quiet();
+    shards.at[1].assert_quiet();
+}
+
 /// What a bio waited for leased tags counts on the owner's shard.
 #[test]
 fn wait_for_leased_tags_counts_at_the_owner() {

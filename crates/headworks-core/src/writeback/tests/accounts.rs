@@ -292,3 +292,20 @@ fn traces_report_pauses_and_rates() {
     assert!(events.iter().any(|event| matches!(event, TraceEvent::BdiDirtyRatelimit(rates)
         if rates.awrite_bw == 102_400 && rates.dirty_ratelimit == 102_400)));
 }
+
+/// Beside another device, one that answers nothing is granted an eighth of the limit; alone it has all of it.
+#[test]
+fn unresponsive_device_leaves_credit_to_others() {
+    let (silent, other) = (DeviceId(0), DeviceId(1));
+    let mut throttle = Throttle::new(&DirtyOptions::default(), 10_000, 2, 4);
+    throttle.set_unresponsive(silent, true);
+    assert!(throttle.reserve(silent, 100) && throttle.reserve(silent, 100));
+    assert!(!throttle.reserve(silent, 100) && !throttle.freed(silent), "242 of 1938 blocks");
+    assert!(throttle.reserve(other, 100) && throttle.reserve(other, 100));
+    assert!(throttle.reserve(other, 100));
+    throttle.set_unresponsive(silent, false);
+    assert!(throttle.freed(silent) && throttle.reserve(silent, 100));
+    let mut single = Throttle::new(&DirtyOptions::default(), 10_000, 1, 4);
+    single.set_unresponsive(silent, true);
+    assert!(single.reserve(silent, 1900));
+}
