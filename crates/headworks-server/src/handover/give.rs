@@ -63,6 +63,12 @@ impl Server {
         };
         match paused {
             Ok(paused) => {
+                let stay: usize = paused.iter().map(|shard| shard.stay).sum();
+                if stay > 0 {
+                    tracing::info!(
+                        "{stay} connections cannot move, since they are encrypted or in their handshake: they end with this process"
+                    );
+                }
                 self.set_paused(Some(PausedServer { ends }));
                 Ok(live::write(paused))
             }

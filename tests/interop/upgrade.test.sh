@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# matrix: engine
+# A server is replaced while clients use it: `ctl upgrade` and SIGUSR2 under verified load, and replacements that fail.
+#
+# UPGRADES=50 for a long run.
+. "$(dirname "$0")/lib.sh"
+
+memory=$(mktemp -d /dev/shm/hw-upgrade.XXXXXX) || exit 1
+trap 'rm -rf "$memory"' EXIT
+chmod 700 "$memory"
+export HW_SERVER=$HEADWORKS HW_ENGINE=$ENGINE HW_MEMORY=$memory HW_DIR=$DIR HW_IMAGES=$IMAGES UPGRADES=${UPGRADES:-6}
+script upgrade.py
