@@ -154,6 +154,16 @@ points! {
     DeathInOverwrite = "process death within a copy to a dirty block",
     DeathInMove = "process death within the move of a shadow",
     DeathBeforeEntry = "process death before an entry of the dirty table",
+    Upgrade = "upgrade: new shards took over",
+    UpgradeBusy = "upgrade: begun with bios in flight",
+    UpgradeDirty = "upgrade: with dirty blocks",
+    UpgradeHeld = "upgrade: with held blocks",
+    UpgradeSuspect = "upgrade: with a suspect volume",
+    UpgradeHit = "upgrade: cached folio read without the device",
+    UpgradeAbandoned = "upgrade: abandoned, the old shards went on",
+    UpgradeGivenUp = "upgrade: given up, the old shards were not quiet in time",
+    UpgradeCut = "upgrade: power cut soon after one",
+    DeathUpgraded = "process death soon after an upgrade",
     PowerCutTorn = "power cut with commands in the device",
     ShardsOne = "world: one shard",
     ShardsTwo = "world: two shards",
@@ -168,6 +178,12 @@ impl Point {
     #[must_use]
     pub fn is_of_death(self) -> bool {
         self.name().starts_with("process death")
+    }
+
+    /// Whether a run of some hundreds of worlds may miss the point by chance.
+    #[must_use]
+    pub fn is_rare(self) -> bool {
+        self == Self::UpgradeSuspect
     }
 
     /// The points that a long run with this number of shards, or with any number, must pass.

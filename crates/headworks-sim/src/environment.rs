@@ -117,6 +117,8 @@ pub struct Environment {
     pub coverage: Coverage,
     /// The first violated rule.
     pub broken: Option<Violation>,
+    /// Whether connections submit nothing: an upgrade is in progress.
+    pub paused: bool,
     /// Whether faults are injected at present.
     pub faulty: bool,
     /// Number of bios answered.
@@ -165,6 +167,7 @@ impl Environment {
             operator: Operator::new(scenario.seed, scenario.devices.len(), scenario.cache.is_on()),
             coverage: Coverage::default(),
             broken: None,
+            paused: false,
             faulty: true,
             answered: 0,
             unknown_completions: 0,
@@ -212,6 +215,14 @@ impl Environment {
         self.operator.cut();
     }
 
+    /// Forgets the timers of the shards that an upgrade has replaced.
+    pub fn upgrade(&mut self) {
+        self.timers.fill(None);
+        // The new shards take every device for one that answers.
+        let until = self.now.after(MS);
+        self.stuck_until.iter_mut().for_each(|stuck| *stuck = (*stuck).min(until));
+    }
+
     /// Counts the state that a power cut interrupts.
     pub fn cover_cut(&mut self) {
         self.coverage.hit(Point::PowerCut);
@@ -244,7 +255,7 @@ impl Environment {
             if !self.connections[index].can_submit() {
                 return;
             }
-            if room == 0 {
+            if room == 0 || self.paused {
                 self.connections[index].starved = true;
                 return;
             }

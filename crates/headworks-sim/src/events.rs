@@ -69,6 +69,11 @@ impl<T> EventQueue<T> {
         self.heap.pop().map(|Reverse(entry)| (entry.at, entry.what))
     }
 
+    /// Whether an event for which `matches` is true is queued.
+    pub fn any(&self, matches: impl Fn(&T) -> bool) -> bool {
+        self.heap.iter().any(|Reverse(entry)| matches(&entry.what))
+    }
+
     /// Number of queued events.
     #[must_use]
     pub fn len(&self) -> usize {

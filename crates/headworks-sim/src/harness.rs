@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use headworks_core::cache::CacheContents;
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter, extents};
 use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
@@ -774,6 +775,41 @@ impl<C: Choices> Harness<C> {
             }
             self.turn(&inputs);
         }
+    }
+
+    /// Replaces the shard by a new one that adopts its cache, if the volume is present; returns whether it is.
+    ///
+    /// # Panics
+    /// If the frozen shard does not become quiet, or its contents are refused.
+    pub fn hand_over(&mut self) -> bool {
+        if self.present != (true, true) {
+            return false;
+        }
+        self.turn(&[Input::Control(Control::Freeze { on: true })]);
+        let mut events = 0;
+        while !self.shard.is_quiet() {
+            let mut inputs: Vec<Input> = self.complete_one().into_iter().collect();
+            if inputs.is_empty() {
+                let at = self.timer.take().expect("a shard that is not quiet waits for an event");
+                self.now = self.now.max(at);
+                inputs.push(Input::Timer);
+            }
+            self.turn(&inputs);
+            events += 1;
+            assert!(events < 100_000, "no progress: {}", self.shard.told_waits());
+        }
+        let now = Instant(self.now);
+        let dirty = self.shard.dirty_bytes(VolumeId(0));
+        let words = self.shard.contents(now).expect("it is frozen and quiet").encode();
+        let contents = CacheContents::decode(&words).expect("words of this version");
+        self.config.volumes[0].options.size = self.size;
+        self.shard = Shard::new(self.config.clone()).expect("a valid configuration");
+        self.shard.adopt_cache(now, &contents, Some, Some).expect("the same geometry");
+        self.shard.check_cache();
+        assert_eq!(self.shard.dirty_bytes(VolumeId(0)), dirty);
+        self.timer = None;
+        self.turn(&[]);
+        true
     }
 
     /// Flushes, compares the known bytes with the disk if every flush succeeded, then reads

@@ -117,6 +117,7 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
         option_changes: 0,
         hotplug_changes: 0,
         deaths: false,
+        upgrades: 0,
         rounds: 1,
         defect: WorldDefect::None,
         checked: true,

@@ -51,6 +51,8 @@ pub enum WorldDefect {
     EntriesLate,
     /// Copies have no redo record.
     TornCopies,
+    /// Caches and dirty tables are not examined after an upgrade: only lost data or errors tell of a defect.
+    UncheckedUpgrades,
 }
 
 /// Number of devices and volumes that are absent at the start.
@@ -96,6 +98,8 @@ pub struct Scenario {
     pub cut_after: Option<u64>,
     /// The process dies, with its memory kept, where other worlds have power cuts.
     pub deaths: bool,
+    /// Number of live upgrades in a round: new shards take over the frames, dirty tables and connections of the old ones.
+    pub upgrades: u32,
     /// Number of tunable changes in a round.
     pub option_changes: u32,
     /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
@@ -114,12 +118,10 @@ impl Scenario {
     #[must_use]
     pub fn draw(seed: u64, shards: Option<u16>) -> Self {
         let cached = CACHED && Prng::new(seed).split("cached").below(3) > 0;
-        Self::draw_with(
-            seed,
-            shards,
-            cached,
-            draw_hotplug_changes(&mut Prng::new(seed).split("moves")),
-        )
+        let changes = draw_hotplug_changes(&mut Prng::new(seed).split("moves"));
+        let mut scenario = Self::draw_with(seed, shards, cached, changes);
+        scenario.draw_upgrades();
+        scenario
     }
 
     /// Draws the scenario of `seed` with caches and power cuts; with `lies` its first device skips
@@ -135,6 +137,7 @@ impl Scenario {
             scenario.devices[0].defect = DiskDefect::SkipsFlush;
             scenario.devices[0].config.queue.write_cache = true;
         }
+        scenario.draw_upgrades();
         scenario
     }
 
@@ -148,7 +151,17 @@ impl Scenario {
         scenario.cut_after = Some(prng.between(1 << 6, 1 << 14));
         scenario.cache.dirty_table = true;
         scenario.deaths = true;
+        scenario.draw_upgrades();
         scenario
+    }
+
+    /// Draws live upgrades, in one of four worlds with caches.
+    fn draw_upgrades(&mut self) {
+        let mut prng = Prng::new(self.seed).split("upgrades");
+        if self.cache.is_on() && prng.below(4) == 0 {
+            self.upgrades = prng.between(1, 4) as u32;
+            self.cache.dirty_table = true;
+        }
     }
 
     fn draw_with(seed: u64, shards: Option<u16>, cached: bool, hotplug_changes: u32) -> Self {
@@ -217,6 +230,7 @@ impl Scenario {
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
             cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
             deaths: false,
+            upgrades: 0,
             option_changes: root.split("switches").below(12) as u32,
             hotplug_changes,
             rounds,

@@ -73,7 +73,7 @@ impl SmokeRun {
         if self.scenarios < COVERED_AFTER {
             return Vec::new();
         }
-        let asked = Point::asked(self.shards).filter(|point| !point.is_of_death());
-        self.coverage.missed(asked)
+        let asked = Point::asked(self.shards);
+        self.coverage.missed(asked.filter(|point| !point.is_of_death() && !point.is_rare()))
     }
 }

@@ -74,6 +74,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Fa
         message_delay_ns: 100,
         cut_after: None,
         deaths: false,
+        upgrades: 0,
         option_changes: 0,
         hotplug_changes: 0,
         rounds: 1,

@@ -37,8 +37,10 @@ use crate::workload::{AccessPattern, Job, JobOptions};
 mod death;
 mod hotplug;
 mod sizes;
+mod upgrade;
 
 use hotplug::Hotplug;
+use upgrade::Upgrades;
 
 /// A shard with its executor and its pending inputs.
 struct SimShard {
@@ -79,6 +81,8 @@ pub struct World {
     deaths: u64,
     /// Draws what happens at process deaths.
     death: Prng,
+    /// Draws when shards are replaced, and how.
+    upgrades: Upgrades,
     /// Timers that still fire once no bio is outstanding.
     idle_left: u32,
 }
@@ -104,6 +108,8 @@ pub struct Outcome {
     pub cuts: u64,
     /// Number of process deaths.
     pub deaths: u64,
+    /// Number of upgrades that took place.
+    pub upgrades: u64,
     /// Answers of each job in each second of virtual time.
     pub answers: Vec<Vec<u32>>,
     /// State found after the cuts, by write mode.
@@ -182,6 +188,7 @@ impl World {
             cuts: 0,
             deaths: 0,
             death: root.split("deaths"),
+            upgrades: Upgrades::new(root.split("upgrading")),
             idle_left: 0,
         }
     }
@@ -211,7 +218,9 @@ impl World {
                 self.order.between(magnitude / 2, magnitude).max(1)
             }),
         };
+        self.plan_upgrades(cut_after);
         let stop = self.run_jobs(cut_after);
+        self.end_upgrades(stop);
         match stop {
             Stop::Broken => return,
             Stop::Idle => self.check_idle(),
@@ -222,6 +231,9 @@ impl World {
             return;
         }
         self.set_faulty(false);
+        if stop == Stop::Idle {
+            self.upgrade_idle();
+        }
         self.verify();
         // The contents of memory were verified. Now flush, cut the power, and verify the disk.
         if stop == Stop::Idle && self.env.scenario.deaths {
@@ -324,6 +336,10 @@ impl World {
             if stop_at.is_some_and(|at| self.turns >= at) {
                 return Stop::Cut;
             }
+            if self.is_upgrade_due() {
+                self.upgrade();
+                continue;
+            }
             if !self.step() {
                 return match self.env.broken {
                     Some(_) => Stop::Broken,
@@ -397,6 +413,9 @@ impl World {
                     self.shards[usize::from(to.0)].inbox.push(input);
                 }
                 Event::Issue { connection } => self.env.ready.push(connection),
+                Event::HotplugChange | Event::Switch { .. } if self.env.paused => {
+                    self.env.events.push(now.after(MS), happening);
+                }
                 Event::HotplugChange => self.continue_hotplug(),
                 Event::Switch { device } if self.hotplug.affects(device) => {
                     // No change of a device that is absent, or not yet known to all shards.
@@ -600,6 +619,7 @@ impl World {
                 lies,
                 cuts: self.cuts,
                 deaths: self.deaths,
+                upgrades: self.upgrades.done(),
                 answers: self.env.connections.iter().map(|c| c.answers.clone()).collect(),
                 survived: self.env.oracle.survived(),
             }),
@@ -813,6 +833,7 @@ fn make_disks(scenario: &Scenario) -> Vec<SharedDisk> {
 fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> Vec<SimShard> {
     let shards = (0..scenario.shards).map(|number| {
         let id = ShardId(number);
+        let core = make_core(scenario, prepare, id);
         let device = |(index, device): (usize, &crate::scenario::DeviceScenario)| {
             if device.config.owner != id {
                 return None;
@@ -824,9 +845,6 @@ fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> V
             Some(made)
         };
         let devices = scenario.devices.iter().enumerate().map(device).collect();
-        let mut core = Shard::new(scenario.shard_config(id))
-            .expect("scenarios are drawn within the options' ranges");
-        prepare(&mut core, scenario, id);
         let mut executor = Executor::new(devices);
         if scenario.cache.dirty_table {
             executor.set_log(DirtyLog::anonymous(scenario.cache.units));
@@ -834,6 +852,13 @@ fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> V
         SimShard { core, executor, inbox: Vec::with_capacity(1024), turn: Vec::with_capacity(1024) }
     });
     shards.collect()
+}
+
+fn make_core(scenario: &Scenario, prepare: Prepare, id: ShardId) -> Shard {
+    let mut core = Shard::new(scenario.shard_config(id))
+        .expect("scenarios are drawn within the options' ranges");
+    prepare(&mut core, scenario, id);
+    core
 }
 
 /// Bytes of each bio of a reader job.

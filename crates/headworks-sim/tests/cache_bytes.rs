@@ -79,3 +79,45 @@ fn faulty_disk_loses_no_acknowledged_data() {
     let bad = HarnessOptions { faults: true, ..KIND };
     rounds(bad, 100..140, |seed| bad.draw(&mut Prng::new(seed).split("configuration")));
 }
+
+/// Runs bios of any kind, with hand-overs to new shards while bios are in flight and while none are.
+fn rounds_with_hand_overs(options: HarnessOptions, seed: u64, config: ShardConfig) -> u32 {
+    let mut harness = Harness::new(options, config, Prng::new(seed));
+    let mut count = 0;
+    for _ in 0..4 {
+        for _ in 0..3 {
+            harness.run(150, None);
+            count += u32::from(harness.hand_over());
+        }
+        harness.flush_and_compare();
+        harness.run(100, None);
+        harness.drain();
+        count += u32::from(harness.hand_over());
+        harness.flush_and_compare();
+    }
+    assert!(harness.answered() > 500, "{} bios", harness.answered());
+    count
+}
+
+#[test]
+fn data_are_correct_after_hand_over_to_new_shards() {
+    for (seed, mode) in
+        (140..170).zip([WriteMode::Writeback, WriteMode::Writethrough].into_iter().cycle())
+    {
+        let mut config = KIND.config(mode, 256);
+        if seed % 3 == 0 {
+            config.dirty.dirty_bytes = 64 << 10;
+        }
+        assert_eq!(rounds_with_hand_overs(KIND, seed, config), 16);
+    }
+}
+
+#[test]
+fn faulty_disk_loses_no_acknowledged_data_after_hand_over() {
+    let bad = HarnessOptions { faults: true, ..KIND };
+    let count = |seed| {
+        let config = bad.draw(&mut Prng::new(seed).split("configuration"));
+        rounds_with_hand_overs(bad, seed, config)
+    };
+    assert!((170..200).map(count).sum::<u32>() > 200, "the volume is usually there");
+}

@@ -45,5 +45,6 @@ fn copy_without_redo_record_is_detected() {
 #[test]
 fn entry_of_written_block_that_stays_is_detected() {
     let stale: Prepare = |shard, _, _| shard.set_cache_defect(CacheDefect::StaleEntry);
-    must_find(&[DEATH_RULE, BYTES], |_| {}, stale);
+    // An upgrade would find it in the table itself.
+    must_find(&[DEATH_RULE, BYTES], |scenario| scenario.upgrades = 0, stale);
 }

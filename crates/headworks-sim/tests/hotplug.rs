@@ -52,6 +52,7 @@ fn blocks_that_survive_hot_remove_are_detected() {
         "a completed write is seen by every later read",
         "a read returns what was written there",
         "flushed data survive a power cut",
+        "an upgrade keeps the contents of the caches",
     ];
     assert!(rules.iter().all(|rule| about.contains(rule)), "{rules:?}");
 }

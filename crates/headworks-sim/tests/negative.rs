@@ -72,6 +72,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         message_delay_ns: 5_000,
         cut_after: None,
         deaths: false,
+        upgrades: 0,
         option_changes: 0,
         hotplug_changes: 0,
         rounds: 1,

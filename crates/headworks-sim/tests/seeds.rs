@@ -1,6 +1,15 @@
 //! Regression tests: simulated worlds that once failed, by seed.
 
+use headworks_sim::check::Failure;
 use headworks_sim::scenario::Scenario;
+use headworks_sim::world::Outcome;
+
+/// Runs a world as it was when it failed: without upgrades.
+fn run(scenario: Scenario) -> Result<Outcome, Box<Failure>> {
+    let mut scenario = Scenario { upgrades: 0, ..scenario };
+    scenario.cache.dirty_table = false;
+    headworks_sim::run(scenario)
+}
 
 /// Two shards' caches took all bio slots of the shard that owns their device; its own cache had none.
 const BIO_SLOTS_EXHAUSTED: u64 = 500_519;
@@ -22,7 +31,7 @@ const EVICTED_BEFORE_USE: u64 = 750_485_048_017;
 
 #[test]
 fn world_with_a_tiny_pool_makes_progress() {
-    if let Err(failure) = headworks_sim::run(Scenario::draw(EVICTED_BEFORE_USE, Some(4))) {
+    if let Err(failure) = run(Scenario::draw(EVICTED_BEFORE_USE, Some(4))) {
         panic!("{failure}");
     }
 }
@@ -45,7 +54,7 @@ fn smoke_worlds_that_once_failed_pass() {
         (IDLE_CLASS_WAITED, Some(2)),
     ];
     for (seed, shards) in worlds {
-        if let Err(failure) = headworks_sim::run(Scenario::draw(seed, shards)) {
+        if let Err(failure) = run(Scenario::draw(seed, shards)) {
             panic!("{failure}");
         }
     }
@@ -63,7 +72,7 @@ fn worlds_that_once_failed_pass() {
     ];
     for (seed, shards) in worlds {
         let scenario = Scenario::draw_crash(seed, shards, false);
-        if let Err(failure) = headworks_sim::run(scenario) {
+        if let Err(failure) = run(scenario) {
             panic!("{failure}");
         }
     }

@@ -64,6 +64,10 @@ defects! {
     ErrorReportedOnce error_reported_once
     /// The dirty table keeps the entries of blocks that were written out.
     StaleEntry stale_entry
+    /// The contents for another process name the first dirty folio as clean.
+    HandoverCleans handover_cleans
+    /// The contents for another process name no errors that connections have not seen.
+    HandoverForgetsErrors handover_forgets_errors
     /// The folios of a removed volume stay in the cache.
     FoliosStay folios_stay
 }

@@ -103,6 +103,11 @@ impl Hotplug {
         self.volumes[usize::from(volume.0)]
     }
 
+    /// Whether a change is in progress.
+    pub fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
     /// Whether a change is in progress or scheduled.
     pub fn is_active(&self) -> bool {
         self.left > 0 || self.under_way.is_some()

@@ -36,6 +36,13 @@ impl Cache {
                 at = state.dirty.younger_group(id);
             }
         }
+        if state.defects.handover_cleans() {
+            contents.forget_first_dirty();
+        }
+        if state.defects.handover_forgets_errors() {
+            contents.positions.clear();
+            contents.volumes.iter_mut().for_each(|volume| volume.seen = true);
+        }
         contents
     }
 }

@@ -182,10 +182,10 @@ impl CacheContents {
         self.volumes.iter().find(|known| known.volume == volume)
     }
 
-    /// Makes the dirty blocks of a folio clean (a defect).
-    #[cfg(feature = "defects")]
-    #[doc(hidden)]
-    pub fn forget_dirty(&mut self, place: usize) {
+    /// Makes the dirty blocks of the first dirty folio clean (a defect).
+    fn forget_first_dirty(&mut self) {
+        let dirty = |folio: &CachedFolio| self.dirty_blocks_of(folio) > 0;
+        let Some(place) = self.folios.iter().position(dirty) else { return };
         let first = self.folios[place].first_state as usize;
         let blocks = self.folios[place].blocks() as usize;
         self.states[first..first + blocks].iter_mut().for_each(|state| *state &= !block::DIRTY);
