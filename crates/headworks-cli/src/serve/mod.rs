@@ -53,7 +53,7 @@ use options::Sandbox;
 use pid_file::PidFile;
 use plan::blame;
 use reload::Reload;
-use stop::{StopOutcome, end_at_once, wait};
+use stop::{StopOutcome, Upkeep, end_at_once, wait};
 use systemd::{InheritedSockets, ServiceManager, unix_path};
 use upgrade::{Predecessor, ProcessState, Upgrades};
 use user::User;
@@ -66,11 +66,11 @@ pub use upgrade::{SPAWNER_COMMAND, run_spawner};
 
 /// Runs the server until it is told to stop.
 pub fn run() -> ExitCode {
-    let predecessor = match Predecessor::take() {
+    let mut predecessor = match Predecessor::take() {
         Ok(predecessor) => predecessor,
         Err(error) => return fail(error),
     };
-    match launch(predecessor.as_ref()) {
+    match launch(&mut predecessor) {
         Ok(code) => code,
         Err(wrong) => {
             if let Some(predecessor) = &predecessor {
@@ -81,8 +81,8 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Starts the server and runs it; an error means that nothing was served.
-fn launch(predecessor: Option<&Predecessor>) -> Result<ExitCode, OptionError> {
+/// Starts the server and runs it; an error means that nothing was served, and that the process to be replaced has to know.
+fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError> {
     // First, before anything opens a descriptor with the number of a passed socket.
     let (mut state, takeover) = match predecessor {
         Some(predecessor) => {
@@ -117,7 +117,8 @@ fn launch(predecessor: Option<&Predecessor>) -> Result<ExitCode, OptionError> {
     let environment = Environment { sockets, log_level, user, state };
     let running = start(&effective, (specs, server_options), environment, &signals)?;
     let mut reload = Reload::new(sources, &effective);
-    Ok(serve(&effective.options, running, &signals, &mut reload, &mut upgrades))
+    let mut upkeep = Upkeep { reload: &mut reload, upgrades: &mut upgrades };
+    Ok(serve(&effective.options, running, &signals, &mut upkeep, predecessor.take()))
 }
 
 /// Prints all errors and returns the exit code: 2 for usage errors, 1 for others.
@@ -338,8 +339,8 @@ fn serve(
     options: &ServeArgs,
     running: Running,
     signals: &Signals,
-    reload: &mut Reload,
-    upgrades: &mut Upgrades,
+    upkeep: &mut Upkeep,
+    predecessor: Option<Predecessor>,
 ) -> ExitCode {
     announce(options, &running);
     let child = match options.run.as_ref().map(|command| spawn(command, &running)).transpose() {
@@ -360,7 +361,10 @@ fn serve(
     }
     let mut manager = ServiceManager::new();
     manager.ready(running.exports.len());
-    let (status, took) = match wait(&running, signals, &mut manager, child, reload, upgrades) {
+    if let Some(predecessor) = predecessor {
+        predecessor.serving();
+    }
+    let (status, took) = match wait(&running, signals, &mut manager, child, upkeep) {
         StopOutcome::AtOnce => end_at_once(&running, "before another signal ended the server"),
         StopOutcome::TimedOut => {
             let time =

@@ -57,13 +57,18 @@ pub(super) enum StopOutcome {
     HandedOver(HandedOver),
 }
 
+/// Changes of a running server that signals ask for.
+pub(super) struct Upkeep<'a> {
+    pub reload: &'a mut Reload,
+    pub upgrades: &'a mut Upgrades,
+}
+
 pub(super) fn wait(
     running: &Running,
     signals: &Signals,
     manager: &mut ServiceManager,
     mut child: Option<Child>,
-    reload: &mut Reload,
-    upgrades: &mut Upgrades,
+    Upkeep { reload, upgrades }: &mut Upkeep,
 ) -> StopOutcome {
     let (mut stop, mut status): (Option<OngoingStop>, _) = (None, None);
     let mut stop_signals = StopSignals::default();

@@ -5,7 +5,8 @@
 //!   old: Standing     --> new: opens everything while the old one serves
 //!   new: Prepared     --> old: pauses
 //!   old: Live         --> new: adopts connections and contents of caches
-//!   new: Adopted      --> old: Go, and exit
+//!   new: Adopted      --> old: Go
+//!   new: Serving      --> old: exits
 //!   either: Failed, with a sentence
 //! ```
 //!
@@ -45,8 +46,10 @@ pub(super) enum Message {
     Live(Handover),
     /// The new process has adopted everything.
     Adopted,
-    /// The new process serves from now on.
+    /// The new process is to serve from now on.
     Go,
+    /// The new process serves, and has said so everywhere.
+    Serving,
     /// A step has failed for this reason.
     Failed(String),
 }
@@ -59,6 +62,7 @@ const LIVE: u8 = 4;
 const ADOPTED: u8 = 5;
 const GO: u8 = 6;
 const FAILED: u8 = 7;
+const SERVING: u8 = 10;
 /// Further descriptors of a hand-over, and their acknowledgement.
 const DESCRIPTORS: u8 = 8;
 const RECEIVED: u8 = 9;
@@ -73,6 +77,7 @@ impl Message {
             Self::Live(_) => "Live",
             Self::Adopted => "Adopted",
             Self::Go => "Go",
+            Self::Serving => "Serving",
             Self::Failed(_) => "Failed",
         }
     }
@@ -118,6 +123,7 @@ impl Channel {
             Message::Prepared => plain(&[PREPARED]),
             Message::Adopted => plain(&[ADOPTED]),
             Message::Go => plain(&[GO]),
+            Message::Serving => plain(&[SERVING]),
             Message::Failed(reason) => {
                 let reason = reason.as_bytes();
                 let reason = &reason[..reason.len().min(SENTENCE_MAX)];
@@ -174,6 +180,7 @@ impl Channel {
             (PREPARED, 0) => Message::Prepared,
             (ADOPTED, 0) => Message::Adopted,
             (GO, 0) => Message::Go,
+            (SERVING, 0) => Message::Serving,
             (FAILED, _) => Message::Failed(String::from_utf8_lossy(rest).into_owned()),
             (kind, length) => {
                 return invalid(format!("a packet of kind {kind} with {length} bytes is unknown"));
@@ -272,8 +279,9 @@ mod tests {
         let record: Vec<u8> = (0..10_u32 << 20).map(|index| (index % 251) as u8).collect();
         // Two kinds of descriptors, so that an exchanged order is seen.
         let files = [memory_with(b"a").unwrap(), memory_with(b"b").unwrap()];
-        let clone =
-            |index: usize| OwnedFd::from(files[usize::from(index % 7 == 0)].try_clone().unwrap());
+        let clone = |index: usize| {
+            OwnedFd::from(files[usize::from(index.is_multiple_of(7))].try_clone().unwrap())
+        };
         let descriptors: Vec<OwnedFd> = (0..1000).map(clone).collect();
         let inodes: Vec<u64> = descriptors.iter().map(inode).collect();
         let handover = Handover { record: record.clone(), descriptors };
@@ -299,7 +307,7 @@ mod tests {
         let empty = || Handover::default();
         new.send(Message::Hello { version: 70_000 }, soon()).unwrap();
         assert!(matches!(old.receive(soon()), Ok(Message::Hello { version: 70_000 })));
-        for message in [Message::Prepared, Message::Adopted, Message::Go] {
+        for message in [Message::Prepared, Message::Adopted, Message::Go, Message::Serving] {
             let name = message.name();
             new.send(message, soon()).unwrap();
             assert_eq!(old.receive(soon()).unwrap().name(), name);

@@ -256,7 +256,7 @@ fn open_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure lives through the call.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    limit.rlim_cur as u64
+    limit.rlim_cur
 }
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ use super::process_state::ProcessState;
 
 /// Time limit of each step of the old process. It is above every limit of that process, which decides: it ends this one.
 const STEP_LIMIT: Duration = Duration::from_secs(120);
-/// Time limit of the last message of a process that fails.
-const FAILURE_LIMIT: Duration = Duration::from_secs(2);
+/// Time limit of the last message of this process.
+const LAST_LIMIT: Duration = Duration::from_secs(2);
 
 /// The process that this one is to replace.
 #[derive(Debug)]
@@ -79,7 +79,13 @@ impl Predecessor {
     /// Tells the other process why this one ends.
     pub fn fail(&self, reason: &str) {
         // It notices the end, too.
-        let _ = self.0.send(Message::Failed(reason.to_owned()), Instant::now() + FAILURE_LIMIT);
+        let _ = self.0.send(Message::Failed(reason.to_owned()), Instant::now() + LAST_LIMIT);
+    }
+
+    /// Tells the other process that this one serves, with its pid file written.
+    pub fn serving(self) {
+        // A process that has ended already does not wait for it.
+        let _ = self.0.send(Message::Serving, Instant::now() + LAST_LIMIT);
     }
 }
 

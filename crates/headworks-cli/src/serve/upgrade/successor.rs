@@ -30,6 +30,8 @@ const PREPARATION_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE_LIMIT: Duration = Duration::from_secs(5);
 /// The part of it in which requests in flight have to end; the rest is for the hand-over.
 const DRAIN_LIMIT: Duration = Duration::from_secs(4);
+/// Longest wait after Go until the successor has written its pid file and told the service manager.
+const SERVING_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit for the end of a killed process.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -56,6 +58,7 @@ struct Preparing {
 pub(in crate::serve) struct HandedOver {
     request: Option<UpgradeRequest>,
     report: UpgradeReport,
+    channel: Arc<Channel>,
 }
 
 /// Sends the notification when the preparation ends, even by a panic.
@@ -113,9 +116,9 @@ impl Upgrades {
         request: Option<UpgradeRequest>,
     ) {
         match self.try_begin(busy, running, signals) {
-            Ok((began, channel, thread)) => {
+            Ok(preparing) => {
                 tracing::info!("upgrade: starting the process that is to take over");
-                self.preparing = Some(Preparing { began, channel, thread, request });
+                self.preparing = Some(Preparing { request, ..preparing });
             }
             Err(refusal) => {
                 tracing::warn!("upgrade refused: {}", refusal.message);
@@ -124,13 +127,12 @@ impl Upgrades {
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "the parts of one structure")]
     fn try_begin(
         &self,
         busy: Option<&str>,
         running: &Running,
         signals: &Signals,
-    ) -> Result<(Instant, Arc<Channel>, JoinHandle<Result<u32, String>>), UpgradeRefusal> {
+    ) -> Result<Preparing, UpgradeRefusal> {
         let busy = self.preparing.is_some().then_some("an upgrade is already in progress").or(busy);
         if let Some(busy) = busy {
             return Err(refusal("EBUSY", busy));
@@ -152,7 +154,7 @@ impl Upgrades {
             let _notify = NotifyAtEnd(notifier);
             prepare(&spawner, &own, theirs, standing)
         });
-        Ok((began, channel, thread.map_err(failed)?))
+        Ok(Preparing { began, channel, thread: thread.map_err(failed)?, request: None })
     }
 
     /// Notes a reload for later and returns true if an upgrade is in progress: the successor may have read the configuration already.
@@ -192,10 +194,8 @@ impl Upgrades {
             // SAFETY: a call with numbers; the process has just said that it serves.
             unsafe { libc::kill(pid as i32, libc::SIGHUP) };
         }
-        // To close it is for the kernel, at the exit.
-        std::mem::forget(channel);
         let report = UpgradeReport { pid, took: began.elapsed(), paused };
-        Some(HandedOver { request, report })
+        Some(HandedOver { request, report, channel })
     }
 
     /// Ends a preparation: the server stops, or has ended.
@@ -222,9 +222,11 @@ impl Drop for Upgrades {
 }
 
 impl HandedOver {
-    /// Tells of the upgrade and exits. Nothing is dropped: sockets, files and marks belong to the successor.
+    /// Tells of the upgrade and exits, without waiting long for anything. Nothing is dropped: sockets, files and marks belong to the successor.
     pub fn exit(self) -> ! {
         let UpgradeReport { pid, took, paused } = self.report;
+        // The operator finds everything in its place when the answer comes.
+        let _ = self.channel.receive(Instant::now() + SERVING_LIMIT);
         tracing::info!(
             "upgraded: process {pid} serves now, in {} ms, paused for {} ms",
             took.as_millis(),
