@@ -79,8 +79,8 @@ impl OwnFile {
 pub(super) struct CacheStore {
     place: Place,
     own: Option<OwnFile>,
-    /// The memory comes from the server that this one replaces, or is anonymous.
-    is_takeover: bool,
+    /// The memory comes from the server that this one replaces.
+    is_taken_over: bool,
     pub leftovers: Leftovers,
     /// Messages for the user.
     pub notes: Vec<String>,
@@ -97,7 +97,7 @@ impl CacheStore {
         let mut store = Self {
             place,
             own: None,
-            is_takeover: false,
+            is_taken_over: false,
             leftovers: Leftovers::default(),
             notes: Vec::new(),
         };
@@ -120,15 +120,15 @@ impl CacheStore {
     }
 
     /// Takes the memory of the server that this one replaces in place of new one.
-    pub(super) fn take_over(&mut self, memory: Option<StoredMemory>) {
-        let own = |StoredMemory { file, shown, path, stored_as }| OwnFile {
-            file: Arc::new(file),
-            path,
-            name: shown,
-            stored_as,
-            required: true,
-        };
-        (self.own, self.is_takeover) = (memory.map(own), true);
+    pub(super) fn take_over(&mut self, memory: StoredMemory) {
+        let StoredMemory { file, shown, path, stored_as } = memory;
+        let own = OwnFile { file: Arc::new(file), path, name: shown, stored_as, required: true };
+        (self.own, self.is_taken_over) = (Some(own), true);
+    }
+
+    /// Whether another process named the file, and has it until this one serves.
+    pub(super) fn is_taken_over(&self) -> bool {
+        self.is_taken_over
     }
 
     /// The memory of this server, for one that is to replace it.
@@ -167,7 +167,7 @@ impl CacheStore {
     /// Removes files without any use left, once the images are open, and makes the file of this server.
     pub(super) fn create(&mut self) -> Result<Option<CacheFile>, ConfigError> {
         self.notes.extend(self.leftovers.remove_empty());
-        if self.is_takeover {
+        if self.is_taken_over {
             return Ok(self.own.as_ref().map(OwnFile::for_server));
         }
         let required = matches!(self.place, Place::Files { required: true, .. });

@@ -220,10 +220,10 @@ fn start(
     let memory = std::mem::take(&mut sockets.memory);
     let mut store = CacheStore::find(&options.cache_file, memory)?;
     let is_takeover = server_options.takeover.is_some();
-    if is_takeover {
-        store.take_over(state.memory.take());
-    }
     if let Some(takeover) = &server_options.takeover {
+        if let Some(memory) = state.memory.take().filter(|_| takeover.has_memory()) {
+            store.take_over(memory);
+        }
         takeover.give_locks(&store.leftovers);
     }
     server_options.live |= sockets.control.is_some();
@@ -258,7 +258,7 @@ fn start(
     let ended = signals.ended()?;
     let mut own = own_files(&server_options, private.as_ref());
     // Another process named it: only the one that made it gives it to the user.
-    own.extend(store.path().filter(|_| !is_takeover).map(PathBuf::from));
+    own.extend(store.path().filter(|_| !store.is_taken_over()).map(PathBuf::from));
     let mut pid_file = None;
     let opened = || {
         // The replaced process has the file until it has ended.
@@ -270,7 +270,7 @@ fn start(
     };
     let server = Server::start_after(assembly, &server_options, move || ended.notify(), opened)
         .inspect_err(|_| {
-            if !is_takeover {
+            if !store.is_taken_over() {
                 store.remove()
             }
         })?;
