@@ -11,7 +11,7 @@
 //!
 //! A running server locks its file, so a file that can be locked was left by a dead one. Its data go to the images that this
 //! server opens (`Leftovers`); then it is removed. The file of this server goes at a clean stop. A server that replaces a running
-//! one gets that one's memory, which is locked: it looks like that of any running server.
+//! one gets that one's memory; its file is left alone until then.
 
 use std::ffi::{CStr, OsString};
 use std::fs::File;
@@ -91,8 +91,14 @@ fn wrong(message: impl Into<String>) -> ConfigError {
 }
 
 impl CacheStore {
-    /// Chooses the place, and takes in what earlier servers left there and with the service manager.
-    pub(super) fn find(option: &str, passed: Vec<(OwnedFd, String)>) -> Result<Self, ConfigError> {
+    /// Chooses the place, and takes in what earlier servers left there and with the service manager; not the file of the server
+    /// that this one replaces.
+    pub(super) fn find(
+        option: &str,
+        passed: Vec<(OwnedFd, String)>,
+        of_predecessor: Option<&StoredMemory>,
+    ) -> Result<Self, ConfigError> {
+        let in_use = of_predecessor.and_then(|memory| memory.path.as_deref());
         let place = choose(option, |name| std::env::var_os(name).filter(|word| !word.is_empty()))?;
         let mut store = Self {
             place,
@@ -108,7 +114,7 @@ impl CacheStore {
             store.leftovers.add(File::from(fd), &shown, remove)?;
         }
         if let Place::Files { path, required } = store.place.clone() {
-            for path in candidates(&path) {
+            for path in candidates(&path).filter(|path| Some(path.as_path()) != in_use) {
                 match store.take_in(&path) {
                     Err(error) if required => return Err(error),
                     Err(error) => store.notes.push(error.to_string()),
@@ -399,20 +405,21 @@ mod tests {
         }
         let path = directory.join("cache");
         let option = path.to_str().unwrap().to_owned();
-        let mut first = CacheStore::find(&option, Vec::new()).unwrap();
+        let mut first = CacheStore::find(&option, Vec::new(), None).unwrap();
         assert!(first.create().unwrap().is_some());
-        let mut second = CacheStore::find(&option, Vec::new()).unwrap();
+        let mut second = CacheStore::find(&option, Vec::new(), None).unwrap();
         second.create().unwrap();
         assert_eq!(second.path(), Some(&*directory.join("cache.1")));
         // The first one dies before its memory is complete: nothing is in it.
         drop(first);
-        let third = CacheStore::find(&option, Vec::new()).unwrap();
+        let third = CacheStore::find(&option, Vec::new(), None).unwrap();
         assert!(!path.exists() && directory.join("cache.1").exists());
         second.remove();
         drop((second, third));
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&directory).unwrap();
-        let refused = CacheStore::find("/proc/x", Vec::new()).unwrap().create().err().unwrap();
+        let refused =
+            CacheStore::find("/proc/x", Vec::new(), None).unwrap().create().err().unwrap();
         assert!(refused.to_string().contains("not on tmpfs or hugetlbfs"), "{refused}");
     }
 }

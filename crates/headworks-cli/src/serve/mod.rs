@@ -95,7 +95,8 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     let mut effective = sources.resolve()?;
     if let Some(takeover) = &takeover {
         let changes = ConfigFile::read_changes(takeover.changes()).map_err(OptionError::Invalid)?;
-        effective.config = effective.config.merged(changes);
+        let drops_privileges = effective.options.user.is_some();
+        effective.config = upgrade::with_changes(effective.config, changes, drops_privileges)?;
     }
     let log_level = log::install(effective.options.log, effective.options.verbose)?;
     // Before any thread starts: threads inherit the signal mask.
@@ -218,7 +219,7 @@ fn start(
         user.prepare()?;
     }
     let memory = std::mem::take(&mut sockets.memory);
-    let mut store = CacheStore::find(&options.cache_file, memory)?;
+    let mut store = CacheStore::find(&options.cache_file, memory, state.memory.as_ref())?;
     let is_takeover = server_options.takeover.is_some();
     if let Some(takeover) = &server_options.takeover {
         if let Some(memory) = state.memory.take().filter(|_| takeover.has_memory()) {

@@ -10,11 +10,12 @@
 //!
 //! Modules: `spawner` the helper process that starts programs, `packet` packets with descriptors, `channel` the messages,
 //! `process_state` what the program hands over beside the server's record, `successor` the side of the old process,
-//! `predecessor` that of the new one.
+//! `predecessor` that of the new one, `changes` what `ctl` had changed.
 //!
 //! Invariants: until Go the new process changes nothing that the old one needs; the old one serves again only when the new one has
 //! ended; the old one exits without removing a file.
 
+mod changes;
 mod channel;
 mod packet;
 mod predecessor;
@@ -22,6 +23,7 @@ mod process_state;
 mod spawner;
 mod successor;
 
+pub(super) use changes::with_changes;
 pub(super) use predecessor::Predecessor;
 pub(super) use process_state::ProcessState;
 pub(super) use spawner::Spawner;
