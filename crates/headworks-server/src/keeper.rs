@@ -21,13 +21,20 @@ use crate::spec::BaseDevice;
 pub(crate) struct Keeper {
     memory: Option<Arc<CacheMemory>>,
     leftovers: Leftovers,
+    /// Marks were made by the server that this one replaces.
+    has_marks: bool,
     marks: Mutex<BTreeMap<u16, Marker>>,
 }
 
 impl Keeper {
     /// A keeper of this memory; without memory dirty data die with the process.
     pub fn new(memory: Option<Arc<CacheMemory>>, leftovers: Leftovers) -> Self {
-        Self { memory, leftovers, marks: Mutex::default() }
+        Self { memory, leftovers, has_marks: false, marks: Mutex::default() }
+    }
+
+    /// The same for a server that replaces another one, whose marks it finds.
+    pub fn with_marks_of_predecessor(self) -> Self {
+        Self { has_marks: true, ..self }
     }
 
     /// What earlier servers left.
@@ -89,6 +96,11 @@ impl Keeper {
             return cannot("it is a block device");
         }
         let marker = Marker::of(path);
+        // Durable already; the time of the pause is short, and the mark may belong to another user by now.
+        if self.has_marks && marker.exists() {
+            self.add(volume, marker);
+            return None;
+        }
         if let Err(error) = marker.make() {
             return cannot(&error.to_string());
         }

@@ -52,6 +52,11 @@ impl Marker {
         Some(Unclean { since, same_boot })
     }
 
+    /// Whether there is a mark, which this process may be unable to read.
+    pub fn exists(&self) -> bool {
+        self.0.symlink_metadata().is_ok()
+    }
+
     /// Makes the mark, durably.
     pub fn make(&self) -> io::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -106,7 +111,9 @@ mod tests {
         let image = TempFile::absent("marked");
         let marker = Marker::of(image.path());
         assert_eq!(marker.found(), None);
+        assert!(!marker.exists());
         marker.make().unwrap();
+        assert!(marker.exists());
         let found = marker.found().unwrap();
         assert!(found.same_boot && found.since > 1_700_000_000, "{found:?}");
         let text = std::fs::read_to_string(&marker.0).unwrap().replace("boot-id ", "boot-id 0");

@@ -164,6 +164,7 @@ impl Server {
         let (boxes, mails): (Vec<Sender<ControlMessage>>, Vec<Receiver<ControlMessage>>) =
             (0..options.shards).map(|_| channel()).unzip();
         let keeper = Keeper::new(memory, options.leftovers.clone());
+        let keeper = if adoption.is_some() { keeper.with_marks_of_predecessor() } else { keeper };
         let volumes: Vec<_> = (0..)
             .map(VolumeId)
             .zip(assembly.origins.iter().cloned().zip(config.volumes.iter().map(|v| v.options)))
