@@ -276,6 +276,8 @@ def killed_meanwhile():
         if alive(server.pid):
             kept += 1
             client.close()
+            # It serves throughout a preparation; until it has noticed the end a further signal would be refused.
+            until("the old process has given up", lambda: server.said().count("upgrade failed") == kept)
             continue
         recovered += 1
         client.close()
