@@ -241,6 +241,22 @@ fn connection_sees_error_of_the_old_shard_once() {
 }
 
 #[test]
+fn silent_connection_sees_error_of_the_new_shard() {
+    let mut harness = Harness::new(1024, |_| {});
+    for connection in [1, 2] {
+        harness.send(connection, Op::Write, u64::from(connection) * MIB, BLOCK);
+    }
+    harness.hand_over(|_| {}, SAME).unwrap();
+    let told = harness.send(1, Op::Flush, 0, 0);
+    harness.settle(FAILS);
+    assert_eq!(harness.answer(told), Some(FAILS));
+    harness.control(Control::Acknowledge { volume: VolumeId(0) });
+    let other = harness.send(2, Op::Flush, 0, 0);
+    harness.settle(Ok(()));
+    assert_eq!(harness.answer(other), Some(FAILS), "its block was discarded");
+}
+
+#[test]
 fn block_written_during_its_write_out_is_dirty_in_the_new_shard() {
     let mut harness = Harness::new(1024, |_| {});
     harness.send(1, Op::Write, 0, 4 * BLOCK);

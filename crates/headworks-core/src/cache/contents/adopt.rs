@@ -228,7 +228,7 @@ fn enter_group(state: &mut CacheState, since: Instant, unit: u32) {
     state.volumes[volume].add_dirty(current);
 }
 
-/// Adopts the errors that connections have not seen.
+/// Adopts the errors of write-out, and how far connections have seen them.
 fn adopt_errors(
     state: &mut CacheState,
     contents: &CacheContents,

@@ -25,8 +25,11 @@ impl Cache {
                 collect_folio(state, unit, &mut contents, &mut places);
             }
         }
+        let positions = &contents.positions;
         let known = |volume: &CachedVolumeContents| {
-            state.pool.folios_of(volume.volume) > 0 || volume.errors > 0
+            let id = volume.volume;
+            let cached = state.pool.folios_of(id) > 0 || volume.errors > 0;
+            cached || positions.iter().any(|position| position.volume == id)
         };
         contents.volumes.retain(known);
         for volume in state.volumes.ids() {
@@ -47,7 +50,8 @@ impl Cache {
     }
 }
 
-/// Adds every volume, and the connections that have not seen its last error.
+/// Adds every volume, and how far its connections have seen its errors. Those that have seen all are told of the next one, too, although
+/// they may send nothing until then.
 fn collect_errors(state: &CacheState, contents: &mut CacheContents) {
     for volume in state.volumes.ids().filter(|&volume| !state.volumes[volume].is_free_slot()) {
         let entry = &state.volumes[volume];
@@ -57,8 +61,7 @@ fn collect_errors(state: &CacheState, contents: &mut CacheContents) {
     }
     for (connection, volume, position) in state.volumes.positions() {
         let open = state.dirty.throttle().is_open(connection);
-        let known = contents.volume(volume);
-        if open && known.is_some_and(|known| known.errors != position) {
+        if open && contents.volume(volume).is_some() {
             contents.positions.push(ErrorPosition { connection, volume, position });
         }
     }

@@ -8,8 +8,8 @@
 //!
 //! Files: `collect` (out of a cache), `words` (encoding, and every check of what another process sent), `adopt` (into an empty cache).
 //!
-//! What is there: folios with a valid block, dirty blocks by extent group with their age, and the errors of write-out that connections
-//! have not seen. Held blocks are plain dirty ones: they are written again. What is not there: ghost entries, streams of read-ahead,
+//! What is there: folios with a valid block, dirty blocks by extent group with their age, and how far connections have seen the errors
+//! of write-out. Held blocks are plain dirty ones: they are written again. What is not there: ghost entries, streams of read-ahead,
 //! pauses of writers, counters.
 //!
 //! Invariants of [`CacheContents`]: folios lie within the pool and within their volumes, and none overlaps another one in either; a
@@ -82,7 +82,7 @@ impl CachedFolio {
     }
 }
 
-/// A volume of which blocks are cached, or of which a connection has not seen an error.
+/// A volume of which blocks are cached, or that a connection has written to or flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedVolumeContents {
     /// The id of the volume in the process that the contents are from.
@@ -104,7 +104,7 @@ impl CachedVolumeContents {
     }
 }
 
-/// How far a connection has seen the errors of a volume; only those that have not seen all.
+/// How far a connection has seen the errors of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ErrorPosition {
     connection: u32,
