@@ -45,6 +45,16 @@ const IDLE_TICKS: u64 = 670_606_918_819;
 /// A bio of the idle class waited for a busy disk for longer than `io_timeout`. On two shards.
 const IDLE_CLASS_WAITED: u64 = 273_667_998;
 
+/// The process died between the growth of an image and the volume's: old bytes of the last block's frame were restored into it.
+const OLD_BYTES_PAST_THE_END: u64 = 166_270_597_855;
+
+#[test]
+fn worlds_of_process_deaths_that_once_failed_pass() {
+    if let Err(failure) = headworks_sim::run(Scenario::draw_death(OLD_BYTES_PAST_THE_END, None)) {
+        panic!("{failure}");
+    }
+}
+
 #[test]
 fn smoke_worlds_that_once_failed_pass() {
     let worlds = [

@@ -36,6 +36,8 @@ pub struct Harness {
     pub writes: Vec<(u64, u16, u64, u32)>,
     /// Data that was reported without asking the device: the bio, and bytes.
     pub told: Vec<(BioId, u32)>,
+    /// Blocks that the dirty table got, each with the byte from which its frame was filled with zeros to its end just before.
+    pub dirtied: Vec<(u64, Option<u64>)>,
     device_frames: DeviceFrames,
     table: Vec<DirtyEntry>,
     sequence: u64,
@@ -67,6 +69,7 @@ impl Harness {
             commands: [0; Op::COUNT],
             writes: Vec::new(),
             told: Vec::new(),
+            dirtied: Vec::new(),
             device_frames: DeviceFrames::default(),
             sequence: 0,
             turns: 0,
@@ -117,6 +120,7 @@ impl Harness {
         self.device_frames.take_back(inputs);
         self.shard.handle(Instant(self.now), inputs);
         self.device_frames.check(self.shard.actions());
+        let mut zeroed = 0..0;
         for action in &self.shard.actions().list {
             match *action {
                 Action::Submit(submit) => {
@@ -137,7 +141,13 @@ impl Harness {
                 }
                 Action::Data { bio, len } => self.told.push((bio, len)),
                 Action::Timer { at } => self.timer = Some(at.0),
+                Action::Zero { at, len } => zeroed = at..at + u64::from(len),
                 Action::SetDirty { unit, count, entry } => {
+                    if entry.is_dirty() {
+                        let last = u64::from(unit + count - 1) * BLOCK;
+                        let tail = (zeroed.end == last + BLOCK).then(|| zeroed.start - last);
+                        self.dirtied.push((entry.after((count - 1).into()).block(), tail));
+                    }
                     let frames = &mut self.table[unit as usize..][..count as usize];
                     for (at, frame) in (0..).zip(frames) {
                         *frame = entry.after(at);

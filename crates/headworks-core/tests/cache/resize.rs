@@ -138,3 +138,24 @@ fn failed_write_out_past_the_end_is_dropped() {
     let beyond = harness.send(2, Op::Read, 100 * BLOCK, BLOCK);
     assert_eq!(harness.answer(beyond), Some(Err(IoError::Invalid)));
 }
+
+/// The image may have grown, without the volume, when the process dies: then the whole frame is written to it.
+#[test]
+fn dirty_last_block_has_zeros_past_the_end() {
+    let (part, zeros) = ((11 * BLOCK, 512), (11, Some(512)));
+    let mut harness = harness();
+    size(&mut harness, 11 * BLOCK + 512);
+    harness.send(1, Op::Write, 8 * BLOCK, 3 * BLOCK + 512);
+    assert_eq!(harness.dirtied, [zeros], "a run that ends with the volume");
+    harness.send(1, Op::Flush, 0, 0);
+    harness.send(1, Op::Write, part.0, part.1);
+    assert_eq!(harness.dirtied[1..], [zeros], "a shadow");
+    harness.settle(Ok(()));
+    harness.send(1, Op::Flush, 0, 0);
+    harness.settle(Ok(()));
+    harness.send(1, Op::Write, part.0 + 7, 100);
+    assert_eq!(harness.dirtied[2..], [zeros], "a clean block, written in part");
+    harness.send(1, Op::Write, part.0, part.1);
+    harness.send(1, Op::Write, 10 * BLOCK, BLOCK);
+    assert_eq!(harness.dirtied[3..], [(10, None)], "dirty already, and not the last block");
+}

@@ -276,6 +276,14 @@ impl Pool {
         }
     }
 
+    /// Fills a frame that becomes dirty with zeros from byte `within` on, where its volume ends: bytes of the frame's earlier block.
+    /// A dead process's dirty frames are written to its images, which may have grown without its knowledge.
+    pub fn zero_past_end(&self, frame: u32, within: u32, actions: &mut Vec<Action>) {
+        if self.dirty_table {
+            Self::zero_from(frame, within, actions);
+        }
+    }
+
     /// Reports that a shadow holds the newest bytes of a block.
     pub fn set_shadow_dirty(
         &self,

@@ -3,10 +3,12 @@
 //! A write passes, in this order: the pause of its connection; dirty credit (a block is reserved before it becomes dirty, so the
 //! limit holds at every moment); a frame; the rest of a block that it writes in part. It holds credit while it waits for a frame,
 //! never the other way round: credit is at most a part of the pool, so an operation with credit finds a frame in the end.
+//!
+//! Invariant, with a dirty table: past the end of its volume a dirty frame has zeros, or bytes that were there before the volume shrank.
 
 use super::{COPY_MAX, fill, write_out};
 use crate::action::{Action, CopyDirection};
-use crate::bio::{DeviceId, IoClass, Op};
+use crate::bio::{DeviceId, IoClass, Op, VolumeId};
 use crate::cache::context::CallContext;
 use crate::cache::device_io::fills;
 use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
@@ -121,6 +123,7 @@ fn write_some(
     put_bytes(ctx, op, unit + first, run);
     // A dirty block is in the table already.
     if clean {
+        zero_past_end(state, ctx, (volume, at + u64::from(run)), unit + first + run - 1);
         state.pool.set_dirty(unit + first, run, (volume, at), ctx.actions);
     }
     dirty_blocks(state, ctx, op, (unit, first, run), clean, slot)
@@ -207,6 +210,21 @@ fn put_bytes(ctx: &mut CallContext, op: &mut Operation, unit: u32, run: u32) {
         _ => Action::Copy { bio, offset, len, at, direction },
     });
     op.done += len;
+}
+
+/// Fills the frame of the block before block `end` with zeros past the end of the volume, if the volume ends within the block.
+fn zero_past_end(
+    state: &CacheState,
+    ctx: &mut CallContext,
+    (volume, end): (VolumeId, u64),
+    frame: u32,
+) {
+    let volume = &state.volumes[volume];
+    debug_assert!(end <= volume.blocks(), "a write ends with its volume");
+    let within = (volume.size() % u64::from(BLOCK)) as u32;
+    if within > 0 && end == volume.blocks() {
+        state.pool.zero_past_end(frame, within, &mut ctx.actions.list);
+    }
 }
 
 /// Marks `run` written blocks of a folio dirty, and charges the writer if they were clean.
@@ -329,6 +347,7 @@ fn write_shadow(
     let at = op.at() >> BLOCK_SHIFT;
     put_bytes(ctx, op, shadow, 1);
     if bits & block::SHADOW == 0 {
+        zero_past_end(state, ctx, (op.bio.id.volume, at + 1), shadow);
         state.pool.set_shadow_dirty(shadow, (op.bio.id.volume, at), ctx.actions);
     }
     dirty_blocks(state, ctx, op, (unit, first, 1), clean, slot)
