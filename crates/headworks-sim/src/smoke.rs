@@ -16,8 +16,8 @@ use crate::world;
 /// rare points by chance.
 pub const COVERED_AFTER: u64 = 300;
 
-/// Every world whose seed is a multiple of this has an outage: it takes as long as thirty others.
-const OUTAGE_EVERY: u64 = 64;
+/// Every world whose seed is a multiple of this has an outage: it takes as long as 120 others.
+const OUTAGE_EVERY: u64 = 256;
 
 /// A smoke run in progress.
 #[derive(Clone, Debug, Default)]
