@@ -8,8 +8,8 @@
 //!   outstanding, all accounts + unused floors of the other accounts + 1  <=  bios_max
 //! ```
 //!
-//! A device that is unresponsive keeps what it has, and more with every client that tries again. Beside others it gets no more from then
-//! on than an eighth of the budget, with what it has; one bio at a time may always try it.
+//! A device that is unresponsive keeps what it has, and more with every client that tries again. Beside others it gets no more
+//! from then on than an eighth of the budget, with what it has; one bio at a time may always try it.
 //!
 //! In the same way fills of several devices take at most half of the pool's frames, with a floor for each device. Flushers leave a
 //! quarter of the budget to fills; a few write-outs of each device may always go.

@@ -1,11 +1,11 @@
 //! Waits that last for too long: their operations fail, as requests that wait for a device do.
 //!
-//! While a device is unresponsive (`queue/device_state.rs`), an operation is answered within two time-outs of its arrival, wherever it
-//! waits. In the first it may wait for something shared: a frame, a bio, credit, a pause, a locked range. After that it asks the
-//! device for nothing more, which would need another time-out to answer. For a folio or older write-out, which a command
-//! of the device takes part of, it may wait for two. Its bios carry its arrival, so the queue limits their waits with its own: a bio is
-//! sent within one time-out of the arrival, and a command has another. A read that has copied a part begins anew, for what
-//! it copied came from the device.
+//! While a device is unresponsive (`queue/device_state.rs`), an operation is answered within two time-outs of its arrival,
+//! wherever it waits. In the first it may wait for something shared: a frame, a bio, credit, a pause, a locked range. After
+//! that it asks the device for nothing more, which would need another time-out to answer. For a folio or older write-out,
+//! which a command of the device takes part of, it may wait for two. Its bios carry its arrival, so the queue limits their
+//! waits with its own: a bio is sent within one time-out of the arrival, and a command has another. A read that has copied a
+//! part begins anew, for what it copied came from the device.
 //!
 //! While a device is stuck, operations that need it fail at once: hits are served, and blocks become dirty while there is
 //! credit.

@@ -7,15 +7,17 @@
 //!    `------------------------- a command ends: a late one, or that of a probe ------------------------'
 //! ```
 //!
-//! A device is *unresponsive* before it is stuck: a request was overdue, and no command had ended for a part of the time-out. The owner tells
-//! the other shards, and every cache, when it becomes so: they limit their waits, and its share of what devices share. It is
-//! no state for the operator: a device that has lost one command and is idle otherwise is unresponsive until the next command ends.
+//! A device is *unresponsive* before it is stuck: a request was overdue, and no command had ended for a part of the time-out. The
+//! owner tells the other shards, and every cache, when it becomes so: they limit their waits, and its share of what devices
+//! share. It is no state for the operator: a device that has lost one command and is idle otherwise is unresponsive until the
+//! next command ends.
 //!
 //! While a device is stuck, new requests fail at once. Now and then one is let through as a probe, because the commands that
 //! the device has may be lost for good. A probe that is not answered keeps its tag and its buffer as any other command, so the
 //! pauses between probes double, up to [`PROBE_PAUSES_MAX`] time-outs.
 //!
-//! Invariants: a stuck device is unresponsive; a live device has no next probe; the pause is from 1 to [`PROBE_PAUSES_MAX`] time-outs.
+//! Invariants: a stuck device is unresponsive; a live device has no next probe; the pause is from 1 to [`PROBE_PAUSES_MAX`]
+//! time-outs.
 
 use crate::time::Instant;
 
@@ -111,7 +113,8 @@ impl DeviceMonitor {
         now.since(self.last_end) >= timeout_ns / SILENCE_PART
     }
 
-    /// Notes that a request is overdue, or `all` that the device has. Returns true if the device is unresponsive or stuck from now on.
+    /// Notes that a request is overdue, or `all` that the device has. Returns true if the device is unresponsive or stuck from
+    /// now on.
     pub fn on_overdue(&mut self, now: Instant, all: bool, timeout_ns: u64) -> bool {
         let silent = now.since(self.last_end) >= timeout_ns;
         if all && silent && !self.is_stuck() {

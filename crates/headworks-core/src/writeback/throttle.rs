@@ -234,8 +234,8 @@ impl Throttle {
         self.devices[at(device)].unresponsive = unresponsive;
     }
 
-    /// Whether a device may use `blocks` more: while it is unresponsive, it keeps to a part of the limit beside others, whose writers would
-    /// else pause for a device that writes nothing.
+    /// Whether a device may use `blocks` more: while it is unresponsive, it keeps to a part of the limit beside others, whose
+    /// writers would else pause for a device that writes nothing.
     fn may_use(&self, device: usize, blocks: u32) -> bool {
         if !self.devices[device].unresponsive || self.devices() < 2 {
             return true;
