@@ -9,5 +9,6 @@ mod handover;
 mod harness;
 mod resize;
 mod status;
+mod unresponsive;
 mod wait_times;
 mod walk;
