@@ -209,6 +209,8 @@ class Manager:
             words = dict(line.split("=", 1) for line in text.decode().splitlines() if "=" in line)
             if words.get("FDSTORE") == "1":
                 self.kept[words["FDNAME"]] = fds[0]
+            elif words.get("BARRIER") == "1":
+                os.close(fds[0])
             if words.get("FDSTOREREMOVE") == "1":
                 os.close(self.kept.pop(words["FDNAME"]))
 
@@ -239,8 +241,15 @@ def descriptor_store():
         server.write(7 + round_, 5)
         if round_ == 0:
             server.kill()
-    check("it stops with 0", server.stop() == 0)
-    check("a clean stop leaves the manager nothing", manager.keeps(0), manager.kept)
+    server.process.terminate()
+    check("a stop leaves memory and records for the next start", manager.keeps(3), manager.kept)
+    # The answer to the barrier.
+    while server.process.poll() is None:
+        manager.listen()
+    check("it stops with 0", server.process.wait(60) == 0)
+    with open(image, "rb") as written:
+        check("and has written everything out", written.read()[6 * BLOCK : 9 * BLOCK] == b"\x05" * (3 * BLOCK))
+    check("and removes the mark", beside(image) == [], beside(image))
 
 
 for part in (kept_file, changed_image, lost_memory, descriptor_store):

@@ -1,10 +1,13 @@
 """Replaces servers while clients use them. Every case starts its own server and ends it."""
 
+import array
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
+import threading
 import time
 
 import rawnbd
@@ -35,7 +38,7 @@ def alive(pid):
 class Server:
     """The processes that serve one image, one after the other."""
 
-    def __init__(self, name, *options, kept=True, size=64 * MIB):
+    def __init__(self, name, *options, kept=True, size=64 * MIB, manager=None):
         self.image = os.path.join(IMAGES, name + ".img")
         if not os.path.exists(self.image):
             with open(self.image, "wb") as image:
@@ -45,8 +48,14 @@ class Server:
         command = [SERVER, "serve", *options, "-U", self.socket, "--control", self.control, "-P", self.pid_file]
         command += ["--engine", ENGINE] + ([] if options and options[0] == "--config" else [self.image])
         environment = {**os.environ, "XDG_RUNTIME_DIR": MEMORY} if kept else without_runtime()
+        passed = {}
+        if manager:
+            passed = manager.start(environment)
+            command = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *command]
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, **passed)
+        if manager:
+            manager.started()
         until("it serves", lambda: os.path.exists(self.pid_file) or self.process.poll() is not None)
         assert self.process.poll() is None, self.said()
         self.pid = self.process.pid
@@ -97,6 +106,54 @@ class Server:
         with open(f"/proc/{self.pid}/status") as status:
             lines = [line.split() for line in status if line.startswith("RssAnon")]
         return int(lines[0][1]) * 1024
+
+
+class Manager:
+    """The part of a service manager that keeps descriptors, as systemd does, and passes them to the next process."""
+
+    def __init__(self, name, most):
+        self.path, self.most, self.kept = os.path.join(DIR, name + ".notify"), most, {}
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(self.path)
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        while True:
+            text, ancillary, _, _ = self.socket.recvmsg(4096, socket.CMSG_SPACE(16))
+            fds = array.array("i")
+            for _, _, data in ancillary:
+                fds.frombytes(data[: len(data) - len(data) % 4])
+            words = dict(line.split("=", 1) for line in text.decode().splitlines() if "=" in line)
+            if words.get("FDSTORE") == "1" and len(self.kept) < self.most:
+                self.kept[words["FDNAME"]] = fds.pop()
+            if words.get("FDSTOREREMOVE") == "1" and words["FDNAME"] in self.kept:
+                os.close(self.kept.pop(words["FDNAME"]))
+            # What is not kept, and the descriptor of a barrier.
+            for fd in fds:
+                os.close(fd)
+
+    def start(self, environment):
+        """Arguments for Popen that pass what is kept, from descriptor 3 on; the manager still has it."""
+        names = list(self.kept)
+        fds = self.passed = [os.dup(self.kept[name]) for name in names]
+        environment.update(NOTIFY_SOCKET=self.path, FDSTORE=str(self.most))
+        if fds:
+            environment.update(LISTEN_FDS=str(len(fds)), LISTEN_FDNAMES=":".join(names))
+
+        def place():
+            # Out of the way first: the targets may be among them.
+            above = [os.dup(fd) for fd in fds]
+            high = [fd for fd in above]
+            while any(fd < 3 + len(fds) for fd in high):
+                high = [os.dup(fd) if fd < 3 + len(fds) else fd for fd in high]
+            for number, fd in enumerate(high, 3):
+                os.dup2(fd, number)
+
+        return {"pass_fds": tuple(range(3, 3 + len(fds))), "preexec_fn": place} if fds else {}
+
+    def started(self):
+        for fd in self.passed:
+            os.close(fd)
 
 
 def without_runtime():
@@ -234,6 +291,51 @@ def refused():
     assert client.read(BLOCK, BLOCK) == b"t" * BLOCK
     client.close()
     server.stop()
+
+
+@case
+def restart():
+    """A restart by the service manager keeps connections and the warm cache; everything is on the image in between"""
+    manager = Manager("restart", 64)
+    server = Server("restart", "--cache", "32M", kept=False, manager=manager)
+    clients = [server.client() for _ in range(40)]
+    for number, client in enumerate(clients):
+        client.write(number * BLOCK, bytes([number + 1]) * BLOCK)
+    for round_ in range(2):
+        clients[0].send(rawnbd.header(rawnbd.READ, 9, 0, BLOCK)[:11])
+        server.process.terminate()
+        assert server.process.wait(60) == 0, server.said()[-2000:]
+        assert "40 connections wait for the next start" in server.said(), server.said()[-2000:]
+        with open(server.image, "rb") as image:
+            assert image.read(40 * BLOCK) == b"".join(bytes([number + 1]) * BLOCK for number in range(40))
+        left = [path for path in (server.socket, server.control, server.pid_file, server.image + ".headworks-dirty") if os.path.exists(path)]
+        assert not left, left
+        server = Server("restart", "--cache", "32M", kept=False, manager=manager)
+        clients[0].send(rawnbd.header(rawnbd.READ, 9, 0, BLOCK)[11:])
+        assert clients[0].reply() == (0, 9) and clients[0].receive(BLOCK) == b"\x01" * BLOCK
+        for number, client in enumerate(clients):
+            assert client.read(number * BLOCK, BLOCK) == bytes([number + 1]) * BLOCK
+        cache = server.ctl("stats")["cache"]
+        assert cache["misses"] == 0, cache
+        until("the manager keeps the memory alone", lambda: len(manager.kept) == 1)
+    # Another cache: what a stop left does not fit, and clients connect again.
+    server.process.terminate()
+    assert server.process.wait(60) == 0, server.said()[-2000:]
+    server = Server("restart", "--cache", "16M", kept=False, manager=manager)
+    assert "clients have to connect again" in server.said(), server.said()[-2000:]
+    assert all(client.hung_up() for client in clients)
+    client = server.client()
+    assert client.read(BLOCK, BLOCK) == b"\x02" * BLOCK
+    client.close()
+    # Too little room: an ordinary stop.
+    manager.most = 4
+    server.process.terminate()
+    assert server.process.wait(60) == 0
+    few = Server("restart", "--cache", "16M", kept=False, manager=manager)
+    clients = [few.client() for _ in range(4)]
+    few.process.terminate()
+    assert few.process.wait(60) == 0 and "FileDescriptorStoreMax= is 4" in few.said(), few.said()[-2000:]
+    assert all(client.hung_up() for client in clients)
 
 
 def children(pid):

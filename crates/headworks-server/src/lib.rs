@@ -70,8 +70,8 @@ pub use assemble::{
 pub use control::{ConfiguredTunables, DISKSTATS_FIELDS, ReloadReport, RetuneReport};
 pub use did_you_mean::nearest_name;
 pub use handover::{
-    Handover, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal, UpgradeReport,
-    UpgradeRequest, UpgradeResult,
+    Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal,
+    UpgradeReport, UpgradeRequest, UpgradeResult,
 };
 pub use leftovers::Leftovers;
 pub use listen::Address;

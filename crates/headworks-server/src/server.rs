@@ -52,6 +52,8 @@ pub struct Server {
     acceptor: Option<Arc<TlsAcceptor>>,
     /// Second descriptors of the listening sockets, for a process that replaces this one; none after a stop.
     handed: Mutex<Vec<HandedListener>>,
+    /// What ctl had changed when the standing part was handed over.
+    handed_changes: Mutex<Option<String>>,
     /// The pause of all shards, while another process takes over.
     paused: Mutex<Option<PausedServer>>,
 }
@@ -243,6 +245,7 @@ impl Server {
             metrics: None,
             acceptor,
             handed: Mutex::new(handed),
+            handed_changes: Mutex::default(),
             paused: Mutex::default(),
         };
         if let Some(Err(error)) = restoring {
@@ -284,6 +287,11 @@ impl Server {
     /// Second descriptors of the listening sockets.
     pub(crate) fn handed(&self) -> MutexGuard<'_, Vec<HandedListener>> {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What ctl had changed when the standing part was handed over; none before.
+    pub(crate) fn handed_changes(&self) -> MutexGuard<'_, Option<String>> {
+        self.handed_changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps a pause, and ends the one before, if there was one.

@@ -55,20 +55,6 @@ fn worlds_of_process_deaths_that_once_failed_pass() {
     }
 }
 
-/// The checker reported violations that were none. On any number of shards.
-const CHECKER_WRONG: [u64; 2] = [7_000_063, 7_000_087];
-
-#[test]
-fn smoke_worlds_that_the_checker_misjudged_pass() {
-    for seed in CHECKER_WRONG {
-        for shards in [1, 2, 4] {
-            if let Err(failure) = headworks_sim::run(Scenario::draw(seed, Some(shards))) {
-                panic!("{failure}");
-            }
-        }
-    }
-}
-
 #[test]
 fn smoke_worlds_that_once_failed_pass() {
     let worlds = [

@@ -68,6 +68,14 @@ pub(super) struct StoredMemory {
     pub stored_as: Option<String>,
 }
 
+impl StoredMemory {
+    /// Memory that the service manager has passed.
+    pub(super) fn passed(descriptor: OwnedFd, name: String) -> Self {
+        let shown = format!("the service manager's descriptor store ({name})");
+        Self { file: descriptor.into(), shown, path: None, stored_as: Some(name) }
+    }
+}
+
 impl OwnFile {
     fn for_server(&self) -> CacheFile {
         let Self { file, name, required, .. } = self;
@@ -130,6 +138,11 @@ impl CacheStore {
         let StoredMemory { file, shown, path, stored_as } = memory;
         let own = OwnFile { file: Arc::new(file), path, name: shown, stored_as, required: true };
         (self.own, self.is_taken_over) = (Some(own), true);
+    }
+
+    /// Whether the service manager keeps the memory.
+    pub(super) fn is_stored(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.stored_as.is_some())
     }
 
     /// Whether another process named the file, and has it until this one serves.
@@ -349,7 +362,7 @@ fn store_memfd() -> io::Result<OwnFile> {
     Ok(OwnFile { file, path: None, name: shown, stored_as, required: false })
 }
 
-fn forget_descriptor(name: &str) {
+pub(super) fn forget_descriptor(name: &str) {
     // A manager that is gone keeps nothing.
     let _ = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
 }

@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use headworks_core::ConfigError;
 use headworks_server::config::{ConfigFile, Problems};
-use headworks_server::{Address, ExportSpec, LogLevel, Server, ServerOptions};
+use headworks_server::{Address, ExportSpec, LogLevel, Server, ServerOptions, Takeover};
 
 use crate::durability;
 use crate::log;
@@ -47,7 +47,7 @@ use crate::signals::Signals;
 use crate::{USAGE, complain};
 use address::{PrivateDirectory, addresses, socket_addresses, uri};
 use announce::{AnnouncedExport, announce, announced};
-use cache_file::CacheStore;
+use cache_file::{CacheStore, StoredMemory};
 use child::{child_code, spawn};
 use options::Sandbox;
 use pid_file::PidFile;
@@ -89,7 +89,7 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
             let (state, takeover) = predecessor.standing()?;
             (state, Some(takeover))
         }
-        None => (ProcessState { sockets: InheritedSockets::take()?, ..Default::default() }, None),
+        None => after_stop(InheritedSockets::take()?),
     };
     let sources = OptionSources::here();
     let mut effective = sources.resolve()?;
@@ -112,14 +112,46 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     let has_control = effective.options.control.is_some() || state.sockets.control.is_some();
     // Before any thread starts, and before privileges are dropped.
     let (mut upgrades, hook) = Upgrades::prepare(&effective.options, has_control, &signals)?;
-    server_options.upgrade = Some(hook);
+    let is_after_stop = predecessor.is_none() && takeover.is_some();
+    let spare = is_after_stop.then(|| state.passed_again()).transpose();
+    let spare =
+        spare.map_err(|error| OptionError::Io(format!("no descriptor is left: {error}")))?;
+    server_options.upgrade = Some(hook.clone());
     server_options.takeover = takeover;
     let sockets = std::mem::take(&mut state.sockets);
-    let environment = Environment { sockets, log_level, user, state };
-    let running = start(&effective, (specs, server_options), environment, &signals)?;
+    let environment = Environment { sockets, log_level: log_level.clone(), user, state };
+    let running = match (start(&effective, (specs, server_options), environment, &signals), spare) {
+        // Cache or shards are others now, as a restart may have it: what the stop has left does not fit.
+        (Err(error), Some(sockets)) if error.option == TAKEOVER => {
+            tracing::warn!("clients have to connect again: {}", error.message);
+            let (specs, mut server_options) = plan(&effective).map_err(OptionError::Invalid)?;
+            server_options.upgrade = Some(hook);
+            let (user, state) = (self::user(&effective.options)?, ProcessState::default());
+            let environment = Environment { sockets, log_level, user, state };
+            start(&effective, (specs, server_options), environment, &signals)?
+        }
+        (started, _) => started?,
+    };
     let mut reload = Reload::new(sources, &effective);
     let mut upkeep = Upkeep { reload: &mut reload, upgrades: &mut upgrades };
     Ok(serve(&effective.options, running, &signals, &mut upkeep, predecessor.take()))
+}
+
+/// The state that a stop has left for this start, if it has.
+fn after_stop(mut sockets: InheritedSockets) -> (ProcessState, Option<Takeover>) {
+    let left = std::mem::take(&mut sockets.left);
+    let takeover = match (left.into_takeover(), &mut sockets.memory[..]) {
+        // With other memory there are data of a dead server, which come first.
+        (Ok(takeover), [_]) => takeover,
+        (Ok(_), _) => None,
+        (Err(error), _) => {
+            complain(format!("{error}; clients have to connect again"));
+            None
+        }
+    };
+    let memory = takeover.as_ref().and_then(|_| sockets.memory.pop());
+    let memory = memory.map(|(descriptor, name)| StoredMemory::passed(descriptor, name));
+    (ProcessState { sockets, memory, ..Default::default() }, takeover)
 }
 
 /// Prints all errors and returns the exit code: 2 for usage errors, 1 for others.
@@ -145,6 +177,9 @@ fn fail(error: impl std::fmt::Display) -> ExitCode {
     complain(error);
     ExitCode::FAILURE
 }
+
+/// The option that errors of a takeover name.
+const TAKEOVER: &str = "upgrade";
 
 /// What the process provides beside its options: passed sockets, log level, user.
 struct Environment {
@@ -373,6 +408,15 @@ fn serve(
             end_at_once(&running, &time)
         }
         StopOutcome::HandedOver(done) => done.exit(),
+        StopOutcome::Left(connections) => {
+            tracing::info!(
+                "everything is written out; {connections} connections wait for the next start"
+            );
+            // Nothing is dropped that the next start finds; files of this process go.
+            let Running { pid_file, private, .. } = running;
+            drop((pid_file, private));
+            std::process::exit(0)
+        }
         StopOutcome::Ended(status, took) => (status, took),
     };
     let Running { server, pid_file, store, .. } = running;

@@ -7,6 +7,7 @@ use super::Running;
 use super::reload::Reload;
 use super::stop_signals::{StopSignal, StopSignals};
 use super::systemd::ServiceManager;
+use super::upgrade::restart::{self, Leaving};
 use super::upgrade::{HandedOver, Upgrades};
 use crate::complain;
 use crate::progress::{self, Progress};
@@ -18,6 +19,11 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an immediate exit waits for the shards to report what is lost. A shard that turns answers within
 /// milliseconds; one that hangs gets no more time.
 const LOSS_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often the way of connections to the next start is looked at.
+const LEAVE_INTERVAL: Duration = Duration::from_millis(5);
+/// Time limit of the write-out before that, if a shutdown has none.
+const LEAVE_LIMIT: Duration = Duration::from_secs(3600);
 
 /// A shutdown in progress.
 struct OngoingStop {
@@ -55,6 +61,22 @@ pub(super) enum StopOutcome {
     TimedOut,
     /// Another process serves now.
     HandedOver(HandedOver),
+    /// Everything is written out, and so many connections wait for the next start.
+    Left(usize),
+}
+
+/// Begins a shutdown: connections and cache are left for the next start where that is possible; otherwise the server stops.
+fn begin_stop(running: &Running) -> Option<Leaving> {
+    if restart::is_possible(running) {
+        match Leaving::begin(running, running.stop.unwrap_or(LEAVE_LIMIT)) {
+            Ok(leaving) => return Some(leaving),
+            Err(reason) => {
+                tracing::info!("clients have to connect again after a restart: {reason}")
+            }
+        }
+    }
+    running.server.stop();
+    None
 }
 
 /// Changes of a running server that signals ask for.
@@ -72,10 +94,12 @@ pub(super) fn wait(
 ) -> StopOutcome {
     let (mut stop, mut status): (Option<OngoingStop>, _) = (None, None);
     let mut stop_signals = StopSignals::default();
+    let mut leaving: Option<Leaving> = None;
     loop {
         // Without a shutdown or watchdog there is no time-out: the end of the server is an event.
         let timeout =
             stop.as_ref().map(|_| REPORT_INTERVAL).into_iter().chain(manager.ping_due_in()).min();
+        let timeout = leaving.as_ref().map(|_| LEAVE_INTERVAL).or(timeout);
         let event = signals.wait(timeout);
         manager.ping_watchdog(&running.server);
         match event {
@@ -88,7 +112,7 @@ pub(super) fn wait(
                         // SAFETY: the child has not been waited for, so the id is its own.
                         unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
                     }
-                    running.server.stop();
+                    leaving = begin_stop(running);
                 }
                 StopSignal::Repeated => {}
                 StopSignal::Early => tracing::warn!(
@@ -147,6 +171,15 @@ pub(super) fn wait(
                 return StopOutcome::Ended(status, took);
             }
             MainEvent::TimedOut => {}
+        }
+        match leaving.as_mut().and_then(|leaving| leaving.poll(running)) {
+            Some(Ok(connections)) => return StopOutcome::Left(connections),
+            Some(Err(reason)) => {
+                tracing::info!("clients have to connect again after a restart: {reason}");
+                leaving = None;
+                running.server.stop();
+            }
+            None => {}
         }
         if let Some(stop) = &mut stop
             && stop.report(running, manager)

@@ -18,6 +18,8 @@ use headworks_core::ConfigError;
 use headworks_server::{InheritedAddress, InheritedSocket, Server, ShardBarrier};
 use sd_notify::NotifyState;
 
+use super::upgrade::restart::{self, Left};
+
 /// Name (`FileDescriptorName=`) of the control socket.
 const CONTROL: &str = "control";
 /// Name of the metrics socket; sockets with any other name are NBD listeners.
@@ -36,6 +38,8 @@ pub(super) struct InheritedSockets {
     pub metrics: Option<InheritedSocket>,
     /// Memory that earlier servers stored, with its names.
     pub memory: Vec<(OwnedFd, String)>,
+    /// What a stop has left for this start.
+    pub left: Left,
 }
 
 fn error(message: impl Into<String>) -> ConfigError {
@@ -55,6 +59,10 @@ impl InheritedSockets {
         for (fd, name) in given {
             // SAFETY: the variables pass this descriptor to the process, and nothing was opened before.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+            if name.starts_with(restart::NAME) {
+                sockets.left.push(fd, name);
+                continue;
+            }
             if name.starts_with(super::cache_file::NAME) {
                 sockets.memory.push((fd, name));
                 continue;
@@ -88,7 +96,7 @@ impl InheritedSockets {
     pub(super) fn sockets(&self) -> Self {
         let Self { listen, control, metrics, .. } = self;
         let (listen, control, metrics) = (listen.clone(), control.clone(), metrics.clone());
-        Self { listen, control, metrics, memory: Vec::new() }
+        Self { listen, control, metrics, ..Self::default() }
     }
 
     /// Returns true if a unix socket at `path` is among the client listeners.

@@ -1,7 +1,7 @@
 //! The old server's side: the standing part, the pause with the live part, and the way back.
 
 use std::convert::Infallible;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use headworks_core::ShardId;
@@ -12,7 +12,7 @@ use super::standing::StandingParts;
 use crate::Server;
 use crate::control::rpc::RpcFault;
 use crate::messages::ControlMessage;
-use crate::messages::hand_over::{PauseOrder, PausedServer, PausedShard};
+use crate::messages::hand_over::{PauseOrder, PauseWay, PausedServer, PausedShard};
 
 impl Server {
     /// Listeners, image locks and settings, for a process that is to replace this one. The server goes on.
@@ -20,15 +20,15 @@ impl Server {
     /// # Errors
     /// A sentence why this server cannot be handed over.
     pub fn standing(&self) -> Result<Handover, String> {
-        let changes = self.service().changes();
-        let (volumes, locks) = changes.volumes_to_hand_over()?;
-        let settings = changes.diff().map_err(RpcFault::into_message)?;
+        let (volumes, locks) = self.service().changes().volumes_to_hand_over()?;
+        let changes = self.unsaved_changes()?;
+        *self.handed_changes() = Some(changes.clone());
         let parts = StandingParts {
             listeners: &self.handed(),
             locks,
             has_memory: self.keeps_cache(),
             volumes: &volumes,
-            changes: settings["text"].as_str().unwrap_or_default(),
+            changes: &changes,
         };
         parts.write()
     }
@@ -39,29 +39,99 @@ impl Server {
     /// # Errors
     /// A sentence why requests in flight did not end within `limit`; the server already serves on.
     pub fn pause(&self, limit: Duration) -> Result<Handover, String> {
-        let deadline = Instant::now() + limit;
-        let clean = self.shared().keeper().memory().is_none();
-        let (answers, paused) = channel();
-        let mut ends = Vec::new();
-        let mut order = |shard: u16, begun| {
-            let (end, ended) = channel();
-            ends.push(end);
-            let order = PauseOrder { clean, begun, answer: answers.clone(), end: ended };
-            self.shared().send(ShardId(shard), ControlMessage::Pause(order));
+        let way = if self.keeps_cache() { PauseWay::AsItIs } else { PauseWay::WrittenOut };
+        // Before the pause: the shards are asked. While they are paused they refuse changes.
+        let changes = self.unsaved_changes()?;
+        if self.handed_changes().as_ref().is_some_and(|handed| *handed != changes) {
+            return Err("exports or settings were changed meanwhile; try again".to_owned());
+        }
+        let mut pause = self.begin_pause(way, limit);
+        loop {
+            if let Some(outcome) = self.advance_pause(&mut pause, limit) {
+                return outcome;
+            }
+        }
+    }
+
+    /// What `headworks ctl` has changed, as a configuration file.
+    fn unsaved_changes(&self) -> Result<String, String> {
+        let diff = self.service().changes().diff().map_err(RpcFault::into_message)?;
+        Ok(diff["text"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Begins a pause for a process that starts when this one has ended: everything is written out and flushed, most of it while
+    /// clients are served. At its end the marks of the images go, and so do the files of the server's own sockets.
+    #[must_use]
+    pub fn begin_pause_for_restart(&self, limit: Duration) -> PauseInProgress {
+        let way = match self.keeps_cache() {
+            true => PauseWay::WrittenOutBefore,
+            false => PauseWay::WrittenOut,
+        };
+        self.begin_pause(way, limit)
+    }
+
+    /// The live part of a pause for a restart, when that is complete; none before. After an error the server serves on.
+    pub fn poll_pause_for_restart(
+        &self,
+        pause: &mut PauseInProgress,
+    ) -> Option<Result<Handover, String>> {
+        let live = match self.advance_pause(pause, Duration::ZERO)? {
+            Ok(live) => live,
+            Err(reason) => return Some(Err(reason)),
+        };
+        self.shared().keeper().close_all();
+        for (path, _) in self.handed().drain(..).filter_map(|listener| listener.file) {
+            // A file that is left is replaced by the next server.
+            let _ = std::fs::remove_file(path);
+        }
+        Some(Ok(live))
+    }
+
+    /// What a process that starts when this one has ended needs beside [`Server::pause_for_restart`]: which volume is which image.
+    ///
+    /// # Errors
+    /// As [`Server::standing`].
+    pub fn standing_for_restart(&self) -> Result<Handover, String> {
+        let (volumes, _) = self.service().changes().volumes_to_hand_over()?;
+        let (listeners, locks, has_memory) = (&[][..], Vec::new(), self.keeps_cache());
+        StandingParts { listeners, locks, has_memory, volumes: &volumes, changes: "" }.write()
+    }
+
+    fn begin_pause(&self, way: PauseWay, limit: Duration) -> PauseInProgress {
+        let ((answers, paused), (begun, begins)) = (channel(), channel());
+        let mut pause = PauseInProgress {
+            way,
+            deadline: Instant::now() + limit,
+            ends: Vec::new(),
+            begins,
+            answers: Some(answers),
+            paused,
+            gathered: Vec::new(),
         };
         // The first shard accepts clients and passes them on: the others are told when it has stopped.
-        let (begun, begins) = channel::<Infallible>();
-        order(0, Some(begun));
-        let stopped = begins.recv_timeout(limit);
-        (1..self.shared().shards() as u16).for_each(|shard| order(shard, None));
-        drop(answers);
-        let paused = match stopped {
-            Err(RecvTimeoutError::Disconnected) => {
-                gather(&paused, self.shared().shards(), deadline)
-            }
-            _ => Err("the first shard does not answer".to_owned()),
-        };
-        match paused {
+        self.order(&mut pause, 0, Some(begun));
+        pause
+    }
+
+    fn order(&self, pause: &mut PauseInProgress, shard: u16, begun: Option<Sender<Infallible>>) {
+        let Some(answer) = pause.answers.clone() else { return };
+        let (end, ended) = channel();
+        pause.ends.push(end);
+        let order = PauseOrder { way: pause.way, begun, answer, end: ended };
+        self.shared().send(ShardId(shard), ControlMessage::Pause(order));
+    }
+
+    /// Advances a pause, and waits for a step at most for `wait`; returns its outcome at the end.
+    fn advance_pause(
+        &self,
+        pause: &mut PauseInProgress,
+        wait: Duration,
+    ) -> Option<Result<Handover, String>> {
+        let outcome = pause.advance(wait, |pause| {
+            (1..self.shared().shards() as u16).for_each(|shard| self.order(pause, shard, None));
+        })?;
+        let ends = std::mem::take(&mut pause.ends);
+        Some(match outcome {
             Ok(paused) => {
                 let stay: usize = paused.iter().map(|shard| shard.stay).sum();
                 if stay > 0 {
@@ -77,7 +147,7 @@ impl Server {
                 self.resume();
                 Err(reason)
             }
-        }
+        })
     }
 
     /// Ends a pause: the server serves on.
@@ -86,26 +156,57 @@ impl Server {
     }
 }
 
-/// Waits for all shards; returns what they hand over, in their order.
-fn gather(
-    answers: &Receiver<Result<PausedShard, String>>,
-    shards: usize,
+/// A pause that is not complete yet. Dropped, it ends, and the shards go on.
+#[derive(Debug)]
+pub struct PauseInProgress {
+    way: PauseWay,
     deadline: Instant,
-) -> Result<Vec<PausedShard>, String> {
-    let mut paused = Vec::new();
-    while paused.len() < shards {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match answers.recv_timeout(left) {
-            Ok(answer) => paused.push(answer?),
-            Err(RecvTimeoutError::Disconnected) => return Err("the server stops".to_owned()),
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(
-                    "requests in flight did not end in time: a device is slow, or does not answer"
-                        .to_owned(),
-                );
+    ends: Vec<Sender<Infallible>>,
+    /// Closed when the first shard has stopped to read.
+    begins: Receiver<Infallible>,
+    /// For further orders; none when all shards are told.
+    answers: Option<Sender<Result<PausedShard, String>>>,
+    paused: Receiver<Result<PausedShard, String>>,
+    gathered: Vec<PausedShard>,
+}
+
+impl PauseInProgress {
+    /// Waits at most for `wait`; returns what the shards hand over, in their order, when all have. `tell_others` orders the others to
+    /// pause.
+    fn advance(
+        &mut self,
+        wait: Duration,
+        tell_others: impl FnOnce(&mut Self),
+    ) -> Option<Result<Vec<PausedShard>, String>> {
+        let wait = wait.min(self.deadline.saturating_duration_since(Instant::now()));
+        if self.answers.is_some() {
+            match self.begins.recv_timeout(wait) {
+                Err(RecvTimeoutError::Disconnected) => {
+                    tell_others(self);
+                    self.answers = None;
+                }
+                _ => return self.late(),
             }
         }
+        let shards = self.ends.len();
+        while self.gathered.len() < shards {
+            match self.paused.recv_timeout(wait) {
+                Ok(Ok(paused)) => self.gathered.push(paused),
+                Ok(Err(reason)) => return Some(Err(reason)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Some(Err("the server stops".to_owned()));
+                }
+                Err(RecvTimeoutError::Timeout) => return self.late(),
+            }
+        }
+        let mut paused = std::mem::take(&mut self.gathered);
+        paused.sort_by_key(|shard| shard.shard);
+        Some(Ok(paused))
     }
-    paused.sort_by_key(|shard: &PausedShard| shard.shard);
-    Ok(paused)
+
+    /// The outcome after the time limit; none before.
+    fn late(&self) -> Option<Result<Vec<PausedShard>, String>> {
+        let late = "requests in flight did not end in time: a device is slow, or does not answer";
+        (Instant::now() >= self.deadline).then(|| Err(late.to_owned()))
+    }
 }

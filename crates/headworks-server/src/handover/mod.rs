@@ -24,6 +24,7 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 
+pub use give::PauseInProgress;
 pub use record::Handover;
 pub(crate) use request::AnswerGuard;
 pub use request::{UpgradeHook, UpgradeRefusal, UpgradeReport, UpgradeRequest, UpgradeResult};

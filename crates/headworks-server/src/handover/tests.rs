@@ -295,3 +295,44 @@ fn volume_in_memory_refuses() {
     assert!(refused.contains("in the memory of this process"), "{refused}");
     end(server);
 }
+
+#[test]
+fn change_after_standing_part_refuses_pause() {
+    let place = Place::new("handover-changed", 1, true);
+    let server = place.start(None).unwrap();
+    server.standing().unwrap();
+    let weight = serde_json::json!({ "path": "exports/disk/weight", "value": 300 });
+    assert!(server.service().call("set", weight.as_object().unwrap()).is_ok());
+    let refused = server.pause(LIMIT).unwrap_err();
+    assert!(refused.contains("changed meanwhile"), "{refused}");
+    server.standing().unwrap();
+    server.pause(LIMIT).unwrap();
+    server.resume();
+    place.client().disconnect().unwrap();
+    end(server);
+}
+
+#[test]
+fn pause_for_restart_writes_everything_out_while_clients_are_served() {
+    let place = Place::new("handover-restart", 2, true);
+    let server = place.start(None).unwrap();
+    let mut client = place.client();
+    client.write(0, &[4; BLOCK], CommandFlags::NONE).unwrap();
+    let mut pause = server.begin_pause_for_restart(LIMIT);
+    let live = loop {
+        if let Some(live) = server.poll_pause_for_restart(&mut pause) {
+            break live.unwrap();
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(live.descriptors.len(), 1);
+    assert_eq!(block_of(place.image.path(), 0), 4);
+    let mark = place.image.path().with_file_name(format!(
+        "{}.headworks-dirty",
+        place.image.path().file_name().unwrap().to_string_lossy()
+    ));
+    assert!(!mark.exists() && !place.socket.exists(), "as after a clean stop");
+    server.resume();
+    client.disconnect().unwrap();
+    end(server);
+}

@@ -8,11 +8,22 @@ use headworks_nbd::Negotiated;
 
 use crate::nbd::connection::{Connection, HandedConnection};
 
+/// How a pause treats the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PauseWay {
+    /// The contents move with their memory, dirty or not.
+    AsItIs,
+    /// Everything dirty is written out; the next cache begins empty.
+    WrittenOut,
+    /// Everything dirty is written out, most of it while clients are still served; the contents move.
+    WrittenOutBefore,
+}
+
 /// The order to pause.
 #[derive(Debug)]
 pub struct PauseOrder {
-    /// Everything dirty is written out first: the memory of the cache does not move.
-    pub clean: bool,
+    /// What is done with dirty data and with the contents of the cache.
+    pub way: PauseWay,
     /// Dropped when the shard has begun: it moves no client to another shard any more.
     pub begun: Option<Sender<Infallible>>,
     /// Told when the shard is paused, or why it cannot be.

@@ -21,7 +21,7 @@ impl Reactor {
         order: ShardCommand,
         answer: &Sender<CommandResult>,
     ) {
-        if self.phase != ShutdownPhase::Running || self.is_paused() {
+        if self.phase != ShutdownPhase::Running || self.has_pause() {
             // Dropping `answer` tells the sender that the shard stops.
             return;
         }

@@ -467,6 +467,7 @@ impl Reactor {
     /// Watches a connection for what it waits for.
     pub(super) fn watch(&mut self, slot: u32) {
         let state = *self.connections.state(slot);
+        let pauses = self.is_paused() || state.pause != ReadPause::No;
         let Some((connection, _)) = self.parts.io.connection(slot) else {
             return;
         };
@@ -474,7 +475,6 @@ impl Reactor {
             return;
         };
         // A hot connection is read from every turn anyway.
-        let pauses = self.pause.is_some() || state.pause != ReadPause::No;
         let reads = !pauses && connection.reads() && !state.is_hot();
         let interest = match (reads, state.blocked) {
             (true, false) => Interest::Read,

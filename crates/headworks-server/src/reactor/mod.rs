@@ -323,7 +323,7 @@ impl Reactor {
         if self.phase != ShutdownPhase::Running {
             self.advance_shutdown(now);
         }
-        if self.is_paused() {
+        if self.has_pause() {
             self.advance_pause(now);
         }
         // A connection that was closed while sending adds an input.

@@ -7,6 +7,8 @@
 //!      '------------------'---------------------'--- the order was withdrawn --'---------------------------------------'
 //! ```
 //!
+//! Before a restart everything is written out, most of it before Draining, while clients are served.
+//!
 //! While paused a shard accepts no client and reads no request. After the hand-over its thread waits for the end of the pause, or
 //! of the process: so nothing changes that the other process was told. Connections that cannot move (`Connection::hand_over`) stay
 //! and are closed by the end of the process.
@@ -18,7 +20,7 @@ use headworks_core::{Control, Input, Instant, Status, VolumeId};
 
 use super::connections::TOO_MANY;
 use super::{Reactor, ReactorParts, ShutdownPhase};
-use crate::messages::hand_over::{AdoptOrder, AdoptedClient, PauseOrder, PausedShard};
+use crate::messages::hand_over::{AdoptOrder, AdoptedClient, PauseOrder, PauseWay, PausedShard};
 
 /// A shard's own state of a pause.
 pub(super) struct Pause {
@@ -27,6 +29,8 @@ pub(super) struct Pause {
 }
 
 enum Stage {
+    /// Flushes that have not completed; clients are still served.
+    WritingOut(Receiver<Status>),
     Draining,
     /// Flushes that have not completed.
     Cleaning(Receiver<Status>),
@@ -36,18 +40,29 @@ enum Stage {
 impl Reactor {
     /// Whether nothing is accepted and read.
     pub(super) fn is_paused(&self) -> bool {
+        let reads = |pause: &Pause| matches!(pause.stage, Stage::WritingOut(_));
+        self.pause.as_ref().is_some_and(|pause| !reads(pause))
+    }
+
+    /// Whether a pause is in progress, in whatever stage.
+    pub(super) fn has_pause(&self) -> bool {
         self.pause.is_some()
     }
 
     /// Begins a pause; a shard that stops drops the order.
     pub(super) fn begin_pause(&mut self, mut order: PauseOrder) {
-        order.begun = None;
-        if self.phase == ShutdownPhase::Running
-            && self.parts.restores.is_none()
-            && !self.is_paused()
+        if self.phase != ShutdownPhase::Running || self.parts.restores.is_some() || self.has_pause()
         {
-            self.pause = Some(Pause { order, stage: Stage::Draining });
+            return;
         }
+        let stage = match order.way {
+            PauseWay::WrittenOutBefore => Stage::WritingOut(self.flush_own_volumes()),
+            PauseWay::AsItIs | PauseWay::WrittenOut => {
+                order.begun = None;
+                Stage::Draining
+            }
+        };
+        self.pause = Some(Pause { order, stage });
     }
 
     /// Continues a pause, if there is one, as far as it can at the end of a turn.
@@ -57,14 +72,19 @@ impl Reactor {
             return self.end_pause();
         }
         match &pause.stage {
+            Stage::WritingOut(flushes) => match outcome(flushes) {
+                Some(Ok(())) => self.stop_reading(),
+                Some(Err(error)) => self.refuse_pause(&format!("write-out failed: {error}")),
+                None => {}
+            },
             Stage::Draining => {
                 if self.connections_are_at_rest() {
                     self.clean_or_freeze();
                 }
             }
-            Stage::Cleaning(flushes) => match flushes.try_iter().find_map(Result::err) {
-                Some(error) => self.refuse_pause(&format!("write-out failed: {error}")),
-                None if flushes.try_recv() == Err(TryRecvError::Disconnected) => self.freeze(),
+            Stage::Cleaning(flushes) => match outcome(flushes) {
+                Some(Ok(())) => self.freeze(),
+                Some(Err(error)) => self.refuse_pause(&format!("write-out failed: {error}")),
                 None => {}
             },
             Stage::Freezing => {
@@ -91,17 +111,34 @@ impl Reactor {
         empty && !driver.has_inputs() && driver.shard().is_idle() && driver.shard().is_quiet()
     }
 
+    fn way(&self) -> PauseWay {
+        self.pause.as_ref().map_or(PauseWay::AsItIs, |pause| pause.order.way)
+    }
+
+    /// Most is written out: from now on nothing is read.
+    fn stop_reading(&mut self) {
+        if let Some(pause) = &mut self.pause {
+            pause.order.begun = None;
+            pause.stage = Stage::Draining;
+        }
+    }
+
     fn clean_or_freeze(&mut self) {
-        let clean = self.pause.as_ref().is_some_and(|pause| pause.order.clean);
-        if !clean {
+        if self.way() == PauseWay::AsItIs {
             return self.freeze();
         }
+        let flushes = self.flush_own_volumes();
+        self.set_stage(Stage::Cleaning(flushes));
+    }
+
+    /// Writes out and flushes the volumes of this shard; returns where the outcomes come.
+    fn flush_own_volumes(&mut self) -> Receiver<Status> {
         let (flushed, flushes) = channel();
         for volume in self.parts.volumes.clone() {
             let flush = self.own_flushes.submit_for(volume, flushed.clone());
             self.parts.driver.push(flush);
         }
-        self.set_stage(Stage::Cleaning(flushes));
+        flushes
     }
 
     fn freeze(&mut self) {
@@ -124,9 +161,9 @@ impl Reactor {
 
     /// Hands over, and waits for the end of the pause.
     fn hand_over(&mut self, now: Instant) {
-        let clean = self.pause.as_ref().is_some_and(|pause| pause.order.clean);
+        let moves = self.way() != PauseWay::WrittenOut;
         let contents = match self.parts.driver.shard().contents(now) {
-            Ok(contents) => (!clean).then(|| contents.encode()),
+            Ok(contents) => moves.then(|| contents.encode()),
             Err(error) => return self.refuse_pause(&error.to_string()),
         };
         let mut paused = PausedShard {
@@ -200,4 +237,11 @@ impl Reactor {
             self.begin_client(now, slot, export, terms);
         }
     }
+}
+
+/// The outcome of all flushes; none while one has not completed.
+fn outcome(flushes: &Receiver<Status>) -> Option<Status> {
+    let failed = flushes.try_iter().find(Status::is_err);
+    let all = || flushes.try_recv() == Err(TryRecvError::Disconnected);
+    failed.or_else(|| all().then_some(Ok(())))
 }

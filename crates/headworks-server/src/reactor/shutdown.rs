@@ -23,7 +23,7 @@ impl Reactor {
             self.stop_after_restores = true;
             return;
         }
-        if self.is_paused() {
+        if self.has_pause() {
             self.end_pause();
         }
         self.phase = ShutdownPhase::Draining { since: now };

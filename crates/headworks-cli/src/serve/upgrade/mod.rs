@@ -20,6 +20,7 @@ mod channel;
 mod packet;
 mod predecessor;
 mod process_state;
+pub(super) mod restart;
 mod spawner;
 mod successor;
 

@@ -67,6 +67,18 @@ impl ProcessState {
         Ok(Handover { record, descriptors })
     }
 
+    /// What the service manager has passed once more, for a start that takes nothing over.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn passed_again(&self) -> io::Result<InheritedSockets> {
+        let mut sockets = self.sockets.sockets();
+        if let Some(StoredMemory { file, stored_as: Some(name), .. }) = &self.memory {
+            sockets.memory.push((file.try_clone()?.into(), name.clone()));
+        }
+        Ok(sockets)
+    }
+
     /// Separates this state from the server's part.
     ///
     /// # Errors
@@ -112,7 +124,7 @@ impl ProcessState {
             return Err(wrong());
         }
         let state = Self {
-            sockets: InheritedSockets { listen, control, metrics, memory: Vec::new() },
+            sockets: InheritedSockets { listen, control, metrics, ..Default::default() },
             memory,
             private: path(&text["private"]).ok_or_else(wrong)?,
             pid_file: path(&text["pid_file"]).ok_or_else(wrong)?,
@@ -160,7 +172,7 @@ mod tests {
             listen: vec![socket(), socket()],
             control: None,
             metrics: Some(socket()),
-            memory: Vec::new(),
+            ..Default::default()
         };
         let places = |sockets: &InheritedSockets| {
             let all = sockets.listen.iter().chain(&sockets.metrics);
