@@ -161,6 +161,32 @@ def changed_image():
     check("it stops with 0", server.stop() == 0)
 
 
+def grown_image():
+    """A process that grows the image just before the kill; the server, which ends within a block, does not know yet."""
+    image, sector = new_image("kept-grown.img"), 512
+    os.truncate(image, SIZE + sector)
+    option = ["--cache-file", os.path.join(MEMORY, "grown")]
+    spec = f"file:path={image},direct=off"
+    server = Server(spec, *option)
+    # Every frame of the cache has been used once before the last block gets one.
+    server.write(0, 10, SIZE // BLOCK)
+    check("the cache is written out", server.flush() == 0)
+    os.truncate(image, SIZE + BLOCK)
+    with server.client() as raw:
+        raw.write(SIZE, bytes([11]) * sector)
+    server.kill()
+    server = Server(spec, *option)
+    with server.client() as raw:
+        last = raw.read(SIZE, BLOCK)
+    restored = "restored 4 KiB of acknowledged writes" in server.said()
+    check("a block with the old end of an image that grew is restored", restored and last[:sector] == bytes([11]) * sector, server.said())
+    check("with zeros behind it", last[sector:] == bytes(BLOCK - sector), set(last[sector:]))
+    check("it stops with 0", server.stop() == 0)
+    with open(image, "rb") as written:
+        written.seek(SIZE)
+        check("so has the image", written.read() == bytes([11]) * sector + bytes(BLOCK - sector))
+
+
 def lost_memory():
     """No memory outlives the process; or the host went down."""
     image = new_image("kept-lost.img")
@@ -252,6 +278,6 @@ def descriptor_store():
     check("and removes the mark", beside(image) == [], beside(image))
 
 
-for part in (kept_file, changed_image, lost_memory, descriptor_store):
+for part in (kept_file, changed_image, grown_image, lost_memory, descriptor_store):
     part()
 sys.exit(1 if bad else 0)

@@ -47,11 +47,15 @@ const IDLE_CLASS_WAITED: u64 = 273_667_998;
 
 /// The process died between the growth of an image and the volume's: old bytes of the last block's frame were restored into it.
 const OLD_BYTES_PAST_THE_END: u64 = 166_270_597_855;
+/// The same, read as bytes that were never written.
+const UNWRITTEN_BYTES_PAST_THE_END: u64 = 777_073;
 
 #[test]
 fn worlds_of_process_deaths_that_once_failed_pass() {
-    if let Err(failure) = headworks_sim::run(Scenario::draw_death(OLD_BYTES_PAST_THE_END, None)) {
-        panic!("{failure}");
+    for seed in [UNWRITTEN_BYTES_PAST_THE_END, OLD_BYTES_PAST_THE_END] {
+        if let Err(failure) = headworks_sim::run(Scenario::draw_death(seed, None)) {
+            panic!("{failure}");
+        }
     }
 }
 
