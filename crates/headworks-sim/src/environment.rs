@@ -670,13 +670,18 @@ impl Environment {
     }
 
     /// Whether a bio may fail because it waited for its device: for as long as `io_timeout` (or half of it, as part of a
-    /// request that waited before), or because the device does not answer anything.
+    /// request that waited before), or because the device does not answer anything: it has been noticed, or an outage has lasted
+    /// for `io_timeout` (a flush fails with the older one that it waits for).
     fn is_overdue(&self, bio: &Bio, since: Instant) -> bool {
         let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
         let timeout = self.scenario.devices[usize::from(device.0)].config.queue.io_timeout_ns;
         let faults = &self.scenario.devices[usize::from(device.0)].faults;
         let answers = faults.busy == 0 && faults.late == 0 && faults.outage.is_none();
+        let is_out = faults.outage.is_some_and(|outage| {
+            (outage.from_ns + timeout..outage.until_ns + timeout).contains(&self.now.0)
+        });
         self.now < self.stuck_until[usize::from(device.0)]
+            || is_out
             || !answers && 2 * self.now.since(since) >= timeout
     }
 

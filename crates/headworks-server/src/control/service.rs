@@ -3,6 +3,7 @@
 //! `Queries` reads, `Settings` changes values, `LiveChanges` adds, removes and resizes exports.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DeviceId, ExportId, ShardConfig, VolumeId};
@@ -31,6 +32,8 @@ pub struct ControlService {
     changes: LiveChanges,
     log_level: Option<LogLevel>,
     upgrade: Option<UpgradeHook>,
+    /// New clients wait for the process that takes over.
+    is_handing_over: AtomicBool,
 }
 
 impl ControlService {
@@ -117,7 +120,27 @@ impl ControlService {
         let settings = Arc::new(settings);
         let queries = Queries::new(Arc::clone(&shards), Arc::clone(&tree), Arc::clone(&settings));
         let changes = LiveChanges::new(shards, Arc::clone(&tree), Arc::clone(&settings), inventory);
-        Self { tree, queries, settings, changes, log_level: None, upgrade: None }
+        Self {
+            tree,
+            queries,
+            settings,
+            changes,
+            log_level: None,
+            upgrade: None,
+            is_handing_over: AtomicBool::new(false),
+        }
+    }
+
+    /// Lets new clients wait for the process that takes over, or serves them again.
+    pub fn set_handing_over(&self, is_handing_over: bool) {
+        // Relaxed: a flag for one thread, which looks at it often enough.
+        self.is_handing_over.store(is_handing_over, Ordering::Relaxed);
+    }
+
+    /// Whether new clients are served here.
+    pub fn accepts_clients(&self) -> bool {
+        // Relaxed: pairs with `set_handing_over`.
+        !self.is_handing_over.load(Ordering::Relaxed)
     }
 
     /// The current tree of devices and exports.

@@ -33,6 +33,8 @@ const CLIENTS_MAX: usize = 16;
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// Pause after a failed accept, until file descriptors may be free.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Interval at which a socket that accepts no clients looks whether it may again.
+const PAUSE_MS: libc::c_int = 5;
 
 /// The running control socket.
 pub struct ControlSocket {
@@ -85,7 +87,11 @@ impl ControlClients {
     }
 
     fn run(mut self, listener: Listener, stopped: &UnixStream) {
-        while !wait(&listener, stopped) {
+        while !wait(&listener, stopped, self.service.accepts_clients()) {
+            if !self.service.accepts_clients() {
+                // Another process takes over, and answers clients that come now.
+                continue;
+            }
             match listener.accept() {
                 Ok(Some((socket, _))) => self.add_client(UnixStream::from(socket)),
                 Ok(None) => {}
@@ -152,11 +158,12 @@ impl ControlClients {
     }
 }
 
-/// Waits for a client; true when the socket stops.
-fn wait(listener: &Listener, stopped: &UnixStream) -> bool {
+/// Waits for a client if it `accepts` one, otherwise for a moment; true when the socket stops.
+fn wait(listener: &Listener, stopped: &UnixStream, accepts: bool) -> bool {
+    let (listener, time_limit) = if accepts { (listener.fd(), -1) } else { (-1, PAUSE_MS) };
     let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut fds = [poll(listener.fd()), poll(stopped.as_raw_fd())];
+    let mut fds = [poll(listener), poll(stopped.as_raw_fd())];
     // SAFETY: two entries, as said.
-    let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+    let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, time_limit) };
     ready > 0 && fds[1].revents != 0
 }

@@ -45,6 +45,7 @@ impl Server {
         if self.handed_changes().as_ref().is_some_and(|handed| *handed != changes) {
             return Err("exports or settings were changed meanwhile; try again".to_owned());
         }
+        self.service().set_handing_over(true);
         let mut pause = self.begin_pause(way, limit);
         loop {
             if let Some(outcome) = self.advance_pause(&mut pause, limit) {
@@ -152,6 +153,7 @@ impl Server {
 
     /// Ends a pause: the server serves on.
     pub fn resume(&self) {
+        self.service().set_handing_over(false);
         self.set_paused(None);
     }
 }
