@@ -1,0 +1,42 @@
+//! What a bio may wait for a device that does not answer, and when it may fail for it.
+
+use headworks_core::{Bio, Instant};
+
+use super::Environment;
+use crate::check::violation;
+use crate::oracle::Violation;
+
+impl Environment {
+    /// Whether a bio may fail because it waited for its device: for as long as `io_timeout` (or half of it, as part of a
+    /// request that waited before), or because the device does not answer anything: it has been noticed, or an outage has lasted
+    /// for `io_timeout` (a flush fails with the older one that it waits for).
+    pub(super) fn is_overdue(&self, bio: &Bio, since: Instant) -> bool {
+        let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
+        let timeout = self.scenario.devices[usize::from(device.0)].config.queue.io_timeout_ns;
+        let faults = &self.scenario.devices[usize::from(device.0)].faults;
+        let answers = faults.busy == 0 && faults.late == 0 && faults.outage.is_none();
+        let is_out = faults.outage.is_some_and(|outage| {
+            (outage.from_ns + timeout..outage.until_ns + timeout).contains(&self.now.0)
+        });
+        self.now < self.stuck_until[usize::from(device.0)]
+            || is_out
+            || !answers && 2 * self.now.since(since) >= timeout
+    }
+
+    /// Checks that a bio of a device with an outage did not wait too long: nothing else delays it.
+    pub(super) fn check_wait(&self, bio: &Bio, since: Instant) -> Result<(), Violation> {
+        const BOUNDED: &str = "no bio waits for longer than twice io_timeout";
+        let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
+        if self.scenario.devices[usize::from(device.0)].faults.outage.is_none() {
+            return Ok(());
+        }
+        let timeout = self.scenario.devices[usize::from(device.0)].config.queue.io_timeout_ns;
+        // Messages take their time, and a lease's part of the wait is counted in 255ths.
+        let most = 2 * timeout + timeout / 64 + 10 * self.scenario.message_delay_ns;
+        let waited = self.now.since(since);
+        if waited > most {
+            return Err(violation(BOUNDED, format!("{bio:?} waited for {waited} ns")));
+        }
+        Ok(())
+    }
+}
