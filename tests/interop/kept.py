@@ -278,6 +278,43 @@ def descriptor_store():
     check("and removes the mark", beside(image) == [], beside(image))
 
 
-for part in (kept_file, changed_image, grown_image, lost_memory, descriptor_store):
+def cut_after_growth():
+    """A volume that grew has its new size in memory: an image that is cut below it is another one."""
+    image, option = new_image("kept-cut.img"), ["--cache-file", os.path.join(MEMORY, "cut")]
+    server = Server(image, *option)
+    told = subprocess.run([SERVER, "ctl", server.control, "resize", "default", str(2 * SIZE)], capture_output=True, text=True)
+    check("a volume grows", told.returncode == 0, told.stderr)
+    block = 3 * SIZE // 2 // BLOCK
+    server.write(block, 4)
+    server.kill()
+    os.truncate(image, SIZE + SIZE // 4)
+    server = Server(image, *option)
+    check("an image that was cut below its new size is not the same", f"it had {2 * SIZE} bytes and has" in server.said(), server.said())
+    with open(image + ".headworks-recovery", "rb") as recovery:
+        recovery.seek(block * BLOCK)
+        check("and what was behind the cut lies beside it", recovery.read(BLOCK) == b"\x04" * BLOCK)
+    subprocess.run([SERVER, "ctl", server.control, "discard-failed", "default", "--yes"], capture_output=True, check=True)
+    check("it stops with 0", server.stop() == 0)
+
+
+def other_user():
+    """A server that drops its privileges leaves a file of the other user, which its next start as root takes."""
+    if os.geteuid() != 0:
+        print("skip - the memory of a server with --user # needs root")
+        return
+    image, options = new_image("kept-user.img"), ["--cache-file", os.path.join(MEMORY, "user"), "--user", "nobody"]
+    for path in (image, IMAGES, DIR, MEMORY):
+        shutil.chown(path, "nobody")
+    server = Server(image, *options)
+    server.write(2, 6)
+    server.kill()
+    server = Server(image, *options)
+    check("the memory of a killed server with --user is restored", "restored 4 KiB" in server.said() and server.byte(2) == 6, server.said())
+    check("it stops with 0", server.stop() == 0)
+    for path in (IMAGES, DIR, MEMORY):
+        shutil.chown(path, "root")
+
+
+for part in (kept_file, changed_image, cut_after_growth, other_user, grown_image, lost_memory, descriptor_store):
     part()
 sys.exit(1 if bad else 0)

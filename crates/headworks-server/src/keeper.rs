@@ -124,6 +124,13 @@ impl Keeper {
         remove(marks.into_values());
     }
 
+    /// Notes that a volume is about to have `size` bytes.
+    pub fn resize(&self, volume: VolumeId, size: u64) {
+        if let Some(memory) = &self.memory {
+            memory.set_size(volume, size);
+        }
+    }
+
     /// Notes whether a device flush of a volume failed and was not acknowledged.
     pub fn set_suspect(&self, volume: VolumeId, suspect: bool) {
         if let Some(memory) = &self.memory {

@@ -86,6 +86,8 @@ impl OwnFile {
 /// The cache's memory of this server, and the files of earlier ones.
 pub(super) struct CacheStore {
     place: Place,
+    /// The user that servers become (`--user`); their files are its own.
+    user: Option<libc::uid_t>,
     own: Option<OwnFile>,
     /// The memory comes from the server that this one replaces.
     is_taken_over: bool,
@@ -105,11 +107,13 @@ impl CacheStore {
         option: &str,
         passed: Vec<(OwnedFd, String)>,
         of_predecessor: Option<&StoredMemory>,
+        user: Option<libc::uid_t>,
     ) -> Result<Self, ConfigError> {
         let in_use = of_predecessor.and_then(|memory| memory.path.as_deref());
         let place = choose(option, |name| std::env::var_os(name).filter(|word| !word.is_empty()))?;
         let mut store = Self {
             place,
+            user,
             own: None,
             is_taken_over: false,
             leftovers: Leftovers::default(),
@@ -172,7 +176,8 @@ impl CacheStore {
         let metadata = file.metadata().map_err(cannot)?;
         // SAFETY: asks for a number.
         let own = unsafe { libc::geteuid() };
-        if !metadata.is_file() || metadata.uid() != own {
+        let is_ours = metadata.uid() == own || Some(metadata.uid()) == self.user;
+        if !metadata.is_file() || !is_ours {
             let message = format!("{} is no file of this user; it is left alone", path.display());
             return Err(wrong(message));
         }
@@ -418,21 +423,21 @@ mod tests {
         }
         let path = directory.join("cache");
         let option = path.to_str().unwrap().to_owned();
-        let mut first = CacheStore::find(&option, Vec::new(), None).unwrap();
+        let mut first = CacheStore::find(&option, Vec::new(), None, None).unwrap();
         assert!(first.create().unwrap().is_some());
-        let mut second = CacheStore::find(&option, Vec::new(), None).unwrap();
+        let mut second = CacheStore::find(&option, Vec::new(), None, None).unwrap();
         second.create().unwrap();
         assert_eq!(second.path(), Some(&*directory.join("cache.1")));
         // The first one dies before its memory is complete: nothing is in it.
         drop(first);
-        let third = CacheStore::find(&option, Vec::new(), None).unwrap();
+        let third = CacheStore::find(&option, Vec::new(), None, None).unwrap();
         assert!(!path.exists() && directory.join("cache.1").exists());
         second.remove();
         drop((second, third));
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&directory).unwrap();
         let refused =
-            CacheStore::find("/proc/x", Vec::new(), None).unwrap().create().err().unwrap();
+            CacheStore::find("/proc/x", Vec::new(), None, None).unwrap().create().err().unwrap();
         assert!(refused.to_string().contains("not on tmpfs or hugetlbfs"), "{refused}");
     }
 }

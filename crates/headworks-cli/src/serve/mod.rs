@@ -254,7 +254,12 @@ fn start(
         user.prepare()?;
     }
     let memory = std::mem::take(&mut sockets.memory);
-    let mut store = CacheStore::find(&options.cache_file, memory, state.memory.as_ref())?;
+    let mut store = CacheStore::find(
+        &options.cache_file,
+        memory,
+        state.memory.as_ref(),
+        user.as_ref().map(User::uid),
+    )?;
     let is_takeover = server_options.takeover.is_some();
     if let Some(takeover) = &server_options.takeover {
         if let Some(memory) = state.memory.take().filter(|_| takeover.has_memory()) {

@@ -67,6 +67,11 @@ pub(super) fn look_up(text: &str) -> Result<User, ConfigError> {
 }
 
 impl User {
+    /// The user's id.
+    pub(super) fn uid(&self) -> libc::uid_t {
+        self.uid
+    }
+
     /// Checks and prepares the change before anything is opened and any thread started.
     pub(super) fn prepare(&self) -> Result<(), ConfigError> {
         // SAFETY: it cannot fail.

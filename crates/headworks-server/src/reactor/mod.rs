@@ -584,6 +584,7 @@ impl Reactor {
             if let Some(size) = file.changed_size() {
                 let name = self.exports.name_of(volume);
                 warn!("{name}: its image changed its size to {size} bytes while it is served");
+                self.parts.shared.keeper().resize(volume, size);
                 self.exports.resize(volume, size);
                 self.announce_size(volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));

@@ -255,6 +255,13 @@ impl CacheMemory {
         self.rows
     }
 
+    /// Notes that a volume has `size` bytes; nothing if it has no image.
+    pub fn set_size(&self, volume: VolumeId, size: u64) {
+        if usize::from(volume.0) < self.rows {
+            VolumeRow::set_size(&self.control, volume, size);
+        }
+    }
+
     /// Notes whether a device flush of a volume failed and was not acknowledged.
     pub fn set_suspect(&self, volume: VolumeId, suspect: bool) {
         if usize::from(volume.0) < self.rows {

@@ -132,6 +132,12 @@ impl VolumeRow {
         word(memory, at + row::KIND).store(0, Ordering::Release);
     }
 
+    /// Notes the size of a volume, in bytes.
+    pub(super) fn set_size(memory: &Mapping, volume: VolumeId, size: u64) {
+        let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
+        word(memory, at + row::SIZE).store(size, Ordering::Relaxed);
+    }
+
     /// Notes whether a volume is suspect.
     pub(super) fn set_suspect(memory: &Mapping, volume: VolumeId, suspect: bool) {
         let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;

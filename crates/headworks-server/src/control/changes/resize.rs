@@ -63,6 +63,8 @@ impl LiveChanges {
             self.lengthen(entry, watch, size)?;
         }
         if size > now {
+            // Before a block behind the old end can be dirty.
+            self.shards.keeper().resize(entry.volume, size);
             self.grow(entry, size)?;
             config.options.size = size;
             tracing::info!("export {} has {} now", entry.shown_name(), display_size(size));
