@@ -88,7 +88,8 @@ impl Server {
         Some(Ok(live))
     }
 
-    /// What a process that starts when this one has ended needs beside [`Server::pause_for_restart`]: which volume is which image.
+    /// What a process that starts when this one has ended needs beside [`Server::begin_pause_for_restart`]: which volume is which
+    /// image.
     ///
     /// # Errors
     /// As [`Server::standing`].
