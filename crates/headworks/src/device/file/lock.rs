@@ -27,8 +27,9 @@ const WRITE: u8 = 1 << 1;
 const RESIZE: u8 = 1 << 3;
 const PERMISSIONS: i64 = 4;
 
-/// Half a second in all: short for a person, long for a kernel that cleans up.
-const PATIENCE_TRIES: u32 = 20;
+/// Two seconds in all: short for a person, long for a kernel that cleans up on a busy machine (half a second was too short once in
+/// some 350 kills beside two busy processes).
+const PATIENCE_TRIES: u32 = 80;
 const PATIENCE_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 
 /// How a lock attempt ended.
