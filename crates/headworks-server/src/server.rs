@@ -240,7 +240,7 @@ impl Server {
             ports,
             broken,
             control: None,
-            service: Arc::clone(&service),
+            service,
             notes,
             metrics: None,
             acceptor,
@@ -248,32 +248,30 @@ impl Server {
             handed_changes: Mutex::default(),
             paused: Mutex::default(),
         };
-        if let Some(Err(error)) = restoring {
-            server.stop();
-            let _ = server.join();
-            return Err(error);
-        }
-        if let Some(listener) = control {
-            match ControlSocket::start(listener, Arc::clone(&service)) {
-                Ok(control) => server.control = Some(control),
-                Err(error) => {
-                    server.stop();
-                    let _ = server.join();
-                    return Err(error);
-                }
+        let opened = restoring.unwrap_or(Ok(()));
+        match opened.and_then(|()| server.open_endpoints(control, metrics)) {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                server.stop();
+                let _ = server.join();
+                Err(error)
             }
+        }
+    }
+
+    /// Starts the control socket and the metrics endpoint, as far as there are any.
+    fn open_endpoints(
+        &mut self,
+        control: Option<Listener>,
+        metrics: Option<TcpListener>,
+    ) -> Result<(), ConfigError> {
+        if let Some(listener) = control {
+            self.control = Some(ControlSocket::start(listener, Arc::clone(&self.service))?);
         }
         if let Some(listener) = metrics {
-            match Metrics::start(listener, service) {
-                Ok(metrics) => server.metrics = Some(metrics),
-                Err(error) => {
-                    server.stop();
-                    let _ = server.join();
-                    return Err(error);
-                }
-            }
+            self.metrics = Some(Metrics::start(listener, Arc::clone(&self.service))?);
         }
-        Ok(server)
+        Ok(())
     }
 
     pub(crate) fn service(&self) -> &ControlService {

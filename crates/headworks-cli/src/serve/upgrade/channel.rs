@@ -229,7 +229,7 @@ fn check_bounds(length: u64, count: usize) -> Result<(), PacketError> {
 }
 
 /// Anonymous memory with these bytes.
-fn memory_with(bytes: &[u8]) -> io::Result<File> {
+pub(super) fn memory_with(bytes: &[u8]) -> io::Result<File> {
     // SAFETY: makes a new descriptor.
     let fd = unsafe { libc::memfd_create(c"headworks-upgrade".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {

@@ -14,14 +14,15 @@
 //! sockets, locks and files are those of the new process; sockets of the manager and the cache's memory it has anyway.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use headworks_core::ConfigError;
 use headworks_server::{Handover, PauseInProgress, Takeover, TakeoverSteps};
 use sd_notify::NotifyState;
 
+use super::channel::memory_with;
 use crate::serve::Running;
 use crate::serve::cache_file;
 
@@ -82,12 +83,12 @@ fn keep(standing: &Handover, live: &Handover) -> io::Result<usize> {
         let message = format!("{needed} are needed, FileDescriptorStoreMax= is {}", room());
         return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
     }
-    store(STANDING, memory_of(&standing.record)?.as_fd())?;
+    store(STANDING, memory_with(&standing.record)?.as_fd())?;
     for (number, descriptor) in live.descriptors.iter().enumerate() {
         store(&format!("{NAME}-{number}"), descriptor.as_fd())?;
     }
     // Last: with it everything is there.
-    store(LIVE, memory_of(&live.record)?.as_fd())?;
+    store(LIVE, memory_with(&live.record)?.as_fd())?;
     barrier()?;
     Ok(live.descriptors.len())
 }
@@ -119,18 +120,6 @@ fn barrier() -> io::Result<()> {
         1 => Ok(()),
         _ => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer within 5 s")),
     }
-}
-
-fn memory_of(record: &[u8]) -> io::Result<File> {
-    // SAFETY: makes a new descriptor.
-    let fd = unsafe { libc::memfd_create(c"headworks-restart".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: it is new, and ours alone.
-    let mut file = unsafe { File::from_raw_fd(fd) };
-    file.write_all(record)?;
-    Ok(file)
 }
 
 /// What an earlier process has left, as the service manager passed it.
