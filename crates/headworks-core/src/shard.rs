@@ -362,6 +362,7 @@ impl Shard {
     }
 
     /// Passes a bio to a local device, whose queue holds it while its options change.
+    #[inline(always)]
     fn enter(&mut self, now: Instant, device: DeviceId, new: &PlugBio) {
         let queue = self.routes[usize::from(device.0)].local();
         if queue.is_draining() && new.tags == 0 {

@@ -25,6 +25,7 @@ impl Queue {
     pub fn submit(&mut self, now: Instant, pools: &mut Pools, ids: &[SlotId]) {
         self.gate.begin_submission();
         let contended = self.gate.is_contended();
+        let waited_before = now.0.saturating_sub(self.options.io_timeout_ns / WAITED_PART);
         for &id in ids {
             let request = &mut pools.slots[id];
             debug_assert!(
@@ -32,8 +33,7 @@ impl Queue {
                 "the plug holds plugged requests"
             );
             request.stamps[1] = now;
-            let waited = now.since(request.waits_since) > self.options.io_timeout_ns / WAITED_PART;
-            self.note_large(now, request);
+            let waited = request.waits_since.0 < waited_before;
             if !self.monitor.admits(now, self.options.io_timeout_ns) {
                 self.refuse(pools, id, WaitTimes::NONE);
                 continue;
@@ -48,9 +48,14 @@ impl Queue {
             match pools.slots[id].tags {
                 0 => {
                     let request = self.tag_request_of(pools, id, contended);
+                    self.note_large(now, request.bytes);
                     self.gate.add(request);
                 }
-                leased => self.admit(now, pools, id, leased),
+                leased => {
+                    let request = &pools.slots[id];
+                    self.note_large(now, cost_bytes(request.op, request.len));
+                    self.admit(now, pools, id, leased);
+                }
             }
         }
         let mut granted = self.gate.grant_at_once();
@@ -162,7 +167,7 @@ impl Queue {
             if !several && !self.must_split(&pools.slots[id]) {
                 let request = &mut pools.slots[id];
                 request.state = RequestState::Queued;
-                self.gate.charge(request, cost_bytes(request.op, request.len));
+                self.gate.charge(request);
                 self.ready.push(id);
                 return;
             }

@@ -4,7 +4,6 @@
 //! Invariant: without a control the limit is `hw_inflight_kb`, and commands are as long as the device allows.
 
 use super::Queue;
-use super::gate::cost_bytes;
 use crate::depth::{COMMAND_COST, CommandClass, DepthControl, SMALL_MAX};
 use crate::options::{DepthMode, Scheduler};
 use crate::request::Request;
@@ -47,10 +46,11 @@ impl Queue {
         }
     }
 
-    /// Notes a request that arrived, for the control.
+    /// Notes a request of `bytes` that asks for tags, for the control. One that merges with a waiting request is noted with it,
+    /// when that ends.
     #[inline]
-    pub(super) fn note_large(&mut self, now: Instant, request: &Request) {
-        if cost_bytes(request.op, request.len) > SMALL_MAX
+    pub(super) fn note_large(&mut self, now: Instant, bytes: u32) {
+        if bytes > SMALL_MAX
             && let Some(depth) = &mut self.depth
         {
             depth.on_large(now);

@@ -421,11 +421,11 @@ impl Gate {
         self.admitted_bytes.get() >= self.bytes_max
     }
 
-    /// Charges a request for a command of `bytes`, if what is in flight is limited.
+    /// Charges a request for its command, if what is in flight is limited.
     #[inline]
-    pub fn charge(&mut self, request: &mut Request, bytes: u32) {
+    pub fn charge(&mut self, request: &mut Request) {
         if self.bytes_max < u64::MAX {
-            let cost = bytes + self.command_cost;
+            let cost = cost_bytes(request.op, request.len) + self.command_cost;
             request.charged += cost;
             self.admitted_bytes.add(cost.into());
         }

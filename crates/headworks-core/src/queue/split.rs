@@ -44,7 +44,7 @@ impl Queue {
         from.pieces += 1;
         debug_assert!(from.done <= from.len, "pieces lie within their bio");
         pools.slots[id].begin(piece);
-        self.gate.charge(&mut pools.slots[id], len);
+        self.gate.charge(&mut pools.slots[id]);
         self.ready.push(id);
     }
 
