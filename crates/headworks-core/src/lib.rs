@@ -22,6 +22,7 @@
 //! | module | decides |
 //! |---|---|
 //! | `volume` | bounds, alignment, read-only |
+//! | [`limits`] | which request passes a limit of bytes or I/Os a second |
 //! | [`cache`], [`writeback`] | hits, fills, read-ahead, eviction; dirty limits, throttling and write-out |
 //! | `plug`, `merge` | which bios of a batch become one request |
 //! | `queue` | admission, splitting, dispatch, completion, flushes, retries, time-outs |
@@ -46,6 +47,7 @@ pub mod extent;
 mod flags;
 mod gauge;
 mod input;
+pub mod limits;
 mod list;
 pub mod merge;
 pub mod options;

@@ -9,7 +9,7 @@ use crate::slab::NIL;
 
 /// A node's links in a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HeapLink {
+pub(crate) struct HeapLink {
     child: u32,
     next: u32,
     back: u32,
@@ -19,14 +19,14 @@ pub(super) struct HeapLink {
 
 /// The place of a node in its heap: a virtual time, and for equal times the number of its arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HeapKey {
+pub(crate) struct HeapKey {
     pub time: u64,
     pub arrival: u64,
 }
 
 impl HeapKey {
     /// Returns true if this key goes before `other`.
-    fn precedes(self, other: Self) -> bool {
+    pub fn precedes(self, other: Self) -> bool {
         match self.time.wrapping_sub(other.time) as i64 {
             0 => is_before(self.arrival, other.arrival),
             difference => difference < 0,
@@ -43,7 +43,7 @@ impl HeapLink {
 }
 
 /// A node that can be in a heap.
-pub(super) trait HeapNode {
+pub(crate) trait HeapNode {
     /// Returns the links of the node.
     fn heap_link(&self) -> &HeapLink;
     /// Returns the links of the node, to change them.
@@ -52,13 +52,13 @@ pub(super) trait HeapNode {
 
 /// Returns true if virtual time `a` is before `b`.
 #[inline]
-pub(super) const fn is_before(a: u64, b: u64) -> bool {
+pub(crate) const fn is_before(a: u64, b: u64) -> bool {
     (a.wrapping_sub(b) as i64) < 0
 }
 
 /// A heap of nodes, least key first.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heap {
+pub(crate) struct Heap {
     root: u32,
 }
 

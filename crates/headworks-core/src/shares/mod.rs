@@ -33,7 +33,7 @@
 //! Invariants: Eligible <=> start <= V, Pending <=> start > V, for a child with requests; `weights` is the sum over all children
 //! that are not forgotten; V never goes back; after every call a group with requests has an eligible child.
 
-mod heap;
+pub(crate) mod heap;
 
 use crate::slab::NIL;
 use heap::{Heap, HeapKey, HeapLink, HeapNode, is_before};
