@@ -21,6 +21,27 @@ pub struct ShardId(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExportId(pub u16);
 
+/// A customer of a server, with a share of every device that its exports use. Its exports divide that share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(pub u16);
+
+impl TenantId {
+    /// The tenant of exports without one: they compete beside the tenants, each by its own weight.
+    pub const NONE: Self = Self(u16::MAX);
+
+    /// Returns true for an export without a tenant.
+    #[must_use]
+    pub const fn is_none(self) -> bool {
+        self.0 == Self::NONE.0
+    }
+}
+
+impl Default for TenantId {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
 /// A scheduling class, as in `ioprio_set(2)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]

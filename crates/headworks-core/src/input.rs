@@ -3,7 +3,7 @@
 //! A log of inputs with the `now` of each batch replays to the same actions. So an input holds no pointer, no usize and no float,
 //! and uses ids that mean the same in every run.
 
-use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, VolumeId};
+use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, TenantId, VolumeId};
 use crate::device_cost::{DeviceCost, ShareUnit};
 use crate::error::Status;
 use crate::options::Tunable;
@@ -75,7 +75,9 @@ pub enum Message {
         bytes: u32,
         /// What these requests cost, as in [`crate::tags::TagRequest::cost`].
         cost: u64,
-        /// Sum of the weights of the exports that wait.
+        /// The tenant of the first waiter, whose waiters the request is for.
+        tenant: TenantId,
+        /// Sum of the weights of the tenant's exports that wait.
         weight: u16,
     },
     /// To a shard: leases `count` tags of `device` until they are returned.
@@ -200,6 +202,20 @@ pub enum Control {
         export: ExportId,
         /// The new weight, 1..=10000.
         weight: u16,
+    },
+    /// Changes the weight of a tenant. Sent to every shard.
+    TenantWeight {
+        /// The tenant concerned.
+        tenant: TenantId,
+        /// The new weight, 1..=10000.
+        weight: u16,
+    },
+    /// Moves an export to a tenant: its new bios use that tenant's share. Sent to every shard.
+    ExportTenant {
+        /// The export concerned.
+        export: ExportId,
+        /// The tenant, or [`TenantId::NONE`].
+        tenant: TenantId,
     },
 }
 

@@ -72,15 +72,17 @@ mod wait_times;
 pub mod writeback;
 
 pub use action::{Action, Actions, CopyDirection, Notice, Segment, Submit};
-pub use bio::{Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, VolumeId};
+pub use bio::{
+    Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, TenantId, VolumeId,
+};
 pub use dirty_entry::DirtyEntry;
 pub use error::{ConfigError, IoError, Status};
 pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
     CacheOptions, Change, ChangeError, DeadlineOptions, DepthMode, DeviceConfig, ErrorPolicy,
-    ExportConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, Tunable,
-    VolumeConfig, VolumeOptions, WriteMode,
+    ExportConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, TenantConfig,
+    Tunable, VolumeConfig, VolumeOptions, WriteMode,
 };
 pub use queue::DeviceState;
 pub use shard::Shard;

@@ -4,7 +4,9 @@
 //! inputs with the `now` of each batch replays to the same actions, which are compared by hash.
 
 use crate::action::{Action, Actions, Notice};
-use crate::bio::{Bio, BioFlags, BioId, DeviceId, ExportId, Ioprio, Op, ShardId, VolumeId};
+use crate::bio::{
+    Bio, BioFlags, BioId, DeviceId, ExportId, Ioprio, Op, ShardId, TenantId, VolumeId,
+};
 use crate::device_cost::{DeviceCost, ShareUnit};
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
@@ -224,6 +226,12 @@ pub fn encode(input: &Input) -> InputWords {
         Input::Control(Control::Weight { export, weight }) => {
             [12, export.0.into(), weight.into(), 0, 0, 0]
         }
+        Input::Control(Control::TenantWeight { tenant, weight }) => {
+            [20, tenant.0.into(), weight.into(), 0, 0, 0]
+        }
+        Input::Control(Control::ExportTenant { export, tenant }) => {
+            [21, export.0.into(), tenant.0.into(), 0, 0, 0]
+        }
         Input::Control(Control::SetDirty { tunable, value, token }) => {
             [16, tunable.code().into(), value, token.into(), 0, 0]
         }
@@ -242,8 +250,10 @@ fn encode_message(message: &Message) -> InputWords {
             let outcome = outcome(status, hole, stage);
             [4, id_word(id), id.sequence, outcome, cookie.into(), wait_times.word()]
         }
-        Message::TagWant { device, want, bytes, cost, weight } => {
-            [5, device.0.into(), want.into(), bytes.into(), weight.into(), cost]
+        Message::TagWant { device, want, bytes, cost, tenant, weight } => {
+            // Inverted: a request without a tenant is written as in records that had none.
+            let payer = u64::from(!tenant.0) << 16 | u64::from(weight);
+            [5, device.0.into(), want.into(), bytes.into(), payer, cost]
         }
         Message::TagGrant { device, count, cost } => {
             let [a, b, c, d] = cost.words();
@@ -298,6 +308,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             want: count,
             bytes: words[3] as u32,
             cost: words[5],
+            tenant: TenantId(!((words[4] >> 16) as u16)),
             weight: words[4] as u16,
         },
         6 => Message::TagGrant {
@@ -336,6 +347,14 @@ pub fn decode(words: &InputWords) -> Option<Input> {
         12 => {
             let (export, weight) = (ExportId(device.0), count);
             return Some(Input::Control(Control::Weight { export, weight }));
+        }
+        20 => {
+            let (tenant, weight) = (TenantId(device.0), count);
+            return Some(Input::Control(Control::TenantWeight { tenant, weight }));
+        }
+        21 => {
+            let (export, tenant) = (ExportId(device.0), TenantId(count));
+            return Some(Input::Control(Control::ExportTenant { export, tenant }));
         }
         16 => {
             let tunable = DirtyTunable::from_code(words[1].try_into().ok()?)?;
@@ -395,7 +414,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(20) {
+        let message = match prng.below(22) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -419,6 +438,7 @@ mod tests {
                 want: count,
                 bytes: cookie,
                 cost: prng.next(),
+                tenant: TenantId(id.export.0),
                 weight: id.volume.0,
             },
             8 => Message::TagGrant { device, count, cost: DeviceCost::default() },
@@ -445,6 +465,14 @@ mod tests {
             11 => {
                 let (export, weight) = (id.export, count);
                 return Input::Control(Control::Weight { export, weight });
+            }
+            19 => {
+                let (tenant, weight) = (TenantId(id.export.0), count);
+                return Input::Control(Control::TenantWeight { tenant, weight });
+            }
+            20 => {
+                let (export, tenant) = (id.export, TenantId(count));
+                return Input::Control(Control::ExportTenant { export, tenant });
             }
             16 => Message::DeviceState { device, state: DeviceState::Stuck, unresponsive: true },
             _ => Message::TagReturn { device, count },

@@ -1,23 +1,24 @@
 //! The queue of a device that another shard owns: bios wait here for leased tags and then travel as messages.
 //!
-//! The order is that of the owner's gate (`tags/flows`): fair queueing by device time, exports by weight, connections equally.
-//! Flushes need no tag. Tags are requested in batches (the backlog, up to the largest request), with their bytes and the
-//! weights of the exports that wait, so that the owner can weigh shards against each other and against its own flows. The lease
-//! is returned when the owner revokes it or after [`IDLE_NS`] without use.
+//! The order is that of the owner's gate (`tags/flows`): fair queueing by device time, tenants and exports by weight,
+//! connections equally. Flushes need no tag. Tags are requested in batches (the backlog of the head's tenant, up to the largest
+//! request), with their bytes and the weights of that tenant's exports that wait, so that the owner charges the tenant and can
+//! weigh shards against each other and against its own flows. One request is outstanding at a time, so the other tenants of this
+//! shard wait for its grant too. The lease is returned when the owner revokes it or after [`IDLE_NS`] without use.
 //!
 //! Invariant: a request for tags covers the head. A bio that needs several tags stays the head until it has them all. A bio that
 //! needs one tag may be overtaken while it waits; the grant, or the next request, then covers the new head.
 
 use crate::action::Action;
-use crate::bio::{DeviceId, ExportId, Op, ShardId};
+use crate::bio::{DeviceId, Op, ShardId, TenantId};
 use crate::device_cost::{CommandKind, DeviceCost, ShareUnit, Streams};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
 use crate::options::{QueueOptions, ShardConfig};
 use crate::pools::{Pools, answer};
 use crate::queue::{
-    DeviceMonitor, DeviceState, ExportWeights, TimerKind, clear_timers, cost_bytes, pieces,
-    set_timer_by, timer_of,
+    DeviceMonitor, DeviceState, ExportShares, ShareChange, TimerKind, clear_timers, cost_bytes,
+    pieces, set_timer_by, timer_of,
 };
 use crate::request_limits::RequestLimits;
 use crate::tags::{FlowHead, Flows, Lease, Requester, TagRequest, max_request_tags};
@@ -45,7 +46,7 @@ pub(crate) struct RemoteQueue {
     waiting: Flows,
     /// The head while it collects several tags; nothing overtakes it.
     gathering: Option<FlowHead>,
-    weights: ExportWeights,
+    shares: ExportShares,
     /// The owner's cost model, as of its last grant, and what costs are counted in.
     cost: DeviceCost,
     share: ShareUnit,
@@ -66,7 +67,7 @@ impl RemoteQueue {
             lease: Lease::default(),
             waiting: Flows::new((config.bios_max + config.cache.bios()) as usize),
             gathering: None,
-            weights: ExportWeights::new(config),
+            shares: ExportShares::new(config),
             cost: DeviceCost::default(),
             share: options.queue.share,
             streams: Streams::new(),
@@ -98,9 +99,9 @@ impl RemoteQueue {
         clear_timers(pools, self.device);
     }
 
-    /// Sets the weight of an export; bios that wait keep the old one.
-    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        self.weights.set(export, weight);
+    /// Changes the shares of exports and tenants; bios that wait keep the old ones.
+    pub fn change_shares(&mut self, change: ShareChange) {
+        self.shares.change(change);
     }
 
     /// Queues a checked bio until its tags are leased; sends a flush at once.
@@ -130,7 +131,7 @@ impl RemoteQueue {
         let sequential = self.streams.note(bio.id.connection, bio.id.volume, bio.offset, bio.len);
         let kind = CommandKind::new(bio.op, sequential);
         let bytes = cost_bytes(bio.op, bio.len);
-        let request = TagRequest {
+        let mut request = TagRequest {
             requester: Requester::Request(slot),
             tags,
             bytes,
@@ -139,8 +140,11 @@ impl RemoteQueue {
             sync: true,
             connection: bio.id.connection,
             export: bio.id.export,
-            weight: self.weights.of(bio.id.export),
+            weight: 0,
+            tenant: TenantId::NONE,
+            tenant_weight: 0,
         };
+        self.shares.fill(&mut request);
         self.waiting.push(now, 0, request);
         if now.since(since) > self.io_timeout_ns / WAITED_PART {
             set_timer_by(pools, self.device, TimerKind::Expiry, since.after(self.io_timeout_ns));
@@ -285,9 +289,9 @@ impl RemoteQueue {
         }
     }
 
-    /// The request for tags: at least those of the head, and of the backlog as many as one request may ask for.
+    /// The request for tags: at least those of the head, and of the backlog of its tenant as many as one request may ask for.
     fn tag_request(&self, head: FlowHead) -> Message {
-        let backlog = self.waiting.backlog();
+        let (tenant, backlog) = self.waiting.tenant_backlog(head);
         let most = u32::from(max_request_tags(self.nr_requests));
         let least = u32::from(self.tags_for(head));
         assert!(!backlog.tags.is_zero(), "only a backlog requests tags");
@@ -300,6 +304,7 @@ impl RemoteQueue {
             want: want as u16,
             bytes: bytes.min(u32::MAX.into()) as u32,
             cost: part(backlog.cost.get()),
+            tenant,
             weight: backlog.weights.get().min(u16::MAX.into()) as u16,
         }
     }

@@ -17,10 +17,12 @@ use crate::cache::{Cache, CallContext};
 use crate::device_bio::DeviceBio;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
-use crate::options::{DEVICES_MAX, ExportConfig, ShardConfig, Tunable, VolumeConfig};
+use crate::options::{
+    DEVICES_MAX, ExportConfig, ShardConfig, TENANTS_MAX, TenantConfig, Tunable, VolumeConfig,
+};
 use crate::plug::{Offered, Plug, PlugBio};
 use crate::pools::Pools;
-use crate::queue::{DeviceState, LeaseRequest, Queue, TIMERS, TimerKind};
+use crate::queue::{DeviceState, LeaseRequest, Queue, ShareChange, TIMERS, TimerKind};
 use crate::remote::{RemoteQueue, waited_ns};
 use crate::request::{BioOrigin, BioSlot, Bios, SlotId, Slots};
 use crate::slab::NIL;
@@ -146,6 +148,7 @@ impl Shard {
         let mut config = config;
         // Spare exports have the default weight until they are added.
         config.exports.resize(exports_max, ExportConfig::default());
+        config.tenants.resize(TENANTS_MAX, TenantConfig::default());
         let routes: Vec<DeviceRoute> = (0..config.devices.len() as u16)
             .map(|device| route_to(&config, DeviceId(device), slots))
             .collect();
@@ -491,13 +494,13 @@ impl Shard {
                 pools.bios[cookie].wait_times = pools.bios[cookie].wait_times.and(wait_times);
                 remote.on_done(pools, cookie, status, hole, stage);
             }
-            Message::TagWant { device, want, bytes, cost, weight } => {
+            Message::TagWant { device, want, bytes, cost, tenant, weight } => {
                 if let Some((queue, pools)) = self.local(device) {
                     queue.on_lease_request(
                         now,
                         pools,
                         from,
-                        LeaseRequest { tags: want, bytes, cost, weight },
+                        LeaseRequest { tags: want, bytes, cost, tenant, weight },
                     );
                 }
             }
@@ -640,14 +643,25 @@ impl Shard {
                 self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
             }
             Control::Weight { export, weight } => {
-                self.topology.set_weight(export, weight);
-                for route in &mut self.routes {
-                    match route {
-                        DeviceRoute::Local(queue) => queue.set_weight(export, weight),
-                        DeviceRoute::Remote(remote) => remote.set_weight(export, weight),
-                        DeviceRoute::Unassigned => {}
-                    }
-                }
+                self.change_shares(ShareChange::ExportWeight(export, weight));
+            }
+            Control::TenantWeight { tenant, weight } => {
+                self.change_shares(ShareChange::TenantWeight(tenant, weight));
+            }
+            Control::ExportTenant { export, tenant } => {
+                self.change_shares(ShareChange::ExportTenant(export, tenant));
+            }
+        }
+    }
+
+    /// Changes the shares of exports and tenants on every device.
+    fn change_shares(&mut self, change: ShareChange) {
+        self.topology.change_shares(change);
+        for route in &mut self.routes {
+            match route {
+                DeviceRoute::Local(queue) => queue.change_shares(change),
+                DeviceRoute::Remote(remote) => remote.change_shares(change),
+                DeviceRoute::Unassigned => {}
             }
         }
     }

@@ -8,5 +8,7 @@ mod gate;
 mod liveness;
 #[path = "fair_tags/shares.rs"]
 mod shares;
+#[path = "fair_tags/tenants.rs"]
+mod tenants;
 #[path = "fair_tags/turns.rs"]
 mod turns;

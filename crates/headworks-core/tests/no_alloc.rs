@@ -41,6 +41,7 @@ impl Harness {
             devices: if joined { Vec::new() } else { vec![device] },
             volumes: if joined { Vec::new() } else { vec![volume] },
             exports: Vec::new(),
+            tenants: Vec::new(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             spare: if joined { spare } else { SpareSlots::default() },

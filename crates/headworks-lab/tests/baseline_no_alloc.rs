@@ -36,6 +36,7 @@ impl Shards {
             devices: vec![DeviceConfig { owner: ShardId(0), queue }],
             volumes: vec![VolumeConfig { home: ShardId(count - 1), device: DeviceId(0), options }],
             exports: Vec::new(),
+            tenants: Vec::new(),
             cache: CacheOptions::default(),
             dirty: Default::default(),
             spare: SpareSlots::default(),

@@ -9,7 +9,7 @@
 //! Any other order of answers is a violation.
 
 use headworks_core::time::SEC;
-use headworks_core::{Bio, BioId, EXTENTS_BYTES, Instant, ReplyStage, ShardId};
+use headworks_core::{Bio, BioId, EXTENTS_BYTES, ExportId, Instant, ReplyStage, ShardId};
 
 use crate::buffers::PoisonedBuffers;
 use crate::oracle::Ticket;
@@ -62,6 +62,8 @@ pub struct Connection {
     pub starved: bool,
     /// A submission is scheduled, or the connection is in the ready list.
     pub scheduled: bool,
+    /// The export that its bios are charged to.
+    pub export: ExportId,
     /// Submits nothing: its volume is removed, or about to be.
     pub paused: bool,
     /// Bios until it closes and reopens; 0 means never.
@@ -89,6 +91,7 @@ impl Connection {
             slots: vec![InFlightBio::default(); depth],
             starved: false,
             scheduled: false,
+            export: ExportId(0),
             paused: false,
             until_close: close_after,
             answers: Vec::new(),
@@ -130,8 +133,8 @@ impl Connection {
         let id = BioId {
             connection: self.id,
             volume: self.job.options.volume,
+            export: self.export,
             sequence: self.count << 8 | u64::from(slot),
-            ..BioId::default()
         };
         let (bio, malformed) = self.job.next(id);
         let slot = usize::from(slot);

@@ -77,6 +77,7 @@ points! {
     ChangeBusy = "hot-plug: refused while in use",
     ChangeGivenUp = "hot-plug: removal given up because write-out fails",
     Timer = "timer came",
+    TenantChanged = "tenant: export moved or weight changed under load",
     RequestMerged = "request: bios merged into one command",
     RequestSplit = "request: bio split into several commands",
     RequestWaited = "request: more bios than tags",

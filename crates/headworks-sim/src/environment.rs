@@ -26,6 +26,7 @@ use crate::oracle::{Oracle, Violation};
 use crate::owed_errors::OwedErrors;
 use crate::scenario::{Scenario, WorldDefect};
 use crate::sector_pattern::{POISON, SECTOR};
+use crate::tenants::TenantEdits;
 
 /// An event in the queue of the simulation.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,8 @@ pub enum Event {
         /// The device to be changed.
         device: DeviceId,
     },
+    /// The operator moves an export to another tenant, or changes a weight.
+    TenantChange,
     /// The operator acknowledges failed data.
     Acknowledge {
         /// The volume with failed data.
@@ -115,6 +118,8 @@ pub struct Environment {
     pub last_message: Instant,
     /// Changes tunables under load.
     pub operator: Operator,
+    /// Changes of exports and tenants.
+    pub tenants: TenantEdits,
     /// Coverage points passed so far.
     pub coverage: Coverage,
     /// The first violated rule.
@@ -166,6 +171,7 @@ impl Environment {
             flushed: vec![None; scenario.volumes.len()],
             last_progress: Instant(0),
             last_message: Instant(0),
+            tenants: TenantEdits::new(scenario.seed, scenario.tenants),
             operator: Operator::new(scenario.seed, scenario.devices.len(), scenario.cache.is_on()),
             coverage: Coverage::default(),
             broken: None,
@@ -215,6 +221,7 @@ impl Environment {
         }
         self.owed_errors.cut();
         self.operator.cut();
+        self.tenants.cut();
     }
 
     /// Forgets the timers of the shards that an upgrade has replaced.

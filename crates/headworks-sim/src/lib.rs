@@ -24,6 +24,7 @@ pub mod owed_errors;
 pub mod scenario;
 pub mod sector_pattern;
 pub mod smoke;
+pub mod tenants;
 pub mod throughput;
 pub mod workload;
 pub mod world;

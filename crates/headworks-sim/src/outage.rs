@@ -15,6 +15,7 @@ use headworks_core::{
 use crate::check::{Failure, violation};
 use crate::disk::{DiskDefect, Faults, LatencyModel, Outage};
 use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
+use crate::tenants::TenantScenario;
 use crate::workload::JobOptions;
 use crate::world::{self, Outcome};
 
@@ -118,6 +119,7 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
         message_delay_ns: 5 * US,
         cut_after: None,
         option_changes: 0,
+        tenants: TenantScenario::default(),
         hotplug_changes: 0,
         deaths: false,
         upgrades: 0,

@@ -16,6 +16,7 @@ use headworks_core::{
 use crate::disk::{BadRange, DiskDefect, Faults, LatencyModel};
 use crate::oracle::{self, Contract};
 use crate::sector_pattern::SECTOR;
+use crate::tenants::TenantScenario;
 use crate::workload::{AccessPattern, JobOptions, SectorCuts};
 
 /// Bios of a hot-plugged volume's job after each addition.
@@ -102,6 +103,8 @@ pub struct Scenario {
     pub upgrades: u32,
     /// Number of tunable changes in a round.
     pub option_changes: u32,
+    /// Exports, tenants and their changes.
+    pub tenants: TenantScenario,
     /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
     /// removed permanently, or resized.
     pub hotplug_changes: u32,
@@ -232,6 +235,7 @@ impl Scenario {
             deaths: false,
             upgrades: 0,
             option_changes: root.split("switches").below(12) as u32,
+            tenants: TenantScenario::draw(&mut root.split("tenants")),
             hotplug_changes,
             rounds,
             defect: WorldDefect::None,
@@ -298,7 +302,8 @@ impl Scenario {
             bios_max: self.bios_max,
             devices: devices.iter().map(|device| device.config).collect(),
             volumes: self.volumes[..volumes].to_vec(),
-            exports: Vec::new(),
+            exports: self.tenants.exports(),
+            tenants: self.tenants.weights(),
             cache: CacheOptions { account: u32::MAX - u32::from(shard.0), ..self.cache },
             dirty: self.dirty,
             spare,

@@ -11,6 +11,7 @@ use headworks_core::{
 use crate::check::Failure;
 use crate::disk::{DiskDefect, Faults, LatencyModel};
 use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
+use crate::tenants::TenantScenario;
 use crate::workload::{AccessPattern, JobOptions};
 use crate::world::{self, Outcome};
 
@@ -76,6 +77,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Fa
         deaths: false,
         upgrades: 0,
         option_changes: 0,
+        tenants: TenantScenario::default(),
         hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,

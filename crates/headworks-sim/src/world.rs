@@ -170,7 +170,9 @@ impl World {
             let home = scenario.volumes[usize::from(options.volume.0)].home;
             let mut job = Job::new(options, root.split("job").next() ^ id as u64);
             job.left = 0;
-            connections.push(Connection::new(id as u32, home, job));
+            let mut connection = Connection::new(id as u32, home, job);
+            connection.export = scenario.tenants.export_of(id);
+            connections.push(connection);
         }
         let shards = make_shards(&scenario, &disks, prepare);
         let hotplug = Hotplug::new(root.split("mover"), &scenario);
@@ -200,6 +202,9 @@ impl World {
         for (device, after) in self.env.operator.start(changes).into_iter().enumerate() {
             let device = DeviceId(device as u16);
             self.env.events.push(self.env.now.after(after), Event::Switch { device });
+        }
+        if let Some(after) = self.env.tenants.start() {
+            self.env.events.push(self.env.now.after(after), Event::TenantChange);
         }
         self.plan_hotplug();
         for connection in &mut self.env.connections[..jobs] {
@@ -437,6 +442,14 @@ impl World {
                         };
                         self.shards[shard].inbox.push(Input::Control(control));
                     }
+                }
+                Event::TenantChange => {
+                    let Some((control, after)) = self.env.tenants.change() else { continue };
+                    self.env.coverage.hit(Point::TenantChanged);
+                    for shard in &mut self.shards {
+                        shard.inbox.push(Input::Control(control));
+                    }
+                    self.env.events.push(now.after(after), Event::TenantChange);
                 }
                 Event::Acknowledge { volume } => {
                     let input = self.env.acknowledge(volume);

@@ -14,6 +14,7 @@ use headworks_core::{
 };
 use headworks_sim::disk::{DiskDefect, Faults, LatencyModel};
 use headworks_sim::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
+use headworks_sim::tenants::TenantScenario;
 use headworks_sim::workload::{AccessPattern, JobOptions};
 use headworks_sim::world::{Outcome, Prepare, run_prepared};
 
@@ -74,6 +75,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         deaths: false,
         upgrades: 0,
         option_changes: 0,
+        tenants: TenantScenario::default(),
         hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,

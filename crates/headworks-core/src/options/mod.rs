@@ -13,6 +13,7 @@ pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
 pub use change::{Change, ChangeError};
 pub use queue::{DeadlineOptions, DepthMode, NoMerges, QueueOptions, Scheduler};
 pub use topology::{
-    DEVICES_MAX, DeviceConfig, ExportConfig, ShardConfig, SpareSlots, VolumeConfig, VolumeOptions,
+    DEVICES_MAX, DeviceConfig, ExportConfig, ShardConfig, SpareSlots, TENANTS_MAX, TenantConfig,
+    VolumeConfig, VolumeOptions,
 };
 pub use tunable::Tunable;

@@ -1,6 +1,6 @@
 //! The configuration of a shard: devices, volumes, exports, and the shards that they belong to.
 
-use crate::bio::{DeviceId, ShardId, VolumeId};
+use crate::bio::{DeviceId, ShardId, TenantId, VolumeId};
 use crate::error::ConfigError;
 
 use super::{CacheOptions, ErrorPolicy, QueueOptions, Tunable, WriteMode};
@@ -11,6 +11,9 @@ pub const VOLUME_BYTES_MAX: u64 = 1 << 60;
 
 /// Most devices of a configuration: a shard keeps a bit for each.
 pub const DEVICES_MAX: usize = 64;
+
+/// Most tenants of a server. Every queue has a place for each from the start.
+pub const TENANTS_MAX: usize = 1024;
 
 /// The options of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,19 +64,34 @@ pub struct VolumeConfig {
 /// An export: a name under which clients reach a volume, and their share of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportConfig {
-    /// Weight among competing exports, 1..=10000. 100: the default of cgroups' `io.weight`.
+    /// Weight among competing exports of its tenant, 1..=10000. 100: the default of cgroups' `io.weight`.
     pub weight: u16,
+    /// The tenant whose share it uses, or [`TenantId::NONE`]: then it competes with the tenants.
+    pub tenant: TenantId,
 }
 
 impl Default for ExportConfig {
     fn default() -> Self {
-        Self { weight: 100 }
+        Self { weight: 100, tenant: TenantId::NONE }
     }
 }
 
 impl ExportConfig {
     /// The range of weights.
     pub const WEIGHTS: std::ops::RangeInclusive<u16> = 1..=10_000;
+}
+
+/// A tenant: a share of every device, which its exports divide by their weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TenantConfig {
+    /// Weight among other tenants and exports without one, 1..=10000.
+    pub weight: u16,
+}
+
+impl Default for TenantConfig {
+    fn default() -> Self {
+        Self { weight: ExportConfig::default().weight }
+    }
 }
 
 /// Free slots at the start of a shard, for hot-add by [`crate::Change`]. All tables are sized for them.
@@ -105,6 +123,8 @@ pub struct ShardConfig {
     pub volumes: Vec<VolumeConfig>,
     /// Every export, indexed by [`crate::ExportId`], at most 4096; a bio of an unknown export has the default weight.
     pub exports: Vec<ExportConfig>,
+    /// Every tenant, indexed by [`TenantId`], at most [`TENANTS_MAX`]; one that is not listed has the default weight.
+    pub tenants: Vec<TenantConfig>,
     /// Options of this shard's page cache.
     pub cache: CacheOptions,
     /// Limits of dirty data and throttling of writers.
@@ -146,11 +166,21 @@ impl ShardConfig {
         if self.spare.tags > 1 << 20 {
             return Err(ConfigError::new("tags", "more than 1048576 spare tags"));
         }
-        if let Some(export) =
-            self.exports.iter().find(|e| !ExportConfig::WEIGHTS.contains(&e.weight))
-        {
-            let message = format!("{} is not within 1..=10000", export.weight);
+        if self.tenants.len() > TENANTS_MAX {
+            return Err(ConfigError::new("tenants", format!("more than {TENANTS_MAX} tenants")));
+        }
+        let weights = self.exports.iter().map(|export| export.weight);
+        let mut weights = weights.chain(self.tenants.iter().map(|tenant| tenant.weight));
+        if let Some(weight) = weights.find(|weight| !ExportConfig::WEIGHTS.contains(weight)) {
+            let message = format!("{weight} is not within 1..=10000");
             return Err(ConfigError::new("weight", message));
+        }
+        let tenants = self.exports.iter().map(|export| export.tenant);
+        if tenants
+            .into_iter()
+            .any(|tenant| !tenant.is_none() && usize::from(tenant.0) >= TENANTS_MAX)
+        {
+            return Err(ConfigError::new("tenant", "an export names a tenant that is not there"));
         }
         self.devices.iter().try_for_each(|device| self.validate_device(device))?;
         self.volumes.iter().try_for_each(|volume| self.validate_volume(volume))
@@ -205,6 +235,7 @@ impl ShardConfig {
             devices: vec![DeviceConfig { owner: ShardId(0), queue }],
             volumes: vec![VolumeConfig { home: ShardId(0), device: DeviceId(0), options: volume }],
             exports: Vec::new(),
+            tenants: Vec::new(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             spare: SpareSlots::default(),
@@ -237,7 +268,13 @@ impl ShardConfig {
             text += &format!("volume {}\n", volume.to_numbers());
         }
         for export in &self.exports {
-            text += &format!("export {}\n", export.weight);
+            text += &match export.tenant.is_none() {
+                true => format!("export {}\n", export.weight),
+                false => format!("export {} {}\n", export.weight, export.tenant.0),
+            };
+        }
+        for tenant in &self.tenants {
+            text += &format!("tenant {}\n", tenant.weight);
         }
         text
     }
@@ -254,6 +291,7 @@ impl ShardConfig {
             devices: Vec::new(),
             volumes: Vec::new(),
             exports: Vec::new(),
+            tenants: Vec::new(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             spare: SpareSlots::default(),
@@ -301,8 +339,16 @@ impl ShardConfig {
                 };
             }
             ("dirty", numbers) => self.dirty = DirtyOptions::from_numbers(numbers)?,
-            ("export", &[weight]) => {
-                self.exports.push(ExportConfig { weight: weight.try_into().ok()? });
+            ("export", &[weight, ref tenant @ ..]) => {
+                let tenant = match *tenant {
+                    [] => TenantId::NONE,
+                    [tenant] => TenantId(tenant.try_into().ok()?),
+                    _ => return None,
+                };
+                self.exports.push(ExportConfig { weight: weight.try_into().ok()?, tenant });
+            }
+            ("tenant", &[weight]) => {
+                self.tenants.push(TenantConfig { weight: weight.try_into().ok()? });
             }
             ("device", numbers) => self.devices.push(DeviceConfig::from_numbers(numbers)?),
             _ => return None,
@@ -429,7 +475,9 @@ mod tests {
         };
         let mut config = ShardConfig::single(queue, volume, 77);
         config.devices.push(DeviceConfig { owner: ShardId(3), queue: QueueOptions::default() });
-        config.exports = vec![ExportConfig { weight: 7 }, ExportConfig::default()];
+        config.exports =
+            vec![ExportConfig { weight: 7, tenant: TenantId(1) }, ExportConfig::default()];
+        config.tenants = vec![TenantConfig { weight: 900 }, TenantConfig::default()];
         (config.shards, config.id) = (4, ShardId(2));
         config.cache = CacheOptions { units: 512, writers_max: 9, ..CacheOptions::default() };
         config.dirty.dirty_ratio = 33;

@@ -4,10 +4,11 @@
 //! enters the elevator when the batch ends.
 
 use super::Queue;
+use super::export_shares::ShareChange;
 use super::gate::cost_bytes;
 use super::leases::LeaseRequest;
 use crate::action::Action;
-use crate::bio::{ExportId, ShardId};
+use crate::bio::{ShardId, TenantId};
 use crate::device_cost::CommandKind;
 use crate::input::Message;
 use crate::pools::Pools;
@@ -127,6 +128,8 @@ impl Queue {
             connection: bio.connection,
             export: bio.export,
             weight: 0,
+            tenant: TenantId::NONE,
+            tenant_weight: 0,
         }
     }
 
@@ -139,9 +142,9 @@ impl Queue {
         }
     }
 
-    /// Sets an export's weight; waiting requests keep the old one.
-    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        self.gate.set_weight(export, weight);
+    /// Changes the shares of exports and tenants; waiting requests keep the old ones.
+    pub fn change_shares(&mut self, change: ShareChange) {
+        self.gate.change_shares(change);
     }
 
     /// Returns true for a request that one command cannot carry. Merged requests are within the limits of their time and are

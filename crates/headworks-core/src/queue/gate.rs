@@ -7,11 +7,12 @@
 //! policy that grants tag by tag may hold some itself: then the sum is less); `admitted_bytes` is the sum of `charged` over all
 //! requests that were admitted and have neither ended nor timed out.
 
+use super::export_shares::{ExportShares, ShareChange};
 use super::leases::{LeaseRequest, Leases};
 use crate::bio::{BioId, ExportId, Op, ShardId};
 use crate::device_cost::{CommandKind, CostLearner, DeviceCost, ShareUnit, Streams};
 use crate::gauge::{Gauge32, Gauge64};
-use crate::options::{ExportConfig, QueueOptions, ShardConfig};
+use crate::options::{QueueOptions, ShardConfig};
 use crate::request::{Request, SlotId};
 use crate::request_limits::RequestLimits;
 use crate::tags::{
@@ -27,7 +28,7 @@ const LIGHT_PART: u64 = 2;
 pub(super) struct Gate {
     tags: Box<dyn TagOwner>,
     leases: Leases,
-    weights: ExportWeights,
+    shares: ExportShares,
     /// Tags that requests of this shard hold.
     held: Gauge32,
     /// Tags that came back in this batch and were not handed to the policy yet.
@@ -60,7 +61,7 @@ impl Gate {
         Self {
             tags: tags::make(options, waiters_max, config.cache.is_on()),
             leases: Leases::new(config.shards),
-            weights: ExportWeights::new(config),
+            shares: ExportShares::new(config),
             held: Gauge32::default(),
             returned: ReturnedTags::default(),
             admitted_bytes: Gauge64::default(),
@@ -123,9 +124,9 @@ impl Gate {
         std::mem::take(&mut self.bound)
     }
 
-    /// Sets an export's weight; waiting requests keep the old one.
-    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        self.weights.set(export, weight);
+    /// Changes the shares of exports and tenants; waiting requests keep the old ones.
+    pub fn change_shares(&mut self, change: ShareChange) {
+        self.shares.change(change);
     }
 
     /// Returns the number of requests and shards that wait for tags.
@@ -187,7 +188,7 @@ impl Gate {
     #[inline]
     pub fn add(&mut self, mut request: TagRequest) {
         debug_assert!(request.tags >= 1, "a request needs a tag");
-        request.weight = self.weights.of(request.export);
+        self.shares.fill(&mut request);
         self.requests.push(request);
     }
 
@@ -304,13 +305,14 @@ impl Gate {
     ) {
         if self.waiters() > 0 {
             let cost = self.cost(kind, 1, bytes);
-            self.tags.charge(export, connection, cost);
+            self.tags.charge(self.shares.tenant(export), export, connection, cost);
         }
     }
 
     /// Charges a connection for device time that was measured.
     pub fn charge_time(&mut self, export: ExportId, connection: u32, time_ns: u64) {
-        self.tags.charge(export, connection, self.share.cost_of_time(time_ns));
+        let cost = self.share.cost_of_time(time_ns);
+        self.tags.charge(self.shares.tenant(export), export, connection, cost);
     }
 
     /// Returns what a request costs its shares.
@@ -381,10 +383,13 @@ impl Gate {
             bytes: lease.bytes,
             cost: lease.cost,
             sync: true,
-            // No connection and no export has these numbers: a shard competes as one, with the weights that wait there.
+            // No connection and no export has these numbers: a shard competes as an export of the tenant, with the weights of
+            // that tenant that wait there.
             connection: u32::MAX - u32::from(from.0),
             export: ExportId(u16::MAX - from.0),
             weight: lease.weight.max(1),
+            tenant: lease.tenant,
+            tenant_weight: self.shares.tenant_weight(lease.tenant),
         };
         let most = usize::from(!self.is_full());
         let granted = self.tags.request(now, &[request], most) == 1;
@@ -453,30 +458,6 @@ fn bytes_max(options: &QueueOptions) -> u64 {
     match options.hw_inflight_kb {
         0 => u64::MAX,
         kb => u64::from(kb) * 1024,
-    }
-}
-
-/// The weights of a shard's exports.
-#[derive(Debug)]
-pub(crate) struct ExportWeights(Vec<u16>);
-
-impl ExportWeights {
-    /// Takes the weights from the configuration.
-    pub fn new(config: &ShardConfig) -> Self {
-        Self(config.exports.iter().map(|export| export.weight).collect())
-    }
-
-    /// Returns an export's weight; the default for one that is not configured.
-    pub fn of(&self, export: ExportId) -> u16 {
-        self.0.get(usize::from(export.0)).copied().unwrap_or(ExportConfig::default().weight)
-    }
-
-    /// Sets the weight of a configured export.
-    pub fn set(&mut self, export: ExportId, weight: u16) {
-        debug_assert!(weight > 0, "a weight of 0 would starve the export");
-        if let Some(known) = self.0.get_mut(usize::from(export.0)) {
-            *known = weight;
-        }
     }
 }
 

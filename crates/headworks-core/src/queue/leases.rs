@@ -3,7 +3,7 @@
 //! A lessee is asked once; the next grant to it ends the revocation. Invariants: `total` is the sum of `lent`; tags of
 //! timed-out bios are lent, `timed_out <= total`.
 
-use crate::bio::ShardId;
+use crate::bio::{ShardId, TenantId};
 use crate::gauge::Gauge32;
 
 /// A shard's request for an extension of its lease.
@@ -15,7 +15,9 @@ pub(crate) struct LeaseRequest {
     pub bytes: u32,
     /// What the requests cost by the model that the shard was sent.
     pub cost: u64,
-    /// The sum of the weights of the exports that wait there.
+    /// The tenant whose waiters the tags are for.
+    pub tenant: TenantId,
+    /// The sum of the weights of the tenant's exports that wait there.
     pub weight: u16,
 }
 

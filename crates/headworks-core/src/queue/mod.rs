@@ -29,6 +29,7 @@ mod device_state;
 mod dispatch;
 mod dispatch_queue;
 mod expiry;
+mod export_shares;
 mod flush;
 mod gate;
 mod in_flight;
@@ -43,7 +44,8 @@ mod volumes;
 
 pub(crate) use device_state::DeviceMonitor;
 pub use device_state::DeviceState;
-pub(crate) use gate::{ExportWeights, cost_bytes, pieces};
+pub(crate) use export_shares::{ExportShares, ShareChange};
+pub(crate) use gate::{cost_bytes, pieces};
 pub(crate) use leases::LeaseRequest;
 pub(crate) use timers::{TIMERS, TimerKind, clear_timers, set_timer_by, timer_of};
 pub(crate) use view::QueueView;

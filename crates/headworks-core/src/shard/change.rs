@@ -20,13 +20,13 @@
 //! start, and are equal on all shards.
 
 use super::{DeviceRoute, NO_SHARD, Shard, VolumeEntry, room_for_actions};
-use crate::bio::{DeviceId, ExportId, VolumeId};
+use crate::bio::{DeviceId, VolumeId};
 use crate::cache::DeviceCaching;
 use crate::error::ConfigError;
 use crate::options::{
     Change, ChangeError, DeviceConfig, QueueOptions, ShardConfig, VolumeConfig, VolumeOptions,
 };
-use crate::queue::Queue;
+use crate::queue::{Queue, ShareChange};
 use crate::remote::RemoteQueue;
 use crate::time::Instant;
 
@@ -52,10 +52,25 @@ impl Topology {
         }
     }
 
-    /// Sets the weight of an export for devices that are added later.
-    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        if let Some(known) = self.config.exports.get_mut(usize::from(export.0)) {
-            known.weight = weight;
+    /// Takes over a change of shares for devices that are added later.
+    pub fn change_shares(&mut self, change: ShareChange) {
+        let of = |id: u16| usize::from(id);
+        match change {
+            ShareChange::ExportWeight(export, weight) => {
+                if let Some(known) = self.config.exports.get_mut(of(export.0)) {
+                    known.weight = weight;
+                }
+            }
+            ShareChange::ExportTenant(export, tenant) => {
+                if let Some(known) = self.config.exports.get_mut(of(export.0)) {
+                    known.tenant = tenant;
+                }
+            }
+            ShareChange::TenantWeight(tenant, weight) => {
+                if let Some(known) = self.config.tenants.get_mut(of(tenant.0)) {
+                    known.weight = weight;
+                }
+            }
         }
     }
 

@@ -31,7 +31,7 @@ use super::owner::{
     ByteBudget, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest, max_request_tags,
 };
 use super::stats::TagStats;
-use crate::bio::ExportId;
+use crate::bio::{ExportId, TenantId};
 use crate::gauge::Gauge32;
 use crate::time::Instant;
 
@@ -252,7 +252,7 @@ impl FairTags {
 
     /// Returns whether the invariants of the file head hold.
     fn check(&self) -> bool {
-        let [sync, other] = self.flows.each_ref().map(|flows| flows.backlog().waiters.get());
+        let [sync, other] = self.flows.each_ref().map(|flows| flows.waiting());
         let waiting = self.waiters.get();
         let gathers = self.gathering.is_none_or(|gathering| gathering.passed <= self.reserve);
         self.free.get() + self.taken.get() == self.depth
@@ -372,10 +372,10 @@ impl TagOwner for FairTags {
         self.flows[self.last_kind].charge_last(cost);
     }
 
-    fn charge(&mut self, export: ExportId, connection: u32, cost: u64) {
+    fn charge(&mut self, tenant: TenantId, export: ExportId, connection: u32, cost: u64) {
         let [sync, other] = &mut self.flows;
-        if !sync.charge(export, connection, cost) {
-            other.charge(export, connection, cost);
+        if !sync.charge(tenant, export, connection, cost) {
+            other.charge(tenant, export, connection, cost);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The interface between a device's queue and the owner of its tags.
 
 use super::stats::TagStats;
-use crate::bio::{ExportId, ShardId};
+use crate::bio::{ExportId, ShardId, TenantId};
 use crate::options::{QueueOptions, Scheduler};
 use crate::request::SlotId;
 use crate::time::Instant;
@@ -32,8 +32,12 @@ pub struct TagRequest {
     pub connection: u32,
     /// The export that is charged for the bytes.
     pub export: ExportId,
-    /// Weight of that export against the others.
+    /// Weight of that export against the others of its tenant.
     pub weight: u16,
+    /// The tenant of the export.
+    pub tenant: TenantId,
+    /// Weight of that tenant against the others and exports without one.
+    pub tenant_weight: u16,
 }
 
 /// Tags handed to a requester.
@@ -118,7 +122,7 @@ pub trait TagOwner: Send {
     fn correct_charge(&mut self, _cost: u64) {}
 
     /// Charges the shares of a connection for work that no grant was for: a retry, a flush.
-    fn charge(&mut self, _export: ExportId, _connection: u32, _cost: u64) {}
+    fn charge(&mut self, _tenant: TenantId, _export: ExportId, _connection: u32, _cost: u64) {}
 
     /// Returns when `next_grant` may have a grant though no tag was returned.
     fn next_timeout(&self) -> Option<Instant> {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use headworks_core::tags::{
     ByteBudget, FairTags, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest,
 };
-use headworks_core::{ExportId, Instant};
+use headworks_core::{ExportId, Instant, TenantId};
 
 pub const KIB: u32 = 1 << 10;
 
@@ -16,7 +16,26 @@ pub const KIB: u32 = 1 << 10;
 pub fn request(connection: u32, tags: u16, bytes: u32) -> TagRequest {
     let (requester, export) = (Requester::Request(0), ExportId(0));
     let cost = bytes.max(4096).into();
-    TagRequest { requester, tags, bytes, cost, sync: true, connection, export, weight: 100 }
+    let (tenant, tenant_weight) = (TenantId::NONE, 100);
+    TagRequest {
+        requester,
+        tags,
+        bytes,
+        cost,
+        sync: true,
+        connection,
+        export,
+        weight: 100,
+        tenant,
+        tenant_weight,
+    }
+}
+
+/// What is served in order.
+type Line = (TenantId, u16, u32, bool);
+
+fn line_of(request: &TagRequest) -> Line {
+    (request.tenant, request.export.0, request.connection, request.sync)
 }
 
 /// The policy and the requests that hold tags or wait.
@@ -29,8 +48,8 @@ pub struct Gate {
     pub requests: Vec<TagRequest>,
     /// Numbers of the requests that hold tags, oldest first.
     pub held: VecDeque<usize>,
-    /// Waiting requests by export, connection and kind, in order of arrival.
-    queues: BTreeMap<(u16, u32, bool), VecDeque<usize>>,
+    /// Waiting requests by tenant, export, connection and kind, in order of arrival.
+    queues: BTreeMap<Line, VecDeque<usize>>,
     pub waiting: usize,
     /// Requests that were granted after they had waited, in order.
     pub granted: Vec<usize>,
@@ -83,7 +102,7 @@ impl Gate {
                 self.hold(number);
             } else {
                 let request = self.requests[number];
-                let line = (request.export.0, request.connection, request.sync);
+                let line = line_of(&request);
                 self.queues.entry(line).or_default().push_back(number);
                 self.waiting += 1;
             }
@@ -144,7 +163,7 @@ impl Gate {
             if budget == ByteBudget::LightOnly {
                 assert!(request.tags == 1 && request.bytes <= 64 * KIB, "{request:?} is not light");
             }
-            let line = self.queues.get_mut(&(request.export.0, request.connection, request.sync));
+            let line = self.queues.get_mut(&line_of(&request));
             let first = line.expect("the request waited").pop_front();
             assert_eq!(
                 first,

@@ -7,7 +7,7 @@ use headworks_core::prng::Prng;
 use headworks_core::tags::{
     ByteBudget, FairTags, ReturnedTags, TagOptions, TagOwner, TagRequest, max_request_tags,
 };
-use headworks_core::{ExportId, Instant};
+use headworks_core::{ExportId, Instant, TenantId};
 
 use crate::gate::{Gate, KIB, request};
 
@@ -19,6 +19,9 @@ struct Workload {
     max_request_tags: u64,
     asyncs: u32,
     large: u32,
+    /// Tenants of the exports, which move at random, and the weights of tenants.
+    tenants: [TenantId; 4],
+    weights: [u16; 3],
 }
 
 impl Workload {
@@ -29,8 +32,18 @@ impl Workload {
             max_request_tags: 1 + prng.below(max_request_tags(depth).into()),
             asyncs: [0, 300_000, 900_000, 1_000_000][prng.below(4) as usize],
             large: [0, 100_000, 1_000_000][prng.below(3) as usize],
+            tenants: [TenantId::NONE; 4],
+            weights: [100; 3],
             prng,
         }
+    }
+
+    /// Moves an export to another tenant, or to none, and changes a tenant's weight.
+    fn edit_tenants(&mut self) {
+        let prng = &mut self.prng;
+        let to = prng.below(4) as u16;
+        self.tenants[prng.below(4) as usize] = if to == 3 { TenantId::NONE } else { TenantId(to) };
+        self.weights[prng.below(3) as usize] = prng.between(1, 10_000) as u16;
     }
 
     fn request(&mut self) -> TagRequest {
@@ -39,24 +52,33 @@ impl Workload {
         let large = prng.per_million(self.large);
         let want = if large { prng.between(1, self.max_request_tags) as u16 } else { 1 };
         let bytes = (u32::from(want) * 4 * KIB) << prng.below(9);
+        let export = (u64::from(connection) % self.exports) as usize;
+        let tenant = self.tenants[export];
         TagRequest {
             sync: !prng.per_million(self.asyncs),
-            export: ExportId((u64::from(connection) % self.exports) as u16),
+            export: ExportId(export as u16),
+            tenant,
+            tenant_weight: self.weights.get(usize::from(tenant.0)).copied().unwrap_or(100),
             weight: [1, 100, 100, 10_000][connection as usize % 4],
             ..request(connection, want, bytes)
         }
     }
 }
 
+/// Runs a drawn workload; with odd seeds exports move between tenants meanwhile.
 fn fuzz(depth: u32, seed: u64, steps: u32) {
     let mut prng = Prng::new(seed << 16 | u64::from(depth));
     let async_depth = if prng.below(2) == 0 { depth } else { prng.between(1, depth.into()) as u32 };
     let mut gate = Gate::new(depth, async_depth);
     let mut workload = Workload::new(depth, prng.split("crowd"));
     let waiting_max = 4 + prng.below(200) as usize;
+    let edits = seed % 2 == 1;
     for _ in 0..steps {
         gate.now += prng.below(1000);
         if prng.below(2) == 0 && gate.waiting < waiting_max {
+            if edits && prng.below(4) == 0 {
+                workload.edit_tenants();
+            }
             let batch: Vec<TagRequest> =
                 (0..prng.between(1, 8)).map(|_| workload.request()).collect();
             gate.batch(&batch);

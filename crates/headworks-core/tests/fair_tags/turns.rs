@@ -1,7 +1,7 @@
 //! Order of grants: turns, gathering, the reserve, light flows, the asynchronous limit.
 
-use headworks_core::ExportId;
 use headworks_core::tags::{ByteBudget, TagOwner, TagRequest};
+use headworks_core::{ExportId, TenantId};
 
 use crate::gate::{Gate, KIB, request};
 
@@ -247,8 +247,8 @@ fn connection_pays_for_flushes_and_retries() {
     gate.batch(&[request(1, 1, 128 * KIB); 8]);
     gate.batch(&[request(2, 1, 128 * KIB); 8]);
     (0..2).for_each(|_| _ = gate.done(0));
-    gate.tags.charge(ExportId(0), 1, 4 * 128 * u64::from(KIB));
-    gate.tags.charge(ExportId(0), 77, 1 << 40);
+    gate.tags.charge(TenantId::NONE, ExportId(0), 1, 4 * 128 * u64::from(KIB));
+    gate.tags.charge(TenantId::NONE, ExportId(0), 77, 1 << 40);
     (0..8).for_each(|_| _ = gate.done(0));
     let order = order(&gate);
     assert_eq!(order.iter().filter(|&&connection| connection == 1).count(), 3, "{order:?}");

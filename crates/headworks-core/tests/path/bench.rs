@@ -270,6 +270,7 @@ impl Shards {
                 })
                 .collect(),
             exports: vec![ExportConfig::default(); exports],
+            tenants: Vec::new(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             spare: headworks_core::SpareSlots::default(),

@@ -4,7 +4,8 @@ use headworks_core::device_cost::{DeviceCost, ShareUnit};
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
     Change, ChangeError, Control, DeviceConfig, DeviceId, ExportId, Input, Instant, Message,
-    QueueOptions, ShardConfig, ShardId, SpareSlots, Tunable, VolumeConfig, VolumeId, VolumeOptions,
+    QueueOptions, ShardConfig, ShardId, SpareSlots, TenantId, Tunable, VolumeConfig, VolumeId,
+    VolumeOptions,
 };
 
 use crate::bench::{Bench, EIO, Shards, complete};
@@ -315,7 +316,14 @@ fn messages_for_removed_ids_are_answered_or_ignored() {
     let messages = [
         Message::Bio { bio, cookie: 3, tags: 1, waited: 0 },
         done,
-        Message::TagWant { device: place, want: 1, bytes: 512, cost: 512, weight: 100 },
+        Message::TagWant {
+            device: place,
+            want: 1,
+            bytes: 512,
+            cost: 512,
+            tenant: TenantId::NONE,
+            weight: 100,
+        },
         Message::TagReturn { device: place, count: 1 },
         Message::TagGrant { device: place, count: 1, cost: DeviceCost::default() },
         Message::TagRevoke { device: place },

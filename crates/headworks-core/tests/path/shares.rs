@@ -6,7 +6,7 @@ use headworks_core::time::MS;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     CacheOptions, Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Input, Message,
-    QueueOptions, ShardConfig, ShardId, VolumeConfig, VolumeOptions,
+    QueueOptions, ShardConfig, ShardId, TenantId, VolumeConfig, VolumeOptions,
 };
 
 use crate::bench::Bench;
@@ -36,7 +36,11 @@ fn lessee(weights: &[u16], change: impl FnOnce(&mut QueueOptions)) -> Bench {
         bios_max: 256,
         devices: vec![DeviceConfig { owner: ShardId(0), queue }],
         volumes: vec![volume(0), volume(1)],
-        exports: weights.iter().map(|&weight| ExportConfig { weight }).collect(),
+        exports: weights
+            .iter()
+            .map(|&weight| ExportConfig { weight, ..ExportConfig::default() })
+            .collect(),
+        tenants: Vec::new(),
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
         spare: headworks_core::SpareSlots::default(),
@@ -179,6 +183,45 @@ fn lease_request_reports_bytes_and_weights() {
         .collect();
     bench.turn(&many);
     assert_eq!(wanted(&mut bench), Some((32, 256 << 10, 18_000)));
+}
+
+#[test]
+fn lease_request_is_for_the_tenant_of_the_first_waiter() {
+    let mut bench = lessee(&[300, 500, 200], |_| ());
+    for (export, tenant) in [(0, 7), (2, 7)] {
+        let (export, tenant) = (ExportId(export), TenantId(tenant));
+        bench.control(Control::ExportTenant { export, tenant });
+    }
+    bench.control(Control::TenantWeight { tenant: TenantId(7), weight: 10_000 });
+    let payer = |bench: &mut Bench| {
+        let of = |message| match message {
+            Message::TagWant { want, bytes, tenant, weight, .. } => {
+                Some((want, bytes, tenant, weight))
+            }
+            _ => None,
+        };
+        bench.outbox.drain(..).filter_map(|(_, message)| of(message)).next_back()
+    };
+    let inputs = [
+        bio(&mut bench, 1, 0, "v1:R0+4k"),
+        bio(&mut bench, 2, 2, "v1:R10m+8k"),
+        bio(&mut bench, 3, 1, "v1:R20m+16k"),
+    ];
+    bench.turn(&inputs);
+    // The tenant's two exports wait, and only they are asked for.
+    assert_eq!(payer(&mut bench), Some((2, 12 << 10, TenantId(7), 500)));
+    // The tags serve the waiters in this shard's order: the tenant's first, then the export without one.
+    grant(&mut bench, 2);
+    assert_eq!(payer(&mut bench), Some((1, 8 << 10, TenantId(7), 200)));
+    grant(&mut bench, 1);
+    // A moved export uses the share of its new tenant.
+    bench.control(Control::ExportTenant { export: ExportId(0), tenant: TenantId(1023) });
+    bench.control(Control::TenantWeight { tenant: TenantId(1023), weight: 9 });
+    let message = Message::TagRevoke { device: DeviceId(0) };
+    bench.turn(&[Input::Message { from: ShardId(0), message }]);
+    let moved = bio(&mut bench, 1, 0, "v1:R30m+4k");
+    bench.turn(&[moved]);
+    assert_eq!(payer(&mut bench), Some((1, 4 << 10, TenantId(1023), 300)));
 }
 
 #[test]

@@ -189,7 +189,9 @@ impl Point {
             size,
             device: Box::new(Ssd::new(self.disk.profile)),
             jobs: self.case.jobs(size),
-            exports: WEIGHTS.map(|weight| ExportConfig { weight }).to_vec(),
+            exports: WEIGHTS
+                .map(|weight| ExportConfig { weight, ..ExportConfig::default() })
+                .to_vec(),
             cache: Default::default(),
             ramp_ns: SEC / 10,
             runtime_ns: seconds * SEC,

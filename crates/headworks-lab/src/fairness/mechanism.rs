@@ -15,7 +15,7 @@ use headworks_core::device_cost::ShareUnit;
 use headworks_core::tags::{
     ByteBudget, FairTags, Grant, ReturnedTags, TagOptions, TagOwner, TagRequest, TagStats,
 };
-use headworks_core::{DepthMode, DeviceId, ExportId, Instant, QueueOptions, Shard};
+use headworks_core::{DepthMode, DeviceId, ExportId, Instant, QueueOptions, Shard, TenantId};
 
 use crate::baseline::{TagPolicy, WakeOptions};
 
@@ -144,12 +144,12 @@ impl TagOwner for BlindTags {
         self.inner.correct_charge(cost);
     }
 
-    fn charge(&mut self, export: ExportId, connection: u32, cost: u64) {
+    fn charge(&mut self, tenant: TenantId, export: ExportId, connection: u32, cost: u64) {
         let (export, connection) = match self.mechanism {
             Mechanism::Shares => (ExportId(0), 0),
             _ => (export, connection),
         };
-        self.inner.charge(export, connection, cost);
+        self.inner.charge(tenant, export, connection, cost);
     }
 
     fn free(&self) -> u32 {

@@ -1,7 +1,7 @@
 //! A policy operated by hand: request tags, put them back, pass time, and list the grants.
 
 use headworks_core::Instant;
-use headworks_core::bio::ExportId;
+use headworks_core::bio::{ExportId, TenantId};
 use headworks_core::tags::{ByteBudget, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest};
 use headworks_lab::baseline::{KuaiV3, Legacy518, WakeOptions};
 
@@ -76,6 +76,8 @@ impl<T: TagOwner> Bench<T> {
             connection,
             export,
             weight: 100,
+            tenant: TenantId::NONE,
+            tenant_weight: 100,
         };
         assert_eq!(self.tags.request(Instant(self.now), &[request], 1), 0);
     }

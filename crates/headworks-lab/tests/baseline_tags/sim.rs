@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use headworks_core::Instant;
-use headworks_core::bio::ExportId;
+use headworks_core::bio::{ExportId, TenantId};
 use headworks_core::tags::{ByteBudget, Grant, Requester, ReturnedTags, TagOwner, TagRequest};
 
 /// The workload of a simulation.
@@ -178,6 +178,8 @@ impl<T: TagOwner> Simulation<T> {
             connection: number,
             export: ExportId(0),
             weight: 100,
+            tenant: TenantId::NONE,
+            tenant_weight: 100,
         };
         assert_eq!(
             self.tags.request(Instant(self.now), &[request], 1),

@@ -4,7 +4,7 @@ use headworks_core::options::DEVICES_MAX;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     CacheOptions, DeviceConfig, ExportConfig, QueueOptions, ShardConfig, ShardId, SpareSlots,
-    VolumeConfig, WriteMode,
+    TenantId, VolumeConfig, WriteMode,
 };
 
 use super::Assembly;
@@ -37,8 +37,9 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
         exports: assembly
             .exports
             .iter()
-            .map(|export| ExportConfig { weight: export.weight })
+            .map(|export| ExportConfig { weight: export.weight, tenant: TenantId::NONE })
             .collect(),
+        tenants: Vec::new(),
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
         spare: if options.live { spare(assembly) } else { SpareSlots::default() },

@@ -48,7 +48,8 @@ pub(super) fn device_parts(
 ) -> ReactorParts {
     let volume = VolumeOptions { size, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig {
-        exports: vec![ExportConfig { weight: 100 }],
+        exports: vec![ExportConfig::default()],
+        tenants: Vec::new(),
         ..ShardConfig::single(NullDevice::queue_options(), volume, 4096)
     };
     let (engine, _) = open_engine(EngineChoice::Threads, 256).unwrap();

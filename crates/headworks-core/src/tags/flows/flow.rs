@@ -3,6 +3,7 @@
 //! Invariant: a waiter is linked in its flow's list; a flow with waiters is active in the tree of shares, and in the list of
 //! light flows if its first waiter is light.
 
+use super::Backlog;
 use super::pool::Pool;
 use crate::list::{Link, Linked, List};
 use crate::shares::ShareId;
@@ -107,12 +108,14 @@ impl Linked<LightLink> for Flow {
     }
 }
 
-/// The flows of one export.
+/// The flows of one export under one tenant: an export that moved has flows under both until the old ones are empty.
 #[derive(Debug)]
 pub(super) struct ExportFlows {
-    /// Number of the export.
+    /// Tenant and export, see `Flows::export_of`.
     pub key: u64,
-    /// Its weight against other exports, at least 1 while it has flows.
+    /// Index of its tenant.
+    pub tenant: u32,
+    /// Its weight against other exports of the tenant, at least 1 while it has flows.
     pub weight: u16,
     /// Its group in the tree of shares.
     pub group: ShareId,
@@ -120,4 +123,19 @@ pub(super) struct ExportFlows {
     pub flows: u32,
     /// Waiters of all its flows.
     pub waiting: u32,
+}
+
+/// The exports of one tenant, or those without one.
+#[derive(Debug)]
+pub(super) struct TenantFlows {
+    /// Number of the tenant.
+    pub key: u64,
+    /// Its weight against other tenants and exports without one.
+    pub weight: u16,
+    /// Its group in the tree of shares; the root for exports without a tenant.
+    pub group: ShareId,
+    /// Its exports that have flows.
+    pub exports: u32,
+    /// The sums over its waiters.
+    pub backlog: Backlog,
 }

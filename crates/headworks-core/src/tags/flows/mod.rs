@@ -1,7 +1,8 @@
 //! Waiters for tags, and whose turn it is: fair queueing by device time over exports and their connections.
 //!
 //! ```text
-//!   root -> exports (by weight) -> connections (equal) -> waiters in order of arrival        the tree: `shares`
+//!   root -> tenants (by weight) -> exports (by weight) -> connections (equal) -> waiters in order of arrival   the tree: `shares`
+//!     `---> exports without a tenant (by weight) -> connections ...
 //!
 //!   light flows: those whose first waiter is light, round robin; only the ones that are eligible are taken from it
 //! ```
@@ -15,7 +16,8 @@
 //!   share this way, either.
 //! - [`Flows::light_beside_pieces`] does so while large requests are sent piece by piece. V grew by them when they were granted
 //!   and stands meanwhile; a light flow may start by as much later as its share of three of them.
-//! - A tenant's level would stand between root and export: the tree has any number of levels.
+//! - An export that moves to another tenant has new flows there; what waits under the old one keeps its place and is charged to
+//!   the old tenant.
 //!
 //! A flow is remembered while it waits, and after that until the virtual time reaches its last service; all are forgotten when
 //! nothing waits for the device. At most [`IDLE_FLOWS_MAX`] idle flows are remembered; beyond that an emptied one is forgotten
@@ -24,20 +26,22 @@
 //! A request pays what it costs when it is granted: it may have grown by merging while it waited, and the learned costs may have
 //! changed.
 //!
-//! Invariants: a waiter is passed by no later one of its own flow; every waiter is served after finitely many grants; `backlog`
-//! is the sum over all waiters; `idle_flows` counts the flows without waiters.
+//! Invariants: a waiter is passed by no later one of its own flow; every waiter is served after finitely many grants; a tenant's
+//! `backlog` is the sum over its waiters and `waiting` the number of all; `idle_flows` counts the flows without waiters; a tenant
+//! or export has an entry while it has flows.
 
 mod flow;
 mod pool;
 
 use super::owner::{Requester, TagRequest};
-use crate::bio::ExportId;
+use crate::bio::{ExportId, TenantId};
 use crate::gauge::{Gauge32, Gauge64};
 use crate::list::List;
+use crate::options::TENANTS_MAX;
 use crate::shares::{ShareId, ShareTree};
 use crate::slab::NIL;
 use crate::time::Instant;
-use flow::{ExportFlows, Flow, LightLink};
+use flow::{ExportFlows, Flow, LightLink, TenantFlows};
 use pool::{KeyTable, Pool};
 
 pub(crate) use flow::{FlowHead, Waiter};
@@ -52,10 +56,13 @@ const LIGHT_SEARCH: u32 = 8;
 /// ends.
 const IN_PIECES: u64 = 3;
 
-/// Marks an export's number among the owners of the tree's nodes; the others are flows.
-const EXPORT_OWNER: u32 = 1 << 31;
+/// Marks the groups (exports and tenants) among the owners of the tree's nodes; the others are flows.
+const GROUP_OWNER: u32 = 1 << 31;
 
-/// The sums over all waiters.
+/// Index of the entry for exports without a tenant, which is always there.
+const NO_TENANT: u32 = 0;
+
+/// The sums over a tenant's waiters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Backlog {
     /// Number of waiting requests.
@@ -66,7 +73,7 @@ pub(crate) struct Backlog {
     pub bytes: Gauge64,
     /// Sum of what they cost their shares.
     pub cost: Gauge64,
-    /// Weights of the exports that have waiters.
+    /// Weights of its exports that have waiters.
     pub weights: Gauge64,
 }
 
@@ -83,12 +90,15 @@ pub(crate) struct Flows {
     waiters: Pool<Waiter>,
     flows: Pool<Flow>,
     exports: Pool<ExportFlows>,
+    tenants: Pool<TenantFlows>,
     flow_table: KeyTable,
     export_table: KeyTable,
+    tenant_table: KeyTable,
     shares: ShareTree,
     /// Flows whose first waiter is light.
     light: List<LightLink>,
-    backlog: Backlog,
+    /// Number of all waiters.
+    waiting: Gauge32,
     /// Remembered flows without waiters.
     idle_flows: Gauge32,
     last: LastGrant,
@@ -100,16 +110,24 @@ impl Flows {
     /// Creates space for `waiters_max` waiters; nothing is allocated later.
     pub fn new(waiters_max: usize) -> Self {
         let flows_max = waiters_max + IDLE_FLOWS_MAX as usize + 1;
-        let exports_max = flows_max.min(1 << 16);
+        // An export that moves between tenants has an entry under each, and every entry has a flow.
+        let (exports_max, tenants_max) = (flows_max, flows_max.min(TENANTS_MAX) + 1);
+        let mut tenants = Pool::new(tenants_max);
+        let (key, group) = (TenantId::NONE.0.into(), ShareTree::ROOT);
+        let none = TenantFlows { key, weight: 1, group, exports: 0, backlog: Backlog::default() };
+        let index = tenants.take(none);
+        assert!(index == NO_TENANT, "the first entry is that of exports without a tenant");
         Self {
             waiters: Pool::new(waiters_max),
             flows: Pool::new(flows_max),
             exports: Pool::new(exports_max),
+            tenants,
             flow_table: KeyTable::new(flows_max),
             export_table: KeyTable::new(exports_max),
-            shares: ShareTree::new(exports_max, flows_max),
+            tenant_table: KeyTable::new(tenants_max),
+            shares: ShareTree::new(exports_max + tenants_max, flows_max),
             light: List::new(),
-            backlog: Backlog::default(),
+            waiting: Gauge32::default(),
             idle_flows: Gauge32::default(),
             last: LastGrant { flow: NIL, paid: 0 },
             in_pieces: 0,
@@ -119,30 +137,41 @@ impl Flows {
     /// Returns true when no request waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.backlog.waiters.is_zero()
+        self.waiting.is_zero()
     }
 
-    /// Returns the sums over all waiters.
-    pub fn backlog(&self) -> Backlog {
-        self.backlog
+    /// Returns the number of all waiters.
+    pub fn waiting(&self) -> u32 {
+        self.waiting.get()
+    }
+
+    /// Returns the tenant of a picked flow, and the sums over that tenant's waiters.
+    pub fn tenant_backlog(&self, head: FlowHead) -> (TenantId, Backlog) {
+        let export = self.flows[head.flow].export;
+        let tenant = &self.tenants[self.exports[export].tenant];
+        debug_assert!(!tenant.backlog.waiters.is_zero(), "a picked flow has a waiter");
+        (TenantId(tenant.key as u16), tenant.backlog)
     }
 
     /// Adds a waiter, the `number`th of the gate. Returns true if it is light and its flow has not had its share.
     pub fn push(&mut self, now: Instant, number: u64, request: TagRequest) -> bool {
         debug_assert!(request.tags > 0, "a request wants at least one tag");
-        let export = self.export_of(request.export, request.weight.max(1));
+        let tenant = self.tenant_of(request.tenant, request.tenant_weight.max(1));
+        let export = self.export_of(tenant, request.export, request.weight.max(1));
         let flow = self.flow_of(export, request.connection);
         let waiter = Waiter::new(request, now, number);
         let (cost, id) = (waiter.cost(), self.waiters.take(waiter));
         let was_idle = self.flows[flow].waiters.is_empty();
         self.flows[flow].waiters.push_back(&mut self.waiters, id);
         let export = &mut self.exports[export];
-        self.backlog.weights.add(if export.waiting == 0 { export.weight.into() } else { 0 });
+        let backlog = &mut self.tenants[tenant].backlog;
+        backlog.weights.add(if export.waiting == 0 { export.weight.into() } else { 0 });
         export.waiting += 1;
-        self.backlog.waiters.add(1);
-        self.backlog.tags.add(request.tags.into());
-        self.backlog.bytes.add(request.bytes.into());
-        self.backlog.cost.add(cost);
+        self.waiting.add(1);
+        backlog.waiters.add(1);
+        backlog.tags.add(request.tags.into());
+        backlog.bytes.add(request.bytes.into());
+        backlog.cost.add(cost);
         if was_idle {
             self.idle_flows.sub(1);
             self.shares.activate(self.flows[flow].leaf, cost);
@@ -155,7 +184,7 @@ impl Flows {
     /// Returns the flow whose turn it is. A repeated call returns the same one unless waiters changed meanwhile.
     pub fn pick(&self) -> Option<FlowHead> {
         let flow = self.shares.owner(self.shares.first()?);
-        debug_assert!(flow & EXPORT_OWNER == 0, "a leaf is a flow");
+        debug_assert!(flow & GROUP_OWNER == 0, "a leaf is a flow");
         Some(FlowHead { flow, light: self.is_light(flow) })
     }
 
@@ -234,14 +263,16 @@ impl Flows {
         let id = entry.waiters.pop_front(&mut self.waiters).expect("the flow has a waiter");
         let waiter = self.waiters[id];
         self.waiters.put(id);
-        self.backlog.waiters.sub(1);
-        self.backlog.tags.sub(waiter.request.tags.into());
-        self.backlog.bytes.sub(waiter.request.bytes.into());
-        self.backlog.cost.sub(waiter.cost());
         let export = &mut self.exports[self.flows[flow].export];
+        let backlog = &mut self.tenants[export.tenant].backlog;
+        self.waiting.sub(1);
+        backlog.waiters.sub(1);
+        backlog.tags.sub(waiter.request.tags.into());
+        backlog.bytes.sub(waiter.request.bytes.into());
+        backlog.cost.sub(waiter.cost());
         assert!(export.waiting > 0, "an export counts its waiters");
         export.waiting -= 1;
-        self.backlog.weights.sub(if export.waiting == 0 { export.weight.into() } else { 0 });
+        backlog.weights.sub(if export.waiting == 0 { export.weight.into() } else { 0 });
         (waiter, self.first_of(flow).map(Waiter::cost))
     }
 
@@ -269,8 +300,14 @@ impl Flows {
     }
 
     /// Charges a connection's flow for `cost`, if it is remembered; returns whether it is.
-    pub fn charge(&mut self, export: ExportId, connection: u32, cost: u64) -> bool {
-        let key = u64::from(export.0) << 32 | u64::from(connection);
+    pub fn charge(
+        &mut self,
+        tenant: TenantId,
+        export: ExportId,
+        connection: u32,
+        cost: u64,
+    ) -> bool {
+        let key = export_key(tenant.0.into(), export) << 32 | u64::from(connection);
         let found = self.flow_table.find(key, |id| self.flows[id].key);
         if let Some(flow) = found {
             self.shares.charge(self.flows[flow].leaf, cost.min(i64::MAX as u64) as i64);
@@ -288,7 +325,9 @@ impl Flows {
         self.shares.forget_all();
         self.forget_passed();
         debug_assert!(self.idle_flows.is_zero(), "an idle flow is remembered by the tree");
-        debug_assert!(self.backlog == Backlog::default(), "the backlog is that of the waiters");
+        let none = &self.tenants[NO_TENANT];
+        debug_assert!(none.backlog == Backlog::default(), "the backlog is that of the waiters");
+        debug_assert!(none.exports == 0, "exports without flows have no entry");
     }
 
     /// Puts a flow at the back of the list of light flows if its first waiter is light, and takes it out if not.
@@ -305,23 +344,47 @@ impl Flows {
     /// Removes the flows and exports that the tree has forgotten: they are idle and have no advance.
     fn forget_passed(&mut self) {
         while let Some((_, owner)) = self.shares.next_forgotten() {
-            if owner & EXPORT_OWNER == 0 {
+            if owner & GROUP_OWNER == 0 {
                 self.remove_flow(owner);
             }
         }
     }
 
-    /// Returns the entry of an export, which has that weight from now on.
-    fn export_of(&mut self, id: ExportId, weight: u16) -> u32 {
-        debug_assert!(weight > 0, "an export's weight is above 0");
+    /// Returns the entry of a tenant, which has that weight from now on.
+    fn tenant_of(&mut self, id: TenantId, weight: u16) -> u32 {
+        debug_assert!(weight > 0, "a tenant's weight is above 0");
+        if id.is_none() {
+            return NO_TENANT;
+        }
         let key = u64::from(id.0);
+        let found = self.tenant_table.find(key, |id| self.tenants[id].key);
+        let tenant = found.unwrap_or_else(|| {
+            let group = self.shares.add_group(ShareTree::ROOT, weight.into(), GROUP_OWNER);
+            let backlog = Backlog::default();
+            let id = self.tenants.take(TenantFlows { key, weight, group, exports: 0, backlog });
+            self.tenant_table.insert(key, id);
+            id
+        });
+        let node = &mut self.tenants[tenant];
+        if node.weight != weight {
+            node.weight = weight;
+            self.shares.set_weight(node.group, weight.into());
+        }
+        tenant
+    }
+
+    /// Returns the entry of a tenant's export, which has that weight from now on.
+    fn export_of(&mut self, tenant: u32, id: ExportId, weight: u16) -> u32 {
+        debug_assert!(weight > 0, "an export's weight is above 0");
+        let key = export_key(self.tenants[tenant].key, id);
         let found = self.export_table.find(key, |id| self.exports[id].key);
-        let export = found.unwrap_or_else(|| self.add_export(key, weight));
+        let export = found.unwrap_or_else(|| self.add_export(tenant, key, weight));
         let node = &mut self.exports[export];
         if node.weight != weight {
             if node.waiting > 0 {
-                self.backlog.weights.add(weight.into());
-                self.backlog.weights.sub(node.weight.into());
+                let backlog = &mut self.tenants[tenant].backlog;
+                backlog.weights.add(weight.into());
+                backlog.weights.sub(node.weight.into());
             }
             node.weight = weight;
             self.shares.set_weight(node.group, weight.into());
@@ -329,9 +392,11 @@ impl Flows {
         export
     }
 
-    fn add_export(&mut self, key: u64, weight: u16) -> u32 {
-        let group = self.shares.add_group(ShareTree::ROOT, weight.into(), EXPORT_OWNER);
-        let export = ExportFlows { key, weight, group, flows: 0, waiting: 0 };
+    fn add_export(&mut self, tenant: u32, key: u64, weight: u16) -> u32 {
+        let parent = self.tenants[tenant].group;
+        let group = self.shares.add_group(parent, weight.into(), GROUP_OWNER);
+        self.tenants[tenant].exports += 1;
+        let export = ExportFlows { key, tenant, weight, group, flows: 0, waiting: 0 };
         let id = self.exports.take(export);
         self.export_table.insert(key, id);
         id
@@ -345,7 +410,7 @@ impl Flows {
             let group = self.exports[export].group;
             let leaf: ShareId = self.shares.add_leaf(group, 1, NIL);
             let id = self.flows.take(Flow::new(key, export, leaf));
-            debug_assert!(id & EXPORT_OWNER == 0, "flows and exports have different owners");
+            debug_assert!(id & GROUP_OWNER == 0, "flows and groups have different owners");
             self.shares.set_owner(leaf, id);
             self.flow_table.insert(key, id);
             self.exports[export].flows += 1;
@@ -354,7 +419,7 @@ impl Flows {
         })
     }
 
-    /// Removes an idle flow, and its export if it was the last.
+    /// Removes an idle flow, its export if it was the last of that, and likewise the tenant.
     fn remove_flow(&mut self, flow: u32) {
         let Flow { key, export, leaf, in_light, ref waiters, .. } = self.flows[flow];
         assert!(waiters.is_empty() && !in_light, "only an idle flow is forgotten");
@@ -369,10 +434,31 @@ impl Flows {
         entry.flows -= 1;
         if entry.flows == 0 {
             debug_assert!(entry.waiting == 0, "waiters belong to flows");
-            let (key, group) = (entry.key, entry.group);
+            let (key, group, tenant) = (entry.key, entry.group, entry.tenant);
             self.shares.remove(group);
             self.export_table.remove(key, export, |id| self.exports[id].key);
             self.exports.put(export);
+            self.remove_from_tenant(tenant);
         }
     }
+
+    /// Counts an export that was removed from a tenant, and removes the tenant with its last one.
+    fn remove_from_tenant(&mut self, tenant: u32) {
+        let entry = &mut self.tenants[tenant];
+        assert!(entry.exports > 0, "a tenant counts its exports");
+        entry.exports -= 1;
+        if tenant == NO_TENANT || entry.exports > 0 {
+            return;
+        }
+        debug_assert!(entry.backlog == Backlog::default(), "waiters belong to exports");
+        let (key, group) = (entry.key, entry.group);
+        self.shares.remove(group);
+        self.tenant_table.remove(key, tenant, |id| self.tenants[id].key);
+        self.tenants.put(tenant);
+    }
+}
+
+/// Returns the key of an export under a tenant.
+fn export_key(tenant: u64, export: ExportId) -> u64 {
+    tenant << 16 | u64::from(export.0)
 }

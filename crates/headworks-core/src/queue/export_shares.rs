@@ -1,0 +1,117 @@
+//! The shares that exports and tenants are configured with: which tenant an export belongs to, and the weights of both.
+//!
+//! A place for every tenant exists from the start, so tenants are added and removed without a change here: a tenant that is not
+//! configured has the default weight.
+//!
+//! Invariants: every weight is at least 1; an export's tenant is [`TenantId::NONE`] or below [`TENANTS_MAX`].
+
+use crate::bio::{ExportId, TenantId};
+use crate::options::{ExportConfig, ShardConfig, TENANTS_MAX, TenantConfig};
+use crate::tags::TagRequest;
+
+/// A change of the configured shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ShareChange {
+    /// An export gets a weight among its siblings.
+    ExportWeight(ExportId, u16),
+    /// An export moves to a tenant.
+    ExportTenant(ExportId, TenantId),
+    /// A tenant gets a weight among tenants and exports without one.
+    TenantWeight(TenantId, u16),
+}
+
+/// The shares of a shard's exports and tenants.
+#[derive(Debug)]
+pub(crate) struct ExportShares {
+    exports: Vec<ExportConfig>,
+    tenants: Vec<TenantConfig>,
+}
+
+impl ExportShares {
+    /// Takes the shares from the configuration.
+    pub fn new(config: &ShardConfig) -> Self {
+        assert!(config.tenants.len() <= TENANTS_MAX, "the configuration was validated");
+        let mut tenants = config.tenants.clone();
+        tenants.resize(TENANTS_MAX, TenantConfig::default());
+        Self { exports: config.exports.clone(), tenants }
+    }
+
+    /// Returns an export's share; the default for one that is not configured.
+    fn of(&self, export: ExportId) -> ExportConfig {
+        self.exports.get(usize::from(export.0)).copied().unwrap_or_default()
+    }
+
+    /// Returns the tenant of an export.
+    pub fn tenant(&self, export: ExportId) -> TenantId {
+        self.of(export).tenant
+    }
+
+    /// Returns a tenant's weight; the default for [`TenantId::NONE`], which has no place in a tree of shares.
+    pub fn tenant_weight(&self, tenant: TenantId) -> u16 {
+        self.tenants.get(usize::from(tenant.0)).copied().unwrap_or_default().weight
+    }
+
+    /// Writes the share of a request's export into the request.
+    #[inline]
+    pub fn fill(&self, request: &mut TagRequest) {
+        let ExportConfig { weight, tenant } = self.of(request.export);
+        (request.weight, request.tenant) = (weight, tenant);
+        request.tenant_weight = self.tenant_weight(tenant);
+        debug_assert!(request.weight > 0 && request.tenant_weight > 0, "a weight is at least 1");
+    }
+
+    /// Changes a share. An export that is not configured has none to change.
+    pub fn change(&mut self, change: ShareChange) {
+        match change {
+            ShareChange::ExportWeight(export, weight) => {
+                debug_assert!(weight > 0, "a weight of 0 would starve the export");
+                if let Some(known) = self.exports.get_mut(usize::from(export.0)) {
+                    known.weight = weight;
+                }
+            }
+            ShareChange::ExportTenant(export, tenant) => {
+                let is_valid = tenant.is_none() || usize::from(tenant.0) < TENANTS_MAX;
+                if let Some(known) = self.exports.get_mut(usize::from(export.0)) {
+                    known.tenant = if is_valid { tenant } else { TenantId::NONE };
+                }
+            }
+            ShareChange::TenantWeight(tenant, weight) => {
+                debug_assert!(weight > 0, "a weight of 0 would starve the tenant");
+                if let Some(known) = self.tenants.get_mut(usize::from(tenant.0)) {
+                    known.weight = weight;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{QueueOptions, VolumeOptions};
+
+    #[test]
+    fn changes_show_in_later_requests_only_of_what_they_name() {
+        let mut config = ShardConfig::single(QueueOptions::default(), VolumeOptions::default(), 4);
+        config.exports = vec![ExportConfig::default(); 3];
+        config.tenants = vec![TenantConfig { weight: 400 }];
+        let mut shares = ExportShares::new(&config);
+        let seen = |shares: &ExportShares, export: u16| {
+            let ExportConfig { weight, tenant } = shares.of(ExportId(export));
+            (weight, tenant, shares.tenant_weight(tenant))
+        };
+        assert_eq!(seen(&shares, 0), (100, TenantId::NONE, 100));
+        shares.change(ShareChange::ExportTenant(ExportId(0), TenantId(0)));
+        shares.change(ShareChange::ExportTenant(ExportId(1), TenantId(1023)));
+        shares.change(ShareChange::ExportWeight(ExportId(1), 7));
+        shares.change(ShareChange::TenantWeight(TenantId(1023), 900));
+        assert_eq!(seen(&shares, 0), (100, TenantId(0), 400));
+        assert_eq!(seen(&shares, 1), (7, TenantId(1023), 900));
+        assert_eq!(seen(&shares, 2), (100, TenantId::NONE, 100));
+        shares.change(ShareChange::ExportTenant(ExportId(1), TenantId::NONE));
+        assert_eq!(seen(&shares, 1), (7, TenantId::NONE, 100));
+        // Of an export that is not configured nothing is kept.
+        shares.change(ShareChange::ExportWeight(ExportId(3), 9));
+        assert_eq!(seen(&shares, 3), (100, TenantId::NONE, 100));
+    }
+}

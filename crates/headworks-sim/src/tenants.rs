@@ -1,0 +1,107 @@
+//! Exports and tenants of a simulated world: drawn shares, which the operator changes under load.
+//!
+//! There are fewer tenants than places, so that a tenant often loses its last export and gets another one: that is how tenants
+//! are removed and added. Every shard is told of every change; shards that already have bios of the export keep them where they
+//! wait.
+
+use headworks_core::options::TENANTS_MAX;
+use headworks_core::prng::Prng;
+use headworks_core::time::{MS, US};
+use headworks_core::{Control, ExportConfig, ExportId, TenantConfig, TenantId};
+
+/// Exports and tenants of a world; without exports all bios are of one that is not configured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantScenario {
+    /// Number of exports, to which the connections belong in turn.
+    pub exports: u16,
+    /// Number of tenants, from the first and from the last place.
+    pub tenants: u16,
+    /// Changes in a round.
+    pub changes: u32,
+}
+
+impl TenantScenario {
+    /// Draws exports in half of the worlds, and tenants in most of these.
+    pub fn draw(prng: &mut Prng) -> Self {
+        if prng.below(2) == 0 {
+            return Self::default();
+        }
+        let (exports, tenants) = (prng.between(1, 5) as u16, prng.below(4) as u16);
+        Self { exports, tenants, changes: [0, 10, 100][prng.below(3) as usize] }
+    }
+
+    /// The place of a tenant: the odd ones are at the end of the table.
+    fn place(number: u16) -> TenantId {
+        let most = TENANTS_MAX as u16;
+        TenantId(if number.is_multiple_of(2) { number } else { most - number })
+    }
+
+    /// The export of a connection.
+    #[must_use]
+    pub fn export_of(&self, connection: usize) -> ExportId {
+        ExportId((connection % usize::from(self.exports.max(1))) as u16)
+    }
+
+    /// The exports at the start: every second one has a tenant.
+    #[must_use]
+    pub fn exports(&self) -> Vec<ExportConfig> {
+        let export = |number: u16| match number % 2 == 1 && self.tenants > 0 {
+            true => {
+                ExportConfig { weight: 100 * number, tenant: Self::place(number % self.tenants) }
+            }
+            false => ExportConfig::default(),
+        };
+        (0..self.exports).map(export).collect()
+    }
+
+    /// The tenants at the start.
+    #[must_use]
+    pub fn weights(&self) -> Vec<TenantConfig> {
+        (0..self.tenants).map(|number| TenantConfig { weight: 50 + 400 * number }).collect()
+    }
+}
+
+/// The changes of exports and tenants.
+#[derive(Debug)]
+pub struct TenantEdits {
+    prng: Prng,
+    scenario: TenantScenario,
+    left: u32,
+}
+
+impl TenantEdits {
+    /// The changes of a world.
+    #[must_use]
+    pub fn new(seed: u64, scenario: TenantScenario) -> Self {
+        Self { prng: Prng::new(seed).split("tenant edits"), scenario, left: 0 }
+    }
+
+    /// Starts a round; returns the delay of its first change, if it has any.
+    pub fn start(&mut self) -> Option<u64> {
+        self.left = self.scenario.changes;
+        (self.left > 0).then(|| self.prng.between(US, 5 * MS))
+    }
+
+    /// Ends the round at a power cut.
+    pub fn cut(&mut self) {
+        self.left = 0;
+    }
+
+    /// The next change, and the delay until the one after it.
+    pub fn change(&mut self) -> Option<(Control, u64)> {
+        self.left = self.left.checked_sub(1)?;
+        let prng = &mut self.prng;
+        let export = ExportId(prng.below(self.scenario.exports.max(1).into()) as u16);
+        let tenant = match prng.below(u64::from(self.scenario.tenants) + 1) as u16 {
+            none if none == self.scenario.tenants => TenantId::NONE,
+            number => TenantScenario::place(number),
+        };
+        let weight = [1, 100, 100, 10_000][prng.below(4) as usize];
+        let control = match prng.below(4) {
+            0 => Control::Weight { export, weight },
+            1 if !tenant.is_none() => Control::TenantWeight { tenant, weight },
+            _ => Control::ExportTenant { export, tenant },
+        };
+        Some((control, prng.between(US, 2 * MS)))
+    }
+}
