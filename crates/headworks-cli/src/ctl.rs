@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::ctl_exports::ExportCommand;
 use crate::ctl_save;
+use crate::ctl_tenants::TenantCommand;
 use crate::{USAGE, complain, observe};
 
 /// Time-out for an answer. The server gives up a stuck shard earlier and says so.
@@ -47,6 +48,9 @@ Examples:
   headworks ctl /run/hw.ctl remove logs --force         disconnect clients, write out, unlock the image
   headworks ctl /run/hw.ctl resize db 20G               grow the image; without a size: take over its present size
   headworks ctl /run/hw.ctl drain                       write out and flush everything; clients continue
+  headworks ctl /run/hw.ctl add-tenant acme,weight=400   a share of every device for the exports of one customer
+  headworks ctl /run/hw.ctl set exports/db/tenant acme  move an export to a tenant; none: to no tenant
+  headworks ctl /run/hw.ctl tenants                     table of tenants
   headworks ctl /run/hw.ctl diff                        what ctl changed since the configuration was loaded
   headworks ctl /run/hw.ctl save                        write that to FILE.d/99-ctl.toml
   headworks ctl /run/hw.ctl latency                     latency percentiles; with an export: its histogram
@@ -86,6 +90,8 @@ enum CtlCommand {
     Diskstats,
     #[command(flatten)]
     Export(ExportCommand),
+    #[command(flatten)]
+    Tenant(TenantCommand),
     /// Lists how the running server differs from its configuration files
     Diff,
     /// Writes what ctl changed to a drop-in of the configuration file, FILE.d/99-ctl.toml
@@ -193,6 +199,7 @@ fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
         CtlCommand::Stats => ("stats", json!({})),
         CtlCommand::Diskstats => ("diskstats", json!({})),
         CtlCommand::Export(command) => command.request(),
+        CtlCommand::Tenant(command) => command.request(),
         CtlCommand::Diff | CtlCommand::Save { .. } => ("diff", json!({})),
         CtlCommand::Latency { export: None } => ("stats", json!({})),
         CtlCommand::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
@@ -256,6 +263,7 @@ fn show(command: &CtlCommand, result: &Value) -> String {
         CtlCommand::Stats => show_stats(result),
         CtlCommand::Diskstats => list(result).iter().map(diskstats_line).collect(),
         CtlCommand::Export(command) => command.show(result),
+        CtlCommand::Tenant(command) => command.show(result),
         CtlCommand::Diff => ctl_save::show_diff(result),
         // Written by `run`.
         CtlCommand::Save { .. } => String::new(),
@@ -456,8 +464,9 @@ fn show_stats(stats: &Value) -> String {
     }
     for (name, export) in entries(&stats["exports"]) {
         text += &format!(
-            "{name}: device {}, weight {}, class {}, cache {}, {} unflushed writes{}\n",
+            "{name}: device {}{}, weight {}, class {}, cache {}, {} unflushed writes{}\n",
             plain(&export["device"]),
+            export["tenant"].as_str().map_or(String::new(), |name| format!(", tenant {name}")),
             export["weight"],
             plain(&export["ioprio"]),
             match plain(&export["cache"]).as_str() {

@@ -113,8 +113,8 @@ fn absences(exports: &Value) -> String {
 /// Formats the list of exports; columns are as wide as their content.
 fn table(exports: &Value) -> String {
     let head = [
-        "NAME", "SIZE", "DEVICE", "CACHE", "ACCESS", "WEIGHT", "IOPRIO", "CLIENTS", "DIRTY",
-        "STATE",
+        "NAME", "SIZE", "DEVICE", "CACHE", "ACCESS", "TENANT", "WEIGHT", "IOPRIO", "CLIENTS",
+        "DIRTY", "STATE",
     ];
     let mut rows = vec![head.map(str::to_owned)];
     rows.extend(list(exports).iter().map(|row| {
@@ -129,6 +129,7 @@ fn table(exports: &Value) -> String {
             word("device"),
             word("cache"),
             access.to_owned(),
+            word("tenant"),
             word("weight"),
             word("ioprio"),
             word("clients"),
@@ -141,7 +142,7 @@ fn table(exports: &Value) -> String {
     }));
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let line = |row: &[String; 10]| {
+    let line = |row: &[String; 11]| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
         format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
@@ -156,18 +157,18 @@ mod tests {
     fn exports_table_has_one_row_per_export() {
         let row = |name: &str, clients: u32| {
             json!({ "name": name, "size": 1 << 30, "device": "hw0", "cache": "writeback",
-                "read_only": clients == 0, "weight": 100, "ioprio": "be,4", "clients": clients,
+                "read_only": clients == 0, "tenant": "acme", "weight": 100, "ioprio": "be,4", "clients": clients,
                 "dirty": 4096, "failed": 0, "state": "serving" })
         };
         let text = table(&json!([row("db", 12), row("a-long-name", 0)]));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "NAME         SIZE   DEVICE  CACHE      ACCESS  WEIGHT  IOPRIO  CLIENTS  DIRTY  STATE"
+            "NAME         SIZE   DEVICE  CACHE      ACCESS  TENANT  WEIGHT  IOPRIO  CLIENTS  DIRTY  STATE"
         );
         assert_eq!(
             lines[1],
-            "db           1 GiB  hw0     writeback  rw      100     be,4    12       4 KiB  serving"
+            "db           1 GiB  hw0     writeback  rw      acme    100     be,4    12       4 KiB  serving"
         );
         assert!(lines[2].starts_with("a-long-name  1 GiB") && lines[2].contains(" ro "));
         assert_eq!(table(&json!([])).lines().count(), 1);

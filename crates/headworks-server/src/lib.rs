@@ -61,13 +61,15 @@ mod restoring;
 mod server;
 mod shared;
 mod spec;
+mod tenant;
 mod units;
 
+pub use assemble::TenantSpec;
 pub use assemble::{
     AbsentExport, AssembledExport, Assembly, ExportSource, ExportSpec, NamedDevice, WatchedFile,
     check_exports,
 };
-pub use control::{ConfiguredTunables, DISKSTATS_FIELDS, ReloadReport, RetuneReport};
+pub use control::{ConfiguredTunables, DISKSTATS_FIELDS, ReloadReport, RetuneReport, TenantReport};
 pub use did_you_mean::nearest_name;
 pub use handover::{
     Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal,
@@ -82,4 +84,5 @@ pub use recorder::{Replayed, replay_recording};
 pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};
 pub use spec::{BaseDevice, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper};
+pub use tenant::{TENANT_KEYS, TenantName, TenantOptions};
 pub use units::{parse_size, parse_switch, parse_time};

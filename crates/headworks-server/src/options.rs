@@ -9,6 +9,7 @@ use std::sync::Arc;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
+use super::assemble::TenantSpec;
 use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
 use super::leftovers::Leftovers;
@@ -119,6 +120,8 @@ pub struct ServerOptions {
     pub missing: MissingImage,
     /// The configuration file, for `diff`; nothing reads it.
     pub config: Option<PathBuf>,
+    /// Tenants; their order gives their numbers.
+    pub tenants: Vec<TenantSpec>,
     /// Options of every queue, including those of devices added later.
     pub queue: Vec<(Tunable, u64)>,
     /// Mode and certificates of TLS.
@@ -166,6 +169,7 @@ impl Default for ServerOptions {
             live: false,
             missing: MissingImage::Absent,
             config: None,
+            tenants: Vec::new(),
             queue: Vec::new(),
             tls: TlsOptions::default(),
             prepare_shard: PrepareShard::default(),

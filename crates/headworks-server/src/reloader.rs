@@ -8,8 +8,9 @@ use std::sync::Arc;
 use headworks_core::ConfigError;
 
 use super::assemble::ExportSpec;
+use super::assemble::TenantSpec;
 use super::control::service::ControlService;
-use super::control::{ConfiguredTunables, ReloadReport, RetuneReport};
+use super::control::{ConfiguredTunables, ReloadReport, RetuneReport, TenantReport};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Reloads certificates and exports of a running server, from any thread.
@@ -36,6 +37,18 @@ impl Reloader {
     #[must_use]
     pub fn retune(&self, wanted: ConfiguredTunables) -> RetuneReport {
         self.service.changes().retune(wanted)
+    }
+
+    /// Adds the tenants of a configuration and sets what it says anew; call it before [`Reloader::reconcile`].
+    #[must_use]
+    pub fn tenants(&self, wanted: &[TenantSpec]) -> TenantReport {
+        self.service.changes().load_tenants(wanted)
+    }
+
+    /// Removes the tenants that the configuration has no more; call it after [`Reloader::reconcile`].
+    #[must_use]
+    pub fn forget_tenants(&self) -> TenantReport {
+        self.service.changes().forget_tenants()
     }
 
     /// Makes the exports match `wanted`, by name: removes exports that are missing (except those with clients), adds

@@ -15,6 +15,7 @@ use headworks_core::{
 use crate::assemble::cache_shares;
 use crate::assemble::export_info::{served_exports, unavailable};
 use crate::assemble::image::VolumeOrigin;
+use crate::assemble::tenant_spec::check_tenants;
 use crate::assemble::topology::topology;
 use crate::assemble::{Assembly, ImageWatcher};
 use crate::control::ControlSocket;
@@ -101,6 +102,7 @@ struct Prepared {
 impl Prepared {
     fn new(assembly: &Assembly, options: &ServerOptions) -> Result<Self, ConfigError> {
         options.validate()?;
+        check_tenants(&assembly.exports, &options.tenants)?;
         let acceptor = TlsAcceptor::new(&options.tls)?.map(Arc::new);
         let config = topology(assembly, options);
         config.validate()?;
@@ -162,7 +164,7 @@ impl Server {
         notes.append(&mut restores.notes);
         // What was written to the images needs no memory any more.
         options.leftovers.remove_empty();
-        let exports = served_exports(&assembly, &config);
+        let exports = served_exports(&assembly, &config, &options.tenants);
         let (boxes, mails): (Vec<Sender<ControlMessage>>, Vec<Receiver<ControlMessage>>) =
             (0..options.shards).map(|_| channel()).unzip();
         let keeper = Keeper::new(memory, options.leftovers.clone());

@@ -196,6 +196,7 @@ fn export(spec: &ExportSpec, assembly: &Assembly) -> Value {
         "device": device_of(spec),
         "read_only": spec.read_only,
         "weight": spec.share.weight,
+        "tenant": spec.share.tenant.map(|name| name.to_string()),
         "ioprio": spec.share.ioprio.to_string(),
         "cache": spec.share.mode.map(|mode| mode.name()),
         "on_error": spec.share.on_error.map(|policy| policy.name()),
@@ -280,7 +281,7 @@ fn show_export(export: &Value) -> String {
         Some(n) => text += &format!(" behind {n} wrappers"),
     }
     text += if export["read_only"] == true { ", read-only" } else { "" };
-    for key in ["device", "weight", "ioprio", "cache", "on_error"] {
+    for key in ["device", "tenant", "weight", "ioprio", "cache", "on_error"] {
         match &export[key] {
             Value::Null => {}
             Value::String(word) => text += &format!(", {} {word}", key.replace('_', "-")),

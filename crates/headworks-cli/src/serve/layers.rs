@@ -18,7 +18,9 @@ use std::path::PathBuf;
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command, FromArgMatches};
 use headworks_core::ConfigError;
-use headworks_server::config::{ConfigFile, ExportSection, Origin, Problem, Problems, Setting};
+use headworks_server::config::{
+    ConfigFile, ExportSection, Origin, Problem, Problems, Setting, TenantSection,
+};
 use headworks_server::parse_switch;
 
 use super::ServeArgs;
@@ -110,9 +112,10 @@ pub fn resolve(
     let server = table.effective(&matches, &given, &lower);
     let (queue, vm) = options.queue.settings(&Origin::CommandLine).map_err(usage)?;
     let exports = exports(&options.exports, file.exports.is_empty())?;
+    let tenants = tenants(&options.tenant)?;
     let config = file
         .merged(ConfigFile { queue: said.queue, vm: said.vm, ..ConfigFile::default() })
-        .merged(ConfigFile { server, queue, vm, exports, ..ConfigFile::default() });
+        .merged(ConfigFile { server, queue, vm, tenants, exports, ..ConfigFile::default() });
     notes.extend(config.notes());
     Ok(EffectiveOptions { options, config, notes })
 }
@@ -135,6 +138,19 @@ fn config_path(given: &ArgMatches, said: &ConfigFile) -> Option<PathBuf> {
     let named = said.server.iter().find(|setting| setting.name == "config");
     let path = given.get_one::<PathBuf>("config").cloned();
     path.or_else(|| named.map(|setting| PathBuf::from(setting.word())))
+}
+
+/// Parses the tenants of the command line.
+fn tenants(texts: &[String]) -> Result<Vec<TenantSection>, OptionError> {
+    let mut tenants: Vec<TenantSection> = Vec::new();
+    for text in texts {
+        let tenant = TenantSection::from_words(text, &Origin::CommandLine).map_err(usage)?;
+        if tenants.iter().any(|other| other.name == tenant.name) {
+            return Err(usage(format!("tenant: two tenants are named `{}`", tenant.name)));
+        }
+        tenants.push(tenant);
+    }
+    Ok(tenants)
 }
 
 /// Parses the exports of the command line. A single one without a name is the unnamed export.

@@ -34,7 +34,8 @@ Keys of the export, set on the outermost type: weight, its share of the device r
 is acknowledged: writeback (from the page cache; durable after a flush or with FUA), writethrough (by the device), none (no
 cache), unsafe (flushes do nothing); default writeback, for mem and null none; on-error, for blocks whose write-back failed:
 hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold;
-on-unclean, after a power failure: serve or refuse-flush (flushes fail until acknowledged), default serve.
+on-unclean, after a power failure: serve or refuse-flush (flushes fail until acknowledged), default serve; tenant, the
+tenant (--tenant) whose share of the device it uses together with the tenant's other exports.
 The command line overrides environment variables (HEADWORKS_ and the option's name), and these override the file. A switch can
 be turned off: --spread=off.
 Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
@@ -84,6 +85,9 @@ pub struct ServeArgs {
     /// Refuse to start when an image is missing, instead of serving the other exports
     #[arg(long)]
     pub(super) strict: bool,
+    /// A tenant with its share of every device: acme,weight=400,ioprio-max=be:2; exports name it with tenant=acme
+    #[arg(long, value_name = "NAME[,KEY=VALUE...]")]
+    pub(super) tenant: Vec<String>,
     /// Size of devices without one; creates missing image files
     #[arg(long, value_parser = size)]
     pub(super) size: Option<u64>,

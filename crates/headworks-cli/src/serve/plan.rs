@@ -14,7 +14,8 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
     let EffectiveOptions { options, config, .. } = effective;
     let specs = config.plan(options.size, options.read_only)?;
     let one = |problem: Problem| Problems(vec![problem]);
-    let server = server_options(options, config).map_err(one)?;
+    let mut server = server_options(options, config).map_err(one)?;
+    server.tenants = config.plan_tenants()?;
     if specs.is_empty() {
         let message = "nothing to serve; name an image, or a configuration file with an [[export]] (--config)";
         return Err(one(Problem::new(&Origin::CommandLine, message)));
@@ -74,6 +75,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
             false => MissingImage::Absent,
         },
         config: None,
+        tenants: Vec::new(),
         queue: config.queue_of(None).iter().map(|tuned| (tuned.tunable, tuned.value)).collect(),
         tls: tls_options(options).map_err(blamed)?,
         prepare_shard: PrepareShard::default(),

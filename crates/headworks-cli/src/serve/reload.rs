@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use headworks_server::config::{ConfigFile, DeviceSection, Setting};
 use headworks_server::{
-    ConfiguredTunables, NamedDevice, ReloadReport as Done, Reloader, ServerOptions,
+    ConfiguredTunables, NamedDevice, ReloadReport as Done, Reloader, ServerOptions, TenantReport,
 };
 
 use super::{EffectiveOptions, OptionSources, plan, tls};
@@ -92,10 +92,13 @@ impl Loader {
         };
         // Before exports are added: new devices get the new tunables.
         let retuned = server.retune(tunables(&effective, &options));
+        // Before exports name them; those that are gone leave after their exports.
+        tell_tenants(&server.tenants(&options.tenants));
         match server.reconcile(specs) {
             Ok(done) => tell(&done),
             Err(error) => return refuse(&error.to_string()),
         }
+        tell_tenants(&server.forget_tenants());
         for (path, value) in &retuned.set {
             tracing::info!("{path} is {value} now");
         }
@@ -114,6 +117,12 @@ fn refuse(problems: &str) {
     for problem in problems.lines() {
         tracing::error!("configuration not reloaded, nothing changed: {problem}");
     }
+}
+
+/// Logs what became of tenants.
+fn tell_tenants(done: &TenantReport) {
+    done.changed.iter().for_each(|what| tracing::info!("{what}"));
+    done.refused.iter().for_each(|why| tracing::warn!("{why}"));
 }
 
 /// Logs the result; the server itself logs added and removed exports.

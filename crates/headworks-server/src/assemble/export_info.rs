@@ -1,9 +1,11 @@
 //! What clients are told of an export: size, flags, block sizes and description.
 
-use headworks_core::{ExportId, ShardConfig, ShardId, VolumeConfig, WriteMode};
+use headworks_core::{ExportId, ShardConfig, ShardId, TenantId, VolumeConfig, WriteMode};
 
+use super::tenant_spec::{TenantSpec, find_tenant};
 use super::{AbsentExport, AssembledExport, Assembly};
 use crate::nbd::connection::ExportBinding;
+use crate::tenant::TenantOptions;
 use headworks_nbd::wire::STRING_BYTES_MAX;
 use headworks_nbd::{BlockSizes, ExportInfo, TransmissionFlags};
 
@@ -18,15 +20,23 @@ pub struct ServedExport {
     pub shard: ShardId,
     /// Weight at the time it was added.
     pub weight: u16,
+    /// Tenant at the time it was added.
+    pub tenant: TenantId,
     /// Serial number in the order of adding.
     pub serial: u64,
 }
 
 /// The exports that a server starts with, by [`ExportId`].
-pub(crate) fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<ServedExport> {
+pub(crate) fn served_exports(
+    assembly: &Assembly,
+    config: &ShardConfig,
+    tenants: &[TenantSpec],
+) -> Vec<ServedExport> {
     let served = assembly.exports.iter().enumerate().map(|(index, export)| {
         let volume = &config.volumes[usize::from(export.volume.0)];
-        served(export, ExportId(index as u16), volume, volume.options.size, index as u64)
+        let tenant = find_tenant(export.spec.share.tenant, tenants);
+        let (id, size) = (ExportId(index as u16), volume.options.size);
+        served(export, (id, tenant), volume, size, index as u64)
     });
     served.collect()
 }
@@ -34,7 +44,7 @@ pub(crate) fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<S
 /// Makes a served export; its volume may have grown to `size` since it was opened.
 pub(crate) fn served(
     export: &AssembledExport,
-    id: ExportId,
+    (id, (tenant, options)): (ExportId, (TenantId, TenantOptions)),
     volume: &VolumeConfig,
     size: u64,
     serial: u64,
@@ -59,10 +69,11 @@ pub(crate) fn served(
             volume: export.volume,
             export: id,
             device: volume.device,
-            ioprio: export.ioprio,
+            ioprio: options.limit(export.ioprio),
         },
         shard: volume.home,
         weight: export.weight,
+        tenant,
         serial,
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod cache_shares;
 pub(crate) mod export_info;
 mod export_spec;
 pub(crate) mod image;
+pub(crate) mod tenant_spec;
 pub(crate) mod topology;
 mod watched_file;
 
@@ -23,6 +24,7 @@ use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin};
 
 pub use export_spec::{ExportSource, ExportSpec, NamedDevice, check_exports};
 pub(crate) use export_spec::{shown_name, split_name};
+pub use tenant_spec::TenantSpec;
 pub use watched_file::{ImageWatcher, WatchedFile};
 
 /// An export with the volume that serves it.

@@ -4,11 +4,12 @@ use headworks_core::options::DEVICES_MAX;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     CacheOptions, DeviceConfig, ExportConfig, QueueOptions, ShardConfig, ShardId, SpareSlots,
-    TenantId, VolumeConfig, WriteMode,
+    TenantConfig, VolumeConfig, WriteMode,
 };
 
 use super::Assembly;
 use super::export_spec::EXPORTS_MAX;
+use super::tenant_spec::find_tenant;
 use crate::options::{BIOS_MAX, ServerOptions};
 
 /// Makes the configuration of all shards; caches are added for each shard later.
@@ -37,9 +38,16 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
         exports: assembly
             .exports
             .iter()
-            .map(|export| ExportConfig { weight: export.weight, tenant: TenantId::NONE })
+            .map(|export| ExportConfig {
+                weight: export.weight,
+                tenant: find_tenant(export.spec.share.tenant, &options.tenants).0,
+            })
             .collect(),
-        tenants: Vec::new(),
+        tenants: options
+            .tenants
+            .iter()
+            .map(|tenant| TenantConfig { weight: tenant.options.weight })
+            .collect(),
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
         spare: if options.live { spare(assembly) } else { SpareSlots::default() },

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use headworks_core::{ConfigError, Ioprio};
+use headworks_core::ConfigError;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -26,9 +26,18 @@ pub const NAME_MAX: usize = 4096;
 /// Most wrappers, as in a specification.
 const WRAPPERS_MAX: usize = 8;
 
-/// Keys of an export; the last four are keys of a specification, too.
-const KEYS: [&str; 8] =
-    ["enabled", "device", "read-only", "weight", "ioprio", "cache", "on-error", "on-unclean"];
+/// Keys of an export; those from `weight` on are keys of a specification, too.
+const KEYS: [&str; 9] = [
+    "enabled",
+    "device",
+    "read-only",
+    "weight",
+    "ioprio",
+    "cache",
+    "on-error",
+    "on-unclean",
+    "tenant",
+];
 
 /// A device or wrapper of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +93,7 @@ impl ExportSection {
             share.mode.map(|mode| setting("cache", mode.name().into())),
             share.on_error.map(|policy| setting("on-error", policy.name().into())),
             share.on_unclean.map(|policy| setting("on-unclean", policy.name().into())),
+            share.tenant.map(|name| setting("tenant", name.to_string())),
         ];
         let mut settings: Vec<_> = said.into_iter().flatten().collect();
         settings.sort_by(|one, other| one.name.cmp(&other.name));
@@ -113,14 +123,13 @@ impl ExportSection {
         parse_switch(setting.word()).map_err(wrong)
     }
 
-    /// Makes the section of an export, with a weight and class; none if its words are not known.
+    /// Makes the section of an export with the options that it has now; none if its words are not known.
     #[must_use]
-    pub fn of(spec: &ExportSpec, weight: u16, ioprio: Ioprio, origin: &Origin) -> Option<Self> {
+    pub fn of(spec: &ExportSpec, now: &ExportOptions, origin: &Origin) -> Option<Self> {
         if spec.layers.is_empty() {
             return None;
         }
-        let share = ExportOptions { weight, ioprio, ..spec.share };
-        let mut section = Self::build(spec.name.clone(), &share, spec.layers.to_vec(), origin);
+        let mut section = Self::build(spec.name.clone(), now, spec.layers.to_vec(), origin);
         let mut set = |name: &str, word: String| {
             let (value, origin) = (Value::Word(word), origin.clone());
             section.settings.push(Setting { name: name.into(), value, origin });

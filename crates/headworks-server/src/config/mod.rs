@@ -5,6 +5,7 @@
 //!   [server.queue]           tunables of every queue, by the names of sysfs       [server.vm]    of write-back
 //!   [[device]]               name, [device.queue]: a queue of its own, shared by the exports that name it
 //!   [[export]]               an export, see `export`
+//!   [[tenant]]               a tenant, see `tenant`
 //! ```
 //!
 //! ```text
@@ -20,6 +21,7 @@ mod problem;
 #[cfg(test)]
 mod property;
 mod read;
+mod tenant;
 #[cfg(test)]
 mod tests;
 mod tunables;
@@ -27,17 +29,20 @@ mod write;
 
 use headworks_core::ConfigError;
 use headworks_core::QueueOptions;
-use headworks_core::options::Tunable;
+use headworks_core::options::{TENANTS_MAX, Tunable};
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use toml::de::DeTable;
 
-use crate::assemble::{ExportSpec, NamedDevice};
+use crate::assemble::TenantSpec;
+use crate::assemble::{ExportSpec, NamedDevice, shown_name};
+use crate::tenant::{TenantName, no_tenant};
 use read::{Reader, entries};
 use tunables::{apply_queue, read_dirty, read_queue};
 
 pub use export::{ExportSection, LayerSection};
 pub use problem::{Origin, Position, Problem, Problems};
 pub use read::{Setting, Value, unknown};
+pub use tenant::TenantSection;
 pub use tunables::{
     DirtySettings, QueueSettings, Tuned, dirty_options, is_settable, parse_dirty, tune_dirty,
     tune_queue,
@@ -68,6 +73,8 @@ pub struct ConfigFile {
     pub vm: DirtySettings,
     /// Named devices with queues of their own.
     pub devices: Vec<DeviceSection>,
+    /// Tenants in the order of their numbers.
+    pub tenants: Vec<TenantSection>,
     /// Exports in order; the first is the default.
     pub exports: Vec<ExportSection>,
 }
@@ -123,7 +130,16 @@ impl ConfigFile {
                         self.exports.extend(export);
                     }
                 }
-                _ => reader.unknown((key, &span), "a file", &["server", "device", "export"]),
+                "tenant" => {
+                    for (table, span) in reader.tables(value, "tenant") {
+                        let tenant = tenant::read(reader, table, &span);
+                        self.tenants.extend(tenant);
+                    }
+                }
+                _ => {
+                    let known = ["server", "device", "tenant", "export"];
+                    reader.unknown((key, &span), "a file", &known);
+                }
             }
         }
         self.find_twins(reader);
@@ -158,9 +174,12 @@ impl ConfigFile {
     fn find_twins(&self, reader: &mut Reader<'_>) {
         let devices = self.devices.iter().map(|device| (&device.name, &device.origin));
         let exports = self.exports.iter().map(|export| (&export.name, &export.origin));
-        for (what, all) in
-            [("devices", devices.collect::<Vec<_>>()), ("exports", exports.collect())]
-        {
+        let tenants = self.tenants.iter().map(|tenant| (&tenant.name, &tenant.origin));
+        for (what, all) in [
+            ("devices", devices.collect::<Vec<_>>()),
+            ("tenants", tenants.collect()),
+            ("exports", exports.collect()),
+        ] {
             let mut first = std::collections::BTreeMap::new();
             for (name, origin) in all {
                 if let Some(other) = first.insert(name, origin) {
@@ -181,6 +200,7 @@ impl ConfigFile {
             device.origin = origin.clone();
             device.queue.iter_mut().for_each(|tuned| tuned.origin = origin.clone());
         }
+        self.tenants = self.tenants.into_iter().map(|tenant| tenant.with_origin(origin)).collect();
         self.exports = self.exports.into_iter().map(|export| export.with_origin(origin)).collect();
         self
     }
@@ -192,6 +212,7 @@ impl ConfigFile {
     pub fn read_changes(text: &str) -> Result<Self, Problems> {
         let (mut file, problems) = Self::read("the running server's changes", text);
         file.exports.iter_mut().for_each(|export| export.origin = Origin::Control);
+        file.tenants.iter_mut().for_each(|tenant| tenant.origin = Origin::Control);
         problems.or(file)
     }
 
@@ -212,6 +233,12 @@ impl ConfigFile {
                     device.queue.into_iter().for_each(|tuned| tune_queue(&mut old.queue, tuned));
                 }
                 None => self.devices.push(device),
+            }
+        }
+        for tenant in later.tenants {
+            match self.tenants.iter_mut().find(|old| old.name == tenant.name) {
+                Some(old) => old.merge(tenant),
+                None => self.tenants.push(tenant),
             }
         }
         for export in later.exports {
@@ -240,7 +267,11 @@ impl ConfigFile {
                 }
             }
             match export.plan(size, read_only) {
-                Ok(spec) => specs.push(ExportSpec { device: self.named(export), ..spec }),
+                Ok(mut spec) => {
+                    spec.device = self.named(export);
+                    spec.share.tenant = self.tenant_of(export, &spec, &mut problems);
+                    specs.push(spec);
+                }
                 Err(problem) => problems.0.push(problem),
             }
         }
@@ -249,6 +280,59 @@ impl ConfigFile {
         }
         self.check_devices(&specs, &mut problems);
         problems.or(specs)
+    }
+
+    /// The tenants that the configuration defines.
+    ///
+    /// # Errors
+    /// All problems of tenants.
+    pub fn plan_tenants(&self) -> Result<Vec<TenantSpec>, Problems> {
+        let mut problems = Problems::default();
+        let mut specs = Vec::new();
+        for tenant in &self.tenants {
+            match tenant.is_enabled().and_then(|on| on.then(|| tenant.plan()).transpose()) {
+                Ok(spec) => specs.extend(spec),
+                Err(problem) => problems.0.push(problem),
+            }
+        }
+        if let Some(tenant) = self.tenants.get(TENANTS_MAX).filter(|_| specs.len() > TENANTS_MAX) {
+            let message = format!("a server has at most {TENANTS_MAX} tenants");
+            problems.0.push(Problem::new(&tenant.origin, message));
+        }
+        problems.or(specs)
+    }
+
+    /// The tenant of an export: the one that it names, or the one that names it.
+    fn tenant_of(
+        &self,
+        export: &ExportSection,
+        spec: &ExportSpec,
+        problems: &mut Problems,
+    ) -> Option<TenantName> {
+        let is_there = |tenant: &&TenantSection| tenant.is_enabled() != Ok(false);
+        let tenants = || self.tenants.iter().filter(is_there);
+        if let Some(name) = spec.share.tenant {
+            if name.is_none() {
+                return None;
+            }
+            if !tenants().any(|tenant| tenant.name == name.as_str()) {
+                let known = tenants().map(|tenant| tenant.name.as_str());
+                let origin = export.get("tenant").map_or(&export.origin, |said| &said.origin);
+                let what = format!("export `{}`: {}", export.name, no_tenant(name.as_str(), known));
+                problems.0.push(Problem::new(origin, what));
+            }
+            return Some(name);
+        }
+        let mut owners = tenants().filter(|tenant| tenant.owns(shown_name(&export.name)));
+        let owner = owners.next()?;
+        if let Some(other) = owners.next() {
+            let (name, one, other) = (shown_name(&export.name), &owner.name, &other.name);
+            let message = format!(
+                "export `{name}` is listed by the tenants `{one}` and `{other}`; say which with tenant = \"{one}\" in the export"
+            );
+            problems.0.push(Problem::new(&export.origin, message));
+        }
+        TenantName::parse(&owner.name).ok()
     }
 
     /// The device that an export names, with all tunables of its queue.

@@ -7,7 +7,11 @@ use super::ConfigFile;
 use crate::assemble::ExportSpec;
 
 /// Words of the grammar and similar ones, valid and invalid.
-const WORDS: [&str; 72] = [
+const WORDS: [&str; 76] = [
+    "[[tenant]]\n",
+    "tenant = ",
+    "exports = ",
+    "ioprio-max = ",
     "[server]\n",
     "[server.vm]\n",
     "[server.queue]\n",
@@ -97,6 +101,12 @@ fn text(prng: &mut Prng) -> String {
         text += ["", "queue.nr_requests = 9\n", "queue.iosched.fifo_batch = 3\n"]
             [prng.below(3) as usize];
     }
+    for tenant in 0..prng.below(3) {
+        text += &format!("[[tenant]]\nname = 't{tenant}'\n");
+        text += ["", "weight = 9\n", "ioprio-max = 'idle'\n", "enabled = false\n"]
+            [prng.below(4) as usize];
+        text += ["", "exports = ['e*', '?']\n", "exports = 'e0'\n"][prng.below(3) as usize];
+    }
     for export in 0..prng.below(4) {
         let name = ["e", "\\u0001 \\\"", "\\\\ \u{e9}"][prng.below(3) as usize];
         text += &format!("[[export]]\nname = \"{name}{export}\"\nmem.size = '{}M'\n", export + 1);
@@ -104,6 +114,7 @@ fn text(prng: &mut Prng) -> String {
             [prng.below(4) as usize];
         text += ["", "cache = 'unsafe'\n", "read-only = true\n", "ioprio = 'idle'\n"]
             [prng.below(4) as usize];
+        text += ["", "", "tenant = 't0'\n", "tenant = 'none'\n"][prng.below(4) as usize];
     }
     if prng.below(3) == 0 {
         let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
@@ -149,12 +160,14 @@ fn valid_text_round_trips_and_no_text_panics() {
         let text = text(&mut prng);
         let Ok(file) = ConfigFile::parse("f", &text) else { continue };
         let planned = file.plan(None, false);
+        let tenants = file.plan_tenants().map_err(drop);
         let file = if prng.below(2) == 0 { file.with_defaults() } else { file };
         let written = file.to_string();
         let again = ConfigFile::parse("again", &written)
             .unwrap_or_else(|problems| panic!("seed {seed}: {problems}\n{text}\n{written}"));
         assert_eq!(bare(&again), bare(&file).replace("# default\n", "\n"), "seed {seed}\n{text}");
         let replanned = again.plan(None, false);
+        assert_eq!(tenants, again.plan_tenants().map_err(drop), "seed {seed}\n{text}");
         assert_eq!(planned.is_ok(), replanned.is_ok(), "seed {seed}\n{text}");
         if let (Ok(first), Ok(second)) = (planned, replanned) {
             assert_eq!(effect(&first), effect(&second), "seed {seed}\n{text}");

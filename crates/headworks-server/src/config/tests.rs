@@ -263,3 +263,73 @@ fn command_line_specification_makes_export_section() {
     assert_eq!(file(&written).plan(None, false).unwrap()[0].share, share);
     assert!(ExportSection::from_words("mem:sise=1", true, &Origin::CommandLine).is_err());
 }
+
+const TENANTS: &str = r#"
+[[tenant]]
+name = "acme"
+weight = 400
+ioprio-max = "be:2"
+exports = ["db", "web-*"]
+[[tenant]]
+name = "beta"
+[[export]]
+name = "db"
+mem = { size = 65536 }
+[[export]]
+name = "web-1"
+tenant = "beta"
+mem = { size = 65536 }
+[[export]]
+name = "web-2"
+tenant = "none"
+mem = { size = 65536 }
+[[export]]
+name = "logs"
+mem = { size = 65536 }
+"#;
+
+#[test]
+fn exports_belong_to_the_tenant_that_they_name_or_that_lists_them() {
+    let tenants = |file: &ConfigFile| -> Vec<Option<String>> {
+        let specs = file.plan(None, false).unwrap();
+        specs.iter().map(|spec| spec.share.tenant.map(|name| name.to_string())).collect()
+    };
+    let names = [Some("acme".to_owned()), Some("beta".to_owned()), None, None];
+    assert_eq!(tenants(&file(TENANTS)), names);
+    let [acme, beta] = file(TENANTS).plan_tenants().unwrap()[..] else { panic!("two tenants") };
+    assert_eq!((acme.options.weight, beta.options.weight), (400, 100));
+    assert_eq!(acme.options.ioprio_max.unwrap().to_string(), "be,2");
+    // A later file changes single values; a command line, too.
+    let later = file("[[tenant]]\nname = 'acme'\nweight = 7\n[[tenant]]\nname = 'gamma'");
+    let both = file(TENANTS).merged(later);
+    let words = TenantSection::from_words("beta,weight=100,ioprio-max=idle", &Origin::CommandLine);
+    let tenants_only = ConfigFile { tenants: vec![words.unwrap()], ..ConfigFile::default() };
+    let both = both.merged(tenants_only);
+    let planned = both.plan_tenants().unwrap();
+    let words: Vec<String> =
+        planned.iter().map(|one| format!("{:?}", one.options.words())).collect();
+    assert!(words[0].contains("\"7\"") && words[0].contains("be,2"), "{words:?}");
+    assert!(words[1].contains("\"100\"") && words[1].contains("idle"), "{words:?}");
+    assert_eq!((planned.len(), tenants(&both)), (3, names.to_vec()));
+}
+
+#[test]
+fn mistakes_of_tenants_are_named_with_their_position() {
+    let with = |change: &str| wrong(&(TENANTS.to_owned() + change));
+    for (text, said) in [
+        ("[[tenant]]\nname = 'acme'", "two tenants are named `acme`"),
+        ("[[tenant]]\nweight = 1", "a [[tenant]] needs a name"),
+        ("[[tenant]]\nname = 'none'", "the word for no tenant"),
+        ("[[tenant]]\nname = 'a b'", "no name of a tenant"),
+        ("[[tenant]]\nname = 'c'\nwieght = 1", "the nearest is `weight`"),
+        ("[[tenant]]\nname = 'c'\nexports = 'db'", "is listed by the tenants `acme` and `c`"),
+        ("[[export]]\nname = 'x'\ntenant = 'acmee'\nmem.size = 512", "the nearest is `acme`"),
+        ("[[export]]\nname = 'x'\nmem = { size = 512, tenant = 'acme' }", "tenant belongs to"),
+    ] {
+        let message = with(text);
+        assert!(message.contains(said) && message.starts_with("f:"), "{text}: {message}");
+    }
+    let file = file(&(TENANTS.to_owned() + "[[tenant]]\nname = 'c'\nweight = 0"));
+    let message = file.plan_tenants().unwrap_err().to_string();
+    assert!(message.contains("tenant c: weight: `0` is not a weight"), "{message}");
+}

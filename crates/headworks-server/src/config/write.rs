@@ -12,7 +12,7 @@ use super::export::{ExportSection, LayerSection};
 use super::problem::Origin;
 use super::read::{Setting, Value};
 use super::tunables::Tuned;
-use super::{ConfigFile, DeviceSection};
+use super::{ConfigFile, DeviceSection, TenantSection};
 
 impl Display for ConfigFile {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -40,8 +40,22 @@ impl Display for ConfigFile {
             line(f, "name", &quoted(name), origin)?;
             write_queue(f, "device.queue", queue)?;
         }
+        self.tenants.iter().try_for_each(|tenant| write_tenant(f, tenant))?;
         self.exports.iter().try_for_each(|export| write_export(f, export))
     }
+}
+
+fn write_tenant(f: &mut Formatter<'_>, tenant: &TenantSection) -> fmt::Result {
+    writeln!(f, "\n[[tenant]]")?;
+    line(f, "name", &quoted(&tenant.name), &tenant.origin)?;
+    tenant.settings.iter().try_for_each(|setting| {
+        line(f, &setting.name, &word(&setting.name, setting.word()), &setting.origin)
+    })?;
+    if tenant.exports.is_empty() {
+        return Ok(());
+    }
+    let all: Vec<String> = tenant.exports.iter().map(|name| quoted(name)).collect();
+    line(f, "exports", &format!("[{}]", all.join(", ")), &tenant.origin)
 }
 
 /// Settings in the order of their table.
@@ -136,7 +150,7 @@ fn key(name: &str) -> String {
 /// A word in the syntax of TOML. Paths and names that look like numbers stay strings.
 fn word(name: &str, text: &str) -> String {
     let number = text.parse::<i64>().is_ok_and(|number| number.to_string() == text);
-    let is_text = ["path", "device"].contains(&name);
+    let is_text = ["path", "device", "tenant"].contains(&name);
     match !is_text && (number || text == "true" || text == "false") {
         true => text.to_owned(),
         false => quoted(text),

@@ -22,11 +22,12 @@ pub(crate) mod service;
 mod settings;
 mod shards;
 mod socket;
+pub(crate) mod tenants;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;
 mod why;
 
-pub use changes::{ConfiguredTunables, ReloadReport, RetuneReport};
+pub use changes::{ConfiguredTunables, ReloadReport, RetuneReport, TenantReport};
 pub use report::DISKSTATS_FIELDS;
 pub(crate) use socket::ControlSocket;

@@ -67,6 +67,16 @@ impl Queries {
                 }
                 Leaf::Weight(export) => self.settings.of(export).weight.into(),
                 Leaf::Ioprio(export) => self.settings.of(export).ioprio.to_string().into(),
+                Leaf::Tenant(export) => {
+                    let name = self.settings.tenant_of(export);
+                    name.map_or("none".into(), |name| name.as_str().into())
+                }
+                Leaf::TenantValue(tenant, key) => key.value(&self.settings.tenant_options(tenant)),
+                Leaf::TenantExports(tenant) => {
+                    let is_own = |entry: &&ExportNode| self.settings.of(entry.id).tenant == tenant;
+                    let own = tree.exports.iter().filter(is_own).map(ExportNode::shown_name);
+                    own.collect::<Vec<_>>().join(" ").into()
+                }
                 Leaf::Mode(export) => fact(export, |entry| entry.mode.name().into()).into(),
                 Leaf::OnError(export) => fact(export, |entry| entry.on_error.name().into()).into(),
                 Leaf::Dirty(tunable) => {
@@ -155,6 +165,7 @@ impl Queries {
             let device = reports.iter().find(|(device, _)| *device == entry.device);
             let Some((_, DeviceReport { options, .. })) = device else { continue };
             let mut value = report::export(entry, self.settings.of(entry.id), options, &report);
+            value["tenant"] = self.settings.tenant_of(entry.id).map(|name| name.to_string()).into();
             value["latency"] = latencies
                 .get(&entry.id)
                 .map_or(json!({}), |report| latency::summary(&report.totals));

@@ -17,6 +17,7 @@ use super::rpc::{Params, RpcFault, RpcResult};
 use super::settings::{ExportSettings, Settings};
 use super::shards::ShardLink;
 use super::tree::{DeviceNode, ExportNode, Tree, TreeCell};
+use crate::assemble::tenant_spec::find_tenant;
 use crate::assemble::{Assembly, ExportSource, ExportSpec, cache_shares};
 use crate::config::ConfigFile;
 use crate::handover::{AnswerGuard, Takeover, UpgradeHook};
@@ -68,13 +69,15 @@ impl ControlService {
                     && !volume.options.read_only,
             }
         });
-        let settings = assembly
-            .exports
-            .iter()
-            .map(|export| ExportSettings { weight: export.weight, ioprio: export.ioprio });
+        let settings = assembly.exports.iter().map(|export| ExportSettings {
+            weight: export.weight,
+            ioprio: export.ioprio,
+            tenant: find_tenant(export.spec.share.tenant, &options.tenants).0,
+        });
         let tree = Tree {
             devices: devices.collect(),
             exports: exports.collect(),
+            tenants: Vec::new(),
             caching: cache_shares::caching_shards(config, options.cache),
             absent: assembly.absent.clone(),
         };
@@ -87,6 +90,7 @@ impl ControlService {
         );
         let shards = ShardLink::new(Arc::clone(shared), config.shards);
         let service = Self::new(shards, tree, settings.collect(), options.dirty, inventory);
+        service.settings.start_tenants(&options.tenants);
         let tunables = ConfiguredTunables {
             queue: options.queue.clone(),
             devices: assembly.named.iter().flatten().cloned().collect(),
@@ -98,6 +102,7 @@ impl ControlService {
         let in_file = |spec: &&ExportSpec| spec.source != ExportSource::Control;
         let exports = served.chain(absent).filter(in_file).cloned().collect();
         let changes = service.changes.with_missing(options.missing);
+        let changes = changes.with_tenants(options.tenants.clone());
         let changes = changes.with_configuration(options.config.clone(), tunables, exports);
         let inherited = options.takeover.as_ref().map_or("", Takeover::changes);
         // The program has read it before.
@@ -233,6 +238,16 @@ impl ControlService {
             }
             "diff" => takes(&[]).and_then(|()| self.changes.diff()),
             "exports" => takes(&[]).and_then(|()| self.changes.exports()),
+            "tenants" => {
+                takes(&[])?;
+                self.changes.tenants(&self.queries.latencies()?)
+            }
+            "add-tenant" => {
+                takes(&["tenant"]).and_then(|()| self.changes.add_tenant_by_words(params))
+            }
+            "remove-tenant" => {
+                takes(&["tenant"]).and_then(|()| self.changes.remove_tenant_by_words(params))
+            }
             "add" => takes(&["spec", "read_only", "cwd"])
                 .and_then(|()| self.changes.add_by_words(params)),
             "remove" => {
@@ -247,7 +262,7 @@ impl ControlService {
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
             }
             other => Err(RpcFault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, discard-failed, exports, diff, add, remove, resize, drain, upgrade and log-level"
+                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, discard-failed, exports, tenants, add-tenant, remove-tenant, diff, add, remove, resize, drain, upgrade and log-level"
             ))),
         }
     }

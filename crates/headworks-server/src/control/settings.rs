@@ -7,27 +7,37 @@ use std::sync::{Arc, Mutex};
 
 use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
-use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
+use headworks_core::{
+    Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status, TenantId,
+};
 use serde_json::{Value, json};
 
 use super::report;
 use super::rpc::{RpcFault, RpcResult};
 use super::shards::{NoAnswer, ShardLink, stopping};
-use super::tree::{Leaf, Tree, TreeCell, lock};
+use super::tenants::{TenantEntry, Tenants};
+use super::tree::{ExportNode, Leaf, TenantKey, TenantNode, Tree, TreeCell, lock};
+use crate::assemble::TenantSpec;
 use crate::assemble::cache_shares::divided;
 use crate::messages::query::ControlQuery;
+use crate::tenant::{NONE, TenantName, TenantOptions};
 use crate::units::{parse_ioprio, parse_size, parse_weight};
 
 /// Accepted forms of a class, for errors.
 const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
+
+/// Accepted weights, for errors.
+const WEIGHTS: &str = "1..=10000";
 
 /// Weight and class of an export, as they are now.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportSettings {
     /// Share of the device beside other exports.
     pub weight: u16,
-    /// Class of requests of the export's clients.
+    /// Class of requests of the export's clients, before its tenant limits it.
     pub ioprio: Ioprio,
+    /// Tenant whose share it uses.
+    pub tenant: TenantId,
 }
 
 /// Current values of settings, and the way to change them.
@@ -36,6 +46,7 @@ pub struct Settings {
     tree: Arc<TreeCell>,
     /// Indexed by [`ExportId`].
     exports: Mutex<Vec<ExportSettings>>,
+    tenants: Mutex<Tenants>,
     /// Options of the whole server; byte limits are divided among the shards that cache.
     dirty: Mutex<DirtyOptions>,
     /// Held while a value is changed that several shards keep.
@@ -51,7 +62,143 @@ impl Settings {
         dirty: DirtyOptions,
     ) -> Self {
         let (exports, dirty) = (Mutex::new(exports), Mutex::new(dirty));
-        Self { shards, tree, exports, dirty, changing: Mutex::new(()) }
+        let tenants = Mutex::default();
+        Self { shards, tree, exports, tenants, dirty, changing: Mutex::new(()) }
+    }
+
+    /// Takes the tenants that a server starts with.
+    pub fn start_tenants(&self, tenants: &[TenantSpec]) {
+        *lock(&self.tenants) = Tenants::new(tenants);
+        self.publish_tenants();
+    }
+
+    /// All tenants, as they are now.
+    pub fn tenants(&self) -> Tenants {
+        lock(&self.tenants).clone()
+    }
+
+    /// Name of an export's tenant.
+    pub fn tenant_of(&self, export: ExportId) -> Option<TenantName> {
+        self.tenant_name(self.of(export).tenant)
+    }
+
+    fn tenant_name(&self, tenant: TenantId) -> Option<TenantName> {
+        lock(&self.tenants).get(tenant).map(|entry| entry.spec.name)
+    }
+
+    /// Highest I/O priority and weight of a tenant; the defaults for an export without one.
+    pub fn tenant_options(&self, tenant: TenantId) -> TenantOptions {
+        lock(&self.tenants).get(tenant).map(|entry| entry.now).unwrap_or_default()
+    }
+
+    /// Shows the present tenants in the tree of names.
+    fn publish_tenants(&self) {
+        let node = |(id, entry): (TenantId, &TenantEntry)| TenantNode { id, name: entry.spec.name };
+        let nodes: Vec<TenantNode> = lock(&self.tenants).iter().map(node).collect();
+        self.tree.change(|tree| tree.tenants = nodes);
+    }
+
+    /// Adds a tenant, whose weight every shard knows before an export can have it.
+    pub fn add_tenant(&self, spec: TenantSpec) -> Result<TenantId, RpcFault> {
+        let _order = lock(&self.changing);
+        let tenant = lock(&self.tenants).add(spec)?;
+        let weight = spec.options.weight;
+        if let Err(fault) = self.tell_all(Control::TenantWeight { tenant, weight }) {
+            lock(&self.tenants).remove(tenant);
+            return Err(fault);
+        }
+        self.publish_tenants();
+        Ok(tenant)
+    }
+
+    /// Removes a tenant that has no exports; `first_export` names one.
+    pub fn remove_tenant(
+        &self,
+        name: &str,
+        first_export: impl FnOnce(TenantId) -> Option<String>,
+    ) -> Result<(), RpcFault> {
+        let _order = lock(&self.changing);
+        let tenants = self.tenants();
+        let tenant = tenants.find(name).ok_or_else(|| tenants.missing(name))?;
+        if let Some(export) = first_export(tenant) {
+            let message = format!(
+                "tenant {name} has exports, such as {export}; remove them or set exports/{export}/tenant first"
+            );
+            return Err(RpcFault::refused("EBUSY", message));
+        }
+        lock(&self.tenants).remove(tenant);
+        self.publish_tenants();
+        Ok(())
+    }
+
+    /// Takes over what a configuration says of a tenant, and sets its values.
+    pub fn load_tenant(
+        &self,
+        tenant: TenantId,
+        spec: TenantSpec,
+        options: TenantOptions,
+    ) -> Result<(), RpcFault> {
+        self.set_tenant_options(tenant, options)?;
+        if let Some(entry) = lock(&self.tenants).get_mut(tenant) {
+            entry.spec = spec;
+        }
+        Ok(())
+    }
+
+    /// Sets the values of a tenant on every shard.
+    fn set_tenant_options(&self, tenant: TenantId, options: TenantOptions) -> Result<(), RpcFault> {
+        let _order = lock(&self.changing);
+        let before = self.tenant_options(tenant);
+        if options.weight != before.weight {
+            self.tell_all(Control::TenantWeight { tenant, weight: options.weight })?;
+        }
+        if let Some(entry) = lock(&self.tenants).get_mut(tenant) {
+            entry.now = options;
+        }
+        if options.ioprio_max != before.ioprio_max {
+            let exports = lock(&self.exports).clone();
+            for (id, export) in (0..).zip(exports).filter(|(_, export)| export.tenant == tenant) {
+                self.tell_ioprio(ExportId(id), options.limit(export.ioprio))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves exports, which are all those of an image, to a tenant or to none.
+    pub fn set_export_tenant(
+        &self,
+        exports: &[ExportId],
+        name: Option<TenantName>,
+    ) -> Result<(), RpcFault> {
+        let _order = lock(&self.changing);
+        let tenant = lock(&self.tenants).named(name)?;
+        let options = self.tenant_options(tenant);
+        for &export in exports {
+            self.tell_all(Control::ExportTenant { export, tenant })?;
+            lock(&self.exports)[usize::from(export.0)].tenant = tenant;
+            self.tell_ioprio(export, options.limit(self.of(export).ioprio))?;
+        }
+        Ok(())
+    }
+
+    /// Gives a control input to every shard.
+    fn tell_all(&self, control: Control) -> Result<(), RpcFault> {
+        for shard in self.shards.ids() {
+            self.shards.ask(shard, |answer| ControlQuery::Tell { control, answer })?;
+        }
+        Ok(())
+    }
+
+    /// Sets the class of an export's clients on every shard.
+    fn tell_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), RpcFault> {
+        for shard in self.shards.ids() {
+            self.shards.ask(shard, |answer| ControlQuery::ExportIoprio {
+                export,
+                ioprio,
+                answer,
+            })?;
+        }
+        Ok(())
     }
 
     /// Options of write-back of the whole server.
@@ -100,8 +247,35 @@ impl Settings {
                 let shown = self.set_tunable(&tree, path, (device, tunable), value)?;
                 Ok(json!({ path: shown }))
             }
-            Leaf::Device(_) | Leaf::ReadOnly(_) | Leaf::Mode(_) | Leaf::OnError(_) => {
-                Err(fixed(path))
+            Leaf::Device(_)
+            | Leaf::ReadOnly(_)
+            | Leaf::Mode(_)
+            | Leaf::OnError(_)
+            | Leaf::TenantExports(_) => Err(fixed(path)),
+            Leaf::Tenant(export) => {
+                let name = TenantName::parse(value).map_err(invalid)?;
+                let name = (!name.is_none()).then_some(name);
+                // All exports of an image belong to one tenant.
+                let volume = tree.entry(export).map(|entry| entry.volume);
+                let same = tree.exports.iter().filter(|entry| Some(entry.volume) == volume);
+                let exports: Vec<&ExportNode> = same.collect();
+                let ids: Vec<ExportId> = exports.iter().map(|entry| entry.id).collect();
+                self.set_export_tenant(&ids, name)?;
+                let shown = name.map_or(NONE.to_owned(), |name| name.to_string());
+                let path = |entry: &&ExportNode| format!("exports/{}/tenant", entry.shown_name());
+                Ok(exports.iter().map(|entry| (path(entry), json!(shown))).collect())
+            }
+            Leaf::TenantValue(tenant, key) => {
+                let mut options = self.tenant_options(tenant);
+                options.set(key.option(), value).map_err(|error| {
+                    let error = invalid(error.message.to_string());
+                    match key {
+                        TenantKey::IoprioMax => error.accepts(CLASSES),
+                        _ => error.accepts(WEIGHTS),
+                    }
+                })?;
+                self.set_tenant_options(tenant, options)?;
+                Ok(json!({ path: key.value(&options) }))
             }
             Leaf::Dirty(tunable) => {
                 let shown = self.set_dirty(path, tunable, value)?;
@@ -191,23 +365,15 @@ impl Settings {
 
     pub fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), RpcFault> {
         let _order = lock(&self.changing);
-        let control = Control::Weight { export, weight };
-        for shard in self.shards.ids() {
-            self.shards.ask(shard, |answer| ControlQuery::Tell { control, answer })?;
-        }
+        self.tell_all(Control::Weight { export, weight })?;
         lock(&self.exports)[usize::from(export.0)].weight = weight;
         Ok(())
     }
 
     pub fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), RpcFault> {
         let _order = lock(&self.changing);
-        for shard in self.shards.ids() {
-            self.shards.ask(shard, |answer| ControlQuery::ExportIoprio {
-                export,
-                ioprio,
-                answer,
-            })?;
-        }
+        let limited = self.tenant_options(self.of(export).tenant).limit(ioprio);
+        self.tell_ioprio(export, limited)?;
         lock(&self.exports)[usize::from(export.0)].ioprio = ioprio;
         Ok(())
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Control, ExportId, IoError, Ioprio, QueueOptions, ShardConfig, ShardId, Status, VolumeId,
-    VolumeOptions,
+    Control, ExportId, IoError, Ioprio, QueueOptions, ShardConfig, ShardId, Status, TenantId,
+    VolumeId, VolumeOptions,
 };
 use serde_json::{Value, json};
 
@@ -132,7 +132,8 @@ impl Bench {
         let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
         let start = |mails| std::thread::spawn(move || shard(mails, manner));
         let shards = mails.into_iter().map(start).collect();
-        let setting = ExportSettings { weight: 100, ioprio: Ioprio::default() };
+        let setting =
+            ExportSettings { weight: 100, ioprio: Ioprio::default(), tenant: TenantId::NONE };
         let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));
         let mut link = ShardLink::new(shared, 2);
         if matches!(manner, Manner::Silent | Manner::Stuck) {

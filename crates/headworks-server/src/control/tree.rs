@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device and its queue
-//!   exports/NAME/{device,read_only,weight,ioprio,cache,on_error}
+//!   exports/NAME/{device,read_only,weight,ioprio,tenant,cache,on_error}
 //!   exports/NAME/queue/...                                      the queue of the export's device
+//!   tenants/NAME/{weight,io.weight,ioprio_max,exports}          io.weight is the weight by the name of a cgroup
 //!   connections/ID/ioprio
 //!   vm/dirty_bytes, vm/dirty_expire_centisecs ...               write-back of the whole server, with a cache
 //! ```
@@ -14,11 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
-use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, VolumeId, WriteMode};
+use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, TenantId, VolumeId, WriteMode};
+use serde_json::Value;
 
 use super::rpc::RpcFault;
 use crate::assemble::{AbsentExport, shown_name};
 use crate::did_you_mean::distance;
+use crate::tenant::{TenantName, TenantOptions};
 
 /// A device in the tree, with its volumes.
 #[derive(Clone, Debug)]
@@ -67,6 +70,12 @@ pub enum Leaf {
     Weight(ExportId),
     /// Class of an export's clients.
     Ioprio(ExportId),
+    /// Tenant of an export.
+    Tenant(ExportId),
+    /// A value of a tenant.
+    TenantValue(TenantId, TenantKey),
+    /// Exports of a tenant.
+    TenantExports(TenantId),
     /// Cache mode of an export's volume.
     Mode(ExportId),
     /// Policy for blocks of an export that cannot be written back.
@@ -77,6 +86,57 @@ pub enum Leaf {
     Dirty(DirtyTunable),
 }
 
+/// A tenant in the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TenantNode {
+    /// Number of the tenant.
+    pub id: TenantId,
+    /// Name of the tenant.
+    pub name: TenantName,
+}
+
+/// A value of a tenant that can be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TenantKey {
+    /// Its weight.
+    Weight,
+    /// Its weight, by the name of a cgroup.
+    IoWeight,
+    /// The highest I/O priority of its clients.
+    IoprioMax,
+}
+
+impl TenantKey {
+    const ALL: [Self; 3] = [Self::Weight, Self::IoWeight, Self::IoprioMax];
+
+    /// The last word of the path.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Weight => "weight",
+            Self::IoWeight => "io.weight",
+            Self::IoprioMax => "ioprio_max",
+        }
+    }
+
+    /// The key in files and on the command line.
+    pub const fn option(self) -> &'static str {
+        match self {
+            Self::Weight | Self::IoWeight => "weight",
+            Self::IoprioMax => "ioprio-max",
+        }
+    }
+
+    /// The value as it is shown.
+    pub fn value(self, options: &TenantOptions) -> Value {
+        match self {
+            Self::Weight | Self::IoWeight => options.weight.into(),
+            Self::IoprioMax => {
+                options.ioprio_max.map_or("none".into(), |ioprio| ioprio.to_string().into())
+            }
+        }
+    }
+}
+
 /// All devices and exports of a server. A version is never changed; a change makes a new one.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
@@ -84,6 +144,8 @@ pub struct Tree {
     pub devices: Vec<DeviceNode>,
     /// Exports in the order in which they were added.
     pub exports: Vec<ExportNode>,
+    /// Tenants in the order of their numbers.
+    pub tenants: Vec<TenantNode>,
     /// Shards with a cache.
     pub caching: Vec<ShardId>,
     /// Exports that are not served because their images are missing.
@@ -185,6 +247,7 @@ impl Tree {
                 ("read_only", Leaf::ReadOnly(export)),
                 ("weight", Leaf::Weight(export)),
                 ("ioprio", Leaf::Ioprio(export)),
+                ("tenant", Leaf::Tenant(export)),
                 ("cache", Leaf::Mode(export)),
                 ("on_error", Leaf::OnError(export)),
             ];
@@ -192,6 +255,13 @@ impl Tree {
             if is_within(path, &format!("{base}/queue")) {
                 queue(&base, entry.device, &mut all);
             }
+        }
+        for TenantNode { id, name } in &self.tenants {
+            let base = format!("tenants/{name}");
+            let value =
+                |key: TenantKey| (format!("{base}/{}", key.name()), Leaf::TenantValue(*id, key));
+            all.extend(TenantKey::ALL.map(value));
+            all.push((format!("{base}/exports"), Leaf::TenantExports(*id)));
         }
         if !self.caching.is_empty() {
             let leaf =
@@ -254,6 +324,7 @@ impl Tree {
         let mut names: Vec<String> =
             self.devices.iter().take(8).map(|device| device_name(device.id)).collect();
         names.extend((!self.caching.is_empty()).then(|| "vm".to_owned()));
+        names.extend((!self.tenants.is_empty()).then(|| "tenants".to_owned()));
         names.push("exports".to_owned());
         format!("names begin with {} and connections", names.join(", "))
     }
@@ -296,6 +367,7 @@ pub(super) mod tests {
         Tree {
             devices: vec![device(0, &[0, 1]), device(1, &[2])],
             exports: vec![export("db", 0, 0), export("logs", 1, 0), export("", 2, 1)],
+            tenants: vec![TenantNode { id: TenantId(3), name: TenantName::parse("acme").unwrap() }],
             caching: vec![ShardId(0), ShardId(1)],
             absent: Vec::new(),
         }
@@ -307,13 +379,15 @@ pub(super) mod tests {
 
     #[test]
     fn path_lists_names_below_it() {
-        assert_eq!(names("").len(), 2 * Tunable::ALL.len() + 3 * 6 + DirtyTunable::ALL.len());
+        let all = 2 * Tunable::ALL.len() + 3 * 7 + 4 + DirtyTunable::ALL.len();
+        assert_eq!(names("").len(), all);
+        assert_eq!(names("tenants/acme").len(), 4);
         assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
         assert_eq!(names("hw0").len(), Tunable::ALL.len());
         assert_eq!(names("hw1/queue/iosched").len(), 7);
         assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
-        assert_eq!(names("exports/db").len(), 6);
-        assert_eq!(names("exports").len(), 18);
+        assert_eq!(names("exports/db").len(), 7);
+        assert_eq!(names("exports").len(), 21);
         for nothing in ["hw", "hw2", "hw0/que", "exports/d", "exports/db/queue/nr", "x", "/"] {
             assert_eq!(names(nothing), [""; 0], "{nothing}");
         }
@@ -360,7 +434,7 @@ pub(super) mod tests {
         assert!(advice("exports/db/wieght").contains("exports/db/weight"));
         assert!(advice("exports/db/queue/nomerge").contains("exports/db/queue/nomerges"));
         let far = advice("something/else");
-        assert!(far.contains("hw0, hw1, vm, exports and connections"), "{far}");
+        assert!(far.contains("hw0, hw1, vm, tenants, exports and connections"), "{far}");
         assert!(advice("vm/dirty_byte").contains("vm/dirty_bytes"));
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!((distance("", "abc"), distance("abc", "")), (3, 3));

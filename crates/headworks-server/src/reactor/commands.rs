@@ -71,10 +71,11 @@ impl Reactor {
                 remains.keep(self.parts.driver.executor().take(device));
             }
             ShardCommand::Serve { export } => {
-                let (id, weight) = (export.binding.export, export.weight);
+                let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
                 self.exports.put(export);
                 self.device_use.set_devices(self.exports.devices_of(self.parts.id));
                 self.on_control(Control::Weight { export: id, weight });
+                self.on_control(Control::ExportTenant { export: id, tenant });
             }
             ShardCommand::Hide { export, hidden } => self.exports.hide(export, hidden),
             ShardCommand::Forget { export } => {

@@ -173,6 +173,7 @@ mod tests {
                 ..ExportBinding::default()
             },
             shard: ShardId(id),
+            tenant: headworks_core::TenantId::NONE,
             weight: 100,
             serial,
         }

@@ -73,6 +73,7 @@ pub(super) fn device_parts(
             info: ExportInfo { size, flags: TransmissionFlags(0xd), ..ExportInfo::default() },
             binding: ExportBinding::default(),
             shard: ShardId(0),
+            tenant: headworks_core::TenantId::NONE,
             weight: 100,
             serial: 0,
         }],

@@ -6,7 +6,8 @@
 use headworks_core::ConfigError;
 
 /// Keys of every export, which [`super::ExportOptions`] removes before the device parses the others.
-pub const EXPORT_KEYS: [&str; 5] = ["weight", "ioprio", "cache", "on-error", "on-unclean"];
+pub const EXPORT_KEYS: [&str; 6] =
+    ["weight", "ioprio", "cache", "on-error", "on-unclean", "tenant"];
 
 /// Keys and values of one device.
 pub struct Keys {

@@ -11,6 +11,7 @@ use headworks_core::{ConfigError, ErrorPolicy, ExportConfig, Ioprio, WriteMode};
 
 use super::keys::{EXPORT_KEYS, list, split_value};
 use super::split_type;
+use crate::tenant::TenantName;
 use crate::units::{parse_ioprio, parse_weight};
 
 /// Weight, class and cache options of an export.
@@ -26,6 +27,8 @@ pub struct ExportOptions {
     pub on_error: Option<ErrorPolicy>,
     /// What clients are told after an unclean end; none is [`UncleanPolicy::Serve`].
     pub on_unclean: Option<UncleanPolicy>,
+    /// The tenant whose share it uses.
+    pub tenant: Option<TenantName>,
 }
 
 /// What an export does after its server died and acknowledged writes may be lost.
@@ -55,7 +58,14 @@ impl UncleanPolicy {
 impl Default for ExportOptions {
     fn default() -> Self {
         let weight = ExportConfig::default().weight;
-        Self { weight, ioprio: Ioprio::default(), mode: None, on_error: None, on_unclean: None }
+        Self {
+            weight,
+            ioprio: Ioprio::default(),
+            mode: None,
+            on_error: None,
+            on_unclean: None,
+            tenant: None,
+        }
     }
 }
 
@@ -81,7 +91,7 @@ impl ExportOptions {
             rest = next;
         }
         left.push_str(rest);
-        let [weight, ioprio, mode, on_error, on_unclean] = given;
+        let [weight, ioprio, mode, on_error, on_unclean, tenant] = given;
         let wrong = |key| move |message: String| ConfigError::new(key, message);
         let mut share = Self::default();
         if let Some(word) = weight {
@@ -95,6 +105,8 @@ impl ExportOptions {
         share.on_error = choice("on-error", on_error, &policies)?;
         let policies = UncleanPolicy::ALL.map(|policy| (policy.name(), policy));
         share.on_unclean = choice("on-unclean", on_unclean, &policies)?;
+        let tenant = tenant.as_deref().map(TenantName::parse).transpose();
+        share.tenant = tenant.map_err(wrong("tenant"))?;
         Ok((share, left))
     }
 }

@@ -7,7 +7,7 @@ use headworks_core::ConfigError;
 use headworks_server::config::{ConfigFile, ExportSection};
 
 /// Keys of an export that say nothing about its image.
-const HARMLESS: [&str; 2] = ["weight", "ioprio"];
+const HARMLESS: [&str; 3] = ["weight", "ioprio", "tenant"];
 
 /// Merges the changes into the own configuration.
 ///

@@ -33,6 +33,7 @@ impl LiveChanges {
             ExportSpec::parse(text(params, "spec")?, false).map_err(|error| wrong(&error))?;
         spec.read_only = flag("read_only")?;
         spec.source = ExportSource::Control;
+        spec.share.tenant = spec.share.tenant.filter(|name| !name.is_none());
         // Relative paths start at the client's folder.
         if let Some(Value::String(folder)) = params.get("cwd") {
             spec.set_folder(Path::new(folder));
@@ -45,6 +46,7 @@ impl LiveChanges {
         spec.check().map_err(|error| wrong(&error))?;
         let mut inventory = lock(&self.inventory);
         self.check_name(&inventory, &spec.name)?;
+        self.settings.tenants().named(spec.share.tenant)?;
         let export = inventory.free_export().map_err(|error| wrong(&error))?;
         let mut made = None;
         let (entry, notes) = match self.put(&mut inventory, export, &spec, &mut made) {
@@ -76,6 +78,7 @@ impl LiveChanges {
                 return Err(image_being_removed(spec));
             }
             inventory.may_share(volume, spec).map_err(|error| wrong(&error))?;
+            self.may_share_tenant(inventory, volume, spec)?;
             return Ok((self.serve(inventory, export, volume, spec)?, Vec::new()));
         }
         let (volume, notes) = self.add_volume(inventory, spec, made)?;
@@ -89,6 +92,26 @@ impl LiveChanges {
                 Err(fault)
             }
         }
+    }
+
+    /// Checks that a further export of an image names the tenant of the others.
+    fn may_share_tenant(
+        &self,
+        inventory: &Inventory,
+        volume: VolumeId,
+        spec: &ExportSpec,
+    ) -> Result<(), RpcFault> {
+        let tenant = self.settings.tenants().named(spec.share.tenant)?;
+        let mut others = inventory.exports.iter().filter(|(_, other)| other.volume == volume);
+        let differs = |id: &u16| self.settings.of(ExportId(*id)).tenant != tenant;
+        let Some((id, other)) = others.find(|(id, _)| differs(id)) else { return Ok(()) };
+        let name = self.settings.tenant_of(ExportId(*id));
+        let name = name.map_or("none".to_owned(), |name| name.to_string());
+        let message = format!(
+            "the image is served as {} already, with the tenant {name}; an image belongs to one tenant",
+            shown_name(&other.spec.name)
+        );
+        Err(RpcFault::refused("EINVAL", message))
     }
 
     fn check_name(&self, inventory: &Inventory, name: &str) -> Result<(), RpcFault> {
@@ -230,9 +253,11 @@ impl LiveChanges {
         };
         let device = inventory.devices.get(&config.device.0).ok_or_else(stopping)?.config;
         let assembled = assembled(spec, volume, what, size);
-        let served = served(&assembled, export, &config, size, inventory.serial);
-        self.settings
-            .put(export, ExportSettings { weight: assembled.weight, ioprio: assembled.ioprio });
+        let tenant = self.settings.tenants().named(spec.share.tenant)?;
+        let of_tenant = (tenant, self.settings.tenant_options(tenant));
+        let served = served(&assembled, (export, of_tenant), &config, size, inventory.serial);
+        let (weight, ioprio) = (assembled.weight, assembled.ioprio);
+        self.settings.put(export, ExportSettings { weight, ioprio, tenant });
         // Shard 0 lists exports to clients: it is told last, when all others know the export.
         for shard in self.shards.ids().rev() {
             let order = ShardCommand::Serve { export: served.clone() };

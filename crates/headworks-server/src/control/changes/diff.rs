@@ -25,6 +25,8 @@ use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::report::{dirty_value, value};
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{device_name, lock};
+use crate::spec::ExportOptions;
+use crate::tenant::{NONE, TenantName};
 
 /// Differences that are found, and the drop-in that says them.
 #[derive(Default)]
@@ -54,6 +56,10 @@ impl LiveChanges {
     /// Answers the method `diff`: changes, a drop-in, and what no file can say.
     pub fn diff(&self) -> RpcResult {
         let mut found = Differences::default();
+        let Differences { changes, file, unsaved } = &mut found;
+        self.diff_tenants(file, unsaved, |path, old, new| {
+            changes.push(json!({ "path": path, "configured": old, "running": new }));
+        });
         self.diff_exports(&mut found);
         self.diff_queues(&mut found)?;
         self.diff_dirty(&mut found);
@@ -99,10 +105,18 @@ impl LiveChanges {
             let [old, new] = [share.ioprio, now.ioprio].map(|ioprio| ioprio.to_string().into());
             found.add(&format!("exports/{name}/ioprio"), old, new);
         }
+        let tenant = self.settings.tenant_of(id);
+        if tenant != share.tenant {
+            let [old, new] = [share.tenant, tenant].map(|name| name.map(|name| name.to_string()));
+            found.add(&format!("exports/{name}/tenant"), old.into(), new.into());
+        }
         if found.changes.len() == before {
             return;
         }
-        let section = ExportSection::of(spec, now.weight, now.ioprio, &Origin::Control);
+        // A list of a tenant may name the export, so that it has none is said, too.
+        let tenant = tenant.or_else(|| share.tenant.and_then(|_| TenantName::parse(NONE).ok()));
+        let share = ExportOptions { weight: now.weight, ioprio: now.ioprio, tenant, ..*share };
+        let section = ExportSection::of(spec, &share, &Origin::Control);
         match section.filter(|_| spec.source != ExportSource::CommandLine) {
             Some(section) => found.file.exports.push(section),
             None => found.unsaved.push(format!(
@@ -204,7 +218,6 @@ impl LiveChanges {
 
 /// An export in the words of a command line.
 fn words(spec: &ExportSpec) -> Value {
-    let (weight, ioprio) = (spec.share.weight, spec.share.ioprio);
-    let section = ExportSection::of(spec, weight, ioprio, &Origin::Control);
+    let section = ExportSection::of(spec, &spec.share, &Origin::Control);
     section.map_or_else(|| spec.spec.short_name().into(), |section| section.words().into())
 }

@@ -23,6 +23,7 @@ pub(crate) mod removal;
 mod remove;
 mod resize;
 mod retune;
+mod tenants;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -34,7 +35,8 @@ use super::rpc::RpcFault;
 use super::settings::Settings;
 use super::shards::ShardLink;
 use super::tree::{TreeCell, lock};
-use crate::assemble::ExportSpec;
+use crate::assemble::TenantSpec;
+use crate::assemble::{ExportSource, ExportSpec};
 use crate::config::ConfigFile;
 use crate::control::inventory::{Inventory, PLACES};
 use crate::messages::command::{Released, ShardCommand};
@@ -42,6 +44,7 @@ use crate::options::MissingImage;
 
 pub use reconcile::ReloadReport;
 pub use retune::{ConfiguredTunables, RetuneReport};
+pub use tenants::TenantReport;
 
 /// Pause before something busy is tried again.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -61,6 +64,8 @@ pub struct LiveChanges {
     tunables: Mutex<ConfiguredTunables>,
     /// Exports of the last configuration.
     configured: Mutex<Vec<ExportSpec>>,
+    /// Tenants of the last configuration.
+    configured_tenants: Mutex<Vec<TenantSpec>>,
     /// The configuration file, if there is one.
     config: Option<PathBuf>,
     /// What was changed in the server that this one has replaced, and saved nowhere.
@@ -85,6 +90,7 @@ impl LiveChanges {
             missing: MissingImage::Absent,
             tunables: Mutex::default(),
             configured: Mutex::default(),
+            configured_tenants: Mutex::default(),
             config: None,
             inherited: ConfigFile::default(),
         }
@@ -93,6 +99,12 @@ impl LiveChanges {
     /// Sets what a missing image of a reloaded configuration means.
     pub fn with_missing(self, missing: MissingImage) -> Self {
         Self { missing, ..self }
+    }
+
+    /// Sets the tenants that the server starts with; those that `ctl` added before are in no file.
+    pub fn with_tenants(self, mut tenants: Vec<TenantSpec>) -> Self {
+        tenants.retain(|tenant| tenant.source != ExportSource::Control);
+        Self { configured_tenants: Mutex::new(tenants), ..self }
     }
 
     /// Sets what was changed in the server that this one replaces, and saved nowhere.

@@ -167,6 +167,14 @@ impl LiveChanges {
         {
             set.push(format!("ioprio {ioprio}"));
         }
+        let tenant = new.share.tenant;
+        if loaded.tenant != tenant && self.settings.tenant_of(entry.id) != tenant {
+            let shown = tenant.map_or("none".to_owned(), |name| name.to_string());
+            match self.settings.set_export_tenant(&[entry.id], tenant) {
+                Ok(()) => set.push(format!("tenant {shown}")),
+                Err(fault) => reload.kept.push((name.clone(), sentence(&fault))),
+            }
+        }
         if !set.is_empty() {
             reload.changed.push((name, set.join(", ")));
         }
@@ -174,6 +182,7 @@ impl LiveChanges {
             record.spec.source = new.source;
             record.spec.layers = new.layers.clone();
             (record.spec.share.weight, record.spec.share.ioprio) = (weight, ioprio);
+            record.spec.share.tenant = tenant;
         }
     }
 }

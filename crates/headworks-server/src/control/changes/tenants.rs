@@ -1,0 +1,209 @@
+//! `tenants`, `add-tenant`, `remove-tenant`, and the tenants of a reloaded configuration.
+//!
+//! A tenant is removed when no export has it. The lock of the inventory keeps exports from being added to it meanwhile.
+
+use headworks_core::{ExportId, TenantId};
+use serde_json::{Value, json};
+
+use super::{LiveChanges, wrong};
+use crate::assemble::TenantSpec;
+use crate::assemble::{ExportSource, shown_name};
+use crate::config::{ConfigFile, Origin, TenantSection};
+use crate::control::inventory::Inventory;
+use crate::control::params::text;
+use crate::control::queries::Latencies;
+use crate::control::rpc::{Params, RpcFault, RpcResult};
+use crate::control::tenants::TenantEntry;
+use crate::control::tree::lock;
+use crate::latency::LatencyOp;
+use crate::tenant::TenantName;
+
+/// Result of a reload of tenants, one sentence each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TenantReport {
+    /// Changes that took effect.
+    pub changed: Vec<String>,
+    /// Changes that were refused, and why.
+    pub refused: Vec<String>,
+}
+
+impl LiveChanges {
+    /// The method `tenants`: one row for each.
+    pub fn tenants(&self, latencies: &Latencies) -> RpcResult {
+        let (tree, reports) = (self.tree.current(), self.export_reports()?);
+        let row = |(id, entry): (TenantId, &TenantEntry)| {
+            let own: Vec<ExportId> = tree
+                .exports
+                .iter()
+                .map(|node| node.id)
+                .filter(|export| self.settings.of(*export).tenant == id)
+                .collect();
+            let of = reports.iter().filter(|report| own.contains(&report.export));
+            let (clients, dirty) = of.fold((0, 0), |(clients, dirty), report| {
+                (clients + report.clients, dirty + report.dirty)
+            });
+            let bytes = |op: LatencyOp| -> u64 {
+                own.iter().filter_map(|id| latencies.get(id)).map(|of| of.totals.bytes(op)).sum()
+            };
+            json!({
+                "name": entry.spec.name.as_str(),
+                "weight": entry.now.weight,
+                "ioprio_max": entry.now.ioprio_max.map(|ioprio| ioprio.to_string()),
+                "exports": own.len(),
+                "clients": clients,
+                "read_bytes": bytes(LatencyOp::Read),
+                "written_bytes": bytes(LatencyOp::Write),
+                "dirty": dirty,
+            })
+        };
+        Ok(self.settings.tenants().iter().map(row).collect())
+    }
+
+    /// The method `add-tenant`, with the words of `--tenant`.
+    pub fn add_tenant_by_words(&self, params: &Params) -> RpcResult {
+        let spec = TenantSpec::parse(text(params, "tenant")?, ExportSource::Control);
+        self.add_tenant(spec.map_err(|error| wrong(&error))?)
+    }
+
+    fn add_tenant(&self, spec: TenantSpec) -> RpcResult {
+        self.settings.add_tenant(spec)?;
+        tracing::info!("tenant {} was added", spec.name);
+        Ok(json!({ "tenant": spec.name.as_str() }))
+    }
+
+    /// The method `remove-tenant`, with the parameters of a client.
+    pub fn remove_tenant_by_words(&self, params: &Params) -> RpcResult {
+        let name = text(params, "tenant")?;
+        self.remove_tenant(name)?;
+        Ok(json!({ "tenant": name }))
+    }
+
+    fn remove_tenant(&self, name: &str) -> Result<(), RpcFault> {
+        // Held, so that no export of the tenant is added meanwhile.
+        let inventory = lock(&self.inventory);
+        self.settings.remove_tenant(name, |id| self.first_export(&inventory, name, id))?;
+        tracing::info!("tenant {name} was removed");
+        Ok(())
+    }
+
+    /// An export of a tenant, those that are being removed and absent ones included.
+    fn first_export(&self, inventory: &Inventory, name: &str, id: TenantId) -> Option<String> {
+        let is_own = |export: &u16| self.settings.of(ExportId(*export)).tenant == id;
+        let mut served = inventory.exports.iter().filter(|(export, _)| is_own(export));
+        let served = served.next().map(|(_, entry)| shown_name(&entry.spec.name).to_owned());
+        served.or_else(|| {
+            let tree = self.tree.current();
+            let of = |tenant: Option<TenantName>| tenant.is_some_and(|own| own.as_str() == name);
+            let absent = tree.absent.iter().find(|absent| of(absent.spec.share.tenant));
+            absent.map(|absent| shown_name(&absent.spec.name).to_owned())
+        })
+    }
+
+    /// Adds the tenants of a configuration, and sets what differs from the one loaded before; see
+    /// [`Reloader::tenants`](crate::Reloader::tenants).
+    pub fn load_tenants(&self, wanted: &[TenantSpec]) -> TenantReport {
+        let mut report = TenantReport::default();
+        for new in wanted {
+            let known = self.settings.tenants();
+            let Some(id) = known.find(new.name.as_str()) else {
+                match self.settings.add_tenant(*new) {
+                    Ok(_) => report.changed.push(format!("tenant {} was added", new.name)),
+                    Err(fault) => report.refused.push(fault.message().to_owned()),
+                }
+                continue;
+            };
+            let Some(TenantEntry { spec: old, now }) = known.get(id) else { continue };
+            // A value of `ctl set` stays until the configuration says another one.
+            let mut options = *now;
+            if old.options.weight != new.options.weight {
+                options.weight = new.options.weight;
+            }
+            if old.options.ioprio_max != new.options.ioprio_max {
+                options.ioprio_max = new.options.ioprio_max;
+            }
+            let differs = options != *now;
+            let set = self.settings.load_tenant(id, *new, options);
+            match set {
+                Err(fault) => report.refused.push(fault.message().to_owned()),
+                Ok(()) if differs => {
+                    let words: Vec<String> =
+                        options.words().iter().map(|(key, word)| format!("{key} {word}")).collect();
+                    report.changed.push(format!(
+                        "tenant {} has {} now",
+                        new.name,
+                        words.join(", ")
+                    ));
+                }
+                Ok(()) => {}
+            }
+        }
+        *lock(&self.configured_tenants) = wanted.to_vec();
+        report
+    }
+
+    /// Removes the tenants that the last configuration does not have; those that `ctl` added stay.
+    pub fn forget_tenants(&self) -> TenantReport {
+        let wanted = lock(&self.configured_tenants).clone();
+        let mut report = TenantReport::default();
+        for (_, entry) in self.settings.tenants().iter() {
+            let name = entry.spec.name;
+            let stays = entry.spec.source == ExportSource::Control
+                || wanted.iter().any(|wanted| wanted.name == name);
+            if stays {
+                continue;
+            }
+            match self.remove_tenant(name.as_str()) {
+                Ok(()) => report.changed.push(format!("tenant {name} was removed")),
+                Err(fault) => report.refused.push(fault.message().to_owned()),
+            }
+        }
+        report
+    }
+
+    /// Adds the tenants to what `diff` finds.
+    pub(super) fn diff_tenants(
+        &self,
+        file: &mut ConfigFile,
+        unsaved: &mut Vec<String>,
+        mut found: impl FnMut(&str, Value, Value),
+    ) {
+        let there = self.settings.tenants();
+        for (_, TenantEntry { spec, now }) in there.iter() {
+            let name = spec.name;
+            let mut differs = spec.source == ExportSource::Control;
+            if differs {
+                let words: Vec<String> =
+                    now.words().iter().map(|(key, word)| format!("{key}={word}")).collect();
+                found(&format!("tenants/{name}"), Value::Null, words.join(",").into());
+            } else {
+                let both = spec.options.words().into_iter().zip(now.words());
+                for ((key, old), (_, new)) in both.filter(|((_, old), (_, new))| old != new) {
+                    differs = true;
+                    let path = format!("tenants/{name}/{}", key.replace('-', "_"));
+                    found(&path, old.into(), new.into());
+                }
+            }
+            if !differs {
+                continue;
+            }
+            match spec.source {
+                ExportSource::CommandLine => unsaved.push(format!(
+                    "tenant {name} is on the command line, which wins over a file; change it there"
+                )),
+                _ => {
+                    let now = TenantSpec { options: *now, ..*spec };
+                    file.tenants.push(TenantSection::of(&now, &Origin::Control));
+                }
+            }
+        }
+        for gone in lock(&self.configured_tenants).iter() {
+            if there.find(gone.name.as_str()).is_none() {
+                let words = gone.options.words();
+                let words: Vec<String> =
+                    words.iter().map(|(key, word)| format!("{key}={word}")).collect();
+                found(&format!("tenants/{}", gone.name), words.join(",").into(), Value::Null);
+                file.tenants.push(TenantSection::disabled(gone.name.as_str(), &Origin::Control));
+            }
+        }
+    }
+}
