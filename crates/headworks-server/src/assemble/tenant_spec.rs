@@ -1,0 +1,114 @@
+//! Tenants as a configuration defines them, and the tenants that exports name.
+
+use headworks_core::options::TENANTS_MAX;
+use headworks_core::{ConfigError, TenantId};
+
+use super::{AssembledExport, ExportSource, shown_name};
+use crate::tenant::{TENANT_KEYS, TenantName, TenantOptions, no_tenant};
+
+/// A tenant as it is configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TenantSpec {
+    /// Name of the tenant.
+    pub name: TenantName,
+    /// The values that are configured.
+    pub options: TenantOptions,
+    /// What it comes from.
+    pub source: ExportSource,
+}
+
+impl TenantSpec {
+    /// Parses `NAME` or `NAME,key=value,...`.
+    ///
+    /// # Errors
+    /// The text is invalid.
+    pub fn parse(text: &str, source: ExportSource) -> Result<Self, ConfigError> {
+        let wrong = |message: String| ConfigError::new("tenant", message);
+        let mut words = text.split(',');
+        let name = TenantName::parse(words.next().unwrap_or_default()).map_err(wrong)?;
+        name.check().map_err(wrong)?;
+        let mut options = TenantOptions::default();
+        let mut given: Vec<&str> = Vec::new();
+        for word in words {
+            let Some((key, value)) = word.split_once('=') else {
+                let keys = TENANT_KEYS.join(", ");
+                let message = format!("`{word}` is not key=value; keys are {keys}");
+                return Err(wrong(message));
+            };
+            if given.contains(&key) {
+                return Err(wrong(format!("{key} is given twice")));
+            }
+            given.push(key);
+            options.set(key, value)?;
+        }
+        Ok(Self { name, options, source })
+    }
+}
+
+/// The number and values of the tenant that an export names, among those that a server starts with.
+pub fn find_tenant(name: Option<TenantName>, all: &[TenantSpec]) -> (TenantId, TenantOptions) {
+    let found = all.iter().position(|tenant| Some(tenant.name) == name);
+    match found {
+        Some(index) => (TenantId(index as u16), all[index].options),
+        None => (TenantId::NONE, TenantOptions::default()),
+    }
+}
+
+/// Checks that every tenant that an export names is defined, and that the exports of an image name the same.
+///
+/// # Errors
+/// The first export for which it does not hold.
+pub fn check_tenants(exports: &[AssembledExport], all: &[TenantSpec]) -> Result<(), ConfigError> {
+    let wrong = |message: String| Err(ConfigError::new("tenant", message));
+    if all.len() > TENANTS_MAX {
+        return wrong(format!("a server has at most {TENANTS_MAX} tenants"));
+    }
+    for (index, export) in exports.iter().enumerate() {
+        let tenant = export.spec.share.tenant;
+        if let Some(name) = tenant.filter(|name| !all.iter().any(|one| one.name == *name)) {
+            let known = all.iter().map(|tenant| tenant.name.as_str());
+            return wrong(no_tenant(name.as_str(), known));
+        }
+        let same = exports[..index].iter().find(|other| other.volume == export.volume);
+        if let Some(other) = same.filter(|other| other.spec.share.tenant != tenant) {
+            let (one, name) = (shown_name(&other.name), shown_name(&export.name));
+            return wrong(format!(
+                "exports `{one}` and `{name}` serve one image, which belongs to one tenant; give both the same"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_parsed_and_mistakes_named() {
+        let parse = |text: &str| {
+            TenantSpec::parse(text, ExportSource::Control).map_err(|error| error.to_string())
+        };
+        let spec = parse("acme,weight=400,ioprio-max=be:2").unwrap();
+        assert_eq!((spec.name.as_str(), spec.options.weight), ("acme", 400));
+        assert_eq!(spec.options.words()[1], ("ioprio-max", "be,2".to_owned()));
+        assert_eq!(parse("a.b_c-9").unwrap().options, TenantOptions::default());
+        assert_eq!(parse("a,ioprio-max=none").unwrap().options.ioprio_max, None);
+        for (text, said) in [
+            ("", "no name of a tenant"),
+            ("a b", "no name of a tenant"),
+            ("a/b", "no name of a tenant"),
+            (&"x".repeat(64), "at most 63"),
+            ("none,weight=5", "the word for no tenant"),
+            ("a,weight", "`weight` is not key=value"),
+            ("a,weight=0", "1 to 10000"),
+            ("a,weight=1,weight=2", "given twice"),
+            ("a,wieght=1", "the nearest is `weight`"),
+            ("a,size=1", "its keys are weight, ioprio-max"),
+            ("a,ioprio-max=best", "rt, be and idle"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+}
