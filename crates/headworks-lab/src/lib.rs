@@ -5,6 +5,7 @@
 //! workload and device. The `headworks-lab` command is in `src/cli/`.
 
 pub mod baseline;
+pub mod bfq;
 pub mod cached;
 pub mod chart;
 pub mod contention;

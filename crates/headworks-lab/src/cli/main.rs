@@ -2,6 +2,8 @@
 //!
 //! `headworks lab ARGUMENTS` runs this program with the same arguments. The server's binary links none of it.
 
+mod allocations;
+mod bfq;
 mod cached;
 mod generate;
 mod output;

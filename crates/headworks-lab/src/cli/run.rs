@@ -21,7 +21,7 @@ use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
-use crate::{USAGE, cached, complain, seed002, seed003, tables};
+use crate::{USAGE, bfq, cached, complain, seed002, seed003, tables};
 
 /// Options of `headworks-lab replay`.
 #[derive(Args)]
@@ -62,6 +62,9 @@ pub enum Experiment {
     Seed004(tables::TableArgs),
     /// Fair sharing of a device: a light reader against heavy ones, equal jobs, weights
     Fairness(tables::TableArgs),
+    /// BFQ on modelled disks beside mq-deadline and none: shares, throughput, start-up of programs,
+    /// soft real time, many exports, noisy neighbours
+    Bfq(bfq::BfqArgs),
     /// Cost of a call on cached blocks, in process and, with --beside, in the kernel
     Cached(cached::CachedArgs),
     /// Random simulated worlds with every fault, checked by an oracle
@@ -126,6 +129,7 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::Seed003Cpu(options) => return options.run(ExperimentName::Seed003Cpu),
         Experiment::Seed004(options) => return options.run(ExperimentName::Seed004),
         Experiment::Fairness(options) => return options.run(ExperimentName::Fairness),
+        Experiment::Bfq(options) => return options.run(),
         Experiment::Cached(options) => return options.run(),
         Experiment::Smoke { shards: Some(shards), .. }
         | Experiment::Crash { shards: Some(shards), .. }

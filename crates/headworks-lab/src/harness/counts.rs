@@ -19,6 +19,10 @@ pub struct JobCounts {
     pub latency: Histogram,
     /// Wait so far of the oldest bio that is outstanding at the end of the run.
     pub waiting_ns: u64,
+    /// Times of the starts of its program that ended.
+    pub starts_ns: Vec<u64>,
+    /// Time so far of the start that has not ended.
+    pub unfinished_ns: u64,
 }
 
 impl JobCounts {

@@ -3,9 +3,17 @@
 //! A job submits up to `batch_submit` bios together (one turn of the shard: one outermost plug)
 //! until `iodepth` are outstanding. Then it sleeps until `batch_complete` of them are answered,
 //! thinks, and submits again. fio's psync is depth 1.
+//!
+//! A job with a period submits one bio each period, whatever is answered. A job with a program starts it again and again, with a
+//! rest of `think_ns` between two starts.
+
+use std::cell::Cell;
+use std::rc::Rc;
 
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, BioId, ExportId, Instant, Ioprio, Op, VolumeId};
+
+use super::program::{Program, ProgramRead};
 
 /// Options of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +40,18 @@ pub struct JobOptions {
     pub export: ExportId,
     /// I/O priority of its bios.
     pub ioprio: Ioprio,
-    /// Time between an answer and the next submission.
+    /// Time between an answer and the next submission; between two starts of a program.
     pub think_ns: u64,
+    /// Whether its bios are synchronous.
+    pub sync: bool,
+    /// Time between two submissions of an open loop of up to `iodepth` bios; 0: a closed loop.
+    pub period_ns: u64,
+    /// Time of the first submission; 0: staggered by the number of the job.
+    pub start_ns: u64,
+    /// Jobs with the same number take the blocks of one sequential stream in turn; 0: a stream of its own.
+    pub stream: u32,
+    /// The program that it starts, with `iodepth` of at least [`Program::depth`].
+    pub program: Option<Program>,
 }
 
 impl Default for JobOptions {
@@ -51,8 +69,44 @@ impl Default for JobOptions {
             export: ExportId(0),
             ioprio: Ioprio::default(),
             think_ns: 0,
+            sync: true,
+            period_ns: 0,
+            start_ns: 0,
+            stream: 0,
+            program: None,
         }
     }
+}
+
+impl JobOptions {
+    /// A job that starts a program in `start..end`.
+    #[must_use]
+    pub fn starting(program: Program, start: u64, end: u64, think_ns: u64) -> Self {
+        let iodepth = program.depth();
+        Self { iodepth, program: Some(program), start, end, think_ns, ..Self::default() }
+    }
+}
+
+/// A start of a program.
+#[derive(Debug, Default)]
+struct ProgramStart {
+    reads: Vec<ProgramRead>,
+    /// Reads submitted of the present start.
+    submitted: usize,
+    began: Instant,
+}
+
+/// What an answer means for a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct AnswerOutcome {
+    /// Latency of the answer.
+    pub took_ns: u64,
+    /// Bytes of the answered bio.
+    pub bytes: u32,
+    /// Time until the job submits again.
+    pub wakes_after_ns: Option<u64>,
+    /// Time that a program's start took, if the answer ends it.
+    pub started_in_ns: Option<u64>,
 }
 
 /// A job in progress; its index is its connection number.
@@ -63,9 +117,13 @@ pub(super) struct Job {
     prng: Prng,
     /// Submission time of each outstanding bio, by `sequence % iodepth`.
     submitted: Vec<Instant>,
+    /// Bytes of each outstanding bio.
+    lens: Vec<u32>,
     unused: Vec<u32>,
     issued: u64,
-    next_at: u64,
+    /// Position of a sequential stream, which several jobs may share.
+    next_at: Rc<Cell<u64>>,
+    program: ProgramStart,
     /// Answers since the last wake-up.
     answered: u32,
     /// The job submits without a wake-up.
@@ -92,9 +150,14 @@ impl Job {
             connection,
             prng,
             submitted: vec![Instant(0); depth as usize],
+            lens: vec![0; depth as usize],
             unused: (0..depth).rev().collect(),
             issued: 0,
-            next_at: options.start,
+            next_at: Rc::new(Cell::new(options.start)),
+            program: ProgramStart {
+                reads: options.program.map(|program| program.list()).unwrap_or_default(),
+                ..ProgramStart::default()
+            },
             answered: 0,
             awake: true,
             unanswered_since: Instant(0),
@@ -128,37 +191,84 @@ impl Job {
         self.options.iodepth - self.unused.len() as u32
     }
 
-    /// Submits the next batch; returns true if another follows at once.
-    pub fn submit(&mut self, now: Instant, mut take: impl FnMut(Bio)) -> bool {
+    /// Makes the job continue the stream of another.
+    pub fn share_stream(&mut self, other: &Self) {
+        self.next_at = Rc::clone(&other.next_at);
+    }
+
+    /// Time so far of a program's start that has not ended.
+    pub fn unfinished_ns(&self, now: Instant) -> u64 {
+        if self.program.submitted == 0 { 0 } else { now.since(self.program.began) }
+    }
+
+    /// Submits what it may; returns the time of its next submission that waits for no answer.
+    pub fn submit(&mut self, now: Instant, mut take: impl FnMut(Bio)) -> Option<Instant> {
         if self.out() == 0 {
             self.unanswered_since = now;
         }
         if self.issued == 0 {
             self.started = now;
         }
-        for _ in 0..self.options.batch_submit {
+        if self.options.program.is_some() {
+            self.submit_program(now, take);
+            return None;
+        }
+        let period_ns = self.options.period_ns;
+        let batch = if period_ns > 0 { 1 } else { self.options.batch_submit };
+        for _ in 0..batch {
             let Some(slot) = self.unused.pop() else {
                 break;
             };
-            self.submitted[slot as usize] = now;
-            let sequence = self.issued * u64::from(self.options.iodepth) + u64::from(slot);
-            self.issued += 1;
-            take(self.bio(sequence));
+            let offset = self.next_offset();
+            take(self.bio(now, slot, offset, self.options.bs));
+        }
+        if period_ns > 0 {
+            return Some(now.after(period_ns));
         }
         self.awake = !self.unused.is_empty();
-        self.awake
+        self.awake.then_some(now)
     }
 
-    fn bio(&mut self, sequence: u64) -> Bio {
+    /// Submits the next read of the program with the read-ahead behind it.
+    fn submit_program(&mut self, now: Instant, mut take: impl FnMut(Bio)) {
+        if self.program.submitted == 0 {
+            self.program.began = now;
+        }
+        while let Some(&read) = self.program.reads.get(self.program.submitted) {
+            if read.waits && self.out() > 0 {
+                break;
+            }
+            let slot = self.unused.pop().expect("the depth is that of the program");
+            let len = u64::from(read.len);
+            let mut offset = self.next_at.get();
+            if read.far || offset + len > self.options.end {
+                let blocks = (self.options.end - self.options.start - len) / 4096;
+                offset = self.options.start + self.prng.below(blocks + 1) * 4096;
+            }
+            self.next_at.set(offset + len);
+            self.program.submitted += 1;
+            take(self.bio(now, slot, offset, read.len));
+        }
+    }
+
+    fn next_offset(&mut self) -> u64 {
         let options = &self.options;
         let bs = u64::from(options.bs);
-        let offset = if options.random {
-            options.start + self.prng.below((options.end - options.start) / bs) * bs
-        } else {
-            let at = if self.next_at + bs > options.end { options.start } else { self.next_at };
-            self.next_at = at + bs;
-            at
-        };
+        if options.random {
+            return options.start + self.prng.below((options.end - options.start) / bs) * bs;
+        }
+        let at = self.next_at.get();
+        let at = if at + bs > options.end { options.start } else { at };
+        self.next_at.set(at + bs);
+        at
+    }
+
+    fn bio(&mut self, now: Instant, slot: u32, offset: u64, len: u32) -> Bio {
+        self.submitted[slot as usize] = now;
+        self.lens[slot as usize] = len;
+        let sequence = self.issued * u64::from(self.options.iodepth) + u64::from(slot);
+        self.issued += 1;
+        let options = &self.options;
         let writes =
             options.write_percent > 0 && self.prng.below(100) < options.write_percent.into();
         Bio {
@@ -169,25 +279,47 @@ impl Job {
                 sequence,
             },
             offset,
-            len: options.bs,
+            len,
             op: if writes { Op::Write } else { options.op },
-            flags: BioFlags::SYNC,
+            flags: if options.sync { BioFlags::SYNC } else { BioFlags::NONE },
             ioprio: options.ioprio,
         }
     }
 
-    /// Handles an answer; returns its latency, and whether the job wakes up.
-    pub fn answer(&mut self, now: Instant, sequence: u64) -> (u64, bool) {
+    /// Handles an answer.
+    pub fn answer(&mut self, now: Instant, sequence: u64) -> AnswerOutcome {
         let slot = (sequence % u64::from(self.options.iodepth)) as u32;
-        let took = now.since(self.submitted[slot as usize]);
+        let took_ns = now.since(self.submitted[slot as usize]);
+        let bytes = self.lens[slot as usize];
         self.unanswered_max_ns = self.unanswered_ns(now);
         self.unanswered_since = now;
         self.unused.push(slot);
+        let outcome = AnswerOutcome { took_ns, bytes, ..AnswerOutcome::default() };
+        if self.options.program.is_some() {
+            return self.answer_program(now, outcome);
+        }
         self.answered += 1;
-        let wakes = !self.awake && self.answered >= self.options.batch_complete;
+        let wakes = !self.awake
+            && self.options.period_ns == 0
+            && self.answered >= self.options.batch_complete;
         if wakes {
             (self.awake, self.answered) = (true, 0);
         }
-        (took, wakes)
+        AnswerOutcome { wakes_after_ns: wakes.then_some(self.options.think_ns), ..outcome }
+    }
+
+    fn answer_program(&mut self, now: Instant, outcome: AnswerOutcome) -> AnswerOutcome {
+        if self.out() > 0 {
+            return outcome;
+        }
+        if self.program.submitted < self.program.reads.len() {
+            return AnswerOutcome { wakes_after_ns: Some(0), ..outcome };
+        }
+        self.program.submitted = 0;
+        AnswerOutcome {
+            wakes_after_ns: Some(self.options.think_ns),
+            started_in_ns: Some(now.since(self.program.began)),
+            ..outcome
+        }
     }
 }

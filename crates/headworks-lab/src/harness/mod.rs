@@ -17,6 +17,7 @@
 
 mod counts;
 mod job;
+mod program;
 
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
@@ -31,6 +32,7 @@ use headworks_sim::events::EventQueue;
 pub use counts::{AnswerWindows, JobCounts, RunCounts};
 use job::Job;
 pub use job::JobOptions;
+pub use program::Program;
 
 /// Time after which a run whose device has nothing is stuck, whatever timers fire: several time-outs of commands.
 const STUCK_NS: u64 = 120 * SEC;
@@ -132,11 +134,18 @@ impl BlockHarness {
         let jobs = (0u32..).zip(options.jobs).map(|(number, options)| {
             Job::new(options, number, Prng::new(root.clone().next() ^ u64::from(number)))
         });
-        let jobs: Vec<Job> = jobs.collect();
+        let mut jobs: Vec<Job> = jobs.collect();
+        for index in 1..jobs.len() {
+            let (before, rest) = jobs.split_at_mut(index);
+            let number = rest[0].options.stream;
+            let first = before.iter().find(|job| number > 0 && job.options.stream == number);
+            first.into_iter().for_each(|first| rest[0].share_stream(first));
+        }
         let mut events = EventQueue::with_capacity(jobs.len() + 64);
-        for job in 0..jobs.len() as u32 {
+        for (job, options) in (0u32..).zip(jobs.iter().map(|job| &job.options)) {
             // Staggered, as a thousand threads do not start at once.
-            events.push(Instant(u64::from(job) * 1_000), HarnessEvent::Wake { job });
+            let at = if options.start_ns > 0 { options.start_ns } else { u64::from(job) * 1_000 };
+            events.push(Instant(at), HarnessEvent::Wake { job });
         }
         Ok(Self {
             shard: Shard::new(config)?,
@@ -201,6 +210,7 @@ impl BlockHarness {
         self.counts.end(snapshot, self.hash.0);
         for (job, counts) in self.jobs.iter().zip(&mut self.counts.jobs) {
             counts.waiting_ns = job.waiting_ns(self.ends);
+            counts.unfinished_ns = job.unfinished_ns(self.ends);
             self.counts.starved += u32::from(job.is_starved(self.ends, STARVED_NS));
         }
         let mut counts = self.counts.clone();
@@ -266,9 +276,9 @@ impl BlockHarness {
 
     fn submit(&mut self, job: u32) {
         let inputs = &mut self.inputs;
-        let more = self.jobs[job as usize].submit(self.now, |bio| inputs.push(Input::Bio(bio)));
-        if more {
-            self.events.push(self.now, HarnessEvent::Wake { job });
+        let next = self.jobs[job as usize].submit(self.now, |bio| inputs.push(Input::Bio(bio)));
+        if let Some(at) = next {
+            self.events.push(at, HarnessEvent::Wake { job });
         }
         match self.plugging {
             Plugging::Batch => self.turn(),
@@ -335,11 +345,11 @@ impl BlockHarness {
 
     fn answer(&mut self, number: u32, sequence: u64) {
         let job = &mut self.jobs[number as usize];
-        let (took, wakes) = job.answer(self.now, sequence);
-        self.counts.answer(number, job.options.bs, took);
-        if wakes {
-            let at = self.now.after(job.options.think_ns);
-            self.events.push(at, HarnessEvent::Wake { job: number });
+        let outcome = job.answer(self.now, sequence);
+        self.counts.answer(number, outcome.bytes, outcome.took_ns);
+        self.counts.jobs[number as usize].starts_ns.extend(outcome.started_in_ns);
+        if let Some(after) = outcome.wakes_after_ns {
+            self.events.push(self.now.after(after), HarnessEvent::Wake { job: number });
         }
     }
 }

@@ -99,6 +99,41 @@ impl HddProfile {
         }
     }
 
+    /// A quiet drive of 5400/min, 2 TB, as data sheets describe them: 11 ms mean seek, 80 MB/s in the middle of the medium, 16 MiB
+    /// of cache. Nothing is fitted to it.
+    #[must_use]
+    pub const fn rpm_5400() -> Self {
+        Self {
+            capacity: 2_000_000_000_000,
+            turn_ns: 11_111_111,
+            seek_ns: 1_000 * US,
+            stroke_ns: 18_500 * US,
+            settle_ns: 200 * US,
+            media_bytes_per_second: 80_000_000,
+            cache_bytes: 16 << 20,
+            window: 16,
+            unit_bytes: 1 << 20,
+            ..Self::seed_000(32)
+        }
+    }
+
+    /// A drive of 10,000/min, 600 GB, as data sheets describe them: 3.8 ms mean seek, 140 MB/s in the middle of the medium, 32 MiB
+    /// of cache. Nothing is fitted to it.
+    #[must_use]
+    pub const fn rpm_10k() -> Self {
+        Self {
+            capacity: 600_000_000_000,
+            turn_ns: 6_000_000,
+            seek_ns: 300 * US,
+            stroke_ns: 6_400 * US,
+            settle_ns: 100 * US,
+            media_bytes_per_second: 140_000_000,
+            window: 32,
+            unit_bytes: 1 << 20,
+            ..Self::seed_000(32)
+        }
+    }
+
     /// Mean seek time between two random positions: the mean square root of the distance is 8/15.
     #[must_use]
     pub const fn mean_seek_ns(&self) -> u64 {
@@ -441,6 +476,23 @@ mod tests {
             let profile = HddProfile::seed_000(cache_mib);
             let read = (profile.mean_seek_ns() - profile.settle_ns) as f64;
             assert!((read / 7.4e6 - 1.0).abs() < 0.1, "{read}");
+        }
+    }
+
+    #[test]
+    fn other_speeds_read_at_their_media_rate_and_seek_as_described() {
+        for (profile, seek_ms) in [(HddProfile::rpm_5400(), 11.0), (HddProfile::rpm_10k(), 3.8)] {
+            let media = profile.media_bytes_per_second as f64;
+            let mut hdd = Hdd::new(profile);
+            let rate = drive(&mut hdd, 1, (10, 2000), sequential(Op::Read, 128 << 10)).per_second();
+            assert!((rate * f64::from(128 << 10) / media - 1.0).abs() < 0.02, "{rate}");
+            assert!((profile.mean_seek_ns() as f64 / 1e6 / seek_ms - 1.0).abs() < 0.05);
+            // A seek and half a revolution, and what the drive spends on the command itself.
+            let mut hdd = Hdd::new(profile);
+            let places = random(Op::Read, 4096, profile.capacity);
+            let took = 1e3 / drive(&mut hdd, 1, (10, 2000), places).per_second();
+            let expected = seek_ms - profile.settle_ns as f64 / 1e6 + profile.turn_ns as f64 / 2e6;
+            assert!((took / expected - 1.0).abs() < 0.05, "{took:.2} for {expected:.2}");
         }
     }
 

@@ -69,6 +69,20 @@ impl SsdProfile {
         }
     }
 
+    /// The smaller sibling of [`Self::sata`]: half of its dies and half of its write buffer behind the same link. Nothing is fitted
+    /// to it.
+    #[must_use]
+    pub const fn sata_half() -> Self {
+        let whole = Self::sata();
+        Self {
+            capacity: whole.capacity / 2,
+            channels: whole.channels / 2,
+            drain_bytes_per_second: 300_000_000,
+            buffer_ns: whole.buffer_ns / 2,
+            ..whole
+        }
+    }
+
     /// An NVMe disk: Intel P3700. Published: 460k/175k IOPS, 2800/2000 MB/s, 20/20 us sequential;
     /// measured 8.9k IOPS at depth 1 and 77k at depth 8.
     #[must_use]
@@ -295,6 +309,20 @@ mod tests {
         check("writes at depth 32", iops(sata, Op::Write, 32), 88_000.0);
         check("MB/s read", megabytes(sata, Op::Read), 560.0);
         check("MB/s written", megabytes(sata, Op::Write), 530.0);
+    }
+
+    #[test]
+    fn half_a_sata_disk_has_its_link_and_half_its_dies() {
+        let (half, whole) = (SsdProfile::sata_half(), SsdProfile::sata());
+        check("MB/s read", megabytes(half, Op::Read), 560.0);
+        check("MB/s written", megabytes(half, Op::Write), 300.0);
+        check("reads at depth 1", iops(half, Op::Read, 1), 13_000.0);
+        // The controller is the same, so few reads at once find it as fast.
+        let mut ssd = Ssd::new(half);
+        let large = drive(&mut ssd, 1, (10, 1000), random(Op::Read, 1 << 20, SIZE)).per_second();
+        let mut ssd = Ssd::new(whole);
+        let whole = drive(&mut ssd, 1, (10, 1000), random(Op::Read, 1 << 20, SIZE)).per_second();
+        assert!(large < 0.95 * whole, "{large} of {whole}");
     }
 
     #[test]

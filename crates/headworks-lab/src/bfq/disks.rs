@@ -1,0 +1,106 @@
+//! The modelled disks of the experiment and the options of their queues.
+//!
+//! `hdd-32`, `sata` and `nvme` are those that elevators were tuned on. `hdd-5400`, `hdd-10k` and `sata-half` are not: nothing in
+//! the elevators was chosen after a run on them.
+
+use headworks_core::{DepthMode, QueueOptions, Scheduler};
+use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, Ssd, SsdProfile};
+
+/// A modelled disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Disk {
+    /// The disk of seed 000 with a cache of 32 MiB.
+    Hdd,
+    /// A disk of 5400/min.
+    Hdd5400,
+    /// A disk of 10,000/min.
+    Hdd10k,
+    /// A SATA disk of flash.
+    Sata,
+    /// The same with half of the dies and of the write buffer.
+    SataHalf,
+    /// An NVMe disk.
+    Nvme,
+}
+
+/// The disks that turn.
+pub(super) const ROTATING: &[Disk] = &[Disk::Hdd, Disk::Hdd5400, Disk::Hdd10k];
+/// The disks of flash.
+pub(super) const FLASH: &[Disk] = &[Disk::Sata, Disk::SataHalf, Disk::Nvme];
+/// The NVMe disk alone.
+pub(super) const NVME: &[Disk] = &[Disk::Nvme];
+/// The SATA disks of flash.
+pub(super) const SATA: &[Disk] = &[Disk::Sata, Disk::SataHalf];
+
+impl Disk {
+    /// The name in rows.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hdd => "hdd-32",
+            Self::Hdd5400 => "hdd-5400",
+            Self::Hdd10k => "hdd-10k",
+            Self::Sata => "sata",
+            Self::SataHalf => "sata-half",
+            Self::Nvme => "nvme",
+        }
+    }
+
+    /// Whether a seek costs time.
+    pub const fn rotates(self) -> bool {
+        matches!(self, Self::Hdd | Self::Hdd5400 | Self::Hdd10k)
+    }
+
+    const fn hdd(self) -> HddProfile {
+        match self {
+            Self::Hdd5400 => HddProfile::rpm_5400(),
+            Self::Hdd10k => HddProfile::rpm_10k(),
+            _ => HddProfile::seed_000(32),
+        }
+    }
+
+    const fn ssd(self) -> SsdProfile {
+        match self {
+            Self::Sata => SsdProfile::sata(),
+            Self::SataHalf => SsdProfile::sata_half(),
+            _ => SsdProfile::nvme(),
+        }
+    }
+
+    /// Bytes of the disk, in whole blocks.
+    pub const fn size(self) -> u64 {
+        let capacity = if self.rotates() { self.hdd().capacity } else { self.ssd().capacity };
+        capacity / 4096 * 4096
+    }
+
+    /// Bytes per second of one sequential reader with the disk to itself.
+    pub const fn media_bytes_per_second(self) -> u64 {
+        match self.rotates() {
+            true => self.hdd().media_bytes_per_second,
+            false => self.ssd().link_bytes_per_second[0],
+        }
+    }
+
+    /// A new, idle disk.
+    pub fn make(self) -> Box<dyn DeviceModel> {
+        match self.rotates() {
+            true => Box::new(Hdd::new(self.hdd())),
+            false => Box::new(Ssd::new(self.ssd())),
+        }
+    }
+
+    /// The queue's options: those of a kernel driver, everything else as by default.
+    pub fn queue(self, scheduler: Scheduler) -> QueueOptions {
+        let usual = QueueOptions { scheduler, ..QueueOptions::default() };
+        let depth = if self == Self::Nvme { usual.queue_depth } else { 32 };
+        QueueOptions { queue_depth: depth.min(usual.queue_depth), ..usual }
+    }
+
+    /// The same with bounds by hand: a little more than bandwidth times the latency of one small command in the device, and
+    /// requests that are a small part of that.
+    pub fn bounded_queue(self, scheduler: Scheduler) -> QueueOptions {
+        let (hw_inflight_kb, max_sectors_kb) =
+            if self == Self::Nvme { (320, 64) } else { (56, 16) };
+        let hw_depth = DepthMode::Fixed;
+        QueueOptions { hw_inflight_kb, max_sectors_kb, hw_depth, ..self.queue(scheduler) }
+    }
+}

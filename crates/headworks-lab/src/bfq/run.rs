@@ -1,0 +1,199 @@
+//! One run: a case on a disk with an elevator, as a row of raw counts.
+
+use headworks_core::time::MS;
+use headworks_core::{ConfigError, DepthMode, QueueOptions, Scheduler, Tunable};
+
+use super::cases::{Case, Measure};
+use super::client;
+use super::disks::Disk;
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobCounts, RunCounts};
+use crate::report::{Row, jain};
+
+/// The table of the rows.
+pub(super) const TABLE: &str = "bfq";
+
+/// How much is admitted to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bounds {
+    /// What the default options find by measuring.
+    Default,
+    /// As much as the device takes.
+    Unbounded,
+    /// As many bytes as were set by hand, in small requests.
+    ByHand,
+}
+
+impl Bounds {
+    /// The name in rows.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Unbounded => "none",
+            Self::ByHand => "by hand",
+        }
+    }
+}
+
+/// An elevator with its settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Variant {
+    /// The elevator.
+    pub scheduler: Scheduler,
+    /// How the device's queue is bounded.
+    pub bounds: Bounds,
+    /// Whether a slot lasts at least 100 ms before a raised queue ends it.
+    pub hold_100: bool,
+}
+
+impl Variant {
+    /// Of the clients that run alone.
+    pub const ALONE: Self =
+        Self { scheduler: Scheduler::None, bounds: Bounds::Default, hold_100: false };
+
+    fn queue(self, disk: Disk) -> Result<QueueOptions, ConfigError> {
+        let usual = disk.queue(self.scheduler);
+        let mut queue = match self.bounds {
+            Bounds::Default => usual,
+            Bounds::Unbounded => QueueOptions { hw_depth: DepthMode::Fixed, ..usual },
+            Bounds::ByHand => disk.bounded_queue(self.scheduler),
+        };
+        if owns_shares(self.scheduler) {
+            set(&mut queue, "rotational", disk.rotates().into())?;
+        }
+        if self.hold_100 {
+            set(&mut queue, "iosched/hw_hold_us", 100_000)?;
+        }
+        Ok(queue)
+    }
+}
+
+/// Whether an elevator divides the device itself; the others have the gate's shares in front of them.
+pub(super) fn owns_shares(scheduler: Scheduler) -> bool {
+    !matches!(scheduler, Scheduler::None | Scheduler::MqDeadline)
+}
+
+fn set(queue: &mut QueueOptions, name: &str, value: u64) -> Result<(), ConfigError> {
+    let found = Tunable::ALL.into_iter().find(|tunable| tunable.name() == name);
+    found.expect("the elevator has the tunable").set(queue, value)
+}
+
+/// The clients of a case that take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    All,
+    First,
+    Rest,
+}
+
+impl Part {
+    /// The name in rows.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::First => "first",
+            Self::Rest => "rest",
+        }
+    }
+}
+
+/// The elevators that a case runs with.
+pub(super) fn variants(case: &Case) -> Vec<Variant> {
+    let mut variants = Vec::new();
+    for scheduler in Scheduler::ALL {
+        let usual = Variant { scheduler, bounds: Bounds::Default, hold_100: false };
+        if case.bounded {
+            variants.push(Variant { bounds: Bounds::ByHand, ..usual });
+        }
+        if !case.bounded || !owns_shares(scheduler) {
+            variants.push(usual);
+        }
+        // The order of the elevator alone: on a disk that of mq-deadline, on flash that of arrival.
+        let alone = if case.bounded { Scheduler::None } else { Scheduler::MqDeadline };
+        if scheduler == alone {
+            variants.push(Variant { bounds: Bounds::Unbounded, ..usual });
+        }
+        let held = case.goals.iter().any(|(measure, _)| *measure == Measure::RestBytesHold100);
+        if held && owns_shares(scheduler) {
+            variants.push(Variant { hold_100: true, ..usual });
+        }
+    }
+    variants
+}
+
+/// Runs a case.
+pub(super) fn run(
+    seed: u64,
+    case: &Case,
+    disk: Disk,
+    variant: Variant,
+    part: Part,
+    long: bool,
+) -> Result<Row, ConfigError> {
+    let [ramp_ms, usual_ms, long_ms] = case.length_ms;
+    let ms = if long { long_ms } else { usual_ms };
+    let mut jobs = client::jobs(case.groups, case.step, disk, ramp_ms * MS);
+    match part {
+        Part::All => {}
+        Part::First => jobs.truncate(1),
+        Part::Rest => drop(jobs.remove(0)),
+    }
+    let harness = BlockHarness::new(BlockHarnessOptions {
+        seed,
+        queue: variant.queue(disk)?,
+        size: disk.size(),
+        device: disk.make(),
+        jobs,
+        exports: client::exports(case.groups, case.weights),
+        cache: Default::default(),
+        ramp_ns: ramp_ms * MS,
+        runtime_ns: ms * MS,
+    })?;
+    Ok(row(case, disk, variant, part, ms, &harness.run()))
+}
+
+fn row(case: &Case, disk: Disk, variant: Variant, part: Part, ms: u64, counts: &RunCounts) -> Row {
+    let us = |ns: u64| ns / 1_000;
+    let bytes = |jobs: &[JobCounts]| jobs.iter().map(|job| job.bytes).sum::<u64>();
+    // Without the first client there are only the others.
+    let (first, rest) = counts.jobs.split_at(usize::from(part != Part::Rest));
+    let none = JobCounts::default();
+    let one = first.first().unwrap_or(&none);
+    let weights = case.weights.len().min(counts.jobs.len());
+    let of_weight = |index: usize| counts.jobs.iter().skip(index).step_by(weights);
+    let each = |of: &dyn Fn(usize) -> u64| (0..weights).map(of).collect::<Vec<u64>>();
+    let failed = counts.errors + counts.notices + u64::from(counts.stuck);
+    Row::new(TABLE)
+        .with("experiment", case.experiment)
+        .with("case", case.name)
+        .with("device", disk.name())
+        .with("scheduler", variant.scheduler.name())
+        .with("bounds", variant.bounds.name())
+        .with("hold_ms", if variant.hold_100 { 100 } else { 0 })
+        .with("part", part.name())
+        .with("ms", ms)
+        .with("clients", counts.jobs.len())
+        .with("bytes", counts.bytes)
+        .with("bios", counts.bios)
+        .with_real("jain", jain(counts.jobs.iter().map(|job| job.bytes as f64)), 4)
+        .with("weights", case.weights.iter().map(|&weight| u64::from(weight)).collect::<Vec<_>>())
+        .with("weight_clients", each(&|index| of_weight(index).count() as u64))
+        .with("weight_bytes", each(&|index| of_weight(index).map(|job| job.bytes).sum()))
+        .with(
+            "weight_least",
+            each(&|index| of_weight(index).map(|job| job.bytes).min().unwrap_or(0)),
+        )
+        .with(
+            "weight_most",
+            each(&|index| of_weight(index).map(|job| job.bytes).max().unwrap_or(0)),
+        )
+        .with("first_bytes", one.bytes)
+        .with("first_p50_us", us(one.latency.percentile(500)))
+        .with("first_p99_us", us(one.latency.percentile(990)))
+        .with("first_longest_us", us(one.longest_ns()))
+        .with("rest_bytes", bytes(rest))
+        .with("starts_ms", one.starts_ns.iter().map(|ns| ns / MS).collect::<Vec<_>>())
+        .with("unfinished_ms", one.unfinished_ns / MS)
+        .with("starved", counts.starved)
+        .with("failed", failed)
+        .with("hash", format!("{:016x}", counts.hash))
+}
