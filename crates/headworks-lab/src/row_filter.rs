@@ -1,6 +1,11 @@
 //! Selection of the rows of an experiment.
 
+use headworks_core::Scheduler;
+
 use crate::baseline::TagPolicy;
+
+/// The elevators with the gate's shares in front of them, which experiments about tags compare.
+pub const GATED: [Scheduler; 2] = [Scheduler::None, Scheduler::MqDeadline];
 
 /// Selects rows of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq)]

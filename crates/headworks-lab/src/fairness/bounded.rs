@@ -21,7 +21,7 @@ use crate::baseline::{TagPolicy, WakeOptions};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict, jain};
-use crate::row_filter::RowFilter;
+use crate::row_filter::{GATED, RowFilter};
 
 /// Goal: the light job's p99 beside the others, as a multiple of its p99 alone.
 const P99: f64 = 2.0;
@@ -150,7 +150,7 @@ fn run_for(filter: &RowFilter, seconds: u64) -> Result<Report, ConfigError> {
 fn all() -> Vec<Point> {
     let mut points = Vec::new();
     for disk in DISKS {
-        for scheduler in Scheduler::ALL {
+        for scheduler in GATED {
             let baseline =
                 Point { disk, scheduler, policy: TagPolicy::Legacy518, case: Case::Unbounded };
             points.push(baseline);
@@ -230,7 +230,7 @@ impl Point {
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for disk in DISKS {
-        for scheduler in Scheduler::ALL {
+        for scheduler in GATED {
             verdicts.extend(judge_one(rows, disk.name, scheduler.name()));
         }
     }

@@ -17,7 +17,7 @@ use super::{Length, LiveRun, bytes, job, middle, run};
 use crate::baseline::TagPolicy;
 use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict, jain};
-use crate::row_filter::RowFilter;
+use crate::row_filter::{GATED, RowFilter};
 
 const TABLE: &str = "over NBD";
 const DEVICE: &str = "delay";
@@ -135,7 +135,7 @@ fn all() -> Vec<Point> {
             }
         }
     }
-    for scheduler in Scheduler::ALL {
+    for scheduler in GATED {
         for case in [Case::Mixed, Case::Weights, Case::WeightsLarge] {
             points.push(Point { policy: TagPolicy::Fair, scheduler, usual: false, case, round: 1 });
         }
@@ -217,7 +217,7 @@ impl Point {
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
     let mut verdicts = light(&rows);
-    for scheduler in Scheduler::ALL.map(Scheduler::name) {
+    for scheduler in GATED.map(Scheduler::name) {
         let find = |case: Case| {
             let is = |row: &&&Row| row.is("case", case.name()) && row.is("scheduler", scheduler);
             rows.iter().find(is)

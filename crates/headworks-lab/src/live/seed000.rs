@@ -14,7 +14,7 @@ use super::{Length, job, run};
 use crate::baseline::TagPolicy;
 use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict};
-use crate::row_filter::RowFilter;
+use crate::row_filter::{GATED, RowFilter};
 
 const TABLE: &str = "over NBD";
 const DEVICE: &str = "delay";
@@ -55,7 +55,7 @@ fn run_for(filter: &RowFilter, load: Load) -> Result<Report, ConfigError> {
         filter.has_tags(TAGS) && filter.has_jobs(CONNECTIONS * DEPTH) && filter.has_device(DEVICE);
     let policies = TagPolicy::ALL.into_iter().filter(|&policy| wanted && filter.has_policy(policy));
     let points: Vec<(TagPolicy, Scheduler)> =
-        policies.flat_map(|policy| Scheduler::ALL.map(|scheduler| (policy, scheduler))).collect();
+        policies.flat_map(|policy| GATED.map(|scheduler| (policy, scheduler))).collect();
     let mut progress = Progress::new("seed-000 over NBD", points.len());
     let mut rows = Vec::new();
     for (policy, scheduler) in points {

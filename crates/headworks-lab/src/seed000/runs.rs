@@ -9,7 +9,7 @@ use super::{CACHES, JITTERS_US, SHOWN, TAGS, THINK_NS};
 use crate::baseline::{TagPolicy, WakeOptions};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::{Row, jain};
-use crate::row_filter::RowFilter;
+use crate::row_filter::{GATED, RowFilter};
 
 /// Bytes of a write: eight pieces.
 const BS: u32 = 1 << 20;
@@ -66,7 +66,7 @@ pub(super) fn all() -> Vec<Point> {
             }
         }
     }
-    for scheduler in Scheduler::ALL {
+    for scheduler in GATED {
         for (cache_mib, tags) in product(CACHES, TAGS) {
             let point = Point { scheduler, tags, cache_mib, ..fair };
             points.extend(jobs().map(|jobs| Point { jobs, ..point }));
