@@ -154,7 +154,8 @@ struct CpuRun {
 impl CpuRun {
     fn new(load: Load, scheduler: Scheduler, seed: u64) -> Result<Self, ConfigError> {
         let queue = QueueOptions { scheduler, nr_requests: 4096, ..QueueOptions::default() };
-        let volume = VolumeOptions { size: BLOCKS * 4096, ..VolumeOptions::default() };
+        let volume =
+            VolumeOptions { size: BLOCKS * 4096, block_size: 4096, ..VolumeOptions::default() };
         let all = load.flows * load.depth;
         let mut config = ShardConfig::single(queue, volume, all);
         config.exports = vec![ExportConfig::default(); load.flows as usize];
