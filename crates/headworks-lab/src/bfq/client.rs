@@ -40,7 +40,7 @@ pub(super) enum Export {
 /// Equal clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Group {
-    /// Number of clients.
+    /// Number of equal clients.
     pub count: u32,
     /// Operation of their bios.
     pub op: Op,
@@ -50,9 +50,9 @@ pub(super) struct Group {
     pub kib: u32,
     /// Bios in flight of each.
     pub depth: u32,
-    /// When they submit.
+    /// When the clients submit.
     pub pace: Pace,
-    /// Their exports.
+    /// The exports of the clients.
     pub export: Export,
     /// Whether their bios are synchronous.
     pub sync: bool,
@@ -116,7 +116,9 @@ pub(super) fn exports(groups: &[Group], weights: &[u16]) -> Vec<ExportConfig> {
     };
     let count = groups.iter().map(last).max().map_or(1, |last| last + 1);
     let weight = |number: u32| weights[number as usize % weights.len()];
-    (0..count).map(|number| ExportConfig { weight: weight(number) }).collect()
+    (0..count)
+        .map(|number| ExportConfig { weight: weight(number), ..ExportConfig::default() })
+        .collect()
 }
 
 /// The jobs of groups of clients on a disk, `step` regions apart; a program first starts at `start_ns`.

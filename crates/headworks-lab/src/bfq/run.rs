@@ -37,7 +37,7 @@ impl Bounds {
 /// An elevator with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Variant {
-    /// The elevator.
+    /// The elevator of the queue.
     pub scheduler: Scheduler,
     /// How the device's queue is bounded.
     pub bounds: Bounds,

@@ -286,7 +286,7 @@ impl Job {
         }
     }
 
-    /// Handles an answer.
+    /// Handles the answer to a bio.
     pub fn answer(&mut self, now: Instant, sequence: u64) -> AnswerOutcome {
         let slot = (sequence % u64::from(self.options.iodepth)) as u32;
         let took_ns = now.since(self.submitted[slot as usize]);

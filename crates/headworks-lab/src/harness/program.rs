@@ -11,7 +11,7 @@ use headworks_core::prng::Prng;
 pub struct Program {
     /// The name in rows.
     pub name: &'static str,
-    /// Number of reads.
+    /// Number of reads in a start.
     pub reads: u32,
     /// Bytes of all reads, in whole blocks.
     pub bytes: u64,
@@ -24,7 +24,7 @@ pub struct Program {
 /// A read of a program's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ProgramRead {
-    /// Length in bytes.
+    /// Length of the read in bytes.
     pub len: u32,
     /// Whether the read is at a random position; otherwise it continues the previous one.
     pub far: bool,
