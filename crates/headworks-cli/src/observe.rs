@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 /// Stages of a request, in the order in which it passes them.
-pub const STAGES: [&str; 7] = ["total", "cache", "dirty", "plug", "tag", "sched", "device"];
+pub const STAGES: [&str; 8] =
+    ["total", "limit", "cache", "dirty", "plug", "tag", "sched", "device"];
 
 const OPS: [&str; 3] = ["read", "write", "other"];
 

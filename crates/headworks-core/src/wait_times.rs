@@ -4,7 +4,7 @@
 //! messages, records and hashes carry one word.
 //!
 //! ```text
-//!   client's bio:  [ dirty | cache ]* [ plug | tag | sched | device ]        the cache, then the queue
+//!   client's bio:  [ limit ] [ dirty | cache ]* [ plug | tag | sched | device ]        the front, the cache, then the queue
 //! ```
 //!
 //! Invariant: kinds never overlap. A wait for another bio (a fill, a write-out) is split from its end backwards: first the time
@@ -30,11 +30,13 @@ pub enum WaitKind {
     Scheduler = 4,
     /// The device ([`Stage::Device`]); for a flush also an earlier flush that it cannot join.
     Device = 5,
+    /// A limit of bytes or I/Os a second ([`limits`](crate::limits)), before the bio is made.
+    Limit = 6,
 }
 
 impl WaitKind {
     /// Number of all kinds.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 7;
     /// Every kind, in order.
     pub const ALL: [WaitKind; WaitKind::COUNT] = [
         WaitKind::Cache,
@@ -43,6 +45,7 @@ impl WaitKind {
         WaitKind::Tag,
         WaitKind::Scheduler,
         WaitKind::Device,
+        WaitKind::Limit,
     ];
 
     /// The name that users see.
@@ -55,6 +58,7 @@ impl WaitKind {
             WaitKind::Tag => Stage::Tag.name(),
             WaitKind::Scheduler => Stage::Scheduler.name(),
             WaitKind::Device => Stage::Device.name(),
+            WaitKind::Limit => "limit",
         }
     }
 }
@@ -85,6 +89,13 @@ impl WaitTimes {
     #[must_use]
     pub const fn is_none(self) -> bool {
         self.0 == 0
+    }
+
+    /// Adds the histogram bucket of a wait for a limit, which only the frontend knows.
+    #[inline]
+    #[must_use]
+    pub const fn limited(self, bucket: u8) -> Self {
+        Self(self.0 | (bucket as u64) << (8 * WaitKind::Limit as u32))
     }
 
     /// The word that is recorded and hashed.
@@ -217,7 +228,7 @@ mod tests {
             waits
         };
         let late = waited(3_000_000);
-        assert_eq!(late.ns, [0, 0, 0, 0, 0, 3_000_000], "a late waiter saw only the device");
+        assert_eq!(late.ns, [0, 0, 0, 0, 0, 3_000_000, 0], "a late waiter saw only the device");
         let long = waited(20_000_000);
         assert_eq!(long.ns.iter().sum::<u64>(), 20_000_000, "the parts add up to the whole wait");
         let queue: u64 = long.ns[2..].iter().sum();

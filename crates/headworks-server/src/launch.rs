@@ -299,6 +299,7 @@ fn prepare(
         files,
         watcher: setup.watcher.clone(),
         volumes,
+        server_limits: options.limits,
         limits,
         acceptor: setup.acceptor.clone(),
         poll_ns: options.poll_ns,

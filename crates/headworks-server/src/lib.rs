@@ -47,6 +47,7 @@ mod keeper;
 mod latency;
 mod launch;
 mod leftovers;
+mod limit_words;
 mod listen;
 mod log_level;
 mod marker;
@@ -76,6 +77,7 @@ pub use handover::{
     UpgradeReport, UpgradeRequest, UpgradeResult,
 };
 pub use leftovers::Leftovers;
+pub use limit_words::{LIMIT_KEYS, check_limit, parse_limits, slow_limit};
 pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
 pub use log_level::{LOG_LEVELS, LogLevel};

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use headworks_core::limits::Limits;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
@@ -100,6 +101,8 @@ pub struct ServerOptions {
     pub takeover: Option<Takeover>,
     /// Takes requests of the control socket for an upgrade; without it they are refused.
     pub upgrade: Option<UpgradeHook>,
+    /// Limits of bytes and I/Os a second of all clients together.
+    pub limits: Limits,
     /// Dirty limits and throttling of all shards together.
     pub dirty: DirtyOptions,
     /// Connections of each shard.
@@ -159,6 +162,7 @@ impl Default for ServerOptions {
             leftovers: Leftovers::default(),
             takeover: None,
             upgrade: None,
+            limits: Limits::default(),
             dirty: DirtyOptions::default(),
             connections: 1024,
             requests: 128,

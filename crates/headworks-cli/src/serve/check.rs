@@ -13,7 +13,9 @@ use std::process::ExitCode;
 use headworks::display_size;
 use headworks_core::{ConfigError, Tunable};
 use headworks_server::config::{ConfigFile, ExportSection, Problem, Problems, Tuned};
-use headworks_server::{Address, Assembly, BaseDevice, ExportSpec, Server, ServerOptions};
+use headworks_server::{
+    Address, Assembly, BaseDevice, ExportSpec, Server, ServerOptions, slow_limit,
+};
 use serde_json::{Value, json};
 
 use super::address::absolute;
@@ -50,10 +52,11 @@ pub fn run(options: &CheckArgs) -> ExitCode {
         let problem = blame(&effective.config, &error);
         return report_error_as(options, &OptionError::Invalid(Problems(vec![problem])));
     }
+    let limits = limit_warnings(&specs, &server);
     let memory = memory::check(&effective.config, &server);
     let (mut assembly, mut errors) = start_errors(&effective, &specs, server);
     match memory {
-        Ok(warning) => assembly.notes.extend(warning),
+        Ok(warning) => assembly.notes.extend(warning.into_iter().chain(limits)),
         Err(error) => errors.push(blame(&effective.config, &error).to_string()),
     }
     if !errors.is_empty() {
@@ -69,6 +72,16 @@ pub fn run(options: &CheckArgs) -> ExitCode {
     // Standard output may be closed.
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
+}
+
+/// Warnings about limits under which clients may give up.
+fn limit_warnings(specs: &[ExportSpec], server: &ServerOptions) -> Vec<String> {
+    let exports = specs.iter().map(|spec| (format!("export {}", spec.name), &spec.share.limits));
+    let all = std::iter::once(("the server".to_owned(), &server.limits)).chain(exports);
+    all.filter_map(|(what, limits)| {
+        Some(format!("{what}: {}", slow_limit(limits, server.requests)?))
+    })
+    .collect()
 }
 
 /// Prints errors as text and, with --json, as JSON.

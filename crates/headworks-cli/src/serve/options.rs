@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
-use headworks_server::{parse_size, parse_time};
+use headworks_server::{check_limit, parse_size, parse_time};
 
 use crate::log::LogTo;
 use crate::tunables::QueueArgs;
@@ -36,6 +36,9 @@ cache), unsafe (flushes do nothing); default writeback, for mem and null none; o
 hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold;
 on-unclean, after a power failure: serve or refuse-flush (flushes fail until acknowledged), default serve; tenant, the
 tenant (--tenant) whose share of the device it uses together with the tenant's other exports.
+on-unclean, after a power failure: serve or refuse-flush (flushes fail until acknowledged), default serve; limits of bytes and
+I/Os per second: bps-total, bps-read, bps-write, iops-total, iops-read, iops-write, each with -max and -max-length for a burst,
+and iops-size.
 The command line overrides environment variables (HEADWORKS_ and the option's name), and these override the file. A switch can
 be turned off: --spread=off.
 Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
@@ -138,6 +141,10 @@ pub struct ServeArgs {
     /// Maximum number of requests in flight, per client
     #[arg(long, default_value_t = 128, value_name = "N")]
     pub(super) requests: usize,
+    /// Limit all clients together: iops-total=100K,bps-write=50M; bps and iops of total, read and write, each with -max and
+    /// -max-length for a burst, and iops-size
+    #[arg(long, value_parser = limit, value_delimiter = ',', value_name = "KEY=VALUE,...")]
+    pub(super) limit: Vec<String>,
     /// Time limit of a handshake
     #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
     pub(super) handshake_timeout: u64,
@@ -169,6 +176,11 @@ pub(super) enum Sandbox {
 
 fn size(word: &str) -> Result<u64, String> {
     parse_size(word)
+}
+
+/// Checks the form of one limit; together they are checked later.
+fn limit(word: &str) -> Result<String, String> {
+    check_limit(word).map(|()| word.to_owned())
 }
 
 fn time(word: &str) -> Result<u64, String> {

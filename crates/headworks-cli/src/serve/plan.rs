@@ -1,8 +1,11 @@
 //! The plan of a server: exports and options derived from the arguments without opening anything.
 
+use headworks_core::limits::Limits;
 use headworks_core::{ConfigError, WriteMode};
 use headworks_server::config::{ConfigFile, Origin, Problem, Problems, dirty_options};
-use headworks_server::{ExportSpec, Leftovers, MissingImage, PrepareShard, ServerOptions};
+use headworks_server::{
+    ExportSpec, Leftovers, MissingImage, PrepareShard, ServerOptions, parse_limits,
+};
 
 use super::ServeArgs;
 use super::address::absolute;
@@ -66,6 +69,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         leftovers: Leftovers::default(),
         takeover: None,
         upgrade: None,
+        limits: limits(&options.limit).map_err(blamed)?,
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,
         // The control socket and a reload can change the exports.
@@ -82,6 +86,14 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
     };
     server.validate().map_err(blamed)?;
     Ok(server)
+}
+
+/// Limits of the whole server.
+pub(super) fn limits(words: &[String]) -> Result<Limits, ConfigError> {
+    let mut limits = Limits::default();
+    let wrong = |message| ConfigError::new("limit", message);
+    parse_limits(&mut limits, &words.join(",")).map_err(wrong)?;
+    Ok(limits)
 }
 
 pub(super) fn unix_mode(options: &ServeArgs) -> Result<u32, ConfigError> {

@@ -156,8 +156,12 @@ fn tunables(effective: &EffectiveOptions, options: &ServerOptions) -> Configured
         queue: options.queue.clone(),
         devices: config.devices.iter().map(device).collect(),
         dirty: options.dirty,
+        limits: options.limits,
     }
 }
+
+/// Options that a reload applies.
+const LIVE: [&str; 1] = ["limit"];
 
 /// Names of changed options that take effect only after a restart.
 fn needs_restart(old: &ConfigFile, new: &ConfigFile) -> Vec<String> {
@@ -165,7 +169,8 @@ fn needs_restart(old: &ConfigFile, new: &ConfigFile) -> Vec<String> {
         let other = old.server.iter().find(|other| other.name == setting.name);
         other.map(|other| other.value.words()) != Some(setting.value.words())
     };
-    new.server.iter().filter(differs).map(|setting| setting.name.clone()).collect()
+    let restarts = |setting: &&Setting| !LIVE.contains(&&*setting.name) && differs(setting);
+    new.server.iter().filter(restarts).map(|setting| setting.name.clone()).collect()
 }
 
 #[cfg(test)]

@@ -239,6 +239,12 @@ impl LimitTree {
         })
     }
 
+    /// Nanoseconds that a request takes of the limit on a leaf's path that it takes longest of.
+    #[must_use]
+    pub fn cost_ns(&self, leaf: NodeId, io: LimitedIo) -> u64 {
+        self.path(leaf).map(|id| self.nodes[id as usize].set.cost_ns(io)).max().unwrap_or(0)
+    }
+
     /// Nanoseconds that the buckets on a leaf's path make a request of a direction wait, as of the last call.
     #[must_use]
     pub fn wait_ns(&self, leaf: NodeId, direction: LimitDirection) -> u64 {

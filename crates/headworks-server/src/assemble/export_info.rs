@@ -1,5 +1,6 @@
 //! What clients are told of an export: size, flags, block sizes and description.
 
+use headworks_core::limits::Limits;
 use headworks_core::{ExportId, ShardConfig, ShardId, TenantId, VolumeConfig, WriteMode};
 
 use super::tenant_spec::{TenantSpec, find_tenant};
@@ -22,6 +23,8 @@ pub struct ServedExport {
     pub weight: u16,
     /// Tenant at the time it was added.
     pub tenant: TenantId,
+    /// Limits at the time it was added.
+    pub limits: Limits,
     /// Serial number in the order of adding.
     pub serial: u64,
 }
@@ -74,6 +77,7 @@ pub(crate) fn served(
         shard: volume.home,
         weight: export.weight,
         tenant,
+        limits: export.spec.share.limits,
         serial,
     }
 }

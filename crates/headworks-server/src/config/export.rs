@@ -5,6 +5,7 @@
 //! name = "db"
 //! device = "fast"                                  # a [[device]]; without one, images of a filesystem share a queue
 //! weight = 400                                     # also ioprio, cache, on-error, read-only, enabled
+//! bps-write = "50M"                                # limits: LIMIT_KEYS
 //! file = { path = "/srv/db.img", size = "10G" }    # one of file, null and mem, with the keys of a SPEC
 //! wrap = [{ delay = { read = "5ms" } }]            # wrappers, the outermost first
 //! ```
@@ -18,6 +19,7 @@ use toml::de::{DeTable, DeValue};
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, TomlEntry, Value, entries, unknown};
 use crate::assemble::{ExportSource, ExportSpec, split_name};
+use crate::limit_words::{LIMIT_KEYS, limit_words};
 use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
 use crate::units::parse_switch;
 
@@ -39,6 +41,10 @@ const KEYS: [&str; 9] = [
     "tenant",
 ];
 
+fn is_key(key: &str) -> bool {
+    KEYS.contains(&key) || LIMIT_KEYS.contains(&key)
+}
+
 /// A device or wrapper of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerSection {
@@ -55,7 +61,7 @@ pub struct LayerSection {
 pub struct ExportSection {
     /// Name of the export; may be empty.
     pub name: String,
-    /// Values of `device`, `read-only`, `weight`, `ioprio`, `cache` and `on-error`.
+    /// Values of `device`, `read-only`, `weight`, `ioprio`, `cache` and `on-error`, and limits.
     pub settings: Vec<Setting>,
     /// Wrappers and the device, from the outside in.
     pub parts: Vec<LayerSection>,
@@ -96,6 +102,7 @@ impl ExportSection {
             share.tenant.map(|name| setting("tenant", name.to_string())),
         ];
         let mut settings: Vec<_> = said.into_iter().flatten().collect();
+        settings.extend(limit_words(&share.limits).map(|(name, word)| setting(name, word)));
         settings.sort_by(|one, other| one.name.cmp(&other.name));
         let parts = layers.into_iter().map(part).collect();
         Self { name, settings, parts, origin: origin.clone() }
@@ -278,7 +285,7 @@ pub fn read(
                     format!("{kind} is a wrapper: write wrap = [{{ {kind} = {{ ... }} }}]");
                 reader.wrong(&key_span, message);
             }
-            _ if KEYS.contains(&key) => settings.extend(reader.setting((key, key_span, value))),
+            _ if is_key(key) => settings.extend(reader.setting((key, key_span, value))),
             _ => reader.wrong(&key_span, unknown_key(key)),
         }
     }
@@ -317,7 +324,8 @@ pub fn read(
 
 fn unknown_key(key: &str) -> String {
     let bases = Layer::kinds().filter(|kind| !kind.1).map(|kind| kind.0);
-    let known: Vec<&str> = ["name", "wrap"].into_iter().chain(KEYS).chain(bases).collect();
+    let known: Vec<&str> =
+        ["name", "wrap"].into_iter().chain(KEYS).chain(LIMIT_KEYS).chain(bases).collect();
     unknown(key, "an [[export]]", &known)
 }
 
@@ -368,7 +376,7 @@ fn read_part(
         let entry: TomlEntry<'_, '_> = (key, span.clone(), value);
         match keys.contains(&key) {
             true => settings.extend(reader.setting(entry)),
-            false if KEYS.contains(&key) => {
+            false if is_key(key) => {
                 reader.wrong(&span, format!("{key} belongs to the [[export]], beside {kind}"));
             }
             false => reader.unknown((key, &span), kind, &keys),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headworks_core::cache::folio::BLOCK;
+use headworks_core::limits::LimitReport;
 use headworks_core::stats::TurnStats;
 use headworks_core::{Control, DeviceId, ExportId, ShardId};
 use serde_json::{Value, json};
@@ -16,10 +17,12 @@ use super::shards::ShardLink;
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
 use super::why::{WhySnapshot, why};
 use super::{latency, report};
+use crate::limit_words::{cgroup_max, limit_word};
 use crate::messages::query::{
     BufferStats, CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport,
     SlowReport, VolumeReport,
 };
+use crate::reactor::limits::LimitTarget;
 
 /// Wait times by export, for exports that had a client.
 pub type Latencies = BTreeMap<ExportId, LatencyReport>;
@@ -79,6 +82,15 @@ impl Queries {
                 }
                 Leaf::Mode(export) => fact(export, |entry| entry.mode.name().into()).into(),
                 Leaf::OnError(export) => fact(export, |entry| entry.on_error.name().into()).into(),
+                Leaf::Limit(target, key) => {
+                    let word = limit_word(&self.settings.limits(target), key);
+                    // Limits that are not set are shown to a reader that names them.
+                    if word == "0" && name != path {
+                        continue;
+                    }
+                    word.into()
+                }
+                Leaf::IoMax(target) => cgroup_max(&self.settings.limits(target)).into(),
                 Leaf::Dirty(tunable) => {
                     report::dirty_value(tunable, tunable.get(&self.settings.dirty()))
                 }
@@ -289,8 +301,49 @@ impl Queries {
                 (blocks(dirty), blocks(wb.dirty_thresh))
             }),
             write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
+            limit: self.longest_limit(entry)?,
         };
         Ok(why(&facts, now, requests, &slowest))
+    }
+
+    /// What limits have held back, on all shards together.
+    pub fn limits(&self) -> Result<Vec<(LimitTarget, LimitReport)>, RpcFault> {
+        let mut all: Vec<(LimitTarget, LimitReport)> = Vec::new();
+        for shard in self.shards.ids() {
+            for (target, report) in
+                self.shards.ask(shard, |answer| ControlQuery::Limits { answer })?
+            {
+                match all.iter_mut().find(|(known, _)| *known == target) {
+                    Some((_, sum)) => {
+                        sum.limited += report.limited;
+                        sum.limited_ns = sum.limited_ns.max(report.limited_ns);
+                        sum.is_holding |= report.is_holding;
+                        sum.kind = report.kind.or(sum.kind);
+                    }
+                    None => all.push((target, report)),
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The limit on an export's path that requests have waited for longest: node, limit and rate.
+    fn longest_limit(&self, entry: &ExportNode) -> Result<Option<String>, RpcFault> {
+        let reports = self.limits()?;
+        let targets = [LimitTarget::Export(entry.id), LimitTarget::Server];
+        let own = reports.into_iter().filter(|(target, _)| targets.contains(target));
+        let longest = own.max_by_key(|(_, report)| (report.is_holding, report.limited_ns));
+        Ok(longest.and_then(|(target, report)| {
+            let (kind, limits) = (report.kind?, self.settings.limits(target));
+            let rate = limits.rate(kind);
+            let node = match target {
+                LimitTarget::Export(_) => format!("export {}", entry.shown_name()),
+                LimitTarget::Server => "the server".to_owned(),
+            };
+            let burst = if rate.max > 0 { ", burst used up" } else { "" };
+            let rate = limit_word(&limits, kind.name());
+            Some(format!("{node}: {} {rate}{burst}", kind.name()))
+        }))
     }
 
     /// Statistics of a device; none if it was removed since `tree` was taken.

@@ -73,6 +73,7 @@ impl ControlService {
             weight: export.weight,
             ioprio: export.ioprio,
             tenant: find_tenant(export.spec.share.tenant, &options.tenants).0,
+            limits: export.spec.share.limits,
         });
         let tree = Tree {
             devices: devices.collect(),
@@ -91,10 +92,12 @@ impl ControlService {
         let shards = ShardLink::new(Arc::clone(shared), config.shards);
         let service = Self::new(shards, tree, settings.collect(), options.dirty, inventory);
         service.settings.start_tenants(&options.tenants);
+        service.settings.begin_with(options.limits);
         let tunables = ConfiguredTunables {
             queue: options.queue.clone(),
             devices: assembly.named.iter().flatten().cloned().collect(),
             dirty: options.dirty,
+            limits: options.limits,
         };
         let served = assembly.exports.iter().map(|export| &export.spec);
         let absent = assembly.absent.iter().map(|absent| &absent.spec);

@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use headworks_core::limits::Limits;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{
@@ -19,7 +20,9 @@ use super::tenants::{TenantEntry, Tenants};
 use super::tree::{ExportNode, Leaf, TenantKey, TenantNode, Tree, TreeCell, lock};
 use crate::assemble::TenantSpec;
 use crate::assemble::cache_shares::divided;
+use crate::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
 use crate::messages::query::ControlQuery;
+use crate::reactor::limits::LimitTarget;
 use crate::tenant::{NONE, TenantName, TenantOptions};
 use crate::units::{parse_ioprio, parse_size, parse_weight};
 
@@ -29,7 +32,10 @@ const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
 /// Accepted weights, for errors.
 const WEIGHTS: &str = "1..=10000";
 
-/// Weight and class of an export, as they are now.
+/// Accepted forms of limits, for errors.
+const LIMITS: &str = "0 or max for none; 50M bytes, 20K I/Os (powers of 1000), 30s; rbps=max wbps=52428800 for io.max";
+
+/// Weight, class and limits of an export, as they are now.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportSettings {
     /// Share of the device beside other exports.
@@ -38,6 +44,8 @@ pub struct ExportSettings {
     pub ioprio: Ioprio,
     /// Tenant whose share it uses.
     pub tenant: TenantId,
+    /// Limits of all clients of the export together.
+    pub limits: Limits,
 }
 
 /// Current values of settings, and the way to change them.
@@ -47,6 +55,8 @@ pub struct Settings {
     /// Indexed by [`ExportId`].
     exports: Mutex<Vec<ExportSettings>>,
     tenants: Mutex<Tenants>,
+    /// Limits of the whole server.
+    limits: Mutex<Limits>,
     /// Options of the whole server; byte limits are divided among the shards that cache.
     dirty: Mutex<DirtyOptions>,
     /// Held while a value is changed that several shards keep.
@@ -63,7 +73,15 @@ impl Settings {
     ) -> Self {
         let (exports, dirty) = (Mutex::new(exports), Mutex::new(dirty));
         let tenants = Mutex::default();
-        Self { shards, tree, exports, tenants, dirty, changing: Mutex::new(()) }
+        Self {
+            shards,
+            tree,
+            exports,
+            tenants,
+            limits: Mutex::default(),
+            dirty,
+            changing: Mutex::new(()),
+        }
     }
 
     /// Takes the tenants that a server starts with.
@@ -201,6 +219,19 @@ impl Settings {
         Ok(())
     }
 
+    /// Notes the limits that the shards began with for the whole server.
+    pub fn begin_with(&self, limits: Limits) {
+        *lock(&self.limits) = limits;
+    }
+
+    /// Limits of the server or an export, as they are now.
+    pub fn limits(&self, target: LimitTarget) -> Limits {
+        match target {
+            LimitTarget::Server => *lock(&self.limits),
+            LimitTarget::Export(export) => self.of(export).limits,
+        }
+    }
+
     /// Options of write-back of the whole server.
     pub fn dirty(&self) -> DirtyOptions {
         *lock(&self.dirty)
@@ -242,6 +273,10 @@ impl Settings {
     pub fn set(&self, path: &str, value: &str) -> RpcResult {
         let (path, tree) = (path.trim_matches('/'), self.tree.current());
         let invalid = |message: String| RpcFault::refused("EINVAL", format!("{path}: {message}"));
+        let limit_fault = |fault| match fault {
+            LimitFault::Invalid(message) => invalid(message).accepts(LIMITS),
+            LimitFault::Shards(fault) => fault,
+        };
         match self.find(&tree, path)? {
             Leaf::Tunable(device, tunable) => {
                 let shown = self.set_tunable(&tree, path, (device, tunable), value)?;
@@ -280,6 +315,16 @@ impl Settings {
             Leaf::Dirty(tunable) => {
                 let shown = self.set_dirty(path, tunable, value)?;
                 Ok(json!({ path: shown }))
+            }
+            Leaf::Limit(target, key) => {
+                let change = |limits: &mut Limits| set_limit(limits, key, value);
+                let limits = self.change_limits(target, change).map_err(limit_fault)?;
+                Ok(json!({ path: limit_word(&limits, key) }))
+            }
+            Leaf::IoMax(target) => {
+                let change = |limits: &mut Limits| set_cgroup_max(limits, value);
+                let limits = self.change_limits(target, change).map_err(limit_fault)?;
+                Ok(json!({ path: cgroup_max(&limits) }))
             }
             Leaf::Weight(export) => {
                 let range = ExportConfig::WEIGHTS;
@@ -370,6 +415,40 @@ impl Settings {
         Ok(())
     }
 
+    /// Changes limits; returns those in force.
+    fn change_limits(
+        &self,
+        target: LimitTarget,
+        change: impl Fn(&mut Limits) -> Result<(), String>,
+    ) -> Result<Limits, LimitFault> {
+        let _order = lock(&self.changing);
+        let mut limits = self.limits(target);
+        change(&mut limits).map_err(LimitFault::Invalid)?;
+        limits.validate().map_err(|error| LimitFault::Invalid(error.to_string()))?;
+        self.tell_limits(target, limits).map_err(LimitFault::Shards)?;
+        Ok(limits)
+    }
+
+    /// Replaces limits, which are valid.
+    pub fn set_limits(&self, target: LimitTarget, limits: Limits) -> Result<(), RpcFault> {
+        let _order = lock(&self.changing);
+        self.tell_limits(target, limits)
+    }
+
+    fn tell_limits(&self, target: LimitTarget, limits: Limits) -> Result<(), RpcFault> {
+        for shard in self.shards.ids() {
+            let query = |answer| ControlQuery::SetLimits { target, limits, answer };
+            self.shards.ask(shard, query)?;
+        }
+        match target {
+            LimitTarget::Server => *lock(&self.limits) = limits,
+            LimitTarget::Export(export) => {
+                lock(&self.exports)[usize::from(export.0)].limits = limits;
+            }
+        }
+        Ok(())
+    }
+
     pub fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), RpcFault> {
         let _order = lock(&self.changing);
         let limited = self.tenant_options(self.of(export).tenant).limit(ioprio);
@@ -388,6 +467,14 @@ impl Settings {
         let message = format!("there is no {path}; `connections` lists the present ones");
         Err(RpcFault::refused("ENOENT", message))
     }
+}
+
+/// Why limits were not changed.
+enum LimitFault {
+    /// The value is wrong, as a sentence says.
+    Invalid(String),
+    /// A shard did not answer.
+    Shards(RpcFault),
 }
 
 fn fixed(path: &str) -> RpcFault {

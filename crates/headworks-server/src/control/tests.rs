@@ -96,6 +96,14 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 told.push(format!("{} {ioprio}", export.0));
                 answer.send(()).unwrap();
             }
+            (_, ControlQuery::SetLimits { target, limits, answer }) => {
+                let words: Vec<String> = crate::limit_words::limit_words(&limits)
+                    .map(|(key, word)| format!("{key}={word}"))
+                    .collect();
+                told.push(format!("{target:?} {}", words.join(",")));
+                answer.send(()).unwrap();
+            }
+            (_, ControlQuery::Limits { answer }) => answer.send(Vec::new()).unwrap(),
             (_, ControlQuery::ConnectionIoprio { connection, answer, .. }) => {
                 answer.send(connection == 7).unwrap();
             }
@@ -132,8 +140,12 @@ impl Bench {
         let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
         let start = |mails| std::thread::spawn(move || shard(mails, manner));
         let shards = mails.into_iter().map(start).collect();
-        let setting =
-            ExportSettings { weight: 100, ioprio: Ioprio::default(), tenant: TenantId::NONE };
+        let setting = ExportSettings {
+            weight: 100,
+            ioprio: Ioprio::default(),
+            tenant: TenantId::NONE,
+            limits: Default::default(),
+        };
         let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));
         let mut link = ShardLink::new(shared, 2);
         if matches!(manner, Manner::Silent | Manner::Stuck) {

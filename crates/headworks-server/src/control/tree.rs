@@ -3,6 +3,8 @@
 //! ```text
 //!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device and its queue
 //!   exports/NAME/{device,read_only,weight,ioprio,tenant,cache,on_error}
+//!   exports/NAME/{bps-total,iops-write-max,...,io.max}          limits of the export's clients
+//!   server/{bps-total,iops-write-max,...,io.max}                limits of the whole server
 //!   exports/NAME/queue/...                                      the queue of the export's device
 //!   tenants/NAME/{weight,io.weight,ioprio_max,exports}          io.weight is the weight by the name of a cgroup
 //!   connections/ID/ioprio
@@ -21,6 +23,8 @@ use serde_json::Value;
 use super::rpc::RpcFault;
 use crate::assemble::{AbsentExport, shown_name};
 use crate::did_you_mean::distance;
+use crate::limit_words::LIMIT_KEYS;
+use crate::reactor::limits::LimitTarget;
 use crate::tenant::{TenantName, TenantOptions};
 
 /// A device in the tree, with its volumes.
@@ -80,6 +84,10 @@ pub enum Leaf {
     Mode(ExportId),
     /// Policy for blocks of an export that cannot be written back.
     OnError(ExportId),
+    /// One limit of the server or an export, by its key.
+    Limit(LimitTarget, &'static str),
+    /// Limits as cgroup shows them.
+    IoMax(LimitTarget),
     /// Class of one connection, by its id.
     Connection(u32),
     /// An option of write-back.
@@ -252,6 +260,7 @@ impl Tree {
                 ("on_error", Leaf::OnError(export)),
             ];
             all.extend(own.map(|(name, leaf)| (format!("{base}/{name}"), leaf)));
+            limits(&base, LimitTarget::Export(export), &mut all);
             if is_within(path, &format!("{base}/queue")) {
                 queue(&base, entry.device, &mut all);
             }
@@ -263,6 +272,7 @@ impl Tree {
             all.extend(TenantKey::ALL.map(value));
             all.push((format!("{base}/exports"), Leaf::TenantExports(*id)));
         }
+        limits(SERVER, LimitTarget::Server, &mut all);
         if !self.caching.is_empty() {
             let leaf =
                 |tunable: DirtyTunable| (format!("vm/{}", tunable.name()), Leaf::Dirty(tunable));
@@ -325,7 +335,7 @@ impl Tree {
             self.devices.iter().take(8).map(|device| device_name(device.id)).collect();
         names.extend((!self.caching.is_empty()).then(|| "vm".to_owned()));
         names.extend((!self.tenants.is_empty()).then(|| "tenants".to_owned()));
-        names.push("exports".to_owned());
+        names.extend(["exports", SERVER].map(str::to_owned));
         format!("names begin with {} and connections", names.join(", "))
     }
 }
@@ -335,6 +345,15 @@ fn queue(base: &str, device: DeviceId, all: &mut Vec<(String, Leaf)>) {
         (format!("{base}/queue/{}", tunable.name()), Leaf::Tunable(device, tunable))
     };
     all.extend(Tunable::ALL.map(leaf));
+}
+
+/// Root of the names of the whole server.
+const SERVER: &str = "server";
+
+fn limits(base: &str, target: LimitTarget, all: &mut Vec<(String, Leaf)>) {
+    let leaf = |key: &'static str| (format!("{base}/{key}"), Leaf::Limit(target, key));
+    all.extend(LIMIT_KEYS.map(leaf));
+    all.push((format!("{base}/io.max"), Leaf::IoMax(target)));
 }
 
 /// Whether `name` is `path` or below it.
@@ -379,15 +398,16 @@ pub(super) mod tests {
 
     #[test]
     fn path_lists_names_below_it() {
-        let all = 2 * Tunable::ALL.len() + 3 * 7 + 4 + DirtyTunable::ALL.len();
+        let all = 2 * Tunable::ALL.len() + 3 * 27 + 20 + 4 + DirtyTunable::ALL.len();
         assert_eq!(names("").len(), all);
         assert_eq!(names("tenants/acme").len(), 4);
         assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
         assert_eq!(names("hw0").len(), Tunable::ALL.len());
         assert_eq!(names("hw1/queue/iosched").len(), 7);
         assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
-        assert_eq!(names("exports/db").len(), 7);
-        assert_eq!(names("exports").len(), 21);
+        assert_eq!(names("exports/db").len(), 27);
+        assert_eq!(names("server").len(), 20);
+        assert_eq!(names("exports").len(), 81);
         for nothing in ["hw", "hw2", "hw0/que", "exports/d", "exports/db/queue/nr", "x", "/"] {
             assert_eq!(names(nothing), [""; 0], "{nothing}");
         }
@@ -434,7 +454,7 @@ pub(super) mod tests {
         assert!(advice("exports/db/wieght").contains("exports/db/weight"));
         assert!(advice("exports/db/queue/nomerge").contains("exports/db/queue/nomerges"));
         let far = advice("something/else");
-        assert!(far.contains("hw0, hw1, vm, tenants, exports and connections"), "{far}");
+        assert!(far.contains("hw0, hw1, vm, tenants, exports, server and connections"), "{far}");
         assert!(advice("vm/dirty_byte").contains("vm/dirty_bytes"));
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!((distance("", "abc"), distance("abc", "")), (3, 3));

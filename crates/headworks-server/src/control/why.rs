@@ -35,6 +35,8 @@ pub struct WhySnapshot {
     pub dirty: Option<(u64, u64)>,
     /// Write-back bandwidth of the device in bytes per second.
     pub write_bandwidth: u64,
+    /// The limit that holds the export's clients back most, in words.
+    pub limit: Option<String>,
 }
 
 /// Nanoseconds of each wait of a request, then the rest of its total.
@@ -160,6 +162,10 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
             format!("the elevator {} held them back: {device} took no more", facts.scheduler)
         }
         Some(WaitKind::Device) => format!("device {device} took that long"),
+        Some(WaitKind::Limit) => match &facts.limit {
+            Some(limit) => limit.clone(),
+            None => "a limit that is no longer set".into(),
+        },
         None => "between shards, or behind other work of their shard".into(),
     }
 }
@@ -181,6 +187,9 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
         ),
         WaitKind::Scheduler => format!(
             "sched: {device}/queue/scheduler and {device}/queue/iosched/read_expire set the order; the wait itself comes from a busy device"
+        ),
+        WaitKind::Limit => format!(
+            "limit: exports/{export}/io.max and server/io.max show the limits; `ctl set exports/{export}/bps-write 50M` changes one, 0 removes it"
         ),
         WaitKind::Device => format!(
             "device: {device} itself is slow: admit fewer requests ({device}/queue/nr_requests, {} now), or use a faster disk",
@@ -271,6 +280,7 @@ mod tests {
             scheduler: "none",
             dirty: Some((60 << 20, 64 << 20)),
             write_bandwidth: 43 << 20,
+            limit: None,
         }
     }
 

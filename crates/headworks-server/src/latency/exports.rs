@@ -30,7 +30,7 @@ impl ExportLatencies {
         answered: &CompletedRequest,
         wait_times: WaitTimes,
     ) {
-        let CompletedRequest { op, offset, len, total_ns } = *answered;
+        let CompletedRequest { op, offset, len, total_ns, .. } = *answered;
         let slow = || SlowRequest { total_ns, at: now, offset, wait_times, len, connection, op };
         self.entry(export).slow.record(slow, now, total_ns);
     }

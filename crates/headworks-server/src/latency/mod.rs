@@ -4,7 +4,7 @@
 //! each wait that was longer than zero. An export has the [`LatencyTotals`] of closed connections. A report is the sum
 //! of both.
 //!
-//! `total` is the time from the turn in which a request was complete to the turn of its reply. The shard reports the
+//! `total` is the time from the turn in which a request was complete to the turn of its reply, and its wait for limits before. The shard reports the
 //! waits ([`WaitTimes`]). The rest of the total was spent in rings between shards, in a queue that changed an option,
 //! or in other work of the turn.
 
@@ -25,6 +25,8 @@ pub struct CompletedRequest {
     pub len: u32,
     /// Nanoseconds from the turn in which it was complete to the turn that answered it.
     pub total_ns: u64,
+    /// Histogram bucket of its wait for limits, which is a part of the total.
+    pub limited: u8,
 }
 
 /// Class of operations with histograms of their own.

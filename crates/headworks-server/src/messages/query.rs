@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use crate::messages::command::ExportReport;
 use headworks_core::cache::CacheStats;
+use headworks_core::limits::{LimitReport, Limits};
 use headworks_core::options::Tunable;
 use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
@@ -20,6 +21,7 @@ use headworks_core::{
 
 use crate::latency::slow::SlowRequest;
 use crate::latency::{LatencyTable, LatencyTotals};
+use crate::reactor::limits::LimitTarget;
 
 /// A query to one shard.
 pub enum ControlQuery {
@@ -96,6 +98,20 @@ pub enum ControlQuery {
         from: u32,
         /// Channel for the answer: a part of the connections, and the slot of the next part.
         answer: Sender<(Vec<ConnectionReport>, Option<u32>)>,
+    },
+    /// Replaces the limits of the server or an export; answered when they are in force.
+    SetLimits {
+        /// What the limits are set on.
+        target: LimitTarget,
+        /// All its limits.
+        limits: Limits,
+        /// Channel for the answer.
+        answer: Sender<()>,
+    },
+    /// What limits have held back on this shard.
+    Limits {
+        /// Channel for the answer.
+        answer: Sender<Vec<(LimitTarget, LimitReport)>>,
     },
     /// Changes an option of a queue; answered when the change is in force.
     Set {

@@ -1,6 +1,7 @@
 //! The metrics of a server as a page in Prometheus' text format.
 
 use headworks_core::cache::folio::BLOCK;
+use headworks_core::limits::LimitReport;
 use headworks_core::{DeviceState, WaitKind};
 
 use super::text::{MetricType, MetricsPage, seconds};
@@ -9,6 +10,7 @@ use crate::control::rpc::RpcFault;
 use crate::control::tree::{DeviceNode, Tree, device_name};
 use crate::latency::{LatencyOp, ROWS, row_name};
 use crate::messages::query::{BufferStats, LatencyReport};
+use crate::reactor::limits::LimitTarget;
 
 /// Makes the page of all metrics.
 pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> {
@@ -18,6 +20,7 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     page.family("headworks_uptime_seconds", MetricType::Gauge, "Seconds since the server started.");
     page.sample("headworks_uptime_seconds", &[], queries.uptime().as_secs_f64());
     put_clients(&mut page, tree, &queries.latencies()?);
+    put_limits(&mut page, tree, &queries.limits()?);
     put_devices(&mut page, queries, tree)?;
     put_buffers(&mut page, queries)?;
     put_caches(&mut page, queries)?;
@@ -121,6 +124,28 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
     counter(page, "headworks_cache_hits_total", "Blocks of 4 KiB found in the cache.", hits);
     counter(page, "headworks_cache_misses_total", "Blocks that had to be read.", misses);
     Ok(())
+}
+
+/// What limits have held back: of the server without a label, of exports with theirs.
+fn put_limits(page: &mut MetricsPage, tree: &Tree, all: &[(LimitTarget, LimitReport)]) {
+    let export = |target: &LimitTarget| match target {
+        LimitTarget::Server => Some(None),
+        LimitTarget::Export(id) => tree.entry(*id).map(|entry| Some(entry.shown_name())),
+    };
+    let rows: Vec<_> =
+        all.iter().filter_map(|(target, report)| Some((export(target)?, report))).collect();
+    let name = "headworks_limited_requests_total";
+    page.family(name, MetricType::Counter, "Requests that waited for a limit.");
+    for (export, report) in &rows {
+        let labels: Vec<(&str, &str)> = export.iter().map(|export| ("export", *export)).collect();
+        page.sample(name, &labels, report.limited);
+    }
+    let name = "headworks_limited_seconds_total";
+    page.family(name, MetricType::Counter, "Time in which requests waited for a limit.");
+    for (export, report) in &rows {
+        let labels: Vec<(&str, &str)> = export.iter().map(|export| ("export", *export)).collect();
+        page.sample(name, &labels, seconds(report.limited_ns));
+    }
 }
 
 /// Metrics of clients and their requests.

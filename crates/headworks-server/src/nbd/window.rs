@@ -19,10 +19,12 @@ pub struct InFlight {
     pub offset: u64,
     /// Length of the range in bytes.
     pub len: u32,
-    /// Time at which the request was complete.
+    /// Time at which the request was complete, less its wait for limits.
     pub since: Instant,
     /// Operation of the request.
     pub op: Op,
+    /// Histogram bucket of the wait for limits before the bio.
+    pub limited: u8,
     /// Only the first extent is wanted (block status).
     pub one_extent: bool,
     /// The error reply was sent at the time-out; only the buffer is still in use.
@@ -81,6 +83,7 @@ impl Window {
             len,
             since,
             op,
+            limited: 0,
             one_extent: false,
             answered,
             buffer,

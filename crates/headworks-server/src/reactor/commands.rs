@@ -72,6 +72,7 @@ impl Reactor {
             }
             ShardCommand::Serve { export } => {
                 let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
+                self.limits.put(now, id, weight, &export.limits);
                 self.exports.put(export);
                 self.device_use.set_devices(self.exports.devices_of(self.parts.id));
                 self.on_control(Control::Weight { export: id, weight });
@@ -80,11 +81,12 @@ impl Reactor {
             ShardCommand::Hide { export, hidden } => self.exports.hide(export, hidden),
             ShardCommand::Forget { export } => {
                 self.exports.take(export);
+                self.limits.remove(now, export);
                 self.device_use.set_devices(self.exports.devices_of(self.parts.id));
                 self.parts.io.latency.forget(export);
             }
             ShardCommand::SetAbsent { exports } => self.exports.set_absent(exports),
-            ShardCommand::Evict { export, unread } => self.evict(export, unread),
+            ShardCommand::Evict { export, unread } => self.evict(now, export, unread),
             ShardCommand::Expect { volume, size } => {
                 let files = self.parts.files.iter_mut();
                 files.filter(|file| file.volume == volume).for_each(|file| file.expect(size));
@@ -108,8 +110,9 @@ impl Reactor {
 
     /// Disconnects the clients of an export: nothing more is read, requests in flight complete. With `unread`,
     /// connections that only have unread replies are closed.
-    fn evict(&mut self, export: ExportId, unread: bool) {
+    fn evict(&mut self, now: Instant, export: ExportId, unread: bool) {
         for slot in self.clients_of(export) {
+            self.submit_parked(now, slot);
             self.submit_close(slot);
             self.buffer_queue.leave(slot);
             if let Some((connection, pool)) = self.parts.io.connection(slot) {

@@ -10,7 +10,9 @@
 //!    | at its bound        reply sent
 //!    |-----------> Full -----------------> hot      the turn counts as work: no sleep before the retry
 //!    | no buffer           buffers returned, first in `buffer_queue`
-//!    `-----------> NoBuffer -------------> hot      likewise
+//!    |-----------> NoBuffer -------------> hot      likewise
+//!    | parked      its limits agree
+//!    `-----------> Limited --------------> hot      likewise, by a timer
 //! ```
 
 use std::os::fd::OwnedFd;
@@ -125,6 +127,7 @@ impl Reactor {
             return Some(ReceiveOutcome::Some);
         }
         let had_answer = agrees && connection.has_outgoing();
+        let export = connection.binding().map(|binding| binding.export);
         let mut context = ReceiveContext {
             now,
             scratch: &mut self.scratch,
@@ -132,6 +135,7 @@ impl Reactor {
             policy,
             buffer_limits: self.buffer_limits,
             device: self.device_use.bytes(device),
+            limits: export.and_then(|export| self.limits.gate(slot, export)),
             exports: self.exports.infos(),
             room,
             large_reads,
@@ -175,6 +179,7 @@ impl Reactor {
             }
             ReceiveOutcome::NextTurn => return true,
             ReceiveOutcome::Full => self.connections.state_mut(slot).pause = ReadPause::Full,
+            ReceiveOutcome::Limited => self.connections.state_mut(slot).pause = ReadPause::Limited,
             ReceiveOutcome::NoBuffer => {
                 self.connections.state_mut(slot).pause = ReadPause::NoBuffer;
                 let limits = self.buffer_limits;
@@ -312,6 +317,7 @@ impl Reactor {
             && connection.binding().is_some()
         {
             self.parts.driver.push(Input::Close { connection: connection.id() });
+            self.limits.forget(self.parts.io.now, slot);
         }
     }
 
@@ -338,6 +344,7 @@ impl Reactor {
         }
         self.buffer_queue.forget(slot);
         self.device_use.forget(slot);
+        self.limits.forget(self.parts.io.now, slot);
         if let Some(connection) = self.parts.io.remove(slot) {
             if let Some(fd) = connection.socket() {
                 self.parts.engine.forget(slot, fd);
@@ -444,6 +451,8 @@ impl Reactor {
             let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
             let device = connection.binding().map(|binding| binding.device);
             if device.is_some_and(|device| (before ^ self.stuck) >> device.0 & 1 != 0) {
+                // Requests for a stuck device fail at once, those that wait for a limit, too.
+                self.pass_parked(self.parts.io.now, slot);
                 self.buffer_queue.leave(slot);
                 self.connections.state_mut(slot).pause = ReadPause::No;
                 self.connections.heat(slot);

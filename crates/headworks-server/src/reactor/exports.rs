@@ -175,6 +175,7 @@ mod tests {
             shard: ShardId(id),
             tenant: headworks_core::TenantId::NONE,
             weight: 100,
+            limits: Default::default(),
             serial,
         }
     }

@@ -14,6 +14,8 @@ pub(super) enum ReadPause {
     Full,
     /// It waits in the buffer queue.
     NoBuffer,
+    /// A parked request waits for a limit.
+    Limited,
 }
 
 /// State of a connection, by slot.

@@ -32,6 +32,7 @@ mod held_log;
 mod hot_list;
 mod idle;
 mod latency;
+pub(crate) mod limits;
 mod log_limiter;
 mod own_flushes;
 pub(crate) mod pause;
@@ -49,6 +50,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
+use headworks_core::limits::Limits;
 use headworks_core::{Control, DeviceState, Input, Instant, Notice, ShardId, VolumeId};
 use tracing::{error, info, warn};
 
@@ -69,6 +71,7 @@ use headworks_nbd::tls::TlsAcceptor;
 use held_log::HeldLog;
 use hot_list::HotList;
 use idle::IdlePolicy;
+use limits::{LimitTarget, ShardLimits};
 use log_limiter::LogLimiter;
 use own_flushes::OwnFlushes;
 use pause::Pause;
@@ -128,6 +131,8 @@ pub struct ReactorParts {
     pub watcher: ImageWatcher,
     pub volumes: Vec<VolumeId>,
     pub limits: ConnectionLimits,
+    /// Limits of bytes and I/Os a second of the whole server.
+    pub server_limits: Limits,
     /// TLS configuration; none without TLS.
     pub acceptor: Option<Arc<TlsAcceptor>>,
     pub poll_ns: u64,
@@ -151,6 +156,8 @@ pub struct Reactor {
     buffer_queue: BufferQueue,
     /// What the clients of each device hold.
     device_use: DeviceUse,
+    /// Limits of bytes and I/Os a second.
+    limits: ShardLimits,
     /// Devices that do not answer, a bit each, as of `device_news`.
     stuck: u64,
     device_news: u32,
@@ -198,9 +205,15 @@ impl Reactor {
         let exports = ExportTable::new(parts.exports.iter().cloned());
         let mut device_use = DeviceUse::new(places);
         device_use.set_devices(exports.devices_of(parts.id));
+        let mut limits = ShardLimits::new(places);
+        limits.set(Instant(0), LimitTarget::Server, &parts.server_limits);
+        for export in &parts.exports {
+            limits.put(Instant(0), export.binding.export, export.weight, &export.limits);
+        }
         Self {
             exports,
             device_use,
+            limits,
             stuck: 0,
             device_news: 0,
             sets: queries::Sets::default(),
@@ -297,6 +310,7 @@ impl Reactor {
         if self.withdrawn {
             return false;
         }
+        worked |= self.pass_limited(now);
         worked |= self.receive(now);
         self.take_timers(now);
         if self.parts.restores.is_some() {
@@ -364,7 +378,8 @@ impl Reactor {
         }
         let tick = self.ticking.then_some(self.next_tick);
         let look = self.next_look.filter(|_| self.buffer_queue.first().is_some());
-        let times = [self.parts.io.timer, self.parts.driver.next_timeout(), tick, look];
+        let limited = self.next_limited();
+        let times = [self.parts.io.timer, self.parts.driver.next_timeout(), tick, look, limited];
         match times.into_iter().flatten().min() {
             Some(at) if at <= now => Wait::Poll,
             Some(at) => Wait::For(at.since(now)),
@@ -440,6 +455,7 @@ impl Reactor {
     fn on_control(&mut self, control: Control) {
         if let Control::Weight { export, weight } = control {
             self.buffer_queue.set_weight(export, weight);
+            self.limits.set_weight(export, weight);
         }
         if let Control::Acknowledge { volume } = control {
             self.parts.shared.keeper().set_suspect(volume, false);

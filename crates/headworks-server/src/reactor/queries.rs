@@ -94,6 +94,13 @@ impl Reactor {
                 self.for_each_connection(|connection| connection.follow(export, ioprio));
                 let _ = answer.send(());
             }
+            ControlQuery::SetLimits { target, limits, answer } => {
+                self.limits.set(now, target, &limits);
+                let _ = answer.send(());
+            }
+            ControlQuery::Limits { answer } => {
+                let _ = answer.send(self.report_limits(now));
+            }
             ControlQuery::ConnectionIoprio { connection: id, ioprio, answer } => {
                 let mut found = false;
                 self.for_each_connection(|connection| {

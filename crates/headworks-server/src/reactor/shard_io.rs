@@ -277,6 +277,7 @@ unsafe impl ActionSink for ShardIo {
         if let Some((connection, pool)) = self.connection(slot) {
             let answered = connection.reply(now, id.sequence, (status, hole, stage), pool);
             if let Some(answered) = answered {
+                let wait_times = wait_times.limited(answered.limited);
                 connection.count(&answered, wait_times);
                 self.latency.record(now, (id.export, id.connection), &answered, wait_times);
             }

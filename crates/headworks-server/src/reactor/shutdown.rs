@@ -36,6 +36,7 @@ impl Reactor {
             self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
         }
         for slot in self.parts.io.slots() {
+            self.submit_parked(now, slot);
             self.submit_close(slot);
             if let Some((connection, pool)) = self.parts.io.connection(slot) {
                 connection.leave(pool);

@@ -125,6 +125,7 @@ fn reload_sets_changed_tunables_of_every_device() {
         queue: vec![(Tunable::NoMerges, 1)],
         devices: vec![named(&[(Tunable::Scheduler, 1), (Tunable::QueueDepth, 9)])],
         dirty: options.dirty,
+        limits: options.limits,
     };
     DirtyTunable::Bytes.set(&mut wanted.dirty, 4 << 20).unwrap();
     let report = server.reloader().retune(wanted.clone());

@@ -5,9 +5,16 @@
 
 use headworks_core::ConfigError;
 
+use crate::limit_words::LIMIT_KEYS;
+
 /// Keys of every export, which [`super::ExportOptions`] removes before the device parses the others.
 pub const EXPORT_KEYS: [&str; 6] =
     ["weight", "ioprio", "cache", "on-error", "on-unclean", "tenant"];
+
+/// Whether a key belongs to the export, limits included.
+pub fn is_of_export(key: &str) -> bool {
+    EXPORT_KEYS.contains(&key) || LIMIT_KEYS.contains(&key)
+}
 
 /// Keys and values of one device.
 pub struct Keys {
@@ -31,10 +38,10 @@ impl Keys {
             };
             let Some(&key) = valid.iter().find(|&&name| name == key) else {
                 let (valid, of_export) = (list(valid), list(&EXPORT_KEYS));
-                let message = match EXPORT_KEYS.contains(&key) {
+                let message = match is_of_export(key) {
                     true => format!("`{key}` is a key of the export; set it on the outermost type"),
                     false => format!(
-                        "has no key `{key}`; its keys are {valid}, and of an export {of_export}"
+                        "has no key `{key}`; its keys are {valid}, and of an export {of_export} and limits such as bps-total"
                     ),
                 };
                 return Err(ConfigError::new(device, message));

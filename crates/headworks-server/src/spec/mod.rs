@@ -8,7 +8,7 @@
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //! ```
 //!
-//! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`, `on-unclean`) stand among those of the outermost type (see `share`).
+//! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`, `on-unclean`, limits) stand among those of the outermost type (see `share`).
 //! A comma in a value is doubled. A path with a colon may need `./` before it. Errors name the key and list what would
 //! be right.
 
@@ -22,7 +22,7 @@ use std::path::PathBuf;
 
 use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
-use self::keys::{EXPORT_KEYS, Keys, list};
+use self::keys::{Keys, is_of_export, list};
 pub use self::layers::Layer;
 pub use self::share::{ExportOptions, UncleanPolicy};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
@@ -158,7 +158,7 @@ impl Spec {
         let (stem, keys) = path.file_name()?.to_str()?.split_once(',')?;
         let (key, _) = keys.split_once('=')?;
         // A wrapper would take the export's keys.
-        let of_export = self.wrappers.is_empty() && EXPORT_KEYS.contains(&key);
+        let of_export = self.wrappers.is_empty() && is_of_export(key);
         if let Some((kind, name)) = KINDS.iter().find(|(_, name)| *name == stem)
             && (of_export || kind.keys().contains(&key))
         {

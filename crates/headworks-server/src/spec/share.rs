@@ -1,4 +1,4 @@
-//! Options of an export in its specification: weight, class, cache mode and error policy.
+//! Options of an export in its specification: weight, class, cache mode, error policy and limits.
 //!
 //! ```text
 //!   file:path=disk.img,weight=400,ioprio=rt:0,cache=writethrough        delay:read=5ms,weight=50,of=disk.img
@@ -7,10 +7,12 @@
 //! Every type takes these keys, but only as the outermost one, since they belong to the export. They are removed before
 //! the device parses the rest.
 
+use headworks_core::limits::Limits;
 use headworks_core::{ConfigError, ErrorPolicy, ExportConfig, Ioprio, WriteMode};
 
 use super::keys::{EXPORT_KEYS, list, split_value};
 use super::split_type;
+use crate::limit_words::{LIMIT_KEYS, set_limit};
 use crate::tenant::TenantName;
 use crate::units::{parse_ioprio, parse_weight};
 
@@ -29,6 +31,8 @@ pub struct ExportOptions {
     pub on_unclean: Option<UncleanPolicy>,
     /// The tenant whose share it uses.
     pub tenant: Option<TenantName>,
+    /// Limits of bytes and I/Os a second of all its clients together.
+    pub limits: Limits,
 }
 
 /// What an export does after its server died and acknowledged writes may be lost.
@@ -65,6 +69,7 @@ impl Default for ExportOptions {
             on_error: None,
             on_unclean: None,
             tenant: None,
+            limits: Limits::default(),
         }
     }
 }
@@ -77,11 +82,18 @@ impl ExportOptions {
         };
         let mut left = text[..text.len() - keys.len()].to_owned();
         let mut given = [const { None }; EXPORT_KEYS.len()];
+        let mut limits = Vec::new();
         let mut rest = keys;
         // `of` takes the whole rest; an unknown key is reported by the device.
         while let Some((key, after)) = rest.split_once('=').filter(|(key, _)| *key != "of") {
             let (value, next) = split_value(after);
             match EXPORT_KEYS.iter().position(|known| *known == key) {
+                None if let Some(name) = LIMIT_KEYS.iter().find(|name| **name == key) => {
+                    if limits.iter().any(|(other, _)| other == name) {
+                        return Err(ConfigError::new(name, "is given twice"));
+                    }
+                    limits.push((*name, value));
+                }
                 None => left.push_str(&rest[..rest.len() - next.len()]),
                 Some(index) if given[index].is_some() => {
                     return Err(ConfigError::new(EXPORT_KEYS[index], "is given twice"));
@@ -100,6 +112,10 @@ impl ExportOptions {
         if let Some(word) = ioprio {
             share.ioprio = parse_ioprio(&word).map_err(wrong("ioprio"))?;
         }
+        for (name, word) in limits {
+            set_limit(&mut share.limits, name, &word).map_err(wrong(name))?;
+        }
+        share.limits.validate()?;
         share.mode = choice("cache", mode, &WriteMode::ALL.map(|mode| (mode.name(), mode)))?;
         let policies = ErrorPolicy::ALL.map(|policy| (policy.name(), policy));
         share.on_error = choice("on-error", on_error, &policies)?;
@@ -129,6 +145,7 @@ fn choice<T: Copy>(
 mod tests {
     use super::*;
     use headworks_core::IoClass;
+    use headworks_core::limits::LimitKind;
 
     fn taken(text: &str) -> (u16, String, String) {
         let (share, left) = ExportOptions::take(text).unwrap();
@@ -168,8 +185,22 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_taken_whatever_their_order() {
+        let (share, left) =
+            ExportOptions::take("mem:bps-write-max=100M,size=1M,bps-write=50M,iops-size=4k")
+                .unwrap();
+        let rate = share.limits.rate(LimitKind::BpsWrite);
+        assert_eq!((rate.average, rate.max, rate.max_length_ns), (50 << 20, 100 << 20, 0));
+        assert_eq!((share.limits.iops_size, &*left), (4096, "mem:size=1M,"));
+    }
+
+    #[test]
     fn errors_name_the_key_and_what_it_takes() {
         for (text, words) in [
+            ("mem:bps-read=1k", "bps-read: 1024 is too low; the least is 4096"),
+            ("mem:iops-total=5,iops-total=6", "iops-total: is given twice"),
+            ("mem:iops-read-max=5", "iops-read: is 0"),
+            ("mem:bps-total=x", "bps-total: `x` is not a size"),
             ("mem:weight=0", "weight: `0` is not a weight; 1 to 10000 are"),
             ("mem:weight=10001", "1 to 10000"),
             ("mem:weight=-1", "1 to 10000"),

@@ -257,7 +257,8 @@ impl LiveChanges {
         let of_tenant = (tenant, self.settings.tenant_options(tenant));
         let served = served(&assembled, (export, of_tenant), &config, size, inventory.serial);
         let (weight, ioprio) = (assembled.weight, assembled.ioprio);
-        self.settings.put(export, ExportSettings { weight, ioprio, tenant });
+        self.settings
+            .put(export, ExportSettings { weight, ioprio, tenant, limits: spec.share.limits });
         // Shard 0 lists exports to clients: it is told last, when all others know the export.
         for shard in self.shards.ids().rev() {
             let order = ShardCommand::Serve { export: served.clone() };

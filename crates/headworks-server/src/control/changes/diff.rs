@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   exports     added by ctl -> an [[export]]      removed by ctl -> an [[export]] with enabled = false
-//!               weight, ioprio changed -> the whole [[export]], since a later file replaces it
+//!               weight, ioprio, limits changed -> the whole [[export]], since a later file replaces it
 //!   queues      device with a name -> [[device]]   without one -> [server.queue], if all such devices agree
 //!   write-back  [server.vm]
 //! ```
@@ -20,11 +20,15 @@ use serde_json::{Value, json};
 use super::LiveChanges;
 use super::retune::dirty_changes;
 use crate::assemble::{ExportSource, ExportSpec, shown_name};
-use crate::config::{ConfigFile, DeviceSection, ExportSection, Origin, Tuned};
+use crate::config::{
+    ConfigFile, DeviceSection, ExportSection, Origin, Setting, Tuned, Value as ConfigValue,
+};
 use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::report::{dirty_value, value};
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{device_name, lock};
+use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
+use crate::reactor::limits::LimitTarget;
 use crate::spec::ExportOptions;
 use crate::tenant::{NONE, TenantName};
 
@@ -61,6 +65,7 @@ impl LiveChanges {
             changes.push(json!({ "path": path, "configured": old, "running": new }));
         });
         self.diff_exports(&mut found);
+        self.diff_limits(&mut found);
         self.diff_queues(&mut found)?;
         self.diff_dirty(&mut found);
         Ok(json!({
@@ -110,18 +115,47 @@ impl LiveChanges {
             let [old, new] = [share.tenant, tenant].map(|name| name.map(|name| name.to_string()));
             found.add(&format!("exports/{name}/tenant"), old.into(), new.into());
         }
+        for key in LIMIT_KEYS {
+            let [old, new] = [&share.limits, &now.limits].map(|limits| limit_word(limits, key));
+            if old != new {
+                found.add(&format!("exports/{name}/{key}"), old.into(), new.into());
+            }
+        }
         if found.changes.len() == before {
             return;
         }
         // A list of a tenant may name the export, so that it has none is said, too.
         let tenant = tenant.or_else(|| share.tenant.and_then(|_| TenantName::parse(NONE).ok()));
-        let share = ExportOptions { weight: now.weight, ioprio: now.ioprio, tenant, ..*share };
+        let share = ExportOptions {
+            weight: now.weight,
+            ioprio: now.ioprio,
+            tenant,
+            limits: now.limits,
+            ..*share
+        };
         let section = ExportSection::of(spec, &share, &Origin::Control);
         match section.filter(|_| spec.source != ExportSource::CommandLine) {
             Some(section) => found.file.exports.push(section),
             None => found.unsaved.push(format!(
                 "export {name} is on the command line, which wins over a file; change it there"
             )),
+        }
+    }
+
+    /// Limits of the whole server: a file says all of them.
+    fn diff_limits(&self, found: &mut Differences) {
+        let (configured, now) =
+            (lock(&self.tunables).limits, self.settings.limits(LimitTarget::Server));
+        for key in LIMIT_KEYS {
+            let [old, new] = [&configured, &now].map(|limits| limit_word(limits, key));
+            if old != new {
+                found.add(&format!("server/{key}"), old.into(), new.into());
+            }
+        }
+        if configured != now {
+            let words = limit_words(&now).map(|(key, word)| format!("{key}={word}")).collect();
+            let (name, value) = ("limit".to_owned(), ConfigValue::List(words));
+            found.file.server.push(Setting { name, value, origin: Origin::Control });
         }
     }
 

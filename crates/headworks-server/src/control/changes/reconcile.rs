@@ -1,7 +1,7 @@
 //! `reload`: compares exports with a configuration by name, and adds, removes or changes those that differ.
 //!
 //! Only what the configuration made is touched: an export of `ctl add` stays, unless the configuration has one of its name
-//! now and takes it over. Weight and class are compared with those that were loaded last, so that a value of `ctl set` stays
+//! now and takes it over. Weight, class and limits are compared with those that were loaded last, so that a value of `ctl set` stays
 //! until the configuration says another one.
 
 use std::io::ErrorKind;
@@ -13,7 +13,9 @@ use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
 use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::lock;
+use crate::limit_words::shown_limits;
 use crate::options::MissingImage;
+use crate::reactor::limits::LimitTarget;
 use crate::spec::BaseDevice;
 use headworks::{Identity, display_size};
 
@@ -24,7 +26,7 @@ pub struct ReloadReport {
     pub added: Vec<String>,
     /// Names of removed exports.
     pub removed: Vec<String>,
-    /// Exports with a new weight or class, and the changes.
+    /// Exports with a new weight, class or limit, and the changes.
     pub changed: Vec<(String, String)>,
     /// Exports that differ and stay as they are, and the reasons.
     pub kept: Vec<(String, String)>,
@@ -114,7 +116,7 @@ impl LiveChanges {
         AbsentExport::of(export).filter(|_| self.missing == MissingImage::Absent)
     }
 
-    /// Applies weight and class of an export in both; other differences need a restart.
+    /// Applies weight, class and limits of an export in both; other differences need a restart.
     fn update(&self, old: &ServedFile, new: &ExportSpec, reload: &mut ReloadReport) {
         let name = shown(&new.name);
         let (mut differs, mut set) = (Vec::new(), Vec::new());
@@ -175,6 +177,13 @@ impl LiveChanges {
                 Err(fault) => reload.kept.push((name.clone(), sentence(&fault))),
             }
         }
+        let limits = new.share.limits;
+        if loaded.limits != limits
+            && now.limits != limits
+            && self.settings.set_limits(LimitTarget::Export(entry.id), limits).is_ok()
+        {
+            set.push(shown_limits(&limits));
+        }
         if !set.is_empty() {
             reload.changed.push((name, set.join(", ")));
         }
@@ -183,6 +192,7 @@ impl LiveChanges {
             record.spec.layers = new.layers.clone();
             (record.spec.share.weight, record.spec.share.ioprio) = (weight, ioprio);
             record.spec.share.tenant = tenant;
+            record.spec.share.limits = limits;
         }
     }
 }

@@ -4,6 +4,7 @@
 //! changed survives a reload that says nothing new about it.
 
 use headworks_core::QueueOptions;
+use headworks_core::limits::Limits;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 
@@ -11,6 +12,8 @@ use super::LiveChanges;
 use crate::assemble::NamedDevice;
 use crate::control::report::{dirty_value, value};
 use crate::control::tree::{device_name, lock};
+use crate::limit_words::shown_limits;
+use crate::reactor::limits::LimitTarget;
 
 /// Tunables of a configuration.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +24,8 @@ pub struct ConfiguredTunables {
     pub devices: Vec<NamedDevice>,
     /// Options of write-back of the whole server.
     pub dirty: DirtyOptions,
+    /// Limits of bytes and I/Os a second of the whole server.
+    pub limits: Limits,
 }
 
 impl ConfiguredTunables {
@@ -59,6 +64,15 @@ impl LiveChanges {
         for (tunable, number) in dirty {
             let value = word(&dirty_value(tunable, number));
             self.set_one(format!("vm/{}", tunable.name()), &value, &mut report);
+        }
+        if last.limits != wanted.limits
+            && self.settings.limits(LimitTarget::Server) != wanted.limits
+        {
+            let path = "server".to_owned();
+            match self.settings.set_limits(LimitTarget::Server, wanted.limits) {
+                Ok(()) => report.set.push((path, shown_limits(&wanted.limits))),
+                Err(fault) => report.refused.push((path, fault.message().to_owned())),
+            }
         }
         let devices = self.tree.current().devices.iter().map(|node| node.id).collect::<Vec<_>>();
         for device in devices {
@@ -140,12 +154,14 @@ mod tests {
             queue: vec![(NrRequests, 99), (Scheduler, 0)],
             devices: vec![named("fast", &[(NrRequests, 99), (Scheduler, 1)])],
             dirty: DirtyOptions::default(),
+            limits: Limits::default(),
         };
         assert_eq!(queue_changes(&last, &last, None), []);
         let wanted = ConfiguredTunables {
             queue: vec![(Scheduler, 1), (ReadAheadKb, 64)],
             devices: vec![named("fast", &[(NrRequests, 7), (Scheduler, 1)])],
             dirty: DirtyOptions::default(),
+            limits: Limits::default(),
         };
         let usual = NrRequests.get(&QueueOptions::default()).to_string();
         let changes = queue_changes(&last, &wanted, None);

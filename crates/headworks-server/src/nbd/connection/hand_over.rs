@@ -48,7 +48,14 @@ impl Connection {
     /// Whether nothing of the connection is in the shard.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
-        self.window.used() == 0 && self.reread.is_none()
+        // The rest of a payload that is dropped comes first, so no header can be put before it.
+        let mixes = match &self.phase {
+            Phase::Transmission(transmission) => {
+                transmission.unfinished().1.is_some() && !transmission.waiting().is_empty()
+            }
+            _ => false,
+        };
+        self.window.used() == 0 && self.reread.is_none() && !mixes
     }
 
     /// What another process needs to go on with this connection; none if it cannot move: it is encrypted, or not in transmission.
@@ -63,7 +70,9 @@ impl Connection {
         let transport = self.transport.as_ref().filter(|transport| !transport.is_encrypted())?;
         assert!(self.is_at_rest(), "no request is in flight");
         let socket = transport.duplicate().ok()?;
-        let (mut unparsed, skip) = transmission.unfinished();
+        let mut unparsed = transmission.waiting();
+        let (unfinished, skip) = transmission.unfinished();
+        unparsed.extend_from_slice(&unfinished);
         unparsed.extend_from_slice(&self.stash);
         Some(HandedConnection {
             socket,
@@ -101,13 +110,17 @@ impl Transmission {
         }
     }
 
-    /// What the client has sent of a request that did not begin, as it came; and what is to be dropped before it.
+    /// Headers of requests that wait for a buffer or a limit. A write whose payload follows is the last.
+    fn waiting(&self) -> Vec<u8> {
+        let held = self.held.iter().flat_map(Request::header);
+        let parked = self.parked.iter().flat_map(|parked| parked.headers());
+        held.chain(parked).collect()
+    }
+
+    /// What the client has sent of a request that is incomplete, as it came; and what is to be dropped before it.
     fn unfinished(&self) -> (Vec<u8>, Option<(u32, Refusal)>) {
-        if let Some(receiving) = &self.receiving {
-            return receiving.unfinished();
-        }
-        match &self.held {
-            Some(request) => (request.header().to_vec(), None),
+        match &self.receiving {
+            Some(receiving) => receiving.unfinished(),
             None => (self.parser.partial().to_vec(), self.parser.skipping()),
         }
     }
@@ -115,7 +128,7 @@ impl Transmission {
 
 impl Receiving {
     fn unfinished(&self) -> (Vec<u8>, Option<(u32, Refusal)>) {
-        let Self { buffer, request, filled } = self;
+        let Self { buffer, request, filled, .. } = self;
         let Some(buffer) = buffer else {
             // Its payload is dropped: the request fails.
             let Request { cookie, len, .. } = *request;

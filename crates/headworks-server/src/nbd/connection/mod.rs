@@ -16,6 +16,7 @@
 //! the connection is closed.
 
 mod hand_over;
+mod limited;
 mod receive;
 mod reread;
 #[cfg(test)]
@@ -46,6 +47,8 @@ use headworks_nbd::wire::NbdError;
 
 pub use hand_over::HandedConnection;
 use hand_over::Resumption;
+pub use limited::LimitGate;
+use limited::Parked;
 
 /// Requests that one connection submits in a turn.
 const TURN_BIOS: usize = 64;
@@ -103,6 +106,10 @@ struct Transmission {
     own_ioprio: bool,
     /// A parsed request that waits for a buffer.
     held: Option<Request>,
+    /// Nanoseconds that it waited for limits.
+    held_limited_ns: u64,
+    /// Requests that wait for limits; none if none ever did.
+    parked: Option<Box<Parked>>,
     receiving: Option<Receiving>,
     /// The last write had a large payload.
     large: bool,
@@ -113,6 +120,8 @@ struct Receiving {
     buffer: Option<Buffer>,
     request: Request,
     filled: usize,
+    /// Nanoseconds that the request waited for limits.
+    limited_ns: u64,
 }
 
 /// Outcome of [`Connection::receive`].
@@ -128,6 +137,8 @@ pub enum ReceiveOutcome {
     NoBuffer,
     /// The shard takes no more large reads in this turn.
     NextTurn,
+    /// A parked request waits for a limit, and nothing is read behind it.
+    Limited,
     /// The client chose an export; the connection moves to its shard.
     Chosen {
         /// Index of the export in the handshake's list.
@@ -230,6 +241,8 @@ pub struct ReceiveContext<'a> {
     pub buffer_limits: BufferLimits,
     /// What the connection's device has; none while no other device is served.
     pub device: Option<DeviceBytes>,
+    /// Limits of the connection's export; none if nothing limits it.
+    pub limits: Option<LimitGate<'a>>,
     /// Exports that the handshake lists.
     pub exports: &'a [ExportInfo],
     /// Bios that the shard still takes.
@@ -362,6 +375,8 @@ impl Connection {
             binding,
             own_ioprio: false,
             held: None,
+            held_limited_ns: 0,
+            parked: None,
             receiving: None,
             large: false,
         };
@@ -685,8 +700,8 @@ impl Transmission {
 /// Describes a request of the window that is answered at `now`.
 #[inline]
 fn completed(request: &InFlight, now: Instant) -> CompletedRequest {
-    let InFlight { op, offset, len, since, .. } = *request;
-    CompletedRequest { op, offset, len, total_ns: now.since(since) }
+    let InFlight { op, offset, len, since, limited, .. } = *request;
+    CompletedRequest { op, offset, len, total_ns: now.since(since), limited }
 }
 
 /// The extents that a device wrote into the buffer of a block status.

@@ -6,8 +6,9 @@
 
 use std::io;
 
-use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, IoError, Op};
+use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Instant, IoError, Op};
 
+use super::limited::limited_bucket;
 use super::{
     BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PAYLOAD, LARGE_TAIL, Phase,
     ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS, TURN_BYTES,
@@ -28,7 +29,10 @@ impl Connection {
         let received = self.receive_once(context);
         self.is_deaf = matches!(
             received,
-            ReceiveOutcome::Full | ReceiveOutcome::NoBuffer | ReceiveOutcome::NextTurn
+            ReceiveOutcome::Full
+                | ReceiveOutcome::NoBuffer
+                | ReceiveOutcome::NextTurn
+                | ReceiveOutcome::Limited
         );
         received
     }
@@ -37,9 +41,17 @@ impl Connection {
         if matches!(self.phase, Phase::Leaving | Phase::Dead) {
             return ReceiveOutcome::Nothing;
         }
+        if self.has_passed()
+            && let Some(stopped) = self.submit_passed(context)
+        {
+            return stopped;
+        }
         // The payload being received has its buffer already.
         if !self.has_room() && self.payload_rest().is_none() {
             return ReceiveOutcome::Full;
+        }
+        if self.is_held_by_limit() && !self.holds_request() {
+            return ReceiveOutcome::Limited;
         }
         if self.has_stash() || self.holds_request() {
             let mut stash = std::mem::take(&mut self.stash);
@@ -101,11 +113,17 @@ impl Connection {
     }
 
     /// Whether the bounds allow another request in flight.
-    fn has_window_room(&self) -> bool {
+    pub(super) fn has_window_room(&self) -> bool {
         // Dropped data count as if they were held: more of them would only be dropped, too.
-        let (dropped_bytes, dropped) = self.outgoing.dropped();
-        self.window.used() + self.outgoing.replies() + dropped < self.limits.requests
-            && self.held() + dropped_bytes < self.limits.buffer_bytes
+        let (_, dropped) = self.outgoing.dropped();
+        let requests = self.window.used() + self.outgoing.replies() + dropped + self.parked();
+        requests < self.limits.requests && self.has_byte_room()
+    }
+
+    /// Whether the bounds allow another buffer.
+    pub(super) fn has_byte_room(&self) -> bool {
+        let (dropped_bytes, _) = self.outgoing.dropped();
+        self.held() + dropped_bytes < self.limits.buffer_bytes
     }
 
     /// Bytes of the pool in use: for requests, and for unread replies.
@@ -120,7 +138,7 @@ impl Connection {
         self.buffer_bytes
     }
 
-    fn holds_request(&self) -> bool {
+    pub(super) fn holds_request(&self) -> bool {
         matches!(&self.phase, Phase::Transmission(transmission) if transmission.held.is_some())
     }
 
@@ -134,6 +152,11 @@ impl Connection {
         let rest = receiving.request.len as usize - receiving.filled;
         // SAFETY: `filled` is at most the request's length, which the buffer holds; nothing else uses the buffer yet.
         Some(unsafe { Span::new(buffer.base().add(receiving.filled), rest) })
+    }
+
+    /// Whether the payload of a write is being received or dropped.
+    pub(super) fn payload_is_expected(&self) -> bool {
+        matches!(&self.phase, Phase::Transmission(transmission) if transmission.receiving.is_some())
     }
 
     fn tail_len(&self, direct: Option<Span>, most: usize) -> usize {
@@ -241,8 +264,12 @@ impl Connection {
                 return (used, ReceiveOutcome::Some);
             }
             let held = transmission.held.take();
+            let mut limited_ns = 0;
             let request = match held {
-                Some(request) => request,
+                Some(request) => {
+                    limited_ns = std::mem::take(&mut transmission.held_limited_ns);
+                    request
+                }
                 None if !self.has_room() => return (used, ReceiveOutcome::Full),
                 None if *context.room == 0 && !self.refuses => {
                     return (used, ReceiveOutcome::NoBuffer);
@@ -268,6 +295,15 @@ impl Connection {
                     }
                 }
             };
+            if held.is_none()
+                && let Some(gate) = &mut context.limits
+                && self.park(&request, context.now, gate)
+            {
+                if self.is_held_by_limit() {
+                    return (used, ReceiveOutcome::Limited);
+                }
+                continue;
+            }
             if self.refuses && (*context.room == 0 || !self.has_window_room()) {
                 self.refuse(request);
                 bios += 1;
@@ -275,10 +311,10 @@ impl Connection {
             }
             let reads = if request.op() == Op::Read { request.len as usize } else { 0 };
             if reads >= LARGE_PAYLOAD && *context.large_reads == 0 {
-                self.hold(request);
+                self.hold(request, limited_ns);
                 return (used, ReceiveOutcome::NextTurn);
             }
-            if !self.admit(request, context) {
+            if !self.admit(request, limited_ns, context) {
                 return (used, ReceiveOutcome::NoBuffer);
             }
             // Data of reads will be copied, too, and count against the turn's share.
@@ -290,26 +326,33 @@ impl Connection {
     }
 
     /// Keeps a parsed request for a later turn.
-    fn hold(&mut self, request: Request) {
+    fn hold(&mut self, request: Request, limited_ns: u64) {
         if let Phase::Transmission(transmission) = &mut self.phase {
-            transmission.held = Some(request);
+            (transmission.held, transmission.held_limited_ns) = (Some(request), limited_ns);
         }
     }
 
     /// Fails a request without a buffer or a bio, because its device does not answer; the payload of a write is received and
     /// dropped first.
-    fn refuse(&mut self, request: Request) {
+    pub(super) fn refuse(&mut self, request: Request) {
         if let Phase::Transmission(transmission) = &mut self.phase
             && request.op() == Op::Write
         {
-            transmission.receiving = Some(Receiving { buffer: None, request, filled: 0 });
+            transmission.receiving =
+                Some(Receiving { buffer: None, request, filled: 0, limited_ns: 0 });
             return;
         }
         self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
     }
 
-    /// Gives a request its buffer and submits it, unless a payload comes first; false if no buffer is free.
-    fn admit(&mut self, request: Request, context: &mut ReceiveContext<'_>) -> bool {
+    /// Gives a request, which has waited `limited_ns` for limits, its buffer and submits it, unless a payload comes first; false if
+    /// no buffer is free.
+    pub(super) fn admit(
+        &mut self,
+        request: Request,
+        limited_ns: u64,
+        context: &mut ReceiveContext<'_>,
+    ) -> bool {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return true;
         };
@@ -327,7 +370,7 @@ impl Connection {
                     self.refuse(request);
                     return true;
                 }
-                transmission.held = Some(request);
+                (transmission.held, transmission.held_limited_ns) = (Some(request), limited_ns);
                 return false;
             }
             if let (Some(device), Some(buffer)) = (&mut context.device, &buffer) {
@@ -341,9 +384,9 @@ impl Connection {
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
         transmission.large = op == Op::Write && request.len as usize >= LARGE_PAYLOAD;
         if op == Op::Write {
-            transmission.receiving = Some(Receiving { buffer, request, filled: 0 });
+            transmission.receiving = Some(Receiving { buffer, request, filled: 0, limited_ns });
         } else {
-            self.submit(&request, buffer, context);
+            self.submit(&request, limited_ns, buffer, context);
         }
         true
     }
@@ -369,7 +412,9 @@ impl Connection {
             Some(Receiving { buffer: None, request, .. }) => {
                 self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
             }
-            Some(Receiving { buffer, request, .. }) => self.submit(&request, buffer, context),
+            Some(Receiving { buffer, request, limited_ns, .. }) => {
+                self.submit(&request, limited_ns, buffer, context);
+            }
             None => {}
         }
     }
@@ -377,6 +422,7 @@ impl Connection {
     fn submit(
         &mut self,
         request: &Request,
+        limited_ns: u64,
         buffer: Option<Buffer>,
         context: &mut ReceiveContext<'_>,
     ) {
@@ -395,6 +441,12 @@ impl Connection {
         let sequence = self.window.insert(cookie, offset, len, op, buffer, context.now);
         if let Some(in_flight) = self.window.get(sequence).filter(|_| status) {
             in_flight.one_extent = request.bio_flags().contains(BioFlags::ONE_EXTENT);
+        }
+        if limited_ns > 0
+            && let Some(in_flight) = self.window.get(sequence)
+        {
+            in_flight.limited = limited_bucket(limited_ns);
+            in_flight.since = Instant(in_flight.since.0.saturating_sub(limited_ns));
         }
         *context.room = context.room.saturating_sub(1);
         context.inputs.push(Input::Bio(Bio {
@@ -452,7 +504,6 @@ mod tests {
     use crate::nbd::buffer_limits::BufferLimits;
     use crate::nbd::connection::ConnectionLimits;
     use headworks::driver::Pool;
-    use headworks_core::Instant;
     use headworks_nbd::ExportInfo;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
@@ -486,6 +537,7 @@ mod tests {
                 policy: BufferPolicy::Free,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 device: None,
+                limits: None,
                 exports: &exports,
                 room: &mut 1,
                 large_reads: &mut 0,
@@ -539,6 +591,7 @@ mod tests {
                 policy: BufferPolicy::Free,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 device: None,
+                limits: None,
                 exports: &[],
                 room: &mut { room },
                 large_reads: &mut (1 << 20),

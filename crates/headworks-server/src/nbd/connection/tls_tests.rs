@@ -83,6 +83,7 @@ impl Server {
             policy: BufferPolicy::Free,
             buffer_limits: BufferLimits::new(1 << 30, 1),
             device: None,
+            limits: None,
             exports: &self.exports,
             room: &mut 1000,
             large_reads: &mut (1 << 20),

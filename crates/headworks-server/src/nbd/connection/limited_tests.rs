@@ -1,0 +1,259 @@
+//! Parked requests: they hold nothing, stop the stream where they must, and move to another process as they came.
+
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+
+use headworks::driver::Pool;
+use headworks_core::limits::{LimitKind, LimitTree, Limits, NodeId};
+use headworks_core::{Input, Instant, IoError, ReplyStage};
+use headworks_nbd::{ExportInfo, Negotiated};
+
+use super::*;
+use crate::nbd::buffer_limits::BufferLimits;
+use crate::nbd::connection::{BufferPolicy, ConnectionLimits, ExportBinding};
+
+const MS: u64 = 1_000_000;
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+
+/// A connection under a limit of I/Os a second.
+struct LimitedRig {
+    connection: Connection,
+    theirs: UnixStream,
+    pool: Pool,
+    inputs: Vec<Input>,
+    tree: LimitTree,
+    leaf: NodeId,
+    room: u32,
+}
+
+fn limits(kind: LimitKind, rate: u64) -> Limits {
+    let mut limits = Limits::default();
+    limits.rates[kind as usize].average = rate;
+    limits
+}
+
+fn header(command: u16, cookie: u64, len: u32) -> [u8; 28] {
+    let mut header = [0; 28];
+    header[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
+    header[6..8].copy_from_slice(&command.to_be_bytes());
+    header[8..16].copy_from_slice(&cookie.to_be_bytes());
+    header[24..].copy_from_slice(&len.to_be_bytes());
+    header
+}
+
+impl LimitedRig {
+    fn new(kind: LimitKind, rate: u64) -> Self {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let seconds = 10_000_000_000;
+        let limits_of = ConnectionLimits {
+            requests: 2048,
+            buffer_bytes: 1 << 20,
+            handshake_ns: seconds,
+            stall_ns: seconds,
+        };
+        let mut connection = Connection::new(ours.into(), "test".into(), limits_of, Instant(0));
+        let flags = headworks_nbd::TransmissionFlags(0b101);
+        let export = ExportInfo { size: 1 << 30, flags, ..ExportInfo::default() };
+        connection.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
+        let mut tree = LimitTree::new(4);
+        let leaf = tree.add_leaf(LimitTree::ROOT, 100, 0);
+        tree.set_limits(Instant(0), LimitTree::ROOT, &limits(kind, rate));
+        let pool = Pool::new(1 << 20).unwrap();
+        let inputs = Vec::new();
+        let mut rig = Self { connection, theirs, pool, inputs, tree, leaf, room: 4096 };
+        rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
+        rig
+    }
+
+    fn request(&mut self, command: u16, cookie: u64, len: u32, payload: &[u8]) {
+        self.theirs.write_all(&header(command, cookie, len)).unwrap();
+        self.theirs.write_all(payload).unwrap();
+    }
+
+    /// Sends reads of 512 bytes at once.
+    fn reads(&mut self, count: u64) {
+        let all: Vec<u8> = (0..count).flat_map(|cookie| header(READ, cookie, 512)).collect();
+        self.theirs.write_all(&all).unwrap();
+    }
+
+    fn receive(&mut self, now: u64) -> ReceiveOutcome {
+        self.connection.receive(&mut ReceiveContext {
+            now: Instant(now),
+            scratch: &mut vec![0; 256 << 10],
+            pool: &mut self.pool,
+            policy: BufferPolicy::Free,
+            buffer_limits: BufferLimits::new(1 << 20, 1),
+            device: None,
+            limits: Some(LimitGate { tree: &mut self.tree, leaf: self.leaf }),
+            exports: &[],
+            room: &mut self.room,
+            large_reads: &mut (1 << 20),
+            inputs: &mut self.inputs,
+        })
+    }
+
+    /// Receives until nothing changes.
+    fn receive_all(&mut self, now: u64) -> ReceiveOutcome {
+        loop {
+            match self.receive(now) {
+                ReceiveOutcome::Some => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Lets pass what the limits agree to; returns the number.
+    fn pass(&mut self, now: u64) -> usize {
+        let mut count = 0;
+        while let Some(passed) = self.tree.pop(Instant(now)) {
+            count += 1;
+            if let Some(next) = self.connection.pass(passed.direction) {
+                self.tree.wait(Instant(now), self.leaf, next);
+            }
+        }
+        count
+    }
+
+    /// Everything that a request may hold: buffers, bio slots, requests in flight, inputs of the shard.
+    fn held(&self) -> (usize, usize, u32, usize, usize) {
+        let Self { connection, pool, room, inputs, .. } = self;
+        (pool.taken(), connection.held(), *room, connection.in_flight(), inputs.len())
+    }
+
+    /// Answers every request that was submitted.
+    fn answer_all(&mut self, now: u64) {
+        for input in std::mem::take(&mut self.inputs) {
+            let Input::Bio(bio) = input else { continue };
+            let result = (Err(IoError::Medium), false, ReplyStage::Final);
+            self.connection.reply(Instant(now), bio.id.sequence, result, &mut self.pool);
+        }
+    }
+}
+
+#[test]
+fn thousand_parked_reads_hold_nothing() {
+    let mut rig = LimitedRig::new(LimitKind::IopsTotal, 2000);
+    // The slack of 4 ms lets nine pass; the last one brings the level over it.
+    rig.reads(9);
+    rig.receive_all(0);
+    rig.answer_all(0);
+    let before = rig.held();
+    rig.reads(1000);
+    assert_eq!(
+        rig.receive_all(0),
+        ReceiveOutcome::Nothing,
+        "headers behind a parked read are read"
+    );
+    assert_eq!((rig.connection.parked(), rig.held()), (1000, before));
+    assert_eq!(rig.connection.deadline().map(|_| ()), rig.connection.has_outgoing().then_some(()));
+    let passed: usize = (1..=100).map(|at| rig.pass(at * MS)).sum();
+    assert!((200..=210).contains(&passed), "0.1 s at 2000 a second: {passed}");
+    rig.receive_all(100 * MS);
+    assert_eq!((rig.inputs.len(), rig.connection.parked()), (passed, 1000 - passed));
+}
+
+#[test]
+fn parked_write_stops_its_stream_before_the_payload() {
+    let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
+    rig.request(WRITE, 1, 512, &[1; 512]);
+    rig.request(WRITE, 2, 512, &[2; 512]);
+    rig.request(READ, 3, 512, &[]);
+    assert_eq!(rig.receive_all(0), ReceiveOutcome::Limited);
+    assert_eq!((rig.inputs.len(), rig.connection.parked()), (1, 1));
+    let held = rig.held();
+    assert_eq!(rig.receive(5 * MS), ReceiveOutcome::Limited, "nothing is read behind it");
+    assert_eq!((rig.held(), rig.connection.deadline()), (held, None), "and that is no stall");
+    assert_eq!(rig.pass(6 * MS), 1);
+    assert_eq!(rig.receive_all(6 * MS), ReceiveOutcome::Nothing);
+    assert_eq!((rig.inputs.len(), rig.connection.parked()), (2, 1), "the read waits now");
+    assert!(matches!(&rig.inputs[1], Input::Bio(bio) if bio.id.sequence == 2));
+    assert_eq!(rig.pass(16 * MS), 1);
+    rig.receive_all(16 * MS);
+    assert_eq!(rig.inputs.len(), 3);
+}
+
+#[test]
+fn flush_passes_parked_reads_and_writes_pass_limited_reads() {
+    let mut rig = LimitedRig::new(LimitKind::IopsRead, 100);
+    rig.reads(3);
+    rig.request(FLUSH, 4, 0, &[]);
+    rig.request(WRITE, 5, 512, &[5; 512]);
+    assert_eq!(rig.receive_all(0), ReceiveOutcome::Nothing);
+    let ops: Vec<_> = rig
+        .inputs
+        .iter()
+        .filter_map(|input| match input {
+            Input::Bio(bio) => Some(bio.op),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(ops, [Op::Read, Op::Flush, Op::Write]);
+}
+
+#[test]
+fn long_waits_stop_the_reading() {
+    let mut rig = LimitedRig::new(LimitKind::IopsTotal, 10);
+    rig.reads(100);
+    assert_eq!(rig.receive_all(0), ReceiveOutcome::Limited);
+    // All headers came in one receive; those behind the wait of a second stay bytes.
+    let parked = rig.connection.parked();
+    assert!((10..=12).contains(&parked), "{parked} parked at 10 a second");
+    assert_eq!(rig.pass(96 * MS), 1);
+    assert_eq!(rig.receive_all(96 * MS), ReceiveOutcome::Limited);
+    assert_eq!(rig.inputs.len(), 2);
+}
+
+#[test]
+fn wait_for_a_limit_is_counted_as_such() {
+    let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
+    rig.request(READ, 1, 512, &[]);
+    rig.request(READ, 2, 512, &[]);
+    rig.receive_all(0);
+    assert_eq!(rig.pass(6 * MS), 1);
+    rig.receive_all(7 * MS);
+    let result = || (Err(IoError::Medium), false, ReplyStage::Final);
+    let first = rig.connection.reply(Instant(8 * MS), 1, result(), &mut rig.pool).unwrap();
+    let second = rig.connection.reply(Instant(8 * MS), 2, result(), &mut rig.pool).unwrap();
+    assert_eq!((first.limited, first.total_ns), (0, 8 * MS));
+    assert_eq!((second.limited, second.total_ns), (limited_bucket(7 * MS), 8 * MS));
+}
+
+#[test]
+fn parked_requests_move_to_another_process() {
+    let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
+    rig.request(READ, 1, 512, &[]);
+    rig.receive_all(0);
+    rig.answer_all(0);
+    rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
+    rig.request(READ, 7, 512, &[]);
+    rig.request(READ, 8, 1024, &[]);
+    rig.request(WRITE, 9, 512, &[9; 100]);
+    assert_eq!(rig.receive_all(0), ReceiveOutcome::Limited);
+    assert_eq!(rig.connection.parked(), 3);
+    assert!(rig.connection.is_at_rest());
+    let handed = rig.connection.hand_over().unwrap();
+    assert_eq!(handed.unparsed.len(), 3 * 28 + 100);
+    let cookies: Vec<u8> = (0..3).map(|index| handed.unparsed[28 * index + 15]).collect();
+    assert_eq!((cookies, handed.unparsed[3 * 28]), (vec![7, 8, 9], 9));
+}
+
+#[test]
+fn leaving_connection_drops_or_submits_what_is_parked() {
+    let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
+    rig.reads(5);
+    rig.receive_all(0);
+    assert_eq!((rig.connection.parked(), rig.inputs.len()), (4, 1));
+    rig.connection.pass_all();
+    rig.tree.remove(Instant(0), rig.leaf);
+    rig.receive(0);
+    assert_eq!((rig.connection.parked(), rig.inputs.len()), (0, 5), "limits are ignored");
+    let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
+    rig.reads(5);
+    rig.receive_all(0);
+    rig.connection.close(&mut rig.pool);
+    rig.tree.remove(Instant(0), rig.leaf);
+    assert_eq!((rig.connection.parked(), rig.tree.next_timeout()), (0, None));
+}

@@ -1,0 +1,210 @@
+//! The limits of a shard's exports: the tree with its nodes for exports and connections.
+//!
+//! Every export of the server has a node; a connection gets one with its first request under a limit. An export with no limit on
+//! its path costs its connections one look at a flag.
+
+use headworks_core::limits::{LimitReport, LimitTree, Limits, NodeId};
+use headworks_core::{ExportId, Instant};
+
+use super::Reactor;
+use super::hot_list::ReadPause;
+use crate::nbd::connection::{BufferPolicy, LimitGate, ReceiveContext};
+
+/// Weight of a connection beside others of its export.
+const CONNECTION_WEIGHT: u32 = 100;
+
+/// What limits are set on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitTarget {
+    /// The whole server.
+    Server,
+    /// All clients of an export.
+    Export(ExportId),
+}
+
+/// An export in the tree.
+#[derive(Clone, Copy, Debug)]
+struct LimitedExport {
+    node: NodeId,
+    /// A limit is on its path.
+    limited: bool,
+}
+
+/// The limits of a shard.
+#[derive(Debug)]
+pub(super) struct ShardLimits {
+    tree: LimitTree,
+    /// Nodes by [`ExportId`].
+    exports: Vec<Option<LimitedExport>>,
+    /// Nodes of connections by slot.
+    leaves: Vec<Option<NodeId>>,
+}
+
+impl ShardLimits {
+    /// Creates the limits of a shard with `slots` connections.
+    pub fn new(slots: usize) -> Self {
+        Self { tree: LimitTree::new(64), exports: Vec::new(), leaves: vec![None; slots] }
+    }
+
+    /// Adds an export, or changes the one of its id.
+    pub fn put(&mut self, now: Instant, export: ExportId, weight: u16, limits: &Limits) {
+        let index = usize::from(export.0);
+        if self.exports.len() <= index {
+            self.exports.resize(index + 1, None);
+        }
+        if self.exports[index].is_none() {
+            let node = self.tree.add_group(LimitTree::ROOT, weight.into(), index as u32);
+            self.exports[index] = Some(LimitedExport { node, limited: false });
+        }
+        self.set_weight(export, weight);
+        self.set(now, LimitTarget::Export(export), limits);
+    }
+
+    /// Removes an export whose connections are gone.
+    pub fn remove(&mut self, now: Instant, export: ExportId) {
+        if let Some(entry) = self.exports.get_mut(usize::from(export.0)).and_then(Option::take) {
+            self.tree.remove(now, entry.node);
+        }
+    }
+
+    /// Sets the weight of an export beside others.
+    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
+        if let Some(node) = self.node(LimitTarget::Export(export)) {
+            self.tree.set_weight(node, weight.into());
+        }
+    }
+
+    /// Replaces limits. What may pass now does so in this turn.
+    pub fn set(&mut self, now: Instant, target: LimitTarget, limits: &Limits) {
+        let Some(node) = self.node(target) else { return };
+        self.tree.set_limits(now, node, limits);
+        for entry in self.exports.iter_mut().flatten() {
+            entry.limited = self.tree.is_limited(entry.node);
+        }
+    }
+
+    /// What limits have held back so far.
+    pub fn report(&self, now: Instant, target: LimitTarget) -> LimitReport {
+        self.node(target).map_or_else(LimitReport::default, |node| self.tree.report(now, node))
+    }
+
+    fn node(&self, target: LimitTarget) -> Option<NodeId> {
+        match target {
+            LimitTarget::Server => Some(LimitTree::ROOT),
+            LimitTarget::Export(export) => {
+                self.exports.get(usize::from(export.0))?.map(|entry| entry.node)
+            }
+        }
+    }
+
+    /// The limits of a connection of an export; none if nothing limits it.
+    #[inline]
+    pub fn gate(&mut self, slot: u32, export: ExportId) -> Option<LimitGate<'_>> {
+        let entry = (*self.exports.get(usize::from(export.0))?)?;
+        if !entry.limited {
+            return None;
+        }
+        let leaf = match self.leaves[slot as usize] {
+            Some(leaf) => leaf,
+            None => {
+                let leaf = self.tree.add_leaf(entry.node, CONNECTION_WEIGHT, slot);
+                self.leaves[slot as usize] = Some(leaf);
+                leaf
+            }
+        };
+        Some(LimitGate { tree: &mut self.tree, leaf })
+    }
+
+    /// Forgets a connection with what it has parked.
+    pub fn forget(&mut self, now: Instant, slot: u32) {
+        if let Some(leaf) = self.leaves[slot as usize].take() {
+            self.tree.remove(now, leaf);
+        }
+    }
+
+    /// When a parked request may pass; none if none is parked.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.tree.next_timeout()
+    }
+}
+
+impl Reactor {
+    /// Lets parked requests pass whose limits agree now; returns whether there was one.
+    pub(super) fn pass_limited(&mut self, now: Instant) -> bool {
+        if self.is_paused() || self.limits.next_timeout().is_none_or(|at| at > now) {
+            return false;
+        }
+        let mut any = false;
+        while let Some(passed) = self.limits.tree.pop(now) {
+            any = true;
+            let slot = passed.owner;
+            let leaf = self.limits.leaves[slot as usize];
+            let connection = self.parts.io.connection(slot);
+            if let (Some((connection, _)), Some(leaf)) = (connection, leaf)
+                && let Some(next) = connection.pass(passed.direction)
+            {
+                self.limits.tree.wait(now, leaf, next);
+            }
+            self.resume_limited(slot);
+        }
+        any
+    }
+
+    /// Lets everything pass that a connection has parked, whatever the limits are.
+    pub(super) fn pass_parked(&mut self, now: Instant, slot: u32) {
+        let Some((connection, _)) = self.parts.io.connection(slot) else { return };
+        if connection.parked() > 0 {
+            connection.pass_all();
+            self.limits.forget(now, slot);
+            self.resume_limited(slot);
+        }
+    }
+
+    /// Submits what a connection has parked, as far as there are buffers: a stop or a removal does not wait for limits.
+    pub(super) fn submit_parked(&mut self, now: Instant, slot: u32) {
+        self.pass_parked(now, slot);
+        let mut room = self.parts.driver.shard().room();
+        let Some((connection, pool)) = self.parts.io.connection(slot) else { return };
+        if connection.parked() == 0 {
+            return;
+        }
+        let mut context = ReceiveContext {
+            now,
+            scratch: &mut self.scratch,
+            pool,
+            policy: BufferPolicy::Free,
+            buffer_limits: self.buffer_limits,
+            device: None,
+            limits: None,
+            exports: self.exports.infos(),
+            room: &mut room,
+            large_reads: &mut { usize::MAX },
+            inputs: self.parts.driver.inputs(),
+        };
+        connection.submit_before_leaving(&mut context);
+    }
+
+    /// What the limits of the server and of each export have held back.
+    pub(super) fn report_limits(&self, now: Instant) -> Vec<(LimitTarget, LimitReport)> {
+        let ids = (0..self.limits.exports.len() as u16).map(|id| LimitTarget::Export(ExportId(id)));
+        let all = std::iter::once(LimitTarget::Server).chain(ids);
+        all.map(|target| (target, self.limits.report(now, target)))
+            .filter(|(_, report)| report.limited > 0)
+            .collect()
+    }
+
+    fn resume_limited(&mut self, slot: u32) {
+        let state = self.connections.state_mut(slot);
+        if state.pause == ReadPause::Limited {
+            state.pause = ReadPause::No;
+        }
+        if state.pause == ReadPause::No {
+            self.connections.heat(slot);
+        }
+    }
+
+    /// When parked requests are looked at again; none while nothing is read.
+    pub(super) fn next_limited(&self) -> Option<Instant> {
+        if self.is_paused() { None } else { self.limits.next_timeout() }
+    }
+}
