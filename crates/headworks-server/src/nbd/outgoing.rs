@@ -27,6 +27,9 @@ use headworks_core::Instant;
 /// Most pieces of one `sendmsg` (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 
+/// Data of one send; other connections are served before more is sent. 256 KiB: what a unix socket takes at once by default.
+const SEND_BYTES: usize = 256 << 10;
+
 /// Zeros for holes in simple replies; small enough for the first-level cache.
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
@@ -394,6 +397,9 @@ impl Outgoing {
                         // A short send: the socket is full, as the next call would report.
                         return Ok(SendOutcome::Full);
                     }
+                    if wanted >= SEND_BYTES && !self.pieces.is_empty() {
+                        return Ok(SendOutcome::Budget);
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Ok(SendOutcome::Full);
@@ -412,9 +418,13 @@ impl Outgoing {
 
     fn gather(&self, spans: &mut Vec<Span>) {
         spans.clear();
-        let mut skip = self.sent;
+        let (mut skip, mut room) = (self.sent, SEND_BYTES);
         for piece in &self.pieces {
             let mut left = piece.len() - skip;
+            if !matches!(piece, Piece::Headers { .. }) {
+                left = left.min(room);
+                room -= left;
+            }
             let (base, most) = match *piece {
                 Piece::Headers { start, len, .. } => {
                     (self.headers[start..start + len].as_ptr().cast_mut(), len)
@@ -433,6 +443,9 @@ impl Outgoing {
                 // SAFETY: a part of a piece, none of which changes before the spans are sent; sending only reads.
                 spans.push(unsafe { Span::new(base.wrapping_add(at), len) });
                 left -= len;
+            }
+            if room == 0 {
+                return;
             }
             skip = 0;
         }

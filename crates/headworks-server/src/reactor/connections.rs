@@ -37,12 +37,60 @@ const ACCEPTS_MAX: usize = 16;
 /// Receives in one turn of a connection with large payloads; with payloads of 64 KiB, as many bytes as other
 /// connections may copy.
 const LARGE_RECEIVES: usize = 4;
-/// Bytes of large reads that are admitted in one turn of the shard. Their data are copied from the cache in the turn; a
-/// small read of another connection waits for a millisecond of copying at most.
-const LARGE_READS: usize = 4 << 20;
-/// Bytes of large replies that are sent in one turn of the shard, and one connection's more; with TLS two milliseconds.
-const LARGE_SENDS: usize = 2 << 20;
+/// Bytes of large payloads that one connection receives in a turn beside others; with the bound below, a small request of
+/// another connection waits for 450 KiB at most, which take about 0.1 ms.
+pub(super) const LARGE_SHARE: usize = 256 << 10;
+/// Bytes of large payloads after which no other connection receives one in this turn of the shard: the connections that
+/// are left are the first of the next turn.
+pub(super) const LARGE_PAYLOADS: usize = 128 << 10;
+/// The same for each hot connection more. 8 KiB: their copying takes longer than to find that a socket is empty, so many
+/// idle connections cost a bulk writer less than half of the time.
+pub(super) const LARGE_PAYLOADS_EACH: usize = 8 << 10;
+/// Bytes of large reads that are admitted in one turn of the shard, and one read more. Their data are copied from the cache
+/// in the turn.
+const LARGE_READS: usize = 1 << 20;
+/// Bytes of large replies that are sent in one turn of the shard, and one send more.
+const LARGE_SENDS: usize = 512 << 10;
 pub(super) const TOO_MANY: &str = "too many connections; closed";
+
+/// What large requests may still take of a turn of the shard, in bytes.
+struct LargeShares {
+    /// Data of reads that are admitted.
+    reads: usize,
+    /// Payloads that are received, of all connections.
+    payloads: usize,
+    /// Payloads that are received, of one connection.
+    share: usize,
+}
+
+impl LargeShares {
+    /// Shares of a turn with `hot` connections.
+    fn of_turn(hot: usize) -> Self {
+        if hot <= 1 {
+            // No other connection waits for it.
+            return Self { reads: LARGE_READS, payloads: usize::MAX, share: usize::MAX };
+        }
+        let payloads = LARGE_PAYLOADS + hot * LARGE_PAYLOADS_EACH;
+        Self { reads: LARGE_READS, payloads, share: LARGE_SHARE }
+    }
+}
+
+/// Receives once, or several times from a connection with large payloads: each takes a receive of its own, and a reply for
+/// each would wake the client each time.
+fn receive_some(connection: &mut Connection, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
+    let mut received = connection.receive(context);
+    for _ in 1..LARGE_RECEIVES {
+        let goes_on = connection.brings_large_payloads() && *context.large_payloads > 0;
+        if received != ReceiveOutcome::Some || !goes_on {
+            return received;
+        }
+        match connection.receive(context) {
+            ReceiveOutcome::Nothing => return ReceiveOutcome::Some,
+            next => received = next,
+        }
+    }
+    received
+}
 
 impl Reactor {
     /// Receives once from every hot connection.
@@ -53,7 +101,8 @@ impl Reactor {
         let kept = self.parts.reserve.saturating_sub(self.parts.io.foreign() as u32);
         let mut room = self.parts.driver.shard().room().saturating_sub(kept);
         let (mut index, mut worked, mut signed) = (0, false, false);
-        let (mut large, mut deferred) = (LARGE_READS, None);
+        let (mut large, mut deferred) = (LargeShares::of_turn(self.connections.len()), None);
+        let payloads = large.payloads;
         while let Some(slot) = self.connections.get(index) {
             // A connection that was closed elsewhere may still be in the list.
             let received = self.receive_from(now, slot, (&mut room, &mut large), &mut signed);
@@ -86,6 +135,7 @@ impl Reactor {
         if let Some(deferred) = deferred {
             self.connections.rotate(deferred);
         }
+        self.payloads = self.payloads.saturating_add(payloads - large.payloads);
         worked
     }
 
@@ -93,7 +143,7 @@ impl Reactor {
         &mut self,
         now: Instant,
         slot: u32,
-        (room, large_reads): (&mut u32, &mut usize),
+        (room, large): (&mut u32, &mut LargeShares),
         signed: &mut bool,
     ) -> Option<ReceiveOutcome> {
         let policy = self.buffer_queue.policy(slot);
@@ -105,7 +155,7 @@ impl Reactor {
         let device = device.filter(|_| !refuses);
         let allowed = self.device_use.room(device, *room);
         let mut left = allowed;
-        let received = self.receive_up_to(now, slot, (&mut left, large_reads), signed, policy);
+        let received = self.receive_up_to(now, slot, (&mut left, large), signed, policy);
         *room -= allowed - left;
         received
     }
@@ -115,7 +165,7 @@ impl Reactor {
         &mut self,
         now: Instant,
         slot: u32,
-        (room, large_reads): (&mut u32, &mut usize),
+        (room, large): (&mut u32, &mut LargeShares),
         signed: &mut bool,
         policy: BufferPolicy,
     ) -> Option<ReceiveOutcome> {
@@ -128,6 +178,8 @@ impl Reactor {
         }
         let had_answer = agrees && connection.has_outgoing();
         let export = connection.binding().map(|binding| binding.export);
+        let given = if large.payloads > 0 { large.share } else { 0 };
+        let mut share = given;
         let mut context = ReceiveContext {
             now,
             scratch: &mut self.scratch,
@@ -138,26 +190,18 @@ impl Reactor {
             limits: export.and_then(|export| self.limits.gate(slot, export)),
             exports: self.exports.infos(),
             room,
-            large_reads,
+            large_reads: &mut large.reads,
+            large_payloads: &mut share,
             inputs: self.parts.driver.inputs(),
         };
         if !connection.reread(&mut context) {
             return Some(ReceiveOutcome::NoBuffer);
         }
-        let mut received = connection.receive(&mut context);
+        let received = receive_some(connection, &mut context);
+        large.payloads = large.payloads.saturating_sub(given - share);
         // One signature a turn: it costs as much as a thousand requests. A connection with output has had its
         // signature, so each one of a burst gets its turn.
         *signed |= agrees && !had_answer && connection.has_outgoing();
-        // A large payload takes a receive of its own; a reply for each one would wake the client each time.
-        for _ in 1..LARGE_RECEIVES {
-            if received != ReceiveOutcome::Some || !connection.brings_large_payloads() {
-                return Some(received);
-            }
-            match connection.receive(&mut context) {
-                ReceiveOutcome::Nothing => return Some(ReceiveOutcome::Some),
-                next => received = next,
-            }
-        }
         Some(received)
     }
 

@@ -1,4 +1,4 @@
-//! Fairness of sending: connections with output make progress beside a busy client.
+//! Fairness of turns: connections with output make progress beside a busy client, and a turn beside bulk writers is short.
 //!
 //! A reply of megabytes leaves in as many pieces as the socket takes, while its reader sends nothing. A busy client
 //! keeps the shard from sleeping, and connections are watched before a sleep; so the reply must be watched for in other
@@ -13,10 +13,11 @@ use std::sync::mpsc::channel;
 
 use headworks_core::{ExportConfig, Shard, ShardConfig, VolumeOptions};
 
+use super::connections::{LARGE_PAYLOADS, LARGE_PAYLOADS_EACH, LARGE_SHARE};
 use super::idle::SKIPS_MAX;
 use super::*;
 use crate::assemble::ImageWatcher;
-use crate::nbd::connection::ExportBinding;
+use crate::nbd::connection::{ExportBinding, LARGE_PART};
 use headworks::driver::{Executor, Pool, open_engine};
 use headworks::{Device, EngineChoice, NullDevice};
 use headworks_nbd::ExportInfo;
@@ -130,6 +131,21 @@ impl Harness {
     }
 }
 
+impl Harness {
+    /// Bytes that wait in the server's sockets, by slot.
+    fn unread(&mut self) -> Vec<usize> {
+        let io = &mut self.reactor.parts.io;
+        let fds = (0..).map_while(|slot| io.connection(slot)?.0.socket());
+        let waiting = |fd| {
+            let mut count: libc::c_int = 0;
+            // SAFETY: an open socket, and FIONREAD writes an int.
+            assert_eq!(unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut count) }, 0);
+            count as usize
+        };
+        fds.map(waiting).collect()
+    }
+}
+
 /// A client that reads all that its socket has.
 pub(super) struct Client {
     socket: UnixStream,
@@ -220,6 +236,18 @@ impl Client {
         self.hears(harness, SIMPLE_REPLY_BYTES);
     }
 
+    /// Writes what the socket takes; returns the number of bytes.
+    fn fill(&mut self) -> usize {
+        let (bytes, mut count) = (vec![7; 64 << 10], 0);
+        loop {
+            match self.socket.write(&bytes) {
+                Ok(some) => count += some,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return count,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     fn reads(&mut self, requests: u64, len: u32) {
         self.reads_within(requests, len, u64::MAX);
     }
@@ -307,6 +335,46 @@ fn large_reply_progresses_beside_busy_client() {
 #[test]
 fn large_reply_progresses_beside_busy_client_with_tls() {
     everybody_is_sent_to(Some(&Certificates::new("fairness")));
+}
+
+/// Bulk writers whose sockets are full: each turn receives a bounded part of what they sent, a small read that came meanwhile
+/// is answered in the turn, and the writers get equal parts.
+#[test]
+fn turn_receives_bounded_bytes_beside_small_read() {
+    const WRITERS: usize = 7;
+    /// Each writes one request that is longer than the test.
+    const WRITE: u32 = 16 << 20;
+    let mut harness = Harness::new(None);
+    let mut reader = Client::new(&mut harness, None);
+    let mut writers: Vec<Client> = (0..WRITERS).map(|_| Client::new(&mut harness, None)).collect();
+    let header = RequestHeader { flags: 0, command: 1, cookie: 0, offset: 0, len: WRITE };
+    writers.iter_mut().for_each(|writer| writer.say(&header.encode()));
+    // The requests have their buffers, and the reader's socket is tried in each turn.
+    reader.reads(1, SMALL);
+    reader.hears(&mut harness, REPLY);
+    let hot = WRITERS + 1;
+    let most = LARGE_PAYLOADS + hot * LARGE_PAYLOADS_EACH + LARGE_SHARE + LARGE_PART;
+    let (mut total, mut each) = (0, [0; WRITERS]);
+    for turn in 0..10 * WRITERS {
+        let sent = writers.iter_mut().map(Client::fill).sum::<usize>();
+        assert!(turn > 0 || sent > 2 * most, "{sent} bytes wait, a turn takes {most}");
+        reader.reads(1, SMALL);
+        let before: Vec<usize> = harness.unread();
+        harness.round();
+        let after = harness.unread();
+        let received = |slot: usize| before[slot].saturating_sub(after[slot]);
+        // The first slot is the reader's.
+        (0..WRITERS).for_each(|writer| each[writer] += received(writer + 1));
+        let all: usize = (1..=WRITERS).map(received).sum();
+        assert!(all <= most, "turn {turn} received {all} bytes of {most}");
+        total += all;
+        reader.take();
+        assert_eq!(reader.got, REPLY, "turn {turn} answers the read");
+        reader.got = 0;
+    }
+    assert!(total > 10 * WRITERS * LARGE_PAYLOADS / 2, "{total} bytes");
+    let (least, largest) = (each.iter().min().unwrap(), each.iter().max().unwrap());
+    assert!(2 * least > *largest, "{each:?}");
 }
 
 #[test]

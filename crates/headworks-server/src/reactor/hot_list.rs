@@ -102,6 +102,11 @@ impl HotList {
         Some(slot)
     }
 
+    /// Number of hot connections.
+    pub fn len(&self) -> usize {
+        self.hot.len()
+    }
+
     /// Whether no connection is hot.
     pub fn is_empty(&self) -> bool {
         self.hot.is_empty()

@@ -179,6 +179,7 @@ impl Reactor {
             exports: self.exports.infos(),
             room: &mut room,
             large_reads: &mut { usize::MAX },
+            large_payloads: &mut { usize::MAX },
             inputs: self.parts.driver.inputs(),
         };
         connection.submit_before_leaving(&mut context);

@@ -91,6 +91,7 @@ impl LimitedRig {
             exports: &[],
             room: &mut self.room,
             large_reads: &mut (1 << 20),
+            large_payloads: &mut (1 << 20),
             inputs: &mut self.inputs,
         })
     }

@@ -61,6 +61,9 @@ const REREAD_ALIGN: u64 = 4 << 10;
 const LARGE_PAYLOAD: usize = 32 << 10;
 /// Bytes received beyond a large payload: a header and a part of the next.
 const LARGE_TAIL: usize = 56;
+/// Least bytes of a large payload that are asked for at once, if the payload has as many: a receive of less costs more than
+/// its bytes.
+pub const LARGE_PART: usize = 64 << 10;
 
 /// Bounds of one connection.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +138,7 @@ pub enum ReceiveOutcome {
     Full,
     /// Waits for a buffer of the pool, or for a bio slot of the shard.
     NoBuffer,
-    /// The shard takes no more large reads in this turn.
+    /// The shard takes no more large reads, or no more bytes of large payloads, in this turn.
     NextTurn,
     /// A parked request waits for a limit, and nothing is read behind it.
     Limited,
@@ -249,6 +252,8 @@ pub struct ReceiveContext<'a> {
     pub room: &'a mut u32,
     /// Bytes of large reads that the shard still takes in this turn.
     pub large_reads: &'a mut usize,
+    /// Bytes of large payloads that the shard still receives in this turn.
+    pub large_payloads: &'a mut usize,
     /// Inputs of the shard, to which bios are appended.
     pub inputs: &'a mut Vec<Input>,
 }

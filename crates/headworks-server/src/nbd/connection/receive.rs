@@ -10,8 +10,8 @@ use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Instant, IoErro
 
 use super::limited::limited_bucket;
 use super::{
-    BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PAYLOAD, LARGE_TAIL, Phase,
-    ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS, TURN_BYTES,
+    BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PART, LARGE_PAYLOAD, LARGE_TAIL,
+    Phase, ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS, TURN_BYTES,
 };
 use crate::nbd::buffer_limits::BufferDemand;
 use crate::nbd::outgoing::SendOutcome;
@@ -60,8 +60,19 @@ impl Connection {
             self.stash = stash;
             return received;
         }
-        let direct = self.payload_rest();
-        let tail = self.tail_len(direct, context.scratch.len());
+        let mut direct = self.payload_rest();
+        let large = self.expects_large(direct);
+        if large && *context.large_payloads == 0 {
+            return ReceiveOutcome::NextTurn;
+        }
+        let mut tail = if large { LARGE_TAIL } else { context.scratch.len() };
+        if let Some(rest) = direct.filter(|_| large) {
+            let most = (*context.large_payloads).max(LARGE_PART);
+            if most < rest.len() {
+                // The rest of the payload waits for another turn, and so does what follows it.
+                (direct, tail) = (Some(rest.part(0, most)), 0);
+            }
+        }
         let Some(transport) = &mut self.transport else {
             return ReceiveOutcome::Nothing;
         };
@@ -88,6 +99,9 @@ impl Connection {
         // The handshake has one time limit as a whole.
         if !matches!(self.phase, Phase::Handshake(_)) {
             self.last_received = context.now;
+        }
+        if large {
+            *context.large_payloads = context.large_payloads.saturating_sub(count);
         }
         let placed = count.min(direct.map_or(0, Span::len));
         if placed > 0 {
@@ -159,15 +173,9 @@ impl Connection {
         matches!(&self.phase, Phase::Transmission(transmission) if transmission.receiving.is_some())
     }
 
-    fn tail_len(&self, direct: Option<Span>, most: usize) -> usize {
-        match &self.phase {
-            Phase::Transmission(transmission)
-                if transmission.large || direct.is_some_and(|span| span.len() >= LARGE_PAYLOAD) =>
-            {
-                LARGE_TAIL
-            }
-            _ => most,
-        }
+    /// Whether the next bytes belong to a large payload, or follow one.
+    fn expects_large(&self, direct: Option<Span>) -> bool {
+        self.brings_large_payloads() || direct.is_some_and(|span| span.len() >= LARGE_PAYLOAD)
     }
 
     /// Parses received bytes; bytes that cannot be used now go into the stash.
@@ -541,6 +549,7 @@ mod tests {
                 exports: &exports,
                 room: &mut 1,
                 large_reads: &mut 0,
+                large_payloads: &mut 0,
                 inputs: &mut Vec::new(),
             });
             assert!(!matches!(received, ReceiveOutcome::End(_)), "{received:?}");
@@ -595,6 +604,7 @@ mod tests {
                 exports: &[],
                 room: &mut { room },
                 large_reads: &mut (1 << 20),
+                large_payloads: &mut (1 << 20),
                 inputs: &mut self.inputs,
             })
         }

@@ -87,6 +87,7 @@ impl Server {
             exports: &self.exports,
             room: &mut 1000,
             large_reads: &mut (1 << 20),
+            large_payloads: &mut (1 << 20),
             inputs: &mut self.inputs,
         };
         let received = self.connection.receive(&mut context);
