@@ -300,6 +300,11 @@ fn prepare(
         watcher: setup.watcher.clone(),
         volumes,
         server_limits: options.limits,
+        tenant_limits: options
+            .tenants
+            .iter()
+            .map(|tenant| (tenant.options.weight, tenant.options.limits))
+            .collect(),
         limits,
         acceptor: setup.acceptor.clone(),
         poll_ns: options.poll_ns,

@@ -574,3 +574,5 @@ fn cache_memory(
 
 #[cfg(test)]
 mod change_tests;
+#[cfg(test)]
+mod limit_tests;

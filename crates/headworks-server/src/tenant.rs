@@ -5,9 +5,11 @@
 
 use std::fmt;
 
+use headworks_core::limits::Limits;
 use headworks_core::{ConfigError, Ioprio, TenantConfig};
 
 use crate::did_you_mean::nearest_name;
+use crate::limit_words::{LIMIT_KEYS, limit_words, set_limit};
 use crate::units::{parse_ioprio, parse_weight};
 
 /// Most bytes of a tenant's name.
@@ -88,11 +90,13 @@ pub struct TenantOptions {
     pub weight: u16,
     /// The highest I/O priority of its clients; none does not limit it.
     pub ioprio_max: Option<Ioprio>,
+    /// Limits of all its clients together.
+    pub limits: Limits,
 }
 
 impl Default for TenantOptions {
     fn default() -> Self {
-        Self { weight: TenantConfig::default().weight, ioprio_max: None }
+        Self { weight: TenantConfig::default().weight, ioprio_max: None, limits: Limits::default() }
     }
 }
 
@@ -109,10 +113,17 @@ impl TenantOptions {
             "ioprio-max" => {
                 self.ioprio_max = Some(parse_ioprio(word).map_err(wrong("ioprio-max"))?);
             }
+            _ if let Some(name) = LIMIT_KEYS.into_iter().find(|name| *name == key) => {
+                set_limit(&mut self.limits, name, word).map_err(wrong(name))?;
+            }
             _ => {
-                let message = match nearest_name(key, TENANT_KEYS) {
+                let known = TENANT_KEYS.into_iter().chain(LIMIT_KEYS);
+                let message = match nearest_name(key, known) {
                     Some(near) => format!("has no key `{key}`; the nearest is `{near}`"),
-                    None => format!("has no key `{key}`; its keys are {}", TENANT_KEYS.join(", ")),
+                    None => format!(
+                        "has no key `{key}`; its keys are {}, and limits such as bps-total",
+                        TENANT_KEYS.join(", ")
+                    ),
                 };
                 return Err(ConfigError::new("tenant", message));
             }
@@ -120,10 +131,11 @@ impl TenantOptions {
         Ok(())
     }
 
-    /// The words of all values, by key.
-    pub fn words(&self) -> [(&'static str, String); TENANT_KEYS.len()] {
+    /// The words of all values, by key; limits that are not set are left out.
+    pub fn words(&self) -> Vec<(&'static str, String)> {
         let most = self.ioprio_max.map_or("none".to_owned(), |ioprio| ioprio.to_string());
-        [("weight", self.weight.to_string()), ("ioprio-max", most)]
+        let own = [("weight", self.weight.to_string()), ("ioprio-max", most)];
+        own.into_iter().chain(limit_words(&self.limits)).collect()
     }
 
     /// Lowers an I/O priority to the highest of this tenant.

@@ -77,7 +77,10 @@ pub fn run(options: &CheckArgs) -> ExitCode {
 /// Warnings about limits under which clients may give up.
 fn limit_warnings(specs: &[ExportSpec], server: &ServerOptions) -> Vec<String> {
     let exports = specs.iter().map(|spec| (format!("export {}", spec.name), &spec.share.limits));
-    let all = std::iter::once(("the server".to_owned(), &server.limits)).chain(exports);
+    let tenants = server.tenants.iter();
+    let tenants = tenants.map(|one| (format!("tenant {}", one.name), &one.options.limits));
+    let server_limits = std::iter::once(("the server".to_owned(), &server.limits));
+    let all = server_limits.chain(tenants).chain(exports);
     all.filter_map(|(what, limits)| {
         Some(format!("{what}: {}", slow_limit(limits, server.requests)?))
     })

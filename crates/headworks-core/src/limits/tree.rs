@@ -209,6 +209,12 @@ impl LimitTree {
         }
     }
 
+    /// The parent of a node below the root.
+    #[must_use]
+    pub fn parent(&self, id: NodeId) -> NodeId {
+        self.nodes[id as usize].parent
+    }
+
     /// Whether a limit is on the path from a node to the root.
     #[must_use]
     pub fn is_limited(&self, id: NodeId) -> bool {

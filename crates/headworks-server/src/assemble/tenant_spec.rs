@@ -41,6 +41,7 @@ impl TenantSpec {
             given.push(key);
             options.set(key, value)?;
         }
+        options.limits.validate()?;
         Ok(Self { name, options, source })
     }
 }
@@ -105,6 +106,8 @@ mod tests {
             ("a,weight=1,weight=2", "given twice"),
             ("a,wieght=1", "the nearest is `weight`"),
             ("a,size=1", "its keys are weight, ioprio-max"),
+            ("a,bps-total=1k", "the least is 4096"),
+            ("a,bps-totl=1M", "the nearest is `bps-total`"),
             ("a,ioprio-max=best", "rt, be and idle"),
         ] {
             let error = parse(text).unwrap_err();

@@ -5,6 +5,7 @@
 //! name = "acme"
 //! weight = 400
 //! ioprio-max = "be:2"
+//! bps-total = "200M"               # limits: LIMIT_KEYS
 //! exports = ["db", "web-*"]        # names, with * and ?; `tenant` of an export wins over them
 //! ```
 
@@ -17,6 +18,7 @@ use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, Value, entries};
 use crate::assemble::ExportSource;
 use crate::assemble::TenantSpec;
+use crate::limit_words::LIMIT_KEYS;
 use crate::tenant::{TENANT_KEYS, TenantName, TenantOptions};
 use crate::units::parse_switch;
 
@@ -127,6 +129,7 @@ impl TenantSection {
             let set = options.set(&setting.name, setting.word());
             set.map_err(|error| wrong(&setting.origin, &error))?;
         }
+        options.limits.validate().map_err(|error| wrong(&self.origin, &error))?;
         let source = match self.origin {
             Origin::CommandLine => ExportSource::CommandLine,
             Origin::Control => ExportSource::Control,
@@ -185,12 +188,13 @@ pub fn read(
                     exports.clear();
                 }
             }
-            _ if key == "enabled" || TENANT_KEYS.contains(&key) => {
+            _ if key == "enabled" || TENANT_KEYS.contains(&key) || LIMIT_KEYS.contains(&key) => {
                 settings.extend(reader.setting((key, key_span, value)));
             }
             _ => {
                 let mut known = vec!["name", "exports", "enabled"];
                 known.extend(TENANT_KEYS);
+                known.extend(LIMIT_KEYS);
                 reader.unknown((key, &key_span), "a [[tenant]]", &known);
             }
         }

@@ -330,7 +330,8 @@ impl Queries {
     /// The limit on an export's path that requests have waited for longest: node, limit and rate.
     fn longest_limit(&self, entry: &ExportNode) -> Result<Option<String>, RpcFault> {
         let reports = self.limits()?;
-        let targets = [LimitTarget::Export(entry.id), LimitTarget::Server];
+        let tenant = LimitTarget::Tenant(self.settings.of(entry.id).tenant);
+        let targets = [LimitTarget::Export(entry.id), tenant, LimitTarget::Server];
         let own = reports.into_iter().filter(|(target, _)| targets.contains(target));
         let longest = own.max_by_key(|(_, report)| (report.is_holding, report.limited_ns));
         Ok(longest.and_then(|(target, report)| {
@@ -338,6 +339,10 @@ impl Queries {
             let rate = limits.rate(kind);
             let node = match target {
                 LimitTarget::Export(_) => format!("export {}", entry.shown_name()),
+                LimitTarget::Tenant(_) => {
+                    let tenant = self.settings.tenant_of(entry.id);
+                    format!("tenant {}", tenant.map_or_else(String::new, |name| name.to_string()))
+                }
                 LimitTarget::Server => "the server".to_owned(),
             };
             let burst = if rate.max > 0 { ", burst used up" } else { "" };

@@ -121,7 +121,10 @@ impl Settings {
         let _order = lock(&self.changing);
         let tenant = lock(&self.tenants).add(spec)?;
         let weight = spec.options.weight;
-        if let Err(fault) = self.tell_all(Control::TenantWeight { tenant, weight }) {
+        let told = self
+            .tell_all(Control::TenantWeight { tenant, weight })
+            .and_then(|()| self.tell_limits(LimitTarget::Tenant(tenant), spec.options.limits));
+        if let Err(fault) = told {
             lock(&self.tenants).remove(tenant);
             return Err(fault);
         }
@@ -169,6 +172,9 @@ impl Settings {
         let before = self.tenant_options(tenant);
         if options.weight != before.weight {
             self.tell_all(Control::TenantWeight { tenant, weight: options.weight })?;
+        }
+        if options.limits != before.limits {
+            self.tell_limits(LimitTarget::Tenant(tenant), options.limits)?;
         }
         if let Some(entry) = lock(&self.tenants).get_mut(tenant) {
             entry.now = options;
@@ -228,6 +234,7 @@ impl Settings {
     pub fn limits(&self, target: LimitTarget) -> Limits {
         match target {
             LimitTarget::Server => *lock(&self.limits),
+            LimitTarget::Tenant(tenant) => self.tenant_options(tenant).limits,
             LimitTarget::Export(export) => self.of(export).limits,
         }
     }
@@ -442,6 +449,11 @@ impl Settings {
         }
         match target {
             LimitTarget::Server => *lock(&self.limits) = limits,
+            LimitTarget::Tenant(tenant) => {
+                if let Some(entry) = lock(&self.tenants).get_mut(tenant) {
+                    entry.now.limits = limits;
+                }
+            }
             LimitTarget::Export(export) => {
                 lock(&self.exports)[usize::from(export.0)].limits = limits;
             }

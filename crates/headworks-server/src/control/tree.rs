@@ -4,6 +4,7 @@
 //!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device and its queue
 //!   exports/NAME/{device,read_only,weight,ioprio,tenant,cache,on_error}
 //!   exports/NAME/{bps-total,iops-write-max,...,io.max}          limits of the export's clients
+//!   tenants/NAME/{bps-total,iops-write-max,...,io.max}          limits of the tenant's clients
 //!   server/{bps-total,iops-write-max,...,io.max}                limits of the whole server
 //!   exports/NAME/queue/...                                      the queue of the export's device
 //!   tenants/NAME/{weight,io.weight,ioprio_max,exports}          io.weight is the weight by the name of a cgroup
@@ -271,6 +272,7 @@ impl Tree {
                 |key: TenantKey| (format!("{base}/{}", key.name()), Leaf::TenantValue(*id, key));
             all.extend(TenantKey::ALL.map(value));
             all.push((format!("{base}/exports"), Leaf::TenantExports(*id)));
+            limits(&base, LimitTarget::Tenant(*id), &mut all);
         }
         limits(SERVER, LimitTarget::Server, &mut all);
         if !self.caching.is_empty() {
@@ -398,9 +400,9 @@ pub(super) mod tests {
 
     #[test]
     fn path_lists_names_below_it() {
-        let all = 2 * Tunable::ALL.len() + 3 * 27 + 20 + 4 + DirtyTunable::ALL.len();
+        let all = 2 * Tunable::ALL.len() + 3 * 27 + 20 + 24 + DirtyTunable::ALL.len();
         assert_eq!(names("").len(), all);
-        assert_eq!(names("tenants/acme").len(), 4);
+        assert_eq!(names("tenants/acme").len(), 24);
         assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
         assert_eq!(names("hw0").len(), Tunable::ALL.len());
         assert_eq!(names("hw1/queue/iosched").len(), 7);

@@ -126,25 +126,27 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
     Ok(())
 }
 
-/// What limits have held back: of the server without a label, of exports with theirs.
+/// What limits have held back: of the server without a label, of tenants and exports with theirs.
 fn put_limits(page: &mut MetricsPage, tree: &Tree, all: &[(LimitTarget, LimitReport)]) {
-    let export = |target: &LimitTarget| match target {
-        LimitTarget::Server => Some(None),
-        LimitTarget::Export(id) => tree.entry(*id).map(|entry| Some(entry.shown_name())),
+    let labels = |target: &LimitTarget| match target {
+        LimitTarget::Server => Some(Vec::new()),
+        LimitTarget::Tenant(id) => {
+            let node = tree.tenants.iter().find(|node| node.id == *id)?;
+            Some(vec![("tenant", node.name.as_str())])
+        }
+        LimitTarget::Export(id) => Some(vec![("export", tree.entry(*id)?.shown_name())]),
     };
     let rows: Vec<_> =
-        all.iter().filter_map(|(target, report)| Some((export(target)?, report))).collect();
+        all.iter().filter_map(|(target, report)| Some((labels(target)?, report))).collect();
     let name = "headworks_limited_requests_total";
     page.family(name, MetricType::Counter, "Requests that waited for a limit.");
-    for (export, report) in &rows {
-        let labels: Vec<(&str, &str)> = export.iter().map(|export| ("export", *export)).collect();
-        page.sample(name, &labels, report.limited);
+    for (labels, report) in &rows {
+        page.sample(name, labels, report.limited);
     }
     let name = "headworks_limited_seconds_total";
     page.family(name, MetricType::Counter, "Time in which requests waited for a limit.");
-    for (export, report) in &rows {
-        let labels: Vec<(&str, &str)> = export.iter().map(|export| ("export", *export)).collect();
-        page.sample(name, &labels, seconds(report.limited_ns));
+    for (labels, report) in &rows {
+        page.sample(name, labels, seconds(report.limited_ns));
     }
 }
 

@@ -84,6 +84,7 @@ pub(super) fn device_parts(
         watcher: ImageWatcher::start().unwrap(),
         volumes: vec![VolumeId(0)],
         server_limits: Default::default(),
+        tenant_limits: Vec::new(),
         limits: ConnectionLimits {
             requests: 128,
             buffer_bytes: 128 << 20,

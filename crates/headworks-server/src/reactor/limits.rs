@@ -4,7 +4,7 @@
 //! its path costs its connections one look at a flag.
 
 use headworks_core::limits::{LimitReport, LimitTree, Limits, NodeId};
-use headworks_core::{ExportId, Instant};
+use headworks_core::{ExportId, Instant, TenantConfig, TenantId};
 
 use super::Reactor;
 use super::hot_list::ReadPause;
@@ -18,6 +18,8 @@ const CONNECTION_WEIGHT: u32 = 100;
 pub enum LimitTarget {
     /// The whole server.
     Server,
+    /// All exports of a tenant together.
+    Tenant(TenantId),
     /// All clients of an export.
     Export(ExportId),
 }
@@ -34,6 +36,8 @@ struct LimitedExport {
 #[derive(Debug)]
 pub(super) struct ShardLimits {
     tree: LimitTree,
+    /// Nodes by [`TenantId`].
+    tenants: Vec<Option<NodeId>>,
     /// Nodes by [`ExportId`].
     exports: Vec<Option<LimitedExport>>,
     /// Nodes of connections by slot.
@@ -43,7 +47,8 @@ pub(super) struct ShardLimits {
 impl ShardLimits {
     /// Creates the limits of a shard with `slots` connections.
     pub fn new(slots: usize) -> Self {
-        Self { tree: LimitTree::new(64), exports: Vec::new(), leaves: vec![None; slots] }
+        let (tenants, exports) = (Vec::new(), Vec::new());
+        Self { tree: LimitTree::new(64), tenants, exports, leaves: vec![None; slots] }
     }
 
     /// Adds an export, or changes the one of its id.
@@ -58,6 +63,44 @@ impl ShardLimits {
         }
         self.set_weight(export, weight);
         self.set(now, LimitTarget::Export(export), limits);
+    }
+
+    /// The node of a tenant, which is made when it is first needed and stays.
+    fn tenant(&mut self, tenant: TenantId) -> NodeId {
+        if tenant == TenantId::NONE {
+            return LimitTree::ROOT;
+        }
+        let index = usize::from(tenant.0);
+        if self.tenants.len() <= index {
+            self.tenants.resize(index + 1, None);
+        }
+        *self.tenants[index].get_or_insert_with(|| {
+            let weight = TenantConfig::default().weight;
+            self.tree.add_group(LimitTree::ROOT, weight.into(), index as u32)
+        })
+    }
+
+    /// Sets the weight of a tenant beside others.
+    pub fn set_tenant_weight(&mut self, tenant: TenantId, weight: u16) {
+        let node = self.tenant(tenant);
+        self.tree.set_weight(node, weight.into());
+    }
+
+    /// Moves an export to a tenant, or to none.
+    pub fn set_tenant(&mut self, now: Instant, export: ExportId, tenant: TenantId) {
+        let parent = self.tenant(tenant);
+        if let Some(node) = self.node(LimitTarget::Export(export))
+            && self.tree.parent(node) != parent
+        {
+            self.tree.set_parent(now, node, parent);
+            self.update_flags();
+        }
+    }
+
+    fn update_flags(&mut self) {
+        for entry in self.exports.iter_mut().flatten() {
+            entry.limited = self.tree.is_limited(entry.node);
+        }
     }
 
     /// Removes an export whose connections are gone.
@@ -76,11 +119,12 @@ impl ShardLimits {
 
     /// Replaces limits. What may pass now does so in this turn.
     pub fn set(&mut self, now: Instant, target: LimitTarget, limits: &Limits) {
+        if let LimitTarget::Tenant(tenant) = target {
+            self.tenant(tenant);
+        }
         let Some(node) = self.node(target) else { return };
         self.tree.set_limits(now, node, limits);
-        for entry in self.exports.iter_mut().flatten() {
-            entry.limited = self.tree.is_limited(entry.node);
-        }
+        self.update_flags();
     }
 
     /// What limits have held back so far.
@@ -91,6 +135,8 @@ impl ShardLimits {
     fn node(&self, target: LimitTarget) -> Option<NodeId> {
         match target {
             LimitTarget::Server => Some(LimitTree::ROOT),
+            LimitTarget::Tenant(TenantId::NONE) => None,
+            LimitTarget::Tenant(tenant) => *self.tenants.get(usize::from(tenant.0))?,
             LimitTarget::Export(export) => {
                 self.exports.get(usize::from(export.0))?.map(|entry| entry.node)
             }
@@ -188,7 +234,8 @@ impl Reactor {
     /// What the limits of the server and of each export have held back.
     pub(super) fn report_limits(&self, now: Instant) -> Vec<(LimitTarget, LimitReport)> {
         let ids = (0..self.limits.exports.len() as u16).map(|id| LimitTarget::Export(ExportId(id)));
-        let all = std::iter::once(LimitTarget::Server).chain(ids);
+        let tenants = (0..self.limits.tenants.len() as u16).map(TenantId).map(LimitTarget::Tenant);
+        let all = std::iter::once(LimitTarget::Server).chain(tenants).chain(ids);
         all.map(|target| (target, self.limits.report(now, target)))
             .filter(|(_, report)| report.limited > 0)
             .collect()

@@ -51,7 +51,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use headworks_core::limits::Limits;
-use headworks_core::{Control, DeviceState, Input, Instant, Notice, ShardId, VolumeId};
+use headworks_core::{Control, DeviceState, Input, Instant, Notice, ShardId, TenantId, VolumeId};
 use tracing::{error, info, warn};
 
 use crate::assemble::export_info::ServedExport;
@@ -135,6 +135,8 @@ pub struct ReactorParts {
     pub limits: ConnectionLimits,
     /// Limits of bytes and I/Os a second of the whole server.
     pub server_limits: Limits,
+    /// Weights and limits of the tenants that the server starts with, by their numbers.
+    pub tenant_limits: Vec<(u16, Limits)>,
     /// TLS configuration; none without TLS.
     pub acceptor: Option<Arc<TlsAcceptor>>,
     pub poll_ns: u64,
@@ -211,8 +213,13 @@ impl Reactor {
         device_use.set_devices(exports.devices_of(parts.id));
         let mut limits = ShardLimits::new(places);
         limits.set(Instant(0), LimitTarget::Server, &parts.server_limits);
+        for (tenant, (weight, of_tenant)) in (0..).map(TenantId).zip(&parts.tenant_limits) {
+            limits.set_tenant_weight(tenant, *weight);
+            limits.set(Instant(0), LimitTarget::Tenant(tenant), of_tenant);
+        }
         for export in &parts.exports {
             limits.put(Instant(0), export.binding.export, export.weight, &export.limits);
+            limits.set_tenant(Instant(0), export.binding.export, export.tenant);
         }
         Self {
             exports,
@@ -467,6 +474,12 @@ impl Reactor {
         if let Control::Weight { export, weight } = control {
             self.buffer_queue.set_weight(export, weight);
             self.limits.set_weight(export, weight);
+        }
+        if let Control::TenantWeight { tenant, weight } = control {
+            self.limits.set_tenant_weight(tenant, weight);
+        }
+        if let Control::ExportTenant { export, tenant } = control {
+            self.limits.set_tenant(self.parts.io.now, export, tenant);
         }
         if let Control::Acknowledge { volume } = control {
             self.parts.shared.keeper().set_suspect(volume, false);

@@ -15,11 +15,11 @@ use crate::{Server, ServerOptions};
 use headworks::EngineChoice;
 use headworks::testing::TempFile;
 
-fn spec(text: &str) -> ExportSpec {
+pub(super) fn spec(text: &str) -> ExportSpec {
     ExportSpec::parse(text, false).unwrap()
 }
 
-fn options(shards: u16) -> ServerOptions {
+pub(super) fn options(shards: u16) -> ServerOptions {
     ServerOptions {
         shards,
         engine: EngineChoice::Threads,
@@ -34,7 +34,7 @@ fn server(texts: &[&str], options: &ServerOptions) -> Server {
     Server::start(Assembly::new(&specs).unwrap(), options, || ()).unwrap()
 }
 
-fn end(server: Server) {
+pub(super) fn end(server: Server) {
     server.stop();
     server.join().unwrap();
 }
@@ -43,7 +43,7 @@ fn names(server: &Server) -> String {
     server.exports().into_iter().map(|export| export.name).collect::<Vec<_>>().join(" ")
 }
 
-fn call(
+pub(super) fn call(
     server: &Server,
     method: &str,
     params: serde_json::Value,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{LiveChanges, wrong};
 use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSource, shown_name};
-use crate::config::{ConfigFile, Origin, TenantSection};
+use crate::config::{ConfigFile, Origin, Setting, TenantSection, Value as ConfigValue};
 use crate::control::inventory::Inventory;
 use crate::control::params::text;
 use crate::control::queries::Latencies;
@@ -16,7 +16,8 @@ use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tenants::TenantEntry;
 use crate::control::tree::lock;
 use crate::latency::LatencyOp;
-use crate::tenant::TenantName;
+use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
+use crate::tenant::{TENANT_KEYS, TenantName};
 
 /// Result of a reload of tenants, one sentence each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -121,6 +122,9 @@ impl LiveChanges {
             if old.options.ioprio_max != new.options.ioprio_max {
                 options.ioprio_max = new.options.ioprio_max;
             }
+            if old.options.limits != new.options.limits {
+                options.limits = new.options.limits;
+            }
             let differs = options != *now;
             let set = self.settings.load_tenant(id, *new, options);
             match set {
@@ -176,11 +180,19 @@ impl LiveChanges {
                     now.words().iter().map(|(key, word)| format!("{key}={word}")).collect();
                 found(&format!("tenants/{name}"), Value::Null, words.join(",").into());
             } else {
-                let both = spec.options.words().into_iter().zip(now.words());
+                let both =
+                    spec.options.words().into_iter().zip(now.words()).take(TENANT_KEYS.len());
                 for ((key, old), (_, new)) in both.filter(|((_, old), (_, new))| old != new) {
                     differs = true;
                     let path = format!("tenants/{name}/{}", key.replace('-', "_"));
                     found(&path, old.into(), new.into());
+                }
+                for key in LIMIT_KEYS {
+                    let [old, new] = [&spec.options, now].map(|one| limit_word(&one.limits, key));
+                    if old != new {
+                        differs = true;
+                        found(&format!("tenants/{name}/{key}"), old.into(), new.into());
+                    }
                 }
             }
             if !differs {
@@ -191,8 +203,17 @@ impl LiveChanges {
                     "tenant {name} is on the command line, which wins over a file; change it there"
                 )),
                 _ => {
-                    let now = TenantSpec { options: *now, ..*spec };
-                    file.tenants.push(TenantSection::of(&now, &Origin::Control));
+                    let current = TenantSpec { options: *now, ..*spec };
+                    let mut section = TenantSection::of(&current, &Origin::Control);
+                    // A limit of an earlier file is only gone if a later one says so.
+                    let is_gone = |key: &&str| limit_word(&now.limits, key) == "0";
+                    let configured = limit_words(&spec.options.limits).map(|(key, _)| key);
+                    section.settings.extend(configured.filter(is_gone).map(|key| Setting {
+                        name: key.to_owned(),
+                        value: ConfigValue::Word("0".to_owned()),
+                        origin: Origin::Control,
+                    }));
+                    file.tenants.push(section);
                 }
             }
         }
