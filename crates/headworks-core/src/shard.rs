@@ -657,6 +657,9 @@ impl Shard {
     /// Changes the shares of exports and tenants on every device.
     fn change_shares(&mut self, change: ShareChange) {
         self.topology.change_shares(change);
+        if let Some(cache) = &mut self.cache {
+            cache.change_shares(change);
+        }
         for route in &mut self.routes {
             match route {
                 DeviceRoute::Local(queue) => queue.change_shares(change),

@@ -5,7 +5,7 @@ use headworks_core::ConfigError;
 pub use crate::report::Progress;
 use crate::report::Report;
 pub use crate::row_filter::{RowFilter, RowKind};
-use crate::{fairness, live, seed000, seed001, seed004};
+use crate::{dirty_shares, fairness, live, seed000, seed001, seed004};
 
 /// An experiment that prints a table of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub enum ExperimentName {
     Seed004,
     /// Fair sharing of a device.
     Fairness,
+    /// Buffered writers of tenants.
+    DirtyShares,
 }
 
 /// Runs the selected rows of an experiment.
@@ -36,6 +38,7 @@ pub fn run(name: ExperimentName, filter: &RowFilter) -> Result<Report, ConfigErr
         (_, ExperimentName::Seed002Cpu | ExperimentName::Seed003Cpu) => Report::default(),
         (_, ExperimentName::Seed004) => seed004::run(filter)?,
         (_, ExperimentName::Fairness) => fairness::run(filter)?,
+        (_, ExperimentName::DirtyShares) => dirty_shares::run(filter)?,
     };
     match name {
         _ if filter.kind == RowKind::Virtual => {}
@@ -48,7 +51,7 @@ pub fn run(name: ExperimentName, filter: &RowFilter) -> Result<Report, ConfigErr
         ExperimentName::Seed001 => report.append(seed001::threads::run_all(filter)?),
         ExperimentName::Seed002Cpu => report.append(live::seed002_cpu::run_all(filter)?),
         ExperimentName::Seed003Cpu => report.append(live::seed003::run_all(filter)?),
-        ExperimentName::Seed004 => {}
+        ExperimentName::Seed004 | ExperimentName::DirtyShares => {}
     }
     Ok(report)
 }

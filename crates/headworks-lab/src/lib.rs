@@ -10,6 +10,7 @@ pub mod cached;
 pub mod chart;
 pub mod contention;
 pub mod crash;
+pub mod dirty_shares;
 pub mod experiment;
 pub mod fairness;
 pub mod harness;

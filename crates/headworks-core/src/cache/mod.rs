@@ -65,6 +65,7 @@ use crate::device_bio::{DeviceBio, DeviceCompletion};
 use crate::error::IoError;
 use crate::input::ReplyStage;
 use crate::options::{CacheOptions, ShardConfig, WriteMode};
+use crate::queue::ShareChange;
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::writeback::{DirtyOptions, Throttle};
@@ -351,6 +352,16 @@ impl Cache {
     pub fn set_dirty(&mut self, now: Instant, dirty: DirtyOptions) {
         self.state.dirty.set_options(now, dirty);
         self.state.apply_limits();
+    }
+
+    /// Changes the shares of exports and tenants; they divide the write bandwidth of devices.
+    pub fn change_shares(&mut self, change: ShareChange) {
+        let throttle = self.state.dirty.throttle_mut();
+        match change {
+            ShareChange::ExportWeight(export, weight) => throttle.set_export_weight(export, weight),
+            ShareChange::ExportTenant(export, tenant) => throttle.set_tenant(export, tenant),
+            ShareChange::TenantWeight(tenant, weight) => throttle.set_tenant_weight(tenant, weight),
+        }
     }
 
     /// Lets nearly empty extent groups wait in the background, or visits every group in turn.

@@ -68,7 +68,8 @@ impl CacheState {
         let queue = (options.bios() + config.bios_max) as usize;
         let (units, writers) = (options.units, options.writers_max);
         Self {
-            dirty: DirtyState::new(config.dirty, units, pool.free(), (devices, volumes), writers),
+            dirty: DirtyState::new(config.dirty, units, pool.free(), (devices, volumes), writers)
+                .with_domains(&config.exports, &config.tenants),
             pool,
             waiters: Waiters::new(config.bios_max, devices, writers, volumes),
             volumes: Volumes::new(config, writers),

@@ -21,6 +21,7 @@ use crate::gauge::{Gauge32, Gauge64};
 use crate::time::{Instant, MS, SEC};
 
 use super::bandwidth::Bandwidth;
+use super::domains::{DomainId, DomainLoads, Domains};
 use super::limits::Thresholds;
 use super::position::{self, pos_ratio};
 use super::writers::WEIGHT_ONE;
@@ -47,6 +48,10 @@ const PAUSE_STEP_NS: u64 = 20 * MS;
 
 /// Smallest batch where the longest pause allows it: 128 KiB of work for a wake-up.
 const BATCH_MIN: u64 = 32;
+
+/// The batch of a writer of a heavy domain is at most this part of the control scope. Larger ones would move the position: such a writer
+/// is charged when it is lowest, the others all the time, and got up to 8 % too much.
+const BATCH_SCOPE: u64 = 32;
 
 /// Time for which paces are valid, unless the position moves by a 128th of the limit or the writers by a 16th.
 const FRESH_NS: u64 = MS;
@@ -108,6 +113,8 @@ pub struct Device {
     pub bandwidth: Bandwidth,
     /// The sum of its writers' weights.
     pub weights: Gauge64,
+    /// What its domains take.
+    pub loads: DomainLoads,
     /// It has ended nothing since a request was overdue: beside others, it gets little more credit.
     pub unresponsive: bool,
     /// The last completion, or the begin of writeback after idle time.
@@ -136,6 +143,7 @@ impl Default for Device {
             nr_written: 0,
             bandwidth: Bandwidth::default(),
             weights: Gauge64::new(0),
+            loads: DomainLoads::default(),
             unresponsive: false,
             alive: Instant(0),
             refused: IoClass::default(),
@@ -152,6 +160,32 @@ impl Device {
     /// Reserved, dirty and writeback blocks together.
     pub fn used(&self) -> u32 {
         self.reserved.get() + self.dirty.get() + self.writeback.get()
+    }
+
+    /// Creates a device that tells the writers of `domains` domains apart.
+    #[must_use]
+    pub fn with_domains(domains: usize) -> Self {
+        Self { loads: DomainLoads::new(domains), ..Self::default() }
+    }
+
+    /// Replaces a writer's weight in the sums of the device.
+    pub fn count(&mut self, domains: &Domains, domain: DomainId, was: u32, is: u32) {
+        self.weights.sub(was.into());
+        self.weights.add(is.into());
+        self.loads.count(domains, domain, was, is);
+    }
+
+    /// Returns the pace and the batch of a writer of a domain. In free-run no writer pauses, and all have the same batch.
+    #[must_use]
+    pub fn pace_of(&self, domains: &Domains, domain: DomainId) -> (u64, u64) {
+        let (control, writers) = (&self.control, self.weights.get());
+        let scaled = |of: u64| self.loads.scale(domains, domain, writers, of);
+        if control.freerun {
+            return (scaled(control.pace), control.batch);
+        }
+        let scope = u64::from(control.regions.limit - control.regions.setpoint);
+        let most = control.batch.max(scope / BATCH_SCOPE);
+        (scaled(control.pace), scaled(control.batch).min(most).max(1))
     }
 
     /// Marks the paces for recomputation before their next use.

@@ -5,7 +5,7 @@
 //! - `options`: the tunables, `limits`: the thresholds that follow from them,
 //! - `credit`: the hard limit, reserved before a block is dirtied,
 //! - `bandwidth`: the estimated rate of a device, `share`: its part of the limit, `position`: the curve of the control,
-//! - `device`: the pace of each writer by these, `writers`: the table of writers and their weights,
+//! - `device`: the pace of each writer by these, `domains`: the parts of tenants, `writers`: the table of writers and their weights,
 //! - `foreground`: the seam for a policy by which writers write out themselves, `trace` and `report`: events and statistics.
 //!
 //! docs/internals/dirty-throttling.md describes the control and has its measurements.
@@ -13,6 +13,7 @@
 mod bandwidth;
 pub(crate) mod credit;
 mod device;
+mod domains;
 mod foreground;
 mod limits;
 mod options;

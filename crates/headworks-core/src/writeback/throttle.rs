@@ -23,13 +23,15 @@
 //!
 //! Invariants: the sum of the devices' weights is `weights`; a device's `reserved + dirty + writeback` is its credit in use.
 
-use crate::bio::{DeviceId, IoClass};
+use crate::bio::{DeviceId, ExportId, IoClass, TenantId};
 use crate::gauge::Gauge64;
+use crate::options::{ExportConfig, TenantConfig};
 use crate::prng::Prng;
 use crate::time::{Instant, MS, SEC};
 
 use super::credit::{Credit, floor};
 use super::device::{Device, DeviceLimits, cost_ns};
+use super::domains::{DomainId, Domains};
 use super::foreground::{DirtyPosition, ForegroundWriteback};
 use super::limits::{Thresholds, smoothed};
 use super::options::{DirtyOptions, ThrottlePolicy};
@@ -66,6 +68,7 @@ pub struct Throttle {
     pub(super) current: Thresholds,
     pub(super) credit: Credit,
     shares: Shares,
+    domains: Domains,
     pub(super) writers: Writers,
     /// By device id; some slots may be free.
     pub(super) devices: Vec<Device>,
@@ -93,6 +96,7 @@ impl Throttle {
             current: target,
             credit: Credit::new(devices, target.limit),
             shares: Shares::new(devices),
+            domains: Domains::default(),
             writers: Writers::new(writers_max),
             devices: vec![Device::default(); devices],
             weights: Gauge64::new(0),
@@ -101,6 +105,47 @@ impl Throttle {
             latest: Instant(0),
             stats: DirtyStats::default(),
             trace: Trace::default(),
+        }
+    }
+
+    /// Shares the bandwidth of devices by weight among the domains of these exports and tenants. To be called before any block is
+    /// dirtied.
+    #[must_use]
+    pub fn with_domains(self, exports: &[ExportConfig], tenants: &[TenantConfig]) -> Self {
+        assert!(self.weights.is_zero(), "no writer has a weight yet");
+        let domains = Domains::new(exports, tenants);
+        let devices = self.devices.iter().map(|_| Device::with_domains(domains.len())).collect();
+        Self { domains, devices, ..self }
+    }
+
+    /// Moves an export to a tenant; its writers follow with their next block.
+    pub fn set_tenant(&mut self, export: ExportId, tenant: TenantId) {
+        self.domains.set_tenant(export, tenant);
+    }
+
+    /// Sets the weight of an export beside tenants and exports without one.
+    pub fn set_export_weight(&mut self, export: ExportId, weight: u16) {
+        if self.domains.set_export_weight(export, weight).is_some() {
+            self.devices.iter_mut().for_each(|device| device.loads.reweigh(&self.domains));
+        }
+    }
+
+    /// Sets the weight of a tenant.
+    pub fn set_tenant_weight(&mut self, tenant: TenantId, weight: u16) {
+        if self.domains.set_tenant_weight(tenant, weight).is_some() {
+            self.devices.iter_mut().for_each(|device| device.loads.reweigh(&self.domains));
+        }
+    }
+
+    /// Names the export of the blocks that a writer dirties next; call it before [`Throttle::on_dirtied`].
+    pub fn assign(&mut self, writer: WriterId, export: ExportId) {
+        let domain = self.domains.of(export);
+        let entry = self.writers.get_mut(writer);
+        let was = std::mem::replace(&mut entry.domain, domain);
+        if was != domain && entry.weight > 0 {
+            let (weight, device) = (entry.weight, &mut self.devices[usize::from(entry.device)]);
+            device.count(&self.domains, was, weight, 0);
+            device.count(&self.domains, domain, 0, weight);
         }
     }
 
@@ -120,9 +165,11 @@ impl Throttle {
     pub fn set_device(&mut self, device: DeviceId, present: bool) {
         let index = at(device);
         if self.devices.len() <= index {
-            self.devices.resize(index + 1, Device::default());
+            let domains = self.domains.len();
+            self.devices.resize_with(index + 1, || Device::with_domains(domains));
         }
-        let was = std::mem::take(&mut self.devices[index]);
+        let renewed = Device::with_domains(self.domains.len());
+        let was = std::mem::replace(&mut self.devices[index], renewed);
         assert!(was.used() == 0, "a device with credit in use is not removed");
         self.stats.nr_dirtied += was.nr_dirtied;
         self.stats.nr_written += was.nr_written;
@@ -149,7 +196,7 @@ impl Throttle {
     /// Removes a closed connection and ends its pause, in constant time.
     pub fn close(&mut self, connection: u32) -> Option<WriterId> {
         let (id, was) = self.writers.remove(connection)?;
-        self.count_weight(was.device, was.weight, 0);
+        self.count_weight(was.device, was.domain, was.weight, 0);
         Some(id)
     }
 
@@ -170,16 +217,17 @@ impl Throttle {
         let device = usize::from(entry.device);
         self.refresh(now, device);
         let control = &self.devices[device].control;
-        let mut owed = scale(entry.clock.saturating_sub(now.0), entry.pace, control.pace);
+        let (pace, batch) = self.devices[device].pace_of(&self.domains, entry.domain);
+        let mut owed = scale(entry.clock.saturating_sub(now.0), entry.pace, pace);
         let mut nr_dirtied = entry.nr_dirtied;
-        if u64::from(nr_dirtied) > control.batch {
+        if u64::from(nr_dirtied) > batch {
             // Bios that had reserved blocks before the pause began.
-            owed += cost_ns(u64::from(nr_dirtied), control.pace);
+            owed += cost_ns(u64::from(nr_dirtied), pace);
             nr_dirtied = 0;
         }
-        assert!(owed <= u64::MAX / 2 && control.pace > 0, "a debt overflows");
+        assert!(owed <= u64::MAX / 2 && pace > 0, "a debt overflows");
         let over = control.freerun || owed <= self.pause_max_ns() / 16;
-        let (pace, short) = (control.pace, self.devices[device].short_ns(now));
+        let short = self.devices[device].short_ns(now);
         let entry = self.writers.get_mut(writer);
         entry.nr_dirtied = nr_dirtied;
         entry.clock = now.0.saturating_add(owed).min(NEVER - 1);
@@ -507,7 +555,8 @@ impl Throttle {
         self.refresh(now, device);
         let control = &self.devices[device].control;
         let entry = self.writers.get(writer);
-        let full = entry.is_full(blocks, control.batch);
+        let (_, batch) = self.devices[device].pace_of(&self.domains, entry.domain);
+        let full = entry.is_full(blocks, batch);
         // A writer without a pause since free-run is charged at once: a batch of every writer is too much at a cold start.
         let newcomer = !entry.spread && !control.freerun;
         if full || newcomer { self.charge(now, writer, device, class) } else { None }
@@ -524,7 +573,8 @@ impl Throttle {
         let control = self.devices[device].control;
         let used = self.credit.used(device);
         let entry = *self.writers.get(writer);
-        let period = cost_ns(u64::from(entry.nr_dirtied), control.pace);
+        let (pace, _) = self.devices[device].pace_of(&self.domains, entry.domain);
+        let period = cost_ns(u64::from(entry.nr_dirtied), pace);
         let short = self.devices[device].short_ns(now);
         self.weigh(now, writer, period, short);
         self.devices[device].on_settled(u64::from(entry.nr_dirtied));
@@ -532,7 +582,7 @@ impl Throttle {
             control.freerun || class == IoClass::RealTime && used <= control.regions.freerun_rt();
         let clock = entry.clock.max(now.0.saturating_sub(control.credit_ns)).saturating_add(period);
         let was = self.writers.get_mut(writer);
-        (was.nr_dirtied, was.settled, was.pace) = (0, now.0, control.pace);
+        (was.nr_dirtied, was.settled, was.pace) = (0, now.0, pace);
         was.short = short;
         was.clock = if exempt { now.0 } else { clock };
         was.spread = !control.freerun;
@@ -584,8 +634,9 @@ impl Throttle {
         let took = part_of(period, now.0.saturating_sub(entry.settled).saturating_sub(waited));
         let weight = if took >= entry.weight { took } else { entry.weight.midpoint(took) };
         assert!(weight <= WEIGHT_ONE, "a writer counts as more than one");
-        let (device, was) = (entry.device, std::mem::replace(&mut entry.weight, weight.max(1)));
-        self.count_weight(device, was, weight.max(1));
+        let (device, domain) = (entry.device, entry.domain);
+        let was = std::mem::replace(&mut entry.weight, weight.max(1));
+        self.count_weight(device, domain, was, weight.max(1));
     }
 
     /// Lowers the weights of writers that are late. On a device at its limit writers are late through no fault of theirs.
@@ -600,12 +651,14 @@ impl Throttle {
                 continue;
             }
             let silent = since(writer.seen) > SILENT_NS;
-            let period = cost_ns(u64::from(writer.nr_dirtied), device.control.pace);
+            let (pace, _) = device.pace_of(&self.domains, writer.domain);
+            let period = cost_ns(u64::from(writer.nr_dirtied), pace);
             let took = if silent { 0 } else { part_of(period, elapsed).max(1) };
             let less = writer.weight.saturating_sub(took);
+            let was = writer.weight;
             writer.weight -= less;
             writer.spread &= !silent;
-            device.weights.sub(less.into());
+            device.count(&self.domains, writer.domain, was, writer.weight);
             self.weights.sub(less.into());
         }
     }
@@ -624,23 +677,21 @@ impl Throttle {
         }
         entry.seen = now.0;
         entry.nr_dirtied = entry.nr_dirtied.saturating_add(blocks);
-        let weight = entry.weight;
+        let (domain, weight) = (entry.domain, entry.weight);
         if was != (device.0, weight) {
             if self.weights.is_zero() {
                 self.ticked = now;
             }
-            self.count_weight(was.0, was.1, 0);
-            self.count_weight(device.0, 0, weight);
+            self.count_weight(was.0, domain, was.1, 0);
+            self.count_weight(device.0, domain, 0, weight);
         }
     }
 
     /// Replaces a writer's weight in the sums.
-    fn count_weight(&mut self, device: u16, was: u32, is: u32) {
-        let device = &mut self.devices[usize::from(device)];
-        for weights in [&mut device.weights, &mut self.weights] {
-            weights.sub(was.into());
-            weights.add(is.into());
-        }
+    fn count_weight(&mut self, device: u16, domain: DomainId, was: u32, is: u32) {
+        self.devices[usize::from(device)].count(&self.domains, domain, was, is);
+        self.weights.sub(was.into());
+        self.weights.add(is.into());
     }
 
     /// Recomputes the device's paces if they are outdated.

@@ -36,6 +36,8 @@ pub struct Writer {
     pub connection: u32,
     /// The device that it dirtied last.
     pub device: u16,
+    /// The domain that it belongs to.
+    pub domain: u16,
     /// Whether the entry is in use.
     pub known: bool,
     /// Whether it paused since its device was last in free-run. Its first pause gives it a random phase.
@@ -70,6 +72,7 @@ impl Writer {
         Self {
             connection,
             device: 0,
+            domain: 0,
             known: true,
             spread: false,
             weight: 0,

@@ -65,6 +65,8 @@ pub enum Experiment {
     /// BFQ on modelled disks beside mq-deadline and none: shares, throughput, start-up of programs,
     /// soft real time, many exports, noisy neighbours
     Bfq(bfq::BfqArgs),
+    /// Buffered writers of tenants: parts of the device by weight, pauses, the dirty limit
+    DirtyShares(tables::TableArgs),
     /// Cost of a call on cached blocks, in process and, with --beside, in the kernel
     Cached(cached::CachedArgs),
     /// Random simulated worlds with every fault, checked by an oracle
@@ -130,6 +132,7 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::Seed004(options) => return options.run(ExperimentName::Seed004),
         Experiment::Fairness(options) => return options.run(ExperimentName::Fairness),
         Experiment::Bfq(options) => return options.run(),
+        Experiment::DirtyShares(options) => return options.run(ExperimentName::DirtyShares),
         Experiment::Cached(options) => return options.run(),
         Experiment::Smoke { shards: Some(shards), .. }
         | Experiment::Crash { shards: Some(shards), .. }

@@ -52,8 +52,11 @@ impl TableArgs {
     /// Runs the experiment and prints the report.
     pub fn run(self, name: ExperimentName) -> ExitCode {
         let Self { seed, policy: policies, tags, jobs, device, case: cases, output, .. } = self;
-        if !cases.is_empty() && name != ExperimentName::Fairness {
-            complain("--case selects rows of `fairness`; the other experiments have no cases");
+        let has_cases = [ExperimentName::Fairness, ExperimentName::DirtyShares].contains(&name);
+        if !cases.is_empty() && !has_cases {
+            complain(
+                "--case selects rows of `fairness` and `dirty-shares`; the other experiments have no cases",
+            );
             return ExitCode::from(USAGE);
         }
         let kind = match (self.virtual_only, self.live_only) {

@@ -23,8 +23,9 @@ use headworks_core::record::RunHash;
 use headworks_core::time::US;
 use headworks_core::writeback::{DirtyOptions, TraceEvent};
 use headworks_core::{
-    Action, Bio, CacheOptions, Completion, ConfigError, DeviceConfig, DeviceId, Input, Instant, Op,
-    QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, ShardId, VolumeConfig, VolumeOptions,
+    Action, Bio, CacheOptions, Completion, ConfigError, DeviceConfig, DeviceId, ExportConfig,
+    ExportId, Input, Instant, Op, QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, ShardId,
+    TenantConfig, TenantId, VolumeConfig, VolumeOptions,
 };
 use headworks_nbd::client::Histogram;
 use headworks_sim::disk::{DeviceModel, ModelCommand, Stream, StreamProfile};
@@ -66,6 +67,10 @@ pub struct CacheHarnessOptions {
     pub size: u64,
     /// The writers of the run.
     pub writers: Vec<WriterOptions>,
+    /// Tenants with one export each: weight and number of writers, in their order; without any all writers are of one export.
+    pub tenants: Vec<(u16, u32)>,
+    /// Length of the windows in which the bytes of tenants are counted.
+    pub window_ns: u64,
     /// Virtual time before counting starts.
     pub ramp_ns: u64,
     /// Virtual time during which is counted.
@@ -81,6 +86,8 @@ pub struct CacheHarnessOptions {
 pub struct CaseOutcome {
     /// Answered bytes by writer.
     pub bytes: Vec<u64>,
+    /// Answered bytes by tenant, in each window after the ramp.
+    pub windows: Vec<Vec<u64>>,
     /// Bytes written to each device.
     pub media: Vec<u64>,
     /// Busy nanoseconds of each device.
@@ -126,6 +133,7 @@ enum HarnessEvent {
     Close(u32),
     Sample,
     RampEnds,
+    WindowEnds,
 }
 
 /// A shard with a cache, its devices and its writers.
@@ -135,6 +143,8 @@ pub struct CacheHarness {
     /// Bytes of the command in each slot of each device.
     lens: Vec<Vec<u32>>,
     writers: Vec<Writer>,
+    tenants: usize,
+    window_ns: u64,
     events: EventQueue<HarnessEvent>,
     timer: Option<Instant>,
     now: Instant,
@@ -175,13 +185,29 @@ impl CacheHarness {
         }
         events.push(Instant(SAMPLE_NS), HarnessEvent::Sample);
         events.push(Instant(options.ramp_ns), HarnessEvent::RampEnds);
+        if !options.tenants.is_empty() {
+            let first = Instant(options.ramp_ns).after(options.window_ns);
+            events.push(first, HarnessEvent::WindowEnds);
+        }
+        let exports = (0u16..).zip(&options.tenants).flat_map(|(export, (_, writers))| {
+            std::iter::repeat_n(ExportId(export), *writers as usize)
+        });
+        let mut exports = exports.collect::<Vec<_>>().into_iter();
         let devices = options.devices.len();
         let writers = (0u32..).zip(options.writers);
         Ok(Self {
             shard,
             devices: options.devices.into_iter().map(Stream::new).collect(),
             lens: vec![Vec::new(); devices],
-            writers: writers.map(|(id, o)| Writer::new(o, id, options.seed)).collect(),
+            writers: writers
+                .map(|(id, o)| {
+                    let mut writer = Writer::new(o, id, options.seed);
+                    writer.export = exports.next().unwrap_or_default();
+                    writer
+                })
+                .collect(),
+            tenants: options.tenants.len(),
+            window_ns: options.window_ns,
             events,
             timer: None,
             now: Instant(0),
@@ -259,6 +285,7 @@ impl CacheHarness {
                 HarnessEvent::Close(writer) => self.close(writer),
                 HarnessEvent::Sample => self.sample(at),
                 HarnessEvent::RampEnds => self.ramp_ends(),
+                HarnessEvent::WindowEnds => self.window_ends(at),
             }
         }
     }
@@ -306,6 +333,19 @@ impl CacheHarness {
         self.sample.dirty_max = self.sample.dirty_max.max(dirty * BLOCK);
         self.sample.limit = limit * BLOCK;
         self.sample.background = stats.nr_dirty_background_threshold * BLOCK;
+    }
+
+    /// Notes what each tenant's writers were answered in the window that ends.
+    fn window_ends(&mut self, at: Instant) {
+        self.events.push(at.after(self.window_ns), HarnessEvent::WindowEnds);
+        let mut bytes = vec![0; self.tenants];
+        for writer in &self.writers {
+            bytes[usize::from(writer.export.0)] += writer.bytes;
+        }
+        for (tenant, bytes) in bytes.iter_mut().enumerate() {
+            *bytes -= self.outcome.windows.iter().map(|window| window[tenant]).sum::<u64>();
+        }
+        self.outcome.windows.push(bytes);
     }
 
     /// Discards the counts of the ramp.
@@ -449,6 +489,11 @@ fn config(options: &CacheHarnessOptions) -> ShardConfig {
         ..CacheOptions::default()
     };
     config.dirty = options.dirty;
+    let weights = options.tenants.iter().map(|(weight, _)| TenantConfig { weight: *weight });
+    config.tenants = weights.collect();
+    let exports = (0..options.tenants.len() as u16).map(TenantId);
+    config.exports =
+        exports.map(|tenant| ExportConfig { tenant, ..ExportConfig::default() }).collect();
     config
 }
 

@@ -365,6 +365,8 @@ impl CasePoint {
             devices: self.devices(),
             size: writers.iter().map(|writer| writer.end).max().unwrap_or(PART),
             writers,
+            tenants: Vec::new(),
+            window_ns: u64::MAX,
             ramp_ns: self.ramp_ns,
             runtime_ns: self.runtime_ns,
             throttle: self.throttle,

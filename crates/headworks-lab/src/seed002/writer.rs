@@ -58,6 +58,8 @@ const PLACE: u64 = 64 << 10;
 pub(super) struct Writer {
     pub options: WriterOptions,
     connection: u32,
+    /// The export that it writes to.
+    pub export: ExportId,
     prng: Prng,
     next_at: u64,
     issued: u64,
@@ -80,6 +82,7 @@ impl Writer {
         Self {
             options,
             connection,
+            export: ExportId(0),
             prng,
             next_at,
             issued: 0,
@@ -111,7 +114,7 @@ impl Writer {
         let id = BioId {
             connection: self.connection,
             volume: VolumeId(self.options.volume),
-            export: ExportId(0),
+            export: self.export,
             sequence: self.issued,
         };
         let op = if len == 0 { Op::Flush } else { Op::Write };

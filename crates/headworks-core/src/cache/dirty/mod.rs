@@ -18,6 +18,7 @@ use crate::cache::pool::Pool;
 use crate::cache::pool::folio::FolioKey;
 use crate::error::IoError;
 use crate::gauge::Gauge32;
+use crate::options::{ExportConfig, TenantConfig};
 use crate::slab::NIL;
 use crate::time::{Instant, MS};
 use crate::writeback::{DirtyOptions, Throttle};
@@ -80,6 +81,12 @@ impl DirtyState {
             devices: vec![DeviceWriteback::default(); devices],
             periodic_at: None,
         }
+    }
+
+    /// Shares the write bandwidth of devices by the weights of tenants, and of exports without one.
+    pub fn with_domains(mut self, exports: &[ExportConfig], tenants: &[TenantConfig]) -> Self {
+        self.throttle = self.throttle.with_domains(exports, tenants);
+        self
     }
 
     /// Returns the tunables that hold now.

@@ -270,6 +270,7 @@ fn charge(
     };
     let class = if op.writer == NIL { IoClass::RealTime } else { op.bio.ioprio.class() };
     // A pause is for what follows, of this bio or of this connection.
+    throttle.assign(writer, op.bio.id.export);
     let _ = throttle.on_dirtied(ctx.now, writer, device, run, class);
     let quota = throttle.foreground_quota(writer, device);
     if quota == 0 {

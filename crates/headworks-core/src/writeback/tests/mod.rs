@@ -5,6 +5,7 @@ use crate::time::SEC;
 use model::Model;
 
 mod accounts;
+mod domains;
 mod model;
 mod shares;
 mod steady;

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::bio::{DeviceId, IoClass};
+use crate::bio::{DeviceId, ExportId, IoClass};
 use crate::time::{Instant, MS, SEC, US};
 use crate::writeback::{DirtyOptions, Throttle, WriterId};
 
@@ -53,6 +53,7 @@ pub struct ModelWriter {
     pub id: WriterId,
     pub device: usize,
     pub class: IoClass,
+    pub export: ExportId,
     /// Nanoseconds from the end of a bio to the next one; 0: always busy.
     pub think_ns: u64,
     pub alive: bool,
@@ -132,6 +133,7 @@ impl Model {
             id,
             device,
             class,
+            export: ExportId(0),
             think_ns,
             alive: true,
             blocks: 0,
@@ -287,6 +289,7 @@ impl Model {
         let ModelWriter { id, device, class, think_ns, .. } = self.writers[writer];
         self.writers[writer].blocks += u64::from(BIO);
         self.dirtied += u64::from(BIO);
+        self.throttle.assign(id, self.writers[writer].export);
         let pause = self.throttle.on_dirtied(self.now, id, DeviceId(device as u16), BIO, class);
         self.supply(device);
         match pause {
