@@ -44,6 +44,7 @@ exports/db/device = hw0
 exports/db/ioprio = rt,0
 exports/db/on_error = hold
 exports/db/read_only = 0
+exports/db/tenant = none
 exports/db/weight = 400" get exports/db
 check "set a weight" says "exports/db/weight = 50" set exports/db/weight 50
 check "and it is set" says 50 get exports/db/weight

@@ -90,7 +90,13 @@ impl Queries {
                     }
                     word.into()
                 }
-                Leaf::IoMax(target) => cgroup_max(&self.settings.limits(target)).into(),
+                Leaf::IoMax(target) => {
+                    let limits = self.settings.limits(target);
+                    if limits.is_none() && name != path {
+                        continue;
+                    }
+                    cgroup_max(&limits).into()
+                }
                 Leaf::Dirty(tunable) => {
                     report::dirty_value(tunable, tunable.get(&self.settings.dirty()))
                 }
