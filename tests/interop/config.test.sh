@@ -89,10 +89,10 @@ start() { # ARGUMENTS...
 start -c "$FILE"
 db=$(get exports/db/device) logs=$(get exports/logs/device)
 check "a device with a name is not the filesystem's" test "$db" != "$logs"
-check "its scheduler is the file's" is "$db/queue/scheduler" "none [mq-deadline]"
+check "its scheduler is the file's" is "$db/queue/scheduler" "none [mq-deadline] bfq"
 check "its fifo_batch too" is "$db/queue/iosched/fifo_batch" 7
 check "the other has what the file says of all" is "$logs/queue/nr_requests" 99
-check "and the default of the rest" is "$logs/queue/scheduler" "[none] mq-deadline"
+check "and the default of the rest" is "$logs/queue/scheduler" "[none] mq-deadline bfq"
 check "write-back is the file's" is vm/dirty_bytes $((4 << 20))
 check "the weight is the file's" is exports/db/weight 400
 sizes() { test "$(nbdinfo --size "$(uri db)") $(nbdinfo --size "$(uri logs)")" = "$((8 << 20)) $((9 << 20))"; }
@@ -161,7 +161,7 @@ E
 "$HEADWORKS" ctl "$CONTROL" set "$slow/queue/nomerges" 1 >/dev/null
 check "tunables in the file are loaded" reload
 check "a dirty limit" is vm/dirty_bytes $((3 << 20))
-check "the scheduler of a named device" is "$db/queue/scheduler" "[none] mq-deadline"
+check "the scheduler of a named device" is "$db/queue/scheduler" "[none] mq-deadline bfq"
 check "what the file says of all" is "$db/queue/nr_requests" 77
 check "but not where a device has its own" is "$slow/queue/nr_requests" 5
 check "it is said" said "vm/dirty_bytes is 3145728 now"

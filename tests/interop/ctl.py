@@ -42,7 +42,7 @@ def rpc():
         """get lists every name once, with numbers as numbers and choices as sysfs shows them"""
         values = Client(SOCKET).ask("get")["result"]
         assert values["hw0/queue/nr_requests"] == 256, values
-        assert values["hw0/queue/scheduler"] == "[none] mq-deadline", values
+        assert values["hw0/queue/scheduler"] == "[none] mq-deadline bfq", values
         assert values["exports/default/weight"] == 100, values
         only = Client(SOCKET).ask("get", path="hw0/queue/nr_requests")["result"]
         assert only == {"hw0/queue/nr_requests": 256}, only
@@ -57,7 +57,7 @@ def rpc():
             ("hw0/queue/nr_requests", 4097, "EINVAL", "1..=4096"),
             ("hw0/queue/nr_requests", "many", "EINVAL", "1..=4096"),
             ("hw0/queue/nr_requests", 1.5, "EINVAL", "1..=4096"),
-            ("hw0/queue/scheduler", "bfq", "EINVAL", "none, mq-deadline"),
+            ("hw0/queue/scheduler", "cfq", "EINVAL", "none, mq-deadline, bfq"),
             ("exports/default/weight", 0, "EINVAL", "1..=10000"),
             ("exports/default/ioprio", "best", "EINVAL", None),
             ("exports/default/queue/max_sectors_kb", 3, "EINVAL", "4..=32768"),

@@ -111,10 +111,10 @@ wait_until 20 is_loaded
 switches() {
     local round
     for round in 1 2 3; do
-        ctl set hw0/queue/scheduler mq-deadline && [ "$(ctl get hw0/queue/scheduler)" = 'none [mq-deadline]' ] || return 1
+        ctl set hw0/queue/scheduler mq-deadline && [ "$(ctl get hw0/queue/scheduler)" = 'none [mq-deadline] bfq' ] || return 1
         ctl set hw0/queue/nr_requests 7 && ctl set hw0/queue/iosched/fifo_batch 2 || return 1
         ctl set hw0/queue/max_sectors_kb 64 && ctl set hw0/queue/nomerges 2 || return 1
-        ctl set hw0/queue/scheduler none && [ "$(ctl get hw0/queue/scheduler)" = '[none] mq-deadline' ] || return 1
+        ctl set hw0/queue/scheduler none && [ "$(ctl get hw0/queue/scheduler)" = '[none] mq-deadline bfq' ] || return 1
         ctl set hw0/queue/nr_requests $((100 + round)) && [ "$(ctl get hw0/queue/nr_requests)" = $((100 + round)) ] || return 1
         ctl set hw0/queue/max_sectors_kb 1280 && ctl set hw0/queue/nomerges 0 || return 1
     done

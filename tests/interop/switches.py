@@ -143,7 +143,11 @@ def ctl(*words):
 
 def switches():
     """Each in force when it is answered, and requests finish between two of them."""
-    schedulers = {"mq-deadline": "none [mq-deadline]", "none": "[none] mq-deadline"}
+    schedulers = {
+        "mq-deadline": "none [mq-deadline] bfq",
+        "none": "[none] mq-deadline bfq",
+        "bfq": "none mq-deadline [bfq]",
+    }
     for number in range(ROUNDS):
         for name, value in [
             ("scheduler", "mq-deadline"),

@@ -30,7 +30,7 @@ const ANSWER_MAX: u64 = 256 << 20;
 Examples:
   headworks serve --control /run/hw.ctl disk.img        a server with a control socket
   headworks ctl /run/hw.ctl get                         all values, as `path = value` lines
-  headworks ctl /run/hw.ctl get hw0/queue/scheduler     none [mq-deadline]
+  headworks ctl /run/hw.ctl get hw0/queue/scheduler     none [mq-deadline] bfq
   headworks ctl /run/hw.ctl set hw0/queue/scheduler mq-deadline
   headworks ctl /run/hw.ctl set exports/db/queue/nr_requests=64
   headworks ctl /run/hw.ctl set exports/db/weight 400   share of the device relative to other exports
@@ -536,10 +536,10 @@ mod tests {
 
     #[test]
     fn one_value_prints_like_sysfs_several_as_lines() {
-        let one = json!({ "hw0/queue/scheduler": "none [mq-deadline]" });
-        assert_eq!(show_values("hw0/queue/scheduler", &one), "none [mq-deadline]\n");
-        assert_eq!(show_values("/hw0/queue/scheduler/", &one), "none [mq-deadline]\n");
-        assert_eq!(show_values("hw0", &one), "hw0/queue/scheduler = none [mq-deadline]\n");
+        let one = json!({ "hw0/queue/scheduler": "none [mq-deadline] bfq" });
+        assert_eq!(show_values("hw0/queue/scheduler", &one), "none [mq-deadline] bfq\n");
+        assert_eq!(show_values("/hw0/queue/scheduler/", &one), "none [mq-deadline] bfq\n");
+        assert_eq!(show_values("hw0", &one), "hw0/queue/scheduler = none [mq-deadline] bfq\n");
         assert_eq!(show_values("", &json!({ "a": 1, "b": "x" })), "a = 1\nb = x\n");
     }
 

@@ -31,7 +31,7 @@ pub struct QueueArgs {
     /// Command time-out: a command that takes longer fails with an I/O error
     #[arg(long, value_parser = time, value_name = "TIME")]
     io_timeout: Option<u64>,
-    /// I/O scheduler: none or mq-deadline
+    /// I/O scheduler: none, mq-deadline or bfq
     #[arg(long, value_name = "NAME")]
     scheduler: Option<String>,
     /// Any tunable by its path in `headworks ctl get`: iosched/fifo_batch=32, hw_inflight_kb=320 for queues,

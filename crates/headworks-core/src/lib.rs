@@ -80,7 +80,7 @@ pub use error::{ConfigError, IoError, Status};
 pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
-    CacheOptions, Change, ChangeError, DeadlineOptions, DepthMode, DeviceConfig, ErrorPolicy,
+    BfqOptions, CacheOptions, Change, ChangeError, DeadlineOptions, DepthMode, DeviceConfig, ErrorPolicy,
     ExportConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, TenantConfig,
     Tunable, VolumeConfig, VolumeOptions, WriteMode,
 };

@@ -1,7 +1,7 @@
 //! Merging: the rules by which adjacent requests become one, and the index that finds them.
 //!
-//! Reads merge with reads and writes with writes, if they are adjacent on one volume, of one class (FUA and background work do
-//! not mix with others) and of one priority, within the device's limits. A piece of a split bio never merges: the limits cut it
+//! Reads merge with reads and writes with writes, if they are adjacent on one volume, of one export, of one class (FUA and background
+//! work do not mix with others) and of one priority, within the device's limits. A request has one export, because one pays for it. A piece of a split bio never merges: the limits cut it
 //! off its neighbours on purpose. Linux lets the last piece merge; that is not worth a second kind of link here.
 
 use crate::bio::{Bio, BioFlags};
@@ -41,6 +41,7 @@ pub(crate) fn fit_bio(
     };
     let allowed = request.op == bio.op
         && request.volume == bio.id.volume
+        && request.export == bio.id.export
         && same_class(request.flags, bio.flags)
         && request.ioprio == bio.ioprio
         && request.may_merge()
@@ -115,6 +116,7 @@ pub(crate) fn fit_requests(front: &Request, back: &Request, limits: &RequestLimi
     front.end() == back.offset
         && front.op == back.op
         && front.volume == back.volume
+        && front.export == back.export
         && same_class(front.flags, back.flags)
         && front.ioprio == back.ioprio
         && front.may_merge()

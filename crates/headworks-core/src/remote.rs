@@ -349,8 +349,11 @@ impl RemoteQueue {
 
     /// Returns tags to the owner.
     fn return_tags(&self, pools: &mut Pools, count: u32) {
-        if count > 0 {
-            let message = Message::TagReturn { device: self.device, count: count as u16 };
+        let mut left = count;
+        while left > 0 {
+            let count = left.min(u16::MAX.into()) as u16;
+            left -= u32::from(count);
+            let message = Message::TagReturn { device: self.device, count };
             pools.actions.list.push(Action::Send { to: self.owner, message });
         }
     }

@@ -4,7 +4,7 @@
 //! The bios of a request are linked in the order of their offsets. A piece of a split bio is a request of its own with a
 //! `parent`; it never merges, because its neighbours are its siblings, which the limits cut apart on purpose.
 
-use crate::bio::{Bio, BioFlags, Ioprio, Op, VolumeId};
+use crate::bio::{Bio, BioFlags, ExportId, Ioprio, Op, VolumeId};
 use crate::list::{Chained, Link, Linked};
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
@@ -71,12 +71,22 @@ pub struct Request {
     pub start_link: Link,
     /// Links in a sorting elevator's tree: left, right, parent.
     pub tree: [SlotId; 3],
+    /// The elevator's queue that it waits in or was dispatched from, of an elevator that owns shares; otherwise unused.
+    pub flow: u32,
+    /// Length when such an elevator dispatched it; it may grow and shrink while it is retried.
+    pub dispatched_bytes: u32,
+    /// What such an elevator expects the device to take for it, in nanoseconds.
+    pub estimate_ns: u32,
     /// Sequence number of leaving the elevator, which wraps; refused requests are sent again in this order.
     pub departure: u32,
     /// Number of segments that a command for all of it needs.
     pub segments: u16,
     /// Number of its bios.
     pub bios: u16,
+    /// The connection of its first bio.
+    pub connection: u32,
+    /// The export whose share all its bios use.
+    pub export: ExportId,
     /// The volume of all its bios.
     pub volume: VolumeId,
     /// The operation of all its bios.
@@ -147,9 +157,14 @@ impl Request {
             end_link,
             start_link,
             tree: _,
+            flow: _,
+            dispatched_bytes: _,
+            estimate_ns: _,
             departure: _,
             segments,
             bios,
+            connection,
+            export,
             volume,
             op,
             flags,
@@ -182,6 +197,8 @@ impl Request {
         *parent = start.parent;
         *segments = start.segments;
         *bios = start.bios;
+        *connection = start.connection;
+        *export = start.export;
         *volume = start.volume;
         *op = start.op;
         *flags = start.flags;
@@ -242,9 +259,14 @@ impl Default for Request {
             end_link: Link::UNLINKED,
             start_link: Link::UNLINKED,
             tree: [NIL; 3],
+            flow: NIL,
+            dispatched_bytes: 0,
+            estimate_ns: 0,
             departure: 0,
             segments: 0,
             bios: 0,
+            connection: 0,
+            export: ExportId(0),
             volume: VolumeId(0),
             op: Op::Read,
             flags: BioFlags::NONE,
@@ -282,6 +304,10 @@ pub(crate) struct RequestStart {
     pub segments: u16,
     /// Number of its bios.
     pub bios: u16,
+    /// The connection of its bio.
+    pub connection: u32,
+    /// The export of its bios.
+    pub export: ExportId,
     /// The volume of its bios.
     pub volume: VolumeId,
     /// The operation of its bios.
@@ -315,6 +341,8 @@ impl RequestStart {
             parent: NIL,
             segments,
             bios: 1,
+            connection: bio.id.connection,
+            export: bio.id.export,
             volume: bio.id.volume,
             op: bio.op,
             flags: bio.flags,
@@ -338,6 +366,8 @@ impl RequestStart {
             parent: NIL,
             segments: 0,
             bios: 0,
+            connection: 0,
+            export: ExportId(0),
             volume,
             op: Op::Flush,
             flags: BioFlags::NONE,
@@ -362,6 +392,8 @@ impl RequestStart {
             parent,
             segments,
             bios: 1,
+            connection: from.connection,
+            export: from.export,
             volume: from.volume,
             op: from.op,
             flags: from.flags.without(BioFlags::HOLE_OK),

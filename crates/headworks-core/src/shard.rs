@@ -76,17 +76,12 @@ const NO_SHARD: ShardId = ShardId(u16::MAX);
 // `Shard::touched` has one bit per device.
 const _: () = assert!(DEVICES_MAX <= u64::BITS as usize);
 
-/// Most bios in a shard: those of its clients, and those of all shards' caches, which may all send to a device of this one.
-fn bios_of(config: &ShardConfig) -> u32 {
-    config.bios_max + config.cache.bios() * u32::from(config.shards)
-}
-
 /// Most actions and segments of one batch.
 ///
 /// A bio causes at most two replies (early and released). A command that is sent in a batch completes in a later one, so a
 /// device is sent at most its queue depth, and each of those commands may time out.
 fn room_for_actions(config: &ShardConfig, volumes_max: usize) -> (usize, usize) {
-    let bios = bios_of(config) as usize;
+    let bios = config.bios_total() as usize;
     let (mut list, mut segments) = (2 * bios + volumes_max + 256, 0);
     for device in config.devices.iter().filter(|device| device.owner == config.id) {
         let queue = &device.queue;
@@ -162,9 +157,9 @@ impl Shard {
             bios_max: config.bios_max,
             plug: Plug::new(),
             pools: Pools {
-                bios: Bios::new(bios_of(&config)),
-                waits_since: vec![0; bios_of(&config) as usize],
-                completions: Vec::with_capacity(bios_of(&config) as usize),
+                bios: Bios::new(config.bios_total()),
+                waits_since: vec![0; config.bios_total() as usize],
+                completions: Vec::with_capacity(config.bios_total() as usize),
                 slots: Slots::new(slots),
                 actions: Actions::with_capacity(list, segments),
                 timers: TimerWheel::new(queue_timers + Cache::timers(&config.cache)),

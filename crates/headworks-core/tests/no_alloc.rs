@@ -127,8 +127,15 @@ impl Harness {
     }
 
     fn finish(&mut self) {
-        while !self.in_flight.is_empty() {
-            self.answer(Ok(()), |submit| submit.len);
+        loop {
+            while !self.in_flight.is_empty() {
+                self.answer(Ok(()), |submit| submit.len);
+            }
+            // An elevator may wait for a client before it dispatches the rest.
+            let Some(at) = self.timer.filter(|_| !self.shards.iter().all(Shard::is_quiet)) else {
+                return;
+            };
+            self.tick(at.saturating_sub(self.now));
         }
     }
 
@@ -151,6 +158,11 @@ fn none(
     change(&mut queue);
     for joined in [false, true] {
         count(&mut Harness::new(shards, bios_max, queue, joined), &path);
+    }
+    // The same with slots by weight, on both kinds of disks.
+    for rotational in [false, true] {
+        let queue = QueueOptions { scheduler: Scheduler::Bfq, rotational, ..queue };
+        count(&mut Harness::new(shards, bios_max, queue, rotational), &path);
     }
 }
 

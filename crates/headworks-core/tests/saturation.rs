@@ -41,8 +41,8 @@ impl Elevator for OneByOne {
         count
     }
 
-    fn on_complete(&mut self, now: Instant, done: &[EndedRequest]) {
-        self.inner.on_complete(now, done);
+    fn on_complete(&mut self, now: Instant, slots: &Slots, done: &[EndedRequest]) {
+        self.inner.on_complete(now, slots, done);
     }
 
     fn remove(&mut self, slots: &mut Slots, id: SlotId) {
@@ -101,7 +101,7 @@ impl World {
         config.volumes = vec![config.volumes[0]; load.files as usize];
         let mut shard = Shard::new(config).expect("a valid configuration");
         if dispatch == Dispatch::OneByOne {
-            let inner = elevator::make(&queue);
+            let inner = elevator::make(&queue, WRITERS);
             let one = Batch::with_capacity(1);
             shard.set_elevator(DeviceId(0), Box::new(OneByOne { inner, one }));
         }

@@ -143,8 +143,7 @@ pub fn check_idle(scenario: &Scenario, shard: &Shard, number: u16) -> Result<(),
     for (index, device) in scenario.devices.iter().enumerate() {
         let id = DeviceId(index as u16);
         // The current value, which may have been changed since the start.
-        let options = shard.queue_options(id).unwrap_or(&device.config.queue);
-        let all = options.nr_requests;
+        let all = shard.tag_options(id).map_or(device.config.queue.nr_requests, |tags| tags.depth);
         if let Some(free) = shard.tags_free(id)
             && free != all
         {

@@ -15,7 +15,10 @@ fn draw_value(tunable: Tunable, most: &QueueOptions, prng: &mut Prng) -> u64 {
         Tunable::NrRequests => &[1, 2, 7, 62, 64, 300],
         Tunable::MaxSectorsKb => &[4, 8, 64, 128],
         Tunable::NoMerges => &[0, 1, 2],
-        Tunable::Scheduler => &[Scheduler::None as u64, Scheduler::MqDeadline as u64],
+        Tunable::Scheduler => {
+            &[Scheduler::None as u64, Scheduler::MqDeadline as u64, Scheduler::Bfq as u64]
+        }
+        Tunable::SliceIdleUs => &[0, 100, 8000],
         Tunable::InflightKb => &[0, 0, 1, 64, 1024],
         Tunable::ReadAheadKb => &[0, 4, 64, 512, 4096],
         Tunable::MaxFolioOrder => &[0, 1, 3, 9],
@@ -28,7 +31,7 @@ fn draw_value(tunable: Tunable, most: &QueueOptions, prng: &mut Prng) -> u64 {
     if tunable == Tunable::MaxSectorsKb { value.min(tunable.get(most)) } else { value }
 }
 
-const CHANGED: [Tunable; 15] = [
+const CHANGED: [Tunable; 18] = [
     Tunable::NrRequests,
     Tunable::NrRequests,
     Tunable::MaxSectorsKb,
@@ -42,6 +45,9 @@ const CHANGED: [Tunable; 15] = [
     Tunable::FrontMerges,
     Tunable::WriteExpire,
     Tunable::PrioAgingExpire,
+    Tunable::SliceIdleUs,
+    Tunable::LowLatency,
+    Tunable::StrictGuarantees,
     Tunable::ReadAheadKb,
     Tunable::MaxFolioOrder,
 ];

@@ -8,9 +8,9 @@ use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC, US};
 use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
 use headworks_core::{
-    CacheOptions, DeadlineOptions, DeviceConfig, DeviceId, ErrorPolicy, IoClass, Ioprio, NoMerges,
-    Op, QueueOptions, Scheduler, ShardConfig, ShardId, SpareSlots, VolumeConfig, VolumeId,
-    VolumeOptions, WriteMode,
+    BfqOptions, CacheOptions, DeadlineOptions, DeviceConfig, DeviceId, ErrorPolicy, IoClass,
+    Ioprio, NoMerges, Op, QueueOptions, Scheduler, ShardConfig, ShardId, SpareSlots, VolumeConfig,
+    VolumeId, VolumeOptions, WriteMode,
 };
 
 use crate::disk::{BadRange, DiskDefect, Faults, LatencyModel};
@@ -374,11 +374,11 @@ fn draw_queue(prng: &mut Prng, model: LatencyModel) -> QueueOptions {
     }
 }
 
-/// Draws the elevator: half of the devices use deadline, with expiry times short enough to matter
-/// in a run.
+/// Draws the elevator: a third of the devices use deadline, with expiry times short enough to
+/// matter in a run, and a third bfq.
 fn draw_scheduler(prng: &mut Prng, queue: &mut QueueOptions) {
     let mut pick = |values: &[u32]| values[prng.below(values.len() as u64) as usize];
-    queue.scheduler = Scheduler::ALL[pick(&[0, 1]) as usize];
+    queue.scheduler = Scheduler::ALL[pick(&[0, 1, 2]) as usize];
     queue.deadline = DeadlineOptions {
         read_expire_ms: pick(&[0, 1, 10, 500]),
         write_expire_ms: pick(&[0, 5, 50, 5_000]),
@@ -387,6 +387,20 @@ fn draw_scheduler(prng: &mut Prng, queue: &mut QueueOptions) {
         front_merges: pick(&[0, 1, 1]) == 1,
         async_depth: pick(&[0, 0, 1, 8]),
         prio_aging_expire_ms: pick(&[0, 2, 20, 10_000]),
+    };
+    queue.rotational = pick(&[0, 1]) == 1;
+    queue.bfq = BfqOptions {
+        slice_idle_us: pick(&[0, 100, 8_000, 8_000]),
+        low_latency: pick(&[0, 1, 1]) == 1,
+        timeout_sync_ms: pick(&[1, 10, 125]),
+        max_budget: pick(&[0, 0, 1, 64]),
+        strict_guarantees: pick(&[0, 0, 0, 1]) == 1,
+        fifo_expire_sync_ms: pick(&[1, 20, 125]),
+        fifo_expire_async_ms: pick(&[1, 20, 250]),
+        hold_us: pick(&[0, 1_000, 60_000]),
+        inflight_us: pick(&[0, 2_000, 20_000]),
+        slot_us: pick(&[0, 100]),
+        ..BfqOptions::default()
     };
 }
 

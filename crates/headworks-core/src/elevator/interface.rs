@@ -3,8 +3,8 @@
 //! Invariants: an inserted request leaves by `dispatch`, by `remove` or by being merged away, exactly once; a batch never holds more requests
 //! than the device has room for.
 
-use crate::bio::{Ioprio, Op};
-use crate::request::{SlotId, Slots};
+use crate::bio::{ExportId, Ioprio, Op};
+use crate::request::{Request, SlotId, Slots};
 use crate::time::Instant;
 
 /// The end at which a request grew.
@@ -71,10 +71,35 @@ pub struct EndedRequest {
     pub ioprio: Ioprio,
     /// Operation of the request.
     pub op: Op,
+    /// As in [`Request::flow`]; `NIL` for one that was removed or merged away before it was dispatched.
+    pub flow: u32,
+    /// As in [`Request::dispatched_bytes`].
+    pub dispatched_bytes: u32,
+    /// As in [`Request::estimate_ns`].
+    pub estimate_ns: u32,
+}
+
+impl EndedRequest {
+    /// Describes a request that ends.
+    #[inline]
+    #[must_use]
+    pub fn of(request: &Request) -> Self {
+        let Request { ioprio, op, flow, dispatched_bytes, estimate_ns, .. } = *request;
+        Self { ioprio, op, flow, dispatched_bytes, estimate_ns }
+    }
 }
 
 /// An I/O scheduler: decides the order in which requests reach the device.
 pub trait Elevator: Send {
+    /// Returns whether it divides the device by weight. Then the gate in front grants every request at once and only counts: an
+    /// elevator that sees what another policy lets through cannot keep shares.
+    fn owns_shares(&self) -> bool {
+        false
+    }
+
+    /// Sets the weight of an export, for an elevator that owns shares.
+    fn set_weight(&mut self, _export: ExportId, _weight: u16) {}
+
     /// Takes requests that hold their tags, in order of arrival.
     fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]);
 
@@ -91,7 +116,7 @@ pub trait Elevator: Send {
     }
 
     /// Reports inserted requests that have ended or were merged into others, each exactly once.
-    fn on_complete(&mut self, _now: Instant, _done: &[EndedRequest]) {}
+    fn on_complete(&mut self, _now: Instant, _slots: &Slots, _done: &[EndedRequest]) {}
 
     /// Reports that `kept` grew at `edge`; `gone`, if any, was merged into it and leaves the elevator. `gone` is queued here;
     /// `kept` may be waiting for a tag or for a retry after the device was busy.

@@ -6,21 +6,25 @@
 //! Invariants: an inserted request leaves by `dispatch` or by being merged away, exactly once; a batch never holds more requests
 //! than the device has room for.
 
+mod bfq;
 mod deadline;
 mod interface;
 mod none;
+mod sort_index;
 
 use crate::options::{QueueOptions, Scheduler};
 
+pub use bfq::BfqElevator;
 pub use deadline::DeadlineElevator;
 pub use interface::{Batch, Elevator, EndedRequest, MergeEdge};
 pub use none::NoneElevator;
 
-/// Creates the elevator that `options.scheduler` names.
+/// Creates the elevator that `options.scheduler` names, for requests of at most `bios_max` bios at once.
 #[must_use]
-pub fn make(options: &QueueOptions) -> Box<dyn Elevator> {
+pub fn make(options: &QueueOptions, bios_max: u32) -> Box<dyn Elevator> {
     match options.scheduler {
         Scheduler::None => Box::new(NoneElevator::new()),
         Scheduler::MqDeadline => Box::new(DeadlineElevator::new(&options.deadline)),
+        Scheduler::Bfq => Box::new(BfqElevator::new(options, bios_max)),
     }
 }

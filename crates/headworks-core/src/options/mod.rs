@@ -1,14 +1,16 @@
 //! Options of shards, caches, queues and volumes, with their defaults and reasons. Names follow Linux where it has the option.
 //!
-//! `topology` describes the devices, volumes and exports of a shard, `cache` its page cache, `queue` the queue of a device, `tunable`
+//! `bfq` has the options of that elevator. `topology` describes the devices, volumes and exports of a shard, `cache` its page cache, `queue` the queue of a device, `tunable`
 //! the queue's tunables as a table, `change` hot-add and hot-remove.
 
+mod bfq;
 mod cache;
 mod change;
 mod queue;
 pub(crate) mod topology;
 mod tunable;
 
+pub use bfq::BfqOptions;
 pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
 pub use change::{Change, ChangeError};
 pub use queue::{DeadlineOptions, DepthMode, NoMerges, QueueOptions, Scheduler};

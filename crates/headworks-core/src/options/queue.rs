@@ -1,5 +1,6 @@
 //! Options of a device's queue.
 
+use super::BfqOptions;
 use crate::device_cost::ShareUnit;
 use crate::time::SEC;
 
@@ -14,19 +15,29 @@ pub enum Scheduler {
     None = 0,
     /// Sorted batches with deadlines, in priority classes.
     MqDeadline = 1,
+    /// Slots by weight, with budgets and idling.
+    Bfq = 2,
 }
 
 impl Scheduler {
     /// Every elevator, in the order of their codes.
-    pub const ALL: [Self; 2] = [Self::None, Self::MqDeadline];
+    pub const ALL: [Self; 3] = [Self::None, Self::MqDeadline, Self::Bfq];
 
     /// The words of sysfs, in the order of their codes.
-    pub const NAMES: [&'static str; 2] = ["none", "mq-deadline"];
+    pub const NAMES: [&'static str; 3] = ["none", "mq-deadline", "bfq"];
 
     /// The name in sysfs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
+    }
+}
+
+impl Scheduler {
+    /// Whether the elevator divides the device by weight; otherwise the gate does.
+    #[must_use]
+    pub const fn owns_shares(self) -> bool {
+        matches!(self, Self::Bfq)
     }
 }
 
@@ -137,6 +148,10 @@ pub struct QueueOptions {
     pub io_timeout_ns: u64,
     /// Options of the elevator mq-deadline.
     pub deadline: DeadlineOptions,
+    /// Options of the elevator bfq.
+    pub bfq: BfqOptions,
+    /// Whether a seek costs the device time, as on a disk.
+    pub rotational: bool,
     /// Whether the device has a volatile write cache, so that flushes must reach it.
     pub write_cache: bool,
     /// Whether the device can make a single write durable; otherwise a flush follows the write.
@@ -171,6 +186,8 @@ impl Default for QueueOptions {
             hw_depth: DepthMode::Auto,
             io_timeout_ns: 30 * SEC,
             deadline: DeadlineOptions::default(),
+            bfq: BfqOptions::default(),
+            rotational: false,
             write_cache: true,
             fua: false,
             discard: true,
@@ -184,6 +201,20 @@ impl Default for QueueOptions {
 }
 
 impl QueueOptions {
+    /// Tags of the queue on a shard with `bios` bios: `nr_requests`. An elevator that owns shares is given every request at once;
+    /// then there is a tag for every bio, `nr_requests` for pieces beyond the first, and the reserve that the policy keeps.
+    #[must_use]
+    pub fn tags(&self, bios: u32) -> u32 {
+        /// The reserve is one in sixteen.
+        const RESERVE_PART: u32 = 15;
+        let asked = bios + self.nr_requests;
+        if self.scheduler.owns_shares() {
+            asked + asked / RESERVE_PART + 1
+        } else {
+            self.nr_requests
+        }
+    }
+
     /// Most bytes of one data request.
     #[must_use]
     pub fn max_bytes(&self) -> u32 {

@@ -359,8 +359,15 @@ impl ShardConfig {
     /// Most requests of a shard: one for every bio, a piece for every tag, a flush for every volume, and one being built.
     #[must_use]
     pub fn slots_max(&self) -> u32 {
-        let tags: u32 = self.devices.iter().map(|device| device.queue.nr_requests).sum();
+        let bios = self.bios_total();
+        let tags: u32 = self.devices.iter().map(|device| device.queue.tags(bios)).sum();
         self.bios_max + self.cache.bios() + tags + self.spare.tags + self.volumes_max() as u32 + 1
+    }
+
+    /// Most bios in a shard: those of its clients, and those of all shards' caches, which may all send to a device of this one.
+    #[must_use]
+    pub fn bios_total(&self) -> u32 {
+        self.bios_max + self.cache.bios() * u32::from(self.shards)
     }
 
     /// Number of device slots, the spare ones included.

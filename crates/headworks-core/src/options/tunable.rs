@@ -37,6 +37,20 @@ tunables! {
         MaxFolioOrder      = 32, "max_folio_order",           0..=9,                Unit::Count,           AtOnce, [max_folio_order];
         Share              = 33, "share",                     0..=last(&ShareUnit::NAMES), Unit::Word(&ShareUnit::NAMES), Drain, [share];
         Depth              = 34, "hw_depth",                  0..=last(&DepthMode::NAMES), Unit::Word(&DepthMode::NAMES), Drain, [hw_depth];
+        Rotational         = 35, "rotational",                0..=1,                Unit::Flag,            Drain,  [rotational];
+        SliceIdle          = 36, "iosched/slice_idle",        0..=1000,             Unit::Milliseconds,    Drain,  { |o| u64::from(o.bfq.slice_idle_us).div_ceil(1000), |o, ms| o.bfq.slice_idle_us = ms as u32 * 1000 };
+        SliceIdleUs        = 37, "iosched/slice_idle_us",     0..=1_000_000,        Unit::Count,           Drain,  [bfq.slice_idle_us];
+        LowLatency         = 38, "iosched/low_latency",       0..=1,                Unit::Flag,            Drain,  [bfq.low_latency];
+        TimeoutSync        = 39, "iosched/timeout_sync",      1..=10_000,           Unit::Milliseconds,    Drain,  [bfq.timeout_sync_ms];
+        MaxBudget          = 40, "iosched/max_budget",        0..=1 << 24,          Unit::Count,           Drain,  [bfq.max_budget];
+        StrictGuarantees   = 41, "iosched/strict_guarantees", 0..=1,                Unit::Flag,            Drain,  [bfq.strict_guarantees];
+        BackSeekMax        = 42, "iosched/back_seek_max",     0..=1 << 30,          Unit::KiB,             Drain,  [bfq.back_seek_max_kb];
+        BackSeekPenalty    = 43, "iosched/back_seek_penalty", 1..=1000,             Unit::Count,           Drain,  [bfq.back_seek_penalty];
+        FifoExpireSync     = 44, "iosched/fifo_expire_sync",  1..=86_400_000,       Unit::Milliseconds,    Drain,  [bfq.fifo_expire_sync_ms];
+        FifoExpireAsync    = 45, "iosched/fifo_expire_async", 1..=86_400_000,       Unit::Milliseconds,    Drain,  [bfq.fifo_expire_async_ms];
+        HoldUs             = 46, "iosched/hw_hold_us",        0..=1_000_000,        Unit::Count,           Drain,  [bfq.hold_us];
+        InflightUs         = 47, "iosched/hw_inflight_us",    0..=10_000_000,       Unit::Count,           Drain,  [bfq.inflight_us];
+        SlotUs             = 48, "iosched/hw_slot_us",        0..=1_000_000,        Unit::Count,           Drain,  [bfq.slot_us];
     }
 }
 
@@ -100,7 +114,11 @@ mod tests {
                 let mut options = defaults;
                 tunable.set(&mut options, value).unwrap();
                 assert_eq!(tunable.get(&options), value, "{tunable:?}");
-                for other in Tunable::ALL.into_iter().filter(|&other| other != tunable) {
+                // Two units of one value.
+                let twins = [Tunable::SliceIdle, Tunable::SliceIdleUs];
+                let same = |other| twins.contains(&other) && twins.contains(&tunable);
+                let others = Tunable::ALL.into_iter().filter(|&other| other != tunable);
+                for other in others.filter(|&other| !same(other)) {
                     assert_eq!(other.get(&options), other.get(&defaults), "{tunable:?} {other:?}");
                 }
             }
@@ -113,9 +131,9 @@ mod tests {
     #[test]
     fn choice_is_parsed_and_shown_as_in_sysfs() {
         assert_eq!(Tunable::Scheduler.parse("mq-deadline"), Ok(1));
-        assert_eq!(Tunable::Scheduler.show(1), "none [mq-deadline]");
+        assert_eq!(Tunable::Scheduler.show(1), "none [mq-deadline] bfq");
         let error = Tunable::Scheduler.parse("cfq").unwrap_err();
-        assert!(error.to_string().contains("none, mq-deadline"), "{error}");
+        assert!(error.to_string().contains("none, mq-deadline, bfq"), "{error}");
         let error = Tunable::NrRequests.parse("0").unwrap_err();
         assert!(error.to_string().contains("1..=4096"), "{error}");
         assert!(Tunable::NrRequests.parse("many").unwrap_err().to_string().contains("1..=4096"));

@@ -145,6 +145,9 @@ impl Queue {
     /// Changes the shares of exports and tenants; waiting requests keep the old ones.
     pub fn change_shares(&mut self, change: ShareChange) {
         self.gate.change_shares(change);
+        if let ShareChange::ExportWeight(export, weight) = change {
+            self.waiting.set_weight(export, weight);
+        }
     }
 
     /// Returns true for a request that one command cannot carry. Merged requests are within the limits of their time and are

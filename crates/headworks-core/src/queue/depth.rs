@@ -20,6 +20,7 @@ impl Queue {
         // A policy that grants tag by tag knows no limit on bytes: it would be asked again without end.
         let auto = self.options.hw_depth == DepthMode::Auto
             && self.options.hw_inflight_kb == 0
+            && !self.gate.is_open()
             && self.gate.reuses_tags();
         self.depth = auto.then(|| DepthControl::new(self.limits.max_bytes));
         self.apply_depth();

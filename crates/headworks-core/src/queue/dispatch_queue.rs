@@ -6,7 +6,7 @@
 //! Invariants: `queued` counts the requests in both; the requeue list is sorted by `departure`; an elevator that asks for
 //! completions is told of every request that was inserted and has ended, exactly once.
 
-use crate::bio::{Ioprio, Op};
+use crate::bio::ExportId;
 use crate::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use crate::gauge::Gauge32;
 use crate::list::List;
@@ -38,9 +38,13 @@ pub(super) struct DispatchQueue {
 }
 
 impl DispatchQueue {
-    /// Creates an empty queue on a shard with `slots` request slots.
-    pub fn new(options: &QueueOptions, slots: u32) -> Self {
-        let elevator = elevator::make(options);
+    /// Creates an empty queue on a shard with `slots` request slots and `bios` bios.
+    pub fn new(options: &QueueOptions, slots: u32, bios: u32) -> Self {
+        let elevator = elevator::make(options, bios);
+        debug_assert!(
+            elevator.owns_shares() == options.scheduler.owns_shares(),
+            "as its name says"
+        );
         Self {
             needs_completions: elevator.needs_completions(),
             elevator,
@@ -61,6 +65,17 @@ impl DispatchQueue {
         self.ended.clear();
         self.needs_completions = elevator.needs_completions();
         self.elevator = elevator;
+    }
+
+    /// Returns whether the elevator divides the device by weight, see [`Elevator::owns_shares`].
+    #[inline]
+    pub fn owns_shares(&self) -> bool {
+        self.elevator.owns_shares()
+    }
+
+    /// Sets the weight of an export.
+    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
+        self.elevator.set_weight(export, weight);
     }
 
     /// Reserves space for other options and `slots` request slots. Once a change of options, never per request.
@@ -115,9 +130,9 @@ impl DispatchQueue {
 
     /// Notes a request that ended, timed out or was merged away, for the elevator.
     #[inline]
-    pub fn note_ended(&mut self, ioprio: Ioprio, op: Op) {
+    pub fn note_ended(&mut self, request: &Request) {
         if self.needs_completions {
-            self.ended.push(EndedRequest { ioprio, op });
+            self.ended.push(EndedRequest::of(request));
         }
     }
 
@@ -125,7 +140,7 @@ impl DispatchQueue {
     #[inline]
     pub fn insert(&mut self, now: Instant, slots: &mut Slots, ready: &[SlotId]) {
         if !self.ended.is_empty() {
-            self.elevator.on_complete(now, &self.ended);
+            self.elevator.on_complete(now, slots, &self.ended);
             self.ended.clear();
         }
         if !ready.is_empty() {

@@ -41,6 +41,11 @@ impl ExportShares {
         self.exports.get(usize::from(export.0)).copied().unwrap_or_default()
     }
 
+    /// Returns the weight of every configured export.
+    pub fn export_weights(&self) -> impl Iterator<Item = (ExportId, u16)> + '_ {
+        self.exports.iter().enumerate().map(|(id, export)| (ExportId(id as u16), export.weight))
+    }
+
     /// Returns the tenant of an export.
     pub fn tenant(&self, export: ExportId) -> TenantId {
         self.of(export).tenant

@@ -6,6 +6,10 @@
 //! Invariants: free + held + lent + returned == depth, where requests of this shard hold `held` and other shards `lent` (a
 //! policy that grants tag by tag may hold some itself: then the sum is less); `admitted_bytes` is the sum of `charged` over all
 //! requests that were admitted and have neither ended nor timed out.
+//!
+//! **Open.** In front of an elevator that owns shares the gate grants every request at once and whole, leases too, and limits no
+//! bytes: a queue whose requests waited here would look empty there. There is a tag for every bio; requests of several pieces get
+//! more than one as long as `nr_requests` are left beyond that.
 
 use super::export_shares::{ExportShares, ShareChange};
 use super::leases::{LeaseRequest, Leases};
@@ -16,7 +20,8 @@ use crate::options::{QueueOptions, ShardConfig};
 use crate::request::{Request, SlotId};
 use crate::request_limits::RequestLimits;
 use crate::tags::{
-    self, ByteBudget, Grant, Requester, ReturnedTags, TagOwner, TagRequest, max_request_tags,
+    self, ByteBudget, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest,
+    max_request_tags,
 };
 use crate::time::Instant;
 
@@ -46,6 +51,14 @@ pub(super) struct Gate {
     command_max: u32,
     /// The commands of a request reach the device together, see [`Gate::set_limit`].
     whole: bool,
+    /// The elevator owns shares, and every request is granted at once.
+    open: bool,
+    /// Most bios of the shard.
+    bios: u32,
+    /// Most tags of one request.
+    request_tags_max: u16,
+    /// Tags of the requests of this submission.
+    asked: u32,
     /// A request waited for the limit since this was asked last.
     bound: bool,
     /// The tag requests of one submission.
@@ -59,7 +72,7 @@ impl Gate {
     /// Creates a gate with all tags free, for at most `waiters_max` waiting requests.
     pub fn new(config: &ShardConfig, options: &QueueOptions, waiters_max: usize) -> Self {
         Self {
-            tags: tags::make(options, waiters_max, config.cache.is_on()),
+            tags: tags::make(tag_options(options, config, waiters_max)),
             leases: Leases::new(config.shards),
             shares: ExportShares::new(config),
             held: Gauge32::default(),
@@ -72,6 +85,10 @@ impl Gate {
             command_cost: 0,
             command_max: options.max_bytes(),
             whole: bytes_max(options) == u64::MAX,
+            open: options.scheduler.owns_shares(),
+            bios: config.bios_total(),
+            request_tags_max: max_request_tags(options.nr_requests),
+            asked: 0,
             bound: false,
             requests: Vec::with_capacity(waiters_max),
             most: 0,
@@ -89,6 +106,30 @@ impl Gate {
         self.waiters_max
     }
 
+    /// Returns the parameters of a tag policy for a queue with these options.
+    pub fn tag_options(&self, options: &QueueOptions, cached: bool) -> TagOptions {
+        debug_assert!(self.bios > 0, "a shard has bios");
+        match options.scheduler.owns_shares() {
+            true => TagOptions::open(options.tags(self.bios), self.waiters_max),
+            false => TagOptions::new(options, self.waiters_max, cached),
+        }
+    }
+
+    /// Returns the weight of every configured export.
+    pub fn weights(&self) -> impl Iterator<Item = (ExportId, u16)> + '_ {
+        self.shares.export_weights()
+    }
+
+    /// Returns the most bios of the shard.
+    pub fn bios(&self) -> u32 {
+        self.bios
+    }
+
+    /// Returns whether every request is granted at once.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
     /// Replaces the tag policy while no tag is held, lent or waited for.
     pub fn replace_policy(&mut self, tags: Box<dyn TagOwner>) {
         assert!(self.all_free(), "tags are replaced while all are free");
@@ -99,6 +140,8 @@ impl Gate {
     /// Takes over the limit on bytes in flight and the unit of shares of other options.
     pub fn set_limits(&mut self, options: &QueueOptions) {
         (self.bytes_max, self.command_cost) = (bytes_max(options), 0);
+        self.open = options.scheduler.owns_shares();
+        self.request_tags_max = max_request_tags(options.nr_requests);
         self.command_max = options.max_bytes();
         self.whole = self.bytes_max == u64::MAX;
         self.share = options.share;
@@ -175,13 +218,22 @@ impl Gate {
         let by_bytes = (self.bytes_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
         let whole = self.whole || !self.tags.reuses_tags();
         let pieces = if whole { pieces } else { pieces.min(by_bytes as u32) };
-        self.tags.tags_for(pieces)
+        if self.open { self.tags_at_once(pieces) } else { self.tags.tags_for(pieces) }
+    }
+
+    /// Returns how many of `tags` an open gate grants at once: at least one, and so many that every other bio still gets one.
+    fn tags_at_once(&self, tags: u32) -> u16 {
+        let kept = self.bios + self.tags.depth() / 16 + self.asked;
+        let more = self.tags.free().saturating_sub(kept);
+        debug_assert!(self.open && tags > 0, "an open gate grants a tag and more");
+        tags.min(self.request_tags_max.into()).min(1 + more) as u16
     }
 
     /// Begins a submission: the tag requests that follow are made together.
     #[inline]
     pub fn begin_submission(&mut self) {
         self.requests.clear();
+        self.asked = 0;
     }
 
     /// Adds a request to the submission.
@@ -189,6 +241,7 @@ impl Gate {
     pub fn add(&mut self, mut request: TagRequest) {
         debug_assert!(request.tags >= 1, "a request needs a tag");
         self.shares.fill(&mut request);
+        self.asked += u32::from(request.tags);
         self.requests.push(request);
     }
 
@@ -377,9 +430,12 @@ impl Gate {
         from: ShardId,
         lease: LeaseRequest,
     ) -> Option<u16> {
+        let tags = lease.tags.clamp(1, self.request_tags_max);
+        debug_assert!(self.request_tags_max > 0, "a request may have a tag");
+        self.asked = 0;
         let request = TagRequest {
             requester: Requester::Shard(from),
-            tags: lease.tags.clamp(1, max_request_tags(self.tags.depth())),
+            tags: if self.open { self.tags_at_once(tags.into()) } else { tags },
             bytes: lease.bytes,
             cost: lease.cost,
             sync: true,
@@ -453,10 +509,19 @@ impl Gate {
     }
 }
 
-/// Returns the limit on bytes in flight that `options` give.
+/// Returns the parameters of the tag policy of a queue in `config`.
+fn tag_options(options: &QueueOptions, config: &ShardConfig, waiters_max: usize) -> TagOptions {
+    match options.scheduler.owns_shares() {
+        true => TagOptions::open(options.tags(config.bios_total()), waiters_max),
+        false => TagOptions::new(options, waiters_max, config.cache.is_on()),
+    }
+}
+
+/// Returns the limit on bytes in flight that `options` give. An elevator that owns shares applies it itself.
 fn bytes_max(options: &QueueOptions) -> u64 {
     match options.hw_inflight_kb {
         0 => u64::MAX,
+        _ if options.scheduler.owns_shares() => u64::MAX,
         kb => u64::from(kb) * 1024,
     }
 }

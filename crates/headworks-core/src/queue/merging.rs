@@ -37,7 +37,7 @@ impl Queue {
             return false;
         }
         let options = &self.options;
-        let fronts = options.scheduler == Scheduler::None || options.deadline.front_merges;
+        let fronts = options.scheduler != Scheduler::MqDeadline || options.deadline.front_merges;
         let Some((kept, edge)) = self.find_neighbour(pools, id, fronts) else {
             return false;
         };

@@ -107,6 +107,7 @@ impl Queue {
         let options = config.devices[usize::from(device.0)].queue;
         let bios = config.bios_max + config.cache.bios();
         let waiters_max = (bios + u32::from(config.shards)) as usize;
+        let tags = options.tags(config.bios_total());
         let mut queue = Self {
             device,
             owner: config.id,
@@ -116,19 +117,20 @@ impl Queue {
             depth: None,
             cached: config.cache.is_on(),
             gate: Gate::new(config, &options, waiters_max),
-            ready: Vec::with_capacity(waiters_max + options.nr_requests as usize),
-            waiting: DispatchQueue::new(&options, slots),
+            ready: Vec::with_capacity(waiters_max + tags as usize),
+            waiting: DispatchQueue::new(&options, slots, config.bios_total()),
             index: MergeIndex::new(2 * bios),
             in_flight: InFlightList::new(),
             volumes: VolumeQueues::new(config, device),
             counters: QueueCounters::new(),
-            switch: OptionSwitch::new(config.shards, &options),
+            switch: OptionSwitch::new(config.shards, tags),
             monitor: DeviceMonitor::new(),
             expiry_due: false,
             expiry_put_off: false,
             timers_set: false,
         };
         queue.set_depth();
+        queue.set_weights();
         queue
     }
 
@@ -169,7 +171,7 @@ impl Queue {
 
     /// Returns the options that a tag policy for this queue is created with.
     pub fn tag_options(&self) -> TagOptions {
-        TagOptions::new(&self.options, self.gate.waiters_max(), self.cached)
+        self.gate.tag_options(&self.options, self.cached)
     }
 
     /// Replaces the tag policy; the queue must be quiet.
@@ -183,6 +185,17 @@ impl Queue {
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
         self.waiting.set_elevator(elevator);
+        self.set_weights();
+    }
+
+    /// Tells a new elevator the weights of exports, if it owns shares.
+    fn set_weights(&mut self) {
+        assert!(self.waiting.owns_shares() == self.gate.is_open(), "one place owns shares");
+        if self.waiting.owns_shares() {
+            for (export, weight) in self.gate.weights() {
+                self.waiting.set_weight(export, weight);
+            }
+        }
     }
 
     /// Returns true when no request waits for a tag, is queued or in the device.
@@ -315,7 +328,7 @@ impl Queue {
         self.gate.uncharge(request);
         // The elevator was told of a timed-out one when it timed out.
         if !request.is(Request::TIMED_OUT) {
-            self.waiting.note_ended(request.ioprio, request.op);
+            self.waiting.note_ended(request);
         }
     }
 

@@ -44,12 +44,12 @@ pub(super) struct OptionSwitch {
 
 impl OptionSwitch {
     /// Creates the state of an open queue.
-    pub fn new(shards: u16, options: &QueueOptions) -> Self {
+    pub fn new(shards: u16, tags: u32) -> Self {
         Self {
             next: None,
             held: Fifo::new(),
             lease_requests: vec![None; shards.into()],
-            slots_for: options.nr_requests,
+            slots_for: tags,
         }
     }
 
@@ -184,21 +184,23 @@ impl Queue {
             let QueueOptions { nr_requests, max_sectors_kb, share, io_timeout_ns, .. } = *options;
             (nr_requests, max_sectors_kb, share, io_timeout_ns)
         };
-        if tags_differ(&old, &next, self.cached) {
+        let tags = self.gate.tag_options(&next, self.cached);
+        if tags != self.gate.tag_options(&old, self.cached) {
             if !self.gate.all_free() {
                 self.options = old;
                 return Err(IoError::Busy);
             }
             self.make_room(pools);
-            self.gate.replace_policy(tags::make(&next, self.gate.waiters_max(), self.cached));
+            self.gate.replace_policy(tags::make(tags));
         }
         // The new elevator is told nothing of timed-out requests that are still in the device: the old one knew of them.
-        self.waiting.set_elevator(elevator::make(&next));
+        self.waiting.set_elevator(elevator::make(&next, self.gate.bios()));
         // It is set for a command that was sent under the old time-out, and every command in flight has timed out.
         pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
         // No request waits that it was set for.
         pools.timers.clear(timer_of(self.device, TimerKind::Expiry));
         self.set_depth();
+        self.set_weights();
         if lessees_see(&old) != lessees_see(&next) {
             self.announce_limits(pools);
         }
@@ -233,21 +235,17 @@ impl Queue {
 
     /// Makes request slots for the pieces of more tags, and room in the lists of a batch. Once a change, never per request.
     fn make_room(&mut self, pools: &mut Pools) {
-        let more = self.options.nr_requests.saturating_sub(self.switch.slots_for);
+        let tags = self.options.tags(self.gate.bios());
+        debug_assert!(tags >= self.options.nr_requests, "there are tags for nr_requests at least");
+        let more = tags.saturating_sub(self.switch.slots_for);
         let spare = more.min(pools.spare_slots);
         pools.spare_slots -= spare;
         pools.slots.grow(more - spare);
         self.switch.slots_for += more;
         let waiters_max = self.gate.waiters_max();
-        self.ready.reserve_exact(waiters_max + self.options.nr_requests as usize);
+        self.ready.reserve_exact(waiters_max + tags as usize);
         self.waiting.grow(&self.options, pools.slots.capacity());
     }
-}
-
-/// Returns true when the change needs another tag policy.
-fn tags_differ(old: &QueueOptions, next: &QueueOptions, cached: bool) -> bool {
-    let made = |options: &QueueOptions| tags::TagOptions::new(options, 0, cached);
-    made(old) != made(next)
 }
 
 /// Answers a change of options.

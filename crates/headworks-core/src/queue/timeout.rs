@@ -74,7 +74,7 @@ impl Queue {
         self.in_flight.mark_timed_out(&mut pools.slots, id);
         let request = &mut pools.slots[id];
         self.gate.uncharge(request);
-        self.waiting.note_ended(request.ioprio, request.op);
+        self.waiting.note_ended(request);
     }
 
     /// Marks all pieces of a split request that are in flight as timed out.

@@ -169,6 +169,13 @@ impl Shard {
             topology.config.devices.push(free_device());
         }
         topology.config.devices[index] = config;
+        // The spare tags are `nr_requests`; an elevator that owns shares has more.
+        if config.owner == topology.config.id {
+            let more = config.queue.tags(topology.config.bios_total()) - tags;
+            let spare = more.min(self.pools.spare_slots);
+            self.pools.spare_slots -= spare;
+            self.pools.slots.grow(more - spare);
+        }
         self.routes[index] = route_to(&topology.config, device, self.pools.slots.capacity());
         let (list, segments) = room_for_actions(&topology.config, topology.volumes_max);
         self.pools.actions.make_room(list, segments);

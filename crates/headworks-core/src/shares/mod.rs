@@ -30,10 +30,15 @@
 //! Weights: over any time in which a child has requests, its service differs from its share of the group's by at most one
 //! request of its own and one of its siblings. The first is tested in `tests/fair_tags/bypass.rs`, the second here.
 //!
-//! Invariants: Eligible <=> start <= V, Pending <=> start > V, for a child with requests; `weights` is the sum over all children
-//! that are not forgotten; V never goes back; after every call a group with requests has an eligible child.
+//! **Slots.** A leaf can also be served for a while under a budget instead of one request at a time, with its actual service
+//! charged as it happens: see `slots`. Then a group may have children of three classes, each with a virtual time of its own.
+//!
+//! Invariants: Eligible <=> start <= V, Pending <=> start > V, for a child with requests that is not in service; `weights` is the
+//! sum over all children that are not forgotten; V never goes back; after every call a group with requests has an eligible
+//! child or one in service.
 
 pub(crate) mod heap;
+mod slots;
 
 use crate::slab::NIL;
 use heap::{Heap, HeapKey, HeapLink, HeapNode, is_before};
@@ -56,6 +61,8 @@ enum ShareState {
     Pending,
     /// It has requests and its start has come.
     Eligible,
+    /// It has a slot, or is on the path to the leaf that has it.
+    InService,
     /// No request; it is remembered until V reaches its finish.
     Idle,
 }
@@ -77,6 +84,10 @@ struct ShareNode {
     state: ShareState,
     /// It is in the list of forgotten nodes.
     listed: bool,
+    /// Its class among the children of its parent; 0 precedes.
+    class: u8,
+    /// Service that its start does not count yet; 0 unless it is served in slots.
+    service: u64,
     /// Number of the call that gave it its first request; of equal times the earlier goes first.
     arrival: u64,
     /// A number of the caller's.
@@ -107,6 +118,8 @@ impl ShareNode {
             cost: 0,
             state,
             listed: false,
+            class: 0,
+            service: 0,
             arrival: 0,
             owner,
             link,
@@ -123,7 +136,7 @@ impl ShareNode {
     }
 }
 
-/// The children of a node.
+/// The children of a node that are of one class.
 #[derive(Clone, Copy, Debug)]
 struct ShareGroup {
     virtual_time: u64,
@@ -135,6 +148,10 @@ struct ShareGroup {
     eligible: Heap,
     /// Children without requests that are remembered, by finish.
     idle: Heap,
+    /// The child in service, or `NIL`.
+    in_service: ShareId,
+    /// Time of the last slot that was given here although a higher class had requests.
+    passed_at: u64,
 }
 
 impl ShareGroup {
@@ -144,6 +161,8 @@ impl ShareGroup {
         pending: Heap::new(),
         eligible: Heap::new(),
         idle: Heap::new(),
+        in_service: NIL,
+        passed_at: 0,
     };
 
     fn heap(&mut self, state: ShareState) -> &mut Heap {
@@ -151,6 +170,7 @@ impl ShareGroup {
             ShareState::Pending => &mut self.pending,
             ShareState::Eligible => &mut self.eligible,
             ShareState::Idle => &mut self.idle,
+            ShareState::InService => unreachable!("a node in service is in no heap"),
             ShareState::Forgotten => unreachable!("a forgotten node is in no heap"),
         }
     }
@@ -179,6 +199,8 @@ pub struct ShareTree {
     arrivals: u64,
     nodes_max: usize,
     groups_max: usize,
+    /// Classes of each group: 1, or those of a tree that is served in slots.
+    classes: u32,
 }
 
 impl ShareTree {
@@ -188,7 +210,12 @@ impl ShareTree {
     /// Creates a tree with space for `groups_max` groups and `leaves_max` leaves beside the root; nothing is allocated later.
     #[must_use]
     pub fn new(groups_max: usize, leaves_max: usize) -> Self {
-        let (nodes_max, groups_max) = (groups_max + leaves_max + 1, groups_max + 1);
+        Self::with_classes(1, groups_max, leaves_max)
+    }
+
+    fn with_classes(classes: u32, groups_max: usize, leaves_max: usize) -> Self {
+        let nodes_max = groups_max + leaves_max + 1;
+        let groups_max = (groups_max + 1) * classes as usize;
         let mut tree = Self {
             nodes: Vec::with_capacity(nodes_max),
             groups: Vec::with_capacity(groups_max),
@@ -198,9 +225,10 @@ impl ShareTree {
             arrivals: 0,
             nodes_max,
             groups_max,
+            classes,
         };
         tree.nodes.push(ShareNode::new(NIL, 0, 1, NIL));
-        tree.groups.push(ShareGroup::EMPTY);
+        tree.groups.extend((0..classes).map(|_| ShareGroup::EMPTY));
         tree
     }
 
@@ -211,13 +239,15 @@ impl ShareTree {
 
     /// Adds a group below a group; `owner` is a number of the caller's.
     pub fn add_group(&mut self, parent: ShareId, weight: u32, owner: u32) -> ShareId {
+        let classes = self.classes;
         let group = self.free_groups.pop().unwrap_or_else(|| {
             assert!(self.groups.len() < self.groups_max, "more groups than announced");
-            self.groups.push(ShareGroup::EMPTY);
-            self.groups.len() as u32 - 1
+            self.groups.extend((0..classes).map(|_| ShareGroup::EMPTY));
+            self.groups.len() as u32 - classes
         });
-        self.groups[group as usize] = ShareGroup::EMPTY;
-        self.add(ShareNode::new(parent, group, weight, owner))
+        self.groups[group as usize..][..classes as usize].fill(ShareGroup::EMPTY);
+        let class = if classes > 1 { slots::GROUP_CLASS } else { 0 };
+        self.add(ShareNode { class, ..ShareNode::new(parent, group, weight, owner) })
     }
 
     fn add(&mut self, node: ShareNode) -> ShareId {
@@ -240,7 +270,8 @@ impl ShareTree {
         self.nodes[id as usize].listed = false;
         let group = self.nodes[id as usize].group;
         if group != NIL {
-            assert!(self.groups[group as usize].weights == 0, "a group's children go first");
+            let empty = self.groups_of(group).all(|group| self.groups[group].weights == 0);
+            assert!(empty, "a group's children go first");
             self.free_groups.push(group);
         }
         self.free_nodes.push(id);
@@ -250,8 +281,9 @@ impl ShareTree {
     pub fn forget(&mut self, id: ShareId) {
         let node = self.nodes[id as usize];
         assert!(!node.is_active(), "a node with requests is kept");
+        assert!(node.state != ShareState::InService, "a node in service is kept");
         if node.state == ShareState::Idle {
-            let group = self.group_of(node.parent);
+            let group = self.home(id);
             self.groups[group].idle.remove(&mut self.nodes, id);
             self.groups[group].weights -= u64::from(node.weight);
             self.nodes[id as usize].state = ShareState::Forgotten;
@@ -288,10 +320,15 @@ impl ShareTree {
         debug_assert!(self.nodes[leaf as usize].group == NIL, "a leaf has requests");
         assert!(!self.nodes[leaf as usize].is_active(), "a leaf is activated once");
         self.arrivals += 1;
-        let (mut id, mut cost) = (leaf, cost);
-        while id != Self::ROOT {
-            let parent = self.nodes[id as usize].parent;
-            let group = self.group_of(parent);
+        self.activate_path(leaf, cost, None);
+    }
+
+    /// Puts a node and the groups above it into their heaps, with the cost of the first request of each. `hole` is described in
+    /// `slots`. A group in service takes the cost of its best child when its slot ends.
+    fn activate_path(&mut self, id: ShareId, cost: u64, hole: Option<u64>) {
+        let (mut id, mut cost) = (id, cost);
+        while id != Self::ROOT && self.nodes[id as usize].state != ShareState::InService {
+            let (parent, group) = (self.nodes[id as usize].parent, self.home(id));
             if self.nodes[id as usize].is_active() {
                 if self.nodes[id as usize].cost == cost {
                     return;
@@ -299,10 +336,13 @@ impl ShareTree {
                 self.take_out(group, id);
             } else {
                 self.enter(group, id);
+                if let Some(raise) = hole {
+                    self.shift_back(group, id, cost, raise);
+                }
             }
             self.put_in(group, id, cost);
             self.settle(group);
-            cost = self.best_cost(group).expect("a group with a request has a best child");
+            cost = self.best_cost(parent).expect("a group with a request has a best child");
             id = parent;
         }
     }
@@ -354,6 +394,7 @@ impl ShareTree {
     fn make_eligible(&mut self, group: usize) {
         let entry = &mut self.groups[group];
         if entry.eligible.is_empty()
+            && entry.in_service == NIL
             && let Some(start) = entry.pending.top_time(&self.nodes)
             && is_before(entry.virtual_time, start)
         {
@@ -391,13 +432,14 @@ impl ShareTree {
         let node = &mut self.nodes[id as usize];
         node.state = ShareState::Forgotten;
         entry.weights -= u64::from(node.weight);
-        let below = node.group as usize;
-        let is_group = node.group != NIL;
+        let below = node.group;
         if !std::mem::replace(&mut node.listed, true) && self.forgotten.len() < self.nodes_max {
             self.forgotten.push(id);
         }
-        if is_group {
-            while self.forget_first(below) {}
+        if below != NIL {
+            for group in self.groups_of(below) {
+                while self.forget_first(group) {}
+            }
         }
         true
     }
@@ -407,7 +449,8 @@ impl ShareTree {
     pub fn first(&self) -> Option<ShareId> {
         let mut id = Self::ROOT;
         while self.nodes[id as usize].group != NIL {
-            id = self.groups[self.group_of(id)].eligible.top()?;
+            let below = self.nodes[id as usize].group;
+            id = self.groups_of(below).find_map(|group| self.groups[group].eligible.top())?;
         }
         Some(id)
     }
@@ -444,7 +487,7 @@ impl ShareTree {
         let mut id = leaf;
         while id != Self::ROOT {
             let node = &self.nodes[id as usize];
-            let ShareGroup { virtual_time, weights, .. } = self.groups[self.group_of(node.parent)];
+            let ShareGroup { virtual_time, weights, .. } = self.groups[self.home(id)];
             let end = virtual_time.wrapping_add(span(cost, weights.max(1)));
             if !node.is_active() || is_before(end, node.start) {
                 return false;
@@ -463,8 +506,7 @@ impl ShareTree {
         let cost = self.nodes[leaf as usize].cost;
         let (mut id, mut next) = (leaf, next);
         while id != Self::ROOT {
-            let parent = self.nodes[id as usize].parent;
-            let group = self.group_of(parent);
+            let (parent, group) = (self.nodes[id as usize].parent, self.home(id));
             self.forget_passed(group);
             self.take_out(group, id);
             self.advance(group, cost);
@@ -479,27 +521,29 @@ impl ShareTree {
                 None => self.rest(group, id),
             }
             self.make_eligible(group);
-            next = self.best_cost(group);
+            next = self.best_cost(parent);
             id = parent;
         }
     }
 
     /// Withdraws the first request of a leaf, which is not served and pays nothing; `next` is the cost of the one after it, if
-    /// there is one.
+    /// there is one. A leaf that is served in slots has none, and pays the service that it had.
     pub fn withdraw(&mut self, leaf: ShareId, next: Option<u64>) {
         debug_assert!(self.nodes[leaf as usize].group == NIL, "a leaf has requests");
         assert!(self.nodes[leaf as usize].is_active(), "a request is withdrawn once");
         let (mut id, mut next) = (leaf, next);
-        while id != Self::ROOT {
-            let parent = self.nodes[id as usize].parent;
-            let group = self.group_of(parent);
+        while id != Self::ROOT && self.nodes[id as usize].state != ShareState::InService {
+            let (parent, group) = (self.nodes[id as usize].parent, self.home(id));
             self.take_out(group, id);
             match next {
                 Some(cost) => self.put_in(group, id, cost),
-                None => self.rest(group, id),
+                None => {
+                    self.count_service(id);
+                    self.rest(group, id);
+                }
             }
             self.settle(group);
-            next = self.best_cost(group);
+            next = self.best_cost(parent);
             id = parent;
         }
     }
@@ -510,7 +554,7 @@ impl ShareTree {
         let mut id = leaf;
         while id != Self::ROOT {
             let ShareNode { parent, state, .. } = self.nodes[id as usize];
-            let group = self.group_of(parent);
+            let group = self.home(id);
             if state == ShareState::Forgotten {
                 return;
             }
@@ -557,14 +601,29 @@ impl ShareTree {
         entry.virtual_time = entry.virtual_time.wrapping_add(more);
     }
 
-    fn best_cost(&self, group: usize) -> Option<u64> {
-        self.groups[group].eligible.top().map(|id| self.nodes[id as usize].cost)
+    /// Returns the cost of the child of a group that is served next.
+    fn best_cost(&self, parent: ShareId) -> Option<u64> {
+        let below = self.nodes[parent as usize].group;
+        let best = self.groups_of(below).find_map(|group| {
+            let ShareGroup { eligible, pending, .. } = &self.groups[group];
+            eligible.top().or(pending.top())
+        });
+        best.map(|id| self.nodes[id as usize].cost)
     }
 
-    fn group_of(&self, id: ShareId) -> usize {
-        let group = self.nodes[id as usize].group;
+    /// Returns the children of a node of its class, this node among them.
+    fn home(&self, id: ShareId) -> usize {
+        let ShareNode { parent, class, .. } = self.nodes[id as usize];
+        let group = self.nodes[parent as usize].group;
         debug_assert!(group != NIL, "a leaf has no children");
-        group as usize
+        debug_assert!(u32::from(class) < self.classes, "a class of this tree");
+        group as usize + usize::from(class)
+    }
+
+    /// Returns the children of the group that begins at `first`, class by class.
+    fn groups_of(&self, first: u32) -> std::ops::Range<usize> {
+        debug_assert!(first != NIL, "a leaf has no children");
+        first as usize..(first + self.classes) as usize
     }
 
     /// Returns true if a group's heaps agree with its virtual time.
@@ -573,7 +632,7 @@ impl ShareTree {
         let now = entry.virtual_time;
         let pending = entry.pending.top_time(&self.nodes);
         pending.is_none_or(|start| is_before(now, start))
-            && entry.is_active() != entry.eligible.is_empty()
+            && (entry.in_service != NIL || entry.is_active() != entry.eligible.is_empty())
     }
 }
 

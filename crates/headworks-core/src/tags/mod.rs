@@ -21,9 +21,8 @@ mod lease;
 mod owner;
 mod stats;
 
-use crate::options::QueueOptions;
-
 pub use fair::FairTags;
+pub(crate) use flows::pool::KeyTable;
 pub(crate) use flows::{FlowHead, Flows};
 pub use lease::Lease;
 pub use owner::{
@@ -31,8 +30,8 @@ pub use owner::{
 };
 pub use stats::TagStats;
 
-/// Creates the tag policy of a queue, with space for `waiters_max` waiters.
+/// Creates the tag policy of a queue.
 #[must_use]
-pub fn make(options: &QueueOptions, waiters_max: usize, cached: bool) -> Box<dyn TagOwner> {
-    Box::new(FairTags::new(TagOptions::new(options, waiters_max, cached)))
+pub fn make(options: TagOptions) -> Box<dyn TagOwner> {
+    Box::new(FairTags::new(options))
 }

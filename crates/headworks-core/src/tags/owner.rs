@@ -154,6 +154,12 @@ pub struct TagOptions {
 }
 
 impl TagOptions {
+    /// The parameters of a policy in front of an elevator that owns shares: `depth` tags, enough for every request.
+    #[must_use]
+    pub fn open(depth: u32, waiters_max: usize) -> Self {
+        Self { depth, async_depth: depth, waiters_max }
+    }
+
     /// Derives the parameters from a queue's options. With a cache above (`cached`), write-out is asynchronous and no caller
     /// waits for it; `none` has no `async_depth` to limit it, so it may have a quarter of the tags.
     #[must_use]

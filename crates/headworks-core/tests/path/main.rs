@@ -4,6 +4,7 @@
 //! `cargo test -p headworks-core --test path` runs them all in well under a second.
 
 mod bench;
+mod bfq;
 
 mod busy;
 mod change;

@@ -49,6 +49,7 @@ struct DepartedRequest {
     slot: SlotId,
     offset: u64,
     number: u64,
+    ended: EndedRequest,
 }
 
 impl Elevators {
@@ -60,7 +61,7 @@ impl Elevators {
         }
         Self {
             slots,
-            elevator: elevator::make(queue),
+            elevator: elevator::make(queue, requests),
             index: MergeIndex::new(2 * requests),
             limits: RequestLimits::new(queue),
             batch: Batch::with_capacity(requests as usize),
@@ -113,7 +114,7 @@ impl Elevators {
     ) -> bool {
         let now = self.advance(now);
         if !done.is_empty() {
-            self.elevator.on_complete(now, done);
+            self.elevator.on_complete(now, &self.slots, done);
             done.clear();
         }
         self.batch.reset(room);
@@ -123,7 +124,8 @@ impl Elevators {
             let request = &mut self.slots[slot];
             request.state = RequestState::InFlight;
             self.departed += 1;
-            out.push(DepartedRequest { slot, offset: request.offset, number: self.departed });
+            let (offset, ended) = (request.offset, EndedRequest::of(request));
+            out.push(DepartedRequest { slot, offset, number: self.departed, ended });
         }
         self.queued -= self.batch.ids().len();
         self.queued > 0
@@ -230,6 +232,7 @@ impl<'a, L: Lock<Elevators>> ElevatorPath<'a, L> {
             if let Some(watch) = &self.shared.watch {
                 watch.record(departed.number);
             }
+            self.done.push(departed.ended);
             self.commands.push(Command {
                 id: RequestId { slot: departed.slot, generation: 0 },
                 volume: VolumeId(0),
@@ -243,7 +246,6 @@ impl<'a, L: Lock<Elevators>> ElevatorPath<'a, L> {
         }
         issue(&mut self.device, now, &mut self.commands, &mut self.completions);
         for completion in self.completions.drain(..) {
-            self.done.push(EndedRequest { ioprio: self.incoming.ioprio, op: Op::Write });
             window.answer(completion.id.slot);
         }
         window.deliver();

@@ -16,7 +16,7 @@ use headworks::{
 use headworks_core::VolumeId;
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::request::{SlotId, Slots};
-use headworks_core::{Instant, VolumeOptions};
+use headworks_core::{ExportId, Instant, VolumeOptions};
 
 use super::job::{BLOCK, OrderWatch, Stream};
 use super::{CellLoad, CellRun, RingCounts, Round};
@@ -33,7 +33,10 @@ pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellR
     };
     let volume = VolumeOptions { size: load.size, block_size: 1, ..VolumeOptions::default() };
     let elevator = watched.clone().map(|watched| -> Box<dyn Elevator> {
-        Box::new(WatchedElevator { inner: elevator::make(&load.queue), watched })
+        Box::new(WatchedElevator {
+            inner: elevator::make(&load.queue, load.jobs * load.iodepth),
+            watched,
+        })
     });
     let options = OwnerOptions {
         handles: load.jobs as usize,
@@ -195,6 +198,14 @@ struct WatchedElevator {
 }
 
 impl Elevator for WatchedElevator {
+    fn owns_shares(&self) -> bool {
+        self.inner.owns_shares()
+    }
+
+    fn set_weight(&mut self, export: ExportId, weight: u16) {
+        self.inner.set_weight(export, weight);
+    }
+
     fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]) {
         self.inner.insert(now, slots, ids);
     }
@@ -206,8 +217,8 @@ impl Elevator for WatchedElevator {
         count
     }
 
-    fn on_complete(&mut self, now: Instant, done: &[EndedRequest]) {
-        self.inner.on_complete(now, done);
+    fn on_complete(&mut self, now: Instant, slots: &Slots, done: &[EndedRequest]) {
+        self.inner.on_complete(now, slots, done);
     }
 
     fn remove(&mut self, slots: &mut Slots, id: SlotId) {

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headworks_core::elevator::{Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::prng::Prng;
 use headworks_core::request::{SlotId, Slots};
-use headworks_core::{Instant, RequestId};
+use headworks_core::{ExportId, Instant, RequestId};
 
 use crate::harness::Dispatcher;
 
@@ -205,6 +205,14 @@ impl CountedElevator {
 }
 
 impl Elevator for CountedElevator {
+    fn owns_shares(&self) -> bool {
+        self.inner.owns_shares()
+    }
+
+    fn set_weight(&mut self, export: ExportId, weight: u16) {
+        self.inner.set_weight(export, weight);
+    }
+
     fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]) {
         self.inside += ids.len();
         self.inner.insert(now, slots, ids);
@@ -252,8 +260,8 @@ impl Elevator for CountedElevator {
         self.inner.needs_completions()
     }
 
-    fn on_complete(&mut self, now: Instant, done: &[EndedRequest]) {
-        self.inner.on_complete(now, done);
+    fn on_complete(&mut self, now: Instant, slots: &Slots, done: &[EndedRequest]) {
+        self.inner.on_complete(now, slots, done);
     }
 
     fn remove(&mut self, slots: &mut Slots, id: SlotId) {

@@ -195,6 +195,7 @@ fn run_one(seed: u64, case: Case, way: DispatchMode, length: Length) -> Result<R
         io_timeout_ns: 600 * SEC,
         ..QueueOptions::default()
     };
+    let bios = case.jobs().iter().map(|job| job.iodepth).sum();
     let mut harness = BlockHarness::new(BlockHarnessOptions {
         seed,
         queue,
@@ -207,7 +208,7 @@ fn run_one(seed: u64, case: Case, way: DispatchMode, length: Length) -> Result<R
         runtime_ns,
     })?;
     let shared = SharedState::new(way, seed);
-    let entered = CountedElevator::new(elevator::make(&queue), shared.clone());
+    let entered = CountedElevator::new(elevator::make(&queue, bios), shared.clone());
     harness.shard().set_elevator(DeviceId(0), Box::new(entered));
     harness.set_dispatcher(Box::new(shared.clone()));
     let counts = harness.run();

@@ -132,7 +132,7 @@ fn problem_has_line_column_and_remedy() {
         ("[server.queue]\nwrite_cache = 1", "f:2:1", "describes the device"),
         ("[server.queue.iosch]\nx = 1", "f:1:15", "the nearest is `iosched`"),
         ("[server.queue.iosched]\nx = 1", "f:2:1", "it has read_expire, write_expire"),
-        ("[server.queue]\nscheduler = 'bfq'", "f:2:13", "not one of none, mq-deadline"),
+        ("[server.queue]\nscheduler = 'cfq'", "f:2:13", "not one of none, mq-deadline, bfq"),
         ("device = 'x'", "f:1:10", "write [[device]] once for each"),
         ("[[device]]\nqueue = {}", "f:1:1", "needs a name"),
         ("[[device]]\nname = 'a b'", "f:2:8", "letters, digits"),

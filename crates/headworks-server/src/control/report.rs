@@ -295,7 +295,7 @@ pub fn device(report: &DeviceReport) -> Value {
             "write_ps_per_byte": queue.cost.byte_ps()[1],
         },
         "tags": {
-            "depth": options.nr_requests,
+            "depth": report.tags_depth,
             "free": report.tags_free,
             "asks": tags.requests,
             "waits": tags.waits,
@@ -398,6 +398,7 @@ mod tests {
             queue: QueueStats { in_flight: 7, ..QueueStats::default() },
             busy_ns: 5 * MS,
             tags: Default::default(),
+            tags_depth: 0,
             tags_free: 0,
             ops: [counts(1), counts(2), counts(3), counts(4), counts(5), counts(6), counts(7)],
         };
@@ -457,11 +458,11 @@ mod tests {
 
     #[test]
     fn values_and_ranges_match_sysfs() {
-        assert_eq!(value(Tunable::Scheduler, 1), "none [mq-deadline]");
+        assert_eq!(value(Tunable::Scheduler, 1), "none [mq-deadline] bfq");
         assert_eq!(value(Tunable::NrRequests, 64), 64);
         assert_eq!(value(Tunable::WriteCache, 1), "write back");
         assert_eq!(value(Tunable::WriteCache, 0), "write through");
         assert_eq!(Tunable::NrRequests.accepted(), "1..=4096");
-        assert_eq!(Tunable::Scheduler.accepted(), "none, mq-deadline");
+        assert_eq!(Tunable::Scheduler.accepted(), "none, mq-deadline, bfq");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   {"jsonrpc":"2.0","id":1,"method":"get","params":{"path":"hw0/queue/scheduler"}}
-//!   {"jsonrpc":"2.0","id":1,"result":{"hw0/queue/scheduler":"none [mq-deadline]"}}
+//!   {"jsonrpc":"2.0","id":1,"result":{"hw0/queue/scheduler":"none [mq-deadline] bfq"}}
 //!   {"jsonrpc":"2.0","id":2,"error":{"code":-32000,"message":"...","data":{"errno":"EINVAL","accepted":"1..=4096"}}}
 //! ```
 //!

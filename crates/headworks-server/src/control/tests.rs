@@ -61,6 +61,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                     queue: Default::default(),
                     busy_ns: 0,
                     tags: Default::default(),
+                    tags_depth: 0,
                     tags_free: 0,
                     ops: Default::default(),
                 };
@@ -185,7 +186,7 @@ fn set_answers_with_value_in_force() {
     let bench = Bench::new(Manner::Switch(Ok(())));
     let path = "hw0/queue/scheduler";
     let answer = bench.call("set", set(path, json!("mq-deadline")));
-    assert_eq!(answer, Ok(json!({ path: "none [mq-deadline]" })));
+    assert_eq!(answer, Ok(json!({ path: "none [mq-deadline] bfq" })));
     assert_eq!(bench.call("get", json!({ "path": path })), answer);
     let path = "exports/db/queue/nr_requests";
     for value in [json!(7), json!("7"), json!(" 7\n")] {

@@ -197,6 +197,8 @@ pub struct DeviceReport {
     pub busy_ns: u64,
     /// Counters of the tags.
     pub tags: TagStats,
+    /// Number of all tags.
+    pub tags_depth: u32,
     /// Number of free tags.
     pub tags_free: u32,
     /// Counters of each operation.

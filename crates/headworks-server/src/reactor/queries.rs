@@ -160,6 +160,7 @@ impl Reactor {
             queue,
             busy_ns: queue.busy_until(now),
             tags,
+            tags_depth: shard.tag_options(device)?.depth,
             tags_free: shard.tags_free(device)?,
             ops,
         })

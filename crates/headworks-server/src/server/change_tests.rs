@@ -132,7 +132,7 @@ fn reload_sets_changed_tunables_of_every_device() {
     assert_eq!((report.refused, report.restart), (vec![], vec!["hw1/queue/queue_depth".into()]));
     assert_eq!(value("hw0/queue/nomerges"), 1);
     assert_eq!(value("hw0/queue/nr_requests"), 50, "a value of ctl set stays");
-    assert_eq!(value("hw1/queue/scheduler"), "none [mq-deadline]");
+    assert_eq!(value("hw1/queue/scheduler"), "none [mq-deadline] bfq");
     assert_eq!(value("hw1/queue/nomerges"), 0, "a named device has its own values");
     assert_eq!(value("vm/dirty_bytes"), 4 << 20);
     assert_eq!(server.reloader().retune(wanted), RetuneReport::default(), "nothing is new");

@@ -4,7 +4,7 @@
 //! key is at least `latest`, or `NIL`; the FIFO is in order of arrival, which is deadline order because all requests of a lane
 //! have the same time to live; a merged request takes the FIFO position of its older part.
 
-use super::index::{SortIndex, SortKey};
+use crate::elevator::sort_index::{SortIndex, SortKey};
 use crate::list::List;
 use crate::request::{QueueLink, SlotId, Slots};
 use crate::slab::NIL;

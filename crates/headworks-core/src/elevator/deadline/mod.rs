@@ -22,7 +22,6 @@
 //! Invariants: a level's `queued` counts its requests that were inserted and have neither ended nor been merged away, in the
 //! device or not; `waiting` is the number of requests in all lanes; sum of `queued` >= `waiting`.
 
-mod index;
 mod lane;
 mod pick;
 
@@ -107,7 +106,7 @@ impl Elevator for DeadlineElevator {
         true
     }
 
-    fn on_complete(&mut self, _now: Instant, ended: &[EndedRequest]) {
+    fn on_complete(&mut self, _now: Instant, _slots: &Slots, ended: &[EndedRequest]) {
         for request in ended {
             let queued = &mut self.picker.levels[request.ioprio.class().rank()].queued;
             assert!(!queued.is_zero(), "more requests ended than were inserted");

@@ -265,14 +265,14 @@ impl Comparison {
             let id = self.out.swap_remove(at);
             done.push(self.end(id));
         }
-        self.real.on_complete(self.now, &done);
+        self.real.on_complete(self.now, &self.slots, &done);
     }
 
     fn end(&mut self, id: SlotId) -> EndedRequest {
         let Request { ioprio, op, .. } = self.slots[id];
         self.naive.queued[ioprio.class().rank()] -= 1;
         self.free.push(id);
-        EndedRequest { ioprio, op }
+        EndedRequest::of(&Request { ioprio, op, ..Request::default() })
     }
 
     /// Merges a bio into a waiting request.
@@ -330,7 +330,7 @@ impl Comparison {
             return;
         }
         let done = self.end(gone.id);
-        self.real.on_complete(self.now, &[done]);
+        self.real.on_complete(self.now, &self.slots, &[done]);
     }
 
     fn check(&self) {
@@ -355,7 +355,7 @@ impl Comparison {
             self.dispatch();
             let out = std::mem::take(&mut self.out);
             let done: Vec<EndedRequest> = out.into_iter().map(|id| self.end(id)).collect();
-            self.real.on_complete(self.now, &done);
+            self.real.on_complete(self.now, &self.slots, &done);
             self.check();
         }
         assert!(self.real.picker.levels.iter().all(|level| level.queued.is_zero()));

@@ -54,12 +54,9 @@ impl Harness {
 
     /// Completes dispatched requests.
     fn complete(&mut self, words: &str) {
-        let done = |word| {
-            let Request { ioprio, op, .. } = request(word);
-            EndedRequest { ioprio, op }
-        };
+        let done = |word| EndedRequest::of(&request(word));
         let done: Vec<EndedRequest> = words.split_whitespace().map(done).collect();
-        self.elevator.on_complete(Instant(self.now), &done);
+        self.elevator.on_complete(Instant(self.now), &self.slots, &done);
     }
 
     fn pass(&mut self, ms: u64) {

@@ -31,7 +31,7 @@
 //! or export has an entry while it has flows.
 
 mod flow;
-mod pool;
+pub(crate) mod pool;
 
 use super::owner::{Requester, TagRequest};
 use crate::bio::{ExportId, TenantId};

@@ -64,7 +64,7 @@ impl<T> IndexMut<u32> for Pool<T> {
 /// Finds an entry of a pool by its key: linear probing, at most half full, holes closed on removal. The keys stay in the pool;
 /// `key_of` reads them there.
 #[derive(Debug)]
-pub(super) struct KeyTable {
+pub(crate) struct KeyTable {
     /// An entry's name plus one, 0 where there is none: zeroed memory is not touched before it is used.
     slots: Vec<u32>,
     shift: u32,

@@ -37,7 +37,7 @@ const BEFORE: usize = 0;
 const AFTER: usize = 1;
 const UP: usize = 2;
 
-/// The waiting requests of one lane in position order.
+/// Waiting requests in position order.
 #[derive(Debug)]
 pub(super) struct SortIndex {
     root: SlotId,
@@ -107,6 +107,22 @@ impl SortIndex {
         }
         let mut from = id;
         while up != NIL && slots[up].tree[AFTER] == from {
+            (from, up) = (up, slots[up].tree[UP]);
+        }
+        up
+    }
+
+    /// Returns the request before `id` in position order; `NIL` before the first.
+    pub fn before(&self, slots: &Slots, id: SlotId) -> SlotId {
+        let [mut at, _, mut up] = slots[id].tree;
+        if at != NIL {
+            while slots[at].tree[AFTER] != NIL {
+                at = slots[at].tree[AFTER];
+            }
+            return at;
+        }
+        let mut from = id;
+        while up != NIL && slots[up].tree[BEFORE] == from {
             (from, up) = (up, slots[up].tree[UP]);
         }
         up
@@ -206,7 +222,12 @@ mod tests {
                 }
             }
             check(&slots, index.root, NIL);
-            assert_eq!(all(&index, &slots), model.values().copied().collect::<Vec<_>>());
+            let sorted = all(&index, &slots);
+            assert_eq!(sorted, model.values().copied().collect::<Vec<_>>());
+            for pair in sorted.windows(2) {
+                assert_eq!(index.before(&slots, pair[1]), pair[0]);
+            }
+            assert!(sorted.first().is_none_or(|&first| index.before(&slots, first) == NIL));
             let from = SortKey(u128::from(prng.below(2)) << 64 | u128::from(prng.below(22)));
             let found = model.range((from, 0)..).next().map_or(NIL, |(_, &id)| id);
             assert_eq!(index.at_or_after(&slots, from), found);

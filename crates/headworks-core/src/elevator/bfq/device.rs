@@ -1,0 +1,82 @@
+//! What is in the device, and how much more it may have.
+//!
+//! The elevator orders what is outside the device; what is inside is ordered by the device and delays everything. Two limits, each of which lets one
+//! request in at least: the estimated time of what is inside, on a rotating device, and the bytes (`hw_inflight_kb`).
+//!
+//! Invariant: `requests` is the number of dispatched requests that have neither ended nor timed out, refused ones included.
+
+use super::settings::Settings;
+use crate::gauge::{Gauge32, Gauge64};
+
+/// The requests in the device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct InDevice {
+    requests: Gauge32,
+    bytes: Gauge64,
+    estimate_ns: Gauge64,
+    most: u32,
+}
+
+impl InDevice {
+    /// Returns the number of requests in the device.
+    pub fn requests(&self) -> u32 {
+        self.requests.get()
+    }
+
+    /// Returns the largest number that ever was there.
+    pub fn most(&self) -> u32 {
+        self.most
+    }
+
+    /// Returns whether another request may be dispatched. The limit on time holds while `timed`.
+    pub fn has_room(&self, settings: &Settings, timed: bool) -> bool {
+        if self.requests.is_zero() {
+            return true;
+        }
+        let bytes = self.bytes.get() < settings.inflight_bytes;
+        let time = !timed || self.estimate_ns.get() < settings.inflight_ns;
+        !settings.strict && bytes && time
+    }
+
+    /// Counts a request that is dispatched.
+    pub fn add(&mut self, bytes: u32, estimate_ns: u32) {
+        self.requests.add(1);
+        self.bytes.add(bytes.into());
+        self.estimate_ns.add(estimate_ns.into());
+        self.most = self.most.max(self.requests.get());
+    }
+
+    /// Counts a request that has ended or timed out.
+    pub fn remove(&mut self, bytes: u32, estimate_ns: u32) {
+        self.requests.sub(1);
+        self.bytes.sub(bytes.into());
+        self.estimate_ns.sub(estimate_ns.into());
+        debug_assert!(!self.requests.is_zero() || self.bytes.is_zero(), "an empty device has none");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::QueueOptions;
+    use crate::time::MS;
+
+    /// P10: each limit lets in one request beyond it and no more.
+    #[test]
+    fn each_limit_is_exceeded_by_one_request_at_most() {
+        let options =
+            QueueOptions { rotational: true, hw_inflight_kb: 64, ..QueueOptions::default() };
+        let settings = Settings::new(&options);
+        let mut device = InDevice::default();
+        device.add(1 << 20, 0);
+        assert!(!device.has_room(&settings, true), "the first one goes whatever its size");
+        device.remove(1 << 20, 0);
+        device.add(65_535, 19 * MS as u32);
+        assert!(device.has_room(&settings, true));
+        device.add(1, MS as u32);
+        assert!(!device.has_room(&settings, true) && !device.has_room(&settings, false));
+        device.remove(1, MS as u32);
+        device.add(0, MS as u32);
+        assert!(!device.has_room(&settings, true) && device.has_room(&settings, false));
+    }
+}

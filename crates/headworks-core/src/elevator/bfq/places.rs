@@ -1,0 +1,230 @@
+//! The queues of all parties, found by export and connection, and their leaves in the tree of shares.
+//!
+//! ```text
+//!   root --weight--> export --weight of the priority, class--> queue       a tenant's level would stand before the export
+//! ```
+//!
+//! A synchronous queue belongs to a connection and priority of an export, an asynchronous one to a priority of an export. Places are sized for every
+//! request to have a queue of its own; beyond [`IDLE_PLACES`] a new queue takes the place of one without requests.
+//!
+//! Invariants: a queue is in the table under its key; every queue has a leaf below its export's group.
+
+use std::ops::{Index, IndexMut};
+
+use super::queue::{BfqQueue, QueueId};
+use super::symmetry::ExportLoad;
+use crate::bio::ExportId;
+use crate::options::ExportConfig;
+use crate::request::Request;
+use crate::shares::{ShareId, ShareTree};
+use crate::slab::NIL;
+use crate::tags::KeyTable;
+use crate::time::Instant;
+
+/// Exports that are told apart: as many as a configuration has. All others share one place.
+const EXPORTS: usize = 4096;
+
+/// Places that are filled before those of idle queues are used again.
+const IDLE_PLACES: usize = 4096;
+
+/// Idle queues that are looked for at once before another place is filled.
+const SEARCH: usize = 32;
+
+/// An export's group in the tree.
+#[derive(Clone, Copy, Debug)]
+struct ExportPlace {
+    /// The group, or `NIL` before its first request.
+    group: ShareId,
+    load: ExportLoad,
+}
+
+/// The queues and exports of a device.
+#[derive(Debug)]
+pub(super) struct Places {
+    queues: Vec<BfqQueue>,
+    queues_max: usize,
+    table: KeyTable,
+    exports: Vec<ExportPlace>,
+    /// Where the search for an idle queue goes on.
+    hand: usize,
+    /// The queue that was found last: a batch often has several requests of it.
+    latest: QueueId,
+}
+
+/// Returns the key of a request's queue.
+fn key_of(request: &Request, sync: bool) -> u64 {
+    let export = u64::from(request.export.0) << 48;
+    let party = if sync { u64::from(request.connection) << 8 | 1 } else { 0 };
+    export | party | u64::from(request.ioprio.code()) << 1
+}
+
+impl Places {
+    /// Creates places for the queues of `requests_max` requests.
+    pub fn new(requests_max: u32) -> Self {
+        let queues_max = requests_max as usize + IDLE_PLACES;
+        let weight = u32::from(ExportConfig::default().weight);
+        let export = ExportPlace { group: NIL, load: ExportLoad::new(weight) };
+        Self {
+            queues: Vec::with_capacity(queues_max),
+            queues_max,
+            table: KeyTable::new(queues_max),
+            exports: vec![export; EXPORTS + 1],
+            hand: 0,
+            latest: NIL,
+        }
+    }
+
+    /// Creates the tree that the queues of these places are in.
+    pub fn make_tree(&self) -> ShareTree {
+        ShareTree::in_slots(self.exports.len(), self.queues_max)
+    }
+
+    /// Returns the queue of a request, and whether it is new. `tree` has a leaf for it.
+    pub fn find(
+        &mut self,
+        now: Instant,
+        tree: &mut ShareTree,
+        request: &Request,
+    ) -> (QueueId, bool) {
+        let sync = request.is_sync();
+        let key = key_of(request, sync);
+        if self.latest != NIL && self.queues[self.latest as usize].key == key {
+            return (self.latest, false);
+        }
+        let queues = &self.queues;
+        let found = self.table.find(key, |id| queues[id as usize].key);
+        let id = found.unwrap_or_else(|| self.add(now, tree, request, key));
+        self.latest = id;
+        (id, found.is_none())
+    }
+
+    fn add(&mut self, now: Instant, tree: &mut ShareTree, request: &Request, key: u64) -> QueueId {
+        let mut queue = BfqQueue::new(now, key, request.ioprio, request.is_sync());
+        queue.export = usize::from(request.export.0).min(EXPORTS);
+        let id = self.find_idle().unwrap_or(self.queues.len());
+        if let Some(old) = self.queues.get(id) {
+            debug_assert!(old.is_replaceable(), "a queue with requests keeps its place");
+            tree.remove(old.leaf);
+            let queues = &self.queues;
+            self.table.remove(old.key, id as u32, |id| queues[id as usize].key);
+        }
+        let group = self.group_of(tree, queue.export);
+        queue.leaf = tree.add_leaf_of(group, queue.class(), queue.weight(), id as u32);
+        self.table.insert(key, id as u32);
+        if id == self.queues.len() {
+            assert!(id < self.queues_max, "more queues with requests than requests");
+            self.queues.push(queue);
+        } else {
+            self.queues[id] = queue;
+        }
+        id as QueueId
+    }
+
+    /// Returns the place of a queue without requests, if places are short.
+    fn find_idle(&mut self) -> Option<usize> {
+        let places = self.queues.len();
+        if places < IDLE_PLACES {
+            return None;
+        }
+        let search = if places < self.queues_max { SEARCH } else { places };
+        for _ in 0..search {
+            self.hand = (self.hand + 1) % places;
+            if self.queues[self.hand].is_replaceable() {
+                return Some(self.hand);
+            }
+        }
+        assert!(places < self.queues_max, "more queues with requests than requests");
+        None
+    }
+
+    /// Returns the group of an export; it is made with the first queue.
+    fn group_of(&mut self, tree: &mut ShareTree, export: usize) -> ShareId {
+        let place = &mut self.exports[export];
+        if place.group == NIL {
+            place.group = tree.add_group(ShareTree::ROOT, place.load.weight(), export as u32);
+        }
+        place.group
+    }
+
+    /// Returns the load of a queue's export.
+    pub fn load_of(&mut self, queue: QueueId) -> &mut ExportLoad {
+        let export = self.queues[queue as usize].export;
+        &mut self.exports[export].load
+    }
+
+    /// Returns the load of an export and its group, if it has any.
+    pub fn export(&mut self, export: ExportId) -> (&mut ExportLoad, Option<ShareId>) {
+        let place = &mut self.exports[usize::from(export.0).min(EXPORTS)];
+        (&mut place.load, (place.group != NIL).then_some(place.group))
+    }
+
+    /// Returns true if a queue precedes another by class or weight; between exports theirs count.
+    pub fn precedes(&self, one: QueueId, other: QueueId) -> bool {
+        let (one, other) = (&self[one], &self[other]);
+        if one.export != other.export {
+            let weight = |queue: &BfqQueue| self.exports[queue.export].load.weight();
+            return weight(one) > weight(other);
+        }
+        one.class() < other.class() || one.weight() > other.weight()
+    }
+
+    #[cfg(test)]
+    pub fn all(&self) -> &[BfqQueue] {
+        &self.queues
+    }
+}
+
+impl Index<QueueId> for Places {
+    type Output = BfqQueue;
+
+    #[inline]
+    fn index(&self, id: QueueId) -> &BfqQueue {
+        &self.queues[id as usize]
+    }
+}
+
+impl IndexMut<QueueId> for Places {
+    #[inline]
+    fn index_mut(&mut self, id: QueueId) -> &mut BfqQueue {
+        &mut self.queues[id as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bio::{BioFlags, Op};
+
+    fn request(connection: u32, export: u16, op: Op) -> Request {
+        let (export, flags) = (ExportId(export), BioFlags::NONE);
+        Request { connection, export, op, flags, ..Request::default() }
+    }
+
+    #[test]
+    fn queue_belongs_to_connection_or_asynchronous_export() {
+        let mut places = Places::new(64);
+        let mut tree = places.make_tree();
+        let mut of = |request: &Request| places.find(Instant(0), &mut tree, request);
+        assert_eq!(of(&request(7, 1, Op::Read)), (0, true));
+        assert_eq!(of(&request(8, 1, Op::Read)), (1, true));
+        assert_eq!(of(&request(7, 2, Op::Read)), (2, true));
+        assert_eq!(of(&request(7, 1, Op::Write)), (3, true));
+        assert_eq!(of(&request(8, 1, Op::Write)), (3, false), "write-out of an export is one");
+        assert_eq!(of(&request(7, 1, Op::Read)), (0, false));
+        assert_eq!(of(&request(0, u16::MAX, Op::Read)), (4, true));
+    }
+
+    #[test]
+    fn places_of_idle_queues_are_used_again() {
+        let mut places = Places::new(8);
+        let mut tree = places.make_tree();
+        for connection in 0..50_000 {
+            let (id, new) = places.find(Instant(0), &mut tree, &request(connection, 0, Op::Read));
+            assert!(new && (id as usize) < IDLE_PLACES, "{id}");
+            assert_eq!(tree.owner(places[id].leaf), id);
+        }
+        // The last ones are known.
+        let last = request(49_999, 0, Op::Read);
+        assert!(!places.find(Instant(0), &mut tree, &last).1);
+    }
+}

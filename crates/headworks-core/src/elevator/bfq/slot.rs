@@ -1,0 +1,287 @@
+//! A slot, from the choice of its queue to its end, and the requests served in it.
+//!
+//! `select` returns the queue to serve next, if one may be served now: it ends slots that are over and begins new ones until one
+//! has a request within its budget. So one dispatch fills a batch over the ends of slots.
+
+use super::BfqElevator;
+use super::budget::EndedSlot;
+pub(super) use super::budget::SlotEnd;
+use super::position::{self, Position, sectors_of};
+use super::queue::QueueId;
+use super::settings::{ASYNC_FACTOR, SECTOR};
+use crate::request::{SlotId, Slots};
+use crate::slab::NIL;
+use crate::time::Instant;
+
+/// The slot of the queue in service.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub queue: QueueId,
+    pub since: Instant,
+    /// When it has lasted long enough.
+    pub until: Instant,
+    /// When it ends early because another queue goes first, if that is put off.
+    pub held_until: Option<Instant>,
+}
+
+impl BfqElevator {
+    /// Returns what a request of a queue is charged, in sectors. Asynchronous ones cost more while all compete as equals.
+    pub(super) fn cost(&self, slots: &Slots, queue: QueueId, id: SlotId) -> u32 {
+        let (entry, sectors) = (&self.places[queue], sectors_of(&slots[id]));
+        let plain = entry.sync || entry.raise.is_raised() || self.is_asymmetric(queue);
+        if plain { sectors } else { sectors.saturating_mul(ASYNC_FACTOR) }
+    }
+
+    /// Returns whether the limit on time in the device holds: it delays someone who is waited for. Seeky loads alone are better
+    /// ordered by the device.
+    pub(super) fn is_timed(&self) -> bool {
+        let seeky = |queue: QueueId| self.places[queue].think.is_seeky();
+        self.symmetry.raised_busy() > 0 || self.current().is_some_and(|queue| !seeky(queue))
+    }
+
+    /// Ends a slot whose hold is over, if a raised queue waits.
+    pub(super) fn end_held_slot(&mut self, now: Instant, slots: &Slots) {
+        let Some(slot) = &mut self.slot else {
+            return;
+        };
+        if slot.held_until.is_none_or(|at| now < at) {
+            return;
+        }
+        slot.held_until = None;
+        let raised = self.places[slot.queue].raise.is_raised();
+        if !raised && self.symmetry.raised_busy() > 0 {
+            self.end_slot(now, slots, SlotEnd::Preempted);
+        }
+    }
+
+    /// Returns the queue whose next request is dispatched now; `None` if nothing may be.
+    pub(super) fn select(&mut self, now: Instant, slots: &Slots) -> Option<QueueId> {
+        self.end_due_slot(now, slots);
+        // Each turn ends a slot with a larger budget or without requests, so a queue has two at most.
+        loop {
+            let queue = match self.current() {
+                Some(queue) => queue,
+                None => self.begin_slot(now, slots)?,
+            };
+            let next = self.places[queue].requests.next();
+            if next != NIL {
+                if self.cost(slots, queue, next) <= self.places[queue].left() {
+                    self.idling.stop();
+                    return Some(queue);
+                }
+                self.end_slot(now, slots, SlotEnd::UsedUp);
+                continue;
+            }
+            let outstanding = !self.places[queue].in_device.is_zero();
+            if self.idling.is_waiting() || outstanding && self.is_worth_waiting(queue) {
+                return self.injected(now, slots, queue);
+            }
+            // It was preempted while it was waited for, and its turn has come before its request.
+            if self.places[queue].service == 0 && !outstanding && self.is_worth_waiting(queue) {
+                self.wait_for(now, queue);
+                return None;
+            }
+            self.end_slot(now, slots, SlotEnd::NoMore);
+        }
+    }
+
+    /// Ends the slot if its queue was waited for in vain, or if it has lasted long enough.
+    fn end_due_slot(&mut self, now: Instant, slots: &Slots) {
+        let Some(Slot { queue, until, .. }) = self.slot else {
+            return;
+        };
+        let empty = self.places[queue].requests.is_empty();
+        if self.idling.until().is_some_and(|at| now >= at) {
+            let end = if now >= until { SlotEnd::TimedOut } else { SlotEnd::TooIdle };
+            if now >= until || empty {
+                return self.end_slot(now, slots, end);
+            }
+            self.idling.stop();
+        }
+        if self.is_over(now) && !(empty && self.is_worth_waiting(queue)) {
+            self.end_slot(now, slots, SlotEnd::TimedOut);
+        }
+    }
+
+    /// Returns whether the slot has lasted long enough. A wait with much of the budget unused counts, a short one does not.
+    fn is_over(&self, now: Instant) -> bool {
+        let Some(Slot { queue, until, .. }) = self.slot else {
+            return false;
+        };
+        let entry = &self.places[queue];
+        now >= until && (!self.idling.is_waiting() || entry.left() >= entry.budget / 3)
+    }
+
+    /// Begins the slot of the queue whose turn it is, if any has a request.
+    fn begin_slot(&mut self, now: Instant, slots: &Slots) -> Option<QueueId> {
+        self.pay();
+        let leaf = self.tree.begin_slot(now)?;
+        let queue = self.tree.owner(leaf);
+        self.slots_given = (7 * self.slots_given + 256) / 8;
+        let entry = &mut self.places[queue];
+        entry.requests.begin_slot(now, slots);
+        entry.raise.on_slot(now);
+        let until = now.after(self.settings.slot_max_ns(entry.raise.slot_factor()));
+        self.slot = Some(Slot { queue, since: now, until, held_until: None });
+        Some(queue)
+    }
+
+    /// Dispatches the next request of a queue, in service or injected.
+    pub(super) fn serve(&mut self, now: Instant, slots: &mut Slots, queue: QueueId) -> SlotId {
+        let id = self.places[queue].requests.next();
+        let cost = self.cost(slots, queue, id);
+        if self.unpaid.0 != queue {
+            self.pay();
+            self.unpaid.0 = queue;
+        }
+        self.unpaid.1 += cost;
+        let current = self.current() == Some(queue);
+        if current {
+            self.idling.on_dispatch();
+        }
+        let request = &mut slots[id];
+        let sectors = sectors_of(request);
+        let seeky = position::is_seeky(&self.settings, Some(self.head), request);
+        self.rate.on_dispatch(now, sectors, seeky, self.device.requests());
+        request.estimate_ns = self.settings.estimate_ns(sectors, seeky, self.rate.peak());
+        request.dispatched_bytes = sectors * SECTOR as u32;
+        self.device.add(request.dispatched_bytes, request.estimate_ns);
+        let end = Position::after(request);
+        let entry = &mut self.places[queue];
+        entry.service += cost;
+        entry.in_device.add(1);
+        entry.raise.on_served(sectors);
+        self.unlink(slots, id);
+        self.head = end;
+        if current {
+            self.after_service(now, slots, queue);
+        }
+        id
+    }
+
+    /// Ends the raising of the queue in service if it is over, and its slot after each request of the idle class.
+    fn after_service(&mut self, now: Instant, slots: &Slots, queue: QueueId) {
+        let entry = &mut self.places[queue];
+        let was_raised = entry.raise.is_raised();
+        let idle_class = entry.is_idle_class();
+        if entry.raise.expire(now, &self.settings, &self.rate) {
+            self.reweigh(queue, was_raised);
+        }
+        if idle_class && self.symmetry.busy() > 1 {
+            self.end_slot(now, slots, SlotEnd::UsedUp);
+        }
+    }
+
+    /// Takes the end of a dispatched request of a queue.
+    pub(super) fn end_request(&mut self, now: Instant, slots: &Slots, queue: QueueId) {
+        let current = self.current() == Some(queue);
+        if current {
+            self.end_measurement(now, queue);
+        }
+        let settings = &self.settings;
+        let entry = &mut self.places[queue];
+        entry.in_device.sub(1);
+        entry.last_end = now;
+        let empty = entry.is_empty();
+        if empty {
+            entry.raise.on_empty(now, settings);
+            if !entry.busy {
+                entry.idle_since = now;
+                self.count(queue);
+            }
+        }
+        if !current {
+            return;
+        }
+        let none_left = self.places[queue].requests.is_empty();
+        if none_left && self.is_worth_waiting(queue) {
+            if empty {
+                self.wait_for(now, queue);
+            }
+        } else if self.is_over(now) {
+            self.end_slot(now, slots, SlotEnd::TimedOut);
+        } else if none_left {
+            self.end_slot(now, slots, SlotEnd::NoMore);
+        }
+    }
+
+    /// Ends the slot of the queue in service.
+    pub(super) fn end_slot(&mut self, now: Instant, slots: &Slots, end: SlotEnd) {
+        self.pay();
+        let Slot { queue, since, .. } = self.slot.take().expect("a queue is in service");
+        // A wait in vain is no part of the slot.
+        let timer = matches!(end, SlotEnd::TooIdle | SlotEnd::TimedOut);
+        let until = self.idling.since().filter(|_| timer).unwrap_or(now);
+        self.stop_idling();
+        let most = self.budget_max();
+        // One that is waited for because its share depends on it keeps its place in the tree when another goes first.
+        let keeps = end == SlotEnd::Preempted && self.is_needed(queue);
+        let entry = &mut self.places[queue];
+        let leaves = entry.requests.is_empty() && !keeps;
+        let ended = EndedSlot {
+            end,
+            sync: entry.sync,
+            raised: entry.raise.is_raised(),
+            seeky: entry.think.is_seeky(),
+            outstanding: !entry.in_device.is_zero(),
+            ns: until.since(since),
+            budget: entry.budget,
+            service: entry.service,
+            max_budget: entry.max_budget,
+        };
+        #[cfg(test)]
+        self.ends.push(ended);
+        let charged = ended.charge(&self.settings, most);
+        let more = charged - entry.service;
+        entry.service = charged;
+        entry.budget = entry.budget.max(charged);
+        entry.max_budget = ended.next_budget(most);
+        if entry.is_empty() {
+            entry.raise.on_empty(now, &self.settings);
+        }
+        let leaf = entry.leaf;
+        if more > 0 {
+            self.tree.consume(leaf, u64::from(more) * SECTOR);
+        }
+        if leaves {
+            self.tree.end_slot(leaf, None);
+            self.end_empty_slot(now, queue, end);
+        } else {
+            let next = self.places[queue].requests.next();
+            let cost = if next == NIL { 0 } else { self.cost(slots, queue, next) };
+            let entry = &mut self.places[queue];
+            entry.budget = entry.max_budget.max(cost);
+            (entry.service, entry.hole) = (0, false);
+            let budget = u64::from(entry.budget) * SECTOR;
+            self.tree.end_slot(leaf, Some(budget));
+        }
+    }
+
+    /// Takes the queue whose slot has ended and that has no request out of the busy ones.
+    fn end_empty_slot(&mut self, now: Instant, queue: QueueId, end: SlotEnd) {
+        let entry = &mut self.places[queue];
+        // What is left of the budget is kept for a request that comes soon.
+        entry.hole = !matches!(end, SlotEnd::TimedOut | SlotEnd::UsedUp);
+        if !entry.hole {
+            entry.service = 0;
+        }
+        if entry.in_device.is_zero() {
+            entry.idle_since = now;
+        }
+        self.end_busy(queue);
+    }
+
+    /// Returns whether the invariants of the elevator hold.
+    pub(super) fn is_sound(&self) -> bool {
+        let slot = self.slot.as_ref();
+        let in_service = slot.is_none_or(|slot| self.places[slot.queue].busy);
+        let waits = !self.idling.is_waiting() || slot.is_some();
+        let busy = self.symmetry.busy();
+        let idle = busy > 0 || self.waiting.is_zero();
+        in_service
+            && waits
+            && idle
+            && self.symmetry.raised_busy() <= busy
+            && self.unpaid.1 < u32::MAX / 2
+    }
+}
