@@ -80,9 +80,9 @@ pub use error::{ConfigError, IoError, Status};
 pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
-    BfqOptions, CacheOptions, Change, ChangeError, DeadlineOptions, DepthMode, DeviceConfig, ErrorPolicy,
-    ExportConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, TenantConfig,
-    Tunable, VolumeConfig, VolumeOptions, WriteMode,
+    BfqOptions, CacheOptions, Change, ChangeError, DeadlineOptions, DepthMode, DeviceConfig,
+    ErrorPolicy, ExportConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots,
+    TenantConfig, Tunable, VolumeConfig, VolumeOptions, WriteMode,
 };
 pub use queue::DeviceState;
 pub use shard::Shard;
