@@ -115,6 +115,7 @@ impl DomainLoads {
         assert!(*load >= u64::from(was), "a writer counts in its domain");
         *load = *load - u64::from(was) + u64::from(is);
         let weight = domains.weight(domain);
+        assert!(self.weighted >= weight * before, "a domain's load is in the sum");
         self.weighted = self.weighted + weight * counted(*load) - weight * before;
     }
 
@@ -137,6 +138,7 @@ impl DomainLoads {
         let one = u64::from(WEIGHT_ONE);
         let weight = domains.weight(domain) * one;
         let part = u128::from(weight) * u128::from(writers.max(one));
+        debug_assert!(weight > 0, "a domain without a weight has no pace");
         let whole = u128::from(self.weighted.max(weight)) * u128::from(load.max(one));
         let scaled = u128::from(pace) * part / whole;
         scaled.clamp(1, u128::from(u64::MAX / 4)) as u64

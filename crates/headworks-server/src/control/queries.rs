@@ -23,6 +23,7 @@ use crate::messages::query::{
     SlowReport, VolumeReport,
 };
 use crate::reactor::limits::LimitTarget;
+use crate::tenant::TenantName;
 
 /// Wait times by export, for exports that had a client.
 pub type Latencies = BTreeMap<ExportId, LatencyReport>;
@@ -119,6 +120,11 @@ impl Queries {
             return Err(tree.no_entry(path));
         }
         Ok(Value::Object(values))
+    }
+
+    /// Name of an export's tenant, if it has one.
+    pub fn tenant_of(&self, export: ExportId) -> Option<TenantName> {
+        self.settings.tenant_of(export)
     }
 
     /// Discards the blocks of an export whose write-back failed and lets its flushes succeed again. Without `confirm`, an

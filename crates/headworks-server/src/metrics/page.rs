@@ -11,6 +11,7 @@ use crate::control::tree::{DeviceNode, Tree, device_name};
 use crate::latency::{LatencyOp, ROWS, row_name};
 use crate::messages::query::{BufferStats, LatencyReport};
 use crate::reactor::limits::LimitTarget;
+use crate::tenant::TenantName;
 
 /// Makes the page of all metrics.
 pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> {
@@ -19,7 +20,7 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     page.sample("headworks_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     page.family("headworks_uptime_seconds", MetricType::Gauge, "Seconds since the server started.");
     page.sample("headworks_uptime_seconds", &[], queries.uptime().as_secs_f64());
-    put_clients(&mut page, tree, &queries.latencies()?);
+    put_clients(&mut page, queries, tree, &queries.latencies()?);
     put_limits(&mut page, tree, &queries.limits()?);
     put_devices(&mut page, queries, tree)?;
     put_buffers(&mut page, queries)?;
@@ -151,32 +152,37 @@ fn put_limits(page: &mut MetricsPage, tree: &Tree, all: &[(LimitTarget, LimitRep
 }
 
 /// Metrics of clients and their requests.
-fn put_clients(page: &mut MetricsPage, tree: &Tree, all: &Latencies) {
+fn put_clients(page: &mut MetricsPage, queries: &Queries, tree: &Tree, all: &Latencies) {
+    let tenants: Vec<Option<TenantName>> =
+        tree.exports.iter().map(|entry| queries.tenant_of(entry.id)).collect();
     // Every export has a connection count; the others need completed requests.
     let name = "headworks_connections";
     page.family(name, MetricType::Gauge, "Clients of this export.");
-    for entry in &tree.exports {
+    for (entry, tenant) in tree.exports.iter().zip(&tenants) {
         let count = all.get(&entry.id).map_or(0, |report| report.connections);
-        page.sample(name, &[("export", entry.shown_name())], count);
+        page.sample(name, &of_export(entry.shown_name(), tenant.as_ref(), &[]), count);
     }
-    let rows: Vec<(&str, &LatencyReport, LatencyOp)> = tree
+    let rows: Vec<(Vec<(&str, &str)>, &LatencyReport, LatencyOp)> = tree
         .exports
         .iter()
-        .filter_map(|entry| Some((entry.shown_name(), all.get(&entry.id)?)))
-        .flat_map(|(export, report)| LatencyOp::ALL.map(|kind| (export, report, kind)))
+        .zip(&tenants)
+        .filter_map(|(entry, tenant)| Some((entry.shown_name(), tenant, all.get(&entry.id)?)))
+        .flat_map(|(export, tenant, report)| {
+            LatencyOp::ALL.map(|kind| {
+                (of_export(export, tenant.as_ref(), &[("op", kind.name())]), report, kind)
+            })
+        })
         .filter(|(_, report, kind)| report.totals.requests(*kind) > 0)
         .collect();
     let name = "headworks_requests_total";
     page.family(name, MetricType::Counter, "Requests answered.");
-    for (export, report, kind) in &rows {
-        let labels = [("export", *export), ("op", kind.name())];
-        page.sample(name, &labels, report.totals.requests(*kind));
+    for (labels, report, kind) in &rows {
+        page.sample(name, labels, report.totals.requests(*kind));
     }
     let name = "headworks_bytes_total";
     page.family(name, MetricType::Counter, "Bytes of completed requests.");
-    for (export, report, kind) in &rows {
-        let labels = [("export", *export), ("op", kind.name())];
-        page.sample(name, &labels, report.totals.bytes(*kind));
+    for (labels, report, kind) in &rows {
+        page.sample(name, labels, report.totals.bytes(*kind));
     }
     let name = "headworks_request_stage_seconds";
     page.family(
@@ -184,11 +190,11 @@ fn put_clients(page: &mut MetricsPage, tree: &Tree, all: &Latencies) {
         MetricType::Histogram,
         "Latency by stage; the sum of a stage other than total is estimated from its buckets.",
     );
-    for (export, report, kind) in &rows {
+    for (labels, report, kind) in &rows {
         for row in 0..ROWS {
             let counts = report.totals.row(*kind, row);
             let sum = if row == 0 { report.totals.sum_ns(*kind) } else { counts.about_ns() };
-            let labels = [("export", *export), ("op", kind.name()), ("stage", row_name(row))];
+            let labels = [&labels[..], &[("stage", row_name(row))]].concat();
             page.histogram(name, &labels, &counts, sum);
         }
     }
@@ -201,12 +207,21 @@ fn put_clients(page: &mut MetricsPage, tree: &Tree, all: &Latencies) {
         ),
     ] {
         page.family(name, MetricType::Summary, help);
-        for (export, report, kind) in &rows {
+        for (labels, report, kind) in &rows {
             let counts = report.totals.row(*kind, 1 + wait as usize);
             let waited: u64 =
                 counts.buckets().filter(|(end, _)| *end > 0).map(|(_, count)| count).sum();
-            let labels = [("export", *export), ("op", kind.name())];
-            page.summary(name, &labels, counts.about_ns(), waited);
+            page.summary(name, labels, counts.about_ns(), waited);
         }
     }
+}
+
+/// Labels of an export, with its tenant if it has one.
+fn of_export<'a>(
+    export: &'a str,
+    tenant: Option<&'a TenantName>,
+    more: &[(&'a str, &'a str)],
+) -> Vec<(&'a str, &'a str)> {
+    let own = [Some(("export", export)), tenant.map(|name| ("tenant", name.as_str()))];
+    own.into_iter().flatten().chain(more.iter().copied()).collect()
 }

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# matrix: once
+# Tenants: configuration, the control socket, classes, and drop-ins.
+. "$(dirname "$0")/lib.sh"
+
+CONTROL=$DIR/ctl
+CONFIG=$DIR/main.toml
+ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
+says() { # OUTPUT ARGUMENTS...
+    local output
+    output=$(ctl "${@:2}" 2>&1) || { echo "$output"; return 1; }
+    echo "said: $output"
+    [ "$output" = "$1" ]
+}
+fails() { # PATTERN ARGUMENTS...: one line, which says what is right
+    local output
+    output=$(ctl "${@:2}" 2>&1) && { echo "$output"; return 1; }
+    echo "$output"
+    [ "$(wc -l <<<"$output")" -eq 1 ] && grep -Eq -- "$1" <<<"$output"
+}
+has_row() { ctl tenants | tee /dev/stderr | grep -Eq "$1"; }
+
+cat >"$CONFIG" <<EOF
+[[tenant]]
+name = "acme"
+weight = 400
+ioprio-max = "be:2"
+exports = ["web-*"]
+[[tenant]]
+name = "globex"
+[[export]]
+name = "db"
+tenant = "acme"
+ioprio = "rt:0"
+mem = { size = "16M" }
+[[export]]
+name = "web-1"
+mem = { size = "16M" }
+[[export]]
+name = "logs"
+tenant = "globex"
+mem = { size = "16M" }
+[[export]]
+name = "free"
+mem = { size = "16M" }
+EOF
+sed 's/tenant = "globex"/tenant = "globx"/' "$CONFIG" >"$CONFIG.wrong"
+misspelled() { ! "$HEADWORKS" check "$CONFIG.wrong" >"$DIR/said" 2>&1; cat "$DIR/said"; grep -q 'no tenant `globx`; the nearest is `globex`' "$DIR/said"; }
+check "a tenant that is not defined is told the nearest" misspelled
+
+serve --config "$CONFIG" --control "$CONTROL" --tenant globex,weight=50
+check "tenants by name and by pattern" says "db web-1" get tenants/acme/exports
+check "the command line changes a value" says 50 get tenants/globex/weight
+check "also by the name of a cgroup" says 50 get tenants/globex/io.weight
+check "an export without one" says none get exports/free/tenant
+check "a weight" says "tenants/acme/io.weight = 200" set tenants/acme/io.weight 200
+check "is one value" says 200 get tenants/acme/weight
+check "a value out of range" fails '1 to 10000.*EINVAL' set tenants/acme/weight 0
+check "a tenant with exports stays" fails 'has exports, such as logs.*EBUSY' remove-tenant globex
+check "add one" says "initech: added" add-tenant initech,weight=7
+check "not twice" fails 'EEXIST' add-tenant initech
+check "move an export" says "exports/free/tenant = initech" set exports/free/tenant initech
+check "an unknown one" fails 'the nearest is .initech.*ENOENT' set exports/free/tenant initec
+check "the table" has_row '^initech +7 '
+check "a class above the highest is lowered" "$PYTHON" -c '
+import json, nbd, socket, sys
+def ask(method, **params):
+    s = socket.socket(socket.AF_UNIX)
+    s.connect(sys.argv[1])
+    s.sendall((json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}) + "\n").encode())
+    return json.loads(s.makefile().readline())["result"]
+h = nbd.NBD()
+h.connect_uri(sys.argv[2])
+h.pread(4096, 0)
+def expect(wanted):
+    found = [row["ioprio"] for row in ask("connections") if row["export"] == "db"]
+    assert found == [wanted], (found, wanted)
+expect("be,2")
+ask("set", path="tenants/acme/ioprio_max", value="be:5")
+expect("be,5")
+ask("set", path="tenants/acme/ioprio_max", value="none")
+expect("rt,0")
+ask("set", path="tenants/globex/ioprio_max", value="idle")
+ask("set", path="exports/db/tenant", value="globex")
+expect("idle,4")
+ask("set", path="exports/db/tenant", value="none")
+expect("rt,0")
+h.shutdown()' "$CONTROL" "nbd+unix:///db?socket=$SOCKET"
+check "save" ctl save
+stop_server
+
+serve --config "$CONFIG" --control "$CONTROL"
+check "a saved weight" says 200 get tenants/acme/weight
+check "a saved tenant and its export" says free get tenants/initech/exports
+check "an export that has none now" says none get exports/db/tenant
+check "an export of the pattern keeps its tenant" says acme get exports/web-1/tenant
+stop_server
