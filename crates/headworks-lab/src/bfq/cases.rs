@@ -105,7 +105,7 @@ pub(super) struct Case {
     pub length_ms: [u64; 3],
     /// Whether the device's queue is bounded by hand; rows of the baselines without bounds stand beside it.
     pub bounded: bool,
-    /// What is judged.
+    /// The measures that are judged, with their goals.
     pub goals: &'static [(Measure, Goal)],
 }
 

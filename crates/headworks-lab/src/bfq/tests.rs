@@ -1,3 +1,5 @@
+//! Tests of the table of cases, and of the verdicts.
+
 use super::cases::Measure;
 use super::*;
 use crate::report::{Goal, Outcome, Verdict};
