@@ -88,8 +88,8 @@ impl Load {
             run.until(IOS / 10);
             let (began, before) = (thread_cpu_ns(), allocations());
             run.until(IOS);
-            ns.push((thread_cpu_ns() - began) * 10 / 9 / IOS);
             allocated += allocations() - before;
+            ns.push((thread_cpu_ns() - began) * 10 / 9 / IOS);
         }
         Ok(Row::new(TABLE)
             .with("experiment", "E15")

@@ -17,7 +17,7 @@ mod known;
 mod programs;
 mod run;
 
-use headworks_core::{ConfigError, Scheduler};
+use headworks_core::{ConfigError, Scheduler, Tunable};
 
 use crate::report::{Progress, Report, Row};
 use cases::{CASES, Case};
@@ -38,6 +38,8 @@ pub struct BfqFilter {
     pub schedulers: Vec<Scheduler>,
     /// Whether flash runs for 10 s or more, and 100 exports on a disk for 600 s.
     pub long: bool,
+    /// Tunables of the elevators that own shares, instead of their defaults.
+    pub tunables: Vec<(Tunable, u64)>,
 }
 
 impl BfqFilter {
@@ -77,7 +79,7 @@ pub fn run(filter: &BfqFilter) -> Result<Report, ConfigError> {
     let mut rows: Vec<Row> = Vec::new();
     for point in &points {
         let Point { case, disk, variant, part } = *point;
-        rows.push(run::run(filter.seed, case, disk, variant, part, filter.long)?);
+        rows.push(run::run(filter, case, disk, variant, part)?);
         progress.step();
     }
     drop(progress);

@@ -3,6 +3,7 @@
 use headworks_core::time::MS;
 use headworks_core::{ConfigError, DepthMode, QueueOptions, Scheduler, Tunable};
 
+use super::BfqFilter;
 use super::cases::{Case, Measure};
 use super::client;
 use super::disks::Disk;
@@ -50,7 +51,7 @@ impl Variant {
     pub const ALONE: Self =
         Self { scheduler: Scheduler::None, bounds: Bounds::Default, hold_100: false };
 
-    fn queue(self, disk: Disk) -> Result<QueueOptions, ConfigError> {
+    fn queue(self, disk: Disk, tunables: &[(Tunable, u64)]) -> Result<QueueOptions, ConfigError> {
         let usual = disk.queue(self.scheduler);
         let mut queue = match self.bounds {
             Bounds::Default => usual,
@@ -59,6 +60,9 @@ impl Variant {
         };
         if owns_shares(self.scheduler) {
             set(&mut queue, "rotational", disk.rotates().into())?;
+            for (tunable, value) in tunables {
+                tunable.set(&mut queue, *value)?;
+            }
         }
         if self.hold_100 {
             set(&mut queue, "iosched/hw_hold_us", 100_000)?;
@@ -122,15 +126,14 @@ pub(super) fn variants(case: &Case) -> Vec<Variant> {
 
 /// Runs a case.
 pub(super) fn run(
-    seed: u64,
+    filter: &BfqFilter,
     case: &Case,
     disk: Disk,
     variant: Variant,
     part: Part,
-    long: bool,
 ) -> Result<Row, ConfigError> {
     let [ramp_ms, usual_ms, long_ms] = case.length_ms;
-    let ms = if long { long_ms } else { usual_ms };
+    let ms = if filter.long { long_ms } else { usual_ms };
     let mut jobs = client::jobs(case.groups, case.step, disk, ramp_ms * MS);
     match part {
         Part::All => {}
@@ -138,8 +141,8 @@ pub(super) fn run(
         Part::Rest => drop(jobs.remove(0)),
     }
     let harness = BlockHarness::new(BlockHarnessOptions {
-        seed,
-        queue: variant.queue(disk)?,
+        seed: filter.seed,
+        queue: variant.queue(disk, &filter.tunables)?,
         size: disk.size(),
         device: disk.make(),
         jobs,

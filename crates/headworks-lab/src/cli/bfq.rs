@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use headworks_core::{ConfigError, Scheduler};
+use headworks_core::{ConfigError, Scheduler, Tunable};
 use headworks_lab::bfq::{self, BfqFilter};
 use headworks_lab::report::Report;
 
@@ -31,6 +31,9 @@ pub struct BfqArgs {
     /// Only these elevators
     #[arg(long, value_delimiter = ',', value_parser = scheduler)]
     scheduler: Vec<Scheduler>,
+    /// Tunables of bfq instead of their defaults, as `iosched/low_latency=0`
+    #[arg(long, value_name = "NAME=VALUE", value_parser = tunable)]
+    set: Vec<(Tunable, u64)>,
     /// Run 1000 exports for 10 s, and 100 exports on a disk for 600 s
     #[arg(long)]
     long: bool,
@@ -49,11 +52,26 @@ fn scheduler(name: &str) -> Result<Scheduler, String> {
     found.ok_or_else(|| format!("expected one of {}", Scheduler::NAMES.join(", ")))
 }
 
+fn tunable(text: &str) -> Result<(Tunable, u64), String> {
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
+    let found = Tunable::ALL.into_iter().find(|tunable| tunable.name() == name);
+    let tunable = found.ok_or_else(|| format!("there is no tunable {name}"))?;
+    Ok((tunable, tunable.parse(value).map_err(|error| error.to_string())?))
+}
+
 impl BfqArgs {
     /// Runs the experiment and prints the report.
     pub fn run(self) -> ExitCode {
-        let Self { seed, case, device, scheduler, long, virtual_only, live_only, output } = self;
-        let filter = BfqFilter { seed, cases: case, devices: device, schedulers: scheduler, long };
+        let Self { seed, case, device, scheduler, set, long, virtual_only, live_only, output } =
+            self;
+        let filter = BfqFilter {
+            seed,
+            cases: case,
+            devices: device,
+            schedulers: scheduler,
+            long,
+            tunables: set,
+        };
         let run = || {
             let mut report = Report::default();
             if !live_only {
