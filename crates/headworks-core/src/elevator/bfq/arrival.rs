@@ -56,7 +56,8 @@ impl BfqElevator {
         if empty {
             self.begin_measurement(now, queue);
         }
-        self.places[queue].raise.on_request(now);
+        let entry = &mut self.places[queue];
+        entry.raise.on_request(now, entry.last_end);
     }
 
     /// Notes where a client's requests lie.

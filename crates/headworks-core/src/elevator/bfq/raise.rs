@@ -59,6 +59,8 @@ pub(super) struct Raise {
     /// The last activation, and the sectors served since then.
     activated: Instant,
     served_since: u64,
+    /// The last request did not follow the end of another at once.
+    paced: bool,
 }
 
 /// The facts about a queue that becomes active by which it is raised.
@@ -83,6 +85,7 @@ impl Raise {
             soft_next: now,
             activated: now,
             served_since: 0,
+            paced: false,
         }
     }
 
@@ -148,10 +151,19 @@ impl Raise {
         self.served <= SOFT_RATE * (now.since(self.soft_since) / MS) / 1000 + SOFT_BURST
     }
 
-    /// Takes a request of the queue.
-    pub fn on_request(&mut self, now: Instant) {
-        if self.kind == RaiseKind::SoftRealTime && self.conforms(now) {
+    /// Takes a request of the queue, whose last request ended at `last_end`. A request that follows an end at once is that of a
+    /// greedy client: among several of them each may be served slowly enough to conform.
+    pub fn on_request(&mut self, now: Instant, last_end: Instant) {
+        self.paced = now.since(last_end) >= SHORT_NS;
+        if self.kind == RaiseKind::SoftRealTime && self.paced && self.conforms(now) {
             self.since = now;
+        }
+    }
+
+    /// Takes the start of a slot: the wait for it does not use up a soft period.
+    pub fn on_slot(&mut self, now: Instant) {
+        if self.kind == RaiseKind::SoftRealTime && self.paced {
+            self.since = self.since.max(now);
         }
     }
 
@@ -167,13 +179,6 @@ impl Raise {
         self.served_since += u64::from(sectors);
         if self.is_raised() {
             self.served += u64::from(sectors);
-        }
-    }
-
-    /// Takes the start of a slot: the wait for it does not use up a soft period.
-    pub fn on_slot(&mut self, now: Instant) {
-        if self.kind == RaiseKind::SoftRealTime {
-            self.since = self.since.max(now);
         }
     }
 
@@ -296,7 +301,7 @@ mod tests {
             let idle_since = Some(Instant(ended));
             let activation = Activation { idle_since, fresh: false, totally_seeky: false };
             raise.on_activate(Instant(now), &settings, activation);
-            raise.on_request(Instant(now));
+            raise.on_request(Instant(now), Instant(ended));
             raise.on_slot(Instant(now));
             raise.on_served(sectors);
             raise.expire(Instant(now), &settings, &rate);
@@ -310,6 +315,31 @@ mod tests {
             now += pause(now);
         }
         (raised, late)
+    }
+
+    /// Greedy clients that share a disk may each be served slowly enough to conform; their requests follow an end at once.
+    #[test]
+    fn greedy_client_that_is_served_slowly_is_soft_for_one_period() {
+        let (settings, rate) = disk();
+        let served_slowly = |think: u64| {
+            let mut raise = Raise::new(Instant(0));
+            let idle = Activation { idle_since: Some(Instant(SEC)), ..IDLE };
+            raise.on_activate(Instant(SEC), &settings, idle);
+            assert_eq!(raise.factor(), SOFT);
+            let mut now = SEC;
+            // 128 KiB in 46 ms are 2.8 MB/s.
+            while now < 2 * SEC {
+                raise.on_request(Instant(now), Instant(now - think));
+                now += 40 * MS;
+                raise.on_slot(Instant(now));
+                raise.on_served(256);
+                raise.expire(Instant(now), &settings, &rate);
+                now += 6 * MS;
+            }
+            raise.factor()
+        };
+        assert_eq!(served_slowly(20_000), 1);
+        assert_eq!(served_slowly(3 * MS), SOFT, "one that thinks may be a player");
     }
 
     /// P21: a client of 3 MB/s stays soft real time for a minute; greedy ones are not after a second.

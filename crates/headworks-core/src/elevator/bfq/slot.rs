@@ -118,6 +118,8 @@ impl BfqElevator {
         let leaf = self.tree.begin_slot(now)?;
         let queue = self.tree.owner(leaf);
         self.slots_given = (7 * self.slots_given + 256) / 8;
+        // A period that ended while the queue waited does not lengthen this slot.
+        self.end_raise(now, queue);
         let entry = &mut self.places[queue];
         entry.requests.begin_slot(now, slots);
         entry.raise.on_slot(now);
@@ -161,14 +163,19 @@ impl BfqElevator {
 
     /// Ends the raising of the queue in service if it is over, and its slot after each request of the idle class.
     fn after_service(&mut self, now: Instant, slots: &Slots, queue: QueueId) {
-        let entry = &mut self.places[queue];
-        let was_raised = entry.raise.is_raised();
-        let idle_class = entry.is_idle_class();
-        if entry.raise.expire(now, &self.settings, &self.rate) {
-            self.reweigh(queue, was_raised);
-        }
+        self.end_raise(now, queue);
+        let idle_class = self.places[queue].is_idle_class();
         if idle_class && self.symmetry.busy() > 1 {
             self.end_slot(now, slots, SlotEnd::UsedUp);
+        }
+    }
+
+    /// Ends the raising of a queue if it is over.
+    fn end_raise(&mut self, now: Instant, queue: QueueId) {
+        let entry = &mut self.places[queue];
+        let was_raised = entry.raise.is_raised();
+        if entry.raise.expire(now, &self.settings, &self.rate) {
+            self.reweigh(queue, was_raised);
         }
     }
 
