@@ -405,7 +405,7 @@ pub(super) mod tests {
         assert_eq!(names("tenants/acme").len(), 24);
         assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
         assert_eq!(names("hw0").len(), Tunable::ALL.len());
-        assert_eq!(names("hw1/queue/iosched").len(), 7);
+        assert_eq!(names("hw1/queue/iosched").len(), 20);
         assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
         assert_eq!(names("exports/db").len(), 27);
         assert_eq!(names("server").len(), 20);
