@@ -162,7 +162,7 @@ fn put_clients(page: &mut MetricsPage, queries: &Queries, tree: &Tree, all: &Lat
         let count = all.get(&entry.id).map_or(0, |report| report.connections);
         page.sample(name, &of_export(entry.shown_name(), tenant.as_ref(), &[]), count);
     }
-    let rows: Vec<(Vec<(&str, &str)>, &LatencyReport, LatencyOp)> = tree
+    let rows: Vec<(LabelList<'_>, &LatencyReport, LatencyOp)> = tree
         .exports
         .iter()
         .zip(&tenants)
@@ -216,12 +216,15 @@ fn put_clients(page: &mut MetricsPage, queries: &Queries, tree: &Tree, all: &Lat
     }
 }
 
+/// Labels as pairs of name and value.
+type LabelList<'a> = Vec<(&'a str, &'a str)>;
+
 /// Labels of an export, with its tenant if it has one.
 fn of_export<'a>(
     export: &'a str,
     tenant: Option<&'a TenantName>,
     more: &[(&'a str, &'a str)],
-) -> Vec<(&'a str, &'a str)> {
+) -> LabelList<'a> {
     let own = [Some(("export", export)), tenant.map(|name| ("tenant", name.as_str()))];
     own.into_iter().flatten().chain(more.iter().copied()).collect()
 }
