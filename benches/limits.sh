@@ -5,6 +5,7 @@
 #
 # rate: every window of 1 s, the first too, against the limit; goal +-1 %. burst: what the burst admits and what follows. share: a
 # light client beside a heavy one under one limit of 20 MB/s. A row of ours prints MET or MISSED, one of a peer its figures alone.
+# It needs a quiet machine: a stall of more than 4 ms of server or client is a window that is too low.
 # The client (benches/limits.py) is in Python, so rates are at most 10,000 requests a second. nbdkit limits bytes only.
 . "$(dirname "$0")/lib.sh"
 

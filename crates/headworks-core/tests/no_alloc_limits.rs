@@ -1,0 +1,50 @@
+//! Limits allocate nothing for a request, whether it passes, waits or is withdrawn.
+
+#[path = "support/counting.rs"]
+mod counting;
+
+use std::cell::Cell;
+
+use counting::ALLOCATIONS;
+use headworks_core::limits::{LimitKind, LimitTree, LimitedIo, Limits};
+use headworks_core::{Instant, Op};
+
+#[test]
+fn requests_under_limits_allocate_nothing() {
+    let mut tree = LimitTree::new(32);
+    let tenant = tree.add_group(LimitTree::ROOT, 100, 0);
+    let mut leaves = Vec::new();
+    for (index, node) in [LimitTree::ROOT, tenant].into_iter().enumerate() {
+        let mut limits = Limits::default();
+        limits.rates[LimitKind::BpsTotal as usize].average = 50_000_000 << index;
+        limits.rates[LimitKind::IopsRead as usize].average = 10_000 << index;
+        tree.set_limits(Instant(0), node, &limits);
+    }
+    for export in 0..4 {
+        let node = tree.add_group(tenant, 100, export);
+        leaves.extend((0..4).map(|leaf| tree.add_leaf(node, 100, 4 * export + leaf)));
+    }
+    let (mut waits, mut passed) = (vec![[false; 2]; leaves.len()], 0_u32);
+    let before = ALLOCATIONS.with(Cell::get);
+    for step in 0..50_000_u64 {
+        let now = Instant(step * 20_000);
+        let index = (step * 7 % 16) as usize;
+        let op = if step % 3 == 0 { Op::Write } else { Op::Read };
+        let io = LimitedIo::of(op, 4096 << (step % 5)).expect("reads and writes are limited");
+        let waiting = &mut waits[index][io.direction as usize];
+        if !*waiting {
+            *waiting = !tree.admit(now, leaves[index], io);
+            passed += u32::from(!*waiting);
+        }
+        while let Some(one) = tree.pop(now) {
+            waits[one.owner as usize][one.direction as usize] = false;
+            passed += 1;
+        }
+        if step % 1000 == 0 {
+            tree.withdraw(now, leaves[index]);
+            waits[index] = [false; 2];
+        }
+    }
+    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
+    assert!(passed > 1000 && waits.iter().flatten().any(|waits| *waits), "{passed} passed");
+}
