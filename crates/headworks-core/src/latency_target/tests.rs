@@ -1,0 +1,174 @@
+//! The control against a device whose latency grows with the bytes in it.
+
+use super::*;
+use crate::prng::Prng;
+use crate::time::US;
+
+/// A device that serves `rate` bytes a second; a small request waits for what is in it, and takes `alone_ns` by itself.
+struct Line {
+    rate: u64,
+    alone_ns: u64,
+    /// Bytes that bulk clients have ready.
+    demand: u64,
+    now: Instant,
+    prng: Prng,
+}
+
+impl Line {
+    fn new(rate: u64, alone_ns: u64) -> Self {
+        Self { rate, alone_ns, demand: 400 << 20, now: Instant(0), prng: Prng::new(7) }
+    }
+
+    /// Returns the time of a small request behind `bulk` bytes, which are at a random point of their service.
+    fn latency(&mut self, bulk: u64) -> u64 {
+        let whole = bulk * 1000 / (self.rate / 1_000_000);
+        self.alone_ns + whole / 2 + self.prng.below(whole / 2 + 1)
+    }
+
+    /// Runs a window of 200 requests with a target; returns the part of them that missed it, in thousandths, and the bulk.
+    fn window(&mut self, control: &mut TargetControl, target_ns: u64) -> (u32, u64) {
+        let bulk = control.limit().unwrap_or(u64::MAX).min(self.demand);
+        if control.limit().is_some_and(|limit| self.demand > limit) {
+            control.on_bound();
+        }
+        let mut missed = 0;
+        for _ in 0..200 {
+            let latency = self.latency(bulk);
+            missed += u32::from(latency > target_ns);
+            control.note(target_ns, self.now, self.now.after(latency));
+        }
+        self.now = control.window_end().expect("a target has a window");
+        control.end_window(self.now, bulk);
+        (missed * 5, bulk)
+    }
+
+    fn windows(&mut self, control: &mut TargetControl, count: u32, target_ns: u64) {
+        for _ in 0..count {
+            self.window(control, target_ns);
+        }
+    }
+}
+
+#[test]
+fn target_is_kept_from_the_second_second_on() {
+    for (target, rate) in [(250, 3_000), (500, 3_000), (1_000, 3_000), (10_000, 560), (50_000, 150)]
+    {
+        let mut line = Line::new(rate * 1_000_000, target * US / 5);
+        let mut control = TargetControl::new();
+        control.set_targets(Instant(0), [target * US].into_iter());
+        let windows = (0..60).map(|_| line.window(&mut control, target * US));
+        let late: Vec<_> = windows.skip(20).collect();
+        let missed: u32 = late.iter().map(|&(missed, _)| missed).sum();
+        let missed = missed / late.len() as u32;
+        assert!(missed <= 20, "{target} us at {rate} MB/s: {missed} of 1000 missed");
+        // What the target leaves for bulk is used.
+        let most = (target * US - line.alone_ns) * (line.rate / 1_000_000) / 1000;
+        let mean = late.iter().map(|&(_, bulk)| bulk).sum::<u64>() / late.len() as u64;
+        assert!(mean * 10 >= most * 8, "{target} us at {rate} MB/s: {mean} of {most} bytes");
+    }
+}
+
+#[test]
+fn limit_does_not_swing_at_a_constant_load() {
+    let mut line = Line::new(3_000_000_000, 60 * US);
+    let mut control = TargetControl::new();
+    control.set_targets(Instant(0), [400 * US].into_iter());
+    let bulk: Vec<u64> = (0..200).map(|_| line.window(&mut control, 400 * US).1).skip(30).collect();
+    let (least, most) = (bulk.iter().min().unwrap(), bulk.iter().max().unwrap());
+    assert!(most <= &(2 * least), "from {least} to {most} bytes");
+}
+
+#[test]
+fn limit_stays_while_bulk_is_away_and_grows_with_a_faster_device() {
+    let mut line = Line::new(1_000_000_000, 50 * US);
+    let mut control = TargetControl::new();
+    control.set_targets(Instant(0), [500 * US].into_iter());
+    line.windows(&mut control, 40, 500 * US);
+    let settled = control.limit().expect("bulk is limited");
+    line.demand = 0;
+    line.windows(&mut control, 100, 500 * US);
+    assert_eq!(control.limit(), Some(settled), "no bulk waited for it");
+    line.demand = 400 << 20;
+    line.rate *= 100;
+    line.windows(&mut control, 400, 500 * US);
+    let grown = control.limit().expect("the device has a rate");
+    assert!(grown > 50 * settled, "{settled} grew to {grown}");
+}
+
+#[test]
+fn only_looser_targets_are_slowed_for_the_one_that_is_missed_most() {
+    let mut control = TargetControl::new();
+    control.set_targets(Instant(0), [MS, 10 * MS, 100 * MS, 10 * MS].into_iter());
+    assert!(!control.is_bulk(0), "without a limit nothing is bulk");
+    for _ in 0..100 {
+        control.note(MS, Instant(0), Instant(900 * US));
+        control.note(10 * MS, Instant(0), Instant(11 * MS));
+        control.note(100 * MS, Instant(0), Instant(MS));
+    }
+    let end = control.window_end().unwrap();
+    assert!(!control.is_due(Instant(end.0 - 1)) && control.is_due(end));
+    assert!(control.end_window(end, 8 << 20));
+    assert_eq!(control.limit(), Some(4 << 20), "everything was missed: half of what is there");
+    assert_eq!(control.guarded(), Some(10 * MS));
+    assert!(control.is_bulk(0) && control.is_bulk(100 * MS));
+    assert!(!control.is_bulk(10 * MS) && !control.is_bulk(MS));
+    control.set_targets(end, std::iter::empty());
+    assert!(!control.is_on() && control.limit().is_none() && !control.is_due(Instant(u64::MAX)));
+}
+
+#[test]
+fn few_requests_are_kept_for_the_next_window() {
+    let mut control = TargetControl::new();
+    control.set_targets(Instant(0), [MS].into_iter());
+    for window in 1..=2 {
+        (0..3).for_each(|_| control.note(MS, Instant(0), Instant(2 * MS)));
+        let end = control.window_end().unwrap();
+        assert_eq!(control.end_window(end, 1 << 20), window == 2);
+    }
+    assert_eq!(control.limit(), Some(512 << 10));
+}
+
+#[test]
+fn limit_keeps_its_bounds_whatever_is_measured() {
+    let mut prng = Prng::new(3);
+    for _ in 0..200 {
+        let mut control = TargetControl::new();
+        let targets: Vec<u64> = (0..1 + prng.below(12)).map(|_| prng.below(50 * MS)).collect();
+        control.set_targets(Instant(0), targets.iter().copied());
+        let mut now = Instant(0);
+        for _ in 0..100 {
+            for _ in 0..prng.below(20) {
+                let target = targets[prng.below(targets.len() as u64) as usize];
+                control.note(target, now, now.after(prng.below(60 * MS)));
+            }
+            if prng.below(2) == 0 {
+                control.on_bound();
+            }
+            let Some(end) = control.window_end() else {
+                break;
+            };
+            control.end_window(end, prng.below(1 << 30));
+            now = end;
+            assert!(control.limit().is_none_or(|limit| (BULK_MIN..=BULK_MAX).contains(&limit)));
+            assert!(control.levels[..control.count].is_sorted_by_key(|level| level.target_ns));
+        }
+    }
+}
+
+#[test]
+fn one_request_far_behind_is_enough_and_those_before_a_change_do_not_count() {
+    let mut control = TargetControl::new();
+    control.set_targets(Instant(0), [MS].into_iter());
+    control.note(MS, Instant(0), Instant(50 * MS));
+    let end = control.window_end().unwrap();
+    assert!(control.end_window(end, 64 << 20));
+    assert_eq!(control.limit(), Some((64 << 20) / 50), "fifty times the target");
+    // They waited behind what was in the device before.
+    (0..50).for_each(|_| control.note(MS, Instant(end.0 - 1), end.after(50 * MS)));
+    let end = control.window_end().unwrap();
+    assert!(!control.end_window(end, 1 << 20));
+    (0..50).for_each(|_| control.note(MS, end, end.after(3 * MS)));
+    let end = control.window_end().unwrap();
+    assert!(control.end_window(end, 1 << 20));
+    assert_eq!(control.limit(), Some((1 << 20) / 3));
+}
