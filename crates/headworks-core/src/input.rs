@@ -79,6 +79,8 @@ pub enum Message {
         tenant: TenantId,
         /// Sum of the weights of the tenant's exports that wait.
         weight: u16,
+        /// Latency target of the first waiter's export in microseconds, 0 for none.
+        target_us: u32,
     },
     /// To a shard: leases `count` tags of `device` until they are returned.
     TagGrant {
@@ -209,6 +211,13 @@ pub enum Control {
         tenant: TenantId,
         /// The new weight, 1..=10000.
         weight: u16,
+    },
+    /// Changes the latency target of an export. Sent to every shard.
+    ExportTarget {
+        /// The export concerned.
+        export: ExportId,
+        /// The target in microseconds, 0 for none.
+        target_us: u32,
     },
     /// Moves an export to a tenant: its new bios use that tenant's share. Sent to every shard.
     ExportTenant {

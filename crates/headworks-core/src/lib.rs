@@ -47,6 +47,7 @@ pub mod extent;
 mod flags;
 mod gauge;
 mod input;
+pub mod latency_target;
 pub mod limits;
 mod list;
 pub mod merge;

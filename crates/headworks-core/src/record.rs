@@ -232,6 +232,9 @@ pub fn encode(input: &Input) -> InputWords {
         Input::Control(Control::ExportTenant { export, tenant }) => {
             [21, export.0.into(), tenant.0.into(), 0, 0, 0]
         }
+        Input::Control(Control::ExportTarget { export, target_us }) => {
+            [22, export.0.into(), target_us.into(), 0, 0, 0]
+        }
         Input::Control(Control::SetDirty { tunable, value, token }) => {
             [16, tunable.code().into(), value, token.into(), 0, 0]
         }
@@ -250,10 +253,11 @@ fn encode_message(message: &Message) -> InputWords {
             let outcome = outcome(status, hole, stage);
             [4, id_word(id), id.sequence, outcome, cookie.into(), wait_times.word()]
         }
-        Message::TagWant { device, want, bytes, cost, tenant, weight } => {
+        Message::TagWant { device, want, bytes, cost, tenant, weight, target_us } => {
             // Inverted: a request without a tenant is written as in records that had none.
             let payer = u64::from(!tenant.0) << 16 | u64::from(weight);
-            [5, device.0.into(), want.into(), bytes.into(), payer, cost]
+            let bytes = u64::from(target_us) << 32 | u64::from(bytes);
+            [5, device.0.into(), want.into(), bytes, payer, cost]
         }
         Message::TagGrant { device, count, cost } => {
             let [a, b, c, d] = cost.words();
@@ -310,6 +314,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             cost: words[5],
             tenant: TenantId(!((words[4] >> 16) as u16)),
             weight: words[4] as u16,
+            target_us: (words[3] >> 32) as u32,
         },
         6 => Message::TagGrant {
             device,
@@ -355,6 +360,10 @@ pub fn decode(words: &InputWords) -> Option<Input> {
         21 => {
             let (export, tenant) = (ExportId(device.0), TenantId(count));
             return Some(Input::Control(Control::ExportTenant { export, tenant }));
+        }
+        22 => {
+            let (export, target_us) = (ExportId(device.0), words[2] as u32);
+            return Some(Input::Control(Control::ExportTarget { export, target_us }));
         }
         16 => {
             let tunable = DirtyTunable::from_code(words[1].try_into().ok()?)?;
@@ -440,6 +449,7 @@ mod tests {
                 cost: prng.next(),
                 tenant: TenantId(id.export.0),
                 weight: id.volume.0,
+                target_us: prng.next() as u32,
             },
             8 => Message::TagGrant { device, count, cost: DeviceCost::default() },
             9 => Message::TagRevoke { device },
@@ -475,6 +485,10 @@ mod tests {
                 return Input::Control(Control::ExportTenant { export, tenant });
             }
             16 => Message::DeviceState { device, state: DeviceState::Stuck, unresponsive: true },
+            21 => {
+                let (export, target_us) = (id.export, cookie);
+                return Input::Control(Control::ExportTarget { export, target_us });
+            }
             _ => Message::TagReturn { device, count },
         };
         Input::Message { from: ShardId(prng.next() as u16), message }

@@ -143,6 +143,7 @@ impl RemoteQueue {
             weight: 0,
             tenant: TenantId::NONE,
             tenant_weight: 0,
+            target_us: 0,
         };
         self.shares.fill(&mut request);
         self.waiting.push(now, 0, request);
@@ -306,6 +307,7 @@ impl RemoteQueue {
             cost: part(backlog.cost.get()),
             tenant,
             weight: backlog.weights.get().min(u16::MAX.into()) as u16,
+            target_us: self.waiting.waiter(head).request.target_us,
         }
     }
 

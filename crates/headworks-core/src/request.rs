@@ -105,6 +105,8 @@ pub struct Request {
     pub owed: u16,
     /// Bytes that it counts for against `hw_inflight_kb`.
     pub charged: u32,
+    /// Those bytes count as bulk beside a latency target; false while nothing is charged.
+    pub bulk: bool,
     /// Pieces of a split request that have not ended.
     pub pieces: u32,
     /// The first error of the pieces of a split request.
@@ -174,6 +176,7 @@ impl Request {
             tags,
             owed,
             charged,
+            bulk: _,
             pieces,
             status,
             deadline: _,
@@ -276,6 +279,7 @@ impl Default for Request {
             tags: 0,
             owed: 0,
             charged: 0,
+            bulk: false,
             pieces: 0,
             status: Ok(()),
             deadline: Instant(0),

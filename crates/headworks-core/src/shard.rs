@@ -489,13 +489,13 @@ impl Shard {
                 pools.bios[cookie].wait_times = pools.bios[cookie].wait_times.and(wait_times);
                 remote.on_done(pools, cookie, status, hole, stage);
             }
-            Message::TagWant { device, want, bytes, cost, tenant, weight } => {
+            Message::TagWant { device, want, bytes, cost, tenant, weight, target_us } => {
                 if let Some((queue, pools)) = self.local(device) {
                     queue.on_lease_request(
                         now,
                         pools,
                         from,
-                        LeaseRequest { tags: want, bytes, cost, tenant, weight },
+                        LeaseRequest { tags: want, bytes, cost, tenant, weight, target_us },
                     );
                 }
             }
@@ -638,26 +638,33 @@ impl Shard {
                 self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
             }
             Control::Weight { export, weight } => {
-                self.change_shares(ShareChange::ExportWeight(export, weight));
+                self.change_shares(now, ShareChange::ExportWeight(export, weight));
             }
             Control::TenantWeight { tenant, weight } => {
-                self.change_shares(ShareChange::TenantWeight(tenant, weight));
+                self.change_shares(now, ShareChange::TenantWeight(tenant, weight));
+            }
+            Control::ExportTarget { export, target_us } => {
+                self.change_shares(now, ShareChange::ExportTarget(export, target_us));
             }
             Control::ExportTenant { export, tenant } => {
-                self.change_shares(ShareChange::ExportTenant(export, tenant));
+                self.change_shares(now, ShareChange::ExportTenant(export, tenant));
             }
         }
     }
 
     /// Changes the shares of exports and tenants on every device.
-    fn change_shares(&mut self, change: ShareChange) {
+    fn change_shares(&mut self, now: Instant, change: ShareChange) {
         self.topology.change_shares(change);
         if let Some(cache) = &mut self.cache {
             cache.change_shares(change);
         }
-        for route in &mut self.routes {
+        for (device, route) in self.routes.iter_mut().enumerate() {
             match route {
-                DeviceRoute::Local(queue) => queue.change_shares(change),
+                DeviceRoute::Local(queue) => {
+                    queue.change_shares(now, change);
+                    // What waited for the limit of a target that is gone goes on.
+                    self.touched |= 1 << device;
+                }
                 DeviceRoute::Remote(remote) => remote.change_shares(change),
                 DeviceRoute::Unassigned => {}
             }

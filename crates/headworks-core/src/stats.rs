@@ -193,6 +193,19 @@ pub struct QueueStats {
     pub depth: Option<DepthStats>,
     /// What requests cost, as learned so far.
     pub cost: DeviceCost,
+    /// The limit for latency targets, if an export has one.
+    pub targets: Option<TargetStats>,
+}
+
+/// The limit on what exports without a latency target have in a device with targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TargetStats {
+    /// Most bytes in the device of exports with a looser target or none; `None` while every target is kept.
+    pub limit: Option<u64>,
+    /// What they have in it now, in bytes; counted only under a limit.
+    pub bulk: u64,
+    /// The target for which they are limited, in microseconds.
+    pub guarded_us: Option<u32>,
 }
 
 impl QueueStats {

@@ -1,4 +1,4 @@
-//! Exports and tenants of a simulated world: drawn shares, which the operator changes under load.
+//! Exports and tenants of a simulated world: drawn shares and latency targets, which the operator changes under load.
 //!
 //! There are fewer tenants than places, so that a tenant often loses its last export and gets another one: that is how tenants
 //! are removed and added. Every shard is told of every change; shards that already have bios of the export keep them where they
@@ -18,6 +18,9 @@ pub struct TenantScenario {
     pub tenants: u16,
     /// Changes in a round.
     pub changes: u32,
+    /// The longest latency target in microseconds, 0 if no export has one. The shortest is a hundredth: below what a device
+    /// needs.
+    pub target_us: u32,
 }
 
 impl TenantScenario {
@@ -27,7 +30,9 @@ impl TenantScenario {
             return Self::default();
         }
         let (exports, tenants) = (prng.between(1, 5) as u16, prng.below(4) as u16);
-        Self { exports, tenants, changes: [0, 10, 100][prng.below(3) as usize] }
+        let changes = [0, 10, 100][prng.below(3) as usize];
+        let target_us = [0, 0, 1_000, 100_000][prng.below(4) as usize];
+        Self { exports, tenants, changes, target_us }
     }
 
     /// The place of a tenant: the odd ones are at the end of the table.
@@ -42,14 +47,20 @@ impl TenantScenario {
         ExportId((connection % usize::from(self.exports.max(1))) as u16)
     }
 
-    /// The exports at the start: every second one has a tenant.
+    /// The exports at the start: every second one has a tenant, every third a latency target.
     #[must_use]
     pub fn exports(&self) -> Vec<ExportConfig> {
-        let export = |number: u16| match number % 2 == 1 && self.tenants > 0 {
-            true => {
-                ExportConfig { weight: 100 * number, tenant: Self::place(number % self.tenants) }
+        let export = |number: u16| {
+            let target = if number.is_multiple_of(3) { self.target_us } else { 0 };
+            let usual = ExportConfig { latency_target_us: target, ..ExportConfig::default() };
+            match number % 2 == 1 && self.tenants > 0 {
+                true => ExportConfig {
+                    weight: 100 * number,
+                    tenant: Self::place(number % self.tenants),
+                    ..usual
+                },
+                false => usual,
             }
-            false => ExportConfig::default(),
         };
         (0..self.exports).map(export).collect()
     }
@@ -97,7 +108,9 @@ impl TenantEdits {
             number => TenantScenario::place(number),
         };
         let weight = [1, 100, 100, 10_000][prng.below(4) as usize];
-        let control = match prng.below(4) {
+        let target_us = self.scenario.target_us / [1, 10, 100, u32::MAX][prng.below(4) as usize];
+        let control = match prng.below(5) {
+            4 if self.scenario.target_us > 0 => Control::ExportTarget { export, target_us },
             0 => Control::Weight { export, weight },
             1 if !tenant.is_none() => Control::TenantWeight { tenant, weight },
             _ => Control::ExportTenant { export, tenant },

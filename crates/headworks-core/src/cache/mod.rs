@@ -359,6 +359,8 @@ impl Cache {
         let throttle = self.state.dirty.throttle_mut();
         match change {
             ShareChange::ExportWeight(export, weight) => throttle.set_export_weight(export, weight),
+            // A target is about requests in the device.
+            ShareChange::ExportTarget(..) => {}
             ShareChange::ExportTenant(export, tenant) => throttle.set_tenant(export, tenant),
             ShareChange::TenantWeight(tenant, weight) => throttle.set_tenant_weight(tenant, weight),
         }

@@ -68,11 +68,13 @@ pub struct ExportConfig {
     pub weight: u16,
     /// The tenant whose share it uses, or [`TenantId::NONE`]: then it competes with the tenants.
     pub tenant: TenantId,
+    /// Its latency target in microseconds, 0 for none: see [`crate::latency_target`].
+    pub latency_target_us: u32,
 }
 
 impl Default for ExportConfig {
     fn default() -> Self {
-        Self { weight: 100, tenant: TenantId::NONE }
+        Self { weight: 100, tenant: TenantId::NONE, latency_target_us: 0 }
     }
 }
 
@@ -268,9 +270,11 @@ impl ShardConfig {
             text += &format!("volume {}\n", volume.to_numbers());
         }
         for export in &self.exports {
-            text += &match export.tenant.is_none() {
-                true => format!("export {}\n", export.weight),
-                false => format!("export {} {}\n", export.weight, export.tenant.0),
+            let ExportConfig { weight, tenant, latency_target_us } = export;
+            text += &match (tenant.is_none(), latency_target_us) {
+                (true, 0) => format!("export {weight}\n"),
+                (false, 0) => format!("export {weight} {}\n", tenant.0),
+                (_, target) => format!("export {weight} {} {target}\n", tenant.0),
             };
         }
         for tenant in &self.tenants {
@@ -339,13 +343,18 @@ impl ShardConfig {
                 };
             }
             ("dirty", numbers) => self.dirty = DirtyOptions::from_numbers(numbers)?,
-            ("export", &[weight, ref tenant @ ..]) => {
-                let tenant = match *tenant {
-                    [] => TenantId::NONE,
-                    [tenant] => TenantId(tenant.try_into().ok()?),
+            ("export", &[weight, ref rest @ ..]) => {
+                let (tenant, target) = match *rest {
+                    [] => (TenantId::NONE.0.into(), 0),
+                    [tenant] => (tenant, 0),
+                    [tenant, target] => (tenant, target),
                     _ => return None,
                 };
-                self.exports.push(ExportConfig { weight: weight.try_into().ok()?, tenant });
+                self.exports.push(ExportConfig {
+                    weight: weight.try_into().ok()?,
+                    tenant: TenantId(tenant.try_into().ok()?),
+                    latency_target_us: target.try_into().ok()?,
+                });
             }
             ("tenant", &[weight]) => {
                 self.tenants.push(TenantConfig { weight: weight.try_into().ok()? });
@@ -482,8 +491,10 @@ mod tests {
         };
         let mut config = ShardConfig::single(queue, volume, 77);
         config.devices.push(DeviceConfig { owner: ShardId(3), queue: QueueOptions::default() });
-        config.exports =
-            vec![ExportConfig { weight: 7, tenant: TenantId(1) }, ExportConfig::default()];
+        config.exports = vec![
+            ExportConfig { weight: 7, tenant: TenantId(1), latency_target_us: 900 },
+            ExportConfig::default(),
+        ];
         config.tenants = vec![TenantConfig { weight: 900 }, TenantConfig::default()];
         (config.shards, config.id) = (4, ShardId(2));
         config.cache = CacheOptions { units: 512, writers_max: 9, ..CacheOptions::default() };

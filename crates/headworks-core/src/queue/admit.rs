@@ -130,6 +130,7 @@ impl Queue {
             weight: 0,
             tenant: TenantId::NONE,
             tenant_weight: 0,
+            target_us: 0,
         }
     }
 
@@ -143,8 +144,10 @@ impl Queue {
     }
 
     /// Changes the shares of exports and tenants; waiting requests keep the old ones.
-    pub fn change_shares(&mut self, change: ShareChange) {
-        self.gate.change_shares(change);
+    pub fn change_shares(&mut self, now: Instant, change: ShareChange) {
+        if self.gate.change_shares(now, change) {
+            self.apply_depth();
+        }
         if let ShareChange::ExportWeight(export, weight) = change {
             self.waiting.set_weight(export, weight);
         }
@@ -173,7 +176,8 @@ impl Queue {
             if !several && !self.must_split(&pools.slots[id]) {
                 let request = &mut pools.slots[id];
                 request.state = RequestState::Queued;
-                self.gate.charge(request);
+                let bio = request.bio_head;
+                self.gate.charge(request, || pools.bios[bio].bio.id.export);
                 self.ready.push(id);
                 return;
             }

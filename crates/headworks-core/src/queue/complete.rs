@@ -271,6 +271,10 @@ impl Queue {
             stamps.is_sorted() && stamps[3] <= now,
             "a request passes its stages in order"
         );
+        if self.gate.has_targets() && status.is_ok() {
+            let export = pools.bios[request.bio_head].bio.id.export;
+            self.gate.note_latency(now, request, export);
+        }
         let stats = &mut self.volumes.of_bio(request.volume).stats;
         stats.ops[op as usize].errors += u64::from(status.is_err());
         WaitTimes::of_request(stats.on_finish(op, request.len.into(), &stamps, now))

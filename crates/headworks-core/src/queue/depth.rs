@@ -11,6 +11,9 @@ use crate::request_limits::RequestLimits;
 use crate::slab::NIL;
 use crate::time::Instant;
 
+/// The shortest command that a latency target asks for: shorter ones cost throughput and bring the target no nearer.
+const COMMAND_MIN: u32 = 32 << 10;
+
 impl Queue {
     /// Begins anew with the limits of the options.
     pub(super) fn set_depth(&mut self) {
@@ -73,16 +76,29 @@ impl Queue {
         }
     }
 
-    /// Applies the limit and the longest command of the control.
-    fn apply_depth(&mut self) {
-        let Some(depth) = &self.depth else {
-            return;
-        };
+    /// Ends a window of the latency targets if it is time, and applies what their control decides.
+    #[inline]
+    pub(super) fn adapt_targets(&mut self, now: Instant) {
+        if self.gate.adapt_targets(now) {
+            self.apply_depth();
+        }
+    }
+
+    /// Applies the limit and the longest command of the depth control and of the latency targets. A command of half the limit on
+    /// bulk: with longer ones a small request would wait for one that is longer than the limit.
+    pub(super) fn apply_depth(&mut self) {
         let worth = self.gate.device_cost().bytes_of_a_seek();
-        let command_max = depth.command_max().max(worth).min(self.limits.max_bytes);
+        let by_depth = self.depth.as_ref().map_or(u32::MAX, DepthControl::command_max);
+        let by_targets = self.gate.bulk_limit().map_or(u32::MAX, |limit| {
+            (limit / 2).clamp(COMMAND_MIN.into(), u32::MAX.into()) as u32
+        });
+        let command_max = by_depth.min(by_targets).max(worth).min(self.limits.max_bytes);
         self.command_limits.max_bytes = command_max;
         let whole = command_max == self.limits.max_bytes;
-        self.gate.set_limit(depth.limit(), COMMAND_COST, command_max, whole);
+        match &self.depth {
+            Some(depth) => self.gate.set_limit(depth.limit(), COMMAND_COST, command_max, whole),
+            None => self.gate.set_command_max(command_max, whole),
+        }
         debug_assert!(self.command_limits.max_bytes > 0, "a command has a length");
     }
 }

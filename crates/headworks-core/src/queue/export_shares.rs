@@ -16,6 +16,8 @@ pub(crate) enum ShareChange {
     ExportWeight(ExportId, u16),
     /// An export moves to a tenant.
     ExportTenant(ExportId, TenantId),
+    /// An export gets a latency target in microseconds, 0 for none.
+    ExportTarget(ExportId, u32),
     /// A tenant gets a weight among tenants and exports without one.
     TenantWeight(TenantId, u16),
 }
@@ -46,6 +48,16 @@ impl ExportShares {
         self.exports.iter().enumerate().map(|(id, export)| (ExportId(id as u16), export.weight))
     }
 
+    /// Returns the latency target of an export in microseconds, 0 for none.
+    pub fn target_us(&self, export: ExportId) -> u32 {
+        self.of(export).latency_target_us
+    }
+
+    /// Returns the latency targets of all exports, in microseconds.
+    pub fn targets_us(&self) -> impl Iterator<Item = u32> + '_ {
+        self.exports.iter().map(|export| export.latency_target_us)
+    }
+
     /// Returns the tenant of an export.
     pub fn tenant(&self, export: ExportId) -> TenantId {
         self.of(export).tenant
@@ -59,7 +71,8 @@ impl ExportShares {
     /// Writes the share of a request's export into the request.
     #[inline]
     pub fn fill(&self, request: &mut TagRequest) {
-        let ExportConfig { weight, tenant } = self.of(request.export);
+        let ExportConfig { weight, tenant, latency_target_us } = self.of(request.export);
+        request.target_us = latency_target_us;
         (request.weight, request.tenant) = (weight, tenant);
         request.tenant_weight = self.tenant_weight(tenant);
         debug_assert!(request.weight > 0 && request.tenant_weight > 0, "a weight is at least 1");
@@ -78,6 +91,11 @@ impl ExportShares {
                 let is_valid = tenant.is_none() || usize::from(tenant.0) < TENANTS_MAX;
                 if let Some(known) = self.exports.get_mut(usize::from(export.0)) {
                     known.tenant = if is_valid { tenant } else { TenantId::NONE };
+                }
+            }
+            ShareChange::ExportTarget(export, target_us) => {
+                if let Some(known) = self.exports.get_mut(usize::from(export.0)) {
+                    known.latency_target_us = target_us;
                 }
             }
             ShareChange::TenantWeight(tenant, weight) => {
@@ -102,7 +120,7 @@ mod tests {
         config.tenants = vec![TenantConfig { weight: 400 }];
         let mut shares = ExportShares::new(&config);
         let seen = |shares: &ExportShares, export: u16| {
-            let ExportConfig { weight, tenant } = shares.of(ExportId(export));
+            let ExportConfig { weight, tenant, .. } = shares.of(ExportId(export));
             (weight, tenant, shares.tenant_weight(tenant))
         };
         assert_eq!(seen(&shares, 0), (100, TenantId::NONE, 100));

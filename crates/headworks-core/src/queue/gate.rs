@@ -11,6 +11,7 @@
 //! bytes: a queue whose requests waited here would look empty there. There is a tag for every bio; requests of several pieces get
 //! more than one as long as `nr_requests` are left beyond that.
 
+use super::bulk::Bulk;
 use super::export_shares::{ExportShares, ShareChange};
 use super::leases::{LeaseRequest, Leases};
 use crate::bio::{BioId, ExportId, Op, ShardId};
@@ -19,6 +20,7 @@ use crate::gauge::{Gauge32, Gauge64};
 use crate::options::{QueueOptions, ShardConfig};
 use crate::request::{Request, SlotId};
 use crate::request_limits::RequestLimits;
+use crate::stats::TargetStats;
 use crate::tags::{
     self, ByteBudget, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest,
     max_request_tags,
@@ -39,6 +41,8 @@ pub(super) struct Gate {
     /// Tags that came back in this batch and were not handed to the policy yet.
     returned: ReturnedTags,
     admitted_bytes: Gauge64,
+    /// The part of them that latency targets limit.
+    bulk: Bulk,
     /// The limit on `admitted_bytes`; `u64::MAX` without a limit.
     bytes_max: u64,
     /// What requests cost, learned while requests wait; and the unit of shares.
@@ -71,13 +75,17 @@ pub(super) struct Gate {
 impl Gate {
     /// Creates a gate with all tags free, for at most `waiters_max` waiting requests.
     pub fn new(config: &ShardConfig, options: &QueueOptions, waiters_max: usize) -> Self {
+        let shares = ExportShares::new(config);
+        let mut bulk = Bulk::new(config.exports.len());
+        bulk.set_targets(Instant(0), (!options.scheduler.owns_shares()).then_some(&shares));
         Self {
             tags: tags::make(tag_options(options, config, waiters_max)),
             leases: Leases::new(config.shards),
-            shares: ExportShares::new(config),
+            shares,
             held: Gauge32::default(),
             returned: ReturnedTags::default(),
             admitted_bytes: Gauge64::default(),
+            bulk,
             bytes_max: bytes_max(options),
             costs: CostLearner::new(),
             share: options.share,
@@ -141,6 +149,7 @@ impl Gate {
     pub fn set_limits(&mut self, options: &QueueOptions) {
         (self.bytes_max, self.command_cost) = (bytes_max(options), 0);
         self.open = options.scheduler.owns_shares();
+        self.set_targets(Instant(0));
         self.request_tags_max = max_request_tags(options.nr_requests);
         self.command_max = options.max_bytes();
         self.whole = self.bytes_max == u64::MAX;
@@ -157,6 +166,17 @@ impl Gate {
         self.whole = whole;
     }
 
+    /// Takes over the latency targets. Behind an open gate they are not kept: it holds nothing back.
+    fn set_targets(&mut self, now: Instant) {
+        self.bulk.set_targets(now, (!self.open).then_some(&self.shares));
+    }
+
+    /// Sets the longest command, and whether it is as long as the device's limits allow. Beside a limit that was set by hand a
+    /// request is not granted the tags of all its commands at once.
+    pub fn set_command_max(&mut self, command_max: u32, whole: bool) {
+        (self.command_max, self.whole) = (command_max, whole && self.bytes_max == u64::MAX);
+    }
+
     /// Returns what the admitted requests were charged.
     pub fn admitted(&self) -> u64 {
         self.admitted_bytes.get()
@@ -168,8 +188,15 @@ impl Gate {
     }
 
     /// Changes the shares of exports and tenants; waiting requests keep the old ones.
-    pub fn change_shares(&mut self, change: ShareChange) {
+    ///
+    /// Returns true if the limit on bulk may have changed.
+    pub fn change_shares(&mut self, now: Instant, change: ShareChange) -> bool {
         self.shares.change(change);
+        let targets = matches!(change, ShareChange::ExportTarget(..));
+        if targets {
+            self.set_targets(now);
+        }
+        targets
     }
 
     /// Returns the number of requests and shards that wait for tags.
@@ -215,7 +242,8 @@ impl Gate {
     /// would wait for a nearly empty device, and no more bytes at once than half of what may be in flight, unless commands are whole.
     pub fn tags_for(&self, pieces: u32, piece: u32) -> u16 {
         debug_assert!(pieces > 0 && piece > 0, "a split request has pieces");
-        let by_bytes = (self.bytes_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
+        let bytes_max = self.bulk.limit().unwrap_or(u64::MAX).min(self.bytes_max);
+        let by_bytes = (bytes_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
         let whole = self.whole || !self.tags.reuses_tags();
         let pieces = if whole { pieces } else { pieces.min(by_bytes as u32) };
         if self.open { self.tags_at_once(pieces) } else { self.tags.tags_for(pieces) }
@@ -287,8 +315,12 @@ impl Gate {
 
     /// Returns how many requests of the submission, from the first, fit into the bytes that may be in flight.
     fn most_by_bytes(&mut self) -> usize {
+        let most = match self.bulk.is_on() {
+            true => self.bulk.fits(&self.requests, self.command_cost),
+            false => self.requests.len(),
+        };
         if self.bytes_max == u64::MAX {
-            return self.requests.len();
+            return most;
         }
         let mut room = self.bytes_max.saturating_sub(self.admitted_bytes.get());
         let fits = self.requests.iter().take_while(|request| {
@@ -298,7 +330,7 @@ impl Gate {
         });
         let fits = fits.count();
         self.bound |= fits < self.requests.len();
-        fits
+        fits.min(most)
     }
 
     /// Hands returned tags to the policy and returns the next grant.
@@ -306,9 +338,9 @@ impl Gate {
         if self.returned.count > 0 {
             self.tags.put(now, std::mem::take(&mut self.returned));
         }
-        let budget = if self.is_full() { ByteBudget::LightOnly } else { ByteBudget::Available };
+        let budget = self.budget();
         // A policy that grants tag by tag decides by itself; with a timer that is due it would be asked without end.
-        if budget == ByteBudget::LightOnly && self.tags.waiters() > 0 && self.reuses_tags() {
+        if self.is_full() && self.tags.waiters() > 0 && self.reuses_tags() {
             self.bound = true;
             let room = self.bytes_max / LIGHT_PART + u64::from(self.command_max);
             if self.admitted_bytes.get() - self.bytes_max >= room {
@@ -325,6 +357,22 @@ impl Gate {
         }
         debug_assert!(self.is_conserved(), "free + held + lent <= depth");
         grant
+    }
+
+    /// Returns the requests that the limits on bytes in flight admit.
+    fn budget(&mut self) -> ByteBudget {
+        let light_only = self.is_full();
+        let guard = if self.bulk.is_on() { self.bulk.guard() } else { None };
+        match guard {
+            Some(target_us) => {
+                if self.tags.waiters() > 0 {
+                    self.bulk.on_bound();
+                }
+                ByteBudget::Guarded { target_us, light_only }
+            }
+            None if light_only => ByteBudget::LightOnly,
+            None => ByteBudget::Available,
+        }
     }
 
     /// Withdraws a request that waits for tags and is `expired`; call it with the same `cursor`, first 0, until it returns
@@ -446,8 +494,11 @@ impl Gate {
             weight: lease.weight.max(1),
             tenant: lease.tenant,
             tenant_weight: self.shares.tenant_weight(lease.tenant),
+            target_us: lease.target_us,
         };
-        let most = usize::from(!self.is_full());
+        let guarded = |guard: u32| lease.target_us > 0 && lease.target_us <= guard;
+        let goes = !self.is_full() && self.bulk.guard().is_none_or(guarded);
+        let most = usize::from(goes);
         let granted = self.tags.request(now, &[request], most) == 1;
         granted.then(|| {
             self.leases.lend(from, request.tags);
@@ -482,21 +533,59 @@ impl Gate {
         self.admitted_bytes.get() >= self.bytes_max
     }
 
-    /// Charges a request for its command, if what is in flight is limited.
+    /// Charges a request of `export` for its command, if what is in flight is limited.
     #[inline]
-    pub fn charge(&mut self, request: &mut Request) {
-        if self.bytes_max < u64::MAX {
+    pub fn charge(&mut self, request: &mut Request, export: impl FnOnce() -> ExportId) {
+        if self.bytes_max < u64::MAX || self.bulk.is_on() {
             let cost = cost_bytes(request.op, request.len) + self.command_cost;
             request.charged += cost;
             self.admitted_bytes.add(cost.into());
+            if self.bulk.is_on() {
+                self.bulk.charge(request, self.shares.target_us(export()));
+            }
         }
+    }
+
+    /// Returns true while an export has a latency target.
+    #[inline]
+    pub fn has_targets(&self) -> bool {
+        self.bulk.is_on()
+    }
+
+    /// Notes a finished request of an export, for the latency targets.
+    pub fn note_latency(&mut self, now: Instant, request: &Request, export: ExportId) {
+        self.bulk.note(now, request, export, self.shares.target_us(export));
+    }
+
+    /// Ends a window of the latency targets if it is time; returns true if the limit on bulk changed.
+    #[inline]
+    pub fn adapt_targets(&mut self, now: Instant) -> bool {
+        self.bulk.is_due(now) && self.bulk.end_window(now, self.admitted_bytes.get())
+    }
+
+    /// Returns the limit on bytes of bulk in the device; `None` without one.
+    pub fn bulk_limit(&self) -> Option<u64> {
+        self.bulk.limit()
+    }
+
+    /// Returns the limit for latency targets, if an export has one.
+    pub fn target_stats(&self) -> Option<TargetStats> {
+        self.bulk.stats()
+    }
+
+    /// Returns the small requests of an export that had a latency target, and those that missed it.
+    pub fn target_counts(&self, export: ExportId) -> (u64, u64) {
+        self.bulk.counts(export)
     }
 
     /// Charges a request whose command grew by `bytes`.
     pub fn charge_merge(&mut self, request: &mut Request, bytes: u32) {
-        if self.bytes_max < u64::MAX {
+        if self.bytes_max < u64::MAX || self.bulk.is_on() {
             request.charged += bytes;
             self.admitted_bytes.add(bytes.into());
+            if request.bulk {
+                self.bulk.charge_more(bytes);
+            }
         }
     }
 
@@ -504,7 +593,11 @@ impl Gate {
     #[inline]
     pub fn uncharge(&mut self, request: &mut Request) {
         if request.charged > 0 {
-            self.admitted_bytes.sub(std::mem::take(&mut request.charged).into());
+            let bytes = std::mem::take(&mut request.charged);
+            self.admitted_bytes.sub(bytes.into());
+            if std::mem::take(&mut request.bulk) {
+                self.bulk.uncharge(bytes);
+            }
         }
     }
 }

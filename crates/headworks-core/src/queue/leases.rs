@@ -19,6 +19,8 @@ pub(crate) struct LeaseRequest {
     pub tenant: TenantId,
     /// The sum of the weights of the tenant's exports that wait there.
     pub weight: u16,
+    /// The latency target of the first waiter there, in microseconds, 0 for none.
+    pub target_us: u32,
 }
 
 /// The tags that other shards hold.

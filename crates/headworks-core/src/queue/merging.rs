@@ -88,7 +88,10 @@ impl Queue {
         self.waiting.on_merge(&mut pools.slots, kept, Some(gone), edge);
         self.count_merged(pools, gone);
         if pools.slots[kept].state == RequestState::Queued {
-            pools.slots[kept].charged += std::mem::take(&mut pools.slots[gone].charged);
+            // What is bulk may have changed between the two.
+            let bytes = pools.slots[gone].charged;
+            self.gate.uncharge(&mut pools.slots[gone]);
+            self.gate.charge_merge(&mut pools.slots[kept], bytes);
         }
         self.free(pools, gone);
     }

@@ -22,6 +22,7 @@
 //! takes; every wait ends by a completion, by a grant that follows from one, or after `io_timeout`.
 
 mod admit;
+mod bulk;
 mod complete;
 mod counters;
 mod depth;
@@ -51,7 +52,7 @@ pub(crate) use timers::{TIMERS, TimerKind, clear_timers, set_timer_by, timer_of}
 pub(crate) use view::QueueView;
 pub(crate) use volumes::VolumeQueue;
 
-use crate::bio::{DeviceId, ShardId, VolumeId};
+use crate::bio::{DeviceId, ExportId, ShardId, VolumeId};
 use crate::depth::DepthControl;
 use crate::elevator::Elevator;
 use crate::input::Message;
@@ -151,7 +152,13 @@ impl Queue {
         let in_flight = self.gate.waiters() + self.waiting.len() + self.in_flight.len();
         let depth = self.depth.as_ref().map(DepthControl::stats);
         let cost = *self.gate.device_cost();
-        QueueStats { depth, cost, ..self.counters.stats(in_flight) }
+        let targets = self.gate.target_stats();
+        QueueStats { depth, cost, targets, ..self.counters.stats(in_flight) }
+    }
+
+    /// Returns the small requests of an export that had a latency target, and those that missed it.
+    pub fn target_counts(&self, export: ExportId) -> (u64, u64) {
+        self.gate.target_counts(export)
     }
 
     /// Returns whether the device answers.
@@ -250,6 +257,7 @@ impl Queue {
     /// then held bios are to enter.
     pub fn run(&mut self, now: Instant, pools: &mut Pools) -> bool {
         self.adapt_depth(now);
+        self.adapt_targets(now);
         loop {
             self.grant(now, pools);
             // A request that fails before it is sent frees its tag and leaves its place there to another.

@@ -44,7 +44,8 @@ impl Queue {
         from.pieces += 1;
         debug_assert!(from.done <= from.len, "pieces lie within their bio");
         pools.slots[id].begin(piece);
-        self.gate.charge(&mut pools.slots[id]);
+        let bio = pools.slots[id].bio_head;
+        self.gate.charge(&mut pools.slots[id], || pools.bios[bio].bio.id.export);
         self.ready.push(id);
     }
 

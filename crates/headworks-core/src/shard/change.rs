@@ -61,6 +61,11 @@ impl Topology {
                     known.weight = weight;
                 }
             }
+            ShareChange::ExportTarget(export, target_us) => {
+                if let Some(known) = self.config.exports.get_mut(of(export.0)) {
+                    known.latency_target_us = target_us;
+                }
+            }
             ShareChange::ExportTenant(export, tenant) => {
                 if let Some(known) = self.config.exports.get_mut(of(export.0)) {
                     known.tenant = tenant;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{DeviceRoute, Shard};
 use crate::action::Actions;
-use crate::bio::{DeviceId, VolumeId};
+use crate::bio::{DeviceId, ExportId, VolumeId};
 #[cfg(feature = "defects")]
 use crate::cache::CacheDefect;
 use crate::cache::CacheStats;
@@ -107,6 +107,12 @@ impl Shard {
     pub fn queue_stats(&self, device: DeviceId) -> Option<(QueueStats, TagStats)> {
         let queue = self.queue(device)?;
         Some((queue.stats(), queue.tags().stats()))
+    }
+
+    /// Small synchronous requests to a local device of an export with a latency target, and those that missed it, since the start.
+    #[must_use]
+    pub fn target_counts(&self, device: DeviceId, export: ExportId) -> (u64, u64) {
+        self.queue(device).map_or((0, 0), |queue| queue.target_counts(export))
     }
 
     /// Current options of a local device's queue; `None` for a remote device.

@@ -171,6 +171,9 @@ impl FairTags {
         if budget == ByteBudget::LightOnly {
             return self.over_limit(gathering).map_or(Choice::Nothing, Choice::Grant);
         }
+        if let ByteBudget::Guarded { target_us, light_only } = budget {
+            return self.choose_guarded(target_us, light_only);
+        }
         self.over_limit_cost = 0;
         let Some(first) = gathering.or_else(|| self.first()) else {
             return Choice::Nothing;
@@ -185,6 +188,43 @@ impl FairTags {
         }
         self.gathering.get_or_insert(Gathering { candidate: first, passed: 0 });
         self.passing().map_or(Choice::ShortOfTags, Choice::Grant)
+    }
+
+    /// Selects a waiter with a latency target of at most `target_us`, while the limit on bulk is reached. One that wants more tags
+    /// than are free gathers them; a gathering head that is bulk waits for bytes, not for tags.
+    fn choose_guarded(&mut self, target_us: u32, light_only: bool) -> Choice {
+        let gathering = self.gathering.map(|gathering| gathering.candidate);
+        let guarded = |owner: &Self, head: &Candidate| {
+            let target = owner.waiter(*head).request.target_us;
+            target > 0 && target <= target_us && !light_only
+        };
+        let first = match gathering.filter(|head| guarded(self, head)) {
+            Some(head) => head,
+            None => {
+                let mut of = |kind: usize| {
+                    let head = self.flows[kind].guarded(target_us, light_only)?;
+                    Some(Candidate { kind, head })
+                };
+                let (sync, other) = (of(SYNC), of(ASYNC));
+                let other =
+                    other.filter(|&head| self.async_fits(self.waiter(head).request.tags.into()));
+                let rank = |first: &Candidate| (!first.head.light, self.waiter(*first).number);
+                let Some(head) = sync.into_iter().chain(other).min_by_key(rank) else {
+                    return Choice::Nothing;
+                };
+                head
+            }
+        };
+        let same = |gathering: &Gathering| {
+            gathering.candidate.kind == first.kind
+                && gathering.candidate.head.flow == first.head.flow
+        };
+        if u32::from(self.waiter(first).request.tags) <= self.free.get() {
+            self.gathering = self.gathering.filter(|gathering| !same(gathering));
+            return Choice::Grant(first);
+        }
+        self.gathering = Some(Gathering { candidate: first, passed: 0 });
+        Choice::ShortOfTags
     }
 
     /// Returns a light head that may go although the limit on what is in the device is reached. Together they may cost as much as

@@ -38,6 +38,8 @@ pub struct TagRequest {
     pub tenant: TenantId,
     /// Weight of that tenant against the others and exports without one.
     pub tenant_weight: u16,
+    /// Latency target of the export in microseconds, 0 for none.
+    pub target_us: u32,
 }
 
 /// Tags handed to a requester.
@@ -65,6 +67,14 @@ pub enum ByteBudget {
     Available,
     /// The limit is reached: only light flows, whose small requests barely deepen the device's queue.
     LightOnly,
+    /// The limit on bytes of bulk is reached: only requests with a latency target of at most this many microseconds. With
+    /// `light_only` the other limit is reached, too.
+    Guarded {
+        /// The tightest target that is missed.
+        target_us: u32,
+        /// Only light flows.
+        light_only: bool,
+    },
 }
 
 /// Returns the most tags of one request on a device with `depth` tags: half of them, at least 1, at most 32. Half, so that two

@@ -157,7 +157,7 @@ mod tests {
     const ONE: u32 = WEIGHT_ONE;
 
     fn domains() -> Domains {
-        let export = |weight, tenant| ExportConfig { weight, tenant };
+        let export = |weight, tenant| ExportConfig { weight, tenant, ..ExportConfig::default() };
         let exports =
             [export(100, TenantId::NONE), export(7, TenantId(3)), export(300, TenantId::NONE)];
         Domains::new(&exports, &[TenantConfig { weight: 50 }])

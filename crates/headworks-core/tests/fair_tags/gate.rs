@@ -28,6 +28,7 @@ pub fn request(connection: u32, tags: u16, bytes: u32) -> TagRequest {
         weight: 100,
         tenant,
         tenant_weight,
+        target_us: 0,
     }
 }
 

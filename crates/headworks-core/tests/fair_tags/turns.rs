@@ -185,6 +185,32 @@ fn only_light_requests_go_while_byte_budget_is_used_up() {
 }
 
 #[test]
+fn only_requests_with_a_tight_target_go_while_bulk_is_at_its_limit() {
+    let target = |connection, tags, bytes, target_us| TagRequest {
+        target_us,
+        ..request(connection, tags, bytes)
+    };
+    let guarded = |light_only| ByteBudget::Guarded { target_us: 500, light_only };
+    let mut gate = filled(32, 32);
+    gate.put_in(&[request(1, 4, 192 * KIB), target(2, 1, 4 * KIB, 900)]);
+    gate.put_in(&[target(3, 8, 512 * KIB, 500), target(4, 1, 4 * KIB, 100)]);
+    (0..4).for_each(|_| _ = gate.give_back(0));
+    gate.grants(guarded(true));
+    assert_eq!(order(&gate), [4], "the other limit is reached, too: only the small one");
+    gate.grants(guarded(false));
+    assert_eq!(order(&gate), [4], "the large one gathers its tags");
+    gate.put_in(&[target(5, 1, 4 * KIB, 400)]);
+    (0..8).for_each(|_| _ = gate.give_back(0));
+    gate.grants(guarded(false));
+    assert_eq!(order(&gate), [4, 3, 5], "a light one does not pass what gathers");
+    (0..8).for_each(|_| _ = gate.give_back(0));
+    gate.grants(guarded(false));
+    assert_eq!(order(&gate).len(), 3, "looser targets and none wait");
+    gate.grants(ByteBudget::Available);
+    assert_eq!(order(&gate).len(), 5, "until the limit allows it");
+}
+
+#[test]
 fn async_depth_limits_writes_and_reads_go_at_once() {
     for depth in [2, 3, 8, 16, 31, 62, 64, 256, 1024] {
         for async_depth in [1, depth / 4, depth / 2, depth - 1] {

@@ -323,6 +323,7 @@ fn messages_for_removed_ids_are_answered_or_ignored() {
             cost: 512,
             tenant: TenantId::NONE,
             weight: 100,
+            target_us: 0,
         },
         Message::TagReturn { device: place, count: 1 },
         Message::TagGrant { device: place, count: 1, cost: DeviceCost::default() },

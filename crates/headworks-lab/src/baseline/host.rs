@@ -345,7 +345,7 @@ impl<R: Rules> TagOwner for TaskHost<R> {
         match room {
             ByteBudget::Available => self.granted.pop_front(),
             // Tasks do not know bytes; the grant waits for a completion, which frees some.
-            ByteBudget::LightOnly => None,
+            ByteBudget::LightOnly | ByteBudget::Guarded { .. } => None,
         }
     }
 

@@ -16,6 +16,11 @@ const STREAM_700: &str = "a read waits for one command at least, and 0.9 of the 
 const STREAM_60: &str =
     "16 readers come together, and each makes the head leave its stream and return";
 
+const PIECE: &str = "a piece of 32 KiB more in the device takes a fifth to a third of the target";
+const FEW_READS: &str = "two reads a second: 2 % of them show after half a minute";
+const SORTS: &str = "the disk needs many reads at once to sort them";
+const STEP: &str = "a step of 3 % too far is seen when a window has ended";
+
 /// Goals of a case on a device, with any elevator.
 struct Miss {
     device: &'static str,
@@ -35,7 +40,16 @@ const fn miss(
     Miss { device, case, what, reason, still }
 }
 
-const MISSES: [Miss; 36] = {
+const fn target(
+    device: &'static str,
+    what: &'static str,
+    reason: &'static str,
+    still: Goal,
+) -> Miss {
+    miss(device, "targets", what, reason, still)
+}
+
+const MISSES: [Miss; 48] = {
     use Goal::{AtLeast, AtMost};
     [
         miss("hdd-32", "equal", LONGEST_TEXT, ORDER, AtMost(5.5)),
@@ -74,6 +88,33 @@ const MISSES: [Miss; 36] = {
         miss("nvme", "eight-large", BYTES_TEXT, BYTES, AtLeast(0.35)),
         miss("stream-700", "write-out", P99_TEXT, STREAM_700, AtMost(75.0)),
         miss("stream-60", "write-out", P99_TEXT, STREAM_60, AtMost(12.0)),
+        target("sata", "reads that miss a target of 2 times alone", PIECE, AtMost(0.5)),
+        target("sata", "reads that miss a target of 2.5 times alone", PIECE, AtMost(0.25)),
+        target("sata", "reads that miss a target of 4 times alone", PIECE, AtMost(0.2)),
+        target("sata", "reads that miss a target of 8 times alone", STEP, AtMost(0.03)),
+        target("nvme", "reads that miss a target of 8 times alone", STEP, AtMost(0.03)),
+        target("hdd-32", "reads that miss a target of 2 times alone", FEW_READS, AtMost(0.1)),
+        target("hdd-32", "reads that miss a target of 2.5 times alone", FEW_READS, AtMost(0.1)),
+        target("hdd-32", "reads that miss a target of 4 times alone", FEW_READS, AtMost(0.1)),
+        target("hdd-32", "reads that miss a target of 8 times alone", FEW_READS, AtMost(0.1)),
+        target(
+            "hdd-32",
+            "bulk's part of alone beside a target of 2.5 times alone",
+            SORTS,
+            AtLeast(0.7),
+        ),
+        target(
+            "hdd-32",
+            "bulk's part of alone beside a target of 4 times alone",
+            SORTS,
+            AtLeast(0.7),
+        ),
+        target(
+            "hdd-32",
+            "bulk's part of alone beside a target of 8 times alone",
+            SORTS,
+            AtLeast(0.7),
+        ),
     ]
 };
 
@@ -92,6 +133,7 @@ pub(super) fn explain(verdict: Verdict) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fairness::device::Device;
     use crate::fairness::{beside, clients};
     use crate::report::Outcome;
 
@@ -122,7 +164,8 @@ mod tests {
         let loads = loads.iter().map(|load| (load.device.name(), load.case));
         let points = beside::all();
         let points = points.iter().map(|point| (point.device.name(), point.case.name()));
-        let rows: Vec<(&str, &str)> = loads.chain(points).collect();
+        let targets = Device::ALL.map(|device| (device.name(), "targets"));
+        let rows: Vec<(&str, &str)> = loads.chain(points).chain(targets).collect();
         for (at, miss) in MISSES.iter().enumerate() {
             let Miss { device, case, what, .. } = *miss;
             assert!(rows.contains(&(device, case)), "no row of {case} on {device}");

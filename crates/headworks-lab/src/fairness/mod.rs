@@ -5,6 +5,7 @@
 //! | [`clients`] | closed loops, 8 to 1000 of them, of one size or of several: longest wait, shares, throughput |
 //! | [`beside`] | light readers beside bulk and beside write-out, light writers: their p99, and what the heavy ones keep |
 //! | [`bounded`] | a light reader, equal jobs and weights with `hw_inflight_kb` set for the device |
+//! | [`targets`] | a light reader with a latency target beside bulk: how often it is missed, and what the bulk keeps |
 //! | [`ablation`] | some of the first two without one mechanism at a time: what each buys |
 //!
 //! Rows are selected by `--case` as well as by device, tags, jobs and policy.
@@ -16,6 +17,7 @@ pub mod clients;
 mod device;
 mod known;
 mod mechanism;
+pub mod targets;
 
 use headworks_core::ConfigError;
 
@@ -28,7 +30,7 @@ use crate::row_filter::RowFilter;
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let mut report = Report::default();
-    for part in [bounded::run, clients::run, beside::run, ablation::run] {
+    for part in [bounded::run, clients::run, beside::run, targets::run, ablation::run] {
         let mut part = part(filter)?;
         part.verdicts = part.verdicts.into_iter().map(known::explain).collect();
         if !part.rows.is_empty() {

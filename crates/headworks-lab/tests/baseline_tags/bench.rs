@@ -78,6 +78,7 @@ impl<T: TagOwner> Bench<T> {
             weight: 100,
             tenant: TenantId::NONE,
             tenant_weight: 100,
+            target_us: 0,
         };
         assert_eq!(self.tags.request(Instant(self.now), &[request], 1), 0);
     }

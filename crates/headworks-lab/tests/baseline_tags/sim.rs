@@ -180,6 +180,7 @@ impl<T: TagOwner> Simulation<T> {
             weight: 100,
             tenant: TenantId::NONE,
             tenant_weight: 100,
+            target_us: 0,
         };
         assert_eq!(
             self.tags.request(Instant(self.now), &[request], 1),

@@ -41,6 +41,7 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
             .map(|export| ExportConfig {
                 weight: export.weight,
                 tenant: find_tenant(export.spec.share.tenant, &options.tenants).0,
+                ..ExportConfig::default()
             })
             .collect(),
         tenants: options

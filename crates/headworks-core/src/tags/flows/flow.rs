@@ -79,13 +79,24 @@ pub(super) struct Flow {
     /// It is in the list of light flows.
     pub in_light: bool,
     light_link: Link,
+    /// It is in the list of flows with a latency target.
+    pub in_targeted: bool,
+    targeted_link: Link,
 }
 
 impl Flow {
     /// Creates an idle flow.
     pub fn new(key: u64, export: u32, leaf: ShareId) -> Self {
-        let (waiters, light_link) = (List::new(), Link::UNLINKED);
-        Self { key, export, leaf, waiters, in_light: false, light_link }
+        Self {
+            key,
+            export,
+            leaf,
+            waiters: List::new(),
+            in_light: false,
+            light_link: Link::UNLINKED,
+            in_targeted: false,
+            targeted_link: Link::UNLINKED,
+        }
     }
 
     /// Returns the first waiter.
@@ -105,6 +116,20 @@ impl Linked<LightLink> for Flow {
 
     fn link_mut(&mut self) -> &mut Link {
         &mut self.light_link
+    }
+}
+
+/// The kind of list that flows with a latency target are in.
+#[derive(Debug)]
+pub(super) enum TargetedLink {}
+
+impl Linked<TargetedLink> for Flow {
+    fn link(&self) -> &Link {
+        &self.targeted_link
+    }
+
+    fn link_mut(&mut self) -> &mut Link {
+        &mut self.targeted_link
     }
 }
 

@@ -41,7 +41,7 @@ use crate::options::TENANTS_MAX;
 use crate::shares::{ShareId, ShareTree};
 use crate::slab::NIL;
 use crate::time::Instant;
-use flow::{ExportFlows, Flow, LightLink, TenantFlows};
+use flow::{ExportFlows, Flow, LightLink, TargetedLink, TenantFlows};
 use pool::{KeyTable, Pool};
 
 pub(crate) use flow::{FlowHead, Waiter};
@@ -97,6 +97,8 @@ pub(crate) struct Flows {
     shares: ShareTree,
     /// Flows whose first waiter is light.
     light: List<LightLink>,
+    /// Flows whose first waiter has a latency target.
+    targeted: List<TargetedLink>,
     /// Number of all waiters.
     waiting: Gauge32,
     /// Remembered flows without waiters.
@@ -127,6 +129,7 @@ impl Flows {
             tenant_table: KeyTable::new(tenants_max),
             shares: ShareTree::new(exports_max + tenants_max, flows_max),
             light: List::new(),
+            targeted: List::new(),
             waiting: Gauge32::default(),
             idle_flows: Gauge32::default(),
             last: LastGrant { flow: NIL, paid: 0 },
@@ -197,6 +200,24 @@ impl Flows {
     /// when it was granted and stands until the next one, though its pieces take time: a light flow may use its part of that.
     pub fn light_beside_pieces(&mut self) -> Option<FlowHead> {
         self.light_within(IN_PIECES * self.in_pieces)
+    }
+
+    /// Returns a flow whose first waiter has a latency target of at most `target_us`, whether it is its turn or not; with
+    /// `light_only` a light one. Such flows go round robin.
+    pub fn guarded(&mut self, target_us: u32, light_only: bool) -> Option<FlowHead> {
+        for _ in 0..LIGHT_SEARCH {
+            let flow = self.targeted.front()?;
+            let head = FlowHead { flow, light: self.is_light(flow) };
+            let fits = self.waiter(head).request.target_us <= target_us;
+            let near = self.flows[flow].in_light
+                && self.shares.starts_within(self.flows[flow].leaf, IN_PIECES * self.in_pieces);
+            if fits && (near || !light_only) {
+                return Some(head);
+            }
+            self.targeted.remove(&mut self.flows, flow);
+            self.targeted.push_back(&mut self.flows, flow);
+        }
+        None
     }
 
     /// Returns a light flow that starts before V grows by a request of `cost`.
@@ -330,8 +351,16 @@ impl Flows {
         debug_assert!(none.exports == 0, "exports without flows have no entry");
     }
 
-    /// Puts a flow at the back of the list of light flows if its first waiter is light, and takes it out if not.
+    /// Puts a flow at the back of the lists of light flows and of those with a latency target if its first waiter is light or has
+    /// one, and takes it out if not.
     fn list_light(&mut self, flow: u32) {
+        let targeted = self.first_of(flow).is_some_and(|waiter| waiter.request.target_us > 0);
+        if std::mem::replace(&mut self.flows[flow].in_targeted, targeted) {
+            self.targeted.remove(&mut self.flows, flow);
+        }
+        if targeted {
+            self.targeted.push_back(&mut self.flows, flow);
+        }
         let light = self.flows[flow].first(&self.waiters).is_some_and(Waiter::is_light);
         if std::mem::replace(&mut self.flows[flow].in_light, light) {
             self.light.remove(&mut self.flows, flow);
@@ -423,6 +452,7 @@ impl Flows {
     fn remove_flow(&mut self, flow: u32) {
         let Flow { key, export, leaf, in_light, ref waiters, .. } = self.flows[flow];
         assert!(waiters.is_empty() && !in_light, "only an idle flow is forgotten");
+        debug_assert!(!self.flows[flow].in_targeted, "an idle flow is in no list");
         self.shares.remove(leaf);
         self.flow_table.remove(key, flow, |id| self.flows[id].key);
         self.flows.put(flow);

@@ -14,8 +14,12 @@ fn model(pool: u32, bandwidth: u64, weights: &[u16], tenants: bool) -> Model {
         .zip(weights)
         .map(|(number, &weight)| match tenants {
             // The weight of an export counts only within its tenant.
-            true => ExportConfig { weight: 10_000 - weight, tenant: TenantId(number) },
-            false => ExportConfig { weight, tenant: TenantId::NONE },
+            true => ExportConfig {
+                weight: 10_000 - weight,
+                tenant: TenantId(number),
+                ..ExportConfig::default()
+            },
+            false => ExportConfig { weight, tenant: TenantId::NONE, ..ExportConfig::default() },
         })
         .collect();
     let of_tenants: Vec<TenantConfig> =

@@ -1,0 +1,215 @@
+//! Latency targets: a light reader with a target beside bulk of another export.
+//!
+//! One reader of 4 KiB, whose target is a multiple of its p99 alone, beside seven connections with 128 requests of 1 MiB each. With
+//! `hw_depth=auto`, the default, and with `fixed`, where nothing else limits the bulk: then hundreds of MiB are in the device at the
+//! start. Counting begins 2 s after the start (on the disk, whose windows last a second, 20 s). Goals: at most 2 % of the reads miss
+//! the target, and the bulk keeps 0.95 of its bytes alone, where the target is at least 2.5 times the p99 alone.
+
+use headworks_core::time::{SEC, US};
+use headworks_core::{
+    CacheOptions, ConfigError, DepthMode, ExportConfig, ExportId, Op, QueueOptions, Scheduler,
+};
+
+use super::device::{Device, MIB};
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
+use crate::report::{Goal, Progress, Report, Row, Verdict};
+use crate::row_filter::RowFilter;
+
+const TABLE: &str = "latency targets";
+/// The case's name for `--case`.
+const CASE: &str = "targets";
+/// The export of the bulk, and that of the reader with a target.
+const BULK: ExportId = ExportId(0);
+const READER: ExportId = ExportId(1);
+/// Targets in p99s alone.
+const TIMES: [f64; 4] = [2.0, 2.5, 4.0, 8.0];
+/// From this multiple on the bulk has to keep its bandwidth.
+const KEEPS_FROM: f64 = 2.5;
+
+/// The configuration of a row.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    device: Device,
+    scheduler: Scheduler,
+    depth: DepthMode,
+    bulk: Op,
+    times: f64,
+}
+
+/// The clients that take part in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Reader,
+    Bulk,
+    Both,
+}
+
+/// Runs the selected rows.
+///
+/// # Errors
+/// Invalid options.
+pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
+    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let mut progress = Progress::new("latency targets", points.len());
+    let mut rows = Vec::new();
+    for point in &points {
+        rows.push(point.run(filter.seed)?);
+        progress.step();
+    }
+    drop(progress);
+    Ok(Report {
+        title: "fairness: a light reader with a latency target beside bulk".into(),
+        notes: vec!["targets in p99s of the reader alone; missed: part of its reads".into()],
+        verdicts: judge(&rows),
+        rows,
+    })
+}
+
+fn all() -> Vec<Point> {
+    let mut points = Vec::new();
+    for device in Device::ALL {
+        for depth in [DepthMode::Auto, DepthMode::Fixed] {
+            for bulk in [Op::Write, Op::Read] {
+                for times in TIMES {
+                    let scheduler = Scheduler::None;
+                    points.push(Point { device, scheduler, depth, bulk, times });
+                }
+            }
+        }
+    }
+    points
+}
+
+impl Point {
+    fn is_in(&self, filter: &RowFilter) -> bool {
+        filter.has_case(CASE)
+            && filter.has_policy(crate::baseline::TagPolicy::Fair)
+            && filter.has_device(self.device.name())
+            && filter.has_jobs(8)
+            && filter.has_tags(self.queue().nr_requests)
+    }
+
+    fn queue(&self) -> QueueOptions {
+        let usual = QueueOptions {
+            scheduler: self.scheduler,
+            hw_depth: self.depth,
+            ..QueueOptions::default()
+        };
+        QueueOptions { queue_depth: self.device.queue_depth(usual.nr_requests), ..usual }
+    }
+
+    fn jobs(&self, part: Part) -> Vec<JobOptions> {
+        let end = self.device.size();
+        let every = 50 * self.device.about_ns(Op::Read, 4096);
+        let reader = JobOptions { end, think_ns: every, export: READER, ..JobOptions::default() };
+        let bulk = JobOptions {
+            op: self.bulk,
+            bs: MIB,
+            iodepth: 128,
+            end,
+            think_ns: 4 * US,
+            export: BULK,
+            ..JobOptions::default()
+        };
+        match part {
+            Part::Reader => vec![reader],
+            Part::Bulk => vec![bulk; 7],
+            Part::Both => [vec![reader], vec![bulk; 7]].concat(),
+        }
+    }
+
+    /// Runs a part of the clients; the reader has a target of `target_us`, 0 for none.
+    fn count(&self, part: Part, target_us: u32, seed: u64) -> Result<RunCounts, ConfigError> {
+        let (ramp_ns, runtime_ns) = match self.device {
+            Device::Disk => (20 * SEC, 100 * SEC),
+            _ => (2 * SEC, 3 * SEC),
+        };
+        let mut exports = vec![ExportConfig::default(); 2];
+        exports[usize::from(READER.0)].latency_target_us = target_us;
+        let harness = BlockHarness::new(BlockHarnessOptions {
+            seed,
+            queue: self.queue(),
+            size: self.device.size(),
+            device: self.device.make(),
+            jobs: self.jobs(part),
+            exports,
+            cache: CacheOptions::default(),
+            ramp_ns,
+            runtime_ns,
+        })?;
+        Ok(harness.run())
+    }
+
+    fn run(&self, seed: u64) -> Result<Row, ConfigError> {
+        let alone = self.count(Part::Reader, 0, seed)?;
+        let bulk = self.count(Part::Bulk, 0, seed)?;
+        let alone_us = alone.latency.percentile(990) / US;
+        let target_us = (alone_us as f64 * self.times) as u32;
+        let [without, both] =
+            [self.count(Part::Both, 0, seed)?, self.count(Part::Both, target_us, seed)?];
+        let p99 = |run: &RunCounts| run.jobs[0].latency.percentile(990) / US;
+        let bytes = |run: &RunCounts| run.jobs[1..].iter().map(|job| job.bytes).sum::<u64>();
+        let kept = |run: &RunCounts| bytes(run) as f64 / bulk.bytes.max(1) as f64;
+        let depth = if self.depth == DepthMode::Auto { "auto" } else { "fixed" };
+        Ok(Row::new(TABLE)
+            .with("device", self.device.name())
+            .with("scheduler", self.scheduler.name())
+            .with("hw_depth", depth)
+            .with("bulk", if self.bulk == Op::Read { "reads" } else { "writes" })
+            .with_real("times", self.times, 1)
+            .with("alone_p99_us", alone_us)
+            .with("target_us", target_us)
+            .with("without_p99_us", p99(&without))
+            .with("p99_us", p99(&both))
+            .with("reads", both.jobs[0].bios)
+            .with_real("missed", missed(&both, target_us), 4)
+            .with_real("without_kept", kept(&without), 4)
+            .with_real("kept", kept(&both), 4)
+            .with("failed", both.errors + both.notices + u64::from(both.stuck)))
+    }
+}
+
+/// Returns the part of the reader's answers that came after the target.
+fn missed(counts: &RunCounts, target_us: u32) -> f64 {
+    let latency = &counts.jobs[0].latency;
+    let within =
+        (0..=1000).rev().find(|&part| latency.percentile(part) <= u64::from(target_us) * US);
+    1.0 - within.unwrap_or(0) as f64 / 1000.0
+}
+
+/// Computes the verdicts of the rows.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for row in rows.iter().filter(|row| row.table == TABLE) {
+        let [device, depth, bulk] = ["device", "hw_depth", "bulk"].map(|name| row.word(name));
+        let times = row.real("times");
+        let name = format!("{device}, {depth} depth with bulk {bulk}, {CASE}");
+        verdicts.push(Verdict {
+            what: format!("{name}: reads that miss a target of {times} times alone"),
+            ours: Some(row.real("missed")),
+            goal: Some(Goal::AtMost(0.02)),
+            ..Verdict::default()
+        });
+        if times >= KEEPS_FROM {
+            verdicts.push(Verdict {
+                what: format!(
+                    "{name}: bulk's part of alone beside a target of {times} times alone"
+                ),
+                baseline: Some(row.real("without_kept")),
+                ours: Some(row.real("kept")),
+                goal: Some(Goal::AtLeast(0.95)),
+                ..Verdict::default()
+            });
+        }
+        if row.int("failed") > 0 {
+            verdicts.push(Verdict {
+                what: format!("{name}: hung runs and failed bios"),
+                ours: Some(row.int("failed") as f64),
+                goal: Some(Goal::Exactly(0.0)),
+                ..Verdict::default()
+            });
+        }
+    }
+    verdicts
+}
