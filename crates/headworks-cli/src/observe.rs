@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(lines[0], "a read: 10 requests");
         assert_eq!(lines.len(), 4, "{text}");
         let last: Vec<&str> = lines[3].split_whitespace().collect();
-        assert_eq!(last, ["8.2us", "10", "0", "0", "0", "0", "0", "5"]);
+        assert_eq!(last, ["8.2us", "10", "0", "0", "0", "0", "0", "0", "5"]);
         assert!(show_histograms(&json!({ "export": "b", "ops": {} })).contains("no request"));
     }
 
