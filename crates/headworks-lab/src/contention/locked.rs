@@ -53,11 +53,13 @@ struct DepartedRequest {
 }
 
 impl Elevators {
-    fn new(queue: &QueueOptions, requests: u32) -> Self {
+    fn new(queue: &QueueOptions, jobs: u32, iodepth: u32) -> Self {
+        let requests = jobs * iodepth;
         let mut slots = Slots::new(requests);
         for _ in 0..requests {
             let slot = slots.try_take().expect("one slot for each request");
-            slots[slot] = template();
+            // A job is a connection.
+            slots[slot] = Request { connection: slot / iodepth, ..template() };
         }
         Self {
             slots,
@@ -157,7 +159,7 @@ pub(super) fn run<L: Lock<Elevators> + Send>(
     meanwhile: impl FnOnce(),
 ) -> (u64, LockCounts, Option<OrderCounts>) {
     let shared = Shared {
-        lock: L::new(Elevators::new(&load.queue, load.jobs * load.iodepth)),
+        lock: L::new(Elevators::new(&load.queue, load.jobs, load.iodepth)),
         watch: load.watched.then(OrderWatch::default),
     };
     let (answered, locks) = load.run_jobs(|| ElevatorPath::new(load, &shared, dispatch), meanwhile);

@@ -50,6 +50,8 @@ struct ShardPath<'a, L> {
     lock: &'a L,
     /// Number of bios that enter together.
     step: usize,
+    /// Slots of a job, which is a connection.
+    depth: u32,
     inputs: Vec<Input>,
     commands: Vec<Command>,
     completions: Vec<Completion>,
@@ -62,6 +64,7 @@ impl<'a, L: Lock<TimedShard>> ShardPath<'a, L> {
         let most = load.queue.queue_depth as usize;
         Self {
             lock,
+            depth: load.iodepth,
             step: match dispatch {
                 Dispatch::OneByOne => 1,
                 Dispatch::Batch => load.batch as usize,
@@ -111,9 +114,9 @@ impl<'a, L: Lock<TimedShard>> ShardPath<'a, L> {
     }
 }
 
-fn bio(slot: u32, offset: u64) -> Bio {
+fn bio(connection: u32, slot: u32, offset: u64) -> Bio {
     Bio {
-        id: BioId { sequence: slot.into(), volume: VolumeId(0), ..BioId::default() },
+        id: BioId { connection, sequence: slot.into(), volume: VolumeId(0), ..BioId::default() },
         offset,
         len: BLOCK,
         op: Op::Write,
@@ -130,8 +133,11 @@ impl<L: Lock<TimedShard>> Path for ShardPath<'_, L> {
         window: &mut Window<'_>,
         locks: &mut LockCounts,
     ) {
+        let depth = self.depth;
         for bios in batch.chunks(self.step) {
-            self.inputs.extend(bios.iter().map(|&(slot, offset)| Input::Bio(bio(slot, offset))));
+            self.inputs.extend(
+                bios.iter().map(|&(slot, offset)| Input::Bio(bio(slot / depth, slot, offset))),
+            );
             self.call(now, Purpose::Insert, window, locks);
             // Completions free tags and device slots, so they may dispatch more.
             while !self.commands.is_empty() {

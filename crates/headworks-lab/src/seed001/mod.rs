@@ -38,6 +38,8 @@ const NULL_DEPTH: u32 = 64;
 /// Size of the seed's device: 1 GiB.
 const NULL_SIZE: u64 = 1 << 30;
 const DISK_DEPTH: u32 = 32;
+/// The elevators that the seed measured.
+const ELEVATORS: [Scheduler; 2] = [Scheduler::MqDeadline, Scheduler::Bfq];
 /// The series' merge test, measured before and after: percent merged, KiB of a request.
 const MERGED_PERCENT: f64 = 96.88;
 const REQUEST_KIB: f64 = 128.0;
@@ -130,23 +132,24 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
 }
 
 fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
-    let points: Vec<(Case, DispatchMode)> = Case::ALL
+    let points: Vec<(Scheduler, Case, DispatchMode)> = ELEVATORS
         .into_iter()
-        .filter(|case| filter.has_device(case.device()))
-        .filter(|case| filter.has_jobs(case.jobs().len() as u32))
-        .flat_map(|case| ways().into_iter().map(move |way| (case, way)))
+        .flat_map(|scheduler| Case::ALL.map(|case| (scheduler, case)))
+        .filter(|(_, case)| filter.has_device(case.device()))
+        .filter(|(_, case)| filter.has_jobs(case.jobs().len() as u32))
+        .flat_map(|(scheduler, case)| ways().into_iter().map(move |way| (scheduler, case, way)))
         .collect();
     let mut progress = Progress::new("seed-001", points.len());
     let mut rows = Vec::new();
-    for &(case, way) in &points {
-        rows.push(run_one(filter.seed, case, way, length)?);
+    for &(scheduler, case, way) in &points {
+        rows.push(run_one(filter.seed, scheduler, case, way, length)?);
         progress.step();
     }
     drop(progress);
     Ok(Report {
         title: "seed-001: the order at the device, merges, requests outside the elevator".into(),
         notes: vec![
-            "mq-deadline; old way: contexts that take under a lock and issue after a drawn delay (500 ns held for each \
+            "mq-deadline and bfq; old way: contexts that take under a lock and issue after a drawn delay (500 ns held for each \
              request, 2 us on average, 200 ns to issue one: a model)"
                 .into(),
             "order: 16 jobs, 4 KiB random writes, depth 32, batches of 8, null device of depth 64".into(),
@@ -182,7 +185,13 @@ fn name(way: DispatchMode) -> (&'static str, usize) {
     }
 }
 
-fn run_one(seed: u64, case: Case, way: DispatchMode, length: Length) -> Result<Row, ConfigError> {
+fn run_one(
+    seed: u64,
+    scheduler: Scheduler,
+    case: Case,
+    way: DispatchMode,
+    length: Length,
+) -> Result<Row, ConfigError> {
     let (device, size) = case.device_model();
     let [ramp_ns, runtime_ns] = match case {
         Case::Order => length.order,
@@ -191,7 +200,8 @@ fn run_one(seed: u64, case: Case, way: DispatchMode, length: Length) -> Result<R
     let queue = QueueOptions {
         nr_requests: 1024,
         queue_depth: case.queue_depth(),
-        scheduler: Scheduler::MqDeadline,
+        scheduler,
+        rotational: case == Case::Merge,
         io_timeout_ns: 600 * SEC,
         ..QueueOptions::default()
     };
@@ -215,6 +225,7 @@ fn run_one(seed: u64, case: Case, way: DispatchMode, length: Length) -> Result<R
     let DispatchCounts { holds, taken, inversions, breaks, late_max } = shared.found();
     let (name, contexts) = name(way);
     Ok(Row::new(case.name())
+        .with("scheduler", scheduler.name())
         .with("way", name)
         .with("contexts", contexts)
         .with("device", case.device())
@@ -237,8 +248,13 @@ fn run_one(seed: u64, case: Case, way: DispatchMode, length: Length) -> Result<R
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
-    verdicts.extend(judge_order(rows).into_iter().flatten());
-    verdicts.extend(judge_merge(rows).into_iter().flatten());
+    for scheduler in ELEVATORS {
+        let of = |row: &&Row| row.is("scheduler", scheduler.name());
+        let rows: Vec<Row> = rows.iter().filter(of).cloned().collect();
+        let prefix = if scheduler == Scheduler::Bfq { "bfq, " } else { "" };
+        verdicts.extend(judge_order(&rows, prefix).into_iter().flatten());
+        verdicts.extend(judge_merge(&rows, prefix).into_iter().flatten());
+    }
     if !rows.is_empty() {
         let over = |row: &&Row| row.int("outside_max") > row.int("queue_depth");
         verdicts.push(Verdict {
@@ -260,11 +276,11 @@ fn find<'a>(rows: &'a [Row], case: Case, way: &str, contexts: u64) -> Option<&'a
     rows.iter().find(is)
 }
 
-fn judge_order(rows: &[Row]) -> Option<[Verdict; 4]> {
+fn judge_order(rows: &[Row], prefix: &str) -> Option<[Verdict; 4]> {
     let find = |way, contexts| find(rows, Case::Order, way, contexts);
     let (ours, old) = (find("owner", 1)?, find("one by one", 4)?);
     let verdict = |what: &str, baseline: f64, ours: f64, goal| Verdict {
-        what: what.into(),
+        what: format!("{prefix}{what}"),
         seed: None,
         baseline: Some(baseline),
         ours: Some(ours),
@@ -303,17 +319,18 @@ fn judge_order(rows: &[Row]) -> Option<[Verdict; 4]> {
     ])
 }
 
-fn judge_merge(rows: &[Row]) -> Option<[Verdict; 2]> {
+fn judge_merge(rows: &[Row], prefix: &str) -> Option<[Verdict; 2]> {
     let find = |way, contexts| find(rows, Case::Merge, way, contexts);
     let (ours, old) = (find("owner", 1)?, find("one by one", 4)?);
     let merged = |row: &Row| 100.0 * (1.0 - row.int("requests") as f64 / row.int("bios") as f64);
     let kib = |row: &Row| row.int("bytes") as f64 / row.int("requests") as f64 / 1024.0;
     let verdict = |what: &str, seed, baseline: f64, ours: f64, goal| Verdict {
-        what: what.into(),
+        what: format!("{prefix}{what}"),
         seed: Some(seed),
         baseline: Some(baseline),
         ours: Some(ours),
-        goal: Some(goal),
+        // The merges of the series are those of mq-deadline.
+        goal: prefix.is_empty().then_some(goal),
         known: None,
     };
     let within = |value: f64, part: f64| Goal::Within(value * (1.0 - part), value * (1.0 + part));
@@ -378,7 +395,7 @@ mod tests {
             } else {
                 row
             }),
-            1
+            ELEVATORS.len()
         );
         assert_eq!(
             missed(&|row| if ours(&row) { row.replaced("outside_max", 65) } else { row }),
