@@ -60,7 +60,7 @@ use std::time::{Duration, Instant as WallClock};
 use headworks::NullDevice;
 use headworks::RingCounts as Counts;
 use headworks::driver::{Clock, pin_thread};
-use headworks_core::{QueueOptions, Scheduler};
+use headworks_core::{BfqOptions, QueueOptions, Scheduler};
 
 use job::{Signals, Stream};
 use lock::SpinLock;
@@ -357,7 +357,10 @@ struct CellLoad<'a> {
 
 impl<'a> CellLoad<'a> {
     fn new(options: &ContentionOptions, cell: &ContentionCell, signals: &'a Signals) -> Self {
-        let queue = QueueOptions { scheduler: options.scheduler, ..NullDevice::queue_options() };
+        let usual = NullDevice::queue_options();
+        // No cell drives the elevator's timer, and waiting for a queue never pays on a null device.
+        let bfq = BfqOptions { slice_idle_us: 0, ..usual.bfq };
+        let queue = QueueOptions { scheduler: options.scheduler, bfq, ..usual };
         Self {
             jobs: cell.threads,
             iodepth: options.iodepth,
