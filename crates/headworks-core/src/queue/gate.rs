@@ -268,7 +268,10 @@ impl Gate {
     #[inline]
     pub fn add(&mut self, mut request: TagRequest) {
         debug_assert!(request.tags >= 1, "a request needs a tag");
-        self.shares.fill(&mut request);
+        if self.bulk.is_on() {
+            // Its latency target decides whether it may go at once.
+            self.shares.fill(&mut request);
+        }
         self.asked += u32::from(request.tags);
         self.requests.push(request);
     }
@@ -286,8 +289,9 @@ impl Gate {
         granted
     }
 
-    /// Sets what a request of the submission costs its shares.
+    /// Sets the shares of a request of the submission that may have to wait, and what it costs them.
     pub fn set_cost(&mut self, index: usize, cost: u64) {
+        self.shares.fill(&mut self.requests[index]);
         self.requests[index].cost = cost;
     }
 
