@@ -41,7 +41,6 @@ check "the ordinary ones are not" grep -q '^export: logs: null, 1 GiB$' "$OUT"
 check "a wrapped export has them, too" says 7 get exports/slow/weight
 check "get exports" says "exports/db/cache = none
 exports/db/device = hw0
-exports/db/io.max = rbps=max wbps=max riops=max wiops=max
 exports/db/ioprio = rt,0
 exports/db/on_error = hold
 exports/db/read_only = 0

@@ -114,9 +114,12 @@ impl Queue {
             tags = self.gate.tags_for(request.len.div_ceil(piece), piece);
         }
         let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
-        let bio = pools.bios[request.bio_head].bio.id;
-        if contended && self.gate.note_stream(&bio, request.offset, request.len) {
-            pools.slots[id].marks |= Request::SEQUENTIAL;
+        let (connection, export) = (request.connection, request.export);
+        if contended {
+            let bio = pools.bios[request.bio_head].bio.id;
+            if self.gate.note_stream(&bio, request.offset, request.len) {
+                pools.slots[id].marks |= Request::SEQUENTIAL;
+            }
         }
         pools.slots[id].owed = tags;
         TagRequest {
@@ -125,8 +128,8 @@ impl Queue {
             bytes,
             cost: 0,
             sync,
-            connection: bio.connection,
-            export: bio.export,
+            connection,
+            export,
             weight: 0,
             tenant: TenantId::NONE,
             tenant_weight: 0,
@@ -176,8 +179,7 @@ impl Queue {
             if !several && !self.must_split(&pools.slots[id]) {
                 let request = &mut pools.slots[id];
                 request.state = RequestState::Queued;
-                let bio = request.bio_head;
-                self.gate.charge(request, || pools.bios[bio].bio.id.export);
+                self.gate.charge(request);
                 self.ready.push(id);
                 return;
             }

@@ -104,13 +104,13 @@ impl Bulk {
     }
 
     /// Notes the time of a finished request of an export with a target.
-    pub fn note(&mut self, now: Instant, request: &Request, export: ExportId, target_us: u32) {
+    pub fn note(&mut self, now: Instant, request: &Request, target_us: u32) {
         if target_us == 0 || request.len > SMALL_MAX || !request.is_sync() {
             return;
         }
         let (target_ns, latency_ns) = (u64::from(target_us) * US, now.since(request.stamps[0]));
         self.control.note(target_ns, request.stamps[0], now);
-        if let Some((ended, missed)) = self.counts.get_mut(usize::from(export.0)) {
+        if let Some((ended, missed)) = self.counts.get_mut(usize::from(request.export.0)) {
             *ended += 1;
             *missed += u64::from(latency_ns > target_ns);
         }

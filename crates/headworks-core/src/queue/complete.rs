@@ -272,8 +272,7 @@ impl Queue {
             "a request passes its stages in order"
         );
         if self.gate.has_targets() && status.is_ok() {
-            let export = pools.bios[request.bio_head].bio.id.export;
-            self.gate.note_latency(now, request, export);
+            self.gate.note_latency(now, request);
         }
         let stats = &mut self.volumes.of_bio(request.volume).stats;
         stats.ops[op as usize].errors += u64::from(status.is_err());

@@ -537,15 +537,15 @@ impl Gate {
         self.admitted_bytes.get() >= self.bytes_max
     }
 
-    /// Charges a request of `export` for its command, if what is in flight is limited.
+    /// Charges a request for its command, if what is in flight is limited.
     #[inline]
-    pub fn charge(&mut self, request: &mut Request, export: impl FnOnce() -> ExportId) {
+    pub fn charge(&mut self, request: &mut Request) {
         if self.bytes_max < u64::MAX || self.bulk.is_on() {
             let cost = cost_bytes(request.op, request.len) + self.command_cost;
             request.charged += cost;
             self.admitted_bytes.add(cost.into());
             if self.bulk.is_on() {
-                self.bulk.charge(request, self.shares.target_us(export()));
+                self.bulk.charge(request, self.shares.target_us(request.export));
             }
         }
     }
@@ -556,9 +556,9 @@ impl Gate {
         self.bulk.is_on()
     }
 
-    /// Notes a finished request of an export, for the latency targets.
-    pub fn note_latency(&mut self, now: Instant, request: &Request, export: ExportId) {
-        self.bulk.note(now, request, export, self.shares.target_us(export));
+    /// Notes a finished request, for the latency targets.
+    pub fn note_latency(&mut self, now: Instant, request: &Request) {
+        self.bulk.note(now, request, self.shares.target_us(request.export));
     }
 
     /// Ends a window of the latency targets if it is time; returns true if the limit on bulk changed.

@@ -44,8 +44,7 @@ impl Queue {
         from.pieces += 1;
         debug_assert!(from.done <= from.len, "pieces lie within their bio");
         pools.slots[id].begin(piece);
-        let bio = pools.slots[id].bio_head;
-        self.gate.charge(&mut pools.slots[id], || pools.bios[bio].bio.id.export);
+        self.gate.charge(&mut pools.slots[id]);
         self.ready.push(id);
     }
 

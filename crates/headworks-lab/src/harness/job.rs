@@ -50,7 +50,7 @@ pub struct JobOptions {
     pub start_ns: u64,
     /// Jobs with the same number take the blocks of one sequential stream in turn; 0: a stream of its own.
     pub stream: u32,
-    /// The program that it starts, with `iodepth` of at least [`Program::depth`].
+    /// The program that it starts, with `iodepth` of at least its depth.
     pub program: Option<Program>,
 }
 

@@ -118,7 +118,7 @@ impl Settings {
 
     /// Returns what a request of `sectors` is expected to take at a peak rate.
     pub fn estimate_ns(&self, sectors: u32, seeky: bool, peak: u64) -> u32 {
-        let transfer = (u64::from(sectors) * US << 16) / peak.max(1);
+        let transfer = ((u64::from(sectors) * US) << 16) / peak.max(1);
         let seek = if self.rotational && seeky { SEEK_NS } else { 0 };
         (transfer + seek).min(u32::MAX.into()) as u32
     }

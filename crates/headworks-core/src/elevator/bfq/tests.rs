@@ -116,7 +116,7 @@ impl World {
         let sent = &mut self.done[client].sent;
         let place = if of.random { self.prng.below(1 << 18) } else { *sent };
         *sent += 1;
-        let offset = (client as u64) << 36 | place * u64::from(of.len);
+        let offset = (client as u64) << 36 | (place * u64::from(of.len));
         self.slots[id] = Request {
             offset,
             len: of.len,
