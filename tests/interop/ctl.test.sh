@@ -42,6 +42,7 @@ check "a wrapped export has them, too" says 7 get exports/slow/weight
 check "get exports" says "exports/db/cache = none
 exports/db/device = hw0
 exports/db/ioprio = rt,0
+exports/db/latency_target = none
 exports/db/on_error = hold
 exports/db/read_only = 0
 exports/db/tenant = none

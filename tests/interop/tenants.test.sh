@@ -86,10 +86,15 @@ expect("idle,4")
 ask("set", path="exports/db/tenant", value="none")
 expect("rt,0")
 h.shutdown()' "$CONTROL" "nbd+unix:///db?socket=$SOCKET"
+check "a latency target" says "exports/db/latency_target = 5ms" set exports/db/latency_target 5ms
+check "of a tenant" says "tenants/acme/latency_target = 250us" set tenants/acme/latency_target 250us
+check "too short" fails '20us to 60s.*EINVAL' set exports/db/latency_target 1us
 check "save" ctl save
 stop_server
 
 serve --config "$CONFIG" --control "$CONTROL"
+check "saved latency targets" says 5ms get exports/db/latency_target
+check "and of a tenant" says 250us get tenants/acme/latency_target
 check "a saved weight" says 200 get tenants/acme/weight
 check "a saved tenant and its export" says free get tenants/initech/exports
 check "an export that has none now" says none get exports/db/tenant

@@ -45,6 +45,7 @@ mod did_you_mean;
 mod handover;
 mod keeper;
 mod latency;
+mod latency_target;
 mod launch;
 mod leftovers;
 mod limit_words;

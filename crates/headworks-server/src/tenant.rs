@@ -9,6 +9,7 @@ use headworks_core::limits::Limits;
 use headworks_core::{ConfigError, Ioprio, TenantConfig};
 
 use crate::did_you_mean::nearest_name;
+use crate::latency_target::{latency_target_word, parse_latency_target};
 use crate::limit_words::{LIMIT_KEYS, limit_words, set_limit};
 use crate::units::{parse_ioprio, parse_weight};
 
@@ -19,7 +20,7 @@ const NAME_MAX: usize = 63;
 pub(crate) const NONE: &str = "none";
 
 /// Keys of a tenant with a value each, in files, on the command line and in `ctl`.
-pub const TENANT_KEYS: [&str; 2] = ["weight", "ioprio-max"];
+pub const TENANT_KEYS: [&str; 3] = ["weight", "ioprio-max", "latency-target"];
 
 /// The name of a tenant: 1 to 63 letters, digits, `.`, `_` and `-`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,13 +91,20 @@ pub struct TenantOptions {
     pub weight: u16,
     /// The highest I/O priority of its clients; none does not limit it.
     pub ioprio_max: Option<Ioprio>,
+    /// Latency target of its exports that have none, in microseconds; 0 for none.
+    pub latency_target_us: u32,
     /// Limits of all its clients together.
     pub limits: Limits,
 }
 
 impl Default for TenantOptions {
     fn default() -> Self {
-        Self { weight: TenantConfig::default().weight, ioprio_max: None, limits: Limits::default() }
+        Self {
+            weight: TenantConfig::default().weight,
+            ioprio_max: None,
+            latency_target_us: 0,
+            limits: Limits::default(),
+        }
     }
 }
 
@@ -112,6 +120,10 @@ impl TenantOptions {
             "ioprio-max" if word == "none" => self.ioprio_max = None,
             "ioprio-max" => {
                 self.ioprio_max = Some(parse_ioprio(word).map_err(wrong("ioprio-max"))?);
+            }
+            "latency-target" => {
+                self.latency_target_us =
+                    parse_latency_target(word).map_err(wrong("latency-target"))?;
             }
             _ if let Some(name) = LIMIT_KEYS.into_iter().find(|name| *name == key) => {
                 set_limit(&mut self.limits, name, word).map_err(wrong(name))?;
@@ -134,7 +146,9 @@ impl TenantOptions {
     /// The words of all values, by key; limits that are not set are left out.
     pub fn words(&self) -> Vec<(&'static str, String)> {
         let most = self.ioprio_max.map_or("none".to_owned(), |ioprio| ioprio.to_string());
-        let own = [("weight", self.weight.to_string()), ("ioprio-max", most)];
+        let target = latency_target_word(self.latency_target_us);
+        let own =
+            [("weight", self.weight.to_string()), ("ioprio-max", most), ("latency-target", target)];
         own.into_iter().chain(limit_words(&self.limits)).collect()
     }
 

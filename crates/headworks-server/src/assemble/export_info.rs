@@ -5,6 +5,7 @@ use headworks_core::{ExportId, ShardConfig, ShardId, TenantId, VolumeConfig, Wri
 
 use super::tenant_spec::{TenantSpec, find_tenant};
 use super::{AbsentExport, AssembledExport, Assembly};
+use crate::latency_target::target_in_force;
 use crate::nbd::connection::ExportBinding;
 use crate::tenant::TenantOptions;
 use headworks_nbd::wire::STRING_BYTES_MAX;
@@ -23,6 +24,8 @@ pub struct ServedExport {
     pub weight: u16,
     /// Tenant at the time it was added.
     pub tenant: TenantId,
+    /// Latency target in force at the time it was added, in microseconds.
+    pub latency_target_us: u32,
     /// Limits at the time it was added.
     pub limits: Limits,
     /// Serial number in the order of adding.
@@ -77,6 +80,10 @@ pub(crate) fn served(
         shard: volume.home,
         weight: export.weight,
         tenant,
+        latency_target_us: target_in_force(
+            export.spec.share.latency_target_us,
+            options.latency_target_us,
+        ),
         limits: export.spec.share.limits,
         serial,
     }

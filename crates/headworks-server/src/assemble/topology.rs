@@ -10,6 +10,7 @@ use headworks_core::{
 use super::Assembly;
 use super::export_spec::EXPORTS_MAX;
 use super::tenant_spec::find_tenant;
+use crate::latency_target::target_in_force;
 use crate::options::{BIOS_MAX, ServerOptions};
 
 /// Makes the configuration of all shards; caches are added for each shard later.
@@ -38,10 +39,17 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
         exports: assembly
             .exports
             .iter()
-            .map(|export| ExportConfig {
-                weight: export.weight,
-                tenant: find_tenant(export.spec.share.tenant, &options.tenants).0,
-                ..ExportConfig::default()
+            .map(|export| {
+                let share = &export.spec.share;
+                let (tenant, of_tenant) = find_tenant(share.tenant, &options.tenants);
+                ExportConfig {
+                    weight: export.weight,
+                    tenant,
+                    latency_target_us: target_in_force(
+                        share.latency_target_us,
+                        of_tenant.latency_target_us,
+                    ),
+                }
             })
             .collect(),
         tenants: options

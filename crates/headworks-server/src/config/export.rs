@@ -19,6 +19,7 @@ use toml::de::{DeTable, DeValue};
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, TomlEntry, Value, entries, unknown};
 use crate::assemble::{ExportSource, ExportSpec, split_name};
+use crate::latency_target::latency_target_word;
 use crate::limit_words::{LIMIT_KEYS, limit_words};
 use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
 use crate::units::parse_switch;
@@ -29,7 +30,7 @@ pub const NAME_MAX: usize = 4096;
 const WRAPPERS_MAX: usize = 8;
 
 /// Keys of an export; those from `weight` on are keys of a specification, too.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "enabled",
     "device",
     "read-only",
@@ -39,6 +40,7 @@ const KEYS: [&str; 9] = [
     "on-error",
     "on-unclean",
     "tenant",
+    "latency-target",
 ];
 
 fn is_key(key: &str) -> bool {
@@ -100,6 +102,8 @@ impl ExportSection {
             share.on_error.map(|policy| setting("on-error", policy.name().into())),
             share.on_unclean.map(|policy| setting("on-unclean", policy.name().into())),
             share.tenant.map(|name| setting("tenant", name.to_string())),
+            (share.latency_target_us > 0)
+                .then(|| setting("latency-target", latency_target_word(share.latency_target_us))),
         ];
         let mut settings: Vec<_> = said.into_iter().flatten().collect();
         settings.extend(limit_words(&share.limits).map(|(name, word)| setting(name, word)));

@@ -17,6 +17,7 @@ use super::shards::ShardLink;
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
 use super::why::{WhySnapshot, why};
 use super::{latency, report};
+use crate::latency_target::latency_target_word;
 use crate::limit_words::{cgroup_max, limit_word};
 use crate::messages::query::{
     BufferStats, CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport,
@@ -74,6 +75,9 @@ impl Queries {
                 Leaf::Tenant(export) => {
                     let name = self.settings.tenant_of(export);
                     name.map_or("none".into(), |name| name.as_str().into())
+                }
+                Leaf::LatencyTarget(export) => {
+                    latency_target_word(self.settings.of(export).latency_target_us).into()
                 }
                 Leaf::TenantValue(tenant, key) => key.value(&self.settings.tenant_options(tenant)),
                 Leaf::TenantExports(tenant) => {

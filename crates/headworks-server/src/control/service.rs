@@ -73,6 +73,7 @@ impl ControlService {
             weight: export.weight,
             ioprio: export.ioprio,
             tenant: find_tenant(export.spec.share.tenant, &options.tenants).0,
+            latency_target_us: export.spec.share.latency_target_us,
             limits: export.spec.share.limits,
         });
         let tree = Tree {

@@ -20,6 +20,7 @@ use super::tenants::{TenantEntry, Tenants};
 use super::tree::{ExportNode, Leaf, TenantKey, TenantNode, Tree, TreeCell, lock};
 use crate::assemble::TenantSpec;
 use crate::assemble::cache_shares::divided;
+use crate::latency_target::{latency_target_word, parse_latency_target, target_in_force};
 use crate::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
 use crate::messages::query::ControlQuery;
 use crate::reactor::limits::LimitTarget;
@@ -28,6 +29,9 @@ use crate::units::{parse_ioprio, parse_size, parse_weight};
 
 /// Accepted forms of a class, for errors.
 const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
+
+/// Accepted latency targets, for errors.
+const TARGETS: &str = "20us..=60s, or none";
 
 /// Accepted weights, for errors.
 const WEIGHTS: &str = "1..=10000";
@@ -44,6 +48,8 @@ pub struct ExportSettings {
     pub ioprio: Ioprio,
     /// Tenant whose share it uses.
     pub tenant: TenantId,
+    /// Its own latency target in microseconds, 0 for that of its tenant.
+    pub latency_target_us: u32,
     /// Limits of all clients of the export together.
     pub limits: Limits,
 }
@@ -179,6 +185,12 @@ impl Settings {
         if let Some(entry) = lock(&self.tenants).get_mut(tenant) {
             entry.now = options;
         }
+        if options.latency_target_us != before.latency_target_us {
+            let exports = lock(&self.exports).clone();
+            for (id, _) in (0..).zip(exports).filter(|(_, export)| export.tenant == tenant) {
+                self.tell_target(ExportId(id))?;
+            }
+        }
         if options.ioprio_max != before.ioprio_max {
             let exports = lock(&self.exports).clone();
             for (id, export) in (0..).zip(exports).filter(|(_, export)| export.tenant == tenant) {
@@ -200,6 +212,7 @@ impl Settings {
         for &export in exports {
             self.tell_all(Control::ExportTenant { export, tenant })?;
             lock(&self.exports)[usize::from(export.0)].tenant = tenant;
+            self.tell_target(export)?;
             self.tell_ioprio(export, options.limit(self.of(export).ioprio))?;
         }
         Ok(())
@@ -211,6 +224,21 @@ impl Settings {
             self.shards.ask(shard, |answer| ControlQuery::Tell { control, answer })?;
         }
         Ok(())
+    }
+
+    /// Tells every shard the latency target of an export that is in force now.
+    fn tell_target(&self, export: ExportId) -> Result<(), RpcFault> {
+        let setting = self.of(export);
+        let of_tenant = self.tenant_options(setting.tenant).latency_target_us;
+        let target_us = target_in_force(setting.latency_target_us, of_tenant);
+        self.tell_all(Control::ExportTarget { export, target_us })
+    }
+
+    /// Sets the latency target of an export, 0 for that of its tenant.
+    pub fn set_latency_target(&self, export: ExportId, target_us: u32) -> Result<(), RpcFault> {
+        let _order = lock(&self.changing);
+        lock(&self.exports)[usize::from(export.0)].latency_target_us = target_us;
+        self.tell_target(export)
     }
 
     /// Sets the class of an export's clients on every shard.
@@ -307,12 +335,19 @@ impl Settings {
                 let path = |entry: &&ExportNode| format!("exports/{}/tenant", entry.shown_name());
                 Ok(exports.iter().map(|entry| (path(entry), json!(shown))).collect())
             }
+            Leaf::LatencyTarget(export) => {
+                let target_us =
+                    parse_latency_target(value).map_err(|error| invalid(error).accepts(TARGETS))?;
+                self.set_latency_target(export, target_us)?;
+                Ok(json!({ path: latency_target_word(target_us) }))
+            }
             Leaf::TenantValue(tenant, key) => {
                 let mut options = self.tenant_options(tenant);
                 options.set(key.option(), value).map_err(|error| {
                     let error = invalid(error.message.to_string());
                     match key {
                         TenantKey::IoprioMax => error.accepts(CLASSES),
+                        TenantKey::LatencyTarget => error.accepts(TARGETS),
                         _ => error.accepts(WEIGHTS),
                     }
                 })?;

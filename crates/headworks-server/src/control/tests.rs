@@ -145,6 +145,7 @@ impl Bench {
             weight: 100,
             ioprio: Ioprio::default(),
             tenant: TenantId::NONE,
+            latency_target_us: 0,
             limits: Default::default(),
         };
         let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));

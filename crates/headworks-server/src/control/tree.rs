@@ -24,6 +24,7 @@ use serde_json::Value;
 use super::rpc::RpcFault;
 use crate::assemble::{AbsentExport, shown_name};
 use crate::did_you_mean::distance;
+use crate::latency_target::latency_target_word;
 use crate::limit_words::LIMIT_KEYS;
 use crate::reactor::limits::LimitTarget;
 use crate::tenant::{TenantName, TenantOptions};
@@ -77,6 +78,8 @@ pub enum Leaf {
     Ioprio(ExportId),
     /// Tenant of an export.
     Tenant(ExportId),
+    /// Latency target of an export.
+    LatencyTarget(ExportId),
     /// A value of a tenant.
     TenantValue(TenantId, TenantKey),
     /// Exports of a tenant.
@@ -113,10 +116,12 @@ pub enum TenantKey {
     IoWeight,
     /// The highest I/O priority of its clients.
     IoprioMax,
+    /// The latency target of its exports.
+    LatencyTarget,
 }
 
 impl TenantKey {
-    const ALL: [Self; 3] = [Self::Weight, Self::IoWeight, Self::IoprioMax];
+    const ALL: [Self; 4] = [Self::Weight, Self::IoWeight, Self::IoprioMax, Self::LatencyTarget];
 
     /// The last word of the path.
     const fn name(self) -> &'static str {
@@ -124,6 +129,7 @@ impl TenantKey {
             Self::Weight => "weight",
             Self::IoWeight => "io.weight",
             Self::IoprioMax => "ioprio_max",
+            Self::LatencyTarget => "latency_target",
         }
     }
 
@@ -132,6 +138,7 @@ impl TenantKey {
         match self {
             Self::Weight | Self::IoWeight => "weight",
             Self::IoprioMax => "ioprio-max",
+            Self::LatencyTarget => "latency-target",
         }
     }
 
@@ -139,6 +146,7 @@ impl TenantKey {
     pub fn value(self, options: &TenantOptions) -> Value {
         match self {
             Self::Weight | Self::IoWeight => options.weight.into(),
+            Self::LatencyTarget => latency_target_word(options.latency_target_us).into(),
             Self::IoprioMax => {
                 options.ioprio_max.map_or("none".into(), |ioprio| ioprio.to_string().into())
             }
@@ -257,6 +265,7 @@ impl Tree {
                 ("weight", Leaf::Weight(export)),
                 ("ioprio", Leaf::Ioprio(export)),
                 ("tenant", Leaf::Tenant(export)),
+                ("latency_target", Leaf::LatencyTarget(export)),
                 ("cache", Leaf::Mode(export)),
                 ("on_error", Leaf::OnError(export)),
             ];
@@ -400,14 +409,14 @@ pub(super) mod tests {
 
     #[test]
     fn path_lists_names_below_it() {
-        let all = 2 * Tunable::ALL.len() + 3 * 27 + 20 + 24 + DirtyTunable::ALL.len();
+        let all = 2 * Tunable::ALL.len() + 3 * 28 + 20 + 25 + DirtyTunable::ALL.len();
         assert_eq!(names("").len(), all);
-        assert_eq!(names("tenants/acme").len(), 24);
+        assert_eq!(names("tenants/acme").len(), 25);
         assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
         assert_eq!(names("hw0").len(), Tunable::ALL.len());
         assert_eq!(names("hw1/queue/iosched").len(), 20);
         assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
-        assert_eq!(names("exports/db").len(), 27);
+        assert_eq!(names("exports/db").len(), 28);
         assert_eq!(names("server").len(), 20);
         assert_eq!(names("exports").len(), 81);
         for nothing in ["hw", "hw2", "hw0/que", "exports/d", "exports/db/queue/nr", "x", "/"] {

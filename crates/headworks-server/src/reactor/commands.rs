@@ -73,10 +73,12 @@ impl Reactor {
             ShardCommand::Serve { export } => {
                 let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
                 self.limits.put(now, id, weight, &export.limits);
+                let target_us = export.latency_target_us;
                 self.exports.put(export);
                 self.device_use.set_devices(self.exports.devices_of(self.parts.id));
                 self.on_control(Control::Weight { export: id, weight });
                 self.on_control(Control::ExportTenant { export: id, tenant });
+                self.on_control(Control::ExportTarget { export: id, target_us });
             }
             ShardCommand::Hide { export, hidden } => self.exports.hide(export, hidden),
             ShardCommand::Forget { export } => {

@@ -175,6 +175,7 @@ mod tests {
             shard: ShardId(id),
             tenant: headworks_core::TenantId::NONE,
             weight: 100,
+            latency_target_us: 0,
             limits: Default::default(),
             serial,
         }

@@ -76,6 +76,7 @@ pub(super) fn device_parts(
             shard: ShardId(0),
             tenant: headworks_core::TenantId::NONE,
             weight: 100,
+            latency_target_us: 0,
             limits: Default::default(),
             serial: 0,
         }],

@@ -12,6 +12,7 @@ use headworks_core::{ConfigError, ErrorPolicy, ExportConfig, Ioprio, WriteMode};
 
 use super::keys::{EXPORT_KEYS, list, split_value};
 use super::split_type;
+use crate::latency_target::parse_latency_target;
 use crate::limit_words::{LIMIT_KEYS, set_limit};
 use crate::tenant::TenantName;
 use crate::units::{parse_ioprio, parse_weight};
@@ -31,6 +32,8 @@ pub struct ExportOptions {
     pub on_unclean: Option<UncleanPolicy>,
     /// The tenant whose share it uses.
     pub tenant: Option<TenantName>,
+    /// Latency target in microseconds, 0 for none.
+    pub latency_target_us: u32,
     /// Limits of bytes and I/Os a second of all its clients together.
     pub limits: Limits,
 }
@@ -69,6 +72,7 @@ impl Default for ExportOptions {
             on_error: None,
             on_unclean: None,
             tenant: None,
+            latency_target_us: 0,
             limits: Limits::default(),
         }
     }
@@ -103,7 +107,7 @@ impl ExportOptions {
             rest = next;
         }
         left.push_str(rest);
-        let [weight, ioprio, mode, on_error, on_unclean, tenant] = given;
+        let [weight, ioprio, mode, on_error, on_unclean, tenant, target] = given;
         let wrong = |key| move |message: String| ConfigError::new(key, message);
         let mut share = Self::default();
         if let Some(word) = weight {
@@ -123,6 +127,8 @@ impl ExportOptions {
         share.on_unclean = choice("on-unclean", on_unclean, &policies)?;
         let tenant = tenant.as_deref().map(TenantName::parse).transpose();
         share.tenant = tenant.map_err(wrong("tenant"))?;
+        let target = target.as_deref().map(parse_latency_target).transpose();
+        share.latency_target_us = target.map_err(wrong("latency-target"))?.unwrap_or(0);
         Ok((share, left))
     }
 }

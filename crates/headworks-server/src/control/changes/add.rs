@@ -257,8 +257,9 @@ impl LiveChanges {
         let of_tenant = (tenant, self.settings.tenant_options(tenant));
         let served = served(&assembled, (export, of_tenant), &config, size, inventory.serial);
         let (weight, ioprio) = (assembled.weight, assembled.ioprio);
-        self.settings
-            .put(export, ExportSettings { weight, ioprio, tenant, limits: spec.share.limits });
+        let (limits, latency_target_us) = (spec.share.limits, spec.share.latency_target_us);
+        let setting = ExportSettings { weight, ioprio, tenant, latency_target_us, limits };
+        self.settings.put(export, setting);
         // Shard 0 lists exports to clients: it is told last, when all others know the export.
         for shard in self.shards.ids().rev() {
             let order = ShardCommand::Serve { export: served.clone() };

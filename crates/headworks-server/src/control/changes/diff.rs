@@ -27,6 +27,7 @@ use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::report::{dirty_value, value};
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{device_name, lock};
+use crate::latency_target::latency_target_word;
 use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
 use crate::reactor::limits::LimitTarget;
 use crate::spec::ExportOptions;
@@ -110,6 +111,11 @@ impl LiveChanges {
             let [old, new] = [share.ioprio, now.ioprio].map(|ioprio| ioprio.to_string().into());
             found.add(&format!("exports/{name}/ioprio"), old, new);
         }
+        if now.latency_target_us != share.latency_target_us {
+            let [old, new] = [share.latency_target_us, now.latency_target_us];
+            let [old, new] = [old, new].map(|target| latency_target_word(target).into());
+            found.add(&format!("exports/{name}/latency_target"), old, new);
+        }
         let tenant = self.settings.tenant_of(id);
         if tenant != share.tenant {
             let [old, new] = [share.tenant, tenant].map(|name| name.map(|name| name.to_string()));
@@ -131,6 +137,7 @@ impl LiveChanges {
             ioprio: now.ioprio,
             tenant,
             limits: now.limits,
+            latency_target_us: now.latency_target_us,
             ..*share
         };
         let section = ExportSection::of(spec, &share, &Origin::Control);

@@ -13,6 +13,7 @@ use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
 use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::lock;
+use crate::latency_target::latency_target_word;
 use crate::limit_words::shown_limits;
 use crate::options::MissingImage;
 use crate::reactor::limits::LimitTarget;
@@ -169,6 +170,13 @@ impl LiveChanges {
         {
             set.push(format!("ioprio {ioprio}"));
         }
+        let target = new.share.latency_target_us;
+        if loaded.latency_target_us != target
+            && now.latency_target_us != target
+            && self.settings.set_latency_target(entry.id, target).is_ok()
+        {
+            set.push(format!("latency-target {}", latency_target_word(target)));
+        }
         let tenant = new.share.tenant;
         if loaded.tenant != tenant && self.settings.tenant_of(entry.id) != tenant {
             let shown = tenant.map_or("none".to_owned(), |name| name.to_string());
@@ -192,6 +200,7 @@ impl LiveChanges {
             record.spec.layers = new.layers.clone();
             (record.spec.share.weight, record.spec.share.ioprio) = (weight, ioprio);
             record.spec.share.tenant = tenant;
+            record.spec.share.latency_target_us = target;
             record.spec.share.limits = limits;
         }
     }
