@@ -418,7 +418,7 @@ pub(super) mod tests {
         assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
         assert_eq!(names("exports/db").len(), 28);
         assert_eq!(names("server").len(), 20);
-        assert_eq!(names("exports").len(), 81);
+        assert_eq!(names("exports").len(), 84);
         for nothing in ["hw", "hw2", "hw0/que", "exports/d", "exports/db/queue/nr", "x", "/"] {
             assert_eq!(names(nothing), [""; 0], "{nothing}");
         }
