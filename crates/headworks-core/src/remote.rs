@@ -61,7 +61,7 @@ impl RemoteQueue {
             device,
             owner: options.owner,
             limits: RequestLimits::new(&options.queue),
-            nr_requests: options.queue.nr_requests,
+            nr_requests: options.queue.lessee_requests(),
             io_timeout_ns: options.queue.io_timeout_ns,
             monitor: DeviceMonitor::new(),
             lease: Lease::default(),

@@ -201,6 +201,13 @@ impl Default for QueueOptions {
 }
 
 impl QueueOptions {
+    /// Returns the `nr_requests` by which other shards count the tags of their bios. Behind an open gate a bio has one tag, wherever it
+    /// comes from: one that asked for more would get them one by one, and return them to others that ask, without end.
+    #[must_use]
+    pub const fn lessee_requests(&self) -> u32 {
+        if self.scheduler.owns_shares() { 1 } else { self.nr_requests }
+    }
+
     /// Tags of the queue on a shard with `bios` bios: `nr_requests`. An elevator that owns shares is given every request at once;
     /// then there is a tag for every bio, `nr_requests` for pieces beyond the first, and the reserve that the policy keeps.
     #[must_use]

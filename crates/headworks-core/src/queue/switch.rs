@@ -181,8 +181,8 @@ impl Queue {
         debug_assert!(self.waiting.is_empty() && self.gate.waiters() == 0, "the queue has drained");
         let old = std::mem::replace(&mut self.options, next);
         let lessees_see = |options: &QueueOptions| {
-            let QueueOptions { nr_requests, max_sectors_kb, share, io_timeout_ns, .. } = *options;
-            (nr_requests, max_sectors_kb, share, io_timeout_ns)
+            let QueueOptions { max_sectors_kb, share, io_timeout_ns, .. } = *options;
+            (options.lessee_requests(), max_sectors_kb, share, io_timeout_ns)
         };
         let tags = self.gate.tag_options(&next, self.cached);
         if tags != self.gate.tag_options(&old, self.cached) {
@@ -210,8 +210,8 @@ impl Queue {
     /// Tells other shards the limits by which they cut and count. Messages between two shards keep their order, so no tag overtakes
     /// this.
     pub(super) fn announce_limits(&self, pools: &mut Pools) {
-        let QueueOptions { nr_requests, max_sectors_kb, share, io_timeout_ns, .. } = self.options;
-        let device = self.device;
+        let QueueOptions { max_sectors_kb, share, io_timeout_ns, .. } = self.options;
+        let (device, nr_requests) = (self.device, self.options.lessee_requests());
         let message = Message::Limits { device, nr_requests, max_sectors_kb, share, io_timeout_ns };
         self.send_to_others(pools, message);
     }
