@@ -45,6 +45,9 @@ const IDLE_TICKS: u64 = 670_606_918_819;
 /// A bio of the idle class waited for a busy disk for longer than `io_timeout`. On two shards.
 const IDLE_CLASS_WAITED: u64 = 273_667_998;
 
+/// Shards passed the tags of a device with bfq to each other without end. On four shards.
+const TAGS_PASSED_ON: u64 = 2_679_514_618;
+
 /// The process died between the growth of an image and the volume's: old bytes of the last block's frame were restored into it.
 const OLD_BYTES_PAST_THE_END: u64 = 166_270_597_855;
 /// The same, read as bytes that were never written.
@@ -66,6 +69,7 @@ fn smoke_worlds_that_once_failed_pass() {
         (IDLE_TOO_EARLY, Some(4)),
         (IDLE_TICKS, Some(2)),
         (IDLE_CLASS_WAITED, Some(2)),
+        (TAGS_PASSED_ON, Some(4)),
     ];
     for (seed, shards) in worlds {
         if let Err(failure) = run(Scenario::draw(seed, shards)) {

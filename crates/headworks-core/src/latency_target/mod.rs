@@ -138,8 +138,8 @@ impl TargetControl {
         }
     }
 
-    /// Sets the targets of all exports, in nanoseconds, in any order and with repetitions; what was measured of the ones that stay
-    /// is kept. The limit begins anew, since it may have been for a target that is gone.
+    /// Sets the targets of all exports, in nanoseconds, in any order and with repetitions. What was measured of the ones that stay
+    /// is kept, and the limit as well, unless the target that it is for is gone.
     pub fn set_targets(&mut self, now: Instant, targets_ns: impl Iterator<Item = u64>) {
         let before = std::mem::take(&mut self.levels);
         let known = std::mem::take(&mut self.count);
@@ -150,10 +150,15 @@ impl TargetControl {
             let same = before[..known].iter().find(|old| old.target_ns == level.target_ns);
             *level = same.copied().unwrap_or(*level);
         }
-        (self.limit, self.guard_ns, self.reversals) = (None, u64::MAX, 0);
-        self.missed_at = u64::MAX;
-        self.bound = false;
-        self.window_end = now.after(self.window());
+        if !self.levels[..self.count].iter().any(|level| level.target_ns == self.guard_ns) {
+            (self.limit, self.guard_ns, self.reversals) = (None, u64::MAX, 0);
+            self.missed_at = u64::MAX;
+        }
+        let same = |(one, other): (&Level, &Level)| one.target_ns == other.target_ns;
+        if known != self.count || !before.iter().zip(&self.levels).all(same) {
+            self.bound = false;
+            self.window_end = now.after(self.window());
+        }
         debug_assert!(
             self.levels[..self.count].is_sorted_by(|a, b| a.target_ns < b.target_ns),
             "levels are ordered and differ"

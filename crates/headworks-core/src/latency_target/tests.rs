@@ -172,3 +172,23 @@ fn one_request_far_behind_is_enough_and_those_before_a_change_do_not_count() {
     assert!(control.end_window(end, 1 << 20));
     assert_eq!(control.limit(), Some((1 << 20) / 3));
 }
+
+#[test]
+fn limit_stays_when_other_targets_change() {
+    let mut control = TargetControl::new();
+    control.set_targets(Instant(0), [MS, 50 * MS].into_iter());
+    (0..50).for_each(|_| control.note(MS, Instant(0), Instant(3 * MS)));
+    let end = control.window_end().unwrap();
+    assert!(control.end_window(end, 3 << 20));
+    let window = control.window_end();
+    control.set_targets(Instant(0), [50 * MS, MS, MS].into_iter());
+    assert_eq!(
+        (control.limit(), control.window_end()),
+        (Some(1 << 20), window),
+        "the same targets"
+    );
+    control.set_targets(end, [MS, 7 * MS].into_iter());
+    assert_eq!((control.limit(), control.guarded()), (Some(1 << 20), Some(MS)));
+    control.set_targets(end, [7 * MS].into_iter());
+    assert_eq!((control.limit(), control.guarded()), (None, None), "its target is gone");
+}

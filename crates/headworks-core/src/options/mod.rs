@@ -1,7 +1,7 @@
 //! Options of shards, caches, queues and volumes, with their defaults and reasons. Names follow Linux where it has the option.
 //!
-//! `bfq` has the options of that elevator. `topology` describes the devices, volumes and exports of a shard, `cache` its page cache, `queue` the queue of a device, `tunable`
-//! the queue's tunables as a table, `change` hot-add and hot-remove.
+//! `topology` describes the devices, volumes, exports and tenants of a shard, `cache` its page cache, `queue` the queue of a
+//! device, `bfq` that elevator, `tunable` the queue's tunables as a table, `change` hot-add and hot-remove.
 
 mod bfq;
 mod cache;

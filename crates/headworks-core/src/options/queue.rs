@@ -31,9 +31,7 @@ impl Scheduler {
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
-}
 
-impl Scheduler {
     /// Whether the elevator divides the device by weight; otherwise the gate does.
     #[must_use]
     pub const fn owns_shares(self) -> bool {

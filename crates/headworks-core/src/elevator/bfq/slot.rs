@@ -32,7 +32,7 @@ impl BfqElevator {
         if plain { sectors } else { sectors.saturating_mul(ASYNC_FACTOR) }
     }
 
-    /// Returns whether the limit on time in the device holds: it delays someone who is waited for. Seeky loads alone are better
+    /// Returns whether the limit on time in the device holds: it delays a queue that is waited for. Seeky loads alone are better
     /// ordered by the device.
     pub(super) fn is_timed(&self) -> bool {
         let seeky = |queue: QueueId| self.places[queue].think.is_seeky();

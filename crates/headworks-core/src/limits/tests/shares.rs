@@ -76,7 +76,7 @@ fn weights_divide_a_limit() {
     assert_bounds(&admissions, LIMIT, above, None);
 }
 
-/// A tenant's exports divide its limit, and its limit divides nobody else's.
+/// A tenant's exports divide its limit, and that limit divides no other tenant's.
 #[test]
 fn tenant_between_server_and_exports_is_limited_as_a_whole() {
     let mut world = World::new(200_000);
