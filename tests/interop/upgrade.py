@@ -266,6 +266,58 @@ def changes_stay():
 
 
 @case
+def reload_after_upgrade():
+    """A reload after an upgrade leaves alone what ctl had changed and the file does not say anew"""
+    config = os.path.join(DIR, "reload.toml")
+    image = os.path.join(IMAGES, "reload.img")
+
+    def write(weight, limit, tenant_weight):
+        with open(config, "w") as file:
+            file.write(
+                f'[server]\nlimit = ["iops-read=500K"]\n[[tenant]]\nname = "acme"\nweight = {tenant_weight}\n'
+                f'[[export]]\nname = "disk"\nweight = {weight}\nbps-write = "{limit}"\n[export.file]\npath = "{image}"\nsize = "8M"\n'
+            )
+
+    ctl = {
+        "exports/disk/weight": 300,
+        "exports/disk/bps-write": "94371840",
+        "exports/disk/latency_target": "70ms",
+        "exports/disk/tenant": "acme",
+        "tenants/acme/weight": 70,
+        "server/iops-read": "900000",
+    }
+
+    def values():
+        return {path: server.ctl("get", path)[path] for path in ctl}
+
+    def reloaded():
+        before = server.said().count("configuration reloaded")
+        os.kill(server.pid, signal.SIGHUP)
+        until("the configuration is reloaded", lambda: server.said().count("configuration reloaded") > before)
+        return values()
+
+    write(100, "60M", 50)
+    server = Server("reload", "--config", config)
+    client = server.client(b"disk")
+    for path, value in ctl.items():
+        server.ctl("set", path, str(value))
+    assert values() == ctl
+    for _ in range(2):
+        assert reloaded() == ctl, "without an upgrade"
+        server.upgrade()
+        assert values() == ctl, "the new process has what ctl had changed"
+        assert reloaded() == ctl, "and keeps it"
+    assert {change["path"] for change in server.ctl("diff")["changes"]} >= set(ctl)
+    write(100, "60M", 60)
+    assert reloaded() == ctl | {"tenants/acme/weight": 60}, "what the file says anew counts"
+    write(200, "60M", 60)
+    assert reloaded() == ctl | {"tenants/acme/weight": 60, "exports/disk/weight": 200}
+    client.write(0, b"u" * BLOCK)
+    client.close()
+    server.stop()
+
+
+@case
 def refused():
     """A process that does not come up changes nothing: the old one says why, and serves on"""
     config = os.path.join(DIR, "refused.toml")

@@ -50,6 +50,7 @@ mod launch;
 mod leftovers;
 mod limit_words;
 mod listen;
+mod loaded;
 mod log_level;
 mod marker;
 mod messages;
@@ -71,7 +72,7 @@ pub use assemble::{
     AbsentExport, AssembledExport, Assembly, ExportSource, ExportSpec, NamedDevice, WatchedFile,
     check_exports,
 };
-pub use control::{ConfiguredTunables, DISKSTATS_FIELDS, ReloadReport, RetuneReport, TenantReport};
+pub use control::{DISKSTATS_FIELDS, ReloadReport, RetuneReport, TenantReport};
 pub use did_you_mean::nearest_name;
 pub use handover::{
     Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal,
@@ -81,6 +82,7 @@ pub use leftovers::Leftovers;
 pub use limit_words::{LIMIT_KEYS, check_limit, parse_limits, slow_limit};
 pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
+pub use loaded::{ConfiguredTunables, LoadedConfiguration};
 pub use log_level::{LOG_LEVELS, LogLevel};
 pub use options::{CacheFile, MissingImage, PrepareShard, ServerOptions};
 pub use recorder::{Replayed, replay_recording};

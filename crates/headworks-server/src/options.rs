@@ -14,6 +14,7 @@ use super::assemble::TenantSpec;
 use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
 use super::leftovers::Leftovers;
+use super::loaded::LoadedConfiguration;
 use super::nbd::connection::ConnectionLimits;
 use super::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
 use headworks::EngineChoice;
@@ -123,6 +124,8 @@ pub struct ServerOptions {
     pub missing: MissingImage,
     /// The configuration file, for `diff`; nothing reads it.
     pub config: Option<PathBuf>,
+    /// What files and command line say, for `diff` and reloads; none if it is what the server starts with.
+    pub loaded: Option<LoadedConfiguration>,
     /// Tenants; their order gives their numbers.
     pub tenants: Vec<TenantSpec>,
     /// Options of every queue, including those of devices added later.
@@ -173,6 +176,7 @@ impl Default for ServerOptions {
             live: false,
             missing: MissingImage::Absent,
             config: None,
+            loaded: None,
             tenants: Vec::new(),
             queue: Vec::new(),
             tls: TlsOptions::default(),

@@ -10,7 +10,8 @@ use headworks_core::ConfigError;
 use super::assemble::ExportSpec;
 use super::assemble::TenantSpec;
 use super::control::service::ControlService;
-use super::control::{ConfiguredTunables, ReloadReport, RetuneReport, TenantReport};
+use super::control::{ReloadReport, RetuneReport, TenantReport};
+use super::loaded::ConfiguredTunables;
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Reloads certificates and exports of a running server, from any thread.

@@ -93,7 +93,9 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     };
     let sources = OptionSources::here();
     let mut effective = sources.resolve()?;
+    let mut loaded = None;
     if let Some(takeover) = &takeover {
+        loaded = reload::loaded(&effective);
         let changes = ConfigFile::read_changes(takeover.changes()).map_err(OptionError::Invalid)?;
         let drops_privileges = effective.options.user.is_some();
         effective.config = upgrade::with_changes(effective.config, changes, drops_privileges)?;
@@ -118,6 +120,7 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
         spare.map_err(|error| OptionError::Io(format!("no descriptor is left: {error}")))?;
     server_options.upgrade = Some(hook.clone());
     server_options.takeover = takeover;
+    server_options.loaded = loaded;
     let sockets = std::mem::take(&mut state.sockets);
     let environment = Environment { sockets, log_level: log_level.clone(), user, state };
     let running = match (start(&effective, (specs, server_options), environment, &signals), spare) {

@@ -69,7 +69,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         leftovers: Leftovers::default(),
         takeover: None,
         upgrade: None,
-        limits: limits(&options.limit).map_err(blamed)?,
+        limits: limits(limit_words(options, config)).map_err(blamed)?,
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,
         // The control socket and a reload can change the exports.
@@ -79,6 +79,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
             false => MissingImage::Absent,
         },
         config: None,
+        loaded: None,
         tenants: Vec::new(),
         queue: config.queue_of(None).iter().map(|tuned| (tuned.tunable, tuned.value)).collect(),
         tls: tls_options(options).map_err(blamed)?,
@@ -86,6 +87,12 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
     };
     server.validate().map_err(blamed)?;
     Ok(server)
+}
+
+/// The words of `--limit` that count: those of the merged sources, which may have changes of a replaced process.
+fn limit_words<'a>(options: &'a ServeArgs, config: &'a ConfigFile) -> &'a [String] {
+    let setting = config.server.iter().find(|setting| setting.name == "limit");
+    setting.map_or(&options.limit, |setting| setting.value.words())
 }
 
 /// Limits of the whole server.

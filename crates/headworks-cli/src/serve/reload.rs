@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use headworks_server::config::{ConfigFile, DeviceSection, Setting};
 use headworks_server::{
-    ConfiguredTunables, NamedDevice, ReloadReport as Done, Reloader, ServerOptions, TenantReport,
+    ConfiguredTunables, LoadedConfiguration, NamedDevice, ReloadReport as Done, Reloader,
+    ServerOptions, TenantReport,
 };
 
 use super::{EffectiveOptions, OptionSources, plan, tls};
@@ -139,6 +140,13 @@ fn tell(done: &Done) {
     for (name, why) in &done.failed {
         tracing::error!("export {name} cannot be served: {why}");
     }
+}
+
+/// What the sources say, to compare a server with; none if they serve nothing by themselves.
+pub fn loaded(effective: &EffectiveOptions) -> Option<LoadedConfiguration> {
+    let (exports, options) = plan(effective).ok()?;
+    let tunables = tunables(effective, &options);
+    Some(LoadedConfiguration { exports, tenants: options.tenants, tunables })
 }
 
 /// Tunables of the whole server and of every named device.

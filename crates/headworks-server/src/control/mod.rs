@@ -28,6 +28,6 @@ mod tests;
 pub(crate) mod tree;
 mod why;
 
-pub use changes::{ConfiguredTunables, ReloadReport, RetuneReport, TenantReport};
+pub use changes::{ReloadReport, RetuneReport, TenantReport};
 pub use report::DISKSTATS_FIELDS;
 pub(crate) use socket::ControlSocket;

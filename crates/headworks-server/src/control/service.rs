@@ -9,7 +9,7 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DeviceId, ExportId, ShardConfig, VolumeId};
 use serde_json::{Value, json};
 
-use super::changes::{ConfiguredTunables, LiveChanges};
+use super::changes::LiveChanges;
 use super::inventory::Inventory;
 use super::params::{optional_text, text, word};
 use super::queries::Queries;
@@ -21,6 +21,7 @@ use crate::assemble::tenant_spec::find_tenant;
 use crate::assemble::{Assembly, ExportSource, ExportSpec, cache_shares};
 use crate::config::ConfigFile;
 use crate::handover::{AnswerGuard, Takeover, UpgradeHook};
+use crate::loaded::ConfiguredTunables;
 use crate::log_level::{LOG_LEVELS, LogLevel};
 use crate::options::ServerOptions;
 use crate::shared::ServerShared;
@@ -112,6 +113,10 @@ impl ControlService {
         // The program has read it before.
         let changes =
             changes.with_inherited(ConfigFile::read_changes(inherited).unwrap_or_default());
+        let changes = match &options.loaded {
+            Some(loaded) => changes.with_loaded(loaded.clone()),
+            None => changes,
+        };
         let upgrade = options.upgrade.clone();
         Self { log_level: options.log_level.clone(), upgrade, changes, ..service }
     }

@@ -172,6 +172,17 @@ impl Settings {
         Ok(())
     }
 
+    /// Lets the values of tenants be compared with those that are configured, without a change of a value.
+    pub fn compare_tenants_with(&self, configured: &[TenantSpec]) {
+        let mut tenants = lock(&self.tenants);
+        for &spec in configured {
+            if let Some(entry) = tenants.find(spec.name.as_str()).and_then(|id| tenants.get_mut(id))
+            {
+                entry.spec = spec;
+            }
+        }
+    }
+
     /// Sets the values of a tenant on every shard.
     fn set_tenant_options(&self, tenant: TenantId, options: TenantOptions) -> Result<(), RpcFault> {
         let _order = lock(&self.changing);

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use headworks_core::limits::Limits;
 use headworks_core::writeback::DirtyTunable;
 use headworks_core::{ShardId, Tunable, VolumeId, WriteMode};
 use serde_json::json;
 
-use crate::assemble::{Assembly, ExportSpec, NamedDevice};
-use crate::control::{ConfiguredTunables, ReloadReport, RetuneReport};
+use crate::assemble::{Assembly, ExportSource, ExportSpec, NamedDevice, TenantSpec};
+use crate::control::{ReloadReport, RetuneReport, TenantReport};
+use crate::loaded::{ConfiguredTunables, LoadedConfiguration};
 use crate::messages::ControlMessage;
 use crate::messages::query::ControlQuery;
 use crate::{Server, ServerOptions};
@@ -109,6 +111,73 @@ fn reload_leaves_alone_what_ctl_changed() {
     assert_eq!(changed, [("a".to_owned(), "weight 200".to_owned())]);
     assert_eq!(weight(), json!({ "exports/a/weight": 200 }));
     assert_eq!(reload(&["a=null:size=1M,weight=200"]).removed, ["tmp"]);
+    end(server);
+}
+
+#[test]
+fn reload_after_upgrade_leaves_alone_what_ctl_had_changed() {
+    let tenant = |text: &str| TenantSpec::parse(text, ExportSource::File).unwrap();
+    let named = |queue: &[(Tunable, u64)]| NamedDevice { name: "fast".into(), queue: queue.into() };
+    let mut file = ["a=null:size=1M,weight=5", "b=null:size=1M", "gone=null:size=1M"].map(spec);
+    file[1].device = Some(named(&[]));
+    let tunables = ConfiguredTunables { devices: vec![named(&[])], ..Default::default() };
+    let tenants = vec![tenant("acme,weight=50"), tenant("idle")];
+    let loaded = LoadedConfiguration { exports: file.to_vec(), tenants, tunables };
+    // What the replaced process had: `gone` and a tenant were removed, an export and a tenant added.
+    let changed = "a=null:size=1M,weight=300,tenant=acme,bps-write=5M,latency-target=5ms";
+    let mut running = [changed, "b=null:size=1M", "tmp=null:size=1M"].map(spec);
+    running[1].device = Some(named(&[(Tunable::NrRequests, 50)]));
+    running[0].source = ExportSource::Control;
+    running[2].source = ExportSource::Control;
+    let mut new = tenant("new");
+    new.source = ExportSource::Control;
+    let mut limits = Limits::default();
+    crate::parse_limits(&mut limits, "iops-read=9000").unwrap();
+    let options = ServerOptions {
+        tenants: vec![tenant("acme,weight=70,bps-read=1M,latency-target=20ms"), new],
+        limits,
+        loaded: Some(loaded.clone()),
+        ..options(1)
+    };
+    let mut assembly = Assembly::new(&running).unwrap();
+    Tunable::NrRequests.set(&mut assembly.devices[1].0, 50).unwrap();
+    let server = Server::start(assembly, &options, || ()).unwrap();
+    let value = |path: &str| call(&server, "get", json!({ "path": path })).unwrap()[path].clone();
+    let values = || {
+        let paths = ["exports/a/weight", "exports/a/tenant", "exports/a/bps-write"];
+        let paths = paths.into_iter().chain(["exports/a/latency_target", "tenants/acme/weight"]);
+        let paths = paths.chain(["tenants/acme/latency_target", "server/iops-read"]);
+        let paths = paths.chain(["hw1/queue/nr_requests"]);
+        paths.map(|path| value(path).to_string().replace('"', "")).collect::<Vec<_>>().join(" ")
+    };
+    let before = "300 acme 5242880 5ms 70 20ms 9000 50";
+    assert_eq!(values(), before);
+    // The next upgrade, and a save, find all of it again.
+    let text = call(&server, "diff", json!({})).unwrap()["text"].as_str().unwrap().to_owned();
+    for word in ["weight = 300", "bps-write", "weight = 70", "iops-read=9000", "nr_requests = 50"] {
+        assert!(text.contains(word), "{word} in {text}");
+    }
+    let disabled = text.matches("enabled = false").count();
+    assert_eq!((disabled, text.contains("name = \"tmp\"")), (2, true), "{text}");
+    let reloader = server.reloader();
+    assert_eq!(reloader.retune(loaded.tunables.clone()), RetuneReport::default());
+    assert_eq!(reloader.tenants(&loaded.tenants[..1]), TenantReport::default());
+    let kept = reloader.reconcile(file[..2].to_vec()).unwrap();
+    assert_eq!((kept, names(&server)), (ReloadReport::default(), "a b tmp".to_owned()));
+    assert_eq!((reloader.forget_tenants(), values()), (TenantReport::default(), before.to_owned()));
+    // What a file says anew counts, and what it no longer has is removed.
+    let said = [tenant("acme,weight=51,latency-target=9ms")];
+    assert_eq!(reloader.tenants(&said).changed.len(), 1);
+    let wanted = [spec("a=null:size=1M,weight=6")];
+    let reload = reloader.reconcile(wanted.to_vec()).unwrap();
+    assert_eq!(reload.changed, [("a".to_owned(), "weight 6".to_owned())]);
+    assert_eq!((reload.removed, names(&server)), (vec!["b".to_owned()], "a tmp".to_owned()));
+    assert_eq!(value("exports/a/weight"), 6);
+    assert_eq!(
+        ["weight", "latency_target"].map(|key| value(&format!("tenants/acme/{key}"))),
+        [json!(51), json!("9ms")]
+    );
+    assert_eq!(value("exports/a/tenant"), "acme");
     end(server);
 }
 

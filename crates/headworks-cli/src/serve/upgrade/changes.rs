@@ -4,10 +4,17 @@
 //! So with `--user` they may say anything about exports of the own configuration except what is opened, and how.
 
 use headworks_core::ConfigError;
-use headworks_server::config::{ConfigFile, ExportSection};
+use headworks_server::LIMIT_KEYS;
+use headworks_server::config::{ConfigFile, ExportSection, Setting};
 
 /// Keys of an export that say nothing about its image.
-const HARMLESS: [&str; 3] = ["weight", "ioprio", "tenant"];
+const HARMLESS: [&str; 4] = ["weight", "ioprio", "tenant", "latency-target"];
+
+/// Whether a value of an export says something about its image.
+fn is_of_image(setting: &Setting) -> bool {
+    let name = setting.name.as_str();
+    !HARMLESS.contains(&name) && !LIMIT_KEYS.contains(&name)
+}
 
 /// Merges the changes into the own configuration.
 ///
@@ -37,7 +44,7 @@ pub(in crate::serve) fn with_changes(
 
 /// Kinds and words of an export, without those that say nothing about its image.
 fn what_is_opened(export: &ExportSection) -> Vec<(&str, &str, &[String])> {
-    let own = export.settings.iter().filter(|setting| !HARMLESS.contains(&setting.name.as_str()));
+    let own = export.settings.iter().filter(|setting| is_of_image(setting));
     let mut all: Vec<_> = own.map(|setting| ("", &*setting.name, setting.value.words())).collect();
     all.sort_unstable();
     for part in &export.parts {
@@ -64,7 +71,8 @@ mod tests {
 
     #[test]
     fn weights_and_removals_are_taken_over_with_and_without_privileges() {
-        let weight = OWN.replace("weight = 5", "weight = 900\nioprio = 'idle'");
+        let values = "weight = 900\nioprio = 'idle'\nbps-write = '5M'\nlatency-target = '5ms'";
+        let weight = OWN.replace("weight = 5", values);
         let removed = "[[export]]\nname = 'db'\nenabled = false";
         for drops in [false, true] {
             let config = merged(&weight, drops).unwrap();

@@ -184,7 +184,9 @@ impl LiveChanges {
         for tunable in Tunable::ALL.into_iter().filter(|tunable| tunable.is_live()) {
             for queue in &queues {
                 let (old, now) = (said(queue, tunable), tunable.get(&queue.options));
-                let is_initial = old.is_none() && now == tunable.get(&queue.initial);
+                // The queue of a process that replaces another one begins with what `ctl` had set there.
+                let is_own = self.started.value(queue.name.as_deref(), tunable).is_none();
+                let is_initial = old.is_none() && is_own && now == tunable.get(&queue.initial);
                 let old = old.unwrap_or_else(|| tunable.get(&usual));
                 if old == now || is_initial {
                     continue;

@@ -18,6 +18,7 @@ mod diff;
 mod drain;
 mod exports;
 mod hand_over;
+mod loaded;
 mod reconcile;
 pub(crate) mod removal;
 mod remove;
@@ -39,11 +40,12 @@ use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSource, ExportSpec};
 use crate::config::ConfigFile;
 use crate::control::inventory::{Inventory, PLACES};
+use crate::loaded::ConfiguredTunables;
 use crate::messages::command::{Released, ShardCommand};
 use crate::options::MissingImage;
 
 pub use reconcile::ReloadReport;
-pub use retune::{ConfiguredTunables, RetuneReport};
+pub use retune::RetuneReport;
 pub use tenants::TenantReport;
 
 /// Pause before something busy is tried again.
@@ -62,6 +64,8 @@ pub struct LiveChanges {
     missing: MissingImage,
     /// Tunables of the last configuration.
     tunables: Mutex<ConfiguredTunables>,
+    /// Tunables that the server has started with.
+    started: ConfiguredTunables,
     /// Exports of the last configuration.
     configured: Mutex<Vec<ExportSpec>>,
     /// Tenants of the last configuration.
@@ -89,6 +93,7 @@ impl LiveChanges {
             draining,
             missing: MissingImage::Absent,
             tunables: Mutex::default(),
+            started: ConfiguredTunables::default(),
             configured: Mutex::default(),
             configured_tenants: Mutex::default(),
             config: None,
@@ -119,8 +124,9 @@ impl LiveChanges {
         tunables: ConfiguredTunables,
         exports: Vec<ExportSpec>,
     ) -> Self {
+        let started = tunables.clone();
         let (tunables, configured) = (Mutex::new(tunables), Mutex::new(exports));
-        Self { config, tunables, configured, ..self }
+        Self { config, tunables, started, configured, ..self }
     }
 }
 

@@ -4,43 +4,15 @@
 //! changed survives a reload that says nothing new about it.
 
 use headworks_core::QueueOptions;
-use headworks_core::limits::Limits;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 
 use super::LiveChanges;
-use crate::assemble::NamedDevice;
 use crate::control::report::{dirty_value, value};
 use crate::control::tree::{device_name, lock};
 use crate::limit_words::shown_limits;
+use crate::loaded::ConfiguredTunables;
 use crate::reactor::limits::LimitTarget;
-
-/// Tunables of a configuration.
-#[derive(Clone, Debug, Default)]
-pub struct ConfiguredTunables {
-    /// Tunables of every queue.
-    pub queue: Vec<(Tunable, u64)>,
-    /// Named devices with all tunables of their queues.
-    pub devices: Vec<NamedDevice>,
-    /// Options of write-back of the whole server.
-    pub dirty: DirtyOptions,
-    /// Limits of bytes and I/Os a second of the whole server.
-    pub limits: Limits,
-}
-
-impl ConfiguredTunables {
-    /// Tunables of the queue of a named device, or of a device without a name.
-    fn queue_of(&self, device: Option<&str>) -> &[(Tunable, u64)] {
-        let named = self.devices.iter().find(|known| Some(known.name.as_str()) == device);
-        named.map_or(&self.queue, |named| &named.queue)
-    }
-
-    /// Value of a tunable in the configuration of a device; none if nothing is said.
-    pub(super) fn value(&self, device: Option<&str>, tunable: Tunable) -> Option<u64> {
-        let said = self.queue_of(device).iter().find(|(other, _)| *other == tunable);
-        said.map(|(_, value)| *value)
-    }
-}
 
 /// Result of a reload of tunables, by the paths of `ctl set`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -142,6 +114,8 @@ fn word(value: &serde_json::Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::assemble::NamedDevice;
+    use headworks_core::limits::Limits;
 
     fn named(name: &str, queue: &[(Tunable, u64)]) -> NamedDevice {
         NamedDevice { name: name.to_owned(), queue: queue.to_vec() }

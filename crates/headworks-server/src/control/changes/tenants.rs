@@ -122,6 +122,9 @@ impl LiveChanges {
             if old.options.ioprio_max != new.options.ioprio_max {
                 options.ioprio_max = new.options.ioprio_max;
             }
+            if old.options.latency_target_us != new.options.latency_target_us {
+                options.latency_target_us = new.options.latency_target_us;
+            }
             if old.options.limits != new.options.limits {
                 options.limits = new.options.limits;
             }

@@ -1,0 +1,40 @@
+//! The start after an upgrade: values are compared with a configuration that does not say them.
+
+use super::LiveChanges;
+use crate::assemble::ExportSpec;
+use crate::config::ConfigFile;
+use crate::control::inventory::ExportEntry;
+use crate::control::tree::lock;
+use crate::loaded::LoadedConfiguration;
+
+impl LiveChanges {
+    /// Compares with `loaded` instead of what the server has started with.
+    pub fn with_loaded(self, loaded: LoadedConfiguration) -> Self {
+        let LoadedConfiguration { exports, tenants, tunables } = loaded;
+        for entry in lock(&self.inventory).exports.values_mut() {
+            let same = exports.iter().find(|export| export.name == entry.spec.name);
+            if let Some(configured) = same {
+                compare_with(entry, configured);
+            }
+        }
+        self.settings.compare_tenants_with(&tenants);
+        *lock(&self.tunables) = tunables;
+        *lock(&self.configured) = exports;
+        *lock(&self.configured_tenants) = tenants;
+        // Every change is a difference from `loaded` and is found as one.
+        Self { inherited: ConfigFile::default(), ..self }
+    }
+}
+
+/// Lets the values of an export be compared with those that are configured; an export that `ctl` has added with another image under
+/// the same name stays what it is.
+fn compare_with(entry: &mut ExportEntry, configured: &ExportSpec) {
+    let spec = &mut entry.spec;
+    if !spec.spec.is_same_device(&configured.spec) {
+        return;
+    }
+    spec.source = configured.source;
+    let (share, wanted) = (&mut spec.share, &configured.share);
+    (share.weight, share.ioprio, share.tenant) = (wanted.weight, wanted.ioprio, wanted.tenant);
+    (share.latency_target_us, share.limits) = (wanted.latency_target_us, wanted.limits);
+}
