@@ -9,7 +9,7 @@ mod waits;
 use headworks::driver::{ActionSink, DiskOp, DiskQueue, Span};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
-use headworks_core::time::MS;
+use headworks_core::time::{MS, US};
 use headworks_core::{
     Action, Actions, Bio, BioFlags, BioId, Control, CopyDirection, DeviceId, DeviceState,
     ExtentState, Input, Instant, IoError, Message, Notice, Op, ReplyStage, RequestId, Segment,
@@ -21,6 +21,7 @@ use crate::connection::{BioStage, Connection};
 use crate::coverage::{Coverage, Point};
 use crate::events::EventQueue;
 use crate::frames::Frames;
+use crate::front_limits::FrontLimits;
 use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};
 use crate::owed_errors::OwedErrors;
@@ -54,6 +55,13 @@ pub enum Event {
     },
     /// The operator moves an export to another tenant, or changes a weight.
     TenantChange,
+    /// Bios that wait for limits in front of a shard may pass.
+    Limits {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The operator changes a limit.
+    LimitChange,
     /// The operator acknowledges failed data.
     Acknowledge {
         /// The volume with failed data.
@@ -120,6 +128,8 @@ pub struct Environment {
     pub operator: Operator,
     /// Changes of exports and tenants.
     pub tenants: TenantEdits,
+    /// Limits in front of the shards.
+    pub limits: FrontLimits,
     /// Coverage points passed so far.
     pub coverage: Coverage,
     /// The first violated rule.
@@ -165,13 +175,19 @@ impl Environment {
             ready: Vec::with_capacity(connections.len()),
             owed_errors: OwedErrors::new(connections.len()),
             turn: 0,
-            connections,
             oracle: Oracle::new(&contracts),
             frames: Frames::new(scenario.shards, scenario.cache.units),
             flushed: vec![None; scenario.volumes.len()],
             last_progress: Instant(0),
             last_message: Instant(0),
             tenants: TenantEdits::new(scenario.seed, scenario.tenants),
+            limits: FrontLimits::new(
+                scenario.seed,
+                scenario.limits,
+                &scenario.tenants,
+                shards,
+                connections.len(),
+            ),
             operator: Operator::new(scenario.seed, scenario.devices.len(), scenario.cache.is_on()),
             coverage: Coverage::default(),
             broken: None,
@@ -188,6 +204,7 @@ impl Environment {
             delays: Prng::new(scenario.seed).split("delays"),
             history: Vec::with_capacity(if scenario.checked { HISTORY } else { 0 }),
             history_at: 0,
+            connections,
             scenario,
         }
     }
@@ -222,6 +239,7 @@ impl Environment {
         self.owed_errors.cut();
         self.operator.cut();
         self.tenants.cut();
+        self.limits.cut(self.now);
     }
 
     /// Forgets the timers of the shards that an upgrade has replaced.
@@ -235,6 +253,7 @@ impl Environment {
     /// Counts the state that a power cut interrupts.
     pub fn cover_cut(&mut self) {
         self.coverage.hit(Point::PowerCut);
+        self.coverage.add(Point::LimitCut, (self.limits.waiting() > 0).into());
         if self.frames.writing() == 0 {
             return;
         }
@@ -268,15 +287,74 @@ impl Environment {
                 self.connections[index].starved = true;
                 return;
             }
-            room -= 1;
             let bio = self.submit(index);
-            inbox.push(Input::Bio(bio));
+            if let Some(bio) = self.admit(index, bio) {
+                room -= 1;
+                inbox.push(Input::Bio(bio));
+            }
             if self.connections[index].closes() {
                 self.close(index, inbox);
                 break;
             }
         }
         self.schedule(index);
+    }
+
+    /// Returns a bio of a job that passes its limits now; one that does not waits. What reads the volumes for the checkers knows
+    /// no limits.
+    fn admit(&mut self, index: usize, bio: Bio) -> Option<Bio> {
+        if index >= self.scenario.jobs.len() {
+            return Some(bio);
+        }
+        let home = self.connections[index].home;
+        let passed = self.limits.admit(self.now, usize::from(home.0), index, bio);
+        let passed = passed.unwrap_or_else(|violation| {
+            self.fail(violation);
+            None
+        });
+        if passed.is_none() {
+            self.coverage.hit(Point::Limited);
+            self.plan_limits(home);
+        }
+        passed
+    }
+
+    /// Submits everything that a connection has waiting for limits; returns the number of bios.
+    pub fn release(&mut self, index: usize, inbox: &mut Vec<Input>) -> usize {
+        let home = usize::from(self.connections[index].home.0);
+        let waiting = self.limits.release(self.now, home, index);
+        let released = waiting.len();
+        inbox.extend(waiting.into_iter().map(Input::Bio));
+        released
+    }
+
+    /// Passes bios whose limits agree now into the `inbox` of their shard, at most `room` of them.
+    pub fn pass_limited(&mut self, shard: ShardId, room: usize, inbox: &mut Vec<Input>) {
+        let home = usize::from(shard.0);
+        for _ in 0..room {
+            match self.limits.pass(self.now, home) {
+                Ok(Some((index, bio))) => {
+                    if let Some(slot) = self.connections[index].slot(bio.id) {
+                        self.connections[index].slots[slot].since = self.now;
+                    }
+                    self.last_progress = self.now;
+                    inbox.push(Input::Bio(bio));
+                }
+                Ok(None) => return self.plan_limits(shard),
+                Err(violation) => return self.fail(violation),
+            }
+        }
+        // The shard is full: it is looked at again soon.
+        self.events.push(self.now.after(US), Event::Limits { shard });
+    }
+
+    /// Plans the next look at the limits in front of a shard.
+    pub fn plan_limits(&mut self, shard: ShardId) {
+        match self.limits.plan(self.now, usize::from(shard.0)) {
+            Ok(Some(at)) => self.events.push(at, Event::Limits { shard }),
+            Ok(None) => {}
+            Err(violation) => self.fail(violation),
+        }
     }
 
     /// The index of a connection; a reopened one has another id at the same index.
@@ -288,6 +366,8 @@ impl Environment {
     /// Closes a connection with its bios in flight, and reopens it.
     pub fn close(&mut self, index: usize, inbox: &mut Vec<Input>) {
         let old = self.connections[index].id;
+        let released = self.release(index, inbox);
+        self.coverage.add(Point::LimitClosed, (released > 0).into());
         inbox.push(Input::Close { connection: old });
         self.coverage.hit(Point::Close);
         if self.connections[index].in_flight() > 1 {

@@ -16,6 +16,7 @@ pub mod disk;
 pub mod environment;
 pub mod events;
 pub mod frames;
+pub mod front_limits;
 pub mod harness;
 pub mod operator;
 pub mod oracle;

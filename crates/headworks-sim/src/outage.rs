@@ -14,6 +14,7 @@ use headworks_core::{
 
 use crate::check::{Failure, violation};
 use crate::disk::{DiskDefect, Faults, LatencyModel, Outage};
+use crate::front_limits::LimitScenario;
 use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
 use crate::tenants::TenantScenario;
 use crate::workload::JobOptions;
@@ -120,6 +121,7 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
         cut_after: None,
         option_changes: 0,
         tenants: TenantScenario::default(),
+        limits: LimitScenario::default(),
         hotplug_changes: 0,
         deaths: false,
         upgrades: 0,

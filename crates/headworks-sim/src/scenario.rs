@@ -14,6 +14,7 @@ use headworks_core::{
 };
 
 use crate::disk::{BadRange, DiskDefect, Faults, LatencyModel};
+use crate::front_limits::LimitScenario;
 use crate::oracle::{self, Contract};
 use crate::sector_pattern::SECTOR;
 use crate::tenants::TenantScenario;
@@ -105,6 +106,8 @@ pub struct Scenario {
     pub option_changes: u32,
     /// Exports, tenants and their changes.
     pub tenants: TenantScenario,
+    /// Limits in front of the shards.
+    pub limits: LimitScenario,
     /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
     /// removed permanently, or resized.
     pub hotplug_changes: u32,
@@ -217,6 +220,7 @@ impl Scenario {
         let depth: u32 = jobs.iter().map(|job| u32::from(job.depth)).sum();
         let tight = world.below(8) == 0;
         let rounds = world.between(1, 3) as u32;
+        let tenants = TenantScenario::draw(&mut root.split("tenants"));
         Self {
             seed,
             shards,
@@ -235,7 +239,8 @@ impl Scenario {
             deaths: false,
             upgrades: 0,
             option_changes: root.split("switches").below(12) as u32,
-            tenants: TenantScenario::draw(&mut root.split("tenants")),
+            tenants,
+            limits: LimitScenario::draw(&mut root.split("limits"), &tenants),
             hotplug_changes,
             rounds,
             defect: WorldDefect::None,

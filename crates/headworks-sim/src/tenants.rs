@@ -36,7 +36,7 @@ impl TenantScenario {
     }
 
     /// The place of a tenant: the odd ones are at the end of the table.
-    fn place(number: u16) -> TenantId {
+    pub(crate) fn place(number: u16) -> TenantId {
         let most = TENANTS_MAX as u16;
         TenantId(if number.is_multiple_of(2) { number } else { most - number })
     }

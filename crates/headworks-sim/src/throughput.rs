@@ -10,6 +10,7 @@ use headworks_core::{
 
 use crate::check::Failure;
 use crate::disk::{DiskDefect, Faults, LatencyModel};
+use crate::front_limits::LimitScenario;
 use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
 use crate::tenants::TenantScenario;
 use crate::workload::{AccessPattern, JobOptions};
@@ -78,6 +79,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Fa
         upgrades: 0,
         option_changes: 0,
         tenants: TenantScenario::default(),
+        limits: LimitScenario::default(),
         hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,

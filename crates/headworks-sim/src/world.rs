@@ -206,6 +206,9 @@ impl World {
         if let Some(after) = self.env.tenants.start() {
             self.env.events.push(self.env.now.after(after), Event::TenantChange);
         }
+        if let Some(after) = self.env.limits.start() {
+            self.env.events.push(self.env.now.after(after), Event::LimitChange);
+        }
         self.plan_hotplug();
         for connection in &mut self.env.connections[..jobs] {
             let there = self.hotplug.is_present(connection.job.options.volume);
@@ -449,7 +452,21 @@ impl World {
                     for shard in &mut self.shards {
                         shard.inbox.push(Input::Control(control));
                     }
+                    self.env.limits.follow(now, &control);
+                    self.plan_all_limits();
                     self.env.events.push(now.after(after), Event::TenantChange);
+                }
+                Event::LimitChange => {
+                    let Some(after) = self.env.limits.change(now) else { continue };
+                    self.env.coverage.hit(Point::LimitChanged);
+                    self.plan_all_limits();
+                    self.env.events.push(now.after(after), Event::LimitChange);
+                }
+                Event::Limits { shard } => {
+                    self.env.limits.look(usize::from(shard.0));
+                    let port = &mut self.shards[usize::from(shard.0)];
+                    let room = (port.core.room() as usize).saturating_sub(port.inbox.len());
+                    self.env.pass_limited(shard, room, &mut port.inbox);
                 }
                 Event::Acknowledge { volume } => {
                     let input = self.env.acknowledge(volume);
@@ -474,6 +491,13 @@ impl World {
             }
         }
         self.issue_ready();
+    }
+
+    /// Plans the next look at the limits in front of every shard, after a change.
+    fn plan_all_limits(&mut self) {
+        for shard in 0..self.shards.len() {
+            self.env.plan_limits(ShardId(shard as u16));
+        }
     }
 
     fn issue_ready(&mut self) {

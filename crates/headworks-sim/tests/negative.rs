@@ -13,6 +13,7 @@ use headworks_core::{
     VolumeOptions,
 };
 use headworks_sim::disk::{DiskDefect, Faults, LatencyModel};
+use headworks_sim::front_limits::LimitScenario;
 use headworks_sim::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
 use headworks_sim::tenants::TenantScenario;
 use headworks_sim::workload::{AccessPattern, JobOptions};
@@ -76,6 +77,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         upgrades: 0,
         option_changes: 0,
         tenants: TenantScenario::default(),
+        limits: LimitScenario::default(),
         hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,

@@ -1,12 +1,13 @@
 //! Regression tests: simulated worlds that once failed, by seed.
 
 use headworks_sim::check::Failure;
+use headworks_sim::front_limits::LimitScenario;
 use headworks_sim::scenario::Scenario;
 use headworks_sim::world::Outcome;
 
-/// Runs a world as it was when it failed: without upgrades.
+/// Runs a world as it was when it failed: without upgrades and limits.
 fn run(scenario: Scenario) -> Result<Outcome, Box<Failure>> {
-    let mut scenario = Scenario { upgrades: 0, ..scenario };
+    let mut scenario = Scenario { upgrades: 0, limits: LimitScenario::default(), ..scenario };
     scenario.cache.dirty_table = false;
     headworks_sim::run(scenario)
 }
@@ -56,7 +57,10 @@ const UNWRITTEN_BYTES_PAST_THE_END: u64 = 777_073;
 #[test]
 fn worlds_of_process_deaths_that_once_failed_pass() {
     for seed in [UNWRITTEN_BYTES_PAST_THE_END, OLD_BYTES_PAST_THE_END] {
-        if let Err(failure) = headworks_sim::run(Scenario::draw_death(seed, None)) {
+        let limits = LimitScenario::default();
+        if let Err(failure) =
+            headworks_sim::run(Scenario { limits, ..Scenario::draw_death(seed, None) })
+        {
             panic!("{failure}");
         }
     }

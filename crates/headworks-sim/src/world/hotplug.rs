@@ -250,6 +250,7 @@ impl World {
                 connection.job.left = 0;
             }
         }
+        self.release_limited(at.volume);
         let options = self.env.scenario.volumes[usize::from(at.volume.0)].options;
         if at.goal == HotplugGoal::Remove && !options.read_only && self.hotplug.prng.below(2) == 0 {
             self.env.coverage.hit(Point::DiscardedRemoved);
@@ -393,6 +394,16 @@ impl World {
                 self.schedule_step(5 * MS);
             }
             _ => self.schedule_step(50 * MS),
+        }
+    }
+
+    /// Submits what waits for limits: a removal does not wait for them.
+    fn release_limited(&mut self, volume: VolumeId) {
+        for index in 0..self.env.scenario.jobs.len() {
+            if self.env.connections[index].job.options.volume == volume {
+                let home = usize::from(self.env.connections[index].home.0);
+                self.env.release(index, &mut self.shards[home].inbox);
+            }
         }
     }
 
