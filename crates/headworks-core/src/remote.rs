@@ -17,10 +17,11 @@ use crate::input::{Message, ReplyStage};
 use crate::options::{QueueOptions, ShardConfig};
 use crate::pools::{Pools, answer};
 use crate::queue::{
-    DeviceMonitor, DeviceState, ExportShares, ShareChange, TimerKind, clear_timers, cost_bytes,
-    pieces, set_timer_by, timer_of,
+    DeviceMonitor, DeviceState, ExportShares, TimerKind, clear_timers, cost_bytes, pieces,
+    set_timer_by, timer_of,
 };
 use crate::request_limits::RequestLimits;
+use crate::shares::ShareChange;
 use crate::tags::{FlowHead, Flows, Lease, Requester, TagRequest, max_request_tags};
 use crate::time::{Instant, MS};
 use crate::wait_times::{WaitKind, WaitTimes};

@@ -22,9 +22,10 @@ use crate::options::{
 };
 use crate::plug::{Offered, Plug, PlugBio};
 use crate::pools::Pools;
-use crate::queue::{DeviceState, LeaseRequest, Queue, ShareChange, TIMERS, TimerKind};
+use crate::queue::{DeviceState, LeaseRequest, Queue, TIMERS, TimerKind};
 use crate::remote::{RemoteQueue, waited_ns};
 use crate::request::{BioOrigin, BioSlot, Bios, SlotId, Slots};
+use crate::shares::ShareChange;
 use crate::slab::NIL;
 use crate::stats::TurnStats;
 use crate::time::Instant;

@@ -65,7 +65,7 @@ use crate::device_bio::{DeviceBio, DeviceCompletion};
 use crate::error::IoError;
 use crate::input::ReplyStage;
 use crate::options::{CacheOptions, ShardConfig, WriteMode};
-use crate::queue::ShareChange;
+use crate::shares::ShareChange;
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::writeback::{DirtyOptions, Throttle};

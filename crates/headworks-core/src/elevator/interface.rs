@@ -3,8 +3,10 @@
 //! Invariants: an inserted request leaves by `dispatch`, by `remove` or by being merged away, exactly once; a batch never holds more requests
 //! than the device has room for.
 
-use crate::bio::{ExportId, Ioprio, Op};
+use crate::bio::{Ioprio, Op};
+use crate::options::QueueOptions;
 use crate::request::{Request, SlotId, Slots};
+use crate::shares::ShareChange;
 use crate::time::Instant;
 
 /// The end at which a request grew.
@@ -97,8 +99,14 @@ pub trait Elevator: Send {
         false
     }
 
-    /// Sets the weight of an export, for an elevator that owns shares.
-    fn set_weight(&mut self, _export: ExportId, _weight: u16) {}
+    /// Changes the shares of exports and tenants, for an elevator that owns shares. It begins with the default shares.
+    fn change_shares(&mut self, _change: ShareChange) {}
+
+    /// Takes other options over while it has no request and keeps what it has learned; returns false if a new elevator is to
+    /// be made.
+    fn set_options(&mut self, _now: Instant, _options: &QueueOptions) -> bool {
+        false
+    }
 
     /// Takes requests that hold their tags, in order of arrival.
     fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]);

@@ -4,7 +4,6 @@
 //! enters the elevator when the batch ends.
 
 use super::Queue;
-use super::export_shares::ShareChange;
 use super::gate::cost_bytes;
 use super::leases::LeaseRequest;
 use crate::action::Action;
@@ -13,6 +12,7 @@ use crate::device_cost::CommandKind;
 use crate::input::Message;
 use crate::pools::Pools;
 use crate::request::{Request, RequestState, SlotId};
+use crate::shares::ShareChange;
 use crate::slab::NIL;
 use crate::tags::{Grant, Requester, TagRequest};
 use crate::time::Instant;
@@ -146,14 +146,12 @@ impl Queue {
         }
     }
 
-    /// Changes the shares of exports and tenants; waiting requests keep the old ones.
+    /// Changes the shares of exports and tenants. Requests that wait at the gate keep the old ones.
     pub fn change_shares(&mut self, now: Instant, change: ShareChange) {
         if self.gate.change_shares(now, change) {
             self.apply_depth();
         }
-        if let ShareChange::ExportWeight(export, weight) = change {
-            self.waiting.set_weight(export, weight);
-        }
+        self.waiting.change_shares(change);
     }
 
     /// Returns true for a request that one command cannot carry. Merged requests are within the limits of their time and are

@@ -6,12 +6,12 @@
 //! Invariants: `queued` counts the requests in both; the requeue list is sorted by `departure`; an elevator that asks for
 //! completions is told of every request that was inserted and has ended, exactly once.
 
-use crate::bio::ExportId;
 use crate::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use crate::gauge::Gauge32;
 use crate::list::List;
 use crate::options::QueueOptions;
 use crate::request::{QueueLink, Request, RequestState, SlotId, Slots};
+use crate::shares::ShareChange;
 use crate::time::{Instant, MS};
 
 /// Pause before a device that refused, and answers nothing else, is asked again; as Linux (BLK_MQ_RESOURCE_DELAY).
@@ -58,6 +58,22 @@ impl DispatchQueue {
         }
     }
 
+    /// Takes over the options of a drained queue: the elevator does, or it is replaced. Returns true if it was replaced.
+    pub fn set_options(
+        &mut self,
+        now: Instant,
+        old: &QueueOptions,
+        next: &QueueOptions,
+        bios: u32,
+    ) -> bool {
+        assert!(self.queued.is_zero(), "an elevator changes while it is empty");
+        if old.scheduler == next.scheduler && self.elevator.set_options(now, next) {
+            return false;
+        }
+        self.set_elevator(elevator::make(next, bios));
+        true
+    }
+
     /// Replaces the elevator, which is empty.
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.queued.is_zero(), "an elevator is replaced while it is empty");
@@ -73,9 +89,9 @@ impl DispatchQueue {
         self.elevator.owns_shares()
     }
 
-    /// Sets the weight of an export.
-    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        self.elevator.set_weight(export, weight);
+    /// Changes the shares of exports and tenants.
+    pub fn change_shares(&mut self, change: ShareChange) {
+        self.elevator.change_shares(change);
     }
 
     /// Reserves space for other options and `slots` request slots. Once a change of options, never per request.

@@ -7,20 +7,8 @@
 
 use crate::bio::{ExportId, TenantId};
 use crate::options::{ExportConfig, ShardConfig, TENANTS_MAX, TenantConfig};
+use crate::shares::ShareChange;
 use crate::tags::TagRequest;
-
-/// A change of the configured shares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ShareChange {
-    /// An export gets a weight among its siblings.
-    ExportWeight(ExportId, u16),
-    /// An export moves to a tenant.
-    ExportTenant(ExportId, TenantId),
-    /// An export gets a latency target in microseconds, 0 for none.
-    ExportTarget(ExportId, u32),
-    /// A tenant gets a weight among tenants and exports without one.
-    TenantWeight(TenantId, u16),
-}
 
 /// The shares of a shard's exports and tenants.
 #[derive(Debug)]
@@ -43,9 +31,16 @@ impl ExportShares {
         self.exports.get(usize::from(export.0)).copied().unwrap_or_default()
     }
 
-    /// Returns the weight of every configured export.
-    pub fn export_weights(&self) -> impl Iterator<Item = (ExportId, u16)> + '_ {
-        self.exports.iter().enumerate().map(|(id, export)| (ExportId(id as u16), export.weight))
+    /// Returns the changes that give default shares these weights and tenants.
+    pub fn as_changes(&self) -> impl Iterator<Item = ShareChange> + '_ {
+        let usual = TenantConfig::default();
+        let tenants = (0u16..).zip(&self.tenants).filter(move |(_, tenant)| **tenant != usual);
+        let tenants = tenants.map(|(id, of)| ShareChange::TenantWeight(TenantId(id), of.weight));
+        let exports = (0u16..).zip(&self.exports).flat_map(|(id, of)| {
+            let id = ExportId(id);
+            [ShareChange::ExportWeight(id, of.weight), ShareChange::ExportTenant(id, of.tenant)]
+        });
+        tenants.chain(exports)
     }
 
     /// Returns the latency target of an export in microseconds, 0 for none.

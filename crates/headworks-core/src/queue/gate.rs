@@ -12,7 +12,7 @@
 //! more than one as long as `nr_requests` are left beyond that.
 
 use super::bulk::Bulk;
-use super::export_shares::{ExportShares, ShareChange};
+use super::export_shares::ExportShares;
 use super::leases::{LeaseRequest, Leases};
 use crate::bio::{BioId, ExportId, Op, ShardId};
 use crate::device_cost::{CommandKind, CostLearner, DeviceCost, ShareUnit, Streams};
@@ -20,6 +20,7 @@ use crate::gauge::{Gauge32, Gauge64};
 use crate::options::{QueueOptions, ShardConfig};
 use crate::request::{Request, SlotId};
 use crate::request_limits::RequestLimits;
+use crate::shares::ShareChange;
 use crate::stats::TargetStats;
 use crate::tags::{
     self, ByteBudget, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest,
@@ -123,9 +124,9 @@ impl Gate {
         }
     }
 
-    /// Returns the weight of every configured export.
-    pub fn weights(&self) -> impl Iterator<Item = (ExportId, u16)> + '_ {
-        self.shares.export_weights()
+    /// Returns the changes that give default shares the weights and tenants of exports.
+    pub fn share_changes(&self) -> impl Iterator<Item = ShareChange> + '_ {
+        self.shares.as_changes()
     }
 
     /// Returns the most bios of the shard.

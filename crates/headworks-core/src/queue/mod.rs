@@ -45,7 +45,7 @@ mod volumes;
 
 pub(crate) use device_state::DeviceMonitor;
 pub use device_state::DeviceState;
-pub(crate) use export_shares::{ExportShares, ShareChange};
+pub(crate) use export_shares::ExportShares;
 pub(crate) use gate::{cost_bytes, pieces};
 pub(crate) use leases::LeaseRequest;
 pub(crate) use timers::{TIMERS, TimerKind, clear_timers, set_timer_by, timer_of};
@@ -131,7 +131,7 @@ impl Queue {
             timers_set: false,
         };
         queue.set_depth();
-        queue.set_weights();
+        queue.set_shares();
         queue
     }
 
@@ -192,15 +192,15 @@ impl Queue {
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
         self.waiting.set_elevator(elevator);
-        self.set_weights();
+        self.set_shares();
     }
 
-    /// Tells a new elevator the weights of exports, if it owns shares.
-    fn set_weights(&mut self) {
+    /// Tells a new elevator the shares of exports and tenants, if it owns shares.
+    fn set_shares(&mut self) {
         assert!(self.waiting.owns_shares() == self.gate.is_open(), "one place owns shares");
         if self.waiting.owns_shares() {
-            for (export, weight) in self.gate.weights() {
-                self.waiting.set_weight(export, weight);
+            for change in self.gate.share_changes() {
+                self.waiting.change_shares(change);
             }
         }
     }

@@ -19,7 +19,6 @@
 use super::{LeaseRequest, Queue, TimerKind, clear_timers, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::ShardId;
-use crate::elevator;
 use crate::error::{IoError, Status};
 use crate::input::Message;
 use crate::list::Fifo;
@@ -158,7 +157,7 @@ impl Queue {
             return false;
         }
         self.switch.next = None;
-        let status = if waits { Err(IoError::Busy) } else { self.apply(pools, next) };
+        let status = if waits { Err(IoError::Busy) } else { self.apply(now, pools, next) };
         notify(pools, token, status);
         for shard in 0..self.switch.lease_requests.len() {
             if let Some(request) = self.switch.lease_requests[shard].take() {
@@ -177,7 +176,7 @@ impl Queue {
     }
 
     /// Replaces the options of a drained queue, and the parts that depend on them.
-    fn apply(&mut self, pools: &mut Pools, next: QueueOptions) -> Status {
+    fn apply(&mut self, now: Instant, pools: &mut Pools, next: QueueOptions) -> Status {
         debug_assert!(self.waiting.is_empty() && self.gate.waiters() == 0, "the queue has drained");
         let old = std::mem::replace(&mut self.options, next);
         let lessees_see = |options: &QueueOptions| {
@@ -194,13 +193,15 @@ impl Queue {
             self.gate.replace_policy(tags::make(tags));
         }
         // The new elevator is told nothing of timed-out requests that are still in the device: the old one knew of them.
-        self.waiting.set_elevator(elevator::make(&next, self.gate.bios()));
+        let replaced = self.waiting.set_options(now, &old, &next, self.gate.bios());
         // It is set for a command that was sent under the old time-out, and every command in flight has timed out.
         pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
         // No request waits that it was set for.
         pools.timers.clear(timer_of(self.device, TimerKind::Expiry));
         self.set_depth();
-        self.set_weights();
+        if replaced {
+            self.set_shares();
+        }
         if lessees_see(&old) != lessees_see(&next) {
             self.announce_limits(pools);
         }

@@ -26,8 +26,9 @@ use crate::error::ConfigError;
 use crate::options::{
     Change, ChangeError, DeviceConfig, QueueOptions, ShardConfig, VolumeConfig, VolumeOptions,
 };
-use crate::queue::{Queue, ShareChange};
+use crate::queue::Queue;
 use crate::remote::RemoteQueue;
+use crate::shares::ShareChange;
 use crate::time::Instant;
 
 /// The devices and exports of a shard, as they are after the last change.

@@ -37,8 +37,12 @@
 //! sum over all children that are not forgotten; V never goes back; after every call a group with requests has an eligible
 //! child or one in service.
 
+mod change;
 pub(crate) mod heap;
+mod moving;
 mod slots;
+
+pub use change::ShareChange;
 
 use crate::slab::NIL;
 use heap::{Heap, HeapKey, HeapLink, HeapNode, is_before};
@@ -531,7 +535,12 @@ impl ShareTree {
     pub fn withdraw(&mut self, leaf: ShareId, next: Option<u64>) {
         debug_assert!(self.nodes[leaf as usize].group == NIL, "a leaf has requests");
         assert!(self.nodes[leaf as usize].is_active(), "a request is withdrawn once");
-        let (mut id, mut next) = (leaf, next);
+        self.leave(leaf, next);
+    }
+
+    /// Takes a node with requests out of its group, or gives it the cost of its next request, and the groups above it likewise.
+    fn leave(&mut self, id: ShareId, next: Option<u64>) {
+        let (mut id, mut next) = (id, next);
         while id != Self::ROOT && self.nodes[id as usize].state != ShareState::InService {
             let (parent, group) = (self.nodes[id as usize].parent, self.home(id));
             self.take_out(group, id);

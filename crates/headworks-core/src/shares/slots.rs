@@ -37,6 +37,9 @@ pub(super) const GROUP_CLASS: u8 = 1;
 /// The class that is served at least once in [`IDLE_NS`].
 const IDLE_CLASS: usize = 2;
 
+/// Levels of a tree that is served in slots, below the root: tenant, export, queue.
+const LEVELS: usize = 3;
+
 /// The longest time for which requests of the idle class wait behind other classes. 200 ms: as Linux.
 const IDLE_NS: u64 = 200 * MS;
 
@@ -183,19 +186,20 @@ impl ShareTree {
         false
     }
 
-    /// Returns the finish of a waiting leaf's group at the root, and its own in its group, relative to V of each: a leaf of smaller
-    /// finishes is served earlier.
+    /// Returns the finish of a waiting leaf and of the groups above it, from the root on, relative to V of each: a leaf of
+    /// smaller finishes is served earlier. There are at most [`LEVELS`] of them.
     #[must_use]
-    pub fn finish_order(&self, leaf: ShareId) -> (i64, i64) {
-        let relative = |id: ShareId| {
+    pub fn finish_order(&self, leaf: ShareId) -> [i64; LEVELS] {
+        let mut order = [0; LEVELS];
+        let (mut id, mut level) = (leaf, 0);
+        while id != Self::ROOT {
             let node = &self.nodes[id as usize];
-            node.finish.wrapping_sub(self.groups[self.home(id)].virtual_time) as i64
-        };
-        let mut top = leaf;
-        while self.nodes[top as usize].parent != Self::ROOT {
-            top = self.nodes[top as usize].parent;
+            let behind = node.finish.wrapping_sub(self.groups[self.home(id)].virtual_time);
+            order[level] = behind as i64;
+            (id, level) = (node.parent, level + 1);
         }
-        (relative(top), relative(leaf))
+        order[..level].reverse();
+        order
     }
 
     /// Returns the virtual time of the root's children, for display.
@@ -203,6 +207,12 @@ impl ShareTree {
     pub fn virtual_time(&self, parent: ShareId, class: u8) -> u64 {
         let first = self.nodes[parent as usize].group;
         self.groups[first as usize + usize::from(class)].virtual_time
+    }
+
+    /// Returns the node above another.
+    #[cfg(test)]
+    pub(crate) fn parent(&self, id: ShareId) -> ShareId {
+        self.nodes[id as usize].parent
     }
 
     /// Begins all times of a tree that has served nothing at `time`.

@@ -9,7 +9,7 @@ const MOST: u64 = 1 << 20;
 
 impl ShareTree {
     /// Checks the invariants of every group against its nodes.
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         let mut weights = vec![0; self.groups.len()];
         let mut in_service = vec![0; self.groups.len()];
         for id in 1..self.nodes.len() as u32 {
@@ -90,6 +90,7 @@ fn run(seed: u64, steps: u64, begin_at: u64) -> Vec<u32> {
             }
             3 if waits => tree.set_budget(leaf, cost),
             4 if waits => tree.withdraw(leaf, None),
+            5 if prng.below(2) == 0 => move_at_random(&mut tree, &mut prng),
             5 => tree.set_weight(leaf, prng.between(1, 10_000) as u32),
             6 if waits => tree.consume(leaf, cost / 16),
             _ => match current.take() {
@@ -111,6 +112,19 @@ fn run(seed: u64, steps: u64, begin_at: u64) -> Vec<u32> {
         times = after;
     }
     order
+}
+
+/// Moves a group that is not in service to another parent, if there are two.
+fn move_at_random(tree: &mut ShareTree, prng: &mut Prng) {
+    let is_group = |id: &u32| tree.nodes[*id as usize].group != NIL;
+    let groups: Vec<ShareId> = (0..tree.nodes.len() as u32).filter(is_group).collect();
+    let group = groups[prng.below(groups.len() as u64) as usize];
+    let parent = groups[prng.below(groups.len() as u64) as usize];
+    let free = tree.nodes[group as usize].state != ShareState::InService;
+    if group != ShareTree::ROOT && free && !tree.is_below(parent, group) {
+        tree.move_group(group, parent);
+        assert_eq!(tree.parent(group), parent);
+    }
 }
 
 /// P1.

@@ -16,7 +16,8 @@ use headworks::{
 use headworks_core::VolumeId;
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::request::{SlotId, Slots};
-use headworks_core::{ExportId, Instant, VolumeOptions};
+use headworks_core::shares::ShareChange;
+use headworks_core::{Instant, VolumeOptions};
 
 use super::job::{BLOCK, OrderWatch, Stream};
 use super::{CellLoad, CellRun, RingCounts, Round};
@@ -202,8 +203,8 @@ impl Elevator for WatchedElevator {
         self.inner.owns_shares()
     }
 
-    fn set_weight(&mut self, export: ExportId, weight: u16) {
-        self.inner.set_weight(export, weight);
+    fn change_shares(&mut self, change: ShareChange) {
+        self.inner.change_shares(change);
     }
 
     fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]) {

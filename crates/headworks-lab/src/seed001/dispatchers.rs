@@ -20,7 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headworks_core::elevator::{Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::prng::Prng;
 use headworks_core::request::{SlotId, Slots};
-use headworks_core::{ExportId, Instant, RequestId};
+use headworks_core::shares::ShareChange;
+use headworks_core::{Instant, RequestId};
 
 use crate::harness::Dispatcher;
 
@@ -209,8 +210,8 @@ impl Elevator for CountedElevator {
         self.inner.owns_shares()
     }
 
-    fn set_weight(&mut self, export: ExportId, weight: u16) {
-        self.inner.set_weight(export, weight);
+    fn change_shares(&mut self, change: ShareChange) {
+        self.inner.change_shares(change);
     }
 
     fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]) {

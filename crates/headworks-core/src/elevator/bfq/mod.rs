@@ -45,12 +45,12 @@ mod think;
 mod tests;
 
 use super::interface::{Batch, Elevator, EndedRequest, MergeEdge};
-use crate::bio::ExportId;
+use crate::bio::{ExportId, TenantId};
 use crate::gauge::Gauge32;
 use crate::list::List;
 use crate::options::QueueOptions;
 use crate::request::{Request, RequestState, SlotId, Slots};
-use crate::shares::ShareTree;
+use crate::shares::{ShareChange, ShareTree};
 use crate::slab::NIL;
 use crate::time::Instant;
 use device::InDevice;
@@ -201,12 +201,39 @@ impl BfqElevator {
         let counts = entry.busy || !entry.in_device.is_zero();
         let (from, to) = (entry.counted, counts.then(|| entry.kind()));
         match (from, to) {
-            (None, Some(to)) => self.symmetry.add(to, self.places.load_of(queue)),
-            (Some(from), None) => self.symmetry.remove(from, self.places.load_of(queue)),
+            (None, Some(to)) => {
+                let (export, tenant) = self.places.loads_of(queue);
+                self.symmetry.add(to, export, tenant);
+            }
+            (Some(from), None) => {
+                let (export, tenant) = self.places.loads_of(queue);
+                self.symmetry.remove(from, export, tenant);
+            }
             (Some(from), Some(to)) => self.symmetry.recount(from, to),
             (None, None) => {}
         }
         self.places[queue].counted = to;
+    }
+
+    /// Moves an export to a tenant; if one of its queues is in service, when its slot ends.
+    fn set_tenant(&mut self, export: ExportId, tenant: TenantId) {
+        if let Some(slot) = &mut self.slot
+            && self.places[slot.queue].export == usize::from(export.0)
+        {
+            slot.moves_to = Some(tenant);
+            return;
+        }
+        self.pay();
+        self.places.set_tenant(&mut self.tree, &mut self.symmetry, export, tenant);
+    }
+
+    /// Ends the raising of every queue.
+    fn end_raising(&mut self, now: Instant) {
+        for queue in 0..self.places.len() as QueueId {
+            if self.places[queue].raise.stop(now) {
+                self.reweigh(queue, true);
+            }
+        }
     }
 
     /// Takes a change of a queue's raise over into its weight and the counts.
@@ -226,12 +253,34 @@ impl Elevator for BfqElevator {
         true
     }
 
-    fn set_weight(&mut self, export: ExportId, weight: u16) {
-        let (load, group) = self.places.export(export);
-        self.symmetry.set_weight(load, weight.into());
-        if let Some(group) = group {
-            self.tree.set_weight(group, weight.into());
+    fn change_shares(&mut self, change: ShareChange) {
+        let Self { places, tree, symmetry, .. } = self;
+        match change {
+            ShareChange::ExportWeight(export, weight) => {
+                places.set_weight(tree, symmetry, export, weight.into());
+            }
+            ShareChange::TenantWeight(tenant, weight) => {
+                places.set_tenant_weight(tree, symmetry, tenant, weight.into());
+            }
+            ShareChange::ExportTenant(export, tenant) => self.set_tenant(export, tenant),
+            // Targets are kept by the gate.
+            ShareChange::ExportTarget(..) => {}
         }
+        debug_assert!(self.is_sound(), "an invariant broke in a change of shares");
+    }
+
+    fn set_options(&mut self, now: Instant, options: &QueueOptions) -> bool {
+        assert!(self.waiting.is_zero(), "options change while no request waits");
+        let settings = Settings::new(options);
+        // Rates and think times of another kind of device are no guide.
+        if settings.rotational != self.settings.rotational {
+            return false;
+        }
+        self.settings = settings;
+        if !settings.low_latency {
+            self.end_raising(now);
+        }
+        true
     }
 
     fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]) {

@@ -1,20 +1,24 @@
 //! The queues of all parties, found by export and connection, and their leaves in the tree of shares.
 //!
 //! ```text
-//!   root --weight--> export --weight of the priority, class--> queue       a tenant's level would stand before the export
+//!   root --weight--> tenant --weight--> export --weight of the priority, class--> queue
+//!     '--------------weight------------> export without a tenant --> ...
 //! ```
 //!
 //! A synchronous queue belongs to a connection and priority of an export, an asynchronous one to a priority of an export. Places are sized for every
 //! request to have a queue of its own; beyond [`IDLE_PLACES`] a new queue takes the place of one without requests.
 //!
-//! Invariants: a queue is in the table under its key; every queue has a leaf below its export's group.
+//! An export that moves to another tenant takes its queues with it, and the requests that wait in them.
+//!
+//! Invariants: a queue is in the table under its key; every queue has a leaf below its export's group; the group is below that of the
+//! export's tenant, or below the root.
 
 use std::ops::{Index, IndexMut};
 
 use super::queue::{BfqQueue, QueueId};
-use super::symmetry::ExportLoad;
-use crate::bio::ExportId;
-use crate::options::ExportConfig;
+use super::symmetry::{ShareLoad, Symmetry, TenantLoad};
+use crate::bio::{ExportId, TenantId};
+use crate::options::{ExportConfig, TENANTS_MAX, TenantConfig};
 use crate::request::Request;
 use crate::shares::{ShareId, ShareTree};
 use crate::slab::NIL;
@@ -35,7 +39,16 @@ const SEARCH: usize = 32;
 struct ExportPlace {
     /// The group, or `NIL` before its first request.
     group: ShareId,
-    load: ExportLoad,
+    load: ShareLoad,
+    tenant: TenantId,
+}
+
+/// A tenant's group in the tree.
+#[derive(Clone, Copy, Debug)]
+struct TenantPlace {
+    /// The group, or `NIL` before the first request of one of its exports.
+    group: ShareId,
+    load: TenantLoad,
 }
 
 /// The queues and exports of a device.
@@ -45,6 +58,7 @@ pub(super) struct Places {
     queues_max: usize,
     table: KeyTable,
     exports: Vec<ExportPlace>,
+    tenants: Vec<TenantPlace>,
     /// Where the search for an idle queue goes on.
     hand: usize,
     /// The queue that was found last: a batch often has several requests of it.
@@ -63,12 +77,16 @@ impl Places {
     pub fn new(requests_max: u32) -> Self {
         let queues_max = requests_max as usize + IDLE_PLACES;
         let weight = u32::from(ExportConfig::default().weight);
-        let export = ExportPlace { group: NIL, load: ExportLoad::new(weight) };
+        let (group, tenant) = (NIL, TenantId::NONE);
+        let export = ExportPlace { group, load: ShareLoad::new(weight), tenant };
+        let weight = u32::from(TenantConfig::default().weight);
+        let tenant = TenantPlace { group, load: TenantLoad::new(weight) };
         Self {
             queues: Vec::with_capacity(queues_max),
             queues_max,
             table: KeyTable::new(queues_max),
             exports: vec![export; EXPORTS + 1],
+            tenants: vec![tenant; TENANTS_MAX],
             hand: 0,
             latest: NIL,
         }
@@ -76,7 +94,7 @@ impl Places {
 
     /// Creates the tree that the queues of these places are in.
     pub fn make_tree(&self) -> ShareTree {
-        ShareTree::in_slots(self.exports.len(), self.queues_max)
+        ShareTree::in_slots(self.exports.len() + self.tenants.len(), self.queues_max)
     }
 
     /// Returns the queue of a request, and whether it is new. `tree` has a leaf for it.
@@ -139,38 +157,143 @@ impl Places {
 
     /// Returns the group of an export; it is made with the first queue.
     fn group_of(&mut self, tree: &mut ShareTree, export: usize) -> ShareId {
-        let place = &mut self.exports[export];
+        let ExportPlace { group, load, tenant } = self.exports[export];
+        if group != NIL {
+            return group;
+        }
+        let parent = self.parent_of(tree, tenant);
+        let group = tree.add_group(parent, load.weight(), export as u32);
+        self.exports[export].group = group;
+        group
+    }
+
+    /// Returns the group that the exports of a tenant are in; it is made with the first one.
+    fn parent_of(&mut self, tree: &mut ShareTree, tenant: TenantId) -> ShareId {
+        let Some(place) = self.tenants.get_mut(usize::from(tenant.0)) else {
+            return ShareTree::ROOT;
+        };
         if place.group == NIL {
-            place.group = tree.add_group(ShareTree::ROOT, place.load.weight(), export as u32);
+            let weight = place.load.weight();
+            place.group = tree.add_group(ShareTree::ROOT, weight, tenant.0.into());
         }
         place.group
     }
 
-    /// Returns the load of a queue's export.
-    pub fn load_of(&mut self, queue: QueueId) -> &mut ExportLoad {
-        let export = self.queues[queue as usize].export;
-        &mut self.exports[export].load
+    /// Returns the loads of a queue's export and its tenant.
+    pub fn loads_of(&mut self, queue: QueueId) -> (&mut ShareLoad, Option<&mut TenantLoad>) {
+        self.loads(self.queues[queue as usize].export)
     }
 
-    /// Returns the load of an export and its group, if it has any.
-    pub fn export(&mut self, export: ExportId) -> (&mut ExportLoad, Option<ShareId>) {
-        let place = &mut self.exports[usize::from(export.0).min(EXPORTS)];
-        (&mut place.load, (place.group != NIL).then_some(place.group))
+    fn loads(&mut self, export: usize) -> (&mut ShareLoad, Option<&mut TenantLoad>) {
+        let place = &mut self.exports[export];
+        let tenant = self.tenants.get_mut(usize::from(place.tenant.0));
+        (&mut place.load, tenant.map(|tenant| &mut tenant.load))
     }
 
-    /// Returns true if a queue precedes another by class or weight; between exports theirs count.
+    /// Sets the weight of an export.
+    pub fn set_weight(
+        &mut self,
+        tree: &mut ShareTree,
+        symmetry: &mut Symmetry,
+        export: ExportId,
+        weight: u32,
+    ) {
+        let index = usize::from(export.0);
+        // All beyond are of one place, which keeps the default.
+        if index >= EXPORTS {
+            return;
+        }
+        let (load, tenant) = self.loads(index);
+        symmetry.set_weight(load, tenant, weight);
+        let group = self.exports[index].group;
+        if group != NIL {
+            tree.set_weight(group, weight);
+        }
+    }
+
+    /// Sets the weight of a tenant.
+    pub fn set_tenant_weight(
+        &mut self,
+        tree: &mut ShareTree,
+        symmetry: &mut Symmetry,
+        tenant: TenantId,
+        weight: u32,
+    ) {
+        let Some(place) = self.tenants.get_mut(usize::from(tenant.0)) else {
+            return;
+        };
+        symmetry.set_tenant_weight(&mut place.load, weight);
+        if place.group != NIL {
+            tree.set_weight(place.group, weight);
+        }
+    }
+
+    /// Moves an export to a tenant; none of its queues may be in service.
+    pub fn set_tenant(
+        &mut self,
+        tree: &mut ShareTree,
+        symmetry: &mut Symmetry,
+        export: ExportId,
+        tenant: TenantId,
+    ) {
+        let index = usize::from(export.0);
+        if index >= EXPORTS || self.exports[index].tenant == tenant {
+            return;
+        }
+        let (load, from) = self.loads(index);
+        let queues = symmetry.quit(load, from);
+        self.exports[index].tenant = tenant;
+        let (load, to) = self.loads(index);
+        symmetry.join(load, to, queues);
+        let group = self.exports[index].group;
+        if group != NIL {
+            let parent = self.parent_of(tree, tenant);
+            tree.move_group(group, parent);
+        }
+    }
+
+    /// Returns true if a queue precedes another by class or weight; between exports theirs count, between tenants those of the
+    /// tenants.
     pub fn precedes(&self, one: QueueId, other: QueueId) -> bool {
         let (one, other) = (&self[one], &self[other]);
-        if one.export != other.export {
-            let weight = |queue: &BfqQueue| self.exports[queue.export].load.weight();
-            return weight(one) > weight(other);
+        if one.export == other.export {
+            return one.class() < other.class() || one.weight() > other.weight();
         }
-        one.class() < other.class() || one.weight() > other.weight()
+        let (one, other) = (&self.exports[one.export], &self.exports[other.export]);
+        if one.tenant == other.tenant {
+            return one.load.weight() > other.load.weight();
+        }
+        let weight = |export: &ExportPlace| match self.tenants.get(usize::from(export.tenant.0)) {
+            Some(tenant) => tenant.load.weight(),
+            None => export.load.weight(),
+        };
+        weight(one) > weight(other)
+    }
+
+    /// Returns the number of queues.
+    pub fn len(&self) -> usize {
+        self.queues.len()
     }
 
     #[cfg(test)]
     pub fn all(&self) -> &[BfqQueue] {
         &self.queues
+    }
+
+    #[cfg(test)]
+    pub fn tenant_of(&self, export: ExportId) -> TenantId {
+        self.exports[usize::from(export.0)].tenant
+    }
+
+    /// Checks that every queue is below its export, and every export below its tenant.
+    #[cfg(test)]
+    pub fn check(&self, tree: &ShareTree) {
+        for queue in &self.queues {
+            let ExportPlace { group, tenant, .. } = self.exports[queue.export];
+            assert_eq!(tree.parent(queue.leaf), group);
+            let above = self.tenants.get(usize::from(tenant.0)).map(|tenant| tenant.group);
+            assert_eq!(tree.parent(group), above.unwrap_or(ShareTree::ROOT));
+        }
     }
 }
 

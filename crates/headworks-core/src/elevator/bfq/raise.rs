@@ -217,6 +217,13 @@ impl Raise {
         before != self.kind
     }
 
+    /// Ends the raising; returns whether the queue was raised.
+    pub fn stop(&mut self, now: Instant) -> bool {
+        let raised = self.is_raised();
+        self.end(now);
+        raised
+    }
+
     fn end_soft(&mut self, now: Instant, settings: &Settings, rate: &PeakRate) {
         debug_assert!(self.kind == RaiseKind::SoftRealTime, "a soft period ends");
         let period = Self::period_ns(settings, rate);

@@ -9,6 +9,7 @@ pub(super) use super::budget::SlotEnd;
 use super::position::{self, Position, sectors_of};
 use super::queue::QueueId;
 use super::settings::{ASYNC_FACTOR, SECTOR};
+use crate::bio::{ExportId, TenantId};
 use crate::request::{SlotId, Slots};
 use crate::slab::NIL;
 use crate::time::Instant;
@@ -22,6 +23,8 @@ pub(super) struct Slot {
     pub until: Instant,
     /// When it ends early because another queue goes first, if that is put off.
     pub held_until: Option<Instant>,
+    /// The tenant that its export moves to when the slot ends.
+    pub moves_to: Option<TenantId>,
 }
 
 impl BfqElevator {
@@ -124,7 +127,7 @@ impl BfqElevator {
         entry.requests.begin_slot(now, slots);
         entry.raise.on_slot(now);
         let until = now.after(self.settings.slot_max_ns(entry.raise.slot_factor()));
-        self.slot = Some(Slot { queue, since: now, until, held_until: None });
+        self.slot = Some(Slot { queue, since: now, until, held_until: None, moves_to: None });
         Some(queue)
     }
 
@@ -215,7 +218,8 @@ impl BfqElevator {
     /// Ends the slot of the queue in service.
     pub(super) fn end_slot(&mut self, now: Instant, slots: &Slots, end: SlotEnd) {
         self.pay();
-        let Slot { queue, since, .. } = self.slot.take().expect("a queue is in service");
+        let slot = self.slot.take().expect("a queue is in service");
+        let Slot { queue, since, moves_to, .. } = slot;
         // A wait in vain is no part of the slot.
         let timer = matches!(end, SlotEnd::TooIdle | SlotEnd::TimedOut);
         let until = self.idling.since().filter(|_| timer).unwrap_or(now);
@@ -261,6 +265,10 @@ impl BfqElevator {
             (entry.service, entry.hole) = (0, false);
             let budget = u64::from(entry.budget) * SECTOR;
             self.tree.end_slot(leaf, Some(budget));
+        }
+        if let Some(tenant) = moves_to {
+            let export = ExportId(self.places[queue].export as u16);
+            self.places.set_tenant(&mut self.tree, &mut self.symmetry, export, tenant);
         }
     }
 
