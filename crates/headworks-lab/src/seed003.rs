@@ -140,6 +140,7 @@ fn run_one(options: &Seed003Options, case: Case, jobs: u32, order: u8) -> Result
         device: Box::new(TwoPoint::new(DEVICE.0, DEVICE.1)),
         jobs: list,
         exports: Vec::new(),
+        tenants: Vec::new(),
         cache: CacheOptions { units: (POOL / 4096) as u32, ..CacheOptions::default() },
         // One pass over the hot set takes 0.1 s.
         ramp_ns: SEC / 2,

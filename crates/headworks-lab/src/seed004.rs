@@ -95,6 +95,7 @@ fn run_one(seed: u64, plugging: Plugging, batch: u32, seconds: u64) -> Result<Ro
         device: Box::new(TwoPoint::new(PER_COMMAND_NS, BYTES_PER_SECOND)),
         jobs: vec![job],
         exports: Vec::new(),
+        tenants: Vec::new(),
         cache: Default::default(),
         ramp_ns: 0,
         runtime_ns: seconds * SEC,

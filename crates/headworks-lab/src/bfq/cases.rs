@@ -95,8 +95,10 @@ pub(super) struct Case {
     pub name: &'static str,
     /// The disks that it runs on.
     pub disks: &'static [Disk],
-    /// Weights of the exports, repeated.
+    /// Weights of the exports, or of the tenants if there are any, repeated.
     pub weights: &'static [u16],
+    /// Number of tenants; the exports are in them in turn.
+    pub tenants: u16,
     /// The clients, in groups.
     pub groups: &'static [Group],
     /// Distance of the clients' regions: far ones make every change of client a long seek.
@@ -114,6 +116,8 @@ const UNEQUAL: &[u16] = &[50, 100, 200, 500];
 const EQUAL: &[u16] = &[100];
 /// A minute on a disk, after the raising of all clients has ended.
 const MINUTE: [u64; 3] = [12_000, 60_000, 60_000];
+/// As many slots for each of eight clients as a minute has for each of four.
+const TWO_MINUTES: [u64; 3] = [12_000, 120_000, 120_000];
 /// Long enough for 20 starts.
 const STARTS: [u64; 3] = [12_000, 130_000, 130_000];
 const FLASH_STARTS: [u64; 3] = [3_000, 20_000, 60_000];
@@ -131,6 +135,7 @@ const fn disk(
         name,
         disks: ROTATING,
         weights: EQUAL,
+        tenants: 0,
         groups,
         step: 1,
         length_ms: MINUTE,
@@ -146,6 +151,13 @@ const fn shares(
     goals: &'static [(Measure, Goal)],
 ) -> Case {
     Case { weights: UNEQUAL, step: 9, ..disk(experiment, name, groups, goals) }
+}
+
+/// Four tenants of unequal weight.
+const fn tenants(name: &'static str, groups: &'static [Group]) -> Case {
+    const GOALS: &[(Measure, Goal)] =
+        &[(Measure::ClassOff, AtMost(0.02)), (Measure::ShareOff, AtMost(0.03))];
+    Case { tenants: 4, length_ms: TWO_MINUTES, ..shares("E1", name, groups, GOALS) }
 }
 
 const fn starts(
@@ -189,8 +201,8 @@ const fn flash(
     }
 }
 
-/// Clients of exports in which each has its own.
-const fn tenants(count: u32, kib: u32, depth: u32) -> Group {
+/// Clients that each have an export.
+const fn exports(count: u32, kib: u32, depth: u32) -> Group {
     Group { pace: Pace::Greedy(1), ..Group::readers(count, kib, depth).each_from(0) }
 }
 
@@ -260,6 +272,10 @@ pub(super) const CASES: &[Case] = &[
     shares("E1", "shares-d32", &[Group::readers(4, 128, 32).each_from(0)], TWO),
     shares("E1", "shares-1m", &[Group::readers(4, 1024, 8).each_from(0)], THREE),
     shares("E1", "shares-random", &[Group::readers(4, 4, 4).random().each_from(0)], THREE),
+    // Two exports of equal weight in each tenant.
+    tenants("tenants-d1", &[Group::readers(8, 128, 1).each_from(0)]),
+    tenants("tenants-d4", &[Group::readers(8, 128, 4).each_from(0)]),
+    tenants("tenants-1m", &[Group::readers(8, 1024, 8).each_from(0)]),
     shares("E2", "writers-d4", &[Group::readers(4, 128, 4).writing().each_from(0)], THREE),
     shares("E2", "writers-d32", &[Group::readers(4, 128, 32).writing().each_from(0)], THREE),
     shares("E2", "writers-1m", &[Group::readers(4, 1024, 8).writing().each_from(0)], THREE),
@@ -312,12 +328,15 @@ pub(super) const CASES: &[Case] = &[
         &[Group::starting(GNOME_TERMINAL), BULK],
         &[(Measure::StartMean, AtMost(1.3))],
     ),
-    starts(
-        "E6",
-        "start-as-tenant",
-        &[Group::starting(GNOME_TERMINAL), READERS.each_from(1)],
-        &[(Measure::StartMean, AtMost(2.5))],
-    ),
+    Case {
+        tenants: 11,
+        ..starts(
+            "E6",
+            "start-as-tenant",
+            &[Group::starting(GNOME_TERMINAL), READERS.each_from(1)],
+            &[(Measure::StartMean, AtMost(2.5))],
+        )
+    },
     soft("E8", "soft-readers-d4", &[SOFT, READERS], SOFT_READ),
     soft("E8", "soft-readers-1m", &[SOFT, BULK], SOFT_READ),
     soft("E8", "soft-writers-d4", &[SOFT, READERS.writing()], SOFT_WRITE),
@@ -338,31 +357,31 @@ pub(super) const CASES: &[Case] = &[
         weights: UNEQUAL,
         disks: NVME,
         length_ms: MANY,
-        ..flash("E10", "1000-exports-d1", &[tenants(1000, 4, 1).random()], TWO)
+        ..flash("E10", "1000-exports-d1", &[exports(1000, 4, 1).random()], TWO)
     },
     Case {
         weights: UNEQUAL,
         disks: NVME,
         length_ms: MANY,
-        ..flash("E10", "1000-exports-d4", &[tenants(1000, 4, 4).random()], TWO)
+        ..flash("E10", "1000-exports-d4", &[exports(1000, 4, 4).random()], TWO)
     },
     Case {
         weights: UNEQUAL,
         disks: NVME,
         length_ms: MANY,
-        ..flash("E10", "1000-exports-64k", &[tenants(1000, 64, 2)], TWO)
+        ..flash("E10", "1000-exports-64k", &[exports(1000, 64, 2)], TWO)
     },
     Case {
         weights: UNEQUAL,
         disks: SATA,
         length_ms: [300, 10_000, 30_000],
-        ..flash("E10", "1000-readers-d4", &[tenants(1000, 4, 4).random()], TWO)
+        ..flash("E10", "1000-readers-d4", &[exports(1000, 4, 4).random()], TWO)
     },
     Case {
         weights: UNEQUAL,
         disks: SATA,
         length_ms: [300, 10_000, 30_000],
-        ..flash("E10", "1000-writers-d4", &[tenants(1000, 4, 4).random().writing()], TWO)
+        ..flash("E10", "1000-writers-d4", &[exports(1000, 4, 4).random().writing()], TWO)
     },
     Case {
         length_ms: MANY_DISK,
@@ -370,7 +389,7 @@ pub(super) const CASES: &[Case] = &[
         ..shares(
             "E10",
             "100-exports",
-            &[tenants(100, 128, 4)],
+            &[exports(100, 128, 4)],
             &[(Measure::ClassOff, AtMost(0.02)), (Measure::ShareOff, AtMost(0.08))],
         )
     },
@@ -380,7 +399,7 @@ pub(super) const CASES: &[Case] = &[
         ..shares(
             "E10",
             "100-exports-random",
-            &[tenants(100, 4, 4).random()],
+            &[exports(100, 4, 4).random()],
             &[(Measure::ClassOff, AtMost(0.02)), (Measure::ShareOff, AtMost(0.08))],
         )
     },

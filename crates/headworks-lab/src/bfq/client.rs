@@ -1,7 +1,7 @@
 //! Clients as data: what a group of them does, and the jobs that it becomes on a disk.
 
 use headworks_core::time::{MS, SEC};
-use headworks_core::{ExportConfig, ExportId, Op};
+use headworks_core::{ExportConfig, ExportId, Op, TenantConfig, TenantId};
 
 use super::disks::Disk;
 use crate::harness::{JobOptions, Program};
@@ -108,17 +108,28 @@ impl Group {
     }
 }
 
-/// The number of exports that groups of clients need.
-pub(super) fn exports(groups: &[Group], weights: &[u16]) -> Vec<ExportConfig> {
+/// The exports that groups of clients need. With `tenants` they are in so many of them, in turn, and the weights are those of the
+/// tenants; otherwise those of the exports.
+pub(super) fn exports(groups: &[Group], weights: &[u16], tenants: u16) -> Vec<ExportConfig> {
     let last = |group: &Group| match group.export {
-        Export::Same(number) => u32::from(number),
-        Export::Each(first) => u32::from(first) + group.count - 1,
+        Export::Same(number) => number,
+        Export::Each(first) => first + group.count as u16 - 1,
     };
     let count = groups.iter().map(last).max().map_or(1, |last| last + 1);
-    let weight = |number: u32| weights[number as usize % weights.len()];
-    (0..count)
-        .map(|number| ExportConfig { weight: weight(number), ..ExportConfig::default() })
-        .collect()
+    let export = |number: u16| match tenants {
+        0 => ExportConfig { weight: weight(weights, number), ..ExportConfig::default() },
+        _ => ExportConfig { tenant: TenantId(number % tenants), ..ExportConfig::default() },
+    };
+    (0..count).map(export).collect()
+}
+
+/// So many tenants.
+pub(super) fn tenants(weights: &[u16], count: u16) -> Vec<TenantConfig> {
+    (0..count).map(|number| TenantConfig { weight: weight(weights, number) }).collect()
+}
+
+fn weight(weights: &[u16], number: u16) -> u16 {
+    weights[usize::from(number) % weights.len()]
 }
 
 /// The jobs of groups of clients on a disk, `step` regions apart; a program first starts at `start_ns`.

@@ -146,7 +146,8 @@ pub(super) fn run(
         size: disk.size(),
         device: disk.make(),
         jobs,
-        exports: client::exports(case.groups, case.weights),
+        exports: client::exports(case.groups, case.weights, case.tenants),
+        tenants: client::tenants(case.weights, case.tenants),
         cache: Default::default(),
         ramp_ns: ramp_ms * MS,
         runtime_ns: ms * MS,
@@ -175,6 +176,7 @@ fn row(case: &Case, disk: Disk, variant: Variant, part: Part, ms: u64, counts: &
         .with("part", part.name())
         .with("ms", ms)
         .with("clients", counts.jobs.len())
+        .with("tenants", u64::from(case.tenants))
         .with("bytes", counts.bytes)
         .with("bios", counts.bios)
         .with_real("jain", jain(counts.jobs.iter().map(|job| job.bytes as f64)), 4)

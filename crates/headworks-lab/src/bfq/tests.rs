@@ -22,7 +22,7 @@ fn cases_are_distinct_and_have_valid_queues() {
         for &disk in case.disks {
             let jobs = client::jobs(case.groups, case.step, disk, 1);
             assert!(jobs.iter().all(|job| job.end <= disk.size()), "{}", case.name);
-            let exports = client::exports(case.groups, case.weights);
+            let exports = client::exports(case.groups, case.weights, case.tenants);
             assert!(jobs.iter().all(|job| (job.export.0 as usize) < exports.len()));
         }
     }

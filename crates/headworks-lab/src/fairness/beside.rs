@@ -271,6 +271,7 @@ impl Point {
             device: self.device.make(),
             jobs: self.jobs(part),
             exports: Vec::new(),
+            tenants: Vec::new(),
             cache: CacheOptions { units, ..CacheOptions::default() },
             ramp_ns: length.ramp_ns,
             runtime_ns: length.runtime_ns,

@@ -189,6 +189,7 @@ impl Point {
             size,
             device: Box::new(Ssd::new(self.disk.profile)),
             jobs: self.case.jobs(size),
+            tenants: Vec::new(),
             exports: WEIGHTS
                 .map(|weight| ExportConfig { weight, ..ExportConfig::default() })
                 .to_vec(),

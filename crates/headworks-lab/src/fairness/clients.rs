@@ -277,6 +277,7 @@ impl Load {
             device: self.device.make(),
             jobs: self.groups.iter().flat_map(of).collect(),
             exports: Vec::new(),
+            tenants: Vec::new(),
             cache: Default::default(),
             ramp_ns,
             runtime_ns,

@@ -133,6 +133,7 @@ impl Point {
             device: self.device.make(),
             jobs: self.jobs(part),
             exports,
+            tenants: Vec::new(),
             cache: CacheOptions::default(),
             ramp_ns,
             runtime_ns,

@@ -24,7 +24,7 @@ use headworks_core::record::RunHash;
 use headworks_core::time::SEC;
 use headworks_core::{
     Action, CacheOptions, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant,
-    QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, VolumeId, VolumeOptions,
+    QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, TenantConfig, VolumeId, VolumeOptions,
 };
 use headworks_sim::disk::{DeviceModel, ModelCommand};
 use headworks_sim::events::EventQueue;
@@ -80,6 +80,8 @@ pub struct BlockHarnessOptions {
     pub jobs: Vec<JobOptions>,
     /// The exports and their shares.
     pub exports: Vec<ExportConfig>,
+    /// The tenants and their shares.
+    pub tenants: Vec<TenantConfig>,
     /// Cache of the shard; jobs must think then, because answers from memory take no time.
     pub cache: CacheOptions,
     /// Virtual time before counting starts.
@@ -127,6 +129,7 @@ impl BlockHarness {
         let bios_max = options.jobs.iter().map(|job| job.iodepth).sum();
         let mut config = ShardConfig::single(options.queue, volume, bios_max);
         config.exports = options.exports;
+        config.tenants = options.tenants;
         config.cache = options.cache;
         let thinks = options.jobs.iter().all(|job| job.think_ns > 0);
         assert!(thinks || !options.cache.is_on(), "jobs with a cache must think");
@@ -370,6 +373,7 @@ mod tests {
             device,
             jobs,
             exports: Vec::new(),
+            tenants: Vec::new(),
             cache: CacheOptions::default(),
             ramp_ns: SEC / 10,
             runtime_ns: SEC,
@@ -450,6 +454,7 @@ mod tests {
             device: Box::new(HalfDead { works: TwoPoint::new(10_000, 1_000_000_000), below }),
             jobs: vec![part(0), part(1), part(2)],
             exports: Vec::new(),
+            tenants: Vec::new(),
             cache: CacheOptions::default(),
             ramp_ns: runtime_ns / 10,
             runtime_ns,
@@ -482,6 +487,7 @@ mod tests {
                 device: Box::new(TwoPoint::new(10_000, 1_000_000_000)),
                 jobs,
                 exports: Vec::new(),
+                tenants: Vec::new(),
                 cache: CacheOptions::default(),
                 ramp_ns: SEC / 100,
                 runtime_ns: SEC / 10,

@@ -32,6 +32,7 @@ fn run_one(profile: HddProfile, seed: u64, seconds: u64, kib: u32) -> Result<Row
         device: Box::new(Hdd::new(profile)),
         jobs: vec![job],
         exports: Vec::new(),
+        tenants: Vec::new(),
         cache: Default::default(),
         ramp_ns: 10 * SEC,
         runtime_ns: seconds * SEC,

@@ -149,6 +149,7 @@ impl Point {
             device: Box::new(Hdd::new(profile)),
             jobs: (0..self.jobs).map(job).collect(),
             exports: Vec::new(),
+            tenants: Vec::new(),
             cache: Default::default(),
             ramp_ns: length.ramp * SEC,
             runtime_ns: length.seconds * SEC,

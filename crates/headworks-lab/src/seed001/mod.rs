@@ -215,6 +215,7 @@ fn run_one(
         device,
         jobs: case.jobs(),
         exports: Vec::new(),
+        tenants: Vec::new(),
         cache: Default::default(),
         ramp_ns,
         runtime_ns,
