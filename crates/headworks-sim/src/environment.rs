@@ -4,12 +4,14 @@
 //! The first violation is kept and ends the run at the end of the step; nothing here panics on what
 //! a shard does.
 
+mod history;
+mod limits;
 mod waits;
 
 use headworks::driver::{ActionSink, DiskOp, DiskQueue, Span};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
-use headworks_core::time::{MS, US};
+use headworks_core::time::MS;
 use headworks_core::{
     Action, Actions, Bio, BioFlags, BioId, Control, CopyDirection, DeviceId, DeviceState,
     ExtentState, Input, Instant, IoError, Message, Notice, Op, ReplyStage, RequestId, Segment,
@@ -26,8 +28,10 @@ use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};
 use crate::owed_errors::OwedErrors;
 use crate::scenario::{Scenario, WorldDefect};
-use crate::sector_pattern::{POISON, SECTOR};
+use crate::sector_pattern::POISON;
 use crate::tenants::TenantEdits;
+
+use history::{History, HistoryEvent};
 
 /// An event in the queue of the simulation.
 #[derive(Clone, Copy, Debug)]
@@ -68,28 +72,6 @@ pub enum Event {
         volume: VolumeId,
     },
 }
-
-/// An entry of the event history.
-#[derive(Clone, Copy, Debug)]
-struct HistoryEntry {
-    now: Instant,
-    bio: Bio,
-    what: HistoryEvent,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum HistoryEvent {
-    Submitted,
-    Answered(Status, ReplyStage),
-    /// A command sent by the cache.
-    Sent(RequestId),
-    Came(RequestId, Status),
-    Closed,
-}
-
-/// Entries that are kept, and entries shown in a report.
-const HISTORY: usize = 1 << 14;
-const HISTORY_SHOWN: usize = 60;
 
 /// The rule that a lost write-back error violates.
 pub const ERROR_REPORTED: &str = "a write-back error fails the next flush of every connection";
@@ -155,8 +137,7 @@ pub struct Environment {
     /// Arrival time of the last message, by pair of shards.
     arrivals: Vec<Instant>,
     delays: Prng,
-    history: Vec<HistoryEntry>,
-    history_at: usize,
+    history: History,
 }
 
 impl Environment {
@@ -202,8 +183,7 @@ impl Environment {
             acknowledging: vec![false; scenario.volumes.len()],
             arrivals: vec![Instant(0); shards * shards],
             delays: Prng::new(scenario.seed).split("delays"),
-            history: Vec::with_capacity(if scenario.checked { HISTORY } else { 0 }),
-            history_at: 0,
+            history: History::new(scenario.checked),
             connections,
             scenario,
         }
@@ -300,63 +280,6 @@ impl Environment {
         self.schedule(index);
     }
 
-    /// Returns a bio of a job that passes its limits now; one that does not waits. What reads the volumes for the checkers knows
-    /// no limits.
-    fn admit(&mut self, index: usize, bio: Bio) -> Option<Bio> {
-        if index >= self.scenario.jobs.len() {
-            return Some(bio);
-        }
-        let home = self.connections[index].home;
-        let passed = self.limits.admit(self.now, usize::from(home.0), index, bio);
-        let passed = passed.unwrap_or_else(|violation| {
-            self.fail(violation);
-            None
-        });
-        if passed.is_none() {
-            self.coverage.hit(Point::Limited);
-            self.plan_limits(home);
-        }
-        passed
-    }
-
-    /// Submits everything that a connection has waiting for limits; returns the number of bios.
-    pub fn release(&mut self, index: usize, inbox: &mut Vec<Input>) -> usize {
-        let home = usize::from(self.connections[index].home.0);
-        let waiting = self.limits.release(self.now, home, index);
-        let released = waiting.len();
-        inbox.extend(waiting.into_iter().map(Input::Bio));
-        released
-    }
-
-    /// Passes bios whose limits agree now into the `inbox` of their shard, at most `room` of them.
-    pub fn pass_limited(&mut self, shard: ShardId, room: usize, inbox: &mut Vec<Input>) {
-        let home = usize::from(shard.0);
-        for _ in 0..room {
-            match self.limits.pass(self.now, home) {
-                Ok(Some((index, bio))) => {
-                    if let Some(slot) = self.connections[index].slot(bio.id) {
-                        self.connections[index].slots[slot].since = self.now;
-                    }
-                    self.last_progress = self.now;
-                    inbox.push(Input::Bio(bio));
-                }
-                Ok(None) => return self.plan_limits(shard),
-                Err(violation) => return self.fail(violation),
-            }
-        }
-        // The shard is full: it is looked at again soon.
-        self.events.push(self.now.after(US), Event::Limits { shard });
-    }
-
-    /// Plans the next look at the limits in front of a shard.
-    pub fn plan_limits(&mut self, shard: ShardId) {
-        match self.limits.plan(self.now, usize::from(shard.0)) {
-            Ok(Some(at)) => self.events.push(at, Event::Limits { shard }),
-            Ok(None) => {}
-            Err(violation) => self.fail(violation),
-        }
-    }
-
     /// The index of a connection; a reopened one has another id at the same index.
     #[must_use]
     pub fn index(&self, connection: u32) -> usize {
@@ -375,7 +298,11 @@ impl Environment {
         }
         let id = BioId { connection: old, ..BioId::default() };
         let volume = self.connections[index].job.options.volume;
-        self.log(Bio { id: BioId { volume, ..id }, ..Bio::default() }, HistoryEvent::Closed);
+        self.history.log(
+            self.now,
+            Bio { id: BioId { volume, ..id }, ..Bio::default() },
+            HistoryEvent::Closed,
+        );
         let again = old + self.connections.len() as u32;
         self.connections[index].reopen(again);
         self.owed_errors.on_close(index);
@@ -410,7 +337,7 @@ impl Environment {
         if !refused {
             connection.slots[slot].ticket = self.oracle.submit(&bio, bytes);
         }
-        self.log(bio, HistoryEvent::Submitted);
+        self.history.log(self.now, bio, HistoryEvent::Submitted);
         self.cover_bio(&bio, malformed);
         bio
     }
@@ -603,7 +530,7 @@ impl Environment {
         }
         let Submit { offset, len, op, flags, .. } = *submit;
         let bio = Bio { id: first.bio, offset, len, op, flags, ..Bio::default() };
-        self.log(bio, HistoryEvent::Sent(submit.id));
+        self.history.log(self.now, bio, HistoryEvent::Sent(submit.id));
     }
 
     /// Ends a command, as its completion is delivered to the shard.
@@ -612,7 +539,7 @@ impl Environment {
         if let Some((volume, offset, len)) = self.frames.place(device, id) {
             let id_of = BioId { volume, ..BioId::default() };
             let bio = Bio { id: id_of, offset, len, ..Bio::default() };
-            self.log(bio, HistoryEvent::Came(id, status));
+            self.history.log(self.now, bio, HistoryEvent::Came(id, status));
             let failed = status.is_err_and(|error| error != IoError::Busy);
             if failed && self.has_own_writer_entries() && self.frames.is_writeout(device, id) {
                 self.owed_errors.on_command_failed(volume, offset, len.into());
@@ -705,7 +632,7 @@ impl Environment {
             self.outstanding[usize::from(device.0)] -= 1;
         }
         if self.scenario.checked {
-            self.log(flight.bio, HistoryEvent::Answered(status, stage));
+            self.history.log(self.now, flight.bio, HistoryEvent::Answered(status, stage));
             self.cover_reply(status, hole, stage);
             if let Err(violation) = self.check_reply(index, slot, status, hole, stage) {
                 self.fail(violation);
@@ -900,36 +827,10 @@ impl Environment {
         }
     }
 
-    fn log(&mut self, bio: Bio, what: HistoryEvent) {
-        let line = HistoryEntry { now: self.now, bio, what };
-        if self.history.len() < HISTORY {
-            self.history.push(line);
-        } else {
-            self.history[self.history_at % HISTORY] = line;
-        }
-        self.history_at += 1;
-    }
-
     /// The history of the sector `place`, or the last events of the run; oldest first.
     #[must_use]
     pub fn history(&self, place: Option<(u16, u64)>) -> Vec<String> {
-        let newest = self.history_at % HISTORY.max(1);
-        let (old, new) = match self.history.len() < HISTORY {
-            true => (&self.history[..], &[][..]),
-            false => (&self.history[newest..], &self.history[..newest]),
-        };
-        let concerns = |bio: &Bio| {
-            place.is_none_or(|(volume, offset)| {
-                let flush = bio.op == Op::Flush;
-                let touches = bio.offset < offset + SECTOR as u64 && offset < bio.end();
-                bio.id.volume.0 == volume && (flush || touches)
-            })
-        };
-        let lines = old.iter().chain(new).rev();
-        let lines = lines.filter(|line| concerns(&line.bio)).take(HISTORY_SHOWN);
-        let mut last_message: Vec<_> = lines.map(tell).collect();
-        last_message.reverse();
-        last_message
+        self.history.lines(place)
     }
 
     /// The state of all busy connections, for people.
@@ -954,26 +855,6 @@ impl Environment {
         }
         text
     }
-}
-
-fn tell(line: &HistoryEntry) -> String {
-    let Bio { id, op, offset, len, flags, .. } = line.bio;
-    let what = match line.what {
-        HistoryEvent::Sent(id) => {
-            format!("submitted by the cache as {}.{}", id.slot, id.generation)
-        }
-        HistoryEvent::Came(id, status) => {
-            format!("{}.{} completed: {status:?}", id.slot, id.generation)
-        }
-        HistoryEvent::Closed => "connection closed".into(),
-        HistoryEvent::Submitted => "submitted".into(),
-        HistoryEvent::Answered(Ok(()), stage) => format!("{stage:?}"),
-        HistoryEvent::Answered(Err(error), stage) => format!("{stage:?}: {error}"),
-    };
-    format!(
-        "{:>14} ns  {}/{:#x} {:?} {}:{}+{} flags {:#x}  {what}",
-        line.now.0, id.connection, id.sequence, op, id.volume.0, offset, len, flags.0
-    )
 }
 
 /// The environment as seen by one shard's executor.
