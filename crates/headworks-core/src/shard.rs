@@ -745,4 +745,10 @@ impl Shard {
             _ => None,
         }
     }
+    fn queue_mut(&mut self, device: DeviceId) -> Option<&mut Queue> {
+        match self.routes.get_mut(usize::from(device.0)) {
+            Some(DeviceRoute::Local(queue)) => Some(queue),
+            _ => None,
+        }
+    }
 }

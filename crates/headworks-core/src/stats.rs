@@ -208,6 +208,34 @@ pub struct TargetStats {
     pub guarded_us: Option<u32>,
 }
 
+/// Requests of an export or a tenant in a device with latency targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TargetCounts {
+    /// Small synchronous requests with a target that have ended.
+    pub ended: u64,
+    /// Those of them that missed it.
+    pub missed: u64,
+    /// Requests that had to wait while bulk was at its limit for the target of others.
+    pub held: u64,
+    /// When the last of these came; `None` without one.
+    pub held_at: Option<Instant>,
+    /// The target for which it waited, in microseconds.
+    pub held_for_us: u32,
+}
+
+impl TargetCounts {
+    /// Adds the counts of another device or export.
+    pub fn add(&mut self, other: &Self) {
+        self.ended += other.ended;
+        self.missed += other.missed;
+        self.held += other.held;
+        if other.held_at > self.held_at {
+            (self.held_at, self.held_for_us) = (other.held_at, other.held_for_us);
+        }
+        debug_assert!(self.missed <= self.ended, "what missed a target has ended");
+    }
+}
+
 impl QueueStats {
     /// Ends a batch that left the queue busy or idle. Nothing changes between batches, so the times are exact.
     #[inline]

@@ -29,6 +29,10 @@
 //! Invariants: without a target there is no limit; `BULK_MIN <= limit <= BULK_MAX`, or there is none; levels have different targets
 //! and are ordered by them.
 
+mod smallest;
+
+pub use smallest::SmallestLatency;
+
 use crate::time::{Instant, MS, SEC};
 
 /// Largest request that a target is about, in bytes.

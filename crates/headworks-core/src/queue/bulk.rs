@@ -1,16 +1,21 @@
 //! What exports without a latency target, or with a looser one, have in the device: its limit is that of the device's
 //! [`TargetControl`], and its bytes are counted here.
 //!
+//! Requests of exports with a target are counted, by export and by tenant, and so are those that wait for the limit. The smallest
+//! latency is measured beside it, see [`SmallestLatency`].
+//!
 //! Invariants: `bytes` is the sum of `charged` over all admitted requests with `bulk` set; without a latency target nothing is
-//! counted and nothing is limited.
+//! counted and nothing is limited; `noting` says that a target is on or the smallest latency is watched.
 
 use super::export_shares::ExportShares;
-use crate::bio::ExportId;
+use crate::bio::{ExportId, TenantId};
 use crate::gauge::Gauge64;
-use crate::latency_target::{SMALL_MAX, TargetControl};
+use crate::latency_target::{SMALL_MAX, SmallestLatency, TargetControl};
+use crate::options::TENANTS_MAX;
 use crate::request::Request;
-use crate::stats::TargetStats;
-use crate::tags::TagRequest;
+use crate::slab::NIL;
+use crate::stats::{TargetCounts, TargetStats};
+use crate::tags::{Requester, TagRequest};
 use crate::time::{Instant, US};
 
 /// The bulk of one device.
@@ -18,15 +23,26 @@ use crate::time::{Instant, US};
 pub(super) struct Bulk {
     control: TargetControl,
     bytes: Gauge64,
-    /// Small requests with a target that have ended, and those of them that missed it.
-    counts: Vec<(u64, u64)>,
+    /// By export, since its target was set last.
+    counts: Vec<TargetCounts>,
+    /// By tenant; empty until an export has a target.
+    tenants: Vec<TargetCounts>,
+    smallest: SmallestLatency,
+    /// Latencies are noted.
+    noting: bool,
 }
 
 impl Bulk {
     /// Creates the bulk of a device for `exports` exports.
     pub fn new(exports: usize) -> Self {
-        let counts = vec![(0, 0); exports];
-        Self { control: TargetControl::new(), bytes: Gauge64::default(), counts }
+        Self {
+            control: TargetControl::new(),
+            bytes: Gauge64::default(),
+            counts: vec![TargetCounts::default(); exports],
+            tenants: Vec::new(),
+            smallest: SmallestLatency::new(),
+            noting: false,
+        }
     }
 
     /// Takes over the targets of all exports, or none.
@@ -34,6 +50,46 @@ impl Bulk {
         let targets = shares.into_iter().flat_map(ExportShares::targets_us);
         let targets = targets.map(|target| u64::from(target) * US);
         self.control.set_targets(now, targets);
+        if self.is_on() && self.tenants.is_empty() {
+            self.tenants.resize(TENANTS_MAX, TargetCounts::default());
+        }
+        self.set_noting(self.is_on() || self.smallest.is_watched(now), true);
+    }
+
+    /// Counts the requests of an export anew: it has another target, or is another export.
+    pub fn forget_counts(&mut self, export: ExportId) {
+        if let Some(counts) = self.counts.get_mut(usize::from(export.0)) {
+            *counts = TargetCounts::default();
+        }
+    }
+
+    /// Measures the smallest latency of a queue that is busy or empty for a while, though no export may have a target; returns it,
+    /// in nanoseconds.
+    pub fn watch_smallest(&mut self, now: Instant, is_busy: bool) -> Option<u64> {
+        self.smallest.watch(now);
+        self.set_noting(true, is_busy);
+        self.smallest.get(now)
+    }
+
+    fn set_noting(&mut self, noting: bool, is_busy: bool) {
+        if noting && !self.noting {
+            self.smallest.restart(is_busy);
+        }
+        self.noting = noting;
+    }
+
+    /// Returns true while latencies are noted.
+    #[inline]
+    pub fn is_noting(&self) -> bool {
+        self.noting
+    }
+
+    /// Notes the end of a batch that left the queue busy or empty.
+    pub fn on_batch(&mut self, now: Instant, is_busy: bool) {
+        self.smallest.on_batch(now, is_busy);
+        if !self.is_on() {
+            self.noting = self.smallest.is_watched(now);
+        }
     }
 
     /// Returns true while an export has a target.
@@ -103,16 +159,44 @@ impl Bulk {
         self.bytes.sub(bytes.into());
     }
 
-    /// Notes the time of a finished request of an export with a target.
-    pub fn note(&mut self, now: Instant, request: &Request, target_us: u32) {
-        if target_us == 0 || request.len > SMALL_MAX || !request.is_sync() {
+    /// Counts requests that have to wait, if that is for the limit.
+    pub fn count_held(&mut self, now: Instant, requests: &[TagRequest]) {
+        let Some(target_us) = self.guard() else { return };
+        for request in requests {
+            // Exports of other shards are not known here.
+            let is_own = matches!(request.requester, Requester::Request(_));
+            if !is_own || !self.is_bulk(request.target_us) {
+                continue;
+            }
+            let own = self.counts.get_mut(usize::from(request.export.0));
+            let tenant = self.tenants.get_mut(usize::from(request.tenant.0));
+            for counts in own.into_iter().chain(tenant) {
+                counts.held += 1;
+                (counts.held_at, counts.held_for_us) = (Some(now), target_us);
+            }
+        }
+    }
+
+    /// Notes the time of a finished request, of an export of `tenant` with this target or, by 0, none.
+    pub fn note(&mut self, now: Instant, request: &Request, target_us: u32, tenant: TenantId) {
+        if request.len > SMALL_MAX || !request.is_sync() {
             return;
         }
-        let (target_ns, latency_ns) = (u64::from(target_us) * US, now.since(request.stamps[0]));
-        self.control.note(target_ns, request.stamps[0], now);
-        if let Some((ended, missed)) = self.counts.get_mut(usize::from(request.export.0)) {
-            *ended += 1;
-            *missed += u64::from(latency_ns > target_ns);
+        let came = request.stamps[0];
+        if request.parent == NIL {
+            self.smallest.note(came, now);
+        }
+        // Without a target on the device its exports may have one that is not kept.
+        if target_us == 0 || !self.is_on() {
+            return;
+        }
+        let target_ns = u64::from(target_us) * US;
+        self.control.note(target_ns, came, now);
+        let own = self.counts.get_mut(usize::from(request.export.0));
+        let tenant = self.tenants.get_mut(usize::from(tenant.0));
+        for counts in own.into_iter().chain(tenant) {
+            counts.ended += 1;
+            counts.missed += u64::from(now.since(came) > target_ns);
         }
     }
 
@@ -142,8 +226,18 @@ impl Bulk {
         })
     }
 
-    /// Returns the small requests of an export that had a target, and those that missed it.
-    pub fn counts(&self, export: ExportId) -> (u64, u64) {
+    /// Returns the counts of an export.
+    pub fn counts(&self, export: ExportId) -> TargetCounts {
         self.counts.get(usize::from(export.0)).copied().unwrap_or_default()
+    }
+
+    /// Returns the counts of all tenants; none before an export had a target.
+    pub fn tenant_counts(&self) -> &[TargetCounts] {
+        &self.tenants
+    }
+
+    /// Returns the smallest latency in nanoseconds, as far as it was measured.
+    pub fn smallest(&self, now: Instant) -> Option<u64> {
+        self.smallest.get(now)
     }
 }

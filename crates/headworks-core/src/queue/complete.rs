@@ -271,7 +271,7 @@ impl Queue {
             stamps.is_sorted() && stamps[3] <= now,
             "a request passes its stages in order"
         );
-        if self.gate.has_targets() && status.is_ok() {
+        if self.gate.notes_latency() && status.is_ok() {
             self.gate.note_latency(now, request);
         }
         let stats = &mut self.volumes.of_bio(request.volume).stats;

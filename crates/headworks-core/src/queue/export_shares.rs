@@ -53,6 +53,12 @@ impl ExportShares {
         self.exports.iter().map(|export| export.latency_target_us)
     }
 
+    /// Returns the exports with a latency target, and the target in microseconds.
+    pub fn export_targets(&self) -> impl Iterator<Item = (ExportId, u32)> + '_ {
+        let all = (0..).map(ExportId).zip(self.targets_us());
+        all.filter(|(_, target_us)| *target_us > 0)
+    }
+
     /// Returns the tenant of an export.
     pub fn tenant(&self, export: ExportId) -> TenantId {
         self.of(export).tenant

@@ -193,11 +193,10 @@ impl Gate {
     /// Returns true if the limit on bulk may have changed.
     pub fn change_shares(&mut self, now: Instant, change: ShareChange) -> bool {
         self.shares.change(change);
-        let targets = matches!(change, ShareChange::ExportTarget(..));
-        if targets {
-            self.set_targets(now);
-        }
-        targets
+        let ShareChange::ExportTarget(export, _) = change else { return false };
+        self.bulk.forget_counts(export);
+        self.set_targets(now);
+        true
     }
 
     /// Returns the number of requests and shards that wait for tags.
@@ -299,6 +298,9 @@ impl Gate {
     /// Makes the requests of the submission from the `first` on; returns how many of them were granted, the others wait.
     pub fn submit_from(&mut self, now: Instant, first: usize) -> usize {
         let granted = self.tags.request(now, &self.requests[first..], self.most - first);
+        if self.bulk.is_on() {
+            self.bulk.count_held(now, &self.requests[first + granted..]);
+        }
         self.hold(first, granted);
         granted
     }
@@ -465,6 +467,9 @@ impl Gate {
     pub fn end_turn(&mut self, now: Instant, in_flight: u32, queued: bool) {
         let busy = queued || self.waiters() > 0;
         self.costs.on_turn(now, in_flight, busy);
+        if self.bulk.is_noting() {
+            self.bulk.on_batch(now, busy || in_flight > 0);
+        }
     }
 
     /// Counts a tag that a request of this shard returns.
@@ -551,15 +556,34 @@ impl Gate {
         }
     }
 
-    /// Returns true while an export has a latency target.
+    /// Returns true while latencies are noted: an export has a latency target, or the smallest one is watched.
     #[inline]
-    pub fn has_targets(&self) -> bool {
-        self.bulk.is_on()
+    pub fn notes_latency(&self) -> bool {
+        self.bulk.is_noting()
     }
 
     /// Notes a finished request, for the latency targets.
     pub fn note_latency(&mut self, now: Instant, request: &Request) {
-        self.bulk.note(now, request, self.shares.target_us(request.export));
+        let shares = &self.shares;
+        let (target_us, tenant) = (shares.target_us(request.export), shares.tenant(request.export));
+        self.bulk.note(now, request, target_us, tenant);
+    }
+
+    /// Returns what latency targets have counted.
+    pub fn bulk(&self) -> &Bulk {
+        &self.bulk
+    }
+
+    /// Measures the smallest latency of a queue that is busy or empty for a while; returns what is known of it, in nanoseconds.
+    pub fn watch_smallest(&mut self, now: Instant, is_busy: bool) -> Option<u64> {
+        self.bulk.watch_smallest(now, is_busy)
+    }
+
+    /// Returns every export with a latency target, and the target in microseconds; none behind an open gate, where they are not
+    /// kept.
+    pub fn targets(&self) -> impl Iterator<Item = (ExportId, u32)> + '_ {
+        let all = self.bulk.is_on().then(|| self.shares.export_targets());
+        all.into_iter().flatten()
     }
 
     /// Ends a window of the latency targets if it is time; returns true if the limit on bulk changed.
@@ -576,11 +600,6 @@ impl Gate {
     /// Returns the limit for latency targets, if an export has one.
     pub fn target_stats(&self) -> Option<TargetStats> {
         self.bulk.stats()
-    }
-
-    /// Returns the small requests of an export that had a latency target, and those that missed it.
-    pub fn target_counts(&self, export: ExportId) -> (u64, u64) {
-        self.bulk.counts(export)
     }
 
     /// Charges a request whose command grew by `bytes`.

@@ -61,7 +61,7 @@ use crate::options::{QueueOptions, ShardConfig};
 use crate::pools::Pools;
 use crate::request::{Request, RequestState, SlotId};
 use crate::request_limits::RequestLimits;
-use crate::stats::QueueStats;
+use crate::stats::{QueueStats, TargetCounts};
 use crate::tags::{TagOptions, TagOwner};
 use crate::time::Instant;
 use counters::QueueCounters;
@@ -156,9 +156,30 @@ impl Queue {
         QueueStats { depth, cost, targets, ..self.counters.stats(in_flight) }
     }
 
-    /// Returns the small requests of an export that had a latency target, and those that missed it.
-    pub fn target_counts(&self, export: ExportId) -> (u64, u64) {
-        self.gate.target_counts(export)
+    /// Returns what latency targets have counted of an export.
+    pub fn target_counts(&self, export: ExportId) -> TargetCounts {
+        self.gate.bulk().counts(export)
+    }
+
+    /// Returns what latency targets have counted of all tenants, by number; none before an export had a target.
+    pub fn tenant_target_counts(&self) -> &[TargetCounts] {
+        self.gate.bulk().tenant_counts()
+    }
+
+    /// Returns the exports with a latency target that is kept here, and the target in microseconds.
+    pub fn targets(&self) -> impl Iterator<Item = (ExportId, u32)> + '_ {
+        self.gate.targets()
+    }
+
+    /// Returns the smallest latency in nanoseconds of requests that found the queue empty, as far as it was measured.
+    pub fn smallest_latency(&self, now: Instant) -> Option<u64> {
+        self.gate.bulk().smallest(now)
+    }
+
+    /// Measures the smallest latency for a while; returns what is known of it now.
+    pub fn watch_smallest_latency(&mut self, now: Instant) -> Option<u64> {
+        let is_busy = !self.is_empty();
+        self.gate.watch_smallest(now, is_busy)
     }
 
     /// Returns whether the device answers.

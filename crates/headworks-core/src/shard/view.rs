@@ -13,8 +13,9 @@ use crate::elevator::Elevator;
 use crate::error::IoError;
 use crate::options::QueueOptions;
 use crate::queue::{DeviceState, Queue};
-use crate::stats::{QueueStats, TurnStats, VolumeStats};
+use crate::stats::{QueueStats, TargetCounts, TurnStats, VolumeStats};
 use crate::tags::{TagOptions, TagOwner, TagStats};
+use crate::time::Instant;
 use crate::writeback::{DirtyOptions, DirtyStats, ForegroundWriteback, TraceEvent, WritebackStats};
 
 impl Shard {
@@ -109,10 +110,33 @@ impl Shard {
         Some((queue.stats(), queue.tags().stats()))
     }
 
-    /// Small synchronous requests to a local device of an export with a latency target, and those that missed it, since the start.
+    /// What the latency targets of a local device have counted of an export since its target was set last.
     #[must_use]
-    pub fn target_counts(&self, device: DeviceId, export: ExportId) -> (u64, u64) {
-        self.queue(device).map_or((0, 0), |queue| queue.target_counts(export))
+    pub fn target_counts(&self, device: DeviceId, export: ExportId) -> TargetCounts {
+        self.queue(device).map_or_else(TargetCounts::default, |queue| queue.target_counts(export))
+    }
+
+    /// What the latency targets of a local device have counted of all tenants, by number; none before an export had a target.
+    #[must_use]
+    pub fn tenant_target_counts(&self, device: DeviceId) -> &[TargetCounts] {
+        self.queue(device).map_or(&[], Queue::tenant_target_counts)
+    }
+
+    /// The exports with a latency target that a local device keeps, and the target in microseconds.
+    pub fn targets(&self, device: DeviceId) -> impl Iterator<Item = (ExportId, u32)> + '_ {
+        self.queue(device).into_iter().flat_map(Queue::targets)
+    }
+
+    /// The smallest latency of a local device in nanoseconds: of small synchronous requests of the last one to two minutes that found
+    /// its queue empty. It is measured while an export has a latency target; `None` if it is not known.
+    #[must_use]
+    pub fn smallest_latency(&self, now: Instant, device: DeviceId) -> Option<u64> {
+        self.queue(device)?.smallest_latency(now)
+    }
+
+    /// Measures the smallest latency of a local device for a minute; returns what is known of it now.
+    pub fn watch_smallest_latency(&mut self, now: Instant, device: DeviceId) -> Option<u64> {
+        self.queue_mut(device)?.watch_smallest_latency(now)
     }
 
     /// Current options of a local device's queue; `None` for a remote device.

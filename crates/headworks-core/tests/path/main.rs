@@ -21,6 +21,7 @@ mod split;
 mod stats;
 mod stuck;
 mod switch;
+mod targets;
 mod timeouts;
 mod volume;
 mod wait_times;
