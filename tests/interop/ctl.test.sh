@@ -53,6 +53,10 @@ check "a class, with PATH=VALUE" says "exports/logs/ioprio = idle,4" set exports
 check "a value out of range" fails 1 'not within 1\.\.=4096.*EINVAL' set hw1/queue/nr_requests 5000
 check "and nothing changed" says 256 get hw1/queue/nr_requests
 check "a wrong word" fails 1 'none, mq-deadline.*EINVAL' set hw1/queue/scheduler cfq
+check "bfq" says "hw1/queue/scheduler = none mq-deadline [bfq]" set hw1/queue/scheduler bfq
+check "which has no async_depth" fails 1 'scheduler bfq.*EINVAL' set hw1/queue/iosched/async_depth 9
+check "and back" says "hw1/queue/scheduler = [none] mq-deadline bfq" set hw1/queue/scheduler none
+check "rotational is a fact that can be set" says "hw1/queue/rotational = 1" set hw1/queue/rotational 1
 check "a wrong name is told the nearest" fails 1 'hw1/queue/scheduler.*ENOENT' get hw1/queue/schedular
 check "a fact of the device" fails 1 'EACCES' set hw1/queue/write_cache 1
 check "write_cache as sysfs has it" says "write through" get hw1/queue/write_cache

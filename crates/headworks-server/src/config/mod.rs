@@ -44,8 +44,8 @@ pub use problem::{Origin, Position, Problem, Problems};
 pub use read::{Setting, Value, unknown};
 pub use tenant::TenantSection;
 pub use tunables::{
-    DirtySettings, QueueSettings, Tuned, dirty_options, is_settable, parse_dirty, tune_dirty,
-    tune_queue,
+    DirtySettings, QueueSettings, Tuned, dirty_options, is_probed, is_settable, parse_dirty,
+    tune_dirty, tune_queue,
 };
 
 /// Longest text of a configuration in bytes.
@@ -417,10 +417,10 @@ impl ConfigFile {
         said
     }
 
-    /// The configuration with defaults for all tunables that are not set.
+    /// The configuration with defaults for all tunables that are not set; those that are found by asking the device have none.
     #[must_use]
     pub fn with_defaults(mut self) -> Self {
-        let settable = Tunable::ALL.into_iter().filter(|tunable| is_settable(*tunable));
+        let settable = Tunable::ALL.into_iter().filter(|of| is_settable(*of) && !is_probed(*of));
         let usual = QueueOptions::default();
         for tunable in settable {
             if !self.queue.iter().any(|tuned| tuned.tunable == tunable) {

@@ -34,6 +34,12 @@ pub fn is_settable(tunable: Tunable) -> bool {
     tunable.is_live() || matches!(tunable, Tunable::QueueDepth | Tunable::MaxSegments)
 }
 
+/// Whether a device begins with a value that was found by asking the kernel, unless the configuration sets one.
+#[must_use]
+pub fn is_probed(tunable: Tunable) -> bool {
+    tunable == Tunable::Rotational
+}
+
 /// Sets a tunable, replacing an earlier value.
 pub fn tune_queue(settings: &mut QueueSettings, new: Tuned<Tunable>) {
     settings.retain(|old| old.tunable != new.tunable);

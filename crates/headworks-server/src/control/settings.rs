@@ -416,6 +416,13 @@ impl Settings {
             RpcFault::refused("EINVAL", message).accepts(accepted.clone())
         })?;
         let before = self.shards.device(tree, device)?.options;
+        if tunable == Tunable::AsyncDepth && before.scheduler.owns_shares() {
+            let message = format!(
+                "{path}: the scheduler {} divides the device itself and admits every request; set weights, or another scheduler first",
+                before.scheduler.name()
+            );
+            return Err(RpcFault::refused("EINVAL", message));
+        }
         // Commands in flight may take as long as the old time-out; a new one counts from the switch on.
         let longest = self.shards.switch_limit(before.io_timeout_ns);
         let owner = tree.device(device).map_or(ShardId(0), |entry| entry.owner);

@@ -198,6 +198,18 @@ fn set_answers_with_value_in_force() {
 }
 
 #[test]
+fn async_depth_is_refused_where_the_scheduler_owns_shares() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    let path = "hw0/queue/iosched/async_depth";
+    assert_eq!(bench.call("set", set(path, json!(9))), Ok(json!({ path: 9 })));
+    bench.call("set", set("hw0/queue/scheduler", json!("bfq"))).unwrap();
+    assert_eq!(bench.refused("set", set(path, json!(8))), "EINVAL");
+    let fault = bench.call("set", set(path, json!(8))).unwrap_err();
+    assert!(fault.message().contains("scheduler bfq") && !fault.message().contains('\n'));
+    assert_eq!(bench.call("get", json!({ "path": path })), Ok(json!({ path: 9 })));
+}
+
+#[test]
 fn upgrade_needs_a_program_that_carries_it_out() {
     let bench = Bench::new(Manner::Gone);
     let service = bench.service.as_ref().unwrap();

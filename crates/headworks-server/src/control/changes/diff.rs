@@ -22,6 +22,7 @@ use super::retune::dirty_changes;
 use crate::assemble::{ExportSource, ExportSpec, shown_name};
 use crate::config::{
     ConfigFile, DeviceSection, ExportSection, Origin, Setting, Tuned, Value as ConfigValue,
+    is_probed,
 };
 use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::report::{dirty_value, value};
@@ -186,11 +187,15 @@ impl LiveChanges {
                 let (old, now) = (said(queue, tunable), tunable.get(&queue.options));
                 // The queue of a process that replaces another one begins with what `ctl` had set there.
                 let is_own = self.started.value(queue.name.as_deref(), tunable).is_none();
-                let is_initial = old.is_none() && is_own && now == tunable.get(&queue.initial);
-                let old = old.unwrap_or_else(|| tunable.get(&usual));
-                if old == now || is_initial {
+                let found_or_usual = match is_own {
+                    true => Some(tunable.get(&queue.initial)),
+                    false => (!is_probed(tunable)).then(|| tunable.get(&usual)),
+                };
+                let old = old.or(found_or_usual);
+                if old == Some(now) {
                     continue;
                 }
+                let old = old.unwrap_or_else(|| tunable.get(&usual));
                 let path = format!("{}/queue/{}", queue.path, tunable.name());
                 found.add(&path, value(tunable, old), value(tunable, now));
                 let like = |other: &&RunningQueue| other.name.is_none();

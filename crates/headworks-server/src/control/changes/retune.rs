@@ -8,6 +8,7 @@ use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 
 use super::LiveChanges;
+use crate::config::is_probed;
 use crate::control::report::{dirty_value, value};
 use crate::control::tree::{device_name, lock};
 use crate::limit_words::shown_limits;
@@ -51,7 +52,9 @@ impl LiveChanges {
             let name = lock(&self.inventory).named_device(device);
             for (tunable, value) in queue_changes(&last, &wanted, name.as_deref()) {
                 let path = format!("{}/queue/{}", device_name(device), tunable.name());
-                match tunable.is_live() {
+                // What was found at the start is known no more.
+                let unsaid = is_probed(tunable) && wanted.value(name.as_deref(), tunable).is_none();
+                match tunable.is_live() && !unsaid {
                     true => self.set_one(path, &value, &mut report),
                     false => report.restart.push(path),
                 }
@@ -83,7 +86,7 @@ pub(super) fn dirty_changes(
     all.map(|tunable| (tunable, tunable.get(wanted))).collect()
 }
 
-/// Tunables of a device's queue that differ, with their new values; what is no longer said is the default again.
+/// Tunables of a device's queue that differ, with their new values; what is no longer said is the default again, or what a restart finds.
 fn queue_changes(
     last: &ConfiguredTunables,
     wanted: &ConfiguredTunables,
@@ -94,8 +97,9 @@ fn queue_changes(
         let (old, new) = (last.value(device, tunable), wanted.value(device, tunable));
         let new_value = new.unwrap_or_else(|| tunable.get(&usual));
         let old_value = old.unwrap_or_else(|| tunable.get(&usual));
-        ((old.is_some() || new.is_some()) && old_value != new_value)
-            .then(|| (tunable, chosen(tunable, new_value)))
+        // What a device says of itself differs from any value, and is not known here.
+        let differs = if is_probed(tunable) { old != new } else { old_value != new_value };
+        ((old.is_some() || new.is_some()) && differs).then(|| (tunable, chosen(tunable, new_value)))
     };
     Tunable::ALL.into_iter().filter_map(changed).collect()
 }
@@ -144,6 +148,18 @@ mod tests {
         assert_eq!(changes.len(), 3);
         assert!(all.iter().all(|change| changes.contains(change)), "{changes:?}");
         assert_eq!(queue_changes(&last, &wanted, Some("fast")), [(NrRequests, "7".to_owned())]);
+    }
+
+    #[test]
+    fn probed_value_is_set_even_if_it_is_usual() {
+        let of = |queue: &[(Tunable, u64)]| ConfiguredTunables {
+            queue: queue.to_vec(),
+            ..ConfiguredTunables::default()
+        };
+        let [unsaid, usual] = [of(&[]), of(&[(Tunable::Rotational, 0)])];
+        let change = |last, wanted| queue_changes(last, wanted, None).len();
+        assert_eq!((change(&unsaid, &usual), change(&usual, &unsaid)), (1, 1));
+        assert_eq!((change(&unsaid, &unsaid), change(&usual, &usual)), (0, 0));
     }
 
     #[test]

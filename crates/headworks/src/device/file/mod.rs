@@ -112,6 +112,7 @@ impl FileDevice {
             fua: all.fua && one.fua,
             discard_granularity: all.discard_granularity.max(one.discard_granularity),
             discard_max_bytes: all.discard_max_bytes.min(one.discard_max_bytes),
+            rotational: all.rotational || one.rotational,
             ..all
         })
         .unwrap_or_default()

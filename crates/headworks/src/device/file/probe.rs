@@ -112,14 +112,15 @@ pub fn queue_options(
 ) -> QueueOptions {
     let defaults = QueueOptions::default();
     let block_device = metadata.file_type().is_block_device();
+    let disk = if block_device { metadata.rdev() } else { metadata.dev() };
     // The same for both: our write-zeroes without NO_UNMAP is a hole too.
     let holes = !read_only
         && match block_device {
-            true => block_queue(metadata, "write_zeroes_max_bytes").is_some_and(|most| most > 0),
+            true => disk_queue(disk, "write_zeroes_max_bytes").is_some_and(|most| most > 0),
             false => punches_holes(path, file, metadata, size),
         };
     let granularity = match block_device {
-        true => block_queue(metadata, "discard_granularity").unwrap_or(0),
+        true => disk_queue(disk, "discard_granularity").unwrap_or(0),
         false => metadata.blksize(),
     };
     let granularity = u32::try_from(granularity).unwrap_or(0);
@@ -138,6 +139,7 @@ pub fn queue_options(
             FileMode::Inline => INLINE_DISCARD_MAX,
             _ => defaults.discard_max_bytes,
         },
+        rotational: disk_queue(disk, "rotational") == Some(1),
         ..defaults
     }
 }
@@ -174,12 +176,47 @@ fn nameless_beside(path: &Path, metadata: &Metadata) -> Option<File> {
     is_same.then_some(scratch)
 }
 
-/// A number of the kernel's queue of a block device; a partition's queue is its disk's.
-fn block_queue(metadata: &Metadata, name: &str) -> Option<u64> {
-    let (major, minor) = (libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
-    let device = format!("/sys/dev/block/{major}:{minor}");
-    let read = |path: String| std::fs::read_to_string(path).ok();
-    let text = read(format!("{device}/queue/{name}"))
-        .or_else(|| read(format!("{device}/../queue/{name}")))?;
+/// Returns a number of the kernel's queue of a disk, by device number: the disk itself or the one of a filesystem. Device-mapper and loop
+/// devices have a queue of their own, which follows what is below them. `None` for a filesystem without a disk (tmpfs, NFS,
+/// overlayfs), and for one that hides its disk behind a number of its own (btrfs).
+fn disk_queue(disk: u64, name: &str) -> Option<u64> {
+    queue_value(Path::new("/sys/dev/block"), disk, name)
+}
+
+/// Returns a number of the queue of a disk below `/sys/dev/block`; a partition's queue is its disk's.
+fn queue_value(root: &Path, disk: u64, name: &str) -> Option<u64> {
+    let device = root.join(format!("{}:{}", libc::major(disk), libc::minor(disk)));
+    let read = |folder: &str| std::fs::read_to_string(device.join(folder).join(name)).ok();
+    let text = read("queue").or_else(|| read("../queue"))?;
     text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::device::testing::TempFile;
+
+    #[test]
+    fn queue_of_a_partition_is_that_of_its_disk() {
+        let root = TempFile::absent("sysfs");
+        let root = root.path();
+        let [disk, flash, dev] = ["disk", "flash", "dev"].map(|name| root.join(name));
+        for (folder, rotational) in [(&disk, "1\n"), (&flash, "0\n")] {
+            std::fs::create_dir_all(folder.join("queue")).unwrap();
+            std::fs::write(folder.join("queue/rotational"), rotational).unwrap();
+        }
+        std::fs::create_dir_all(disk.join("disk1")).unwrap();
+        std::fs::create_dir_all(&dev).unwrap();
+        for (number, target) in
+            [("8:0", "../disk"), ("8:1", "../disk/disk1"), ("259:0", "../flash")]
+        {
+            symlink(target, dev.join(number)).unwrap();
+        }
+        let of = |major, minor| queue_value(&dev, libc::makedev(major, minor), "rotational");
+        let found = [of(8, 0), of(8, 1), of(259, 0), of(0, 44)];
+        std::fs::remove_dir_all(root).unwrap();
+        assert_eq!(found, [Some(1), Some(1), Some(0), None]);
+    }
 }
