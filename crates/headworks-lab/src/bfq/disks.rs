@@ -6,9 +6,9 @@
 use headworks_core::{DepthMode, QueueOptions, Scheduler};
 use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, Ssd, SsdProfile};
 
-/// A modelled disk.
+/// A modelled disk of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Disk {
+pub enum Disk {
     /// The disk of seed 000 with a cache of 32 MiB.
     Hdd,
     /// A disk of 5400/min.
@@ -33,7 +33,18 @@ pub(super) const NVME: &[Disk] = &[Disk::Nvme];
 pub(super) const SATA: &[Disk] = &[Disk::Sata, Disk::SataHalf];
 
 impl Disk {
+    /// Every disk of the experiment.
+    pub const ALL: [Self; 6] =
+        [Self::Hdd, Self::Hdd5400, Self::Hdd10k, Self::Sata, Self::SataHalf, Self::Nvme];
+
+    /// The disk of this name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|disk| disk.name() == name)
+    }
+
     /// The name in rows.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hdd => "hdd-32",
@@ -46,6 +57,7 @@ impl Disk {
     }
 
     /// Whether a seek costs time.
+    #[must_use]
     pub const fn rotates(self) -> bool {
         matches!(self, Self::Hdd | Self::Hdd5400 | Self::Hdd10k)
     }
@@ -67,12 +79,14 @@ impl Disk {
     }
 
     /// Bytes of the disk, in whole blocks.
+    #[must_use]
     pub const fn size(self) -> u64 {
         let capacity = if self.rotates() { self.hdd().capacity } else { self.ssd().capacity };
         capacity / 4096 * 4096
     }
 
     /// Bytes per second of one sequential reader with the disk to itself.
+    #[must_use]
     pub const fn media_bytes_per_second(self) -> u64 {
         match self.rotates() {
             true => self.hdd().media_bytes_per_second,
@@ -81,6 +95,7 @@ impl Disk {
     }
 
     /// A new, idle disk.
+    #[must_use]
     pub fn make(self) -> Box<dyn DeviceModel> {
         match self.rotates() {
             true => Box::new(Hdd::new(self.hdd())),
@@ -89,6 +104,7 @@ impl Disk {
     }
 
     /// The queue's options: those of a kernel driver, everything else as by default.
+    #[must_use]
     pub fn queue(self, scheduler: Scheduler) -> QueueOptions {
         let usual = QueueOptions { scheduler, ..QueueOptions::default() };
         let depth = if self == Self::Nvme { usual.queue_depth } else { 32 };
@@ -97,6 +113,7 @@ impl Disk {
 
     /// The same with bounds by hand: a little more than bandwidth times the latency of one small command in the device, and
     /// requests that are a small part of that.
+    #[must_use]
     pub fn bounded_queue(self, scheduler: Scheduler) -> QueueOptions {
         let (hw_inflight_kb, max_sectors_kb) =
             if self == Self::Nvme { (320, 64) } else { (56, 16) };

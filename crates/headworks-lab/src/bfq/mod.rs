@@ -11,7 +11,7 @@
 mod cases;
 mod client;
 pub mod cpu;
-mod disks;
+pub mod disks;
 mod judge;
 mod known;
 mod programs;

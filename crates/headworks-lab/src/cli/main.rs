@@ -10,6 +10,7 @@ mod output;
 mod run;
 mod seed002;
 mod seed003;
+mod serve_disk;
 mod tables;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -31,6 +32,8 @@ enum Command {
     Run(Box<run::Experiment>),
     /// Feeds a record of `headworks serve --record` to a new shard and compares the hash of its actions
     Replay(run::ReplayArgs),
+    /// Serves a modelled disk over NBD, in real time
+    ServeDisk(serve_disk::ServeDiskArgs),
     /// Prints the completion script of this command for a shell
     Completions(generate::CompletionArgs),
     /// Lists the manual pages of this command, or writes them to a directory
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Run(experiment) => run::run(*experiment),
         Command::Replay(options) => run::replay(&options),
+        Command::ServeDisk(options) => options.run(),
         Command::Completions(options) => generate::completions(&options, Cli::command()),
         Command::Man(options) => generate::man(&options, Cli::command()),
     }

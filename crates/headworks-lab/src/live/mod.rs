@@ -16,7 +16,7 @@ pub mod fairness;
 pub mod seed000;
 pub mod seed002_cpu;
 pub mod seed003;
-mod server;
+pub(crate) mod server;
 
 use std::time::Duration;
 
