@@ -14,6 +14,7 @@ pub mod cpu;
 pub mod disks;
 mod judge;
 mod known;
+pub mod linux;
 mod programs;
 mod run;
 
@@ -38,6 +39,8 @@ pub struct BfqFilter {
     pub schedulers: Vec<Scheduler>,
     /// Whether flash runs for 10 s or more, and 100 exports on a disk for 600 s.
     pub long: bool,
+    /// Measured virtual milliseconds of every case, instead of its own.
+    pub ms: Option<u64>,
     /// Tunables of the elevators that own shares, instead of their defaults.
     pub tunables: Vec<(Tunable, u64)>,
 }

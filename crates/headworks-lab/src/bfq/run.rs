@@ -7,7 +7,7 @@ use super::BfqFilter;
 use super::cases::{Case, Measure};
 use super::client;
 use super::disks::Disk;
-use crate::harness::{BlockHarness, BlockHarnessOptions, JobCounts, RunCounts};
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobCounts};
 use crate::report::{Row, jain};
 
 /// The table of the rows.
@@ -90,6 +90,19 @@ pub(super) enum Part {
 }
 
 impl Part {
+    /// Every part of a case.
+    pub const ALL: [Self; 3] = [Self::All, Self::First, Self::Rest];
+
+    /// The clients of the part.
+    pub fn of<T>(self, mut clients: Vec<T>) -> Vec<T> {
+        match self {
+            Self::All => {}
+            Self::First => clients.truncate(1),
+            Self::Rest => drop(clients.remove(0)),
+        }
+        clients
+    }
+
     /// The name in rows.
     pub const fn name(self) -> &'static str {
         match self {
@@ -133,13 +146,8 @@ pub(super) fn run(
     part: Part,
 ) -> Result<Row, ConfigError> {
     let [ramp_ms, usual_ms, long_ms] = case.length_ms;
-    let ms = if filter.long { long_ms } else { usual_ms };
-    let mut jobs = client::jobs(case.groups, case.step, disk, ramp_ms * MS);
-    match part {
-        Part::All => {}
-        Part::First => jobs.truncate(1),
-        Part::Rest => drop(jobs.remove(0)),
-    }
+    let ms = filter.ms.unwrap_or(if filter.long { long_ms } else { usual_ms });
+    let jobs = part.of(client::jobs(case.groups, case.step, disk, ramp_ms * MS));
     let harness = BlockHarness::new(BlockHarnessOptions {
         seed: filter.seed,
         queue: variant.queue(disk, &filter.tunables)?,
@@ -152,53 +160,119 @@ pub(super) fn run(
         ramp_ns: ramp_ms * MS,
         runtime_ns: ms * MS,
     })?;
-    Ok(row(case, disk, variant, part, ms, &harness.run()))
+    let counts = harness.run();
+    let clients: Vec<ClientCounts> = counts.jobs.iter().map(ClientCounts::of).collect();
+    let outcome = RunOutcome {
+        bios: counts.bios,
+        starved: counts.starved,
+        failed: counts.errors + counts.notices + u64::from(counts.stuck),
+        hash: counts.hash,
+    };
+    let elevator = Elevator {
+        name: variant.scheduler.name(),
+        bounds: variant.bounds.name(),
+        hold_ms: if variant.hold_100 { 100 } else { 0 },
+    };
+    Ok(row(case, disk, elevator, part, ms, (&clients, outcome)))
 }
 
-fn row(case: &Case, disk: Disk, variant: Variant, part: Part, ms: u64, counts: &RunCounts) -> Row {
-    let us = |ns: u64| ns / 1_000;
-    let bytes = |jobs: &[JobCounts]| jobs.iter().map(|job| job.bytes).sum::<u64>();
+/// The cells that name an elevator with its settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Elevator<'a> {
+    pub name: &'a str,
+    pub bounds: &'a str,
+    pub hold_ms: u64,
+}
+
+/// Counters of a run that belong to no client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RunOutcome {
+    pub bios: u64,
+    pub starved: u32,
+    pub failed: u64,
+    pub hash: u64,
+}
+
+/// The counters of a client, as far as rows need them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ClientCounts {
+    pub bios: u64,
+    pub bytes: u64,
+    pub p50_us: u64,
+    pub p99_us: u64,
+    pub longest_us: u64,
+    /// Times of the program's starts that ended.
+    pub starts_ms: Vec<u64>,
+    /// Time so far of the start that has not ended.
+    pub unfinished_ms: u64,
+}
+
+impl ClientCounts {
+    /// The counters of a job.
+    pub fn of(job: &JobCounts) -> Self {
+        let us = |ns: u64| ns / 1_000;
+        Self {
+            bios: job.bios,
+            bytes: job.bytes,
+            p50_us: us(job.latency.percentile(500)),
+            p99_us: us(job.latency.percentile(990)),
+            longest_us: us(job.longest_ns()),
+            starts_ms: job.starts_ns.iter().map(|ns| ns / MS).collect(),
+            unfinished_ms: job.unfinished_ns / MS,
+        }
+    }
+}
+
+/// The row of a run.
+pub(super) fn row(
+    case: &Case,
+    disk: Disk,
+    elevator: Elevator<'_>,
+    part: Part,
+    ms: u64,
+    (clients, outcome): (&[ClientCounts], RunOutcome),
+) -> Row {
+    let bytes = |of: &[ClientCounts]| of.iter().map(|client| client.bytes).sum::<u64>();
     // Without the first client there are only the others.
-    let (first, rest) = counts.jobs.split_at(usize::from(part != Part::Rest));
-    let none = JobCounts::default();
+    let (first, rest) = clients.split_at(usize::from(part != Part::Rest));
+    let none = ClientCounts::default();
     let one = first.first().unwrap_or(&none);
-    let weights = case.weights.len().min(counts.jobs.len());
-    let of_weight = |index: usize| counts.jobs.iter().skip(index).step_by(weights);
+    let weights = case.weights.len().min(clients.len());
+    let of_weight = |index: usize| clients.iter().skip(index).step_by(weights);
     let each = |of: &dyn Fn(usize) -> u64| (0..weights).map(of).collect::<Vec<u64>>();
-    let failed = counts.errors + counts.notices + u64::from(counts.stuck);
     Row::new(TABLE)
         .with("experiment", case.experiment)
         .with("case", case.name)
         .with("device", disk.name())
-        .with("scheduler", variant.scheduler.name())
-        .with("bounds", variant.bounds.name())
-        .with("hold_ms", if variant.hold_100 { 100 } else { 0 })
+        .with("scheduler", elevator.name)
+        .with("bounds", elevator.bounds)
+        .with("hold_ms", elevator.hold_ms)
         .with("part", part.name())
         .with("ms", ms)
-        .with("clients", counts.jobs.len())
+        .with("clients", clients.len())
         .with("tenants", u64::from(case.tenants))
-        .with("bytes", counts.bytes)
-        .with("bios", counts.bios)
-        .with_real("jain", jain(counts.jobs.iter().map(|job| job.bytes as f64)), 4)
+        .with("bytes", bytes(clients))
+        .with("bios", outcome.bios)
+        .with_real("jain", jain(clients.iter().map(|client| client.bytes as f64)), 4)
         .with("weights", case.weights.iter().map(|&weight| u64::from(weight)).collect::<Vec<_>>())
         .with("weight_clients", each(&|index| of_weight(index).count() as u64))
-        .with("weight_bytes", each(&|index| of_weight(index).map(|job| job.bytes).sum()))
+        .with("weight_bytes", each(&|index| of_weight(index).map(|client| client.bytes).sum()))
         .with(
             "weight_least",
-            each(&|index| of_weight(index).map(|job| job.bytes).min().unwrap_or(0)),
+            each(&|index| of_weight(index).map(|client| client.bytes).min().unwrap_or(0)),
         )
         .with(
             "weight_most",
-            each(&|index| of_weight(index).map(|job| job.bytes).max().unwrap_or(0)),
+            each(&|index| of_weight(index).map(|client| client.bytes).max().unwrap_or(0)),
         )
         .with("first_bytes", one.bytes)
-        .with("first_p50_us", us(one.latency.percentile(500)))
-        .with("first_p99_us", us(one.latency.percentile(990)))
-        .with("first_longest_us", us(one.longest_ns()))
+        .with("first_p50_us", one.p50_us)
+        .with("first_p99_us", one.p99_us)
+        .with("first_longest_us", one.longest_us)
         .with("rest_bytes", bytes(rest))
-        .with("starts_ms", one.starts_ns.iter().map(|ns| ns / MS).collect::<Vec<_>>())
-        .with("unfinished_ms", one.unfinished_ns / MS)
-        .with("starved", counts.starved)
-        .with("failed", failed)
-        .with("hash", format!("{:016x}", counts.hash))
+        .with("starts_ms", one.starts_ms.clone())
+        .with("unfinished_ms", one.unfinished_ms)
+        .with("starved", outcome.starved)
+        .with("failed", outcome.failed)
+        .with("hash", format!("{:016x}", outcome.hash))
 }

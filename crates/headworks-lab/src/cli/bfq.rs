@@ -37,6 +37,9 @@ pub struct BfqArgs {
     /// Run 1000 exports for 10 s, and 100 exports on a disk for 600 s
     #[arg(long)]
     long: bool,
+    /// Measure each case for so many seconds of virtual time
+    #[arg(long, conflicts_with = "long", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: Option<u64>,
     /// Only rows in virtual time, not the CPU time of an I/O (E15)
     #[arg(long, conflicts_with = "live_only")]
     virtual_only: bool,
@@ -62,14 +65,15 @@ fn tunable(text: &str) -> Result<(Tunable, u64), String> {
 impl BfqArgs {
     /// Runs the experiment and prints the report.
     pub fn run(self) -> ExitCode {
-        let Self { seed, case, device, scheduler, set, long, virtual_only, live_only, output } =
-            self;
+        let Self { seed, case, device, scheduler, set, .. } = self;
+        let Self { long, seconds, virtual_only, live_only, output, .. } = self;
         let filter = BfqFilter {
             seed,
             cases: case,
             devices: device,
             schedulers: scheduler,
             long,
+            ms: seconds.map(|seconds| seconds * 1000),
             tunables: set,
         };
         let run = || {

@@ -4,6 +4,7 @@
 
 mod allocations;
 mod bfq;
+mod bfq_linux;
 mod cached;
 mod generate;
 mod output;

@@ -21,7 +21,7 @@ use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
-use crate::{USAGE, bfq, cached, complain, seed002, seed003, tables};
+use crate::{USAGE, bfq, bfq_linux, cached, complain, seed002, seed003, tables};
 
 /// Options of `headworks-lab replay`.
 #[derive(Args)]
@@ -65,6 +65,12 @@ pub enum Experiment {
     /// BFQ on modelled disks beside mq-deadline and none: shares, throughput, start-up of programs,
     /// soft real time, many exports, noisy neighbours
     Bfq(bfq::BfqArgs),
+    /// The cases of bfq on a block device of the kernel, with the kernel's schedulers
+    #[command(name = "bfq-linux")]
+    BfqLinux(bfq_linux::LinuxArgs),
+    /// One client of bfq-linux, which starts it
+    #[command(name = "bfq-linux-client", hide = true)]
+    BfqLinuxClient(bfq_linux::LinuxClientArgs),
     /// Buffered writers of tenants: parts of the device by weight, pauses, the dirty limit
     DirtyShares(tables::TableArgs),
     /// Cost of a call on cached blocks, in process and, with --beside, in the kernel
@@ -132,6 +138,8 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::Seed004(options) => return options.run(ExperimentName::Seed004),
         Experiment::Fairness(options) => return options.run(ExperimentName::Fairness),
         Experiment::Bfq(options) => return options.run(),
+        Experiment::BfqLinux(options) => return options.run(),
+        Experiment::BfqLinuxClient(options) => return options.run(),
         Experiment::DirtyShares(options) => return options.run(ExperimentName::DirtyShares),
         Experiment::Cached(options) => return options.run(),
         Experiment::Smoke { shards: Some(shards), .. }

@@ -7,8 +7,8 @@
 //! A job with a period submits one bio each period, whatever is answered. A job with a program starts it again and again, with a
 //! rest of `think_ns` between two starts.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, BioId, ExportId, Instant, Ioprio, Op, VolumeId};
@@ -85,6 +85,11 @@ impl JobOptions {
         let iodepth = program.depth();
         Self { iodepth, program: Some(program), start, end, think_ns, ..Self::default() }
     }
+
+    /// The time of the first submission of job `number`: staggered, as a thousand threads do not start at once.
+    pub(crate) fn first_at(&self, number: u32) -> Instant {
+        Instant(if self.start_ns > 0 { self.start_ns } else { u64::from(number) * 1_000 })
+    }
 }
 
 /// A start of a program.
@@ -98,7 +103,7 @@ struct ProgramStart {
 
 /// What an answer means for a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct AnswerOutcome {
+pub(crate) struct AnswerOutcome {
     /// Latency of the answer.
     pub took_ns: u64,
     /// Bytes of the answered bio.
@@ -111,7 +116,7 @@ pub(super) struct AnswerOutcome {
 
 /// A job in progress; its index is its connection number.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(crate) struct Job {
     pub options: JobOptions,
     connection: u32,
     prng: Prng,
@@ -121,8 +126,9 @@ pub(super) struct Job {
     lens: Vec<u32>,
     unused: Vec<u32>,
     issued: u64,
-    /// Position of a sequential stream, which several jobs may share.
-    next_at: Rc<Cell<u64>>,
+    /// Position of a sequential stream, which several jobs may share. Relaxed: the jobs of a stream take turns in one thread; a job
+    /// on a kernel's device moves between threads, one after the other.
+    next_at: Arc<AtomicU64>,
     program: ProgramStart,
     /// Answers since the last wake-up.
     answered: u32,
@@ -137,7 +143,23 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub fn new(options: JobOptions, connection: u32, prng: Prng) -> Self {
+    /// The jobs of a run, numbered in their order; `seed` decides their random offsets.
+    pub fn all(seed: u64, options: Vec<JobOptions>) -> Vec<Self> {
+        let root = Prng::new(seed).split("jobs");
+        let jobs = (0u32..).zip(options).map(|(number, options)| {
+            Self::new(options, number, Prng::new(root.clone().next() ^ u64::from(number)))
+        });
+        let mut jobs: Vec<Self> = jobs.collect();
+        for index in 1..jobs.len() {
+            let (before, rest) = jobs.split_at_mut(index);
+            let number = rest[0].options.stream;
+            let first = before.iter().find(|job| number > 0 && job.options.stream == number);
+            first.into_iter().for_each(|first| rest[0].share_stream(first));
+        }
+        jobs
+    }
+
+    fn new(options: JobOptions, connection: u32, prng: Prng) -> Self {
         let (depth, bs) = (options.iodepth, u64::from(options.bs));
         assert!(
             depth > 0 && options.batch_submit > 0 && bs > 0,
@@ -153,7 +175,7 @@ impl Job {
             lens: vec![0; depth as usize],
             unused: (0..depth).rev().collect(),
             issued: 0,
-            next_at: Rc::new(Cell::new(options.start)),
+            next_at: Arc::new(AtomicU64::new(options.start)),
             program: ProgramStart {
                 reads: options.program.map(|program| program.list()).unwrap_or_default(),
                 ..ProgramStart::default()
@@ -192,8 +214,8 @@ impl Job {
     }
 
     /// Makes the job continue the stream of another.
-    pub fn share_stream(&mut self, other: &Self) {
-        self.next_at = Rc::clone(&other.next_at);
+    fn share_stream(&mut self, other: &Self) {
+        self.next_at = Arc::clone(&other.next_at);
     }
 
     /// Time so far of a program's start that has not ended.
@@ -240,12 +262,12 @@ impl Job {
             }
             let slot = self.unused.pop().expect("the depth is that of the program");
             let len = u64::from(read.len);
-            let mut offset = self.next_at.get();
+            let mut offset = self.next_at.load(Ordering::Relaxed);
             if read.far || offset + len > self.options.end {
                 let blocks = (self.options.end - self.options.start - len) / 4096;
                 offset = self.options.start + self.prng.below(blocks + 1) * 4096;
             }
-            self.next_at.set(offset + len);
+            self.next_at.store(offset + len, Ordering::Relaxed);
             self.program.submitted += 1;
             take(self.bio(now, slot, offset, read.len));
         }
@@ -257,9 +279,9 @@ impl Job {
         if options.random {
             return options.start + self.prng.below((options.end - options.start) / bs) * bs;
         }
-        let at = self.next_at.get();
+        let at = self.next_at.load(Ordering::Relaxed);
         let at = if at + bs > options.end { options.start } else { at };
-        self.next_at.set(at + bs);
+        self.next_at.store(at + bs, Ordering::Relaxed);
         at
     }
 

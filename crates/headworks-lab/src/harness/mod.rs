@@ -19,7 +19,6 @@ mod counts;
 mod job;
 mod program;
 
-use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
 use headworks_core::time::SEC;
 use headworks_core::{
@@ -30,7 +29,7 @@ use headworks_sim::disk::{DeviceModel, ModelCommand};
 use headworks_sim::events::EventQueue;
 
 pub use counts::{AnswerWindows, JobCounts, RunCounts};
-use job::Job;
+pub(crate) use job::Job;
 pub use job::JobOptions;
 pub use program::Program;
 
@@ -133,22 +132,10 @@ impl BlockHarness {
         config.cache = options.cache;
         let thinks = options.jobs.iter().all(|job| job.think_ns > 0);
         assert!(thinks || !options.cache.is_on(), "jobs with a cache must think");
-        let root = Prng::new(options.seed).split("jobs");
-        let jobs = (0u32..).zip(options.jobs).map(|(number, options)| {
-            Job::new(options, number, Prng::new(root.clone().next() ^ u64::from(number)))
-        });
-        let mut jobs: Vec<Job> = jobs.collect();
-        for index in 1..jobs.len() {
-            let (before, rest) = jobs.split_at_mut(index);
-            let number = rest[0].options.stream;
-            let first = before.iter().find(|job| number > 0 && job.options.stream == number);
-            first.into_iter().for_each(|first| rest[0].share_stream(first));
-        }
+        let jobs = Job::all(options.seed, options.jobs);
         let mut events = EventQueue::with_capacity(jobs.len() + 64);
         for (job, options) in (0u32..).zip(jobs.iter().map(|job| &job.options)) {
-            // Staggered, as a thousand threads do not start at once.
-            let at = if options.start_ns > 0 { options.start_ns } else { u64::from(job) * 1_000 };
-            events.push(Instant(at), HarnessEvent::Wake { job });
+            events.push(options.first_at(job), HarnessEvent::Wake { job });
         }
         Ok(Self {
             shard: Shard::new(config)?,
