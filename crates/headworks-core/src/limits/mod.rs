@@ -13,7 +13,7 @@
 //! | `bucket` | when a rate admits the next request |
 //! | `set` | what a request costs at a node, and how long the node's buckets make it wait |
 //! | `turn` | which child of a node is next |
-//! | `tree` | what passes, what waits, and when to look again |
+//! | `tree` | what passes, what waits, and when to look again: `structure`, `passage`, `timers` |
 //!
 //! **Bounds.** Let R be a rate, L the largest cost, `s` the slack of 4 ms at R, and `e` the latest wake-up. While requests wait, any
 //! interval T admits between `R T - L - R e` and `R T + L + R e`; from an empty bucket at most `R T + s + L`. A node with several
