@@ -243,7 +243,8 @@ impl Reactor {
 
     fn resume_limited(&mut self, slot: u32) {
         let state = self.connections.state_mut(slot);
-        if state.pause == ReadPause::Limited {
+        // A connection whose requests all are parked is full, and no answer ends that.
+        if matches!(state.pause, ReadPause::Limited | ReadPause::Full) {
             state.pause = ReadPause::No;
         }
         if state.pause == ReadPause::No {
