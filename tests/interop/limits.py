@@ -11,6 +11,7 @@ import nbd
 
 def connect(uri):
     handle = nbd.NBD()
+    handle.set_uri_allow_local_file(True)
     handle.connect_uri(uri)
     return handle
 
@@ -60,6 +61,36 @@ def rates(db, w, free):
     finish(limited)
 
 
+def together(least, *uris):
+    """301 reads at 200 a second of all clients together; 8 ms of the rate, and a request on its way, may pass at once."""
+    handles = [connect(uri) for uri in uris]
+    before = time.monotonic()
+    for handle in handles:
+        ask(handle, 301 // len(handles) + 1)
+    for handle in handles:
+        finish(handle)
+    took = time.monotonic() - before
+    assert took >= float(least), f"301 reads took {took:.3f} s"
+
+
+def handed_over(a, b, headworks, control):
+    """Requests that wait for a limit of both shards are answered by the process that replaces the server."""
+    subprocess.run([headworks, "ctl", control, "set", "tenants/acme/iops-total", "1"], check=True)
+    handles = [connect(a), connect(b)]
+    for handle in handles:
+        ask(handle, 40)
+        handle.poll(100)
+    subprocess.run([headworks, "ctl", control, "upgrade"], check=True, timeout=90)
+    left = [handle.aio_in_flight() for handle in handles]
+    assert min(left) > 30, f"{left} of 40 wait after the upgrade"
+    subprocess.run([headworks, "ctl", control, "set", "tenants/acme/iops-total", "1000"], check=True)
+    before = time.monotonic()
+    for handle in handles:
+        finish(handle)
+    took = time.monotonic() - before
+    assert took < 20, f"{left} reads took {took:.1f} s"
+
+
 def lifted(db, headworks, control):
     subprocess.run([headworks, "ctl", control, "set", "exports/db/iops-total", "1"], check=True)
     handle = connect(db)
@@ -101,7 +132,7 @@ def is_zombie(server):
 
 
 if __name__ == "__main__":
-    words = {"lifted": lifted, "removed": removed, "stopped": stopped}
+    words = {"lifted": lifted, "removed": removed, "stopped": stopped, "together": together, "handed-over": handed_over}
     if sys.argv[1] in words:
         words[sys.argv[1]](*sys.argv[2:])
     else:

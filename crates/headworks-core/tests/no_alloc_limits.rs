@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use counting::ALLOCATIONS;
 use headworks_core::limits::{LimitKind, LimitTree, LimitedIo, Limits};
-use headworks_core::{Instant, Op};
+use headworks_core::{Instant, Op, ShardId};
 
 #[test]
 fn requests_under_limits_allocate_nothing() {
@@ -47,4 +47,46 @@ fn requests_under_limits_allocate_nothing() {
     }
     assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
     assert!(passed > 1000 && waits.iter().flatten().any(|waits| *waits), "{passed} passed");
+}
+
+/// Two shards that share a limit: messages and lessees are made once, and used again.
+#[test]
+fn leased_tokens_allocate_nothing() {
+    let mut trees = [0, 1].map(|shard| {
+        let mut tree = LimitTree::new(32);
+        let mut limits = Limits::default();
+        limits.rates[LimitKind::IopsTotal as usize].average = 100_000;
+        tree.set_shards(2);
+        tree.set_limits(Instant(0), LimitTree::ROOT, &limits);
+        tree.set_home(Instant(0), LimitTree::ROOT, (shard == 1).then_some(ShardId(0)));
+        tree
+    });
+    let leaves = trees.each_mut().map(|tree| tree.add_leaf(LimitTree::ROOT, 100, 0));
+    let io = LimitedIo::of(Op::Read, 4096).expect("reads are limited");
+    let (mut waits, mut passed, mut before, mut messages) = ([false; 2], [0_u32; 2], 0, 0);
+    for step in 0..50_000_u64 {
+        let now = Instant(step * 4000);
+        if step == 1000 {
+            before = ALLOCATIONS.with(Cell::get);
+        }
+        for shard in [0, 1] {
+            if !waits[shard] {
+                waits[shard] = !trees[shard].admit(now, leaves[shard], io);
+                passed[shard] += u32::from(!waits[shard]);
+            }
+            while trees[shard].pop(now).is_some() {
+                waits[shard] = false;
+                passed[shard] += 1;
+            }
+            while let Some(sent) = trees[shard].next_outgoing() {
+                messages += 1;
+                let from = ShardId(shard as u16);
+                trees[1 - shard].on_message(now, sent.node, from, sent.message);
+            }
+        }
+    }
+    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
+    // 0.2 s at 100,000 a second, in equal parts, and several requests for each message.
+    assert!(passed.iter().all(|passed| passed.abs_diff(10_000) < 500), "{passed:?}");
+    assert!(messages < 5000, "{messages} messages");
 }

@@ -69,6 +69,32 @@ impl Bucket {
         self.level = self.level.saturating_add(u128::from(parts));
     }
 
+    /// Takes parts back that were charged and not used.
+    pub fn refund(&mut self, parts: u64) {
+        self.level = self.level.saturating_sub(u128::from(parts));
+    }
+
+    /// Returns the nanoseconds in which the level leaks to 0.
+    pub fn level_ns(&self) -> u64 {
+        u64::try_from(self.level / u128::from(self.rate)).unwrap_or(u64::MAX)
+    }
+
+    /// Charges what the rate admits in a time.
+    pub fn charge_ns(&mut self, ns: u64) {
+        self.level = self.level.saturating_add(u128::from(self.rate) * u128::from(ns));
+    }
+
+    /// Returns the units that the rate admits in a time.
+    pub fn units_in(&self, ns: u64) -> u64 {
+        u64::try_from(u128::from(self.rate) * u128::from(ns) / u128::from(PARTS))
+            .unwrap_or(u64::MAX)
+    }
+
+    /// Whether the level may rise by `parts` without exceeding the size.
+    pub fn has_room(&self, parts: u64) -> bool {
+        self.level.saturating_add(u128::from(parts)) <= self.size
+    }
+
     /// Continues with what another bucket had admitted: the level lasts as long at the new rate, so a change is neither a burst
     /// nor a stall.
     pub fn follow(&mut self, before: &Self) {

@@ -13,14 +13,17 @@
 //! | `bucket` | when a rate admits the next request |
 //! | `set` | what a request costs at a node, and how long the node's buckets make it wait |
 //! | `turn` | which child of a node is next |
-//! | `tree` | what passes, what waits, and when to look again: `structure`, `passage`, `timers` |
+//! | `lease`, `tokens` | what a shard asks for and holds of a node that lives on another shard |
+//! | `tree` | what passes, what waits, and when to look again: `structure`, `passage`, `timers`, `leases` |
 //!
 //! **Bounds.** Let R be a rate, L the largest cost, `s` the slack of 4 ms at R, and `e` the latest wake-up. While requests wait, any
 //! interval T admits between `R T - L - R e` and `R T + L + R e`; from an empty bucket at most `R T + s + L`. A node with several
-//! busy children admits at most `R T + 2 s + L`. The tests check every pair of admissions.
+//! busy children admits at most `R T + 2 s + L`. On several shards leases add what `lease` says. The tests check every pair of admissions.
 
 mod bucket;
+mod lease;
 mod set;
+mod tokens;
 mod tree;
 mod turn;
 
@@ -28,7 +31,8 @@ mod turn;
 mod tests;
 
 pub use set::LimitedIo;
-pub use tree::{LimitReport, LimitTree, NodeId, Passed};
+pub use tokens::{LeaseMessage, LeaseRequest, Tokens};
+pub use tree::{LimitReport, LimitTree, NodeId, OutgoingLease, Passed};
 
 use crate::error::ConfigError;
 use crate::time::SEC;

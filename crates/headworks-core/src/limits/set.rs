@@ -7,6 +7,7 @@
 //! Invariant: the buckets of a node are settled (leaked until now) before they are asked.
 
 use super::bucket::{Bucket, PARTS, SLACK_NS};
+use super::tokens::Tokens;
 use super::{LimitDirection, LimitKind, Limits};
 use crate::bio::Op;
 use crate::time::{Instant, SEC};
@@ -141,11 +142,125 @@ impl BucketSet {
         }
     }
 
+    /// Returns what a request costs of the limits that cover it.
+    #[inline]
+    pub fn tokens(&self, io: LimitedIo) -> Tokens {
+        let (bytes, ios) = (u64::from(io.bytes), self.parts(io).1);
+        let own = self.entries.iter().filter(|entry| entry.kind.covers(io.direction));
+        own.fold(Tokens::ZERO, |cost, entry| match entry.kind.is_bytes() {
+            true => cost.max(Tokens::new(bytes, 0)),
+            false => cost.max(Tokens::new(0, ios)),
+        })
+    }
+
+    /// Charges tokens of a direction.
+    pub fn charge_tokens(&mut self, direction: LimitDirection, tokens: Tokens) {
+        let (bytes, ios) = tokens.parts();
+        for entry in self.entries.iter_mut().filter(|entry| entry.kind.covers(direction)) {
+            let parts = if entry.kind.is_bytes() { bytes } else { ios };
+            entry.main.charge(parts);
+            if let Some(burst) = &mut entry.burst {
+                burst.charge(parts);
+            }
+        }
+    }
+
+    /// Takes tokens of a direction back that were not used.
+    pub fn refund(&mut self, direction: LimitDirection, tokens: Tokens) {
+        let (bytes, ios) = tokens.parts();
+        for entry in self.entries.iter_mut().filter(|entry| entry.kind.covers(direction)) {
+            let parts = if entry.kind.is_bytes() { bytes } else { ios };
+            entry.main.refund(parts);
+            if let Some(burst) = &mut entry.burst {
+                burst.refund(parts);
+            }
+        }
+    }
+
+    /// Returns the tokens that the average rates admit in a time; nothing of what no limit covers.
+    pub fn tokens_in(&self, direction: LimitDirection, ns: u64) -> Tokens {
+        self.least_tokens(direction, |entry| entry.main.units_in(ns))
+    }
+
+    /// The same at the rates of bursts.
+    pub fn burst_tokens_in(&self, direction: LimitDirection, ns: u64) -> Tokens {
+        self.least_tokens(direction, |entry| entry.burst.unwrap_or(entry.main).units_in(ns))
+    }
+
+    /// The same at the rates that are admitted now.
+    pub fn present_tokens_in(&self, direction: LimitDirection, ns: u64) -> Tokens {
+        self.least_tokens(direction, |entry| {
+            let of_burst = entry.burst.map_or(0, |burst| burst.units_in(ns));
+            let is_burst = entry.main.has_room(of_burst.saturating_mul(PARTS));
+            if is_burst && of_burst > 0 { of_burst } else { entry.main.units_in(ns) }
+        })
+    }
+
+    fn least_tokens(
+        &self,
+        direction: LimitDirection,
+        units: impl Fn(&LimitEntry) -> u64,
+    ) -> Tokens {
+        let least = |is_bytes: bool| {
+            let of_kind = |entry: &&LimitEntry| entry.kind.is_bytes() == is_bytes;
+            let own = self.entries.iter().filter(|entry| entry.kind.covers(direction));
+            own.filter(of_kind).map(&units).min().unwrap_or(0)
+        };
+        Tokens::new(least(true), least(false).saturating_mul(PARTS))
+    }
+
+    /// Returns the part of tokens that total limits count, so that both directions share it.
+    pub fn shared(&self, tokens: Tokens) -> Tokens {
+        let is_shared = |is_bytes: bool| {
+            self.entries
+                .iter()
+                .any(|entry| entry.kind.is_total() && entry.kind.is_bytes() == is_bytes)
+        };
+        let keep = |value: i64, is_bytes: bool| if is_shared(is_bytes) { value } else { 0 };
+        Tokens { bytes: keep(tokens.bytes, true), ios: keep(tokens.ios, false) }
+    }
+
+    /// Returns the limit of bytes or of I/Os that covers a direction.
+    pub fn kind_of(&self, direction: LimitDirection, is_bytes: bool) -> Option<LimitKind> {
+        let mut kinds = self.entries.iter().map(|entry| entry.kind);
+        kinds.find(|kind| kind.is_bytes() == is_bytes && kind.covers(direction))
+    }
+
+    /// Returns the time that tokens take of the limit that they take longest of.
+    pub fn tokens_ns(&self, direction: LimitDirection, tokens: Tokens) -> u64 {
+        let (bytes, ios) = tokens.parts();
+        self.longest_ns(direction, bytes, ios)
+    }
+
+    /// What every limit has admitted and has not leaked, as time at its rates.
+    pub fn levels(&self) -> impl Iterator<Item = (LimitKind, u64, u64)> + '_ {
+        let level = |entry: &LimitEntry| {
+            let burst_ns = entry.burst.map_or(0, |burst| burst.level_ns());
+            (entry.kind, entry.main.level_ns(), burst_ns)
+        };
+        self.entries.iter().map(level)
+    }
+
+    /// Charges time of one limit, as far as there is such a limit.
+    pub fn charge_ns(&mut self, kind: LimitKind, main_ns: u64, burst_ns: u64) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.kind == kind) {
+            entry.main.charge_ns(main_ns);
+            if let Some(burst) = &mut entry.burst {
+                burst.charge_ns(burst_ns);
+            }
+        }
+    }
+
     /// Returns the cost of a request as time of the limit that it takes longest of.
     #[inline]
     pub fn cost_ns(&self, io: LimitedIo) -> u64 {
         let (bytes, ios) = self.parts(io);
-        let own = self.entries.iter().filter(|entry| entry.kind.covers(io.direction));
+        self.longest_ns(io.direction, bytes, ios)
+    }
+
+    #[inline]
+    fn longest_ns(&self, direction: LimitDirection, bytes: u64, ios: u64) -> u64 {
+        let own = self.entries.iter().filter(|entry| entry.kind.covers(direction));
         let cost = |entry: &LimitEntry| {
             entry.main.span_ns(if entry.kind.is_bytes() { bytes } else { ios })
         };

@@ -105,6 +105,11 @@ impl TurnQueue {
         self.waiting.iter().any(|waiting| !waiting.is_empty())
     }
 
+    /// Sum of the weights of busy children.
+    pub fn weights(&self) -> u64 {
+        self.weights
+    }
+
     /// Virtual time of the slack.
     fn slack(&self) -> u64 {
         (SLACK_NS << SHIFT) / self.weights.max(1)

@@ -72,7 +72,8 @@ impl Reactor {
             }
             ShardCommand::Serve { export } => {
                 let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
-                self.limits.put(now, id, weight, &export.limits);
+                self.limits.put(now, &export);
+                self.limits.settle_homes(now);
                 let target_us = export.latency_target_us;
                 self.exports.put(export);
                 self.device_use.set_devices(self.exports.devices_of(self.parts.id));
@@ -84,6 +85,7 @@ impl Reactor {
             ShardCommand::Forget { export } => {
                 self.exports.take(export);
                 self.limits.remove(now, export);
+                self.limits.settle_homes(now);
                 self.device_use.set_devices(self.exports.devices_of(self.parts.id));
                 self.parts.io.latency.forget(export);
             }

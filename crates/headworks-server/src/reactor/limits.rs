@@ -2,12 +2,19 @@
 //!
 //! Every export of the server has a node; a connection gets one with its first request under a limit. An export with no limit on
 //! its path costs its connections one look at a flag.
+//!
+//! All clients of an export are on its home shard, so its limits are, too. A tenant, and the server, live on the shard of their
+//! first export, by number; other shards take leases of tokens there (`headworks_core::limits`), in messages over the rings. What
+//! is known of exports is the same on every shard after each change, so shards agree where a node lives, and until they do the
+//! requests of one are refused by the other and made again.
 
-use headworks_core::limits::{LimitReport, LimitTree, Limits, NodeId};
-use headworks_core::{ExportId, Instant, TenantConfig, TenantId};
+use headworks_core::limits::{LeaseMessage, LimitReport, LimitTree, Limits, NodeId, OutgoingLease};
+use headworks_core::{ExportId, Instant, ShardId, TenantConfig, TenantId};
 
 use super::Reactor;
 use super::hot_list::ReadPause;
+use super::shard_io::{Envelope, ShardIo};
+use crate::assemble::export_info::ServedExport;
 use crate::nbd::connection::{BufferPolicy, LimitGate, ReceiveContext};
 
 /// Weight of a connection beside others of its export.
@@ -28,6 +35,9 @@ pub enum LimitTarget {
 #[derive(Clone, Copy, Debug)]
 struct LimitedExport {
     node: NodeId,
+    /// Shard of its clients.
+    home: ShardId,
+    tenant: TenantId,
     /// A limit is on its path.
     limited: bool,
 }
@@ -35,6 +45,8 @@ struct LimitedExport {
 /// The limits of a shard.
 #[derive(Debug)]
 pub(super) struct ShardLimits {
+    id: ShardId,
+    shards: u16,
     tree: LimitTree,
     /// Nodes by [`TenantId`].
     tenants: Vec<Option<NodeId>>,
@@ -45,24 +57,83 @@ pub(super) struct ShardLimits {
 }
 
 impl ShardLimits {
-    /// Creates the limits of a shard with `slots` connections.
-    pub fn new(slots: usize) -> Self {
+    /// Creates the limits of one of `shards` shards, with `slots` connections.
+    pub fn new(slots: usize, id: ShardId, shards: u16) -> Self {
         let (tenants, exports) = (Vec::new(), Vec::new());
-        Self { tree: LimitTree::new(64), tenants, exports, leaves: vec![None; slots] }
+        let mut tree = LimitTree::new(64);
+        tree.set_shards(shards);
+        Self { id, shards, tree, tenants, exports, leaves: vec![None; slots] }
     }
 
     /// Adds an export, or changes the one of its id.
-    pub fn put(&mut self, now: Instant, export: ExportId, weight: u16, limits: &Limits) {
+    pub fn put(&mut self, now: Instant, served: &ServedExport) {
+        let export = served.binding.export;
         let index = usize::from(export.0);
         if self.exports.len() <= index {
             self.exports.resize(index + 1, None);
         }
-        if self.exports[index].is_none() {
-            let node = self.tree.add_group(LimitTree::ROOT, weight.into(), index as u32);
-            self.exports[index] = Some(LimitedExport { node, limited: false });
+        let (home, tenant) = (served.shard, TenantId::NONE);
+        match &mut self.exports[index] {
+            Some(entry) => entry.home = home,
+            empty => {
+                let node = self.tree.add_group(LimitTree::ROOT, served.weight.into(), index as u32);
+                *empty = Some(LimitedExport { node, home, tenant, limited: false });
+            }
         }
-        self.set_weight(export, weight);
-        self.set(now, LimitTarget::Export(export), limits);
+        self.set_weight(export, served.weight);
+        self.set(now, LimitTarget::Export(export), &served.limits);
+        self.set_tenant(now, export, served.tenant);
+    }
+
+    /// Finds out where tenants and the server live, after exports were added, moved or removed.
+    pub fn settle_homes(&mut self, now: Instant) {
+        if self.shards == 1 {
+            return;
+        }
+        let mut homes = vec![None; self.tenants.len()];
+        let mut root = None;
+        for entry in self.exports.iter().flatten() {
+            root.get_or_insert(entry.home);
+            if let Some(home) = homes.get_mut(usize::from(entry.tenant.0)) {
+                home.get_or_insert(entry.home);
+            }
+        }
+        let elsewhere = |home: Option<ShardId>| home.filter(|home| *home != self.id);
+        self.tree.set_home(now, LimitTree::ROOT, elsewhere(root));
+        for (node, home) in self.tenants.iter().zip(homes) {
+            // A tenant without exports has no requests.
+            if let (Some(node), Some(_)) = (node, home) {
+                self.tree.set_home(now, *node, elsewhere(home));
+            }
+        }
+    }
+
+    /// Takes a message of another shard in.
+    pub fn on_message(
+        &mut self,
+        now: Instant,
+        from: ShardId,
+        target: LimitTarget,
+        message: LeaseMessage,
+    ) {
+        if let LimitTarget::Tenant(tenant) = target {
+            // It may be known there earlier than here.
+            self.tenant(tenant);
+        }
+        if let Some(node) = self.node(target) {
+            self.tree.on_message(now, node, from, message);
+        }
+    }
+
+    /// Hands over what other shards are to know.
+    pub fn post_messages(&mut self, io: &mut ShardIo) {
+        while let Some(OutgoingLease { node, to, message }) = self.tree.next_outgoing() {
+            let target = match node {
+                LimitTree::ROOT => LimitTarget::Server,
+                node => LimitTarget::Tenant(TenantId(self.tree.owner(node) as u16)),
+            };
+            io.post(to, Envelope::Lease { target, message });
+        }
     }
 
     /// The node of a tenant, which is made when it is first needed and stays.
@@ -89,11 +160,14 @@ impl ShardLimits {
     /// Moves an export to a tenant, or to none.
     pub fn set_tenant(&mut self, now: Instant, export: ExportId, tenant: TenantId) {
         let parent = self.tenant(tenant);
-        if let Some(node) = self.node(LimitTarget::Export(export))
-            && self.tree.parent(node) != parent
-        {
-            self.tree.set_parent(now, node, parent);
-            self.update_flags();
+        let entry = self.exports.get_mut(usize::from(export.0)).and_then(Option::as_mut);
+        if let Some(entry) = entry {
+            entry.tenant = tenant;
+            let node = entry.node;
+            if self.tree.parent(node) != parent {
+                self.tree.set_parent(now, node, parent);
+                self.update_flags();
+            }
         }
     }
 

@@ -211,16 +211,16 @@ impl Reactor {
         let exports = ExportTable::new(parts.exports.iter().cloned());
         let mut device_use = DeviceUse::new(places);
         device_use.set_devices(exports.devices_of(parts.id));
-        let mut limits = ShardLimits::new(places);
+        let mut limits = ShardLimits::new(places, parts.id, parts.shared.shards() as u16);
         limits.set(Instant(0), LimitTarget::Server, &parts.server_limits);
         for (tenant, (weight, of_tenant)) in (0..).map(TenantId).zip(&parts.tenant_limits) {
             limits.set_tenant_weight(tenant, *weight);
             limits.set(Instant(0), LimitTarget::Tenant(tenant), of_tenant);
         }
         for export in &parts.exports {
-            limits.put(Instant(0), export.binding.export, export.weight, &export.limits);
-            limits.set_tenant(Instant(0), export.binding.export, export.tenant);
+            limits.put(Instant(0), export);
         }
+        limits.settle_homes(Instant(0));
         Self {
             exports,
             device_use,
@@ -317,7 +317,7 @@ impl Reactor {
     /// Does everything between two waits; returns whether it did any work.
     fn turn(&mut self, now: Instant) -> bool {
         let mut worked = self.take_events(now);
-        worked |= self.take_messages();
+        worked |= self.take_messages(now);
         worked |= self.take_control_messages(now);
         if self.withdrawn {
             return false;
@@ -339,6 +339,7 @@ impl Reactor {
             worked = true;
         }
         worked |= self.send(now);
+        self.limits.post_messages(&mut self.parts.io);
         self.push_messages();
         if self.parts.io.has_news() {
             self.answer_sets();
@@ -427,7 +428,7 @@ impl Reactor {
         worked
     }
 
-    fn take_messages(&mut self) -> bool {
+    fn take_messages(&mut self, now: Instant) -> bool {
         let io = &mut self.parts.io;
         let mut worked = false;
         for shard in 0..io.peers.len() {
@@ -435,11 +436,18 @@ impl Reactor {
                 continue;
             };
             peer.consumer.pop(MESSAGES_MAX, &mut self.envelopes);
+            let from = ShardId(shard as u16);
             for envelope in self.envelopes.drain(..) {
-                io.keep_foreign(&envelope);
-                let from = ShardId(shard as u16);
-                self.parts.driver.push(Input::Message { from, message: envelope.message });
                 worked = true;
+                match envelope {
+                    Envelope::Shard { message, span } => {
+                        io.keep_foreign(&message, span);
+                        self.parts.driver.push(Input::Message { from, message });
+                    }
+                    Envelope::Lease { target, message } => {
+                        self.limits.on_message(now, from, target, message);
+                    }
+                }
             }
         }
         worked
@@ -480,6 +488,7 @@ impl Reactor {
         }
         if let Control::ExportTenant { export, tenant } = control {
             self.limits.set_tenant(self.parts.io.now, export, tenant);
+            self.limits.settle_homes(self.parts.io.now);
         }
         if let Control::Acknowledge { volume } = control {
             self.parts.shared.keeper().set_suspect(volume, false);

@@ -6,12 +6,14 @@
 
 use std::collections::VecDeque;
 
+use headworks_core::limits::LeaseMessage;
 use headworks_core::options::DEVICES_MAX;
 use headworks_core::{
     BioId, DeviceId, DeviceState, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes,
 };
 
 use super::foreign_spans::ForeignSpans;
+use super::limits::LimitTarget;
 use crate::connection_id::{
     CONNECTIONS_MAX, OWN_FLUSHES, RESTORES, connection_id, is_of_shard, next_generation, slot_of,
 };
@@ -19,14 +21,29 @@ use crate::latency::exports::ExportLatencies;
 use crate::nbd::connection::Connection;
 use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Producer, Span};
 
-/// A message between shards, with the memory of its bio.
+/// What one shard's thread tells another's.
 #[derive(Clone, Copy, Debug)]
-pub struct Envelope {
-    /// The message for the shard.
-    pub message: Message,
-    /// Memory of the message's bio, for the executor.
-    pub span: Span,
+pub enum Envelope {
+    /// A message between shards, with the memory of its bio.
+    Shard {
+        /// The message for the shard.
+        message: Message,
+        /// Memory of the message's bio, for the executor.
+        span: Span,
+    },
+    /// Tokens of a limit.
+    Lease {
+        /// What the limit is set on.
+        target: LimitTarget,
+        /// Request, answer or return.
+        message: LeaseMessage,
+    },
 }
+
+const _: () = assert!(
+    size_of::<LeaseMessage>() <= size_of::<Message>() + size_of::<Span>(),
+    "limits make the entries of rings no larger"
+);
 
 /// Both rings between this shard and another.
 pub struct Peer {
@@ -201,9 +218,9 @@ impl ShardIo {
     }
 
     /// Records the memory of a foreign bio.
-    pub fn keep_foreign(&mut self, envelope: &Envelope) {
-        if let Message::Bio { bio, .. } = envelope.message {
-            self.foreign.insert(bio.id, envelope.span);
+    pub fn keep_foreign(&mut self, message: &Message, span: Span) {
+        if let Message::Bio { bio, .. } = *message {
+            self.foreign.insert(bio.id, span);
         }
     }
 
@@ -221,6 +238,13 @@ impl ShardIo {
     #[must_use]
     pub fn foreign(&self) -> usize {
         self.foreign.len()
+    }
+
+    /// Sends something to another shard at the end of the turn.
+    pub fn post(&mut self, to: ShardId, envelope: Envelope) {
+        if let Some(Some(peer)) = self.peers.get_mut(usize::from(to.0)) {
+            peer.outbox.push(envelope);
+        }
     }
 
     fn is_own(&self, id: BioId) -> bool {
@@ -294,9 +318,7 @@ unsafe impl ActionSink for ShardIo {
             }
             _ => Span::EMPTY,
         };
-        if let Some(Some(peer)) = self.peers.get_mut(usize::from(to.0)) {
-            peer.outbox.push(Envelope { message, span });
-        }
+        self.post(to, Envelope::Shard { message, span });
     }
 
     fn timer(&mut self, at: Instant) {

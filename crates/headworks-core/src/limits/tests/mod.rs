@@ -1,5 +1,6 @@
 //! Tests of limits: exact rates in every interval, bursts, shares below a node, and neighbours that are left alone.
 
+mod leases;
 mod neighbours;
 mod rates;
 mod shares;

@@ -9,18 +9,25 @@
 //! agrees to its first one offers it to its parent, where it competes with its siblings. So a child that waits for its own limit
 //! holds no sibling back, and only the leaf that wins at every node is charged. A node that does not agree has one due instant.
 //!
-//! `structure` adds, changes and removes nodes, `passage` decides what passes and `timers` when to look again.
+//! `structure` adds, changes and removes nodes, `passage` decides what passes, `timers` when to look again, and `leases` what shards
+//! lend each other of the limits of a node.
 
+mod leases;
 mod passage;
 mod structure;
 mod timers;
 
+use std::collections::VecDeque;
+
+use super::lease::Lease;
 use super::set::{BucketSet, LimitedIo};
 use super::turn::{Link, TurnQueue, Turns};
 use super::{LimitDirection, LimitKind};
 use crate::shares::heap::Heap;
 use crate::slab::NIL;
 use crate::time::Instant;
+use leases::Lessee;
+pub use leases::OutgoingLease;
 
 /// The name of a node of a [`LimitTree`].
 pub type NodeId = u32;
@@ -66,6 +73,14 @@ struct LimitNode {
     woken: Instant,
     held_since: Option<Instant>,
     report: LimitReport,
+    /// What this shard holds of a node that lives on another.
+    lease: Option<Box<Lease>>,
+    /// The shard that a leaf stands for, if it is no connection.
+    lessee: Option<Box<Lessee>>,
+    /// Children that stand for other shards.
+    lessees: Vec<NodeId>,
+    /// It is in `granting`.
+    grants: bool,
 }
 
 /// Nodes with limits, from the server down to connections.
@@ -78,6 +93,12 @@ pub struct LimitTree {
     free: Vec<NodeId>,
     /// The root agrees to its first waiter of a direction.
     ready: [bool; 2],
+    /// Shards that have this tree.
+    shards: u16,
+    /// Nodes that agree to the first request of a lessee.
+    granting: Vec<NodeId>,
+    /// Messages for other shards.
+    outgoing: VecDeque<OutgoingLease>,
 }
 
 impl LimitTree {
@@ -94,6 +115,9 @@ impl LimitTree {
             timers: Heap::new(),
             free: Vec::with_capacity(nodes + 1),
             ready: [false; 2],
+            shards: 1,
+            granting: Vec::new(),
+            outgoing: VecDeque::new(),
         };
         tree.insert(NIL, 1, NIL, false);
         tree
@@ -130,8 +154,11 @@ impl LimitTree {
     #[must_use]
     pub fn holder(&self, leaf: NodeId, direction: LimitDirection) -> Option<(NodeId, LimitKind)> {
         self.path(leaf).find_map(|id| {
-            let (_, kind) = self.nodes[id as usize].set.wait(direction, false);
-            kind.map(|kind| (id, kind))
+            let node = &self.nodes[id as usize];
+            let io = node.due[direction as usize]
+                .and(self.nodes[leaf as usize].heads[direction as usize]);
+            let lacking = io.and_then(|io| self.lacking(id, io));
+            lacking.or(node.set.wait(direction, false).1).map(|kind| (id, kind))
         })
     }
 

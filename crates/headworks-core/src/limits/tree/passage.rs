@@ -21,9 +21,11 @@ impl LimitTree {
         assert!(self.nodes[leaf as usize].is_leaf, "requests are of leaves");
         self.settle_path(now, leaf);
         if let Some(holder) = self.first_refusal(leaf, io) {
+            let lacking = self.lacking(holder, io);
             let node = &mut self.nodes[holder as usize];
+            let kind = lacking.or(node.set.wait(io.direction, false).1);
             node.report.limited += 1;
-            node.report.kind = node.set.wait(io.direction, false).1.or(node.report.kind);
+            node.report.kind = kind.or(node.report.kind);
             self.wait(now, leaf, io);
             return false;
         }
@@ -52,6 +54,7 @@ impl LimitTree {
     /// Returns a waiting request that passes now; it is charged. The owner adds its next one with [`LimitTree::wait`].
     pub fn pop(&mut self, now: Instant) -> Option<Passed> {
         self.wake(now);
+        self.grant_all(now);
         let direction = self.turns.earlier(&self.nodes[Self::ROOT as usize].queue, self.ready)?;
         let leaf = self.first_leaf(Self::ROOT, direction);
         let node = &mut self.nodes[leaf as usize];
@@ -97,6 +100,9 @@ impl LimitTree {
         start: u64,
     ) -> u64 {
         let node = &self.nodes[id as usize];
+        if node.lease.is_some() {
+            return self.lease_wait_ns(id, child, io, io.bytes <= SMALL_BYTES, start);
+        }
         let (plain, _) = node.set.wait(io.direction, false);
         if plain == 0 || io.bytes > SMALL_BYTES {
             return plain;
@@ -117,20 +123,34 @@ impl LimitTree {
         }
         let mut cost_ns = None;
         for (id, child) in path[..len].iter().rev() {
-            let node = &mut self.nodes[*id as usize];
-            if !node.set.is_empty() {
-                node.set.charge(io);
-                cost_ns = Some(node.set.cost_ns(io));
+            if !self.nodes[*id as usize].set.is_empty() {
+                cost_ns = Some(self.charge_at(now, *id, io));
             }
+            let node = &mut self.nodes[*id as usize];
             if let Some(cost_ns) = cost_ns {
                 self.turns.charge(&mut node.queue, *child, cost_ns);
             }
         }
         for (id, _) in &path[..len] {
+            if self.nodes[*id as usize].lease.is_some() {
+                self.request(now, *id, io.direction);
+            }
             if self.nodes[*id as usize].queue.has_waiters() {
                 self.update_both(now, *id);
             }
         }
+    }
+
+    /// Charges a request at one node; returns what it costs there, as time of the limit that it takes longest of.
+    #[inline]
+    fn charge_at(&mut self, now: Instant, id: NodeId, io: LimitedIo) -> u64 {
+        let node = &mut self.nodes[id as usize];
+        let cost_ns = node.set.cost_ns(io);
+        match node.lease {
+            None => node.set.charge(io),
+            Some(_) => self.spend(now, id, io),
+        }
+        cost_ns
     }
 
     pub(super) fn join(&mut self, now: Instant, child: NodeId, direction: LimitDirection) {
@@ -170,7 +190,15 @@ impl LimitTree {
             self.settle(now, id);
             let wait_ns = self.first_wait_ns(id, direction);
             self.set_due(now, id, direction, wait_ns.filter(|wait| *wait > 0));
-            let offers = wait_ns == Some(0);
+            let first = self.nodes[id as usize].queue.first(direction);
+            let grants = wait_ns == Some(0) && first.is_some_and(|first| self.is_lessee(first));
+            if grants {
+                self.note_grant(id);
+            }
+            if self.nodes[id as usize].lease.is_some() {
+                self.request(now, id, direction);
+            }
+            let offers = wait_ns == Some(0) && !grants;
             if id == Self::ROOT {
                 self.ready[direction as usize] = offers;
                 return;
@@ -191,7 +219,7 @@ impl LimitTree {
     }
 
     /// Nanoseconds until a node agrees to its first waiter of a direction; none if it has none.
-    fn first_wait_ns(&self, id: NodeId, direction: LimitDirection) -> Option<u64> {
+    pub(super) fn first_wait_ns(&self, id: NodeId, direction: LimitDirection) -> Option<u64> {
         let node = &self.nodes[id as usize];
         let child = node.queue.first(direction)?;
         let leaf = self.first_leaf(child, direction);

@@ -37,6 +37,10 @@ impl LimitTree {
             woken: Instant(0),
             held_since: None,
             report: LimitReport::default(),
+            lease: None,
+            lessee: None,
+            lessees: Vec::new(),
+            grants: false,
         };
         let id = self.free.pop().unwrap_or(self.nodes.len() as NodeId);
         self.turns.put(id, weight);
@@ -53,6 +57,7 @@ impl LimitTree {
     /// Removes a node whose children are removed; its waiting requests are dropped.
     pub fn remove(&mut self, now: Instant, id: NodeId) {
         assert!(id != Self::ROOT, "the root stays");
+        self.dismiss_all(now, id);
         assert!(!self.nodes[id as usize].queue.has_waiters(), "a node's children go first");
         let parent = self.nodes[id as usize].parent;
         self.turns.remove(&mut self.nodes[parent as usize].queue, id);
@@ -68,6 +73,7 @@ impl LimitTree {
     pub fn set_limits(&mut self, now: Instant, id: NodeId, limits: &Limits) {
         assert!(!self.nodes[id as usize].is_leaf, "limits are of groups");
         self.nodes[id as usize].set.replace(now, limits);
+        self.settle_lease(now, id, true);
         // A wake-up that was held back for the old limits is due at once.
         self.nodes[id as usize].woken = Instant(0);
         self.update_both(now, id);
@@ -102,7 +108,7 @@ impl LimitTree {
     /// Lets everything pass that waits below a node, without a charge: what is removed or drained knows no limits.
     pub fn release(&mut self, now: Instant, id: NodeId, mut pass: impl FnMut(Passed)) {
         for leaf in 0..self.nodes.len() as NodeId {
-            let is_below = self.path(leaf).any(|above| above == id);
+            let is_below = !self.is_lessee(leaf) && self.path(leaf).any(|above| above == id);
             for direction in LimitDirection::ALL.into_iter().filter(|_| is_below) {
                 let node = &mut self.nodes[leaf as usize];
                 if node.heads[direction as usize].take().is_some() {
