@@ -426,6 +426,9 @@ impl Environment {
 
     /// Resumes the connections that found no room on `shard`.
     pub fn resume_starved(&mut self, shard: ShardId) {
+        if self.limits.found_room(usize::from(shard.0)) {
+            self.events.push(self.now, Event::Limits { shard });
+        }
         for index in 0..self.connections.len() {
             let connection = &mut self.connections[index];
             if connection.starved && connection.home == shard {

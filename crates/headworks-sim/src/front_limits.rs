@@ -154,6 +154,8 @@ struct ShardFront {
     watched: Vec<Watched>,
     /// When an event looks at the tree again.
     armed: Option<Instant>,
+    /// What may pass waits for a free slot of the shard.
+    full: bool,
 }
 
 impl ShardFront {
@@ -165,6 +167,7 @@ impl ShardFront {
             leaves: vec![None; connections],
             watched: Vec::new(),
             armed: None,
+            full: false,
         };
         for export in 0..exports {
             let node = front.tree.add_group(LimitTree::ROOT, 100, export as u32);
@@ -371,7 +374,9 @@ impl FrontLimits {
     /// # Errors
     /// Bios wait, and the tree has no instant to look again.
     pub fn plan(&mut self, now: Instant, shard: usize) -> Result<Option<Instant>, Violation> {
-        let Some(front) = self.shards.get_mut(shard) else { return Ok(None) };
+        let Some(front) = self.shards.get_mut(shard).filter(|front| !front.full) else {
+            return Ok(None);
+        };
         let Some(at) = front.tree.next_timeout() else {
             let leaves = front.leaves.iter().zip(&self.waiting);
             let mut stuck = leaves.filter(|(leaf, waiting)| {
@@ -393,6 +398,18 @@ impl FrontLimits {
     /// Notes that a planned look takes place.
     pub fn look(&mut self, shard: usize) {
         self.shards[shard].armed = None;
+    }
+
+    /// Notes that what may pass waits for a free slot of the shard.
+    pub fn wait_for_room(&mut self, shard: usize) {
+        if let Some(front) = self.shards.get_mut(shard) {
+            front.full = true;
+        }
+    }
+
+    /// Notes that a shard has a free slot; returns true if something waited for one.
+    pub fn found_room(&mut self, shard: usize) -> bool {
+        self.shards.get_mut(shard).is_some_and(|front| std::mem::take(&mut front.full))
     }
 
     /// Lets everything pass that a connection has waiting, without a charge.

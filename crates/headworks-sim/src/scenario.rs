@@ -20,6 +20,8 @@ use crate::sector_pattern::SECTOR;
 use crate::tenants::TenantScenario;
 use crate::workload::{AccessPattern, JobOptions, SectorCuts};
 
+mod many_tenants;
+
 /// Bios of a hot-plugged volume's job after each addition.
 const HOTPLUGGED_BIOS: u32 = 100;
 

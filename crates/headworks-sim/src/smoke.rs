@@ -19,6 +19,9 @@ pub const COVERED_AFTER: u64 = 300;
 /// Every world whose seed is a multiple of this has an outage: it takes as long as 120 others.
 const OUTAGE_EVERY: u64 = 256;
 
+/// Of so many worlds one has many tenants.
+const TENANTS_EVERY: u64 = 64;
+
 /// A smoke run in progress.
 #[derive(Clone, Debug, Default)]
 pub struct SmokeRun {
@@ -26,6 +29,8 @@ pub struct SmokeRun {
     pub seed: u64,
     /// Forces the number of shards.
     pub shards: Option<u16>,
+    /// Every world has many tenants.
+    pub many_tenants: bool,
     /// Scenarios that ended without a violation.
     pub scenarios: u64,
     /// Bios answered so far.
@@ -47,9 +52,13 @@ impl SmokeRun {
     /// # Errors
     /// The violation; [`SmokeRun::seed`] still names the scenario.
     pub fn run_next(&mut self) -> Result<(), Box<Failure>> {
-        let outcome = match self.seed.is_multiple_of(OUTAGE_EVERY) {
-            true => outage::run_drawn(self.seed, self.shards)?,
-            false => world::run(Scenario::draw(self.seed, self.shards))?,
+        let (seed, shards) = (self.seed, self.shards);
+        let outcome = if self.many_tenants || seed % TENANTS_EVERY == 1 {
+            world::run(Scenario::draw_many_tenants(seed, shards))?
+        } else if seed.is_multiple_of(OUTAGE_EVERY) {
+            outage::run_drawn(seed, shards)?
+        } else {
+            world::run(Scenario::draw(seed, shards))?
         };
         self.hash.add(outcome.hash);
         self.hash.add(outcome.bios);
@@ -67,10 +76,10 @@ impl SmokeRun {
         self.hash.0
     }
 
-    /// Required coverage points that were not passed; none for a short run.
+    /// Required coverage points that were not passed; none for a short run, or one of worlds with many tenants alone.
     #[must_use]
     pub fn missed(&self) -> Vec<Point> {
-        if self.scenarios < COVERED_AFTER {
+        if self.scenarios < COVERED_AFTER || self.many_tenants {
             return Vec::new();
         }
         let asked = Point::asked(self.shards);

@@ -68,7 +68,9 @@ impl TenantScenario {
     /// The tenants at the start.
     #[must_use]
     pub fn weights(&self) -> Vec<TenantConfig> {
-        (0..self.tenants).map(|number| TenantConfig { weight: 50 + 400 * number }).collect()
+        (0..self.tenants)
+            .map(|number| TenantConfig { weight: (50 + 400 * number).min(10_000) })
+            .collect()
     }
 }
 

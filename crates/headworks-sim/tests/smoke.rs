@@ -1,6 +1,7 @@
 //! Swarm scenarios over consecutive seeds: no violation, full coverage, reproducible hashes.
 
 use headworks_sim::SmokeRun;
+use headworks_sim::coverage::Point;
 use headworks_sim::smoke::COVERED_AFTER;
 
 #[test]
@@ -24,4 +25,16 @@ fn equal_seeds_give_equal_hashes() {
     assert_eq!(hash(7, None), hash(7, None));
     assert_ne!(hash(7, None), hash(8, None));
     assert_ne!(hash(7, Some(1)), hash(7, Some(4)));
+}
+
+#[test]
+fn worlds_with_many_tenants_pass() {
+    let mut smoke = SmokeRun::new(1, None);
+    smoke.many_tenants = true;
+    for _ in 0..6 {
+        smoke.run_next().unwrap_or_else(|failure| panic!("{failure}"));
+    }
+    for point in [Point::Limited, Point::LimitChanged, Point::TenantChanged, Point::LimitCut] {
+        assert!(smoke.coverage.count(point) > 0, "{point:?}");
+    }
 }

@@ -89,6 +89,9 @@ pub enum Experiment {
         /// Minutes to run
         #[arg(long, default_value_t = 1)]
         minutes: u64,
+        /// Run worlds with 50 tenants alone: limits, latency targets, weights, and changes of all of them
+        #[arg(long)]
+        many_tenants: bool,
         /// Print one JSON object at the end
         #[arg(long)]
         json: bool,
@@ -149,9 +152,9 @@ pub fn run(experiment: Experiment) -> ExitCode {
             complain(format!("invalid value {shards} for --shards; expected 1, 2 or 4"));
             return ExitCode::from(USAGE);
         }
-        Experiment::Smoke { seed, shards, scenarios, minutes, json } => {
+        Experiment::Smoke { seed, shards, scenarios, minutes, many_tenants, json } => {
             let seed = seed.unwrap_or_else(fresh_seed);
-            run_smoke(SmokeArgs { seed, shards, scenarios, minutes, json })
+            run_smoke(SmokeArgs { seed, shards, scenarios, minutes, many_tenants, json })
         }
         Experiment::Crash { seed, shards, cuts, minutes, json } => {
             let seed = seed.unwrap_or_else(fresh_seed);
@@ -208,6 +211,8 @@ pub struct SmokeArgs {
     pub scenarios: Option<u64>,
     /// Minutes within which scenarios are started.
     pub minutes: u64,
+    /// Runs worlds with many tenants alone.
+    pub many_tenants: bool,
     /// Prints the result as one JSON object.
     pub json: bool,
 }
@@ -218,8 +223,9 @@ static SEED: AtomicU64 = AtomicU64::new(0);
 /// Runs scenarios until the time or number is reached; returns the exit code.
 #[must_use]
 pub fn run_smoke(options: SmokeArgs) -> i32 {
-    report_seed_on_panic(move |seed| repeat(seed, options.shards));
+    report_seed_on_panic(move |seed| repeat(seed, options));
     let (mut smoke, start) = (SmokeRun::new(options.seed, options.shards), Instant::now());
+    smoke.many_tenants = options.many_tenants;
     let time = Duration::from_secs(60 * options.minutes);
     loop {
         let enough = match options.scenarios {
@@ -231,7 +237,7 @@ pub fn run_smoke(options: SmokeArgs) -> i32 {
         }
         SEED.store(smoke.seed, Ordering::Relaxed);
         if let Err(failure) = smoke.run_next() {
-            print_failure(&failure, repeat(failure.seed, options.shards), options.json);
+            print_failure(&failure, repeat(failure.seed, options), options.json);
             return 1;
         }
         if smoke.scenarios.is_multiple_of(100) && !options.json {
@@ -290,9 +296,10 @@ fn run_crash(options: CrashArgs) -> i32 {
     }
 }
 
-fn repeat(seed: u64, shards: Option<u16>) -> String {
-    let shards = shards.map_or(String::new(), |shards| format!(" --shards {shards}"));
-    format!("headworks-lab run smoke --seed {seed} --scenarios 1{shards}")
+fn repeat(seed: u64, options: SmokeArgs) -> String {
+    let shards = options.shards.map_or(String::new(), |shards| format!(" --shards {shards}"));
+    let kind = if options.many_tenants { " --many-tenants" } else { "" };
+    format!("headworks-lab run smoke --seed {seed} --scenarios 1{shards}{kind}")
 }
 
 fn report_seed_on_panic(repeat: impl Fn(u64) -> String + Send + Sync + 'static) {

@@ -1,6 +1,5 @@
 //! How bios of the jobs pass the limits in front of their shard.
 
-use headworks_core::time::US;
 use headworks_core::{Bio, Input, ShardId};
 
 use super::{Environment, Event};
@@ -51,8 +50,7 @@ impl Environment {
                 Err(violation) => return self.fail(violation),
             }
         }
-        // The shard is full: it is looked at again soon.
-        self.events.push(self.now.after(US), Event::Limits { shard });
+        self.limits.wait_for_room(home);
     }
 
     /// Plans the next look at the limits in front of a shard.
