@@ -22,6 +22,20 @@ pub struct Segment {
     pub len: u32,
 }
 
+/// A range of the pool with data of a reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameRange {
+    /// Offset within the pool.
+    pub at: u64,
+    /// Length of the range in bytes.
+    pub len: u32,
+}
+
+/// Most ranges of one [`Action::ReplyFrames`].
+pub const REPLY_RANGES_MAX: usize = 64;
+/// Most ranges of a batch.
+const RANGES_MAX: usize = 4096;
+
 /// One command for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Submit {
@@ -171,6 +185,22 @@ pub enum Action {
         /// The wait times of the bio.
         wait_times: WaitTimes,
     },
+    /// Completes a read without a buffer ([`BioFlags::NO_BUFFER`]): its data are ranges of the pool, in order. They are these
+    /// bytes until a later action changes them.
+    ReplyFrames {
+        /// The id of the bio.
+        id: BioId,
+        /// Index of the first range in [`Actions::ranges`].
+        first: u32,
+        /// Number of ranges, at most [`REPLY_RANGES_MAX`].
+        ranges: u16,
+    },
+    /// Returns a read without a buffer that is not wholly cached, or that waits for another operation: it can be submitted again
+    /// with a buffer.
+    NeedsBuffer {
+        /// The id of the bio, which is not in the shard any more.
+        id: BioId,
+    },
     /// Sends a message to another shard.
     Send {
         /// The receiving shard.
@@ -190,20 +220,31 @@ pub enum Action {
 // Hundreds of actions are written and read in each turn.
 const _: () = assert!(size_of::<Action>() <= 48);
 
-/// The actions of a batch, and the segments of its commands.
+/// The actions of a batch, the segments of its commands, and the ranges of its replies from frames.
 #[derive(Debug, Default)]
 pub struct Actions {
     /// The actions, in order of execution.
     pub list: Vec<Action>,
     /// The segments of all commands of the list.
     pub segments: Vec<Segment>,
+    /// The ranges of all replies from frames.
+    pub ranges: Vec<FrameRange>,
 }
 
 impl Actions {
     /// Creates an empty list with capacity for `actions` and `segments`.
     #[must_use]
     pub fn with_capacity(actions: usize, segments: usize) -> Self {
-        Self { list: Vec::with_capacity(actions), segments: Vec::with_capacity(segments) }
+        Self {
+            list: Vec::with_capacity(actions),
+            segments: Vec::with_capacity(segments),
+            ranges: Vec::new(),
+        }
+    }
+
+    /// Allocates the ranges of a shard with a cache.
+    pub(crate) fn make_room_for_ranges(&mut self) {
+        self.ranges.reserve_exact(RANGES_MAX);
     }
 
     /// Raises the capacity to at least `actions` and `segments`.
@@ -217,6 +258,31 @@ impl Actions {
     pub fn segments_of(&self, submit: &Submit) -> &[Segment] {
         let first = submit.first_segment as usize;
         &self.segments[first..first + usize::from(submit.segments)]
+    }
+
+    /// The ranges of a reply from frames.
+    #[must_use]
+    pub fn ranges_of(&self, first: u32, ranges: u16) -> &[FrameRange] {
+        let first = first as usize;
+        &self.ranges[first..first + usize::from(ranges)]
+    }
+
+    /// Appends a range to those of the reply that begins with range `first`; joins ranges that are adjacent in the pool. Returns
+    /// false if the reply or the batch has as many as it may.
+    pub(crate) fn push_range(&mut self, first: usize, at: u64, len: u32) -> bool {
+        assert!(first <= self.ranges.len(), "a reply's ranges are the last ones");
+        if self.ranges.len() > first
+            && let Some(last) = self.ranges.last_mut()
+            && last.at + u64::from(last.len) == at
+        {
+            last.len += len;
+            return true;
+        }
+        if self.ranges.len() - first == REPLY_RANGES_MAX || self.ranges.len() == RANGES_MAX {
+            return false;
+        }
+        self.ranges.push(FrameRange { at, len });
+        true
     }
 
     /// Appends [`Action::SetDirty`]; continues the last action of the list if that sets the entries of the frames before.
@@ -237,6 +303,7 @@ impl Actions {
     pub fn clear(&mut self) {
         self.list.clear();
         self.segments.clear();
+        self.ranges.clear();
     }
 }
 

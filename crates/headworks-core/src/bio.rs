@@ -279,6 +279,9 @@ impl BioFlags {
     pub const DIRECT: Self = Self(64);
     /// Block status: the first extent is enough.
     pub const ONE_EXTENT: Self = Self(128);
+    /// Reads: the bio has no buffer. It is answered by [`crate::Action::ReplyFrames`] if all of it is cached, else returned by
+    /// [`crate::Action::NeedsBuffer`]. Block status has another meaning for the bit.
+    pub const NO_BUFFER: Self = Self(128);
 }
 
 /// One I/O request: plain data of 32 bytes.
@@ -303,6 +306,13 @@ impl Bio {
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.offset.saturating_add(self.len as u64)
+    }
+
+    /// Whether the bio is a read without a buffer.
+    #[inline]
+    #[must_use]
+    pub const fn has_no_buffer(&self) -> bool {
+        self.flags.contains(BioFlags::NO_BUFFER) && matches!(self.op, Op::Read)
     }
 }
 

@@ -72,7 +72,9 @@ mod volume;
 mod wait_times;
 pub mod writeback;
 
-pub use action::{Action, Actions, CopyDirection, Notice, Segment, Submit};
+pub use action::{
+    Action, Actions, CopyDirection, FrameRange, Notice, REPLY_RANGES_MAX, Segment, Submit,
+};
 pub use bio::{
     Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, TenantId, VolumeId,
 };

@@ -44,6 +44,10 @@ impl RunHash {
             self.add_id(segment.bio);
             self.add(pair(segment.offset, segment.len));
         }
+        for range in &actions.ranges {
+            self.add(range.at);
+            self.add(range.len.into());
+        }
     }
 
     /// Adds an encoded input.
@@ -105,6 +109,15 @@ impl RunHash {
                 self.add(14);
                 self.add(pair(unit, count));
                 self.add(entry.0);
+            }
+            Action::ReplyFrames { id, first, ranges } => {
+                self.add(15);
+                self.add_id(id);
+                self.add(pair(first, ranges.into()));
+            }
+            Action::NeedsBuffer { id } => {
+                self.add(16);
+                self.add_id(id);
             }
             Action::Data { bio, len } => {
                 self.add(13);

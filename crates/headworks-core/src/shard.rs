@@ -151,6 +151,10 @@ impl Shard {
         let (list, segments) = room_for_actions(&config, volumes_max);
         let cache =
             config.cache.is_on().then(|| Box::new(Cache::new(&config, queue_timers as u32)));
+        let mut actions = Actions::with_capacity(list, segments);
+        if cache.is_some() {
+            actions.make_room_for_ranges();
+        }
         Ok(Self {
             id: config.id,
             shards: config.shards,
@@ -162,7 +166,7 @@ impl Shard {
                 waits_since: vec![0; config.bios_total() as usize],
                 completions: Vec::with_capacity(config.bios_total() as usize),
                 slots: Slots::new(slots),
-                actions: Actions::with_capacity(list, segments),
+                actions,
                 timers: TimerWheel::new(queue_timers + Cache::timers(&config.cache)),
                 state_changes: 0,
                 spare_slots: 0,
@@ -266,6 +270,10 @@ impl Shard {
         if cached {
             let (cache, mut turn) = self.cache(now).expect("it caches");
             return cache.on_bio(&mut turn, bio);
+        }
+        if bio.has_no_buffer() {
+            self.pools.actions.list.push(Action::NeedsBuffer { id: bio.id });
+            return;
         }
         if bio.op == Op::Prefetch {
             self.pools.actions.list.push(reply(Ok(())));

@@ -466,6 +466,8 @@ impl World {
                 | Action::Copy { .. }
                 | Action::Zero { .. }
                 | Action::Move { .. }
+                | Action::ReplyFrames { .. }
+                | Action::NeedsBuffer { .. }
                 | Action::SetDirty { .. } => {
                     panic!("there is no cache")
                 }

@@ -98,6 +98,8 @@ impl Harness {
                         | Action::Copy { .. }
                         | Action::Zero { .. }
                         | Action::Move { .. }
+                        | Action::ReplyFrames { .. }
+                        | Action::NeedsBuffer { .. }
                         | Action::SetDirty { .. } => {}
                         Action::Send { to, message } => {
                             let from = ShardId(shard as u16);

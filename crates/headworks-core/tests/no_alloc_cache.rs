@@ -35,6 +35,7 @@ struct Harness {
     failed: u64,
     submits: u64,
     copies: u64,
+    from_frames: u64,
     timers: u64,
 }
 
@@ -56,6 +57,7 @@ impl Harness {
             failed: 0,
             submits: 0,
             copies: 0,
+            from_frames: 0,
             timers: 0,
         }
     }
@@ -83,6 +85,10 @@ impl Harness {
                     in_flight.push(submit);
                 }
                 Action::Copy { .. } => self.copies += 1,
+                Action::ReplyFrames { .. } => {
+                    self.answered += 1;
+                    self.from_frames += 1;
+                }
                 Action::Reply { status, .. } => {
                     self.answered += 1;
                     self.failed += u64::from(status.is_err());
@@ -182,6 +188,24 @@ fn hits_do_not_allocate() {
         },
     );
     assert_eq!(harness.failed, 0);
+}
+
+#[test]
+fn replies_from_frames_do_not_allocate() {
+    let harness = none(
+        |_| (),
+        |harness, round| {
+            harness.batch(Op::Read, NONE, 4, MIB, MIB);
+            harness.run_out(Ok(()));
+            let before = harness.from_frames;
+            harness.batch(Op::Read, BioFlags::NO_BUFFER, 300, 4 * KIB, 4 * KIB);
+            harness.batch(Op::Read, BioFlags::NO_BUFFER, 60, 64 * KIB, 64 * KIB);
+            harness.batch(Op::Read, BioFlags::NO_BUFFER, 4, MIB, MIB);
+            assert_eq!(harness.answered, harness.asked, "hits are answered at once");
+            assert_eq!(harness.from_frames, before + 364, "round {round}");
+        },
+    );
+    assert_eq!((harness.failed, harness.submits > 0), (0, true));
 }
 
 #[test]

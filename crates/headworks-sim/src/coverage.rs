@@ -113,6 +113,8 @@ points! {
     FlushFailed = "cache: flush failed",
     CopyIn = "cache: bytes copied in",
     CopyOut = "cache: bytes copied out",
+    ReplyFromFrames = "cache: read answered from frames",
+    ReadReturned = "cache: read without a buffer returned",
     ZeroFrames = "cache: frames zeroed",
     MoveFrames = "cache: bytes moved to another frame",
     Fill = "cache: fill",

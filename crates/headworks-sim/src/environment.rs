@@ -5,6 +5,7 @@
 //! a shard does.
 
 mod history;
+mod lent;
 mod limits;
 mod waits;
 
@@ -32,6 +33,7 @@ use crate::sector_pattern::POISON;
 use crate::tenants::TenantEdits;
 
 use history::{History, HistoryEvent};
+use lent::LentFrames;
 
 /// An event in the queue of the simulation.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +102,8 @@ pub struct Environment {
     pub turn: u64,
     /// The caches' frame pools.
     pub frames: Frames,
+    /// Reads without a buffer: the frames of answered ones, and those that the shards returned.
+    pub lent: LentFrames,
     /// Status of the last flush, by volume.
     pub flushed: Vec<Option<Status>>,
     /// Time of the last submission or answer.
@@ -158,6 +162,7 @@ impl Environment {
             turn: 0,
             oracle: Oracle::new(&contracts),
             frames: Frames::new(scenario.shards, scenario.cache.units),
+            lent: LentFrames::default(),
             flushed: vec![None; scenario.volumes.len()],
             last_progress: Instant(0),
             last_message: Instant(0),
@@ -208,6 +213,7 @@ impl Environment {
         self.suspect.fill(None);
         self.acknowledging.fill(false);
         self.frames.cut();
+        self.lent = LentFrames::default();
         self.outstanding.fill(0);
         self.connections.iter_mut().for_each(Connection::reset);
         self.oracle.cut();
@@ -270,7 +276,7 @@ impl Environment {
             let bio = self.submit(index);
             if let Some(bio) = self.admit(index, bio) {
                 room -= 1;
-                inbox.push(Input::Bio(bio));
+                inbox.push(Input::Bio(self.perhaps_without_buffer(bio)));
             }
             if self.connections[index].closes() {
                 self.close(index, inbox);
@@ -918,6 +924,18 @@ unsafe impl ActionSink for ShardPort<'_> {
         wait_times: WaitTimes,
     ) {
         self.env.reply(id, status, hole, stage, wait_times);
+    }
+
+    fn reply_frames(&mut self, id: BioId, frames: &[Span]) {
+        self.env.reply_frames(id, frames);
+    }
+
+    fn needs_buffer(&mut self, id: BioId) {
+        self.env.take_back(id);
+    }
+
+    fn before_change(&mut self, frames: Span) {
+        self.env.before_change(frames);
     }
 
     fn send(&mut self, to: ShardId, message: Message) {

@@ -292,7 +292,7 @@ fn frames(at: u64, len: u32) -> (usize, usize) {
 }
 
 /// Differs wherever the bytes differ in one word.
-fn checksum(bytes: &[u8]) -> u64 {
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mix = |checksum: u64, word: u64| {
         (checksum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)

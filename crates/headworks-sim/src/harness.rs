@@ -182,6 +182,8 @@ pub struct Harness<C> {
     answered: u64,
     /// Extents reported to clients as data, and as zeros.
     status_extents: [u64; 2],
+    /// Reads that were answered from frames.
+    from_frames: u64,
 }
 
 /// Writes the extent list of a range of the disk, by sector.
@@ -234,6 +236,7 @@ impl<C: Choices> Harness<C> {
             discarded_failed: false,
             answered: 0,
             status_extents: [0; 2],
+            from_frames: 0,
         }
     }
 
@@ -252,6 +255,12 @@ impl<C: Choices> Harness<C> {
     #[must_use]
     pub fn status_extents(&self) -> [u64; 2] {
         self.status_extents
+    }
+
+    /// Reads that were answered from frames.
+    #[must_use]
+    pub fn from_frames(&self) -> u64 {
+        self.from_frames
     }
 
     /// Whether the source of decisions is exhausted.
@@ -328,7 +337,9 @@ impl<C: Choices> Harness<C> {
                 client.buffer[..bio.len as usize].fill(0xee);
             }
             (client.bio, client.cut_from) = (Some(bio), u64::MAX);
-            inputs.push(Input::Bio(bio));
+            let no_buffer = bio.op == Op::Read && client.sequence % 2 == 1;
+            let flags = if no_buffer { bio.flags.with(BioFlags::NO_BUFFER) } else { bio.flags };
+            inputs.push(Input::Bio(Bio { flags, ..bio }));
         }
         inputs
     }
@@ -337,6 +348,8 @@ impl<C: Choices> Harness<C> {
         self.shard.handle(Instant(self.now), inputs);
         let actions: Vec<Action> = self.shard.actions().list.clone();
         let segments = self.shard.actions().segments.clone();
+        let ranges = self.shard.actions().ranges.clone();
+        let mut returned = Vec::new();
         self.shard.clear_actions();
         self.shard.check_cache();
         for action in actions {
@@ -368,6 +381,23 @@ impl<C: Choices> Harness<C> {
                         CopyDirection::ToBuffer => buffer.copy_from_slice(&self.pool[at..at + len]),
                     }
                 }
+                Action::ReplyFrames { id, first, ranges: count } => {
+                    let buffer = &mut self.clients[id.connection as usize].buffer;
+                    let mut done = 0;
+                    for range in &ranges[first as usize..][..usize::from(count)] {
+                        let (at, len) = (range.at as usize, range.len as usize);
+                        buffer[done..done + len].copy_from_slice(&self.pool[at..at + len]);
+                        done += len;
+                    }
+                    self.from_frames += 1;
+                    self.on_reply(id, Ok(()), false, ReplyStage::Final);
+                }
+                Action::NeedsBuffer { id } => {
+                    let bio = self.clients[id.connection as usize].bio;
+                    let bio = bio.expect("only bios in flight are returned");
+                    assert!(bio.id == id && bio.op == Op::Read);
+                    returned.push(Input::Bio(bio));
+                }
                 Action::Data { bio, len } => {
                     let buffer = &mut self.clients[bio.connection as usize].buffer;
                     let mut list = ExtentWriter::new(buffer, len, 1);
@@ -388,6 +418,9 @@ impl<C: Choices> Harness<C> {
                 Action::Notice(notice) => self.on_notice(notice),
                 Action::Send { .. } => panic!("there is one shard"),
             }
+        }
+        if !returned.is_empty() {
+            self.turn(&returned);
         }
     }
 
@@ -664,7 +697,9 @@ impl<C: Choices> Harness<C> {
         let now = Instant(self.now);
         if self.present.0 {
             let volume = VolumeId(0);
-            let unseen = |bio: &Bio| coming.contains(&Input::Bio(*bio));
+            let is =
+                |input: &Input, bio: &Bio| matches!(input, Input::Bio(new) if new.id == bio.id);
+            let unseen = |bio: &Bio| coming.iter().any(|input| is(input, bio));
             let mut waiting = self.clients.iter().filter_map(|client| client.bio);
             let busy = waiting.any(|bio| !unseen(&bio));
             if self.shard.change(now, &Change::RemoveVolume { volume }).is_err() {

@@ -55,6 +55,8 @@ pub enum WorldDefect {
     EntriesLate,
     /// Copies have no redo record.
     TornCopies,
+    /// Frames of answered reads are still taken for unchanged when their change was announced.
+    KeepsLentFrames,
     /// Caches and dirty tables are not examined after an upgrade: only lost data or errors tell of a defect.
     UncheckedUpgrades,
 }

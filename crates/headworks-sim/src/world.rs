@@ -539,6 +539,7 @@ impl World {
         }
         let mut port = ShardPort { env: &mut self.env, shard: id };
         shard.executor.run(now, actions, &mut port, &mut NoDisk, &mut shard.inbox);
+        shard.inbox.extend(self.env.lent.take_returned());
         observe_failures(&mut self.env, shard, id);
         self.env.frames.checksum_writes();
         if self.env.scenario.defect == WorldDefect::ReusesBuffers {

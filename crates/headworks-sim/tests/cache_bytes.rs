@@ -13,11 +13,14 @@ fn rounds(
     config: impl Fn(u64) -> ShardConfig,
 ) {
     for seed in seeds {
-        round(Harness::new(options, config(seed), Prng::new(seed)));
+        let harness = round(Harness::new(options, config(seed), Prng::new(seed)));
+        // A drawn volume may have no cache.
+        let from_frames = harness.from_frames();
+        assert!(options.faults || from_frames > 10, "{from_frames} reads from frames");
     }
 }
 
-fn round(mut harness: Harness<Prng>) {
+fn round(mut harness: Harness<Prng>) -> Harness<Prng> {
     for _ in 0..4 {
         harness.run(600, None);
         harness.flush_and_compare();
@@ -28,6 +31,7 @@ fn round(mut harness: Harness<Prng>) {
         "{:?}",
         harness.status_extents()
     );
+    harness
 }
 
 #[test]

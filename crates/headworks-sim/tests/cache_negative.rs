@@ -6,7 +6,7 @@ use headworks_core::ShardId;
 use headworks_core::cache::CacheDefect;
 use headworks_sim::environment::ERROR_REPORTED;
 use headworks_sim::oracle::CUT_RULE;
-use headworks_sim::scenario::Scenario;
+use headworks_sim::scenario::{Scenario, WorldDefect};
 use headworks_sim::world::{Prepare, run_prepared};
 
 /// Number of worlds in which a defect must be detected.
@@ -69,6 +69,17 @@ fn writeback_error_reported_to_one_connection_is_detected() {
     must_find(WORLDS_RARE, &[ERROR_REPORTED], |shard, _, _| {
         shard.set_cache_defect(CacheDefect::ErrorReportedOnce);
     });
+}
+
+#[test]
+fn change_of_lent_frames_is_detected() {
+    let fails = |seed| {
+        let defect = WorldDefect::KeepsLentFrames;
+        let outcome = run_prepared(Scenario { defect, ..world(seed) }, |_, _, _| {});
+        outcome.err().map(|failure| failure.violation.rule)
+    };
+    let found = (1..=WORLDS).find_map(fails);
+    assert_eq!(found, Some("frames of an answered read do not change before it is announced"));
 }
 
 #[test]

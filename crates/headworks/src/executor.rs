@@ -1,18 +1,21 @@
 //! Carries out a shard's actions, in order, over real bytes. The server and the simulated world run this same code.
 //!
 //! Consecutive submits to one device reach it as one batch. What is not about devices goes to the [`ActionSink`]: the reactor's
-//! sockets and rings, or the simulator's event heap. Invariant: when [`Executor::run`] returns, every action of the list was done.
+//! sockets and rings, or the simulator's event heap.
+//!
+//! Invariants: when [`Executor::run`] returns, every action of the list was done; bytes of the frames change only after the sink was
+//! told ([`ActionSink::before_change`]), by whichever action and device.
 
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
     Action, Actions, BioId, Completion, CopyDirection, DeviceId, EXTENTS_BYTES, ExtentState, Input,
-    Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes,
+    Instant, Message, Notice, Op, REPLY_RANGES_MAX, ReplyStage, ShardId, Status, WaitTimes,
 };
 
 use crate::cache_memory::DirtyLog;
 use crate::device::{Command, CommandBatch, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskQueue};
-use crate::memory::{STREAM, Span, copy};
+use crate::memory::{STREAM, Span, copy, fetch};
 
 /// Carries out the actions of a shard that are not for a device, and names the memory of its bios.
 ///
@@ -37,6 +40,21 @@ pub unsafe trait ActionSink {
         stage: ReplyStage,
         wait_times: WaitTimes,
     );
+    /// Completes a read without a buffer with the bytes of `frames`. The sink may keep the spans and read them until
+    /// [`ActionSink::before_change`] names some of their bytes.
+    fn reply_frames(&mut self, id: BioId, frames: &[Span]) {
+        let _ = frames;
+        panic!("{id:?} was submitted without a buffer to a sink that sends nothing from frames");
+    }
+    /// Takes back a read without a buffer that the cache cannot answer.
+    fn needs_buffer(&mut self, id: BioId) {
+        panic!("{id:?} was submitted without a buffer to a sink that sends nothing from frames");
+    }
+    /// Announces that bytes of the frames change after this call.
+    #[inline]
+    fn before_change(&mut self, frames: Span) {
+        let _ = frames;
+    }
     /// Sends a message to another shard. With a [`Message::Bio`] goes the span of its buffer.
     fn send(&mut self, to: ShardId, message: Message);
     /// Sets the time of the next `Input::Timer`, in place of the one before.
@@ -59,6 +77,15 @@ fn length(list: &[Action], bio: BioId) -> usize {
     sum
 }
 
+/// Tells the sink that the device of a bio changes `len` bytes of it from `offset` on, if they are frames.
+#[inline]
+fn announce_fill(sink: &mut impl ActionSink, bio: BioId, (offset, len): (u32, u32)) {
+    if bio.unit().is_some() {
+        let frames = sink.buffer(bio).part(offset as usize, len as usize);
+        sink.before_change(frames);
+    }
+}
+
 /// Where in the pool the next copy of a list begins, if that is near; null otherwise.
 fn next_copy(list: &[Action], frames: Span) -> *const u8 {
     // An answer may be between two copies.
@@ -75,6 +102,8 @@ pub struct Executor {
     commands: Vec<Command>,
     spans: Vec<Span>,
     completions: Vec<Completion>,
+    /// The frames of one reply.
+    reply: Vec<Span>,
     /// Where changes of the cache's frames are logged; none without such memory.
     log: Option<DirtyLog>,
 }
@@ -88,6 +117,7 @@ impl Executor {
             commands: Vec::with_capacity(1024),
             spans: Vec::with_capacity(8192),
             completions: Vec::with_capacity(1024),
+            reply: Vec::with_capacity(REPLY_RANGES_MAX),
             log: None,
         }
     }
@@ -150,6 +180,9 @@ impl Executor {
                     }
                     let first_span = self.spans.len() as u32;
                     for segment in actions.segments_of(&submit) {
+                        if submit.op == Op::Read {
+                            announce_fill(sink, segment.bio, (segment.offset, segment.len));
+                        }
                         let buffer = sink.buffer(segment.bio);
                         self.spans.push(buffer.part(segment.offset as usize, segment.len as usize));
                     }
@@ -167,7 +200,11 @@ impl Executor {
                 Action::Copy { bio, offset, len, at, direction } => {
                     let len = len as usize;
                     let frames = sink.frames();
-                    let pool = frames.part(at as usize, len).base();
+                    let part = frames.part(at as usize, len);
+                    let pool = part.base();
+                    if direction == CopyDirection::ToPool {
+                        sink.before_change(part);
+                    }
                     if offset == 0 {
                         whole = (bio, length(&actions.list[index..], bio));
                     }
@@ -191,7 +228,9 @@ impl Executor {
                     }
                 }
                 Action::Zero { at, len } => {
-                    let pool = sink.frames().part(at as usize, len as usize).base();
+                    let part = sink.frames().part(at as usize, len as usize);
+                    sink.before_change(part);
+                    let pool = part.base();
                     if let Some(log) = &self.log {
                         log.begin_change(pool, std::ptr::null(), len as usize);
                     }
@@ -205,6 +244,7 @@ impl Executor {
                     let (pool, len) = (sink.frames(), len as usize);
                     assert!(from.abs_diff(to) >= len as u64, "a move's ranges do not overlap");
                     let (from, to) = (pool.part(from as usize, len), pool.part(to as usize, len));
+                    sink.before_change(to);
                     // SAFETY: as for a copy; the ranges do not overlap.
                     unsafe { to.base().copy_from_nonoverlapping(from.base(), len) };
                 }
@@ -224,7 +264,27 @@ impl Executor {
                 Action::Reply { id, status, hole, stage, wait_times } => {
                     sink.reply(id, status, hole, stage, wait_times);
                 }
-                Action::Send { to, message } => sink.send(to, message),
+                Action::ReplyFrames { id, first, ranges } => {
+                    let frames = sink.frames();
+                    self.reply.clear();
+                    for range in actions.ranges_of(first, ranges) {
+                        self.reply.push(frames.part(range.at as usize, range.len as usize));
+                    }
+                    if let Some(first) = self.reply.first() {
+                        // They are read soon, most likely by the kernel, which fetches nothing ahead.
+                        fetch(first.base());
+                    }
+                    sink.reply_frames(id, &self.reply);
+                }
+                Action::NeedsBuffer { id } => sink.needs_buffer(id),
+                Action::Send { to, message } => {
+                    if let Message::Bio { bio, .. } = message
+                        && bio.op == Op::Read
+                    {
+                        announce_fill(sink, bio.id, (0, bio.len));
+                    }
+                    sink.send(to, message);
+                }
                 Action::Timer { at } => sink.timer(at),
                 Action::Notice(notice) => sink.notice(notice),
             }

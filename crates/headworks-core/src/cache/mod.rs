@@ -60,6 +60,7 @@ pub use stats::CacheStats;
 
 use std::ops::Range;
 
+use crate::action::Action;
 use crate::bio::{Bio, BioFlags, Op, VolumeId};
 use crate::device_bio::{DeviceBio, DeviceCompletion};
 use crate::error::IoError;
@@ -149,6 +150,11 @@ impl Cache {
         let direct = bio.flags.contains(BioFlags::DIRECT);
         state.needs_run |= direct || !matches!(bio.op, Op::Read | Op::Write);
         match bio.op {
+            Op::Read if bio.has_no_buffer() => {
+                if direct || !steps::reply_from_frames(state, ctx, &bio) {
+                    ctx.actions.list.push(Action::NeedsBuffer { id: bio.id });
+                }
+            }
             Op::Flush if ignored => ctx.reply(&bio, Ok(()), ReplyStage::Final),
             Op::Flush => {
                 let op = steps::flush::begin(state, ctx, bio);

@@ -200,6 +200,13 @@ impl Shard {
         (config.home == self.id).then(|| cache.dirty_bytes(volume))
     }
 
+    /// Whether the bios of a volume go through this shard's cache.
+    #[must_use]
+    pub fn is_cached(&self, volume: VolumeId) -> bool {
+        let home = self.volume(volume).is_some_and(|config| config.home == self.id);
+        home && self.cache.as_ref().is_some_and(|cache| cache.caches(volume))
+    }
+
     /// Turns recording of throttle decisions for [`Shard::take_dirty_traces`] on or off.
     pub fn trace_dirty(&mut self, on: bool) {
         if let Some(cache) = &mut self.cache {

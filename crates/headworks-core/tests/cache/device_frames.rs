@@ -46,6 +46,11 @@ impl DeviceFrames {
                     let writes = direction == headworks_core::CopyDirection::ToPool;
                     self.touch(action, (at, at + u64::from(len)), writes);
                 }
+                Action::ReplyFrames { first, ranges, .. } => {
+                    for range in actions.ranges_of(first, ranges) {
+                        self.touch(action, (range.at, range.at + u64::from(range.len)), false);
+                    }
+                }
                 Action::Zero { at, len } => self.touch(action, (at, at + u64::from(len)), true),
                 Action::Move { from, to, len } => {
                     self.touch(action, (from, from + u64::from(len)), false);

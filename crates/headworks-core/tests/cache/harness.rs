@@ -34,6 +34,9 @@ pub struct Harness {
     pub commands: [u64; Op::COUNT],
     /// Every write that the device got: time, volume, offset, bytes.
     pub writes: Vec<(u64, u16, u64, u32)>,
+    /// Reads that were answered from frames, with their bytes and number of ranges; and reads that were returned.
+    pub from_frames: Vec<(BioId, u64, usize)>,
+    pub returned: Vec<BioId>,
     /// Data that was reported without asking the device: the bio, and bytes.
     pub told: Vec<(BioId, u32)>,
     /// Blocks that the dirty table got, each with the byte from which its frame was filled with zeros to its end just before.
@@ -68,6 +71,8 @@ impl Harness {
             written: 0,
             commands: [0; Op::COUNT],
             writes: Vec::new(),
+            from_frames: Vec::new(),
+            returned: Vec::new(),
             told: Vec::new(),
             dirtied: Vec::new(),
             device_frames: DeviceFrames::default(),
@@ -139,6 +144,12 @@ impl Harness {
                 Action::Reply { id, status, stage, wait_times, .. } => {
                     self.answers.push(Answer { id, status, stage, at: self.now, wait_times });
                 }
+                Action::ReplyFrames { id, first, ranges } => {
+                    let ranges = self.shard.actions().ranges_of(first, ranges);
+                    let bytes = ranges.iter().map(|range| u64::from(range.len)).sum();
+                    self.from_frames.push((id, bytes, ranges.len()));
+                }
+                Action::NeedsBuffer { id } => self.returned.push(id),
                 Action::Data { bio, len } => self.told.push((bio, len)),
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Zero { at, len } => zeroed = at..at + u64::from(len),

@@ -5,6 +5,7 @@ mod device_frames;
 mod faults;
 mod flusher;
 mod freeze;
+mod from_frames;
 mod handover;
 mod harness;
 mod resize;

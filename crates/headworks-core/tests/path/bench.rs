@@ -92,6 +92,8 @@ impl Bench {
                 | Action::Copy { .. }
                 | Action::Zero { .. }
                 | Action::Move { .. }
+                | Action::ReplyFrames { .. }
+                | Action::NeedsBuffer { .. }
                 | Action::SetDirty { .. } => {}
             }
         }

@@ -307,6 +307,8 @@ impl BlockHarness {
                 | Action::Copy { .. }
                 | Action::Zero { .. }
                 | Action::Move { .. }
+                | Action::ReplyFrames { .. }
+                | Action::NeedsBuffer { .. }
                 | Action::SetDirty { .. } => {}
                 Action::Notice(_) => self.counts.notices += 1,
                 Action::Send { .. } => unreachable!("the harness has one shard"),

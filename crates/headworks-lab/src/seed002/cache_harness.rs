@@ -438,7 +438,7 @@ impl CacheHarness {
                 self.outcome.failed += 1;
                 0
             }
-            Action::Data { .. } => 0,
+            Action::Data { .. } | Action::ReplyFrames { .. } | Action::NeedsBuffer { .. } => 0,
             Action::Send { .. } => unreachable!("the harness has one shard"),
         }
     }

@@ -67,9 +67,9 @@ impl World {
         super::observe_inputs(&mut self.env, shard);
         shard.core.handle(now, &shard.turn);
         shard.turn.clear();
-        let Actions { mut list, segments } = {
-            let actions = shard.core.actions();
-            Actions { list: actions.list.clone(), segments: actions.segments.clone() }
+        let Actions { mut list, segments, ranges } = {
+            let Actions { list, segments, ranges } = shard.core.actions();
+            Actions { list: list.clone(), segments: segments.clone(), ranges: ranges.clone() }
         };
         if self.env.scenario.defect == WorldDefect::EntriesLate {
             // Stable: nothing else changes its place.
@@ -78,7 +78,7 @@ impl World {
         let done = self.death.below(list.len() as u64 + 1) as usize;
         let next = list.get(done).copied();
         list.truncate(done);
-        let actions = Actions { list, segments };
+        let actions = Actions { list, segments, ranges };
         self.env.cover_actions(id, &actions);
         let mut port = ShardPort { env: &mut self.env, shard: id };
         shard.executor.run(now, &actions, &mut port, &mut NoDisk, &mut shard.inbox);

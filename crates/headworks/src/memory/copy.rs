@@ -101,9 +101,9 @@ unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
 }
 
-/// Asks for the lines from `at` on.
+/// Asks for the first lines from `at` on. That is only a hint.
 #[inline]
-fn fetch(at: *const u8) {
+pub fn fetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..AHEAD {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -9,7 +9,7 @@ mod mapping;
 mod pool;
 mod span;
 
-pub use copy::{STREAM, copy};
+pub use copy::{STREAM, copy, fetch};
 pub use huge::HUGE;
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};

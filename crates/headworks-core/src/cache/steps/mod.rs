@@ -5,6 +5,7 @@
 
 mod fill;
 pub(super) mod flush;
+mod from_frames;
 pub(super) mod range;
 mod read;
 pub(super) mod resize;
@@ -13,6 +14,7 @@ pub(super) mod write;
 mod write_out;
 
 pub(super) use fill::prefetch;
+pub(super) use from_frames::reply_from_frames;
 
 use super::context::CallContext;
 use super::state::CacheState;

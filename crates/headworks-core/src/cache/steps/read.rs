@@ -2,6 +2,7 @@
 
 use super::{COPY_MAX, fill};
 use crate::action::{Action, CopyDirection};
+use crate::bio::Bio;
 use crate::cache::context::CallContext;
 use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use crate::cache::state::CacheState;
@@ -32,7 +33,7 @@ pub(super) fn step(state: &mut CacheState, ctx: &mut CallContext, op: &mut Opera
             }
         };
         if let Some(again) = copy_run(state, ctx, op, unit, first) {
-            touch(state, ctx.now, op, unit, at, again);
+            touch(state, ctx.now, &op.bio, unit, at, again);
             continue;
         }
         // A block under write-out that is not valid was cut off by a truncation: the device still has its frame.
@@ -58,6 +59,48 @@ pub(super) fn step(state: &mut CacheState, ctx: &mut CallContext, op: &mut Opera
     state.complete(ctx, op, Ok(()))
 }
 
+/// Valid blocks of a folio that a read wants, and the bytes of it that are in them.
+pub(super) struct ValidRun {
+    /// Offset of the first byte in the pool.
+    pub at: u64,
+    /// Number of bytes of the read.
+    pub len: u32,
+    /// Number of blocks with them.
+    pub blocks: u32,
+}
+
+/// Finds the valid blocks of a folio from its block `first` on, as far as a read wants them that continues at `offset` with `left`
+/// bytes; `None` if the first one is not valid.
+#[inline]
+pub(super) fn valid_run(
+    state: &CacheState,
+    (offset, left): (u64, u32),
+    unit: u32,
+    first: u32,
+) -> Option<ValidRun> {
+    let within = (offset % u64::from(BLOCK)) as u32;
+    let wanted = (within + left).div_ceil(BLOCK);
+    let blocks = state.pool.folio(unit).blocks();
+    debug_assert!(first < blocks && wanted > 0, "the cursor is in the folio");
+    let states = state.pool.states(unit + first, wanted.min(blocks - first));
+    let plain = |state: &u8| state & (block::UPTODATE | block::SHADOW) == block::UPTODATE;
+    let run = states.iter().position(|state| !plain(state)).unwrap_or(states.len()) as u32;
+    let (from, blocks) = match run {
+        0 if states[0] & block::SHADOW != 0 => (state.pool.shadow_of(unit + first), 1),
+        0 => return None,
+        run => (unit + first, run),
+    };
+    let at = u64::from(from) << BLOCK_SHIFT | u64::from(within);
+    Some(ValidRun { at, len: left.min(blocks * BLOCK - within), blocks })
+}
+
+/// Counts a read of valid blocks from block `first` of a folio on; returns whether the first one was used before.
+#[inline]
+pub(super) fn use_run(state: &mut CacheState, unit: u32, first: u32, run: &ValidRun) -> bool {
+    state.stats.hits += u64::from(run.blocks);
+    state.pool.use_blocks(unit + first, run.blocks)
+}
+
 /// Copies the valid blocks of a folio from its block `first` on, as far as the bio wants them; returns whether the first one
 /// was used before, or `None` if it is not valid.
 fn copy_run(
@@ -67,35 +110,28 @@ fn copy_run(
     unit: u32,
     first: u32,
 ) -> Option<bool> {
-    let within = (op.at() % u64::from(BLOCK)) as u32;
-    let left = op.bio.len - op.done;
-    let wanted = (within + left).div_ceil(BLOCK);
-    let blocks = state.pool.folio(unit).blocks();
-    debug_assert!(first < blocks && wanted > 0, "the cursor is in the folio");
-    let states = state.pool.states(unit + first, wanted.min(blocks - first));
-    let plain = |state: &u8| state & (block::UPTODATE | block::SHADOW) == block::UPTODATE;
-    let run = states.iter().position(|state| !plain(state)).unwrap_or(states.len()) as u32;
-    let (from, run) = match run {
-        0 if states[0] & block::SHADOW != 0 => (state.pool.shadow_of(unit + first), 1),
-        0 => return None,
-        run => (unit + first, run),
-    };
-    let again = state.pool.use_blocks(unit + first, run);
-    let len = left.min(run * BLOCK - within);
+    let run = valid_run(state, (op.at(), op.bio.len - op.done), unit, first)?;
+    let again = use_run(state, unit, first, &run);
     ctx.actions.list.push(Action::Copy {
         bio: op.bio.id,
         offset: op.done,
-        len,
-        at: u64::from(from) << BLOCK_SHIFT | u64::from(within),
+        len: run.len,
+        at: run.at,
         direction: CopyDirection::ToBuffer,
     });
-    state.stats.hits += u64::from(run);
-    op.done += len;
+    op.done += run.len;
     Some(again)
 }
 
 /// Tells eviction and read-ahead that a read used a folio; a marker starts the next window.
-fn touch(state: &mut CacheState, now: Instant, op: &Operation, unit: u32, at: u64, again: bool) {
+pub(super) fn touch(
+    state: &mut CacheState,
+    now: Instant,
+    bio: &Bio,
+    unit: u32,
+    at: u64,
+    again: bool,
+) {
     // Only a block that is read again makes its folio worth keeping: a scan uses each block of a large folio once.
     if again {
         state.pool.touch(unit);
@@ -105,15 +141,15 @@ fn touch(state: &mut CacheState, now: Instant, op: &Operation, unit: u32, at: u6
         return;
     }
     if folio.is(Folio::UNUSED) {
-        state.ahead.on_used(op.bio.id.volume, folio.blocks());
+        state.ahead.on_used(bio.id.volume, folio.blocks());
     }
     let marker = folio.is(Folio::MARKER);
     state.pool.clear_marks(unit, Folio::MARKER | Folio::UNUSED);
     if marker {
         state.needs_run = true;
-        let blocks = (op.bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
-        if let Some(window) = fill::window(state, &op.bio, at, blocks, true) {
-            fill::read_ahead(state, now, &op.bio, &window, window.start);
+        let blocks = (bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
+        if let Some(window) = fill::window(state, bio, at, blocks, true) {
+            fill::read_ahead(state, now, bio, &window, window.start);
         }
     }
 }

@@ -1,0 +1,67 @@
+//! Reads without a buffer: answered from the frames of the pool if every block is valid.
+//!
+//! Nothing is changed before that is known: a bio that is refused comes again with a buffer, and counts then. The ranges are
+//! collected first and the folios touched after that, because a touch may start read-ahead, and that may evict a folio of the bio.
+//! (Its frames keep their bytes until an action that follows changes them.)
+
+use super::read::{touch, use_run, valid_run};
+use crate::action::Action;
+use crate::bio::Bio;
+use crate::cache::context::CallContext;
+use crate::cache::pool::folio::BLOCK_SHIFT;
+use crate::cache::state::CacheState;
+
+/// Answers a read with ranges of the pool; false if a block is missing or being changed, or if there are too many ranges.
+pub(in crate::cache) fn reply_from_frames(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    bio: &Bio,
+) -> bool {
+    debug_assert!(bio.has_no_buffer(), "a bio with a buffer is copied");
+    if state.waiters.range_conflict(bio).is_some() {
+        return false;
+    }
+    let first = ctx.actions.ranges.len();
+    if !collect(state, ctx, bio, first) {
+        ctx.actions.ranges.truncate(first);
+        return false;
+    }
+    let ranges = (ctx.actions.ranges.len() - first) as u16;
+    ctx.actions.list.push(Action::ReplyFrames { id: bio.id, first: first as u32, ranges });
+    touch_all(state, ctx, bio);
+    true
+}
+
+/// Appends the ranges of the pool that hold a bio's data; false if some are not there.
+fn collect(state: &CacheState, ctx: &mut CallContext, bio: &Bio, first_range: usize) -> bool {
+    let mut done = 0;
+    while done < bio.len {
+        let offset = bio.offset + u64::from(done);
+        let Some((unit, first)) = state.pool.locate(bio.id.volume, offset >> BLOCK_SHIFT) else {
+            return false;
+        };
+        let Some(run) = valid_run(state, (offset, bio.len - done), unit, first) else {
+            return false;
+        };
+        if !ctx.actions.push_range(first_range, run.at, run.len) {
+            return false;
+        }
+        done += run.len;
+    }
+    true
+}
+
+/// Counts the blocks of a bio as used, and tells eviction and read-ahead.
+fn touch_all(state: &mut CacheState, ctx: &CallContext, bio: &Bio) {
+    let mut done = 0;
+    while done < bio.len {
+        let offset = bio.offset + u64::from(done);
+        let at = offset >> BLOCK_SHIFT;
+        // Read-ahead for a run before this one may have evicted it.
+        let Some((unit, first)) = state.pool.locate(bio.id.volume, at) else { return };
+        let Some(run) = valid_run(state, (offset, bio.len - done), unit, first) else { return };
+        let again = use_run(state, unit, first, &run);
+        touch(state, ctx.now, bio, unit, at, again);
+        done += run.len;
+    }
+}
