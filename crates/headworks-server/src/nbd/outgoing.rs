@@ -13,9 +13,15 @@
 //! ```
 //!
 //! NBD permits this: a read may return any contents between its request and its reply, and a reply whose header was
-//! sent keeps its length. A read that fails after its header was sent ends the connection.
+//! sent keeps its length. A read that fails after its header was sent ends the connection. The rest of a block of which a part was
+//! sent is kept with the headers, so a client gets one version of each block.
 //!
-//! Invariants: `held` is the sum of the buffers in the queue, `dropped` of the lengths of dropped pieces.
+//! Data may also be *lent*: frames of the page cache that are sent from where they are. Before such a frame changes, its unsent bytes
+//! move to a buffer, or are dropped ([`lent`]).
+//!
+//! Invariants: `held` is the sum of the buffers in the queue, `dropped` of the lengths of dropped pieces, `lent` of lent ones.
+
+mod lent;
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,6 +43,9 @@ static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 /// as long.
 const ANSWERS_BYTES: usize = 64 << 10;
 
+/// Size of a block, of which a client gets one version.
+const BLOCK: u64 = headworks_core::cache::folio::BLOCK as u64;
+
 /// The arena drops sent headers when they reach this many bytes.
 const COMPACT_AT: usize = 16 << 10;
 
@@ -55,6 +64,8 @@ enum Piece {
     /// A range of a buffer, which returns to the pool after the send, with its offset in the volume and the time of
     /// the reply.
     Data { span: Span, buffer: Buffer, offset: u64, since: Instant },
+    /// A range of the page cache, which has these bytes until [`Outgoing::keep_lent`] is called for it.
+    Lent { span: Span, offset: u64, since: Instant },
     /// A range of the volume whose data were dropped.
     Dropped { offset: u64, len: usize },
     /// A run of zeros of any length; it holds no memory.
@@ -65,7 +76,7 @@ impl Piece {
     /// Time of the reply, for data only.
     fn since(&self) -> Option<Instant> {
         match self {
-            Piece::Data { since, .. } => Some(*since),
+            Piece::Data { since, .. } | Piece::Lent { since, .. } => Some(*since),
             _ => None,
         }
     }
@@ -73,7 +84,7 @@ impl Piece {
     fn len(&self) -> usize {
         match self {
             Piece::Headers { len, .. } | Piece::Zeros { len } | Piece::Dropped { len, .. } => *len,
-            Piece::Data { span, .. } => span.len(),
+            Piece::Data { span, .. } | Piece::Lent { span, .. } => span.len(),
         }
     }
 }
@@ -111,6 +122,8 @@ pub struct Outgoing {
     held: usize,
     /// Bytes, and number, of dropped pieces.
     dropped: (usize, usize),
+    /// Bytes, and number, of lent pieces.
+    lent: (usize, usize),
     /// Bytes that were sent since the start.
     total: u64,
 }
@@ -139,6 +152,7 @@ impl Outgoing {
             replies: 0,
             held: 0,
             dropped: (0, 0),
+            lent: (0, 0),
             total: 0,
         }
     }
@@ -217,7 +231,8 @@ impl Outgoing {
     #[must_use]
     pub fn is_stalled(&self, now: Instant) -> bool {
         self.dropped.1 > 0
-            || self.held > 0 && self.oldest_data().is_some_and(|since| is_old(since, now))
+            || self.held + self.lent.0 > 0
+                && self.oldest_data().is_some_and(|since| is_old(since, now))
     }
 
     /// Bytes of buffers that [`Outgoing::drop_data`] can return.
@@ -261,24 +276,72 @@ impl Outgoing {
             if freed >= wanted || self.held == 0 {
                 break;
             }
-            let (len, offset) = match &self.pieces[index] {
-                Piece::Data { span, offset, since, .. } if is_old(*since, now) => {
-                    (span.len(), *offset)
-                }
-                _ => continue,
-            };
-            let sent = if index == 0 { std::mem::take(&mut self.sent) } else { 0 };
-            let (len, offset) = (len - sent, offset + sent as u64);
-            let piece = Piece::Dropped { offset, len };
-            self.dropped = (self.dropped.0 + len, self.dropped.1 + 1);
-            if let Piece::Data { buffer, .. } = std::mem::replace(&mut self.pieces[index], piece) {
-                assert!(self.held >= buffer.len(), "queued buffers are counted");
-                self.held -= buffer.len();
+            if !matches!(&self.pieces[index], Piece::Data { since, .. } if is_old(*since, now)) {
+                continue;
+            }
+            if let Some(buffer) = self.drop_piece(index) {
                 (freed, replies) = (freed + buffer.len(), replies + 1);
                 pool.put(buffer);
             }
         }
         (freed, replies)
+    }
+
+    /// Drops the data of a piece; returns the buffer that they had. What a client has of a block is continued with the same
+    /// version of it.
+    fn drop_piece(&mut self, index: usize) -> Option<Buffer> {
+        let sent = if index == 0 { std::mem::take(&mut self.sent) } else { 0 };
+        let (span, offset) = match &self.pieces[index] {
+            Piece::Data { span, offset, .. } | Piece::Lent { span, offset, .. } => (*span, *offset),
+            other => panic!("{other:?} has no data to be dropped"),
+        };
+        let (rest, offset) = (span.part(sent, span.len() - sent), offset + sent as u64);
+        let begun = if sent > 0 { (offset.next_multiple_of(BLOCK) - offset) as usize } else { 0 };
+        let begun = begun.min(rest.len());
+        let (len, offset) = (rest.len() - begun, offset + begun as u64);
+        let piece = std::mem::replace(&mut self.pieces[index], Piece::Dropped { offset, len });
+        if len > 0 {
+            self.dropped = (self.dropped.0 + len, self.dropped.1 + 1);
+        } else {
+            self.pieces.remove(index);
+        }
+        if begun > 0 {
+            // SAFETY: bytes of the piece, whose buffer or frames are unchanged until this returns.
+            self.put_first(unsafe { rest.part(0, begun).bytes() });
+        }
+        match piece {
+            Piece::Data { buffer, .. } => {
+                assert!(self.held >= buffer.len(), "queued buffers are counted");
+                self.held -= buffer.len();
+                Some(buffer)
+            }
+            _ => {
+                self.note_lent_end(span);
+                None
+            }
+        }
+    }
+
+    /// Puts bytes in front of everything.
+    fn put_first(&mut self, bytes: &[u8]) {
+        debug_assert!(self.sent == 0, "nothing of the first piece was sent");
+        let start = self.first_header();
+        self.headers.splice(start..start, bytes.iter().copied());
+        for piece in &mut self.pieces {
+            if let Piece::Headers { start, .. } = piece {
+                *start += bytes.len();
+            }
+        }
+        self.pieces.push_front(Piece::Headers { start, len: bytes.len(), replies: 0 });
+    }
+
+    /// Where the first unsent header is in the arena.
+    fn first_header(&self) -> usize {
+        let first = self.pieces.iter().find_map(|piece| match piece {
+            Piece::Headers { start, .. } => Some(*start),
+            _ => None,
+        });
+        first.unwrap_or(self.headers.len())
     }
 
     /// Offset and length of the first piece, if its data were dropped.
@@ -328,10 +391,8 @@ impl Outgoing {
         for piece in &self.pieces {
             let bytes = match piece {
                 Piece::Headers { start, len, .. } => &self.headers[*start..start + len],
-                // SAFETY: a part of the piece's own buffer, which holds the data until they are sent.
-                Piece::Data { span, .. } => unsafe {
-                    std::slice::from_raw_parts(span.base(), span.len())
-                },
+                // SAFETY: a part of the piece's own buffer, or of frames that do not change before this queue is told.
+                Piece::Data { span, .. } | Piece::Lent { span, .. } => unsafe { span.bytes() },
                 Piece::Zeros { len } => {
                     unsent.push(UnsentPiece::Zeros(len - std::mem::take(&mut sent)));
                     continue;
@@ -429,7 +490,7 @@ impl Outgoing {
                 Piece::Headers { start, len, .. } => {
                     (self.headers[start..start + len].as_ptr().cast_mut(), len)
                 }
-                Piece::Data { span, .. } => (span.base(), span.len()),
+                Piece::Data { span, .. } | Piece::Lent { span, .. } => (span.base(), span.len()),
                 Piece::Zeros { .. } => (ZEROS.as_ptr().cast_mut(), ZEROS.len()),
                 Piece::Dropped { .. } => return,
             };
@@ -472,6 +533,7 @@ impl Outgoing {
                     self.held -= buffer.len();
                     pool.put(buffer);
                 }
+                Some(Piece::Lent { span, .. }) => self.note_lent_end(span),
                 Some(Piece::Dropped { len, .. }) => {
                     self.dropped = (self.dropped.0 - len, self.dropped.1 - 1);
                 }
@@ -483,11 +545,7 @@ impl Outgoing {
 
     /// Drops sent headers from the arena, so that a queue that is never empty does not grow.
     fn compact(&mut self) {
-        let first = self.pieces.iter().find_map(|piece| match piece {
-            Piece::Headers { start, .. } => Some(*start),
-            _ => None,
-        });
-        let cut = first.unwrap_or(self.headers.len());
+        let cut = self.first_header();
         if cut < COMPACT_AT {
             return;
         }

@@ -53,6 +53,15 @@ const LARGE_READS: usize = 1 << 20;
 const LARGE_SENDS: usize = 512 << 10;
 pub(super) const TOO_MANY: &str = "too many connections; closed";
 
+/// Which requests are submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Received {
+    /// Reads that the cache returned.
+    Before,
+    /// These, and what is received now.
+    Now,
+}
+
 /// What large requests may still take of a turn of the shard, in bytes.
 struct LargeShares {
     /// Data of reads that are admitted.
@@ -96,16 +105,16 @@ impl Reactor {
     /// Receives once from every hot connection.
     pub(super) fn receive(&mut self, now: Instant) -> bool {
         if self.is_paused() {
-            return false;
+            return self.receive_returned(now);
         }
-        let kept = self.parts.reserve.saturating_sub(self.parts.io.foreign() as u32);
-        let mut room = self.parts.driver.shard().room().saturating_sub(kept);
+        let mut room = self.free_slots();
         let (mut index, mut worked, mut signed) = (0, false, false);
         let (mut large, mut deferred) = (LargeShares::of_turn(self.connections.len()), None);
         let payloads = large.payloads;
         while let Some(slot) = self.connections.get(index) {
             // A connection that was closed elsewhere may still be in the list.
-            let received = self.receive_from(now, slot, (&mut room, &mut large), &mut signed);
+            let shares = (&mut room, &mut large);
+            let received = self.receive_from(now, slot, shares, &mut signed, Received::Now);
             worked |= matches!(
                 received,
                 Some(
@@ -139,12 +148,69 @@ impl Reactor {
         worked
     }
 
+    /// Submits reads again that the cache returned in this turn; returns whether there are any. A connection without a buffer or bio
+    /// slot for them waits as it does for those of new requests.
+    pub(super) fn resubmit_returned(&mut self, now: Instant) -> bool {
+        if self.parts.io.returned.is_empty() {
+            return false;
+        }
+        let mut room = self.free_slots();
+        while let Some(slot) = self.parts.io.returned.pop() {
+            // They are not in flight any more.
+            self.note(now, slot);
+            if self.resubmit_reads_of(now, slot, &mut room) == Some(ReceiveOutcome::NoBuffer) {
+                self.connections.heat(slot);
+            }
+            self.note(now, slot);
+        }
+        true
+    }
+
+    /// Submits the returned reads of a connection again, as far as there are buffers and bio slots.
+    fn resubmit_reads_of(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        room: &mut u32,
+    ) -> Option<ReceiveOutcome> {
+        let mut large = LargeShares::of_turn(self.connections.len());
+        self.receive_from(now, slot, (room, &mut large), &mut true, Received::Before)
+    }
+
+    /// Bio slots of the shard that are not reserved for other shards.
+    fn free_slots(&self) -> u32 {
+        let kept = self.parts.reserve.saturating_sub(self.parts.io.foreign() as u32);
+        self.parts.driver.shard().room().saturating_sub(kept)
+    }
+
+    /// Submits returned reads again while nothing is received; returns whether it did.
+    fn receive_returned(&mut self, now: Instant) -> bool {
+        let (mut worked, mut room) = (false, self.free_slots());
+        for slot in self.parts.io.slots() {
+            let returned = |reactor: &mut Self| {
+                let connection = reactor.parts.io.connection(slot);
+                connection.is_some_and(|(connection, _)| connection.has_returned())
+            };
+            if !returned(self) {
+                continue;
+            }
+            let received = self.resubmit_reads_of(now, slot, &mut room);
+            self.note(now, slot);
+            if let Some(received) = received {
+                self.settle(now, slot, received);
+            }
+            worked |= !returned(self);
+        }
+        worked
+    }
+
     fn receive_from(
         &mut self,
         now: Instant,
         slot: u32,
         (room, large): (&mut u32, &mut LargeShares),
         signed: &mut bool,
+        what: Received,
     ) -> Option<ReceiveOutcome> {
         let policy = self.buffer_queue.policy(slot);
         let (connection, _) = self.parts.io.connection(slot)?;
@@ -155,7 +221,7 @@ impl Reactor {
         let device = device.filter(|_| !refuses);
         let allowed = self.device_use.room(device, *room);
         let mut left = allowed;
-        let received = self.receive_up_to(now, slot, (&mut left, large), signed, policy);
+        let received = self.receive_up_to(now, slot, (&mut left, large), signed, (policy, what));
         *room -= allowed - left;
         received
     }
@@ -167,10 +233,15 @@ impl Reactor {
         slot: u32,
         (room, large): (&mut u32, &mut LargeShares),
         signed: &mut bool,
-        policy: BufferPolicy,
+        (policy, what): (BufferPolicy, Received),
     ) -> Option<ReceiveOutcome> {
+        let may_lend = self.parts.io.may_lend(slot);
         let (connection, pool) = self.parts.io.connection(slot)?;
-        let device = connection.binding().map(|binding| binding.device);
+        let binding = connection.binding();
+        let shard = self.parts.driver.shard();
+        let is_cached = || binding.is_some_and(|binding| shard.is_cached(binding.volume));
+        let from_cache = may_lend && is_cached();
+        let device = binding.map(|binding| binding.device);
         let device = device.filter(|device| self.stuck >> device.0 & 1 == 0);
         let agrees = connection.agrees_on_keys();
         if agrees && *signed {
@@ -185,6 +256,7 @@ impl Reactor {
             scratch: &mut self.scratch,
             pool,
             policy,
+            from_cache,
             buffer_limits: self.buffer_limits,
             device: self.device_use.bytes(device),
             limits: export.and_then(|export| self.limits.gate(slot, export)),
@@ -194,7 +266,15 @@ impl Reactor {
             large_payloads: &mut share,
             inputs: self.parts.driver.inputs(),
         };
-        if !connection.reread(&mut context) {
+        if what == Received::Before {
+            let submitted = connection.resubmit(&mut context);
+            return Some(if submitted {
+                ReceiveOutcome::Nothing
+            } else {
+                ReceiveOutcome::NoBuffer
+            });
+        }
+        if !connection.reread(&mut context) || !connection.resubmit(&mut context) {
             return Some(ReceiveOutcome::NoBuffer);
         }
         let received = receive_some(connection, &mut context);
@@ -373,6 +453,7 @@ impl Reactor {
         if let Some(fd) = connection.socket() {
             self.parts.engine.forget(slot, fd);
             connection.close(pool);
+            self.parts.io.note_lent(slot);
         }
         self.buffer_queue.leave(slot);
         self.connections.state_mut(slot).pause = ReadPause::No;
@@ -514,6 +595,7 @@ impl Reactor {
             let export = binding.map(|binding| binding.export);
             self.buffer_queue.note(slot, export, held);
             self.buffer_queue.set_stalled(slot, connection.is_stalled(now));
+            self.parts.io.note_lent(slot);
         }
     }
 

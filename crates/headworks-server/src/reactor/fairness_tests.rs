@@ -11,14 +11,15 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 
-use headworks_core::{ExportConfig, Shard, ShardConfig, VolumeOptions};
+use headworks_core::{CacheOptions, ExportConfig, Shard, ShardConfig, VolumeOptions};
 
 use super::connections::{LARGE_PAYLOADS, LARGE_PAYLOADS_EACH, LARGE_SHARE};
 use super::idle::SKIPS_MAX;
 use super::*;
 use crate::assemble::ImageWatcher;
+use crate::connection_id::cache_account;
 use crate::nbd::connection::{ExportBinding, LARGE_PART};
-use headworks::driver::{Executor, Pool, open_engine};
+use headworks::driver::{Executor, Mapping, Pool, open_engine};
 use headworks::{Device, EngineChoice, NullDevice};
 use headworks_nbd::ExportInfo;
 use headworks_nbd::tls::testing::Certificates;
@@ -47,14 +48,33 @@ pub(super) fn device_parts(
     size: u64,
     pool: usize,
 ) -> ReactorParts {
+    cached_parts(acceptor, device, size, pool, 0)
+}
+
+/// The same, with a page cache of `units` frames.
+pub(super) fn cached_parts(
+    acceptor: Option<Arc<TlsAcceptor>>,
+    device: Box<dyn Device>,
+    size: u64,
+    pool: usize,
+    units: u32,
+) -> ReactorParts {
     let volume = VolumeOptions { size, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig {
         exports: vec![ExportConfig::default()],
         tenants: Vec::new(),
+        cache: CacheOptions {
+            units,
+            writers_max: 64,
+            account: cache_account(ShardId(0)),
+            ..CacheOptions::default()
+        },
         ..ShardConfig::single(NullDevice::queue_options(), volume, 4096)
     };
     let (engine, _) = open_engine(EngineChoice::Threads, 256).unwrap();
     let (mailbox, message) = channel();
+    let frames = units as usize * headworks_core::cache::folio::BLOCK as usize;
+    let frames = (units > 0).then(|| Mapping::new(frames).unwrap());
     let seconds = |count: u64| count * 1_000_000_000;
     ReactorParts {
         id: ShardId(0),
@@ -64,7 +84,7 @@ pub(super) fn device_parts(
             Executor::new(vec![Some(device)]),
             None,
         ),
-        io: ShardIo::new(ShardId(0), 64, Pool::new(pool).unwrap(), None, vec![None], 0),
+        io: ShardIo::new(ShardId(0), 64, Pool::new(pool).unwrap(), frames, vec![None], 0),
         sleeper: Arc::default(),
         wakers: vec![engine.waker()],
         engine,
@@ -169,6 +189,12 @@ impl Client {
         }
         client.choose(harness);
         client
+    }
+
+    /// The socket of a client in the clear.
+    pub fn into_socket(self) -> UnixStream {
+        assert!(self.session.is_none(), "it is encrypted");
+        self.socket
     }
 
     fn greeted(harness: &mut Harness) -> Self {

@@ -293,6 +293,7 @@ impl Reactor {
             scratch: &mut self.scratch,
             pool,
             policy: BufferPolicy::Free,
+            from_cache: false,
             buffer_limits: self.buffer_limits,
             device: None,
             limits: None,

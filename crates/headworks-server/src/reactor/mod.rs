@@ -19,6 +19,8 @@
 //! policy. `connections`, `commands`, `queries`, `pause` and `shutdown` are the event handlers.
 
 mod buffer_queue;
+#[cfg(test)]
+mod cached_tests;
 mod commands;
 mod connections;
 mod device_use;
@@ -32,6 +34,7 @@ mod held_log;
 mod hot_list;
 mod idle;
 mod latency;
+mod lent_frames;
 pub(crate) mod limits;
 mod log_limiter;
 mod own_flushes;
@@ -334,6 +337,10 @@ impl Reactor {
         }
         worked |= self.parts.driver.has_inputs();
         self.step(now);
+        if self.resubmit_returned(now) {
+            worked = true;
+            self.step(now);
+        }
         if self.parts.driver.shard().device_news() != self.device_news {
             self.on_device_states();
             worked = true;

@@ -13,11 +13,13 @@ use headworks_core::{
 };
 
 use super::foreign_spans::ForeignSpans;
+use super::lent_frames::LentFrames;
 use super::limits::LimitTarget;
 use crate::connection_id::{
     CONNECTIONS_MAX, OWN_FLUSHES, RESTORES, connection_id, is_of_shard, next_generation, slot_of,
 };
 use crate::latency::exports::ExportLatencies;
+use crate::nbd::buffer_limits::{BufferDemand, BufferLimits};
 use crate::nbd::connection::Connection;
 use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Producer, Span};
 
@@ -71,6 +73,12 @@ pub struct ShardIo {
     pub pool: Pool,
     /// Frames of this shard's cache.
     pub frames: Option<Mapping>,
+    /// Which connections have frames of it in their send queues.
+    lent: LentFrames,
+    /// Watermarks of the pool.
+    buffer_limits: BufferLimits,
+    /// Connections with reads that the cache returned in this turn.
+    pub returned: Vec<u32>,
     /// Rings indexed by shard; none for the own shard.
     pub peers: Vec<Option<Peer>>,
     foreign: ForeignSpans,
@@ -120,6 +128,9 @@ impl ShardIo {
             .collect();
         Self {
             shard,
+            lent: LentFrames::new(connections),
+            buffer_limits: BufferLimits::new(pool.size(), connections),
+            returned: Vec::with_capacity(connections),
             places,
             free: (0..connections as u32).rev().collect(),
             pool,
@@ -164,8 +175,48 @@ impl ShardIo {
         if let Some((export, table)) = connection.latency() {
             self.latency.close(export, table);
         }
+        self.lent.note(slot, 0);
         self.free.push(slot);
         Some(connection)
+    }
+
+    /// Whether reads of a connection may be answered from frames.
+    pub fn may_lend(&self, slot: u32) -> bool {
+        self.lent.may_lend(slot)
+    }
+
+    /// Records how much of the frames a connection has in its send queue.
+    pub fn note_lent(&mut self, slot: u32) {
+        let place = &self.places[slot as usize];
+        let lent = place.connection.as_ref().map_or(0, |connection| connection.lent());
+        self.lent.note(slot, lent as u32);
+    }
+
+    /// Lets no connection send bytes of the frames that are about to change.
+    #[cold]
+    fn keep_lent(&mut self, changing: Span) {
+        self.lent.clear_marks();
+        let mut index = 0;
+        while let Some(slot) = self.lent.borrower(index) {
+            self.keep_lent_of(slot, changing);
+            index += 1;
+        }
+        self.lent.forget_idle();
+    }
+
+    /// Lets a connection send nothing of the frames that are about to change, and marks what it still sends from others.
+    fn keep_lent_of(&mut self, slot: u32, changing: Span) {
+        let Self { places, pool, lent, buffer_limits, now, .. } = self;
+        let Some(connection) = &mut places[slot as usize].connection else { return };
+        connection.keep_lent(changing, *now, |held, len| {
+            let block = Pool::block_bytes(len)?;
+            let demand =
+                BufferDemand { held, block, has_turn: false, stalled: false, device: None };
+            let admitted = buffer_limits.admits(pool.taken(), demand) && lent.may_copy(*now, len);
+            admitted.then(|| pool.try_take(len)).flatten()
+        });
+        connection.lent_frames().for_each(|frames| lent.mark(frames));
+        lent.note(slot, connection.lent() as u32);
     }
 
     /// A connection, and the pool that its buffers are from.
@@ -306,6 +357,41 @@ unsafe impl ActionSink for ShardIo {
                 self.latency.record(now, (id.export, id.connection), &answered, wait_times);
             }
             self.list(slot);
+        }
+    }
+
+    fn reply_frames(&mut self, id: BioId, frames: &[Span]) {
+        let Some(slot) = self.slot_of(id) else { return };
+        let now = self.now;
+        let Some((connection, _)) = self.connection(slot) else { return };
+        if let Some(answered) = connection.reply_frames(now, id.sequence, frames) {
+            let wait_times = WaitTimes::NONE.limited(answered.limited);
+            connection.count(&answered, wait_times);
+            self.latency.record(now, (id.export, id.connection), &answered, wait_times);
+        }
+        frames.iter().for_each(|&span| self.lent.mark(span));
+        self.note_lent(slot);
+        if self.lent.is_over_limit() {
+            let all = self.frames();
+            self.keep_lent_of(slot, all);
+        }
+        self.list(slot);
+    }
+
+    fn needs_buffer(&mut self, id: BioId) {
+        let Some(slot) = self.slot_of(id) else { return };
+        if let Some((connection, _)) = self.connection(slot) {
+            connection.needs_buffer(id.sequence);
+            if self.returned.last() != Some(&slot) {
+                self.returned.push(slot);
+            }
+        }
+    }
+
+    #[inline]
+    fn before_change(&mut self, frames: Span) {
+        if self.lent.may_have(frames) {
+            self.keep_lent(frames);
         }
     }
 

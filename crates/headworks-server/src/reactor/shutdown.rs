@@ -44,6 +44,11 @@ impl Reactor {
             }
         }
         self.buffer_queue.clear();
+        for slot in self.parts.io.slots() {
+            if self.parts.io.connection(slot).is_some_and(|(it, _)| it.has_returned()) {
+                self.connections.heat(slot);
+            }
+        }
         self.abandon_sets();
         self.own_flushes.abandon();
         self.send(now);

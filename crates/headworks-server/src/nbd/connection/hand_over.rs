@@ -55,7 +55,7 @@ impl Connection {
             }
             _ => false,
         };
-        self.window.used() == 0 && self.reread.is_none() && !mixes
+        self.window.used() == 0 && self.returned.is_empty() && self.reread.is_none() && !mixes
     }
 
     /// What another process needs to go on with this connection; none if it cannot move: it is encrypted, or not in transmission.

@@ -85,6 +85,7 @@ impl LimitedRig {
             scratch: &mut vec![0; 256 << 10],
             pool: &mut self.pool,
             policy: BufferPolicy::Free,
+            from_cache: false,
             buffer_limits: BufferLimits::new(1 << 20, 1),
             device: None,
             limits: Some(LimitGate { tree: &mut self.tree, leaf: self.leaf }),

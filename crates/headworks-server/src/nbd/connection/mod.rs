@@ -15,6 +15,7 @@
 //! Invariant: a buffer that the shard may still use stays with the connection until `Final` or `Released`, even when
 //! the connection is closed.
 
+mod from_cache;
 mod hand_over;
 mod limited;
 mod receive;
@@ -22,6 +23,7 @@ mod reread;
 #[cfg(test)]
 mod tls_tests;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -45,6 +47,7 @@ use headworks_nbd::tls::TlsAcceptor;
 use headworks_nbd::transmission::{Request, RequestParser};
 use headworks_nbd::wire::NbdError;
 
+use from_cache::CacheGuess;
 pub use hand_over::HandedConnection;
 use hand_over::Resumption;
 pub use limited::LimitGate;
@@ -61,6 +64,9 @@ const REREAD_ALIGN: u64 = 4 << 10;
 const LARGE_PAYLOAD: usize = 32 << 10;
 /// Bytes received beyond a large payload: a header and a part of the next.
 const LARGE_TAIL: usize = 56;
+/// Bytes of lent frames in the send queue beyond which a connection is not read from: five times what a unix socket takes at once. More
+/// cached data would only wait behind them.
+const LENT_BYTES: usize = 1 << 20;
 /// Least bytes of a large payload that are asked for at once, if the payload has as many: a receive of less costs more than
 /// its bytes.
 pub const LARGE_PART: usize = 64 << 10;
@@ -205,6 +211,10 @@ pub struct Connection {
     fault: Option<String>,
     /// The binding of a connection that has left transmission: its dropped data may still have to be read.
     binding_left: Option<ExportBinding>,
+    /// Reads that the cache returned because they need a buffer, in order.
+    returned: VecDeque<InFlight>,
+    /// Whether the next read is likely to be cached.
+    cache_guess: CacheGuess,
     /// Where the connection of another process stopped, until its export is bound.
     resumption: Option<Box<Resumption>>,
 }
@@ -240,6 +250,8 @@ pub struct ReceiveContext<'a> {
     pub pool: &'a mut Pool,
     /// Buffers that the connection may take.
     pub policy: BufferPolicy,
+    /// Reads may be submitted without a buffer: the volume is cached, and frames may be lent.
+    pub from_cache: bool,
     /// Watermarks of the pool.
     pub buffer_limits: BufferLimits,
     /// What the connection's device has; none while no other device is served.
@@ -300,6 +312,8 @@ impl Connection {
             reread_due: false,
             fault: None,
             binding_left: None,
+            returned: VecDeque::new(),
+            cache_guess: CacheGuess::default(),
             resumption: None,
         }
     }
@@ -549,7 +563,8 @@ impl Connection {
         pool: &mut Pool,
         spans: &mut Vec<Span>,
     ) -> io::Result<SendOutcome> {
-        let leaves = matches!(self.phase, Phase::Leaving) && self.window.used() == 0;
+        let answered = self.window.used() == 0 && self.returned.is_empty();
+        let leaves = matches!(self.phase, Phase::Leaving) && answered;
         let Some(transport) = &mut self.transport else {
             return Ok(SendOutcome::All);
         };
@@ -585,10 +600,10 @@ impl Connection {
         self.outgoing.total()
     }
 
-    /// Bytes of buffers with data to be sent.
+    /// Bytes of buffers, and of lent frames, with data to be sent.
     #[must_use]
     pub fn unsent(&self) -> usize {
-        self.outgoing.held()
+        self.outgoing.held() + self.outgoing.lent().0
     }
 
     /// Whether output waits to be sent.
@@ -612,6 +627,7 @@ impl Connection {
     pub fn close(&mut self, pool: &mut Pool) {
         self.leave(pool);
         self.outgoing.abandon(pool);
+        self.returned.clear();
         self.transport = None;
         self.phase = Phase::Dead;
     }
@@ -636,6 +652,7 @@ impl Connection {
             Phase::Handshake(_) | Phase::Transmission(_) => false,
             Phase::Leaving => {
                 self.window.used() == 0
+                    && self.returned.is_empty()
                     && self.outgoing.is_empty()
                     && self.transport.as_ref().is_none_or(Transport::is_finished)
             }

@@ -11,7 +11,7 @@ use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Instant, IoErro
 use super::limited::limited_bucket;
 use super::{
     BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PART, LARGE_PAYLOAD, LARGE_TAIL,
-    Phase, ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS, TURN_BYTES,
+    LENT_BYTES, Phase, ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS, TURN_BYTES,
 };
 use crate::nbd::buffer_limits::BufferDemand;
 use crate::nbd::outgoing::SendOutcome;
@@ -130,14 +130,16 @@ impl Connection {
     pub(super) fn has_window_room(&self) -> bool {
         // Dropped data count as if they were held: more of them would only be dropped, too.
         let (_, dropped) = self.outgoing.dropped();
-        let requests = self.window.used() + self.outgoing.replies() + dropped + self.parked();
+        let submitted = self.window.used() + self.returned.len();
+        let requests = submitted + self.outgoing.replies() + dropped + self.parked();
         requests < self.limits.requests && self.has_byte_room()
     }
 
     /// Whether the bounds allow another buffer.
     pub(super) fn has_byte_room(&self) -> bool {
-        let (dropped_bytes, _) = self.outgoing.dropped();
-        self.held() + dropped_bytes < self.limits.buffer_bytes
+        let ((dropped_bytes, _), (lent_bytes, _)) = (self.outgoing.dropped(), self.outgoing.lent());
+        let held = self.held() + dropped_bytes + lent_bytes;
+        held < self.limits.buffer_bytes && lent_bytes < LENT_BYTES
     }
 
     /// Bytes of the pool in use: for requests, and for unread replies.
@@ -366,6 +368,12 @@ impl Connection {
         };
         let op = request.op();
         let held = self.buffer_bytes + self.outgoing.held();
+        let from_cache = op == Op::Read && context.from_cache;
+        if from_cache && self.cache_guess.expects_hit() {
+            transmission.large = false;
+            self.submit(&request, limited_ns, None, context);
+            return true;
+        }
         let mut buffer = None;
         let len = op.buffer_len(request.len) as usize;
         if len > 0 {
@@ -374,6 +382,12 @@ impl Connection {
                 buffer = context.pool.try_take(len);
             }
             if buffer.is_none() {
+                if from_cache {
+                    // It needs none if it is cached; otherwise it comes back and waits for one.
+                    transmission.large = false;
+                    self.submit(&request, limited_ns, None, context);
+                    return true;
+                }
                 if self.refuses {
                     self.refuse(request);
                     return true;
@@ -445,6 +459,10 @@ impl Connection {
             // SAFETY: the buffer is private and holds a list.
             unsafe { buffer.base().write_bytes(0, EXTENTS_BYTES as usize) };
         }
+        let mut flags = request.bio_flags();
+        if op == Op::Read && buffer.is_none() {
+            flags = flags.with(BioFlags::NO_BUFFER);
+        }
         let Request { cookie, offset, len, .. } = *request;
         let sequence = self.window.insert(cookie, offset, len, op, buffer, context.now);
         if let Some(in_flight) = self.window.get(sequence).filter(|_| status) {
@@ -462,7 +480,7 @@ impl Connection {
             offset,
             len,
             op,
-            flags: request.bio_flags(),
+            flags,
             ioprio,
         }));
     }
@@ -489,7 +507,11 @@ impl Receiving {
 }
 
 /// Whether a connection that holds `held` bytes may take a buffer for `len` bytes.
-fn may_take((held, len): (usize, usize), stalled: bool, context: &ReceiveContext<'_>) -> bool {
+pub(super) fn may_take(
+    (held, len): (usize, usize),
+    stalled: bool,
+    context: &ReceiveContext<'_>,
+) -> bool {
     let has_turn = context.policy != BufferPolicy::Wait;
     Pool::block_bytes(len).is_some_and(|block| {
         let device = context.device;
@@ -543,6 +565,7 @@ mod tests {
                 scratch: &mut [0; 4096],
                 pool: &mut pool,
                 policy: BufferPolicy::Free,
+                from_cache: false,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 device: None,
                 limits: None,
@@ -598,6 +621,7 @@ mod tests {
                 scratch: &mut vec![0; 256 << 10],
                 pool: &mut self.pool,
                 policy: BufferPolicy::Free,
+                from_cache: false,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 device: None,
                 limits: None,

@@ -52,7 +52,7 @@ impl Connection {
     /// room in the window; their completion leads here again.
     pub fn note_dropped_next(&mut self) -> bool {
         self.reread_due = self.reread.is_none()
-            && self.window.used() < self.limits.requests
+            && self.window.used() + self.returned.len() < self.limits.requests
             && self.outgoing.next_dropped().is_some();
         self.reread_due
     }
@@ -153,6 +153,9 @@ impl Connection {
         };
         if self.reread_due {
             return demand(limits.guaranteed(), 0, false);
+        }
+        if let Some(read) = self.returned.front() {
+            return demand(read.len as usize, held, self.outgoing.is_stalled(now));
         }
         let Phase::Transmission(transmission) = &self.phase else { return None };
         let request = transmission.held.as_ref()?;

@@ -81,6 +81,7 @@ impl Server {
             scratch: &mut self.scratch,
             pool: &mut self.pool,
             policy: BufferPolicy::Free,
+            from_cache: false,
             buffer_limits: BufferLimits::new(1 << 30, 1),
             device: None,
             limits: None,
