@@ -27,7 +27,7 @@ Examples:
   headworks top /run/hw.ctl --batch 1 --json     the same as JSON
 
 Columns are those of iostat -x. Requests, sizes and latencies (ms) are those of clients; merges, discards, flushes, aqu-sz and
-%util those of the device queue. plug, tag, sched and dev are stage times in us (median and 99th percentile). Exports that
+%util those of the device queue. limit, plug, tag, sched and dev are stage times in us (median and 99th percentile). Exports that
 share a device have the same aqu-sz, %util and queue.")]
 pub struct TopArgs {
     /// Control socket of the server (its --control)
@@ -112,11 +112,19 @@ fn lines(
 
 fn table(rows: &[Row]) -> String {
     let heads: String = COLUMNS.iter().map(|(name, _)| format!(" {name:>8}")).collect();
-    let mut text = format!("{:<12}{heads}\n", "export");
+    // Without tenants no column is spent on them.
+    let tenants = rows.iter().filter_map(|row| row.tenant.as_deref()).map(str::len).max();
+    let width = tenants.map_or(0, |longest| longest.max(6) + 1);
+    let tenant = |name: &str| match width {
+        0 => String::new(),
+        width => format!(" {name:<0$}", width - 1),
+    };
+    let mut text = format!("{:<12}{}{heads}\n", "export", tenant("tenant"));
     for row in rows {
         let cells: String =
             row.values.iter().map(|value| format!(" {:>8}", cell(*value))).collect();
-        text += &format!("{:<12}{cells}\n", row.name);
+        let tenant = tenant(row.tenant.as_deref().unwrap_or("-"));
+        text += &format!("{:<12}{tenant}{cells}\n", row.name);
     }
     text + "\n"
 }
@@ -127,10 +135,18 @@ mod tests {
 
     #[test]
     fn table_has_a_cell_for_each_column() {
-        let row = Row { name: "db".into(), values: vec![1.5; COLUMNS.len()] };
-        let text = table(&[row]);
-        let words: Vec<usize> = text.lines().map(|line| line.split_whitespace().count()).collect();
-        assert_eq!(words, [COLUMNS.len() + 1, COLUMNS.len() + 1, 0]);
+        let row = |tenant: Option<&str>| Row {
+            name: "db".into(),
+            tenant: tenant.map(str::to_owned),
+            values: vec![1.5; COLUMNS.len()],
+        };
+        let words = |rows: &[Row]| -> Vec<usize> {
+            table(rows).lines().map(|line| line.split_whitespace().count()).collect()
+        };
+        let count = COLUMNS.len() + 1;
+        assert_eq!(words(&[row(None)]), [count, count, 0]);
+        // With tenants they have a column.
+        assert_eq!(words(&[row(None), row(Some("acme"))]), [count + 1, count + 1, count + 1, 0]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub struct Sample {
 }
 
 /// Columns of a row with their explanation, in order.
-pub const COLUMNS: [(&str, &str); 30] = [
+pub const COLUMNS: [(&str, &str); 32] = [
     ("r/s", "reads completed per second"),
     ("rkB/s", "KiB read per second"),
     ("rrqm/s", "reads merged per second"),
@@ -38,6 +38,8 @@ pub const COLUMNS: [(&str, &str); 30] = [
     ("f_await", "average flush time, ms"),
     ("aqu-sz", "average queue size of its device"),
     ("%util", "share of time with requests in flight"),
+    ("limit50", "wait for limits, us: median"),
+    ("limit99", "99th percentile"),
     ("plug50", "plug time, us: median"),
     ("plug99", "99th percentile"),
     ("tag50", "wait for a tag, us: median"),
@@ -56,6 +58,8 @@ pub const COLUMNS: [(&str, &str); 30] = [
 pub struct Row {
     /// Name of the export.
     pub name: String,
+    /// Name of its tenant, if it has one.
+    pub tenant: Option<String>,
     /// Values in the order of [`COLUMNS`].
     pub values: Vec<f64>,
 }
@@ -126,7 +130,7 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64)
         disk("time_in_queue") / 1000.0 / seconds,
         (disk("io_ticks") / 10.0 / seconds).min(100.0),
     ]);
-    for stage in ["plug", "tag", "sched", "device"] {
+    for stage in ["limit", "plug", "tag", "sched", "device"] {
         let times = between(old, new, name, stage);
         values.extend([percentile(&times, 0.5), percentile(&times, 0.99)]);
     }
@@ -138,7 +142,8 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64)
         if cached { 100.0 * ratio(hits, hits + misses) } else { 0.0 },
         number(&new.stats["devices"][device]["queue"]["in_flight"]),
     ]);
-    Row { name: name.to_owned(), values }
+    let tenant = export["tenant"].as_str().map(str::to_owned);
+    Row { name: name.to_owned(), tenant, values }
 }
 
 /// Latencies of reads and writes in a stage between two samples: (upper bound in us, count), ascending.
@@ -178,8 +183,9 @@ fn percentile(times: &[(f64, f64)], part: f64) -> f64 {
 pub fn as_json(rows: &[Row]) -> Value {
     let object = |row: &Row| {
         let values = COLUMNS.iter().zip(&row.values);
-        let fields: serde_json::Map<String, Value> =
+        let mut fields: serde_json::Map<String, Value> =
             values.map(|((name, _), value)| ((*name).to_owned(), json!(value))).collect();
+        fields.insert("tenant".to_owned(), json!(row.tenant));
         (row.name.clone(), Value::Object(fields))
     };
     Value::Object(rows.iter().map(object).collect())
@@ -201,11 +207,13 @@ mod tests {
     use super::*;
 
     fn sample(seconds: f64, reads: u64, ticks: u64) -> Sample {
-        let stages = json!({ "device": [[1.023, reads - reads / 10], [5242.879, reads / 10]] });
+        let device = [[1.023, (reads - reads / 10) as f64], [5242.879, (reads / 10) as f64]];
+        let stages =
+            json!({ "device": device, "limit": [[0.0, reads / 4], [2047.0, reads - reads / 4]] });
         let read = json!({ "count": reads, "bytes": reads * 4096, "sum_us": reads * 2000,
             "stages": stages });
         Sample {
-            stats: json!({ "seconds": seconds, "exports": { "a": { "device": "hw0", "cache": "writeback",
+            stats: json!({ "seconds": seconds, "exports": { "a": { "device": "hw0", "cache": "writeback", "tenant": "acme",
                 "ops": { "read": { "bios": reads, "merges": reads / 4 } } } },
                 "devices": { "hw0": { "queue": { "in_flight": 3 } } },
                 "cache": { "hits": 3 * reads, "misses": reads }, "dirty": { "nr_dirty": 512 } }),
@@ -222,7 +230,8 @@ mod tests {
     fn rates_cover_the_time_between_two_samples() {
         let rows = rows(&sample(10.0, 1_000, 500), &sample(12.0, 1_400, 1_500));
         let row = &rows[0];
-        assert_eq!(row.values.len(), COLUMNS.len());
+        assert_eq!((row.values.len(), row.tenant.as_deref()), (COLUMNS.len(), Some("acme")));
+        assert_eq!(as_json(&rows)["a"]["tenant"], "acme");
         let expected = [
             ("r/s", 200.0),
             ("rkB/s", 800.0),
@@ -233,6 +242,7 @@ mod tests {
             ("w/s", 0.0),
             ("aqu-sz", 2.0),
             ("%util", 50.0),
+            ("limit50", 2047.0),
             ("dev50", 1.023),
             ("dev99", 5242.879),
             ("dirtyMB", 2.0),

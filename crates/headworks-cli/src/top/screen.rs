@@ -212,8 +212,10 @@ fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Valu
     if view.connections {
         return frame.render_widget(Paragraph::new(clients(connections)), body);
     }
-    // Scrolls so that the sort column is visible.
-    let room = (usize::from(body.width).saturating_sub(13) / 9).max(1);
+    // Scrolls so that the sort column is visible. Tenants have a column where a few of the others remain.
+    let wide = usize::from(body.width) >= 60 && rows.iter().any(|row| row.tenant.is_some());
+    let names_width = if wide { 13 + 11 } else { 13 };
+    let room = (usize::from(body.width).saturating_sub(names_width) / 9).max(1);
     view.first = view.first.min(view.sort).max((view.sort + 1).saturating_sub(room));
     let columns = view.first..(view.first + room).min(COLUMNS.len());
     let mut order: Vec<&Row> = rows.iter().collect();
@@ -225,12 +227,18 @@ fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Valu
         };
         Cell::from(format!("{:>8}", COLUMNS[column].0)).style(style)
     });
-    let header = Cells::new(std::iter::once(Cell::from("export")).chain(names));
+    let head = ["export", "tenant"].into_iter().take(if wide { 2 } else { 1 }).map(Cell::from);
+    let header = Cells::new(head.chain(names));
     let lines = order.into_iter().map(|row| {
         let cells = columns.clone().map(|column| format!("{:>8}", cell(row.values[column])));
-        Cells::new(std::iter::once(row.name.clone()).chain(cells))
+        let tenant = row.tenant.clone().unwrap_or_else(|| "-".to_owned());
+        let names = [row.name.clone(), tenant].into_iter().take(if wide { 2 } else { 1 });
+        Cells::new(names.chain(cells))
     });
-    let widths = std::iter::once(Constraint::Length(12))
+    let widths = [12, 10]
+        .into_iter()
+        .take(if wide { 2 } else { 1 })
+        .map(Constraint::Length)
         .chain(columns.clone().map(|_| Constraint::Length(8)));
     frame.render_widget(Table::new(lines, widths).header(header), body);
 }
@@ -267,6 +275,7 @@ mod tests {
     fn screen(view: &mut View, width: u16) -> String {
         let row = |name: &str, value: f64| Row {
             name: name.into(),
+            tenant: (name == "busy" && width > 80).then(|| "acme".to_owned()),
             values: (0..COLUMNS.len()).map(|column| value + column as f64).collect(),
         };
         let rows = [row("slow", 1.0), row("busy", 900.0)];
@@ -286,6 +295,12 @@ mod tests {
         assert_eq!(view.on_key(KeyCode::End, false), KeyAction::Nothing);
         let text = screen(&mut view, 80);
         assert!(text.contains("hit%") && text.contains(" queue"), "{text}");
+        assert!(!text.contains("tenant"), "no export has one: {text}");
+        let text = screen(&mut view, 100);
+        assert!(
+            text.contains("tenant") && text.contains("acme") && text.contains(" queue"),
+            "{text}"
+        );
         // Also on a narrow terminal.
         assert!(screen(&mut view, 20).contains("queue"));
     }
