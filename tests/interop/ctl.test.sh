@@ -41,6 +41,8 @@ check "the ordinary ones are not" grep -q '^export: logs: null, 1 GiB$' "$OUT"
 check "a wrapped export has them, too" says 7 get exports/slow/weight
 check "get exports" says "exports/db/cache = none
 exports/db/device = hw0
+exports/db/io.latency = target=max
+exports/db/io.weight = 400
 exports/db/ioprio = rt,0
 exports/db/latency_target = none
 exports/db/on_error = hold

@@ -238,6 +238,21 @@ def counters(address, pid):
     check("there were merges of both kinds", min(merged.values()) > 0, merged)
 
 
+def targets(address):
+    types, samples = parse(scrape(address))
+    db, bulk = (("export", "db"), ("tenant", "acme")), (("export", "bulk"),)
+    of = lambda what, labels: samples.get((f"headworks_{what}", labels), 0)
+    small, missed = of("target_requests_total", db), of("target_missed_total", db)
+    check("requests of an export that missed its target", 0 < missed <= small, (small, missed))
+    tenant = (("tenant", "acme"),)
+    check("are those of its tenant", of("tenant_target_missed_total", tenant) == missed, samples)
+    check("requests that waited for it", of("target_held_total", bulk) > 0 and of("target_held_total", db) == 0, samples)
+    limit = of("device_bulk_limit_bytes", (("device", "hw0"),))
+    check("the limit for it", 32768 <= limit < float("inf"), limit)
+    kinds = {name: types.get(f"headworks_{name}") for name in ("device_bulk_limit_bytes", "tenant_limited_seconds_total")}
+    check("as a gauge", kinds == {"device_bulk_limit_bytes": "gauge", "tenant_limited_seconds_total": "counter"}, kinds)
+
+
 def hostile(address):
     host, port = re.fullmatch(r"http://([^:]+):(\d+)/metrics", address).groups()
     peer = (host, int(port))
@@ -263,6 +278,6 @@ def hostile(address):
 
 
 if __name__ == "__main__":
-    what = {"page": page, "many": many, "top": top, "silent": silent, "counters": counters, "hostile": hostile}
+    what = {"page": page, "many": many, "top": top, "silent": silent, "counters": counters, "targets": targets, "hostile": hostile}
     what[sys.argv[1]](*sys.argv[2:])
     sys.exit(1 if BAD else 0)

@@ -66,6 +66,33 @@ PAGE=$(sed -n 's/^metrics: //p' "$OUT")
 script observability.py many "$HEADWORKS" "$CONTROL" "$PAGE" "$SOCKET" 70
 stop_server
 
+# A target that cannot be kept, and bulk that waits for one on the same device.
+for name in db bulk; do
+    truncate -s 64M "$DIR/$name.img"
+done
+serve --control "$CONTROL" --metrics 127.0.0.1:0 --tenant acme,latency-target=20us "db=file:path=$DIR/db.img,tenant=acme" \
+    "bulk=file:path=$DIR/bulk.img" "tight=delay:read=5ms,latency-target=1ms,of=mem:size=16M"
+PAGE=$(sed -n 's/^metrics: //p' "$OUT")
+check "reads that a device cannot answer within their target" load tight --rw randread --iodepth 1 --runtime 1
+log_says() { grep -q 'the latency target 1ms of export tight is below twice the smallest latency seen on hw[0-9]*, [0-9]* us: .* choose at least' "$LOG"; }
+check "the log says so once it is known" wait_until 10 log_says
+check "once, and of the exports on that device alone" test "$(grep -c 'is below twice the smallest latency seen on' "$LOG")" = 1
+check "and why" sh -c '"$1" ctl "$2" why tight | grep -q "^latency target 1 ms of export tight: .* missed it (.*; it is below twice"' - "$HEADWORKS" "$CONTROL"
+check "ctl refuses such a target with the figure" sh -c '! "$1" ctl "$2" set exports/tight/latency_target 2ms 2>&1 | tee /dev/stderr | grep -qv "\`2ms\` is below twice the smallest latency seen on hw[0-9]*, [0-9]* us; choose at least .*EINVAL"' - "$HEADWORKS" "$CONTROL"
+check "and takes one that can be kept" ctl set exports/tight/latency_target 1s
+load db --rw randread --iodepth 4 --runtime 4 &
+LOAD=$!
+check "bulk beside a target" "$HEADWORKS" bench --uri "$(at bulk)" --bs 1M --rw read --iodepth 32 --threads 4 --runtime 3
+wait $LOAD
+check "why names the target that bulk waits for" sh -c '"$1" ctl "$2" why bulk | tee /dev/stderr | grep -q "requests have waited for the latency target 20 us of tenant acme: hw0 takes at most .* of others at once"' - "$HEADWORKS" "$CONTROL"
+check "and what missed it" sh -c '"$1" ctl "$2" why db | tee /dev/stderr | grep -q "^latency target 20 us of tenant acme: .* small requests missed it"' - "$HEADWORKS" "$CONTROL"
+ctl why bulk --json >"$DIR/why.json"
+check "also for programs" "$PYTHON" -c 'import json, sys
+held = json.load(open(sys.argv[1]))["held_for_target"]
+assert held["target_us"] == 20 and held["of"] == ["tenant acme"] and held["requests"] > 0, held' "$DIR/why.json"
+script observability.py targets "$PAGE"
+stop_server
+
 # Writers side by side, whose requests meet in the queue.
 serve --metrics 127.0.0.1:0 --scheduler mq-deadline --queue-depth 1 "db=delay:all=3ms,of=mem:size=64M"
 load db --rw write --iodepth 128 --threads 4 --runtime 1 &

@@ -89,6 +89,15 @@ h.shutdown()' "$CONTROL" "nbd+unix:///db?socket=$SOCKET"
 check "a latency target" says "exports/db/latency_target = 5ms" set exports/db/latency_target 5ms
 check "of a tenant" says "tenants/acme/latency_target = 250us" set tenants/acme/latency_target 250us
 check "too short" fails '20us to 60s.*EINVAL' set exports/db/latency_target 1us
+check "by the name of a cgroup" says "target=5000" get exports/db/io.latency
+check "which sets it, too" says "tenants/acme/io.latency = target=400" set tenants/acme/io.latency target=400
+check "as one value" says 400us get tenants/acme/latency_target
+check "not a line of a cgroup" fails 'target=MICROSECONDS or target=max.*EINVAL' set tenants/acme/io.latency 400
+ctl set tenants/acme/io.latency target=250 >/dev/null
+check "the table shows it" has_row '^acme .* 250us$'
+counts() { ctl get tenants/acme/io.stat | tee /dev/stderr | grep -Eq "$1"; }
+check "counters of a cgroup, a line for each device" counts '^hw[0-9]+ rbytes=[0-9]+ wbytes=0 rios=[0-9]+ wios=0 dbytes=0 dios=0 hw_dirty=0 hw_limited_usec=0 hw_limited=0 hw_wait_usec=[0-9]+$'
+check "which cannot be set" fails 'EACCES' set tenants/acme/io.stat rbytes=0
 check "save" ctl save
 stop_server
 

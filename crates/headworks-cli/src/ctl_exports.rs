@@ -5,6 +5,7 @@ use headworks::display_size;
 use serde_json::{Value, json};
 
 use crate::ctl::{list, plain};
+use crate::ctl_tenants::{limited, target};
 
 #[derive(Subcommand)]
 pub enum ExportCommand {
@@ -114,7 +115,7 @@ fn absences(exports: &Value) -> String {
 fn table(exports: &Value) -> String {
     let head = [
         "NAME", "SIZE", "DEVICE", "CACHE", "ACCESS", "TENANT", "WEIGHT", "IOPRIO", "CLIENTS",
-        "DIRTY", "STATE",
+        "DIRTY", "LIMITED", "TARGET", "STATE",
     ];
     let mut rows = vec![head.map(str::to_owned)];
     rows.extend(list(exports).iter().map(|row| {
@@ -134,6 +135,8 @@ fn table(exports: &Value) -> String {
             word("ioprio"),
             word("clients"),
             size(&row["dirty"]),
+            limited(row),
+            target(row),
             match (word("state"), row["device_state"] == "stuck") {
                 (state, true) => format!("{state}, device stuck"),
                 (state, false) => state,
@@ -142,7 +145,7 @@ fn table(exports: &Value) -> String {
     }));
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let line = |row: &[String; 11]| {
+    let line = |row: &[String; 13]| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
         format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
@@ -158,17 +161,17 @@ mod tests {
         let row = |name: &str, clients: u32| {
             json!({ "name": name, "size": 1 << 30, "device": "hw0", "cache": "writeback",
                 "read_only": clients == 0, "tenant": "acme", "weight": 100, "ioprio": "be,4", "clients": clients,
-                "dirty": 4096, "failed": 0, "state": "serving" })
+                "dirty": 4096, "failed": 0, "state": "serving", "limited_seconds": 0.0, "latency_target_us": 5000 })
         };
         let text = table(&json!([row("db", 12), row("a-long-name", 0)]));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "NAME         SIZE   DEVICE  CACHE      ACCESS  TENANT  WEIGHT  IOPRIO  CLIENTS  DIRTY  STATE"
+            "NAME         SIZE   DEVICE  CACHE      ACCESS  TENANT  WEIGHT  IOPRIO  CLIENTS  DIRTY  LIMITED  TARGET  STATE"
         );
         assert_eq!(
             lines[1],
-            "db           1 GiB  hw0     writeback  rw      acme    100     be,4    12       4 KiB  serving"
+            "db           1 GiB  hw0     writeback  rw      acme    100     be,4    12       4 KiB  -        5ms     serving"
         );
         assert!(lines[2].starts_with("a-long-name  1 GiB") && lines[2].contains(" ro "));
         assert_eq!(table(&json!([])).lines().count(), 1);

@@ -87,6 +87,9 @@ fn upper_us(row: usize) -> f64 {
 /// Formats the summary, the stages of the slow requests, the slowest ones and the hints.
 pub fn show_why(report: &Value) -> String {
     let mut text = format!("{}\n", report["sentence"].as_str().unwrap_or_default());
+    for note in report["notes"].as_array().into_iter().flatten() {
+        text += &format!("{}\n", note.as_str().unwrap_or_default());
+    }
     if report["slow"] != true {
         return text;
     }
@@ -158,5 +161,7 @@ mod tests {
     fn nothing_slow_prints_one_line() {
         let text = show_why(&json!({ "sentence": "a: nothing is slow", "slow": false }));
         assert_eq!(text, "a: nothing is slow\n");
+        let noted = json!({ "sentence": "a: nothing is slow", "slow": false, "notes": ["b", "c"] });
+        assert_eq!(show_why(&noted), "a: nothing is slow\nb\nc\n");
     }
 }

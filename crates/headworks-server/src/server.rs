@@ -576,3 +576,5 @@ fn cache_memory(
 mod change_tests;
 #[cfg(test)]
 mod limit_tests;
+#[cfg(test)]
+mod tenant_tests;

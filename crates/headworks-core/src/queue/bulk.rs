@@ -54,6 +54,7 @@ impl Bulk {
             self.tenants.resize(TENANTS_MAX, TargetCounts::default());
         }
         self.set_noting(self.is_on() || self.smallest.is_watched(now), true);
+        debug_assert!(!self.is_on() || self.noting, "latencies are noted for a target");
     }
 
     /// Counts the requests of an export anew: it has another target, or is another export.
@@ -68,6 +69,7 @@ impl Bulk {
     pub fn watch_smallest(&mut self, now: Instant, is_busy: bool) -> Option<u64> {
         self.smallest.watch(now);
         self.set_noting(true, is_busy);
+        debug_assert!(self.smallest.is_watched(now), "it is watched for a while");
         self.smallest.get(now)
     }
 
@@ -86,6 +88,7 @@ impl Bulk {
 
     /// Notes the end of a batch that left the queue busy or empty.
     pub fn on_batch(&mut self, now: Instant, is_busy: bool) {
+        debug_assert!(self.noting, "batches are noted with latencies");
         self.smallest.on_batch(now, is_busy);
         if !self.is_on() {
             self.noting = self.smallest.is_watched(now);
@@ -161,6 +164,7 @@ impl Bulk {
 
     /// Counts requests that have to wait, if that is for the limit.
     pub fn count_held(&mut self, now: Instant, requests: &[TagRequest]) {
+        debug_assert!(self.is_on(), "requests are held for a target");
         let Some(target_us) = self.guard() else { return };
         for request in requests {
             // Exports of other shards are not known here.
@@ -179,6 +183,7 @@ impl Bulk {
 
     /// Notes the time of a finished request, of an export of `tenant` with this target or, by 0, none.
     pub fn note(&mut self, now: Instant, request: &Request, target_us: u32, tenant: TenantId) {
+        debug_assert!(self.noting, "latencies are noted while a flag says so");
         if request.len > SMALL_MAX || !request.is_sync() {
             return;
         }

@@ -122,7 +122,7 @@ impl Shard {
         self.queue(device).map_or(&[], Queue::tenant_target_counts)
     }
 
-    /// The exports with a latency target that a local device keeps, and the target in microseconds.
+    /// The exports with a latency target, wherever they lie, if a local device keeps targets; and the target in microseconds.
     pub fn targets(&self, device: DeviceId) -> impl Iterator<Item = (ExportId, u32)> + '_ {
         self.queue(device).into_iter().flat_map(Queue::targets)
     }

@@ -6,13 +6,14 @@
 //! ```
 //!
 //! `socket` accepts clients, `client` frames lines, `rpc` is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
-//! methods, `tree` the names of settings, `report` and `latency` the tables of answers, `why` the analysis of slow requests.
+//! methods, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `why` the analysis of slow requests, `targets` latency targets.
 //! `inventory` records devices, volumes and exports; `changes` adds, removes and resizes them.
 
 pub(crate) mod changes;
 mod client;
 mod credentials;
 pub(crate) mod inventory;
+mod io_stat;
 mod latency;
 mod params;
 pub(crate) mod queries;
@@ -22,6 +23,7 @@ pub(crate) mod service;
 mod settings;
 mod shards;
 mod socket;
+mod targets;
 pub(crate) mod tenants;
 #[cfg(test)]
 mod tests;

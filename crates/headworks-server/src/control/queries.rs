@@ -8,16 +8,20 @@ use std::time::Duration;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::limits::LimitReport;
 use headworks_core::stats::TurnStats;
-use headworks_core::{Control, DeviceId, ExportId, ShardId};
+use headworks_core::{Control, DeviceId, ExportId, ShardId, TenantId};
 use serde_json::{Value, json};
 
+use super::io_stat::io_stat;
 use super::rpc::{Params, RpcFault, RpcResult};
 use super::settings::Settings;
 use super::shards::ShardLink;
+pub use super::targets::TargetTotals;
+use super::targets::{HeldByTarget, OwnTarget};
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
 use super::why::{WhySnapshot, why};
 use super::{latency, report};
-use crate::latency_target::latency_target_word;
+use crate::latency::slow::SECONDS;
+use crate::latency_target::{cgroup_latency, latency_target_word};
 use crate::limit_words::{cgroup_max, limit_word};
 use crate::messages::query::{
     BufferStats, CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport,
@@ -28,6 +32,25 @@ use crate::tenant::TenantName;
 
 /// Wait times by export, for exports that had a client.
 pub type Latencies = BTreeMap<ExportId, LatencyReport>;
+
+/// What limits have held back, by what they are set on.
+pub type LimitReports = BTreeMap<LimitTarget, LimitReport>;
+
+/// What limits and latency targets have counted of the server, its tenants and exports.
+#[derive(Clone, Debug, Default)]
+pub struct NodeCounts {
+    /// What limits have held back.
+    pub limits: LimitReports,
+    /// What latency targets have counted.
+    pub targets: TargetTotals,
+}
+
+impl NodeCounts {
+    /// Seconds in which requests waited for the limits of `target`.
+    pub fn limited_seconds(&self, target: LimitTarget) -> f64 {
+        self.limits.get(&target).map_or(0.0, |report| report.limited_ns as f64 / 1e9)
+    }
+}
 
 /// Reads the state of the server for clients and scrapers.
 pub struct Queries {
@@ -51,6 +74,7 @@ impl Queries {
         let (path, tree) = (path.trim_matches('/'), self.tree.current());
         let mut values = Params::new();
         let mut device_before: Option<(DeviceId, DeviceReport)> = None;
+        let mut of_tenants = None;
         let fact = |export, show: fn(&ExportNode) -> Value| tree.entry(export).map(show);
         for (name, leaf) in tree.leaves(path) {
             let value = match leaf {
@@ -79,11 +103,20 @@ impl Queries {
                 Leaf::LatencyTarget(export) => {
                     latency_target_word(self.settings.of(export).latency_target_us).into()
                 }
+                Leaf::IoLatency(export) => {
+                    cgroup_latency(self.settings.of(export).latency_target_us).into()
+                }
+                // Counters are shown to a reader that names them.
+                Leaf::IoStat(_) | Leaf::TenantIoStat(_) if name != path => continue,
+                Leaf::IoStat(export) => self.io_stat(&tree, |entry| entry.id == export)?.into(),
+                Leaf::TenantIoStat(tenant) => {
+                    let is_own = |entry: &ExportNode| self.settings.of(entry.id).tenant == tenant;
+                    self.io_stat(&tree, is_own)?.into()
+                }
                 Leaf::TenantValue(tenant, key) => key.value(&self.settings.tenant_options(tenant)),
                 Leaf::TenantExports(tenant) => {
-                    let is_own = |entry: &&ExportNode| self.settings.of(entry.id).tenant == tenant;
-                    let own = tree.exports.iter().filter(is_own).map(ExportNode::shown_name);
-                    own.collect::<Vec<_>>().join(" ").into()
+                    let names = of_tenants.get_or_insert_with(|| self.names_by_tenant(&tree));
+                    names.get(&tenant).map_or(String::new(), |names| names.join(" ")).into()
                 }
                 Leaf::Mode(export) => fact(export, |entry| entry.mode.name().into()).into(),
                 Leaf::OnError(export) => fact(export, |entry| entry.on_error.name().into()).into(),
@@ -124,6 +157,78 @@ impl Queries {
             return Err(tree.no_entry(path));
         }
         Ok(Value::Object(values))
+    }
+
+    /// Names of exports by tenant, in one pass.
+    fn names_by_tenant<'a>(&self, tree: &'a Tree) -> BTreeMap<TenantId, Vec<&'a str>> {
+        let mut all: BTreeMap<TenantId, Vec<&str>> = BTreeMap::new();
+        for entry in &tree.exports {
+            all.entry(self.settings.of(entry.id).tenant).or_default().push(entry.shown_name());
+        }
+        all
+    }
+
+    /// Counters of exports as a cgroup's `io.stat`, one line for each device.
+    fn io_stat(
+        &self,
+        tree: &Tree,
+        is_own: impl Fn(&ExportNode) -> bool,
+    ) -> Result<String, RpcFault> {
+        let dirty = self.shards.ask_all(|answer| ControlQuery::Exports { answer })?;
+        let own = tree.exports.iter().filter(|entry| is_own(entry));
+        Ok(io_stat(own, &self.latencies()?, dirty.iter().flatten()))
+    }
+
+    /// What the latency targets of all devices have counted.
+    pub fn targets(&self) -> Result<TargetTotals, RpcFault> {
+        TargetTotals::ask(&self.shards)
+    }
+
+    /// The latency target of an export, and those of others that hold it back.
+    fn target_facts(
+        &self,
+        tree: &Tree,
+        entry: &ExportNode,
+        device: &DeviceReport,
+    ) -> Result<(Option<OwnTarget>, Option<HeldByTarget>), RpcFault> {
+        let report =
+            self.shards.ask(tree.owner(entry), |answer| ControlQuery::Targets { answer })?;
+        let counts = report.exports.iter().find(|(export, _)| *export == entry.id);
+        let counts = counts.map(|(_, counts)| *counts).unwrap_or_default();
+        let name = device_name(entry.device);
+        let whose = |entry: &ExportNode, tenant: Option<TenantName>| match tenant {
+            Some(tenant) => format!("tenant {tenant}"),
+            None => format!("export {}", entry.shown_name()),
+        };
+        let (target_us, tenant) = self.settings.target_of(entry.id);
+        let own = (target_us > 0).then(|| OwnTarget {
+            target_us,
+            of: whose(entry, tenant),
+            device: name.clone(),
+            kept: device.queue.targets.is_some(),
+            counts,
+            smallest_ns: device.smallest_ns,
+        });
+        let is_recent =
+            |at: headworks_core::Instant| report.now.since(at) < SECONDS as u64 * 1_000_000_000;
+        let held = counts.held_at.is_some_and(is_recent).then(|| {
+            let others = tree.exports.iter().filter(|other| other.device == entry.device);
+            let mut of: Vec<String> = others
+                .map(|other| (other, self.settings.target_of(other.id)))
+                .filter(|(_, (target_us, _))| *target_us == counts.held_for_us)
+                .map(|(other, (_, tenant))| whose(other, tenant))
+                .collect();
+            of.sort_unstable();
+            of.dedup();
+            HeldByTarget {
+                target_us: counts.held_for_us,
+                of,
+                device: name,
+                limit: device.queue.targets.and_then(|targets| targets.limit),
+                requests: counts.held,
+            }
+        });
+        Ok((own, held))
     }
 
     /// Name of an export's tenant, if it has one.
@@ -304,7 +409,9 @@ impl Queries {
         let ExportNode { id: export, device, home, .. } = *entry;
         let query = |answer| ControlQuery::Slow { export, device, answer };
         let SlowReport { now, requests, slowest, writeback } = self.shards.ask(home, query)?;
-        let DeviceReport { options, state, .. } = self.shards.device(&tree, device)?;
+        let report = self.shards.device(&tree, device)?;
+        let (target, held) = self.target_facts(&tree, entry, &report)?;
+        let DeviceReport { options, state, .. } = report;
         let blocks = |count: u64| count * u64::from(BLOCK);
         let facts = WhySnapshot {
             device: device_name(device),
@@ -318,26 +425,29 @@ impl Queries {
             }),
             write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
             limit: self.longest_limit(entry)?,
+            target,
+            held,
         };
         Ok(why(&facts, now, requests, &slowest))
     }
 
+    /// What limits and latency targets have counted.
+    pub fn node_counts(&self) -> Result<NodeCounts, RpcFault> {
+        Ok(NodeCounts { limits: self.limits()?, targets: self.targets()? })
+    }
+
     /// What limits have held back, on all shards together.
-    pub fn limits(&self) -> Result<Vec<(LimitTarget, LimitReport)>, RpcFault> {
-        let mut all: Vec<(LimitTarget, LimitReport)> = Vec::new();
+    pub fn limits(&self) -> Result<LimitReports, RpcFault> {
+        let mut all = LimitReports::new();
         for shard in self.shards.ids() {
             for (target, report) in
                 self.shards.ask(shard, |answer| ControlQuery::Limits { answer })?
             {
-                match all.iter_mut().find(|(known, _)| *known == target) {
-                    Some((_, sum)) => {
-                        sum.limited += report.limited;
-                        sum.limited_ns = sum.limited_ns.max(report.limited_ns);
-                        sum.is_holding |= report.is_holding;
-                        sum.kind = report.kind.or(sum.kind);
-                    }
-                    None => all.push((target, report)),
-                }
+                let sum = all.entry(target).or_default();
+                sum.limited += report.limited;
+                sum.limited_ns = sum.limited_ns.max(report.limited_ns);
+                sum.is_holding |= report.is_holding;
+                sum.kind = report.kind.or(sum.kind);
             }
         }
         Ok(all)
@@ -389,6 +499,12 @@ impl Queries {
     /// Request buffers of every shard.
     pub fn buffers(&self) -> Result<Vec<BufferStats>, RpcFault> {
         self.shards.ask_all(|answer| ControlQuery::Buffers { answer })
+    }
+
+    /// Queries to shards so far.
+    #[cfg(test)]
+    pub fn asked(&self) -> usize {
+        self.shards.asked()
     }
 
     /// Time since the server started.

@@ -400,6 +400,7 @@ mod tests {
             tags: Default::default(),
             tags_depth: 0,
             tags_free: 0,
+            smallest_ns: None,
             ops: [counts(1), counts(2), counts(3), counts(4), counts(5), counts(6), counts(7)],
         };
         let line = diskstats(DeviceId(3), &report);

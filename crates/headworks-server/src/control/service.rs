@@ -246,10 +246,13 @@ impl ControlService {
                 self.queries.failed(text(params, "export")?)
             }
             "diff" => takes(&[]).and_then(|()| self.changes.diff()),
-            "exports" => takes(&[]).and_then(|()| self.changes.exports()),
+            "exports" => {
+                takes(&[])?;
+                self.changes.exports(&self.queries.node_counts()?)
+            }
             "tenants" => {
                 takes(&[])?;
-                self.changes.tenants(&self.queries.latencies()?)
+                self.changes.tenants(&self.queries.latencies()?, &self.queries.node_counts()?)
             }
             "add-tenant" => {
                 takes(&["tenant"]).and_then(|()| self.changes.add_tenant_by_words(params))

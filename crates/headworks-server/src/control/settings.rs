@@ -16,11 +16,15 @@ use serde_json::{Value, json};
 use super::report;
 use super::rpc::{RpcFault, RpcResult};
 use super::shards::{NoAnswer, ShardLink, stopping};
+use super::targets::{TargetFault, refuse_tight_target};
 use super::tenants::{TenantEntry, Tenants};
 use super::tree::{ExportNode, Leaf, TenantKey, TenantNode, Tree, TreeCell, lock};
 use crate::assemble::TenantSpec;
 use crate::assemble::cache_shares::divided;
-use crate::latency_target::{latency_target_word, parse_latency_target, target_in_force};
+use crate::latency_target::{
+    cgroup_latency, latency_target_word, parse_cgroup_latency, parse_latency_target,
+    target_in_force,
+};
 use crate::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
 use crate::messages::query::ControlQuery;
 use crate::reactor::limits::LimitTarget;
@@ -31,7 +35,7 @@ use crate::units::{parse_ioprio, parse_size, parse_weight};
 const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
 
 /// Accepted latency targets, for errors.
-const TARGETS: &str = "20us..=60s, or none";
+const TARGETS: &str = "20us..=60s, or none; target=5000 or target=max for io.latency";
 
 /// Accepted weights, for errors.
 const WEIGHTS: &str = "1..=10000";
@@ -245,6 +249,38 @@ impl Settings {
         self.tell_all(Control::ExportTarget { export, target_us })
     }
 
+    /// Refuses a latency target that a device of these exports cannot keep, as far as that is known.
+    fn check_target(
+        &self,
+        tree: &Tree,
+        path: &str,
+        target_us: u32,
+        is_own: impl Fn(&ExportNode) -> bool,
+    ) -> Result<(), RpcFault> {
+        if target_us == 0 {
+            return Ok(());
+        }
+        let own = tree.exports.iter().filter(|entry| is_own(entry));
+        let mut devices: Vec<DeviceId> = own.map(|entry| entry.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        refuse_tight_target(&self.shards, tree, &devices, target_us).map_err(|fault| match fault {
+            TargetFault::Shards(fault) => fault,
+            TargetFault::Tight(why) => {
+                RpcFault::refused("EINVAL", format!("{path}: {why}")).accepts(TARGETS)
+            }
+        })
+    }
+
+    /// The latency target of an export that is in force, in microseconds, and the tenant that it comes from, if it does.
+    pub fn target_of(&self, export: ExportId) -> (u32, Option<TenantName>) {
+        let setting = self.of(export);
+        let of_tenant = self.tenant_options(setting.tenant).latency_target_us;
+        let target_us = target_in_force(setting.latency_target_us, of_tenant);
+        let is_own = setting.latency_target_us > 0;
+        (target_us, if is_own { None } else { self.tenant_name(setting.tenant) })
+    }
+
     /// Sets the latency target of an export, 0 for that of its tenant.
     pub fn set_latency_target(&self, export: ExportId, target_us: u32) -> Result<(), RpcFault> {
         let _order = lock(&self.changing);
@@ -329,6 +365,8 @@ impl Settings {
                 Ok(json!({ path: shown }))
             }
             Leaf::Device(_)
+            | Leaf::IoStat(_)
+            | Leaf::TenantIoStat(_)
             | Leaf::ReadOnly(_)
             | Leaf::Mode(_)
             | Leaf::OnError(_)
@@ -346,22 +384,34 @@ impl Settings {
                 let path = |entry: &&ExportNode| format!("exports/{}/tenant", entry.shown_name());
                 Ok(exports.iter().map(|entry| (path(entry), json!(shown))).collect())
             }
-            Leaf::LatencyTarget(export) => {
-                let target_us =
-                    parse_latency_target(value).map_err(|error| invalid(error).accepts(TARGETS))?;
+            leaf @ (Leaf::LatencyTarget(export) | Leaf::IoLatency(export)) => {
+                let is_cgroup = leaf == Leaf::IoLatency(export);
+                let parse = if is_cgroup { parse_cgroup_latency } else { parse_latency_target };
+                let target_us = parse(value).map_err(|error| invalid(error).accepts(TARGETS))?;
+                self.check_target(&tree, path, target_us, |entry| entry.id == export)?;
                 self.set_latency_target(export, target_us)?;
-                Ok(json!({ path: latency_target_word(target_us) }))
+                let show = if is_cgroup { cgroup_latency } else { latency_target_word };
+                Ok(json!({ path: show(target_us) }))
             }
             Leaf::TenantValue(tenant, key) => {
-                let mut options = self.tenant_options(tenant);
-                options.set(key.option(), value).map_err(|error| {
-                    let error = invalid(error.message.to_string());
-                    match key {
-                        TenantKey::IoprioMax => error.accepts(CLASSES),
-                        TenantKey::LatencyTarget => error.accepts(TARGETS),
-                        _ => error.accepts(WEIGHTS),
-                    }
-                })?;
+                let before = self.tenant_options(tenant);
+                let mut options = before;
+                let accepted = match key {
+                    TenantKey::IoprioMax => CLASSES,
+                    TenantKey::LatencyTarget | TenantKey::IoLatency => TARGETS,
+                    TenantKey::Weight | TenantKey::IoWeight => WEIGHTS,
+                };
+                let set = key.word(value).and_then(|word| {
+                    options.set(key.option(), &word).map_err(|error| error.message.to_string())
+                });
+                set.map_err(|message| invalid(message).accepts(accepted))?;
+                if options.latency_target_us != before.latency_target_us {
+                    // Exports with a target of their own have that one.
+                    self.check_target(&tree, path, options.latency_target_us, |entry| {
+                        let own = self.of(entry.id);
+                        own.tenant == tenant && own.latency_target_us == 0
+                    })?;
+                }
                 self.set_tenant_options(tenant, options)?;
                 Ok(json!({ path: key.value(&options) }))
             }

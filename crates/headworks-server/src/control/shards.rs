@@ -35,6 +35,9 @@ pub struct ShardLink {
     shared: Arc<ServerShared>,
     shards: u16,
     deadlines: Deadlines,
+    /// Queries sent so far.
+    #[cfg(test)]
+    asked: std::sync::atomic::AtomicUsize,
 }
 
 /// Reason why a query was not answered.
@@ -49,13 +52,25 @@ impl ShardLink {
     /// A link to the first `shards` shards behind `shared`.
     pub fn new(shared: Arc<ServerShared>, shards: u16) -> Self {
         let deadlines = Deadlines { answer: ANSWER, switch: SWITCH_MARGIN };
-        Self { shared, shards, deadlines }
+        Self {
+            shared,
+            shards,
+            deadlines,
+            #[cfg(test)]
+            asked: Default::default(),
+        }
     }
 
     /// Replaces the time limits.
     #[cfg(test)]
     pub fn with_deadlines(self, deadlines: Deadlines) -> Self {
         Self { deadlines, ..self }
+    }
+
+    /// Number of queries sent so far.
+    #[cfg(test)]
+    pub fn asked(&self) -> usize {
+        self.asked.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Memory and marks for the next server.
@@ -121,6 +136,8 @@ impl ShardLink {
         limit: Duration,
         query: impl FnOnce(Sender<T>) -> ControlQuery,
     ) -> Result<T, NoAnswer> {
+        #[cfg(test)]
+        self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let (answer, answers) = channel();
         self.shared.send(shard, ControlMessage::Query(query(answer)));
         answers.recv_timeout(limit).map_err(|error| match error {

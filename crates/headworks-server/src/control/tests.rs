@@ -63,6 +63,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                     tags: Default::default(),
                     tags_depth: 0,
                     tags_free: 0,
+                    smallest_ns: None,
                     ops: Default::default(),
                 };
                 answer.send(report).unwrap();
@@ -105,6 +106,11 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 answer.send(()).unwrap();
             }
             (_, ControlQuery::Limits { answer }) => answer.send(Vec::new()).unwrap(),
+            (_, ControlQuery::Targets { answer }) => answer.send(Default::default()).unwrap(),
+            // Only the first device is known.
+            (_, ControlQuery::SmallestLatency { device, answer }) => {
+                answer.send((device.0 == 0).then_some(150_001)).unwrap();
+            }
             (_, ControlQuery::ConnectionIoprio { connection, answer, .. }) => {
                 answer.send(connection == 7).unwrap();
             }
@@ -362,4 +368,24 @@ fn log_level_is_set_and_wrong_level_is_refused() {
     assert_eq!(fault, RpcFault::refused("EINVAL", expected).accepts(accepted));
     assert_eq!(say(None).unwrap(), json!({ "level": "debug" }));
     assert!(log_level(None, None).is_err());
+}
+
+#[test]
+fn target_below_twice_the_smallest_latency_is_refused() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    let path = "exports/db/latency_target";
+    let fault = bench.call("set", set(path, json!("300us"))).unwrap_err();
+    let expected = "exports/db/latency_target: `300us` is below twice the smallest latency seen on hw0, 151 us; choose at least 301us";
+    assert_eq!(fault.message(), expected);
+    assert_eq!(bench.call("get", json!({ "path": path })), Ok(json!({ path: "none" })));
+    assert_eq!(bench.refused("set", set("exports/db/io.latency", json!("target=300"))), "EINVAL");
+    assert_eq!(bench.call("set", set(path, json!("301us"))), Ok(json!({ path: "301us" })));
+    assert_eq!(bench.call("set", set(path, json!("none"))), Ok(json!({ path: "none" })));
+    // Of the device of this export nothing is known.
+    let other = "exports/default/io.latency";
+    assert_eq!(
+        bench.call("set", set(other, json!("target=20"))),
+        Ok(json!({ other: "target=20" }))
+    );
+    assert_eq!(bench.refused("set", set("exports/db/io.stat", json!("rbytes=0"))), "EACCES");
 }

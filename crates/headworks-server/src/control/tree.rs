@@ -7,7 +7,8 @@
 //!   tenants/NAME/{bps-total,iops-write-max,...,io.max}          limits of the tenant's clients
 //!   server/{bps-total,iops-write-max,...,io.max}                limits of the whole server
 //!   exports/NAME/queue/...                                      the queue of the export's device
-//!   tenants/NAME/{weight,io.weight,ioprio_max,exports}          io.weight is the weight by the name of a cgroup
+//!   tenants/NAME/{weight,ioprio_max,latency_target,exports}
+//!   {exports,tenants}/NAME/{io.weight,io.latency,io.stat}       weight, latency target and counters by the names of a cgroup
 //!   connections/ID/ioprio
 //!   vm/dirty_bytes, vm/dirty_expire_centisecs ...               write-back of the whole server, with a cache
 //! ```
@@ -24,7 +25,7 @@ use serde_json::Value;
 use super::rpc::RpcFault;
 use crate::assemble::{AbsentExport, shown_name};
 use crate::did_you_mean::distance;
-use crate::latency_target::latency_target_word;
+use crate::latency_target::{cgroup_latency, latency_target_word, parse_cgroup_latency};
 use crate::limit_words::LIMIT_KEYS;
 use crate::reactor::limits::LimitTarget;
 use crate::tenant::{TenantName, TenantOptions};
@@ -92,6 +93,12 @@ pub enum Leaf {
     Limit(LimitTarget, &'static str),
     /// Limits as cgroup shows them.
     IoMax(LimitTarget),
+    /// Latency target of an export, as cgroup's `io.latency` shows it.
+    IoLatency(ExportId),
+    /// Counters of an export, as cgroup's `io.stat` shows them.
+    IoStat(ExportId),
+    /// Counters of a tenant, as cgroup's `io.stat` shows them.
+    TenantIoStat(TenantId),
     /// Class of one connection, by its id.
     Connection(u32),
     /// An option of write-back.
@@ -118,10 +125,13 @@ pub enum TenantKey {
     IoprioMax,
     /// The latency target of its exports.
     LatencyTarget,
+    /// The latency target, by the name of a cgroup.
+    IoLatency,
 }
 
 impl TenantKey {
-    const ALL: [Self; 4] = [Self::Weight, Self::IoWeight, Self::IoprioMax, Self::LatencyTarget];
+    const ALL: [Self; 5] =
+        [Self::Weight, Self::IoWeight, Self::IoprioMax, Self::LatencyTarget, Self::IoLatency];
 
     /// The last word of the path.
     const fn name(self) -> &'static str {
@@ -130,6 +140,7 @@ impl TenantKey {
             Self::IoWeight => "io.weight",
             Self::IoprioMax => "ioprio_max",
             Self::LatencyTarget => "latency_target",
+            Self::IoLatency => "io.latency",
         }
     }
 
@@ -138,7 +149,18 @@ impl TenantKey {
         match self {
             Self::Weight | Self::IoWeight => "weight",
             Self::IoprioMax => "ioprio-max",
-            Self::LatencyTarget => "latency-target",
+            Self::LatencyTarget | Self::IoLatency => "latency-target",
+        }
+    }
+
+    /// The word for files that says the same as a value of this key.
+    ///
+    /// # Errors
+    /// A sentence with what would be right.
+    pub fn word(self, value: &str) -> Result<String, String> {
+        match self {
+            Self::IoLatency => parse_cgroup_latency(value).map(latency_target_word),
+            _ => Ok(value.to_owned()),
         }
     }
 
@@ -147,6 +169,7 @@ impl TenantKey {
         match self {
             Self::Weight | Self::IoWeight => options.weight.into(),
             Self::LatencyTarget => latency_target_word(options.latency_target_us).into(),
+            Self::IoLatency => cgroup_latency(options.latency_target_us).into(),
             Self::IoprioMax => {
                 options.ioprio_max.map_or("none".into(), |ioprio| ioprio.to_string().into())
             }
@@ -266,6 +289,9 @@ impl Tree {
                 ("ioprio", Leaf::Ioprio(export)),
                 ("tenant", Leaf::Tenant(export)),
                 ("latency_target", Leaf::LatencyTarget(export)),
+                ("io.weight", Leaf::Weight(export)),
+                ("io.latency", Leaf::IoLatency(export)),
+                ("io.stat", Leaf::IoStat(export)),
                 ("cache", Leaf::Mode(export)),
                 ("on_error", Leaf::OnError(export)),
             ];
@@ -281,6 +307,7 @@ impl Tree {
                 |key: TenantKey| (format!("{base}/{}", key.name()), Leaf::TenantValue(*id, key));
             all.extend(TenantKey::ALL.map(value));
             all.push((format!("{base}/exports"), Leaf::TenantExports(*id)));
+            all.push((format!("{base}/io.stat"), Leaf::TenantIoStat(*id)));
             limits(&base, LimitTarget::Tenant(*id), &mut all);
         }
         limits(SERVER, LimitTarget::Server, &mut all);
@@ -409,16 +436,16 @@ pub(super) mod tests {
 
     #[test]
     fn path_lists_names_below_it() {
-        let all = 2 * Tunable::ALL.len() + 3 * 28 + 20 + 25 + DirtyTunable::ALL.len();
+        let all = 2 * Tunable::ALL.len() + 3 * 31 + 20 + 27 + DirtyTunable::ALL.len();
         assert_eq!(names("").len(), all);
-        assert_eq!(names("tenants/acme").len(), 25);
+        assert_eq!(names("tenants/acme").len(), 27);
         assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
         assert_eq!(names("hw0").len(), Tunable::ALL.len());
         assert_eq!(names("hw1/queue/iosched").len(), 20);
         assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
-        assert_eq!(names("exports/db").len(), 28);
+        assert_eq!(names("exports/db").len(), 31);
         assert_eq!(names("server").len(), 20);
-        assert_eq!(names("exports").len(), 84);
+        assert_eq!(names("exports").len(), 93);
         for nothing in ["hw", "hw2", "hw0/que", "exports/d", "exports/db/queue/nr", "x", "/"] {
             assert_eq!(names(nothing), [""; 0], "{nothing}");
         }

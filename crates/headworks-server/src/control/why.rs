@@ -7,6 +7,7 @@ use headworks_core::{DeviceState, Instant, WaitKind};
 use serde_json::{Map, Value, json};
 
 use super::latency::micros;
+use super::targets::{HeldByTarget, OwnTarget};
 use crate::latency::slow::{SECONDS, SlowRequest};
 
 /// Requests shorter than this are not slow: 1 ms.
@@ -37,6 +38,10 @@ pub struct WhySnapshot {
     pub write_bandwidth: u64,
     /// The limit that holds the export's clients back most, in words.
     pub limit: Option<String>,
+    /// Its latency target, and how well that is kept.
+    pub target: Option<OwnTarget>,
+    /// The latency target of others for which its requests waited in the last minute.
+    pub held: Option<HeldByTarget>,
 }
 
 /// Nanoseconds of each wait of a request, then the rest of its total.
@@ -110,6 +115,8 @@ pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[SlowRequ
     } else {
         Vec::new()
     };
+    let notes = facts.target.iter().map(OwnTarget::note);
+    let notes: Vec<String> = notes.chain(facts.held.iter().map(HeldByTarget::note)).collect();
     let share = |(part, share): &(usize, f64)| (name(*part).to_owned(), json!(share));
     json!({
         "export": export,
@@ -123,6 +130,9 @@ pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[SlowRequ
         "shares": shares.iter().map(share).collect::<Map<_, _>>(),
         "stages": stages(looked_at),
         "worst": looked_at.iter().take(WORST).map(|slow| one(now, slow)).collect::<Value>(),
+        "latency_target": facts.target.as_ref().map(OwnTarget::as_json),
+        "held_for_target": facts.held.as_ref().map(HeldByTarget::as_json),
+        "notes": notes,
         "hints": hints,
     })
 }
@@ -155,9 +165,10 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
         Some(WaitKind::Plug) => {
             format!("the queue of {device} was drained to change an option")
         }
-        Some(WaitKind::Tag) => {
-            format!("{device} has {} tags, and all were in use", facts.nr_requests)
-        }
+        Some(WaitKind::Tag) => match &facts.held {
+            Some(held) => held.reason(),
+            None => format!("{device} has {} tags, and all were in use", facts.nr_requests),
+        },
         Some(WaitKind::Scheduler) => {
             format!("the elevator {} held them back: {device} took no more", facts.scheduler)
         }
@@ -181,6 +192,9 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
             "cache: a larger --cache has more frames; {device}/queue/read_ahead_kb reads further ahead; fewer flushes and discards wait less for each other"
         ),
         WaitKind::Plug => return None,
+        WaitKind::Tag if facts.held.is_some() => format!(
+            "tag: a looser latency target (`ctl set`) of the others lets more of this export into {device}; exports/{export}/latency_target gives this one its own"
+        ),
         WaitKind::Tag => format!(
             "tag: {device}/queue/nr_requests ({} now) is its number of tags; exports/{export}/weight is the share of this export in them",
             facts.nr_requests
@@ -237,7 +251,7 @@ fn one(now: Instant, slow: &SlowRequest) -> Value {
 }
 
 /// A number with commas: 12,345.
-fn grouped(number: u64) -> String {
+pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -258,7 +272,7 @@ fn time(ns: u64) -> String {
     }
 }
 
-fn size(bytes: u64) -> String {
+pub(super) fn size(bytes: u64) -> String {
     match bytes {
         0..1_048_576 => format!("{:.0} KiB", bytes as f64 / 1024.0),
         _ => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
@@ -281,7 +295,31 @@ mod tests {
             dirty: Some((60 << 20, 64 << 20)),
             write_bandwidth: 43 << 20,
             limit: None,
+            ..WhySnapshot::default()
         }
+    }
+
+    #[test]
+    fn wait_for_latency_target_of_others_is_the_reason() {
+        let held = HeldByTarget {
+            target_us: 5_000,
+            of: vec!["tenant acme".into()],
+            device: "hw0".into(),
+            limit: Some(256 << 10),
+            requests: 30,
+        };
+        let facts = WhySnapshot { held: Some(held), ..facts() };
+        let told =
+            why(&facts, Instant(0), 20, &[slow(9_000_000, &[(WaitKind::Tag, 9_000_000)]); 20]);
+        let sentence = told["sentence"].as_str().unwrap();
+        let reason = "in tag (waits for the latency target 5 ms of tenant acme: hw0 takes at most 256 KiB of others at once)";
+        assert!(sentence.contains(reason), "{sentence}");
+        assert_eq!(told["held_for_target"]["of"], json!(["tenant acme"]));
+        assert_eq!(
+            (&told["latency_target"], told["notes"].as_array().map(Vec::len)),
+            (&Value::Null, Some(1))
+        );
+        assert!(told["hints"][0].as_str().unwrap().contains("looser latency target"));
     }
 
     #[test]

@@ -77,6 +77,22 @@ pub fn row_name(row: usize) -> &'static str {
     row.checked_sub(1).map_or("total", |wait| WaitKind::ALL[wait].name())
 }
 
+/// Discards, which the class of other operations counts, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiscardCounts {
+    /// Number of completed discards.
+    pub requests: u64,
+    /// Bytes of their ranges.
+    pub bytes: u64,
+}
+
+impl DiscardCounts {
+    fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.bytes += other.bytes;
+    }
+}
+
 /// Counts by class, row and bucket. Waits of zero are not counted; they are the rest of the total row.
 type Counts<T> = [[[T; BUCKETS]; ROWS]; LatencyOp::COUNT];
 
@@ -87,6 +103,7 @@ pub struct LatencyTable {
     /// Sum of the total times in nanoseconds.
     sum_ns: [u64; LatencyOp::COUNT],
     bytes: [u64; LatencyOp::COUNT],
+    discards: DiscardCounts,
     /// Requests counted since `older` was extended; at 2^32 the counts move there.
     recent: u32,
     older: Option<Box<LatencyTotals>>,
@@ -98,6 +115,7 @@ impl Default for LatencyTable {
             counts: Box::new([[[0; BUCKETS]; ROWS]; LatencyOp::COUNT]),
             sum_ns: [0; LatencyOp::COUNT],
             bytes: [0; LatencyOp::COUNT],
+            discards: DiscardCounts::default(),
             recent: 0,
             older: None,
         }
@@ -128,6 +146,15 @@ impl LatencyTable {
         }
     }
 
+    /// Counts a completed request of an operation of a class of several.
+    #[inline]
+    pub fn record_op(&mut self, op: Op, len: u32, total_ns: u64, wait_times: WaitTimes) {
+        self.record(LatencyOp::of(op), len, total_ns, wait_times);
+        if op == Op::Discard {
+            self.discards.add(DiscardCounts { requests: 1, bytes: len.into() });
+        }
+    }
+
     /// Moves the counts to `older` before one can wrap; once in 2^32 requests.
     #[cold]
     fn put_aside(&mut self) {
@@ -143,6 +170,7 @@ pub struct LatencyTotals {
     counts: Box<Counts<u64>>,
     sum_ns: [u64; LatencyOp::COUNT],
     bytes: [u64; LatencyOp::COUNT],
+    discards: DiscardCounts,
 }
 
 impl Default for LatencyTotals {
@@ -151,6 +179,7 @@ impl Default for LatencyTotals {
             counts: Box::new([[[0; BUCKETS]; ROWS]; LatencyOp::COUNT]),
             sum_ns: [0; LatencyOp::COUNT],
             bytes: [0; LatencyOp::COUNT],
+            discards: DiscardCounts::default(),
         }
     }
 }
@@ -169,6 +198,7 @@ impl LatencyTotals {
         self.add_up(&table.sum_ns, &table.bytes, |kind, row, bucket| {
             table.counts[kind][row][bucket].into()
         });
+        self.discards.add(table.discards);
         if let Some(older) = &table.older {
             self.merge(older);
         }
@@ -179,6 +209,7 @@ impl LatencyTotals {
         self.add_up(&other.sum_ns, &other.bytes, |kind, row, bucket| {
             other.counts[kind][row][bucket]
         });
+        self.discards.add(other.discards);
     }
 
     fn add_up(
@@ -208,6 +239,26 @@ impl LatencyTotals {
     #[must_use]
     pub fn bytes(&self, kind: LatencyOp) -> u64 {
         self.bytes[kind as usize]
+    }
+
+    /// Completed discards.
+    #[must_use]
+    pub fn discards(&self) -> DiscardCounts {
+        self.discards
+    }
+
+    /// Requests that had one of these waits, and the sum of the waits in nanoseconds, estimated from the buckets.
+    #[must_use]
+    pub fn waited(&self, waits: &[WaitKind]) -> (u64, u64) {
+        let (mut requests, mut ns) = (0, 0);
+        for (kind, wait) in
+            LatencyOp::ALL.iter().flat_map(|kind| waits.iter().map(move |wait| (kind, wait)))
+        {
+            let counts = self.counts[*kind as usize][1 + *wait as usize];
+            requests += counts.iter().sum::<u64>();
+            ns += Histogram { counts }.about_ns();
+        }
+        (requests, ns)
     }
 
     /// Sum of the total times in nanoseconds, measured exactly.
@@ -317,6 +368,21 @@ mod tests {
             (409_600, 0)
         );
         assert_eq!(totals.requests(LatencyOp::Other), 1);
+        let (waited, ns) = totals.waited(&[WaitKind::Device, WaitKind::Tag]);
+        assert!(waited == 10 && ns.abs_diff(50_000_000) < 5_000_000, "{waited} {ns}");
+        assert_eq!(totals.waited(&[WaitKind::Tag]), (0, 0));
+    }
+
+    #[test]
+    fn discards_are_counted_beside_others() {
+        let mut table = LatencyTable::default();
+        for (op, len) in [(Op::Discard, 8192), (Op::Flush, 0), (Op::Discard, 512)] {
+            table.record_op(op, len, 1, WaitTimes::NONE);
+        }
+        let mut totals = LatencyTotals::from(&table);
+        totals.merge(&totals.clone());
+        assert_eq!(totals.discards(), DiscardCounts { requests: 4, bytes: 2 * 8704 });
+        assert_eq!(totals.requests(LatencyOp::Other), 6);
     }
 
     #[test]

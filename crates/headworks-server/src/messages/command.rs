@@ -109,7 +109,7 @@ impl Released {
 }
 
 /// State of an export on one shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportReport {
     /// Id of the export.
     pub export: ExportId,

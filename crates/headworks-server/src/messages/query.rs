@@ -11,12 +11,12 @@ use crate::messages::command::ExportReport;
 use headworks_core::cache::CacheStats;
 use headworks_core::limits::{LimitReport, Limits};
 use headworks_core::options::Tunable;
-use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
+use headworks_core::stats::{QueueStats, TargetCounts, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
 use headworks_core::writeback::{DirtyStats, DirtyTunable, WritebackStats};
 use headworks_core::{
     Control, DeviceId, DeviceState, ExportId, Instant, IoError, Ioprio, Op, QueueOptions, Status,
-    VolumeId,
+    TenantId, VolumeId,
 };
 
 use crate::latency::slow::SlowRequest;
@@ -107,6 +107,18 @@ pub enum ControlQuery {
         limits: Limits,
         /// Channel for the answer.
         answer: Sender<()>,
+    },
+    /// What the latency targets of this shard's devices have counted.
+    Targets {
+        /// Channel for the answer.
+        answer: Sender<TargetReport>,
+    },
+    /// The smallest latency of a device of this shard, which is measured for a minute from then on.
+    SmallestLatency {
+        /// Id of the device.
+        device: DeviceId,
+        /// Channel for the answer, in nanoseconds; none if it is not known yet.
+        answer: Sender<Option<u64>>,
     },
     /// What limits have held back on this shard.
     Limits {
@@ -201,8 +213,21 @@ pub struct DeviceReport {
     pub tags_depth: u32,
     /// Number of free tags.
     pub tags_free: u32,
+    /// Smallest latency of small synchronous requests on the idle device in nanoseconds, as far as it was measured.
+    pub smallest_ns: Option<u64>,
     /// Counters of each operation.
     pub ops: [OpCounts; Op::COUNT],
+}
+
+/// What the latency targets of a shard's devices have counted; exports and tenants without counts are left out.
+#[derive(Clone, Debug, Default)]
+pub struct TargetReport {
+    /// Current time of the shard.
+    pub now: Instant,
+    /// Counts of exports, in the order of their ids.
+    pub exports: Vec<(ExportId, TargetCounts)>,
+    /// Counts of tenants, in the order of their numbers.
+    pub tenants: Vec<(TenantId, TargetCounts)>,
 }
 
 /// Statistics of a shard's cache; empty without one.

@@ -6,7 +6,7 @@
 //! `http` parses heads and builds responses, `text` writes the exposition format, `page` chooses the metrics.
 
 mod http;
-mod page;
+pub(crate) mod page;
 mod text;
 
 use std::io::{self, ErrorKind, Read, Write};

@@ -1,13 +1,15 @@
 //! The metrics of a server as a page in Prometheus' text format.
 
+use std::collections::BTreeMap;
+
 use headworks_core::cache::folio::BLOCK;
-use headworks_core::limits::LimitReport;
-use headworks_core::{DeviceState, WaitKind};
+use headworks_core::stats::TargetCounts;
+use headworks_core::{DeviceState, ExportId, TenantId, WaitKind};
 
 use super::text::{MetricType, MetricsPage, seconds};
-use crate::control::queries::{Latencies, Queries};
+use crate::control::queries::{Latencies, LimitReports, Queries, TargetTotals};
 use crate::control::rpc::RpcFault;
-use crate::control::tree::{DeviceNode, Tree, device_name};
+use crate::control::tree::{DeviceNode, ExportNode, TenantNode, Tree, device_name};
 use crate::latency::{LatencyOp, ROWS, row_name};
 use crate::messages::query::{BufferStats, LatencyReport};
 use crate::reactor::limits::LimitTarget;
@@ -21,7 +23,10 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     page.family("headworks_uptime_seconds", MetricType::Gauge, "Seconds since the server started.");
     page.sample("headworks_uptime_seconds", &[], queries.uptime().as_secs_f64());
     put_clients(&mut page, queries, tree, &queries.latencies()?);
-    put_limits(&mut page, tree, &queries.limits()?);
+    let names = NodeNames::new(queries, tree);
+    let counts = queries.node_counts()?;
+    put_limits(&mut page, &names, &counts.limits);
+    put_targets(&mut page, &names, &counts.targets);
     put_devices(&mut page, queries, tree)?;
     put_buffers(&mut page, queries)?;
     put_caches(&mut page, queries)?;
@@ -61,6 +66,24 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
     page.family(name, MetricType::Gauge, "1 while the device does not answer; requests then fail.");
     for (device, report) in &reports {
         page.sample(name, &[("device", device)], u32::from(report.state == DeviceState::Stuck));
+    }
+    let name = "headworks_device_bulk_limit_bytes";
+    let help = "Most bytes in the device of exports without a latency target or with a looser one; absent without a target.";
+    page.family(name, MetricType::Gauge, help);
+    for (device, report) in &reports {
+        if let Some(targets) = report.queue.targets {
+            let limit = targets.limit.map_or("+Inf".to_owned(), |limit| limit.to_string());
+            page.sample(name, &[("device", device)], limit);
+        }
+    }
+    let name = "headworks_device_smallest_latency_seconds";
+    let help =
+        "Smallest latency of small requests on the idle device; measured with a latency target.";
+    page.family(name, MetricType::Gauge, help);
+    for (device, report) in &reports {
+        if let Some(ns) = report.smallest_ns {
+            page.sample(name, &[("device", device)], seconds(ns));
+        }
     }
     let name = "headworks_tags_free";
     page.family(name, MetricType::Gauge, "Free tags.");
@@ -127,27 +150,86 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
     Ok(())
 }
 
-/// What limits have held back: of the server without a label, of tenants and exports with theirs.
-fn put_limits(page: &mut MetricsPage, tree: &Tree, all: &[(LimitTarget, LimitReport)]) {
-    let labels = |target: &LimitTarget| match target {
-        LimitTarget::Server => Some(Vec::new()),
-        LimitTarget::Tenant(id) => {
-            let node = tree.tenants.iter().find(|node| node.id == *id)?;
-            Some(vec![("tenant", node.name.as_str())])
+/// Names of exports and tenants by their numbers.
+struct NodeNames<'a> {
+    exports: BTreeMap<ExportId, (&'a str, Option<TenantName>)>,
+    tenants: BTreeMap<TenantId, &'a str>,
+}
+
+impl<'a> NodeNames<'a> {
+    fn new(queries: &Queries, tree: &'a Tree) -> Self {
+        let export =
+            |entry: &'a ExportNode| (entry.id, (entry.shown_name(), queries.tenant_of(entry.id)));
+        let tenant = |node: &'a TenantNode| (node.id, node.name.as_str());
+        Self {
+            exports: tree.exports.iter().map(export).collect(),
+            tenants: tree.tenants.iter().map(tenant).collect(),
         }
-        LimitTarget::Export(id) => Some(vec![("export", tree.entry(*id)?.shown_name())]),
-    };
-    let rows: Vec<_> =
-        all.iter().filter_map(|(target, report)| Some((labels(target)?, report))).collect();
-    let name = "headworks_limited_requests_total";
-    page.family(name, MetricType::Counter, "Requests that waited for a limit.");
-    for (labels, report) in &rows {
-        page.sample(name, labels, report.limited);
     }
-    let name = "headworks_limited_seconds_total";
-    page.family(name, MetricType::Counter, "Time in which requests waited for a limit.");
-    for (labels, report) in &rows {
-        page.sample(name, labels, seconds(report.limited_ns));
+
+    /// Labels of an export; none if it was removed.
+    fn export(&self, id: ExportId) -> Option<LabelList<'_>> {
+        let (name, tenant) = self.exports.get(&id)?;
+        Some(of_export(name, tenant.as_ref(), &[]))
+    }
+
+    /// Labels of a tenant; none if it was removed.
+    fn tenant(&self, id: TenantId) -> Option<LabelList<'_>> {
+        Some(vec![("tenant", *self.tenants.get(&id)?)])
+    }
+}
+
+/// What limits have held back: of the server without a label, of exports with theirs, of tenants in families of their own: a sum over
+/// one family counts nothing twice.
+fn put_limits(page: &mut MetricsPage, names: &NodeNames<'_>, all: &LimitReports) {
+    let (mut rows, mut tenants) = (Vec::new(), Vec::new());
+    for (target, report) in all {
+        match *target {
+            LimitTarget::Server => rows.push((Vec::new(), report)),
+            LimitTarget::Export(id) => {
+                rows.extend(names.export(id).map(|labels| (labels, report)));
+            }
+            LimitTarget::Tenant(id) => {
+                tenants.extend(names.tenant(id).map(|labels| (labels, report)));
+            }
+        }
+    }
+    for (kind, rows) in [("", &rows), ("tenant_", &tenants)] {
+        let name = format!("headworks_{kind}limited_requests_total");
+        page.family(&name, MetricType::Counter, "Requests that waited for a limit.");
+        for (labels, report) in rows {
+            page.sample(&name, labels, report.limited);
+        }
+        let name = format!("headworks_{kind}limited_seconds_total");
+        page.family(&name, MetricType::Counter, "Time in which requests waited for a limit.");
+        for (labels, report) in rows {
+            page.sample(&name, labels, seconds(report.limited_ns));
+        }
+    }
+}
+
+/// What latency targets have counted, of exports and, in families of their own, of tenants.
+fn put_targets(page: &mut MetricsPage, names: &NodeNames<'_>, all: &TargetTotals) {
+    let exports = all.exports.iter();
+    let exports: Vec<_> =
+        exports.filter_map(|(id, counts)| Some((names.export(*id)?, counts))).collect();
+    let tenants = all.tenants.iter();
+    let tenants: Vec<_> =
+        tenants.filter_map(|(id, counts)| Some((names.tenant(*id)?, counts))).collect();
+    type Of = fn(&TargetCounts) -> u64;
+    let rows: [(&str, &str, Of); 3] = [
+        ("requests", "Small requests with a latency target.", |counts| counts.ended),
+        ("missed", "Small requests that missed their latency target.", |counts| counts.missed),
+        ("held", "Requests that waited for the latency target of others.", |counts| counts.held),
+    ];
+    for (what, help, of) in rows {
+        for (kind, rows) in [("", &exports), ("tenant_", &tenants)] {
+            let name = format!("headworks_{kind}target_{what}_total");
+            page.family(&name, MetricType::Counter, help);
+            for (labels, counts) in rows {
+                page.sample(&name, labels, of(counts));
+            }
+        }
     }
 }
 

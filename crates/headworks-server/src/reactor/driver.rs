@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use headworks::driver::{DiskDone, DiskQueue, Executor};
 use headworks_core::cache::CacheContents;
-use headworks_core::{Change, ChangeError, Input, Instant, Shard, VolumeId};
+use headworks_core::{Change, ChangeError, DeviceId, Input, Instant, Shard, VolumeId};
 
 use super::shard_io::ShardIo;
 use crate::recorder::Recorder;
@@ -35,6 +35,11 @@ impl ShardDriver {
     /// The shard, to be read.
     pub fn shard(&self) -> &Shard {
         &self.shard
+    }
+
+    /// Measures the smallest latency of a device for a minute; returns what is known of it. It changes no decision of the shard.
+    pub fn watch_smallest_latency(&mut self, now: Instant, device: DeviceId) -> Option<u64> {
+        self.shard.watch_smallest_latency(now, device)
     }
 
     /// The executor with the shard's devices.

@@ -115,6 +115,16 @@ impl ExportTable {
         }
     }
 
+    /// The device of an export.
+    pub fn device_of(&self, id: ExportId) -> Option<DeviceId> {
+        self.place(id).map(|place| place.export.binding.device)
+    }
+
+    /// The name of an export in messages.
+    pub fn shown(&self, id: ExportId) -> &str {
+        self.place(id).map_or("", |place| shown_name(&place.export.info.name))
+    }
+
     /// The names of a device's exports in messages.
     pub fn names_on(&self, device: DeviceId) -> String {
         let own = self.all().filter(|export| export.binding.device == device);

@@ -21,7 +21,7 @@ use crate::nbd::connection::{BufferPolicy, LimitGate, ReceiveContext};
 const CONNECTION_WEIGHT: u32 = 100;
 
 /// What limits are set on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LimitTarget {
     /// The whole server.
     Server,

@@ -46,6 +46,7 @@ pub(crate) mod shard_io;
 mod sharing_tests;
 mod shutdown;
 mod statistics;
+mod targets;
 #[cfg(test)]
 mod unread_tests;
 
@@ -80,6 +81,7 @@ use own_flushes::OwnFlushes;
 use pause::Pause;
 use restores::Restores;
 use shard_io::{Envelope, ShardIo};
+use targets::TargetLog;
 
 /// Tokens of listeners start here; below are connections' slots.
 const LISTENERS: u32 = 1 << 12;
@@ -169,6 +171,7 @@ pub struct Reactor {
     stuck: u64,
     device_news: u32,
     held: HeldLog,
+    target_log: TargetLog,
     log_limiter: LogLimiter,
     /// Commands that timed out and were not logged yet; and when the next line may be logged, one a second.
     timed_out: u64,
@@ -237,6 +240,7 @@ impl Reactor {
                 parts.exports.iter().map(|export| export.weight),
             ),
             held: HeldLog::default(),
+            target_log: TargetLog::default(),
             log_limiter: LogLimiter::new(),
             timed_out: 0,
             next_timed_out: Instant(0),
@@ -621,6 +625,7 @@ impl Reactor {
             warn!("{suppressed} more messages about clients suppressed");
         }
         self.log_held(true);
+        self.log_tight_targets(now);
         self.retry_flushes();
         self.trim_when_idle();
         if std::mem::take(&mut self.accept_paused) {

@@ -98,6 +98,12 @@ impl Reactor {
                 self.limits.set(now, target, &limits);
                 let _ = answer.send(());
             }
+            ControlQuery::Targets { answer } => {
+                let _ = answer.send(self.report_targets(now));
+            }
+            ControlQuery::SmallestLatency { device, answer } => {
+                let _ = answer.send(self.parts.driver.watch_smallest_latency(now, device));
+            }
             ControlQuery::Limits { answer } => {
                 let _ = answer.send(self.report_limits(now));
             }
@@ -162,6 +168,7 @@ impl Reactor {
             tags,
             tags_depth: shard.tag_options(device)?.depth,
             tags_free: shard.tags_free(device)?,
+            smallest_ns: shard.smallest_latency(now, device),
             ops,
         })
     }

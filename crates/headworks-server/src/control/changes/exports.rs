@@ -1,27 +1,38 @@
 //! `exports`: one row for each export.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use headworks_core::{DeviceState, ExportId, VolumeId};
 use serde_json::{Value, json};
 
 use super::LiveChanges;
 use crate::assemble::{AbsentExport, shown_name};
 use crate::control::inventory::VolumeEntry;
+use crate::control::queries::NodeCounts;
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, device_name, lock};
 use crate::messages::command::ExportReport;
 use crate::messages::query::ControlQuery;
+use crate::reactor::limits::LimitTarget;
 
 /// Reason of the state `deleted`.
 const DELETED: &str = "its image was deleted; its data are lost when it is closed";
 
+/// A latency target in a report; null for none.
+pub(super) fn some_target(target_us: u32) -> Option<u32> {
+    Some(target_us).filter(|target_us| *target_us > 0)
+}
+
 impl LiveChanges {
-    pub fn exports(&self) -> RpcResult {
+    /// The method `exports`: one row for each.
+    pub fn exports(&self, counts: &NodeCounts) -> RpcResult {
         let tree = self.tree.current();
         let reports = self.export_reports()?;
         let draining = lock(&self.draining).clone();
         let deleted = self.deleted_images();
         let row = |entry: &ExportNode| {
-            let report = reports.iter().find(|report| report.export == entry.id)?;
+            let report = reports.get(&entry.id)?;
             let setting = self.settings.of(entry.id);
             let device_state = if report.stuck { DeviceState::Stuck } else { DeviceState::Live };
             let state = match report {
@@ -40,6 +51,9 @@ impl LiveChanges {
                 "weight": setting.weight,
                 "tenant": self.settings.tenant_of(entry.id).map(|name| name.to_string()),
                 "ioprio": setting.ioprio.to_string(),
+                "latency_target_us": some_target(self.settings.target_of(entry.id).0),
+                "target_missed": counts.targets.exports.get(&entry.id).map_or(0, |counts| counts.missed),
+                "limited_seconds": counts.limited_seconds(LimitTarget::Export(entry.id)),
                 "clients": report.clients,
                 "dirty": report.dirty,
                 "failed": report.failed,
@@ -59,6 +73,9 @@ impl LiveChanges {
                 "weight": share.weight,
                 "tenant": share.tenant.map(|name| name.to_string()),
                 "ioprio": share.ioprio.to_string(),
+                "latency_target_us": some_target(share.latency_target_us),
+                "target_missed": 0,
+                "limited_seconds": 0.0,
                 "clients": 0,
                 "dirty": 0,
                 "failed": 0,
@@ -83,13 +100,13 @@ impl LiveChanges {
     }
 
     /// Reports of all exports, added up over the shards.
-    pub(super) fn export_reports(&self) -> Result<Vec<ExportReport>, RpcFault> {
-        let mut all: Vec<ExportReport> = Vec::new();
+    pub(super) fn export_reports(&self) -> Result<BTreeMap<ExportId, ExportReport>, RpcFault> {
+        let mut all = BTreeMap::new();
         for shard in self.shards.ids() {
             for report in self.shards.ask(shard, |answer| ControlQuery::Exports { answer })? {
-                match all.iter_mut().find(|known| known.export == report.export) {
-                    Some(known) => known.add(&report),
-                    None => all.push(report),
+                match all.entry(report.export) {
+                    Entry::Vacant(place) => drop(place.insert(report)),
+                    Entry::Occupied(known) => known.into_mut().add(&report),
                 }
             }
         }
@@ -98,7 +115,6 @@ impl LiveChanges {
 
     /// Report of one export; none if no shard knows it.
     pub(super) fn export_report(&self, export: ExportId) -> Result<Option<ExportReport>, RpcFault> {
-        let reports = self.export_reports()?;
-        Ok(reports.into_iter().find(|report| report.export == export))
+        Ok(self.export_reports()?.remove(&export))
     }
 }

@@ -2,21 +2,27 @@
 //!
 //! A tenant is removed when no export has it. The lock of the inventory keeps exports from being added to it meanwhile.
 
-use headworks_core::{ExportId, TenantId};
+use std::collections::{BTreeMap, BTreeSet};
+
+use headworks_core::{ExportId, TenantId, VolumeId};
 use serde_json::{Value, json};
 
+use super::exports::some_target;
 use super::{LiveChanges, wrong};
 use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSource, shown_name};
 use crate::config::{ConfigFile, Origin, Setting, TenantSection, Value as ConfigValue};
 use crate::control::inventory::Inventory;
 use crate::control::params::text;
-use crate::control::queries::Latencies;
+use crate::control::queries::{Latencies, NodeCounts};
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tenants::TenantEntry;
 use crate::control::tree::lock;
 use crate::latency::LatencyOp;
 use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
+use crate::messages::command::ExportReport;
+use crate::messages::query::LatencyReport;
+use crate::reactor::limits::LimitTarget;
 use crate::tenant::{TENANT_KEYS, TenantName};
 
 /// Result of a reload of tenants, one sentence each.
@@ -28,36 +34,88 @@ pub struct TenantReport {
     pub refused: Vec<String>,
 }
 
+/// Sums over the exports of a tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantSums {
+    /// Number of exports.
+    pub exports: usize,
+    /// Clients of all exports.
+    pub clients: usize,
+    /// Bytes that clients have read.
+    pub read_bytes: u64,
+    /// Bytes that clients have written.
+    pub written_bytes: u64,
+    /// Bytes that are not written out yet.
+    pub dirty: u64,
+}
+
+/// What an export adds to its tenant.
+struct ExportCounts<'a> {
+    tenant: TenantId,
+    volume: VolumeId,
+    report: Option<&'a ExportReport>,
+    latency: Option<&'a LatencyReport>,
+}
+
+/// Adds up exports by tenant, each once: with a thousand of both a search for each would take a million steps.
+fn sums_by_tenant<'a>(
+    exports: impl Iterator<Item = ExportCounts<'a>>,
+) -> BTreeMap<TenantId, TenantSums> {
+    let mut all: BTreeMap<TenantId, TenantSums> = BTreeMap::new();
+    let mut volumes = BTreeSet::new();
+    for ExportCounts { tenant, volume, report, latency } in exports {
+        let sum = all.entry(tenant).or_default();
+        sum.exports += 1;
+        sum.clients += report.map_or(0, |report| report.clients);
+        let bytes = |op| latency.map_or(0, |latency| latency.totals.bytes(op));
+        sum.read_bytes += bytes(LatencyOp::Read);
+        sum.written_bytes += bytes(LatencyOp::Write);
+        // Exports of one image, which have one tenant, show the same dirty data.
+        if volumes.insert(volume) {
+            sum.dirty += report.map_or(0, |report| report.dirty);
+        }
+    }
+    all
+}
+
 impl LiveChanges {
     /// The method `tenants`: one row for each.
-    pub fn tenants(&self, latencies: &Latencies) -> RpcResult {
-        let (tree, reports) = (self.tree.current(), self.export_reports()?);
+    pub fn tenants(&self, latencies: &Latencies, counts: &NodeCounts) -> RpcResult {
+        let sums = self.tenant_sums(latencies)?;
         let row = |(id, entry): (TenantId, &TenantEntry)| {
-            let own: Vec<ExportId> = tree
-                .exports
-                .iter()
-                .map(|node| node.id)
-                .filter(|export| self.settings.of(*export).tenant == id)
-                .collect();
-            let of = reports.iter().filter(|report| own.contains(&report.export));
-            let (clients, dirty) = of.fold((0, 0), |(clients, dirty), report| {
-                (clients + report.clients, dirty + report.dirty)
-            });
-            let bytes = |op: LatencyOp| -> u64 {
-                own.iter().filter_map(|id| latencies.get(id)).map(|of| of.totals.bytes(op)).sum()
-            };
+            let sum = sums.get(&id).copied().unwrap_or_default();
+            let targets = counts.targets.tenants.get(&id).copied().unwrap_or_default();
             json!({
                 "name": entry.spec.name.as_str(),
                 "weight": entry.now.weight,
                 "ioprio_max": entry.now.ioprio_max.map(|ioprio| ioprio.to_string()),
-                "exports": own.len(),
-                "clients": clients,
-                "read_bytes": bytes(LatencyOp::Read),
-                "written_bytes": bytes(LatencyOp::Write),
-                "dirty": dirty,
+                "exports": sum.exports,
+                "clients": sum.clients,
+                "read_bytes": sum.read_bytes,
+                "written_bytes": sum.written_bytes,
+                "dirty": sum.dirty,
+                "limited_seconds": counts.limited_seconds(LimitTarget::Tenant(id)),
+                "latency_target_us": some_target(entry.now.latency_target_us),
+                "target_requests": targets.ended,
+                "target_missed": targets.missed,
+                "target_held": targets.held,
             })
         };
         Ok(self.settings.tenants().iter().map(row).collect())
+    }
+
+    /// Sums over the exports of each tenant.
+    pub fn tenant_sums(
+        &self,
+        latencies: &Latencies,
+    ) -> Result<BTreeMap<TenantId, TenantSums>, RpcFault> {
+        let (tree, reports) = (self.tree.current(), self.export_reports()?);
+        Ok(sums_by_tenant(tree.exports.iter().map(|node| ExportCounts {
+            tenant: self.settings.of(node.id).tenant,
+            volume: node.volume,
+            report: reports.get(&node.id),
+            latency: latencies.get(&node.id),
+        })))
     }
 
     /// The method `add-tenant`, with the words of `--tenant`.
@@ -229,5 +287,28 @@ impl LiveChanges {
                 file.tenants.push(TenantSection::disabled(gone.name.as_str(), &Origin::Control));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn each_export_is_visited_once_however_many_tenants_there_are() {
+        let visits = Cell::new(0);
+        let report = ExportReport { clients: 2, dirty: 4096, ..ExportReport::default() };
+        let exports = (0..1024).map(|export| {
+            visits.set(visits.get() + 1);
+            let tenant = TenantId(export % 1000);
+            // The last 24 serve the images of the first.
+            let volume = VolumeId(export % 1000);
+            ExportCounts { tenant, volume, report: Some(&report), latency: None }
+        });
+        let sums = sums_by_tenant(exports);
+        assert_eq!((sums.len(), visits.get()), (1000, 1024));
+        let two = TenantSums { exports: 2, clients: 4, dirty: 4096, ..TenantSums::default() };
+        assert_eq!((sums[&TenantId(0)], sums[&TenantId(999)].exports), (two, 1));
     }
 }

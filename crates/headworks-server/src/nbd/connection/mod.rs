@@ -38,7 +38,7 @@ use super::buffer_limits::{BufferLimits, DeviceBytes};
 use super::outgoing::{Outgoing, SendOutcome};
 use super::transport::Transport;
 use super::window::{InFlight, Window};
-use crate::latency::{CompletedRequest, LatencyOp, LatencyTable};
+use crate::latency::{CompletedRequest, LatencyTable};
 use headworks::driver::{Buffer, Pool, Span};
 use headworks_nbd::handshake::{Encryption, ExportInfo, Handshake, Negotiated};
 use headworks_nbd::reply::Replies;
@@ -443,7 +443,7 @@ impl Connection {
     #[inline]
     pub fn count(&mut self, answered: &CompletedRequest, wait_times: WaitTimes) {
         if let Some(table) = &mut self.latency {
-            table.record(LatencyOp::of(answered.op), answered.len, answered.total_ns, wait_times);
+            table.record_op(answered.op, answered.len, answered.total_ns, wait_times);
         }
     }
 
