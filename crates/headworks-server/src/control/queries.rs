@@ -1,7 +1,7 @@
 //! Methods that read: values, statistics, histograms, connections, failed ranges; and `discard-failed`.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,6 +177,21 @@ impl Queries {
         let dirty = self.shards.ask_all(|answer| ControlQuery::Exports { answer })?;
         let own = tree.exports.iter().filter(|entry| is_own(entry));
         Ok(io_stat(own, &self.latencies()?, dirty.iter().flatten()))
+    }
+
+    /// Dirty bytes of each tenant's exports. Exports of one image, which have one tenant, show the same data.
+    pub fn dirty_by_tenant(&self, tree: &Tree) -> Result<BTreeMap<TenantId, u64>, RpcFault> {
+        let mut dirty: BTreeMap<ExportId, u64> = BTreeMap::new();
+        let reports = self.shards.ask_all(|answer| ControlQuery::Exports { answer })?;
+        for report in reports.iter().flatten() {
+            *dirty.entry(report.export).or_default() += report.dirty;
+        }
+        let (mut all, mut volumes) = (BTreeMap::new(), BTreeSet::new());
+        for entry in tree.exports.iter().filter(|entry| volumes.insert(entry.volume)) {
+            let bytes = dirty.get(&entry.id).copied().unwrap_or(0);
+            *all.entry(self.settings.of(entry.id).tenant).or_default() += bytes;
+        }
+        Ok(all)
     }
 
     /// What the latency targets of all devices have counted.

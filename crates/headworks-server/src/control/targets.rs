@@ -24,9 +24,9 @@ const OWNERS: usize = 3;
 /// What the latency targets of all devices have counted.
 #[derive(Clone, Debug, Default)]
 pub struct TargetTotals {
-    /// By export.
+    /// Counts by export id.
     pub exports: BTreeMap<ExportId, TargetCounts>,
-    /// By tenant.
+    /// Counts by tenant number.
     pub tenants: BTreeMap<TenantId, TargetCounts>,
 }
 

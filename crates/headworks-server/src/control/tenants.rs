@@ -22,28 +22,33 @@ pub struct TenantEntry {
 
 /// All tenants, by number.
 #[derive(Clone, Debug, Default)]
-pub struct Tenants(BTreeMap<u16, TenantEntry>);
+pub struct Tenants {
+    all: BTreeMap<u16, TenantEntry>,
+    /// The number that was given last. Counters of a removed tenant stay with its number, so that is given again as late as possible.
+    last: u16,
+}
 
 impl Tenants {
     /// The tenants that a server starts with; their order gives the numbers.
     pub fn new(specs: &[TenantSpec]) -> Self {
         let entry = |&spec: &TenantSpec| TenantEntry { spec, now: spec.options };
-        Self((0..).zip(specs.iter().map(entry)).collect())
+        let last = specs.len().saturating_sub(1) as u16;
+        Self { all: (0..).zip(specs.iter().map(entry)).collect(), last }
     }
 
     /// All tenants in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (TenantId, &TenantEntry)> {
-        self.0.iter().map(|(id, entry)| (TenantId(*id), entry))
+        self.all.iter().map(|(id, entry)| (TenantId(*id), entry))
     }
 
     /// A tenant; none for [`TenantId::NONE`] and for one that was removed.
     pub fn get(&self, tenant: TenantId) -> Option<&TenantEntry> {
-        self.0.get(&tenant.0)
+        self.all.get(&tenant.0)
     }
 
     /// A tenant, to change it.
     pub fn get_mut(&mut self, tenant: TenantId) -> Option<&mut TenantEntry> {
-        self.0.get_mut(&tenant.0)
+        self.all.get_mut(&tenant.0)
     }
 
     /// The number of a name.
@@ -62,7 +67,7 @@ impl Tenants {
 
     /// The error for a name that no tenant has.
     pub fn missing(&self, name: &str) -> RpcFault {
-        let known = self.0.values().map(|entry| entry.spec.name.as_str());
+        let known = self.all.values().map(|entry| entry.spec.name.as_str());
         RpcFault::refused("ENOENT", no_tenant(name, known))
     }
 
@@ -75,18 +80,41 @@ impl Tenants {
             let message = format!("a tenant `{}` exists already", spec.name);
             return Err(RpcFault::refused("EEXIST", message));
         }
-        let free = (0..TENANTS_MAX as u16).find(|id| !self.0.contains_key(id));
+        let places = TENANTS_MAX as u16;
+        let mut next = (1..=places).map(|step| (self.last + step) % places);
+        let free = next.find(|id| !self.all.contains_key(id));
         let Some(id) = free else {
             let message =
                 format!("the limit of {TENANTS_MAX} tenants is reached; remove one first");
             return Err(RpcFault::refused("ENOSPC", message));
         };
-        self.0.insert(id, TenantEntry { spec, now: spec.options });
+        self.all.insert(id, TenantEntry { spec, now: spec.options });
+        self.last = id;
         Ok(TenantId(id))
     }
 
     /// Removes a tenant, whose number is free then.
     pub fn remove(&mut self, tenant: TenantId) {
-        self.0.remove(&tenant.0);
+        self.all.remove(&tenant.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::assemble::ExportSource;
+
+    #[test]
+    fn number_of_a_removed_tenant_is_given_again_last() {
+        let spec = |name: &str| TenantSpec::parse(name, ExportSource::Control).unwrap();
+        let mut tenants = Tenants::new(&[spec("a"), spec("b")]);
+        tenants.remove(TenantId(0));
+        assert_eq!(tenants.add(spec("c")).unwrap(), TenantId(2));
+        for number in 3..TENANTS_MAX as u16 {
+            assert_eq!(tenants.add(spec(&format!("t{number}"))).unwrap(), TenantId(number));
+        }
+        assert_eq!(tenants.add(spec("d")).unwrap(), TenantId(0));
+        assert!(tenants.add(spec("e")).unwrap_err().message().contains("1024 tenants"));
+        assert!(tenants.add(spec("d")).unwrap_err().message().contains("exists"));
     }
 }

@@ -241,7 +241,7 @@ impl LatencyTotals {
         self.bytes[kind as usize]
     }
 
-    /// Completed discards.
+    /// Number and bytes of completed discards.
     #[must_use]
     pub fn discards(&self) -> DiscardCounts {
         self.discards

@@ -27,6 +27,7 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     let counts = queries.node_counts()?;
     put_limits(&mut page, &names, &counts.limits);
     put_targets(&mut page, &names, &counts.targets);
+    put_tenants_dirty(&mut page, &names, &queries.dirty_by_tenant(tree)?);
     put_devices(&mut page, queries, tree)?;
     put_buffers(&mut page, queries)?;
     put_caches(&mut page, queries)?;
@@ -204,6 +205,21 @@ fn put_limits(page: &mut MetricsPage, names: &NodeNames<'_>, all: &LimitReports)
         page.family(&name, MetricType::Counter, "Time in which requests waited for a limit.");
         for (labels, report) in rows {
             page.sample(&name, labels, seconds(report.limited_ns));
+        }
+    }
+}
+
+/// What tenants have in the cache that is not written out.
+fn put_tenants_dirty(
+    page: &mut MetricsPage,
+    names: &NodeNames<'_>,
+    dirty: &BTreeMap<TenantId, u64>,
+) {
+    let name = "headworks_tenant_dirty_bytes";
+    page.family(name, MetricType::Gauge, "Acknowledged data of a tenant that is not written yet.");
+    for (id, bytes) in dirty {
+        if let Some(labels) = names.tenant(*id) {
+            page.sample(name, &labels, bytes);
         }
     }
 }

@@ -100,7 +100,11 @@ fn thousand_tenants_ask_shards_no_more_than_one() {
         assert!(work(&|| get().as_object().unwrap().len()) >= 6 * count);
         work(&|| call(&server, "diff", json!({})).map_or(0, |_| 1));
         work(&|| {
-            crate::metrics::page::metrics_page(queries, &server.service.tree()).unwrap().len()
+            let page = crate::metrics::page::metrics_page(queries, &server.service.tree()).unwrap();
+            let name = "headworks_tenant_dirty_bytes{";
+            let rows = page.lines().filter(|line| line.starts_with(name)).count();
+            assert_eq!(rows, count.min(32), "one for each tenant with exports");
+            page.len()
         });
         work(&|| call(&server, "why", json!({ "export": "e1" })).map_or(0, |_| 1));
         end(server);

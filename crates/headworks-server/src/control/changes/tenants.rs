@@ -37,7 +37,7 @@ pub struct TenantReport {
 /// Sums over the exports of a tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantSums {
-    /// Number of exports.
+    /// Number of exports that name it.
     pub exports: usize,
     /// Clients of all exports.
     pub clients: usize,
