@@ -109,3 +109,73 @@ check "a saved tenant and its export" says free get tenants/initech/exports
 check "an export that has none now" says none get exports/db/tenant
 check "an export of the pattern keeps its tenant" says acme get exports/web-1/tenant
 stop_server
+
+# Parts of the page cache: a working set that a scan of others leaves, a tenant that evicts its own, and a cap of dirty data.
+cat >"$CONFIG.parts" <<EOF2
+[server]
+cache = "64M"
+[[tenant]]
+name = "a"
+cache-min = "40M"
+[[tenant]]
+name = "b"
+cache-min = "40M"
+[[export]]
+name = "x"
+mem = { size = "16M" }
+EOF2
+refuses() { ! "$HEADWORKS" check "$CONFIG.parts" >"$DIR/said" 2>&1; cat "$DIR/said"; grep -q 'cache-min are 80 MiB in all, more than the cache of 64 MiB' "$DIR/said"; }
+check "minimums beyond the cache are refused" refuses
+serve --cache 64M --control "$CONTROL" --tenant acme,cache-min=16M,dirty=4M --tenant globex,cache-max=8M \
+    hot=mem:size=64M,cache=writeback,tenant=acme scan=mem:size=256M,cache=writeback,tenant=globex \
+    other=mem:size=256M,cache=writeback slow=delay:write=2ms,cache=writeback,tenant=acme,of=mem:size=64M
+check "the minimum" says 16M get tenants/acme/cache_min
+check "the sum of minimums is kept while it runs" fails '80 MiB in all, more than the cache of 64 MiB.*EINVAL' set tenants/acme/cache_min 80M
+check "a minimum above the maximum" fails 'cache-min 16M is more than cache-max 8M.*EINVAL' set tenants/globex/cache_min 16M
+check "a cap" says "tenants/globex/dirty = 1M" set tenants/globex/dirty 1M
+check "of an export" says "exports/other/dirty = 64K" set exports/other/dirty 64K
+check "too little" fails '64K and more.*EINVAL' set exports/other/dirty 1K
+check "the working set stays, the scan keeps to its maximum, dirty data to its cap" "$PYTHON" -c '
+import json, nbd, socket, sys
+M = 1 << 20
+def ask(method, **params):
+    s = socket.socket(socket.AF_UNIX)
+    s.connect(sys.argv[1])
+    s.sendall((json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}) + "\n").encode())
+    return json.loads(s.makefile().readline())["result"]
+def value(path): return ask("get", path=path)[path]
+def client(name):
+    h = nbd.NBD()
+    h.connect_uri("nbd+unix:///%s?socket=%s" % (name, sys.argv[2]))
+    return h
+def scan(h, end, times=1):
+    for at in range(0, end, M // 4):
+        for _ in range(times): h.pread(M // 4, at)
+hot, tide, other, slow = map(client, ["hot", "scan", "other", "slow"])
+scan(hot, 12 * M, 2)
+for h in (other, tide): scan(h, 256 * M, 2)
+cached = {name: value("tenants/%s/cached_bytes" % name) for name in ("acme", "globex")}
+print(cached)
+assert cached["acme"] >= 12 * M and 4 * M < cached["globex"] <= 8 * M, cached
+before = ask("stats")["cache"]
+scan(hot, 12 * M)
+after = ask("stats")["cache"]
+missed = after["misses"] - before["misses"]
+assert missed < 300, missed    # of 3072 blocks: beside them the part has what was read ahead
+# Writes in flight all the time, 256 KiB each, to a device that takes 2 ms for each command.
+most, pending, offset = 0, [], 0
+for turn in range(400):
+    while len(pending) < 32 and offset < 64 * M:
+        pending.append(slow.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(b"x" * (M // 4))), offset))
+        offset += M // 4
+    slow.poll(10)
+    pending = [cookie for cookie in pending if not slow.aio_command_completed(cookie)]
+    if turn % 10 == 0: most = max(most, value("tenants/acme/dirty_bytes"))
+    if not pending and offset >= 64 * M: break
+print(turn, most, offset, len(pending))
+assert 2 * M < most <= 4 * M and offset >= 8 * M, (most, offset)
+while pending:
+    slow.poll(1000)
+    pending = [cookie for cookie in pending if not slow.aio_command_completed(cookie)]
+for h in (hot, tide, other, slow): h.shutdown()' "$CONTROL" "$SOCKET"
+stop_server

@@ -6,7 +6,7 @@
 use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, TenantId, VolumeId};
 use crate::device_cost::{DeviceCost, ShareUnit};
 use crate::error::Status;
-use crate::options::Tunable;
+use crate::options::{TenantMemory, Tunable};
 use crate::queue::DeviceState;
 use crate::wait_times::WaitTimes;
 use crate::writeback::DirtyTunable;
@@ -218,6 +218,20 @@ pub enum Control {
         export: ExportId,
         /// The target in microseconds, 0 for none.
         target_us: u32,
+    },
+    /// Changes a tenant's part of the page cache. Sent to every shard that caches.
+    TenantMemory {
+        /// The tenant concerned.
+        tenant: TenantId,
+        /// Its part of this shard's cache.
+        memory: TenantMemory,
+    },
+    /// Changes the cap of an export's dirty blocks. Sent to every shard that caches.
+    ExportDirty {
+        /// The export concerned.
+        export: ExportId,
+        /// As in [`crate::ExportConfig::dirty_max`].
+        dirty_max: u32,
     },
     /// Moves an export to a tenant: its new bios use that tenant's share. Sent to every shard.
     ExportTenant {

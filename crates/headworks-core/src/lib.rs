@@ -85,7 +85,7 @@ pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
     BfqOptions, CacheOptions, Change, ChangeError, DeadlineOptions, DepthMode, DeviceConfig,
     ErrorPolicy, ExportConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots,
-    TenantConfig, Tunable, VolumeConfig, VolumeOptions, WriteMode,
+    TenantConfig, TenantMemory, Tunable, VolumeConfig, VolumeOptions, WriteMode,
 };
 pub use queue::DeviceState;
 pub use shard::Shard;

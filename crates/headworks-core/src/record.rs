@@ -10,7 +10,7 @@ use crate::bio::{
 use crate::device_cost::{DeviceCost, ShareUnit};
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
-use crate::options::Tunable;
+use crate::options::{TenantMemory, Tunable};
 use crate::queue::DeviceState;
 use crate::wait_times::WaitTimes;
 use crate::writeback::DirtyTunable;
@@ -248,6 +248,13 @@ pub fn encode(input: &Input) -> InputWords {
         Input::Control(Control::ExportTarget { export, target_us }) => {
             [22, export.0.into(), target_us.into(), 0, 0, 0]
         }
+        Input::Control(Control::TenantMemory { tenant, memory }) => {
+            let TenantMemory { dirty_max, cache_min, cache_max } = memory;
+            [23, tenant.0.into(), dirty_max.into(), cache_min.into(), cache_max.into(), 0]
+        }
+        Input::Control(Control::ExportDirty { export, dirty_max }) => {
+            [24, export.0.into(), dirty_max.into(), 0, 0, 0]
+        }
         Input::Control(Control::SetDirty { tunable, value, token }) => {
             [16, tunable.code().into(), value, token.into(), 0, 0]
         }
@@ -378,6 +385,18 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             let (export, target_us) = (ExportId(device.0), words[2] as u32);
             return Some(Input::Control(Control::ExportTarget { export, target_us }));
         }
+        23 => {
+            let [dirty_max, cache_min, cache_max] = [2, 3, 4].map(|at| words[at] as u32);
+            let memory = TenantMemory { dirty_max, cache_min, cache_max };
+            return Some(Input::Control(Control::TenantMemory {
+                tenant: TenantId(device.0),
+                memory,
+            }));
+        }
+        24 => {
+            let (export, dirty_max) = (ExportId(device.0), words[2] as u32);
+            return Some(Input::Control(Control::ExportDirty { export, dirty_max }));
+        }
         16 => {
             let tunable = DirtyTunable::from_code(words[1].try_into().ok()?)?;
             let (value, token) = (words[2], words[3] as u32);
@@ -436,7 +455,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(22) {
+        let message = match prng.below(24) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -498,6 +517,15 @@ mod tests {
                 return Input::Control(Control::ExportTenant { export, tenant });
             }
             16 => Message::DeviceState { device, state: DeviceState::Stuck, unresponsive: true },
+            22 => {
+                let (tenant, dirty_max) = (TenantId(count), cookie);
+                let memory = TenantMemory { dirty_max, cache_min: bio.len, cache_max: !cookie };
+                return Input::Control(Control::TenantMemory { tenant, memory });
+            }
+            23 => {
+                let (export, dirty_max) = (id.export, cookie);
+                return Input::Control(Control::ExportDirty { export, dirty_max });
+            }
             21 => {
                 let (export, target_us) = (id.export, cookie);
                 return Input::Control(Control::ExportTarget { export, target_us });

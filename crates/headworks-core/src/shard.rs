@@ -655,6 +655,16 @@ impl Shard {
             Control::ExportTarget { export, target_us } => {
                 self.change_shares(now, ShareChange::ExportTarget(export, target_us));
             }
+            Control::TenantMemory { tenant, memory } => {
+                if let Some(cache) = &mut self.cache {
+                    cache.set_tenant_memory(tenant, memory);
+                }
+            }
+            Control::ExportDirty { export, dirty_max } => {
+                if let Some(cache) = &mut self.cache {
+                    cache.set_export_dirty(export, dirty_max);
+                }
+            }
             Control::ExportTenant { export, tenant } => {
                 self.change_shares(now, ShareChange::ExportTenant(export, tenant));
             }

@@ -12,8 +12,10 @@ use std::thread::JoinHandle;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, ShardConfig, ShardId, VolumeId};
 
+use super::assemble::cache_shares;
 use super::assemble::export_info::ServedExport;
 use super::assemble::{Assembly, ImageWatcher, WatchedFile};
+use super::cache_part::{CachePart, set_parts};
 use super::listen::Listener;
 use super::messages::ControlMessage;
 use super::options::ServerOptions;
@@ -69,12 +71,20 @@ pub(super) fn seeds(
     let shards = usize::from(options.shards);
     let sleepers: Vec<Arc<Sleeper>> = (0..shards).map(|_| Arc::default()).collect();
     let mut peers = rings(&sleepers, config.bios_max as usize);
+    let volumes: Vec<VolumeId> = assembly.exports.iter().map(|export| export.volume).collect();
+    let caching = cache_shares::caching_shards(config, options.cache);
+    let parts: Vec<CachePart> = options.tenants.iter().map(|one| one.options.part).collect();
+    let of_shard = |shard: usize, cache, dirty| {
+        let mut own = ShardConfig { id: ShardId(shard as u16), cache, dirty, ..config.clone() };
+        set_parts(&mut own, &volumes, &parts, &caching);
+        own
+    };
     let mut seeds: Vec<ShardSeed> = mails
         .into_iter()
         .zip(caches)
         .enumerate()
         .map(|(shard, (mail, (cache, dirty)))| ShardSeed {
-            config: ShardConfig { id: ShardId(shard as u16), cache, dirty, ..config.clone() },
+            config: of_shard(shard, cache, dirty),
             devices: Vec::new(),
             peers: std::mem::take(&mut peers[shard]),
             sleeper: Arc::clone(&sleepers[shard]),

@@ -38,6 +38,7 @@
 //! | `handover` | replacement of the process while clients stay connected |
 
 mod assemble;
+mod cache_part;
 pub mod config;
 mod connection_id;
 mod control;

@@ -18,6 +18,7 @@ use crate::assemble::image::VolumeOrigin;
 use crate::assemble::tenant_spec::check_tenants;
 use crate::assemble::topology::topology;
 use crate::assemble::{Assembly, ImageWatcher};
+use crate::cache_part::check_parts;
 use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::tree::ExportNode;
@@ -103,6 +104,9 @@ impl Prepared {
     fn new(assembly: &Assembly, options: &ServerOptions) -> Result<Self, ConfigError> {
         options.validate()?;
         check_tenants(&assembly.exports, &options.tenants)?;
+        let tenants = options.tenants.iter();
+        let parts = tenants.map(|tenant| (tenant.name.as_str(), tenant.options.part));
+        check_parts(parts, options.cache)?;
         let acceptor = TlsAcceptor::new(&options.tls)?.map(Arc::new);
         let config = topology(assembly, options);
         config.validate()?;

@@ -8,6 +8,7 @@ use std::fmt;
 use headworks_core::limits::Limits;
 use headworks_core::{ConfigError, Ioprio, TenantConfig};
 
+use crate::cache_part::{CachePart, PART_KEYS};
 use crate::did_you_mean::nearest_name;
 use crate::latency_target::{latency_target_word, parse_latency_target};
 use crate::limit_words::{LIMIT_KEYS, limit_words, set_limit};
@@ -20,7 +21,8 @@ const NAME_MAX: usize = 63;
 pub(crate) const NONE: &str = "none";
 
 /// Keys of a tenant with a value each, in files, on the command line and in `ctl`.
-pub const TENANT_KEYS: [&str; 3] = ["weight", "ioprio-max", "latency-target"];
+pub const TENANT_KEYS: [&str; 6] =
+    ["weight", "ioprio-max", "latency-target", "dirty", "cache-min", "cache-max"];
 
 /// The name of a tenant: 1 to 63 letters, digits, `.`, `_` and `-`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +95,8 @@ pub struct TenantOptions {
     pub ioprio_max: Option<Ioprio>,
     /// Latency target of its exports that have none, in microseconds; 0 for none.
     pub latency_target_us: u32,
+    /// Its part of the page cache.
+    pub part: CachePart,
     /// Limits of all its clients together.
     pub limits: Limits,
 }
@@ -103,6 +107,7 @@ impl Default for TenantOptions {
             weight: TenantConfig::default().weight,
             ioprio_max: None,
             latency_target_us: 0,
+            part: CachePart::default(),
             limits: Limits::default(),
         }
     }
@@ -124,6 +129,9 @@ impl TenantOptions {
             "latency-target" => {
                 self.latency_target_us =
                     parse_latency_target(word).map_err(wrong("latency-target"))?;
+            }
+            _ if let Some(name) = PART_KEYS.into_iter().find(|name| *name == key) => {
+                self.part.set(name, word).map_err(wrong(name))?;
             }
             _ if let Some(name) = LIMIT_KEYS.into_iter().find(|name| *name == key) => {
                 set_limit(&mut self.limits, name, word).map_err(wrong(name))?;
@@ -149,7 +157,7 @@ impl TenantOptions {
         let target = latency_target_word(self.latency_target_us);
         let own =
             [("weight", self.weight.to_string()), ("ioprio-max", most), ("latency-target", target)];
-        own.into_iter().chain(limit_words(&self.limits)).collect()
+        own.into_iter().chain(self.part.words()).chain(limit_words(&self.limits)).collect()
     }
 
     /// Lowers an I/O priority to the highest of this tenant.

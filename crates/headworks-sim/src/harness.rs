@@ -22,9 +22,9 @@ use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Change, Completion, Control, CopyDirection,
-    DeviceId, ErrorPolicy, Extent, ExtentState, Input, Instant, IoError, NoMerges, Notice, Op,
-    QueueOptions, ReplyStage, RequestId, Scheduler, Shard, ShardConfig, Status, Submit, VolumeId,
-    VolumeOptions, WriteMode,
+    DeviceId, ErrorPolicy, ExportId, Extent, ExtentState, Input, Instant, IoError, NoMerges,
+    Notice, Op, QueueOptions, ReplyStage, RequestId, Scheduler, Shard, ShardConfig, Status, Submit,
+    VolumeId, VolumeOptions, WriteMode,
 };
 
 /// A source of decisions.
@@ -839,7 +839,9 @@ impl<C: Choices> Harness<C> {
         let contents = CacheContents::decode(&words).expect("words of this version");
         self.config.volumes[0].options.size = self.size;
         self.shard = Shard::new(self.config.clone()).expect("a valid configuration");
-        self.shard.adopt_cache(now, &contents, Some, Some).expect("the same geometry");
+        self.shard
+            .adopt_cache(now, &contents, Some, |_| ExportId(0), Some)
+            .expect("the same geometry");
         self.shard.check_cache();
         assert_eq!(self.shard.dirty_bytes(VolumeId(0)), dirty);
         self.timer = None;

@@ -34,6 +34,7 @@ use crate::scenario::{Scenario, WorldDefect};
 use crate::sector_pattern::SECTOR;
 use crate::workload::{AccessPattern, Job, JobOptions};
 
+mod caps;
 mod death;
 mod hotplug;
 mod sizes;
@@ -74,6 +75,8 @@ pub struct World {
     prepare: Prepare,
     order: Prng,
     hotplug: Hotplug,
+    /// What tenants may have dirty.
+    caps: caps::CapCheck,
     hash: RunHash,
     turns: u64,
     turns_max: u64,
@@ -184,6 +187,7 @@ impl World {
             prepare,
             order: root.split("order"),
             hotplug,
+            caps: caps::CapCheck::default(),
             hash: RunHash::default(),
             turns: 0,
             turns_max: 0,
@@ -531,6 +535,7 @@ impl World {
             observe_inputs(&mut self.env, shard);
         }
         shard.core.handle(now, &shard.turn);
+        self.caps.check(&mut self.env, index, shard);
         shard.turn.clear();
         let actions = shard.core.actions();
         self.hash.add_actions(actions);
@@ -623,6 +628,7 @@ impl World {
         self.env.cut();
         self.stop_hotplug();
         self.shards = make_shards(&self.env.scenario, &self.disks, self.prepare);
+        self.caps.replace();
         self.restore_hotplugged();
     }
 

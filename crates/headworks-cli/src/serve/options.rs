@@ -36,7 +36,8 @@ cache), unsafe (flushes do nothing); default writeback, for mem and null none; o
 hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold;
 on-unclean, after a power failure: serve or refuse-flush (flushes fail until acknowledged), default serve; tenant, the
 tenant (--tenant) whose share of the device it uses together with the tenant's other exports; latency-target (5ms), for 99 of
-100 small reads and synchronous writes in the device: while it is missed, other exports have less there; limits of bytes and
+100 small reads and synchronous writes in the device: while it is missed, other exports have less there; dirty (64M), the most
+of its data in the page cache that is not written yet; limits of bytes and
 I/Os per second: bps-total, bps-read, bps-write, iops-total, iops-read, iops-write, each with -max and -max-length for a burst,
 and iops-size.
 The command line overrides environment variables (HEADWORKS_ and the option's name), and these override the file. A switch can
@@ -88,7 +89,7 @@ pub struct ServeArgs {
     /// Refuse to start when an image is missing, instead of serving the other exports
     #[arg(long)]
     pub(super) strict: bool,
-    /// A tenant with its share of every device: acme,weight=400,ioprio-max=be:2,latency-target=5ms; exports name it with tenant=acme
+    /// A tenant with its share of every device: acme,weight=400,ioprio-max=be:2,dirty=64M,cache-min=256M; exports name it with tenant=acme
     #[arg(long, value_name = "NAME[,KEY=VALUE...]")]
     pub(super) tenant: Vec<String>,
     /// Size of devices without one; creates missing image files

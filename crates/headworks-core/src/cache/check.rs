@@ -88,6 +88,8 @@ impl Cache {
             let fills = u64::from(state.io.filling(device));
             let matches = fills == filling[device] || state.defects.any();
             assert!(matches, "{fills} blocks of device {device}, not {}", filling[device]);
+            let sums = state.dirty.payers().sums(device);
+            assert_eq!(sums, (dirty[device], writeback[device]), "payers of device {device}");
             let in_flight = u64::from(state.dirty.in_flight(device));
             assert_eq!(in_flight, writeback[device], "device {device}");
             let of_device = volumes.ids().filter(|&volume| volumes.is_on(volume, device));
@@ -136,7 +138,7 @@ impl Cache {
         assert!(folio.late <= folio.writeback + folio.filling, "late is outstanding: {folio:?}");
         let (volume, first) = (folio.key.volume(), folio.key.block());
         assert_eq!(pool.find(volume, first), Some(unit), "{folio:?}");
-        assert!(folio.list != EvictionList::None, "a folio is on an eviction list");
+        assert!(folio.eviction.list() != EvictionList::None, "a folio is on an eviction list");
         let mut to_write = false;
         for &state in states {
             let has = |bit: u8| state & bit != 0;
@@ -167,14 +169,28 @@ impl Cache {
     fn check_operations(&self, resident: u32, parked: u32) {
         let state = &self.state;
         let (mut granted, mut credit, mut waiting) = (0, 0, 0);
-        for (_, op) in state.waiters.iter() {
+        let payers = state.dirty.payers();
+        let mut reserved = vec![0; payers.exports()];
+        for (slot, op) in state.waiters.iter() {
             granted += if op.frame.0 == NIL { 0 } else { 1 << op.frame.1 };
             credit += u64::from(op.credit);
+            assert!(op.paid >= op.credit, "a payer pays for all credit: {op:?}");
+            let payer = usize::from(op.payer.0).min(payers.exports() - 1);
+            reserved[payer] += u64::from(op.paid);
+            if let WaitFor::Cap(account, blocks) = op.waits_for {
+                let first = state.waiters.first_for_cap(account);
+                assert!(first.is_some(), "an operation is on the list of its account");
+                let blocks = payers.at_once(op.payer, blocks);
+                let waits =
+                    first != Some((slot, blocks)) || payers.full(op.payer, blocks).is_some();
+                assert!(waits, "the account has room for its first waiter: {op:?}");
+            }
             waiting += u32::from(matches!(op.waits_for, WaitFor::Folio(_)));
             let waits_for_own = op.waits_for == WaitFor::Writeouts;
             assert!(!waits_for_own || op.pending > 0, "nothing ends its wait: {op:?}");
             assert!(op.waits_for != WaitFor::Nothing, "nothing steps it: {op:?}");
         }
+        payers.check(&reserved);
         assert_eq!(waiting, parked, "a waiter for a folio is on its list");
         let stats = state.dirty.throttle().stats();
         assert_eq!(credit, stats.reserved);

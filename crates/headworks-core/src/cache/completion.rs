@@ -7,7 +7,7 @@
 use super::context::CallContext;
 use super::device_io::DeviceIo;
 use super::pool::BlockRun;
-use super::pool::folio::{BLOCK, BLOCK_SHIFT};
+use super::pool::folio::{BLOCK, BLOCK_SHIFT, Folio};
 use super::state::CacheState;
 use super::waiters::operation::{OpStep, WaitFor};
 use crate::action::Action;
@@ -136,8 +136,8 @@ impl CacheState {
         self.pool.count_written(run, written);
         self.end_late(run.folio, completion);
         self.volumes[volume].sub_unclean(written.clean);
-        let key = self.pool.folio(run.folio).key;
-        self.dirty.end_writeback(ctx.now, device, key, (written.clean, written.held));
+        let Folio { key, export, .. } = *self.pool.folio(run.folio);
+        self.dirty.end_writeback(ctx.now, device, (key, export), (written.clean, written.held));
         if written.held > 0 {
             self.dirty.mark_held(run.folio);
         }

@@ -99,6 +99,7 @@ impl CacheState {
             WaitFor::Frame
             | WaitFor::Bios(_)
             | WaitFor::Credit(_)
+            | WaitFor::Cap(..)
             | WaitFor::Pause
             | WaitFor::Range(_) => Some(op.since.after(timeout_ns).min(last)),
             WaitFor::Nothing
@@ -150,6 +151,7 @@ impl CacheState {
                 self.waiters.end_credit_waits(device);
                 self.dirty.throttle_mut().forget_refused(DeviceId(device as u16));
             }
+            WaitFor::Cap(..) => self.waiters.end_cap_waits(),
             WaitFor::Pause => {
                 let writer = op.writer;
                 self.waiters.end_pause(writer);

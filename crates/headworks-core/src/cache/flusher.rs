@@ -1,7 +1,7 @@
 //! The flushers: what is written out, when, and in which order. One for each device; writers do not write out for themselves.
 //!
-//! Work comes from four sources, in this order: flushes that wait, frames that are needed, data that is too old, dirty data above the
-//! background threshold. In the background nearly empty groups wait: until they hold a sixteenth of a chunk, until they are too old,
+//! Work comes from five sources, in this order: flushes that wait, frames that are needed, data that is too old, data of payers above
+//! half of their caps, dirty data above the background threshold. In the background nearly empty groups wait: until they hold a sixteenth of a chunk, until they are too old,
 //! until nothing else is dirty, or until such groups together hold a quarter of what may be dirty. A pass takes one extent group, the oldest first but in the order of addresses among old ones, and sends
 //! its dirty folios in order, up to the throttle's chunk; then the next group has its turn. Neighbours are merged in the plug. The
 //! blocks under write-out are bounded, and a part of the cache's bios is kept for fills, so that reads continue.
@@ -307,7 +307,10 @@ impl Flushers {
             }
             state.dirty.end_periodic(device);
         }
-        if state.dirty.throttle().over_background(DeviceId(device as u16)) {
+        if let Some(group) = self.pressed_group(state, device) {
+            return Some((group, WriteoutReason::Background, None));
+        }
+        if state.dirty.over_background(device) {
             let group = self.background_group(state, now, device)?;
             return Some((group, WriteoutReason::Background, None));
         }
@@ -339,6 +342,28 @@ impl Flushers {
             let group = if continues { Some(cursor) } else { state.dirty.oldest_group(id) };
             Some((group?, target))
         })
+    }
+
+    /// Returns a group whose payer is pressed by its cap: the oldest one of the first groups of each volume, or else, where several
+    /// payers share a volume, the oldest of the device.
+    fn pressed_group(&self, state: &CacheState, device: usize) -> Option<u32> {
+        let payers = state.dirty.payers();
+        if !payers.has_pressed() {
+            return None;
+        }
+        let ids = state.volumes.ids().filter(|&volume| state.volumes.is_on(volume, device));
+        let pressed = ids.filter_map(|volume| {
+            let by_age = std::iter::successors(state.dirty.oldest_group(volume), |&group| {
+                state.dirty.younger_group(group)
+            });
+            let is_pressed = |&group: &u32| payers.is_pressed(state.dirty.group(group).export);
+            by_age.take(LOOK_AHEAD).find(is_pressed)
+        });
+        let oldest = pressed.min_by_key(|&group| state.dirty.group(group).since);
+        match oldest {
+            None if payers.is_pressed_on(device) => self.oldest_group(state, device),
+            found => found,
+        }
     }
 
     /// Returns the group to write in the background: one that is too old (without `dirty_writeback_centisecs` nothing else searches

@@ -1,7 +1,7 @@
 //! Freezing: the cache starts nothing of its own, so that it becomes quiet whatever is dirty, and its contents can be handed over.
 //!
 //! ```text
-//!   Freeze on:   pauses end, truncations end, the flushers send only what operations wait for (a flush, credit, a frame)
+//!   Freeze on:   pauses end, truncations end, the flushers send only what operations wait for (a flush, credit, a cap, a frame)
 //!                --> every operation completes --> every write-out completes --> quiet; no timer of the flushers is set
 //!   Freeze off:  retries that came due and the flushers run again
 //! ```
@@ -41,12 +41,17 @@ impl CacheState {
         self.set_timer(ctx, TimerKind::Retry, at);
     }
 
-    /// Returns true if an operation waits for write-out of a device: a flush, one without credit, or one without a frame.
+    /// Returns true if an operation waits for write-out of a device: a flush, one without credit, one whose payer is at its
+    /// cap, or one without a frame.
     pub fn waits_for_writeout(&self, device: usize) -> bool {
         let flushes = |volume| {
             self.volumes.is_on(volume, device) && self.volumes[volume].flush_work().is_some()
         };
         let frames = self.dirty.wants_clean(device) && self.waiters.first_for_frame().is_some();
-        frames || self.waiters.first_for_credit(device).is_some() || self.volumes.ids().any(flushes)
+        let caps = self.waiters.waits_for_cap() && self.dirty.payers().is_pressed_on(device);
+        frames
+            || caps
+            || self.waiters.first_for_credit(device).is_some()
+            || self.volumes.ids().any(flushes)
     }
 }

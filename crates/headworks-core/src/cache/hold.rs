@@ -7,7 +7,7 @@ use super::context::CallContext;
 use super::pool::folio::{Folio, block};
 use super::state::CacheState;
 use crate::action::Actions;
-use crate::bio::{ExportId, VolumeId};
+use crate::bio::VolumeId;
 use crate::error::IoError;
 use crate::time::Instant;
 
@@ -29,7 +29,7 @@ impl CacheState {
         self.count_held(volume, 0, held);
         if self.pool.folio(unit).group == crate::slab::NIL {
             let current = self.volumes[volume].current();
-            self.dirty.enter_group(&mut self.pool, now, unit, ExportId::default(), current);
+            self.dirty.enter_group(&mut self.pool, now, unit, current);
             self.volumes[volume].add_dirty(current);
         }
         self.dirty.mark_unheld(self.pool.folio(unit).group);

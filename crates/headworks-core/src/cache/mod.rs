@@ -56,16 +56,16 @@ pub(crate) use context::{CallContext, DeviceCaching};
 #[cfg(feature = "defects")]
 pub use defect::CacheDefect;
 pub use pool::folio;
-pub use stats::CacheStats;
+pub use stats::{CacheStats, TenantDirty};
 
 use std::ops::Range;
 
 use crate::action::Action;
-use crate::bio::{Bio, BioFlags, Op, VolumeId};
+use crate::bio::{Bio, BioFlags, ExportId, Op, TenantId, VolumeId};
 use crate::device_bio::{DeviceBio, DeviceCompletion};
 use crate::error::IoError;
 use crate::input::ReplyStage;
-use crate::options::{CacheOptions, ShardConfig, WriteMode};
+use crate::options::{CacheOptions, ShardConfig, TenantMemory, WriteMode};
 use crate::shares::ShareChange;
 use crate::slab::NIL;
 use crate::time::Instant;
@@ -301,6 +301,7 @@ impl Cache {
             while let Some(slot) = self.state.waiters.next_ready() {
                 self.resume(ctx, slot);
             }
+            self.state.grant_caps();
             self.state.grant_credit();
             self.state.grant_frames();
             self.state.grant_bios();
@@ -367,9 +368,52 @@ impl Cache {
             ShareChange::ExportWeight(export, weight) => throttle.set_export_weight(export, weight),
             // A target is about requests in the device.
             ShareChange::ExportTarget(..) => {}
-            ShareChange::ExportTenant(export, tenant) => throttle.set_tenant(export, tenant),
+            ShareChange::ExportTenant(export, tenant) => {
+                throttle.set_tenant(export, tenant);
+                self.state.pool.set_tenant(export, tenant);
+                self.state.dirty.payers_mut().set_tenant(export, tenant);
+                self.end_cap_waits();
+            }
             ShareChange::TenantWeight(tenant, weight) => throttle.set_tenant_weight(tenant, weight),
         }
+    }
+
+    /// Sets a tenant's part of the cache.
+    pub fn set_tenant_memory(&mut self, tenant: TenantId, memory: TenantMemory) {
+        self.state.pool.set_memory(tenant, memory);
+        self.state.dirty.payers_mut().set_tenant_cap(tenant, memory.dirty_cap());
+        self.end_cap_waits();
+    }
+
+    /// Sets the cap of an export's dirty blocks; `u32::MAX` for none.
+    pub fn set_export_dirty(&mut self, export: ExportId, blocks: u32) {
+        debug_assert!(blocks > 0, "a cap of 0 would stop the writers");
+        self.state.dirty.payers_mut().set_export_cap(export, blocks);
+        self.end_cap_waits();
+    }
+
+    /// Has every operation that waits for a cap ask again, after caps or tenants have changed.
+    fn end_cap_waits(&mut self) {
+        self.state.waiters.end_cap_waits();
+        self.state.needs_run = true;
+    }
+
+    /// Returns the blocks that are dirty or under write-out for an export, and those that are cached for it.
+    pub fn export_blocks(&self, export: ExportId) -> (u64, u64) {
+        let cached = self.state.pool.cached(export);
+        (self.state.dirty.payers().unclean(export), cached.into())
+    }
+
+    /// Returns the dirty and writeback blocks of all payers of a device.
+    pub fn payer_sums(&self, device: usize) -> (u64, u64) {
+        self.state.dirty.payers().sums(device)
+    }
+
+    /// Returns what the dirty blocks of a tenant are.
+    pub fn tenant_dirty(&self, tenant: TenantId) -> TenantDirty {
+        let payers = self.state.dirty.payers();
+        let (used, cap) = payers.tenant_used(tenant);
+        TenantDirty { used, cap, written: payers.tenant_written(tenant) }
     }
 
     /// Lets nearly empty extent groups wait in the background, or visits every group in turn.

@@ -6,7 +6,7 @@
 use super::context::{CallContext, TimerKind};
 use super::defect::Defects;
 use super::device_io::{DeviceIo, fills};
-use super::dirty::DirtyState;
+use super::dirty::{AccountId, DirtyState};
 use super::pool::folio::{BLOCK_SHIFT, ORDER_MAX};
 use super::pool::{Eviction, Pool};
 use super::readahead::ReadAhead;
@@ -15,7 +15,7 @@ use super::volumes::Volumes;
 use super::waiters::Waiters;
 use super::waiters::operation::{OpStep, Operation, WaitFor};
 use crate::action::Actions;
-use crate::bio::{DeviceId, VolumeId};
+use crate::bio::{DeviceId, ExportId, VolumeId};
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::options::{CacheOptions, ShardConfig};
@@ -64,14 +64,17 @@ impl CacheState {
     pub fn new(config: &ShardConfig, timer_base: u32) -> Self {
         let options = config.cache;
         let (devices, volumes) = (config.devices.len(), config.volumes_max());
-        let pool = Pool::new(options.units, volumes, options.dirty_table);
+        let pool = Pool::new(config);
         let queue = (options.bios() + config.bios_max) as usize;
         let (units, writers) = (options.units, options.writers_max);
+        let tables = (devices, volumes);
+        let dirty = DirtyState::new(config.dirty, units, pool.free(), tables, writers)
+            .with_domains(&config.exports, &config.tenants);
+        let accounts = dirty.payers().len();
         Self {
-            dirty: DirtyState::new(config.dirty, units, pool.free(), (devices, volumes), writers)
-                .with_domains(&config.exports, &config.tenants),
+            dirty,
             pool,
-            waiters: Waiters::new(config.bios_max, devices, writers, volumes),
+            waiters: Waiters::new(config.bios_max, tables, writers, accounts),
             volumes: Volumes::new(config, writers),
             io: DeviceIo::new(units, devices, options.bios(), queue),
             ahead: ReadAhead::new(writers),
@@ -173,7 +176,7 @@ impl CacheState {
     #[inline]
     pub fn release(&mut self, op: &mut Operation) {
         // A hit holds neither: two comparisons without a call.
-        if op.credit > 0 {
+        if op.paid > 0 {
             self.drop_credit(op);
         }
         if op.frame.0 != NIL {
@@ -183,10 +186,11 @@ impl CacheState {
 
     /// Returns the credit that an operation holds.
     pub fn drop_credit(&mut self, op: &mut Operation) {
-        let credit = std::mem::take(&mut op.credit);
-        if credit > 0 {
+        let (credit, paid) = (std::mem::take(&mut op.credit), std::mem::take(&mut op.paid));
+        debug_assert!(credit <= paid, "a payer pays for all credit");
+        if paid > 0 {
             let device = self.volumes[op.bio.id.volume].device();
-            self.dirty.throttle_mut().unreserve(device, credit);
+            self.dirty.unreserve(device, credit, (op.payer, paid));
         }
     }
 
@@ -284,6 +288,7 @@ impl CacheState {
     /// stuck and there is no credit.
     fn free_writers(&mut self, device: usize) {
         self.waiters.end_credit_waits(device);
+        self.waiters.end_cap_waits();
         self.dirty.throttle_mut().forget_refused(DeviceId(device as u16));
         for writer in 0..self.waiters.writers() as u32 {
             let first = self.waiters.first_paused(writer);
@@ -347,12 +352,42 @@ impl CacheState {
                     break;
                 }
                 assert!(wanted > 0, "an operation waits for some credit");
-                let granted = self.dirty.throttle_mut().reserve_for(id, wanted, class);
+                let granted = self.dirty.reserve_credit(id, wanted, class);
                 self.waiters.set_refused(device, !granted);
                 if !granted {
                     break;
                 }
                 self.waiters.end_credit_wait(device, wanted);
+            }
+        }
+    }
+
+    /// Grants room under the caps of accounts to the operations that wait for it, in the order of each account.
+    pub fn grant_caps(&mut self) {
+        while let Some(account) = self.dirty.payers_mut().next_freed() {
+            self.grant_cap(account);
+        }
+    }
+
+    fn grant_cap(&mut self, account: AccountId) {
+        loop {
+            let Some((slot, wanted)) = self.waiters.first_for_cap(account) else {
+                return self.dirty.payers_mut().set_awaited(account, false);
+            };
+            let payer = self.waiters.op(slot).payer;
+            // The cap may have been lowered since the operation asked.
+            let wanted = self.dirty.payers().at_once(payer, wanted);
+            assert!(wanted > 0, "an operation waits for some blocks");
+            match self.dirty.payers().full(payer, wanted) {
+                None => {
+                    self.dirty.reserve_for_payer(payer, wanted);
+                    self.waiters.end_cap_wait(account, wanted);
+                }
+                Some(full) if full == account => return,
+                Some(other) => {
+                    self.dirty.payers_mut().set_awaited(other, true);
+                    self.waiters.move_cap_wait(account, other);
+                }
             }
         }
     }
@@ -367,7 +402,8 @@ impl CacheState {
                 continue;
             }
             if self.waiters.op(slot).frame.0 == NIL {
-                let Some(granted) = self.take_frames(0) else {
+                let export = self.waiters.op(slot).bio.id.export;
+                let Some(granted) = self.take_frames(export, 0) else {
                     return;
                 };
                 self.waiters.op_mut(slot).frame = granted;
@@ -385,33 +421,41 @@ impl CacheState {
         }
     }
 
-    /// Makes a folio of at most `order` for a block, of the frame that `op` was granted if it has one; `None` without memory.
+    /// Makes a folio of at most `order` for a block and an export, of the frame that `op` was granted if it has one; `None` without memory.
     ///
     /// Nothing is taken past the operations that wait for a frame.
     pub fn make_folio(
         &mut self,
         op: Option<&mut Operation>,
+        export: ExportId,
         (volume, block): (VolumeId, u64),
         order: u8,
     ) -> Option<u32> {
         let (unit, order) = match op {
             Some(op) if op.frame.0 != NIL => std::mem::replace(&mut op.frame, (NIL, 0)),
             _ if self.waiters.first_for_frame().is_some() => return None,
-            _ => self.take_frames(order.min(self.pool.order_cap()))?,
+            _ => self.take_frames(export, order.min(self.pool.order_cap()))?,
         };
-        self.pool.begin_folio(unit, order, volume, block);
+        self.pool.begin_folio(unit, order, (volume, block), export);
         Some(unit)
     }
 
-    /// Takes frames of `order`, or of the largest smaller order available; evicts at most as much as `order` needs.
-    fn take_frames(&mut self, order: u8) -> Option<(u32, u8)> {
+    /// Takes frames of `order`, or of the largest smaller order available, for an export; evicts at most as much as `order` needs,
+    /// and more of its own where its tenant has a maximum.
+    fn take_frames(&mut self, export: ExportId, order: u8) -> Option<(u32, u8)> {
+        let (mut asking, mut order) = (0, order);
+        if self.pool.is_divided() {
+            let (part, most) = self.pool.part_of(export);
+            (asking, order) = (part, order.min(most));
+            self.pool.make_room(&mut self.ahead, part, 1 << order);
+        }
         debug_assert!(order <= ORDER_MAX, "the order of a folio");
         if let Some(unit) = self.pool.take_frames(order) {
             return Some((unit, order));
         }
         let mut missing = 1_i64 << order;
         while missing > 0 {
-            let Some(units) = self.evict() else {
+            let Some(units) = self.evict(asking) else {
                 break;
             };
             missing -= i64::from(units);
@@ -422,14 +466,14 @@ impl CacheState {
         (0..order).rev().find_map(|order| Some((self.pool.take_frames(order)?, order)))
     }
 
-    /// Evicts a clean folio and returns its units; asks the flushers for clean ones if there is none.
-    fn evict(&mut self) -> Option<u32> {
+    /// Evicts a clean folio for a part that needs frames, and returns its units; asks the flushers for clean ones if there is none.
+    fn evict(&mut self, asking: u16) -> Option<u32> {
         if self.defects.evicts_filling()
             && let Some(units) = self.evict_filling()
         {
             return Some(units);
         }
-        match self.pool.evict(&mut self.ahead) {
+        match self.pool.evict(&mut self.ahead, asking) {
             Eviction::Evicted(units) => Some(units),
             Eviction::NoneClean if self.defects.evicts_dirty() => self.evict_dirty(),
             Eviction::NoneClean => {

@@ -110,3 +110,14 @@ impl CacheStats {
         self
     }
 }
+
+/// The dirty blocks of a tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantDirty {
+    /// Blocks that are reserved for its writers, dirty or under write-out.
+    pub used: u32,
+    /// The most of them; `u32::MAX` for no cap.
+    pub cap: u32,
+    /// Blocks that were written for it since the start.
+    pub written: u64,
+}

@@ -13,7 +13,7 @@ use super::pool::{RangeWalk, charge_drop};
 use super::state::CacheState;
 use super::volumes::GENERATIONS;
 use crate::action::Actions;
-use crate::bio::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
+use crate::bio::{Bio, BioFlags, BioId, ExportId, Ioprio, Op, VolumeId};
 use crate::device_bio::DeviceBio;
 use crate::slab::NIL;
 use crate::time::Instant;
@@ -137,12 +137,12 @@ impl CacheState {
         let folio = *self.pool.folio(unit);
         let volume = folio.key.volume();
         assert!(folio.group != NIL, "a folio is in a group while it is to be written");
-        let export = self.dirty.group(folio.group).export;
+        let export = folio.export;
         let entry = &mut self.volumes[volume];
         entry.add_writing(folio.generation);
         let device = entry.device();
         let (offset, len) = entry.bytes_of(folio.key.block() + u64::from(first), run);
-        self.dirty.begin_writeback(now, device, run);
+        self.dirty.begin_writeback(now, device, folio.export, run);
         let id = BioId { connection: request.connection, volume, export, sequence: 0 };
         let (op, flags, ioprio) = (Op::Write, request.flags, Ioprio::default());
         let bio = Bio { id, offset, len, op, flags, ioprio };
@@ -189,8 +189,12 @@ impl CacheState {
         let volume = bio.id.volume;
         debug_assert!(self.pool.folio(unit).key.volume() == volume, "a folio of the volume");
         let current = self.volumes[volume].current();
+        let payer = self.payer_of(unit, bio.id.export);
+        if payer != self.pool.folio(unit).export {
+            self.pool.set_export(unit, payer);
+        }
         if self.pool.folio(unit).group == NIL {
-            self.dirty.enter_group(&mut self.pool, now, unit, bio.id.export, current);
+            self.dirty.enter_group(&mut self.pool, now, unit, current);
             self.volumes[volume].add_dirty(current);
         }
         let newer = self.pool.folio(unit).generation != current;
@@ -200,7 +204,15 @@ impl CacheState {
         }
         self.volumes[volume].add_unclean(dirtied.became_dirty);
         self.dirty.add_dirty(self.pool.folio(unit).key, dirtied.became_dirty);
+        self.dirty.on_dirtied(self.volumes[volume].device(), payer, dirtied.became_dirty);
         dirtied.unheld
+    }
+
+    /// Returns the export that pays for blocks of a folio that a bio of `export` dirties: while something of the folio is dirty or
+    /// under write-out, the one that pays for that.
+    pub fn payer_of(&self, unit: u32, export: ExportId) -> ExportId {
+        let folio = self.pool.folio(unit);
+        if folio.dirty | folio.writeback == 0 { export } else { folio.export }
     }
 
     /// Cancels the dirty blocks of a part of a folio: they need not be written; returns how many.
@@ -220,7 +232,7 @@ impl CacheState {
         let device = self.volumes[volume].device();
         self.volumes[volume].sub_unclean(cancelled);
         self.count_held(volume, 0, held);
-        self.dirty.cancel(device, folio.key, cancelled);
+        self.dirty.cancel(device, folio.key, folio.export, cancelled);
         self.leave_group_if_written(unit);
         cancelled
     }

@@ -16,6 +16,6 @@ pub use change::{Change, ChangeError};
 pub use queue::{DeadlineOptions, DepthMode, NoMerges, QueueOptions, Scheduler};
 pub use topology::{
     DEVICES_MAX, DeviceConfig, ExportConfig, ShardConfig, SpareSlots, TENANTS_MAX, TenantConfig,
-    VolumeConfig, VolumeOptions,
+    TenantMemory, VolumeConfig, VolumeOptions,
 };
 pub use tunable::Tunable;

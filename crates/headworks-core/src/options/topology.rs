@@ -70,11 +70,13 @@ pub struct ExportConfig {
     pub tenant: TenantId,
     /// Its latency target in microseconds, 0 for none: see [`crate::latency_target`].
     pub latency_target_us: u32,
+    /// Most blocks of 4 KiB that are dirty or under write-out for it on this shard, at least 1; `u32::MAX` for no cap.
+    pub dirty_max: u32,
 }
 
 impl Default for ExportConfig {
     fn default() -> Self {
-        Self { weight: 100, tenant: TenantId::NONE, latency_target_us: 0 }
+        Self { weight: 100, tenant: TenantId::NONE, latency_target_us: 0, dirty_max: u32::MAX }
     }
 }
 
@@ -88,11 +90,41 @@ impl ExportConfig {
 pub struct TenantConfig {
     /// Weight among other tenants and exports without one, 1..=10000.
     pub weight: u16,
+    /// Its part of this shard's page cache.
+    pub memory: TenantMemory,
 }
 
 impl Default for TenantConfig {
     fn default() -> Self {
-        Self { weight: ExportConfig::default().weight }
+        Self { weight: ExportConfig::default().weight, memory: TenantMemory::default() }
+    }
+}
+
+/// A tenant's part of the page cache of a shard, in blocks of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TenantMemory {
+    /// Most blocks that are dirty or under write-out for its exports, at least 1; `u32::MAX` for no cap.
+    pub dirty_max: u32,
+    /// Blocks that others do not evict; 0 for none.
+    pub cache_min: u32,
+    /// Blocks beyond which it evicts its own, at least 1; `u32::MAX` for no maximum.
+    pub cache_max: u32,
+}
+
+impl Default for TenantMemory {
+    fn default() -> Self {
+        Self { dirty_max: u32::MAX, cache_min: 0, cache_max: u32::MAX }
+    }
+}
+
+impl TenantMemory {
+    /// The cap of dirty blocks that is in force: at most half of the maximum, so that something can be evicted.
+    #[must_use]
+    pub fn dirty_cap(&self) -> u32 {
+        match self.cache_max {
+            u32::MAX => self.dirty_max,
+            most => self.dirty_max.min((most / 2).max(1)),
+        }
     }
 }
 
@@ -176,6 +208,11 @@ impl ShardConfig {
         if let Some(weight) = weights.find(|weight| !ExportConfig::WEIGHTS.contains(weight)) {
             let message = format!("{weight} is not within 1..=10000");
             return Err(ConfigError::new("weight", message));
+        }
+        let mut caps = self.exports.iter().map(|export| export.dirty_max);
+        let mut memory = self.tenants.iter().map(|tenant| tenant.memory);
+        if caps.any(|most| most == 0) || memory.any(|of| of.dirty_max == 0 || of.cache_max == 0) {
+            return Err(ConfigError::new("dirty", "a cap or a maximum of 0 blocks"));
         }
         let tenants = self.exports.iter().map(|export| export.tenant);
         if tenants
@@ -270,15 +307,20 @@ impl ShardConfig {
             text += &format!("volume {}\n", volume.to_numbers());
         }
         for export in &self.exports {
-            let ExportConfig { weight, tenant, latency_target_us } = export;
-            text += &match (tenant.is_none(), latency_target_us) {
-                (true, 0) => format!("export {weight}\n"),
-                (false, 0) => format!("export {weight} {}\n", tenant.0),
-                (_, target) => format!("export {weight} {} {target}\n", tenant.0),
+            let ExportConfig { weight, tenant, latency_target_us, dirty_max } = export;
+            text += &match (tenant.is_none(), latency_target_us, *dirty_max) {
+                (true, 0, u32::MAX) => format!("export {weight}\n"),
+                (false, 0, u32::MAX) => format!("export {weight} {}\n", tenant.0),
+                (_, target, u32::MAX) => format!("export {weight} {} {target}\n", tenant.0),
+                (_, target, most) => format!("export {weight} {} {target} {most}\n", tenant.0),
             };
         }
         for tenant in &self.tenants {
-            text += &format!("tenant {}\n", tenant.weight);
+            let TenantMemory { dirty_max, cache_min, cache_max } = tenant.memory;
+            text += &match tenant.memory == TenantMemory::default() {
+                true => format!("tenant {}\n", tenant.weight),
+                false => format!("tenant {} {dirty_max} {cache_min} {cache_max}\n", tenant.weight),
+            };
         }
         text
     }
@@ -344,20 +386,32 @@ impl ShardConfig {
             }
             ("dirty", numbers) => self.dirty = DirtyOptions::from_numbers(numbers)?,
             ("export", &[weight, ref rest @ ..]) => {
-                let (tenant, target) = match *rest {
-                    [] => (TenantId::NONE.0.into(), 0),
-                    [tenant] => (tenant, 0),
-                    [tenant, target] => (tenant, target),
+                let none = (TenantId::NONE.0.into(), 0, u32::MAX.into());
+                let (tenant, target, dirty_max) = match *rest {
+                    [] => none,
+                    [tenant] => (tenant, 0, none.2),
+                    [tenant, target] => (tenant, target, none.2),
+                    [tenant, target, dirty_max] => (tenant, target, dirty_max),
                     _ => return None,
                 };
                 self.exports.push(ExportConfig {
                     weight: weight.try_into().ok()?,
                     tenant: TenantId(tenant.try_into().ok()?),
                     latency_target_us: target.try_into().ok()?,
+                    dirty_max: dirty_max.try_into().ok()?,
                 });
             }
-            ("tenant", &[weight]) => {
-                self.tenants.push(TenantConfig { weight: weight.try_into().ok()? });
+            ("tenant", &[weight, ref rest @ ..]) => {
+                let memory = match *rest {
+                    [] => TenantMemory::default(),
+                    [dirty_max, cache_min, cache_max] => TenantMemory {
+                        dirty_max: dirty_max.try_into().ok()?,
+                        cache_min: cache_min.try_into().ok()?,
+                        cache_max: cache_max.try_into().ok()?,
+                    },
+                    _ => return None,
+                };
+                self.tenants.push(TenantConfig { weight: weight.try_into().ok()?, memory });
             }
             ("device", numbers) => self.devices.push(DeviceConfig::from_numbers(numbers)?),
             _ => return None,
@@ -492,10 +546,17 @@ mod tests {
         let mut config = ShardConfig::single(queue, volume, 77);
         config.devices.push(DeviceConfig { owner: ShardId(3), queue: QueueOptions::default() });
         config.exports = vec![
-            ExportConfig { weight: 7, tenant: TenantId(1), latency_target_us: 900 },
+            ExportConfig { weight: 7, tenant: TenantId(1), latency_target_us: 900, dirty_max: 64 },
+            ExportConfig { tenant: TenantId(1), latency_target_us: 9, ..ExportConfig::default() },
             ExportConfig::default(),
         ];
-        config.tenants = vec![TenantConfig { weight: 900 }, TenantConfig::default()];
+        config.tenants = vec![
+            TenantConfig {
+                weight: 900,
+                memory: TenantMemory { dirty_max: 16, cache_min: 100, cache_max: 200 },
+            },
+            TenantConfig::default(),
+        ];
         (config.shards, config.id) = (4, ShardId(2));
         config.cache = CacheOptions { units: 512, writers_max: 9, ..CacheOptions::default() };
         config.dirty.dirty_ratio = 33;

@@ -72,7 +72,7 @@ impl ExportShares {
     /// Writes the share of a request's export into the request.
     #[inline]
     pub fn fill(&self, request: &mut TagRequest) {
-        let ExportConfig { weight, tenant, latency_target_us } = self.of(request.export);
+        let ExportConfig { weight, tenant, latency_target_us, .. } = self.of(request.export);
         request.target_us = latency_target_us;
         (request.weight, request.tenant) = (weight, tenant);
         request.tenant_weight = self.tenant_weight(tenant);
@@ -118,7 +118,7 @@ mod tests {
     fn changes_show_in_later_requests_only_of_what_they_name() {
         let mut config = ShardConfig::single(QueueOptions::default(), VolumeOptions::default(), 4);
         config.exports = vec![ExportConfig::default(); 3];
-        config.tenants = vec![TenantConfig { weight: 400 }];
+        config.tenants = vec![TenantConfig { weight: 400, ..TenantConfig::default() }];
         let mut shares = ExportShares::new(&config);
         let seen = |shares: &ExportShares, export: u16| {
             let ExportConfig { weight, tenant, .. } = shares.of(ExportId(export));

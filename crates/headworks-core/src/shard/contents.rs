@@ -1,7 +1,7 @@
 //! Handing the contents of a shard's cache to the shard of another process.
 
 use super::Shard;
-use crate::bio::VolumeId;
+use crate::bio::{ExportId, VolumeId};
 use crate::cache::{CacheContents, ContentsError};
 use crate::time::Instant;
 
@@ -46,6 +46,7 @@ impl Shard {
         now: Instant,
         contents: &CacheContents,
         volumes: impl Fn(VolumeId) -> Option<VolumeId>,
+        exports: impl Fn(VolumeId) -> ExportId,
         connections: impl Fn(u32) -> Option<u32>,
     ) -> Result<(), ContentsError> {
         if !self.is_quiet() {
@@ -62,7 +63,7 @@ impl Shard {
             place.ok().and_then(|place| ids[place].1)
         };
         match &mut self.cache {
-            Some(cache) => cache.adopt(now, contents, &volumes, &connections)?,
+            Some(cache) => cache.adopt(now, contents, (&volumes, &exports), &connections)?,
             None if contents.units() == 0 => {}
             None => return Err(ContentsError::new("there is no cache that could adopt contents")),
         }

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::{DeviceRoute, Shard};
 use crate::action::Actions;
-use crate::bio::{DeviceId, ExportId, VolumeId};
+use crate::bio::{DeviceId, ExportId, TenantId, VolumeId};
 #[cfg(feature = "defects")]
 use crate::cache::CacheDefect;
-use crate::cache::CacheStats;
+use crate::cache::{CacheStats, TenantDirty};
 use crate::dirty_entry::DirtyEntry;
 use crate::elevator::Elevator;
 use crate::error::IoError;
@@ -205,6 +205,32 @@ impl Shard {
     pub fn is_cached(&self, volume: VolumeId) -> bool {
         let home = self.volume(volume).is_some_and(|config| config.home == self.id);
         home && self.cache.as_ref().is_some_and(|cache| cache.caches(volume))
+    }
+
+    /// Blocks that are dirty or under write-out for an export here, and those that are cached for it.
+    #[must_use]
+    pub fn export_blocks(&self, export: ExportId) -> (u64, u64) {
+        self.cache.as_ref().map_or((0, 0), |cache| cache.export_blocks(export))
+    }
+
+    /// Checks that the dirty and writeback blocks of all payers of each device are those of the device.
+    ///
+    /// # Panics
+    /// If they are not.
+    pub fn check_payers(&self) {
+        let Some(cache) = &self.cache else { return };
+        for device in (0..self.routes.len()).map(|device| DeviceId(device as u16)) {
+            if let Some(stats) = self.wb_stats(device) {
+                let sums = cache.payer_sums(usize::from(device.0));
+                assert_eq!(sums, (stats.reclaimable, stats.writeback), "payers of {device:?}");
+            }
+        }
+    }
+
+    /// The dirty blocks of a tenant here; `None` without a cache.
+    #[must_use]
+    pub fn tenant_dirty(&self, tenant: TenantId) -> Option<TenantDirty> {
+        self.cache.as_ref().map(|cache| cache.tenant_dirty(tenant))
     }
 
     /// Turns recording of throttle decisions for [`Shard::take_dirty_traces`] on or off.

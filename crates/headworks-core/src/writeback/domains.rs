@@ -160,7 +160,7 @@ mod tests {
         let export = |weight, tenant| ExportConfig { weight, tenant, ..ExportConfig::default() };
         let exports =
             [export(100, TenantId::NONE), export(7, TenantId(3)), export(300, TenantId::NONE)];
-        Domains::new(&exports, &[TenantConfig { weight: 50 }])
+        Domains::new(&exports, &[TenantConfig { weight: 50, ..TenantConfig::default() }])
     }
 
     #[test]

@@ -4,7 +4,8 @@ use headworks_core::cache::{CacheContents, CachedFolio};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
-    BioFlags, Control, Input, Instant, IoError, Op, Shard, VolumeConfig, VolumeId, WriteMode,
+    BioFlags, Control, ExportId, Input, Instant, IoError, Op, Shard, VolumeConfig, VolumeId,
+    WriteMode,
 };
 
 use crate::harness::{BLOCK, FAILS, Harness, MIB, config};
@@ -191,15 +192,16 @@ fn contents_are_of_a_frozen_quiet_shard_and_for_a_new_one() {
     assert!(refused.to_string().contains("outstanding"));
     harness.settle(Ok(()));
     let contents = harness.contents();
-    let refused = harness.shard.adopt_cache(Instant(harness.now), &contents, Some, Some);
+    let refused =
+        harness.shard.adopt_cache(Instant(harness.now), &contents, Some, |_| ExportId(0), Some);
     assert!(refused.unwrap_err().to_string().contains("in use"));
     let mut plain = config(1024);
     plain.cache.units = 0;
     let mut plain = Shard::new(plain).unwrap();
-    assert!(plain.adopt_cache(Instant(0), &contents, Some, Some).is_err());
+    assert!(plain.adopt_cache(Instant(0), &contents, Some, |_| ExportId(0), Some).is_err());
     let none = plain.contents(Instant(0)).unwrap();
     assert_eq!(CacheContents::decode(&none.encode()), Ok(none.clone()));
-    plain.adopt_cache(Instant(0), &none, Some, Some).unwrap();
+    plain.adopt_cache(Instant(0), &none, Some, |_| ExportId(0), Some).unwrap();
 }
 
 #[test]
@@ -295,7 +297,7 @@ fn damaged_words_are_refused_or_mean_valid_contents() {
             let mut config = config(1024);
             config.volumes.push(VolumeConfig { ..config.volumes[0] });
             let mut shard = Shard::new(config).unwrap();
-            if shard.adopt_cache(Instant(SEC), &contents, Some, Some).is_ok() {
+            if shard.adopt_cache(Instant(SEC), &contents, Some, |_| ExportId(0), Some).is_ok() {
                 shard.handle(Instant(SEC), &[Input::Control(ON)]);
                 shard.check_cache();
                 adopted += 1;

@@ -2,8 +2,8 @@
 
 use headworks_core::cache::CacheContents;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DirtyEntry, Input, Instant,
-    IoError, Op, QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DirtyEntry, ExportId, Input,
+    Instant, IoError, Op, QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId,
     VolumeOptions, WaitTimes,
 };
 
@@ -96,7 +96,8 @@ impl Harness {
         change(&mut config);
         let mut shard = Shard::new(config.clone()).unwrap();
         shard.handle(Instant(self.now), &[Input::Control(Control::Freeze { on: true })]);
-        let adopted = shard.adopt_cache(Instant(self.now), &contents, volumes, Some);
+        let adopted =
+            shard.adopt_cache(Instant(self.now), &contents, volumes, |_| ExportId(0), Some);
         adopted.map_err(|error| error.to_string())?;
         (self.shard, self.config, self.timer) = (shard, config, None);
         // A turn of the frozen shard changes nothing of the dirty table.
@@ -215,6 +216,14 @@ impl Harness {
         bio.id
     }
 
+    /// Submits a bio of an export; its connection has the same number.
+    pub fn send_as(&mut self, export: u16, op: Op, offset: u64, len: u64) -> BioId {
+        let mut bio = self.bio(export.into(), op, offset, len, BioFlags::NONE);
+        bio.id.export = ExportId(export);
+        self.turn(&[Input::Bio(bio)]);
+        bio.id
+    }
+
     pub fn control(&mut self, control: Control) {
         self.turn(&[Input::Control(control)]);
     }
@@ -270,6 +279,11 @@ impl Harness {
             self.settle(status);
         }
         self.now = end;
+    }
+
+    /// The number of bios that were submitted.
+    pub fn sent(&self) -> u64 {
+        self.sequence
     }
 
     pub fn stats(&self) -> headworks_core::cache::CacheStats {

@@ -10,6 +10,7 @@ mod handover;
 mod harness;
 mod resize;
 mod status;
+mod tenants;
 mod unresponsive;
 mod wait_times;
 mod walk;

@@ -125,7 +125,9 @@ pub(super) fn exports(groups: &[Group], weights: &[u16], tenants: u16) -> Vec<Ex
 
 /// So many tenants.
 pub(super) fn tenants(weights: &[u16], count: u16) -> Vec<TenantConfig> {
-    (0..count).map(|number| TenantConfig { weight: weight(weights, number) }).collect()
+    (0..count)
+        .map(|number| TenantConfig { weight: weight(weights, number), ..TenantConfig::default() })
+        .collect()
 }
 
 fn weight(weights: &[u16], number: u16) -> u16 {

@@ -489,7 +489,10 @@ fn config(options: &CacheHarnessOptions) -> ShardConfig {
         ..CacheOptions::default()
     };
     config.dirty = options.dirty;
-    let weights = options.tenants.iter().map(|(weight, _)| TenantConfig { weight: *weight });
+    let weights = options
+        .tenants
+        .iter()
+        .map(|(weight, _)| TenantConfig { weight: *weight, ..TenantConfig::default() });
     config.tenants = weights.collect();
     let exports = (0..options.tenants.len() as u16).map(TenantId);
     config.exports =

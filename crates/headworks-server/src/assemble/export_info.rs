@@ -5,6 +5,7 @@ use headworks_core::{ExportId, ShardConfig, ShardId, TenantId, VolumeConfig, Wri
 
 use super::tenant_spec::{TenantSpec, find_tenant};
 use super::{AbsentExport, AssembledExport, Assembly};
+use crate::cache_part::dirty_blocks;
 use crate::latency_target::target_in_force;
 use crate::nbd::connection::ExportBinding;
 use crate::tenant::TenantOptions;
@@ -26,6 +27,8 @@ pub struct ServedExport {
     pub tenant: TenantId,
     /// Latency target in force at the time it was added, in microseconds.
     pub latency_target_us: u32,
+    /// Cap of its dirty blocks at the time it was added.
+    pub dirty_max: u32,
     /// Limits at the time it was added.
     pub limits: Limits,
     /// Serial number in the order of adding.
@@ -84,6 +87,7 @@ pub(crate) fn served(
             export.spec.share.latency_target_us,
             options.latency_target_us,
         ),
+        dirty_max: dirty_blocks(export.spec.share.dirty),
         limits: export.spec.share.limits,
         serial,
     }

@@ -10,6 +10,7 @@ use headworks_core::{
 use super::Assembly;
 use super::export_spec::EXPORTS_MAX;
 use super::tenant_spec::find_tenant;
+use crate::cache_part::dirty_blocks;
 use crate::latency_target::target_in_force;
 use crate::options::{BIOS_MAX, ServerOptions};
 
@@ -49,13 +50,14 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
                         share.latency_target_us,
                         of_tenant.latency_target_us,
                     ),
+                    dirty_max: dirty_blocks(share.dirty),
                 }
             })
             .collect(),
         tenants: options
             .tenants
             .iter()
-            .map(|tenant| TenantConfig { weight: tenant.options.weight })
+            .map(|tenant| TenantConfig { weight: tenant.options.weight, ..TenantConfig::default() })
             .collect(),
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),

@@ -19,6 +19,7 @@ use toml::de::{DeTable, DeValue};
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, TomlEntry, Value, entries, unknown};
 use crate::assemble::{ExportSource, ExportSpec, split_name};
+use crate::cache_part::part_word;
 use crate::latency_target::latency_target_word;
 use crate::limit_words::{LIMIT_KEYS, limit_words};
 use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
@@ -30,7 +31,7 @@ pub const NAME_MAX: usize = 4096;
 const WRAPPERS_MAX: usize = 8;
 
 /// Keys of an export; those from `weight` on are keys of a specification, too.
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "enabled",
     "device",
     "read-only",
@@ -41,6 +42,7 @@ const KEYS: [&str; 10] = [
     "on-unclean",
     "tenant",
     "latency-target",
+    "dirty",
 ];
 
 fn is_key(key: &str) -> bool {
@@ -104,6 +106,7 @@ impl ExportSection {
             share.tenant.map(|name| setting("tenant", name.to_string())),
             (share.latency_target_us > 0)
                 .then(|| setting("latency-target", latency_target_word(share.latency_target_us))),
+            (share.dirty > 0).then(|| setting("dirty", part_word(share.dirty))),
         ];
         let mut settings: Vec<_> = said.into_iter().flatten().collect();
         settings.extend(limit_words(&share.limits).map(|(name, word)| setting(name, word)));

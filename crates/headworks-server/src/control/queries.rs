@@ -20,6 +20,7 @@ use super::targets::{HeldByTarget, OwnTarget};
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
 use super::why::{WhySnapshot, why};
 use super::{latency, report};
+use crate::cache_part::{CacheUse, part_word};
 use crate::latency::slow::SECONDS;
 use crate::latency_target::{cgroup_latency, latency_target_word};
 use crate::limit_words::{cgroup_max, limit_word};
@@ -73,6 +74,7 @@ impl Queries {
     pub fn get(&self, path: &str) -> RpcResult {
         let (path, tree) = (path.trim_matches('/'), self.tree.current());
         let mut values = Params::new();
+        let mut uses: Option<BTreeMap<TenantId, CacheUse>> = None;
         let mut device_before: Option<(DeviceId, DeviceReport)> = None;
         let mut of_tenants = None;
         let fact = |export, show: fn(&ExportNode) -> Value| tree.entry(export).map(show);
@@ -112,6 +114,18 @@ impl Queries {
                 Leaf::TenantIoStat(tenant) => {
                     let is_own = |entry: &ExportNode| self.settings.of(entry.id).tenant == tenant;
                     self.io_stat(&tree, is_own)?.into()
+                }
+                Leaf::ExportDirty(export) => part_word(self.settings.of(export).dirty).into(),
+                Leaf::TenantDirty(tenant) | Leaf::TenantCached(tenant) => {
+                    let uses = match &uses {
+                        Some(uses) => uses,
+                        None => uses.insert(self.settings.cache_uses()?),
+                    };
+                    let used = uses.get(&tenant).copied().unwrap_or_default();
+                    match leaf {
+                        Leaf::TenantDirty(_) => used.dirty.into(),
+                        _ => used.cached.into(),
+                    }
                 }
                 Leaf::TenantValue(tenant, key) => key.value(&self.settings.tenant_options(tenant)),
                 Leaf::TenantExports(tenant) => {
@@ -509,6 +523,11 @@ impl Queries {
     /// Cache statistics of every shard.
     pub fn caches(&self) -> Result<Vec<CacheReport>, RpcFault> {
         self.shards.ask_all(|answer| ControlQuery::Cache { answer })
+    }
+
+    /// What tenants have of the cache.
+    pub fn cache_uses(&self) -> Result<BTreeMap<TenantId, CacheUse>, RpcFault> {
+        self.settings.cache_uses()
     }
 
     /// Request buffers of every shard.

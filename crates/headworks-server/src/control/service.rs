@@ -75,6 +75,7 @@ impl ControlService {
             ioprio: export.ioprio,
             tenant: find_tenant(export.spec.share.tenant, &options.tenants).0,
             latency_target_us: export.spec.share.latency_target_us,
+            dirty: export.spec.share.dirty,
             limits: export.spec.share.limits,
         });
         let tree = Tree {
@@ -93,7 +94,7 @@ impl ControlService {
         );
         let shards = ShardLink::new(Arc::clone(shared), config.shards);
         let service = Self::new(shards, tree, settings.collect(), options.dirty, inventory);
-        service.settings.start_tenants(&options.tenants);
+        service.settings.start_tenants(&options.tenants, options.cache);
         service.settings.begin_with(options.limits);
         let tunables = ConfiguredTunables {
             queue: options.queue.clone(),

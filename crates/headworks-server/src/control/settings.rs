@@ -3,13 +3,17 @@
 //! Weights, classes and the options of write-back are kept here, since only this file changes them; options of a queue are
 //! asked of the shard that owns the device. One lock orders the changes, so the last `set` of a name is what every shard has.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use headworks_core::cache::folio::BLOCK;
 use headworks_core::limits::Limits;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{
     Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status, TenantId,
+    WriteMode,
 };
 use serde_json::{Value, json};
 
@@ -21,6 +25,9 @@ use super::tenants::{TenantEntry, Tenants};
 use super::tree::{ExportNode, Leaf, TenantKey, TenantNode, Tree, TreeCell, lock};
 use crate::assemble::TenantSpec;
 use crate::assemble::cache_shares::divided;
+use crate::cache_part::{
+    CachePart, CacheUse, PARTS, check_minimums, dirty_blocks, images_on, parse_part, part_word,
+};
 use crate::latency_target::{
     cgroup_latency, latency_target_word, parse_cgroup_latency, parse_latency_target,
     target_in_force,
@@ -54,6 +61,8 @@ pub struct ExportSettings {
     pub tenant: TenantId,
     /// Its own latency target in microseconds, 0 for that of its tenant.
     pub latency_target_us: u32,
+    /// Most dirty data of it in bytes, 0 for no cap.
+    pub dirty: u64,
     /// Limits of all clients of the export together.
     pub limits: Limits,
 }
@@ -65,6 +74,8 @@ pub struct Settings {
     /// Indexed by [`ExportId`].
     exports: Mutex<Vec<ExportSettings>>,
     tenants: Mutex<Tenants>,
+    /// Bytes of the cache, in which the minimums of all tenants must fit.
+    cache_bytes: AtomicU64,
     /// Limits of the whole server.
     limits: Mutex<Limits>,
     /// Options of the whole server; byte limits are divided among the shards that cache.
@@ -88,14 +99,17 @@ impl Settings {
             tree,
             exports,
             tenants,
+            cache_bytes: AtomicU64::new(0),
             limits: Mutex::default(),
             dirty,
             changing: Mutex::new(()),
         }
     }
 
-    /// Takes the tenants that a server starts with.
-    pub fn start_tenants(&self, tenants: &[TenantSpec]) {
+    /// Takes the tenants that a server starts with, and the size of its cache.
+    pub fn start_tenants(&self, tenants: &[TenantSpec], cache_bytes: u64) {
+        // Relaxed: set before another thread has the settings.
+        self.cache_bytes.store(cache_bytes, Ordering::Relaxed);
         *lock(&self.tenants) = Tenants::new(tenants);
         self.publish_tenants();
     }
@@ -129,10 +143,12 @@ impl Settings {
     /// Adds a tenant, whose weight every shard knows before an export can have it.
     pub fn add_tenant(&self, spec: TenantSpec) -> Result<TenantId, RpcFault> {
         let _order = lock(&self.changing);
+        self.check_part(None, spec.options.part)?;
         let tenant = lock(&self.tenants).add(spec)?;
         let weight = spec.options.weight;
         let told = self
             .tell_all(Control::TenantWeight { tenant, weight })
+            .and_then(|()| self.tell_part(tenant, spec.options.part))
             .and_then(|()| self.tell_limits(LimitTarget::Tenant(tenant), spec.options.limits));
         if let Err(fault) = told {
             lock(&self.tenants).remove(tenant);
@@ -157,6 +173,8 @@ impl Settings {
             );
             return Err(RpcFault::refused("EBUSY", message));
         }
+        // Its number may be another tenant's soon.
+        self.tell_part(tenant, CachePart::default())?;
         lock(&self.tenants).remove(tenant);
         self.publish_tenants();
         Ok(())
@@ -191,6 +209,10 @@ impl Settings {
     fn set_tenant_options(&self, tenant: TenantId, options: TenantOptions) -> Result<(), RpcFault> {
         let _order = lock(&self.changing);
         let before = self.tenant_options(tenant);
+        if options.part != before.part {
+            self.check_part(Some(tenant), options.part)?;
+            self.tell_part(tenant, options.part)?;
+        }
         if options.weight != before.weight {
             self.tell_all(Control::TenantWeight { tenant, weight: options.weight })?;
         }
@@ -230,6 +252,70 @@ impl Settings {
             self.tell_target(export)?;
             self.tell_ioprio(export, options.limit(self.of(export).ioprio))?;
         }
+        self.divide_parts()
+    }
+
+    /// Checks a part of the cache beside those of all tenants but `tenant`.
+    fn check_part(&self, tenant: Option<TenantId>, part: CachePart) -> Result<(), RpcFault> {
+        let tenants = self.tenants();
+        let others = tenants.iter().filter(|(id, _)| Some(*id) != tenant);
+        let parts = others.map(|(_, entry)| entry.now.part).chain([part]);
+        let cache = self.cache_bytes.load(Ordering::Relaxed);
+        let checked = part.check().and_then(|()| match part.min {
+            0 => Ok(()),
+            _ => check_minimums(parts, cache),
+        });
+        checked.map_err(|message| RpcFault::refused("EINVAL", message))
+    }
+
+    /// Tells each shard that caches its part of what a tenant has of the cache.
+    fn tell_part(&self, tenant: TenantId, part: CachePart) -> Result<(), RpcFault> {
+        let tree = self.tree.current();
+        let cached = tree.exports.iter().filter(|entry| entry.mode != WriteMode::None);
+        let own = cached.filter(|entry| self.of(entry.id).tenant == tenant);
+        let homes: Vec<ShardId> = own.map(|entry| entry.home).collect();
+        for &shard in &tree.caching {
+            let memory = part.of_shard(images_on(&homes, shard, &tree.caching));
+            let control = Control::TenantMemory { tenant, memory };
+            self.shards.ask(shard, |answer| ControlQuery::Tell { control, answer })?;
+        }
+        Ok(())
+    }
+
+    /// Divides the parts of the cache among the shards again, after exports were added, removed or moved.
+    pub fn divide_parts(&self) -> Result<(), RpcFault> {
+        if self.tree.current().caching.len() < 2 {
+            return Ok(());
+        }
+        let tenants = self.tenants();
+        let with_part = tenants.iter().filter(|(_, entry)| entry.now.part != CachePart::default());
+        for (id, entry) in with_part {
+            self.tell_part(id, entry.now.part)?;
+        }
+        Ok(())
+    }
+
+    /// What tenants have of the cache.
+    pub fn cache_uses(&self) -> Result<BTreeMap<TenantId, CacheUse>, RpcFault> {
+        let tree = self.tree.current();
+        let exports: Arc<[ExportId]> = tree.exports.iter().map(|entry| entry.id).collect();
+        let mut uses = BTreeMap::<TenantId, CacheUse>::new();
+        for &shard in &tree.caching {
+            let query = |answer| ControlQuery::ExportBlocks { exports: exports.clone(), answer };
+            for (export, (dirty, cached)) in exports.iter().zip(self.shards.ask(shard, query)?) {
+                let used = uses.entry(self.of(*export).tenant).or_default();
+                used.dirty += dirty * u64::from(BLOCK);
+                used.cached += cached * u64::from(BLOCK);
+            }
+        }
+        Ok(uses)
+    }
+
+    /// Sets the cap of an export's dirty data in bytes, 0 for none.
+    pub fn set_export_dirty(&self, export: ExportId, dirty: u64) -> Result<(), RpcFault> {
+        let _order = lock(&self.changing);
+        self.tell_all(Control::ExportDirty { export, dirty_max: dirty_blocks(dirty) })?;
+        lock(&self.exports)[usize::from(export.0)].dirty = dirty;
         Ok(())
     }
 
@@ -370,7 +456,14 @@ impl Settings {
             | Leaf::ReadOnly(_)
             | Leaf::Mode(_)
             | Leaf::OnError(_)
-            | Leaf::TenantExports(_) => Err(fixed(path)),
+            | Leaf::TenantExports(_)
+            | Leaf::TenantDirty(_)
+            | Leaf::TenantCached(_) => Err(fixed(path)),
+            Leaf::ExportDirty(export) => {
+                let dirty = parse_part(value).map_err(|error| invalid(error).accepts(PARTS))?;
+                self.set_export_dirty(export, dirty)?;
+                Ok(json!({ path: part_word(dirty) }))
+            }
             Leaf::Tenant(export) => {
                 let name = TenantName::parse(value).map_err(invalid)?;
                 let name = (!name.is_none()).then_some(name);
@@ -400,6 +493,7 @@ impl Settings {
                     TenantKey::IoprioMax => CLASSES,
                     TenantKey::LatencyTarget | TenantKey::IoLatency => TARGETS,
                     TenantKey::Weight | TenantKey::IoWeight => WEIGHTS,
+                    TenantKey::Dirty | TenantKey::CacheMin | TenantKey::CacheMax => PARTS,
                 };
                 let set = key.word(value).and_then(|word| {
                     options.set(key.option(), &word).map_err(|error| error.message.to_string())

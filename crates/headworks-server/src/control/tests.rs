@@ -85,6 +85,9 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 answer.send(status).unwrap();
             }
             (_, ControlQuery::Cache { answer }) => answer.send(Default::default()).unwrap(),
+            (_, ControlQuery::ExportBlocks { exports, answer }) => {
+                answer.send(vec![(1, 2); exports.len()]).unwrap();
+            }
             (_, ControlQuery::Buffers { answer }) => answer.send(Default::default()).unwrap(),
             (_, ControlQuery::Failed { answer, .. }) => {
                 let range = FailedRange { offset: 8192, len: 4096, error: IoError::Medium };
@@ -152,6 +155,7 @@ impl Bench {
             ioprio: Ioprio::default(),
             tenant: TenantId::NONE,
             latency_target_us: 0,
+            dirty: 0,
             limits: Default::default(),
         };
         let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));

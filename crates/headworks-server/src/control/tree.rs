@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device and its queue
-//!   exports/NAME/{device,read_only,weight,ioprio,tenant,cache,on_error}
+//!   exports/NAME/{device,read_only,weight,ioprio,tenant,cache,on_error,dirty}
 //!   exports/NAME/{bps-total,iops-write-max,...,io.max}          limits of the export's clients
 //!   tenants/NAME/{bps-total,iops-write-max,...,io.max}          limits of the tenant's clients
 //!   server/{bps-total,iops-write-max,...,io.max}                limits of the whole server
 //!   exports/NAME/queue/...                                      the queue of the export's device
 //!   tenants/NAME/{weight,ioprio_max,latency_target,exports}
 //!   {exports,tenants}/NAME/{io.weight,io.latency,io.stat}       weight, latency target and counters by the names of a cgroup
+//!   tenants/NAME/{dirty,cache_min,cache_max,dirty_bytes,cached_bytes}    its part of the page cache
 //!   connections/ID/ioprio
 //!   vm/dirty_bytes, vm/dirty_expire_centisecs ...               write-back of the whole server, with a cache
 //! ```
@@ -24,6 +25,7 @@ use serde_json::Value;
 
 use super::rpc::RpcFault;
 use crate::assemble::{AbsentExport, shown_name};
+use crate::cache_part::part_word;
 use crate::did_you_mean::distance;
 use crate::latency_target::{cgroup_latency, latency_target_word, parse_cgroup_latency};
 use crate::limit_words::LIMIT_KEYS;
@@ -81,10 +83,16 @@ pub enum Leaf {
     Tenant(ExportId),
     /// Latency target of an export.
     LatencyTarget(ExportId),
+    /// Cap of an export's dirty data.
+    ExportDirty(ExportId),
     /// A value of a tenant.
     TenantValue(TenantId, TenantKey),
     /// Exports of a tenant.
     TenantExports(TenantId),
+    /// Bytes that a tenant has dirty.
+    TenantDirty(TenantId),
+    /// Bytes that are cached for a tenant.
+    TenantCached(TenantId),
     /// Cache mode of an export's volume.
     Mode(ExportId),
     /// Policy for blocks of an export that cannot be written back.
@@ -127,11 +135,30 @@ pub enum TenantKey {
     LatencyTarget,
     /// The latency target, by the name of a cgroup.
     IoLatency,
+    /// The cap of its dirty data.
+    Dirty,
+    /// What others do not evict of the cache.
+    CacheMin,
+    /// Beyond this it evicts its own of the cache.
+    CacheMax,
 }
 
 impl TenantKey {
-    const ALL: [Self; 5] =
-        [Self::Weight, Self::IoWeight, Self::IoprioMax, Self::LatencyTarget, Self::IoLatency];
+    const ALL: [Self; 8] = [
+        Self::Weight,
+        Self::IoWeight,
+        Self::IoprioMax,
+        Self::LatencyTarget,
+        Self::IoLatency,
+        Self::Dirty,
+        Self::CacheMin,
+        Self::CacheMax,
+    ];
+
+    /// Whether the value is of the page cache, which a server may have none of.
+    const fn is_of_cache(self) -> bool {
+        matches!(self, Self::Dirty | Self::CacheMin | Self::CacheMax)
+    }
 
     /// The last word of the path.
     const fn name(self) -> &'static str {
@@ -141,6 +168,9 @@ impl TenantKey {
             Self::IoprioMax => "ioprio_max",
             Self::LatencyTarget => "latency_target",
             Self::IoLatency => "io.latency",
+            Self::Dirty => "dirty",
+            Self::CacheMin => "cache_min",
+            Self::CacheMax => "cache_max",
         }
     }
 
@@ -150,6 +180,9 @@ impl TenantKey {
             Self::Weight | Self::IoWeight => "weight",
             Self::IoprioMax => "ioprio-max",
             Self::LatencyTarget | Self::IoLatency => "latency-target",
+            Self::Dirty => "dirty",
+            Self::CacheMin => "cache-min",
+            Self::CacheMax => "cache-max",
         }
     }
 
@@ -170,6 +203,9 @@ impl TenantKey {
             Self::Weight | Self::IoWeight => options.weight.into(),
             Self::LatencyTarget => latency_target_word(options.latency_target_us).into(),
             Self::IoLatency => cgroup_latency(options.latency_target_us).into(),
+            Self::Dirty => part_word(options.part.dirty).into(),
+            Self::CacheMin => part_word(options.part.min).into(),
+            Self::CacheMax => part_word(options.part.max).into(),
             Self::IoprioMax => {
                 options.ioprio_max.map_or("none".into(), |ioprio| ioprio.to_string().into())
             }
@@ -277,6 +313,7 @@ impl Tree {
     /// Names at or below `path` in order, without connections. An empty path leaves out the queues below exports.
     pub fn leaves(&self, path: &str) -> Vec<(String, Leaf)> {
         let mut all = Vec::new();
+        let has_cache = !self.caching.is_empty();
         for DeviceNode { id, .. } in &self.devices {
             queue(&device_name(*id), *id, &mut all);
         }
@@ -296,6 +333,9 @@ impl Tree {
                 ("on_error", Leaf::OnError(export)),
             ];
             all.extend(own.map(|(name, leaf)| (format!("{base}/{name}"), leaf)));
+            if has_cache {
+                all.push((format!("{base}/dirty"), Leaf::ExportDirty(export)));
+            }
             limits(&base, LimitTarget::Export(export), &mut all);
             if is_within(path, &format!("{base}/queue")) {
                 queue(&base, entry.device, &mut all);
@@ -305,7 +345,13 @@ impl Tree {
             let base = format!("tenants/{name}");
             let value =
                 |key: TenantKey| (format!("{base}/{}", key.name()), Leaf::TenantValue(*id, key));
-            all.extend(TenantKey::ALL.map(value));
+            all.extend(
+                TenantKey::ALL.into_iter().filter(|key| has_cache || !key.is_of_cache()).map(value),
+            );
+            if has_cache {
+                all.push((format!("{base}/dirty_bytes"), Leaf::TenantDirty(*id)));
+                all.push((format!("{base}/cached_bytes"), Leaf::TenantCached(*id)));
+            }
             all.push((format!("{base}/exports"), Leaf::TenantExports(*id)));
             all.push((format!("{base}/io.stat"), Leaf::TenantIoStat(*id)));
             limits(&base, LimitTarget::Tenant(*id), &mut all);
@@ -436,16 +482,16 @@ pub(super) mod tests {
 
     #[test]
     fn path_lists_names_below_it() {
-        let all = 2 * Tunable::ALL.len() + 3 * 31 + 20 + 27 + DirtyTunable::ALL.len();
+        let all = 2 * Tunable::ALL.len() + 3 * 32 + 20 + 32 + DirtyTunable::ALL.len();
         assert_eq!(names("").len(), all);
-        assert_eq!(names("tenants/acme").len(), 27);
+        assert_eq!(names("tenants/acme").len(), 32);
         assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
         assert_eq!(names("hw0").len(), Tunable::ALL.len());
         assert_eq!(names("hw1/queue/iosched").len(), 20);
         assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
-        assert_eq!(names("exports/db").len(), 31);
+        assert_eq!(names("exports/db").len(), 32);
         assert_eq!(names("server").len(), 20);
-        assert_eq!(names("exports").len(), 93);
+        assert_eq!(names("exports").len(), 96);
         for nothing in ["hw", "hw2", "hw0/que", "exports/d", "exports/db/queue/nr", "x", "/"] {
             assert_eq!(names(nothing), [""; 0], "{nothing}");
         }

@@ -51,6 +51,13 @@ pub enum ControlQuery {
         /// Channel for the answer.
         answer: Sender<CacheReport>,
     },
+    /// Blocks that are dirty or under write-out for each of some exports here, and those that are cached.
+    ExportBlocks {
+        /// The exports.
+        exports: Arc<[ExportId]>,
+        /// Channel for the answer, in the order of the exports.
+        answer: Sender<Vec<(u64, u64)>>,
+    },
     /// State and counters of the shard's request buffers.
     Buffers {
         /// Channel for the answer.

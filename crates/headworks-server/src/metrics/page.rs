@@ -7,6 +7,7 @@ use headworks_core::stats::TargetCounts;
 use headworks_core::{DeviceState, ExportId, TenantId, WaitKind};
 
 use super::text::{MetricType, MetricsPage, seconds};
+use crate::cache_part::CacheUse;
 use crate::control::queries::{Latencies, LimitReports, Queries, TargetTotals};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::{DeviceNode, ExportNode, TenantNode, Tree, device_name};
@@ -31,6 +32,7 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     put_devices(&mut page, queries, tree)?;
     put_buffers(&mut page, queries)?;
     put_caches(&mut page, queries)?;
+    put_tenant_caches(&mut page, queries, tree)?;
     Ok(page.into_text())
 }
 
@@ -148,6 +150,30 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
     let (hits, misses) = (cache().map(|c| c.hits).sum(), cache().map(|c| c.misses).sum());
     counter(page, "headworks_cache_hits_total", "Blocks of 4 KiB found in the cache.", hits);
     counter(page, "headworks_cache_misses_total", "Blocks that had to be read.", misses);
+    Ok(())
+}
+
+/// What tenants have of the page cache; none without a cache.
+fn put_tenant_caches(
+    page: &mut MetricsPage,
+    queries: &Queries,
+    tree: &Tree,
+) -> Result<(), RpcFault> {
+    if tree.caching.is_empty() || tree.tenants.is_empty() {
+        return Ok(());
+    }
+    let uses = queries.cache_uses()?;
+    let mut put = |name: &str, help: &str, of: fn(&CacheUse) -> u64| {
+        page.family(name, MetricType::Gauge, help);
+        for tenant in &tree.tenants {
+            let used = uses.get(&tenant.id).copied().unwrap_or_default();
+            page.sample(name, &[("tenant", tenant.name.as_str())], of(&used));
+        }
+    };
+    let help = "Data of the tenant's exports that is not written yet.";
+    put("headworks_tenant_dirty_bytes", help, |used| used.dirty);
+    let help = "Data of the tenant's exports in the page cache.";
+    put("headworks_tenant_cached_bytes", help, |used| used.cached);
     Ok(())
 }
 

@@ -74,12 +74,13 @@ impl Reactor {
                 let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
                 self.limits.put(now, &export);
                 self.limits.settle_homes(now);
-                let target_us = export.latency_target_us;
+                let (target_us, dirty_max) = (export.latency_target_us, export.dirty_max);
                 self.exports.put(export);
                 self.device_use.set_devices(self.exports.devices_of(self.parts.id));
                 self.on_control(Control::Weight { export: id, weight });
                 self.on_control(Control::ExportTenant { export: id, tenant });
                 self.on_control(Control::ExportTarget { export: id, target_us });
+                self.on_control(Control::ExportDirty { export: id, dirty_max });
             }
             ShardCommand::Hide { export, hidden } => self.exports.hide(export, hidden),
             ShardCommand::Forget { export } => {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use headworks::driver::{DiskDone, DiskQueue, Executor};
 use headworks_core::cache::CacheContents;
-use headworks_core::{Change, ChangeError, DeviceId, Input, Instant, Shard, VolumeId};
+use headworks_core::{Change, ChangeError, DeviceId, ExportId, Input, Instant, Shard, VolumeId};
 
 use super::shard_io::ShardIo;
 use crate::recorder::Recorder;
@@ -87,14 +87,14 @@ impl ShardDriver {
         &mut self,
         now: Instant,
         contents: &[u64],
-        volumes: &[Option<VolumeId>],
+        (volumes, exports): (&[Option<VolumeId>], &dyn Fn(VolumeId) -> ExportId),
         connections: &BTreeMap<u32, u32>,
     ) -> Result<(), String> {
         self.changed = true;
         let contents = CacheContents::decode(contents).map_err(|error| error.to_string())?;
         let volume = |old: VolumeId| volumes.get(usize::from(old.0)).copied().flatten();
         let connection = |old| connections.get(&old).copied();
-        let adopted = self.shard.adopt_cache(now, &contents, volume, connection);
+        let adopted = self.shard.adopt_cache(now, &contents, volume, exports, connection);
         adopted.map_err(|error| error.to_string())
     }
 

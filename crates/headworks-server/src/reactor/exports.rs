@@ -58,6 +58,13 @@ impl ExportTable {
         Some((place.export.binding, &place.export.info))
     }
 
+    /// Returns the first export of a volume; a number that no export has if there is none.
+    pub fn first_of(&self, volume: VolumeId) -> ExportId {
+        let of = |place: &&ExportSlot| place.export.binding.volume == volume;
+        let found = self.places.iter().flatten().find(of);
+        found.map_or(ExportId(u16::MAX), |place| place.export.binding.export)
+    }
+
     /// Replaces the exports that clients are refused with a reason.
     pub fn set_absent(&mut self, absent: Vec<ExportInfo>) {
         self.absent = absent;
@@ -186,6 +193,7 @@ mod tests {
             tenant: headworks_core::TenantId::NONE,
             weight: 100,
             latency_target_us: 0,
+            dirty_max: u32::MAX,
             limits: Default::default(),
             serial,
         }

@@ -97,6 +97,7 @@ pub(super) fn cached_parts(
             tenant: headworks_core::TenantId::NONE,
             weight: 100,
             latency_target_us: 0,
+            dirty_max: u32::MAX,
             limits: Default::default(),
             serial: 0,
         }],

@@ -224,7 +224,10 @@ impl Reactor {
             }
         }
         let adopted = match &contents {
-            Some(words) => self.parts.driver.adopt_cache(now, words, &volumes, &ids),
+            Some(words) => {
+                let of = |volume| self.exports.first_of(volume);
+                self.parts.driver.adopt_cache(now, words, (&volumes, &of), &ids)
+            }
             None => Ok(()),
         };
         let _ = answer.send(adopted);

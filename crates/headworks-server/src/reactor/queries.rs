@@ -75,6 +75,11 @@ impl Reactor {
                 let report = CacheReport { cache: shard.cache_stats(), dirty: shard.dirty_stats() };
                 let _ = answer.send(report);
             }
+            ControlQuery::ExportBlocks { exports, answer } => {
+                let shard = self.parts.driver.shard();
+                let blocks = exports.iter().map(|export| shard.export_blocks(*export));
+                let _ = answer.send(blocks.collect());
+            }
             ControlQuery::Buffers { answer } => {
                 let _ = answer.send(self.buffer_stats());
             }

@@ -12,6 +12,7 @@ use headworks_core::{ConfigError, ErrorPolicy, ExportConfig, Ioprio, WriteMode};
 
 use super::keys::{EXPORT_KEYS, list, split_value};
 use super::split_type;
+use crate::cache_part::parse_part;
 use crate::latency_target::parse_latency_target;
 use crate::limit_words::{LIMIT_KEYS, set_limit};
 use crate::tenant::TenantName;
@@ -34,6 +35,8 @@ pub struct ExportOptions {
     pub tenant: Option<TenantName>,
     /// Latency target in microseconds, 0 for none.
     pub latency_target_us: u32,
+    /// Most dirty data of it in the page cache, in bytes; 0 for no cap.
+    pub dirty: u64,
     /// Limits of bytes and I/Os a second of all its clients together.
     pub limits: Limits,
 }
@@ -73,6 +76,7 @@ impl Default for ExportOptions {
             on_unclean: None,
             tenant: None,
             latency_target_us: 0,
+            dirty: 0,
             limits: Limits::default(),
         }
     }
@@ -107,7 +111,7 @@ impl ExportOptions {
             rest = next;
         }
         left.push_str(rest);
-        let [weight, ioprio, mode, on_error, on_unclean, tenant, target] = given;
+        let [weight, ioprio, mode, on_error, on_unclean, tenant, target, dirty] = given;
         let wrong = |key| move |message: String| ConfigError::new(key, message);
         let mut share = Self::default();
         if let Some(word) = weight {
@@ -129,6 +133,8 @@ impl ExportOptions {
         share.tenant = tenant.map_err(wrong("tenant"))?;
         let target = target.as_deref().map(parse_latency_target).transpose();
         share.latency_target_us = target.map_err(wrong("latency-target"))?.unwrap_or(0);
+        let dirty = dirty.as_deref().map(parse_part).transpose();
+        share.dirty = dirty.map_err(wrong("dirty"))?.unwrap_or(0);
         Ok((share, left))
     }
 }
@@ -216,6 +222,7 @@ mod tests {
             ("mem:ioprio=rt:8", "0 to 7"),
             ("mem:cache=wb", "cache: `wb` is none of writeback, writethrough, none, unsafe"),
             ("mem:on-error=stop", "on-error: `stop` is none of hold, retry"),
+            ("mem:dirty=1K", "dirty: `1K` is too little; 64K and more, or none, are accepted"),
             ("mem:on-unclean=no", "on-unclean: `no` is none of serve, refuse-flush"),
         ] {
             let message = ExportOptions::take(text).unwrap_err().to_string();

@@ -53,8 +53,13 @@ impl Scenario {
             .collect();
         let depth: u32 = scenario.jobs.iter().map(|job| u32::from(job.depth)).sum();
         scenario.bios_max = if scenario.tight { depth / 3 } else { depth + 8 };
-        scenario.tenants =
-            TenantScenario { exports: EXPORTS, tenants: TENANTS, changes: 100, target_us: 20_000 };
+        scenario.tenants = TenantScenario {
+            exports: EXPORTS,
+            tenants: TENANTS,
+            changes: 100,
+            parts: true,
+            target_us: 20_000,
+        };
         scenario.limits = LimitScenario {
             exports: 1,
             tenants: 3,

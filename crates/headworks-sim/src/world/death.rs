@@ -48,6 +48,7 @@ impl World {
         self.env.die();
         self.stop_hotplug();
         self.shards = super::make_shards(&self.env.scenario, &self.disks, self.prepare);
+        self.caps.replace();
         self.restore_hotplugged();
     }
 

@@ -18,7 +18,7 @@ use headworks_core::cache::folio::BLOCK;
 use headworks_core::cache::{CacheContents, CachedFolio, ContentsError};
 use headworks_core::prng::Prng;
 use headworks_core::time::SEC;
-use headworks_core::{Control, DirtyEntry, Input, ShardId, VolumeId};
+use headworks_core::{Control, DirtyEntry, ExportId, Input, ShardId, VolumeId};
 
 use super::{STEP, SimShard, Stop, World, make_core};
 use crate::check::violation;
@@ -198,6 +198,7 @@ impl World {
             return self.tell_all(Control::Freeze { on: false });
         }
         self.cover(&taken);
+        self.caps.replace();
         let suspects = self.suspects();
         for shard in 0..self.shards.len() {
             let core = make_core(&self.env.scenario, self.prepare, ShardId(shard as u16));
@@ -232,7 +233,7 @@ impl World {
         self.turn(shard);
         let (now, examined) = (self.env.now, frozen && self.is_examined());
         let core = &mut self.shards[shard].core;
-        if let Err(error) = core.adopt_cache(now, contents, Some, Some) {
+        if let Err(error) = core.adopt_cache(now, contents, Some, |_| ExportId(0), Some) {
             return self.env.fail(violation(ADOPTED, format!("shard {shard}: {error}")));
         }
         if core.cache_stats().is_some() {

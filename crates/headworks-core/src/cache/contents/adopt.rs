@@ -35,13 +35,14 @@ impl VolumeMap<'_> {
 }
 
 impl Cache {
-    /// Adopts contents into the empty cache. `volumes` and `connections` give the present ids; it is an error if the shard does not
-    /// serve a volume that `volumes` names and that has dirty blocks.
+    /// Adopts contents into the empty cache. `volumes` and `connections` give the present ids, `exports` the export that what is
+    /// cached of a volume counts for; it is an error if the shard does not serve a volume that `volumes` names and that has dirty
+    /// blocks.
     pub fn adopt(
         &mut self,
         now: Instant,
         contents: &CacheContents,
-        volumes: &dyn Fn(VolumeId) -> Option<VolumeId>,
+        (volumes, exports): (&dyn Fn(VolumeId) -> Option<VolumeId>, &dyn Fn(VolumeId) -> ExportId),
         connections: &dyn Fn(u32) -> Option<u32>,
     ) -> Result<(), ContentsError> {
         let state = &mut self.state;
@@ -50,7 +51,7 @@ impl Cache {
         let mut units = vec![NIL; contents.folios.len()];
         for (folio, unit) in contents.folios.iter().zip(&mut units) {
             if let Some(volume) = map.of(folio.volume) {
-                adopt_folio(state, volume, folio, contents.states(folio));
+                adopt_folio(state, (volume, exports(volume)), folio, contents.states(folio));
                 *unit = folio.unit;
             }
         }
@@ -187,14 +188,20 @@ fn refusal(
 }
 
 /// Adopts a folio, and counts its dirty blocks.
-fn adopt_folio(state: &mut CacheState, volume: VolumeId, folio: &CachedFolio, states: &[u8]) {
+fn adopt_folio(
+    state: &mut CacheState,
+    (volume, export): (VolumeId, ExportId),
+    folio: &CachedFolio,
+    states: &[u8],
+) {
     let key = FolioKey::new(volume, folio.block, folio.order);
     let CachedFolio { unit, order, main, freq, unused, .. } = *folio;
-    let dirty = state.pool.adopt(&AdoptedFolio { unit, order, key, main, freq, unused }, states);
+    let adopted = AdoptedFolio { unit, order, key, export, main, freq, unused };
+    let dirty = state.pool.adopt(&adopted, states);
     if dirty > 0 {
         let device = state.volumes[volume].device();
         state.volumes[volume].add_unclean(dirty);
-        state.dirty.adopt(device, key, dirty);
+        state.dirty.adopt(device, key, export, dirty);
     }
 }
 
@@ -224,7 +231,7 @@ fn adopt_groups(state: &mut CacheState, now: Instant, contents: &CacheContents, 
 fn enter_group(state: &mut CacheState, since: Instant, unit: u32) {
     let volume = state.pool.folio(unit).key.volume();
     let current = state.volumes[volume].current();
-    state.dirty.enter_group(&mut state.pool, since, unit, ExportId::default(), current);
+    state.dirty.enter_group(&mut state.pool, since, unit, current);
     state.volumes[volume].add_dirty(current);
 }
 

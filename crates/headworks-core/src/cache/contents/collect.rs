@@ -81,8 +81,8 @@ fn collect_folio(state: &CacheState, unit: u32, contents: &mut CacheContents, pl
         block: folio.key.block(),
         unit,
         order: folio.order,
-        main: folio.list == EvictionList::Main,
-        freq: folio.freq,
+        main: folio.eviction.list() == EvictionList::Main,
+        freq: folio.eviction.freq(),
         unused: folio.is(Folio::UNUSED),
         first_state: contents.states.len() as u32,
     });

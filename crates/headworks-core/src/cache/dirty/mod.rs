@@ -7,13 +7,14 @@
 //! ```
 //!
 //! Invariants: `dirty + writeback + credit <= limit` (the throttle's); a device's `in_flight` is the sum of the blocks of its
-//! outstanding write-outs, its `held` the sum over its volumes.
+//! outstanding write-outs, its `held` the sum over its volumes; the sums over the payers of a device are the device's.
 
 pub(in crate::cache) mod groups;
 mod held;
+mod payers;
 mod regions;
 
-use crate::bio::{DeviceId, ExportId, VolumeId};
+use crate::bio::{DeviceId, ExportId, IoClass, VolumeId};
 use crate::cache::pool::Pool;
 use crate::cache::pool::folio::FolioKey;
 use crate::error::IoError;
@@ -24,6 +25,8 @@ use crate::time::{Instant, MS};
 use crate::writeback::{DirtyOptions, Throttle};
 use groups::{Group, Groups};
 use held::HeldFolios;
+pub(in crate::cache) use payers::AccountId;
+use payers::Payers;
 use regions::DirtyRegions;
 
 /// Nanoseconds of a hundredth of a second.
@@ -55,6 +58,7 @@ struct DeviceWriteback {
 pub(in crate::cache) struct DirtyState {
     options: DirtyOptions,
     throttle: Throttle,
+    payers: Payers,
     groups: Groups,
     regions: DirtyRegions,
     held: HeldFolios,
@@ -75,6 +79,7 @@ impl DirtyState {
         Self {
             options,
             throttle: Throttle::new(&options, dirtyable, devices, writers),
+            payers: Payers::new(&[], &[], devices),
             groups: Groups::new(units, volumes),
             regions: DirtyRegions::new(units),
             held: HeldFolios::new(units),
@@ -83,8 +88,9 @@ impl DirtyState {
         }
     }
 
-    /// Shares the write bandwidth of devices by the weights of tenants, and of exports without one.
+    /// Shares the write bandwidth of devices by the weights of tenants, and of exports without one, and gives both their caps.
     pub fn with_domains(mut self, exports: &[ExportConfig], tenants: &[TenantConfig]) -> Self {
+        self.payers = Payers::new(exports, tenants, self.devices.len());
         self.throttle = self.throttle.with_domains(exports, tenants);
         self
     }
@@ -112,8 +118,46 @@ impl DirtyState {
         &mut self.throttle
     }
 
+    /// Returns the payers of dirty data, to read their counts.
+    #[inline]
+    pub fn payers(&self) -> &Payers {
+        &self.payers
+    }
+
+    /// Returns the payers of dirty data, to change their caps and tenants and to note what is awaited.
+    #[inline]
+    pub fn payers_mut(&mut self) -> &mut Payers {
+        &mut self.payers
+    }
+
+    /// Reserves blocks of a device that an export is about to dirty. The accounts of the export have room: see [`Payers::full`].
+    pub fn reserve_for_payer(&mut self, export: ExportId, blocks: u32) {
+        self.payers.reserve(export, blocks);
+    }
+
+    /// Reserves dirty credit of a device.
+    pub fn reserve_credit(&mut self, device: DeviceId, blocks: u32, class: IoClass) -> bool {
+        self.throttle.reserve_for(device, blocks, class)
+    }
+
+    /// Returns reserved blocks: `credit` of a device, and `paid` of the export that they were reserved for.
+    pub fn unreserve(&mut self, device: DeviceId, credit: u32, (export, paid): (ExportId, u32)) {
+        if credit > 0 {
+            self.throttle.unreserve(device, credit);
+        }
+        if paid > 0 {
+            self.payers.unreserve(export, paid);
+        }
+    }
+
+    /// Returns true if the flusher writes a device's dirty blocks regardless of their age.
+    pub fn over_background(&self, device: usize) -> bool {
+        self.throttle.over_background(DeviceId(device as u16))
+    }
+
     /// Adds a device to a free slot.
     pub fn add_device(&mut self, device: DeviceId) {
+        self.payers.add_device(device);
         let slots = self.devices.len().max(usize::from(device.0) + 1);
         self.devices.resize(slots, DeviceWriteback::default());
         self.throttle.set_device(device, true);
@@ -197,15 +241,9 @@ impl DirtyState {
     }
 
     /// Enters a folio into the group of its extent, in a generation.
-    pub fn enter_group(
-        &mut self,
-        pool: &mut Pool,
-        now: Instant,
-        unit: u32,
-        export: ExportId,
-        generation: u8,
-    ) {
+    pub fn enter_group(&mut self, pool: &mut Pool, now: Instant, unit: u32, generation: u8) {
         assert!(pool.folio(unit).group == NIL, "a folio is in one group");
+        let export = pool.folio(unit).export;
         self.groups.add(now, pool.headers_for_groups(), unit, export);
         pool.begin_generation(unit, generation);
     }
@@ -223,8 +261,9 @@ impl DirtyState {
     }
 
     /// Counts blocks of a folio that another process made dirty; no writer is charged, and the limit does not apply.
-    pub fn adopt(&mut self, device: DeviceId, key: FolioKey, blocks: u32) {
+    pub fn adopt(&mut self, device: DeviceId, key: FolioKey, export: ExportId, blocks: u32) {
         assert!(blocks > 0, "a folio without dirty blocks is not counted");
+        self.payers.adopt(device, export, blocks);
         self.regions.add(key, blocks);
         self.throttle.adopt(device, blocks);
     }
@@ -239,15 +278,28 @@ impl DirtyState {
         self.regions.add(key, blocks);
     }
 
-    /// Accounts for dirty blocks of a folio that were cancelled.
-    pub fn cancel(&mut self, device: DeviceId, key: FolioKey, blocks: u32) {
+    /// Turns blocks that were reserved for an export dirty.
+    pub fn on_dirtied(&mut self, device: DeviceId, export: ExportId, blocks: u32) {
+        self.payers.on_dirtied(device, export, blocks);
+    }
+
+    /// Accounts for dirty blocks of a folio that were cancelled; `payer` is its export.
+    pub fn cancel(&mut self, device: DeviceId, key: FolioKey, payer: ExportId, blocks: u32) {
         self.regions.sub(key, blocks);
+        self.payers.on_cancelled(device, payer, blocks);
         self.throttle.on_cancelled(device, blocks);
     }
 
-    /// Accounts for blocks that are sent to a device.
-    pub fn begin_writeback(&mut self, now: Instant, device: DeviceId, blocks: u32) {
+    /// Accounts for blocks of a payer that are sent to a device.
+    pub fn begin_writeback(
+        &mut self,
+        now: Instant,
+        device: DeviceId,
+        payer: ExportId,
+        blocks: u32,
+    ) {
         assert!(blocks > 0, "a write-out has blocks");
+        self.payers.begin_writeback(device, payer, blocks);
         self.devices[usize::from(device.0)].in_flight.add(blocks);
         self.throttle.on_writeout(now, device, blocks);
     }
@@ -257,9 +309,10 @@ impl DirtyState {
         &mut self,
         now: Instant,
         device: DeviceId,
-        key: FolioKey,
+        (key, payer): (FolioKey, ExportId),
         (clean, held): (u32, u32),
     ) {
+        self.payers.end_writeback(device, payer, (clean, held));
         assert!(clean + held > 0, "a write-out has blocks");
         self.devices[usize::from(device.0)].in_flight.sub(clean + held);
         self.regions.sub(key, clean);

@@ -3,6 +3,7 @@
 use super::Pool;
 use super::folio::{EvictionList, Folio, FolioKey, block};
 use super::shadow::ShadowFrames;
+use crate::bio::ExportId;
 
 /// A folio that another process made.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +14,8 @@ pub(in crate::cache) struct AdoptedFolio {
     pub order: u8,
     /// Its volume and first block.
     pub key: FolioKey,
+    /// The export that it counts for.
+    pub export: ExportId,
     /// It is on the main list of eviction.
     pub main: bool,
     /// Repeated accesses, as eviction counts them.
@@ -46,11 +49,12 @@ impl Pool {
 
     /// Makes a folio of free frames, youngest on its eviction list; returns the number of its dirty blocks.
     pub fn adopt(&mut self, adopted: &AdoptedFolio, states: &[u8]) -> u32 {
-        let AdoptedFolio { unit, order, key, main, freq, unused } = *adopted;
+        let AdoptedFolio { unit, order, key, export, main, freq, unused } = *adopted;
         assert!(self.frames.take_at(unit, order), "the frames of a folio that is adopted are free");
         self.folios.begin(unit, key, order);
         self.index.insert(&self.folios, unit);
         self.volume_folios[usize::from(key.volume().0)].add(1);
+        self.folios[unit].export = export;
         let list = if main { EvictionList::Main } else { EvictionList::Small };
         self.reclaim.restore(&mut self.folios, unit, list, freq);
         if unused {

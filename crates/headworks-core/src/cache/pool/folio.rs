@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use crate::bio::VolumeId;
+use crate::bio::{ExportId, VolumeId};
 use crate::options::topology::VOLUME_BYTES_MAX;
 use crate::slab::NIL;
 
@@ -101,6 +101,46 @@ pub enum EvictionList {
     Main = 2,
 }
 
+/// A folio's eviction list and its access count, which fit one byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EvictionState(u8);
+
+impl EvictionState {
+    /// The bits of the list; those above count accesses.
+    const LIST: u8 = 3;
+
+    /// Returns the list that the folio is on.
+    #[inline]
+    #[must_use]
+    pub const fn list(self) -> EvictionList {
+        match self.0 & Self::LIST {
+            0 => EvictionList::None,
+            1 => EvictionList::Small,
+            _ => EvictionList::Main,
+        }
+    }
+
+    /// Sets the list that the folio is on.
+    #[inline]
+    pub fn set_list(&mut self, list: EvictionList) {
+        self.0 = self.0 & !Self::LIST | list as u8;
+    }
+
+    /// Returns how often the folio was accessed since eviction examined it, saturating.
+    #[inline]
+    #[must_use]
+    pub const fn freq(self) -> u8 {
+        self.0 >> 2
+    }
+
+    /// Sets the access count, at most 63.
+    #[inline]
+    pub fn set_freq(&mut self, freq: u8) {
+        debug_assert!(freq < 64, "an access count has six bits");
+        self.0 = self.0 & Self::LIST | freq << 2;
+    }
+}
+
 /// The header of a folio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Folio {
@@ -130,12 +170,14 @@ pub struct Folio {
     pub order: u8,
     /// The marks, a set of the constants below.
     pub marks: u8,
-    /// How often it was accessed since eviction examined it, saturating.
-    pub freq: u8,
-    /// The eviction list that it is on.
-    pub list: EvictionList,
+    /// Its eviction list, and how often it was accessed.
+    pub eviction: EvictionState,
     /// The flush generation of its oldest dirty blocks, modulo 16.
     pub generation: u8,
+    /// The export that it counts for: the one that made it, then the one that dirtied it while nothing of it was dirty.
+    pub export: ExportId,
+    /// The part of the cache on whose eviction lists it is.
+    pub part: u16,
 }
 
 const _: () = assert!(size_of::<Folio>() == 48);
@@ -218,7 +260,7 @@ impl Folios {
         let folio = &mut self.headers[unit as usize];
         assert!(folio.is(Folio::PRESENT) && folio.is_idle(), "a busy folio is not dropped");
         assert!(folio.waiters == NIL, "no operation waits for a folio that is dropped");
-        debug_assert!(folio.list == EvictionList::None && folio.group == NIL);
+        debug_assert!(folio.eviction.list() == EvictionList::None && folio.group == NIL);
         folio.marks = 0;
     }
 

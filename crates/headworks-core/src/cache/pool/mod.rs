@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Files: `folio` (headers and block states), `blocks` (every transition of a block's state), `index`, `reclaim` and `ghost`
-//! (eviction), `shadow` (frames for writes to blocks under write-out), `walk` (the folios of a range).
+//! (eviction), `parts` (parts of tenants), `shadow` (frames for writes to blocks under write-out), `walk` (the folios of a range).
 //!
 //! Invariants: units of folios + free units + granted frames + shadow frames == units of the pool; a folio is in the index and
 //! on an eviction list from its begin to its end; `volume_folios` counts the folios of each volume.
@@ -15,6 +15,7 @@ mod blocks;
 pub mod folio;
 mod ghost;
 mod index;
+mod parts;
 mod reclaim;
 mod shadow;
 mod walk;
@@ -25,11 +26,12 @@ pub(in crate::cache) use walk::{RangeWalk, TURN_BUDGET, WalkStep, charge_cancel,
 
 use std::ops::Range;
 
-use crate::bio::VolumeId;
+use crate::bio::{ExportId, TenantId, VolumeId};
 use crate::buddy::Buddy;
 use crate::cache::readahead::ReadAhead;
 use crate::cache::stats::CacheStats;
 use crate::gauge::Gauge32;
+use crate::options::{ShardConfig, TenantMemory};
 use crate::slab::NIL;
 use folio::{Folio, FolioKey, Folios, ORDER_MAX, block};
 use index::Index;
@@ -73,15 +75,17 @@ pub(in crate::cache) struct Pool {
 }
 
 impl Pool {
-    /// Creates an empty pool of `units` frames for folios of `volumes`.
-    pub fn new(units: u32, volumes: usize, dirty_table: bool) -> Self {
+    /// Creates the empty pool of a configuration.
+    pub fn new(config: &ShardConfig) -> Self {
+        let (units, dirty_table) = (config.cache.units, config.cache.dirty_table);
+        let volumes = config.volumes_max();
         let mut frames = Buddy::new(units, usize::from(ORDER_MAX) + 1);
         let shadows = ShadowFrames::new(&mut frames);
         Self {
             folios: Folios::new(units),
             frames,
             index: Index::new(units),
-            reclaim: Reclaim::new(units),
+            reclaim: Reclaim::new(units, &config.exports, &config.tenants),
             shadows,
             dirty_table,
             volume_folios: vec![Gauge32::default(); volumes],
@@ -163,18 +167,42 @@ impl Pool {
         self.frames.put(unit, order);
     }
 
-    /// Makes a folio of the frames at `unit`, with the block `block` of its volume and no valid block.
-    pub fn begin_folio(&mut self, unit: u32, order: u8, volume: VolumeId, block: u64) {
+    /// Makes a folio of the frames at `unit`, with the block `block` of its volume and no valid block, which counts for an export.
+    pub fn begin_folio(
+        &mut self,
+        unit: u32,
+        order: u8,
+        (volume, block): (VolumeId, u64),
+        export: ExportId,
+    ) {
         assert!(!self.folios[unit].is(Folio::PRESENT), "frames hold one folio");
         self.folios.begin(unit, FolioKey::new(volume, block, order), order);
         self.index.insert(&self.folios, unit);
         self.volume_folios[usize::from(volume.0)].add(1);
+        self.folios[unit].export = export;
         self.reclaim.insert(&mut self.folios, unit);
     }
 
-    /// Evicts a clean folio.
-    pub fn evict(&mut self, ahead: &mut ReadAhead) -> Eviction {
-        match self.reclaim.victim(&mut self.folios, VICTIM_STEPS) {
+    /// Evicts a clean folio when the part `asking` needs frames.
+    pub fn evict(&mut self, ahead: &mut ReadAhead, asking: u16) -> Eviction {
+        let victim = self.reclaim.victim(&mut self.folios, asking, VICTIM_STEPS);
+        self.end_victim(ahead, victim)
+    }
+
+    /// Evicts folios of a part until `units` more fit its maximum, or until no clean one is found: what is dirty stays. A part whose
+    /// maximum was lowered shrinks by as much again as is added.
+    pub fn make_room(&mut self, ahead: &mut ReadAhead, part: u16, units: u32) {
+        assert!(units > 0, "room is made for a folio");
+        let mut most = 2 * units;
+        while self.reclaim.parts().excess(part, units) > 0 && most > 0 {
+            let victim = self.reclaim.victim_within(&mut self.folios, part, VICTIM_STEPS);
+            let Eviction::Evicted(gone) = self.end_victim(ahead, victim) else { return };
+            most = most.saturating_sub(gone);
+        }
+    }
+
+    fn end_victim(&mut self, ahead: &mut ReadAhead, victim: Victim) -> Eviction {
+        match victim {
             Victim::Clean(unit) => {
                 let folio = self.folios[unit];
                 assert!(folio.is_idle() && folio.waiters == NIL, "a victim is clean and idle");
@@ -192,9 +220,45 @@ impl Pool {
         }
     }
 
+    /// Returns true if tenants have parts of the pool.
+    #[inline]
+    pub fn is_divided(&self) -> bool {
+        self.reclaim.parts().is_divided()
+    }
+
+    /// Returns the part that folios of an export belong to, and the largest order of a folio in it.
+    pub fn part_of(&self, export: ExportId) -> (u16, u8) {
+        let part = self.reclaim.parts().of(export);
+        (part, self.reclaim.parts().order_cap(part))
+    }
+
+    /// Sets the part of the pool that a tenant has.
+    pub fn set_memory(&mut self, tenant: TenantId, memory: TenantMemory) {
+        self.reclaim.set_memory(tenant, memory);
+    }
+
+    /// Moves an export, with what is cached for it, to a tenant.
+    pub fn set_tenant(&mut self, export: ExportId, tenant: TenantId) {
+        self.reclaim.set_tenant(export, tenant);
+    }
+
+    /// Makes a folio count for another export.
+    pub fn set_export(&mut self, unit: u32, export: ExportId) {
+        debug_assert!(self.folios[unit].is(Folio::PRESENT), "there is a folio");
+        self.reclaim.set_export(&mut self.folios, unit, export);
+    }
+
+    /// Returns the units that are cached for an export.
+    pub fn cached(&self, export: ExportId) -> u32 {
+        self.reclaim.parts().cached(export)
+    }
+
     /// Ends a folio that is on no eviction list.
     fn end_folio(&mut self, unit: u32) {
-        debug_assert!(self.folios[unit].list == folio::EvictionList::None, "it left its list");
+        debug_assert!(
+            self.folios[unit].eviction.list() == folio::EvictionList::None,
+            "it left its list"
+        );
         let Folio { order, key, .. } = self.folios[unit];
         self.index.remove(&self.folios, unit);
         self.volume_folios[usize::from(key.volume().0)].sub(1);

@@ -24,17 +24,29 @@
 //! twelve cache fulls -6. Rejected: a small list that grows with hits on the ghost list; it wins one of these two points back and
 //! loses 11 to 15 on the loop.
 //!
-//! Invariants: a folio is on the list that its header names, or on none; the units of a list are the sum of its folios'.
+//! Each part of the cache (`parts.rs`) has a small and a main list of its own; the small one has a tenth of the part. They share the
+//! ghost list.
+//!
+//! Invariants: a folio is on the list of the part that its header names, or on none; the units of a list are the sum of its folios',
+//! those of a part the sum of its lists'.
 
+use crate::bio::{ExportId, TenantId};
 use crate::cache::pool::folio::{EvictionList, Folio, Folios};
 use crate::cache::pool::ghost::Ghost;
+use crate::cache::pool::parts::{COMMON, Parts};
 use crate::gauge::Gauge32;
+use crate::options::{ExportConfig, TenantConfig, TenantMemory};
 use crate::slab::NIL;
 
 /// The largest access count: two bits, as in the paper; a folio survives as many rounds of the main list.
 const FREQ_MAX: u8 = 3;
 /// The small list's share of the pool: a tenth, the best over the traces of the paper.
 const SMALL_PART: u32 = 10;
+/// Parts of the cache that one call tries before it reports that none has a clean folio.
+const PARTS_TRIED: u32 = 16;
+/// Folios that one search moves to their parts. A search that finds more evicts one of them where it is: a change of parts in a large
+/// cache costs as little as any other search, and one folio in so many its protection.
+const MOVES_MAX: u32 = 1024;
 
 /// The outcome of a search for a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,25 +89,34 @@ struct FolioList {
     units: Gauge32,
 }
 
+/// The eviction lists of a part of the cache.
+#[derive(Debug)]
+struct PartLists {
+    small: FolioList,
+    main: FolioList,
+}
+
 /// The eviction policy of a pool of folios.
 #[derive(Debug)]
 pub struct Reclaim {
-    small: FolioList,
-    main: FolioList,
+    parts: Parts,
+    /// By part.
+    lists: Vec<PartLists>,
     ghost: Ghost,
-    /// The share of the small list, in units.
+    /// The share of the small list while the cache is not divided, in units.
     small_units_max: u32,
     stats: ReclaimStats,
 }
 
 impl Reclaim {
-    /// Creates the empty lists for a pool of `units`.
+    /// Creates the empty lists for a pool of `units`, divided among the tenants that have a part of it.
     #[must_use]
-    pub fn new(units: u32) -> Self {
+    pub fn new(units: u32, exports: &[ExportConfig], tenants: &[TenantConfig]) -> Self {
         let small_units_max = units / SMALL_PART;
+        let parts = Parts::new(exports, tenants);
         Self {
-            small: FolioList::new(EvictionList::Small),
-            main: FolioList::new(EvictionList::Main),
+            lists: (0..parts.len()).map(|_| PartLists::new()).collect(),
+            parts,
             ghost: Ghost::new(units - small_units_max),
             small_units_max,
             stats: ReclaimStats::default(),
@@ -104,49 +125,90 @@ impl Reclaim {
 
     /// Adds a new folio, which may be evicted from now on.
     pub fn insert(&mut self, folios: &mut Folios, unit: u32) {
-        assert!(folios[unit].list == EvictionList::None, "a folio is added once");
-        folios[unit].freq = 0;
-        if self.ghost.take(folios[unit].key) {
-            self.stats.ghost_hits += 1;
-            self.main.push(folios, unit);
-        } else {
-            self.small.push(folios, unit);
-        }
+        assert!(folios[unit].eviction.list() == EvictionList::None, "a folio is added once");
+        folios[unit].eviction.set_freq(0);
+        let is_known = self.ghost.take(folios[unit].key);
+        self.stats.ghost_hits += u64::from(is_known);
+        self.enter(folios, unit, if is_known { EvictionList::Main } else { EvictionList::Small });
     }
 
     /// Adds a folio at the young end of a list, as it was on that of another process.
     pub fn restore(&mut self, folios: &mut Folios, unit: u32, list: EvictionList, freq: u8) {
         debug_assert!(freq <= FREQ_MAX, "an access count has two bits");
-        folios[unit].freq = freq;
+        folios[unit].eviction.set_freq(freq);
+        self.enter(folios, unit, list);
+    }
+
+    /// Puts a folio on a list of its export's part.
+    fn enter(&mut self, folios: &mut Folios, unit: u32, list: EvictionList) {
+        let Folio { export, .. } = folios[unit];
+        let (part, units) = (self.parts.of(export), folios[unit].blocks());
+        folios[unit].part = part;
+        self.parts.add(part, units);
+        self.parts.begin(export, units);
+        self.list_mut(part, list).push(folios, unit);
+    }
+
+    fn list_mut(&mut self, part: u16, list: EvictionList) -> &mut FolioList {
+        let lists = &mut self.lists[usize::from(part)];
         match list {
-            EvictionList::Small => self.small.push(folios, unit),
-            EvictionList::Main => self.main.push(folios, unit),
-            EvictionList::None => panic!("a folio of another process was on a list"),
+            EvictionList::Small => &mut lists.small,
+            EvictionList::Main => &mut lists.main,
+            EvictionList::None => panic!("the folio is on an eviction list"),
         }
     }
 
-    /// Iterates over the folios of a list, the oldest first.
+    /// Makes a folio count for another export; it moves to the part of that when it is examined.
+    pub fn set_export(&mut self, folios: &mut Folios, unit: u32, export: ExportId) {
+        let (was, units) = (folios[unit].export, folios[unit].blocks());
+        debug_assert!(folios[unit].eviction.list() != EvictionList::None, "a folio is on a list");
+        self.parts.end(was, units);
+        self.parts.begin(export, units);
+        folios[unit].export = export;
+    }
+
+    /// Sets the part of the cache that a tenant has.
+    pub fn set_memory(&mut self, tenant: TenantId, memory: TenantMemory) {
+        self.parts.set_memory(tenant, memory);
+    }
+
+    /// Moves an export to a tenant.
+    pub fn set_tenant(&mut self, export: ExportId, tenant: TenantId) {
+        self.parts.set_tenant(export, tenant);
+    }
+
+    /// Returns the parts of the cache.
+    #[inline]
+    #[must_use]
+    pub fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// Iterates over the folios of a list in all parts, the oldest of each part first.
     pub fn by_age<'a>(
-        &self,
+        &'a self,
         folios: &'a Folios,
         list: EvictionList,
     ) -> impl Iterator<Item = u32> + use<'a> {
-        let first = match list {
-            EvictionList::Small => self.small.oldest,
-            EvictionList::Main => self.main.oldest,
+        let linked = |unit: u32| (unit != NIL).then_some(unit);
+        let first = move |lists: &PartLists| match list {
+            EvictionList::Small => lists.small.oldest,
+            EvictionList::Main => lists.main.oldest,
             EvictionList::None => NIL,
         };
-        let linked = |unit: u32| (unit != NIL).then_some(unit);
-        std::iter::successors(linked(first), move |&unit| linked(folios[unit].younger))
+        self.lists.iter().flat_map(move |lists| {
+            std::iter::successors(linked(first(lists)), move |&unit| linked(folios[unit].younger))
+        })
     }
 
     /// Counts a *repeated* access to a block of the folio. The first access is not one: a scan uses each block of a large folio
     /// once, and must not look like a working set.
     #[inline]
     pub fn touch(folios: &mut Folios, unit: u32) {
-        let folio = &mut folios[unit];
-        if folio.freq < FREQ_MAX {
-            folio.freq += 1;
+        let eviction = &mut folios[unit].eviction;
+        let freq = eviction.freq();
+        if freq < FREQ_MAX {
+            eviction.set_freq(freq + 1);
         }
     }
 
@@ -155,66 +217,125 @@ impl Reclaim {
     /// # Panics
     /// If it is on no list.
     pub fn forget(&mut self, folios: &mut Folios, unit: u32) {
-        match folios[unit].list {
-            EvictionList::Small => self.small.remove(folios, unit),
-            EvictionList::Main => self.main.remove(folios, unit),
-            EvictionList::None => panic!("a folio that leaves its list was on one"),
-        }
+        let Folio { export, part, eviction, .. } = folios[unit];
+        let units = folios[unit].blocks();
+        self.list_mut(part, eviction.list()).remove(folios, unit);
+        self.parts.sub(part, units);
+        self.parts.end(export, units);
     }
 
-    /// Finds the folio to evict, examining at most `steps`, and removes it from its list. The caller removes it from the index and
-    /// frees its units.
-    pub fn victim(&mut self, folios: &mut Folios, steps: u32) -> Victim {
+    /// Finds the folio to evict when the part `asking` needs frames, examining at most `steps` of a part beside those that it moves
+    /// to their parts, and removes it from its list. The caller removes it from the index and frees its units.
+    pub fn victim(&mut self, folios: &mut Folios, asking: u16, steps: u32) -> Victim {
+        if !self.parts.is_divided() {
+            return self.victim_of(folios, COMMON, self.small_units_max, steps);
+        }
+        let mut found = Victim::None;
+        for _ in 0..PARTS_TRIED {
+            let part = self.parts.next(asking);
+            match self.victim_within(folios, part, steps) {
+                Victim::Clean(unit) => {
+                    self.parts.spend(folios[unit].blocks());
+                    return Victim::Clean(unit);
+                }
+                Victim::Dirty => found = Victim::Dirty,
+                Victim::None => {}
+            }
+            self.parts.pass();
+        }
+        found
+    }
+
+    /// Finds a folio of one part, as [`Reclaim::victim`] does.
+    pub fn victim_within(&mut self, folios: &mut Folios, part: u16, steps: u32) -> Victim {
+        let small_units_max = self.parts.units(part) / SMALL_PART;
+        self.victim_of(folios, part, small_units_max, steps)
+    }
+
+    fn victim_of(
+        &mut self,
+        folios: &mut Folios,
+        part: u16,
+        small_units_max: u32,
+        steps: u32,
+    ) -> Victim {
         // Of the clean folios that were accessed, the one accessed least.
         let mut second_best = NIL;
-        let mut small_turn = self.small.units.get() > self.small_units_max;
-        for _ in 0..steps {
-            let small = if small_turn { self.small.oldest != NIL } else { self.main.oldest == NIL };
-            let unit = if small { self.small.oldest } else { self.main.oldest };
+        let lists = &self.lists[usize::from(part)];
+        let mut small_turn = lists.small.units.get() > small_units_max;
+        let (mut steps, mut moves) = (steps, 0);
+        while steps > 0 {
+            let PartLists { small, main } = &mut self.lists[usize::from(part)];
+            let is_small = if small_turn { small.oldest != NIL } else { main.oldest == NIL };
+            let unit = if is_small { small.oldest } else { main.oldest };
             if unit == NIL {
-                return Victim::None;
+                break;
             }
+            if moves < MOVES_MAX && self.parts.of(folios[unit].export) != part {
+                self.move_home(folios, unit);
+                moves += 1;
+                continue;
+            }
+            steps -= 1;
             let folio = &mut folios[unit];
             let free = is_free(folio);
-            if free && folio.freq == 0 {
+            let freq = folio.eviction.freq();
+            if free && freq == 0 {
                 return self.evict(folios, unit);
             }
-            let freq = folio.freq;
             if freq == 0 {
                 self.stats.passed += 1;
             } else {
                 // A folio loses its whole count when it leaves the small list.
-                folio.freq = if small { 0 } else { freq - 1 };
+                folio.eviction.set_freq(if is_small { 0 } else { freq - 1 });
             }
-            if small && freq > 0 {
+            if is_small && freq > 0 {
                 self.stats.promoted += 1;
-                self.small.remove(folios, unit);
-                self.main.push(folios, unit);
+                small.remove(folios, unit);
+                main.push(folios, unit);
             } else {
-                let queue = if small { &mut self.small } else { &mut self.main };
+                let queue = if is_small { &mut *small } else { &mut *main };
                 queue.remove(folios, unit);
                 queue.push(folios, unit);
             }
             small_turn = match freq {
-                0 => !small,
-                _ => self.small.units.get() > self.small_units_max,
+                0 => !is_small,
+                _ => small.units.get() > small_units_max,
             };
-            if free && (second_best == NIL || folios[unit].freq < folios[second_best].freq) {
+            let freq_of = |unit: u32| folios[unit].eviction.freq();
+            if free && (second_best == NIL || freq_of(unit) < freq_of(second_best)) {
                 second_best = unit;
             }
         }
+        let is_empty = self.parts.units(part) == 0;
         match second_best {
+            NIL if is_empty => Victim::None,
             NIL => Victim::Dirty,
             unit => self.evict(folios, unit),
         }
     }
 
+    /// Moves a folio to the part of its export.
+    fn move_home(&mut self, folios: &mut Folios, unit: u32) {
+        let Folio { part, export, eviction, .. } = folios[unit];
+        let (home, units, list) = (self.parts.of(export), folios[unit].blocks(), eviction.list());
+        debug_assert!(home != part, "the folio is elsewhere");
+        self.list_mut(part, list).remove(folios, unit);
+        self.parts.sub(part, units);
+        folios[unit].part = home;
+        self.list_mut(home, list).push(folios, unit);
+        self.parts.add(home, units);
+    }
+
     /// Returns the sizes and counters.
     #[must_use]
     pub fn stats(&self) -> ReclaimStats {
+        let units = |list: fn(&PartLists) -> &FolioList| {
+            self.lists.iter().map(|lists| list(lists).units.get()).sum()
+        };
         ReclaimStats {
-            small_units: self.small.units.get(),
-            main_units: self.main.units.get(),
+            small_units: units(|lists| &lists.small),
+            main_units: units(|lists| &lists.main),
             ..self.stats
         }
     }
@@ -240,7 +361,7 @@ impl Reclaim {
 
     /// Removes a victim from its list, and remembers it if that is the small one.
     fn remember(&mut self, folios: &mut Folios, unit: u32) {
-        if folios[unit].list == EvictionList::Small {
+        if folios[unit].eviction.list() == EvictionList::Small {
             self.ghost.note(folios[unit].key, folios[unit].blocks());
         }
         self.forget(folios, unit);
@@ -252,6 +373,15 @@ fn is_free(folio: &Folio) -> bool {
     folio.is_idle() && folio.waiters == NIL
 }
 
+impl PartLists {
+    fn new() -> Self {
+        Self {
+            small: FolioList::new(EvictionList::Small),
+            main: FolioList::new(EvictionList::Main),
+        }
+    }
+}
+
 impl FolioList {
     fn new(list: EvictionList) -> Self {
         Self { list, oldest: NIL, youngest: NIL, units: Gauge32::default() }
@@ -260,8 +390,8 @@ impl FolioList {
     /// Adds a folio at the young end.
     fn push(&mut self, folios: &mut Folios, unit: u32) {
         let folio = &mut folios[unit];
-        assert!(folio.list == EvictionList::None, "a folio is on one list");
-        folio.list = self.list;
+        assert!(folio.eviction.list() == EvictionList::None, "a folio is on one list");
+        folio.eviction.set_list(self.list);
         folio.older = self.youngest;
         folio.younger = NIL;
         self.units.add(folio.blocks());
@@ -275,9 +405,9 @@ impl FolioList {
     /// Removes a folio from any position.
     fn remove(&mut self, folios: &mut Folios, unit: u32) {
         let folio = &mut folios[unit];
-        assert!(folio.list == self.list, "the folio is on this list");
+        assert!(folio.eviction.list() == self.list, "the folio is on this list");
         let (older, younger) = (folio.older, folio.younger);
-        folio.list = EvictionList::None;
+        folio.eviction.set_list(EvictionList::None);
         self.units.sub(folio.blocks());
         match older {
             NIL => self.oldest = younger,
@@ -318,7 +448,7 @@ mod tests {
                 folios: Folios::new(units),
                 index: Index::new(units),
                 buddy: Buddy::new(units, 10),
-                reclaim: Reclaim::new(units),
+                reclaim: Reclaim::new(units, &[], &[]),
             }
         }
 
@@ -332,7 +462,8 @@ mod tests {
                 if let Some(unit) = self.buddy.take(order) {
                     break unit;
                 }
-                let Victim::Clean(unit) = self.reclaim.victim(&mut self.folios, STEPS) else {
+                let Victim::Clean(unit) = self.reclaim.victim(&mut self.folios, COMMON, STEPS)
+                else {
                     panic!("everything is clean");
                 };
                 self.drop(unit);
@@ -530,11 +661,12 @@ mod tests {
             let stats = pool.reclaim.stats();
             assert_eq!(stats.small_units + stats.main_units, pool.buddy.taken());
         }
-        for queue in [&pool.reclaim.small, &pool.reclaim.main] {
+        let PartLists { small, main } = &pool.reclaim.lists[0];
+        for queue in [small, main] {
             let (mut unit, mut before, mut units) = (queue.oldest, NIL, 0);
             while unit != NIL {
                 let folio = &pool.folios[unit];
-                assert_eq!((folio.list, folio.older), (queue.list, before));
+                assert_eq!((folio.eviction.list(), folio.older), (queue.list, before));
                 units += folio.blocks();
                 (before, unit) = (unit, folio.younger);
             }
@@ -562,16 +694,16 @@ mod tests {
         }
         // All busy: an answer after 64 looks, each at another folio, again and again.
         for calls in 1..=50 {
-            assert_eq!(pool.reclaim.victim(&mut pool.folios, STEPS), Victim::Dirty);
+            assert_eq!(pool.reclaim.victim(&mut pool.folios, COMMON, STEPS), Victim::Dirty);
             assert_eq!(pool.reclaim.stats().passed, calls * 64);
         }
         // One is clean: found when its turn comes, within one round.
         let clean = unit(&pool, 600);
         pool.folios[clean].dirty = 0;
-        let calls =
-            (1..).find(|_| pool.reclaim.victim(&mut pool.folios, STEPS) == Victim::Clean(clean));
+        let calls = (1..)
+            .find(|_| pool.reclaim.victim(&mut pool.folios, COMMON, STEPS) == Victim::Clean(clean));
         assert!(calls.unwrap() <= 16, "1000 folios are 16 calls of 64");
-        assert_eq!(pool.folios[clean].list, EvictionList::None);
+        assert_eq!(pool.folios[clean].eviction.list(), EvictionList::None);
     }
 
     #[test]
@@ -582,7 +714,9 @@ mod tests {
         }
         // The first 500 are asked for again; make room once so that they move to the main queue.
         while pool.reclaim.stats().main_units < 500 {
-            let Victim::Clean(unit) = pool.reclaim.victim(&mut pool.folios, 1000) else { panic!() };
+            let Victim::Clean(unit) = pool.reclaim.victim(&mut pool.folios, COMMON, 1000) else {
+                panic!()
+            };
             pool.drop(unit);
         }
         for block in 1000..1500 {
@@ -590,7 +724,9 @@ mod tests {
                 pool.folios[unit].dirty = 1;
             }
         }
-        let Victim::Clean(unit) = pool.reclaim.victim(&mut pool.folios, STEPS) else { panic!() };
+        let Victim::Clean(unit) = pool.reclaim.victim(&mut pool.folios, COMMON, STEPS) else {
+            panic!()
+        };
         assert!(pool.folios[unit].key.block() < 500);
         assert_eq!(pool.reclaim.stats().passed, 1);
     }
@@ -603,21 +739,25 @@ mod tests {
             pool.get(block, 0);
         }
         // Ten looks find all asked for; ten went to the main queue, and the first of them goes.
-        let Victim::Clean(unit) = pool.reclaim.victim(&mut pool.folios, 10) else { panic!() };
+        let Victim::Clean(unit) = pool.reclaim.victim(&mut pool.folios, COMMON, 10) else {
+            panic!()
+        };
         assert_eq!((pool.folios[unit].key.block(), pool.reclaim.stats().promoted), (0, 10));
         pool.drop(unit);
-        let Victim::Clean(unit) = pool.reclaim.victim(&mut pool.folios, 64) else { panic!() };
+        let Victim::Clean(unit) = pool.reclaim.victim(&mut pool.folios, COMMON, 64) else {
+            panic!()
+        };
         pool.drop(unit);
         assert_eq!(pool.reclaim.stats().small_units, 6, "no more than its share is left");
         // In the main queue: all asked for three times, but one twice.
         let units: Vec<u32> =
             (0..64).filter_map(|block| pool.index.find(&pool.folios, VOLUME, block)).collect();
-        let oldest = pool.reclaim.main.oldest;
+        let oldest = pool.reclaim.lists[0].main.oldest;
         let next = pool.folios[oldest].younger;
         for unit in units {
-            pool.folios[unit].freq = if unit == next { 2 } else { 3 };
+            pool.folios[unit].eviction.set_freq(if unit == next { 2 } else { 3 });
         }
-        assert_eq!(pool.reclaim.victim(&mut pool.folios, 10), Victim::Clean(next));
+        assert_eq!(pool.reclaim.victim(&mut pool.folios, COMMON, 10), Victim::Clean(next));
     }
 
     #[test]
@@ -631,9 +771,12 @@ mod tests {
             pool.folios[unit].marks |= marks;
         }
         for _ in 0..3 {
-            assert!(matches!(pool.reclaim.victim(&mut pool.folios, STEPS), Victim::Clean(_)));
+            assert!(matches!(
+                pool.reclaim.victim(&mut pool.folios, COMMON, STEPS),
+                Victim::Clean(_)
+            ));
         }
-        assert_eq!(pool.reclaim.victim(&mut pool.folios, STEPS), Victim::None);
+        assert_eq!(pool.reclaim.victim(&mut pool.folios, COMMON, STEPS), Victim::None);
         assert_eq!((pool.reclaim.stats().ra_waste, pool.reclaim.stats().evicted_units), (16, 24));
     }
 

@@ -129,7 +129,9 @@ fn fill_range(
             Some(unit) => unit,
             None => {
                 let order = state.pool.largest_fit(volume, at, order_max, end);
-                let Some(unit) = state.make_folio(op.as_deref_mut(), (volume, at), order) else {
+                let Some(unit) =
+                    state.make_folio(op.as_deref_mut(), reason.bio.id.export, (volume, at), order)
+                else {
                     return at;
                 };
                 if reason.ahead {

@@ -1,6 +1,6 @@
 //! Writes: copy into blocks, which become dirty.
 //!
-//! A write passes, in this order: the pause of its connection; dirty credit (a block is reserved before it becomes dirty, so the
+//! A write passes, in this order: the pause of its connection; the caps of the export that pays for it and of its tenant; dirty credit (a block is reserved before it becomes dirty, so the
 //! limit holds at every moment); a frame; the rest of a block that it writes in part. It holds credit while it waits for a frame,
 //! never the other way round: credit is at most a part of the pool, so an operation with credit finds a frame in the end.
 //!
@@ -8,7 +8,7 @@
 
 use super::{COPY_MAX, fill, write_out};
 use crate::action::{Action, CopyDirection};
-use crate::bio::{DeviceId, IoClass, Op, VolumeId};
+use crate::bio::{DeviceId, ExportId, IoClass, Op, VolumeId};
 use crate::cache::context::CallContext;
 use crate::cache::device_io::fills;
 use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
@@ -109,10 +109,7 @@ fn write_some(
         return read_first(state, ctx, op, unit, first);
     }
     let clean = bits & block::DIRTY == 0;
-    if clean
-        && op.credit == 0
-        && let Some(waits_for) = take_credit(state, ctx, op)
-    {
+    if clean && let Some(waits_for) = hold_credit(state, ctx, op, unit) {
         return Some(waits_for);
     }
     let run = match part.whole {
@@ -136,8 +133,9 @@ fn add_folio(
     op: &mut Operation,
     at: u64,
 ) -> Option<WaitFor> {
+    let export = op.bio.id.export;
     if op.credit == 0
-        && let Some(waits_for) = take_credit(state, ctx, op)
+        && let Some(waits_for) = take_credit(state, ctx, op, export)
     {
         return Some(waits_for);
     }
@@ -145,7 +143,7 @@ fn add_folio(
     let end = (op.bio.offset + u64::from(op.part_end)).div_ceil(u64::from(BLOCK));
     let order_max = state.volumes.caching(volume).max_folio_order;
     let order = state.pool.largest_fit(volume, at, order_max, end);
-    match state.make_folio(Some(op), (volume, at), order) {
+    match state.make_folio(Some(op), export, (volume, at), order) {
         Some(_) => None,
         None => Some(WaitFor::Frame),
     }
@@ -170,19 +168,58 @@ fn writable_run(
     states.iter().position(|state| !same(state)).unwrap_or(states.len()) as u32
 }
 
-/// Reserves dirty credit for the rest of the operation, up to the share of one; otherwise returns what to wait for.
+/// Makes sure that the operation holds credit, reserved for the export that pays for dirty blocks of a folio.
+fn hold_credit(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+    unit: u32,
+) -> Option<WaitFor> {
+    let payer = state.payer_of(unit, op.bio.id.export);
+    debug_assert!(op.paid >= op.credit, "a payer pays for all credit");
+    if op.credit > 0 && op.payer == payer {
+        return None;
+    }
+    if op.credit > 0 {
+        state.drop_credit(op);
+    }
+    take_credit(state, ctx, op, payer)
+}
+
+/// Reserves dirty credit for the rest of the operation, up to the share of one, which `payer` pays for; otherwise returns what to wait
+/// for.
 fn take_credit(
     state: &mut CacheState,
     ctx: &mut CallContext,
     op: &mut Operation,
+    payer: ExportId,
 ) -> Option<WaitFor> {
     debug_assert!(op.credit == 0, "credit is used up before more is reserved");
+    if op.payer != payer {
+        state.drop_credit(op);
+        op.payer = payer;
+    }
     state.needs_run = true;
     let device = state.volumes[op.bio.id.volume].device();
     let index = usize::from(device.0);
     let left = u64::from(op.part_end - op.done);
     let left = (op.at() % u64::from(BLOCK) + left).div_ceil(u64::from(BLOCK));
     let wanted = (left as u32).min(state.credit_max(device));
+    let wanted = match op.paid {
+        0 => match take_room(state, op, wanted) {
+            Ok(paid) => paid,
+            Err(waits_for) => {
+                let stuck = state.dirty.stuck(index);
+                return stuck.map(|error| state.complete(ctx, op, Err(error))).or(Some(waits_for));
+            }
+        },
+        paid => {
+            let used = wanted.min(paid);
+            state.dirty.unreserve(device, 0, (payer, paid - used));
+            used
+        }
+    };
+    op.paid = wanted;
     if state.waiters.first_for_credit(index).is_some() || !reserve(state, device, op, wanted) {
         if let Some(error) = state.dirty.stuck(index) {
             state.dirty.throttle_mut().forget_refused(device);
@@ -194,8 +231,26 @@ fn take_credit(
     None
 }
 
+/// Reserves up to `wanted` blocks under the caps of the operation's payer, past no other operation that waits for them; returns how
+/// many, or what to wait for.
+fn take_room(state: &mut CacheState, op: &Operation, wanted: u32) -> Result<u32, WaitFor> {
+    let payers = state.dirty.payers();
+    let wanted = payers.at_once(op.payer, wanted);
+    if payers.has_caps() {
+        let mut accounts = payers.accounts(op.payer);
+        let waited = accounts.find(|&account| state.waiters.first_for_cap(account).is_some());
+        if let Some(account) = waited.or_else(|| payers.full(op.payer, wanted)) {
+            state.dirty.payers_mut().set_awaited(account, true);
+            return Err(WaitFor::Cap(account, wanted));
+        }
+    }
+    debug_assert!(op.paid == 0 && wanted > 0, "one reservation at a time");
+    state.dirty.reserve_for_payer(op.payer, wanted);
+    Ok(wanted)
+}
+
 fn reserve(state: &mut CacheState, device: DeviceId, op: &Operation, blocks: u32) -> bool {
-    state.dirty.throttle_mut().reserve_for(device, blocks, op.bio.ioprio.class())
+    state.dirty.reserve_credit(device, blocks, op.bio.ioprio.class())
 }
 
 /// Copies the bytes of `run` blocks from the cursor on into the frames from `unit` on.
@@ -249,7 +304,8 @@ fn dirty_blocks(
         return None;
     }
     assert!(op.credit >= run, "blocks become dirty with credit");
-    op.credit -= run;
+    assert!(op.paid >= run, "a payer pays for what becomes dirty");
+    (op.credit, op.paid) = (op.credit - run, op.paid - run);
     charge(state, ctx, op, run, slot)
 }
 
@@ -318,10 +374,7 @@ fn write_shadow(
     slot: u32,
 ) -> Option<WaitFor> {
     let clean = bits & block::DIRTY == 0;
-    if clean
-        && op.credit == 0
-        && let Some(waits_for) = take_credit(state, ctx, op)
-    {
+    if clean && let Some(waits_for) = hold_credit(state, ctx, op, unit) {
         return Some(waits_for);
     }
     let shadow = if bits & block::SHADOW != 0 {

@@ -1,4 +1,4 @@
-//! The lists on which operations wait for something shared: frames, bios, credit, pauses, flushes, the next turn.
+//! The lists on which operations wait for something shared: frames, bios, credit, caps, pauses, flushes, the next turn.
 //!
 //! Every list is first come, first served. An operation that leaves the list for credit or for frames already holds what it
 //! waited for: a wake-up without it would lose the race against a new operation.
@@ -6,6 +6,8 @@
 use super::Waiters;
 use super::operation::{Operation, WaitFor};
 use crate::bio::VolumeId;
+use crate::cache::dirty::AccountId;
+use crate::gauge::Gauge32;
 use crate::list::Fifo;
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
@@ -23,6 +25,10 @@ pub(super) struct WaitLists {
     pub bios: Vec<Fifo>,
     /// Operations that wait for dirty credit, by device.
     pub credit: Vec<Fifo>,
+    /// Operations that wait for room under a cap, by account.
+    pub caps: Vec<Fifo>,
+    /// Number of operations on these lists.
+    pub capped: Gauge32,
     /// Whether the throttle has refused the head of the credit list, by device.
     pub refused: Vec<bool>,
     /// Operations that wait for the end of their writer's pause, by writer.
@@ -48,13 +54,15 @@ impl FlushLists {
 
 impl WaitLists {
     /// Creates the empty lists.
-    pub fn new(devices: usize, writers: u32, volumes: usize) -> Self {
+    pub fn new(devices: usize, writers: u32, volumes: usize, accounts: usize) -> Self {
         Self {
             ready: Fifo::new(),
             next_turn: Fifo::new(),
             frames: Fifo::new(),
             bios: (0..2 * devices).map(|_| Fifo::new()).collect(),
             credit: (0..devices).map(|_| Fifo::new()).collect(),
+            caps: (0..accounts).map(|_| Fifo::new()).collect(),
+            capped: Gauge32::default(),
             refused: vec![false; devices],
             paused: (0..=writers).map(|_| Fifo::new()).collect(),
             flushes: (0..volumes).map(|_| FlushLists::default()).collect(),
@@ -108,6 +116,10 @@ impl Waiters {
             WaitFor::Frame => self.lists.frames.push(ops, slot),
             WaitFor::Bios(account) => self.lists.bios[account as usize].push(ops, slot),
             WaitFor::Credit(_) => self.lists.credit[device].push(ops, slot),
+            WaitFor::Cap(account, _) => {
+                self.lists.capped.add(1);
+                self.lists.caps[usize::from(account)].push(ops, slot);
+            }
             WaitFor::Pause => {
                 let writer = ops[slot].writer;
                 assert!(writer != NIL, "only a writer pauses");
@@ -233,6 +245,53 @@ impl Waiters {
         let list = std::mem::take(&mut self.lists.credit[device]);
         self.lists.refused[device] = false;
         self.lists.make_ready(&mut self.ops, list);
+    }
+
+    /// Returns the first operation that waits for room under the cap of an account, and the blocks it waits for.
+    pub fn first_for_cap(&self, account: AccountId) -> Option<(u32, u32)> {
+        let slot = self.lists.caps[usize::from(account)].head()?;
+        let WaitFor::Cap(_, blocks) = self.ops[slot].waits_for else {
+            unreachable!("an operation on the list of an account waits for its cap")
+        };
+        Some((slot, blocks))
+    }
+
+    /// Moves the first operation that waits for one account to the list of another one, which has no room for it.
+    pub fn move_cap_wait(&mut self, from: AccountId, to: AccountId) {
+        assert!(from != to, "the first account has room");
+        let (slot, blocks) = self.first_for_cap(from).expect("an operation waits for the cap");
+        self.lists.caps[usize::from(from)].pop(&mut self.ops);
+        self.ops[slot].waits_for = WaitFor::Cap(to, blocks);
+        self.lists.caps[usize::from(to)].push(&mut self.ops, slot);
+    }
+
+    /// Makes the first operation ready that waits for the cap of an account, with `blocks` reserved for its payer.
+    pub fn end_cap_wait(&mut self, account: AccountId, blocks: u32) {
+        let list = &mut self.lists.caps[usize::from(account)];
+        let slot = list.pop(&mut self.ops).expect("an operation waits for the cap");
+        self.lists.capped.sub(1);
+        assert!(self.ops[slot].paid == 0, "an operation that waits for a cap has reserved nothing");
+        self.ops[slot].paid = blocks;
+        self.ready(slot);
+    }
+
+    /// Makes every operation ready that waits for a cap; each asks again.
+    pub fn end_cap_waits(&mut self) {
+        for account in 0..self.lists.caps.len() {
+            if self.lists.capped.is_zero() {
+                return;
+            }
+            let mut list = std::mem::take(&mut self.lists.caps[account]);
+            while let Some(slot) = list.pop(&mut self.ops) {
+                self.lists.capped.sub(1);
+                self.ready(slot);
+            }
+        }
+    }
+
+    /// Returns true if an operation waits for a cap.
+    pub fn waits_for_cap(&self) -> bool {
+        !self.lists.capped.is_zero()
     }
 
     /// Returns the number of writers with a list of paused operations.

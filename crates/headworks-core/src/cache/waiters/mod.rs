@@ -32,11 +32,16 @@ pub(in crate::cache) struct Waiters {
 
 impl Waiters {
     /// Creates the tables for `bios` operations.
-    pub fn new(bios: u32, devices: usize, writers: u32, volumes: usize) -> Self {
+    pub fn new(
+        bios: u32,
+        (devices, volumes): (usize, usize),
+        writers: u32,
+        accounts: usize,
+    ) -> Self {
         Self {
             ops: Slab::new(bios),
             records: vec![WaitRecorder::default(); bios as usize],
-            lists: WaitLists::new(devices, writers, volumes),
+            lists: WaitLists::new(devices, writers, volumes, accounts),
             ranges: RangeLocks::new(bios),
             wait_counts: [0; 6],
         }
@@ -86,7 +91,10 @@ impl Waiters {
 
     /// Frees the slot of an operation that has completed.
     pub fn remove(&mut self, slot: u32, op: Operation) {
-        assert!(op.credit == 0 && op.frame.0 == NIL && !op.locked, "it holds nothing");
+        assert!(
+            op.credit == 0 && op.paid == 0 && op.frame.0 == NIL && !op.locked,
+            "it holds nothing"
+        );
         self.put_back(slot, op);
         self.ops.put(slot);
     }
@@ -108,7 +116,7 @@ impl Waiters {
         record.begin(now);
         let kind = match waits_for {
             WaitFor::Frame | WaitFor::Bios(_) => 0,
-            WaitFor::Credit(_) => 1,
+            WaitFor::Credit(_) | WaitFor::Cap(..) => 1,
             WaitFor::Pause => 2,
             WaitFor::Range(_) => 4,
             WaitFor::Folio(_) => 5,
@@ -127,7 +135,9 @@ impl Waiters {
         let record = &mut self.records[op.wait_record as usize];
         match waits_for {
             WaitFor::Nothing | WaitFor::Slot => {}
-            WaitFor::Pause | WaitFor::Credit(_) => record.end(now, WaitKind::Dirty),
+            WaitFor::Pause | WaitFor::Credit(_) | WaitFor::Cap(..) => {
+                record.end(now, WaitKind::Dirty)
+            }
             _ => record.end_below(now),
         }
     }

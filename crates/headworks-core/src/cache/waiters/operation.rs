@@ -8,13 +8,14 @@
 //!            v                                                                      |
 //!   Read ----+--- copied to the end ---> completed                                Folio
 //!   Write ---+--- applied ---> completed, or (FUA, writethrough) WriteOut ---> Device ---> completed
-//!      waits for: Pause (of its connection) -> Credit -> Frame -> Folio -> Range (locked by a discard)
+//!      waits for: Pause (of its connection) -> Cap -> Credit -> Frame -> Folio -> Range (locked by a discard)
 //!   Range ---> nothing of the range outstanding ---> Device ---> completed
 //!   Status --> dirty here: completed, else --------> Device ---> completed
 //!   Flush ---> all older dirty data written -------> Device (flush) ---> completed
 //! ```
 
-use crate::bio::{Bio, BioFlags};
+use crate::bio::{Bio, BioFlags, ExportId};
+use crate::cache::dirty::AccountId;
 use crate::cache::pool::folio::BLOCK;
 use crate::error::Status;
 use crate::list::Chained;
@@ -55,6 +56,8 @@ pub(in crate::cache) enum WaitFor {
     Bios(u32),
     /// Dirty credit for this many blocks.
     Credit(u32),
+    /// Room for this many blocks under the cap of an account.
+    Cap(AccountId, u32),
     /// The end of its writer's pause.
     Pause,
     /// The end of the range operation in this slot.
@@ -97,6 +100,10 @@ pub(in crate::cache) struct Operation {
     pub writer: u32,
     /// Dirty credit that it holds, in blocks.
     pub credit: u32,
+    /// Blocks that are reserved for `payer`, at least `credit`.
+    pub paid: u32,
+    /// The export that pays for what it dirties next.
+    pub payer: ExportId,
     /// A granted frame and its order; the unit is `NIL` for none.
     pub frame: (u32, u8),
     /// Outstanding write-outs of its own.
@@ -141,6 +148,8 @@ impl Default for Operation {
             next: NIL,
             writer: NIL,
             credit: 0,
+            paid: 0,
+            payer: ExportId(0),
             frame: (NIL, 0),
             pending: 0,
             generation: 0,

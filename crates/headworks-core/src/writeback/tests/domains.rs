@@ -23,7 +23,7 @@ fn model(pool: u32, bandwidth: u64, weights: &[u16], tenants: bool) -> Model {
         })
         .collect();
     let of_tenants: Vec<TenantConfig> =
-        weights.iter().map(|&weight| TenantConfig { weight }).collect();
+        weights.iter().map(|&weight| TenantConfig { weight, ..TenantConfig::default() }).collect();
     model.throttle = model.throttle.with_domains(&exports, &of_tenants);
     model
 }

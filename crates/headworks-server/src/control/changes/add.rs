@@ -19,6 +19,7 @@ use crate::control::settings::ExportSettings;
 use crate::control::shards::stopping;
 use crate::control::tree::{DeviceNode, ExportNode, lock};
 use crate::messages::command::ShardCommand;
+use crate::spec::ExportOptions;
 use headworks::Device;
 
 impl LiveChanges {
@@ -257,8 +258,8 @@ impl LiveChanges {
         let of_tenant = (tenant, self.settings.tenant_options(tenant));
         let served = served(&assembled, (export, of_tenant), &config, size, inventory.serial);
         let (weight, ioprio) = (assembled.weight, assembled.ioprio);
-        let (limits, latency_target_us) = (spec.share.limits, spec.share.latency_target_us);
-        let setting = ExportSettings { weight, ioprio, tenant, latency_target_us, limits };
+        let ExportOptions { limits, latency_target_us, dirty, .. } = spec.share;
+        let setting = ExportSettings { weight, ioprio, tenant, latency_target_us, dirty, limits };
         self.settings.put(export, setting);
         // Shard 0 lists exports to clients: it is told last, when all others know the export.
         for shard in self.shards.ids().rev() {
@@ -294,6 +295,7 @@ impl LiveChanges {
                 }
             }
         });
+        self.settings.divide_parts()?;
         Ok(entry)
     }
 }

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::LiveChanges;
 use super::retune::dirty_changes;
 use crate::assemble::{ExportSource, ExportSpec, shown_name};
+use crate::cache_part::part_word;
 use crate::config::{
     ConfigFile, DeviceSection, ExportSection, Origin, Setting, Tuned, Value as ConfigValue,
     is_probed,
@@ -117,6 +118,10 @@ impl LiveChanges {
             let [old, new] = [old, new].map(|target| latency_target_word(target).into());
             found.add(&format!("exports/{name}/latency_target"), old, new);
         }
+        if now.dirty != share.dirty {
+            let [old, new] = [share.dirty, now.dirty].map(|bytes| part_word(bytes).into());
+            found.add(&format!("exports/{name}/dirty"), old, new);
+        }
         let tenant = self.settings.tenant_of(id);
         if tenant != share.tenant {
             let [old, new] = [share.tenant, tenant].map(|name| name.map(|name| name.to_string()));
@@ -139,6 +144,7 @@ impl LiveChanges {
             tenant,
             limits: now.limits,
             latency_target_us: now.latency_target_us,
+            dirty: now.dirty,
             ..*share
         };
         let section = ExportSection::of(spec, &share, &Origin::Control);

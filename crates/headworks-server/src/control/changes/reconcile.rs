@@ -10,6 +10,7 @@ use headworks_core::{ConfigError, Ioprio, VolumeId};
 
 use super::LiveChanges;
 use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
+use crate::cache_part::part_word;
 use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::lock;
@@ -177,6 +178,13 @@ impl LiveChanges {
         {
             set.push(format!("latency-target {}", latency_target_word(target)));
         }
+        let dirty = new.share.dirty;
+        if loaded.dirty != dirty
+            && now.dirty != dirty
+            && self.settings.set_export_dirty(entry.id, dirty).is_ok()
+        {
+            set.push(format!("dirty {}", part_word(dirty)));
+        }
         let tenant = new.share.tenant;
         if loaded.tenant != tenant && self.settings.tenant_of(entry.id) != tenant {
             let shown = tenant.map_or("none".to_owned(), |name| name.to_string());
@@ -201,6 +209,7 @@ impl LiveChanges {
             (record.spec.share.weight, record.spec.share.ioprio) = (weight, ioprio);
             record.spec.share.tenant = tenant;
             record.spec.share.latency_target_us = target;
+            record.spec.share.dirty = dirty;
             record.spec.share.limits = limits;
         }
     }

@@ -190,6 +190,7 @@ impl LiveChanges {
         }
         self.tree.change(|tree| tree.exports.retain(|other| other.id != entry.id));
         self.forget_export(&mut inventory, entry.id)?;
+        self.settings.divide_parts()?;
         Ok(true)
     }
 

@@ -82,9 +82,11 @@ impl LiveChanges {
     /// The method `tenants`: one row for each.
     pub fn tenants(&self, latencies: &Latencies, counts: &NodeCounts) -> RpcResult {
         let sums = self.tenant_sums(latencies)?;
+        let uses = self.settings.cache_uses()?;
         let row = |(id, entry): (TenantId, &TenantEntry)| {
             let sum = sums.get(&id).copied().unwrap_or_default();
             let targets = counts.targets.tenants.get(&id).copied().unwrap_or_default();
+            let used = uses.get(&id).copied().unwrap_or_default();
             json!({
                 "name": entry.spec.name.as_str(),
                 "weight": entry.now.weight,
@@ -94,6 +96,7 @@ impl LiveChanges {
                 "read_bytes": sum.read_bytes,
                 "written_bytes": sum.written_bytes,
                 "dirty": sum.dirty,
+                "cached": used.cached,
                 "limited_seconds": counts.limited_seconds(LimitTarget::Tenant(id)),
                 "latency_target_us": some_target(entry.now.latency_target_us),
                 "target_requests": targets.ended,
@@ -182,6 +185,9 @@ impl LiveChanges {
             }
             if old.options.latency_target_us != new.options.latency_target_us {
                 options.latency_target_us = new.options.latency_target_us;
+            }
+            if old.options.part != new.options.part {
+                options.part = new.options.part;
             }
             if old.options.limits != new.options.limits {
                 options.limits = new.options.limits;
