@@ -255,9 +255,9 @@ fn slow_readers_get_whole_versions(frames: u32, seed: u64) {
             }
             .encode()
             .to_vec();
-            for number in first..first + count {
-                written[number] += 1;
-                bytes.extend(block_of(number, written[number]));
+            for (number, version) in (first..).zip(&mut written[first..first + count]) {
+                *version += 1;
+                bytes.extend(block_of(number, *version));
             }
             writer.write_all(&bytes).unwrap();
             writing = Some(first..first + count);

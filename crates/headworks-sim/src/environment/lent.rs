@@ -63,7 +63,7 @@ impl Environment {
     /// Takes the buffer from some reads of cached volumes. It depends on the bio alone, so no other draw is moved.
     pub(super) fn perhaps_without_buffer(&self, bio: Bio) -> Bio {
         let fits = bio.op == Op::Read && self.scenario.is_cached(bio.id.volume);
-        if !fits || !self.scenario.checked || (bio.id.sequence >> 8) % ONE_IN != 0 {
+        if !fits || !self.scenario.checked || !(bio.id.sequence >> 8).is_multiple_of(ONE_IN) {
             return bio;
         }
         Bio { flags: bio.flags.with(BioFlags::NO_BUFFER), ..bio }
