@@ -14,10 +14,7 @@ while [ $# -gt 0 ]; do
     --dir) dir=$2 && shift ;;
     --cpu) cpu=$2 && shift ;;
     --) shift && break ;;
-    *)
-        echo "usage: $(sed -n 's/^#   //p' "$0" | head -n 1)" >&2
-        exit 2
-        ;;
+    *) usage ;;
     esac
     shift
 done

@@ -17,10 +17,7 @@ while [ $# -gt 0 ]; do
     --file) file=$2 ;;
     --cell) cells+=("$2") ;;
     --json) json=$2 ;;
-    *)
-        echo "usage: $(sed -n 's/^#   //p' "$0" | head -n 1)" >&2
-        exit 2
-        ;;
+    *) usage ;;
     esac
     shift 2
 done

@@ -22,10 +22,7 @@ while [ $# -gt 0 ]; do
     --cached) cached=$2 && shift ;;
     --kept) kept=--kept ;;
     --annotate) annotate=yes ;;
-    *)
-        echo "usage: $(sed -n 's/^#   //p' "$0" | head -n 1)" >&2
-        exit 2
-        ;;
+    *) usage ;;
     esac
     shift
 done

@@ -24,6 +24,12 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
+# Ends the script with its usage, the first line of its head that is set in.
+usage() {
+    echo "usage: $(sed -n 's/^#   //p' "$0" | head -n 1)" >&2
+    exit 2
+}
+
 machine() { # the facts without which no figure means anything
     printf 'machine: %s, %s CPUs, kernel %s\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" "$(uname -r)"
     printf 'headworks: %s, commit %s\n' "$("$HEADWORKS" --version 2>/dev/null)" "$(git -C "$root" describe --always --dirty 2>/dev/null)"

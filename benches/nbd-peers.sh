@@ -20,10 +20,7 @@ while [ $# -gt 0 ]; do
     --cell) cells+=("$2") ;;
     --json) json=$2 ;;
     --before) before=$2 ;;
-    *)
-        echo "usage: $(sed -n 's/^#   //p' "$0" | head -n 1)" >&2
-        exit 2
-        ;;
+    *) usage ;;
     esac
     shift 2
 done
