@@ -54,6 +54,8 @@ pub(super) struct ShardLimits {
     exports: Vec<Option<LimitedExport>>,
     /// Nodes of connections by slot.
     leaves: Vec<Option<NodeId>>,
+    /// There is, or was, a limit: until then a turn asks the tree nothing.
+    in_use: bool,
 }
 
 impl ShardLimits {
@@ -62,7 +64,7 @@ impl ShardLimits {
         let (tenants, exports) = (Vec::new(), Vec::new());
         let mut tree = LimitTree::new(64);
         tree.set_shards(shards);
-        Self { id, shards, tree, tenants, exports, leaves: vec![None; slots] }
+        Self { id, shards, tree, tenants, exports, leaves: vec![None; slots], in_use: false }
     }
 
     /// Adds an export, or changes the one of its id.
@@ -120,13 +122,21 @@ impl ShardLimits {
             // It may be known there earlier than here.
             self.tenant(tenant);
         }
+        self.in_use = true;
         if let Some(node) = self.node(target) {
             self.tree.on_message(now, node, from, message);
         }
     }
 
     /// Hands over what other shards are to know.
+    #[inline]
     pub fn post_messages(&mut self, io: &mut ShardIo) {
+        if self.in_use {
+            self.post_all(io);
+        }
+    }
+
+    fn post_all(&mut self, io: &mut ShardIo) {
         while let Some(OutgoingLease { node, to, message }) = self.tree.next_outgoing() {
             let target = match node {
                 LimitTree::ROOT => LimitTarget::Server,
@@ -198,6 +208,7 @@ impl ShardLimits {
         }
         let Some(node) = self.node(target) else { return };
         self.tree.set_limits(now, node, limits);
+        self.in_use |= !limits.is_none();
         self.update_flags();
     }
 
@@ -243,15 +254,16 @@ impl ShardLimits {
     }
 
     /// When a parked request may pass; none if none is parked.
+    #[inline]
     pub fn next_timeout(&self) -> Option<Instant> {
-        self.tree.next_timeout()
+        if self.in_use { self.tree.next_timeout() } else { None }
     }
 }
 
 impl Reactor {
     /// Lets parked requests pass whose limits agree now; returns whether there was one.
     pub(super) fn pass_limited(&mut self, now: Instant) -> bool {
-        if self.is_paused() || self.limits.next_timeout().is_none_or(|at| at > now) {
+        if self.limits.next_timeout().is_none_or(|at| at > now) || self.is_paused() {
             return false;
         }
         let mut any = false;

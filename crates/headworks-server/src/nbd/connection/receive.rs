@@ -305,8 +305,8 @@ impl Connection {
                     }
                 }
             };
-            if held.is_none()
-                && let Some(gate) = &mut context.limits
+            if let Some(gate) = &mut context.limits
+                && held.is_none()
                 && self.park(&request, context.now, gate)
             {
                 if self.is_held_by_limit() {
