@@ -19,6 +19,34 @@
 //! **Bounds.** Let R be a rate, L the largest cost, `s` the slack of 4 ms at R, and `e` the latest wake-up. While requests wait, any
 //! interval T admits between `R T - L - R e` and `R T + L + R e`; from an empty bucket at most `R T + s + L`. A node with several
 //! busy children admits at most `R T + 2 s + L`. On several shards leases add what `lease` says. The tests check every pair of admissions.
+//!
+//! **In another program.** The server asks the tree where a request's header is known and it holds nothing yet. The embedding API has no such
+//! place: a slot is taken before an I/O is submitted, and handles share neither a lock nor a timer. So a program that limits its own
+//! clients has a tree where it accepts their requests, and parks those that do not pass:
+//!
+//! ```
+//! use headworks_core::limits::{LimitKind, LimitTree, LimitedIo, Limits};
+//! use headworks_core::{Instant, Op};
+//!
+//! let mut limits = Limits::default();
+//! limits.rates[LimitKind::IopsTotal as usize].average = 1000;
+//! limits.validate()?;
+//! let mut tree = LimitTree::new(16);
+//! let volume = tree.add_group(LimitTree::ROOT, 100, 0);
+//! tree.set_limits(Instant(0), volume, &limits);
+//! let client = tree.add_leaf(volume, 100, 7);
+//!
+//! let read = LimitedIo::of(Op::Read, 4096).expect("reads are limited");
+//! // 4 ms of the rate pass at once, and one more.
+//! for _ in 0..5 {
+//!     assert!(tree.admit(Instant(0), client, read));
+//! }
+//! assert!(!tree.admit(Instant(0), client, read), "it waits in the tree");
+//! let due = tree.next_timeout().expect("a waiter has a due instant");
+//! let passed = tree.pop(due).expect("it passes then");
+//! assert_eq!(passed.owner, 7);
+//! # Ok::<(), headworks_core::ConfigError>(())
+//! ```
 
 mod bucket;
 mod lease;

@@ -291,8 +291,11 @@ fn shards_share_by_the_weights_that_wait_there() {
 /// A light client has its half beside a heavy one, wherever the two and the limit are.
 #[test]
 fn light_client_gets_its_part_on_any_shard() {
-    for (heavy_on, light_on) in [(0, 1), (1, 0), (1, 1), (1, 2)] {
-        let mut world = Shards::new(3, &limit(LimitKind::BpsTotal, 20_000_000), 60_000, 100_000);
+    let places = [(0, 1), (1, 0), (1, 1), (1, 2)];
+    for (delay_ns, (heavy_on, light_on)) in
+        [60_000, 500_000].into_iter().flat_map(|delay_ns| places.map(|place| (delay_ns, place)))
+    {
+        let mut world = Shards::new(3, &limit(LimitKind::BpsTotal, 20_000_000), delay_ns, 100_000);
         world.client(heavy_on, 100, super::Client::new(Op::Read, 65_536, 16));
         world.client(light_on, 100, super::Client::new(Op::Read, 4096, 1));
         world.run(10 * SEC);
