@@ -116,6 +116,8 @@ impl Queries {
                     self.io_stat(&tree, is_own)?.into()
                 }
                 Leaf::ExportDirty(export) => part_word(self.settings.of(export).dirty).into(),
+                // A list of all tenants asks no shard.
+                Leaf::TenantDirty(_) | Leaf::TenantCached(_) if !path.contains('/') => continue,
                 Leaf::TenantDirty(tenant) | Leaf::TenantCached(tenant) => {
                     let uses = match &uses {
                         Some(uses) => uses,

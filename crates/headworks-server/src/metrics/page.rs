@@ -7,7 +7,6 @@ use headworks_core::stats::TargetCounts;
 use headworks_core::{DeviceState, ExportId, TenantId, WaitKind};
 
 use super::text::{MetricType, MetricsPage, seconds};
-use crate::cache_part::CacheUse;
 use crate::control::queries::{Latencies, LimitReports, Queries, TargetTotals};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::{DeviceNode, ExportNode, TenantNode, Tree, device_name};
@@ -32,7 +31,7 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     put_devices(&mut page, queries, tree)?;
     put_buffers(&mut page, queries)?;
     put_caches(&mut page, queries)?;
-    put_tenant_caches(&mut page, queries, tree)?;
+    put_tenants_cached(&mut page, queries, tree)?;
     Ok(page.into_text())
 }
 
@@ -153,8 +152,8 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
     Ok(())
 }
 
-/// What tenants have of the page cache; none without a cache.
-fn put_tenant_caches(
+/// What is cached for tenants; none without a cache.
+fn put_tenants_cached(
     page: &mut MetricsPage,
     queries: &Queries,
     tree: &Tree,
@@ -163,17 +162,12 @@ fn put_tenant_caches(
         return Ok(());
     }
     let uses = queries.cache_uses()?;
-    let mut put = |name: &str, help: &str, of: fn(&CacheUse) -> u64| {
-        page.family(name, MetricType::Gauge, help);
-        for tenant in &tree.tenants {
-            let used = uses.get(&tenant.id).copied().unwrap_or_default();
-            page.sample(name, &[("tenant", tenant.name.as_str())], of(&used));
-        }
-    };
-    let help = "Data of the tenant's exports that is not written yet.";
-    put("headworks_tenant_dirty_bytes", help, |used| used.dirty);
-    let help = "Data of the tenant's exports in the page cache.";
-    put("headworks_tenant_cached_bytes", help, |used| used.cached);
+    let name = "headworks_tenant_cached_bytes";
+    page.family(name, MetricType::Gauge, "Data of a tenant's exports in the page cache.");
+    for tenant in &tree.tenants {
+        let used = uses.get(&tenant.id).copied().unwrap_or_default();
+        page.sample(name, &[("tenant", tenant.name.as_str())], used.cached);
+    }
     Ok(())
 }
 
