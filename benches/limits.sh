@@ -115,7 +115,7 @@ if wanted rate; then
     rates iops 1000 4096 32
     rates iops 10000 4096 64
     rates iops 100000 512 1024
-    rates iops 1000000 512 8192
+    rates iops 1000000 512 1024
     rates bps 10485760 16384 16
     rates bps 104857600 65536 32
     rates bps 1073741824 65536 64
