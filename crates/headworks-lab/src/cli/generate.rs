@@ -65,7 +65,9 @@ fn pages(mut command: Command) -> io::Result<Vec<(String, Vec<u8>)>> {
 
 fn add_pages(command: &Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
     pages.push(page(command)?);
-    command.get_subcommands().try_for_each(|below| add_pages(below, pages))
+    // Hidden commands are what other commands of this program start.
+    let mut below = command.get_subcommands().filter(|below| !below.is_hide_set());
+    below.try_for_each(|below| add_pages(below, pages))
 }
 
 fn page(command: &Command) -> io::Result<(String, Vec<u8>)> {
@@ -111,6 +113,8 @@ mod tests {
             let page = pages.iter().find(|(page, _)| page == name).expect(name);
             String::from_utf8(page.1.clone()).unwrap()
         };
+        assert!(pages.iter().all(|(page, _)| !page.contains("bfq-linux-client")));
+        assert!(text("headworks-lab-run-bfq-linux.1").contains("OVERWRITTEN"));
         assert!(text("headworks-lab.1").contains("headworks\\-lab\\-run(1)"));
         assert!(text("headworks-lab-run-smoke.1").contains("\\-\\-scenarios"));
         assert!(text("headworks-lab-run-seed-002.1").contains("\\-\\-case scaling \\-\\-svg"));
