@@ -79,9 +79,11 @@ impl Case {
     const fn devices(self) -> &'static [Device] {
         const WRITE_OUT: [Device; 5] =
             [Device::Disk, Device::Sata, Device::Nvme, Device::Stream700, Device::Stream60];
+        const BULK: [Device; 4] = [Device::Disk, Device::Sata, Device::Nvme, Device::Virtual];
         match self {
             Self::WriteOut => &WRITE_OUT,
             Self::UnevenWriters => &[Device::Stream60],
+            Self::BulkWrites | Self::BulkReads => &BULK,
             _ => &Device::ALL,
         }
     }
@@ -101,7 +103,7 @@ impl Case {
         let every = device.about_ns(op, 4096) * LIGHT_PART * u64::from(clients);
         // A single reader of the NVMe disk asks for less than that without thinking.
         let think_ns = match (self, device) {
-            (Self::BulkWrites | Self::BulkReads, Device::Nvme) => 4 * US,
+            (Self::BulkWrites | Self::BulkReads, Device::Nvme | Device::Virtual) => 4 * US,
             _ => every,
         };
         let job = JobOptions { op, end: device.size(), think_ns, ..JobOptions::default() };
@@ -344,8 +346,8 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for row in &ours {
         let case = Case::ALL.into_iter().find(|case| row.is("case", case.name()));
-        let devices = Case::WriteOut.devices();
-        let device = devices.iter().copied().find(|device| row.is("device", device.name()));
+        let mut devices = Case::ALL.into_iter().flat_map(Case::devices).copied();
+        let device = devices.find(|device| row.is("device", device.name()));
         let Some((times, kept)) = case.zip(device).and_then(|(case, device)| case.goals(device))
         else {
             continue;

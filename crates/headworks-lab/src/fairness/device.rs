@@ -5,7 +5,10 @@
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{Op, QueueOptions};
-use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, Ssd, SsdProfile, Stream, StreamProfile};
+use headworks_sim::disk::{
+    DeviceModel, Hdd, HddProfile, Ssd, SsdProfile, Stream, StreamProfile, VirtualDisk,
+    VirtualDiskProfile,
+};
 
 pub(super) const MIB: u32 = 1 << 20;
 
@@ -18,6 +21,8 @@ pub(super) enum Device {
     Sata,
     /// An NVMe disk.
     Nvme,
+    /// A cloud machine's disk, whose throughput scatters.
+    Virtual,
     /// A device of 700 MB/s that serves commands one at a time, as in seed 002.
     Stream700,
     /// The same with 60 MB/s and 8 ms for each change of stream.
@@ -34,6 +39,7 @@ impl Device {
             Self::Disk => "hdd-32",
             Self::Sata => "sata",
             Self::Nvme => "nvme",
+            Self::Virtual => "virtual",
             Self::Stream700 => "stream-700",
             Self::Stream60 => "stream-60",
         }
@@ -53,6 +59,10 @@ impl Device {
             }
             Self::Sata => ssd(SsdProfile::sata()),
             Self::Nvme => ssd(SsdProfile::nvme()),
+            Self::Virtual => {
+                let profile = VirtualDiskProfile::cloud();
+                (profile.capacity, Box::new(VirtualDisk::new(profile, 1)))
+            }
             Self::Stream700 => stream(StreamProfile::new(700_000_000, 0)),
             Self::Stream60 => stream(StreamProfile::new(60_000_000, 8 * MS)),
         }
@@ -92,6 +102,7 @@ impl Device {
             (Self::Sata, _) => (10_500, 1_900_000),
             (Self::Nvme, Op::Read) => (2_200, 375_000),
             (Self::Nvme, _) => (5_700, 500_000),
+            (Self::Virtual, _) => (2_000, 440_000),
             (Self::Stream700, _) => (26_000, 1_500_000),
             (Self::Stream60, _) => (16 * MS, 17 * MS),
         };

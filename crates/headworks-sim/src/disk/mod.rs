@@ -23,6 +23,7 @@ mod ssd;
 mod store;
 mod stream;
 mod timing;
+mod virtual_disk;
 mod write_cache;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,6 +45,7 @@ pub use ssd::{Ssd, SsdProfile};
 pub use store::Store;
 pub use stream::{Stream, StreamProfile};
 pub use timing::LatencyModel;
+pub use virtual_disk::{VirtualDisk, VirtualDiskProfile};
 
 use crate::events::EventQueue;
 use crate::sector_pattern::SECTOR;
