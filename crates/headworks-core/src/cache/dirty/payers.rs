@@ -127,6 +127,12 @@ impl Payers {
         [Some(own), tenant].into_iter().flatten().map(|id| id as AccountId)
     }
 
+    /// Returns true if two exports have an account in common, whose cap is at most twice `blocks`.
+    pub fn is_half(&self, one: ExportId, other: ExportId, blocks: u32) -> bool {
+        let mut common = self.accounts(one).filter(|id| self.accounts(other).any(|of| of == *id));
+        common.any(|id| self.accounts[usize::from(id)].cap.div_ceil(2) <= blocks)
+    }
+
     /// Returns true if any account has a cap.
     #[inline]
     pub fn has_caps(&self) -> bool {

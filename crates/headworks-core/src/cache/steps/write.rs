@@ -209,7 +209,7 @@ fn take_credit(
         0 => match take_room(state, op, wanted) {
             Ok(paid) => paid,
             Err(waits_for) => {
-                let stuck = state.dirty.stuck(index);
+                let stuck = state.dirty.stuck(index).or_else(|| state.held_by_payer(payer));
                 return stuck.map(|error| state.complete(ctx, op, Err(error))).or(Some(waits_for));
             }
         },
