@@ -63,7 +63,7 @@ impl Shard {
             place.ok().and_then(|place| ids[place].1)
         };
         match &mut self.cache {
-            Some(cache) => cache.adopt(now, contents, (&volumes, &exports), &connections)?,
+            Some(cache) => cache.adopt(now, contents, &volumes, &exports, &connections)?,
             None if contents.units() == 0 => {}
             None => return Err(ContentsError::new("there is no cache that could adopt contents")),
         }

@@ -42,7 +42,8 @@ impl Cache {
         &mut self,
         now: Instant,
         contents: &CacheContents,
-        (volumes, exports): (&dyn Fn(VolumeId) -> Option<VolumeId>, &dyn Fn(VolumeId) -> ExportId),
+        volumes: &dyn Fn(VolumeId) -> Option<VolumeId>,
+        exports: &dyn Fn(VolumeId) -> ExportId,
         connections: &dyn Fn(u32) -> Option<u32>,
     ) -> Result<(), ContentsError> {
         let state = &mut self.state;
