@@ -22,7 +22,7 @@ pub fn parse_latency_target(word: &str) -> Result<u32, String> {
     }
 }
 
-/// Returns a target in microseconds as a word that [`parse_latency_target`] takes.
+/// Returns a target in microseconds as a word that `parse_latency_target` takes.
 #[must_use]
 pub fn latency_target_word(us: u32) -> String {
     match us {

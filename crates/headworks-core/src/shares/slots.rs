@@ -187,7 +187,7 @@ impl ShareTree {
     }
 
     /// Returns the finish of a waiting leaf and of the groups above it, from the root on, relative to V of each: a leaf of
-    /// smaller finishes is served earlier. There are at most [`LEVELS`] of them.
+    /// smaller finishes is served earlier. There are at most `LEVELS` of them.
     #[must_use]
     pub fn finish_order(&self, leaf: ShareId) -> [i64; LEVELS] {
         let mut order = [0; LEVELS];
