@@ -11,7 +11,7 @@
 //! A device belongs to one shard. Other shards reach it through a [`RemoteQueue`] and messages.
 
 use crate::action::{Action, Actions, Notice};
-use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
+use crate::bio::{Bio, BioFlags, DeviceId, Op, ShardId, VolumeId};
 use crate::cache::folio::BLOCK;
 use crate::cache::{Cache, CallContext};
 use crate::device_bio::DeviceBio;
@@ -271,15 +271,31 @@ impl Shard {
             let (cache, mut turn) = self.cache(now).expect("it caches");
             return cache.on_bio(&mut turn, bio);
         }
-        if bio.has_no_buffer() {
-            self.pools.actions.list.push(Action::NeedsBuffer { id: bio.id });
-            return;
-        }
-        if bio.op == Op::Prefetch {
-            self.pools.actions.list.push(reply(Ok(())));
+        let for_caches = bio.flags.contains(BioFlags::NO_BUFFER) || bio.op == Op::Prefetch;
+        if for_caches && self.answer_uncached(&bio) {
             return;
         }
         self.start(now, now, bio, BioOrigin::Frontend);
+    }
+
+    /// Answers what only a cache carries out, for a volume without one; returns false for any other bio.
+    #[cold]
+    fn answer_uncached(&mut self, bio: &Bio) -> bool {
+        if bio.has_no_buffer() {
+            self.pools.actions.list.push(Action::NeedsBuffer { id: bio.id });
+            return true;
+        }
+        if bio.op == Op::Prefetch {
+            self.pools.actions.list.push(Action::Reply {
+                id: bio.id,
+                status: Ok(()),
+                hole: false,
+                stage: ReplyStage::Final,
+                wait_times: WaitTimes::NONE,
+            });
+            return true;
+        }
+        false
     }
 
     /// Sends a bio towards its device, local or remote; its wait for that is limited from `since` on.

@@ -893,6 +893,8 @@ impl ShardPort<'_> {
 // SAFETY: pools and buffers are allocations of their own, dropped after the devices; the world checks which operation uses
 // them and when.
 unsafe impl ActionSink for ShardPort<'_> {
+    const KEEPS_FRAMES: bool = true;
+
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
             return self.frames_of(bio, unit);

@@ -26,6 +26,8 @@ use crate::memory::{STREAM, Span, copy, fetch};
 /// - the frames stay where they are as long as the shard exists, and only the executor and the devices use them;
 /// - the span of a bio that the cache made (see [`BioId::unit`]) is a part of the frames, and any other is not.
 pub unsafe trait ActionSink {
+    /// The sink keeps frames of replies ([`ActionSink::reply_frames`]) and is told of their changes; one that does not pays nothing.
+    const KEEPS_FRAMES: bool = false;
     /// The bytes of a bio in flight: a client's buffer, another shard's, or, for a bio of the cache, the frames from its unit on
     /// ([`Span::frames_from`]).
     fn buffer(&mut self, bio: BioId) -> Span;
@@ -50,7 +52,7 @@ pub unsafe trait ActionSink {
     fn needs_buffer(&mut self, id: BioId) {
         panic!("{id:?} was submitted without a buffer to a sink that sends nothing from frames");
     }
-    /// Announces that bytes of the frames change after this call.
+    /// Announces that bytes of the frames change after this call. By devices only to a sink with [`ActionSink::KEEPS_FRAMES`].
     #[inline]
     fn before_change(&mut self, frames: Span) {
         let _ = frames;
@@ -157,11 +159,11 @@ impl Executor {
     }
 
     /// Does everything on the list. Answers that devices gave at once are appended to `inputs`.
-    pub fn run(
+    pub fn run<S: ActionSink>(
         &mut self,
         now: Instant,
         actions: &Actions,
-        sink: &mut impl ActionSink,
+        sink: &mut S,
         disk: &mut dyn DiskQueue,
         inputs: &mut Vec<Input>,
     ) {
@@ -180,7 +182,7 @@ impl Executor {
                     }
                     let first_span = self.spans.len() as u32;
                     for segment in actions.segments_of(&submit) {
-                        if submit.op == Op::Read {
+                        if S::KEEPS_FRAMES && submit.op == Op::Read {
                             announce_fill(sink, segment.bio, (segment.offset, segment.len));
                         }
                         let buffer = sink.buffer(segment.bio);
@@ -278,7 +280,8 @@ impl Executor {
                 }
                 Action::NeedsBuffer { id } => sink.needs_buffer(id),
                 Action::Send { to, message } => {
-                    if let Message::Bio { bio, .. } = message
+                    if S::KEEPS_FRAMES
+                        && let Message::Bio { bio, .. } = message
                         && bio.op == Op::Read
                     {
                         announce_fill(sink, bio.id, (0, bio.len));

@@ -15,6 +15,8 @@ use crate::tags::TagRequest;
 pub(crate) struct ExportShares {
     exports: Vec<ExportConfig>,
     tenants: Vec<TenantConfig>,
+    /// Of an export that is not configured.
+    usual: ExportConfig,
 }
 
 impl ExportShares {
@@ -23,12 +25,13 @@ impl ExportShares {
         assert!(config.tenants.len() <= TENANTS_MAX, "the configuration was validated");
         let mut tenants = config.tenants.clone();
         tenants.resize(TENANTS_MAX, TenantConfig::default());
-        Self { exports: config.exports.clone(), tenants }
+        Self { exports: config.exports.clone(), tenants, usual: ExportConfig::default() }
     }
 
     /// Returns an export's share; the default for one that is not configured.
-    fn of(&self, export: ExportId) -> ExportConfig {
-        self.exports.get(usize::from(export.0)).copied().unwrap_or_default()
+    #[inline]
+    fn of(&self, export: ExportId) -> &ExportConfig {
+        self.exports.get(usize::from(export.0)).unwrap_or(&self.usual)
     }
 
     /// Returns the changes that give default shares these weights and tenants.
@@ -66,13 +69,14 @@ impl ExportShares {
 
     /// Returns a tenant's weight; the default for [`TenantId::NONE`], which has no place in a tree of shares.
     pub fn tenant_weight(&self, tenant: TenantId) -> u16 {
-        self.tenants.get(usize::from(tenant.0)).copied().unwrap_or_default().weight
+        let configured = self.tenants.get(usize::from(tenant.0));
+        configured.map_or_else(|| TenantConfig::default().weight, |tenant| tenant.weight)
     }
 
     /// Writes the share of a request's export into the request.
     #[inline]
     pub fn fill(&self, request: &mut TagRequest) {
-        let ExportConfig { weight, tenant, latency_target_us, .. } = self.of(request.export);
+        let &ExportConfig { weight, tenant, latency_target_us, .. } = self.of(request.export);
         request.target_us = latency_target_us;
         (request.weight, request.tenant) = (weight, tenant);
         request.tenant_weight = self.tenant_weight(tenant);
@@ -121,7 +125,7 @@ mod tests {
         config.tenants = vec![TenantConfig { weight: 400, ..TenantConfig::default() }];
         let mut shares = ExportShares::new(&config);
         let seen = |shares: &ExportShares, export: u16| {
-            let ExportConfig { weight, tenant, .. } = shares.of(ExportId(export));
+            let &ExportConfig { weight, tenant, .. } = shares.of(ExportId(export));
             (weight, tenant, shares.tenant_weight(tenant))
         };
         assert_eq!(seen(&shares, 0), (100, TenantId::NONE, 100));

@@ -313,6 +313,8 @@ impl ShardIo {
 // SAFETY: a bio's buffer is its connection's until the last reply, or the sending shard's, which waits for `Done`; buffers,
 // frames and the memory of other shards are different mappings, which outlive the shard.
 unsafe impl ActionSink for ShardIo {
+    const KEEPS_FRAMES: bool = true;
+
     fn buffer(&mut self, bio: BioId) -> Span {
         if !self.is_own(bio) {
             return self.foreign.get(bio).unwrap_or(Span::EMPTY);
