@@ -7,7 +7,7 @@ use super::context::CallContext;
 use super::pool::folio::{Folio, block};
 use super::state::CacheState;
 use crate::action::Actions;
-use crate::bio::{ExportId, VolumeId};
+use crate::bio::VolumeId;
 use crate::error::IoError;
 use crate::time::Instant;
 
@@ -26,6 +26,7 @@ impl CacheState {
             return;
         }
         assert!(self.pool.folio(unit).dirty > 0, "held blocks are dirty");
+        self.dirty.payers_mut().on_unheld(self.pool.folio(unit).export, held);
         self.count_held(volume, 0, held);
         if self.pool.folio(unit).group == crate::slab::NIL {
             let current = self.volumes[volume].current();
@@ -46,27 +47,6 @@ impl CacheState {
             at = unit + 1;
         }
         debug_assert!(self.volumes[volume].held() == 0, "every held block was found");
-    }
-
-    /// Returns the error of held blocks that fill half of a cap of a payer: what waits for that cap may wait forever. It looks at every
-    /// held folio, and is asked only when a cap is reached.
-    pub fn held_by_payer(&self, payer: ExportId) -> Option<IoError> {
-        if self.volumes.held() == 0 {
-            return None;
-        }
-        let (payers, mut held, mut error) = (self.dirty.payers(), 0, None);
-        for unit in self.dirty.held_folios() {
-            let folio = self.pool.folio(unit);
-            if !folio.is(Folio::PRESENT) || !payers.is_half(payer, folio.export, u32::MAX) {
-                continue;
-            }
-            let states = self.pool.states(unit, folio.blocks());
-            held += states.iter().filter(|state| *state & block::FAILED != 0).count() as u32;
-            if held > 0 && payers.is_half(payer, folio.export, held) {
-                error = Some(self.volumes[folio.key.volume()].last_error());
-            }
-        }
-        error
     }
 
     /// Returns the first folio of a volume at `unit` or after it that may hold blocks.

@@ -412,8 +412,8 @@ impl Cache {
     /// Returns what the dirty blocks of a tenant are.
     pub fn tenant_dirty(&self, tenant: TenantId) -> TenantDirty {
         let payers = self.state.dirty.payers();
-        let (used, cap) = payers.tenant_used(tenant);
-        TenantDirty { used, cap, written: payers.tenant_written(tenant) }
+        let (used, cap, released) = payers.tenant_used(tenant);
+        TenantDirty { used, cap, released, written: payers.tenant_written(tenant) }
     }
 
     /// Lets nearly empty extent groups wait in the background, or visits every group in turn.

@@ -253,11 +253,6 @@ impl CacheState {
         let (device, error) =
             (self.volumes.device_index(volume), self.volumes[volume].last_error());
         self.dirty.count_held(device, more, less);
-        if more > 0 && self.waiters.waits_for_cap() {
-            // What they wait for may be held for long.
-            self.waiters.end_cap_waits();
-            self.needs_run = true;
-        }
         self.update_stuck(device, error);
     }
 

@@ -114,8 +114,10 @@ impl CacheStats {
 /// The dirty blocks of a tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantDirty {
-    /// Blocks that are reserved for its writers, dirty or under write-out.
+    /// Blocks that are reserved for its writers, dirty or under write-out, without those that are held.
     pub used: u32,
+    /// Blocks that were held and count again, since the start.
+    pub released: u64,
     /// The most of them; `u32::MAX` for no cap.
     pub cap: u32,
     /// Blocks that were written for it since the start.

@@ -11,7 +11,8 @@
 //!      '-- waits until blocks of the account are free; other accounts are not concerned
 //! ```
 //!
-//! A cap that is lowered, and an export with dirty data that moves to a tenant, leave an account above its cap; it then only falls. From
+//! Blocks that are held after a failed write-out do not count: they stay dirty however long a writer waits. They are bounded for each
+//! volume, whose writes fail then. A cap that is lowered, and an export with dirty data that moves to a tenant, leave an account above its cap; it then only falls. From
 //! half of its cap on an account is *pressed*: the flusher writes its data whatever the rest of the cache holds.
 //!
 //! Invariants: a tenant's `used` is the sum of those of its exports; the sums of `dirty` and `writeback` over the payers of a device
@@ -29,7 +30,11 @@ pub type AccountId = u16;
 struct Account {
     /// Reserved, dirty and writeback blocks.
     used: Gauge32,
-    /// The most of them; `u32::MAX` for no cap.
+    /// Dirty blocks whose write-out failed, which the cap does not count.
+    held: Gauge32,
+    /// Held blocks that were released since the start.
+    released: u64,
+    /// The most of the others; `u32::MAX` for no cap.
     cap: u32,
     /// An operation waits for blocks of it.
     awaited: bool,
@@ -39,12 +44,25 @@ struct Account {
 
 impl Account {
     fn new(cap: u32) -> Self {
-        Self { used: Gauge32::default(), cap, awaited: false, freed: false }
+        Self {
+            used: Gauge32::default(),
+            held: Gauge32::default(),
+            released: 0,
+            cap,
+            awaited: false,
+            freed: false,
+        }
     }
 
     /// Whether the flusher writes its data regardless of its age.
     fn is_pressed(&self) -> bool {
-        self.used.get() > self.cap / 2
+        self.counted() > self.cap / 2
+    }
+
+    /// The blocks that the cap counts.
+    fn counted(&self) -> u32 {
+        assert!(self.held <= self.used, "held blocks are dirty");
+        self.used.get() - self.held.get()
     }
 }
 
@@ -127,12 +145,6 @@ impl Payers {
         [Some(own), tenant].into_iter().flatten().map(|id| id as AccountId)
     }
 
-    /// Returns true if two exports have an account in common, whose cap is at most twice `blocks`.
-    pub fn is_half(&self, one: ExportId, other: ExportId, blocks: u32) -> bool {
-        let mut common = self.accounts(one).filter(|id| self.accounts(other).any(|of| of == *id));
-        common.any(|id| self.accounts[usize::from(id)].cap.div_ceil(2) <= blocks)
-    }
-
     /// Returns true if any account has a cap.
     #[inline]
     pub fn has_caps(&self) -> bool {
@@ -146,8 +158,8 @@ impl Payers {
         }
         let (own, tenant) = self.accounts_of(export);
         let is_full = |&id: &usize| {
-            let Account { used, cap, .. } = self.accounts[id];
-            cap < u32::MAX && used.get().saturating_add(blocks) > cap
+            let account = &self.accounts[id];
+            account.cap < u32::MAX && account.counted().saturating_add(blocks) > account.cap
         };
         [Some(own), tenant].into_iter().flatten().find(is_full).map(|id| id as AccountId)
     }
@@ -217,20 +229,37 @@ impl Payers {
             self.written[id] += u64::from(clean);
         }
         self.sub(export, clean);
+        if held > 0 {
+            self.change_all(export, |account| account.held.add(held));
+        }
     }
 
     fn add(&mut self, export: ExportId, blocks: u32) {
         let (own, tenant) = self.accounts_of(export);
-        self.change(own, |used| used.add(blocks));
+        self.change(own, |account| account.used.add(blocks));
         if let Some(tenant) = tenant {
-            self.change(tenant, |used| used.add(blocks));
+            self.change(tenant, |account| account.used.add(blocks));
         }
     }
 
     fn sub(&mut self, export: ExportId, blocks: u32) {
+        self.change_all(export, |account| account.used.sub(blocks));
+    }
+
+    /// Counts off held blocks that are released, before they are cancelled or written again.
+    pub fn on_unheld(&mut self, export: ExportId, blocks: u32) {
         let (own, tenant) = self.accounts_of(export);
         for id in [Some(own), tenant].into_iter().flatten() {
-            self.change(id, |used| used.sub(blocks));
+            self.change(id, |account| account.held.sub(blocks));
+            self.accounts[id].released += u64::from(blocks);
+        }
+    }
+
+    /// Changes the accounts of an export so that they have more room.
+    fn change_all(&mut self, export: ExportId, change: impl Fn(&mut Account)) {
+        let (own, tenant) = self.accounts_of(export);
+        for id in [Some(own), tenant].into_iter().flatten() {
+            self.change(id, &change);
             if self.accounts[id].awaited && !std::mem::replace(&mut self.accounts[id].freed, true) {
                 self.freed.push(id as AccountId);
             }
@@ -238,13 +267,13 @@ impl Payers {
     }
 
     #[inline]
-    fn change(&mut self, id: usize, change: impl FnOnce(&mut Gauge32)) {
+    fn change(&mut self, id: usize, change: impl FnOnce(&mut Account)) {
         let account = &mut self.accounts[id];
         if account.cap == u32::MAX {
-            return change(&mut account.used);
+            return change(account);
         }
         let before = account.is_pressed();
-        change(&mut account.used);
+        change(account);
         match (before, account.is_pressed()) {
             (false, true) => self.pressed.add(1),
             (true, false) => self.pressed.sub(1),
@@ -258,14 +287,20 @@ impl Payers {
             return;
         }
         let (own, before) = self.accounts_of(export);
-        let used = self.accounts[own].used.get();
+        let Account { used, held, .. } = self.accounts[own];
         if let Some(before) = before {
-            self.change(before, |sum| sum.sub(used));
+            self.change(before, |sum| {
+                sum.held.sub(held.get());
+                sum.used.sub(used.get());
+            });
         }
         debug_assert!(tenant.is_none() || usize::from(tenant.0) < TENANTS_MAX, "a tenant's number");
         self.tenants[usize::from(export.0)] = tenant;
         if let (_, Some(after)) = self.accounts_of(export) {
-            self.change(after, |sum| sum.add(used));
+            self.change(after, |sum| {
+                sum.used.add(used.get());
+                sum.held.add(held.get());
+            });
         }
     }
 
@@ -345,10 +380,10 @@ impl Payers {
         self.written.get(usize::from(tenant.0)).copied().unwrap_or(0)
     }
 
-    /// Returns the blocks in use by a tenant, reserved ones included, and its cap.
-    pub fn tenant_used(&self, tenant: TenantId) -> (u32, u32) {
+    /// Returns the blocks of a tenant that its cap counts, reserved ones included, the cap, and held blocks released so far.
+    pub fn tenant_used(&self, tenant: TenantId) -> (u32, u32, u64) {
         let account = self.accounts[usize::from(tenant.0)];
-        (account.used.get(), account.cap)
+        (account.counted(), account.cap, account.released)
     }
 
     /// Returns the sums of dirty and writeback blocks over the payers of a device, for checks.
@@ -459,6 +494,7 @@ mod tests {
                         (blocks.min(entry.1), prng.below(2) as u32 * entry.1.min(1));
                     let clean = ended - held.min(ended);
                     payers.end_writeback(id, export, (clean, ended - clean));
+                    payers.on_unheld(export, ended - clean);
                     (entry.0, entry.1) = (entry.0 + ended - clean, entry.1 - ended);
                 }
                 5 => {

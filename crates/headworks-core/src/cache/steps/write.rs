@@ -209,7 +209,7 @@ fn take_credit(
         0 => match take_room(state, op, wanted) {
             Ok(paid) => paid,
             Err(waits_for) => {
-                let stuck = state.dirty.stuck(index).or_else(|| state.held_by_payer(payer));
+                let stuck = state.dirty.stuck(index);
                 return stuck.map(|error| state.complete(ctx, op, Err(error))).or(Some(waits_for));
             }
         },
@@ -298,6 +298,8 @@ fn dirty_blocks(
     state.pool.clear_marks(unit, Folio::UNUSED);
     let unheld = state.mark_dirty(ctx.now, &op.bio, unit, first, run);
     if unheld > 0 {
+        let payer = state.pool.folio(unit).export;
+        state.dirty.payers_mut().on_unheld(payer, unheld);
         state.count_held(op.bio.id.volume, 0, unheld);
     }
     if !clean {
