@@ -19,8 +19,7 @@ const STREAM_60: &str =
 const PIECE: &str = "a piece of 32 KiB more in the device takes a fifth to a third of the target";
 const FEW_READS: &str = "two reads a second: 2 % of them show after half a minute";
 const SORTS: &str = "the disk needs many reads at once to sort them";
-const SCATTERS: &str =
-    "comparisons of a second do not tell limits apart that cost less than a tenth";
+const SCATTERS: &str = "the throughput scatters by more than a limit may cost, and the base of a read is charged for it";
 const STEP: &str = "a step of 3 % too far is seen when a window has ended";
 
 /// Goals of a case on a device, with any elevator.
