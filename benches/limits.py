@@ -119,7 +119,7 @@ def clients(path, runs, client=run):
 
 def told(options, goal, met, text):
     verdict = ("MET" if met else "MISSED") if options.judge else ""
-    print(f"{goal:<34} {options.who:<20} {text} {verdict}".rstrip(), flush=True)
+    print(f"{goal:<34} {options.server:<20} {text} {verdict}".rstrip(), flush=True)
     return met or not options.judge
 
 
@@ -210,7 +210,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["rate", "burst", "share", "many"])
     parser.add_argument("--socket", required=True)
-    parser.add_argument("--who", default="")
+    parser.add_argument("--server", default="")
     parser.add_argument("--judge", action="store_true")
     parser.add_argument("--unit", choices=["iops", "bps"], default="iops")
     for name in ["rate", "max", "length", "size", "depth", "seconds"]:

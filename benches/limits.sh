@@ -38,14 +38,14 @@ qsd() { # SOCKET LIMITS-AS-JSON EXPORT...
         --blockdev null-co,node-name=null,size=1073741824,read-zeroes=on --nbd-server "addr.type=unix,addr.path=$socket" "${arguments[@]}"
 }
 socket() { number=$((number + 1)); SOCK=$SCRATCH/limits-$number.sock; }
-row() { # WHO ARGUMENTS-OF-THE-CLIENT...
-    local who=$1
+row() { # SERVER ARGUMENTS-OF-THE-CLIENT...
+    local label=$1
     shift
-    client "$@" --who "$who" || status=1
+    client "$@" --server "$label" || status=1
 }
 
-ours() { # WHO NAME SERVE-ARGUMENTS... -- CLIENT-ARGUMENTS...: starts a server of ours, and judges the client's row
-    local who=$1 name=$2 server=()
+ours() { # SERVER NAME SERVE-ARGUMENTS... -- CLIENT-ARGUMENTS...: starts a server of ours, and judges the client's row
+    local label=$1 name=$2 server=()
     shift 2
     while [ "$1" != -- ]; do
         server+=("$1")
@@ -54,7 +54,7 @@ ours() { # WHO NAME SERVE-ARGUMENTS... -- CLIENT-ARGUMENTS...: starts a server o
     shift
     socket
     start_probed "nbd+unix:///$name?socket=$SOCK" "$SOCK" "$HEADWORKS" serve --cache 0 -U "$SOCK" "${server[@]}"
-    row "$who" "$@" --socket "$SOCK" --judge
+    row "$label" "$@" --socket "$SOCK" --judge
     stop_all
 }
 beside() { # LIMITS-AS-JSON CLIENT-ARGUMENTS... -- NAME...: the same of QEMU, if it is there

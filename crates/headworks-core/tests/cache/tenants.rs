@@ -1,4 +1,4 @@
-//! Tenants' parts of the cache: caps of dirty data, who pays for it, and whose folios are evicted.
+//! Tenants' parts of the cache: caps of dirty data, the payer of each block, and whose folios are evicted.
 
 use crate::harness::{BLOCK, Harness, MIB};
 use headworks_core::prng::Prng;

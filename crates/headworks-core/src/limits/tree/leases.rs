@@ -1,8 +1,8 @@
-//! Nodes of which several shards admit requests: who lends tokens, and who holds them.
+//! Nodes of which several shards admit requests: the home lends tokens, the other shards hold them.
 //!
-//! A node lives on one shard, its home, where its buckets are. The trees of other shards have the node, too, with a lease instead of
-//! buckets (`lease`). At the home every lessee with an outstanding request is a child of the node: it competes with the other children
-//! by the weights that are busy on its shard, and is charged what it is granted, at this node alone.
+//! A node lives on one shard, its home, where its buckets are. The trees of other shards have the node, too, with a lease instead
+//! of buckets (`lease`). At the home every lessee with an outstanding request is a child of the node: it competes with the other
+//! children by the weights that are busy on its shard, and is charged what it is granted, at this node alone.
 //!
 //! A node that moves takes what it has admitted with it, as time at its rates.
 //!
