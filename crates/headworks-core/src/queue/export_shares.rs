@@ -3,42 +3,64 @@
 //! A place for every tenant exists from the start, so tenants are added and removed without a change here: a tenant that is not
 //! configured has the default weight.
 //!
-//! Invariants: every weight is at least 1; an export's tenant is [`TenantId::NONE`] or below [`TENANTS_MAX`].
+//! Every request asks for its share, so only what shares need is copied from the configuration: 8 bytes an export, 2 a tenant.
+//!
+//! Invariants: every weight is at least 1; an export's tenant is [`TenantId::NONE`] or below [`TENANTS_MAX`]; there are
+//! [`TENANTS_MAX`] weights of tenants.
 
 use crate::bio::{ExportId, TenantId};
 use crate::options::{ExportConfig, ShardConfig, TENANTS_MAX, TenantConfig};
 use crate::shares::ShareChange;
 use crate::tags::TagRequest;
 
+/// The share of one export.
+#[derive(Clone, Copy, Debug)]
+struct ExportShare {
+    weight: u16,
+    tenant: TenantId,
+    /// 0 for none.
+    latency_target_us: u32,
+}
+
+impl From<&ExportConfig> for ExportShare {
+    fn from(config: &ExportConfig) -> Self {
+        Self { weight: config.weight, tenant: config.tenant, latency_target_us: config.latency_target_us }
+    }
+}
+
 /// The shares of a shard's exports and tenants.
 #[derive(Debug)]
 pub(crate) struct ExportShares {
-    exports: Vec<ExportConfig>,
-    tenants: Vec<TenantConfig>,
+    exports: Vec<ExportShare>,
+    /// Weights by tenant.
+    tenants: Vec<u16>,
     /// Of an export that is not configured.
-    usual: ExportConfig,
+    usual: ExportShare,
+    /// Of a tenant that is not configured, and of no tenant.
+    usual_tenant: u16,
 }
 
 impl ExportShares {
     /// Takes the shares from the configuration.
     pub fn new(config: &ShardConfig) -> Self {
         assert!(config.tenants.len() <= TENANTS_MAX, "the configuration was validated");
-        let mut tenants = config.tenants.clone();
-        tenants.resize(TENANTS_MAX, TenantConfig::default());
-        Self { exports: config.exports.clone(), tenants, usual: ExportConfig::default() }
+        let usual_tenant = TenantConfig::default().weight;
+        let mut tenants: Vec<u16> = config.tenants.iter().map(|tenant| tenant.weight).collect();
+        tenants.resize(TENANTS_MAX, usual_tenant);
+        let exports = config.exports.iter().map(ExportShare::from).collect();
+        Self { exports, tenants, usual: ExportShare::from(&ExportConfig::default()), usual_tenant }
     }
 
     /// Returns an export's share; the default for one that is not configured.
     #[inline]
-    fn of(&self, export: ExportId) -> &ExportConfig {
+    fn of(&self, export: ExportId) -> &ExportShare {
         self.exports.get(usize::from(export.0)).unwrap_or(&self.usual)
     }
 
     /// Returns the changes that give default shares these weights and tenants.
     pub fn as_changes(&self) -> impl Iterator<Item = ShareChange> + '_ {
-        let usual = TenantConfig::default();
-        let tenants = (0u16..).zip(&self.tenants).filter(move |(_, tenant)| **tenant != usual);
-        let tenants = tenants.map(|(id, of)| ShareChange::TenantWeight(TenantId(id), of.weight));
+        let tenants = (0u16..).zip(&self.tenants).filter(|(_, weight)| **weight != self.usual_tenant);
+        let tenants = tenants.map(|(id, weight)| ShareChange::TenantWeight(TenantId(id), *weight));
         let exports = (0u16..).zip(&self.exports).flat_map(|(id, of)| {
             let id = ExportId(id);
             [ShareChange::ExportWeight(id, of.weight), ShareChange::ExportTenant(id, of.tenant)]
@@ -69,14 +91,13 @@ impl ExportShares {
 
     /// Returns a tenant's weight; the default for [`TenantId::NONE`], which has no place in a tree of shares.
     pub fn tenant_weight(&self, tenant: TenantId) -> u16 {
-        let configured = self.tenants.get(usize::from(tenant.0));
-        configured.map_or_else(|| TenantConfig::default().weight, |tenant| tenant.weight)
+        self.tenants.get(usize::from(tenant.0)).copied().unwrap_or(self.usual_tenant)
     }
 
     /// Writes the share of a request's export into the request.
     #[inline]
     pub fn fill(&self, request: &mut TagRequest) {
-        let &ExportConfig { weight, tenant, latency_target_us, .. } = self.of(request.export);
+        let &ExportShare { weight, tenant, latency_target_us } = self.of(request.export);
         request.target_us = latency_target_us;
         (request.weight, request.tenant) = (weight, tenant);
         request.tenant_weight = self.tenant_weight(tenant);
@@ -106,7 +127,7 @@ impl ExportShares {
             ShareChange::TenantWeight(tenant, weight) => {
                 debug_assert!(weight > 0, "a weight of 0 would starve the tenant");
                 if let Some(known) = self.tenants.get_mut(usize::from(tenant.0)) {
-                    known.weight = weight;
+                    *known = weight;
                 }
             }
         }
@@ -125,7 +146,7 @@ mod tests {
         config.tenants = vec![TenantConfig { weight: 400, ..TenantConfig::default() }];
         let mut shares = ExportShares::new(&config);
         let seen = |shares: &ExportShares, export: u16| {
-            let &ExportConfig { weight, tenant, .. } = shares.of(ExportId(export));
+            let &ExportShare { weight, tenant, .. } = shares.of(ExportId(export));
             (weight, tenant, shares.tenant_weight(tenant))
         };
         assert_eq!(seen(&shares, 0), (100, TenantId::NONE, 100));
