@@ -192,8 +192,8 @@ pub enum Control {
         /// A token that the answer returns.
         token: u32,
     },
-    /// Freezes the shard's cache: it starts no write-out and no read-ahead of its own, so that [`crate::Shard::is_quiet`] becomes true
-    /// whatever is dirty; or lets it start them again. What bios wait for is still written.
+    /// Freezes the shard's cache: it starts no write-out and no read-ahead of its own, so that [`crate::Shard::is_quiet`] becomes
+    /// true whatever is dirty; or lets it start them again. What bios wait for is still written.
     Freeze {
         /// Whether the cache is frozen from now on.
         on: bool,

@@ -1,8 +1,8 @@
 //! The policy of Headworks: every decision of the block I/O path, as deterministic state machines.
 //!
-//! A [`Shard`] decides about the I/O of one thread. Its driver hands it [`Input`]s with the current time and executes the ordered list
-//! of [`Action`]s that it returns. The server, the embedding API and the simulator are drivers; equal inputs give equal actions.
-//! Nothing here reads a clock, starts a thread, takes a lock, makes a system call or allocates after the start.
+//! A [`Shard`] decides about the I/O of one thread. Its driver hands it [`Input`]s with the current time and executes the ordered
+//! list of [`Action`]s that it returns. The server, the embedding API and the simulator are drivers; equal inputs give equal
+//! actions. Nothing here reads a clock, starts a thread, takes a lock, makes a system call or allocates after the start.
 //!
 //! ```
 //! use headworks_core::{Action, Bio, Input, Instant, Op, QueueOptions, Shard, ShardConfig, VolumeOptions};

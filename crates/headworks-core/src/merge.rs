@@ -1,8 +1,9 @@
 //! Merging: the rules by which adjacent requests become one, and the index that finds them.
 //!
-//! Reads merge with reads and writes with writes, if they are adjacent on one volume, of one export, of one class (FUA and background
-//! work do not mix with others) and of one priority, within the device's limits. A request has one export, because one pays for it. A piece of a split bio never merges: the limits cut it
-//! off its neighbours on purpose. Linux lets the last piece merge; that is not worth a second kind of link here.
+//! Reads merge with reads and writes with writes, if they are adjacent on one volume, of one export, of one class (FUA and
+//! background work do not mix with others) and of one priority, within the device's limits. A request has one export, because one
+//! pays for it. A piece of a split bio never merges: the limits cut it off its neighbours on purpose. Linux lets the last piece
+//! merge; that is not worth a second kind of link here.
 
 use crate::bio::{Bio, BioFlags};
 use crate::elevator::MergeEdge;

@@ -12,8 +12,9 @@ use crate::timer::TimerWheel;
 pub(crate) struct Pools {
     /// The bios that are not answered yet.
     pub bios: Bios,
-    /// By bio slot: since when it waits for a device flush, for the end of a change of options, or for another shard's device. Beside the bios, each of which
-    /// fills a cache line, because few ever wait so; plain numbers, because zeroed memory costs nothing until it is used.
+    /// By bio slot: since when it waits for a device flush, for the end of a change of options, or for another shard's device.
+    /// Beside the bios, each of which fills a cache line, because few ever wait so; plain numbers, because zeroed memory costs
+    /// nothing until it is used.
     pub waits_since: Vec<u64>,
     /// The requests of all queues.
     pub slots: Slots,

@@ -1,7 +1,7 @@
 //! A tenant's part of the page cache, as users write it: `dirty`, `cache-min` and `cache-max`.
 //!
-//! The values are of the whole server. A shard is told the part of its own: each shard that caches images of the tenant has as much as
-//! it has of these images. What no shard caches for the tenant is divided equally.
+//! The values are of the whole server. A shard is told the part of its own: each shard that caches images of the tenant has as
+//! much as it has of these images. What no shard caches for the tenant is divided equally.
 //!
 //! Invariants: the parts of all shards are at most the whole; the minimums of all tenants fit the cache.
 

@@ -4,10 +4,11 @@
 //! server or the end of the `--run` child. One SIGTERM or SIGINT drains, writes out, flushes and exits with 0; a
 //! third one, a second one 2 s later, or the end of `--stop-timeout`, exits at once and reports what was not written.
 //!
-//! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment),
-//! `plan` their meaning, `images` what is opened, `memory` the limits, `check` the dry run, `address` listeners, `announce` the start message, `child` the command
-//! of `--run`, `reload` SIGHUP, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls` certificates, `systemd` the service manager, `user`
-//! dropping privileges, `sandbox` the seccomp filter, `upgrade` the replacement of the process while clients stay connected.
+//! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment), `plan` their
+//! meaning, `images` what is opened, `memory` the limits, `check` the dry run, `address` listeners, `announce` the start message,
+//! `child` the command of `--run`, `reload` SIGHUP, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls`
+//! certificates, `systemd` the service manager, `user` dropping privileges, `sandbox` the seccomp filter, `upgrade` the
+//! replacement of the process while clients stay connected.
 
 mod address;
 mod announce;

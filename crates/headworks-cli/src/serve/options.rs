@@ -89,7 +89,8 @@ pub struct ServeArgs {
     /// Refuse to start when an image is missing, instead of serving the other exports
     #[arg(long)]
     pub(super) strict: bool,
-    /// A tenant with its share of every device: acme,weight=400,ioprio-max=be:2,dirty=64M,cache-min=256M; exports name it with tenant=acme
+    /// A tenant with its share of every device: acme,weight=400,ioprio-max=be:2,dirty=64M,cache-min=256M; exports name it with
+    /// tenant=acme
     #[arg(long, value_name = "NAME[,KEY=VALUE...]")]
     pub(super) tenant: Vec<String>,
     /// Size of devices without one; creates missing image files

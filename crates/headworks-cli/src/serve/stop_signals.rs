@@ -13,8 +13,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Signals at most this long after the first one of an event belong to it. 50 ms: far more than a supervisor needs to signal a process and its
-/// group, far less than a person needs to press a key again.
+/// Signals at most this long after the first one of an event belong to it. 50 ms: far more than a supervisor needs to signal a
+/// process and its group, far less than a person needs to press a key again.
 const SAME_EVENT: Duration = Duration::from_millis(50);
 
 /// Time after the begin of a shutdown from which on a second signal cuts it short.

@@ -1,10 +1,11 @@
 //! The flushers: what is written out, when, and in which order. One for each device; writers do not write out for themselves.
 //!
-//! Work comes from five sources, in this order: flushes that wait, frames that are needed, data that is too old, data of payers above
-//! half of their caps, dirty data above the background threshold. In the background nearly empty groups wait: until they hold a sixteenth of a chunk, until they are too old,
-//! until nothing else is dirty, or until such groups together hold a quarter of what may be dirty. A pass takes one extent group, the oldest first but in the order of addresses among old ones, and sends
-//! its dirty folios in order, up to the throttle's chunk; then the next group has its turn. Neighbours are merged in the plug. The
-//! blocks under write-out are bounded, and a part of the cache's bios is kept for fills, so that reads continue.
+//! Work comes from five sources, in this order: flushes that wait, frames that are needed, data that is too old, data of payers
+//! above half of their caps, dirty data above the background threshold. In the background nearly empty groups wait: until they
+//! hold a sixteenth of a chunk, until they are too old, until nothing else is dirty, or until such groups together hold a quarter
+//! of what may be dirty. A pass takes one extent group, the oldest first but in the order of addresses among old ones, and sends
+//! its dirty folios in order, up to the throttle's chunk; then the next group has its turn. Neighbours are merged in the plug.
+//! The blocks under write-out are bounded, and a part of the cache's bios is kept for fills, so that reads continue.
 //!
 //! ```text
 //!   idle --work--> pass: the group's dirty folios, sorted --> sent one by one --bound--> waits for a completion

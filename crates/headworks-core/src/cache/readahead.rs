@@ -12,13 +12,13 @@
 //!   window 3                                    [m............................]     and so on, up to read_ahead_kb
 //! ```
 //!
-//! The sizes are Linux's (`get_init_ra_size`, `get_next_ra_size` of mm/readahead.c), and so are the orders of the folios: two more from
-//! window to window, as far as the window is large enough. Departures: a single read at block 0 requests nothing, since it is no
-//! stream; a stream is identified by its position, not by the handle's last position; windows end where a folio of their order
-//! does, or each of them would begin and end in small folios.
+//! The sizes are Linux's (`get_init_ra_size`, `get_next_ra_size` of mm/readahead.c), and so are the orders of the folios: two
+//! more from window to window, as far as the window is large enough. Departures: a single read at block 0 requests nothing, since
+//! it is no stream; a stream is identified by its position, not by the handle's last position; windows end where a folio of their
+//! order does, or each of them would begin and end in small folios.
 //!
-//! Read-ahead that is evicted unused is counted for each volume. Above a quarter, windows stop growing at once, and the largest window
-//! is halved at the end of the period; below a sixteenth it doubles again.
+//! Read-ahead that is evicted unused is counted for each volume. Above a quarter, windows stop growing at once, and the largest
+//! window is halved at the end of the period; below a sixteenth it doubles again.
 //!
 //! Invariants: windows of a stream do not overlap, and leave no gap but what was read meanwhile; none is larger than `window_max` or
 //! extends past the volume's end. The table never grows: the least recently used record is replaced.

@@ -421,7 +421,8 @@ impl CacheState {
         }
     }
 
-    /// Makes a folio of at most `order` for a block and an export, of the frame that `op` was granted if it has one; `None` without memory.
+    /// Makes a folio of at most `order` for a block and an export, of the frame that `op` was granted if it has one; `None`
+    /// without memory.
     ///
     /// Nothing is taken past the operations that wait for a frame.
     pub fn make_folio(

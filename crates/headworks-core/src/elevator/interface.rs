@@ -1,7 +1,7 @@
 //! The interface between a device's queue and its elevator.
 //!
-//! Invariants: an inserted request leaves by `dispatch`, by `remove` or by being merged away, exactly once; a batch never holds more requests
-//! than the device has room for.
+//! Invariants: an inserted request leaves by `dispatch`, by `remove` or by being merged away, exactly once; a batch never holds
+//! more requests than the device has room for.
 
 use crate::bio::{Ioprio, Op};
 use crate::options::QueueOptions;

@@ -17,8 +17,8 @@
 //! Exports with the same target share a *level*. The level that is missed most decides, and only looser ones are bulk: no export is
 //! slowed for a target that is as loose as its own. The *guard* is the target of the level that decided last.
 //!
-//! Requests that came before the limit changed last say nothing of it and do not count. A level with fewer than five is judged with the
-//! next window, unless most of them took several times the target: behind hundreds of MiB few are answered.
+//! Requests that came before the limit changed last say nothing of it and do not count. A level with fewer than five is judged
+//! with the next window, unless most of them took several times the target: behind hundreds of MiB few are answered.
 //!
 //! What is limited is bytes, not requests: requests differ in size by a factor of 256, and a small one waits for bytes. A change of
 //! the device makes the limit wrong for some windows. The first shrinking begins at what is in the device.

@@ -8,9 +8,9 @@
 //!                                                 Detached: own buckets at 1/shards of the rate
 //! ```
 //!
-//! Tokens are charged at the home when they are leased, so the long run is exact. A lessee holds at most `min(2 ms, 4 ms / shards)`
-//! of the rate, or what one request needs: the *quantum*. It asks for what its first waiter needs and for what it used lately, doubled
-//! with each request for tokens, so one message serves up to a quantum, and a lessee that rests asks for nothing.
+//! Tokens are charged at the home when they are leased, so the long run is exact. A lessee holds at most `min(2 ms, 4 ms /
+//! shards)` of the rate, or what one request needs: the *quantum*. It asks for what its first waiter needs and for what it used
+//! lately, doubled with each request for tokens, so one message serves up to a quantum, and a lessee that rests asks for nothing.
 //!
 //! A small request within its part passes at once, before its tokens are there: the balance may fall to half a quantum below 0 for
 //! each direction, and what is owed is asked for first. So light requests do not wait for messages, nor behind a large request.
@@ -206,7 +206,8 @@ impl Lease {
         }
     }
 
-    /// Reduces what a direction holds to `quantum`, and what it owes to `overdraft`, after the rates were changed; returns what goes back.
+    /// Reduces what a direction holds to `quantum`, and what it owes to `overdraft`, after the rates were changed; returns what
+    /// goes back.
     pub fn trim(
         &mut self,
         direction: LimitDirection,

@@ -16,13 +16,14 @@
 //! | `lease`, `tokens` | what a shard asks for and holds of a node that lives on another shard |
 //! | `tree` | what passes, what waits, and when to look again: `structure`, `passage`, `timers`, `leases` |
 //!
-//! **Bounds.** Let R be a rate, L the largest cost, `s` the slack of 4 ms at R, and `e` the latest wake-up. While requests wait, any
-//! interval T admits between `R T - L - R e` and `R T + L + R e`; from an empty bucket at most `R T + s + L`. A node with several
-//! busy children admits at most `R T + 2 s + L`. On several shards leases add what `lease` says. The tests check every pair of admissions.
+//! **Bounds.** Let R be a rate, L the largest cost, `s` the slack of 4 ms at R, and `e` the latest wake-up. While requests wait,
+//! any interval T admits between `R T - L - R e` and `R T + L + R e`; from an empty bucket at most `R T + s + L`. A node with
+//! several busy children admits at most `R T + 2 s + L`. On several shards leases add what `lease` says. The tests check every
+//! pair of admissions.
 //!
-//! **In another program.** The server asks the tree where a request's header is known and it holds nothing yet. The embedding API has no such
-//! place: a slot is taken before an I/O is submitted, and handles share neither a lock nor a timer. So a program that limits its own
-//! clients has a tree where it accepts their requests, and parks those that do not pass:
+//! **In another program.** The server asks the tree where a request's header is known and it holds nothing yet. The embedding API
+//! has no such place: a slot is taken before an I/O is submitted, and handles share neither a lock nor a timer. So a program that
+//! limits its own clients has a tree where it accepts their requests, and parks those that do not pass:
 //!
 //! ```
 //! use headworks_core::limits::{LimitKind, LimitTree, LimitedIo, Limits};

@@ -199,8 +199,9 @@ impl Default for QueueOptions {
 }
 
 impl QueueOptions {
-    /// Returns the `nr_requests` by which other shards count the tags of their bios. Behind an open gate a bio has one tag, wherever it
-    /// comes from: one that asked for more would get them one by one, and return them to others that ask, without end.
+    /// Returns the `nr_requests` by which other shards count the tags of their bios. Behind an open gate a bio has one tag,
+    /// wherever it comes from: one that asked for more would get them one by one, and return them to others that ask, without
+    /// end.
     #[must_use]
     pub const fn lessee_requests(&self) -> u32 {
         if self.scheduler.owns_shares() { 1 } else { self.nr_requests }

@@ -2,8 +2,9 @@
 //!
 //! `io_timeout` limits the wait for a device that answers nothing (at the gate, in the elevator, in the requeue list, behind a
 //! change of options) as it limits the time in the device. While commands end, requests have their turn and wait for it, however
-//! many there are: a busy disk fails nothing. A wait counts from the arrival of the oldest bio, and anew when the device has finished
-//! a part of the request, or has failed one whose bios are then sent one by one. So no bio is without an answer for longer than twice `io_timeout` in which nothing of it is done.
+//! many there are: a busy disk fails nothing. A wait counts from the arrival of the oldest bio, and anew when the device has
+//! finished a part of the request, or has failed one whose bios are then sent one by one. So no bio is without an answer for
+//! longer than twice `io_timeout` in which nothing of it is done.
 //!
 //! One timer for each queue is set while requests wait, and the batch in which it fires searches all requests of the shard:
 //! a wait costs nothing, and searches are rare. What fails here was not sent, so its buffer is free at once.
@@ -153,8 +154,8 @@ impl Queue {
         self.finish(now, pools, id, Err(IoError::TimedOut), false);
     }
 
-    /// Notes that a request is, or may be, overdue: the device is unresponsive, or stuck if a request failed, all that the device has is
-    /// overdue, and it ended nothing for long.
+    /// Notes that a request is, or may be, overdue: the device is unresponsive, or stuck if a request failed, all that the device
+    /// has is overdue, and it ended nothing for long.
     pub(super) fn note_overdue(&mut self, now: Instant, pools: &mut Pools, failed: bool) {
         let all = failed && self.in_flight.only_timed_out(&pools.slots);
         if self.monitor.on_overdue(now, all, self.options.io_timeout_ns) {

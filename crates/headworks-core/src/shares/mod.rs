@@ -10,12 +10,11 @@
 //! ```
 //!
 //! Each group has a virtual time V, which grows by the cost of what its children are served, divided by their weights. A child
-//! with requests has a start and a finish: the virtual times between which its first request would be served if all were
-//! served at once, each at its rate. Of the children whose start has come (eligible) the one with the least finish goes first, of equals
-//! the one whose request came first.
-//! If none is eligible, V moves to the earliest start, so the tree always has a leaf to serve while one has a request. A child
-//! that has no request left keeps its finish until V has reached it: returning at once it goes on where it ended, so a client
-//! with one request at a time is no newcomer after each answer.
+//! with requests has a start and a finish: the virtual times between which its first request would be served if all were served
+//! at once, each at its rate. Of the children whose start has come (eligible) the one with the least finish goes first, of equals
+//! the one whose request came first. If none is eligible, V moves to the earliest start, so the tree always has a leaf to serve
+//! while one has a request. A child that has no request left keeps its finish until V has reached it: returning at once it goes
+//! on where it ended, so a client with one request at a time is no newcomer after each answer.
 //!
 //! Source: Bennett and Zhang, "Hierarchical packet fair queueing algorithms", 1996; the treatment of emptied children is that
 //! of Valente's B-WF2Q+ in BFQ. Costs are in nanoseconds of device time or in bytes; the tree does not care.

@@ -1,8 +1,8 @@
 //! A group moves to another parent, with everything below it.
 //!
-//! The nodes below it stay as they are: times of a group's children are those of the group. In its new place the group starts now, as a
-//! newcomer; what it was served more or less than its share stays behind. So a move gains or loses at most what two siblings
-//! may be apart, see the bound in `shares`.
+//! The nodes below it stay as they are: times of a group's children are those of the group. In its new place the group starts
+//! now, as a newcomer; what it was served more or less than its share stays behind. So a move gains or loses at most what two
+//! siblings may be apart, see the bound in `shares`.
 //!
 //! Invariant: no path that leads to a leaf in service changes: a group in service is moved when its slot has ended.
 

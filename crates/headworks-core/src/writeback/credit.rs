@@ -15,10 +15,10 @@
 //!   sum of used + sum over the *other* devices of the unused parts of their floors  <=  limit
 //! ```
 //!
-//! Hence the sum never exceeds the limit, and every device can use its floor whatever the others do: a dead device that holds dirty
-//! data takes at most the limit less the others' floors. When the limit is lowered, a dead device may hold more than all of it:
-//! then the others have their floors, at least a block each, above the limit ([`Credit::reserve_floor`]). The floors add up to an eighth of the limit; more would take from the
-//! shares of fast devices for slow ones.
+//! Hence the sum never exceeds the limit, and every device can use its floor whatever the others do: a dead device that holds
+//! dirty data takes at most the limit less the others' floors. When the limit is lowered, a dead device may hold more than all of
+//! it: then the others have their floors, at least a block each, above the limit ([`Credit::reserve_floor`]). The floors add up
+//! to an eighth of the limit; more would take from the shares of fast devices for slow ones.
 //!
 //! A refused caller waits in its queue of the device, in order. Only the head retries, when [`Credit::freed`] says that its
 //! blocks are free.

@@ -33,8 +33,9 @@ pub const PACE_ONE: u128 = 1 << 16;
 /// small steps.
 const POS_MIN: u64 = 16;
 
-/// The lowest `pos_ratio` of a device that writes: an eighth (Linux: a quarter). Its share may have moved, and draining the difference
-/// can take long. At the hard limit the queue for credit stops writers; a pause would last beyond the end of a short stall.
+/// The lowest `pos_ratio` of a device that writes: an eighth (Linux: a quarter). Its share may have moved, and draining the
+/// difference can take long. At the hard limit the queue for credit stops writers; a pause would last beyond the end of a short
+/// stall.
 const POS_LOWEST: u64 = position::ONE / 8;
 
 /// Time without a completion after which a device counts as stalled; its writers may not exceed its share.
@@ -49,8 +50,8 @@ const PAUSE_STEP_NS: u64 = 20 * MS;
 /// Smallest batch where the longest pause allows it: 128 KiB of work for a wake-up.
 const BATCH_MIN: u64 = 32;
 
-/// The batch of a writer of a heavy domain is at most this part of the control scope. Larger ones would move the position: such a writer
-/// is charged when it is lowest, the others all the time, and got up to 8 % too much.
+/// The batch of a writer of a heavy domain is at most this part of the control scope. Larger ones would move the position: such a
+/// writer is charged when it is lowest, the others all the time, and got up to 8 % too much.
 const BATCH_SCOPE: u64 = 32;
 
 /// Time for which paces are valid, unless the position moves by a 128th of the limit or the writers by a 16th.

@@ -351,7 +351,8 @@ fn connection_flushing_many_volumes_sees_no_old_errors() {
     assert_eq!(flush(&mut harness, 1, OWN, Ok(())), Some(FAILS));
 }
 
-/// Dropping a pool full of small folios takes half a second: other clients are served meanwhile, and blocks read again are dropped, too.
+/// Dropping a pool full of small folios takes half a second: other clients are served meanwhile, and blocks read again are
+/// dropped, too.
 #[test]
 fn large_volume_is_dropped_turn_by_turn() {
     let (units, cached) = (32_768, 100);

@@ -5,8 +5,8 @@
 //!                   `-- not answered in its turn: asleep, and woken by the answer
 //! ```
 //!
-//! `dd` writes sequentially, as fast as it may or at a rate of its own. `Files` is like fs_mark: each file is one small write at an offset of
-//! its own, with a flush after a number of files.
+//! `dd` writes sequentially, as fast as it may or at a rate of its own. `Files` is like fs_mark: each file is one small write at
+//! an offset of its own, with a flush after a number of files.
 
 use headworks_core::prng::Prng;
 use headworks_core::time::SEC;

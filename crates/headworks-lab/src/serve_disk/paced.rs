@@ -1,8 +1,8 @@
 //! A device model on a clock that does not wait for it.
 //!
-//! Events take effect at their own times, in their order, however late [`PacedDisk::advance`] is called: a late answer is late for its
-//! client and does not move what the model does next. Invariant: no event before `now` is outstanding when
-//! a command is submitted at `now`.
+//! Events take effect at their own times, in their order, however late [`PacedDisk::advance`] is called: a late answer is late
+//! for its client and does not move what the model does next. Invariant: no event before `now` is outstanding when a command is
+//! submitted at `now`.
 
 use headworks_core::Instant;
 use headworks_nbd::client::Histogram;

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! `socket` accepts clients, `client` frames lines, `rpc` is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
-//! methods, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `why` the analysis of slow requests, `targets` latency targets.
-//! `inventory` records devices, volumes and exports; `changes` adds, removes and resizes them.
+//! methods, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `why` the analysis of slow
+//! requests, `targets` latency targets. `inventory` records devices, volumes and exports; `changes` adds, removes and resizes
+//! them.
 
 pub(crate) mod changes;
 mod client;

@@ -4,9 +4,9 @@
 //! each wait that was longer than zero. An export has the [`LatencyTotals`] of closed connections. A report is the sum
 //! of both.
 //!
-//! `total` is the time from the turn in which a request was complete to the turn of its reply, and its wait for limits before. The shard reports the
-//! waits ([`WaitTimes`]). The rest of the total was spent in rings between shards, in a queue that changed an option,
-//! or in other work of the turn.
+//! `total` is the time from the turn in which a request was complete to the turn of its reply, and its wait for limits before.
+//! The shard reports the waits ([`WaitTimes`]). The rest of the total was spent in rings between shards, in a queue that changed
+//! an option, or in other work of the turn.
 
 pub mod exports;
 pub mod slow;

@@ -1,10 +1,10 @@
 //! What the requests of each device hold of a shard until they are answered: bio slots and buffers.
 //!
 //! A device that does not answer keeps what its requests hold. So that it leaves enough for the clients of other devices, a
-//! device may take more only while it has less than all devices leave (a dynamic threshold, Choudhury and Hahne, 1998): one device takes
-//! up to half, two that do not answer a third each, and there is always something for the next one. No part is reserved for
-//! devices without requests. A shard with the exports of one device has no such limit. Replies that clients leave unread are no
-//! device's: they give way (`give_way`).
+//! device may take more only while it has less than all devices leave (a dynamic threshold, Choudhury and Hahne, 1998): one
+//! device takes up to half, two that do not answer a third each, and there is always something for the next one. No part is
+//! reserved for devices without requests. A shard with the exports of one device has no such limit. Replies that clients leave
+//! unread are no device's: they give way (`give_way`).
 //!
 //! ```text
 //!   all devices answer       | a a a a a a a a a a . . . . . . . . . . |     `a` is busy: half of it is free

@@ -13,10 +13,10 @@
 //! Invariants: every list of actions is carried out before the next input; before a sleep every connection that may
 //! become ready is watched and every ring is empty; a slot is in the hot list at most once.
 //!
-//! `device_use` bounds what the clients of one device hold. `driver` owns the shard, `shard_io` its connections and rings, `hot_list` the state of connections, `buffer_queue`
-//! the order in which waiting connections get buffers, `give_way` the
-//! buffers that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling
-//! policy. `connections`, `commands`, `queries`, `pause` and `shutdown` are the event handlers.
+//! `device_use` bounds what the clients of one device hold. `driver` owns the shard, `shard_io` its connections and rings,
+//! `hot_list` the state of connections, `buffer_queue` the order in which waiting connections get buffers, `give_way` the buffers
+//! that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling policy. `connections`,
+//! `commands`, `queries`, `pause` and `shutdown` are the event handlers.
 
 mod buffer_queue;
 #[cfg(test)]

@@ -8,9 +8,9 @@
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //! ```
 //!
-//! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`, `on-unclean`, limits) stand among those of the outermost type (see `share`).
-//! A comma in a value is doubled. A path with a colon may need `./` before it. Errors name the key and list what would
-//! be right.
+//! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`, `on-unclean`, limits) stand among those of the outermost type
+//! (see `share`). A comma in a value is doubled. A path with a colon may need `./` before it. Errors name the key and list what
+//! would be right.
 
 mod keys;
 mod layers;

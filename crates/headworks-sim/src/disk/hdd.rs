@@ -20,9 +20,9 @@
 //! read that continues it needs no new positioning. The next movement of the head ends the
 //! look-ahead; the segment stays until the next read from the medium, or until a write overlaps it.
 //!
-//! The parameters come from the single-job table of the seed alone ([`HddProfile::seed_000`]); the
-//! other table validates them. Not modelled: reads answered from the write cache. Invariant: bytes in the cache, in transfer to it and under the head
-//! are at most `cache_bytes`, except for a single command larger than that.
+//! The parameters come from the single-job table of the seed alone ([`HddProfile::seed_000`]); the other table validates them.
+//! Not modelled: reads answered from the write cache. Invariant: bytes in the cache, in transfer to it and under the head are at
+//! most `cache_bytes`, except for a single command larger than that.
 
 use std::collections::VecDeque;
 

@@ -7,10 +7,10 @@ use crate::check::violation;
 use crate::oracle::Violation;
 
 impl Environment {
-    /// Whether a bio may fail because it waited for its device: for as long as `io_timeout` (or half of it, as part of a
-    /// request that waited before), or because the device does not answer anything: it has been noticed, or an outage has lasted
-    /// for `io_timeout` (a flush fails with the older one that it waits for). A write that waits for a cap of dirty data may fail once
-    /// a write-out of its device is later than `io_timeout`, which many write-outs for one device can be without a fault.
+    /// Whether a bio may fail because it waited for its device: for as long as `io_timeout` (or half of it, as part of a request
+    /// that waited before), or because the device does not answer anything: it has been noticed, or an outage has lasted for
+    /// `io_timeout` (a flush fails with the older one that it waits for). A write that waits for a cap of dirty data may fail
+    /// once a write-out of its device is later than `io_timeout`, which many write-outs for one device can be without a fault.
     pub(super) fn is_overdue(&self, bio: &Bio, since: Instant) -> bool {
         let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
         let timeout = self.scenario.devices[usize::from(device.0)].config.queue.io_timeout_ns;

@@ -1,7 +1,8 @@
 //! The caps of tenants' dirty data in a world, checked after every turn.
 //!
-//! A tenant has at most its cap. It may be above when the cap was lowered, when an export with dirty data has moved to it, or when
-//! a new shard has adopted what is dirty, or by blocks whose write-out failed and is tried again; then it only falls. And the dirty blocks of all payers are those of their device.
+//! A tenant has at most its cap. It may be above when the cap was lowered, when an export with dirty data has moved to it, or
+//! when a new shard has adopted what is dirty, or by blocks whose write-out failed and is tried again; then it only falls. And
+//! the dirty blocks of all payers are those of their device.
 
 use std::collections::BTreeMap;
 

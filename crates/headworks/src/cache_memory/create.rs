@@ -221,8 +221,8 @@ impl CacheMemory {
         row.store(&self.control, volume);
     }
 
-    /// Gives the dirty blocks of volume `from` and its row the id `to`, whose row is free. A process that dies meanwhile leaves both rows,
-    /// each with a part of the blocks.
+    /// Gives the dirty blocks of volume `from` and its row the id `to`, whose row is free. A process that dies meanwhile leaves
+    /// both rows, each with a part of the blocks.
     ///
     /// # Errors
     /// There is no such row.

@@ -163,9 +163,9 @@ impl LeftCache {
         Ok(Some(LeftShard { at, table_at: table_at as usize, frames, buffers, blocks }))
     }
 
-    /// Does the copy again that the process did not finish. A source outside of the buffers was a frame of an even earlier process, which
-    /// was being restored: its block is still dirty there. The target is clean then, or has the same bytes from another process that
-    /// died while it restored; so it needs nothing.
+    /// Does the copy again that the process did not finish. A source outside of the buffers was a frame of an even earlier
+    /// process, which was being restored: its block is still dirty there. The target is clean then, or has the same bytes from
+    /// another process that died while it restored; so it needs nothing.
     fn redo(
         &self,
         at: usize,

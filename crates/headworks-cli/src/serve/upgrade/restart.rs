@@ -60,8 +60,8 @@ impl Leaving {
         Ok(Self { standing, pause: running.server.begin_pause_for_restart(limit) })
     }
 
-    /// Leaves everything with the service manager as soon as it can; returns the number of connections then. After it the process only has
-    /// to exit. After an error the server serves on, and has to be stopped.
+    /// Leaves everything with the service manager as soon as it can; returns the number of connections then. After it the process
+    /// only has to exit. After an error the server serves on, and has to be stopped.
     pub fn poll(&mut self, running: &Running) -> Option<Result<usize, String>> {
         let kept = running.server.poll_pause_for_restart(&mut self.pause)?.and_then(|live| {
             keep(&self.standing, &live).map_err(|error| {

@@ -222,7 +222,8 @@ impl Drop for Upgrades {
 }
 
 impl HandedOver {
-    /// Tells of the upgrade and exits, without waiting long for anything. Nothing is dropped: sockets, files and marks belong to the successor.
+    /// Tells of the upgrade and exits, without waiting long for anything. Nothing is dropped: sockets, files and marks belong to
+    /// the successor.
     pub fn exit(self) -> ! {
         let UpgradeReport { pid, took, paused } = self.report;
         // The operator finds everything in its place when the answer comes.

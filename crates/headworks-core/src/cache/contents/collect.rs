@@ -50,8 +50,8 @@ impl Cache {
     }
 }
 
-/// Adds every volume, and how far its connections have seen its errors. Those that have seen all are told of the next one, too, although
-/// they may send nothing until then.
+/// Adds every volume, and how far its connections have seen its errors. Those that have seen all are told of the next one, too,
+/// although they may send nothing until then.
 fn collect_errors(state: &CacheState, contents: &mut CacheContents) {
     for volume in state.volumes.ids().filter(|&volume| !state.volumes[volume].is_free_slot()) {
         let entry = &state.volumes[volume];

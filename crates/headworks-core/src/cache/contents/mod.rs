@@ -6,11 +6,12 @@
 //!   old shard: frozen, quiet --contents--> CacheContents --encode--> words ... words --decode--> CacheContents --adopt--> new shard
 //! ```
 //!
-//! Files: `collect` (out of a cache), `words` (encoding, and every check of what another process sent), `adopt` (into an empty cache).
+//! Files: `collect` (out of a cache), `words` (encoding, and every check of what another process sent), `adopt` (into an empty
+//! cache).
 //!
-//! What is there: folios with a valid block, dirty blocks by extent group with their age, and how far connections have seen the errors
-//! of write-out. Held blocks are plain dirty ones: they are written again. What is not there: ghost entries, streams of read-ahead,
-//! pauses of writers, counters.
+//! What is there: folios with a valid block, dirty blocks by extent group with their age, and how far connections have seen the
+//! errors of write-out. Held blocks are plain dirty ones: they are written again. What is not there: ghost entries, streams of
+//! read-ahead, pauses of writers, counters.
 //!
 //! Invariants of [`CacheContents`]: folios lie within the pool and within their volumes, and none overlaps another one in either; a
 //! dirty block is valid; each dirty folio is in at most one group. Decoding checks all of it.

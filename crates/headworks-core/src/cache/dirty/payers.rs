@@ -11,9 +11,10 @@
 //!      '-- waits until blocks of the account are free; other accounts are not concerned
 //! ```
 //!
-//! Blocks that are held after a failed write-out do not count: they stay dirty however long a writer waits. They are bounded for each
-//! volume, whose writes fail then. A cap that is lowered, and an export with dirty data that moves to a tenant, leave an account above its cap; it then only falls. From
-//! half of its cap on an account is *pressed*: the flusher writes its data whatever the rest of the cache holds.
+//! Blocks that are held after a failed write-out do not count: they stay dirty however long a writer waits. They are bounded for
+//! each volume, whose writes fail then. A cap that is lowered, and an export with dirty data that moves to a tenant, leave an
+//! account above its cap; it then only falls. From half of its cap on an account is *pressed*: the flusher writes its data
+//! whatever the rest of the cache holds.
 //!
 //! Invariants: a tenant's `used` is the sum of those of its exports; the sums of `dirty` and `writeback` over the payers of a device
 //! are the device's; an account is granted nothing that would exceed its cap.

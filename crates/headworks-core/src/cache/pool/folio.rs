@@ -10,9 +10,9 @@
 //!   state[u + i]:  UPTODATE | DIRTY | WRITEBACK | FILLING | SHADOW | FAILED | NEWER | USED     of block i
 //! ```
 //!
-//! Invariants (checked by `Cache::check`): a dirty block is up to date; a filling block is neither; `dirty`, `writeback` and `filling`
-//! are the numbers of blocks with that bit; a folio with any of them, or with waiters, is not evicted. A block under write-out
-//! that is not up to date is past the end of a truncated volume: an access to it waits for the completion.
+//! Invariants (checked by `Cache::check`): a dirty block is up to date; a filling block is neither; `dirty`, `writeback` and
+//! `filling` are the numbers of blocks with that bit; a folio with any of them, or with waiters, is not evicted. A block under
+//! write-out that is not up to date is past the end of a truncated volume: an access to it waits for the completion.
 
 use std::ops::Range;
 

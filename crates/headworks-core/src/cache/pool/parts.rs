@@ -14,8 +14,8 @@
 //! When a part begins or ends, or an export changes its tenant, folios stay where they are and move when eviction examines them: a
 //! change costs nothing, and each folio moves once.
 //!
-//! Invariants: a part is in the ring exactly while it has more than its minimum; `outside` is the number of units of all parts but the
-//! common one; `cached` counts the units of each export's folios.
+//! Invariants: a part is in the ring exactly while it has more than its minimum; `outside` is the number of units of all parts
+//! but the common one; `cached` counts the units of each export's folios.
 
 use crate::bio::{ExportId, TenantId};
 use crate::gauge::Gauge32;

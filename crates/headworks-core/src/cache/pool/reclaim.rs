@@ -1,4 +1,5 @@
-//! Eviction: which folio is replaced when frames are needed. S3-FIFO (Yang and others, SOSP 2023), counted in units instead of objects.
+//! Eviction: which folio is replaced when frames are needed. S3-FIFO (Yang and others, SOSP 2023), counted in units instead of
+//! objects.
 //!
 //! Most blocks are never accessed again before they are evicted, and a scan consists of nothing else. So a new folio waits on a small
 //! list of a tenth of the pool; only one that was accessed again by its turn moves to the main list. A folio that leaves the
@@ -15,9 +16,9 @@
 //!      +---------------------------------------------> MAIN
 //! ```
 //!
-//! The folio whose turn it is may be dirty, outstanding or waited for. It moves to the young end of its list, and the other list has the
-//! next turn, so that a list full of dirty folios does not hide the clean ones of the other. A call examines at most `steps`
-//! folios. When all clean ones were accessed, the one accessed least is evicted.
+//! The folio whose turn it is may be dirty, outstanding or waited for. It moves to the young end of its list, and the other list
+//! has the next turn, so that a list full of dirty folios does not hide the clean ones of the other. A call examines at most
+//! `steps` folios. When all clean ones were accessed, the one accessed least is evicted.
 //!
 //! The price of the filter: a working set that changes misses some blocks twice. Against LRU, in points of hit ratio (tests):
 //! Zipf +1 to +5, with scans +7 and +27, a loop of 1.2 caches +61; a uniform working set that slides -2, one that jumps every

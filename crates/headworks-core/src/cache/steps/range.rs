@@ -68,8 +68,8 @@ pub(super) fn step(
     if !op.locked {
         state.waiters.lock_range(op, slot, range);
     }
-    // A device may refuse to zero: until it has not, acknowledged data must stay. And data that a writer waits for (FUA, writethrough)
-    // is written before it is discarded, or the writer would be told that it is on the device when it never was.
+    // A device may refuse to zero: until it has not, acknowledged data must stay. And data that a writer waits for (FUA,
+    // writethrough) is written before it is discarded, or the writer would be told that it is on the device when it never was.
     if op.progress == 0 && op.walk == 0 {
         let zeroes = op.bio.op == Op::WriteZeroes;
         op.writes_out = op.direct || zeroes || state.waiters.writes_out(volume, range);

@@ -1,10 +1,12 @@
 //! Writes: copy into blocks, which become dirty.
 //!
-//! A write passes, in this order: the pause of its connection; the caps of the export that pays for it and of its tenant; dirty credit (a block is reserved before it becomes dirty, so the
-//! limit holds at every moment); a frame; the rest of a block that it writes in part. It holds credit while it waits for a frame,
-//! never the other way round: credit is at most a part of the pool, so an operation with credit finds a frame in the end.
+//! A write passes, in this order: the pause of its connection; the caps of the export that pays for it and of its tenant; dirty
+//! credit (a block is reserved before it becomes dirty, so the limit holds at every moment); a frame; the rest of a block that it
+//! writes in part. It holds credit while it waits for a frame, never the other way round: credit is at most a part of the pool,
+//! so an operation with credit finds a frame in the end.
 //!
-//! Invariant, with a dirty table: past the end of its volume a dirty frame has zeros, or bytes that were there before the volume shrank.
+//! Invariant, with a dirty table: past the end of its volume a dirty frame has zeros, or bytes that were there before the volume
+//! shrank.
 
 use super::{COPY_MAX, fill, write_out};
 use crate::action::{Action, CopyDirection};
@@ -186,8 +188,8 @@ fn hold_credit(
     take_credit(state, ctx, op, payer)
 }
 
-/// Reserves dirty credit for the rest of the operation, up to the share of one, which `payer` pays for; otherwise returns what to wait
-/// for.
+/// Reserves dirty credit for the rest of the operation, up to the share of one, which `payer` pays for; otherwise returns what to
+/// wait for.
 fn take_credit(
     state: &mut CacheState,
     ctx: &mut CallContext,

@@ -86,7 +86,8 @@ pub(super) fn dirty_changes(
     all.map(|tunable| (tunable, tunable.get(wanted))).collect()
 }
 
-/// Tunables of a device's queue that differ, with their new values; what is no longer said is the default again, or what a restart finds.
+/// Tunables of a device's queue that differ, with their new values; what is no longer said is the default again, or what a
+/// restart finds.
 fn queue_changes(
     last: &ConfiguredTunables,
     wanted: &ConfiguredTunables,

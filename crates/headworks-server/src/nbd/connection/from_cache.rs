@@ -1,8 +1,8 @@
 //! Reads that are answered from the frames of the page cache.
 //!
 //! A read that is likely to be cached is submitted without a buffer, and so is any other read of a cached volume if no buffer is
-//! free. The cache answers it from its frames, or returns it: then it is submitted again with a buffer, in the same turn or as soon as
-//! there is one, before anything else is received.
+//! free. The cache answers it from its frames, or returns it: then it is submitted again with a buffer, in the same turn or as
+//! soon as there is one, before anything else is received.
 //!
 //! ```text
 //!   read --likely, or no buffer is free--> bio without buffer --cached--> lent frames in the send queue

@@ -64,8 +64,8 @@ const REREAD_ALIGN: u64 = 4 << 10;
 const LARGE_PAYLOAD: usize = 32 << 10;
 /// Bytes received beyond a large payload: a header and a part of the next.
 const LARGE_TAIL: usize = 56;
-/// Bytes of lent frames in the send queue beyond which a connection is not read from: five times what a unix socket takes at once. More
-/// cached data would only wait behind them.
+/// Bytes of lent frames in the send queue beyond which a connection is not read from: five times what a unix socket takes at
+/// once. More cached data would only wait behind them.
 const LENT_BYTES: usize = 1 << 20;
 /// Least bytes of a large payload that are asked for at once, if the payload has as many: a receive of less costs more than
 /// its bytes.

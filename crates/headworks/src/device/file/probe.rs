@@ -176,9 +176,9 @@ fn nameless_beside(path: &Path, metadata: &Metadata) -> Option<File> {
     is_same.then_some(scratch)
 }
 
-/// Returns a number of the kernel's queue of a disk, by device number: the disk itself or the one of a filesystem. Device-mapper and loop
-/// devices have a queue of their own, which follows what is below them. `None` for a filesystem without a disk (tmpfs, NFS,
-/// overlayfs), and for one that hides its disk behind a number of its own (btrfs).
+/// Returns a number of the kernel's queue of a disk, by device number: the disk itself or the one of a filesystem. Device-mapper
+/// and loop devices have a queue of their own, which follows what is below them. `None` for a filesystem without a disk (tmpfs,
+/// NFS, overlayfs), and for one that hides its disk behind a number of its own (btrfs).
 fn disk_queue(disk: u64, name: &str) -> Option<u64> {
     queue_value(Path::new("/sys/dev/block"), disk, name)
 }
