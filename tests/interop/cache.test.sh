@@ -3,22 +3,7 @@
 # The page cache: what is said of it, who sees what, what a crash leaves, how a stop writes out, its tunables and errors.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
 IMAGE=$IMAGES/disk.img
-ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
-says() { # OUTPUT ARGUMENTS...
-    local output
-    output=$(ctl "${@:2}" 2>&1) || { echo "$output"; return 1; }
-    echo "said: $output"
-    [ "$output" = "$1" ]
-}
-fails() { # STATUS PATTERN ARGUMENTS...
-    local output
-    output=$(ctl "${@:3}" 2>&1)
-    local status=$?
-    echo "exit $status: $output"
-    [ $status -eq "$1" ] && grep -q '^headworks: error: ' <<<"$output" && grep -Eq -- "$2" <<<"$output"
-}
 refused() { # STATUS PATTERN ARGUMENTS...: a server that does not start
     launch -U "$SOCKET" "${@:3}" && { stop_with KILL; return 1; }
     cat "$LOG"
@@ -28,7 +13,6 @@ counter() { # PATH OF NAMES: a number of `ctl stats`
     ctl stats --json | "$PYTHON" -c 'import functools, json, sys
 print(functools.reduce(lambda table, name: table[name], sys.argv[1].split("."), json.load(sys.stdin)))' "$1"
 }
-at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
 client() { "$PYTHON" "$HERE/cache.py" "$@"; }
 file() { echo "file:path=$IMAGE,size=$SIZE${1:+,$1}"; }
 drop_server() { # kill -9

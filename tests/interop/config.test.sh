@@ -3,7 +3,6 @@
 # A configuration file: served, checked, dumped, overruled, and read again.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
 FILE=$DIR/main.toml
 mkdir -p "$DIR/main.d"
 uri() { echo "nbd+unix:///$1?socket=$SOCKET"; }
@@ -283,7 +282,6 @@ rm -r "$IMAGES/mounted" "$IMAGES/there.img"
 cp "$DIR/good" "$FILE"
 
 # What ctl changed: shown, saved as a drop-in, and there after a restart and a reload.
-ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
 start -c "$FILE" extra=mem:size=1M
 db=$(get exports/db/device)
 differs() { ctl diff | grep -qxF -- "$1" || { ctl diff; false; }; }

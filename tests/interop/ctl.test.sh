@@ -3,22 +3,6 @@
 # The control socket and `headworks ctl`: names and values, switches under load, statistics, discarding, bad clients.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
-ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
-says() { # OUTPUT ARGUMENTS...
-    local output
-    output=$(ctl "${@:2}" 2>&1) || { echo "$output"; return 1; }
-    echo "said: $output"
-    [ "$output" = "$1" ]
-}
-fails() { # STATUS PATTERN ARGUMENTS...: one line, which says what is right
-    local output
-    output=$(ctl "${@:3}" 2>&1)
-    local status=$?
-    echo "exit $status: $output"
-    [ $status -eq "$1" ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -q '^headworks: error: ' <<<"$output" && grep -Eq -- "$2" <<<"$output"
-}
-at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
 
 # Without a name the only export is called default.
 serve --control "$CONTROL" mem:size=16M

@@ -3,7 +3,6 @@
 # Several exports, the default one, read-only ones, --run, --json; the wrappers for one's own tests.
 . "$(dirname "$0")/lib.sh"
 
-at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
 size_is() { [ "$(nbdinfo --size "$1")" = "$2" ]; }
 
 serve "one=$(spec one 16M)" "two=mem:size=5M" "three=null:size=1T"

@@ -3,7 +3,6 @@
 # The front door: 16 sequential reads in one write() are one request of 64 KiB, on real and on simulated devices.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
 pseudo_random 32 front >"$DIR/filled"
 fill() { # IMAGE
     cp "$DIR/filled" "$1"

@@ -3,10 +3,8 @@
 # A disk that fills up under each way of caching and of reaching the image: memory, O_DIRECT, the kernel's page cache.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
 SMALL=$DIR/small
 mkdir -p "$SMALL"
-at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
 
 small_tmpfs() { mount -t tmpfs -o size=8m small "$SMALL"; }
 small_ext4() {

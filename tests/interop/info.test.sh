@@ -3,7 +3,6 @@
 # `headworks info` beside nbdinfo, field by field, on our server and on others.
 . "$(dirname "$0")/lib.sh"
 
-at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
 
 # Everything that nbdinfo tells, but for what it reads out of the disk (content).
 same() { # URI [--list]

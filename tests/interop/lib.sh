@@ -16,6 +16,7 @@ SOCKET=$DIR/sock
 # shellcheck disable=SC2034
 URI="nbd+unix:///?socket=$SOCKET"
 HERE=$(dirname "${BASH_SOURCE[0]}")
+CONTROL=$DIR/ctl
 
 SERVER=0          # the process, 0 when none runs
 LOG=$DIR/log      # what it says on stderr
@@ -145,6 +146,31 @@ script() { # FILE ARGUMENTS...
         quote <"$DIR/script.err"
     fi
     printf '%s\n' "the server said:" | cat - "$LOG" | quote
+}
+
+# The URI of an export.
+at() { echo "nbd+unix:///$1?socket=$SOCKET"; } # NAME
+
+# The control socket of a server that was started with --control "$CONTROL".
+ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
+says() { # OUTPUT ARGUMENTS...: the command prints this
+    local output
+    output=$(ctl "${@:2}" 2>&1) || { echo "$output"; return 1; }
+    echo "said: $output"
+    [ "$output" = "$1" ]
+}
+says_like() { # PATTERN ARGUMENTS...: a line of the output matches
+    local output
+    output=$(ctl "${@:2}" 2>&1) || { echo "$output"; return 1; }
+    echo "said: $output"
+    grep -Eq -- "$1" <<<"$output"
+}
+fails() { # STATUS PATTERN ARGUMENTS...: one line, which says what is right
+    local output
+    output=$(ctl "${@:3}" 2>&1)
+    local status=$?
+    echo "exit $status: $output"
+    [ $status -eq "$1" ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -q '^headworks: error: ' <<<"$output" && grep -Eq -- "$2" <<<"$output"
 }
 
 # The same bytes every time for a seed, and none of them a run of zeros.

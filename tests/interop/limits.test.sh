@@ -4,21 +4,6 @@
 # several threads share, in the clear and through TLS, from a file that is read again, and in the process that replaces the server.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
-ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
-says() { # OUTPUT ARGUMENTS...
-    local output
-    output=$(ctl "${@:2}" 2>&1) || { echo "$output"; return 1; }
-    echo "said: $output"
-    [ "$output" = "$1" ]
-}
-fails() { # PATTERN ARGUMENTS...
-    local output
-    output=$(ctl "${@:2}" 2>&1) && return 1
-    echo "$output"
-    grep -Eq -- "$1" <<<"$output"
-}
-at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
 
 serve --control "$CONTROL" --limit iops-read=1000000 "db=mem:size=64M,iops-total=200" "w=mem:size=64M,bps-write=4M,bps-write-max=8M" "free=mem:size=64M"
 check "the limits are shown" says "200" get exports/db/iops-total
@@ -26,9 +11,9 @@ check "in cgroup's words" says "rbps=max wbps=4194304 riops=max wiops=max" get e
 check "those of the server, too" says "1000000" get server/iops-read
 check "a burst" says "exports/db/iops-total-max = 400" set exports/db/iops-total-max 400
 check "and none" says "exports/db/iops-total-max = 0" set exports/db/iops-total-max 0
-check "too low a rate" fails 'least is 4096.*EINVAL' set exports/w/bps-read 5
-check "a burst below the limit" fails 'must be more than' set exports/w/bps-write-max 1M
-check "a misspelled limit" fails 'exports/w/bps-write' set exports/w/bps-wirte 5M
+check "too low a rate" fails 1 'least is 4096.*EINVAL' set exports/w/bps-read 5
+check "a burst below the limit" fails 1 'must be more than' set exports/w/bps-write-max 1M
+check "a misspelled limit" fails 1 'exports/w/bps-write' set exports/w/bps-wirte 5M
 script limits.py "$(at db)" "$(at w)" "$(at free)"
 check "why names the limit" bash -c '"$1" ctl "$2" why db | tee /dev/stderr | grep -q "limit (export db: iops-total 200)"' - "$HEADWORKS" "$CONTROL"
 check "a limit is lifted for those that wait" "$PYTHON" "$HERE/limits.py" lifted "$(at db)" "$HEADWORKS" "$CONTROL"

@@ -3,21 +3,6 @@
 # Exports are added, removed, resized and drained while the server runs and clients work; records of that replay.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
-ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
-says() { # PATTERN ARGUMENTS...
-    local output
-    output=$(ctl "${@:2}" 2>&1) || { echo "$output"; return 1; }
-    echo "said: $output"
-    grep -Eq -- "$1" <<<"$output"
-}
-fails() { # STATUS PATTERN ARGUMENTS...: one line, which says what is right
-    local output
-    output=$(ctl "${@:3}" 2>&1)
-    local status=$?
-    echo "exit $status: $output"
-    [ $status -eq "$1" ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -q '^headworks: error: ' <<<"$output" && grep -Eq -- "$2" <<<"$output"
-}
 live() { script live.py "$1" "$CONTROL" "$SOCKET" "$IMAGES" "${@:2}"; }
 writable() { qemu-io -f raw -c "write 0 4k" "$1"; }
 locked() { ! writable "$1"; }
@@ -33,8 +18,8 @@ replays() { # one record for each shard
 truncate -s 16M "$IMAGES/base.img" "$IMAGES/more.img"
 serve --control "$CONTROL" --cache 16M "base=$IMAGES/base.img"
 check "add, by a path of the shell's folder" bash -c 'cd "$3" && "$1" ctl "$2" add more=more.img' - "$HEADWORKS" "$CONTROL" "$IMAGES"
-check "it has a row" says '^more +16 MiB +hw0 +writeback +rw +- +100 +be,4 +0 +0 bytes +- +- +serving$' exports
-check "and its names" says '^exports/more/device = hw0$' get exports/more
+check "it has a row" says_like '^more +16 MiB +hw0 +writeback +rw +- +100 +be,4 +0 +0 bytes +- +- +serving$' exports
+check "and its names" says_like '^exports/more/device = hw0$' get exports/more
 check "and a client" bash -c 'nbdinfo "$1" | tee /dev/stderr | grep -q "export-size: 16777216"' - "nbd+unix:///more?socket=$SOCKET"
 check "and is locked" locked "$IMAGES/more.img"
 check "a name that is taken" fails 1 'already.*EEXIST' add "more=$IMAGES/other.img"
@@ -43,13 +28,13 @@ check "words that are none" fails 1 'size.*EINVAL' add "x=mem:size=many"
 check "a fake without a size" fails 1 'needs a size' add x=null:
 check "another caching of a file that is served" fails 1 'already served with cache=writeback.*EINVAL' add "x=file:path=$IMAGES/more.img,cache=none"
 check "no words: exit 2" bash -c '"$1" ctl "$2" remove; [ $? -eq 2 ]' - "$HEADWORKS" "$CONTROL"
-check "remove" says '^more: removed; its image is closed$' remove more
+check "remove" says_like '^more: removed; its image is closed$' remove more
 check "it is unlocked" writable "$IMAGES/more.img"
 check "and not there any more" fails 1 'no export .more.; there are base.*ENOENT' remove more
-check "resize" says '^base: 16 MiB before, 32 MiB now$' resize base 32M
+check "resize" says_like '^base: 16 MiB before, 32 MiB now$' resize base 32M
 check "a new client is told" bash -c 'nbdinfo --size "$1" | grep -qx 33554432' - "$URI"
 check "never shorter" fails 1 'cannot shrink.*EINVAL' resize base 16M
-check "drain" says '^0 bytes written out and flushed in [0-9.]+ s$' drain
+check "drain" says_like '^0 bytes written out and flushed in [0-9.]+ s$' drain
 check "JSON" bash -c '"$1" ctl --json "$2" exports | "$3" -c "import json, sys; assert json.load(sys.stdin)[0][\"size\"] == 32 << 20"' - "$HEADWORKS" "$CONTROL" "$PYTHON"
 live slow
 live empty
@@ -60,9 +45,9 @@ truncate -s 16M "$IMAGES/gone.img"
 serve --control "$CONTROL" --cache 16M "gone=$IMAGES/gone.img" "base=$IMAGES/base.img"
 GONE="nbd+unix:///gone?socket=$SOCKET"
 rm "$IMAGES/gone.img"
-check "a deleted image is seen at once" says '^gone +16 MiB .* deleted$' exports
-check "with what that means" says '^gone: its image was deleted; its data are lost when it is closed$' exports
-check "the other one is served" says '^base .* serving$' exports
+check "a deleted image is seen at once" says_like '^gone +16 MiB .* deleted$' exports
+check "with what that means" says_like '^gone: its image was deleted; its data are lost when it is closed$' exports
+check "the other one is served" says_like '^base .* serving$' exports
 check "it is served on" nbdcopy --synchronous "$GONE" null:
 told() { nbdinfo --size "$GONE"; grep -q 'export gone: its image was deleted; it is served until' "$LOG"; }
 check "the log tells it while there are requests" wait_until 20 told

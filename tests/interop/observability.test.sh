@@ -3,9 +3,6 @@
 # Where requests spend their time: ctl latency and why, top, and the page for Prometheus; slow and hostile scrapers.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
-ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
-at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
 load() { # EXPORT ARGUMENTS...: asks for some time, then is gone
     "$HEADWORKS" bench --uri "$(at "$1")" --bs 4k "${@:2}" >"$DIR/bench" 2>&1 || { cat "$DIR/bench"; return 1; }
 }

@@ -3,7 +3,6 @@
 # What an export is made of: the holes of a sparse image, by clients that ask for them, and what a cache has that the image has not.
 . "$(dirname "$0")/lib.sh"
 
-at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
 blocks() { stat -c %b "$1"; }
 
 image=$IMAGES/disk.img

@@ -3,7 +3,6 @@
 # A live switch of everything that can be switched, under 200 connections: no request is lost and no byte is wrong.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
 disk=$(spec switches)
 serve --control "$CONTROL" "$disk"
 script switches.py "$HEADWORKS" "$URI" "$CONTROL" "$SIZE" "$DIR/expected"

@@ -3,21 +3,7 @@
 # Tenants: configuration, the control socket, classes, and drop-ins.
 . "$(dirname "$0")/lib.sh"
 
-CONTROL=$DIR/ctl
 CONFIG=$DIR/main.toml
-ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
-says() { # OUTPUT ARGUMENTS...
-    local output
-    output=$(ctl "${@:2}" 2>&1) || { echo "$output"; return 1; }
-    echo "said: $output"
-    [ "$output" = "$1" ]
-}
-fails() { # PATTERN ARGUMENTS...: one line, which says what is right
-    local output
-    output=$(ctl "${@:2}" 2>&1) && { echo "$output"; return 1; }
-    echo "$output"
-    [ "$(wc -l <<<"$output")" -eq 1 ] && grep -Eq -- "$1" <<<"$output"
-}
 has_row() { ctl tenants | tee /dev/stderr | grep -Eq "$1"; }
 
 cat >"$CONFIG" <<EOF
@@ -55,12 +41,12 @@ check "also by the name of a cgroup" says 50 get tenants/globex/io.weight
 check "an export without one" says none get exports/free/tenant
 check "a weight" says "tenants/acme/io.weight = 200" set tenants/acme/io.weight 200
 check "is one value" says 200 get tenants/acme/weight
-check "a value out of range" fails '1 to 10000.*EINVAL' set tenants/acme/weight 0
-check "a tenant with exports stays" fails 'has exports, such as logs.*EBUSY' remove-tenant globex
+check "a value out of range" fails 1 '1 to 10000.*EINVAL' set tenants/acme/weight 0
+check "a tenant with exports stays" fails 1 'has exports, such as logs.*EBUSY' remove-tenant globex
 check "add one" says "initech: added" add-tenant initech,weight=7
-check "not twice" fails 'EEXIST' add-tenant initech
+check "not twice" fails 1 'EEXIST' add-tenant initech
 check "move an export" says "exports/free/tenant = initech" set exports/free/tenant initech
-check "an unknown one" fails 'the nearest is .initech.*ENOENT' set exports/free/tenant initec
+check "an unknown one" fails 1 'the nearest is .initech.*ENOENT' set exports/free/tenant initec
 check "the table" has_row '^initech +7 '
 check "a class above the highest is lowered" "$PYTHON" -c '
 import json, nbd, socket, sys
@@ -88,16 +74,16 @@ expect("rt,0")
 h.shutdown()' "$CONTROL" "nbd+unix:///db?socket=$SOCKET"
 check "a latency target" says "exports/db/latency_target = 5ms" set exports/db/latency_target 5ms
 check "of a tenant" says "tenants/acme/latency_target = 250us" set tenants/acme/latency_target 250us
-check "too short" fails '20us to 60s.*EINVAL' set exports/db/latency_target 1us
+check "too short" fails 1 '20us to 60s.*EINVAL' set exports/db/latency_target 1us
 check "by the name of a cgroup" says "target=5000" get exports/db/io.latency
 check "which sets it, too" says "tenants/acme/io.latency = target=400" set tenants/acme/io.latency target=400
 check "as one value" says 400us get tenants/acme/latency_target
-check "not a line of a cgroup" fails 'target=MICROSECONDS or target=max.*EINVAL' set tenants/acme/io.latency 400
+check "not a line of a cgroup" fails 1 'target=MICROSECONDS or target=max.*EINVAL' set tenants/acme/io.latency 400
 ctl set tenants/acme/io.latency target=250 >/dev/null
 check "the table shows it" has_row '^acme .* 250us$'
 counts() { ctl get tenants/acme/io.stat | tee /dev/stderr | grep -Eq "$1"; }
 check "counters of a cgroup, a line for each device" counts '^hw[0-9]+ rbytes=[0-9]+ wbytes=0 rios=[0-9]+ wios=0 dbytes=0 dios=0 hw_dirty=0 hw_limited_usec=0 hw_limited=0 hw_wait_usec=[0-9]+$'
-check "which cannot be set" fails 'EACCES' set tenants/acme/io.stat rbytes=0
+check "which cannot be set" fails 1 'EACCES' set tenants/acme/io.stat rbytes=0
 check "save" ctl save
 stop_server
 
@@ -130,11 +116,11 @@ serve --cache 64M --control "$CONTROL" --tenant acme,cache-min=16M,dirty=4M --te
     hot=mem:size=64M,cache=writeback,tenant=acme scan=mem:size=256M,cache=writeback,tenant=globex \
     other=mem:size=256M,cache=writeback slow=delay:write=2ms,cache=writeback,tenant=acme,of=mem:size=64M
 check "the minimum" says 16M get tenants/acme/cache_min
-check "the sum of minimums is kept while it runs" fails '80 MiB in all, more than the cache of 64 MiB.*EINVAL' set tenants/acme/cache_min 80M
-check "a minimum above the maximum" fails 'cache-min 16M is more than cache-max 8M.*EINVAL' set tenants/globex/cache_min 16M
+check "the sum of minimums is kept while it runs" fails 1 '80 MiB in all, more than the cache of 64 MiB.*EINVAL' set tenants/acme/cache_min 80M
+check "a minimum above the maximum" fails 1 'cache-min 16M is more than cache-max 8M.*EINVAL' set tenants/globex/cache_min 16M
 check "a cap" says "tenants/globex/dirty = 1M" set tenants/globex/dirty 1M
 check "of an export" says "exports/other/dirty = 64K" set exports/other/dirty 64K
-check "too little" fails '64K and more.*EINVAL' set exports/other/dirty 1K
+check "too little" fails 1 '64K and more.*EINVAL' set exports/other/dirty 1K
 check "the working set stays, the scan keeps to its maximum, dirty data to its cap" "$PYTHON" -c '
 import json, nbd, socket, sys
 M = 1 << 20
