@@ -184,13 +184,12 @@ impl Bulk {
     /// Notes the time of a finished request, of an export of `tenant` with this target or, by 0, none.
     pub fn note(&mut self, now: Instant, request: &Request, target_us: u32, tenant: TenantId) {
         debug_assert!(self.noting, "latencies are noted while a flag says so");
-        if request.len > SMALL_MAX || !request.is_sync() {
+        // A piece of a large request waits for its siblings, not for others.
+        if request.len > SMALL_MAX || !request.is_sync() || request.parent != NIL {
             return;
         }
         let came = request.stamps[0];
-        if request.parent == NIL {
-            self.smallest.note(came, now);
-        }
+        self.smallest.note(came, now);
         // Without a target on the device its exports may have one that is not kept.
         if target_us == 0 || !self.is_on() {
             return;

@@ -24,7 +24,11 @@ struct ExportShare {
 
 impl From<&ExportConfig> for ExportShare {
     fn from(config: &ExportConfig) -> Self {
-        Self { weight: config.weight, tenant: config.tenant, latency_target_us: config.latency_target_us }
+        Self {
+            weight: config.weight,
+            tenant: config.tenant,
+            latency_target_us: config.latency_target_us,
+        }
     }
 }
 
@@ -59,7 +63,8 @@ impl ExportShares {
 
     /// Returns the changes that give default shares these weights and tenants.
     pub fn as_changes(&self) -> impl Iterator<Item = ShareChange> + '_ {
-        let tenants = (0u16..).zip(&self.tenants).filter(|(_, weight)| **weight != self.usual_tenant);
+        let tenants =
+            (0u16..).zip(&self.tenants).filter(|(_, weight)| **weight != self.usual_tenant);
         let tenants = tenants.map(|(id, weight)| ShareChange::TenantWeight(TenantId(id), *weight));
         let exports = (0u16..).zip(&self.exports).flat_map(|(id, of)| {
             let id = ExportId(id);

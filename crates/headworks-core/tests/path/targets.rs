@@ -79,6 +79,26 @@ fn missed_and_held_requests_are_counted_by_export_and_tenant() {
 }
 
 #[test]
+fn pieces_of_a_large_request_are_no_small_requests() {
+    let mut bench = Bench::with(|config: &mut ShardConfig| {
+        config.devices[0].queue.max_sectors_kb = 64;
+        config.exports = vec![ExportConfig { latency_target_us: 1_000, ..ExportConfig::default() }];
+    });
+    bench.turn(&[]);
+    let first = submit(&mut bench, LIGHT, "R1m+256k");
+    bench.now += 5 * MS;
+    bench.finish_from(first);
+    assert_eq!(bench.replies(), "1:ok");
+    let counts = bench.shard.target_counts(DEVICE, LIGHT);
+    assert_eq!((counts.ended, counts.missed), (0, 0), "its 64 KiB wait for each other");
+    assert_eq!(bench.shard.smallest_latency(Instant(bench.now), DEVICE), None);
+    let first = submit(&mut bench, LIGHT, "R1m+64k");
+    bench.now += 5 * MS;
+    bench.finish_from(first);
+    assert_eq!(bench.shard.target_counts(DEVICE, LIGHT).missed, 1);
+}
+
+#[test]
 fn smallest_latency_is_that_of_requests_on_the_idle_device() {
     let mut bench = with_target();
     let known = |bench: &Bench| bench.shard.smallest_latency(Instant(bench.now), DEVICE);
