@@ -431,8 +431,6 @@ impl Cache {
     pub fn stats(&self) -> CacheStats {
         let state = &self.state;
         let mut stats = state.stats;
-        // Every block that a read copies counts as a hit there; a block that it waited for is none.
-        stats.hits = stats.hits.saturating_sub(stats.misses);
         stats.held = state.volumes.held();
         stats.waits = state.waiters.wait_counts();
         state.pool.add_stats(&mut stats);

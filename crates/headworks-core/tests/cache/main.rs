@@ -1,6 +1,7 @@
 //! The cache on a device that a test controls, in virtual time: failures, waits, and the order of write-out.
 
 mod change;
+mod counters;
 mod device_frames;
 mod faults;
 mod flusher;

@@ -40,7 +40,10 @@ pub(super) fn request(state: &mut CacheState, op: &mut Operation) -> Result<(), 
     let reason = FillReason { bio: op.bio, ahead: false, since: op.since };
     let filled = state.stats.filled;
     let reached = fill_range(state, Some(op), reason, (volume, first, end), order);
-    state.stats.misses += state.stats.filled - filled;
+    let missed = state.stats.filled - filled;
+    state.stats.misses += missed;
+    // The others up to there were cached, and the read will not count them.
+    state.stats.hits += (reached - first).saturating_sub(missed);
     if reached == first {
         let account = fills(state.volumes.device_index(volume));
         if state.io.may_send(account) {

@@ -60,7 +60,7 @@ fn touch_all(state: &mut CacheState, ctx: &CallContext, bio: &Bio) {
         // Read-ahead for a run before this one may have evicted it.
         let Some((unit, first)) = state.pool.locate(bio.id.volume, at) else { return };
         let Some(run) = valid_run(state, (offset, bio.len - done), unit, first) else { return };
-        let again = use_run(state, unit, first, &run);
+        let again = use_run(state, unit, first, &run, 0);
         touch(state, ctx.now, bio, unit, at, again);
         done += run.len;
     }

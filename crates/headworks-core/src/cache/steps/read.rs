@@ -94,10 +94,17 @@ pub(super) fn valid_run(
     Some(ValidRun { at, len: left.min(blocks * BLOCK - within), blocks })
 }
 
-/// Counts a read of valid blocks from block `first` of a folio on; returns whether the first one was used before.
+/// Counts a read of valid blocks from block `first` of a folio on, `waited` of which are counted as misses; returns whether the
+/// first one was used before.
 #[inline]
-pub(super) fn use_run(state: &mut CacheState, unit: u32, first: u32, run: &ValidRun) -> bool {
-    state.stats.hits += u64::from(run.blocks);
+pub(super) fn use_run(
+    state: &mut CacheState,
+    unit: u32,
+    first: u32,
+    run: &ValidRun,
+    waited: u32,
+) -> bool {
+    state.stats.hits += u64::from(run.blocks.saturating_sub(waited));
     state.pool.use_blocks(unit + first, run.blocks)
 }
 
@@ -111,7 +118,7 @@ fn copy_run(
     first: u32,
 ) -> Option<bool> {
     let run = valid_run(state, (op.at(), op.bio.len - op.done), unit, first)?;
-    let again = use_run(state, unit, first, &run);
+    let again = use_run(state, unit, first, &run, waited_blocks(op));
     ctx.actions.list.push(Action::Copy {
         bio: op.bio.id,
         offset: op.done,
@@ -121,6 +128,16 @@ fn copy_run(
     });
     op.done += run.len;
     Some(again)
+}
+
+/// Returns how many blocks from the cursor on the read has waited for.
+#[inline]
+fn waited_blocks(op: &Operation) -> u32 {
+    if op.progress <= op.done {
+        return 0;
+    }
+    let waited_until = (op.bio.offset + u64::from(op.progress)).div_ceil(u64::from(BLOCK));
+    (waited_until - (op.at() >> BLOCK_SHIFT)) as u32
 }
 
 /// Tells eviction and read-ahead that a read used a folio; a marker starts the next window.
