@@ -266,6 +266,35 @@ def changes_stay():
 
 
 @case
+def changes_of_the_command_line():
+    """What ctl has changed of exports and tenants of the command line stays, though no file can say it"""
+    second = os.path.join(IMAGES, "changes-second.img")
+    # After a name like this the image of the server is the second export.
+    options = ["--tenant", "acme,weight=70", "--cache", "16M", "--set", "nr_requests=64", f"second=file:path={second},size=8M,tenant=acme,weight=40"]
+    server = Server("changes-line", *options)
+    ctl = {
+        "exports/second/weight": 300,
+        "exports/second/bps-write": "94371840",
+        "exports/second/latency_target": "70ms",
+        "exports/second/dirty": "4M",
+        "exports/changes-line.img/tenant": "acme",
+        "tenants/acme/weight": 90,
+        "tenants/acme/iops-total": "700000",
+        "server/iops-read": "900000",
+        "hw0/queue/nr_requests": 128,
+    }
+    for path, value in ctl.items():
+        server.ctl("set", path, str(value))
+    for _ in range(2):
+        server.upgrade()
+        assert {path: server.ctl("get", path)[path] for path in ctl} == ctl
+        found = server.ctl("diff")
+        assert {change["path"] for change in found["changes"]} >= set(ctl), found
+        assert "second" not in found["text"] and "acme" not in found["text"], "for a file these are still of the command line"
+    server.stop()
+
+
+@case
 def reload_after_upgrade():
     """A reload after an upgrade leaves alone what ctl had changed and the file does not say anew"""
     config = os.path.join(DIR, "reload.toml")

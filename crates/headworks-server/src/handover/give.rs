@@ -56,8 +56,7 @@ impl Server {
 
     /// What `headworks ctl` has changed, as a configuration file.
     fn unsaved_changes(&self) -> Result<String, String> {
-        let diff = self.service().changes().diff().map_err(RpcFault::into_message)?;
-        Ok(diff["text"].as_str().unwrap_or_default().to_owned())
+        self.service().changes().for_successor().map_err(RpcFault::into_message)
     }
 
     /// Begins a pause for a process that starts when this one has ended: everything is written out and flushed, most of it while

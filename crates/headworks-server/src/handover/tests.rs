@@ -292,7 +292,7 @@ fn volume_in_memory_refuses() {
     let added = server.service().call("add", spec.as_object().unwrap());
     assert!(added.is_ok());
     let refused = server.standing().unwrap_err();
-    assert!(refused.contains("in the memory of this process"), "{refused}");
+    assert!(refused.contains("only in the memory of this process"), "{refused}");
     end(server);
 }
 

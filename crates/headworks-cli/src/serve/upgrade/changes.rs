@@ -8,7 +8,7 @@ use headworks_server::LIMIT_KEYS;
 use headworks_server::config::{ConfigFile, ExportSection, Setting};
 
 /// Keys of an export that say nothing about its image.
-const HARMLESS: [&str; 4] = ["weight", "ioprio", "tenant", "latency-target"];
+const HARMLESS: [&str; 5] = ["weight", "ioprio", "tenant", "latency-target", "dirty"];
 
 /// Whether a value of an export says something about its image.
 fn is_of_image(setting: &Setting) -> bool {

@@ -9,6 +9,9 @@
 //!
 //! A value in `[server.queue]` is also that of named devices that say nothing of it, so the drop-in says for each of them the
 //! value that it has. What no file can say is listed as unsaved, with the reason.
+//!
+//! The command line wins over files, so a file has nothing of what is said there. A process that replaces this one is told
+//! everything: its changes win over its own command line.
 
 use std::collections::BTreeMap;
 
@@ -49,6 +52,22 @@ impl Differences {
     }
 }
 
+/// The reader of a drop-in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum DropInReader {
+    /// A later start: the command line wins over it.
+    LaterStart,
+    /// The process that replaces this one: it wins over the command line.
+    Successor,
+}
+
+impl DropInReader {
+    /// Returns whether values of what comes from `source` have an effect.
+    pub(super) fn takes(self, source: ExportSource) -> bool {
+        self == Self::Successor || source != ExportSource::CommandLine
+    }
+}
+
 /// A queue of a running device.
 struct RunningQueue {
     path: String,
@@ -62,15 +81,7 @@ struct RunningQueue {
 impl LiveChanges {
     /// Answers the method `diff`: changes, a drop-in, and what no file can say.
     pub fn diff(&self) -> RpcResult {
-        let mut found = Differences::default();
-        let Differences { changes, file, unsaved } = &mut found;
-        self.diff_tenants(file, unsaved, |path, old, new| {
-            changes.push(json!({ "path": path, "configured": old, "running": new }));
-        });
-        self.diff_exports(&mut found);
-        self.diff_limits(&mut found);
-        self.diff_queues(&mut found)?;
-        self.diff_dirty(&mut found);
+        let found = self.differences(DropInReader::LaterStart)?;
         Ok(json!({
             "config": self.config,
             "changes": found.changes,
@@ -79,7 +90,29 @@ impl LiveChanges {
         }))
     }
 
-    fn diff_exports(&self, found: &mut Differences) {
+    /// Returns all changes as a drop-in for the process that replaces this one.
+    ///
+    /// # Errors
+    /// A shard does not answer.
+    pub fn for_successor(&self) -> Result<String, RpcFault> {
+        let found = self.differences(DropInReader::Successor)?;
+        Ok(self.inherited.clone().merged(found.file).to_string())
+    }
+
+    fn differences(&self, reader: DropInReader) -> Result<Differences, RpcFault> {
+        let mut found = Differences::default();
+        let Differences { changes, file, unsaved } = &mut found;
+        self.diff_tenants(reader, file, unsaved, |path, old, new| {
+            changes.push(json!({ "path": path, "configured": old, "running": new }));
+        });
+        self.diff_exports(reader, &mut found);
+        self.diff_limits(&mut found);
+        self.diff_queues(&mut found)?;
+        self.diff_dirty(&mut found);
+        Ok(found)
+    }
+
+    fn diff_exports(&self, reader: DropInReader, found: &mut Differences) {
         let (inventory, configured) = (lock(&self.inventory), lock(&self.configured));
         let absent = &self.tree.current().absent;
         let is_there = |name: &str| {
@@ -88,7 +121,7 @@ impl LiveChanges {
         };
         for (id, ExportEntry { spec, state, .. }) in &inventory.exports {
             if matches!(state, ExportState::Serving) {
-                self.diff_export(ExportId(*id), spec, found);
+                self.diff_export(reader, ExportId(*id), spec, found);
             }
         }
         for gone in configured.iter().filter(|spec| !is_there(&spec.name)) {
@@ -98,7 +131,13 @@ impl LiveChanges {
         }
     }
 
-    fn diff_export(&self, id: ExportId, spec: &ExportSpec, found: &mut Differences) {
+    fn diff_export(
+        &self,
+        reader: DropInReader,
+        id: ExportId,
+        spec: &ExportSpec,
+        found: &mut Differences,
+    ) {
         let name = shown_name(&spec.name);
         let (now, share) = (self.settings.of(id), &spec.share);
         let is_added = spec.source == ExportSource::Control;
@@ -148,7 +187,7 @@ impl LiveChanges {
             ..*share
         };
         let section = ExportSection::of(spec, &share, &Origin::Control);
-        match section.filter(|_| spec.source != ExportSource::CommandLine) {
+        match section.filter(|_| reader.takes(spec.source)) {
             Some(section) => found.file.exports.push(section),
             None => found.unsaved.push(format!(
                 "export {name} is on the command line, which wins over a file; change it there"

@@ -7,6 +7,7 @@ use headworks::Identity;
 use headworks_core::VolumeId;
 
 use super::LiveChanges;
+use crate::assemble::shown_name;
 use crate::control::tree::lock;
 use crate::handover::{HandedVolume, volume_key};
 use crate::spec::BaseDevice;
@@ -25,9 +26,12 @@ impl LiveChanges {
         for (id, entry) in &inventory.volumes {
             let origin = &entry.origin;
             if matches!(origin.spec.base, BaseDevice::Mem { .. }) {
+                let exports = inventory.exports.values();
+                let mut of_volume = exports.filter(|export| export.volume == VolumeId(*id));
+                let name = of_volume.next().map_or("", |export| &export.spec.name);
                 return Err(format!(
-                    "{} is in the memory of this process and would be lost; remove its export first",
-                    origin.what
+                    "the data of export {} are only in the memory of this process and would be lost; remove the export first",
+                    shown_name(name)
                 ));
             }
             let key = volume_key(origin, &volumes);

@@ -37,4 +37,5 @@ fn compare_with(entry: &mut ExportEntry, configured: &ExportSpec) {
     let (share, wanted) = (&mut spec.share, &configured.share);
     (share.weight, share.ioprio, share.tenant) = (wanted.weight, wanted.ioprio, wanted.tenant);
     (share.latency_target_us, share.limits) = (wanted.latency_target_us, wanted.limits);
+    share.dirty = wanted.dirty;
 }

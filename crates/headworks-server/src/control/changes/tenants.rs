@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use headworks_core::{ExportId, TenantId, VolumeId};
 use serde_json::{Value, json};
 
+use super::diff::DropInReader;
 use super::exports::some_target;
 use super::{LiveChanges, wrong};
 use crate::assemble::TenantSpec;
@@ -234,6 +235,7 @@ impl LiveChanges {
     /// Adds the tenants to what `diff` finds.
     pub(super) fn diff_tenants(
         &self,
+        reader: DropInReader,
         file: &mut ConfigFile,
         unsaved: &mut Vec<String>,
         mut found: impl FnMut(&str, Value, Value),
@@ -266,7 +268,7 @@ impl LiveChanges {
                 continue;
             }
             match spec.source {
-                ExportSource::CommandLine => unsaved.push(format!(
+                source if !reader.takes(source) => unsaved.push(format!(
                     "tenant {name} is on the command line, which wins over a file; change it there"
                 )),
                 _ => {
