@@ -26,7 +26,8 @@ impl CacheState {
             return;
         }
         assert!(self.pool.folio(unit).dirty > 0, "held blocks are dirty");
-        self.dirty.payers_mut().on_unheld(self.pool.folio(unit).export, held);
+        let device = self.volumes.device_index(volume);
+        self.dirty.payers_mut().on_unheld(device, self.pool.folio(unit).export, held);
         self.count_held(volume, 0, held);
         if self.pool.folio(unit).group == crate::slab::NIL {
             let current = self.volumes[volume].current();

@@ -231,7 +231,7 @@ impl CacheState {
         let (cancelled, held) = self.pool.cancel_dirty(unit, first, count, actions);
         let device = self.volumes[volume].device();
         self.volumes[volume].sub_unclean(cancelled);
-        self.dirty.payers_mut().on_unheld(folio.export, held);
+        self.dirty.payers_mut().on_unheld(usize::from(device.0), folio.export, held);
         self.count_held(volume, 0, held);
         self.dirty.cancel(device, folio.key, folio.export, cancelled);
         self.leave_group_if_written(unit);

@@ -5,7 +5,8 @@ use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::ThrottlePolicy;
 use headworks_core::{
-    Control, ExportConfig, ExportId, Op, ShardConfig, TenantConfig, TenantId, TenantMemory,
+    Control, DeviceId, ExportConfig, ExportId, Op, ShardConfig, TenantConfig, TenantId,
+    TenantMemory, VolumeConfig,
 };
 
 const A: TenantId = TenantId(0);
@@ -25,6 +26,42 @@ fn dirty(dirty_max: u32) -> TenantMemory {
 
 fn cached(harness: &Harness, exports: &[u16]) -> u64 {
     exports.iter().map(|&export| harness.shard.export_blocks(ExportId(export)).1).sum()
+}
+
+/// A device that takes all of a tenant's cap and does not answer delays the tenant's writes to other devices no longer than it takes
+/// to notice that.
+#[test]
+fn silent_device_does_not_use_up_a_cap() {
+    const T: u64 = SEC;
+    let mut harness = Harness::new(16_384, |config| {
+        tenants(config, [dirty(64), TenantMemory::default()]);
+        config.devices[0].queue.io_timeout_ns = T;
+        config.devices.push(config.devices[0]);
+        config.volumes.push(VolumeConfig { device: DeviceId(1), ..config.volumes[0] });
+    });
+    for at in 0..4 {
+        harness.send_to(0, 0, Op::Write, at * MIB, 16 * BLOCK);
+    }
+    let waits = harness.send_to(1, 0, Op::Write, 0, 16 * BLOCK);
+    assert_eq!(harness.answer(waits), None, "the cap is used up");
+    let mut steps = 0;
+    while harness.answer(waits).is_none() {
+        // The second device answers at once; the first never does.
+        while let Some(at) = harness.in_flight.iter().position(|of| of.device == DeviceId(1)) {
+            let submit = harness.in_flight.remove(at);
+            harness.complete_this(submit, Ok(()));
+        }
+        harness.wait(T / 20);
+        steps += 1;
+        assert!(steps < 40, "no end");
+    }
+    assert_eq!(harness.answer(waits), Some(Ok(())));
+    for at in 1..40 {
+        let id = harness.send_to(1, 0, Op::Write, at * MIB, BLOCK);
+        assert_eq!(harness.answer(id), Some(Ok(())), "write {at}");
+        assert!(harness.shard.tenant_dirty(A).unwrap().used <= 64);
+    }
+    harness.shard.check_payers();
 }
 
 /// P35: a tenant at its cap waits, and delays no other.

@@ -349,6 +349,7 @@ impl DirtyState {
         debug_assert!(unresponsive || !silent, "a stuck device is unresponsive");
         (self.devices[device].silent, self.devices[device].unresponsive) = (silent, unresponsive);
         self.throttle.set_unresponsive(DeviceId(device as u16), unresponsive);
+        self.payers.set_unresponsive(device, unresponsive);
     }
 
     /// Returns true while waits for a device are limited.

@@ -11,13 +11,15 @@
 //!      '-- waits until blocks of the account are free; other accounts are not concerned
 //! ```
 //!
-//! Blocks that are held after a failed write-out do not count: they stay dirty however long a writer waits. They are bounded for
-//! each volume, whose writes fail then. A cap that is lowered, and an export with dirty data that moves to a tenant, leave an
-//! account above its cap; it then only falls. From half of its cap on an account is *pressed*: the flusher writes its data
+//! Some blocks are *exempt* from the cap, since they stay dirty however long a writer waits, and data for other devices would
+//! wait with them: those that are held after a failed write-out, and all of a device while it does not answer. Held ones are
+//! bounded for each volume, whose writes fail then; those of an unresponsive device by its part of the dirty credit. A cap that is lowered, an export with dirty data that moves to a tenant, and a device
+//! that answers again leave an account above its cap; it then only falls. From half of its cap on an account is *pressed*: the flusher writes its data
 //! whatever the rest of the cache holds.
 //!
 //! Invariants: a tenant's `used` is the sum of those of its exports; the sums of `dirty` and `writeback` over the payers of a device
-//! are the device's; an account is granted nothing that would exceed its cap.
+//! are the device's; an account is granted nothing that would exceed its cap; its `exempt` is the sum of what its exports have exempt
+//! on all devices.
 
 use crate::bio::{DeviceId, ExportId, TenantId};
 use crate::gauge::Gauge32;
@@ -31,9 +33,9 @@ pub type AccountId = u16;
 struct Account {
     /// Reserved, dirty and writeback blocks.
     used: Gauge32,
-    /// Dirty blocks whose write-out failed, which the cap does not count.
-    held: Gauge32,
-    /// Held blocks that were released since the start.
+    /// Those of them that the cap does not count.
+    exempt: Gauge32,
+    /// Exempt blocks that the cap counts again, since the start.
     released: u64,
     /// The most of the others; `u32::MAX` for no cap.
     cap: u32,
@@ -47,7 +49,7 @@ impl Account {
     fn new(cap: u32) -> Self {
         Self {
             used: Gauge32::default(),
-            held: Gauge32::default(),
+            exempt: Gauge32::default(),
             released: 0,
             cap,
             awaited: false,
@@ -62,8 +64,8 @@ impl Account {
 
     /// The blocks that the cap counts.
     fn counted(&self) -> u32 {
-        assert!(self.held <= self.used, "held blocks are dirty");
-        self.used.get() - self.held.get()
+        assert!(self.exempt <= self.used, "exempt blocks are dirty");
+        self.used.get() - self.exempt.get()
     }
 }
 
@@ -72,6 +74,30 @@ impl Account {
 struct PayerBlocks {
     dirty: Gauge32,
     writeback: Gauge32,
+    /// Dirty blocks whose write-out failed.
+    held: Gauge32,
+}
+
+impl PayerBlocks {
+    /// The blocks that caps do not count.
+    fn exempt(&self, unresponsive: bool) -> u32 {
+        if unresponsive { self.dirty.get() + self.writeback.get() } else { self.held.get() }
+    }
+}
+
+/// What all payers have dirty on a device.
+#[derive(Clone, Debug)]
+struct DevicePayers {
+    /// It does not answer.
+    unresponsive: bool,
+    /// By export.
+    exports: Vec<PayerBlocks>,
+}
+
+impl DevicePayers {
+    fn new(exports: usize) -> Self {
+        Self { unresponsive: false, exports: vec![PayerBlocks::default(); exports] }
+    }
 }
 
 /// The payers of a shard's dirty data.
@@ -81,8 +107,7 @@ pub(in crate::cache) struct Payers {
     tenants: Vec<TenantId>,
     /// By [`AccountId`].
     accounts: Vec<Account>,
-    /// By device and export.
-    devices: Vec<Vec<PayerBlocks>>,
+    devices: Vec<DevicePayers>,
     /// Blocks that were written for each account since the start.
     written: Vec<u64>,
     /// Accounts with a cap.
@@ -105,7 +130,7 @@ impl Payers {
         let exports = exports.iter().map(|export| export.dirty_max).chain([u32::MAX]);
         let accounts: Vec<Account> = caps.chain(rest).chain(exports).map(Account::new).collect();
         Self {
-            devices: vec![vec![PayerBlocks::default(); of.len()]; devices],
+            devices: vec![DevicePayers::new(of.len()); devices],
             tenants: of,
             written: vec![0; accounts.len()],
             capped: accounts.iter().filter(|account| account.cap < u32::MAX).count() as u32,
@@ -122,9 +147,10 @@ impl Payers {
 
     /// Adds payers of the devices up to `device`.
     pub fn add_device(&mut self, device: DeviceId) {
-        let blocks = vec![PayerBlocks::default(); self.tenants.len()];
         let places = self.devices.len().max(usize::from(device.0) + 1);
-        self.devices.resize(places, blocks);
+        self.devices.resize(places, DevicePayers::new(self.tenants.len()));
+        // The device that had the place may have ended unanswered.
+        self.set_unresponsive(usize::from(device.0), false);
         debug_assert_eq!(self.sums(usize::from(device.0)), (0, 0), "a new device is clean");
     }
 
@@ -193,7 +219,11 @@ impl Payers {
     pub fn on_dirtied(&mut self, device: DeviceId, export: ExportId, blocks: u32) {
         let index = self.index(export);
         debug_assert!(self.accounts[TENANTS_MAX + index].used.get() >= blocks, "it was reserved");
-        self.devices[usize::from(device.0)][index].dirty.add(blocks);
+        let device = &mut self.devices[usize::from(device.0)];
+        device.exports[index].dirty.add(blocks);
+        if device.unresponsive {
+            self.exempt_more(export, blocks);
+        }
     }
 
     /// Counts blocks that are dirty already.
@@ -205,14 +235,18 @@ impl Payers {
     /// Counts off dirty blocks that were cancelled.
     pub fn on_cancelled(&mut self, device: DeviceId, export: ExportId, blocks: u32) {
         let index = self.index(export);
-        self.devices[usize::from(device.0)][index].dirty.sub(blocks);
+        let device = &mut self.devices[usize::from(device.0)];
+        device.exports[index].dirty.sub(blocks);
+        if device.unresponsive {
+            self.exempt_less(export, blocks);
+        }
         self.sub(export, blocks);
     }
 
     /// Moves dirty blocks to writeback.
     pub fn begin_writeback(&mut self, device: DeviceId, export: ExportId, blocks: u32) {
         let index = self.index(export);
-        let counts = &mut self.devices[usize::from(device.0)][index];
+        let counts = &mut self.devices[usize::from(device.0)].exports[index];
         assert!(counts.dirty.get() >= blocks, "the payer has what is sent");
         counts.dirty.sub(blocks);
         counts.writeback.add(blocks);
@@ -221,17 +255,60 @@ impl Payers {
     /// Ends the writeback of blocks, of which `clean` were written and `held` failed.
     pub fn end_writeback(&mut self, device: DeviceId, export: ExportId, (clean, held): (u32, u32)) {
         let index = self.index(export);
-        let counts = &mut self.devices[usize::from(device.0)][index];
+        let DevicePayers { unresponsive, exports } = &mut self.devices[usize::from(device.0)];
+        let (unresponsive, counts) = (*unresponsive, &mut exports[index]);
         assert!(counts.writeback.get() >= clean + held, "the payer has what was sent");
         counts.writeback.sub(clean + held);
         counts.dirty.add(held);
+        counts.held.add(held);
         let (own, tenant) = self.accounts_of(export);
         for id in [Some(own), tenant].into_iter().flatten() {
             self.written[id] += u64::from(clean);
         }
+        if unresponsive {
+            self.exempt_less(export, clean);
+        } else if held > 0 {
+            self.exempt_more(export, held);
+        }
         self.sub(export, clean);
-        if held > 0 {
-            self.change_all(export, |account| account.held.add(held));
+    }
+
+    /// Notes whether a device answers; caps count nothing of one that does not.
+    pub fn set_unresponsive(&mut self, device: usize, unresponsive: bool) {
+        if self.devices[device].unresponsive == unresponsive {
+            return;
+        }
+        self.devices[device].unresponsive = unresponsive;
+        for index in 0..self.tenants.len() {
+            let blocks = self.devices[device].exports[index];
+            let (all, held) = (blocks.exempt(true), blocks.exempt(false));
+            assert!(held <= all, "held blocks are dirty");
+            if all == held {
+                continue;
+            }
+            let export = ExportId(index as u16);
+            match unresponsive {
+                true => self.exempt_more(export, all - held),
+                false => self.release(export, all - held),
+            }
+        }
+    }
+
+    fn exempt_more(&mut self, export: ExportId, blocks: u32) {
+        self.change_all(export, |account| account.exempt.add(blocks));
+    }
+
+    /// Counts off exempt blocks that are no longer dirty.
+    fn exempt_less(&mut self, export: ExportId, blocks: u32) {
+        self.change_all(export, |account| account.exempt.sub(blocks));
+    }
+
+    /// Lets the cap count exempt blocks again.
+    fn release(&mut self, export: ExportId, blocks: u32) {
+        let (own, tenant) = self.accounts_of(export);
+        for id in [Some(own), tenant].into_iter().flatten() {
+            self.change(id, |account| account.exempt.sub(blocks));
+            self.accounts[id].released += u64::from(blocks);
         }
     }
 
@@ -248,11 +325,12 @@ impl Payers {
     }
 
     /// Counts off held blocks that are released, before they are cancelled or written again.
-    pub fn on_unheld(&mut self, export: ExportId, blocks: u32) {
-        let (own, tenant) = self.accounts_of(export);
-        for id in [Some(own), tenant].into_iter().flatten() {
-            self.change(id, |account| account.held.sub(blocks));
-            self.accounts[id].released += u64::from(blocks);
+    pub fn on_unheld(&mut self, device: usize, export: ExportId, blocks: u32) {
+        let index = self.index(export);
+        let device = &mut self.devices[device];
+        device.exports[index].held.sub(blocks);
+        if !device.unresponsive {
+            self.release(export, blocks);
         }
     }
 
@@ -288,10 +366,10 @@ impl Payers {
             return;
         }
         let (own, before) = self.accounts_of(export);
-        let Account { used, held, .. } = self.accounts[own];
+        let Account { used, exempt, .. } = self.accounts[own];
         if let Some(before) = before {
             self.change(before, |sum| {
-                sum.held.sub(held.get());
+                sum.exempt.sub(exempt.get());
                 sum.used.sub(used.get());
             });
         }
@@ -300,7 +378,7 @@ impl Payers {
         if let (_, Some(after)) = self.accounts_of(export) {
             self.change(after, |sum| {
                 sum.used.add(used.get());
-                sum.held.add(held.get());
+                sum.exempt.add(exempt.get());
             });
         }
     }
@@ -364,14 +442,15 @@ impl Payers {
         let has_dirty = |(export, blocks): (u16, &PayerBlocks)| {
             !blocks.dirty.is_zero() && self.is_pressed(ExportId(export))
         };
-        self.has_pressed() && (0..).zip(&self.devices[device]).any(has_dirty)
+        self.has_pressed() && (0..).zip(&self.devices[device].exports).any(has_dirty)
     }
 
     /// Returns the dirty and writeback blocks of an export on all devices.
     pub fn unclean(&self, export: ExportId) -> u64 {
         let index = self.index(export);
-        let of = |blocks: &Vec<PayerBlocks>| {
-            u64::from(blocks[index].dirty.get()) + u64::from(blocks[index].writeback.get())
+        let of = |device: &DevicePayers| {
+            let blocks = &device.exports[index];
+            u64::from(blocks.dirty.get()) + u64::from(blocks.writeback.get())
         };
         self.devices.iter().map(of).sum()
     }
@@ -381,7 +460,7 @@ impl Payers {
         self.written.get(usize::from(tenant.0)).copied().unwrap_or(0)
     }
 
-    /// Returns the blocks of a tenant that its cap counts, reserved ones included, the cap, and held blocks released so far.
+    /// Returns the blocks of a tenant that its cap counts, reserved ones included, the cap, and exempt blocks released so far.
     pub fn tenant_used(&self, tenant: TenantId) -> (u32, u32, u64) {
         let account = self.accounts[usize::from(tenant.0)];
         (account.counted(), account.cap, account.released)
@@ -392,7 +471,7 @@ impl Payers {
         let add = |(dirty, writeback): (u64, u64), of: &PayerBlocks| {
             (dirty + u64::from(of.dirty.get()), writeback + u64::from(of.writeback.get()))
         };
-        self.devices[device].iter().fold((0, 0), add)
+        self.devices[device].exports.iter().fold((0, 0), add)
     }
 
     /// Checks that the accounts have what the payers have on all devices and what is reserved for them, by export.
@@ -405,6 +484,10 @@ impl Payers {
             let used = u64::from(self.accounts[TENANTS_MAX + index].used.get());
             let expected = self.unclean(ExportId(index as u16)) + reserved[index];
             assert_eq!(used, expected, "export {index} has what is dirty and reserved for it");
+            let exempt = |device: &DevicePayers| device.exports[index].exempt(device.unresponsive);
+            let exempt: u32 = self.devices.iter().map(exempt).sum();
+            let counted = self.accounts[TENANTS_MAX + index].exempt.get();
+            assert_eq!(counted, exempt, "export {index} has what caps do not count");
             if let Some(sum) = tenants.get_mut(usize::from(tenant.0)) {
                 *sum += used;
             }
@@ -469,6 +552,32 @@ mod tests {
     }
 
     #[test]
+    fn cap_counts_nothing_of_a_device_that_does_not_answer() {
+        let mut payers = payers();
+        let (silent, healthy, first) = (DEVICE, DeviceId(1), ExportId(0));
+        payers.adopt(silent, first, 80);
+        payers.adopt(healthy, first, 20);
+        payers.begin_writeback(silent, first, 30);
+        assert_eq!(payers.full(first, 1), Some(0));
+        payers.set_awaited(0, true);
+        payers.set_unresponsive(0, true);
+        assert_eq!((payers.next_freed(), payers.full(first, 80)), (Some(0), None));
+        assert!(!payers.has_pressed(), "writing would free nothing");
+        payers.reserve(first, 80);
+        payers.on_dirtied(healthy, first, 70);
+        payers.on_dirtied(silent, first, 10);
+        assert_eq!(payers.tenant_used(T), (90, 100, 0), "nor what became dirty since");
+        payers.end_writeback(silent, first, (10, 20));
+        payers.on_unheld(0, first, 5);
+        assert_eq!(payers.tenant_used(T), (90, 100, 0));
+        payers.set_unresponsive(0, false);
+        assert_eq!(payers.tenant_used(T), (90 + 80 - 15, 100, 65), "all but what is held");
+        payers.on_unheld(0, first, 15);
+        assert_eq!(payers.tenant_used(T), (90 + 80, 100, 80));
+        payers.check(&[0; 4]);
+    }
+
+    #[test]
     fn sums_hold_in_random_runs_with_moves_and_caps() {
         let mut prng = Prng::new(4);
         let mut payers = payers();
@@ -495,12 +604,15 @@ mod tests {
                         (blocks.min(entry.1), prng.below(2) as u32 * entry.1.min(1));
                     let clean = ended - held.min(ended);
                     payers.end_writeback(id, export, (clean, ended - clean));
-                    payers.on_unheld(export, ended - clean);
+                    payers.on_unheld(device, export, ended - clean);
                     (entry.0, entry.1) = (entry.0 + ended - clean, entry.1 - ended);
                 }
                 5 => {
                     payers.on_cancelled(id, export, blocks.min(entry.0));
                     entry.0 -= blocks.min(entry.0);
+                }
+                6 if prng.below(20) == 1 => {
+                    payers.set_unresponsive(device, prng.below(2) == 0);
                 }
                 6 if prng.below(20) == 0 => {
                     let tenant = [T, TenantId(7), TenantId::NONE][prng.below(3) as usize];

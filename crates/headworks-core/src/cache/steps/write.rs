@@ -301,7 +301,8 @@ fn dirty_blocks(
     let unheld = state.mark_dirty(ctx.now, &op.bio, unit, first, run);
     if unheld > 0 {
         let payer = state.pool.folio(unit).export;
-        state.dirty.payers_mut().on_unheld(payer, unheld);
+        let device = state.volumes.device_index(op.bio.id.volume);
+        state.dirty.payers_mut().on_unheld(device, payer, unheld);
         state.count_held(op.bio.id.volume, 0, unheld);
     }
     if !clean {
