@@ -50,6 +50,16 @@ pub(crate) trait HeapNode {
     fn heap_link_mut(&mut self) -> &mut HeapLink;
 }
 
+impl HeapNode for HeapLink {
+    fn heap_link(&self) -> &HeapLink {
+        self
+    }
+
+    fn heap_link_mut(&mut self) -> &mut HeapLink {
+        self
+    }
+}
+
 /// Returns true if virtual time `a` is before `b`.
 #[inline]
 pub(crate) const fn is_before(a: u64, b: u64) -> bool {
@@ -101,74 +111,71 @@ impl Heap {
     /// Removes a node of this heap.
     pub fn remove<T: HeapNode>(&mut self, nodes: &mut [T], id: u32) {
         assert!(self.root != NIL, "a node of this heap is removed");
-        let HeapLink { child, next, back, .. } = *nodes[id as usize].heap_link();
+        let link = nodes[id as usize].heap_link_mut();
+        let HeapLink { child, next, back, .. } = *link;
+        (link.child, link.next, link.back) = (NIL, NIL, NIL);
+        let rest = combine(nodes, child);
         if back == NIL {
             debug_assert!(self.root == id, "the root alone has nothing before it");
-            self.root = NIL;
-        } else {
-            let before = nodes[back as usize].heap_link_mut();
-            if before.child == id {
-                before.child = next
-            } else {
-                before.next = next
-            }
-            if next != NIL {
-                nodes[next as usize].heap_link_mut().back = back;
-            }
+            self.root = rest;
+            return;
         }
-        *nodes[id as usize].heap_link_mut() = HeapLink::UNLINKED;
-        let rest = combine(nodes, child);
-        self.root = match (self.root, rest) {
-            (root, NIL) => root,
-            (NIL, rest) => rest,
-            (root, rest) => meld(nodes, root, rest),
-        };
+        let before = nodes[back as usize].heap_link_mut();
+        if before.child == id {
+            before.child = next
+        } else {
+            before.next = next
+        }
+        if next != NIL {
+            nodes[next as usize].heap_link_mut().back = back;
+        }
+        if rest != NIL {
+            self.root = meld(nodes, self.root, rest);
+        }
     }
 }
 
-/// Joins two heaps by their roots; returns the root of both.
+/// Joins two heaps by their roots; returns the root of both, whose `next` and `back` stay as they are.
 fn meld<T: HeapNode>(nodes: &mut [T], a: u32, b: u32) -> u32 {
     let key = |id: u32| nodes[id as usize].heap_link().key;
     let (top, below) = if key(b).precedes(key(a)) { (b, a) } else { (a, b) };
-    let first = nodes[top as usize].heap_link().child;
+    let first = std::mem::replace(&mut nodes[top as usize].heap_link_mut().child, below);
     let link = nodes[below as usize].heap_link_mut();
     (link.next, link.back) = (first, top);
     if first != NIL {
         nodes[first as usize].heap_link_mut().back = below;
     }
-    nodes[top as usize].heap_link_mut().child = below;
     top
 }
 
 /// Joins the heaps of a list of siblings, pairs first and then from the last pair on; returns the root.
 fn combine<T: HeapNode>(nodes: &mut [T], first: u32) -> u32 {
+    if first == NIL {
+        return NIL;
+    }
+    // The pairs are linked by `next`, the last one first. Only the links of the root are set right in the end.
     let (mut left, mut pairs) = (first, NIL);
     while left != NIL {
-        let right = cut(nodes, left);
+        let right = nodes[left as usize].heap_link().next;
         let (pair, rest) = match right {
             NIL => (left, NIL),
             _ => {
-                let rest = cut(nodes, right);
+                let rest = nodes[right as usize].heap_link().next;
                 (meld(nodes, left, right), rest)
             }
         };
         nodes[pair as usize].heap_link_mut().next = pairs;
         (pairs, left) = (pair, rest);
     }
-    let mut root = NIL;
-    while pairs != NIL {
-        let next = cut(nodes, pairs);
-        root = if root == NIL { pairs } else { meld(nodes, root, pairs) };
-        pairs = next;
+    let (mut root, mut pair) = (pairs, nodes[pairs as usize].heap_link().next);
+    while pair != NIL {
+        let next = nodes[pair as usize].heap_link().next;
+        root = meld(nodes, root, pair);
+        pair = next;
     }
+    let link = nodes[root as usize].heap_link_mut();
+    (link.next, link.back) = (NIL, NIL);
     root
-}
-
-/// Makes a node a root without siblings; returns its right neighbour.
-fn cut<T: HeapNode>(nodes: &mut [T], id: u32) -> u32 {
-    let link = nodes[id as usize].heap_link_mut();
-    link.back = NIL;
-    std::mem::replace(&mut link.next, NIL)
 }
 
 #[cfg(test)]
@@ -176,16 +183,6 @@ mod tests {
     use super::*;
     use crate::prng::Prng;
     use std::collections::BTreeSet;
-
-    impl HeapNode for HeapLink {
-        fn heap_link(&self) -> &HeapLink {
-            self
-        }
-
-        fn heap_link_mut(&mut self) -> &mut HeapLink {
-            self
-        }
-    }
 
     #[test]
     fn heap_matches_ordered_set_across_wrap() {

@@ -44,7 +44,7 @@ mod slots;
 pub use change::ShareChange;
 
 use crate::slab::NIL;
-use heap::{Heap, HeapKey, HeapLink, HeapNode, is_before};
+use heap::{Heap, HeapKey, HeapLink, is_before};
 
 /// Virtual time of one unit of cost at weight 1, as a shift. Costs up to 2^40 fit: 18 minutes in nanoseconds.
 const SHIFT: u32 = 20;
@@ -95,22 +95,10 @@ struct ShareNode {
     arrival: u64,
     /// A number of the caller's.
     owner: u32,
-    link: HeapLink,
-}
-
-impl HeapNode for ShareNode {
-    fn heap_link(&self) -> &HeapLink {
-        &self.link
-    }
-
-    fn heap_link_mut(&mut self) -> &mut HeapLink {
-        &mut self.link
-    }
 }
 
 impl ShareNode {
     fn new(parent: ShareId, group: u32, weight: u32, owner: u32) -> Self {
-        let (state, link) = (ShareState::Forgotten, HeapLink::UNLINKED);
         Self {
             parent,
             group,
@@ -119,13 +107,12 @@ impl ShareNode {
             start: 0,
             finish: 0,
             cost: 0,
-            state,
+            state: ShareState::Forgotten,
             listed: false,
             class: 0,
             service: 0,
             arrival: 0,
             owner,
-            link,
         }
     }
 
@@ -134,6 +121,7 @@ impl ShareNode {
         HeapKey { time, arrival: self.arrival }
     }
 
+    #[inline]
     fn is_active(&self) -> bool {
         matches!(self.state, ShareState::Pending | ShareState::Eligible)
     }
@@ -178,21 +166,43 @@ impl ShareGroup {
         }
     }
 
+    #[inline]
     fn is_active(&self) -> bool {
         !self.eligible.is_empty() || !self.pending.is_empty()
     }
 }
 
-/// Returns the virtual time of a cost at a weight.
+/// 2^64 / weight, rounded down, for the weights that are configured. A division takes as long as several multiplications, and
+/// a slot needs six of them.
+static RECIPROCALS: [u64; 10_001] = {
+    let mut reciprocals = [0; 10_001];
+    let mut weight = 1;
+    while weight < reciprocals.len() {
+        reciprocals[weight] = u64::MAX / weight as u64;
+        weight += 1;
+    }
+    reciprocals
+};
+
+/// Returns the virtual time of a cost at a weight: their quotient, rounded down.
+#[inline]
 fn span(cost: u64, weight: u64) -> u64 {
     debug_assert!(weight > 0, "a weight of 0 never finishes");
-    (cost.min(COST_MAX) << SHIFT) / weight
+    let time = cost.min(COST_MAX) << SHIFT;
+    let Some(&reciprocal) = RECIPROCALS.get(weight as usize) else {
+        return time / weight;
+    };
+    // At most one less than the quotient, as time < 2^64.
+    let span = ((u128::from(time) * u128::from(reciprocal)) >> 64) as u64;
+    span + u64::from(time - span * weight >= weight)
 }
 
 /// A tree of shares, which decides by weight at every level which leaf is served next.
 #[derive(Debug)]
 pub struct ShareTree {
     nodes: Vec<ShareNode>,
+    /// The place of each node in its heap.
+    links: Vec<HeapLink>,
     groups: Vec<ShareGroup>,
     free_nodes: Vec<ShareId>,
     free_groups: Vec<u32>,
@@ -221,6 +231,7 @@ impl ShareTree {
         let groups_max = (groups_max + 1) * classes as usize;
         let mut tree = Self {
             nodes: Vec::with_capacity(nodes_max),
+            links: Vec::with_capacity(nodes_max),
             groups: Vec::with_capacity(groups_max),
             free_nodes: Vec::with_capacity(nodes_max),
             free_groups: Vec::with_capacity(groups_max),
@@ -231,6 +242,7 @@ impl ShareTree {
             classes,
         };
         tree.nodes.push(ShareNode::new(NIL, 0, 1, NIL));
+        tree.links.push(HeapLink::UNLINKED);
         tree.groups.extend((0..classes).map(|_| ShareGroup::EMPTY));
         tree
     }
@@ -262,6 +274,7 @@ impl ShareTree {
         }
         assert!(self.nodes.len() < self.nodes_max, "more nodes than announced");
         self.nodes.push(node);
+        self.links.push(HeapLink::UNLINKED);
         self.nodes.len() as u32 - 1
     }
 
@@ -287,7 +300,7 @@ impl ShareTree {
         assert!(node.state != ShareState::InService, "a node in service is kept");
         if node.state == ShareState::Idle {
             let group = self.home(id);
-            self.groups[group].idle.remove(&mut self.nodes, id);
+            self.groups[group].idle.remove(&mut self.links, id);
             self.groups[group].weights -= u64::from(node.weight);
             self.nodes[id as usize].state = ShareState::Forgotten;
         }
@@ -357,7 +370,7 @@ impl ShareTree {
         match node.state {
             ShareState::Idle => {
                 node.start = if is_before(node.finish, now) { now } else { node.finish };
-                self.groups[group].idle.remove(&mut self.nodes, id);
+                self.groups[group].idle.remove(&mut self.links, id);
                 self.groups[group].weights -= u64::from(self.nodes[id as usize].weight);
             }
             _ => node.start = now,
@@ -369,9 +382,10 @@ impl ShareTree {
     }
 
     /// Removes a node with requests from its heap; its start stays.
+    #[inline]
     fn take_out(&mut self, group: usize, id: ShareId) {
         let state = self.nodes[id as usize].state;
-        self.groups[group].heap(state).remove(&mut self.nodes, id);
+        self.groups[group].heap(state).remove(&mut self.links, id);
     }
 
     /// Puts a node into the heap of its start, with the cost of its first request.
@@ -384,42 +398,53 @@ impl ShareTree {
             false => (ShareState::Eligible, node.key(node.finish)),
         };
         node.state = state;
-        self.groups[group].heap(state).push(&mut self.nodes, id, key);
+        self.groups[group].heap(state).push(&mut self.links, id, key);
     }
 
     /// Moves the children whose time has come: from pending to eligible, from idle to forgotten.
+    #[inline(always)]
     fn settle(&mut self, group: usize) {
         self.make_eligible(group);
         self.forget_passed(group);
     }
 
     /// Moves the children whose start has come from pending to eligible.
+    #[inline(always)]
     fn make_eligible(&mut self, group: usize) {
         let entry = &mut self.groups[group];
-        if entry.eligible.is_empty()
-            && entry.in_service == NIL
-            && let Some(start) = entry.pending.top_time(&self.nodes)
-            && is_before(entry.virtual_time, start)
-        {
+        let Some(start) = entry.pending.top_time(&self.links) else {
+            return;
+        };
+        if is_before(entry.virtual_time, start) {
+            if !entry.eligible.is_empty() || entry.in_service != NIL {
+                return;
+            }
             entry.virtual_time = start;
         }
+        self.move_pending(group);
+    }
+
+    #[inline(never)]
+    fn move_pending(&mut self, group: usize) {
+        let entry = &mut self.groups[group];
         let now = entry.virtual_time;
-        while let Some(start) = entry.pending.top_time(&self.nodes)
+        while let Some(start) = entry.pending.top_time(&self.links)
             && !is_before(now, start)
         {
-            let id = entry.pending.pop(&mut self.nodes).expect("the heap has a top");
+            let id = entry.pending.pop(&mut self.links).expect("the heap has a top");
             let node = &mut self.nodes[id as usize];
             node.state = ShareState::Eligible;
             let key = node.key(node.finish);
-            entry.eligible.push(&mut self.nodes, id, key);
+            entry.eligible.push(&mut self.links, id, key);
         }
         debug_assert!(self.is_sound(group), "the invariants of a group hold");
     }
 
     /// Forgets the idle children whose finish V has reached.
+    #[inline(always)]
     fn forget_passed(&mut self, group: usize) {
-        let now = self.groups[group].virtual_time;
-        while self.groups[group].idle.top_time(&self.nodes).is_some_and(|end| !is_before(now, end))
+        while let Some(end) = self.groups[group].idle.top_time(&self.links)
+            && !is_before(self.groups[group].virtual_time, end)
         {
             self.forget_first(group);
         }
@@ -427,14 +452,21 @@ impl ShareTree {
 
     /// Forgets the idle child with the least finish; returns false if there is none. What is below a forgotten group is
     /// forgotten with it.
+    #[inline(never)]
     fn forget_first(&mut self, group: usize) -> bool {
         let entry = &mut self.groups[group];
-        let Some(id) = entry.idle.pop(&mut self.nodes) else {
+        let Some(id) = entry.idle.pop(&mut self.links) else {
             return false;
         };
+        self.forget_child(group, id);
+        true
+    }
+
+    /// Forgets a child without requests that is in no heap, and what is below it.
+    fn forget_child(&mut self, group: usize, id: ShareId) {
         let node = &mut self.nodes[id as usize];
         node.state = ShareState::Forgotten;
-        entry.weights -= u64::from(node.weight);
+        self.groups[group].weights -= u64::from(node.weight);
         let below = node.group;
         if !std::mem::replace(&mut node.listed, true) && self.forgotten.len() < self.nodes_max {
             self.forgotten.push(id);
@@ -444,7 +476,6 @@ impl ShareTree {
                 while self.forget_first(group) {}
             }
         }
-        true
     }
 
     /// Returns the leaf that is served next, if any has a request.
@@ -585,6 +616,7 @@ impl ShareTree {
     }
 
     /// Takes over a node's new weight.
+    #[inline]
     fn reweigh(&mut self, group: usize, id: ShareId) {
         let node = &mut self.nodes[id as usize];
         let weights = &mut self.groups[group].weights;
@@ -598,10 +630,11 @@ impl ShareTree {
         node.finish = node.start;
         node.state = ShareState::Idle;
         let key = node.key(node.finish);
-        self.groups[group].idle.push(&mut self.nodes, id, key);
+        self.groups[group].idle.push(&mut self.links, id, key);
     }
 
     /// Advances a group's virtual time by a service.
+    #[inline]
     fn advance(&mut self, group: usize, cost: u64) {
         let entry = &mut self.groups[group];
         debug_assert!(entry.weights > 0, "a child that is served has a weight");
@@ -620,6 +653,7 @@ impl ShareTree {
     }
 
     /// Returns the children of a node of its class, this node among them.
+    #[inline]
     fn home(&self, id: ShareId) -> usize {
         let ShareNode { parent, class, .. } = self.nodes[id as usize];
         let group = self.nodes[parent as usize].group;
@@ -629,6 +663,7 @@ impl ShareTree {
     }
 
     /// Returns the children of the group that begins at `first`, class by class.
+    #[inline]
     fn groups_of(&self, first: u32) -> std::ops::Range<usize> {
         debug_assert!(first != NIL, "a leaf has no children");
         first as usize..(first + self.classes) as usize
@@ -638,7 +673,7 @@ impl ShareTree {
     fn is_sound(&self, group: usize) -> bool {
         let entry = &self.groups[group];
         let now = entry.virtual_time;
-        let pending = entry.pending.top_time(&self.nodes);
+        let pending = entry.pending.top_time(&self.links);
         pending.is_none_or(|start| is_before(now, start))
             && (entry.in_service != NIL || entry.is_active() != entry.eligible.is_empty())
     }

@@ -102,7 +102,7 @@ impl ShareTree {
             let group = self.class_to_serve(now, id)?;
             debug_assert!(self.groups[group].in_service == NIL, "one child is in service at once");
             self.make_eligible(group);
-            let child = self.groups[group].eligible.pop(&mut self.nodes);
+            let child = self.groups[group].eligible.pop(&mut self.links);
             id = child.expect("a group with requests has an eligible child");
             self.nodes[id as usize].state = ShareState::InService;
             self.groups[group].in_service = id;
@@ -130,24 +130,34 @@ impl ShareTree {
         let mut id = leaf;
         while id != Self::ROOT {
             let (parent, group) = (self.nodes[id as usize].parent, self.home(id));
-            let node = &mut self.nodes[id as usize];
+            let node = &self.nodes[id as usize];
             let waits = node.is_active() || node.state == ShareState::InService;
             assert!(waits, "a node with requests is served");
-            node.service += cost;
-            self.forget_passed(group);
-            self.advance(group, cost);
+            self.count_cost(group, id, cost);
             self.make_eligible(group);
             id = parent;
         }
     }
 
-    /// Ends the slot of the leaf in service; `next` is its budget for the next one if it has more requests.
-    pub fn end_slot(&mut self, leaf: ShareId, next: Option<u64>) {
+    /// Counts a service of `cost` for a node and in the virtual time of its siblings.
+    #[inline(always)]
+    fn count_cost(&mut self, group: usize, id: ShareId, cost: u64) {
+        self.nodes[id as usize].service += cost;
+        self.forget_passed(group);
+        self.advance(group, cost);
+    }
+
+    /// Ends the slot of the leaf in service and charges it for `cost` that it was not charged yet; `next` is its budget for the next
+    /// slot if it has more requests.
+    pub fn end_slot(&mut self, leaf: ShareId, cost: u64, next: Option<u64>) {
         self.arrivals += 1;
         let (mut id, mut next) = (leaf, next);
         while id != Self::ROOT {
             let (parent, group) = (self.nodes[id as usize].parent, self.home(id));
             assert!(self.groups[group].in_service == id, "the leaf and its groups are in service");
+            if cost > 0 {
+                self.count_cost(group, id, cost);
+            }
             self.groups[group].in_service = NIL;
             self.count_service(id);
             self.nodes[id as usize].arrival = self.arrivals;
@@ -156,12 +166,22 @@ impl ShareTree {
                     self.reweigh(group, id);
                     self.put_in(group, id, budget);
                 }
-                None => self.rest(group, id),
+                None => self.rest_or_forget(group, id),
             }
             self.make_eligible(group);
             next = self.best_cost(parent);
             id = parent;
         }
+    }
+
+    /// Remembers a node without requests, unless V has reached its last service already, as that of an only child always has.
+    fn rest_or_forget(&mut self, group: usize, id: ShareId) {
+        let node = &mut self.nodes[id as usize];
+        if is_before(self.groups[group].virtual_time, node.start) {
+            return self.rest(group, id);
+        }
+        node.finish = node.start;
+        self.forget_child(group, id);
     }
 
     /// Counts the service of a node in its start: its last slot has ended.

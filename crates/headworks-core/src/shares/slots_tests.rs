@@ -102,7 +102,7 @@ fn run(seed: u64, steps: u64, begin_at: u64) -> Vec<u32> {
                     tree.consume(leaf, cost / 4);
                     current = Some(leaf);
                 }
-                Some(leaf) => tree.end_slot(leaf, (prng.below(3) > 0).then_some(cost)),
+                Some(leaf) => tree.end_slot(leaf, 0, (prng.below(3) > 0).then_some(cost)),
             },
         }
         tree.check();
@@ -157,7 +157,7 @@ fn serve_slot(tree: &mut ShareTree, prng: &mut Prng, request: u64, next: u64) ->
         tree.consume(leaf, cost);
         served += cost;
     }
-    tree.end_slot(leaf, Some(next));
+    tree.end_slot(leaf, 0, Some(next));
     (leaf, served)
 }
 
@@ -226,7 +226,7 @@ fn changed_weight_moves_no_other_leaf_by_more_than_a_budget() {
             let leaf = tree.begin_slot(Instant(0)).unwrap();
             tree.consume(leaf, budget);
             served[tree.owner(leaf) as usize] += budget as i64;
-            tree.end_slot(leaf, Some(budget));
+            tree.end_slot(leaf, 0, Some(budget));
         };
         for _ in 0..steps {
             slot(&mut one, &mut services[0]);
@@ -267,7 +267,7 @@ fn leaf_that_leaves_and_returns_gains_nothing() {
             let goes = tree.owner(leaf) == 0;
             served += if goes { cost } else { 0 };
             // The first one leaves after each slot and comes back soon.
-            tree.end_slot(leaf, (!goes).then_some(1000));
+            tree.end_slot(leaf, 0, (!goes).then_some(1000));
             away |= goes;
             if away && prng.below(2) == 0 {
                 (away, returns) = (false, returns + 1);
@@ -298,7 +298,7 @@ fn idle_class_is_served_every_200_ms() {
             (longest, last, slots) = (longest.max(now - last), now, slots + 1);
         }
         tree.consume(leaf, 1000);
-        tree.end_slot(leaf, Some(1000));
+        tree.end_slot(leaf, 0, Some(1000));
     }
     assert!((200..=216).contains(&longest), "{longest}");
     assert!(slots * 20 <= 60_000 / 8, "at most one in twenty: {slots}");
@@ -307,7 +307,7 @@ fn idle_class_is_served_every_200_ms() {
     let now = Instant(60_000 * MS + 1);
     let chosen = [0; 3].map(|_| {
         let leaf = tree.begin_slot(now).unwrap();
-        tree.end_slot(leaf, (leaf != high).then_some(1000));
+        tree.end_slot(leaf, 0, (leaf != high).then_some(1000));
         leaf
     });
     assert!(chosen.iter().position(|&leaf| leaf == high) < Some(2), "{chosen:?}");
@@ -327,8 +327,8 @@ fn charge_in_pieces_gives_the_same_choices() {
                 order.push(leaf);
                 // Weights divide the pieces' spans without a rest.
                 let cost = prng.between(1, MOST / 16) * 16;
-                (0..pieces).for_each(|_| tree.consume(leaf, cost / pieces));
-                tree.end_slot(leaf, Some(prng.between(1 << 10, MOST)));
+                (1..pieces).for_each(|_| tree.consume(leaf, cost / pieces));
+                tree.end_slot(leaf, cost / pieces, Some(prng.between(1 << 10, MOST)));
             }
             order
         });
@@ -358,7 +358,7 @@ fn fixed_budgets_are_served_in_the_order_of_a_fluid_model() {
             let owner = tree.owner(leaf) as usize;
             let (weight, budget) = flows[owner];
             tree.consume(leaf, budget);
-            tree.end_slot(leaf, Some(budget));
+            tree.end_slot(leaf, 0, Some(budget));
             let start = |flow: usize| (sent[flow] * flows[flow].1) as f64 / flows[flow].0 as f64;
             let finish = |flow: usize| start(flow) + flows[flow].1 as f64 / flows[flow].0 as f64;
             let fluid = total as f64 / sum as f64;

@@ -30,6 +30,18 @@ impl Loop {
 }
 
 #[test]
+fn span_by_reciprocal_is_the_quotient() {
+    let mut prng = Prng::new(1);
+    for _ in 0..100_000 {
+        let cost = (1 << prng.below(41)) + prng.below(5) - prng.below(2);
+        for weight in [1, 1 + prng.below(12_000), 10_000, 10_001] {
+            let exact = (cost.min(COST_MAX) << SHIFT) / weight;
+            assert_eq!(span(cost, weight), exact, "{cost} at {weight}");
+        }
+    }
+}
+
+#[test]
 fn backlogged_leaves_get_service_by_weight_within_one_request() {
     let mut prng = Prng::new(1);
     for weights in [&[1, 1][..], &[1, 2, 4], &[1, 100, 10_000], &[7; 300]] {

@@ -28,14 +28,14 @@ impl InDevice {
         self.most
     }
 
-    /// Returns whether another request may be dispatched. The limit on time holds while `timed`.
-    pub fn has_room(&self, settings: &Settings, timed: bool) -> bool {
+    /// Returns whether another request may be dispatched. The limit on time holds while `timed` says so.
+    pub fn has_room(&self, settings: &Settings, timed: impl FnOnce() -> bool) -> bool {
         if self.requests.is_zero() {
             return true;
         }
         let bytes = self.bytes.get() < settings.inflight_bytes;
-        let time = !timed || self.estimate_ns.get() < settings.inflight_ns;
-        !settings.strict && bytes && time
+        let time = || self.estimate_ns.get() < settings.inflight_ns || !timed();
+        !settings.strict && bytes && time()
     }
 
     /// Counts a request that is dispatched.
@@ -69,14 +69,14 @@ mod tests {
         let settings = Settings::new(&options);
         let mut device = InDevice::default();
         device.add(1 << 20, 0);
-        assert!(!device.has_room(&settings, true), "the first one goes whatever its size");
+        assert!(!device.has_room(&settings, || true), "the first one goes whatever its size");
         device.remove(1 << 20, 0);
         device.add(65_535, 19 * MS as u32);
-        assert!(device.has_room(&settings, true));
+        assert!(device.has_room(&settings, || true));
         device.add(1, MS as u32);
-        assert!(!device.has_room(&settings, true) && !device.has_room(&settings, false));
+        assert!(!device.has_room(&settings, || true) && !device.has_room(&settings, || false));
         device.remove(1, MS as u32);
         device.add(0, MS as u32);
-        assert!(!device.has_room(&settings, true) && device.has_room(&settings, false));
+        assert!(!device.has_room(&settings, || true) && device.has_room(&settings, || false));
     }
 }

@@ -73,10 +73,13 @@ impl BfqElevator {
     /// Returns whether waiting for a queue makes the device faster: its next request is near.
     pub(super) fn boosts(&self, queue: QueueId) -> bool {
         let (settings, entry) = (&self.settings, &self.places[queue]);
+        if !settings.rotational && settings.queueing {
+            return false;
+        }
         let ordered = settings.rotational && !settings.queueing;
         let sequential =
             !entry.think.is_seeky() && entry.think.is_io_bound() && entry.think.is_short();
-        let boosts = ordered || (settings.rotational || !settings.queueing) && sequential;
+        let boosts = ordered || sequential;
         // While a slot is held for a raised queue it is used as if there were none.
         let held =
             self.slot.as_ref().is_some_and(|slot| slot.queue == queue && slot.held_until.is_some());
@@ -92,13 +95,13 @@ impl BfqElevator {
     /// Returns whether a queue's share depends on waiting for it.
     pub(super) fn is_needed(&self, queue: QueueId) -> bool {
         let entry = &self.places[queue];
-        let others = self.symmetry.raised_busy() < self.symmetry.busy();
         let raised = entry.raise.is_raised() && entry.think.is_short();
+        let others = || self.symmetry.raised_busy() < self.symmetry.busy();
         if !self.settings.rotational && !self.settings.strict {
-            return raised && others;
+            return raised && others();
         }
         let crowded = self.device.requests() >= entry.in_device.get() + CROWD;
-        raised && (others || crowded) || self.is_asymmetric(queue) || self.symmetry.busy() == 1
+        raised && (others() || crowded) || self.is_asymmetric(queue) || self.symmetry.busy() == 1
     }
 
     /// Returns whether a queue keeps the device for a while when it has no request.

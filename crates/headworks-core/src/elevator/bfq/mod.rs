@@ -61,7 +61,7 @@ use queue::{BusyLink, QueueId};
 use rate::PeakRate;
 use settings::{SECTOR, Settings};
 use slot::Slot;
-use symmetry::Symmetry;
+use symmetry::{Counted, Symmetry};
 
 /// Serves queues in slots by weight.
 #[derive(Debug)]
@@ -129,7 +129,8 @@ impl BfqElevator {
         self.settings.budget_max(self.slots_given >= ELEVEN, self.rate.peak())
     }
 
-    /// Charges the leaf of the queue that was served last. Between two decisions V need not be up to date.
+    /// Charges the leaf of the queue that was served last. Between two decisions V need not be up to date: it is when a slot
+    /// begins, a queue becomes active or leaves, or a budget changes.
     fn pay(&mut self) {
         let (queue, sectors) = std::mem::replace(&mut self.unpaid, (NIL, 0));
         if sectors > 0 {
@@ -196,10 +197,18 @@ impl BfqElevator {
     }
 
     /// Counts a queue for the symmetry as what it is now, if it has requests waiting or in the device.
+    #[inline]
     fn count(&mut self, queue: QueueId) {
         let entry = &self.places[queue];
         let counts = entry.busy || !entry.in_device.is_zero();
         let (from, to) = (entry.counted, counts.then(|| entry.kind()));
+        if from != to {
+            self.recount(queue, from, to);
+        }
+    }
+
+    /// Counts a queue for the symmetry as `to` instead of `from`.
+    fn recount(&mut self, queue: QueueId, from: Option<Counted>, to: Option<Counted>) {
         match (from, to) {
             (None, Some(to)) => {
                 let (export, tenant) = self.places.loads_of(queue);
@@ -295,12 +304,11 @@ impl Elevator for BfqElevator {
         self.end_held_slot(now, slots);
         while batch.room() > 0
             && !self.waiting.is_zero()
-            && self.device.has_room(&self.settings, self.is_timed())
-            && let Some(queue) = self.select(now, slots)
+            && self.device.has_room(&self.settings, || self.is_timed())
+            && let Some((queue, cost)) = self.select(now, slots)
         {
-            batch.push(self.serve(now, slots, queue));
+            batch.push(self.serve(now, slots, queue, cost));
         }
-        self.pay();
         debug_assert!(self.is_sound(), "an invariant broke in a dispatch");
         room - batch.room()
     }
@@ -352,7 +360,7 @@ impl Elevator for BfqElevator {
 
     fn next_timeout(&self) -> Option<Instant> {
         // With too much in the device only a completion helps.
-        if self.waiting.is_zero() || !self.device.has_room(&self.settings, self.is_timed()) {
+        if self.waiting.is_zero() || !self.device.has_room(&self.settings, || self.is_timed()) {
             return None;
         }
         let held = self.slot.as_ref().and_then(|slot| slot.held_until);

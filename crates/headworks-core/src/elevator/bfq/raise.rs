@@ -198,7 +198,8 @@ impl Raise {
         match self.kind {
             RaiseKind::None => {}
             RaiseKind::Interactive => {
-                let over = now.since(self.since) > Self::period_ns(settings, rate);
+                let lasted = now.since(self.since);
+                let over = lasted > PERIOD_NS.0 && lasted > Self::period_ns(settings, rate);
                 if over || self.served > INTERACTIVE_SECTORS {
                     self.end(now);
                     self.soft_next = now;

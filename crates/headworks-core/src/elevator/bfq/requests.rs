@@ -1,10 +1,13 @@
 //! The waiting requests of one queue: by position and by age, and the one that goes next.
 //!
-//! Once in each slot the oldest one goes first if it has expired; otherwise the nearest to the last one, see `position`. A queue of
-//! one request keeps no index: most requests of clients with one request at a time never enter it.
+//! On a rotating device the oldest one goes first once in each slot if it has expired; otherwise the nearest to the last one, see
+//! `position`. A queue of one request keeps no index: most requests of clients with one request at a time never enter it.
+//!
+//! On other devices distance costs nothing: requests go in order of arrival, and there is no index.
 //!
 //! Invariants: `count` is the number of requests in the FIFO; with `indexed` all of them are in the index, without it there is at
-//! most one; `next` is one of them, or `NIL` if there is none.
+//! most one, or the device does not rotate; `next` is one of them, or `NIL` if there is none; it is the oldest if the device does
+//! not rotate.
 
 use super::position::Position;
 use super::settings::Settings;
@@ -22,20 +25,11 @@ pub(super) struct QueueRequests {
     fifo: List<QueueLink>,
     next: SlotId,
     count: u32,
-    /// An expired request was looked for in this slot.
-    fifo_checked: bool,
 }
 
 impl QueueRequests {
     pub fn new() -> Self {
-        Self {
-            index: SortIndex::new(),
-            indexed: false,
-            fifo: List::new(),
-            next: NIL,
-            count: 0,
-            fifo_checked: false,
-        }
+        Self { index: SortIndex::new(), indexed: false, fifo: List::new(), next: NIL, count: 0 }
     }
 
     pub fn count(&self) -> u32 {
@@ -53,8 +47,8 @@ impl QueueRequests {
 
     /// Begins a slot: its first request is the oldest if that has expired.
     pub fn begin_slot(&mut self, now: Instant, slots: &Slots) {
-        self.fifo_checked = true;
         if let Some(oldest) = self.fifo.front()
+            && oldest != self.next
             && now >= slots[oldest].deadline
         {
             self.next = oldest;
@@ -71,7 +65,7 @@ impl QueueRequests {
         head: Position,
     ) -> bool {
         slots[id].deadline = deadline;
-        if self.count > 0 {
+        if settings.rotational && self.count > 0 {
             self.make_index(slots);
             self.index.insert(slots, id);
         }
@@ -92,7 +86,8 @@ impl QueueRequests {
     /// Makes a request the next one if it is nearer to `head`; returns whether it became that.
     fn prefer(&mut self, settings: &Settings, slots: &Slots, id: SlotId, head: Position) -> bool {
         let place = |id: SlotId| Position::of(&slots[id]);
-        let better = self.next == NIL || head.prefers(settings, place(id), place(self.next));
+        let nearer = || settings.rotational && head.prefers(settings, place(id), place(self.next));
+        let better = self.next == NIL || nearer();
         if better {
             self.next = id;
         }
@@ -103,10 +98,13 @@ impl QueueRequests {
     pub fn remove(&mut self, settings: &Settings, slots: &mut Slots, id: SlotId) -> bool {
         assert!(self.count > 0, "a request of this queue is removed");
         let was_next = self.next == id;
-        if was_next {
+        if was_next && settings.rotational {
             self.next = self.nearest(settings, slots, id);
         }
         self.unlink(slots, id);
+        if !settings.rotational {
+            self.next = self.fifo.front().unwrap_or(NIL);
+        }
         debug_assert!((self.next == NIL) == (self.count == 0), "one of those left goes next");
         was_next
     }
@@ -161,7 +159,7 @@ impl QueueRequests {
         }
         let was_next = self.next == gone;
         self.remove(settings, slots, gone);
-        if was_next {
+        if was_next && settings.rotational {
             self.next = kept;
         }
     }
@@ -203,7 +201,15 @@ mod tests {
 
     #[test]
     fn every_request_leaves_once_in_any_order_of_calls() {
-        let settings = settings();
+        run_any_order(&settings());
+    }
+
+    #[test]
+    fn requests_go_in_order_of_arrival_without_rotation() {
+        run_any_order(&Settings::new(&QueueOptions::default()));
+    }
+
+    fn run_any_order(settings: &Settings) {
         let mut prng = Prng::new(1);
         let mut slots = Slots::touched(32);
         let mut requests = QueueRequests::new();
@@ -214,25 +220,29 @@ mod tests {
                 requests.begin_slot(Instant(now), &slots);
             }
             if !held.contains(&id) && prng.below(3) > 0 {
-                add(&mut requests, &mut slots, id, prng.below(1 << 20), now + prng.below(50));
+                (slots[id].offset, slots[id].len) = (prng.below(1 << 20) * 512, 512);
+                let (deadline, head) = (Instant(now + prng.below(50)), Position::default());
+                requests.insert(settings, &mut slots, id, deadline, head);
                 held.insert(id);
             } else if prng.below(3) == 0 && held.len() > 1 && held.contains(&id) {
                 let other = *held.iter().find(|&&other| other != id).unwrap();
-                requests.join(&settings, &mut slots, other, id);
+                requests.join(settings, &mut slots, other, id);
                 held.remove(&id);
             } else if prng.below(3) == 0 && held.contains(&id) {
                 slots[id].offset = slots[id].offset.saturating_sub(512);
-                requests.resort(&settings, &mut slots, id, Position::default());
+                requests.resort(settings, &mut slots, id, Position::default());
             } else {
                 let id =
                     if prng.below(2) == 0 && held.contains(&id) { id } else { requests.next() };
                 if id != NIL {
-                    requests.remove(&settings, &mut slots, id);
+                    requests.remove(settings, &mut slots, id);
                     assert!(held.remove(&id));
                 }
             }
             assert_eq!(requests.count() as usize, held.len());
             assert!(requests.next() == NIL && held.is_empty() || held.contains(&requests.next()));
+            let oldest = requests.fifo.front().unwrap_or(NIL);
+            assert!(settings.rotational || requests.next() == oldest);
         }
     }
 }

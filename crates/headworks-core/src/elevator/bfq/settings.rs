@@ -116,10 +116,13 @@ impl Settings {
         base.saturating_mul(raise.max(1)).min(60 * SEC)
     }
 
-    /// Returns what a request of `sectors` is expected to take at a peak rate.
+    /// Returns what a request of `sectors` is expected to take at a peak rate; 0 on a device without a limit on that.
     pub fn estimate_ns(&self, sectors: u32, seeky: bool, peak: u64) -> u32 {
+        if self.inflight_ns == u64::MAX {
+            return 0;
+        }
         let transfer = ((u64::from(sectors) * US) << 16) / peak.max(1);
-        let seek = if self.rotational && seeky { SEEK_NS } else { 0 };
+        let seek = if seeky { SEEK_NS } else { 0 };
         (transfer + seek).min(u32::MAX.into()) as u32
     }
 }

@@ -57,8 +57,8 @@ impl BfqElevator {
         }
     }
 
-    /// Returns the queue whose next request is dispatched now; `None` if nothing may be.
-    pub(super) fn select(&mut self, now: Instant, slots: &Slots) -> Option<QueueId> {
+    /// Returns the queue whose next request is dispatched now, and what that is charged; `None` if nothing may be.
+    pub(super) fn select(&mut self, now: Instant, slots: &Slots) -> Option<(QueueId, u32)> {
         self.end_due_slot(now, slots);
         // Each turn ends a slot with a larger budget or without requests, so a queue has two at most.
         loop {
@@ -68,16 +68,19 @@ impl BfqElevator {
             };
             let next = self.places[queue].requests.next();
             if next != NIL {
-                if self.cost(slots, queue, next) <= self.places[queue].left() {
+                let cost = self.cost(slots, queue, next);
+                if cost <= self.places[queue].left() {
                     self.idling.stop();
-                    return Some(queue);
+                    return Some((queue, cost));
                 }
                 self.end_slot(now, slots, SlotEnd::UsedUp);
                 continue;
             }
             let outstanding = !self.places[queue].in_device.is_zero();
             if self.idling.is_waiting() || outstanding && self.is_worth_waiting(queue) {
-                return self.injected(now, slots, queue);
+                let injected = self.injected(now, slots, queue)?;
+                let cost = self.cost(slots, injected, self.places[injected].requests.next());
+                return Some((injected, cost));
             }
             // It was preempted while it was waited for, and its turn has come before its request.
             if self.places[queue].service == 0 && !outstanding && self.is_worth_waiting(queue) {
@@ -131,10 +134,15 @@ impl BfqElevator {
         Some(queue)
     }
 
-    /// Dispatches the next request of a queue, in service or injected.
-    pub(super) fn serve(&mut self, now: Instant, slots: &mut Slots, queue: QueueId) -> SlotId {
+    /// Dispatches the next request of a queue, in service or injected, for a charge of `cost`.
+    pub(super) fn serve(
+        &mut self,
+        now: Instant,
+        slots: &mut Slots,
+        queue: QueueId,
+        cost: u32,
+    ) -> SlotId {
         let id = self.places[queue].requests.next();
-        let cost = self.cost(slots, queue, id);
         if self.unpaid.0 != queue {
             self.pay();
             self.unpaid.0 = queue;
@@ -176,9 +184,8 @@ impl BfqElevator {
     /// Ends the raising of a queue if it is over.
     fn end_raise(&mut self, now: Instant, queue: QueueId) {
         let entry = &mut self.places[queue];
-        let was_raised = entry.raise.is_raised();
-        if entry.raise.expire(now, &self.settings, &self.rate) {
-            self.reweigh(queue, was_raised);
+        if entry.raise.is_raised() && entry.raise.expire(now, &self.settings, &self.rate) {
+            self.reweigh(queue, true);
         }
     }
 
@@ -217,9 +224,11 @@ impl BfqElevator {
 
     /// Ends the slot of the queue in service.
     pub(super) fn end_slot(&mut self, now: Instant, slots: &Slots, end: SlotEnd) {
-        self.pay();
         let slot = self.slot.take().expect("a queue is in service");
         let Slot { queue, since, moves_to, .. } = slot;
+        if self.unpaid.0 != queue {
+            self.pay();
+        }
         // A wait in vain is no part of the slot.
         let timer = matches!(end, SlotEnd::TooIdle | SlotEnd::TimedOut);
         let until = self.idling.since().filter(|_| timer).unwrap_or(now);
@@ -251,11 +260,10 @@ impl BfqElevator {
             entry.raise.on_empty(now, &self.settings);
         }
         let leaf = entry.leaf;
-        if more > 0 {
-            self.tree.consume(leaf, u64::from(more) * SECTOR);
-        }
+        let (_, unpaid) = std::mem::replace(&mut self.unpaid, (NIL, 0));
+        let charge = (u64::from(unpaid) + u64::from(more)) * SECTOR;
         if leaves {
-            self.tree.end_slot(leaf, None);
+            self.tree.end_slot(leaf, charge, None);
             self.end_empty_slot(now, queue, end);
         } else {
             let next = self.places[queue].requests.next();
@@ -264,7 +272,7 @@ impl BfqElevator {
             entry.budget = entry.max_budget.max(cost);
             (entry.service, entry.hole) = (0, false);
             let budget = u64::from(entry.budget) * SECTOR;
-            self.tree.end_slot(leaf, Some(budget));
+            self.tree.end_slot(leaf, charge, Some(budget));
         }
         if let Some(tenant) = moves_to {
             let export = ExportId(self.places[queue].export as u16);

@@ -2,7 +2,8 @@
 //!
 //! Source: Linux (`bfq_update_io_thinktime`, `bfq_update_has_short_ttime`, `bfq_check_ioprio_change`'s seek history).
 //!
-//! Invariant: `samples` and `total` are weighted sums of the same samples, so `mean` is within the range of the samples.
+//! Invariant: `samples` and `total` are weighted sums of the same samples, so their quotient, the mean, is within the range
+//! of the samples.
 
 use crate::time::{Instant, MS};
 
@@ -18,13 +19,14 @@ const SEEKY_MIN: u32 = 19;
 pub(super) struct ThinkTime {
     samples: u64,
     total: u64,
-    mean: u64,
     short: bool,
     io_bound: bool,
     window: Instant,
     idle_ns: u64,
     /// One bit for each of the last 32 requests: it was seeky.
     seeks: u32,
+    /// Number of those bits that are set.
+    seeky: u32,
 }
 
 impl ThinkTime {
@@ -33,12 +35,12 @@ impl ThinkTime {
         Self {
             samples: 0,
             total: 0,
-            mean: 0,
             short: sync,
             io_bound: true,
             window: now,
             idle_ns: 0,
             seeks: 1,
+            seeky: 1,
         }
     }
 
@@ -48,9 +50,10 @@ impl ThinkTime {
         let think = think_ns.min(2 * slice_idle_ns);
         self.samples = (7 * self.samples + 256) / 8;
         self.total = (7 * self.total + 256 * think) / 8;
-        self.mean = (self.total + 128) / self.samples.max(1);
         debug_assert!(self.samples <= 256, "a weighted sum of ones");
-        let short = !(self.samples > SAMPLES_MIN && self.mean > slice_idle_ns / 2);
+        // The mean, (total + 128) / samples, is compared without the division.
+        let long = self.total + 128 >= (slice_idle_ns / 2 + 1) * self.samples;
+        let short = !(self.samples > SAMPLES_MIN && long);
         std::mem::replace(&mut self.short, short) != short
     }
 
@@ -70,7 +73,9 @@ impl ThinkTime {
     /// Notes whether a request was seeky; returns whether the queue changed between seeky and not.
     pub fn on_seek(&mut self, seeky: bool) -> bool {
         let before = self.is_seeky();
+        self.seeky = self.seeky - (self.seeks >> 31) + u32::from(seeky);
         self.seeks = self.seeks << 1 | u32::from(seeky);
+        debug_assert!(self.seeky == self.seeks.count_ones(), "the bits are counted");
         self.is_seeky() != before
     }
 
@@ -86,12 +91,12 @@ impl ThinkTime {
 
     /// Returns whether most requests are far from the one before.
     pub fn is_seeky(&self) -> bool {
-        self.seeks.count_ones() > SEEKY_MIN
+        self.seeky > SEEKY_MIN
     }
 
     /// Returns whether all of the last 32 requests were.
     pub fn is_totally_seeky(&self) -> bool {
-        self.seeks == u32::MAX
+        self.seeky == u32::BITS
     }
 }
 
