@@ -97,6 +97,9 @@ struct ShareNode {
     owner: u32,
 }
 
+/// A node takes one line of the processor's cache.
+const _: () = assert!(size_of::<ShareNode>() == 64);
+
 impl ShareNode {
     fn new(parent: ShareId, group: u32, weight: u32, owner: u32) -> Self {
         Self {

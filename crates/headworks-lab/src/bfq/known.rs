@@ -15,9 +15,8 @@ const PAIRS: &str =
 const SLOW_DISK: &str = "hold and limits are those of the disk of 7200/min; positionings take longer here, or transfers are faster";
 const SHORT_SLOTS: &str =
     "slots of 100 us keep the queue too short for the link to be busy throughout";
-const SINGLE: &str = "a client of depth 1 leaves the tree between its requests";
 const LARGE: &str = "a request is a large part of a slot";
-const RAISED: &str = "a fresh client is raised for 3 s, longer than the run, and the link idles for it; without low_latency 0.81 of the bytes";
+const RAISED: &str = "a fresh client is raised for 3 s, longer than the run, and the link idles for it; without low_latency 0.85 to 0.9 of the bytes";
 const RAISED_LIGHT: &str = "a fresh client is raised for 3 s, longer than the run, and the link idles for it; without low_latency the light client's p99 is 1.2 to 1.5 times alone";
 
 /// A goal of a case on a disk that is missed.
@@ -33,7 +32,7 @@ const fn miss(case: &'static str, measure: Measure, reason: &'static str, still:
     Miss { case, measure, reason, still }
 }
 
-const MISSES: [Miss; 44] = {
+const MISSES: [Miss; 43] = {
     use Goal::{AtLeast, AtMost};
     use Measure::*;
     [
@@ -70,17 +69,16 @@ const MISSES: [Miss; 44] = {
         miss("hdd-10k, E10 100-exports-random", ClassOff, LONG_ROUND, AtMost(0.051)),
         miss("hdd-10k, E10 100-exports-random", ShareOff, LONG_ROUND, AtMost(0.25)),
         miss("nvme, E9 flash-start-1m", BytesOfMost, SHORT_SLOTS, AtLeast(0.72)),
-        miss("nvme, E10 1000-exports-d1", ShareOff, SINGLE, AtMost(0.15)),
         miss("nvme, E10 1000-exports-64k", ShareOff, LARGE, AtMost(0.044)),
         miss("sata, E11 noisy-7", P99OfAlone, RAISED, AtMost(4.19)),
-        miss("sata, E11 noisy-7", BytesOfMost, RAISED, AtLeast(0.28)),
+        miss("sata, E11 noisy-7", BytesOfMost, RAISED, AtLeast(0.045)),
         miss("sata-half, E11 noisy-7", P99OfAlone, RAISED, AtMost(4.19)),
-        miss("sata-half, E11 noisy-7", BytesOfMost, RAISED, AtLeast(0.28)),
+        miss("sata-half, E11 noisy-7", BytesOfMost, RAISED, AtLeast(0.045)),
         miss("nvme, E11 noisy-7", BytesOfMost, RAISED, AtLeast(0.15)),
         miss("nvme, E11 light-beside-10", BytesOfMost, SHORT_SLOTS, AtLeast(0.73)),
-        miss("nvme, E11 light-beside-999", P99OfAlone, RAISED_LIGHT, AtMost(27.8)),
+        miss("nvme, E11 light-beside-999", P99OfAlone, RAISED_LIGHT, AtMost(7.0)),
         miss("nvme, E11 light-beside-999", BytesOfMost, SHORT_SLOTS, AtLeast(0.73)),
-        miss("nvme, E11 light-beside-999-4k", P99OfAlone, RAISED_LIGHT, AtMost(28.8)),
+        miss("nvme, E11 light-beside-999-4k", P99OfAlone, RAISED_LIGHT, AtMost(14.6)),
     ]
 };
 

@@ -22,8 +22,9 @@ impl BfqElevator {
         let (queue, new) = self.places.find(now, &mut self.tree, &slots[id]);
         slots[id].flow = queue;
         if new {
-            let budget = (2 * self.budget_max() / 3).max(1);
-            self.places[queue].max_budget = budget;
+            // Where queues are not waited for it begins with its first request, and grows: see `budget`.
+            let budget = if self.settings.waits() { 2 * self.budget_max() / 3 } else { 0 };
+            self.places[queue].max_budget = budget.max(1);
         }
         if self.places[queue].sync {
             self.note_arrival(now, queue);

@@ -9,6 +9,12 @@
 //! | preempted | as before |
 //! | any, raised; any, asynchronous | twice the least; the largest |
 //!
+//! On a device that does not rotate, without strict guarantees, a queue that has no requests at the end, whatever the reason: what it was served, however
+//! little; raised, at most twice the least. The tree places a queue by its budget and charges its service. With a budget of more
+//! than its request, a client of one request at a time is served when V has passed what it is charged, and the time of the
+//! request in the device is lost to it: 1000 such clients were 12 % off their weights. On a disk a least budget is worth the seek
+//! to the queue.
+//!
 //! A queue that is slow for its slot pays for the time, on a rotating device: seeky queues have equal shares of time, not of bytes.
 //! Source: Linux (`__bfq_bfqq_recalc_budget`, `bfq_bfqq_is_slow`, `bfq_bfqq_charge_time`).
 
@@ -37,6 +43,8 @@ pub(super) struct EndedSlot {
     pub sync: bool,
     pub raised: bool,
     pub seeky: bool,
+    /// The queue has no request left.
+    pub empty: bool,
     /// Requests are in the device.
     pub outstanding: bool,
     /// Its length; without the time for which the queue was waited for in vain.
@@ -83,10 +91,14 @@ impl EndedSlot {
     }
 
     /// Returns the next budget, at most `most`.
-    pub fn next_budget(&self, most: u32) -> u32 {
+    pub fn next_budget(&self, settings: &Settings, most: u32) -> u32 {
         let (least, now) = (least(most), self.max_budget);
         let next = match self.end {
             _ if !self.sync => most,
+            _ if self.empty && !settings.waits() => {
+                let most = if self.raised { 2 * least } else { most };
+                self.service.clamp(1, most)
+            }
             _ if self.raised => 2 * least,
             SlotEnd::TooIdle if self.outstanding => now.saturating_mul(2),
             SlotEnd::TooIdle if now > 5 * least => now - 4 * least,
@@ -111,6 +123,7 @@ mod tests {
         sync: true,
         raised: false,
         seeky: false,
+        empty: true,
         outstanding: false,
         ns: 10 * MS,
         budget: 6400,
@@ -122,7 +135,9 @@ mod tests {
     #[test]
     fn next_budget_follows_the_reason() {
         let most = 3200;
-        let next = |slot: EndedSlot| slot.next_budget(most);
+        let disk = Settings::new(&QueueOptions { rotational: true, ..QueueOptions::default() });
+        let flash = Settings::new(&QueueOptions::default());
+        let next = |slot: EndedSlot| slot.next_budget(&disk, most);
         let ended = |end| EndedSlot { end, ..SLOT };
         assert_eq!(next(EndedSlot { outstanding: true, ..ended(SlotEnd::TooIdle) }), 3200);
         assert_eq!(next(ended(SlotEnd::TooIdle)), 1200);
@@ -136,6 +151,14 @@ mod tests {
         assert_eq!(next(ended(SlotEnd::Preempted)), 1600);
         assert_eq!(next(EndedSlot { raised: true, ..ended(SlotEnd::UsedUp) }), 200);
         assert_eq!(next(EndedSlot { sync: false, ..ended(SlotEnd::NoMore) }), most);
+        let next = |slot: EndedSlot| slot.next_budget(&flash, most);
+        for end in [SlotEnd::NoMore, SlotEnd::TimedOut, SlotEnd::Preempted] {
+            let small = EndedSlot { service: 8, ..ended(end) };
+            assert_eq!(next(small), 8, "{end:?}");
+            assert_eq!(next(EndedSlot { raised: true, ..small }), 8, "{end:?}");
+            assert_eq!(next(EndedSlot { raised: true, ..ended(end) }), 200, "{end:?}");
+        }
+        assert_eq!(next(EndedSlot { empty: false, ..ended(SlotEnd::TimedOut) }), 3200);
     }
 
     #[test]

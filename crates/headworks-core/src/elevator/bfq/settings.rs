@@ -98,6 +98,11 @@ impl Settings {
         settings
     }
 
+    /// Returns whether queues are waited for without being raised.
+    pub fn waits(&self) -> bool {
+        self.rotational || self.strict
+    }
+
     /// Returns the largest budget after `given` slots at a peak rate (sectors per microsecond << 16).
     pub fn budget_max(&self, rate_is_known: bool, peak: u64) -> u32 {
         if self.max_budget > 0 {

@@ -243,6 +243,7 @@ impl BfqElevator {
             sync: entry.sync,
             raised: entry.raise.is_raised(),
             seeky: entry.think.is_seeky(),
+            empty: entry.requests.is_empty(),
             outstanding: !entry.in_device.is_zero(),
             ns: until.since(since),
             budget: entry.budget,
@@ -255,7 +256,7 @@ impl BfqElevator {
         let more = charged - entry.service;
         entry.service = charged;
         entry.budget = entry.budget.max(charged);
-        entry.max_budget = ended.next_budget(most);
+        entry.max_budget = ended.next_budget(&self.settings, most);
         if entry.is_empty() {
             entry.raise.on_empty(now, &self.settings);
         }
