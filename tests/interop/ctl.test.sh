@@ -40,6 +40,16 @@ check "a value out of range" fails 1 'not within 1\.\.=4096.*EINVAL' set hw1/que
 check "and nothing changed" says 256 get hw1/queue/nr_requests
 check "a wrong word" fails 1 'none, mq-deadline.*EINVAL' set hw1/queue/scheduler cfq
 check "bfq" says "hw1/queue/scheduler = none mq-deadline [bfq]" set hw1/queue/scheduler bfq
+check "a scheduler without a state" fails 1 'scheduler none has no state.*ENOENT' get hw0/queue/iosched/state
+idle_state() { # fresh: no queue, no slot
+    ctl get hw1/queue/iosched/state | tee /dev/stderr | grep -q '^in service: none$' && ctl get exports/logs/queue/iosched/state --json |
+        "$PYTHON" -c 'import json, sys; state, = json.load(sys.stdin).values()
+assert state["known"] == 0 and state["flows"] == [] and state["in_service"] is None, state'
+}
+check "the state of bfq" idle_state
+check "it cannot be set" fails 1 'EACCES|EPERM|EINVAL' set hw1/queue/iosched/state 1
+hides_state() { ! ctl get hw1 | grep -q iosched/state; }
+check "a list of values leaves it out" hides_state
 check "which has no async_depth" fails 1 'scheduler bfq.*EINVAL' set hw1/queue/iosched/async_depth 9
 check "and back" says "hw1/queue/scheduler = [none] mq-deadline bfq" set hw1/queue/scheduler none
 check "rotational is a fact that can be set" says "hw1/queue/rotational = 1" set hw1/queue/rotational 1

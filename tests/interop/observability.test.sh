@@ -34,6 +34,31 @@ check "more reads than tags" load slow --rw randread --iodepth 16 --runtime 1
 check "why says tag" blames tag slow
 check "the hint names nr_requests" sh -c '"$1" ctl "$2" why slow | grep -q "hint: tag: hw0/queue/nr_requests (1 now)"' - "$HEADWORKS" "$CONTROL"
 
+# With bfq requests wait in the elevator, which tells what it served.
+ctl set exports/slow/queue/scheduler bfq >/dev/null
+ctl set exports/slow/queue/hw_inflight_kb 4 >/dev/null
+"$HEADWORKS" bench --uri "$(at slow)" --bs 4k --rw randread --iodepth 16 --runtime 90 >"$DIR/bench" 2>&1 &
+LOAD=$!
+sees_slot() { # a queue of one connection with requests; its weight is raised, because it is new
+    ctl get exports/slow/queue/iosched/state --json | tee /dev/stderr | "$PYTHON" -c 'import json, sys; state, = json.load(sys.stdin).values()
+flow = state["flows"][0]
+assert flow["export"] == "slow" and flow["connection"] and flow["busy"] and flow["waiting"] + flow["in_device"] > 0, flow
+assert flow["raise"] == "interactive" and flow["weight"] == 1200 and flow["served"]["bytes"] > 0, flow
+assert state["busy"] == 1 and state["exports"][0]["export"] == "slow", state'
+}
+check "the state shows the queue of a connection" wait_until 20 sees_slot
+state_table() { ctl get exports/slow/queue/iosched/state | tee /dev/stderr | grep -Eq '^slow +[0-9]+ +be,4 +1200 +interactive +'; }
+check "and as a table" state_table
+kill $LOAD && wait $LOAD 2>/dev/null
+check "more requests than the device takes" load slow --rw randread --iodepth 16 --runtime 1
+check "why says sched" blames sched slow
+names_served() {
+    ctl why slow | tee /dev/stderr | grep -q 'the elevator bfq served others first: in the last [0-9]* s it served export slow [0-9]* KiB' &&
+        ctl why slow --json | "$PYTHON" -c 'import json, sys; served = json.load(sys.stdin)["served_meanwhile"]
+assert served["exports"][0]["export"] == "export slow" and served["exports"][0]["bytes"] > 0, served'
+}
+check "and what was served meanwhile" names_served
+
 # What top shows is what happened: it looks while the load lasts.
 "$HEADWORKS" bench --uri "$(at fast)" --bs 4k --rw randwrite --iodepth 4 --runtime 90 >"$DIR/bench" 2>&1 &
 LOAD=$!

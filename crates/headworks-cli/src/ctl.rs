@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::ctl_exports::ExportCommand;
 use crate::ctl_save;
+use crate::ctl_state::show_state;
 use crate::ctl_tenants::TenantCommand;
 use crate::{USAGE, complain, observe};
 
@@ -294,6 +295,9 @@ fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
 /// Formats one value alone, as cat shows a file in sysfs; several as `path = value` lines.
 fn show_values(path: &str, values: &Value) -> String {
     if let Some(value) = values.get(path.trim_matches('/')) {
+        if value.is_object() {
+            return show_state(value);
+        }
         return plain(value) + "\n";
     }
     entries(values).map(|(path, value)| format!("{path} = {}\n", plain(value))).collect()

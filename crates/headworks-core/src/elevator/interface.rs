@@ -3,6 +3,7 @@
 //! Invariants: an inserted request leaves by `dispatch`, by `remove` or by being merged away, exactly once; a batch never holds
 //! more requests than the device has room for.
 
+use super::state::ElevatorState;
 use crate::bio::{Ioprio, Op};
 use crate::options::QueueOptions;
 use crate::request::{Request, SlotId, Slots};
@@ -135,6 +136,11 @@ pub trait Elevator: Send {
         _gone: Option<SlotId>,
         _edge: MergeEdge,
     ) {
+    }
+
+    /// Returns its state for display, if it has one that is worth it. It is made when it is asked for.
+    fn state(&self, _now: Instant) -> Option<ElevatorState> {
+        None
     }
 
     /// Returns when `dispatch` may have a request though none was inserted (idling, aging). Called while the device has room.

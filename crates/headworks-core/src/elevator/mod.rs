@@ -11,6 +11,7 @@ mod deadline;
 mod interface;
 mod none;
 mod sort_index;
+mod state;
 
 use crate::options::{QueueOptions, Scheduler};
 
@@ -18,6 +19,7 @@ pub use bfq::BfqElevator;
 pub use deadline::DeadlineElevator;
 pub use interface::{Batch, Elevator, EndedRequest, MergeEdge};
 pub use none::NoneElevator;
+pub use state::{ElevatorState, FlowState, STATE_EXPORTS, STATE_QUEUES, Served, SlotState};
 
 /// Creates the elevator that `options.scheduler` names, for requests of at most `bios_max` bios at once.
 #[must_use]

@@ -6,7 +6,7 @@
 //! Invariants: `queued` counts the requests in both; the requeue list is sorted by `departure`; an elevator that asks for
 //! completions is told of every request that was inserted and has ended, exactly once.
 
-use crate::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
+use crate::elevator::{self, Batch, Elevator, ElevatorState, EndedRequest, MergeEdge};
 use crate::gauge::Gauge32;
 use crate::list::List;
 use crate::options::QueueOptions;
@@ -98,6 +98,11 @@ impl DispatchQueue {
     pub fn grow(&mut self, options: &QueueOptions, slots: u32) {
         self.batch.grow((options.queue_depth + options.nr_requests) as usize);
         self.ended.reserve_exact(slots as usize);
+    }
+
+    /// Returns the state of the elevator for display, if it has one.
+    pub fn elevator_state(&self, now: Instant) -> Option<ElevatorState> {
+        self.elevator.state(now)
     }
 
     /// Returns the number of requests in the elevator and in the requeue list.

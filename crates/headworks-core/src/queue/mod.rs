@@ -54,7 +54,7 @@ pub(crate) use volumes::VolumeQueue;
 
 use crate::bio::{DeviceId, ExportId, ShardId, VolumeId};
 use crate::depth::DepthControl;
-use crate::elevator::Elevator;
+use crate::elevator::{Elevator, ElevatorState};
 use crate::input::Message;
 use crate::merge::MergeIndex;
 use crate::options::{QueueOptions, ShardConfig};
@@ -145,6 +145,11 @@ impl Queue {
     /// Returns the options that the queue works with now.
     pub fn options(&self) -> &QueueOptions {
         &self.options
+    }
+
+    /// Returns the state of the elevator for display, if it has one.
+    pub fn elevator_state(&self, now: Instant) -> Option<ElevatorState> {
+        self.waiting.elevator_state(now)
     }
 
     /// Returns what the queue counted, and how many requests it has now.

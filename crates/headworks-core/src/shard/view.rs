@@ -9,7 +9,7 @@ use crate::bio::{DeviceId, ExportId, TenantId, VolumeId};
 use crate::cache::CacheDefect;
 use crate::cache::{CacheStats, TenantDirty};
 use crate::dirty_entry::DirtyEntry;
-use crate::elevator::Elevator;
+use crate::elevator::{Elevator, ElevatorState};
 use crate::error::IoError;
 use crate::options::QueueOptions;
 use crate::queue::{DeviceState, Queue};
@@ -101,6 +101,12 @@ impl Shard {
     pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
         let config = self.volume(volume)?;
         self.queue(config.device)?.volume(volume).map(|volume| &volume.stats)
+    }
+
+    /// State of a local device's elevator, if it serves in slots; made for the call.
+    #[must_use]
+    pub fn elevator_state(&self, now: Instant, device: DeviceId) -> Option<ElevatorState> {
+        self.queue(device)?.elevator_state(now)
     }
 
     /// Counters of a local device's queue and tags; `None` for a remote device.

@@ -7,12 +7,13 @@
 //!
 //! `socket` accepts clients, `client` frames lines, `rpc` is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
 //! methods, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `why` the analysis of slow
-//! requests, `targets` latency targets. `inventory` records devices, volumes and exports; `changes` adds, removes and resizes
-//! them.
+//! requests, `targets` latency targets, `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
+//! `changes` adds, removes and resizes them.
 
 pub(crate) mod changes;
 mod client;
 mod credentials;
+mod elevator;
 pub(crate) mod inventory;
 mod io_stat;
 mod latency;

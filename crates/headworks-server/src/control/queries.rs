@@ -11,6 +11,7 @@ use headworks_core::stats::TurnStats;
 use headworks_core::{Control, DeviceId, ExportId, ShardId, TenantId};
 use serde_json::{Value, json};
 
+use super::elevator::{ServedMeanwhile, state_json};
 use super::io_stat::io_stat;
 use super::rpc::{Params, RpcFault, RpcResult};
 use super::settings::Settings;
@@ -108,8 +109,13 @@ impl Queries {
                 Leaf::IoLatency(export) => {
                     cgroup_latency(self.settings.of(export).latency_target_us).into()
                 }
-                // Counters are shown to a reader that names them.
-                Leaf::IoStat(_) | Leaf::TenantIoStat(_) if name != path => continue,
+                // Counters and states are shown to a reader that names them.
+                Leaf::IoStat(_) | Leaf::TenantIoStat(_) | Leaf::ElevatorState(_)
+                    if name != path =>
+                {
+                    continue;
+                }
+                Leaf::ElevatorState(device) => self.elevator_state(&tree, device)?,
                 Leaf::IoStat(export) => self.io_stat(&tree, |entry| entry.id == export)?.into(),
                 Leaf::TenantIoStat(tenant) => {
                     let is_own = |entry: &ExportNode| self.settings.of(entry.id).tenant == tenant;
@@ -173,6 +179,36 @@ impl Queries {
             return Err(tree.no_entry(path));
         }
         Ok(Value::Object(values))
+    }
+
+    /// State of a device's elevator.
+    fn elevator_state(&self, tree: &Tree, device: DeviceId) -> RpcResult {
+        let name = |export| tree.entry(export).map(|entry| entry.shown_name().to_owned());
+        match self.shards.elevator(tree, device)? {
+            Some(state) => Ok(state_json(&state, name)),
+            None => {
+                let scheduler = self.shards.device(tree, device)?.options.scheduler.name();
+                let message = format!("the scheduler {scheduler} has no state; bfq has");
+                Err(RpcFault::refused("ENOENT", message))
+            }
+        }
+    }
+
+    /// What the elevator of an export's device served in the last minute; none if it does not serve in slots.
+    fn served_meanwhile(
+        &self,
+        tree: &Tree,
+        entry: &ExportNode,
+    ) -> Result<Option<ServedMeanwhile>, RpcFault> {
+        let name = |export| match tree.entry(export) {
+            Some(other) => match self.settings.tenant_of(export) {
+                Some(tenant) => format!("export {} of tenant {tenant}", other.shown_name()),
+                None => format!("export {}", other.shown_name()),
+            },
+            None => "a removed export".to_owned(),
+        };
+        let state = self.shards.elevator(tree, entry.device)?;
+        Ok(state.map(|state| ServedMeanwhile::of(&state, entry.id, name)))
     }
 
     /// Names of exports by tenant, in one pass.
@@ -456,6 +492,7 @@ impl Queries {
             }),
             write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
             limit: self.longest_limit(entry)?,
+            served: self.served_meanwhile(&tree, entry)?,
             target,
             held,
         };

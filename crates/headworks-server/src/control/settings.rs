@@ -451,6 +451,7 @@ impl Settings {
                 Ok(json!({ path: shown }))
             }
             Leaf::Device(_)
+            | Leaf::ElevatorState(_)
             | Leaf::IoStat(_)
             | Leaf::TenantIoStat(_)
             | Leaf::ReadOnly(_)

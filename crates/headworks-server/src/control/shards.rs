@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use headworks_core::elevator::ElevatorState;
 use headworks_core::{Control, DeviceId, ShardId};
 
 use super::rpc::RpcFault;
@@ -173,6 +174,19 @@ impl ShardLink {
         let node = tree.device(device).ok_or_else(|| tree.no_entry(&device_name(device)))?;
         let volumes = Arc::clone(&node.volumes);
         self.ask(node.owner, |answer| ControlQuery::Device { device, volumes, answer })
+    }
+
+    /// State of a device's elevator; none if it does not serve in slots.
+    ///
+    /// # Errors
+    /// As [`ShardLink::device`].
+    pub fn elevator(
+        &self,
+        tree: &Tree,
+        device: DeviceId,
+    ) -> Result<Option<Box<ElevatorState>>, RpcFault> {
+        let node = tree.device(device).ok_or_else(|| tree.no_entry(&device_name(device)))?;
+        self.ask(node.owner, |answer| ControlQuery::Elevator { device, answer })
     }
 }
 

@@ -69,6 +69,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 answer.send(report).unwrap();
             }
             (Manner::Stuck, question) => kept.push(question),
+            (_, ControlQuery::Elevator { answer, .. }) => answer.send(None).unwrap(),
             (Manner::Switch(status), ControlQuery::Set { tunable, value, answer, .. }) => {
                 if status.is_ok() {
                     tunable.set(&mut options, value).unwrap();

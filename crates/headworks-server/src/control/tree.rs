@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device and its queue
+//!   hw0/queue/iosched/state                                     slots and queues of the elevator bfq
 //!   exports/NAME/{device,read_only,weight,ioprio,tenant,cache,on_error,dirty}
 //!   exports/NAME/{bps-total,iops-write-max,...,io.max}          limits of the export's clients
 //!   tenants/NAME/{bps-total,iops-write-max,...,io.max}          limits of the tenant's clients
@@ -71,6 +72,8 @@ pub struct ExportNode {
 pub enum Leaf {
     /// An option of a queue.
     Tunable(DeviceId, Tunable),
+    /// State of a queue's elevator.
+    ElevatorState(DeviceId),
     /// Device of an export.
     Device(ExportId),
     /// Whether an export is read-only.
@@ -429,6 +432,7 @@ fn queue(base: &str, device: DeviceId, all: &mut Vec<(String, Leaf)>) {
         (format!("{base}/queue/{}", tunable.name()), Leaf::Tunable(device, tunable))
     };
     all.extend(Tunable::ALL.map(leaf));
+    all.push((format!("{base}/queue/iosched/state"), Leaf::ElevatorState(device)));
 }
 
 /// Root of the names of the whole server.
@@ -482,13 +486,13 @@ pub(super) mod tests {
 
     #[test]
     fn path_lists_names_below_it() {
-        let all = 2 * Tunable::ALL.len() + 3 * 32 + 20 + 32 + DirtyTunable::ALL.len();
+        let all = 2 * (Tunable::ALL.len() + 1) + 3 * 32 + 20 + 32 + DirtyTunable::ALL.len();
         assert_eq!(names("").len(), all);
         assert_eq!(names("tenants/acme").len(), 32);
         assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
-        assert_eq!(names("hw0").len(), Tunable::ALL.len());
-        assert_eq!(names("hw1/queue/iosched").len(), 20);
-        assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
+        assert_eq!(names("hw0").len(), Tunable::ALL.len() + 1);
+        assert_eq!(names("hw1/queue/iosched").len(), 21);
+        assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len() + 1);
         assert_eq!(names("exports/db").len(), 32);
         assert_eq!(names("server").len(), 20);
         assert_eq!(names("exports").len(), 96);

@@ -6,6 +6,7 @@
 use headworks_core::{DeviceState, Instant, WaitKind};
 use serde_json::{Map, Value, json};
 
+use super::elevator::ServedMeanwhile;
 use super::latency::micros;
 use super::targets::{HeldByTarget, OwnTarget};
 use crate::latency::slow::{SECONDS, SlowRequest};
@@ -38,6 +39,8 @@ pub struct WhySnapshot {
     pub write_bandwidth: u64,
     /// The limit that holds the export's clients back most, in words.
     pub limit: Option<String>,
+    /// What the elevator served in the last minute, if it serves in slots.
+    pub served: Option<ServedMeanwhile>,
     /// Its latency target, and how well that is kept.
     pub target: Option<OwnTarget>,
     /// The latency target of others for which its requests waited in the last minute.
@@ -132,6 +135,7 @@ pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[SlowRequ
         "worst": looked_at.iter().take(WORST).map(|slow| one(now, slow)).collect::<Value>(),
         "latency_target": facts.target.as_ref().map(OwnTarget::as_json),
         "held_for_target": facts.held.as_ref().map(HeldByTarget::as_json),
+        "served_meanwhile": facts.served.as_ref().map(ServedMeanwhile::as_json),
         "notes": notes,
         "hints": hints,
     })
@@ -170,7 +174,11 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
             None => format!("{device} has {} tags, and all were in use", facts.nr_requests),
         },
         Some(WaitKind::Scheduler) => {
-            format!("the elevator {} held them back: {device} took no more", facts.scheduler)
+            let scheduler = facts.scheduler;
+            match facts.served.as_ref().and_then(ServedMeanwhile::reason) {
+                Some(served) => format!("the elevator {scheduler} served others first: {served}"),
+                None => format!("the elevator {scheduler} held them back: {device} took no more"),
+            }
         }
         Some(WaitKind::Device) => format!("device {device} took that long"),
         Some(WaitKind::Limit) => match &facts.limit {
@@ -198,6 +206,9 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
         WaitKind::Tag => format!(
             "tag: {device}/queue/nr_requests ({} now) is its number of tags; exports/{export}/weight is the share of this export in them",
             facts.nr_requests
+        ),
+        WaitKind::Scheduler if facts.served.is_some() => format!(
+            "sched: {device}/queue/iosched/state shows slots and queues; exports/{export}/weight is the share of this export, {device}/queue/iosched/low_latency=0 raises no client"
         ),
         WaitKind::Scheduler => format!(
             "sched: {device}/queue/scheduler and {device}/queue/iosched/read_expire set the order; the wait itself comes from a busy device"

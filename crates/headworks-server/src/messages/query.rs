@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use crate::messages::command::ExportReport;
 use headworks_core::cache::CacheStats;
+use headworks_core::elevator::ElevatorState;
 use headworks_core::limits::{LimitReport, Limits};
 use headworks_core::options::Tunable;
 use headworks_core::stats::{QueueStats, TargetCounts, TurnStats, VolumeStats};
@@ -33,6 +34,13 @@ pub enum ControlQuery {
         volumes: Arc<[VolumeId]>,
         /// Channel for the answer.
         answer: Sender<DeviceReport>,
+    },
+    /// State of the elevator of a device of this shard.
+    Elevator {
+        /// Id of the device.
+        device: DeviceId,
+        /// Channel for the answer; none if the elevator does not serve in slots.
+        answer: Sender<Option<Box<ElevatorState>>>,
     },
     /// Statistics of a volume whose device this shard owns.
     Volume {

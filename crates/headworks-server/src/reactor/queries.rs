@@ -38,6 +38,10 @@ impl Reactor {
                     let _ = answer.send(report);
                 }
             }
+            ControlQuery::Elevator { device, answer } => {
+                let state = self.parts.driver.shard().elevator_state(now, device);
+                let _ = answer.send(state.map(Box::new));
+            }
             ControlQuery::Volume { volume, answer } => {
                 if let Some(report) = self.report_volume(volume) {
                     let _ = answer.send(report);

@@ -159,7 +159,7 @@ impl BfqElevator {
         if small && !over && self.boosts(queue) {
             return;
         }
-        self.idling.stop();
+        self.end_idling(now, queue);
         if over {
             self.end_slot(now, slots, SlotEnd::TimedOut);
         }

@@ -155,8 +155,17 @@ impl BfqElevator {
         }
     }
 
+    /// Ends the wait for the queue in service, if any.
+    pub(super) fn end_idling(&mut self, now: Instant, queue: QueueId) {
+        if let Some(since) = self.idling.since() {
+            self.places[queue].recent.at(now).idle_ns += now.since(since);
+            self.idling.stop();
+        }
+    }
+
     /// Forgets what belonged to a slot that ends.
-    pub(super) fn stop_idling(&mut self) {
+    pub(super) fn stop_idling(&mut self, now: Instant, queue: QueueId) {
+        self.end_idling(now, queue);
         self.idling = Idling::default();
     }
 

@@ -18,7 +18,7 @@
 //!
 //! Files: `settings` (tunables), `position` (near and far), `requests` and `queue` (a queue), `places` (which queue), `think`, `rate`,
 //! `raise`, `inject`, `symmetry` and `budget` (pure parts), `arrival`, `idle`, `slot` (what follows from a request, from an empty queue, and
-//! the slot from choice to end).
+//! the slot from choice to end), `recent` and `display` (what is shown).
 //!
 //! Departures from Linux 6.12 are listed in docs/internals/bfq.md with their reasons.
 //!
@@ -28,6 +28,7 @@
 mod arrival;
 mod budget;
 mod device;
+mod display;
 mod idle;
 mod inject;
 mod places;
@@ -35,6 +36,7 @@ mod position;
 mod queue;
 mod raise;
 mod rate;
+mod recent;
 mod requests;
 mod settings;
 mod slot;
@@ -45,6 +47,7 @@ mod think;
 mod tests;
 
 use super::interface::{Batch, Elevator, EndedRequest, MergeEdge};
+use super::state::ElevatorState;
 use crate::bio::{ExportId, TenantId};
 use crate::gauge::Gauge32;
 use crate::list::List;
@@ -356,6 +359,10 @@ impl Elevator for BfqElevator {
             }
         }
         debug_assert!(self.is_sound(), "an invariant broke in a merge");
+    }
+
+    fn state(&self, now: Instant) -> Option<ElevatorState> {
+        Some(self.display(now))
     }
 
     fn next_timeout(&self) -> Option<Instant> {

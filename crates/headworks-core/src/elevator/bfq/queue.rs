@@ -13,6 +13,7 @@
 use super::inject::InjectLimit;
 use super::position::Position;
 use super::raise::Raise;
+use super::recent::Recent;
 use super::requests::QueueRequests;
 use super::symmetry::Counted;
 use super::think::ThinkTime;
@@ -57,6 +58,7 @@ pub(super) struct BfqQueue {
     pub think: ThinkTime,
     pub raise: Raise,
     pub inject: InjectLimit,
+    pub recent: Recent,
     pub busy_link: Link,
 }
 
@@ -83,6 +85,7 @@ impl BfqQueue {
             think: ThinkTime::new(now, sync && ioprio.class() != IoClass::Idle),
             raise: Raise::new(now),
             inject: InjectLimit::new(now),
+            recent: Recent::default(),
             busy_link: Link::UNLINKED,
         }
     }

@@ -98,6 +98,15 @@ impl Raise {
         }
     }
 
+    /// Returns the reason in words.
+    pub fn name(&self) -> &'static str {
+        match self.kind {
+            RaiseKind::None => "none",
+            RaiseKind::Interactive => "interactive",
+            RaiseKind::SoftRealTime => "soft real time",
+        }
+    }
+
     /// Returns whether the weight is raised.
     pub fn is_raised(&self) -> bool {
         self.kind != RaiseKind::None

@@ -70,7 +70,7 @@ impl BfqElevator {
             if next != NIL {
                 let cost = self.cost(slots, queue, next);
                 if cost <= self.places[queue].left() {
-                    self.idling.stop();
+                    self.end_idling(now, queue);
                     return Some((queue, cost));
                 }
                 self.end_slot(now, slots, SlotEnd::UsedUp);
@@ -102,7 +102,7 @@ impl BfqElevator {
             if now >= until || empty {
                 return self.end_slot(now, slots, end);
             }
-            self.idling.stop();
+            self.end_idling(now, queue);
         }
         if self.is_over(now) && !(empty && self.is_worth_waiting(queue)) {
             self.end_slot(now, slots, SlotEnd::TimedOut);
@@ -232,7 +232,7 @@ impl BfqElevator {
         // A wait in vain is no part of the slot.
         let timer = matches!(end, SlotEnd::TooIdle | SlotEnd::TimedOut);
         let until = self.idling.since().filter(|_| timer).unwrap_or(now);
-        self.stop_idling();
+        self.stop_idling(now, queue);
         let most = self.budget_max();
         // One that is waited for because its share depends on it keeps its place in the tree when another goes first.
         let keeps = end == SlotEnd::Preempted && self.is_needed(queue);
@@ -252,6 +252,10 @@ impl BfqElevator {
         };
         #[cfg(test)]
         self.ends.push(ended);
+        let served = entry.recent.at(now);
+        served.slots += 1;
+        served.sectors += u64::from(ended.service);
+        served.slot_ns += now.since(since);
         let charged = ended.charge(&self.settings, most);
         let more = charged - entry.service;
         entry.service = charged;

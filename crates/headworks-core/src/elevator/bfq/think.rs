@@ -79,6 +79,11 @@ impl ThinkTime {
         self.is_seeky() != before
     }
 
+    /// Returns the mean think time.
+    pub fn mean_ns(&self) -> u64 {
+        (self.total + 128) / self.samples.max(1)
+    }
+
     /// Returns whether the client thinks briefly: its next request is worth waiting for.
     pub fn is_short(&self) -> bool {
         self.short
