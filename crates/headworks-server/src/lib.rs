@@ -87,7 +87,7 @@ pub use listen::inherited::{InheritedAddress, InheritedSocket};
 pub use loaded::{ConfiguredTunables, LoadedConfiguration};
 pub use log_level::{LOG_LEVELS, LogLevel};
 pub use options::{CacheFile, MissingImage, PrepareShard, ServerOptions};
-pub use recorder::{Replayed, replay_recording};
+pub use recorder::{Replayed, replay_recording, replay_slots};
 pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};
 pub use spec::{BaseDevice, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper};

@@ -15,8 +15,9 @@ use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 use std::string::FromUtf8Error;
 
+use headworks_core::elevator::SlotTrace;
 use headworks_core::record::{InputWords, RunHash, decode, encode};
-use headworks_core::{Actions, Change, ConfigError, Input, Instant, Shard, ShardConfig};
+use headworks_core::{Actions, Change, ConfigError, DeviceId, Input, Instant, Shard, ShardConfig};
 
 const MAGIC: &str = "headworks-record 1\n";
 /// Marks the end, in place of a batch's time.
@@ -112,11 +113,44 @@ pub struct Replayed {
 /// # Errors
 /// The record cannot be read, or is damaged.
 pub fn replay_recording(path: &Path) -> Result<Replayed, ConfigError> {
+    replay(path, &mut |_, _| {})
+}
+
+/// Replays a record on a new shard and passes what its elevators did with their slots to `each`: device, events, and the number of
+/// events that were dropped because one batch had too many.
+///
+/// # Errors
+/// As [`replay_recording`].
+pub fn replay_slots(
+    path: &Path,
+    mut each: impl FnMut(DeviceId, &[SlotTrace], u64),
+) -> Result<Replayed, ConfigError> {
+    replay(path, &mut |shard, step| match step {
+        // Elevators of devices that are added are traced, too.
+        Step::Begin | Step::Change => shard.trace_slots(true),
+        Step::Batch => shard.take_slot_traces(&mut each),
+    })
+}
+
+/// A step of a replay that has been made.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// The shard was made.
+    Begin,
+    /// A change was applied.
+    Change,
+    /// A batch was handled.
+    Batch,
+}
+
+/// Replays a record on a new shard; `after` is called after each step.
+fn replay(path: &Path, after: &mut dyn FnMut(&mut Shard, Step)) -> Result<Replayed, ConfigError> {
     let damaged = |what: &str| ConfigError::new("record", format!("{}: {what}", path.display()));
     let file = File::open(path).map_err(|error| damaged(&error.to_string()))?;
     let mut reader = BufReader::with_capacity(1 << 20, file);
     let head = read_head(&mut reader).ok_or_else(|| damaged("not a record of headworks"))?;
     let mut shard = Shard::new(ShardConfig::from_lines(&head)?)?;
+    after(&mut shard, Step::Begin);
     let (mut hash, mut inputs) = (RunHash::default(), Vec::new());
     let mut replayed = Replayed { batches: 0, inputs: 0, hash: 0, recorded: None };
     while let Some([now, count]) = read_words(&mut reader) {
@@ -135,6 +169,7 @@ pub fn replay_recording(path: &Path) -> Result<Replayed, ConfigError> {
             let change = change.ok_or_else(|| damaged("a change is malformed"))?;
             // A change that was refused is refused again.
             let _ = shard.change(now, &change);
+            after(&mut shard, Step::Change);
             continue;
         }
         if count > BATCH_MAX {
@@ -156,6 +191,7 @@ pub fn replay_recording(path: &Path) -> Result<Replayed, ConfigError> {
         shard.handle(Instant(now), &inputs);
         hash.add_actions(shard.actions());
         shard.clear_actions();
+        after(&mut shard, Step::Batch);
         replayed.batches += 1;
         replayed.inputs += count;
     }
@@ -231,6 +267,74 @@ mod tests {
         let replayed = replay_recording(&path).unwrap();
         assert_eq!((replayed.batches, replayed.inputs), (50, 100));
         assert_eq!((replayed.hash, replayed.recorded), (hash, Some(hash)));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// A record of a server with bfq tells the slots of its clients; the trace changes no action.
+    #[test]
+    fn replay_tells_slots_of_connections() {
+        use headworks_core::elevator::SlotEvent;
+        use headworks_core::{Action, BioFlags, Completion, ExportId, Scheduler};
+        let path = std::env::temp_dir().join(format!("headworks-slots-{}", std::process::id()));
+        let volume = VolumeOptions { size: 1 << 30, block_size: 512, ..VolumeOptions::default() };
+        let queue = QueueOptions { scheduler: Scheduler::Bfq, ..QueueOptions::default() };
+        let config = ShardConfig::single(queue, volume, 64);
+        let mut recorder = Recorder::create(&path, &config).unwrap();
+        let mut shard = Shard::new(config).unwrap();
+        let mut inputs = Vec::new();
+        for turn in 0..20_u64 {
+            for connection in [5, 9] {
+                let id = BioId { connection, sequence: turn, ..BioId::default() };
+                let (offset, flags) = (turn * 8192 * u64::from(connection), BioFlags::SYNC);
+                inputs.push(Input::Bio(Bio { id, offset, len: 4096, flags, ..Bio::default() }));
+            }
+            let now = Instant(turn * 1000);
+            shard.handle(now, &inputs);
+            recorder.note(now, &inputs, shard.actions());
+            inputs.clear();
+            for action in &shard.actions().list {
+                if let Action::Submit(submit) = action {
+                    let (id, transferred) = (submit.id, submit.len);
+                    let completion = Completion { id, transferred, status: Ok(()), hole: false };
+                    inputs.push(Input::Complete { device: DeviceId(0), completion });
+                }
+            }
+            shard.clear_actions();
+        }
+        let hash = recorder.finish().unwrap();
+        let mut events = Vec::new();
+        let replayed = replay_slots(&path, |device, some, dropped| {
+            assert_eq!((device, dropped), (DeviceId(0), 0));
+            events.extend_from_slice(some);
+        });
+        assert_eq!(replayed.unwrap().hash, hash);
+        let (mut begun, mut ends, mut dispatched) = (None, 0, 0);
+        let mut weights = std::collections::BTreeMap::new();
+        for event in &events {
+            assert_eq!(event.export, ExportId(0));
+            match event.event {
+                SlotEvent::Begin { budget, weight } => {
+                    assert!(begun.is_none() && budget >= 8, "{event:?}");
+                    assert_eq!(weights.get(&event.connection), Some(&weight));
+                    begun = event.connection;
+                }
+                SlotEvent::Dispatch { len, charge, injected, .. } => {
+                    assert_eq!((event.connection, len, charge, injected), (begun, 4096, 8, false));
+                    dispatched += 1;
+                }
+                SlotEvent::End { reason, service, charged, .. } => {
+                    assert_eq!((event.connection, begun.is_some()), (begun, true));
+                    assert!(reason == "no more requests" && service == charged, "{event:?}");
+                    (begun, ends) = (None, ends + 1);
+                }
+                SlotEvent::Raise { reason, weight } => {
+                    let first = weights.insert(event.connection, weight).is_none();
+                    assert!(!first || (reason, weight) == ("interactive", 1200), "{event:?}");
+                }
+            }
+        }
+        assert!((39..=40).contains(&ends), "{ends}");
+        assert_eq!((dispatched, weights.len()), (40, 2));
         std::fs::remove_file(path).unwrap();
     }
 

@@ -3,6 +3,7 @@
 //! Invariants: an inserted request leaves by `dispatch`, by `remove` or by being merged away, exactly once; a batch never holds
 //! more requests than the device has room for.
 
+use super::slot_trace::SlotTrace;
 use super::state::ElevatorState;
 use crate::bio::{Ioprio, Op};
 use crate::options::QueueOptions;
@@ -141,6 +142,14 @@ pub trait Elevator: Send {
     /// Returns its state for display, if it has one that is worth it. It is made when it is asked for.
     fn state(&self, _now: Instant) -> Option<ElevatorState> {
         None
+    }
+
+    /// Begins or ends the trace of slots, for an elevator that serves in slots.
+    fn trace_slots(&mut self, _on: bool) {}
+
+    /// Moves the events of the trace into `into`; returns the number of those that were dropped.
+    fn take_slot_traces(&mut self, _into: &mut Vec<SlotTrace>) -> u64 {
+        0
     }
 
     /// Returns when `dispatch` may have a request though none was inserted (idling, aging). Called while the device has room.

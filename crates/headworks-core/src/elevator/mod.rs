@@ -10,6 +10,7 @@ mod bfq;
 mod deadline;
 mod interface;
 mod none;
+mod slot_trace;
 mod sort_index;
 mod state;
 
@@ -19,6 +20,7 @@ pub use bfq::BfqElevator;
 pub use deadline::DeadlineElevator;
 pub use interface::{Batch, Elevator, EndedRequest, MergeEdge};
 pub use none::NoneElevator;
+pub use slot_trace::{SlotEvent, SlotTrace};
 pub use state::{ElevatorState, FlowState, STATE_EXPORTS, STATE_QUEUES, Served, SlotState};
 
 /// Creates the elevator that `options.scheduler` names, for requests of at most `bios_max` bios at once.

@@ -6,7 +6,7 @@
 //! Invariants: `queued` counts the requests in both; the requeue list is sorted by `departure`; an elevator that asks for
 //! completions is told of every request that was inserted and has ended, exactly once.
 
-use crate::elevator::{self, Batch, Elevator, ElevatorState, EndedRequest, MergeEdge};
+use crate::elevator::{self, Batch, Elevator, ElevatorState, EndedRequest, MergeEdge, SlotTrace};
 use crate::gauge::Gauge32;
 use crate::list::List;
 use crate::options::QueueOptions;
@@ -22,6 +22,8 @@ const RETRY_NS_MAX: u64 = RETRY_NS << 6;
 /// The requests between the gate and the device.
 pub(super) struct DispatchQueue {
     elevator: Box<dyn Elevator>,
+    /// Slots are traced.
+    traced: bool,
     requeue: List<QueueLink>,
     /// Requests in the elevator and in the requeue list.
     queued: Gauge32,
@@ -48,6 +50,7 @@ impl DispatchQueue {
         Self {
             needs_completions: elevator.needs_completions(),
             elevator,
+            traced: false,
             requeue: List::new(),
             queued: Gauge32::default(),
             busy: false,
@@ -81,6 +84,7 @@ impl DispatchQueue {
         self.ended.clear();
         self.needs_completions = elevator.needs_completions();
         self.elevator = elevator;
+        self.elevator.trace_slots(self.traced);
     }
 
     /// Returns whether the elevator divides the device by weight, see [`Elevator::owns_shares`].
@@ -98,6 +102,17 @@ impl DispatchQueue {
     pub fn grow(&mut self, options: &QueueOptions, slots: u32) {
         self.batch.grow((options.queue_depth + options.nr_requests) as usize);
         self.ended.reserve_exact(slots as usize);
+    }
+
+    /// Begins or ends the trace of slots, also of elevators that come later.
+    pub fn trace_slots(&mut self, on: bool) {
+        self.traced = on;
+        self.elevator.trace_slots(on);
+    }
+
+    /// Moves the events of the trace into `into`; returns the number of those that were dropped.
+    pub fn take_slot_traces(&mut self, into: &mut Vec<SlotTrace>) -> u64 {
+        self.elevator.take_slot_traces(into)
     }
 
     /// Returns the state of the elevator for display, if it has one.

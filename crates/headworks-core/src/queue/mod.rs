@@ -54,7 +54,7 @@ pub(crate) use volumes::VolumeQueue;
 
 use crate::bio::{DeviceId, ExportId, ShardId, VolumeId};
 use crate::depth::DepthControl;
-use crate::elevator::{Elevator, ElevatorState};
+use crate::elevator::{Elevator, ElevatorState, SlotTrace};
 use crate::input::Message;
 use crate::merge::MergeIndex;
 use crate::options::{QueueOptions, ShardConfig};
@@ -145,6 +145,16 @@ impl Queue {
     /// Returns the options that the queue works with now.
     pub fn options(&self) -> &QueueOptions {
         &self.options
+    }
+
+    /// Begins or ends the trace of the elevator's slots.
+    pub fn trace_slots(&mut self, on: bool) {
+        self.waiting.trace_slots(on);
+    }
+
+    /// Moves the events of the trace into `into`; returns the number of those that were dropped.
+    pub fn take_slot_traces(&mut self, into: &mut Vec<SlotTrace>) -> u64 {
+        self.waiting.take_slot_traces(into)
     }
 
     /// Returns the state of the elevator for display, if it has one.

@@ -9,7 +9,7 @@ use crate::bio::{DeviceId, ExportId, TenantId, VolumeId};
 use crate::cache::CacheDefect;
 use crate::cache::{CacheStats, TenantDirty};
 use crate::dirty_entry::DirtyEntry;
-use crate::elevator::{Elevator, ElevatorState};
+use crate::elevator::{Elevator, ElevatorState, SlotTrace};
 use crate::error::IoError;
 use crate::options::QueueOptions;
 use crate::queue::{DeviceState, Queue};
@@ -107,6 +107,27 @@ impl Shard {
     #[must_use]
     pub fn elevator_state(&self, now: Instant, device: DeviceId) -> Option<ElevatorState> {
         self.queue(device)?.elevator_state(now)
+    }
+
+    /// Begins or ends the trace of slots of all local devices whose elevators serve in slots. It allocates: for a replay.
+    pub fn trace_slots(&mut self, on: bool) {
+        for route in &mut self.routes {
+            if let DeviceRoute::Local(queue) = route {
+                queue.trace_slots(on);
+            }
+        }
+    }
+
+    /// Calls `each` with the events of every traced device since the last call, and the number of those that were dropped.
+    pub fn take_slot_traces(&mut self, mut each: impl FnMut(DeviceId, &[SlotTrace], u64)) {
+        let mut events = Vec::new();
+        for (device, route) in self.routes.iter_mut().enumerate() {
+            if let DeviceRoute::Local(queue) = route {
+                let dropped = queue.take_slot_traces(&mut events);
+                each(DeviceId(device as u16), &events, dropped);
+                events.clear();
+            }
+        }
     }
 
     /// Counters of a local device's queue and tags; `None` for a remote device.

@@ -8,6 +8,7 @@ mod bfq_linux;
 mod cached;
 mod generate;
 mod output;
+mod replay;
 mod run;
 mod seed002;
 mod seed003;
@@ -32,7 +33,7 @@ enum Command {
     #[command(subcommand)]
     Run(Box<run::Experiment>),
     /// Feeds a record of `headworks serve --record` to a new shard and compares the hash of its actions
-    Replay(run::ReplayArgs),
+    Replay(replay::ReplayArgs),
     /// Serves a modelled disk over NBD, in real time
     ServeDisk(serve_disk::ServeDiskArgs),
     /// Prints the completion script of this command for a shell
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
     };
     match cli.command {
         Command::Run(experiment) => run::run(*experiment),
-        Command::Replay(options) => run::replay(&options),
+        Command::Replay(options) => replay::replay(&options),
         Command::ServeDisk(options) => options.run(),
         Command::Completions(options) => generate::completions(&options, Cli::command()),
         Command::Man(options) => generate::man(&options, Cli::command()),

@@ -7,31 +7,19 @@
 //!
 //! Exit codes: 0 all checks passed, 1 a check failed, 2 invalid options.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use headworks_core::prng::Prng;
 use headworks_lab::crash;
 use headworks_lab::experiment::ExperimentName;
-use headworks_server::replay_recording;
 use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
 use crate::{USAGE, bfq, bfq_linux, cached, complain, seed002, seed003, tables};
-
-/// Options of `headworks-lab replay`.
-#[derive(Args)]
-pub struct ReplayArgs {
-    /// The record
-    file: PathBuf,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
 
 /// An experiment of `headworks-lab run`.
 #[derive(Subcommand)]
@@ -168,36 +156,6 @@ pub fn run(experiment: Experiment) -> ExitCode {
 fn fresh_seed() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     Prng::new(since.map_or(0, |since| since.as_nanos() as u64)).below(1 << 40)
-}
-
-/// Replays a record and compares the hash of its actions.
-pub fn replay(options: &ReplayArgs) -> ExitCode {
-    let json = options.json;
-    let replayed = match replay_recording(&options.file) {
-        Ok(replayed) => replayed,
-        Err(error) => {
-            complain(error);
-            return ExitCode::FAILURE;
-        }
-    };
-    let same = replayed.recorded.is_none_or(|recorded| recorded == replayed.hash);
-    let recorded = replayed.recorded.map(|hash| format!("{hash:016x}"));
-    let hash = format!("{:016x}", replayed.hash);
-    if json {
-        let (batches, inputs) = (replayed.batches, replayed.inputs);
-        println!(
-            "{}",
-            json!({"batches": batches, "inputs": inputs, "hash": hash, "recorded": recorded, "same": same})
-        );
-    } else {
-        println!("{} inputs in {} batches; action hash {hash}", replayed.inputs, replayed.batches);
-        match (&recorded, same) {
-            (None, _) => println!("no hash to compare: the server did not end cleanly"),
-            (Some(_), true) => println!("the hash matches the record"),
-            (Some(recorded), false) => println!("MISMATCH: the record has hash {recorded}"),
-        }
-    }
-    if same { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Arguments of `headworks-lab run smoke`.

@@ -3,7 +3,7 @@
 use super::BfqElevator;
 use super::budget;
 use super::position::{self, Position, sectors_of};
-use super::queue::QueueId;
+use super::queue::{BfqQueue, QueueId};
 use super::raise::Activation;
 use super::settings::SECTOR;
 use super::slot::SlotEnd;
@@ -72,7 +72,7 @@ impl BfqElevator {
             entry.raise.on_totally_seeky(now, &self.settings, &self.rate);
         }
         if entry.raise.factor() != factor {
-            self.reweigh(queue, was_raised);
+            self.reweigh(now, queue, was_raised);
         } else if changed {
             self.count(queue);
         }
@@ -105,6 +105,7 @@ impl BfqElevator {
             false => entry.max_budget.max(cost),
         };
         (entry.service, entry.hole) = (0, false);
+        let factor = entry.raise.factor();
         if entry.may_be_raised() {
             let queue = Activation {
                 idle_since: entry.in_device.is_zero().then_some(entry.idle_since),
@@ -116,6 +117,7 @@ impl BfqElevator {
             }
         }
         entry.known = true;
+        let raised = entry.raise.factor() != factor;
         let (leaf, weight) = (entry.leaf, entry.weight());
         let (budget, raise) = (u64::from(entry.budget) * SECTOR, entry.raise.factor());
         self.pay();
@@ -126,6 +128,9 @@ impl BfqElevator {
             self.tree.activate(leaf, budget);
         }
         self.begin_busy(queue);
+        if raised {
+            self.note(now, queue, BfqQueue::raise_event);
+        }
         self.preempt(now, slots, queue, returns);
     }
 

@@ -36,6 +36,19 @@ pub(super) enum SlotEnd {
     Preempted,
 }
 
+impl SlotEnd {
+    /// Returns the reason in words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TooIdle => "too idle",
+            Self::TimedOut => "timed out",
+            Self::UsedUp => "used up",
+            Self::NoMore => "no more requests",
+            Self::Preempted => "preempted",
+        }
+    }
+}
+
 /// A slot that ends, for its budgets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EndedSlot {

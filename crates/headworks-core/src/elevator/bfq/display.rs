@@ -5,6 +5,7 @@ use super::queue::{BfqQueue, QueueId};
 use super::recent::Recent;
 use super::slot::Slot;
 use crate::bio::ExportId;
+use crate::elevator::slot_trace::{SlotEvent, SlotTrace};
 use crate::elevator::state::{
     ElevatorState, FlowState, STATE_EXPORTS, STATE_QUEUES, Served, SlotState,
 };
@@ -85,6 +86,17 @@ impl BfqQueue {
     /// Returns the connection whose synchronous requests it has.
     fn connection(&self) -> Option<u32> {
         self.sync.then_some((self.key >> 8) as u32)
+    }
+
+    /// Describes an event of the queue.
+    pub fn trace(&self, at: Instant, event: impl FnOnce(&Self) -> SlotEvent) -> SlotTrace {
+        let (export, connection) = (ExportId(self.export as u16), self.connection());
+        SlotTrace { at, export, connection, event: event(self) }
+    }
+
+    /// Describes the present raise of the weight.
+    pub fn raise_event(&self) -> SlotEvent {
+        SlotEvent::Raise { reason: self.raise.name(), weight: self.weight() }
     }
 
     fn flow_state(&self, now: Instant) -> FlowState {

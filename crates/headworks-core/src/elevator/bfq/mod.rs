@@ -47,6 +47,7 @@ mod think;
 mod tests;
 
 use super::interface::{Batch, Elevator, EndedRequest, MergeEdge};
+use super::slot_trace::{SlotEvent, SlotTrace, SlotTraces};
 use super::state::ElevatorState;
 use crate::bio::{ExportId, TenantId};
 use crate::gauge::Gauge32;
@@ -60,7 +61,7 @@ use device::InDevice;
 use idle::Idling;
 use places::Places;
 use position::Position;
-use queue::{BusyLink, QueueId};
+use queue::{BfqQueue, BusyLink, QueueId};
 use rate::PeakRate;
 use settings::{SECTOR, Settings};
 use slot::Slot;
@@ -89,6 +90,8 @@ pub struct BfqElevator {
     slots_given: u32,
     /// Sectors that a queue was served and its leaf is not charged for yet.
     unpaid: (QueueId, u32),
+    /// Events, while they are traced.
+    trace: Option<Box<SlotTraces>>,
     /// Slots that ended.
     #[cfg(test)]
     ends: Vec<budget::EndedSlot>,
@@ -114,6 +117,7 @@ impl BfqElevator {
             last_completion: Instant(0),
             slots_given: 0,
             unpaid: (NIL, 0),
+            trace: None,
             #[cfg(test)]
             ends: Vec::new(),
             settings,
@@ -239,17 +243,26 @@ impl BfqElevator {
         self.places.set_tenant(&mut self.tree, &mut self.symmetry, export, tenant);
     }
 
+    /// Adds an event of a queue to the trace, if there is one.
+    #[inline]
+    fn note(&mut self, now: Instant, queue: QueueId, event: impl FnOnce(&BfqQueue) -> SlotEvent) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(self.places[queue].trace(now, event));
+        }
+    }
+
     /// Ends the raising of every queue.
     fn end_raising(&mut self, now: Instant) {
         for queue in 0..self.places.len() as QueueId {
             if self.places[queue].raise.stop(now) {
-                self.reweigh(queue, true);
+                self.reweigh(now, queue, true);
             }
         }
     }
 
     /// Takes a change of a queue's raise over into its weight and the counts.
-    fn reweigh(&mut self, queue: QueueId, was_raised: bool) {
+    fn reweigh(&mut self, now: Instant, queue: QueueId, was_raised: bool) {
+        self.note(now, queue, BfqQueue::raise_event);
         let entry = &self.places[queue];
         let (leaf, weight, raised) = (entry.leaf, entry.weight(), entry.raise.is_raised());
         self.tree.set_weight(leaf, weight);
@@ -359,6 +372,14 @@ impl Elevator for BfqElevator {
             }
         }
         debug_assert!(self.is_sound(), "an invariant broke in a merge");
+    }
+
+    fn trace_slots(&mut self, on: bool) {
+        self.trace = on.then(|| self.trace.take().unwrap_or_default());
+    }
+
+    fn take_slot_traces(&mut self, into: &mut Vec<SlotTrace>) -> u64 {
+        self.trace.as_mut().map_or(0, |trace| trace.take(into))
     }
 
     fn state(&self, now: Instant) -> Option<ElevatorState> {

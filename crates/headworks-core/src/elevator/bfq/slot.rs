@@ -10,7 +10,8 @@ use super::position::{self, Position, sectors_of};
 use super::queue::QueueId;
 use super::settings::{ASYNC_FACTOR, SECTOR};
 use crate::bio::{ExportId, TenantId};
-use crate::request::{SlotId, Slots};
+use crate::elevator::slot_trace::SlotEvent;
+use crate::request::{Request, SlotId, Slots};
 use crate::slab::NIL;
 use crate::time::Instant;
 
@@ -131,6 +132,10 @@ impl BfqElevator {
         entry.raise.on_slot(now);
         let until = now.after(self.settings.slot_max_ns(entry.raise.slot_factor()));
         self.slot = Some(Slot { queue, since: now, until, held_until: None, moves_to: None });
+        self.note(now, queue, |entry| {
+            let (budget, weight) = (entry.budget, entry.weight());
+            SlotEvent::Begin { budget, weight }
+        });
         Some(queue)
     }
 
@@ -164,6 +169,10 @@ impl BfqElevator {
         entry.service += cost;
         entry.in_device.add(1);
         entry.raise.on_served(sectors);
+        self.note(now, queue, |_| {
+            let Request { volume, op, offset, len, .. } = slots[id];
+            SlotEvent::Dispatch { volume, op, offset, len, charge: cost, injected: !current }
+        });
         self.unlink(slots, id);
         self.head = end;
         if current {
@@ -185,7 +194,7 @@ impl BfqElevator {
     fn end_raise(&mut self, now: Instant, queue: QueueId) {
         let entry = &mut self.places[queue];
         if entry.raise.is_raised() && entry.raise.expire(now, &self.settings, &self.rate) {
-            self.reweigh(queue, true);
+            self.reweigh(now, queue, true);
         }
     }
 
@@ -258,6 +267,7 @@ impl BfqElevator {
         served.slot_ns += now.since(since);
         let charged = ended.charge(&self.settings, most);
         let more = charged - entry.service;
+        let budget = entry.budget;
         entry.service = charged;
         entry.budget = entry.budget.max(charged);
         entry.max_budget = ended.next_budget(&self.settings, most);
@@ -265,6 +275,10 @@ impl BfqElevator {
             entry.raise.on_empty(now, &self.settings);
         }
         let leaf = entry.leaf;
+        self.note(now, queue, |_| {
+            let (reason, service, ns) = (end.name(), ended.service, now.since(since));
+            SlotEvent::End { reason, service, charged, budget, ns }
+        });
         let (_, unpaid) = std::mem::replace(&mut self.unpaid, (NIL, 0));
         let charge = (u64::from(unpaid) + u64::from(more)) * SECTOR;
         if leaves {
