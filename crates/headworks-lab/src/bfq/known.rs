@@ -5,8 +5,6 @@
 use super::cases::Measure;
 use crate::report::{Goal, Verdict};
 
-const SCATTERED: &str =
-    "each connection has a queue of its own, and their requests of one stream alternate";
 const LONG_ROUND: &str =
     "a round of 100 slots takes many seconds, so a client has few of them in the run";
 const BUDGETS: &str = "a slot is a large part of the smallest share in a minute";
@@ -32,7 +30,7 @@ const fn miss(case: &'static str, measure: Measure, reason: &'static str, still:
     Miss { case, measure, reason, still }
 }
 
-const MISSES: [Miss; 43] = {
+const MISSES: [Miss; 39] = {
     use Goal::{AtLeast, AtMost};
     use Measure::*;
     [
@@ -47,10 +45,6 @@ const MISSES: [Miss; 43] = {
         miss("hdd-5400, E4 random-beside-d1", RestOfAlone, PAIRS, AtLeast(0.25)),
         miss("hdd-5400, E4 random-beside-d4", FirstOfAlone, PAIRS, AtLeast(0.36)),
         miss("hdd-5400, E4 random-beside-d32", FirstOfAlone, PAIRS, AtLeast(0.33)),
-        miss("hdd-32, E4 one-stream-of-4", BytesOfOne, SCATTERED, AtLeast(0.64)),
-        miss("hdd-5400, E4 one-stream-of-4", BytesOfOne, SCATTERED, AtLeast(0.63)),
-        miss("hdd-10k, E4 one-stream-of-4", BytesOfOne, SCATTERED, AtLeast(0.64)),
-        miss("hdd-10k, E4 one-stream-of-8", BytesOfOne, SCATTERED, AtLeast(0.7)),
         miss("hdd-5400, E5 gnome-terminal", RestOfMedia, SLOW_DISK, AtLeast(0.33)),
         miss("hdd-5400, E5 lowriter", RestOfMedia, SLOW_DISK, AtLeast(0.33)),
         miss("hdd-5400, E8 soft-readers-d4", FirstP99, SLOW_DISK, AtMost(143.0)),

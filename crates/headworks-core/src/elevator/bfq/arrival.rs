@@ -19,13 +19,14 @@ const RETURN_IDLES: u64 = 3;
 impl BfqElevator {
     /// Takes a request into its queue.
     pub(super) fn take_request(&mut self, now: Instant, slots: &mut Slots, id: SlotId) {
-        let (queue, new) = self.places.find(now, &mut self.tree, &slots[id]);
-        slots[id].flow = queue;
+        let (own, new) = self.places.find(now, &mut self.tree, &slots[id]);
         if new {
             // Where queues are not waited for it begins with its first request, and grows: see `budget`.
             let budget = if self.settings.waits() { 2 * self.budget_max() / 3 } else { 0 };
-            self.places[queue].max_budget = budget.max(1);
+            self.places[own].max_budget = budget.max(1);
         }
+        let queue = self.queue_for(now, &slots[id], own);
+        slots[id].flow = queue;
         if self.places[queue].sync {
             self.note_arrival(now, queue);
         }

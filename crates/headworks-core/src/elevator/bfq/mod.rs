@@ -17,8 +17,8 @@
 //! - *Limits* (`device`): the device orders what it has, so it has little: bytes, and time on a rotating one.
 //!
 //! Files: `settings` (tunables), `position` (near and far), `requests` and `queue` (a queue), `places` (which queue), `think`, `rate`,
-//! `raise`, `inject`, `symmetry` and `budget` (pure parts), `arrival`, `idle`, `slot` (what follows from a request, from an empty queue, and
-//! the slot from choice to end), `recent` and `display` (what is shown).
+//! `raise`, `inject`, `symmetry` and `budget` (pure parts), `queue_merge` (connections of one stream), `arrival`, `idle`, `slot` (what
+//! follows from a request, from an empty queue, and the slot from choice to end), `recent` and `display` (what is shown).
 //!
 //! Departures from Linux 6.12 are listed in docs/internals/bfq.md with their reasons.
 //!
@@ -34,6 +34,7 @@ mod inject;
 mod places;
 mod position;
 mod queue;
+mod queue_merge;
 mod raise;
 mod rate;
 mod recent;

@@ -41,6 +41,8 @@ struct ExportPlace {
     group: ShareId,
     load: ShareLoad,
     tenant: TenantId,
+    /// The two synchronous queues that got requests last, the last one first; `NIL` for none.
+    latest: [QueueId; 2],
 }
 
 /// A tenant's group in the tree.
@@ -78,7 +80,8 @@ impl Places {
         let queues_max = requests_max as usize + IDLE_PLACES;
         let weight = u32::from(ExportConfig::default().weight);
         let (group, tenant) = (NIL, TenantId::NONE);
-        let export = ExportPlace { group, load: ShareLoad::new(weight), tenant };
+        let load = ShareLoad::new(weight);
+        let export = ExportPlace { group, load, tenant, latest: [NIL; 2] };
         let weight = u32::from(TenantConfig::default().weight);
         let tenant = TenantPlace { group, load: TenantLoad::new(weight) };
         Self {
@@ -114,6 +117,20 @@ impl Places {
         let id = found.unwrap_or_else(|| self.add(now, tree, request, key));
         self.latest = id;
         (id, found.is_none())
+    }
+
+    /// Notes that a synchronous queue gets a request.
+    pub fn note_latest(&mut self, queue: QueueId) {
+        let latest = &mut self.exports[self.queues[queue as usize].export].latest;
+        if latest[0] != queue {
+            *latest = [queue, latest[0]];
+        }
+    }
+
+    /// Returns the two synchronous queues of an export that got requests last; `NIL` for none. A place may be that of another
+    /// export's queue by now.
+    pub fn latest_of(&self, export: usize) -> [QueueId; 2] {
+        self.exports[export].latest
     }
 
     fn add(&mut self, now: Instant, tree: &mut ShareTree, request: &Request, key: u64) -> QueueId {
@@ -157,7 +174,7 @@ impl Places {
 
     /// Returns the group of an export; it is made with the first queue.
     fn group_of(&mut self, tree: &mut ShareTree, export: usize) -> ShareId {
-        let ExportPlace { group, load, tenant } = self.exports[export];
+        let ExportPlace { group, load, tenant, .. } = self.exports[export];
         if group != NIL {
             return group;
         }

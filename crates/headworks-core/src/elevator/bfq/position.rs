@@ -24,7 +24,8 @@ impl Position {
         Self { volume: request.volume.0, sector: request.end().div_ceil(SECTOR) }
     }
 
-    fn distance(self, other: Self) -> u64 {
+    /// Returns the sectors between two places.
+    pub fn distance(self, other: Self) -> u64 {
         if self.volume == other.volume { self.sector.abs_diff(other.sector) } else { FAR }
     }
 

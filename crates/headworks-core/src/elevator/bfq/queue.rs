@@ -12,6 +12,7 @@
 
 use super::inject::InjectLimit;
 use super::position::Position;
+use super::queue_merge::Merge;
 use super::raise::Raise;
 use super::recent::Recent;
 use super::requests::QueueRequests;
@@ -42,6 +43,10 @@ pub(super) struct BfqQueue {
     pub busy: bool,
     /// It has been active before.
     pub known: bool,
+    /// Where requests of its connection go.
+    pub merge: Merge,
+    /// Requests of its own connection until it counts as alone, after one of a connection that is merged into it.
+    pub company: u8,
     /// What it was counted as for the symmetry, if it counts.
     pub counted: Option<Counted>,
     /// Sectors of the present or next slot, and those of it that it was served.
@@ -74,6 +79,8 @@ impl BfqQueue {
             in_device: Gauge32::default(),
             busy: false,
             known: false,
+            merge: Merge::NONE,
+            company: 0,
             counted: None,
             budget: 0,
             service: 0,

@@ -69,6 +69,9 @@ impl BfqElevator {
             };
             let next = self.places[queue].requests.next();
             if next != NIL {
+                if self.has_enough(queue) {
+                    return None;
+                }
                 let cost = self.cost(slots, queue, next);
                 if cost <= self.places[queue].left() {
                     self.end_idling(now, queue);

@@ -21,6 +21,8 @@ struct Client {
     depth: u32,
     len: u32,
     random: bool,
+    /// It takes the requests of one stream in turn with the other clients that do.
+    in_stream: bool,
     /// Time from the end of a request to the next one.
     think_ns: u64,
     /// It sends its first request then.
@@ -39,6 +41,7 @@ impl Default for Client {
             depth: 1,
             len: 128 << 10,
             random: false,
+            in_stream: false,
             think_ns: 100 * US,
             starts: 0,
             most: u64::MAX,
@@ -67,6 +70,8 @@ struct World {
     /// When clients send their next requests: (time, client).
     due: std::collections::BTreeSet<(u64, u64, usize)>,
     number: u64,
+    /// Requests of the stream that were sent.
+    stream: u64,
     /// Requests in the device: (end, slot).
     device: Vec<(u64, SlotId)>,
     owner: Vec<usize>,
@@ -98,6 +103,7 @@ impl World {
             done: vec![Done::default(); clients.len()],
             due,
             number: 1 << 20,
+            stream: 0,
             device: Vec::new(),
             owner: vec![0; SLOTS as usize],
             channels,
@@ -116,7 +122,11 @@ impl World {
         let sent = &mut self.done[client].sent;
         let place = if of.random { self.prng.below(1 << 18) } else { *sent };
         *sent += 1;
-        let offset = (client as u64) << 36 | (place * u64::from(of.len));
+        let mut offset = (client as u64) << 36 | (place * u64::from(of.len));
+        if of.in_stream {
+            offset = (1 << 50) | (self.stream * u64::from(of.len));
+            self.stream += 1;
+        }
         self.slots[id] = Request {
             offset,
             len: of.len,
@@ -535,6 +545,7 @@ fn random_worlds_do_not_stall() {
                 depth: pick(&[1, 1, 4, 16]) as u32,
                 len: 512 << pick(&[0, 3, 8]),
                 random: pick(&[0, 1]) == 1,
+                in_stream: pick(&[0, 0, 1]) == 1,
                 think_ns: pick(&[1, 100_000, 20 * MS, 400 * MS, 3 * SEC]),
                 starts: pick(&[0, 0, SEC]),
                 most: pick(&[1, 30, 200]),
@@ -701,4 +712,58 @@ fn other_options_keep_the_rate_and_end_raising() {
         assert!(world.device.len() <= 1, "one request at a time");
     }
     assert_eq!(world.done[2].requests, 100);
+}
+
+/// Connections that are dealt one stream are one queue as long as they are.
+#[test]
+fn connections_of_one_stream_are_served_as_one_queue() {
+    let part = Client { in_stream: true, depth: 4, ..Client::default() };
+    let other = Client { depth: 2, ..Client::default() };
+    let merged = |world: &World| {
+        let queues = world.bfq.places.all().iter();
+        queues.filter(|queue| queue.merge.is_merged()).count()
+    };
+    let alone = |clients: &[Client]| {
+        let mut world = World::new(disk(), clients);
+        world.run(2 * SEC);
+        world.bytes().iter().sum::<u64>() as f64
+    };
+    let one = alone(&[Client { depth: 16, ..part }]);
+    let ratio = alone(&[part; 4]) / one;
+    assert!(ratio > 0.97, "{ratio} of one connection");
+    let mut world = World::new(disk(), &[part, part, part, part, other, other]);
+    world.run(2 * SEC);
+    assert_eq!(merged(&world), 3, "the readers of other places are no part of it");
+    // One of them goes elsewhere.
+    let before = world.bytes();
+    world.clients[1].in_stream = false;
+    world.run(3 * SEC);
+    assert_eq!(merged(&world), 2);
+    world.clients.iter_mut().for_each(|client| client.in_stream = false);
+    world.run(6 * SEC);
+    assert_eq!(merged(&world), 0);
+    let got: Vec<u64> = world.bytes().iter().zip(&before).map(|(now, then)| now - then).collect();
+    assert!(got.iter().all(|&bytes| bytes > 0), "{got:?}");
+}
+
+/// Random readers of one small region, other exports, and connections of another priority have queues of their own.
+#[test]
+fn only_connections_of_one_stream_are_merged() {
+    let part = Client { in_stream: true, depth: 2, ..Client::default() };
+    let high = Client { ioprio: Ioprio::new(IoClass::BestEffort, 1), ..part };
+    for clients in [
+        vec![part, Client { export: 1, ..part }, Client { export: 2, ..part }],
+        vec![part, high],
+        vec![part, Client { flags: BioFlags::NONE, op: Op::Write, ..part }],
+        vec![Client { random: true, len: 4096, ..Client::default() }; 6],
+    ] {
+        let mut world = World::new(disk(), &clients);
+        world.run(SEC);
+        let queues = world.bfq.places.all();
+        assert!(queues.iter().all(|queue| !queue.merge.is_merged()), "{clients:?}");
+    }
+    // On flash distance costs nothing.
+    let mut world = World::new(QueueOptions { rotational: false, ..disk() }, &[part; 4]);
+    world.run(SEC / 10);
+    assert!(world.bfq.places.all().iter().all(|queue| !queue.merge.is_merged()));
 }

@@ -1,0 +1,156 @@
+//! Merging of queues: connections that take the requests of one stream in turn are served as one queue.
+//!
+//! A client that deals a stream to several connections makes each of them look like a stream with gaps. Served by themselves, each in
+//! a slot of its own, they would make the head go forth and back over the stream. So the requests of a connection go to the queue
+//! of another one of the same export, class and priority while they lie near to what went there last:
+//!
+//! ```text
+//!          two in a row near the end of another queue's last one
+//!   Own ------------------------------------------------------------> Merged: its requests go to that queue
+//!    ^                                                                   |
+//!    '---- two in a row far from that queue's last one, or it is gone ---'
+//! ```
+//!
+//! Of such a queue the device has two requests at a time: with more it would serve some connections ahead of others, and return to
+//! what those left out. Requests that wait already stay in their queue. The export's share does not change; inside it the connections of the stream are
+//! one. Only where the device rotates: elsewhere distance costs nothing.
+//!
+//! Linux merges likewise (`bfq_setup_cooperator`, `BFQQ_CLOSE_THR`), but only in the first 100 ms of a queue, because processes are
+//! short-lived; a connection lives long, and what it reads changes. Instead of a tree of all queues by position, the queue in
+//! service and the two of the export that got requests last are looked at: those of one stream come one after the other.
+//!
+//! Invariants: a queue that is merged into another one is not one that others are merged into from then on, so there is no circle;
+//! both are of one export, class and priority.
+
+use super::BfqElevator;
+use super::position::Position;
+use super::queue::QueueId;
+use crate::request::Request;
+use crate::slab::NIL;
+use crate::time::Instant;
+
+/// Sectors within which requests are of one stream: 4 MiB, as Linux.
+const NEAR_SECTORS: u64 = 8192;
+/// Requests in a row that merge a queue, or part it again.
+const STREAK: u8 = 2;
+/// Requests in the device that keep it busy with a stream.
+const IN_DEVICE: u32 = 2;
+/// Requests of its own connection after which a queue counts as alone.
+const COMPANY: u8 = 64;
+
+/// Where the requests of a connection go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Merge {
+    /// The queue that they go to, and its key; `NIL` for the connection's own.
+    into: QueueId,
+    key: u64,
+    /// Requests in a row that say that this is to change.
+    streak: u8,
+}
+
+impl Merge {
+    /// The requests go to the connection's own queue.
+    pub const NONE: Self = Self { into: NIL, key: 0, streak: 0 };
+
+    /// Returns whether the requests go to another queue.
+    pub fn is_merged(&self) -> bool {
+        self.into != NIL
+    }
+
+    /// Takes a request that does, or does not, say that the place is to change; returns whether it changes.
+    fn changes(&mut self, speaks_for_it: bool) -> bool {
+        self.streak = if speaks_for_it { self.streak + 1 } else { 0 };
+        self.streak >= STREAK
+    }
+}
+
+impl BfqElevator {
+    /// Returns the queue for a request of the connection of queue `own`: that one, or one that it is merged into.
+    pub(super) fn queue_for(&mut self, now: Instant, request: &Request, own: QueueId) -> QueueId {
+        if !self.settings.rotational || !self.places[own].sync {
+            return own;
+        }
+        let at = Position::of(request);
+        let queue = match self.merged_into(own) {
+            Some(queue) => self.stay_or_part(now, own, queue, at),
+            None => self.stay_or_merge(own, at),
+        };
+        self.places.note_latest(queue);
+        let company = &mut self.places[queue].company;
+        *company = if queue == own { company.saturating_sub(1) } else { COMPANY };
+        queue
+    }
+
+    /// Returns whether the device has enough of a queue: of a stream of several connections the next two requests. With more of them
+    /// it would choose the order, and a connection that it prefers would run ahead of the others; what waits here is sorted and
+    /// merged.
+    pub(super) fn has_enough(&self, queue: QueueId) -> bool {
+        let entry = &self.places[queue];
+        entry.company > 0 && !entry.think.is_seeky() && entry.in_device.get() >= IN_DEVICE
+    }
+
+    /// Returns the queue that a queue is merged into, if that is still there.
+    fn merged_into(&mut self, own: QueueId) -> Option<QueueId> {
+        let is_there =
+            |merge: &Merge| merge.is_merged() && self.places[merge.into].key == merge.key;
+        let merge = self.places[own].merge;
+        if !is_there(&merge) {
+            if merge.is_merged() {
+                self.places[own].merge = Merge::NONE;
+            }
+            return None;
+        }
+        // The other one may have been merged since.
+        let next = self.places[merge.into].merge;
+        if is_there(&next) {
+            self.places[own].merge = Merge { streak: 0, ..next };
+            debug_assert!(next.into != own, "there is no circle");
+        }
+        Some(self.places[own].merge.into)
+    }
+
+    fn is_near(&self, queue: QueueId, at: Position) -> bool {
+        let last = self.places[queue].last_position;
+        last.is_some_and(|last| last.distance(at) <= NEAR_SECTORS)
+    }
+
+    fn stay_or_part(
+        &mut self,
+        now: Instant,
+        own: QueueId,
+        queue: QueueId,
+        at: Position,
+    ) -> QueueId {
+        let far = !self.is_near(queue, at);
+        let entry = &mut self.places[own];
+        if !entry.merge.changes(far) {
+            return queue;
+        }
+        entry.merge = Merge::NONE;
+        // It was not idle meanwhile.
+        (entry.idle_since, entry.last_end, entry.last_position) = (now, now, None);
+        own
+    }
+
+    fn stay_or_merge(&mut self, own: QueueId, at: Position) -> QueueId {
+        let entry = &self.places[own];
+        let alike = |queue: &QueueId| {
+            let other = &self.places[*queue];
+            *queue != own
+                && !other.merge.is_merged()
+                && (other.export, other.sync, other.ioprio) == (entry.export, true, entry.ioprio)
+                && other.raise.factor() == entry.raise.factor()
+                && self.is_near(*queue, at)
+        };
+        let latest = self.places.latest_of(entry.export).into_iter().filter(|&queue| queue != NIL);
+        let found = self.current().into_iter().chain(latest).find(alike);
+        let merge = &mut self.places[own].merge;
+        if !merge.changes(found.is_some()) {
+            return own;
+        }
+        let queue = found.expect("the last request said so");
+        let key = self.places[queue].key;
+        self.places[own].merge = Merge { into: queue, key, streak: 0 };
+        queue
+    }
+}
