@@ -13,9 +13,10 @@
 //!
 //! Some blocks are *exempt* from the cap, since they stay dirty however long a writer waits, and data for other devices would
 //! wait with them: those that are held after a failed write-out, and all of a device while it does not answer. Held ones are
-//! bounded for each volume, whose writes fail then; those of an unresponsive device by its part of the dirty credit. A cap that is lowered, an export with dirty data that moves to a tenant, and a device
-//! that answers again leave an account above its cap; it then only falls. From half of its cap on an account is *pressed*: the flusher writes its data
-//! whatever the rest of the cache holds.
+//! bounded for each volume, whose writes fail then; those of an unresponsive device by its part of the dirty credit. A cap that
+//! is lowered, an export with dirty data that moves to a tenant, and a device that answers again leave an account above its cap;
+//! it then only falls. From half of its cap on an account is *pressed*: the flusher writes its data whatever the rest of the
+//! cache holds.
 //!
 //! Invariants: a tenant's `used` is the sum of those of its exports; the sums of `dirty` and `writeback` over the payers of a device
 //! are the device's; an account is granted nothing that would exceed its cap; its `exempt` is the sum of what its exports have exempt

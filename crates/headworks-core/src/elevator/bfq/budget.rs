@@ -9,11 +9,11 @@
 //! | preempted | as before |
 //! | any, raised; any, asynchronous | twice the least; the largest |
 //!
-//! On a device that does not rotate, without strict guarantees, a queue that has no requests at the end, whatever the reason: what it was served, however
-//! little; raised, at most twice the least. The tree places a queue by its budget and charges its service. With a budget of more
-//! than its request, a client of one request at a time is served when V has passed what it is charged, and the time of the
-//! request in the device is lost to it: 1000 such clients were 12 % off their weights. On a disk a least budget is worth the seek
-//! to the queue.
+//! On a device that does not rotate, without strict guarantees, a queue that has no requests at the end, whatever the reason:
+//! what it was served, however little; raised, at most twice the least. The tree places a queue by its budget and charges its
+//! service. With a budget of more than its request, a client of one request at a time is served when V has passed what it is
+//! charged, and the time of the request in the device is lost to it: 1000 such clients were 12 % off their weights. On a disk a
+//! least budget is worth the seek to the queue.
 //!
 //! A queue that is slow for its slot pays for the time, on a rotating device: seeky queues have equal shares of time, not of bytes.
 //! Source: Linux (`__bfq_bfqq_recalc_budget`, `bfq_bfqq_is_slow`, `bfq_bfqq_charge_time`).

@@ -1,7 +1,8 @@
 //! What is in the device, and how much more it may have.
 //!
-//! The elevator orders what is outside the device; what is inside is ordered by the device and delays everything. Two limits, each of which lets one
-//! request in at least: the estimated time of what is inside, on a rotating device, and the bytes (`hw_inflight_kb`).
+//! The elevator orders what is outside the device; what is inside is ordered by the device and delays everything. Two limits,
+//! each of which lets one request in at least: the estimated time of what is inside, on a rotating device, and the bytes
+//! (`hw_inflight_kb`).
 //!
 //! Invariant: `requests` is the number of dispatched requests that have neither ended nor timed out, refused ones included.
 

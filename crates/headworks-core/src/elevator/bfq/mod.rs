@@ -16,9 +16,10 @@
 //! - *Hold*: a raised queue ends the slot of another only after [`settings::Settings::hold_ns`]; each such end costs two seeks.
 //! - *Limits* (`device`): the device orders what it has, so it has little: bytes, and time on a rotating one.
 //!
-//! Files: `settings` (tunables), `position` (near and far), `requests` and `queue` (a queue), `places` (which queue), `think`, `rate`,
-//! `raise`, `inject`, `symmetry` and `budget` (pure parts), `queue_merge` (connections of one stream), `arrival`, `idle`, `slot` (what
-//! follows from a request, from an empty queue, and the slot from choice to end), `recent` and `display` (what is shown).
+//! Files: `settings` (tunables), `position` (near and far), `requests` and `queue` (a queue), `places` (which queue), `think`,
+//! `rate`, `raise`, `inject`, `symmetry` and `budget` (pure parts), `queue_merge` (connections of one stream), `arrival`, `idle`,
+//! `slot` (what follows from a request, from an empty queue, and the slot from choice to end), `recent` and `display` (what is
+//! shown).
 //!
 //! Departures from Linux 6.12 are listed in docs/internals/bfq.md with their reasons.
 //!

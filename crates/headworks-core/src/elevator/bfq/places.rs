@@ -5,8 +5,9 @@
 //!     '--------------weight------------> export without a tenant --> ...
 //! ```
 //!
-//! A synchronous queue belongs to a connection and priority of an export, an asynchronous one to a priority of an export. Places are sized for every
-//! request to have a queue of its own; beyond [`IDLE_PLACES`] a new queue takes the place of one without requests.
+//! A synchronous queue belongs to a connection and priority of an export, an asynchronous one to a priority of an export. Places
+//! are sized for every request to have a queue of its own; beyond [`IDLE_PLACES`] a new queue takes the place of one without
+//! requests.
 //!
 //! An export that moves to another tenant takes its queues with it, and the requests that wait in them.
 //!

@@ -7,8 +7,9 @@
 //!     '-----------------------------------------------(none left) <-------- too idle --'
 //! ```
 //!
-//! Invariants: `busy` queues, and no others, have an active leaf or the one in service; a queue that has requests is busy (one that
-//! was preempted while it was waited for may be busy without any); a queue that counts for the symmetry is busy or has requests in the device.
+//! Invariants: `busy` queues, and no others, have an active leaf or the one in service; a queue that has requests is busy (one
+//! that was preempted while it was waited for may be busy without any); a queue that counts for the symmetry is busy or has
+//! requests in the device.
 
 use super::inject::InjectLimit;
 use super::position::Position;

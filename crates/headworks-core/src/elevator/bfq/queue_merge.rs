@@ -11,9 +11,9 @@
 //!    '---- two in a row far from that queue's last one, or it is gone ---'
 //! ```
 //!
-//! Of such a queue the device has two requests at a time: with more it would serve some connections ahead of others, and return to
-//! what those left out. Requests that wait already stay in their queue. The export's share does not change; inside it the connections of the stream are
-//! one. Only where the device rotates: elsewhere distance costs nothing.
+//! Of such a queue the device has two requests at a time: with more it would serve some connections ahead of others, and return
+//! to what those left out. Requests that wait already stay in their queue. The export's share does not change; inside it the
+//! connections of the stream are one. Only where the device rotates: elsewhere distance costs nothing.
 //!
 //! Linux merges likewise (`bfq_setup_cooperator`, `BFQQ_CLOSE_THR`), but only in the first 100 ms of a queue, because processes are
 //! short-lived; a connection lives long, and what it reads changes. Instead of a tree of all queues by position, the queue in

@@ -8,10 +8,10 @@
 //! ```
 //!
 //! `soft_next` is when a client of at most 3.6 MB/s would send its next request, counted from its last activation: one that comes
-//! earlier is greedy. Departures from Linux: the 60 MB count anew in each interactive period, because a connection lives longer than
-//! a process; each conforming request keeps a soft real-time queue raised, though it never becomes empty; one that is served faster than 3.6 MB/s
-//! is raised no more and not again within a second; `soft_next` is computed whenever the queue is empty, not only at the end
-//! of a slot.
+//! earlier is greedy. Departures from Linux: the 60 MB count anew in each interactive period, because a connection lives longer
+//! than a process; each conforming request keeps a soft real-time queue raised, though it never becomes empty; one that is served
+//! faster than 3.6 MB/s is raised no more and not again within a second; `soft_next` is computed whenever the queue is empty, not
+//! only at the end of a slot.
 //!
 //! Invariants: a queue that is not raised has the factor 1; `soft_next` does not move back, but when an interactive period ends.
 

@@ -1,7 +1,7 @@
 //! Whether the queues that compete are equals: then the device is divided well without waiting for any of them.
 //!
-//! Tenants and exports are equals if siblings have the same weight and the same number of queues, at both levels: then every queue has
-//! the same share.
+//! Tenants and exports are equals if siblings have the same weight and the same number of queues, at both levels: then every
+//! queue has the same share.
 //!
 //! Everything is counted, so a question costs no loop over queues. A queue counts while it has requests waiting or in the device.
 //! Weights of queues are those of their levels, because raised ones are left out.
