@@ -4,6 +4,7 @@ use clap::Subcommand;
 use headworks::display_size;
 use serde_json::{Value, json};
 
+use crate::columns::aligned;
 use crate::ctl::{list, plain};
 use crate::ctl_tenants::{limited, target};
 
@@ -143,13 +144,7 @@ fn table(exports: &Value) -> String {
             },
         ]
     }));
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let line = |row: &[String; 13]| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
+    aligned(&rows)
 }
 
 #[cfg(test)]

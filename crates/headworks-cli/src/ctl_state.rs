@@ -3,6 +3,7 @@
 use headworks::display_size;
 use serde_json::Value;
 
+use crate::columns::aligned;
 use crate::ctl::{list, plain};
 use crate::observe::micros;
 
@@ -107,13 +108,7 @@ fn table(flows: &[Value]) -> String {
             bytes(&flow["served"]["bytes"]),
         ]
     }));
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
-    let line = |row: &[String; HEAD.len()]| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
+    aligned(&rows)
 }
 
 #[cfg(test)]

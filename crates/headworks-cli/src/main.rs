@@ -5,6 +5,7 @@ mod bench;
 mod bench_device;
 mod bench_feeders;
 mod bench_nbd;
+mod columns;
 mod completions;
 mod ctl;
 mod ctl_exports;
