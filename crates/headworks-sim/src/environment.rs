@@ -710,7 +710,8 @@ impl Environment {
             && bio.op != Op::Flush;
         if stage != ReplyStage::Released && !is_cut_off {
             let overdue = self.is_overdue(&bio, flight.since);
-            check_status(&self.scenario, &bio, flight.malformed, self.faulty, status, overdue)?;
+            check_status(&self.scenario, &bio, flight.malformed, self.faulty, status, overdue)
+                .map_err(|violation| violation.after(self.now.since(flight.since)))?;
             self.check_suspect(&bio, flight.ticket.start, status)?;
         }
         if hole && !(bio.op == Op::Read && bio.flags.contains(BioFlags::HOLE_OK)) {

@@ -91,6 +91,15 @@ pub struct Violation {
     pub place: Option<(u16, u64)>,
 }
 
+impl Violation {
+    /// Adds how long the bio had waited for its answer.
+    #[must_use]
+    pub fn after(mut self, waited_ns: u64) -> Self {
+        self.detail += &format!(" after {waited_ns} ns");
+        self
+    }
+}
+
 /// The oracle's record of a bio in flight, returned with its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticket {

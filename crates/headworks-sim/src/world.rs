@@ -714,10 +714,16 @@ impl World {
         }
         for (index, disk) in self.disks.iter().enumerate() {
             let device = &self.env.scenario.devices[index];
+            let volumes = self.env.scenario.volumes.iter().enumerate();
+            let volumes: Vec<_> = volumes
+                .filter(|(_, volume)| usize::from(volume.device.0) == index)
+                .map(|(id, _)| id)
+                .collect();
             let disk = disk.lock();
             text += &format!(
-                "  device {index}: {} commands in it, {:?}, {:?}\n",
+                "  device {index} with volumes {volumes:?}: {} commands in it, io_timeout {} ns, {:?}, {:?}\n",
                 disk.in_flight(),
+                device.config.queue.io_timeout_ns,
                 device.model,
                 device.faults
             );

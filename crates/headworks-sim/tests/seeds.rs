@@ -46,6 +46,9 @@ const IDLE_TICKS: u64 = 670_606_918_819;
 /// A bio of the idle class waited for a busy disk for longer than `io_timeout`. On two shards.
 const IDLE_CLASS_WAITED: u64 = 273_667_998;
 
+/// A bio that had waited long for a frame reached an idle device, which was taken for an unresponsive one at once.
+const IDLE_DEVICE_BLAMED: u64 = 672_588_883_183;
+
 /// Shards passed the tags of a device with bfq to each other without end. On four shards.
 const TAGS_PASSED_ON: u64 = 2_679_514_618;
 
@@ -74,6 +77,7 @@ fn smoke_worlds_that_once_failed_pass() {
         (IDLE_TICKS, Some(2)),
         (IDLE_CLASS_WAITED, Some(2)),
         (TAGS_PASSED_ON, Some(4)),
+        (IDLE_DEVICE_BLAMED, None),
     ];
     for (seed, shards) in worlds {
         if let Err(failure) = run(Scenario::draw(seed, shards)) {

@@ -177,13 +177,17 @@ impl Queue {
 
     /// Takes a refused request back: it is sent again later and may merge until then.
     fn requeue(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
+        if !self.waiting.is_refused() {
+            let oldest = self.in_flight.oldest().unwrap_or(id);
+            self.monitor.on_first_refusal(pools.slots[oldest].sent.min(pools.slots[id].sent));
+        }
         self.waiting.requeue(&mut pools.slots, id);
         // The answer to another command would do as well, but what is in flight may never be answered.
         let timer = timer_of(self.device, TimerKind::Retry);
         if !pools.timers.is_set(timer) {
             pools.timers.set(timer, now.after(self.waiting.next_pause()));
         }
-        if self.waits_until(&pools.slots, id) <= now && self.is_silent(now) {
+        if self.waits_until(&pools.slots, id) <= now && self.is_silent(now, &pools.slots) {
             // It was in the device for long before it was refused.
             return self.expire_queued(now, pools, id);
         }

@@ -63,8 +63,8 @@ pub(crate) struct DeviceMonitor {
     unresponsive: bool,
     /// The state that the operator was told last.
     told: DeviceState,
-    /// When a command ended last.
-    last_end: Instant,
+    /// When a command ended last, or later: while the device was idle, it owed no answer.
+    silent_from: Instant,
     /// When the next request is let through to a stuck device.
     next_probe: Option<Instant>,
     /// The pause after the next probe, in time-outs.
@@ -74,8 +74,8 @@ pub(crate) struct DeviceMonitor {
 impl DeviceMonitor {
     /// Creates the state of a device that answers.
     pub const fn new() -> Self {
-        let (state, last_end, next_probe) = (DeviceState::Live, Instant(0), None);
-        Self { state, unresponsive: false, told: state, last_end, next_probe, pause: 1 }
+        let (state, silent_from, next_probe) = (DeviceState::Live, Instant(0), None);
+        Self { state, unresponsive: false, told: state, silent_from, next_probe, pause: 1 }
     }
 
     /// Returns whether the device answers.
@@ -103,20 +103,30 @@ impl DeviceMonitor {
     /// Notes that the device ended a command, with any answer but a refusal. Returns true if it was unresponsive until now.
     #[inline]
     pub fn on_end(&mut self, now: Instant) -> bool {
-        self.last_end = now;
+        self.silent_from = now;
         self.unresponsive && self.set(DeviceState::Live, false, now, 0)
+    }
+
+    /// Notes that the device was idle before `asked`, when it got a command that it has now refused.
+    pub fn on_first_refusal(&mut self, asked: Instant) {
+        self.silent_from = self.silent_from.max(asked);
     }
 
     /// Returns true when no command has ended for a part of the time-out: requests that wait do not have their turn. A quarter:
     /// a busy disk ends one far more often, and it is short against the time-out that a request waits before.
     pub fn is_silent(&self, now: Instant, timeout_ns: u64) -> bool {
-        now.since(self.last_end) >= timeout_ns / SILENCE_PART
+        Self::is_silence(self.silent_from, now, timeout_ns)
+    }
+
+    /// Returns true when the time since `since` is long enough to be a silence of the device.
+    pub fn is_silence(since: Instant, now: Instant, timeout_ns: u64) -> bool {
+        now.since(since) >= timeout_ns / SILENCE_PART
     }
 
     /// Notes that a request is overdue, or `all` that the device has. Returns true if the device is unresponsive or stuck from
     /// now on.
     pub fn on_overdue(&mut self, now: Instant, all: bool, timeout_ns: u64) -> bool {
-        let silent = now.since(self.last_end) >= timeout_ns;
+        let silent = now.since(self.silent_from) >= timeout_ns;
         if all && silent && !self.is_stuck() {
             return self.set(DeviceState::Stuck, true, now, timeout_ns);
         }

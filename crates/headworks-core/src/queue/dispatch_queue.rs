@@ -138,6 +138,11 @@ impl DispatchQueue {
         self.busy
     }
 
+    /// Returns true if the device has refused a command and ended none since; it may have one that is sent again.
+    pub fn is_refused(&self) -> bool {
+        self.busy || self.retry_ns > RETRY_NS
+    }
+
     /// Lets the device be sent commands again: it answered, or the retry timer fired.
     #[inline]
     pub fn clear_busy(&mut self) {

@@ -11,6 +11,7 @@
 //!
 //! Invariant: while a request waits, the timer is set for its end, for the next look at a device that answers, or earlier.
 
+use super::device_state::DeviceMonitor;
 use super::{Queue, TimerKind, set_timer_by};
 use crate::action::{Action, Notice};
 use crate::error::IoError;
@@ -48,7 +49,7 @@ impl Queue {
     /// while every request with a tag is in the elevator, in the requeue list or in the device.
     pub(super) fn expire_waiting(&mut self, now: Instant, pools: &mut Pools) -> bool {
         debug_assert!(self.ready.is_empty(), "what got its tag is in the elevator");
-        self.expiry_put_off = !self.is_silent(now);
+        self.expiry_put_off = !self.is_silent(now, &pools.slots);
         if self.expiry_put_off {
             return false;
         }
@@ -88,10 +89,17 @@ impl Queue {
         if std::mem::take(&mut self.expiry_put_off) { timeout_ns / 8 } else { timeout_ns }
     }
 
-    /// Returns true while the device ends no command although it has some, or refuses them.
-    pub(super) fn is_silent(&self, now: Instant) -> bool {
-        let asked = !self.in_flight.is_empty() || self.waiting.is_busy();
-        asked && self.monitor.is_silent(now, self.options.io_timeout_ns)
+    /// Returns true if the device has ended no command for a part of the time-out, although it had some all that time or refused
+    /// them. An idle device owes no answer: a request that waited elsewhere, for a frame of the cache perhaps, may be overdue when it
+    /// arrives.
+    pub(super) fn is_silent(&self, now: Instant, slots: &Slots) -> bool {
+        let timeout_ns = self.options.io_timeout_ns;
+        let asked = match self.in_flight.oldest() {
+            Some(_) if self.waiting.is_refused() => true,
+            Some(oldest) => DeviceMonitor::is_silence(slots[oldest].sent, now, timeout_ns),
+            None => self.waiting.is_busy(),
+        };
+        asked && self.monitor.is_silent(now, timeout_ns)
     }
 
     /// Returns true if a request is one of this queue's.

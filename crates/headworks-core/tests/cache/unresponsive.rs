@@ -179,3 +179,54 @@ fn write_out_of_a_writer_waits_from_its_arrival_on() {
         assert_eq!((harness.answer(write), harness.writes.len()), (Some(LATE), 0), "{mode:?}");
     }
 }
+
+/// A healthy device, idle while operations for it waited for frames: these are read into for another device. Returns two parts of
+/// blocks written, the first of which the device was asked for.
+fn idle_beside_a_full_pool() -> (Harness, [BioId; 2]) {
+    let mut harness = Harness::new(256, |config| {
+        let queue = &mut config.devices[0].queue;
+        (queue.nr_requests, queue.queue_depth, queue.io_timeout_ns) = (64, 64, 100 * T);
+        config.devices.push(config.devices[0]);
+        config.devices[1].queue.io_timeout_ns = T;
+        config.volumes.push(VolumeConfig { device: DeviceId(1), ..config.volumes[0] });
+    });
+    for at in 0..4 {
+        harness.send(1, Op::Read, at * MIB, MIB);
+    }
+    let of_first = harness.in_flight.len();
+    let writes = [0, 512].map(|at| harness.send_to(1, 2, Op::Write, at, 512));
+    harness.wait(2 * T);
+    assert_eq!(
+        harness.in_flight.len(),
+        of_first,
+        "they wait for a frame: {:?} {:?}",
+        harness.in_flight,
+        harness.stats()
+    );
+    while harness.in_flight.iter().all(|submit| submit.device == DeviceId(0)) {
+        harness.complete(Ok(()));
+    }
+    (harness, writes)
+}
+
+#[test]
+fn idle_device_is_not_unresponsive_when_an_overdue_bio_arrives() {
+    let (mut harness, writes) = idle_beside_a_full_pool();
+    harness.wait(T / 8);
+    assert_eq!(writes.map(|write| harness.answer(write)), [None; 2]);
+    harness.settle(Ok(()));
+    assert_eq!(writes.map(|write| harness.answer(write)), [Some(Ok(())); 2]);
+}
+
+#[test]
+fn idle_device_is_not_stuck_when_it_refuses_an_overdue_bio_once() {
+    let (mut harness, writes) = idle_beside_a_full_pool();
+    let at = harness.in_flight.iter().position(|submit| submit.device == DeviceId(1)).unwrap();
+    let submit = harness.in_flight.remove(at);
+    harness.complete_this(submit, Err(IoError::Busy));
+    harness.wait(T / 8);
+    assert_eq!(harness.shard.device_state(DeviceId(1)), Some(DeviceState::Live));
+    assert_eq!(writes.map(|write| harness.answer(write)), [None; 2]);
+    harness.settle(Ok(()));
+    assert_eq!(writes.map(|write| harness.answer(write)), [Some(Ok(())); 2]);
+}
