@@ -110,6 +110,7 @@ impl DeviceMonitor {
     /// Notes that the device was idle before `asked`, when it got a command that it has now refused.
     pub fn on_first_refusal(&mut self, asked: Instant) {
         self.silent_from = self.silent_from.max(asked);
+        debug_assert!(self.silent_from >= asked, "it was not silent before it was asked");
     }
 
     /// Returns true when no command has ended for a part of the time-out: requests that wait do not have their turn. A quarter:
@@ -217,6 +218,22 @@ mod tests {
         assert!(!monitor.is_silent(at(108), LIMIT) && monitor.is_silent(at(109), LIMIT));
         assert!(!monitor.on_end(at(107)));
         assert!(monitor.admits(at(107), LIMIT));
+    }
+
+    /// A command that waited elsewhere is overdue when it reaches an idle device.
+    #[test]
+    fn device_that_was_idle_is_not_silent_when_it_refuses_its_first_command() {
+        let mut monitor = DeviceMonitor::new();
+        monitor.on_end(at(100));
+        assert!(monitor.is_silent(at(1000), LIMIT), "it has ended nothing since");
+        monitor.on_first_refusal(at(1000));
+        assert!(!monitor.is_silent(at(1000), LIMIT));
+        monitor.on_overdue(at(1001), true, LIMIT);
+        assert!(!monitor.is_stuck());
+        // The next refusals do not put off the end of its time.
+        monitor.on_first_refusal(at(999));
+        assert!(monitor.is_silent(at(1002), LIMIT));
+        assert!(monitor.on_overdue(at(1005), true, LIMIT) && monitor.is_stuck());
     }
 
     #[test]

@@ -17,7 +17,7 @@
 //! - *Limits* (`device`): the device orders what it has, so it has little: bytes, and time on a rotating one.
 //!
 //! Files: `settings` (tunables), `position` (near and far), `requests` and `queue` (a queue), `places` (which queue), `think`,
-//! `rate`, `raise`, `inject`, `symmetry` and `budget` (pure parts), `queue_merge` (connections of one stream), `arrival`, `idle`,
+//! `rate`, `raise`, `inject`, `symmetry` and `budget` (pure parts), `merge` and `queue_merge` (connections of one stream), `arrival`, `idle`,
 //! `slot` (what follows from a request, from an empty queue, and the slot from choice to end), `recent` and `display` (what is
 //! shown).
 //!
@@ -32,6 +32,7 @@ mod device;
 mod display;
 mod idle;
 mod inject;
+mod merge;
 mod places;
 mod position;
 mod queue;

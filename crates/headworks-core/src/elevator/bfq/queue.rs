@@ -12,8 +12,8 @@
 //! requests in the device.
 
 use super::inject::InjectLimit;
+use super::merge::Merge;
 use super::position::Position;
-use super::queue_merge::Merge;
 use super::raise::Raise;
 use super::recent::Recent;
 use super::requests::QueueRequests;

@@ -23,6 +23,7 @@
 //! both are of one export, class and priority.
 
 use super::BfqElevator;
+use super::merge::Merge;
 use super::position::Position;
 use super::queue::QueueId;
 use crate::request::Request;
@@ -31,38 +32,10 @@ use crate::time::Instant;
 
 /// Sectors within which requests are of one stream: 4 MiB, as Linux.
 const NEAR_SECTORS: u64 = 8192;
-/// Requests in a row that merge a queue, or part it again.
-const STREAK: u8 = 2;
 /// Requests in the device that keep it busy with a stream.
 const IN_DEVICE: u32 = 2;
 /// Requests of its own connection after which a queue counts as alone.
 const COMPANY: u8 = 64;
-
-/// Where the requests of a connection go.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Merge {
-    /// The queue that they go to, and its key; `NIL` for the connection's own.
-    into: QueueId,
-    key: u64,
-    /// Requests in a row that say that this is to change.
-    streak: u8,
-}
-
-impl Merge {
-    /// The requests go to the connection's own queue.
-    pub const NONE: Self = Self { into: NIL, key: 0, streak: 0 };
-
-    /// Returns whether the requests go to another queue.
-    pub fn is_merged(&self) -> bool {
-        self.into != NIL
-    }
-
-    /// Takes a request that does, or does not, say that the place is to change; returns whether it changes.
-    fn changes(&mut self, speaks_for_it: bool) -> bool {
-        self.streak = if speaks_for_it { self.streak + 1 } else { 0 };
-        self.streak >= STREAK
-    }
-}
 
 impl BfqElevator {
     /// Returns the queue for a request of the connection of queue `own`: that one, or one that it is merged into.
