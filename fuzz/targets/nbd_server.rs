@@ -15,7 +15,7 @@ use headworks_nbd::{
 /// The longest answer to one option: two exports with their names and descriptions.
 const ANSWER_BYTES_MAX: usize = 4096;
 
-fn exports() -> [ExportInfo; 2] {
+fn exports() -> Vec<ExportInfo> {
     use TransmissionFlags as Flags;
     let all = Flags::NAMES.iter().fold(Flags::HAS_FLAGS, |all, (flag, _)| all.with(*flag));
     let export = |name: &str, flags| ExportInfo {
@@ -25,7 +25,7 @@ fn exports() -> [ExportInfo; 2] {
         flags,
         ..ExportInfo::default()
     };
-    [
+    vec![
         export("", all.without(Flags::READ_ONLY)),
         export("ro", Flags::HAS_FLAGS.with(Flags::READ_ONLY).with(Flags::SEND_FLUSH)),
     ]

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes certificates for the tests of TLS, in the layout of libnbd, nbdkit and qemu.
 #
-#   certificates.sh DIR      makes DIR/{pki,nobody,strangers}
+#   certificates.sh DIR      makes DIR/{pki,acme,nobody,strangers}
 #
-# pki has all files of one CA: the server's (localhost, 127.0.0.1), a client's. nobody has the CA and no client's certificate,
+# pki has all files of one CA: the server's (localhost, 127.0.0.1), a client's. acme has another client of it, with names of all
+# kinds. nobody has the CA and no client's certificate,
 # strangers is signed by another CA. The server's key is RSA, the client's is EC: both kinds of key are tried.
 set -eu -o pipefail
 dir=$1
@@ -31,3 +32,7 @@ for into in pki strangers; do
 done
 mkdir -p "$dir/nobody"
 cp "$dir/pki/ca-cert.pem" "$dir/nobody/"
+mkdir -p "$dir/acme"
+cp "$dir/pki/ca-cert.pem" "$dir/acme/"
+signed "$dir/pki" acme $'subjectAltName=DNS:host1.acme.example,URI:spiffe://acme/db,email:ops@acme.example\nextendedKeyUsage=clientAuth' ec -pkeyopt ec_paramgen_curve:P-256
+for part in cert key; do mv "$dir/pki/acme-$part.pem" "$dir/acme/client-$part.pem"; done

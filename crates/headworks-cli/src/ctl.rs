@@ -15,6 +15,7 @@ use headworks_server::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 
 use crate::ctl_exports::ExportCommand;
+use crate::ctl_listeners;
 use crate::ctl_save;
 use crate::ctl_state::show_state;
 use crate::ctl_tenants::TenantCommand;
@@ -52,6 +53,7 @@ Examples:
   headworks ctl /run/hw.ctl add-tenant acme,weight=400   a share of every device for the exports of one customer
   headworks ctl /run/hw.ctl set exports/db/tenant acme  move an export to a tenant; none: to no tenant
   headworks ctl /run/hw.ctl tenants                     table of tenants
+  headworks ctl /run/hw.ctl listeners                   table of sockets, with the exports that each offers
   headworks ctl /run/hw.ctl diff                        what ctl changed since the configuration was loaded
   headworks ctl /run/hw.ctl save                        write that to FILE.d/99-ctl.toml
   headworks ctl /run/hw.ctl latency                     latency percentiles; with an export: its histogram
@@ -113,6 +115,8 @@ enum CtlCommand {
     },
     /// Lists the connected clients
     Connections,
+    /// Lists the sockets on which clients connect, and the exports that each offers
+    Listeners,
     /// Replaces the server by a new process of the installed program, with the present configuration; clients stay connected
     Upgrade,
     /// Prints the log level, or changes it while the server runs
@@ -206,6 +210,7 @@ fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
         CtlCommand::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
         CtlCommand::Why { export } => ("why", json!({ "export": export })),
         CtlCommand::Connections => ("connections", json!({})),
+        CtlCommand::Listeners => ("listeners", json!({})),
         CtlCommand::Upgrade => ("upgrade", json!({})),
         CtlCommand::LogLevel { level: None } => ("log-level", json!({})),
         CtlCommand::LogLevel { level: Some(level) } => ("log-level", json!({ "level": level })),
@@ -269,6 +274,7 @@ fn show(command: &CtlCommand, result: &Value) -> String {
         // Written by `run`.
         CtlCommand::Save { .. } => String::new(),
         CtlCommand::Connections => show_connections(result),
+        CtlCommand::Listeners => ctl_listeners::table(result),
         CtlCommand::Upgrade => show_upgraded(result),
         CtlCommand::LogLevel { .. } => plain(&result["level"]) + "\n",
         CtlCommand::Latency { export: None } => observe::show_percentiles(result),
@@ -324,9 +330,10 @@ fn show_connections(connections: &Value) -> String {
             value => plain(value),
         };
         text += &format!(
-            "{}: {}, export {}, class {}, {} in flight\n",
+            "{}: {} at {}, export {}, class {}, {} in flight\n",
             word("id"),
             word("peer"),
+            word("listener"),
             word("export"),
             word("ioprio"),
             word("in_flight")

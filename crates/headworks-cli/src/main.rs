@@ -9,6 +9,7 @@ mod columns;
 mod completions;
 mod ctl;
 mod ctl_exports;
+mod ctl_listeners;
 mod ctl_save;
 mod ctl_state;
 mod ctl_tenants;

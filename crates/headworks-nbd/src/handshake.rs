@@ -12,72 +12,23 @@
 //!
 //! STARTTLS resets everything that was negotiated in the clear, because an attacker in between may have negotiated it.
 //!
+//! A client may see only some of the exports ([`Offer`]). Another one is answered in the same words as a name that does not exist,
+//! whatever option asks for it, so its existence is not told.
+//!
 //! Invariants: a call answers at most one option, so its output is bounded by one list of all exports; at most 64 KiB of received
 //! bytes are kept; after `Ready`, `Closed` or `Failed` no byte is consumed.
 
+use super::export::{BlockSizes, ExportInfo, Negotiated, Offer, find};
 use super::meta::MetaContexts;
 use super::wire::{
     EXPORT_NAME_PADDING_BYTES, INIT_MAGIC, OPTION_BYTES_MAX, OPTION_HEADER_BYTES, OPTION_MAGIC,
-    OPTION_REPLY_MAGIC, STRING_BYTES_MAX, TransmissionFlags, be16, be32, be64, handshake_flags,
-    info, option, option_reply,
+    OPTION_REPLY_MAGIC, STRING_BYTES_MAX, be16, be32, be64, handshake_flags, info, option,
+    option_reply,
 };
 
 /// Most options of one handshake. Most clients send fewer than ten; `nbdinfo --list` and `qemu-nbd --list` send several for each
 /// export, of which there may be a thousand. More than this is an attack or a loop.
 pub const OPTIONS_MAX: u32 = 10_000;
-
-/// The sizes of requests that an export takes, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockSizes {
-    /// Offsets and lengths must be multiples of this. A power of two, at most 64 KiB.
-    pub min: u32,
-    /// The preferred multiple. A power of two.
-    pub preferred: u32,
-    /// The longest read or write, at most 32 MiB.
-    pub max: u32,
-}
-
-impl Default for BlockSizes {
-    /// Any alignment, pages preferred, at most 32 MiB: as qemu announces.
-    fn default() -> Self {
-        Self { min: 1, preferred: 4096, max: super::wire::PAYLOAD_BYTES_MAX }
-    }
-}
-
-/// The description of an export in the handshake.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ExportInfo {
-    /// Name of the export, at most 4096 bytes without NUL.
-    pub name: String,
-    /// Description in one sentence; may be empty.
-    pub description: String,
-    /// Size of the export in bytes.
-    pub size: u64,
-    /// Transmission flags. `HAS_FLAGS` is added; `SEND_DF` is removed without structured replies.
-    pub flags: TransmissionFlags,
-    /// Block sizes that the export announces.
-    pub block_sizes: BlockSizes,
-    /// Why clients cannot open the export at present, as a clause; such an export is not listed.
-    pub unavailable: Option<String>,
-}
-
-impl ExportInfo {
-    /// Returns the flags that this client sees; its [`RequestParser`](super::RequestParser) takes the same.
-    #[must_use]
-    pub const fn flags_for(&self, terms: Negotiated) -> TransmissionFlags {
-        let flags = self.flags.with(TransmissionFlags::HAS_FLAGS);
-        if terms.structured { flags } else { flags.without(TransmissionFlags::SEND_DF) }
-    }
-}
-
-/// What client and server negotiated before transmission.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Negotiated {
-    /// Reads are answered with structured replies.
-    pub structured: bool,
-    /// Block status is allowed in the context `base:allocation`.
-    pub base_allocation: bool,
-}
 
 /// Result of one call of [`Handshake::feed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,13 +121,8 @@ impl Handshake {
 
     /// Feeds the next bytes of the stream; returns how many were consumed, and the result.
     ///
-    /// `exports` may differ from call to call, so a server can add and remove exports; the first one is the default.
-    pub fn feed(
-        &mut self,
-        exports: &[ExportInfo],
-        bytes: &[u8],
-        out: &mut Vec<u8>,
-    ) -> (usize, Outcome) {
+    /// `offer` may differ from call to call, so a server can add and remove exports, and change what the client sees.
+    pub fn feed(&mut self, offer: &dyn Offer, bytes: &[u8], out: &mut Vec<u8>) -> (usize, Outcome) {
         let mut consumed = 0;
         loop {
             let rest = &bytes[consumed..];
@@ -185,7 +131,7 @@ impl Handshake {
             if !complete {
                 return (consumed, Outcome::NeedMore);
             }
-            let outcome = self.step(exports, out);
+            let outcome = self.step(offer, out);
             self.pending.clear();
             if matches!(outcome, Outcome::Ready { .. } | Outcome::Closed | Outcome::Failed(_)) {
                 self.state = State::Ended;
@@ -216,14 +162,14 @@ impl Handshake {
     }
 
     /// Handles a complete item.
-    fn step(&mut self, exports: &[ExportInfo], out: &mut Vec<u8>) -> Outcome {
+    fn step(&mut self, offer: &dyn Offer, out: &mut Vec<u8>) -> Outcome {
         match self.state {
             State::Flags => self.on_client_flags(),
             State::Header => self.on_header(),
             State::Body { option, .. } => {
                 self.state = State::Header;
                 let body = std::mem::take(&mut self.pending);
-                self.on_option(option, &body, exports, out)
+                self.on_option(option, &body, offer, out)
             }
             State::Skip { option, .. } => {
                 self.state = State::Header;
@@ -271,7 +217,7 @@ impl Handshake {
         &mut self,
         option: u32,
         body: &[u8],
-        exports: &[ExportInfo],
+        offer: &dyn Offer,
         out: &mut Vec<u8>,
     ) -> Outcome {
         let empty = body.is_empty();
@@ -283,8 +229,8 @@ impl Handshake {
             option if self.encryption == Encryption::Required && option != option::ABORT => {
                 refuse(out, option, option_reply::ERR_TLS_REQD, "start TLS first")
             }
-            option::EXPORT_NAME => self.on_export_name(body, exports, out),
-            option::GO | option::INFO => self.on_info(option, body, exports, out),
+            option::EXPORT_NAME => self.on_export_name(body, offer, out),
+            option::GO | option::INFO => self.on_info(option, body, offer, out),
             option::ABORT => {
                 reply(out, option, option_reply::ACK, &[]);
                 Outcome::Closed
@@ -293,7 +239,11 @@ impl Handshake {
                 refuse(out, option, option_reply::ERR_INVALID, "the option takes no data")
             }
             option::LIST => {
-                for export in exports.iter().filter(|export| export.unavailable.is_none()) {
+                let listed =
+                    offer.exports().iter().enumerate().filter(|(index, export)| {
+                        export.unavailable.is_none() && offer.sees(*index)
+                    });
+                for (_, export) in listed {
                     let name = export.name.as_bytes();
                     let len = (name.len() as u32).to_be_bytes();
                     let description = export.description.as_bytes();
@@ -306,7 +256,7 @@ impl Handshake {
                 reply(out, option, option_reply::ACK, &[])
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
-                self.contexts.on_option(option, self.terms.structured, body, exports, out)
+                self.contexts.on_option(option, self.terms.structured, body, offer, out)
             }
             _ => refuse(out, option, option_reply::ERR_UNSUP, "the option is not supported"),
         }
@@ -343,12 +293,12 @@ impl Handshake {
     }
 
     /// Answers EXPORT_NAME. The protocol has no error reply for it, so a failure ends the session.
-    fn on_export_name(&self, name: &[u8], exports: &[ExportInfo], out: &mut Vec<u8>) -> Outcome {
-        let index = match find(exports, name) {
+    fn on_export_name(&self, name: &[u8], offer: &dyn Offer, out: &mut Vec<u8>) -> Outcome {
+        let index = match find(offer, name) {
             Ok(index) => index,
             Err(message) => return Outcome::Failed(message),
         };
-        let export = &exports[index];
+        let export = &offer.exports()[index];
         out.extend(export.size.to_be_bytes());
         out.extend(export.flags_for(self.terms).0.to_be_bytes());
         if !self.no_zeroes {
@@ -357,22 +307,16 @@ impl Handshake {
         self.ready(index, export)
     }
 
-    fn on_info(
-        &self,
-        option: u32,
-        body: &[u8],
-        exports: &[ExportInfo],
-        out: &mut Vec<u8>,
-    ) -> Outcome {
+    fn on_info(&self, option: u32, body: &[u8], offer: &dyn Offer, out: &mut Vec<u8>) -> Outcome {
         let Some((name, wanted)) = parse_info(body) else {
             let message = "the option's lengths do not add up";
             return refuse(out, option, option_reply::ERR_INVALID, message);
         };
-        let index = match find(exports, name) {
+        let index = match find(offer, name) {
             Ok(index) => index,
             Err(message) => return refuse(out, option, option_reply::ERR_UNKNOWN, &message),
         };
-        let export = &exports[index];
+        let export = &offer.exports()[index];
         let mut tell = |kind: u16, parts: [&[u8]; 3]| {
             let [a, b, c] = parts;
             reply(out, option, option_reply::INFO, &[&kind.to_be_bytes(), a, b, c]);
@@ -410,22 +354,6 @@ fn parse_info(body: &[u8]) -> Option<(&[u8], &[u8])> {
     let (count, wanted) = rest.split_first_chunk::<2>()?;
     let fits = wanted.len() == 2 * usize::from(u16::from_be_bytes(*count));
     (fits && name.len() <= STRING_BYTES_MAX).then_some((name, wanted))
-}
-
-/// Finds an export by name. The empty name means the first export that can be opened, unless an export has that name.
-///
-/// # Errors
-/// The message for an unknown or unavailable export. The name is quoted and cut, because it reaches a log.
-pub(super) fn find(exports: &[ExportInfo], name: &[u8]) -> Result<usize, String> {
-    let shown = String::from_utf8_lossy(&name[..name.len().min(64)]);
-    let named = exports.iter().position(|export| export.name.as_bytes() == name);
-    let first = || exports.iter().position(|export| export.unavailable.is_none());
-    let index = named.or_else(|| name.is_empty().then(first).flatten());
-    let index = index.ok_or_else(|| format!("there is no export {shown:?}"))?;
-    match &exports[index].unavailable {
-        None => Ok(index),
-        Some(reason) => Err(format!("export {shown:?} is not available: {reason}")),
-    }
 }
 
 pub(super) fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, message: &str) -> Outcome {

@@ -1,6 +1,7 @@
 //! The handshake from a client's view: a transcript, every way to cut it, malformed input.
 
 use super::*;
+use crate::wire::TransmissionFlags;
 use headworks_core::prng::Prng;
 
 fn exports() -> Vec<ExportInfo> {
@@ -218,9 +219,9 @@ fn ended_handshake_consumes_no_bytes() {
     let mut out = Vec::new();
     let mut handshake = Handshake::new(&mut out);
     let bytes = client(3, &[option(2, &[])]);
-    assert_eq!(handshake.feed(&[], &bytes, &mut out).1, Outcome::Closed);
+    assert_eq!(handshake.feed(&Vec::<ExportInfo>::new(), &bytes, &mut out).1, Outcome::Closed);
     let before = out.len();
-    assert_eq!(handshake.feed(&[], &bytes, &mut out), (0, Outcome::NeedMore));
+    assert_eq!(handshake.feed(&Vec::<ExportInfo>::new(), &bytes, &mut out), (0, Outcome::NeedMore));
     assert_eq!(out.len(), before);
 }
 
@@ -229,7 +230,7 @@ fn server_without_exports_has_no_default() {
     let mut out = Vec::new();
     let mut handshake = Handshake::new(&mut out);
     let bytes = client(3, &[option(7, &info_data("", &[]))]);
-    assert_eq!(handshake.feed(&[], &bytes, &mut out).1, Outcome::Reply);
+    assert_eq!(handshake.feed(&Vec::<ExportInfo>::new(), &bytes, &mut out).1, Outcome::Reply);
     assert_eq!(kinds(&out[18..]), [option_reply::ERR_UNKNOWN]);
 }
 
@@ -354,4 +355,85 @@ fn required_tls_refuses_other_options() {
     assert_eq!(outcome, Outcome::Encrypt);
     let (_, outcome) = handshake.feed(&exports(), &option(1, b"first"), &mut out);
     assert_eq!(outcome, Outcome::Ready { export: 0, terms: Negotiated::default() });
+}
+
+/// Exports of which the client sees all but those whose names begin with `hidden`.
+struct Partial(Vec<ExportInfo>);
+
+impl Offer for Partial {
+    fn exports(&self) -> &[ExportInfo] {
+        &self.0
+    }
+
+    fn sees(&self, index: usize) -> bool {
+        !self.0[index].name.starts_with("hidden")
+    }
+}
+
+/// What a client is told that may not see `hidden` and sends `options`, and the outcome of the last.
+fn told_partly(options: &[Vec<u8>]) -> (Vec<u8>, Outcome) {
+    let hidden = ExportInfo { name: "hidden".into(), size: 77, ..ExportInfo::default() };
+    let reason = Some("its image is missing".to_owned());
+    let absent = ExportInfo { name: "hidden-gone".into(), unavailable: reason, ..hidden.clone() };
+    let offer = Partial([vec![hidden], exports(), vec![absent]].concat());
+    let (mut out, mut at) = (Vec::new(), 0);
+    let mut handshake = Handshake::new(&mut out);
+    out.clear();
+    let bytes = client(3, options);
+    loop {
+        let (consumed, outcome) = handshake.feed(&offer, &bytes[at..], &mut out);
+        at += consumed;
+        if outcome != Outcome::Reply || at == bytes.len() {
+            return (out, outcome);
+        }
+    }
+}
+
+/// The output with a name in the place of another one of its length.
+fn renamed(out: &[u8], from: &str, to: &str) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut out = out.to_vec();
+    while let Some(at) = out.windows(from.len()).position(|part| part == from.as_bytes()) {
+        out[at..at + to.len()].copy_from_slice(to.as_bytes());
+    }
+    out
+}
+
+#[test]
+fn every_option_answers_hidden_export_like_unknown_one() {
+    for (hidden, unknown) in [("hidden", "nobody"), ("hidden-gone", "nobody-gone")] {
+        let data = |name: &str| -> [Vec<Vec<u8>>; 5] {
+            let context = context_data(name, "base:allocation");
+            let structured = option(option::STRUCTURED_REPLY, &[]);
+            [
+                vec![option(option::INFO, &info_data(name, &[1, 2, 3]))],
+                vec![option(option::GO, &info_data(name, &[1, 2, 3]))],
+                vec![option(option::EXPORT_NAME, name.as_bytes())],
+                vec![structured.clone(), option(option::LIST_META_CONTEXT, &context)],
+                vec![structured, option(option::SET_META_CONTEXT, &context)],
+            ]
+        };
+        for (of_hidden, of_unknown) in data(hidden).iter().zip(&data(unknown)) {
+            let (out, outcome) = told_partly(of_hidden);
+            let (expected, expected_outcome) = told_partly(of_unknown);
+            assert_eq!(renamed(&out, hidden, unknown), expected);
+            assert!(kinds(&out).iter().all(|kind| *kind != option_reply::INFO));
+            match (outcome, expected_outcome) {
+                (Outcome::Failed(said), Outcome::Failed(expected)) => {
+                    assert_eq!(said.replace(hidden, unknown), expected);
+                }
+                (outcome, expected) => assert_eq!(outcome, expected),
+            }
+        }
+    }
+}
+
+#[test]
+fn list_and_default_leave_hidden_exports_out() {
+    let (out, _) = told_partly(&[option(option::LIST, &[])]);
+    let names: Vec<_> = answers(&out).into_iter().map(|(_, _, data)| data).collect();
+    assert_eq!(names.len(), 3, "two exports and an ACK");
+    assert!(!out.windows(6).any(|part| part == b"hidden"));
+    let (_, outcome) = told_partly(&[option(option::GO, &info_data("", &[]))]);
+    assert!(matches!(outcome, Outcome::Ready { export: 1, .. }), "{outcome:?}");
 }

@@ -20,6 +20,7 @@
 //! than [`OPTION_BYTES_MAX`](wire::OPTION_BYTES_MAX) of memory a connection.
 
 pub mod client;
+pub mod export;
 pub mod handshake;
 pub mod meta;
 pub mod reply;
@@ -28,7 +29,8 @@ pub mod tls;
 pub mod transmission;
 pub mod wire;
 
-pub use handshake::{BlockSizes, Encryption, ExportInfo, Handshake, Negotiated, Outcome};
+pub use export::{BlockSizes, ExportInfo, Negotiated, Offer};
+pub use handshake::{Encryption, Handshake, Outcome};
 pub use reply::Replies;
 pub use transmission::{Parsed, ProtocolError, Refusal, Request, RequestParser};
 pub use wire::{Command, CommandFlags, NbdError, TransmissionFlags};

@@ -8,7 +8,8 @@
 //!
 //! The context is set for one export; choosing another export leaves it unset.
 
-use super::handshake::{ExportInfo, Outcome, find, refuse, reply};
+use super::export::{ExportInfo, Offer, find};
+use super::handshake::{Outcome, refuse, reply};
 use super::wire::{STRING_BYTES_MAX, option, option_reply};
 
 /// Name of the only metadata context.
@@ -29,7 +30,7 @@ impl MetaContexts {
         option: u32,
         structured: bool,
         body: &[u8],
-        exports: &[ExportInfo],
+        offer: &dyn Offer,
         out: &mut Vec<u8>,
     ) -> Outcome {
         let sets = option == option::SET_META_CONTEXT;
@@ -44,7 +45,7 @@ impl MetaContexts {
         let Some((name, queries)) = parse(body) else {
             return refuse(out, option, invalid, "the option's lengths do not add up");
         };
-        let index = match find(exports, name) {
+        let index = match find(offer, name) {
             Ok(index) => index,
             Err(message) => return refuse(out, option, option_reply::ERR_UNKNOWN, &message),
         };
@@ -53,7 +54,7 @@ impl MetaContexts {
             let parts = [&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()];
             reply(out, option, option_reply::META_CONTEXT, &parts);
             if sets {
-                self.chosen = Some(exports[index].name.clone());
+                self.chosen = Some(offer.exports()[index].name.clone());
             }
         }
         reply(out, option, option_reply::ACK, &[])

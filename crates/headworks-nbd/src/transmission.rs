@@ -19,7 +19,7 @@ use std::fmt;
 
 use headworks_core::{BioFlags, Op};
 
-use super::handshake::Negotiated;
+use super::export::Negotiated;
 use super::wire::{
     Command, CommandFlags, NbdError, PAYLOAD_BYTES_MAX, REQUEST_BYTES, RequestHeader,
     TransmissionFlags,

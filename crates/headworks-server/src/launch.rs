@@ -12,11 +12,12 @@ use std::thread::JoinHandle;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, ShardConfig, ShardId, VolumeId};
 
+use super::access::AccessRules;
 use super::assemble::cache_shares;
 use super::assemble::export_info::ServedExport;
 use super::assemble::{Assembly, ImageWatcher, WatchedFile};
 use super::cache_part::{CachePart, set_parts};
-use super::listen::Listener;
+use super::listen::ClientListener;
 use super::messages::ControlMessage;
 use super::options::ServerOptions;
 use super::reactor::driver::ShardDriver;
@@ -31,7 +32,6 @@ use headworks::driver::{
     ring,
 };
 use headworks::{Device, display_size};
-use headworks_nbd::tls::TlsAcceptor;
 
 /// Ring entries beyond bios and their completions: tag messages of up to 64 devices.
 const RING_EXTRA: usize = 1024;
@@ -45,7 +45,7 @@ pub(super) struct ShardSeed {
     peers: Vec<Option<Peer>>,
     sleeper: Arc<Sleeper>,
     mail: Receiver<ControlMessage>,
-    listeners: Vec<Listener>,
+    listeners: Vec<Option<ClientListener>>,
     files: Vec<WatchedFile>,
     cpu: Option<usize>,
     /// What dead servers left of this shard's volumes.
@@ -66,7 +66,7 @@ pub(super) fn seeds(
     caches: Vec<(CacheOptions, DirtyOptions)>,
     options: &ServerOptions,
     mails: Vec<Receiver<ControlMessage>>,
-    listeners: Vec<Listener>,
+    listeners: Vec<ClientListener>,
 ) -> Vec<ShardSeed> {
     let shards = usize::from(options.shards);
     let sleepers: Vec<Arc<Sleeper>> = (0..shards).map(|_| Arc::default()).collect();
@@ -95,7 +95,7 @@ pub(super) fn seeds(
             restores: None,
         })
         .collect();
-    seeds[0].listeners = listeners;
+    seeds[0].listeners = listeners.into_iter().map(Some).collect();
     for (index, (_, device)) in assembly.devices.into_iter().enumerate() {
         let owner = usize::from(config.devices[index].owner.0);
         seeds.iter_mut().for_each(|seed| seed.devices.push(None));
@@ -143,7 +143,7 @@ pub(super) struct ThreadSetup {
     pub exports: Vec<ServedExport>,
     pub shared: Arc<ServerShared>,
     pub broken: Arc<Mutex<Option<String>>>,
-    pub acceptor: Option<Arc<TlsAcceptor>>,
+    pub access: Arc<AccessRules>,
     /// Clients are accepted from the start.
     pub listens: bool,
     pub watcher: ImageWatcher,
@@ -182,7 +182,7 @@ pub(super) fn launch(
             exports: setup.exports.clone(),
             shared: Arc::clone(&setup.shared),
             broken: Arc::clone(&setup.broken),
-            acceptor: setup.acceptor.clone(),
+            access: Arc::clone(&setup.access),
             listens: setup.listens,
             watcher: setup.watcher.clone(),
         };
@@ -316,7 +316,7 @@ fn prepare(
             .map(|tenant| (tenant.options.weight, tenant.options.limits))
             .collect(),
         limits,
-        acceptor: setup.acceptor.clone(),
+        access: Arc::clone(&setup.access),
         poll_ns: options.poll_ns,
         reserve: options.foreign_bios(),
         stop_ns: options.stop_ns,

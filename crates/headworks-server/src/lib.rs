@@ -28,6 +28,7 @@
 //! |---|---|
 //! | `spec`, `units`, `did_you_mean` | what users write: devices, sizes, times; suggestions for misspelled names |
 //! | `latency` | histograms of wait times |
+//! | `access` | which clients see which exports |
 //! | `nbd` | connections: receive, parse, reply, send |
 //! | `keeper`, `leftovers`, `marker` | what a server leaves for the next one: dirty data in shared memory, marks beside images |
 //! | `assemble`, [`config`] | exports from specifications and from the configuration file |
@@ -37,6 +38,7 @@
 //! | `launch`, `restoring`, `server` | start, stop and wait |
 //! | `handover` | replacement of the process while clients stay connected |
 
+mod access;
 mod assemble;
 mod cache_part;
 pub mod config;
@@ -51,12 +53,15 @@ mod launch;
 mod leftovers;
 mod limit_words;
 mod listen;
+mod listener_set;
 mod loaded;
 mod log_level;
 mod marker;
 mod messages;
 mod metrics;
+mod name_pattern;
 mod nbd;
+mod opened_listeners;
 mod options;
 mod reactor;
 mod recorder;
@@ -68,12 +73,13 @@ mod spec;
 mod tenant;
 mod units;
 
+pub use access::{AccessSpec, ListenerSpec, access_warnings};
 pub use assemble::TenantSpec;
 pub use assemble::{
     AbsentExport, AssembledExport, Assembly, ExportSource, ExportSpec, NamedDevice, WatchedFile,
     check_exports,
 };
-pub use control::{DISKSTATS_FIELDS, ReloadReport, RetuneReport, TenantReport};
+pub use control::{AccessReport, DISKSTATS_FIELDS, ReloadReport, RetuneReport, TenantReport};
 pub use did_you_mean::nearest_name;
 pub use handover::{
     Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal,
@@ -82,8 +88,8 @@ pub use handover::{
 pub use latency_target::latency_target_word;
 pub use leftovers::Leftovers;
 pub use limit_words::{LIMIT_KEYS, check_limit, parse_limits, slow_limit};
-pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
+pub use listen::{Address, FileOwner};
 pub use loaded::{ConfiguredTunables, LoadedConfiguration};
 pub use log_level::{LOG_LEVELS, LogLevel};
 pub use options::{CacheFile, MissingImage, PrepareShard, ServerOptions};

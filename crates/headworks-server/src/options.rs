@@ -10,6 +10,7 @@ use headworks_core::limits::Limits;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
+use super::access::{AccessSpec, LISTENERS_MAX};
 use super::assemble::TenantSpec;
 use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
@@ -67,8 +68,10 @@ pub struct CacheFile {
 /// Options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Addresses on which NBD clients connect.
+    /// Addresses on which NBD clients connect and are offered every export.
     pub listen: Vec<Address>,
+    /// Listeners that offer exports of their own, and the certificates that exports need.
+    pub access: AccessSpec,
     /// Path of the control socket, which only its owner may use.
     pub control: Option<PathBuf>,
     /// An inherited socket that replaces `control`.
@@ -149,6 +152,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
+            access: AccessSpec::default(),
             control: None,
             control_given: None,
             log_level: None,
@@ -198,6 +202,8 @@ impl ServerOptions {
             Err(ConfigError::new(name, format!("{value} is not within {low}..={high}")))
         };
         range("shards", self.shards.into(), 1, 64)?;
+        let listeners = self.listen.len() + self.access.listeners.len();
+        range("listen", listeners, 0, LISTENERS_MAX)?;
         range("connections", self.connections, 1, CONNECTIONS_MAX)?;
         range("requests", self.requests, 1, 4096)?;
         range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;

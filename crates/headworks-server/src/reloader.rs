@@ -1,4 +1,4 @@
-//! Reload of certificates and exports while the server runs.
+//! Reload of certificates, listeners and exports while the server runs.
 //!
 //! Removing an export writes it back and waits for its device, so a reload needs a thread of its own. A stop of the
 //! server ends it.
@@ -7,23 +7,24 @@ use std::sync::Arc;
 
 use headworks_core::ConfigError;
 
+use super::access::AccessSpec;
 use super::assemble::ExportSpec;
 use super::assemble::TenantSpec;
 use super::control::service::ControlService;
-use super::control::{ReloadReport, RetuneReport, TenantReport};
+use super::control::{AccessReport, ReloadReport, RetuneReport, TenantReport};
+use super::listener_set::ListenerSet;
 use super::loaded::ConfiguredTunables;
-use headworks_nbd::tls::TlsAcceptor;
 
-/// Reloads certificates and exports of a running server, from any thread.
+/// Reloads certificates, listeners and exports of a running server, from any thread.
 #[derive(Clone)]
 pub struct Reloader {
     service: Arc<ControlService>,
-    acceptor: Option<Arc<TlsAcceptor>>,
+    listeners: Arc<ListenerSet>,
 }
 
 impl Reloader {
-    pub(super) fn new(service: Arc<ControlService>, acceptor: Option<Arc<TlsAcceptor>>) -> Self {
-        Self { service, acceptor }
+    pub(super) fn new(service: Arc<ControlService>, listeners: Arc<ListenerSet>) -> Self {
+        Self { service, listeners }
     }
 
     /// Reads the certificates again, for new connections; false without TLS.
@@ -31,7 +32,28 @@ impl Reloader {
     /// # Errors
     /// A certificate is missing or invalid; the old ones stay in use.
     pub fn certificates(&self) -> Result<bool, String> {
-        self.acceptor.as_ref().map_or(Ok(false), |acceptor| acceptor.reload().map(|()| true))
+        self.listeners.reload_certificates()
+    }
+
+    /// Shows clients in their handshake, from now on, only what both the present configuration and `wanted` show them; call it
+    /// before tenants and exports change.
+    ///
+    /// # Errors
+    /// The server stops.
+    pub fn narrow_access(&self, wanted: &AccessSpec) -> Result<(), String> {
+        self.service.changes().narrow_access(wanted)
+    }
+
+    /// Adds and removes listeners, and puts what `wanted` says about access in force; call it when tenants and exports have
+    /// changed.
+    #[must_use]
+    pub fn access(&self, wanted: &AccessSpec) -> AccessReport {
+        self.service.changes().load_access(wanted)
+    }
+
+    /// Goes back to the access of before [`Reloader::narrow_access`].
+    pub fn keep_access(&self) {
+        self.service.changes().keep_access();
     }
 
     /// Sets the tunables that differ between the configuration that was loaded last and `wanted`, as `ctl set` would.

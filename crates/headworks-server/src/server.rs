@@ -12,6 +12,7 @@ use headworks_core::{
     CacheOptions, ConfigError, Control, ShardConfig, ShardId, VolumeId, VolumeOptions,
 };
 
+use crate::access::AccessRules;
 use crate::assemble::cache_shares;
 use crate::assemble::export_info::{served_exports, unavailable};
 use crate::assemble::image::VolumeOrigin;
@@ -22,22 +23,22 @@ use crate::cache_part::check_parts;
 use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::tree::ExportNode;
-use crate::handover::{Adoption, HandedListener, ListenerRole, Takeover};
+use crate::handover::{Adoption, HandedListener};
 use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
-use crate::listen::inherited::InheritedSocket;
 use crate::listen::{Address, Listener, check_unix};
+use crate::listener_set::{Acceptors, ListenerSet, named, rule_listener};
 use crate::messages::ControlMessage;
 use crate::messages::command::ShardCommand;
 use crate::messages::hand_over::PausedServer;
-use crate::metrics::{self, Metrics};
+use crate::metrics::Metrics;
+use crate::opened_listeners::OpenedListeners;
 use crate::options::CacheFile;
 use crate::restoring::StartRestores;
 use crate::shared::ServerShared;
 use crate::{Reloader, ServerOptions};
 use headworks::cache_memory::{CacheMemory, ShardGeometry};
 use headworks::display_size;
-use headworks_nbd::tls::TlsAcceptor;
 
 /// A running server. Stop it with [`Server::stop`], then wait with [`Server::join`].
 pub struct Server {
@@ -45,15 +46,12 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
     engine: String,
     cache: Option<String>,
-    ports: Vec<Option<u16>>,
+    listeners: Arc<ListenerSet>,
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
     service: Arc<ControlService>,
     notes: Vec<String>,
     metrics: Option<Metrics>,
-    acceptor: Option<Arc<TlsAcceptor>>,
-    /// Second descriptors of the listening sockets, for a process that replaces this one; none after a stop.
-    handed: Mutex<Vec<HandedListener>>,
     /// What ctl had changed when the standing part was handed over.
     handed_changes: Mutex<Option<String>>,
     /// The pause of all shards, while another process takes over.
@@ -95,7 +93,7 @@ impl ShardBarrier {
 
 /// What a start derives from its options before it opens a socket or starts a thread.
 struct Prepared {
-    acceptor: Option<Arc<TlsAcceptor>>,
+    acceptors: Acceptors,
     config: ShardConfig,
     caches: Vec<(CacheOptions, DirtyOptions)>,
 }
@@ -107,11 +105,15 @@ impl Prepared {
         let tenants = options.tenants.iter();
         let parts = tenants.map(|tenant| (tenant.name.as_str(), tenant.options.part));
         check_parts(parts, options.cache)?;
-        let acceptor = TlsAcceptor::new(&options.tls)?.map(Arc::new);
+        let mut acceptors = Acceptors::default();
+        acceptors.get(&options.tls)?;
+        for spec in &options.access.listeners {
+            acceptors.get(&spec.tls).map_err(|error| named(Some(spec), error))?;
+        }
         let config = topology(assembly, options);
         config.validate()?;
         let caches = cache_shares::divide(&config, &options.cache_spec())?;
-        Ok(Self { acceptor, config, caches })
+        Ok(Self { acceptors, config, caches })
     }
 }
 
@@ -124,6 +126,9 @@ impl Server {
     pub fn check(assembly: &Assembly, options: &ServerOptions) -> Result<(), ConfigError> {
         Prepared::new(assembly, options)?;
         options.listen.iter().try_for_each(Address::check)?;
+        for spec in &options.access.listeners {
+            spec.address.check().map_err(|error| named(Some(spec), error))?;
+        }
         options.control.iter().try_for_each(|path| check_unix("control", path))
     }
 
@@ -151,9 +156,12 @@ impl Server {
         ended: impl Fn() + Send + Sync + 'static,
         opened: impl FnOnce() -> Result<(), ConfigError>,
     ) -> Result<Self, ConfigError> {
-        let Prepared { acceptor, config, mut caches } = Prepared::new(&assembly, options)?;
-        let Listeners { clients: listeners, control, metrics, handed } = Listeners::open(options)?;
-        let ports = listeners.iter().map(Listener::port).collect();
+        let Prepared { mut acceptors, config, mut caches } = Prepared::new(&assembly, options)?;
+        let OpenedListeners { clients, control, metrics, set } =
+            OpenedListeners::open(options, &mut acceptors)?;
+        let access = Arc::new(start_rules(&set, &assembly));
+        set.set_rules(Arc::clone(&access));
+        let listeners = Arc::new(set);
         let homes: Vec<ShardId> = config.volumes.iter().map(|volume| volume.home).collect();
         let adoption = options.takeover.as_ref();
         let adoption = adoption.map(|from| Adoption::begin(from, &assembly, &homes)).transpose()?;
@@ -203,8 +211,9 @@ impl Server {
             let order = Box::new(ShardCommand::SetAbsent { exports });
             shared.send(ShardId(shard), ControlMessage::Command(order, channel().0));
         }
-        let service = Arc::new(ControlService::for_server(&assembly, &config, options, &shared));
-        let mut seeds = seeds(assembly, &config, caches, options, mails, listeners);
+        let service = ControlService::for_server(&assembly, &config, options, &shared);
+        let service = Arc::new(service.with_listeners(Arc::clone(&listeners)));
+        let mut seeds = seeds(assembly, &config, caches, options, mails, clients);
         for (shard, blocks) in std::mem::take(&mut restores.shards) {
             seeds[usize::from(shard)].set_restores(blocks);
         }
@@ -214,7 +223,7 @@ impl Server {
             exports,
             shared: Arc::clone(&shared),
             broken: Arc::clone(&broken),
-            acceptor: acceptor.clone(),
+            access,
             listens: restores.is_empty() && adoption.is_none(),
             watcher: ImageWatcher::start()?,
         };
@@ -235,6 +244,9 @@ impl Server {
                 notes.extend(open_volumes(keeper));
                 options.leftovers.drop_locks();
             })?;
+            if let Some(takeover) = &options.takeover {
+                takeover.standing().close_listeners();
+            }
         }
         let restoring = (!restores.is_empty()).then(|| restores.watch(Arc::clone(&shared)));
         let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
@@ -243,14 +255,12 @@ impl Server {
             threads,
             engine,
             cache,
-            ports,
+            listeners,
             broken,
             control: None,
             service,
             notes,
             metrics: None,
-            acceptor,
-            handed: Mutex::new(handed),
             handed_changes: Mutex::default(),
             paused: Mutex::default(),
         };
@@ -290,7 +300,7 @@ impl Server {
 
     /// Second descriptors of the listening sockets.
     pub(crate) fn handed(&self) -> MutexGuard<'_, Vec<HandedListener>> {
-        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listeners.handed()
     }
 
     /// What ctl had changed when the standing part was handed over; none before.
@@ -345,8 +355,16 @@ impl Server {
 
     /// TCP port of each address in `listen`; none for unix sockets.
     #[must_use]
-    pub fn ports(&self) -> &[Option<u16>] {
-        &self.ports
+    pub fn ports(&self) -> Vec<Option<u16>> {
+        let own = self.listeners.entries().into_iter().filter(|entry| entry.spec.is_none());
+        own.map(|entry| entry.port).collect()
+    }
+
+    /// TCP port of each listener of `access`; none for unix sockets.
+    #[must_use]
+    pub fn ports_of_sections(&self) -> Vec<Option<u16>> {
+        let sections = self.listeners.entries().into_iter().filter(|entry| entry.spec.is_some());
+        sections.map(|entry| entry.port).collect()
     }
 
     /// Starts the shutdown and returns at once: no new requests, completion of those in flight, flushes.
@@ -383,7 +401,7 @@ impl Server {
     /// Returns a handle that reloads certificates and exports.
     #[must_use]
     pub fn reloader(&self) -> Reloader {
-        Reloader::new(Arc::clone(&self.service), self.acceptor.clone())
+        Reloader::new(Arc::clone(&self.service), Arc::clone(&self.listeners))
     }
 
     /// Sends a control input to every shard.
@@ -460,82 +478,13 @@ impl Server {
     }
 }
 
-/// The listening sockets of a server: those of a server that hands over, or new ones.
-struct Listeners {
-    clients: Vec<Listener>,
-    control: Option<Listener>,
-    metrics: Option<TcpListener>,
-    /// Second descriptors of all of them, for a later hand-over.
-    handed: Vec<HandedListener>,
-}
-
-impl Listeners {
-    fn open(options: &ServerOptions) -> Result<Self, ConfigError> {
-        let standing = options.takeover.as_ref().map(Takeover::standing);
-        let old = |role, address: Option<String>| standing?.take_listener(role, &address?);
-        let left = standing.map(|standing| Arc::clone(&standing.left)).unwrap_or_default();
-        let mut handed = Vec::new();
-        let mut keep = |listener: &Listener, role, address: Option<String>| {
-            // Inherited sockets are the program's.
-            let Some(address) = address else { return Ok(()) };
-            let copy = listener.hand_over(role, address);
-            copy.map(|copy| handed.push(copy)).map_err(|error| {
-                ConfigError::new("listen", format!("cannot duplicate a socket: {error}"))
-            })
-        };
-        let mut clients = Vec::new();
-        for address in &options.listen {
-            let listener = match old(ListenerRole::Clients, address.key()) {
-                Some(old) => Listener::take_over(old, &left)?,
-                None => Listener::bind(address)?,
-            };
-            keep(&listener, ListenerRole::Clients, address.key())?;
-            clients.push(listener);
-        }
-        let path = options.control.as_ref().map(|path| path.to_string_lossy().into_owned());
-        let control = match (&options.control_given, &options.control) {
-            (Some(given), _) => Some((Listener::adopt("control", given)?, None)),
-            (None, Some(own)) => Some(match old(ListenerRole::Control, path.clone()) {
-                Some(old) => (Listener::take_over(old, &left)?, path),
-                None => (Listener::bind_unix("control", own, 0o600)?, path),
-            }),
-            (None, None) => None,
-        };
-        let control = control
-            .map(|(listener, address)| {
-                keep(&listener, ListenerRole::Control, address).map(|()| listener)
-            })
-            .transpose()?;
-        let address = options.metrics.map(|address| address.to_string());
-        let metrics = match (&options.metrics_given, options.metrics) {
-            (Some(given), _) => Some((metrics::adopt(given)?, None)),
-            (None, Some(own)) => Some(match old(ListenerRole::Metrics, address.clone()) {
-                Some(old) => {
-                    let given = InheritedSocket::new(old.socket);
-                    let given = given.map_err(|error| ConfigError::new("metrics", error))?;
-                    (metrics::adopt(&given)?, address)
-                }
-                None => (metrics::bind(own)?, address),
-            }),
-            (None, None) => None,
-        };
-        let metrics = metrics
-            .map(|(listener, address)| {
-                let copy = listener.try_clone().map_err(|error| {
-                    ConfigError::new("metrics", format!("cannot duplicate a socket: {error}"))
-                })?;
-                let (role, file, socket) = (ListenerRole::Metrics, None, copy.into());
-                handed.extend(address.map(|address| HandedListener {
-                    role,
-                    address,
-                    file,
-                    socket,
-                }));
-                Ok(listener)
-            })
-            .transpose()?;
-        Ok(Self { clients, control, metrics, handed })
-    }
+/// The rules of access that a server starts with.
+fn start_rules(listeners: &ListenerSet, assembly: &Assembly) -> AccessRules {
+    let entries = listeners.entries();
+    let rules: Vec<_> = entries.iter().map(rule_listener).collect();
+    let served = assembly.exports.iter().map(|export| export.name.as_str());
+    let absent = assembly.absent.iter().map(|absent| absent.spec.name.as_str());
+    AccessRules::new(&rules, &listeners.access(), served.chain(absent))
 }
 
 /// The memory of all shards in the file that the options give, or a note why it is anonymous.

@@ -46,10 +46,12 @@ impl Drop for PrivateDirectory {
     }
 }
 
+/// The addresses at which every export is offered. Without any that is given there is a private one, unless the server `has_others`.
 pub(super) fn addresses(
     options: &ServeArgs,
     sockets: &InheritedSockets,
     mut private: Option<PrivateDirectory>,
+    has_others: bool,
 ) -> Result<(Vec<Address>, Option<PrivateDirectory>), ConfigError> {
     let mut listen: Vec<Address> =
         sockets.listen.iter().cloned().map(Address::InheritedSocket).collect();
@@ -58,7 +60,7 @@ pub(super) fn addresses(
     }
     let path = match &options.unix {
         Some(path) if path.as_os_str() != "-" => Some(path.clone()),
-        None if !listen.is_empty() => None,
+        None if !listen.is_empty() || has_others => None,
         _ => {
             let directory = private.take().map_or_else(private_directory, Ok)?;
             let path = directory.path.join("headworks.sock");
@@ -74,6 +76,14 @@ pub(super) fn addresses(
         }
     }
     Ok((listen, private))
+}
+
+/// The addresses that options name at which every export is offered.
+pub(super) fn named_addresses(options: &ServeArgs) -> Vec<Address> {
+    let path = options.unix.iter().filter(|path| path.as_os_str() != "-").map(absolute);
+    let unix = path.map(|path| Address::Unix { path, mode: 0o600 });
+    let tcp = options.port.map(|port| Address::Tcp(SocketAddr::new(options.ip_addr, port)));
+    unix.chain(tcp).collect()
 }
 
 /// Path of the first unix socket and address of the first TCP socket.

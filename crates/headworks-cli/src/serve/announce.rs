@@ -83,11 +83,14 @@ fn announcement(running: &Running) -> String {
     let kept = running.server.keeps_cache();
     let loss = durability::loss(&durabilities, running.dirty_limit, kept);
     text += &format!("kill -9 loses: {loss}\n");
-    for export in &running.exports {
+    for export in running.exports.iter().filter(|_| running.has_default) {
         text += &format!("uri: {}\n", export.uri);
     }
-    if let Some(first) = running.exports.first() {
-        text += &format!("try: nbdinfo '{}'\n", first.uri);
+    for listener in &running.listeners {
+        text += &listener.lines();
+    }
+    if let Some(uri) = running.first_uri() {
+        text += &format!("try: nbdinfo '{uri}'\n");
     }
     if let (Some(_), Some(port)) = (&running.unix, running.port) {
         text += &format!("tcp: port {port}, same exports\n");
@@ -107,6 +110,11 @@ fn durabilities(exports: &[AnnouncedExport]) -> Vec<ExportDurability<'_>> {
 
 fn shown_name(name: &str) -> &str {
     if name.is_empty() { "(default)" } else { name }
+}
+
+/// Name of an export as lists of listeners have it.
+pub(super) fn shown_export(name: &str) -> &str {
+    if name.is_empty() { "default" } else { name }
 }
 
 impl AnnouncedExport {
@@ -150,9 +158,25 @@ fn announcement_json(running: &Running) -> String {
             })
         })
         .collect();
+    let listeners: Vec<serde_json::Value> = running
+        .listeners
+        .iter()
+        .map(|listener| {
+            let exports = listener.exports.iter();
+            let exports =
+                exports.map(|(name, uri)| serde_json::json!({ "name": name, "uri": uri }));
+            serde_json::json!({
+                "name": listener.name,
+                "address": listener.address,
+                "offers_all": listener.offers_all,
+                "exports": exports.collect::<Vec<_>>(),
+            })
+        })
+        .collect();
     let durabilities = durabilities(&running.exports);
     let object = serde_json::json!({
         "exports": exports,
+        "listeners": listeners,
         "engine": running.server.engine(),
         "cache": running.server.cache(),
         "cache_bytes": running.cache_bytes,

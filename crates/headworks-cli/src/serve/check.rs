@@ -12,15 +12,19 @@ use std::process::ExitCode;
 
 use headworks::display_size;
 use headworks_core::{ConfigError, Tunable};
+use headworks_nbd::tls::TlsMode;
 use headworks_server::config::{ConfigFile, ExportSection, Problem, Problems, Tuned};
 use headworks_server::{
-    Address, Assembly, BaseDevice, ExportSpec, Server, ServerOptions, slow_limit,
+    AccessSpec, Assembly, BaseDevice, ExportSpec, ListenerSpec, Server, ServerOptions, slow_limit,
 };
 use serde_json::{Value, json};
 
-use super::address::absolute;
+use super::address::named_addresses;
+use super::announce::shown_export;
 use super::plan::blame;
-use super::{EffectiveOptions, OptionError, OptionSources, images, memory, plan, report_error};
+use super::{
+    EffectiveOptions, OptionError, OptionSources, images, listen, memory, plan, report_error,
+};
 use crate::complain;
 
 /// Checks a configuration file: prints what would be served, or every error with its position
@@ -52,11 +56,14 @@ pub fn run(options: &CheckArgs) -> ExitCode {
         let problem = blame(&effective.config, &error);
         return report_error_as(options, &OptionError::Invalid(Problems(vec![problem])));
     }
-    let limits = limit_warnings(&specs, &server);
+    let mut warnings = limit_warnings(&specs, &server);
+    let listen = named_addresses(&effective.options);
+    warnings.extend(listen::warnings(&specs, &ServerOptions { listen, ..server.clone() }));
+    let access = server.access.clone();
     let memory = memory::check(&effective.config, &server);
     let (mut assembly, mut errors) = start_errors(&effective, &specs, server);
     match memory {
-        Ok(warning) => assembly.notes.extend(warning.into_iter().chain(limits)),
+        Ok(warning) => assembly.notes.extend(warning.into_iter().chain(warnings)),
         Err(error) => errors.push(blame(&effective.config, &error).to_string()),
     }
     if !errors.is_empty() {
@@ -64,7 +71,7 @@ pub fn run(options: &CheckArgs) -> ExitCode {
         print_problems(options, &errors);
         return ExitCode::FAILURE;
     }
-    let summary = summary(&effective, &specs, &assembly);
+    let summary = summary(&effective, &specs, &assembly, &access);
     let text = match options.json {
         true => format!("{summary}\n"),
         false => show(&options.file, &summary),
@@ -117,7 +124,15 @@ fn path_errors(effective: &EffectiveOptions) -> Vec<String> {
         let what = format!("{}: no such directory: {}", setting.name, folder.display());
         Some(Problem::new(&setting.origin, what).to_string())
     });
-    wrong.collect()
+    let listeners = effective.config.listeners.iter();
+    let listeners = listeners.filter(|section| section.is_enabled() != Ok(false));
+    let sockets = listeners.filter_map(|section| {
+        let unix = section.settings.iter().find(|setting| setting.name == "unix")?;
+        let folder = missing_folder(Path::new(unix.word()))?;
+        let what = format!("listener {}: no such directory: {}", section.name, folder.display());
+        Some(Problem::new(&unix.origin, what).to_string())
+    });
+    wrong.chain(sockets).collect()
 }
 
 fn missing_folder(path: &Path) -> Option<PathBuf> {
@@ -144,9 +159,7 @@ fn start_errors(
     let mut errors = path_errors(effective);
     errors.extend(refused.into_iter().map(|error| problem(error).to_string()));
     if errors.is_empty() {
-        let path = options.unix.iter().filter(|path| path.as_os_str() != "-").map(absolute);
-        let mode = 0o600;
-        server.listen = path.map(|path| Address::Unix { path, mode }).collect();
+        server.listen = named_addresses(options);
         let refused = Server::check(&assembly, &server).err();
         errors.extend(refused.map(|error| blame(config, &error).to_string()));
     }
@@ -169,7 +182,12 @@ fn shown_name(name: &str) -> &str {
     if name.is_empty() { "(default)" } else { name }
 }
 
-fn summary(effective: &EffectiveOptions, specs: &[ExportSpec], assembly: &Assembly) -> Value {
+fn summary(
+    effective: &EffectiveOptions,
+    specs: &[ExportSpec],
+    assembly: &Assembly,
+    access: &AccessSpec,
+) -> Value {
     let EffectiveOptions { options, config, notes } = effective;
     let exports: Vec<Value> = specs.iter().map(|spec| export(spec, assembly)).collect();
     let notes: Vec<&String> = notes.iter().chain(&assembly.notes).collect();
@@ -178,17 +196,37 @@ fn summary(effective: &EffectiveOptions, specs: &[ExportSpec], assembly: &Assemb
         let users: Vec<&str> = users.map(|spec| spec.name.as_str()).collect();
         json!({ "name": device.name, "exports": users, "queue": queue(config, Some(&device.name)) })
     }).collect();
-    let private = options.port.is_none().then(|| PathBuf::from("-"));
+    let has_own = options.port.is_some() || !access.listeners.is_empty();
+    let private = (!has_own).then(|| PathBuf::from("-"));
+    let listeners: Vec<Value> = access.listeners.iter().map(|spec| listener(spec, specs)).collect();
     json!({
         "unix": options.unix.clone().or(private),
         "port": options.port,
         "ip_addr": options.port.map(|_| options.ip_addr.to_string()),
         "control": options.control,
+        "listeners": listeners,
         "cache_bytes": options.cache,
         "exports": exports,
         "devices": devices,
         "queue": queue(config, None),
         "notes": notes,
+    })
+}
+
+fn listener(spec: &ListenerSpec, specs: &[ExportSpec]) -> Value {
+    let offered = specs.iter().filter(|one| spec.offers(&one.name, one.share.tenant));
+    let exports: Vec<&str> = offered.map(|one| shown_export(&one.name)).collect();
+    json!({
+        "name": spec.name,
+        "address": spec.address.key(),
+        "offers_all": spec.offers_all(),
+        "exports": exports,
+        "tls": match spec.tls.mode {
+            TlsMode::Off => "off",
+            TlsMode::On => "on",
+            TlsMode::Require => "require",
+        },
+        "verifies_clients": spec.verifies(),
     })
 }
 
@@ -249,7 +287,26 @@ fn show(file: &Path, summary: &Value) -> String {
     if let Some(port) = summary["port"].as_u64() {
         listen.push(format!("port {port} of {}", word(&summary["ip_addr"])));
     }
-    text += &format!("listen: {}\n", listen.join(" and "));
+    if !listen.is_empty() {
+        text += &format!("listen: {}\n", listen.join(" and "));
+    }
+    for one in summary["listeners"].as_array().into_iter().flatten() {
+        let exports = one["exports"].as_array().into_iter().flatten().map(word);
+        let exports = exports.collect::<Vec<_>>().join(", ");
+        let offers = match (one["offers_all"] == true, exports.as_str()) {
+            (true, _) => "every export",
+            (false, "") => "no export",
+            (false, some) => some,
+        };
+        let (name, address) = (word(&one["name"]), word(&one["address"]));
+        let at = if name == address { String::new() } else { format!(" at {address}") };
+        let tls = match (one["tls"].as_str(), one["verifies_clients"] == true) {
+            (Some("off") | None, _) => "",
+            (_, false) => ", with TLS",
+            (_, true) => ", with TLS and client certificates",
+        };
+        text += &format!("listener: {name}{at}: {offers}{tls}\n");
+    }
     if let Some(path) = summary["control"].as_str() {
         text += &format!("control: {path}\n");
     }

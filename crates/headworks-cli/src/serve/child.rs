@@ -8,7 +8,7 @@ use super::Running;
 use crate::signals::Signals;
 
 pub(super) fn spawn(command: &str, running: &Running) -> io::Result<Child> {
-    let first = running.exports.first().map_or("", |export| export.uri.as_str());
+    let first = running.first_uri().unwrap_or_default();
     let mut shell = Command::new("/bin/sh");
     shell.arg("-c").arg(command).env("uri", first).env("nbd", first);
     // These variables are addressed to this process.

@@ -19,7 +19,7 @@ use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command, FromArgMatches};
 use headworks_core::ConfigError;
 use headworks_server::config::{
-    ConfigFile, ExportSection, Origin, Problem, Problems, Setting, TenantSection,
+    ConfigFile, ExportSection, ListenSection, Origin, Problem, Problems, Setting, TenantSection,
 };
 use headworks_server::parse_switch;
 
@@ -113,9 +113,11 @@ pub fn resolve(
     let (queue, vm) = options.queue.settings(&Origin::CommandLine).map_err(usage)?;
     let exports = exports(&options.exports, file.exports.is_empty())?;
     let tenants = tenants(&options.tenant)?;
-    let config = file
-        .merged(ConfigFile { queue: said.queue, vm: said.vm, ..ConfigFile::default() })
-        .merged(ConfigFile { server, queue, vm, tenants, exports, ..ConfigFile::default() });
+    let listeners = listeners(&options.listen)?;
+    let config =
+        file.merged(ConfigFile { queue: said.queue, vm: said.vm, ..ConfigFile::default() }).merged(
+            ConfigFile { server, queue, vm, tenants, listeners, exports, ..ConfigFile::default() },
+        );
     notes.extend(config.notes());
     Ok(EffectiveOptions { options, config, notes })
 }
@@ -151,6 +153,19 @@ fn tenants(texts: &[String]) -> Result<Vec<TenantSection>, OptionError> {
         tenants.push(tenant);
     }
     Ok(tenants)
+}
+
+/// Parses the listeners of the command line.
+fn listeners(texts: &[String]) -> Result<Vec<ListenSection>, OptionError> {
+    let mut listeners: Vec<ListenSection> = Vec::new();
+    for text in texts {
+        let listener = ListenSection::from_words(text, &Origin::CommandLine).map_err(usage)?;
+        if listeners.iter().any(|other| other.name == listener.name) {
+            return Err(usage(format!("listen: two listeners are named `{}`", listener.name)));
+        }
+        listeners.push(listener);
+    }
+    Ok(listeners)
 }
 
 /// Parses the exports of the command line. A single one without a name is the unnamed export.

@@ -185,6 +185,21 @@ fn errors_name_their_position() {
     assert_eq!(note.notes, ["HEADWORKS_CAHCE is not an option; did you mean HEADWORKS_CACHE?"]);
 }
 
+#[test]
+fn listener_at_the_servers_own_address_is_refused() {
+    for (words, is_twin) in [
+        ("-U /run/a.sock --listen unix=/run/a.sock mem:size=1M", true),
+        ("-p 7 --listen address=127.0.0.1:7 mem:size=1M", true),
+        ("-U /run/a.sock -p 7 --listen unix=/run/b.sock mem:size=1M", false),
+    ] {
+        let planned = plan(&resolved(words, &[]).unwrap());
+        let said = planned.err().map(|problems| problems.to_string()).unwrap_or_default();
+        assert_eq!(said.contains("offers every export there"), is_twin, "{words}: {said}");
+    }
+    let twice = "--listen unix=/a,name=x --listen unix=/b,name=x mem:size=1M";
+    assert!(resolved(twice, &[]).unwrap_err().to_string().contains("two listeners are named `x`"));
+}
+
 /// A dump without its origin comments.
 fn bare(dump: &str) -> String {
     let line =
@@ -203,6 +218,7 @@ fn dump_serves_the_same_exports_as_its_source() {
         "--handshake-timeout 5ms --stall-timeout 1 --stop-timeout 0 --scheduler mq-deadline --nr-requests 5 \
          --queue-depth 6 --max-sectors-kb 64 --max-segments 7 --nomerges 1 --io-timeout 5 \
          --set iosched/fifo_batch=3 --set vm/dirty_bytes=64M --set vm/dirty_background_ratio=0 mem:size=1M",
+        "--listen unix=/run/a.sock,mode=0660,exports=a-*+m,tenant=acme --listen address=[::1]:7 m=mem:size=1M",
         "error:rate=1%,weight=5,ioprio=idle,cache=unsafe,on-error=retry,of=delay:read=5ms,of=mem:size=1M",
     ] {
         let effective = resolved(words, &[]).unwrap();

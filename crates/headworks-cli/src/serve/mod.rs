@@ -5,7 +5,7 @@
 //! third one, a second one 2 s later, or the end of `--stop-timeout`, exits at once and reports what was not written.
 //!
 //! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment), `plan` their
-//! meaning, `images` what is opened, `memory` the limits, `check` the dry run, `address` listeners, `announce` the start message,
+//! meaning, `images` what is opened, `memory` the limits, `check` the dry run, `address` and `listen` listeners, `announce` the start message,
 //! `child` the command of `--run`, `reload` SIGHUP, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls`
 //! certificates, `systemd` the service manager, `user` dropping privileges, `sandbox` the seccomp filter, `upgrade` the
 //! replacement of the process while clients stay connected.
@@ -17,6 +17,7 @@ pub mod check;
 mod child;
 mod images;
 mod layers;
+mod listen;
 mod memory;
 mod options;
 mod pid_file;
@@ -50,6 +51,7 @@ use address::{PrivateDirectory, addresses, socket_addresses, uri};
 use announce::{AnnouncedExport, announce, announced};
 use cache_file::{CacheStore, StoredMemory};
 use child::{child_code, spawn};
+use listen::AnnouncedListener;
 use options::Sandbox;
 use pid_file::PidFile;
 use plan::blame;
@@ -201,6 +203,10 @@ fn user(options: &ServeArgs) -> Result<Option<User>, ConfigError> {
 struct Running {
     server: Server,
     exports: Vec<AnnouncedExport>,
+    /// Listeners with exports of their own.
+    listeners: Vec<AnnouncedListener>,
+    /// There is a listener that offers every export with the server's options.
+    has_default: bool,
     notes: Vec<String>,
     /// Upper limit of dirty bytes.
     dirty_limit: u64,
@@ -223,6 +229,11 @@ impl Running {
     /// Where dirty data outlive the server; none if they do not.
     fn kept_in(&self) -> Option<&str> {
         self.store.shown().filter(|_| self.server.keeps_cache())
+    }
+
+    /// URI of the first export that clients can reach.
+    fn first_uri(&self) -> Option<&str> {
+        self.exports.iter().map(|export| export.uri.as_str()).find(|uri| !uri.is_empty())
     }
 
     /// What a process that replaces this one gets beside the server's state.
@@ -279,7 +290,8 @@ fn start(
     }
     server_options.leftovers = store.leftovers.clone();
     let of_predecessor = state.private.take().map(PrivateDirectory::of_predecessor);
-    let (listen, mut private) = addresses(options, &sockets, of_predecessor)?;
+    let has_sections = !server_options.access.listeners.is_empty();
+    let (listen, mut private) = addresses(options, &sockets, of_predecessor, has_sections)?;
     let (unix, tcp) = socket_addresses(&listen);
     server_options.listen = listen;
     if let Some(given) = &sockets.control {
@@ -300,6 +312,10 @@ fn start(
     notes.extend(tight);
     notes.append(&mut assembly.notes);
     notes.extend(tls::note(&server_options.tls));
+    for warning in listen::warnings(&specs, &server_options) {
+        tracing::warn!("{warning}");
+        notes.push(warning);
+    }
     let ended = signals.ended()?;
     let mut own = own_files(&server_options, private.as_ref());
     // Another process named it: only the one that made it gives it to the user.
@@ -332,9 +348,16 @@ fn start(
     let pid_file_path = options.pid_file.as_deref();
     notes.extend(user.iter().flat_map(|user| user.removal_warnings(&own, pid_file_path)));
     let port = server.ports().iter().copied().flatten().next();
+    let listeners = listen::announced(&server_options.access, &specs, &server);
+    let has_default = !server_options.listen.is_empty();
     for export in &mut exports {
         let uri = uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.ip_addr), port);
         export.uri = tls::encrypted(uri, &server_options.tls);
+        if !has_default {
+            let mut offered = listeners.iter().flat_map(|listener| &listener.exports);
+            let first = offered.find(|(name, _)| *name == export.name);
+            export.uri = first.map(|(_, uri)| uri.clone()).unwrap_or_default();
+        }
     }
     let ServerOptions { cache: cache_bytes, control, .. } = server_options;
     let dirty_limit = durability::dirty_limit(cache_bytes, &server_options.dirty);
@@ -342,6 +365,8 @@ fn start(
     Ok(Running {
         server,
         exports,
+        listeners,
+        has_default,
         notes,
         dirty_limit,
         cache_bytes,
@@ -375,6 +400,9 @@ fn own_files(options: &ServerOptions, private: Option<&PrivateDirectory>) -> Vec
         Address::Unix { path, .. } => Some(path.clone()),
         Address::Tcp(_) | Address::InheritedSocket(_) => None,
     });
+    // A socket with an owner of its own stays that owner's.
+    let sections = options.access.listeners.iter().filter(|spec| spec.owner.is_none());
+    let unix = unix.chain(sections.filter_map(listen::path_of));
     let control = options.control.iter().filter(|_| options.control_given.is_none()).cloned();
     let private = private.filter(|private| private.is_own());
     unix.chain(control).chain(private.map(|private| private.path().to_owned())).collect()

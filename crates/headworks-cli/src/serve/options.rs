@@ -21,6 +21,7 @@ Examples:
   headworks serve --cache 4G --set vm/dirty_bytes=256M disk.img   a larger page cache, at most 256 MiB of it dirty
   headworks serve a=file:path=a.img,cache=writethrough b=file:path=b.img,cache=none
   headworks serve disk.img -p 10809 --tls require --tls-certificates /etc/headworks/pki   encrypted clients only
+  headworks serve --tenant acme --listen unix=/run/acme.sock,mode=660,tenant=acme db=file:path=db.img,tenant=acme
   headworks serve --cache 0 disk.img                no page cache: every request goes to the device
   headworks serve --config /etc/headworks/main.toml        options, queues and exports from a file
   HEADWORKS_CACHE=1G headworks serve disk.img       every option has an environment variable
@@ -65,6 +66,10 @@ pub struct ServeArgs {
     /// TCP address to listen on, with --port
     #[arg(short = 'i', long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub(super) ip_addr: IpAddr,
+    /// A further socket with exports of its own: unix=PATH or address=IP:PORT, then mode, owner, tenant, exports=a-*+b, name, tls,
+    /// tls-certificates, tls-verify-peer
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub(super) listen: Vec<String>,
     /// Control socket for `headworks ctl`; mode 600
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,

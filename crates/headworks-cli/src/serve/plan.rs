@@ -2,14 +2,16 @@
 
 use headworks_core::limits::Limits;
 use headworks_core::{ConfigError, WriteMode};
+use headworks_nbd::tls::TlsOptions;
 use headworks_server::config::{ConfigFile, Origin, Problem, Problems, dirty_options};
 use headworks_server::{
-    ExportSpec, Leftovers, MissingImage, PrepareShard, ServerOptions, parse_limits,
+    AccessSpec, ExportSpec, Leftovers, MissingImage, PrepareShard, ServerOptions, parse_limits,
 };
 
 use super::ServeArgs;
-use super::address::absolute;
+use super::address::{absolute, named_addresses};
 use super::layers::EffectiveOptions;
+use super::listen::{plan_access, uses_tls};
 use super::tls::tls_options;
 
 /// Derives exports and server options; checks all that can be checked without opening anything.
@@ -19,11 +21,29 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
     let one = |problem: Problem| Problems(vec![problem]);
     let mut server = server_options(options, config).map_err(one)?;
     server.tenants = config.plan_tenants()?;
+    server.access = plan_access(options, config)?;
+    let own = named_addresses(options);
+    let twin = server
+        .access
+        .listeners
+        .iter()
+        .find(|spec| own.iter().any(|address| address.key() == spec.address.key()));
+    if let Some(spec) = twin {
+        let place = spec.address.key().unwrap_or_default();
+        let section = config.listeners.iter().find(|section| section.name == spec.name);
+        let origin = section.map_or(&Origin::CommandLine, |section| &section.origin);
+        let message = format!(
+            "listener {}: the server's unix or port has the address {place}, too, and offers every export there; change one",
+            spec.name
+        );
+        return Err(one(Problem::new(origin, message)));
+    }
+    let blamed = |error| one(blame(config, &error));
+    server.tls = tls_options(options, uses_tls(&server.access)).map_err(blamed)?;
     if specs.is_empty() {
         let message = "nothing to serve; name an image, or a configuration file with an [[export]] (--config)";
         return Err(one(Problem::new(&Origin::CommandLine, message)));
     }
-    let blamed = |error| one(blame(config, &error));
     headworks_server::check_exports(&specs).map_err(blamed)?;
     let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
     if let Some(spec) = specs.iter().find(cached).filter(|_| options.cache == 0) {
@@ -48,6 +68,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
     unix_mode(options).map_err(blamed)?;
     let server = ServerOptions {
         listen: Vec::new(),
+        access: AccessSpec::default(),
         control: options.control.as_ref().map(absolute),
         control_given: None,
         log_level: None,
@@ -82,7 +103,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         loaded: None,
         tenants: Vec::new(),
         queue: config.queue_of(None).iter().map(|tuned| (tuned.tunable, tuned.value)).collect(),
-        tls: tls_options(options).map_err(blamed)?,
+        tls: TlsOptions::default(),
         prepare_shard: PrepareShard::default(),
     };
     server.validate().map_err(blamed)?;

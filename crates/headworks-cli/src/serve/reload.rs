@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   read, check --error--> logged, nothing changes
-//!        `--good--> tunables are set; exports are added, removed, changed; options that need a restart are logged
+//!        `--good--> tunables are set; exports and listeners are added, removed, changed; options that need a restart are logged
 //! ```
 //!
 //! The command line and the environment are applied again and still override the file.
@@ -19,7 +19,8 @@ use headworks_server::{
     ServerOptions, TenantReport,
 };
 
-use super::{EffectiveOptions, OptionSources, plan, tls};
+use super::address::named_addresses;
+use super::{EffectiveOptions, OptionSources, listen, plan, tls};
 use crate::signals::MainNotifier;
 
 /// State of reloads; one runs at a time.
@@ -87,19 +88,32 @@ impl Loader {
             Ok(effective) => effective,
             Err(wrong) => return refuse(&wrong.to_string()),
         };
-        let (specs, options) = match plan(&effective) {
+        let (specs, mut options) = match plan(&effective) {
             Ok(planned) => planned,
             Err(problems) => return refuse(&problems.to_string()),
         };
+        options.listen = named_addresses(&effective.options);
+        let warnings = listen::warnings(&specs, &options);
+        // First, so that nothing is shown meanwhile that neither configuration shows.
+        if let Err(why) = server.narrow_access(&options.access) {
+            return refuse(&why);
+        }
         // Before exports are added: new devices get the new tunables.
         let retuned = server.retune(tunables(&effective, &options));
         // Before exports name them; those that are gone leave after their exports.
         tell_tenants(&server.tenants(&options.tenants));
         match server.reconcile(specs) {
             Ok(done) => tell(&done),
-            Err(error) => return refuse(&error.to_string()),
+            Err(error) => {
+                server.keep_access();
+                return refuse(&error.to_string());
+            }
         }
         tell_tenants(&server.forget_tenants());
+        let access = server.access(&options.access);
+        access.changed.iter().for_each(|what| tracing::info!("{what}"));
+        access.failed.iter().for_each(|why| tracing::error!("{why}"));
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         for (path, value) in &retuned.set {
             tracing::info!("{path} is {value} now");
         }

@@ -14,9 +14,9 @@ use super::source::{PREFIX, variable};
 use crate::tunables::QueueArgs;
 
 /// Options of the command line only.
-const NOT_IN_FILES: [&str; 5] = ["config", "dump_config", "help", "tenant", "version"];
+const NOT_IN_FILES: [&str; 6] = ["config", "dump_config", "help", "listen", "tenant", "version"];
 /// Options that run another action instead of serving.
-const NOT_IN_ENVIRONMENT: [&str; 4] = ["dump_config", "help", "tenant", "version"];
+const NOT_IN_ENVIRONMENT: [&str; 5] = ["dump_config", "help", "listen", "tenant", "version"];
 
 /// Options of `serve`, as clap describes them.
 pub struct OptionTable {

@@ -9,8 +9,9 @@ use headworks_server::Reloader;
 use super::ServeArgs;
 use super::address::{absolute, encode};
 
-/// Derives the TLS mode. Files are opened when the server starts.
-pub(super) fn tls_options(options: &ServeArgs) -> Result<TlsOptions, ConfigError> {
+/// Derives the TLS mode of the server; `is_used` by listeners, its certificates may be given without TLS of its own. Files are opened
+/// when the server starts.
+pub(super) fn tls_options(options: &ServeArgs, is_used: bool) -> Result<TlsOptions, ConfigError> {
     if options.tls_psk.is_some() {
         let message = "pre-shared keys are not supported; use certificates (--tls-certificates)";
         return Err(ConfigError::new("tls-psk", message));
@@ -22,6 +23,7 @@ pub(super) fn tls_options(options: &ServeArgs) -> Result<TlsOptions, ConfigError
         Err(ConfigError::new(option, message))
     };
     match mode {
+        TlsMode::Off if is_used => Ok(TlsOptions::default()),
         TlsMode::Off if certificates.is_some() => without("tls-certificates", "a directory"),
         TlsMode::Off if options.tls_verify_peer => without("tls-verify-peer", "verifying clients"),
         TlsMode::On | TlsMode::Require if certificates.is_none() => {

@@ -18,6 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
+use headworks_server::FileOwner;
 
 /// Initial buffer for an entry of the user database; groups with many members need more, up to a limit.
 const ENTRY: usize = 16 << 10;
@@ -64,6 +65,29 @@ pub(super) fn look_up(text: &str) -> Result<User, ConfigError> {
         return Err(error("root drops no privileges; name another user or leave --user out"));
     }
     Ok(User { uid, gid, name: entry.map(|entry| entry.name) })
+}
+
+/// Looks up `USER`, `USER:GROUP` or `:GROUP` of a file, each a name or a number.
+pub(super) fn look_up_owner(text: &str) -> Result<FileOwner, ConfigError> {
+    let (user, group) =
+        text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
+    let known = |id: libc::uid_t| match id {
+        // The kernel takes this value as "unchanged".
+        libc::uid_t::MAX => Err(error(format!("`{text}` is no valid user id"))),
+        id => Ok(Some(id)),
+    };
+    let user = match (user, group) {
+        ("", Some(_)) => None,
+        (user, _) => match passwd(user)? {
+            Some(entry) => known(entry.uid)?,
+            None => {
+                let id = user.parse().map_err(|_| error(format!("there is no user `{user}`")))?;
+                known(id)?
+            }
+        },
+    };
+    let group = group.map(group_id).transpose()?.map(known).transpose()?.flatten();
+    Ok(FileOwner { user, group })
 }
 
 impl User {
@@ -337,6 +361,25 @@ mod tests {
             ("0:daemon", "root drops no privileges; name another user or leave --user out"),
         ] {
             assert_eq!(look_up(text).unwrap_err().message, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn owner_of_a_file_is_user_group_or_both() {
+        let owner = |user, group| FileOwner { user, group };
+        assert_eq!(look_up_owner("daemon").unwrap(), owner(Some(1), None));
+        assert_eq!(look_up_owner("daemon:daemon").unwrap(), owner(Some(1), Some(1)));
+        assert_eq!(look_up_owner(":daemon").unwrap(), owner(None, Some(1)));
+        assert_eq!(look_up_owner("0:4000000002").unwrap(), owner(Some(0), Some(4_000_000_002)));
+        for (text, said) in [
+            ("", "there is no user ``"),
+            ("no-such-user", "there is no user"),
+            ("daemon:", "there is no group ``"),
+            (":no-such-group", "there is no group"),
+            ("4294967295", "no valid user id"),
+        ] {
+            let error = look_up_owner(text).unwrap_err();
+            assert!(error.message.contains(said), "{text}: {error}");
         }
     }
 

@@ -138,8 +138,7 @@ impl Connection {
             match &mut self.phase {
                 Phase::Handshake(handshake) => {
                     let mut out = Vec::new();
-                    let (used, outcome) =
-                        handshake.feed(std::slice::from_ref(export), bytes, &mut out);
+                    let (used, outcome) = handshake.feed(export, bytes, &mut out);
                     self.start += used;
                     self.output.push(out);
                     self.on_option(export, outcome);

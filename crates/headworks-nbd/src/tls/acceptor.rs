@@ -51,6 +51,12 @@ impl TlsAcceptor {
         self.is_required
     }
 
+    /// Returns true when clients must present a certificate of the CA.
+    #[must_use]
+    pub fn verifies_peers(&self) -> bool {
+        self.verify_peer
+    }
+
     /// Reads the files again for later connections.
     ///
     /// # Errors

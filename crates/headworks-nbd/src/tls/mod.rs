@@ -9,10 +9,13 @@
 //! `session` is sans-IO: the owner of the socket moves the bytes (the server's transport, and `client::tls`). The protocol is
 //! rustls's, versions 1.2 and 1.3, with X.509 certificates only: it has no external pre-shared keys.
 //!
+//! Who a verified client is, its certificate says (`names`).
+//!
 //! Sessions are not resumed and early data are refused, so no state outlives its connection.
 
 pub mod acceptor;
 pub mod files;
+pub mod names;
 pub mod pieces;
 pub mod session;
 #[cfg(any(test, feature = "testing"))]
@@ -57,7 +60,7 @@ impl FromStr for TlsMode {
 }
 
 /// TLS options of a server.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsOptions {
     /// Policy for clients without TLS.
     pub mode: TlsMode,
@@ -65,6 +68,14 @@ pub struct TlsOptions {
     pub certificates: Option<PathBuf>,
     /// Clients must present a certificate signed by a CA of `ca-cert.pem`.
     pub verify_peer: bool,
+}
+
+impl TlsOptions {
+    /// Whether clients that use TLS must present a certificate.
+    #[must_use]
+    pub fn verifies(&self) -> bool {
+        self.mode != TlsMode::Off && self.verify_peer
+    }
 }
 
 /// The implementation of the ciphers.

@@ -14,6 +14,7 @@
 use std::fmt;
 use std::io::{self, BufRead, Write};
 
+use super::names::certificate_names;
 use rustls::Connection;
 
 /// Plaintext bytes of one full record.
@@ -89,6 +90,16 @@ impl Session {
         let suite = self.connection.negotiated_cipher_suite()?.suite();
         let version = version.as_str().unwrap_or("TLS").replace("TLSv1_", "TLS 1.");
         Some(format!("{version}, {}", suite.as_str().unwrap_or("an unnamed cipher")))
+    }
+
+    /// Returns the names in the peer's certificate; none if it presented none, or before the handshake is complete.
+    #[must_use]
+    pub fn peer_names(&self) -> Vec<String> {
+        if self.is_handshaking() {
+            return Vec::new();
+        }
+        let chain = self.connection.peer_certificates();
+        chain.and_then(<[_]>::first).map(|own| certificate_names(own)).unwrap_or_default()
     }
 
     /// Decrypts received bytes and passes plaintext on piece by piece.

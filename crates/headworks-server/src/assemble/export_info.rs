@@ -4,11 +4,11 @@ use headworks_core::limits::Limits;
 use headworks_core::{ExportId, ShardConfig, ShardId, TenantId, VolumeConfig, WriteMode};
 
 use super::tenant_spec::{TenantSpec, find_tenant};
-use super::{AbsentExport, AssembledExport, Assembly};
+use super::{AbsentExport, AssembledExport, Assembly, ExportSpec};
 use crate::cache_part::dirty_blocks;
 use crate::latency_target::target_in_force;
 use crate::nbd::connection::ExportBinding;
-use crate::tenant::TenantOptions;
+use crate::tenant::{TenantName, TenantOptions};
 use headworks_nbd::wire::STRING_BYTES_MAX;
 use headworks_nbd::{BlockSizes, ExportInfo, TransmissionFlags};
 
@@ -25,6 +25,8 @@ pub struct ServedExport {
     pub weight: u16,
     /// Tenant at the time it was added.
     pub tenant: TenantId,
+    /// Name of the tenant, by which listeners offer its exports.
+    pub owner: Option<TenantName>,
     /// Latency target in force at the time it was added, in microseconds.
     pub latency_target_us: u32,
     /// Cap of its dirty blocks at the time it was added.
@@ -83,6 +85,7 @@ pub(crate) fn served(
         shard: volume.home,
         weight: export.weight,
         tenant,
+        owner: owner_of(&export.spec),
         latency_target_us: target_in_force(
             export.spec.share.latency_target_us,
             options.latency_target_us,
@@ -93,14 +96,29 @@ pub(crate) fn served(
     }
 }
 
+/// The tenant that an export names, if it names one.
+fn owner_of(spec: &ExportSpec) -> Option<TenantName> {
+    spec.share.tenant.filter(|name| !name.is_none())
+}
+
+/// An export whose image is missing, as a shard knows it.
+#[derive(Clone, Debug)]
+pub struct UnavailableExport {
+    /// Name and reason for clients.
+    pub info: ExportInfo,
+    /// Name of its tenant.
+    pub owner: Option<TenantName>,
+}
+
 /// What clients are told of exports whose images are missing.
-pub(crate) fn unavailable(absent: &[AbsentExport]) -> Vec<ExportInfo> {
+pub(crate) fn unavailable(absent: &[AbsentExport]) -> Vec<UnavailableExport> {
     let info = |absent: &AbsentExport| ExportInfo {
         name: absent.spec.name.clone(),
         unavailable: Some(absent.reason.clone()),
         ..ExportInfo::default()
     };
-    absent.iter().map(info).collect()
+    let known = |absent| UnavailableExport { info: info(absent), owner: owner_of(&absent.spec) };
+    absent.iter().map(known).collect()
 }
 
 /// Adds a warning to the description in the mode `unsafe`.

@@ -28,6 +28,8 @@ pub struct ExportSpec {
     pub source: ExportSource,
     /// Device and wrappers in the user's words, from the outside in; empty if it was made otherwise.
     pub layers: Arc<[Layer]>,
+    /// Names and patterns of its clients' certificates, as the configuration has them; for a configuration that is saved.
+    pub certificates: Arc<[String]>,
 }
 
 /// What an export comes from: a reload changes only what the configuration made.
@@ -73,7 +75,8 @@ impl ExportSpec {
     #[must_use]
     pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
         let (share, source) = (ExportOptions::default(), ExportSource::default());
-        Self { name, spec, read_only, share, device: None, source, layers: Arc::default() }
+        let (layers, certificates) = Default::default();
+        Self { name, spec, read_only, share, device: None, source, layers, certificates }
     }
 }
 

@@ -7,6 +7,7 @@
 //! weight = 400                                     # also ioprio, cache, on-error, read-only, enabled
 //! bps-write = "50M"                                # limits: LIMIT_KEYS
 //! file = { path = "/srv/db.img", size = "10G" }    # one of file, null and mem, with the keys of a SPEC
+//! certificates = ["host1"]                         # names in its clients' certificates, with * and ?
 //! wrap = [{ delay = { read = "5ms" } }]            # wrappers, the outermost first
 //! ```
 
@@ -16,6 +17,7 @@ use headworks_core::ConfigError;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::listen::read_patterns;
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, TomlEntry, Value, entries, unknown};
 use crate::assemble::{ExportSource, ExportSpec, split_name};
@@ -69,6 +71,8 @@ pub struct ExportSection {
     pub settings: Vec<Setting>,
     /// Wrappers and the device, from the outside in.
     pub parts: Vec<LayerSection>,
+    /// Names and patterns of its clients' certificates.
+    pub certificates: Vec<String>,
     /// Origin of the section.
     pub origin: Origin,
 }
@@ -112,7 +116,8 @@ impl ExportSection {
         settings.extend(limit_words(&share.limits).map(|(name, word)| setting(name, word)));
         settings.sort_by(|one, other| one.name.cmp(&other.name));
         let parts = layers.into_iter().map(part).collect();
-        Self { name, settings, parts, origin: origin.clone() }
+        let certificates = Vec::new();
+        Self { name, settings, parts, certificates, origin: origin.clone() }
     }
 
     /// Makes a section that takes an export of an earlier file away.
@@ -123,8 +128,8 @@ impl ExportSection {
             value: Value::Word("false".into()),
             origin: origin.clone(),
         };
-        let name = name.to_owned();
-        Self { name, settings: vec![enabled], parts: Vec::new(), origin: origin.clone() }
+        let (name, parts, certificates) = (name.to_owned(), Vec::new(), Vec::new());
+        Self { name, settings: vec![enabled], parts, certificates, origin: origin.clone() }
     }
 
     /// Whether the export is served.
@@ -144,6 +149,7 @@ impl ExportSection {
             return None;
         }
         let mut section = Self::build(spec.name.clone(), now, spec.layers.to_vec(), origin);
+        section.certificates = spec.certificates.to_vec();
         let mut set = |name: &str, word: String| {
             let (value, origin) = (Value::Word(word), origin.clone());
             section.settings.push(Setting { name: name.into(), value, origin });
@@ -220,7 +226,8 @@ impl ExportSection {
         };
         let layers = self.layers(0).into();
         let export = ExportSpec::new(self.name.clone(), spec, read_only);
-        let export = ExportSpec { share, source, layers, ..export };
+        let certificates = self.certificates.as_slice().into();
+        let export = ExportSpec { share, source, layers, certificates, ..export };
         export.check().map_err(|error| self.locate(0, &error))?;
         Ok(export)
     }
@@ -279,13 +286,14 @@ pub fn read(
     span: &Range<usize>,
 ) -> Option<ExportSection> {
     let mut name = None;
-    let mut settings = Vec::new();
+    let (mut settings, mut certificates) = (Vec::new(), Vec::new());
     let (mut bases, mut parts): (Vec<LayerSection>, Vec<LayerSection>) = Default::default();
     for (key, key_span, value) in entries(table) {
         let kind = Layer::kinds().find(|(kind, _)| *kind == key);
         match (key, kind) {
             ("name", _) => name = reader.word(key, value).map(|word| (word, value.span())),
             ("wrap", _) => parts = read_wrappers(reader, value),
+            ("certificates", _) => certificates = read_patterns(reader, key, value),
             (_, Some((kind, false))) => bases.extend(read_part(reader, kind, &key_span, value)),
             (_, Some((kind, true))) => {
                 let message =
@@ -318,7 +326,7 @@ pub fn read(
     });
     let Some(base) = bases.pop() else {
         if is_off {
-            return Some(ExportSection { name, settings, parts: Vec::new(), origin });
+            return Some(ExportSection { name, settings, parts: Vec::new(), certificates, origin });
         }
         if !given {
             reader.wrong(&name_span, nothing_to_serve(&name));
@@ -326,13 +334,17 @@ pub fn read(
         return None;
     };
     parts.push(base);
-    Some(ExportSection { name, settings, parts, origin })
+    Some(ExportSection { name, settings, parts, certificates, origin })
 }
 
 fn unknown_key(key: &str) -> String {
     let bases = Layer::kinds().filter(|kind| !kind.1).map(|kind| kind.0);
-    let known: Vec<&str> =
-        ["name", "wrap"].into_iter().chain(KEYS).chain(LIMIT_KEYS).chain(bases).collect();
+    let known: Vec<&str> = ["name", "wrap", "certificates"]
+        .into_iter()
+        .chain(KEYS)
+        .chain(LIMIT_KEYS)
+        .chain(bases)
+        .collect();
     unknown(key, "an [[export]]", &known)
 }
 

@@ -6,6 +6,7 @@
 //!   [[device]]               name, [device.queue]: a queue of its own, shared by the exports that name it
 //!   [[export]]               an export, see `export`
 //!   [[tenant]]               a tenant, see `tenant`
+//!   [[listen]]               a socket that offers some exports, see `listen`
 //! ```
 //!
 //! ```text
@@ -17,6 +18,7 @@
 //! at once. This module only converts text to values and back.
 
 mod export;
+mod listen;
 mod problem;
 #[cfg(test)]
 mod property;
@@ -33,6 +35,7 @@ use headworks_core::options::{TENANTS_MAX, Tunable};
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use toml::de::DeTable;
 
+use crate::access::{AccessSpec, LISTENERS_MAX, PATTERNS_MAX};
 use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSpec, NamedDevice, shown_name};
 use crate::tenant::{TenantName, no_tenant};
@@ -40,6 +43,7 @@ use read::{Reader, entries};
 use tunables::{apply_queue, read_dirty, read_queue};
 
 pub use export::{ExportSection, LayerSection};
+pub use listen::{ListenDefaults, ListenSection};
 pub use problem::{Origin, Position, Problem, Problems};
 pub use read::{Setting, Value, unknown};
 pub use tenant::TenantSection;
@@ -75,6 +79,8 @@ pub struct ConfigFile {
     pub devices: Vec<DeviceSection>,
     /// Tenants in the order of their numbers.
     pub tenants: Vec<TenantSection>,
+    /// Listeners that offer exports of their own.
+    pub listeners: Vec<ListenSection>,
     /// Exports in order; the first is the default.
     pub exports: Vec<ExportSection>,
 }
@@ -136,8 +142,14 @@ impl ConfigFile {
                         self.tenants.extend(tenant);
                     }
                 }
+                "listen" => {
+                    for (table, span) in reader.tables(value, "listen") {
+                        let listener = listen::read(reader, table, &span);
+                        self.listeners.extend(listener);
+                    }
+                }
                 _ => {
-                    let known = ["server", "device", "tenant", "export"];
+                    let known = ["server", "device", "listen", "tenant", "export"];
                     reader.unknown((key, &span), "a file", &known);
                 }
             }
@@ -175,9 +187,11 @@ impl ConfigFile {
         let devices = self.devices.iter().map(|device| (&device.name, &device.origin));
         let exports = self.exports.iter().map(|export| (&export.name, &export.origin));
         let tenants = self.tenants.iter().map(|tenant| (&tenant.name, &tenant.origin));
+        let listeners = self.listeners.iter().map(|listener| (&listener.name, &listener.origin));
         for (what, all) in [
             ("devices", devices.collect::<Vec<_>>()),
             ("tenants", tenants.collect()),
+            ("listeners", listeners.collect()),
             ("exports", exports.collect()),
         ] {
             let mut first = std::collections::BTreeMap::new();
@@ -201,6 +215,7 @@ impl ConfigFile {
             device.queue.iter_mut().for_each(|tuned| tuned.origin = origin.clone());
         }
         self.tenants = self.tenants.into_iter().map(|tenant| tenant.with_origin(origin)).collect();
+        self.listeners = self.listeners.into_iter().map(|one| one.with_origin(origin)).collect();
         self.exports = self.exports.into_iter().map(|export| export.with_origin(origin)).collect();
         self
     }
@@ -239,6 +254,12 @@ impl ConfigFile {
             match self.tenants.iter_mut().find(|old| old.name == tenant.name) {
                 Some(old) => old.merge(tenant),
                 None => self.tenants.push(tenant),
+            }
+        }
+        for listener in later.listeners {
+            match self.listeners.iter_mut().find(|old| old.name == listener.name) {
+                Some(old) => old.merge(listener),
+                None => self.listeners.push(listener),
             }
         }
         for export in later.exports {
@@ -300,6 +321,60 @@ impl ConfigFile {
             problems.0.push(Problem::new(&tenant.origin, message));
         }
         problems.or(specs)
+    }
+
+    /// The listeners that the configuration defines, and the certificates that exports need.
+    ///
+    /// # Errors
+    /// All problems of listeners, and lists that are too long together.
+    pub fn plan_access(&self, defaults: &ListenDefaults<'_>) -> Result<AccessSpec, Problems> {
+        let mut problems = Problems::default();
+        let mut access = AccessSpec::default();
+        let mut places = std::collections::BTreeMap::new();
+        for section in &self.listeners {
+            let planned = section.is_enabled();
+            let planned = planned.and_then(|on| on.then(|| section.plan(defaults)).transpose());
+            let spec = match planned {
+                Ok(Some(spec)) => spec,
+                Ok(None) => continue,
+                Err(problem) => {
+                    problems.0.push(problem);
+                    continue;
+                }
+            };
+            let place = spec.address.key().unwrap_or_default();
+            if let Some(other) = places.insert(place.clone(), &section.name) {
+                let what =
+                    format!("listeners `{other}` and `{}` both listen at {place}", spec.name);
+                problems.0.push(Problem::new(&section.origin, what));
+            }
+            access.listeners.push(spec);
+        }
+        if let Some(listener) = self.listeners.get(LISTENERS_MAX) {
+            let message = format!("a server has at most {LISTENERS_MAX} listeners");
+            problems.0.push(Problem::new(&listener.origin, message));
+        }
+        let tenants = self.tenants.iter().filter(|tenant| tenant.is_enabled() != Ok(false));
+        let tenants = tenants.filter(|tenant| !tenant.certificates.is_empty());
+        // A name that is none is reported elsewhere.
+        access.tenants = tenants
+            .filter_map(|one| Some((TenantName::parse(&one.name).ok()?, one.certificates.clone())))
+            .collect();
+        let exports = self.exports.iter().filter(|export| !export.certificates.is_empty());
+        access.exports = exports.map(|one| (one.name.clone(), one.certificates.clone())).collect();
+        let patterns = access.listeners.iter().map(|spec| spec.exports.len()).sum::<usize>();
+        let of_tenants = access.tenants.iter().map(|(_, list)| list.len());
+        let of_exports = access.exports.iter().map(|(_, list)| list.len());
+        let certificates = of_tenants.chain(of_exports).sum::<usize>();
+        for (what, count) in [("exports of listeners", patterns), ("certificates", certificates)] {
+            if count > PATTERNS_MAX {
+                let message = format!(
+                    "all lists of {what} together have {count} names; at most {PATTERNS_MAX} are possible, so use patterns"
+                );
+                problems.0.push(Problem::new(&Origin::CommandLine, message));
+            }
+        }
+        problems.or(access)
     }
 
     /// The tenant of an export: the one that it names, or the one that names it.

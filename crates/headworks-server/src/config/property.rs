@@ -2,12 +2,20 @@
 
 use headworks_core::QueueOptions;
 use headworks_core::prng::Prng;
+use headworks_nbd::tls::TlsMode;
 
-use super::ConfigFile;
+use super::{ConfigFile, ListenDefaults};
 use crate::assemble::ExportSpec;
+use crate::listen::FileOwner;
 
 /// Words of the grammar and similar ones, valid and invalid.
-const WORDS: [&str; 76] = [
+const WORDS: [&str; 82] = [
+    "[[listen]]\n",
+    "unix = ",
+    "address = ",
+    "mode = ",
+    "certificates = ",
+    "'127.0.0.1:7'",
     "[[tenant]]\n",
     "tenant = ",
     "exports = ",
@@ -106,6 +114,15 @@ fn text(prng: &mut Prng) -> String {
         text += ["", "weight = 9\n", "ioprio-max = 'idle'\n", "enabled = false\n"]
             [prng.below(4) as usize];
         text += ["", "exports = ['e*', '?']\n", "exports = 'e0'\n"][prng.below(3) as usize];
+        text += ["", "certificates = ['*.x', 'a\\b']\n"][prng.below(2) as usize];
+    }
+    for listener in 0..prng.below(3) {
+        text += &format!("[[listen]]\nname = 'l{listener}'\n");
+        text += &["", "unix = '/l'\n", "address = '127.0.0.1:7'\n", "enabled = false\n"]
+            [prng.below(4) as usize]
+            .replace("/l", &format!("/l{listener}"));
+        text += ["", "mode = '0660'\n", "mode = 640\n", "owner = '7:8'\n"][prng.below(4) as usize];
+        text += ["", "exports = ['e*', '?']\n", "tenant = 't0'\n"][prng.below(3) as usize];
     }
     for export in 0..prng.below(4) {
         let name = ["e", "\\u0001 \\\"", "\\\\ \u{e9}"][prng.below(3) as usize];
@@ -115,6 +132,7 @@ fn text(prng: &mut Prng) -> String {
         text += ["", "cache = 'unsafe'\n", "read-only = true\n", "ioprio = 'idle'\n"]
             [prng.below(4) as usize];
         text += ["", "", "tenant = 't0'\n", "tenant = 'none'\n"][prng.below(4) as usize];
+        text += ["", "", "certificates = 'e'\n"][prng.below(3) as usize];
     }
     if prng.below(3) == 0 {
         let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
@@ -152,9 +170,19 @@ fn effect(exports: &[ExportSpec]) -> String {
     format!("{exports:?} {queues:?}")
 }
 
+fn listen_defaults() -> ListenDefaults<'static> {
+    ListenDefaults {
+        mode: 0o600,
+        tls: TlsMode::Off,
+        certificates: None,
+        verify_peer: false,
+        owner: &|_| Ok(FileOwner { user: Some(7), group: Some(8) }),
+    }
+}
+
 #[test]
 fn valid_text_round_trips_and_no_text_panics() {
-    let (mut good, mut full) = (0, 0);
+    let (mut good, mut full, mut listeners) = (0, 0, 0);
     for seed in 0..4_000 {
         let mut prng = Prng::new(seed);
         let text = text(&mut prng);
@@ -168,6 +196,9 @@ fn valid_text_round_trips_and_no_text_panics() {
         assert_eq!(bare(&again), bare(&file).replace("# default\n", "\n"), "seed {seed}\n{text}");
         let replanned = again.plan(None, false);
         assert_eq!(tenants, again.plan_tenants().map_err(drop), "seed {seed}\n{text}");
+        let access = |file: &ConfigFile| file.plan_access(&listen_defaults()).map_err(drop);
+        assert_eq!(access(&file), access(&again), "seed {seed}\n{text}");
+        listeners += access(&file).map_or(0, |access| access.listeners.len());
         assert_eq!(planned.is_ok(), replanned.is_ok(), "seed {seed}\n{text}");
         if let (Ok(first), Ok(second)) = (planned, replanned) {
             assert_eq!(effect(&first), effect(&second), "seed {seed}\n{text}");
@@ -175,5 +206,6 @@ fn valid_text_round_trips_and_no_text_panics() {
         }
         good += 1;
     }
+    assert!(listeners > 100, "only {listeners} listeners were planned");
     assert!(good > 1_000 && full > 400, "only {good} texts were good, {full} had exports");
 }

@@ -7,6 +7,7 @@
 //! ioprio-max = "be:2"
 //! bps-total = "200M"               # limits: LIMIT_KEYS
 //! exports = ["db", "web-*"]        # names, with * and ?; `tenant` of an export wins over them
+//! certificates = ["*.acme.example"]  # names in certificates of the clients of its exports
 //! ```
 
 use std::ops::Range;
@@ -14,16 +15,15 @@ use std::ops::Range;
 use headworks_core::ConfigError;
 use toml::de::DeTable;
 
+use super::listen::read_patterns;
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, Value, entries};
 use crate::assemble::ExportSource;
 use crate::assemble::TenantSpec;
 use crate::limit_words::LIMIT_KEYS;
+use crate::name_pattern::fits_any;
 use crate::tenant::{TENANT_KEYS, TenantName, TenantOptions};
 use crate::units::parse_switch;
-
-/// Most names and patterns of one tenant: as many as a server has exports.
-const PATTERNS_MAX: usize = 1024;
 
 /// A tenant as it is written in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub struct TenantSection {
     pub settings: Vec<Setting>,
     /// Names and patterns of its exports.
     pub exports: Vec<String>,
+    /// Names and patterns of its clients' certificates.
+    pub certificates: Vec<String>,
     /// Origin of the section.
     pub origin: Origin,
 }
@@ -53,8 +55,7 @@ impl TenantSection {
         };
         let mut settings: Vec<Setting> = given.map(setting).collect();
         settings.sort_by(|one, other| one.name.cmp(&other.name));
-        let (name, exports) = (spec.name.as_str().to_owned(), Vec::new());
-        Ok(Self { name, settings, exports, origin: origin.clone() })
+        Ok(Self::without_lists(spec.name.as_str(), settings, origin))
     }
 
     /// Makes the section of a tenant with the values that it has now.
@@ -66,8 +67,12 @@ impl TenantSection {
             origin: origin.clone(),
         };
         let settings = spec.options.words().into_iter().map(setting).collect();
-        let (name, exports) = (spec.name.as_str().to_owned(), Vec::new());
-        Self { name, settings, exports, origin: origin.clone() }
+        Self::without_lists(spec.name.as_str(), settings, origin)
+    }
+
+    fn without_lists(name: &str, settings: Vec<Setting>, origin: &Origin) -> Self {
+        let (exports, certificates) = (Vec::new(), Vec::new());
+        Self { name: name.to_owned(), settings, exports, certificates, origin: origin.clone() }
     }
 
     /// Makes a section that takes a tenant of an earlier file away.
@@ -75,7 +80,7 @@ impl TenantSection {
     pub fn disabled(name: &str, origin: &Origin) -> Self {
         let value = Value::Word("false".into());
         let settings = vec![Setting { name: "enabled".into(), value, origin: origin.clone() }];
-        Self { name: name.to_owned(), settings, exports: Vec::new(), origin: origin.clone() }
+        Self::without_lists(name, settings, origin)
     }
 
     /// The same values with one origin.
@@ -86,7 +91,7 @@ impl TenantSection {
         self
     }
 
-    /// Replaces what `later` says; names of exports are kept if it names none.
+    /// Replaces what `later` says; a list is kept if it has none.
     pub(super) fn merge(&mut self, later: Self) {
         if later.is_enabled() == Ok(false) {
             *self = later;
@@ -100,6 +105,9 @@ impl TenantSection {
         self.settings.sort_by(|one, other| one.name.cmp(&other.name));
         if !later.exports.is_empty() {
             self.exports = later.exports;
+        }
+        if !later.certificates.is_empty() {
+            self.certificates = later.certificates;
         }
         self.origin = later.origin;
     }
@@ -141,32 +149,8 @@ impl TenantSection {
     /// Whether a name or pattern of the section fits an export.
     #[must_use]
     pub fn owns(&self, export: &str) -> bool {
-        self.exports.iter().any(|pattern| is_like(export.as_bytes(), pattern.as_bytes()))
+        fits_any(export, &self.exports)
     }
-}
-
-/// Whether a name fits a pattern, in which `*` stands for any bytes and `?` for one.
-fn is_like(name: &[u8], pattern: &[u8]) -> bool {
-    let (mut at, mut of) = (0, 0);
-    // Where the last star was, and how much of the name it has taken: more of it is tried when the rest does not fit.
-    let mut star: Option<(usize, usize)> = None;
-    while at < name.len() {
-        match pattern.get(of) {
-            Some(b'*') => {
-                star = Some((of, at));
-                of += 1;
-            }
-            Some(&byte) if byte == b'?' || byte == name[at] => (at, of) = (at + 1, of + 1),
-            _ => match &mut star {
-                Some((begin, taken)) => {
-                    *taken += 1;
-                    (at, of) = (*taken, *begin + 1);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[of..].iter().all(|byte| *byte == b'*')
 }
 
 /// Reads a `[[tenant]]` table.
@@ -175,24 +159,18 @@ pub fn read(
     table: &DeTable<'_>,
     span: &Range<usize>,
 ) -> Option<TenantSection> {
-    let (mut name, mut settings, mut exports) = (None, Vec::new(), Vec::new());
+    let (mut name, mut settings) = (None, Vec::new());
+    let (mut exports, mut certificates) = (Vec::new(), Vec::new());
     for (key, key_span, value) in entries(table) {
         match key {
             "name" => name = reader.word(key, value).map(|word| (word, value.span())),
-            "exports" => {
-                let words = reader.words(key, value);
-                exports = words.map(|value| value.words().to_vec()).unwrap_or_default();
-                if exports.len() > PATTERNS_MAX {
-                    let message = format!("exports: more than {PATTERNS_MAX} names");
-                    reader.wrong(&value.span(), message);
-                    exports.clear();
-                }
-            }
+            "exports" => exports = read_patterns(reader, key, value),
+            "certificates" => certificates = read_patterns(reader, key, value),
             _ if key == "enabled" || TENANT_KEYS.contains(&key) || LIMIT_KEYS.contains(&key) => {
                 settings.extend(reader.setting((key, key_span, value)));
             }
             _ => {
-                let mut known = vec!["name", "exports", "enabled"];
+                let mut known = vec!["name", "exports", "certificates", "enabled"];
                 known.extend(TENANT_KEYS);
                 known.extend(LIMIT_KEYS);
                 reader.unknown((key, &key_span), "a [[tenant]]", &known);
@@ -210,30 +188,6 @@ pub fn read(
         return None;
     }
     settings.sort_by(|one: &Setting, other| one.name.cmp(&other.name));
-    Some(TenantSection { name, settings, exports, origin: reader.origin(&name_span) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_like;
-
-    #[test]
-    fn patterns_fit_whole_names() {
-        for (pattern, fits, misses) in [
-            ("db", &["db"][..], &["db2", "d", ""][..]),
-            ("web-*", &["web-", "web-1", "web-a-b"], &["web", "xweb-1"]),
-            ("*-log", &["-log", "a-log", "a-log-log"], &["log", "a-logs"]),
-            ("d?", &["db", "d1"], &["d", "dbb"]),
-            ("*a*b*", &["ab", "xaybz", "aab"], &["ba", "a", "b"]),
-            ("*", &["", "anything"], &[]),
-            ("", &[""], &["x"]),
-        ] {
-            for name in fits {
-                assert!(is_like(name.as_bytes(), pattern.as_bytes()), "{pattern} {name}");
-            }
-            for name in misses {
-                assert!(!is_like(name.as_bytes(), pattern.as_bytes()), "{pattern} {name}");
-            }
-        }
-    }
+    let origin = reader.origin(&name_span);
+    Some(TenantSection { name, settings, exports, certificates, origin })
 }

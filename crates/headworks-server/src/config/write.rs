@@ -12,7 +12,7 @@ use super::export::{ExportSection, LayerSection};
 use super::problem::Origin;
 use super::read::{Setting, Value};
 use super::tunables::Tuned;
-use super::{ConfigFile, DeviceSection, TenantSection};
+use super::{ConfigFile, DeviceSection, ListenSection, TenantSection};
 
 impl Display for ConfigFile {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -40,6 +40,7 @@ impl Display for ConfigFile {
             line(f, "name", &quoted(name), origin)?;
             write_queue(f, "device.queue", queue)?;
         }
+        self.listeners.iter().try_for_each(|listener| write_listener(f, listener))?;
         self.tenants.iter().try_for_each(|tenant| write_tenant(f, tenant))?;
         self.exports.iter().try_for_each(|export| write_export(f, export))
     }
@@ -51,11 +52,26 @@ fn write_tenant(f: &mut Formatter<'_>, tenant: &TenantSection) -> fmt::Result {
     tenant.settings.iter().try_for_each(|setting| {
         line(f, &setting.name, &word(&setting.name, setting.word()), &setting.origin)
     })?;
-    if tenant.exports.is_empty() {
+    write_list(f, "exports", &tenant.exports, &tenant.origin)?;
+    write_list(f, "certificates", &tenant.certificates, &tenant.origin)
+}
+
+fn write_listener(f: &mut Formatter<'_>, listener: &ListenSection) -> fmt::Result {
+    writeln!(f, "\n[[listen]]")?;
+    line(f, "name", &quoted(&listener.name), &listener.origin)?;
+    listener.settings.iter().try_for_each(|setting| {
+        line(f, &setting.name, &word(&setting.name, setting.word()), &setting.origin)
+    })?;
+    write_list(f, "exports", &listener.exports, &listener.origin)
+}
+
+/// A list of names; nothing if it is empty.
+fn write_list(f: &mut Formatter<'_>, name: &str, list: &[String], origin: &Origin) -> fmt::Result {
+    if list.is_empty() {
         return Ok(());
     }
-    let all: Vec<String> = tenant.exports.iter().map(|name| quoted(name)).collect();
-    line(f, "exports", &format!("[{}]", all.join(", ")), &tenant.origin)
+    let all: Vec<String> = list.iter().map(|name| quoted(name)).collect();
+    line(f, name, &format!("[{}]", all.join(", ")), origin)
 }
 
 /// Settings in the order of their table.
@@ -119,7 +135,8 @@ fn write_export(f: &mut Formatter<'_>, export: &ExportSection) -> fmt::Result {
     }
     export.settings.iter().try_for_each(|setting| {
         line(f, &setting.name, &word(&setting.name, setting.word()), &setting.origin)
-    })
+    })?;
+    write_list(f, "certificates", &export.certificates, &export.origin)
 }
 
 fn table(part: &LayerSection) -> String {
@@ -150,7 +167,7 @@ fn key(name: &str) -> String {
 /// A word in the syntax of TOML. Paths and names that look like numbers stay strings.
 fn word(name: &str, text: &str) -> String {
     let number = text.parse::<i64>().is_ok_and(|number| number.to_string() == text);
-    let is_text = ["path", "device", "tenant"].contains(&name);
+    let is_text = ["path", "device", "tenant", "unix", "owner"].contains(&name);
     match !is_text && (number || text == "true" || text == "false") {
         true => text.to_owned(),
         false => quoted(text),

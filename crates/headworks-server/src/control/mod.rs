@@ -32,6 +32,6 @@ mod tests;
 pub(crate) mod tree;
 mod why;
 
-pub use changes::{ReloadReport, RetuneReport, TenantReport};
+pub use changes::{AccessReport, ReloadReport, RetuneReport, TenantReport};
 pub use report::DISKSTATS_FIELDS;
 pub(crate) use socket::ControlSocket;

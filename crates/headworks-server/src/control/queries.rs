@@ -407,6 +407,7 @@ impl Queries {
             json!({
                 "id": connection.id,
                 "peer": connection.peer,
+                "listener": connection.listener.as_deref(),
                 "shard": shard.0,
                 "export": connection.chosen.and_then(|(export, _)| name(export)),
                 "ioprio": connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
@@ -415,6 +416,17 @@ impl Queries {
             })
         });
         Ok(shown.collect())
+    }
+
+    /// Number of connections by the name of the listener that they came through.
+    pub fn clients_by_listener(&self) -> Result<BTreeMap<Arc<str>, usize>, RpcFault> {
+        let mut counts = BTreeMap::new();
+        for (_, connection) in self.list_connections()? {
+            if let Some(listener) = connection.listener {
+                *counts.entry(listener).or_default() += 1;
+            }
+        }
+        Ok(counts)
     }
 
     fn list_connections(&self) -> Result<Vec<(ShardId, ConnectionReport)>, RpcFault> {

@@ -21,6 +21,7 @@ use crate::assemble::tenant_spec::find_tenant;
 use crate::assemble::{Assembly, ExportSource, ExportSpec, cache_shares};
 use crate::config::ConfigFile;
 use crate::handover::{AnswerGuard, Takeover, UpgradeHook};
+use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
 use crate::log_level::{LOG_LEVELS, LogLevel};
 use crate::options::ServerOptions;
@@ -120,6 +121,11 @@ impl ControlService {
         };
         let upgrade = options.upgrade.clone();
         Self { log_level: options.log_level.clone(), upgrade, changes, ..service }
+    }
+
+    /// Sets the listeners that the server starts with.
+    pub fn with_listeners(self, listeners: Arc<ListenerSet>) -> Self {
+        Self { changes: self.changes.with_listeners(listeners), ..self }
     }
 
     /// A service for the shards behind `shards`.
@@ -222,6 +228,10 @@ impl ControlService {
             "stats" => takes(&[]).and_then(|()| self.queries.stats()),
             "diskstats" => takes(&[]).and_then(|()| self.queries.diskstats()),
             "connections" => takes(&[]).and_then(|()| self.queries.connections()),
+            "listeners" => {
+                takes(&[])?;
+                Ok(self.changes.listeners(&self.queries.clients_by_listener()?))
+            }
             "discard-failed" => {
                 takes(&["export", "confirm"])?;
                 let confirm = match params.get("confirm") {
@@ -275,7 +285,7 @@ impl ControlService {
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
             }
             other => Err(RpcFault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, discard-failed, exports, tenants, add-tenant, remove-tenant, diff, add, remove, resize, drain, upgrade and log-level"
+                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, listeners, failed, discard-failed, exports, tenants, add-tenant, remove-tenant, diff, add, remove, resize, drain, upgrade and log-level"
             ))),
         }
     }

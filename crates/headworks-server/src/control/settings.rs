@@ -248,6 +248,10 @@ impl Settings {
         let options = self.tenant_options(tenant);
         for &export in exports {
             self.tell_all(Control::ExportTenant { export, tenant })?;
+            let name = name.filter(|name| !name.is_none());
+            // Only the shard that accepts clients is asked who may see it.
+            let query = |answer| ControlQuery::Owner { export, tenant: name, answer };
+            self.shards.ask(ShardId(0), query)?;
             lock(&self.exports)[usize::from(export.0)].tenant = tenant;
             self.tell_target(export)?;
             self.tell_ioprio(export, options.limit(self.of(export).ioprio))?;

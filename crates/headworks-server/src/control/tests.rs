@@ -129,6 +129,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
             (_, ControlQuery::Connections { answer, .. }) => {
                 answer.send((Vec::new(), None)).unwrap()
             }
+            (_, ControlQuery::Owner { answer, .. }) => answer.send(()).unwrap(),
             (_, ControlQuery::Exports { .. } | ControlQuery::Drain { .. }) => {}
         }
     }

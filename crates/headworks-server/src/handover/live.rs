@@ -45,8 +45,18 @@ pub(super) fn write(shards: Vec<PausedShard>) -> Handover {
 }
 
 fn write_connection(export: &str, handed: HandedConnection, writer: &mut Writer) -> Value {
-    let HandedConnection { socket, id, peer, terms, ioprio, unparsed, skip, unsent, replies } =
-        handed;
+    let HandedConnection {
+        socket,
+        id,
+        peer,
+        listener,
+        terms,
+        ioprio,
+        unparsed,
+        skip,
+        unsent,
+        replies,
+    } = handed;
     let skip = skip.map(|(bytes, Refusal { cookie, in_chunks, error })| {
         json!({ "bytes": bytes, "cookie": cookie, "in_chunks": in_chunks, "error": error.code() })
     });
@@ -62,6 +72,7 @@ fn write_connection(export: &str, handed: HandedConnection, writer: &mut Writer)
         "export": export,
         "id": id,
         "peer": peer,
+        "listener": listener,
         "structured": terms.structured,
         "base_allocation": terms.base_allocation,
         "ioprio": ioprio.map(Ioprio::code),
@@ -126,6 +137,8 @@ fn read_connection(entry: &Value, reader: &mut Reader) -> Result<HandedConnectio
     Ok(HandedConnection {
         id: fitting(entry, "id")?,
         peer: text(entry, "peer")?.to_owned(),
+        // A process before this version has none.
+        listener: entry.get("listener").and_then(Value::as_str).map(str::to_owned),
         terms: Negotiated {
             structured: truth(entry, "structured")?,
             base_allocation: truth(entry, "base_allocation")?,

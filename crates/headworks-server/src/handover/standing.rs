@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -190,6 +191,17 @@ impl Standing {
     pub fn give_locks(&self, leftovers: &Leftovers) {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.drain(..).for_each(|(identity, lock)| leftovers.add_lock(identity, lock));
+    }
+
+    /// Closes the listeners that were not taken, and removes their files: this server does not listen there.
+    pub fn close_listeners(&self) {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        for (path, inode) in listeners.drain(..).filter_map(|listener| listener.file) {
+            if std::fs::symlink_metadata(&path).is_ok_and(|file| file.ino() == inode) {
+                // A file that is left is replaced by the next server.
+                let _ = std::fs::remove_file(path);
+            }
+        }
     }
 
     /// Takes the listener of an address, if there is one.

@@ -123,7 +123,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let given = InheritedSocket::new(listener.into()).unwrap();
         assert_eq!(given.place().unwrap(), InheritedAddress::Tcp(address));
-        let ours = Listener::bind(&Address::InheritedSocket(given)).unwrap();
+        let ours = Listener::bind(&Address::InheritedSocket(given), None).unwrap();
         assert_eq!(ours.port(), Some(address.port()));
         assert!(ours.accept().unwrap().is_none(), "it does not block");
         let _client = TcpStream::connect(address).unwrap();
@@ -136,8 +136,8 @@ mod tests {
         let _ = std::fs::remove_file(&path);
         let given = InheritedSocket::new(UnixListener::bind(&path).unwrap().into()).unwrap();
         assert_eq!(given.place().unwrap(), InheritedAddress::Unix(Some(path.clone())));
-        drop(Listener::bind(&Address::InheritedSocket(given.clone())).unwrap());
-        let again = Listener::bind(&Address::InheritedSocket(given)).unwrap();
+        drop(Listener::bind(&Address::InheritedSocket(given.clone()), None).unwrap());
+        let again = Listener::bind(&Address::InheritedSocket(given), None).unwrap();
         let _client = UnixStream::connect(&path).expect("the maker's file, and it still listens");
         assert!(again.accept().unwrap().is_some());
         drop(again);

@@ -17,8 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_core::ConfigError;
 
-use super::listen::inherited::{BoundSocket, InheritedSocket};
+use super::listen::inherited::{BoundSocket, InheritedAddress, InheritedSocket};
 use crate::handover::{HandedListener, ListenerRole};
+use headworks_nbd::tls::TlsAcceptor;
 
 /// Longest path of a unix socket: `sun_path` without its NUL.
 const PATH_MAX: usize = 107;
@@ -45,11 +46,23 @@ pub enum Address {
 
 impl Address {
     /// The address as text, by which a new process finds its listener; none for an inherited socket.
-    pub(crate) fn key(&self) -> Option<String> {
+    #[must_use]
+    pub fn key(&self) -> Option<String> {
         match self {
             Self::Unix { path, .. } => Some(path.to_string_lossy().into_owned()),
             Self::Tcp(address) => Some(address.to_string()),
             Self::InheritedSocket(_) => None,
+        }
+    }
+
+    /// Whether clients connect by TCP.
+    pub(crate) fn is_tcp(&self) -> bool {
+        match self {
+            Self::Unix { .. } => false,
+            Self::Tcp(_) => true,
+            Self::InheritedSocket(given) => {
+                given.place().is_ok_and(|place| matches!(place, InheritedAddress::Tcp(_)))
+            }
         }
     }
 
@@ -97,6 +110,25 @@ enum Socket {
     Tcp(TcpListener),
 }
 
+/// Owner and group of a socket's file; none keeps what the process gives it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileOwner {
+    /// User id of the owner.
+    pub user: Option<u32>,
+    /// Group id of the file.
+    pub group: Option<u32>,
+}
+
+/// A listener of NBD clients, and how they are served.
+pub struct ClientListener {
+    /// The socket that clients connect to.
+    pub listener: Listener,
+    /// Name of the listener in messages.
+    pub name: Arc<str>,
+    /// TLS configuration; none without TLS.
+    pub acceptor: Option<Arc<TlsAcceptor>>,
+}
+
 /// The file of a unix socket created here.
 struct OwnFile {
     path: PathBuf,
@@ -109,13 +141,15 @@ struct OwnFile {
 pub struct Listener(Socket);
 
 impl Listener {
-    /// Listens on an address.
+    /// Listens on an address; `owner` gets the file of a unix socket.
     ///
     /// # Errors
     /// The address cannot be used.
-    pub fn bind(address: &Address) -> Result<Self, ConfigError> {
+    pub fn bind(address: &Address, owner: Option<FileOwner>) -> Result<Self, ConfigError> {
         match address {
-            Address::Unix { path, mode } => Self::bind_unix("unix", path, *mode),
+            Address::Unix { path, mode } => {
+                bind_unix(path, *mode, owner).map_err(|message| ConfigError::new("unix", message))
+            }
             Address::Tcp(address) => bind_tcp(*address),
             Address::InheritedSocket(given) => Self::adopt("listen", given),
         }
@@ -141,7 +175,7 @@ impl Listener {
     /// # Errors
     /// The path cannot be used.
     pub fn bind_unix(option: &'static str, path: &Path, mode: u32) -> Result<Self, ConfigError> {
-        bind_unix(path, mode).map_err(|message| ConfigError::new(option, message))
+        bind_unix(path, mode, None).map_err(|message| ConfigError::new(option, message))
     }
 
     /// What another process needs to listen in place of this one; `address` is the one that was asked for.
@@ -180,6 +214,45 @@ impl Listener {
             *own = file.map(|(path, inode)| OwnFile { path, inode, ours: ours() });
         }
         Ok(listener)
+    }
+
+    /// Gives the file of a unix socket that was taken over the mode of its address, and an owner.
+    ///
+    /// # Errors
+    /// The process may not change the file.
+    pub(crate) fn dress(
+        &self,
+        address: &Address,
+        owner: Option<FileOwner>,
+    ) -> Result<(), ConfigError> {
+        let Address::Unix { mode, .. } = address else { return Ok(()) };
+        let Socket::Unix { file: Some(file), .. } = &self.0 else { return Ok(()) };
+        let found = fs::symlink_metadata(&file.path);
+        // Without its file a socket has only the clients that it has.
+        let Some(found) = found.ok().filter(|found| found.ino() == file.inode) else {
+            return Ok(());
+        };
+        let FileOwner { user, group } = owner.unwrap_or_default();
+        let is_so = found.mode() & 0o777 == *mode
+            && user.is_none_or(|user| user == found.uid())
+            && group.is_none_or(|group| group == found.gid());
+        if is_so {
+            return Ok(());
+        }
+        dress_file(&file.path, Some(file.inode), *mode, owner)
+            .map_err(|message| ConfigError::new("unix", message))
+    }
+
+    /// The address for display; none for an inherited unix socket without a path.
+    pub(crate) fn shown(&self) -> Option<String> {
+        match &self.0 {
+            Socket::Unix { file: Some(file), .. } => Some(file.path.to_string_lossy().into_owned()),
+            Socket::Unix { listener, file: None } => {
+                let address = listener.local_addr().ok()?;
+                Some(address.as_pathname()?.to_string_lossy().into_owned())
+            }
+            Socket::Tcp(listener) => listener.local_addr().ok().map(|address| address.to_string()),
+        }
     }
 
     /// File descriptor to wait on.
@@ -238,7 +311,7 @@ impl Drop for Listener {
     }
 }
 
-fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
+fn bind_unix(path: &Path, mode: u32, owner: Option<FileOwner>) -> Result<Listener, String> {
     let fail = |what: &str, error: io::Error| format!("{what} {}: {error}", path.display());
     suits_socket(path)?;
     remove_stale(path)?;
@@ -246,15 +319,54 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
     let (hidden, _folder) = hidden_name(path).map_err(|error| fail("cannot listen at", error))?;
     let _ = fs::remove_file(&hidden);
     let listener = UnixListener::bind(&hidden).map_err(|error| fail("cannot listen at", error))?;
-    let placed = fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))
-        .and_then(|()| listener.set_nonblocking(true))
-        .and_then(|()| fs::hard_link(&hidden, path));
+    let dressed = match owner {
+        Some(_) => dress_file(&hidden, None, mode, owner),
+        None => fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))
+            .map_err(|error| error.to_string()),
+    };
+    let placed = dressed.and_then(|()| {
+        listener
+            .set_nonblocking(true)
+            .and_then(|()| fs::hard_link(&hidden, path))
+            .map_err(|error| error.to_string())
+    });
     let _ = fs::remove_file(&hidden);
-    placed.map_err(|error| fail("cannot create", error))?;
+    placed.map_err(|error| format!("cannot create {}: {error}", path.display()))?;
     let file = fs::symlink_metadata(path).map_err(|error| fail("cannot look at", error))?;
     let ours = Arc::new(AtomicBool::new(true));
     let file = OwnFile { path: path.to_owned(), inode: file.ino(), ours };
     Ok(Listener(Socket::Unix { listener, file: Some(file) }))
+}
+
+/// Gives the file of a socket its owner and mode. Another kind of file, or another socket than `inode`, is left alone: another user
+/// who may write to the folder can put it there, and this process may be root.
+pub(crate) fn dress_file(
+    path: &Path,
+    inode: Option<u64>,
+    mode: u32,
+    owner: Option<FileOwner>,
+) -> Result<(), String> {
+    let fail = |error: io::Error| format!("cannot look at {}: {error}", path.display());
+    let flags = libc::O_PATH | libc::O_NOFOLLOW;
+    let file = fs::File::options().read(true).custom_flags(flags).open(path).map_err(fail)?;
+    let found = file.metadata().map_err(fail)?;
+    if !found.file_type().is_socket() || inode.is_some_and(|inode| inode != found.ino()) {
+        return Err(format!("{} is not the server's socket any more", path.display()));
+    }
+    // By the open file, which cannot be exchanged.
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let FileOwner { user, group } = owner.unwrap_or_default();
+    let [user, group] =
+        [user.filter(|id| *id != found.uid()), group.filter(|id| *id != found.gid())];
+    if user.or(group).is_some() {
+        std::os::unix::fs::chown(&own, user, group).map_err(|error| {
+            let path = path.display();
+            format!("cannot give {path} to its owner: {error}; start as root, or leave owner out")
+        })?;
+    }
+    // After the owner: a change of it may clear bits.
+    fs::set_permissions(&own, fs::Permissions::from_mode(mode))
+        .map_err(|error| format!("cannot set the mode of {}: {error}", path.display()))
 }
 
 /// A temporary name beside `path`. If it is too long for a socket, it goes through a descriptor of its folder, which
@@ -332,7 +444,7 @@ mod tests {
     }
 
     fn bind(path: &Path) -> Result<Listener, ConfigError> {
-        Listener::bind(&Address::Unix { path: path.to_owned(), mode: 0o600 })
+        Listener::bind(&Address::Unix { path: path.to_owned(), mode: 0o600 }, None)
     }
 
     #[test]
@@ -375,6 +487,37 @@ mod tests {
         assert!(bind(&path).is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
         fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn owner_and_mode_are_set_and_another_file_is_left_alone() {
+        let path = place("owner");
+        // SAFETY: they cannot fail.
+        let (user, group) = unsafe { (Some(libc::geteuid()), Some(libc::getegid())) };
+        let owner = Some(FileOwner { user, group });
+        let address = Address::Unix { path: path.clone(), mode: 0o640 };
+        let ours = Listener::bind(&address, owner).unwrap();
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(), ours.shown()), (0o640, path.to_str().map(str::to_owned)));
+        ours.dress(&Address::Unix { path: path.clone(), mode: 0o604 }, None).unwrap();
+        assert_eq!(mode(), 0o604);
+        let twin = path.with_file_name("twin");
+        let other =
+            Listener::bind(&Address::Unix { path: twin.clone(), mode: 0o600 }, None).unwrap();
+        let inode = fs::metadata(&path).unwrap().ino();
+        assert!(dress_file(&twin, Some(inode), 0o777, owner).unwrap_err().contains("not the"));
+        drop(other);
+        let secret = path.with_file_name("secret");
+        fs::write(&secret, "x").unwrap();
+        let before = fs::metadata(&secret).unwrap().permissions().mode();
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&secret, &path).unwrap();
+        assert!(dress_file(&path, None, 0o666, owner).unwrap_err().contains("not the server's"));
+        ours.dress(&address, owner).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::hard_link(&secret, &path).unwrap();
+        assert!(dress_file(&path, None, 0o666, owner).unwrap_err().contains("not the server's"));
+        assert_eq!(fs::metadata(&secret).unwrap().permissions().mode(), before);
     }
 
     #[test]

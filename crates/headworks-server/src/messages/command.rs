@@ -1,12 +1,16 @@
 //! Commands of the control socket that change devices, volumes and exports of a shard, and the shards' reports of
 //! exports.
 
+use std::sync::Arc;
+
 use headworks_core::{ChangeError, DeviceConfig, DeviceId, ExportId, VolumeConfig, VolumeId};
 
+use crate::access::AccessRules;
 use crate::assemble::WatchedFile;
-use crate::assemble::export_info::ServedExport;
+use crate::assemble::export_info::{ServedExport, UnavailableExport};
+use crate::listen::ClientListener;
 use headworks::{Device, OpenFile};
-use headworks_nbd::ExportInfo;
+use headworks_nbd::tls::TlsAcceptor;
 
 /// A command to one shard, which carries it out or refuses it at once.
 pub enum ShardCommand {
@@ -62,7 +66,35 @@ pub enum ShardCommand {
     /// Replaces the exports that clients are refused with a reason.
     SetAbsent {
         /// Names and reasons.
-        exports: Vec<ExportInfo>,
+        exports: Vec<UnavailableExport>,
+    },
+    /// Replaces the rules that say which client sees which export.
+    SetAccess {
+        /// The rules in force.
+        now: Arc<AccessRules>,
+        /// Rules that hold beside them, while these are being loaded.
+        next: Option<Arc<AccessRules>>,
+    },
+    /// Listens on one more socket; for the shard that accepts clients.
+    AddListener {
+        /// Number of the listener, which is free.
+        number: u16,
+        /// The socket, and what clients are told through it.
+        listener: ClientListener,
+    },
+    /// Changes the name and the TLS configuration of a listener, for later clients.
+    ChangeListener {
+        /// Number of the listener.
+        number: u16,
+        /// Name for messages.
+        name: Arc<str>,
+        /// TLS configuration; none without TLS.
+        acceptor: Option<Arc<TlsAcceptor>>,
+    },
+    /// Closes a listener, and disconnects the clients that are in their handshake through it.
+    RemoveListener {
+        /// Number of the listener.
+        number: u16,
     },
     /// Disconnects the clients of an export.
     Evict {

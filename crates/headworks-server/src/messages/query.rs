@@ -23,6 +23,7 @@ use headworks_core::{
 use crate::latency::slow::SlowRequest;
 use crate::latency::{LatencyTable, LatencyTotals};
 use crate::reactor::limits::LimitTarget;
+use crate::tenant::TenantName;
 
 /// A query to one shard.
 pub enum ControlQuery {
@@ -164,6 +165,15 @@ pub enum ControlQuery {
     Tell {
         /// The control input itself.
         control: Control,
+        /// Channel for the answer.
+        answer: Sender<()>,
+    },
+    /// Sets the tenant by which listeners offer an export, for clients that choose one later.
+    Owner {
+        /// Id of the export.
+        export: ExportId,
+        /// Name of the tenant; none for no tenant.
+        tenant: Option<TenantName>,
         /// Channel for the answer.
         answer: Sender<()>,
     },
@@ -332,6 +342,8 @@ pub struct ConnectionReport {
     pub id: u32,
     /// Address of the client.
     pub peer: String,
+    /// Name of the listener that the client came through; none if it is not known.
+    pub listener: Option<Arc<str>>,
     /// Export and class; none before transmission.
     pub chosen: Option<(ExportId, Ioprio)>,
     /// Number of requests in flight.

@@ -84,6 +84,13 @@ impl Transport {
         self.tls.as_ref()?.session.terms()
     }
 
+    /// Names in the client's certificate, when the TLS handshake is finished; none before, and without TLS.
+    #[must_use]
+    pub fn peer_names(&self) -> Option<Vec<String>> {
+        let session = &self.tls.as_ref()?.session;
+        (!session.is_handshaking()).then(|| session.peer_names())
+    }
+
     /// Whether ciphertext waits for the socket.
     #[must_use]
     pub fn has_unsent(&self) -> bool {

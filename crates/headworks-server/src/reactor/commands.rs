@@ -91,6 +91,12 @@ impl Reactor {
                 self.parts.io.latency.forget(export);
             }
             ShardCommand::SetAbsent { exports } => self.exports.set_absent(exports),
+            ShardCommand::SetAccess { now, next } => self.exports.set_access(now, next),
+            ShardCommand::AddListener { number, listener } => self.add_listener(number, listener),
+            ShardCommand::ChangeListener { number, name, acceptor } => {
+                self.change_listener(number, name, acceptor);
+            }
+            ShardCommand::RemoveListener { number } => self.remove_listener(number, remains),
             ShardCommand::Evict { export, unread } => self.evict(now, export, unread),
             ShardCommand::Expect { volume, size } => {
                 let files = self.parts.files.iter_mut();

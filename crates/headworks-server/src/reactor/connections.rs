@@ -1,4 +1,4 @@
-//! Handlers of the reactor's connections: accept, receive, send, close.
+//! Handlers of the reactor's connections: receive, send, close.
 //!
 //! A connection is *hot* (tried every turn), watched by the engine, or paused: at its own bound until one of its
 //! replies is sent, or in the buffer queue. `send` resumes a paused connection. A connection whose socket is full is
@@ -15,15 +15,13 @@
 //!    `-----------> Limited --------------> hot      likewise, by a timer
 //! ```
 
-use std::os::fd::OwnedFd;
-
 use headworks_core::options::DEVICES_MAX;
 use headworks_core::{DeviceId, DeviceState, ExportId, Input, Instant};
-use tracing::{debug, error, warn};
+use tracing::{debug, warn};
 
 use super::hot_list::ReadPause;
 use super::shard_io::SMALL_REPLIES;
-use super::{LISTENERS, Reactor, ShutdownPhase};
+use super::{Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{
     BufferPolicy, Connection, ConnectionEnd, ReceiveContext, ReceiveOutcome,
@@ -32,8 +30,6 @@ use crate::nbd::outgoing::SendOutcome;
 use headworks::driver::Interest;
 use headworks_nbd::Negotiated;
 
-/// Connections accepted in one turn. A listener with more is ready again in the next turn.
-const ACCEPTS_MAX: usize = 16;
 /// Receives in one turn of a connection with large payloads; with payloads of 64 KiB, as many bytes as other
 /// connections may copy.
 const LARGE_RECEIVES: usize = 4;
@@ -260,7 +256,7 @@ impl Reactor {
             buffer_limits: self.buffer_limits,
             device: self.device_use.bytes(device),
             limits: export.and_then(|export| self.limits.gate(slot, export)),
-            exports: self.exports.infos(),
+            exports: &self.exports,
             room,
             large_reads: &mut large.reads,
             large_payloads: &mut share,
@@ -619,49 +615,5 @@ impl Reactor {
             (false, false) => return,
         };
         self.parts.engine.watch(slot, fd, interest);
-    }
-
-    pub(super) fn watch_listener(&mut self, index: usize) {
-        let Some(listener) = self.parts.listeners.get(index) else {
-            return;
-        };
-        let fd = listener.fd();
-        self.parts.engine.watch(LISTENERS + index as u32, fd, Interest::Read);
-    }
-
-    pub(super) fn accept(&mut self, now: Instant, index: u32) {
-        if self.is_paused() {
-            // The end of the pause watches it again.
-            return;
-        }
-        for _ in 0..ACCEPTS_MAX {
-            let Some(listener) = self.parts.listeners.get(index as usize) else { return };
-            match listener.accept() {
-                Ok(Some((socket, peer))) => self.add_client(now, socket, peer),
-                Ok(None) => break,
-                Err(error) => {
-                    error!("cannot accept a client: {error}; retrying in 1 s");
-                    (self.accept_paused, self.ticking) = (true, true);
-                    return;
-                }
-            }
-        }
-        self.watch_listener(index as usize);
-    }
-
-    pub(super) fn add_client(&mut self, now: Instant, socket: OwnedFd, peer: String) {
-        debug!(peer, "client connected");
-        let mut connection = Connection::new(socket, peer, self.parts.limits, now);
-        if let Some(acceptor) = &self.parts.acceptor {
-            connection.set_tls_acceptor(acceptor);
-        }
-        match self.parts.io.insert(Box::new(connection)) {
-            Ok(slot) => {
-                self.connections.reset(slot);
-                self.parts.io.list(slot);
-                self.connections.heat(slot);
-            }
-            Err(connection) => self.log_limited(&connection, TOO_MANY),
-        }
     }
 }

@@ -1,23 +1,30 @@
 //! The exports that a shard knows: what the handshake lists, and where a client's requests go.
 //!
 //! An export keeps its id from `put` to `take`. The handshake lists active exports in the order in which they were
-//! added; an index into that list is valid until the list changes.
+//! added; an index into that list is valid until the list changes. It lists the same for all clients, and says for each whether a
+//! client sees it: that is judged when an export, its tenant or the rules change, and looked up when a client asks.
 //!
 //! ```text
 //! put --> active <--hide, show--> hidden (its clients are disconnected) --take--> the id is free
 //! ```
 
+use std::sync::Arc;
+
 use headworks_core::{DeviceId, ExportId, Ioprio, ShardId, VolumeId};
 
-use crate::assemble::export_info::ServedExport;
+use crate::access::{AccessRules, Admission, ExportDirectory, RulesInForce, Sight};
+use crate::assemble::export_info::{ServedExport, UnavailableExport};
 use crate::assemble::shown_name;
 use crate::nbd::connection::ExportBinding;
+use crate::tenant::TenantName;
 use headworks::display_size;
-use headworks_nbd::handshake::ExportInfo;
+use headworks_nbd::ExportInfo;
 
 struct ExportSlot {
     export: ServedExport,
     hidden: bool,
+    /// How the rules of access judge it.
+    sight: Sight,
 }
 
 /// All exports of a server, as one shard knows them.
@@ -30,20 +37,22 @@ pub struct ExportTable {
     /// Ids of the listed exports.
     ids: Vec<ExportId>,
     /// Exports that are absent; the list has them last, so they have no ids.
-    absent: Vec<ExportInfo>,
+    absent: Vec<(UnavailableExport, Sight)>,
+    /// Which client sees which export. Only the shard that accepts clients is told of changes.
+    rules: RulesInForce,
 }
 
 impl ExportTable {
-    pub fn new(exports: impl Iterator<Item = ServedExport>) -> Self {
-        let place = |export| Some(ExportSlot { export, hidden: false });
-        let mut all = Self { places: exports.map(place).collect(), ..Self::default() };
+    pub fn new(exports: impl Iterator<Item = ServedExport>, rules: Arc<AccessRules>) -> Self {
+        let rules = RulesInForce::new(rules);
+        let place = |export: ServedExport| {
+            let sight = rules.sight(&export.info.name, export.owner);
+            Some(ExportSlot { export, hidden: false, sight })
+        };
+        let places = exports.map(place).collect();
+        let mut all = Self { places, rules, ..Self::default() };
         all.list();
         all
-    }
-
-    /// The list that the handshake shows.
-    pub fn infos(&self) -> &[ExportInfo] {
-        &self.infos
     }
 
     /// Export and home shard of an index of the list.
@@ -66,9 +75,33 @@ impl ExportTable {
     }
 
     /// Replaces the exports that clients are refused with a reason.
-    pub fn set_absent(&mut self, absent: Vec<ExportInfo>) {
-        self.absent = absent;
+    pub fn set_absent(&mut self, absent: Vec<UnavailableExport>) {
+        let judged = |absent: UnavailableExport| {
+            let sight = self.rules.sight(&absent.info.name, absent.owner);
+            (absent, sight)
+        };
+        self.absent = absent.into_iter().map(judged).collect();
         self.list();
+    }
+
+    /// Replaces the rules of access; see [`RulesInForce::set`].
+    pub fn set_access(&mut self, now: Arc<AccessRules>, next: Option<Arc<AccessRules>>) {
+        self.rules.set(now, next);
+        for ExportSlot { export, sight, .. } in self.places.iter_mut().flatten() {
+            *sight = self.rules.sight(&export.info.name, export.owner);
+        }
+        for (absent, sight) in &mut self.absent {
+            *sight = self.rules.sight(&absent.info.name, absent.owner);
+        }
+    }
+
+    /// Sets the tenant by which listeners offer an export.
+    pub fn set_owner(&mut self, id: ExportId, owner: Option<TenantName>) {
+        let places = self.places.get_mut(usize::from(id.0));
+        if let Some(place) = places.and_then(Option::as_mut) {
+            place.export.owner = owner;
+            place.sight = self.rules.sight(&place.export.info.name, owner);
+        }
     }
 
     /// Adds an export, or replaces the one with its id.
@@ -77,7 +110,8 @@ impl ExportTable {
         if self.places.len() <= index {
             self.places.resize_with(index + 1, || None);
         }
-        self.places[index] = Some(ExportSlot { export, hidden: false });
+        let sight = self.rules.sight(&export.info.name, export.owner);
+        self.places[index] = Some(ExportSlot { export, hidden: false, sight });
         self.list();
     }
 
@@ -164,7 +198,26 @@ impl ExportTable {
         serving.sort_by_key(|export| export.serial);
         self.ids = serving.iter().map(|export| export.binding.export).collect();
         let serving = serving.iter().map(|export| export.info.clone());
-        self.infos = serving.chain(self.absent.iter().cloned()).collect();
+        self.infos =
+            serving.chain(self.absent.iter().map(|(absent, _)| absent.info.clone())).collect();
+    }
+}
+
+impl ExportDirectory for ExportTable {
+    fn exports(&self) -> &[ExportInfo] {
+        &self.infos
+    }
+
+    fn identify(&self, admission: &mut Admission) {
+        self.rules.identify(admission);
+    }
+
+    fn sees(&self, admission: &Admission, index: usize) -> bool {
+        let sight = match self.ids.get(index) {
+            Some(id) => self.place(*id).map(|place| &place.sight),
+            None => self.absent.get(index - self.ids.len()).map(|(_, sight)| sight),
+        };
+        sight.is_some_and(|sight| self.rules.shows(sight, admission))
     }
 }
 
@@ -180,6 +233,10 @@ fn resize(info: &mut ExportInfo, size: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::{AccessSpec, ClientOffer, ListenerSpec, RuleListener};
+    use crate::listen::Address;
+    use headworks_nbd::Offer;
+    use headworks_nbd::tls::TlsOptions;
 
     fn export(name: &str, id: u16, serial: u64) -> ServedExport {
         ServedExport {
@@ -191,6 +248,7 @@ mod tests {
             },
             shard: ShardId(id),
             tenant: headworks_core::TenantId::NONE,
+            owner: None,
             weight: 100,
             latency_target_us: 0,
             dirty_max: u32::MAX,
@@ -199,14 +257,18 @@ mod tests {
         }
     }
 
+    fn table<const COUNT: usize>(exports: [ServedExport; COUNT]) -> ExportTable {
+        ExportTable::new(exports.into_iter(), Arc::new(AccessRules::open(1)))
+    }
+
     fn names(exports: &ExportTable) -> String {
-        let names: Vec<&str> = exports.infos().iter().map(|info| info.name.as_str()).collect();
+        let names: Vec<&str> = exports.exports().iter().map(|info| info.name.as_str()).collect();
         names.join(" ")
     }
 
     #[test]
     fn export_list_is_in_order_of_adding() {
-        let mut exports = ExportTable::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
+        let mut exports = table([export("a", 0, 0), export("b", 1, 1)]);
         assert_eq!(
             (names(&exports), exports.chosen(0)),
             ("a b".into(), Some((ExportId(0), ShardId(0))))
@@ -222,13 +284,13 @@ mod tests {
 
     #[test]
     fn absent_exports_follow_the_list_and_have_no_id() {
-        let mut exports = ExportTable::new([export("a", 0, 0)].into_iter());
+        let mut exports = table([export("a", 0, 0)]);
         let absent = ExportInfo {
             name: "b".to_owned(),
             unavailable: Some("its image is missing".to_owned()),
             ..ExportInfo::default()
         };
-        exports.set_absent(vec![absent]);
+        exports.set_absent(vec![UnavailableExport { info: absent, owner: None }]);
         exports.put(export("c", 1, 1));
         assert_eq!(names(&exports), "a c b");
         assert_eq!((exports.chosen(2), exports.all().count()), (None, 2));
@@ -238,7 +300,7 @@ mod tests {
 
     #[test]
     fn hidden_export_cannot_be_opened_until_shown() {
-        let mut exports = ExportTable::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
+        let mut exports = table([export("a", 0, 0), export("b", 1, 1)]);
         exports.hide(ExportId(0), true);
         assert_eq!(names(&exports), "b");
         assert!(exports.open(ExportId(0)).is_none() && exports.all().count() == 2);
@@ -254,15 +316,76 @@ mod tests {
         let mut both = export("b", 1, 1);
         both.info.description = "/x, 1 bytes, y, 1 bytes, read-only".to_owned();
         both.binding.volume = VolumeId(0);
-        let mut exports =
-            ExportTable::new([export("a", 0, 0), both, export("c", 2, 2)].into_iter());
+        let mut exports = table([export("a", 0, 0), both, export("c", 2, 2)]);
         exports.resize(VolumeId(0), 7);
-        let sizes: Vec<u64> = exports.infos().iter().map(|info| info.size).collect();
+        let sizes: Vec<u64> = exports.exports().iter().map(|info| info.size).collect();
         assert_eq!(sizes, [7, 7, 1]);
         let (_, both) = exports.open(ExportId(1)).unwrap();
         assert_eq!(
             (both.size, both.description.as_str()),
             (7, "/x, 1 bytes, y, 7 bytes, read-only")
         );
+    }
+
+    /// Rules of listeners 0 and 1, each with its tenant and patterns.
+    fn rules(offers: [(Option<&str>, &[&str]); 2]) -> Arc<AccessRules> {
+        let spec = |(tenant, exports): (Option<&str>, &[&str])| ListenerSpec {
+            name: String::new(),
+            address: Address::Tcp("127.0.0.1:0".parse().unwrap()),
+            owner: None,
+            exports: exports.iter().map(|name| (*name).to_owned()).collect(),
+            tenant: tenant.map(|name| TenantName::parse(name).unwrap()),
+            tls: TlsOptions::default(),
+        };
+        let specs = offers.map(spec);
+        let listeners: Vec<RuleListener<'_>> = (0..)
+            .zip(&specs)
+            .map(|(number, spec)| RuleListener { number, spec: Some(spec), verifies: false })
+            .collect();
+        let none = std::iter::empty();
+        Arc::new(AccessRules::new(&listeners, &AccessSpec::default(), none))
+    }
+
+    /// The names that a client of each of the two listeners sees.
+    fn seen(exports: &ExportTable) -> [String; 2] {
+        [0, 1].map(|listener| {
+            let mut admission = Admission::new(listener);
+            let offer = ClientOffer::new(exports, &mut admission);
+            let all = offer.exports().iter().enumerate();
+            let seen = all.filter(|(index, _)| offer.sees(*index));
+            let names: Vec<&str> = seen.map(|(_, info)| info.name.as_str()).collect();
+            names.join(" ")
+        })
+    }
+
+    #[test]
+    fn each_listener_sees_its_exports_through_every_change() {
+        let (acme, globex) = (TenantName::parse("acme").unwrap(), TenantName::parse("globex"));
+        let owned = |name, id, owner| ServedExport { owner, ..export(name, id, u64::from(id)) };
+        let all = [owned("a", 0, Some(acme)), owned("b", 1, globex.ok()), owned("shared", 2, None)];
+        let both = rules([(Some("acme"), &["shared"]), (Some("globex"), &["s*"])]);
+        let mut exports = ExportTable::new(all.into_iter(), both);
+        assert_eq!(seen(&exports), ["a shared", "b shared"]);
+        exports.put(owned("a-2", 3, Some(acme)));
+        exports.put(owned("sideways", 4, None));
+        assert_eq!(seen(&exports), ["a shared a-2", "b shared sideways"]);
+        exports.hide(ExportId(3), true);
+        exports.set_owner(ExportId(1), Some(acme));
+        assert_eq!(seen(&exports), ["a b shared", "shared sideways"]);
+        exports.hide(ExportId(3), false);
+        exports.set_owner(ExportId(1), None);
+        assert_eq!(seen(&exports), ["a shared a-2", "shared sideways"]);
+        // Another export gets the id, and the list another order.
+        exports.take(ExportId(0));
+        exports.put(owned("new", 0, None));
+        assert_eq!(seen(&exports), ["shared a-2", "shared sideways"]);
+        let absent = |name: &str, owner| UnavailableExport {
+            info: ExportInfo { name: name.to_owned(), ..ExportInfo::default() },
+            owner,
+        };
+        exports.set_absent(vec![absent("gone", Some(acme)), absent("s-gone", None)]);
+        assert_eq!(seen(&exports), ["shared a-2 gone", "shared sideways s-gone"]);
+        exports.set_access(rules([(None, &["new"]), (None, &[])]), None);
+        assert_eq!(seen(&exports), ["new", "new b shared a-2 sideways gone s-gone"]);
     }
 }

@@ -18,12 +18,13 @@ use super::idle::SKIPS_MAX;
 use super::*;
 use crate::assemble::ImageWatcher;
 use crate::connection_id::cache_account;
+use crate::listen::{Address, Listener};
 use crate::nbd::connection::{ExportBinding, LARGE_PART};
 use headworks::driver::{Executor, Mapping, Pool, open_engine};
 use headworks::{Device, EngineChoice, NullDevice};
 use headworks_nbd::ExportInfo;
 use headworks_nbd::tls::testing::Certificates;
-use headworks_nbd::tls::{Session, TlsMode};
+use headworks_nbd::tls::{Session, TlsAcceptor, TlsMode};
 use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES, TransmissionFlags};
 
 /// Twice the turns after which the engine is entered beside hot connections.
@@ -95,13 +96,19 @@ pub(super) fn cached_parts(
             binding: ExportBinding::default(),
             shard: ShardId(0),
             tenant: headworks_core::TenantId::NONE,
+            owner: None,
             weight: 100,
             latency_target_us: 0,
             dirty_max: u32::MAX,
             limits: Default::default(),
             serial: 0,
         }],
-        listeners: Vec::new(),
+        listeners: vec![Some(ClientListener {
+            listener: Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap()), None).unwrap(),
+            name: "test".into(),
+            acceptor,
+        })],
+        access: Arc::new(AccessRules::open(1)),
         files: Vec::new(),
         watcher: ImageWatcher::start().unwrap(),
         volumes: vec![VolumeId(0)],
@@ -113,12 +120,12 @@ pub(super) fn cached_parts(
             handshake_ns: seconds(60),
             stall_ns: seconds(60),
         },
-        acceptor,
         poll_ns: 0,
         reserve: 0,
         stop_ns: 0,
         restores: None,
-        listens: true,
+        // The tests bring the clients themselves.
+        listens: false,
     }
 }
 
@@ -202,7 +209,7 @@ impl Client {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
         let now = harness.reactor.parts.clock.now();
-        harness.reactor.add_client(now, ours.into(), "test".into());
+        harness.reactor.add_client(now, ours.into(), "test".into(), 0);
         let mut client = Self { socket: theirs, session: None, got: 0, heard: 0, cookie: 0 };
         client.hears(harness, 18);
         client.say(&[0, 0, 0, 3]);

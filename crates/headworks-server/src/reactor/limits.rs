@@ -309,7 +309,7 @@ impl Reactor {
             buffer_limits: self.buffer_limits,
             device: None,
             limits: None,
-            exports: self.exports.infos(),
+            exports: &self.exports,
             room: &mut room,
             large_reads: &mut { usize::MAX },
             large_payloads: &mut { usize::MAX },

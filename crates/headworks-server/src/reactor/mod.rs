@@ -15,7 +15,7 @@
 //!
 //! `device_use` bounds what the clients of one device hold. `driver` owns the shard, `shard_io` its connections and rings,
 //! `hot_list` the state of connections, `buffer_queue` the order in which waiting connections get buffers, `give_way` the buffers
-//! that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling policy. `connections`,
+//! that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling policy. `connections`, `listeners`,
 //! `commands`, `queries`, `pause` and `shutdown` are the event handlers.
 
 mod buffer_queue;
@@ -36,6 +36,7 @@ mod idle;
 mod latency;
 mod lent_frames;
 pub(crate) mod limits;
+mod listeners;
 mod log_limiter;
 mod own_flushes;
 pub(crate) mod pause;
@@ -58,9 +59,10 @@ use headworks_core::limits::Limits;
 use headworks_core::{Control, DeviceState, Input, Instant, Notice, ShardId, TenantId, VolumeId};
 use tracing::{error, info, warn};
 
+use crate::access::AccessRules;
 use crate::assemble::export_info::ServedExport;
 use crate::assemble::{ImageWatcher, WatchedFile};
-use crate::listen::Listener;
+use crate::listen::ClientListener;
 use crate::messages::ControlMessage;
 use crate::messages::query::BufferStats;
 use crate::nbd::buffer_limits::BufferLimits;
@@ -71,11 +73,11 @@ use device_use::DeviceUse;
 use driver::ShardDriver;
 use exports::ExportTable;
 use headworks::driver::{Clock, DiskQueue, Engine, Event, Sleeper, Span, Wait, Waker};
-use headworks_nbd::tls::TlsAcceptor;
 use held_log::HeldLog;
 use hot_list::HotList;
 use idle::IdlePolicy;
 use limits::{LimitTarget, ShardLimits};
+use listeners::LISTENERS;
 use log_limiter::LogLimiter;
 use own_flushes::OwnFlushes;
 use pause::Pause;
@@ -83,8 +85,6 @@ use restores::Restores;
 use shard_io::{Envelope, ShardIo};
 use targets::TargetLog;
 
-/// Tokens of listeners start here; below are connections' slots.
-const LISTENERS: u32 = 1 << 12;
 /// Receive buffer in bytes: holds 64 requests of 4 KiB and stays in the second-level cache.
 const SCRATCH: usize = 256 << 10;
 /// Interval of the tick, which checks deadlines and file sizes. An idle server does not tick.
@@ -132,7 +132,10 @@ pub struct ReactorParts {
     pub mailbox: Receiver<ControlMessage>,
     pub shared: Arc<ServerShared>,
     pub exports: Vec<ServedExport>,
-    pub listeners: Vec<Listener>,
+    /// Listeners by number; only one shard has any.
+    pub listeners: Vec<Option<ClientListener>>,
+    /// Which client sees which export.
+    pub access: Arc<AccessRules>,
     pub files: Vec<WatchedFile>,
     /// The thread that looks at `files`.
     pub watcher: ImageWatcher,
@@ -142,8 +145,6 @@ pub struct ReactorParts {
     pub server_limits: Limits,
     /// Weights and limits of the tenants that the server starts with, by their numbers.
     pub tenant_limits: Vec<(u16, Limits)>,
-    /// TLS configuration; none without TLS.
-    pub acceptor: Option<Arc<TlsAcceptor>>,
     pub poll_ns: u64,
     /// Bio slots of the shard that are reserved for bios of other shards.
     pub reserve: u32,
@@ -214,7 +215,8 @@ impl Reactor {
     #[must_use]
     pub fn new(parts: ReactorParts) -> Self {
         let places = parts.io.slots().count();
-        let exports = ExportTable::new(parts.exports.iter().cloned());
+        let rules = Arc::clone(&parts.access);
+        let exports = ExportTable::new(parts.exports.iter().cloned(), rules);
         let mut device_use = DeviceUse::new(places);
         device_use.set_devices(exports.devices_of(parts.id));
         let mut limits = ShardLimits::new(places, parts.id, parts.shared.shards() as u16);
@@ -273,9 +275,7 @@ impl Reactor {
     /// # Errors
     /// The engine failed.
     pub fn run(&mut self) -> io::Result<()> {
-        if self.parts.listens {
-            self.listen();
-        }
+        self.watch_listeners();
         let mut wait = Wait::Poll;
         loop {
             if self.must_enter(wait) {
@@ -294,11 +294,6 @@ impl Reactor {
             }
             wait = self.next_wait(now, worked);
         }
-    }
-
-    /// Accepts clients from now on.
-    fn listen(&mut self) {
-        (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
     }
 
     /// Continues to restore what dead servers left.
@@ -629,7 +624,7 @@ impl Reactor {
         self.retry_flushes();
         self.trim_when_idle();
         if std::mem::take(&mut self.accept_paused) {
-            (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
+            self.watch_listeners();
         }
         for index in 0..self.parts.files.len() {
             let file = &mut self.parts.files[index];

@@ -198,7 +198,7 @@ impl Reactor {
     pub(super) fn end_pause(&mut self) {
         self.pause = None;
         self.parts.driver.push(Input::Control(Control::Freeze { on: false }));
-        (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
+        self.watch_listeners();
         for slot in self.parts.io.slots() {
             if self.parts.io.connection(slot).is_some() {
                 self.parts.io.list(slot);

@@ -68,6 +68,10 @@ impl Reactor {
             ControlQuery::Connections { from, answer } => {
                 let _ = answer.send(self.report_connections(from));
             }
+            ControlQuery::Owner { export, tenant, answer } => {
+                self.exports.set_owner(export, tenant);
+                let _ = answer.send(());
+            }
             ControlQuery::Set { device, tunable, value, answer } => {
                 self.set(answer, |token| Control::Set { device, tunable, value, token });
             }
@@ -198,6 +202,7 @@ impl Reactor {
             some.push(ConnectionReport {
                 id: connection.id(),
                 peer: connection.peer().to_owned(),
+                listener: connection.listener().cloned(),
                 chosen: connection.binding().map(|binding| (binding.export, binding.ioprio)),
                 in_flight: connection.in_flight(),
                 latency: connection.latency().map(|(_, table)| table.clone()),

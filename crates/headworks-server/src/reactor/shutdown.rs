@@ -11,7 +11,7 @@
 use headworks_core::{Instant, IoError, Status, VolumeId};
 use tracing::{error, info, warn};
 
-use super::{DRAIN_NS, LISTENERS, Reactor, ShutdownPhase};
+use super::{DRAIN_NS, Reactor, ShutdownPhase};
 
 impl Reactor {
     pub(super) fn stop(&mut self, now: Instant) {
@@ -32,9 +32,7 @@ impl Reactor {
         let volumes = (0..self.parts.shared.volumes()).map(|volume| VolumeId(volume as u16));
         let dirty = volumes.filter_map(|volume| self.parts.driver.shard().dirty_bytes(volume));
         self.parts.shared.add_dirty_at_stop(dirty.sum());
-        for listener in std::mem::take(&mut self.parts.listeners).into_iter().enumerate() {
-            self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
-        }
+        self.close_listeners();
         for slot in self.parts.io.slots() {
             self.submit_parked(now, slot);
             self.submit_close(slot);

@@ -22,7 +22,7 @@ fn is_of_image(setting: &Setting) -> bool {
 /// A sentence about an export that this process, which `drops_privileges` later, must not open.
 pub(in crate::serve) fn with_changes(
     own: ConfigFile,
-    changes: ConfigFile,
+    mut changes: ConfigFile,
     drops_privileges: bool,
 ) -> Result<ConfigFile, ConfigError> {
     let opens_nothing_new = |changed: &ExportSection| {
@@ -38,6 +38,12 @@ pub(in crate::serve) fn with_changes(
             export.name
         );
         return Err(ConfigError::new("upgrade", message));
+    }
+    // Nothing but a file says which certificates an export needs, and the present one counts.
+    for changed in &mut changes.exports {
+        if let Some(same) = own.exports.iter().find(|export| export.name == changed.name) {
+            changed.certificates.clone_from(&same.certificates);
+        }
     }
     Ok(own.merged(changes))
 }
@@ -81,6 +87,16 @@ mod tests {
             assert_eq!(config.exports[0].is_enabled(), Ok(false));
             assert!(merged("[server.vm]\ndirty_ratio = 7", drops).is_ok());
         }
+    }
+
+    #[test]
+    fn certificates_are_those_of_the_own_configuration() {
+        let own = OWN.to_owned() + "certificates = ['new']\n";
+        let changes = OWN.replace("weight = 5", "weight = 7") + "certificates = ['old']\n";
+        let parse = |text: &str| ConfigFile::parse("f", text).unwrap();
+        let config = with_changes(parse(&own), parse(&changes), true).unwrap();
+        assert_eq!(config.exports[0].certificates, ["new"]);
+        assert_eq!(config.exports[0].get("weight").unwrap().word(), "7");
     }
 
     #[test]

@@ -34,6 +34,7 @@ fn compare_with(entry: &mut ExportEntry, configured: &ExportSpec) {
         return;
     }
     spec.source = configured.source;
+    spec.certificates = configured.certificates.clone();
     let (share, wanted) = (&mut spec.share, &configured.share);
     (share.weight, share.ioprio, share.tenant) = (wanted.weight, wanted.ioprio, wanted.tenant);
     (share.latency_target_us, share.limits) = (wanted.latency_target_us, wanted.limits);

@@ -18,6 +18,7 @@ mod diff;
 mod drain;
 mod exports;
 mod hand_over;
+mod listeners;
 mod loaded;
 mod reconcile;
 pub(crate) mod removal;
@@ -40,10 +41,12 @@ use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSource, ExportSpec};
 use crate::config::ConfigFile;
 use crate::control::inventory::{Inventory, PLACES};
+use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
 use crate::messages::command::{Released, ShardCommand};
 use crate::options::MissingImage;
 
+pub use listeners::AccessReport;
 pub use reconcile::ReloadReport;
 pub use retune::RetuneReport;
 pub use tenants::TenantReport;
@@ -74,6 +77,8 @@ pub struct LiveChanges {
     config: Option<PathBuf>,
     /// What was changed in the server that this one has replaced, and saved nowhere.
     inherited: ConfigFile,
+    /// The sockets on which clients connect.
+    listeners: Arc<ListenerSet>,
 }
 
 impl LiveChanges {
@@ -98,7 +103,13 @@ impl LiveChanges {
             configured_tenants: Mutex::default(),
             config: None,
             inherited: ConfigFile::default(),
+            listeners: Arc::default(),
         }
+    }
+
+    /// Sets the listeners that the server starts with.
+    pub fn with_listeners(self, listeners: Arc<ListenerSet>) -> Self {
+        Self { listeners, ..self }
     }
 
     /// Sets what a missing image of a reloaded configuration means.

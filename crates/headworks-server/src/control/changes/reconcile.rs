@@ -206,6 +206,7 @@ impl LiveChanges {
         if let Some(record) = lock(&self.inventory).exports.get_mut(&entry.id.0) {
             record.spec.source = new.source;
             record.spec.layers = new.layers.clone();
+            record.spec.certificates = new.certificates.clone();
             (record.spec.share.weight, record.spec.share.ioprio) = (weight, ioprio);
             record.spec.share.tenant = tenant;
             record.spec.share.latency_target_us = target;

@@ -52,6 +52,10 @@ fn kind(order: &ShardCommand) -> &'static str {
         ShardCommand::Evict { .. } => "evict",
         ShardCommand::Expect { .. } => "expect",
         ShardCommand::Grow { .. } => "grow",
+        ShardCommand::SetAccess { .. } => "set access",
+        ShardCommand::AddListener { .. } => "add listener",
+        ShardCommand::ChangeListener { .. } => "change listener",
+        ShardCommand::RemoveListener { .. } => "remove listener",
     }
 }
 

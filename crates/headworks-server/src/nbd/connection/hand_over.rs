@@ -5,6 +5,7 @@
 //! dropped data (`outgoing`) as ranges to be read again.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use headworks_core::{Instant, IoError, Ioprio, Op};
 use headworks_nbd::Negotiated;
@@ -23,6 +24,8 @@ pub struct HandedConnection {
     pub id: u32,
     /// Address of the client for the log.
     pub peer: String,
+    /// Name of the listener that the client came through.
+    pub listener: Option<String>,
     /// Protocol features agreed on in the handshake.
     pub terms: Negotiated,
     /// Class of its requests, if it has one of its own.
@@ -78,6 +81,7 @@ impl Connection {
             socket,
             id: self.id,
             peer: self.peer.clone(),
+            listener: self.listener.as_deref().map(str::to_owned),
             terms: transmission.parser.terms(),
             ioprio: transmission.own_ioprio.then_some(transmission.binding.ioprio),
             unparsed,
@@ -90,8 +94,19 @@ impl Connection {
     /// Goes on with a connection of another process; [`Connection::begin`] follows.
     #[must_use]
     pub fn adopt(handed: HandedConnection, limits: ConnectionLimits, now: Instant) -> Self {
-        let HandedConnection { socket, peer, ioprio, unparsed, skip, unsent, replies, .. } = handed;
+        let HandedConnection {
+            socket,
+            peer,
+            listener,
+            ioprio,
+            unparsed,
+            skip,
+            unsent,
+            replies,
+            ..
+        } = handed;
         let mut connection = Self::without_greeting(socket, peer, limits, now);
+        connection.listener = listener.map(Arc::from);
         connection.stash = unparsed;
         connection.outgoing.adopt(unsent, replies);
         connection.resumption = Some(Box::new(Resumption { ioprio, skip }));

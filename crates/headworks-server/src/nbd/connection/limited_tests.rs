@@ -89,7 +89,7 @@ impl LimitedRig {
             buffer_limits: BufferLimits::new(1 << 20, 1),
             device: None,
             limits: Some(LimitGate { tree: &mut self.tree, leaf: self.leaf }),
-            exports: &[],
+            exports: &Vec::<headworks_nbd::ExportInfo>::new(),
             room: &mut self.room,
             large_reads: &mut (1 << 20),
             large_payloads: &mut (1 << 20),

@@ -38,14 +38,16 @@ use super::buffer_limits::{BufferLimits, DeviceBytes};
 use super::outgoing::{Outgoing, SendOutcome};
 use super::transport::Transport;
 use super::window::{InFlight, Window};
+use crate::access::{Admission, ExportDirectory};
 use crate::latency::{CompletedRequest, LatencyTable};
 use headworks::driver::{Buffer, Pool, Span};
-use headworks_nbd::handshake::{Encryption, ExportInfo, Handshake, Negotiated};
+use headworks_nbd::handshake::{Encryption, Handshake};
 use headworks_nbd::reply::Replies;
 use headworks_nbd::status::StatusQuery;
 use headworks_nbd::tls::TlsAcceptor;
 use headworks_nbd::transmission::{Request, RequestParser};
 use headworks_nbd::wire::NbdError;
+use headworks_nbd::{ExportInfo, Negotiated};
 
 use from_cache::CacheGuess;
 pub use hand_over::HandedConnection;
@@ -86,12 +88,18 @@ pub struct ConnectionLimits {
 
 /// Phase of a connection.
 enum Phase {
-    Handshake(Box<Handshake>),
+    Handshake(Box<Negotiation>),
     Transmission(Transmission),
     /// Nothing is read; ends when everything is answered and sent.
     Leaving,
     /// The socket is closed; buffers may still be in use.
     Dead,
+}
+
+/// A handshake in progress, and what decides which exports its client sees.
+struct Negotiation {
+    handshake: Handshake,
+    admission: Admission,
 }
 
 /// The export that a connection is bound to, and the class of its requests.
@@ -178,6 +186,8 @@ pub struct Connection {
     acceptor: Option<Arc<TlsAcceptor>>,
     id: u32,
     peer: String,
+    /// Name of the listener that the client came through.
+    listener: Option<Arc<str>>,
     limits: ConnectionLimits,
     phase: Phase,
     form: Replies,
@@ -258,8 +268,8 @@ pub struct ReceiveContext<'a> {
     pub device: Option<DeviceBytes>,
     /// Limits of the connection's export; none if nothing limits it.
     pub limits: Option<LimitGate<'a>>,
-    /// Exports that the handshake lists.
-    pub exports: &'a [ExportInfo],
+    /// Exports, and which client sees which in its handshake.
+    pub exports: &'a dyn ExportDirectory,
     /// Bios that the shard still takes.
     pub room: &'a mut u32,
     /// Bytes of large reads that the shard still takes in this turn.
@@ -276,7 +286,8 @@ impl Connection {
     pub fn new(socket: OwnedFd, peer: String, limits: ConnectionLimits, now: Instant) -> Self {
         let mut connection = Self::without_greeting(socket, peer, limits, now);
         let mut greeting = Vec::new();
-        connection.phase = Phase::Handshake(Box::new(Handshake::new(&mut greeting)));
+        let (handshake, admission) = (Handshake::new(&mut greeting), Admission::new(0));
+        connection.phase = Phase::Handshake(Box::new(Negotiation { handshake, admission }));
         connection.outgoing.header(|out| out.extend_from_slice(&greeting));
         connection
     }
@@ -293,6 +304,7 @@ impl Connection {
             acceptor: None,
             id: 0,
             peer,
+            listener: None,
             limits,
             phase: Phase::Leaving,
             form: Replies { structured: false },
@@ -320,10 +332,37 @@ impl Connection {
 
     /// Offers or requires TLS. Must be called before anything is received.
     pub fn set_tls_acceptor(&mut self, acceptor: &Arc<TlsAcceptor>) {
-        if let Phase::Handshake(handshake) = &mut self.phase {
+        if let Phase::Handshake(negotiation) = &mut self.phase {
             let required = acceptor.is_required();
-            handshake.offer(if required { Encryption::Required } else { Encryption::Offered });
+            negotiation.handshake.offer(if required {
+                Encryption::Required
+            } else {
+                Encryption::Offered
+            });
             self.acceptor = Some(Arc::clone(acceptor));
+        }
+    }
+
+    /// Sets the listener that the client came through, by its number and name. Must be called before anything is received.
+    pub fn set_listener(&mut self, number: u16, name: &Arc<str>) {
+        self.listener = Some(Arc::clone(name));
+        if let Phase::Handshake(negotiation) = &mut self.phase {
+            negotiation.admission = Admission::new(number);
+        }
+    }
+
+    /// Name of the listener that the client came through, as it was then; none if it is not known.
+    #[must_use]
+    pub fn listener(&self) -> Option<&Arc<str>> {
+        self.listener.as_ref()
+    }
+
+    /// Number of the listener of a connection in its handshake.
+    #[must_use]
+    pub fn negotiates_through(&self) -> Option<u16> {
+        match &self.phase {
+            Phase::Handshake(negotiation) => Some(negotiation.admission.listener()),
+            _ => None,
         }
     }
 
@@ -695,7 +734,9 @@ impl Connection {
     fn hang_up(&self) -> ConnectionEnd {
         match &self.phase {
             // A probe of the port connects, sends nothing and closes.
-            Phase::Handshake(handshake) if handshake.is_untouched() => ConnectionEnd::HungUp,
+            Phase::Handshake(negotiation) if negotiation.handshake.is_untouched() => {
+                ConnectionEnd::HungUp
+            }
             Phase::Handshake(_)
                 if self.transport.as_ref().is_some_and(Transport::is_handshaking) =>
             {

@@ -11,10 +11,13 @@ use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Instant, IoErro
 use super::limited::limited_bucket;
 use super::{
     BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PART, LARGE_PAYLOAD, LARGE_TAIL,
-    LENT_BYTES, Phase, ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS, TURN_BYTES,
+    LENT_BYTES, Negotiation, Phase, ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS,
+    TURN_BYTES,
 };
+use crate::access::ClientOffer;
 use crate::nbd::buffer_limits::BufferDemand;
 use crate::nbd::outgoing::SendOutcome;
+use crate::nbd::transport::Transport;
 use headworks::driver::{Buffer, Pool, Span};
 use headworks_nbd::handshake::Outcome;
 use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
@@ -205,13 +208,20 @@ impl Connection {
         bytes: &[u8],
         context: &mut ReceiveContext<'_>,
     ) -> (usize, ReceiveOutcome) {
-        let Phase::Handshake(handshake) = &mut self.phase else {
+        let Phase::Handshake(negotiation) = &mut self.phase else {
             return (0, ReceiveOutcome::Nothing);
         };
+        let Negotiation { handshake, admission } = &mut **negotiation;
+        if !admission.is_certified()
+            && let Some(names) = self.transport.as_ref().and_then(Transport::peer_names)
+        {
+            admission.certify(names);
+        }
+        let offer = ClientOffer::new(context.exports, admission);
         let mut used = 0;
         loop {
             let mut out = Vec::new();
-            let (count, outcome) = handshake.feed(context.exports, &bytes[used..], &mut out);
+            let (count, outcome) = handshake.feed(&offer, &bytes[used..], &mut out);
             used += count;
             if !out.is_empty() {
                 self.outgoing.header(|headers| headers.extend_from_slice(&out));
@@ -625,7 +635,7 @@ mod tests {
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 device: None,
                 limits: None,
-                exports: &[],
+                exports: &Vec::<headworks_nbd::ExportInfo>::new(),
                 room: &mut { room },
                 large_reads: &mut (1 << 20),
                 large_payloads: &mut (1 << 20),

@@ -1,0 +1,193 @@
+//! `[[listen]]` and `--listen`: what the server's options mean for them, and what the start message says of them.
+
+use std::path::PathBuf;
+
+use headworks_core::ConfigError;
+use headworks_nbd::tls::{TlsMode, TlsOptions};
+use headworks_server::config::{ConfigFile, ListenDefaults, Problems};
+use headworks_server::{
+    AccessSpec, Address, ExportSpec, ListenerSpec, Server, ServerOptions, TenantName,
+    access_warnings,
+};
+
+use super::ServeArgs;
+use super::address::{absolute, uri};
+use super::plan::{blame, unix_mode};
+use super::tls::encrypted;
+use super::user;
+
+/// The listeners and lists of certificates of a configuration, with the server's values where they have none.
+pub(super) fn plan_access(
+    options: &ServeArgs,
+    config: &ConfigFile,
+) -> Result<AccessSpec, Problems> {
+    let one = |error: ConfigError| Problems(vec![blame(config, &error)]);
+    let owner = |word: &str| user::look_up_owner(word).map_err(|error| error.message);
+    let defaults = ListenDefaults {
+        mode: unix_mode(options).map_err(one)?,
+        tls: options.tls.parse::<TlsMode>().map_err(one)?,
+        certificates: options.tls_certificates.as_ref().map(absolute),
+        verify_peer: options.tls_verify_peer,
+        owner: &owner,
+    };
+    config.plan_access(&defaults)
+}
+
+/// Whether a listener uses TLS, so that certificates have an effect though the server itself has none.
+pub(super) fn uses_tls(access: &AccessSpec) -> bool {
+    access.listeners.iter().any(|spec| spec.tls.mode != TlsMode::Off)
+}
+
+/// The tenant of an export as it is configured.
+fn tenant_of(spec: &ExportSpec) -> Option<TenantName> {
+    spec.share.tenant.filter(|name| !name.is_none())
+}
+
+/// Warnings about listeners, one sentence each.
+pub(super) fn warnings(specs: &[ExportSpec], options: &ServerOptions) -> Vec<String> {
+    let exports: Vec<_> = specs.iter().map(|spec| (spec.name.as_str(), tenant_of(spec))).collect();
+    access_warnings(options, &exports)
+}
+
+/// Path of a listener's socket, if it has one.
+pub(super) fn path_of(spec: &ListenerSpec) -> Option<PathBuf> {
+    match &spec.address {
+        Address::Unix { path, .. } => Some(path.clone()),
+        Address::Tcp(_) | Address::InheritedSocket(_) => None,
+    }
+}
+
+/// A listener in the start message.
+pub(super) struct AnnouncedListener {
+    pub name: String,
+    pub address: String,
+    pub offers_all: bool,
+    /// Names of the exports that it offers at the start, and their URIs.
+    pub exports: Vec<(String, String)>,
+}
+
+/// The listeners of the configuration, with the ports that they got.
+pub(super) fn announced(
+    access: &AccessSpec,
+    specs: &[ExportSpec],
+    server: &Server,
+) -> Vec<AnnouncedListener> {
+    let ports = server.ports_of_sections();
+    let all = access.listeners.iter().zip(ports);
+    all.map(|(spec, port)| {
+        let place = Place::of(spec, port);
+        let served = server.exports();
+        let is_served = |spec: &&ExportSpec| {
+            served.iter().any(|one| one.name == super::announce::shown_export(&spec.name))
+        };
+        let offered = specs.iter().filter(is_served);
+        let offered = offered.filter(|export| spec.offers(&export.name, tenant_of(export)));
+        AnnouncedListener {
+            name: spec.name.clone(),
+            address: place.shown(),
+            offers_all: spec.offers_all(),
+            exports: offered
+                .map(|one| (one.name.clone(), place.uri(&one.name, &spec.tls)))
+                .collect(),
+        }
+    })
+    .collect()
+}
+
+/// Where a listener is, with its port.
+struct Place {
+    path: Option<PathBuf>,
+    tcp: Option<std::net::SocketAddr>,
+}
+
+impl Place {
+    fn of(spec: &ListenerSpec, port: Option<u16>) -> Self {
+        let tcp = match spec.address {
+            Address::Tcp(mut address) => {
+                address.set_port(port.unwrap_or(address.port()));
+                Some(address)
+            }
+            Address::Unix { .. } | Address::InheritedSocket(_) => None,
+        };
+        Self { path: path_of(spec), tcp }
+    }
+
+    fn shown(&self) -> String {
+        match (&self.path, self.tcp) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(address)) => address.to_string(),
+            (None, None) => String::new(),
+        }
+    }
+
+    fn uri(&self, export: &str, tls: &TlsOptions) -> String {
+        let address = self.tcp.map_or(std::net::Ipv4Addr::LOCALHOST.into(), |tcp| tcp.ip());
+        let port = self.tcp.map(|tcp| tcp.port());
+        encrypted(uri(export, self.path.as_deref(), address, port), tls)
+    }
+}
+
+impl AnnouncedListener {
+    /// The lines of the start message.
+    pub fn lines(&self) -> String {
+        let Self { name, address, exports, .. } = self;
+        let at = if name == address { String::new() } else { format!(" at {address}") };
+        let offers = match (self.offers_all, exports.len()) {
+            (true, _) => "every export".to_owned(),
+            (false, 0) => "no export at present".to_owned(),
+            (false, _) => {
+                let names: Vec<&str> =
+                    exports.iter().map(|(name, _)| super::announce::shown_export(name)).collect();
+                names.join(", ")
+            }
+        };
+        let mut text = format!("listener: {name}{at}: offers {offers}\n");
+        for (_, uri) in exports {
+            text += &format!("uri: {uri}\n");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(address: Address) -> ListenerSpec {
+        ListenerSpec {
+            name: "acme".into(),
+            address,
+            owner: None,
+            exports: Vec::new(),
+            tenant: None,
+            tls: TlsOptions::default(),
+        }
+    }
+
+    #[test]
+    fn uri_names_socket_or_port_of_the_listener() {
+        let unix = spec(Address::Unix { path: "/run/a b".into(), mode: 0o600 });
+        let place = Place::of(&unix, None);
+        assert_eq!(place.uri("db", &unix.tls), "nbd+unix:///db?socket=/run/a%20b");
+        let tcp = spec(Address::Tcp("127.0.0.1:0".parse().unwrap()));
+        let place = Place::of(&tcp, Some(4711));
+        assert_eq!(place.uri("db", &tcp.tls), "nbd://127.0.0.1:4711/db");
+        assert_eq!(place.shown(), "127.0.0.1:4711");
+    }
+
+    #[test]
+    fn start_message_names_what_a_listener_offers() {
+        let listener = |offers_all, exports: &[&str]| AnnouncedListener {
+            name: "acme".into(),
+            address: "/run/a".into(),
+            offers_all,
+            exports: exports.iter().map(|name| ((*name).to_owned(), format!("u:{name}"))).collect(),
+        };
+        assert_eq!(
+            listener(false, &["a", ""]).lines(),
+            "listener: acme at /run/a: offers a, default\nuri: u:a\nuri: u:\n"
+        );
+        assert_eq!(listener(true, &[]).lines(), "listener: acme at /run/a: offers every export\n");
+        assert!(listener(false, &[]).lines().contains("no export at present"));
+    }
+}

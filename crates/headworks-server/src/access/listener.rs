@@ -1,0 +1,74 @@
+//! A listener as it is configured: where it listens, what it offers, and how it encrypts.
+
+use crate::assemble::shown_name;
+use crate::listen::{Address, FileOwner};
+use crate::name_pattern::fits_any;
+use crate::tenant::TenantName;
+use headworks_nbd::tls::TlsOptions;
+
+/// A listener of clients that offers exports of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerSpec {
+    /// Name in messages and tables.
+    pub name: String,
+    /// Address on which it listens.
+    pub address: Address,
+    /// Owner of a unix socket's file; none is that of the server.
+    pub owner: Option<FileOwner>,
+    /// Names and patterns of the exports that it offers.
+    pub exports: Vec<String>,
+    /// The tenant whose exports it offers, too.
+    pub tenant: Option<TenantName>,
+    /// Its mode and certificates of TLS.
+    pub tls: TlsOptions,
+}
+
+impl ListenerSpec {
+    /// Whether it offers every export.
+    #[must_use]
+    pub fn offers_all(&self) -> bool {
+        self.exports.is_empty() && self.tenant.is_none()
+    }
+
+    /// Whether it offers an export with this name and tenant.
+    #[must_use]
+    pub fn offers(&self, export: &str, tenant: Option<TenantName>) -> bool {
+        self.offers_all()
+            || self.tenant.is_some() && self.tenant == tenant
+            || fits_any(shown_name(export), &self.exports)
+    }
+
+    /// Whether its clients must present a certificate.
+    #[must_use]
+    pub fn verifies(&self) -> bool {
+        self.tls.verifies()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_and_tenant_are_a_union_and_neither_is_everything() {
+        let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
+        let all = ListenerSpec {
+            name: "l".into(),
+            address,
+            owner: None,
+            exports: Vec::new(),
+            tenant: None,
+            tls: TlsOptions::default(),
+        };
+        let tenant = |name: &str| Some(TenantName::parse(name).unwrap());
+        assert!(all.offers("", None) && all.offers("x", tenant("acme")));
+        let some = ListenerSpec { exports: vec!["a-*".into(), "default".into()], ..all.clone() };
+        assert!(some.offers("a-1", None) && some.offers("", None) && !some.offers("b", None));
+        let own = ListenerSpec { tenant: tenant("acme"), ..all };
+        assert!(own.offers("b", tenant("acme")) && !own.offers("b", tenant("globex")));
+        assert!(!own.offers("b", None));
+        let both = ListenerSpec { tenant: tenant("acme"), ..some };
+        assert!(both.offers("b", tenant("acme")) && both.offers("a-1", None));
+        assert!(!both.offers("b", None));
+    }
+}

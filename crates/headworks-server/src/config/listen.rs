@@ -1,0 +1,430 @@
+//! `[[listen]]` tables: a socket for clients, and the exports that it offers.
+//!
+//! ```toml
+//! [[listen]]
+//! name = "acme"                     # for messages; without one its address
+//! unix = "/run/headworks/acme.sock" # or address = "0.0.0.0:10809"
+//! mode = "0660"
+//! owner = "acme:acme"
+//! exports = ["shared"]              # names, with * and ?
+//! tenant = "acme"                   # and the exports of this tenant; with neither every export
+//! tls = "require"                   # also tls-certificates, tls-verify-peer
+//! ```
+//!
+//! Without a value of its own a listener has that of the server.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use headworks_core::ConfigError;
+use headworks_nbd::tls::{TlsMode, TlsOptions};
+use toml::de::DeTable;
+
+use super::problem::{Origin, Problem};
+use super::read::{Reader, Setting, Value, entries, unknown};
+use crate::access::ListenerSpec;
+use crate::listen::{Address, FileOwner};
+use crate::tenant::TenantName;
+use crate::units::parse_switch;
+
+/// Most names and patterns of one list: as many as a server has exports.
+pub(super) const PATTERNS_MAX: usize = 1024;
+
+/// Longest name in bytes; a unix socket's path, which is the default, has at most 107.
+const NAME_MAX: usize = 128;
+
+/// Separates names of a list on the command line, where a comma separates keys.
+const SEPARATOR: char = '+';
+
+/// Keys with one value each.
+const KEYS: [&str; 9] = [
+    "unix",
+    "address",
+    "mode",
+    "owner",
+    "tenant",
+    "tls",
+    "tls-certificates",
+    "tls-verify-peer",
+    "enabled",
+];
+
+/// Values of listeners that say nothing of them.
+pub struct ListenDefaults<'a> {
+    /// Mode bits of the file of a unix socket.
+    pub mode: u32,
+    /// Policy for clients without TLS.
+    pub tls: TlsMode,
+    /// Directory of certificates, also of a server without TLS.
+    pub certificates: Option<PathBuf>,
+    /// Clients must present certificates.
+    pub verify_peer: bool,
+    /// Looks the ids of `user`, `user:group` or `:group` up.
+    pub owner: &'a dyn Fn(&str) -> Result<FileOwner, String>,
+}
+
+/// A listener as it is written in a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenSection {
+    /// Name of the listener.
+    pub name: String,
+    /// Values by their keys.
+    pub settings: Vec<Setting>,
+    /// Names and patterns of the exports that it offers.
+    pub exports: Vec<String>,
+    /// Origin of the section.
+    pub origin: Origin,
+}
+
+impl ListenSection {
+    /// Makes the section for `key=value,...` of a command line, with `+` between the names of a list.
+    ///
+    /// # Errors
+    /// The text is invalid.
+    pub fn from_words(text: &str, origin: &Origin) -> Result<Self, ConfigError> {
+        let wrong = |message: String| ConfigError::new("listen", message);
+        let (mut name, mut exports, mut settings) = (None, Vec::new(), Vec::<Setting>::new());
+        let mut given: Vec<&str> = Vec::new();
+        for word in text.split(',') {
+            let Some((key, value)) = word.split_once('=') else {
+                let message = format!("`{word}` is not key=value, as in unix=/run/acme.sock");
+                return Err(wrong(message));
+            };
+            if given.contains(&key) {
+                return Err(wrong(format!("{key} is given twice")));
+            }
+            given.push(key);
+            match key {
+                "name" => name = Some(value.to_owned()),
+                "exports" => exports = value.split(SEPARATOR).map(str::to_owned).collect(),
+                _ if KEYS.contains(&key) => {
+                    let (name, value) = (key.to_owned(), Value::Word(value.to_owned()));
+                    settings.push(Setting { name, value, origin: origin.clone() });
+                }
+                _ => return Err(wrong(unknown(key, "a listener", &all_keys()))),
+            }
+        }
+        let name = name.or_else(|| default_name(&settings));
+        let name = name.ok_or_else(|| wrong(needs_address("it")))?;
+        check_name(&name).map_err(wrong)?;
+        settings.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(Self { name, settings, exports, origin: origin.clone() })
+    }
+
+    /// The same values with one origin.
+    #[must_use]
+    pub fn with_origin(mut self, origin: &Origin) -> Self {
+        self.settings.iter_mut().for_each(|setting| setting.origin = origin.clone());
+        self.origin = origin.clone();
+        self
+    }
+
+    /// Replaces what `later` says; names of exports are kept if it names none.
+    pub(super) fn merge(&mut self, later: Self) {
+        if later.is_enabled() == Ok(false) {
+            *self = later;
+            return;
+        }
+        self.settings.retain(|setting| setting.name != "enabled");
+        for setting in later.settings {
+            // One place to listen replaces the other.
+            let places = ["unix", "address"];
+            let replaces = |old: &Setting| {
+                old.name == setting.name
+                    || places.contains(&&*old.name) && places.contains(&&*setting.name)
+            };
+            self.settings.retain(|old| !replaces(old));
+            self.settings.push(setting);
+        }
+        self.settings.sort_by(|one, other| one.name.cmp(&other.name));
+        if !later.exports.is_empty() {
+            self.exports = later.exports;
+        }
+        self.origin = later.origin;
+    }
+
+    /// Whether the listener exists.
+    ///
+    /// # Errors
+    /// The value of `enabled` is no switch.
+    pub fn is_enabled(&self) -> Result<bool, Problem> {
+        self.switch("enabled").map(|on| on.unwrap_or(true))
+    }
+
+    fn get(&self, name: &str) -> Option<&Setting> {
+        self.settings.iter().find(|setting| setting.name == name)
+    }
+
+    fn switch(&self, name: &str) -> Result<Option<bool>, Problem> {
+        let Some(setting) = self.get(name) else { return Ok(None) };
+        parse_switch(setting.word()).map(Some).map_err(|error| self.wrong(setting, &error))
+    }
+
+    fn wrong(&self, setting: &Setting, what: &str) -> Problem {
+        let Setting { name, origin, .. } = setting;
+        Problem::new(origin, format!("listener {}: {name}: {what}", self.name))
+    }
+
+    /// The listener that the section defines.
+    ///
+    /// # Errors
+    /// The first mistake, with its position.
+    pub fn plan(&self, defaults: &ListenDefaults<'_>) -> Result<ListenerSpec, Problem> {
+        let tenant = self.get("tenant").map(|setting| {
+            let name = TenantName::parse(setting.word());
+            let name = name.and_then(|name| name.check().map(|()| name));
+            name.map_err(|error| self.wrong(setting, &error))
+        });
+        let owner = self.get("owner").map(|setting| {
+            (defaults.owner)(setting.word()).map_err(|error| self.wrong(setting, &error))
+        });
+        Ok(ListenerSpec {
+            name: self.name.clone(),
+            address: self.address(defaults)?,
+            owner: owner.transpose()?,
+            exports: self.exports.clone(),
+            tenant: tenant.transpose()?,
+            tls: self.tls(defaults)?,
+        })
+    }
+
+    fn address(&self, defaults: &ListenDefaults<'_>) -> Result<Address, Problem> {
+        let (unix, address) = match (self.get("unix"), self.get("address")) {
+            (Some(_), Some(address)) => {
+                return Err(self.wrong(address, "a listener has this or unix, not both"));
+            }
+            (None, None) => {
+                let what = needs_address(&format!("listener {}", self.name));
+                return Err(Problem::new(&self.origin, what));
+            }
+            found => found,
+        };
+        if let Some(setting) = address {
+            let of_file = ["mode", "owner"].into_iter().find_map(|key| self.get(key));
+            if let Some(of_file) = of_file {
+                return Err(self.wrong(of_file, "it is for the file of a unix socket"));
+            }
+            let example = "is no address and port such as 0.0.0.0:10809 or [::]:10809";
+            let parsed = setting.word().parse::<SocketAddr>();
+            let wrong = |_| self.wrong(setting, &format!("`{}` {example}", setting.word()));
+            return parsed.map(Address::Tcp).map_err(wrong);
+        }
+        let path = unix.map_or("", Setting::word);
+        if let Some(setting) = unix.filter(|_| path.is_empty() || path == "-") {
+            return Err(self.wrong(setting, "a listener needs the path of its socket"));
+        }
+        let mode = self.get("mode").map(|setting| {
+            let mode = u32::from_str_radix(setting.word(), 8).ok().filter(|mode| *mode <= 0o777);
+            let what = format!("`{}` is not an octal mode such as 0660", setting.word());
+            mode.ok_or_else(|| self.wrong(setting, &what))
+        });
+        let mode = mode.transpose()?.unwrap_or(defaults.mode);
+        let path = std::path::absolute(path).unwrap_or_else(|_| PathBuf::from(path));
+        Ok(Address::Unix { path, mode })
+    }
+
+    fn tls(&self, defaults: &ListenDefaults<'_>) -> Result<TlsOptions, Problem> {
+        let mode = self.get("tls").map(|setting| {
+            let parsed = setting.word().parse::<TlsMode>();
+            parsed.map_err(|error| self.wrong(setting, &error.message))
+        });
+        let mode = mode.transpose()?.unwrap_or(defaults.tls);
+        let (own, verifies) = (self.get("tls-certificates"), self.switch("tls-verify-peer")?);
+        if mode == TlsMode::Off {
+            let without =
+                own.or_else(|| self.get("tls-verify-peer").filter(|_| verifies == Some(true)));
+            return match without {
+                Some(setting) => {
+                    Err(self.wrong(setting, "it has no effect without tls on or require"))
+                }
+                None => Ok(TlsOptions::default()),
+            };
+        }
+        let absolute =
+            |path: &str| std::path::absolute(path).unwrap_or_else(|_| PathBuf::from(path));
+        let certificates = own.map(|setting| absolute(setting.word()));
+        let certificates = certificates.or_else(|| defaults.certificates.clone());
+        if certificates.is_none() {
+            let what = format!(
+                "listener {}: TLS needs tls-certificates, the directory of server-cert.pem and server-key.pem",
+                self.name
+            );
+            return Err(Problem::new(&self.origin, what));
+        }
+        let verify_peer = verifies.unwrap_or(defaults.verify_peer);
+        Ok(TlsOptions { mode, certificates, verify_peer })
+    }
+}
+
+fn needs_address(what: &str) -> String {
+    format!("{what} needs unix, the path of a socket, or address, as in 127.0.0.1:10809")
+}
+
+/// All keys of a listener.
+fn all_keys() -> Vec<&'static str> {
+    ["name", "exports"].into_iter().chain(KEYS).collect()
+}
+
+fn default_name(settings: &[Setting]) -> Option<String> {
+    let place = |name: &str| settings.iter().find(|setting| setting.name == name);
+    place("unix").or_else(|| place("address")).map(|setting| setting.word().to_owned())
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
+        return Err(format!(
+            "a listener's name has at most {NAME_MAX} bytes and no control characters"
+        ));
+    }
+    Ok(())
+}
+
+/// Reads a list of names and patterns.
+pub(super) fn read_patterns(
+    reader: &mut Reader<'_>,
+    key: &str,
+    value: &toml::Spanned<toml::de::DeValue<'_>>,
+) -> Vec<String> {
+    let words = reader.words(key, value).map(|value| value.words().to_vec());
+    let words = words.unwrap_or_default();
+    if words.len() > PATTERNS_MAX {
+        reader.wrong(&value.span(), format!("{key}: more than {PATTERNS_MAX} names"));
+        return Vec::new();
+    }
+    words
+}
+
+/// Reads a `[[listen]]` table.
+pub fn read(
+    reader: &mut Reader<'_>,
+    table: &DeTable<'_>,
+    span: &Range<usize>,
+) -> Option<ListenSection> {
+    let (mut name, mut settings, mut exports) = (None, Vec::new(), Vec::new());
+    for (key, key_span, value) in entries(table) {
+        match key {
+            "name" => name = reader.word(key, value).map(|word| (word, value.span())),
+            "exports" => exports = read_patterns(reader, key, value),
+            _ if KEYS.contains(&key) => settings.extend(reader.setting((key, key_span, value))),
+            _ => reader.unknown((key, &key_span), "a [[listen]]", &all_keys()),
+        }
+    }
+    let name = name.or_else(|| Some((default_name(&settings)?, span.clone())));
+    let Some((name, name_span)) = name else {
+        if !table.contains_key("name") {
+            reader.wrong(span, needs_address("a [[listen]]"));
+        }
+        return None;
+    };
+    if let Err(error) = check_name(&name) {
+        reader.wrong(&name_span, error);
+        return None;
+    }
+    settings.sort_by(|one: &Setting, other| one.name.cmp(&other.name));
+    Some(ListenSection { name, settings, exports, origin: reader.origin(&name_span) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ConfigFile;
+    use super::*;
+
+    fn defaults() -> ListenDefaults<'static> {
+        ListenDefaults {
+            mode: 0o600,
+            tls: TlsMode::Off,
+            certificates: Some("/etc/pki".into()),
+            verify_peer: true,
+            owner: &|word| match word {
+                "acme" => Ok(FileOwner { user: Some(7), group: Some(8) }),
+                _ => Err(format!("there is no user `{word}`")),
+            },
+        }
+    }
+
+    fn planned(text: &str) -> Result<Vec<ListenerSpec>, String> {
+        let file = ConfigFile::parse("f", text).map_err(|problems| problems.to_string())?;
+        let access = file.plan_access(&defaults()).map_err(|problems| problems.to_string())?;
+        Ok(access.listeners)
+    }
+
+    fn words(text: &str) -> Result<ListenerSpec, String> {
+        let section = ListenSection::from_words(text, &Origin::CommandLine);
+        let section = section.map_err(|error| error.to_string())?;
+        section.plan(&defaults()).map_err(|problem| problem.what)
+    }
+
+    #[test]
+    fn listener_has_its_values_or_those_of_the_server() {
+        let text = "[[listen]]\nname = 'acme'\nunix = '/run/acme.sock'\nmode = '0660'\n\
+                    owner = 'acme'\nexports = ['acme-*', 'shared']\ntenant = 'acme'\n\
+                    [[listen]]\naddress = '[::]:10809'\ntls = 'require'\n";
+        let all = planned(text).unwrap();
+        let [acme, tcp] = &all[..] else { panic!("{all:?}") };
+        assert_eq!(acme.address, Address::Unix { path: "/run/acme.sock".into(), mode: 0o660 });
+        assert_eq!(acme.owner, Some(FileOwner { user: Some(7), group: Some(8) }));
+        assert_eq!(acme.exports, ["acme-*", "shared"]);
+        assert_eq!(acme.tenant.unwrap().as_str(), "acme");
+        assert_eq!(acme.tls, TlsOptions::default());
+        assert_eq!((tcp.name.as_str(), tcp.offers_all()), ("[::]:10809", true));
+        let certificates = Some(PathBuf::from("/etc/pki"));
+        let tls = TlsOptions { mode: TlsMode::Require, certificates, verify_peer: true };
+        assert_eq!(tcp.tls, tls);
+    }
+
+    #[test]
+    fn command_line_says_the_same_as_a_file() {
+        let spec = words("unix=/run/a.sock,mode=0660,tenant=acme,exports=a-*+shared").unwrap();
+        let text = "[[listen]]\nunix = '/run/a.sock'\nmode = 660\ntenant = 'acme'\n\
+                    exports = ['a-*', 'shared']\n";
+        assert_eq!(planned(text).unwrap(), [spec]);
+        assert_eq!(words("name=x,address=127.0.0.1:1").unwrap().name, "x");
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, said) in [
+            ("tenant=acme", "needs unix"),
+            ("unix", "is not key=value"),
+            ("unix=/a,unix=/b", "given twice"),
+            ("unix=/a,tennant=b", "the nearest is `tenant`"),
+            ("unix=/a,address=127.0.0.1:1", "this or unix, not both"),
+            ("address=localhost:1", "is no address and port"),
+            ("address=127.0.0.1:1,mode=600", "file of a unix socket"),
+            ("address=127.0.0.1:1,owner=acme", "file of a unix socket"),
+            ("unix=/a,mode=999", "not an octal mode"),
+            ("unix=/a,mode=7777", "not an octal mode"),
+            ("unix=/a,owner=nobody-here", "there is no user"),
+            ("unix=/a,tenant=a b", "no name of a tenant"),
+            ("unix=/a,tenant=none", "the word for no tenant"),
+            ("unix=/a,tls=maybe", "none of off, on, require"),
+            ("unix=/a,tls-certificates=/p", "no effect without tls"),
+            ("unix=/a,tls-verify-peer=on", "no effect without tls"),
+            ("unix=-", "needs the path"),
+            ("name=,unix=/a", "at most 128 bytes"),
+        ] {
+            let error = words(text).unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+        let twins = "[[listen]]\nname = 'a'\nunix = '/a'\n[[listen]]\nname = 'b'\nunix = '/a'\n";
+        assert!(planned(twins).unwrap_err().contains("both listen at /a"));
+        let named = "[[listen]]\nname = 'a'\nunix = '/a'\n[[listen]]\nname = 'a'\nunix = '/b'\n";
+        assert!(planned(named).unwrap_err().contains("two listeners are named `a`"));
+        assert!(planned("[[listen]]\nname = 'a'\n").unwrap_err().contains("needs unix"));
+    }
+
+    #[test]
+    fn later_file_changes_and_takes_away() {
+        let file = |text: &str| ConfigFile::parse("f", text).unwrap();
+        let first = "[[listen]]\nname = 'a'\nunix = '/a'\nexports = ['x']\n\
+                     [[listen]]\nname = 'b'\nunix = '/b'\n";
+        let later = "[[listen]]\nname = 'a'\naddress = '127.0.0.1:7'\n\
+                     [[listen]]\nname = 'b'\nenabled = false\n";
+        let merged = file(first).merged(file(later));
+        let access = merged.plan_access(&defaults()).unwrap();
+        let [one] = &access.listeners[..] else { panic!("{access:?}") };
+        assert_eq!(one.address, Address::Tcp("127.0.0.1:7".parse().unwrap()));
+        assert_eq!(one.exports, ["x"]);
+    }
+}

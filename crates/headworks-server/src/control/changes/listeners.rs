@@ -1,0 +1,237 @@
+//! Listeners and the rules of access of a reloaded configuration, and the method `listeners`.
+//!
+//! ```text
+//!   narrow_access   old and new rules hold both          (then tenants and exports change)
+//!   load_access     close listeners that are gone -> change those that stay -> new rules -> open new listeners
+//! ```
+//!
+//! So a client never sees what neither configuration shows it, whatever moves meanwhile. A listener is known by its address. Clients in
+//! transmission are left alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use headworks_core::{ConfigError, ShardId};
+use serde_json::{Value, json};
+
+use super::LiveChanges;
+use crate::access::{AccessRules, AccessSpec, LISTENERS_MAX, ListenerSpec};
+use crate::assemble::shown_name;
+use crate::control::rpc::RpcFault;
+use crate::control::tree::lock;
+use crate::handover::ListenerRole;
+use crate::listen::{Address, Listener, dress_file};
+use crate::listener_set::{Acceptors, ListenerEntry, rule_listener};
+use crate::messages::command::ShardCommand;
+
+/// Result of a reload of listeners, one sentence each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessReport {
+    /// Changes that took effect.
+    pub changed: Vec<String>,
+    /// Listeners that could not be opened or changed, and why.
+    pub failed: Vec<String>,
+}
+
+/// The shard that accepts clients.
+const ACCEPTS: ShardId = ShardId(0);
+
+impl LiveChanges {
+    /// See [`Reloader::narrow_access`](crate::Reloader::narrow_access).
+    pub fn narrow_access(&self, wanted: &AccessSpec) -> Result<(), String> {
+        let mut stays = self.listeners.entries();
+        stays.retain_mut(|entry| {
+            let Some(own) = &entry.spec else { return true };
+            let same = |spec: &&ListenerSpec| spec.address.key() == own.address.key();
+            let new = wanted.listeners.iter().find(same).cloned();
+            entry.spec = new;
+            entry.spec.is_some()
+        });
+        let next = Some(Arc::new(self.rules_for(&stays, wanted)));
+        self.set_rules(self.listeners.rules(), next).map_err(RpcFault::into_message)
+    }
+
+    /// See [`Reloader::keep_access`](crate::Reloader::keep_access).
+    pub fn keep_access(&self) {
+        // A server that stops needs no rules.
+        let _ = self.set_rules(self.listeners.rules(), None);
+    }
+
+    /// See [`Reloader::access`](crate::Reloader::access).
+    pub fn load_access(&self, wanted: &AccessSpec) -> AccessReport {
+        let mut report = AccessReport::default();
+        let (mut entries, mut acceptors) = (Vec::new(), Acceptors::default());
+        for entry in self.listeners.entries() {
+            if let Some(spec) = &entry.spec {
+                acceptors.put(spec.tls.clone(), entry.acceptor.clone());
+            }
+            let wanted = wanted.listeners.iter().find(|spec| entry.is_at(spec));
+            match (&entry.spec, wanted) {
+                (None, _) => entries.push(entry),
+                (Some(_), Some(new)) => {
+                    entries.push(self.change_listener(entry, new, &mut acceptors, &mut report));
+                }
+                (Some(_), None) => match self.remove_listener(&entry) {
+                    Ok(()) => report.changed.push(format!("listener {} was removed", entry.name)),
+                    Err(why) => {
+                        report.failed.push(format!("listener {} not removed: {why}", entry.name));
+                        entries.push(entry);
+                    }
+                },
+            }
+        }
+        let is_new = |spec: &&ListenerSpec| !entries.iter().any(|entry| entry.is_at(spec));
+        let new: Vec<&ListenerSpec> = wanted.listeners.iter().filter(is_new).collect();
+        let mut opened = Vec::new();
+        for spec in new {
+            match self.open_listener(&entries, spec, &mut acceptors) {
+                Ok((entry, listener)) => {
+                    entries.push(entry.clone());
+                    opened.push((entry, listener));
+                }
+                Err(why) => report.failed.push(format!("listener {} not opened: {why}", spec.name)),
+            }
+        }
+        let rules = Arc::new(self.rules_for(&entries, wanted));
+        if let Err(fault) = self.set_rules(Arc::clone(&rules), None) {
+            // The server stops, and closes what was opened.
+            report.failed.push(fault.into_message());
+            return report;
+        }
+        self.listeners.set_rules(rules);
+        self.listeners.set(entries, wanted.clone());
+        // After the rules that name them.
+        for (entry, listener) in opened {
+            let (number, listener) = (entry.number, entry.client_listener(listener));
+            match self.order(ShardCommand::AddListener { number, listener }) {
+                Ok(()) => {
+                    let ListenerEntry { name, address, .. } = entry;
+                    report.changed.push(format!("listener {name} listens at {address}"));
+                }
+                Err(fault) => report.failed.push(fault.into_message()),
+            }
+        }
+        report
+    }
+
+    /// Gives a listener what is configured now; returns what it is then. One whose certificates cannot be read, or whose file cannot
+    /// be changed, stays as it was as a whole: what it is to offer may be meant for them.
+    fn change_listener(
+        &self,
+        mut entry: ListenerEntry,
+        new: &ListenerSpec,
+        acceptors: &mut Acceptors,
+        report: &mut AccessReport,
+    ) -> ListenerEntry {
+        if entry.spec.as_ref() == Some(new) {
+            return entry;
+        }
+        let dressed = match (&entry.spec, &new.address) {
+            (Some(old), Address::Unix { path, mode })
+                if (&old.address, old.owner) != (&new.address, new.owner) =>
+            {
+                let inode = self.listeners.inode_of(path);
+                dress_file(path, Some(inode), *mode, new.owner)
+            }
+            _ => Ok(()),
+        };
+        let acceptor =
+            dressed.and_then(|()| acceptors.get(&new.tls).map_err(|error| error.to_string()));
+        let told = acceptor.and_then(|acceptor| {
+            let (number, name): (_, Arc<str>) = (entry.number, new.name.as_str().into());
+            let order = ShardCommand::ChangeListener {
+                number,
+                name: Arc::clone(&name),
+                acceptor: acceptor.clone(),
+            };
+            self.order(order).map_err(RpcFault::into_message).map(|()| (name, acceptor))
+        });
+        match told {
+            Ok((name, acceptor)) => {
+                report.changed.push(format!("listener {name} was changed"));
+                (entry.name, entry.acceptor, entry.spec) = (name, acceptor, Some(new.clone()));
+            }
+            Err(why) => {
+                report.failed.push(format!("listener {} not changed: {why}", entry.name));
+            }
+        }
+        entry
+    }
+
+    fn remove_listener(&self, entry: &ListenerEntry) -> Result<(), String> {
+        let order = ShardCommand::RemoveListener { number: entry.number };
+        self.order(order).map_err(RpcFault::into_message)?;
+        let key = entry.spec.as_ref().and_then(|spec| spec.address.key());
+        self.listeners.forget(key.as_deref());
+        Ok(())
+    }
+
+    /// Opens the socket of a new listener beside `others`.
+    fn open_listener(
+        &self,
+        others: &[ListenerEntry],
+        spec: &ListenerSpec,
+        acceptors: &mut Acceptors,
+    ) -> Result<(ListenerEntry, Listener), String> {
+        let acceptor = acceptors.get(&spec.tls).map_err(|error| error.to_string())?;
+        let is_free = |number: &u16| !others.iter().any(|entry| entry.number == *number);
+        let number = (0..LISTENERS_MAX as u16).find(is_free);
+        let number = number.ok_or_else(|| format!("a server has at most {LISTENERS_MAX}"))?;
+        let said = |error: ConfigError| error.message.to_string();
+        let (entry, listener) = ListenerEntry::open(number, spec, acceptor).map_err(said)?;
+        let (role, key) = (ListenerRole::Clients, spec.address.key());
+        self.listeners.keep(&listener, role, key).map_err(said)?;
+        Ok((entry, listener))
+    }
+
+    /// The rules for these listeners.
+    fn rules_for(&self, entries: &[ListenerEntry], access: &AccessSpec) -> AccessRules {
+        let listeners: Vec<_> = entries.iter().map(rule_listener).collect();
+        let (tree, configured) = (self.tree.current(), lock(&self.configured));
+        let served = tree.exports.iter().map(|export| export.name.as_str());
+        let absent = tree.absent.iter().map(|absent| absent.spec.name.as_str());
+        let configured = configured.iter().map(|export| export.name.as_str());
+        AccessRules::new(&listeners, access, served.chain(absent).chain(configured))
+    }
+
+    fn set_rules(
+        &self,
+        now: Arc<AccessRules>,
+        next: Option<Arc<AccessRules>>,
+    ) -> Result<(), RpcFault> {
+        self.order(ShardCommand::SetAccess { now, next })
+    }
+
+    /// Gives a command, which is not refused, to the shard that accepts clients.
+    fn order(&self, command: ShardCommand) -> Result<(), RpcFault> {
+        let done = self.shards.command(ACCEPTS, command)?;
+        done.map(drop).map_err(|error| super::refused(&error))
+    }
+
+    /// The method `listeners`: one row for each. `clients` has the number of connections by listener.
+    pub fn listeners(&self, clients: &BTreeMap<Arc<str>, usize>) -> Value {
+        let (tree, entries) = (self.tree.current(), self.listeners.entries());
+        let row = |entry: &ListenerEntry| {
+            let offers = |name: &str, tenant| {
+                entry.spec.as_ref().is_none_or(|spec| spec.offers(name, tenant))
+            };
+            let served = tree.exports.iter();
+            let served = served.filter(|node| offers(&node.name, self.settings.tenant_of(node.id)));
+            let exports: Vec<&str> = served.map(|node| shown_name(&node.name)).collect();
+            let is_verified = entry.acceptor.as_ref().is_some_and(|one| one.verifies_peers());
+            json!({
+                "name": &*entry.name,
+                "address": entry.address,
+                "tenant": entry.spec.as_ref().and_then(|spec| Some(spec.tenant?.to_string())),
+                "exports": exports,
+                "connections": clients.get(&entry.name).copied().unwrap_or(0),
+                "tls": entry.acceptor.as_ref().map_or("off", |one| match one.is_required() {
+                    true => "require",
+                    false => "on",
+                }),
+                "verifies_clients": is_verified,
+            })
+        };
+        entries.iter().map(row).collect()
+    }
+}

@@ -1,0 +1,218 @@
+//! The listeners of a running server, as control threads know them: for reloads, `ctl` and a later hand-over.
+//!
+//! Listeners of clients have numbers: first those of [`ServerOptions::listen`], which offer every export, then those of
+//! [`ServerOptions::access`]. Invariant: a number in the set is in use in the shard, and no number is used twice.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headworks_core::ConfigError;
+use headworks_nbd::tls::{TlsAcceptor, TlsOptions};
+
+use crate::access::{AccessRules, AccessSpec, ListenerSpec, RuleListener};
+use crate::handover::{HandedListener, ListenerRole};
+use crate::listen::{Address, ClientListener, Listener};
+
+/// A listener of clients, as control threads know it.
+#[derive(Clone, Debug)]
+pub(crate) struct ListenerEntry {
+    /// Number in the shard that accepts clients.
+    pub number: u16,
+    /// Name in messages and tables.
+    pub name: Arc<str>,
+    /// Address for display, with the port that the kernel chose.
+    pub address: String,
+    /// TCP port; none for a unix socket.
+    pub port: Option<u16>,
+    /// What it offers, and where; none for a listener that offers every export.
+    pub spec: Option<ListenerSpec>,
+    /// TLS configuration; none without TLS.
+    pub acceptor: Option<Arc<TlsAcceptor>>,
+}
+
+impl ListenerEntry {
+    /// The listener of a section, and what the set knows of it.
+    ///
+    /// # Errors
+    /// The address cannot be used.
+    pub fn open(
+        number: u16,
+        spec: &ListenerSpec,
+        acceptor: Option<Arc<TlsAcceptor>>,
+    ) -> Result<(Self, Listener), ConfigError> {
+        let listener = Listener::bind(&spec.address, spec.owner)?;
+        Ok((Self::new(number, &listener, &spec.address, Some(spec), acceptor), listener))
+    }
+
+    /// What the set knows of an open listener.
+    pub fn new(
+        number: u16,
+        listener: &Listener,
+        address: &Address,
+        spec: Option<&ListenerSpec>,
+        acceptor: Option<Arc<TlsAcceptor>>,
+    ) -> Self {
+        let shown = listener.shown().unwrap_or_else(|| address.key().unwrap_or_default());
+        let name = spec.map_or(shown.as_str(), |spec| &spec.name);
+        Self {
+            number,
+            name: name.into(),
+            port: listener.port(),
+            spec: spec.cloned(),
+            acceptor,
+            address: shown,
+        }
+    }
+
+    /// What a shard needs to serve its clients.
+    pub fn client_listener(&self, listener: Listener) -> ClientListener {
+        let (name, acceptor) = (Arc::clone(&self.name), self.acceptor.clone());
+        ClientListener { listener, name, acceptor }
+    }
+
+    /// Whether it is the listener of a section.
+    pub fn is_at(&self, spec: &ListenerSpec) -> bool {
+        self.spec.as_ref().is_some_and(|own| own.address.key() == spec.address.key())
+    }
+}
+
+/// The listener for which rules are made.
+pub(crate) fn rule_listener(entry: &ListenerEntry) -> RuleListener<'_> {
+    RuleListener {
+        number: entry.number,
+        spec: entry.spec.as_ref(),
+        verifies: entry.acceptor.as_ref().is_some_and(|acceptor| acceptor.verifies_peers()),
+    }
+}
+
+/// TLS configurations by their options, so that listeners with the same ones share a configuration.
+#[derive(Default)]
+pub(crate) struct Acceptors(Vec<(TlsOptions, Option<Arc<TlsAcceptor>>)>);
+
+impl Acceptors {
+    /// The configuration for these options, which is read from files if it is new.
+    ///
+    /// # Errors
+    /// A file is missing or invalid.
+    pub fn get(&mut self, options: &TlsOptions) -> Result<Option<Arc<TlsAcceptor>>, ConfigError> {
+        if let Some((_, known)) = self.0.iter().find(|(known, _)| known == options) {
+            return Ok(known.clone());
+        }
+        let made = TlsAcceptor::new(options)?.map(Arc::new);
+        self.put(options.clone(), made.clone());
+        Ok(made)
+    }
+
+    /// Adds a configuration that was made before.
+    pub fn put(&mut self, options: TlsOptions, acceptor: Option<Arc<TlsAcceptor>>) {
+        self.0.push((options, acceptor));
+    }
+}
+
+/// All listeners of a running server, shared by control threads.
+#[derive(Default)]
+pub(crate) struct ListenerSet {
+    entries: Mutex<Vec<ListenerEntry>>,
+    /// Second descriptors of the sockets, for a process that replaces this one; none after a stop.
+    handed: Mutex<Vec<HandedListener>>,
+    /// What the listeners offer, and what certificates stand for, as they were configured last.
+    access: Mutex<AccessSpec>,
+    /// The rules in force.
+    rules: Mutex<Arc<AccessRules>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ListenerSet {
+    /// Listeners of clients in the order of their numbers.
+    pub fn entries(&self) -> Vec<ListenerEntry> {
+        lock(&self.entries).clone()
+    }
+
+    /// Replaces the listeners, and what they offer.
+    pub fn set(&self, mut entries: Vec<ListenerEntry>, access: AccessSpec) {
+        entries.sort_by_key(|entry| entry.number);
+        let twins = entries.windows(2).any(|pair| pair[0].number == pair[1].number);
+        assert!(!twins, "no number is used twice");
+        (*lock(&self.entries), *lock(&self.access)) = (entries, access);
+    }
+
+    /// What the configuration says about access.
+    pub fn access(&self) -> AccessSpec {
+        lock(&self.access).clone()
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> Arc<AccessRules> {
+        Arc::clone(&lock(&self.rules))
+    }
+
+    /// Replaces the rules in force.
+    pub fn set_rules(&self, rules: Arc<AccessRules>) {
+        *lock(&self.rules) = rules;
+    }
+
+    /// Second descriptors of the listening sockets.
+    pub fn handed(&self) -> MutexGuard<'_, Vec<HandedListener>> {
+        lock(&self.handed)
+    }
+
+    /// Keeps a second descriptor of a socket; one that was inherited is the program's to hand over.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn keep(
+        &self,
+        listener: &Listener,
+        role: ListenerRole,
+        address: Option<String>,
+    ) -> Result<(), ConfigError> {
+        let Some(address) = address else { return Ok(()) };
+        let copy = listener.hand_over(role, address).map_err(|error| {
+            ConfigError::new("listen", format!("cannot duplicate a socket: {error}"))
+        })?;
+        self.handed().push(copy);
+        Ok(())
+    }
+
+    /// Inode of the file of a unix socket that this server has made or taken over; 0, which no file has, if it has not.
+    pub fn inode_of(&self, path: &Path) -> u64 {
+        let handed = self.handed();
+        let mut files = handed.iter().filter_map(|one| one.file.as_ref());
+        files.find(|(own, _)| own == path).map_or(0, |(_, inode)| *inode)
+    }
+
+    /// Gives up the second descriptor of a listener of clients.
+    pub fn forget(&self, address: Option<&str>) {
+        let is_it = |one: &HandedListener| {
+            one.role == ListenerRole::Clients && Some(one.address.as_str()) == address
+        };
+        self.handed().retain(|one| !is_it(one));
+    }
+
+    /// Reads the certificates of all listeners again, for new connections; false if none has any.
+    ///
+    /// # Errors
+    /// Certificates are missing or invalid; the old ones of those stay in use.
+    pub fn reload_certificates(&self) -> Result<bool, String> {
+        let mut acceptors: Vec<Arc<TlsAcceptor>> = Vec::new();
+        for acceptor in self.entries().into_iter().filter_map(|entry| entry.acceptor) {
+            if !acceptors.iter().any(|known| Arc::ptr_eq(known, &acceptor)) {
+                acceptors.push(acceptor);
+            }
+        }
+        let wrong: Vec<String> =
+            acceptors.iter().filter_map(|acceptor| acceptor.reload().err()).collect();
+        if wrong.is_empty() { Ok(!acceptors.is_empty()) } else { Err(wrong.join("; ")) }
+    }
+}
+
+/// An error about the listener of a section, with its name.
+pub(crate) fn named(spec: Option<&ListenerSpec>, error: ConfigError) -> ConfigError {
+    match spec {
+        Some(spec) => ConfigError::new("listen", format!("{}: {}", spec.name, error.message)),
+        None => error,
+    }
+}
