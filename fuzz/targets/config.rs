@@ -1,7 +1,9 @@
 //! What may stand in a configuration file: it is refused with places, or it is written again as what says the same.
 #![no_main]
 
-use headworks_server::config::ConfigFile;
+use headworks_nbd::tls::TlsMode;
+use headworks_server::FileOwner;
+use headworks_server::config::{ConfigFile, ListenDefaults};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -18,6 +20,14 @@ fuzz_target!(|text: &str| {
         format!("{:?}", planned.ok()),
         "{written}"
     );
+    let defaults = ListenDefaults {
+        mode: 0o600,
+        tls: TlsMode::Off,
+        certificates: Some("/pki".into()),
+        verify_peer: true,
+        owner: &|_| Ok(FileOwner { user: Some(7), group: None }),
+    };
+    assert_eq!(again.plan_access(&defaults).ok(), file.plan_access(&defaults).ok(), "{written}");
     let full = file.with_defaults();
     let again = ConfigFile::parse("f", &full.to_string()).expect("defaults can be read, too");
     assert_eq!(again.queue.len(), full.queue.len());

@@ -39,10 +39,10 @@ printf '[[export]]\nname = "a-gone"\nfile = { path = "%s" }\n' "$IMAGES/gone.img
 checked() { "$HEADWORKS" check "$CONFIG" | tee /dev/stderr | grep -q "$1"; }
 check "check names the exports of a listener" checked "^listener: acme at $DIR/acme.sock: a-db, a-web, shared, a-gone\$"
 check "and one that offers all" checked '^listener: all at 127.0.0.1:0: every export$'
-sed 's/tenant = "globex"/tenant = "globx"/; s/\["shared"\]/["shared", "none-*"]/' "$CONFIG" >"$CONFIG.odd"
+sed 's/tenant = "globex"/tenant = "globx"/; s/\["shared"\]/["shared", "share"]/' "$CONFIG" >"$CONFIG.odd"
 warned() { "$HEADWORKS" check "$CONFIG.odd" | tee /dev/stderr | grep -qF "$1"; }
 check "check warns of an unknown tenant" warned 'listener globex: there is no tenant `globx`; the nearest is `globex`'
-check "and of a pattern that fits no export" warned 'listener acme: no export is named none-*'
+check "and of a name that no export has" warned 'listener acme: no export is named share'
 dumped() {
     "$HEADWORKS" serve -c "$CONFIG" --listen "unix=$DIR/more.sock,exports=a-*+shared" --dump-config >"$DIR/dump.toml" &&
         grep -q '^exports = \["a-\*", "shared"\]' "$DIR/dump.toml" && "$HEADWORKS" check "$DIR/dump.toml"
@@ -125,6 +125,19 @@ check "check warns of TCP without verification" warns_open
 stop_with TERM
 check "SIGTERM ends the server with 0" test "$STATUS" -eq 0
 no_panic
+
+# On the command line, beside the ordinary socket, which goes on to offer everything.
+serve --listen "name=part,unix=$DIR/part.sock,mode=640,exports=a+c*" a=mem:size=1M b=mem:size=1M c1=mem:size=1M
+check "--listen offers its exports" lists part "a c1"
+offers_all() { [ "$(nbdinfo --list --json "$URI" | grep -c '"export-name"')" = 3 ]; }
+check "the ordinary socket offers all" offers_all
+check "with its mode" test "$(stat -c %a "$DIR/part.sock")" = 640
+stop_server
+first_uri() { "$HEADWORKS" serve --listen "unix=$DIR/part.sock,exports=b" --run 'nbdinfo "$uri"' a=mem:size=1M b=mem:size=2M | grep -q 'export="b"'; }
+check "--run gets the URI of the first export that is offered" first_uri
+refused() { ! "$HEADWORKS" serve --listen "$1" mem:size=1M >"$DIR/said" 2>&1 && grep -q "$2" "$DIR/said"; }
+check "a misspelled key is told the nearest" refused "unix=$DIR/x,tennant=a" 'the nearest is `tenant`'
+check "an unknown owner is told" refused "unix=$DIR/x,owner=no-such-user" 'listener .*: owner: there is no user'
 
 # Sockets are opened, and get their owners, before privileges are dropped; a reload opens them as the user.
 if [ "$(id -u)" = 0 ]; then

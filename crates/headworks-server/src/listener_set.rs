@@ -1,7 +1,7 @@
 //! The listeners of a running server, as control threads know them: for reloads, `ctl` and a later hand-over.
 //!
-//! Listeners of clients have numbers: first those of [`ServerOptions::listen`], which offer every export, then those of
-//! [`ServerOptions::access`]. Invariant: a number in the set is in use in the shard, and no number is used twice.
+//! Listeners of clients have numbers: first those of `ServerOptions::listen`, which offer every export, then those of
+//! `ServerOptions::access`. Invariant: a number in the set is in use in the shard, and no number is used twice.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -530,4 +530,6 @@ mod change_tests;
 #[cfg(test)]
 mod limit_tests;
 #[cfg(test)]
+mod listener_tests;
+#[cfg(test)]
 mod tenant_tests;

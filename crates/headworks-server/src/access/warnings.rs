@@ -41,7 +41,11 @@ pub fn access_warnings(
             let pattern = std::slice::from_ref(*pattern);
             !exports.iter().any(|(name, _)| fits_any(shown_name(name), pattern))
         };
-        let idle: Vec<&str> = spec.exports.iter().filter(is_idle).map(String::as_str).collect();
+        let mut idle: Vec<&str> = spec.exports.iter().filter(is_idle).map(String::as_str).collect();
+        if idle.len() < spec.exports.len() {
+            // A pattern may be for later exports.
+            idle.retain(|pattern| !pattern.contains(['*', '?']));
+        }
         if !idle.is_empty() {
             warnings.push(format!("listener {}: no export is named {}", spec.name, names(&idle)));
         }
@@ -111,7 +115,10 @@ mod tests {
         assert!(said.contains("listener l: there is no tenant `acmee`; the nearest is `acme`"));
         let exports = ["a-*", "default", "b", "c?"].map(str::to_owned).to_vec();
         let said = warned(ListenerSpec { exports, ..listener(tcp()) }, &[]);
-        assert_eq!(said, "listener l: no export is named b, c?");
+        assert_eq!(said, "listener l: no export is named b");
+        let exports = ["b-*", "c?"].map(str::to_owned).to_vec();
+        let said = warned(ListenerSpec { exports, ..listener(tcp()) }, &[]);
+        assert_eq!(said, "listener l: no export is named b-*, c?");
         assert_eq!(warned(ListenerSpec { tenant: tenant("acme"), ..listener(tcp()) }, &[]), "");
     }
 

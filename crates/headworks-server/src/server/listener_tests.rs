@@ -1,0 +1,192 @@
+//! Listeners of a running server: what their clients see while exports, tenants, rules and certificates change.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::change_tests::{call, end, options, spec};
+use crate::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
+use crate::control::AccessReport;
+use crate::{AccessSpec, Address, ListenerSpec, Server, ServerOptions, TenantName};
+use headworks_nbd::client::{Client, ClientOptions, OptionNegotiation, Uri};
+use headworks_nbd::tls::testing::Certificates;
+use headworks_nbd::tls::{TlsMode, TlsOptions};
+
+/// A folder for sockets, removed on drop.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("headworks-listeners-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn listener(&self, name: &str, tenant: Option<&str>, exports: &[&str]) -> ListenerSpec {
+        ListenerSpec {
+            name: name.to_owned(),
+            address: Address::Unix { path: self.0.join(name), mode: 0o600 },
+            owner: None,
+            exports: exports.iter().map(|name| (*name).to_owned()).collect(),
+            tenant: tenant.map(|name| TenantName::parse(name).unwrap()),
+            tls: TlsOptions::default(),
+        }
+    }
+
+    fn uri(&self, listener: &str, export: &str) -> Uri {
+        let path = self.0.join(listener);
+        format!("nbd+unix:///{export}?socket={}", path.display()).parse().unwrap()
+    }
+
+    /// The names that a new client of a listener is told.
+    fn listed(&self, listener: &str) -> String {
+        let uri = self.uri(listener, "");
+        let mut client = OptionNegotiation::open(&uri, Duration::from_secs(20)).unwrap();
+        let names = client.list().unwrap().into_iter().map(|listed| listed.name);
+        let names = names.collect::<Vec<_>>().join(" ");
+        client.abort().unwrap();
+        names
+    }
+
+    /// A client that has said nothing but hello.
+    fn waiting(&self, listener: &str) -> UnixStream {
+        let mut client = UnixStream::connect(self.0.join(listener)).unwrap();
+        client.read_exact(&mut [0; 18]).unwrap();
+        client
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn access(listeners: &[ListenerSpec]) -> AccessSpec {
+    AccessSpec { listeners: listeners.to_vec(), ..AccessSpec::default() }
+}
+
+fn server(texts: &[&str], shards: u16, access: AccessSpec) -> Server {
+    let tenant = |name: &str| TenantSpec::parse(name, ExportSource::File).unwrap();
+    let tenants = vec![tenant("acme"), tenant("globex")];
+    let options = ServerOptions { access, tenants, ..options(shards) };
+    let specs: Vec<ExportSpec> = texts.iter().map(|text| spec(text)).collect();
+    Server::start(Assembly::new(&specs).unwrap(), &options, || ()).unwrap()
+}
+
+fn has_ended(mut client: &UnixStream) -> bool {
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.read(&mut [0; 64]).unwrap() == 0
+}
+
+#[test]
+fn new_rules_are_seen_only_where_old_ones_agree_until_they_are_in_force() {
+    let folder = Folder::new("rules");
+    let (one, two) =
+        (folder.listener("one", Some("acme"), &["s"]), folder.listener("two", Some("globex"), &[]));
+    let texts = ["a=null:size=1M,tenant=acme", "g=null:size=1M,tenant=globex", "s=null:size=1M"];
+    let server = server(&texts, 2, access(&[one.clone(), two.clone()]));
+    let seen = || [folder.listed("one"), folder.listed("two")];
+    assert_eq!(seen(), ["a s", "g"]);
+    let tenant = |name: &str| Some(TenantName::parse(name).unwrap());
+    let swapped = access(&[
+        ListenerSpec { tenant: tenant("globex"), ..one.clone() },
+        ListenerSpec { tenant: tenant("acme"), exports: vec!["*".into()], ..two },
+    ]);
+    let reloader = server.reloader();
+    reloader.narrow_access(&swapped).unwrap();
+    assert_eq!(seen(), ["s", "g"]);
+    reloader.keep_access();
+    assert_eq!(seen(), ["a s", "g"]);
+    reloader.narrow_access(&swapped).unwrap();
+    let report = reloader.access(&swapped);
+    assert_eq!((report.changed.len(), report.failed), (2, Vec::new()));
+    assert_eq!(seen(), ["g s", "a g s"]);
+    assert_eq!(reloader.access(&swapped), AccessReport::default(), "nothing differs");
+    end(server);
+    assert!(!folder.0.join("one").exists());
+}
+
+#[test]
+fn moved_added_and_renumbered_exports_are_seen_by_tenant_name() {
+    let folder = Folder::new("tenants");
+    let listeners = [
+        folder.listener("one", Some("acme"), &[]),
+        folder.listener("two", Some("globex"), &[]),
+        folder.listener("three", Some("initech"), &[]),
+    ];
+    let texts = ["a=null:size=1M,tenant=acme", "g=null:size=1M,tenant=globex"];
+    let server = server(&texts, 2, access(&listeners));
+    let seen = || ["one", "two", "three"].map(|listener| folder.listed(listener));
+    call(&server, "set", json!({ "path": "exports/a/tenant", "value": "globex" })).unwrap();
+    assert_eq!(seen(), ["", "a g", ""]);
+    // The number of acme is free, and another tenant may get it.
+    call(&server, "remove-tenant", json!({ "tenant": "acme" })).unwrap();
+    call(&server, "add-tenant", json!({ "tenant": "initech" })).unwrap();
+    call(&server, "add", json!({ "spec": "i=null:size=1M,tenant=initech" })).unwrap();
+    assert_eq!(seen(), ["", "a g", "i"]);
+    call(&server, "set", json!({ "path": "exports/a/tenant", "value": "none" })).unwrap();
+    assert_eq!(seen(), ["", "g", "i"]);
+    call(&server, "remove", json!({ "export": "g" })).unwrap();
+    call(&server, "add", json!({ "spec": "n=null:size=1M" })).unwrap();
+    assert_eq!(seen(), ["", "", "i"], "a new export with the old id is judged anew");
+    end(server);
+}
+
+#[test]
+fn removed_listener_ends_handshakes_and_keeps_clients() {
+    let folder = Folder::new("removed");
+    let [stays, goes] = ["stays", "goes"].map(|name| folder.listener(name, None, &[]));
+    let server = server(&["a=null:size=1M"], 1, access(&[stays.clone(), goes]));
+    let mut client = Client::connect(&folder.uri("goes", "a"), ClientOptions::default()).unwrap();
+    let (ends, waits) = (folder.waiting("goes"), folder.waiting("stays"));
+    let rows = call(&server, "listeners", json!({})).unwrap();
+    assert_eq!((&rows[1]["name"], &rows[1]["connections"]), (&json!("goes"), &json!(2)));
+    let late = folder.listener("late", None, &["b"]);
+    let report = server.reloader().access(&access(&[stays, late]));
+    assert_eq!(report.changed.len(), 2, "{report:?}");
+    assert!(has_ended(&ends) && !folder.0.join("goes").exists());
+    client.read(0, &mut [0; 512]).unwrap();
+    assert_eq!((folder.listed("stays"), folder.listed("late")), ("a".into(), String::new()));
+    drop(waits);
+    end(server);
+}
+
+#[test]
+fn listener_whose_certificates_cannot_be_read_stays_as_it_was() {
+    let folder = Folder::new("tls");
+    let certificates = Certificates::new("listeners");
+    let plain = folder.listener("one", None, &["open"]);
+    let server = server(
+        &["open=null:size=1M", "secret=null:size=1M"],
+        1,
+        access(std::slice::from_ref(&plain)),
+    );
+    let required = |directory: PathBuf| ListenerSpec {
+        tls: TlsOptions {
+            mode: TlsMode::Require,
+            certificates: Some(directory),
+            verify_peer: true,
+        },
+        exports: vec!["secret".into()],
+        ..plain.clone()
+    };
+    let waits = folder.waiting("one");
+    let report = server.reloader().access(&access(&[required(folder.0.join("none"))]));
+    assert!(report.failed[0].starts_with("listener one not changed: "), "{report:?}");
+    assert_eq!(folder.listed("one"), "open", "what it is to offer is meant for TLS");
+    let report = server.reloader().access(&access(&[required(certificates.directory().into())]));
+    assert_eq!(report.failed, Vec::<String>::new());
+    assert!(has_ended(&waits), "it would see in the clear what is for TLS");
+    let uri = folder.uri("one", "");
+    let plain = OptionNegotiation::open(&uri, Duration::from_secs(20));
+    assert!(plain.and_then(|mut client| client.list()).is_err());
+    let rows = call(&server, "listeners", json!({})).unwrap();
+    assert_eq!((&rows[0]["tls"], &rows[0]["exports"]), (&json!("require"), &json!(["secret"])));
+    assert_eq!(server.reloader().certificates(), Ok(true));
+    end(server);
+}
