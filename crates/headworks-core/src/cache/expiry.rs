@@ -18,6 +18,7 @@ use super::state::CacheState;
 use super::waiters::operation::{OpStep, Operation, WaitFor};
 use crate::bio::DeviceId;
 use crate::error::IoError;
+use crate::slab::NIL;
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
 
@@ -152,6 +153,8 @@ impl CacheState {
                 self.dirty.throttle_mut().forget_refused(DeviceId(device as u16));
             }
             WaitFor::Cap(..) => self.waiters.end_cap_waits(),
+            // Its connection has closed, so it is ready and waits for nothing.
+            WaitFor::Pause if op.writer == NIL => {}
             WaitFor::Pause => {
                 let writer = op.writer;
                 self.waiters.end_pause(writer);

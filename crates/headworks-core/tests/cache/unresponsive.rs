@@ -2,13 +2,16 @@
 
 use headworks_core::time::SEC;
 use headworks_core::{
-    BioFlags, BioId, DeviceId, DeviceState, IoError, Op, Scheduler, Status, VolumeConfig, WriteMode,
+    BioFlags, BioId, DeviceId, DeviceState, Input, IoError, Op, Scheduler, Status, VolumeConfig,
+    WriteMode,
 };
 
 use crate::harness::{BLOCK, Harness, MIB};
 
 const LATE: Status = Err(IoError::TimedOut);
 const T: u64 = SEC;
+/// The pauses among the waits that a cache counts.
+const PAUSE: usize = 2;
 
 /// Two devices; the first has a read that timed out, and a younger one, so it is not stuck.
 fn beside_unresponsive() -> Harness {
@@ -178,4 +181,26 @@ fn write_out_of_a_writer_waits_from_its_arrival_on() {
         harness.wait(1);
         assert_eq!((harness.answer(write), harness.writes.len()), (Some(LATE), 0), "{mode:?}");
     }
+}
+
+/// A write waits for the end of a pause; its connection closes, which ends the pause, in the batch in which the wait is too long.
+#[test]
+fn pause_that_a_close_ended_is_not_ended_again_when_it_expires() {
+    let mut harness = Harness::new(4096, |config| {
+        config.dirty.dirty_bytes = 512 * BLOCK;
+        config.devices[0].queue.io_timeout_ns = T;
+    });
+    let mut writes = Vec::new();
+    // The writer pauses, and what it sends next waits behind.
+    while harness.stats().waits[PAUSE] < 20 {
+        let at = writes.len() as u64;
+        writes.push(harness.send(2, Op::Write, at * 16 * BLOCK, 16 * BLOCK));
+        assert!(at < 1000, "it never pauses");
+    }
+    harness.send(1, Op::Read, 1000 * MIB, BLOCK);
+    harness.now += T;
+    harness.turn(&[Input::Close { connection: 2 }, Input::Timer]);
+    harness.wait(2 * T);
+    let answered = |write: &BioId| harness.answer(*write).is_some();
+    assert!(writes.iter().all(answered), "every write is answered");
 }
