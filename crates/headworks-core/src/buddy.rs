@@ -15,10 +15,13 @@
 //! used again. When a take finds no block, the stacks are flushed into the free lists and it tries again.
 //!
 //! The links of the free lists are in tables beside the region (9 bytes a unit: 0.22 % of 4 KiB), never in the region itself:
-//! unused memory stays untouched, so that an idle server is small.
+//! unused memory stays untouched, so that an idle server is small. The tables themselves can begin with a part of the region and
+//! grow within the room that was reserved for them.
 //!
-//! Invariants: taken + recent + listed == units; a bit of `orders_free` is set exactly while that free list has a block; no two
-//! buddies of one order are both in a free list.
+//! Free blocks can be *withheld*: they are neither free nor taken until they are restored, and their memory can be given back.
+//!
+//! Invariants: taken + withheld + recent + listed == units; a bit of `orders_free` is set exactly while that free list has a
+//! block; no two buddies of one order are both in a free list.
 
 use crate::gauge::Gauge32;
 use crate::list::{Links, List, OnlyLink};
@@ -37,6 +40,7 @@ const INSIDE: u8 = 0;
 const FREE: u8 = 0x40;
 const TAKEN: u8 = 0x80;
 const RECENT: u8 = 0xc0;
+const WITHHELD: u8 = 0x20;
 
 /// A bounded stack of blocks that were freed last.
 #[derive(Clone, Copy, Debug)]
@@ -54,12 +58,15 @@ pub struct Buddy {
     links: Links,
     /// The free list of each order.
     lists: [List<OnlyLink>; ORDERS_MAX],
+    /// The withheld blocks of each order.
+    withheld: [List<OnlyLink>; ORDERS_MAX],
     /// Number of orders in use.
     orders: usize,
     /// Bit `order` is set while that free list has a block.
     orders_free: u32,
     recent: [Recent; RECENT_ORDERS],
     units_taken: Gauge32,
+    units_withheld: Gauge32,
 }
 
 impl Buddy {
@@ -69,28 +76,44 @@ impl Buddy {
     /// If `orders` is not 1 to 16, or `units` is `u32::MAX`.
     #[must_use]
     pub fn new(units: u32, orders: usize) -> Self {
+        let mut buddy = Self::with_room(units, orders);
+        buddy.grow(units);
+        buddy
+    }
+
+    /// Creates tables without a unit, and reserves memory for those of `room` units: [`Buddy::grow`] adds them.
+    ///
+    /// # Panics
+    /// If `orders` is not 1 to 16, or `room` is `u32::MAX`.
+    #[must_use]
+    pub fn with_room(room: u32, orders: usize) -> Self {
         assert!((1..=ORDERS_MAX).contains(&orders), "1 to 16 orders");
-        assert!(units < NIL, "fewer than 2^32 - 1 units");
-        let mut buddy = Self {
-            state: vec![INSIDE; units as usize],
-            links: Links::new(units as usize),
+        assert!(room < NIL, "fewer than 2^32 - 1 units");
+        Self {
+            state: Vec::with_capacity(room as usize),
+            links: Links::with_room(room as usize),
             lists: [const { List::new() }; ORDERS_MAX],
+            withheld: [const { List::new() }; ORDERS_MAX],
             orders,
             orders_free: 0,
             recent: [Recent { units: [0; RECENT_MAX], len: 0 }; RECENT_ORDERS],
             units_taken: Gauge32::default(),
-        };
-        buddy.split_region(units);
-        buddy
+            units_withheld: Gauge32::default(),
+        }
     }
 
-    /// Splits the region into the largest aligned blocks, the last first, so that takes start at its beginning.
-    fn split_region(&mut self, units: u32) {
-        let mut end = units;
-        while end > 0 {
-            let order = (end.trailing_zeros() as usize).min(self.orders - 1);
+    /// Adds `more` free units at the end of the region: the largest aligned blocks, the last first, so that takes start at
+    /// their beginning. Within the room this allocates nothing.
+    pub fn grow(&mut self, more: u32) {
+        let first = self.units();
+        let mut end = first + more;
+        self.state.resize(end as usize, INSIDE);
+        self.links.grow(end as usize);
+        while end > first {
+            let most = (end - first).ilog2() as usize;
+            let order = (end.trailing_zeros() as usize).min(self.orders - 1).min(most);
             end -= 1 << order;
-            self.push_free(end, order);
+            self.join(end, order);
         }
     }
 
@@ -172,12 +195,68 @@ impl Buddy {
         self.units_taken.get()
     }
 
-    /// Returns the number of units that are not taken.
+    /// Returns the number of units that are neither taken nor withheld.
     #[inline]
     #[must_use]
     pub fn free(&self) -> u32 {
-        debug_assert!(self.units_taken.get() <= self.units(), "taken + free == units");
-        self.units() - self.units_taken.get()
+        let used = self.units_taken.get() + self.units_withheld.get();
+        debug_assert!(used <= self.units(), "taken + withheld + free == units");
+        self.units() - used
+    }
+
+    /// Returns the number of withheld units.
+    #[inline]
+    #[must_use]
+    pub fn withheld(&self) -> u32 {
+        self.units_withheld.get()
+    }
+
+    /// Withholds a free block of at most `units` units, the largest there is, or the first part of a larger one; returns its first
+    /// unit and its order, or `None` when no block is free.
+    pub fn withhold(&mut self, units: u32) -> Option<(u32, u8)> {
+        let most = (units.checked_ilog2()? as usize).min(self.orders - 1);
+        self.join_recent();
+        let smaller = (0..=most).rev().find(|&order| self.orders_free >> order & 1 != 0);
+        let order = if self.orders_free >> most != 0 { most } else { smaller? };
+        let unit = self.split(order)?;
+        debug_assert!(self.state[unit as usize] == INSIDE, "the block is in no list");
+        self.push_withheld(unit, order);
+        self.units_withheld.add(1 << order);
+        Some((unit, order as u8))
+    }
+
+    /// Makes up to `units` withheld units free again; returns how many.
+    pub fn restore(&mut self, units: u32) -> u32 {
+        let (mut left, before) = (units, self.units_withheld.get());
+        while let Some((unit, order)) = self.pop_withheld(left) {
+            left -= 1 << order;
+            self.units_withheld.sub(1 << order);
+            self.join(unit, order);
+        }
+        before - self.units_withheld.get()
+    }
+
+    /// Takes a block of at most `units` units off the withheld ones, the largest there is, or the first part of a larger one.
+    fn pop_withheld(&mut self, units: u32) -> Option<(u32, usize)> {
+        let most = (units.checked_ilog2()? as usize).min(self.orders - 1);
+        let has_one = |order: &usize| !self.withheld[*order].is_empty();
+        let mut order = (0..=most).rev().find(has_one).or_else(|| {
+            let mut larger = most + 1..self.orders;
+            larger.find(has_one)
+        })?;
+        let unit = self.withheld[order].front().expect("the list has a block");
+        self.withheld[order].remove(&mut self.links, unit);
+        self.state[unit as usize] = INSIDE;
+        while order > most {
+            order -= 1;
+            self.push_withheld(unit + (1 << order), order);
+        }
+        Some((unit, order))
+    }
+
+    fn push_withheld(&mut self, unit: u32, order: usize) {
+        self.state[unit as usize] = WITHHELD | order as u8;
+        self.withheld[order].push_front(&mut self.links, unit);
     }
 
     /// Returns the number of units.

@@ -198,6 +198,12 @@ pub enum Control {
         /// Whether the cache is frozen from now on.
         on: bool,
     },
+    /// Sets how many frames of its pool the shard's cache may use, within [`crate::CacheOptions::units`]. What it has beyond that is
+    /// evicted, once it is clean, and released with [`crate::Action::Release`].
+    CacheLimit {
+        /// Frames of 4 KiB; fewer than [`crate::CacheOptions::UNITS_MIN`] count as that.
+        units: u32,
+    },
     /// Changes the weight of an export. Sent to every shard.
     Weight {
         /// The export concerned.

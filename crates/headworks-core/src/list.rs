@@ -77,7 +77,20 @@ impl Links {
     /// Creates `count` links, all unlinked.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        Self(vec![Link::UNLINKED; count])
+        let mut links = Self::with_room(count);
+        links.grow(count);
+        links
+    }
+
+    /// Creates no link, and reserves memory for `room`.
+    #[must_use]
+    pub fn with_room(room: usize) -> Self {
+        Self(Vec::with_capacity(room))
+    }
+
+    /// Adds unlinked links up to `count` in all; within the room this allocates nothing.
+    pub fn grow(&mut self, count: usize) {
+        self.0.resize(count, Link::UNLINKED);
     }
 
     /// Returns the size of the table in bytes.

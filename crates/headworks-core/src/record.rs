@@ -105,6 +105,11 @@ impl RunHash {
                 self.add(to);
                 self.add(len.into());
             }
+            Action::Release { at, len } => {
+                self.add(17);
+                self.add(at);
+                self.add(len.into());
+            }
             Action::SetDirty { unit, count, entry } => {
                 self.add(14);
                 self.add(pair(unit, count));
@@ -259,6 +264,7 @@ pub fn encode(input: &Input) -> InputWords {
             [16, tunable.code().into(), value, token.into(), 0, 0]
         }
         Input::Control(Control::Freeze { on }) => [19, on.into(), 0, 0, 0, 0],
+        Input::Control(Control::CacheLimit { units }) => [25, units.into(), 0, 0, 0, 0],
         Input::Close { connection } => [14, connection.into(), 0, 0, 0, 0],
     }
 }
@@ -347,6 +353,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
         }
         18 => return Some(Input::Control(Control::Suspect { volume: VolumeId(device.0) })),
         19 => return Some(Input::Control(Control::Freeze { on: words[1] != 0 })),
+        25 => return Some(Input::Control(Control::CacheLimit { units: words[1] as u32 })),
         9 => {
             let (volume, size) = (VolumeId(device.0), words[2]);
             return Some(Input::Control(Control::Resize { volume, size }));
@@ -455,7 +462,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(24) {
+        let message = match prng.below(25) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -466,6 +473,7 @@ mod tests {
             3 => return Input::Control(Control::Acknowledge { volume: id.volume }),
             17 => return Input::Control(Control::Suspect { volume: id.volume }),
             18 => return Input::Control(Control::Freeze { on: hole }),
+            24 => return Input::Control(Control::CacheLimit { units: cookie }),
             4 => {
                 return Input::Control(Control::Resize { volume: id.volume, size: bio.offset });
             }

@@ -636,6 +636,11 @@ impl Shard {
                     cache.on_resize(&mut turn, volume, size);
                 }
             }
+            Control::CacheLimit { units } => {
+                if let Some((cache, _)) = self.cache(now) {
+                    cache.set_limit(units);
+                }
+            }
             Control::Freeze { on } => {
                 if let Some((cache, mut turn)) = self.cache(now) {
                     cache.set_frozen(&mut turn, on);

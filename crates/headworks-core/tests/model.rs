@@ -468,7 +468,8 @@ impl World {
                 | Action::Move { .. }
                 | Action::ReplyFrames { .. }
                 | Action::NeedsBuffer { .. }
-                | Action::SetDirty { .. } => {
+                | Action::SetDirty { .. }
+                | Action::Release { .. } => {
                     panic!("there is no cache")
                 }
             }

@@ -100,7 +100,8 @@ impl Harness {
                         | Action::Move { .. }
                         | Action::ReplyFrames { .. }
                         | Action::NeedsBuffer { .. }
-                        | Action::SetDirty { .. } => {}
+                        | Action::SetDirty { .. }
+                        | Action::Release { .. } => {}
                         Action::Send { to, message } => {
                             let from = ShardId(shard as u16);
                             self.inputs[usize::from(to.0)].push(Input::Message { from, message });

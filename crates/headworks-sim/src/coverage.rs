@@ -117,6 +117,7 @@ points! {
     ReplyFromFrames = "cache: read answered from frames",
     ReadReturned = "cache: read without a buffer returned",
     ZeroFrames = "cache: frames zeroed",
+    ReleaseFrames = "cache: frames released below a lower limit",
     MoveFrames = "cache: bytes moved to another frame",
     Fill = "cache: fill",
     FillPartial = "cache: fill of a part of a folio",

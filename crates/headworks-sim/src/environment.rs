@@ -505,6 +505,7 @@ impl Environment {
             Action::Copy { direction: CopyDirection::ToPool, .. } => Point::CopyIn,
             Action::Copy { direction: CopyDirection::ToBuffer, .. } => Point::CopyOut,
             Action::Zero { .. } => Point::ZeroFrames,
+            Action::Release { .. } => Point::ReleaseFrames,
             Action::Data { .. } => return self.coverage.hit(Point::StatusFromCache),
             Action::Move { .. } => Point::MoveFrames,
             Action::Submit(submit) => return self.cover_submit(submit, actions),
@@ -939,6 +940,12 @@ unsafe impl ActionSink for ShardPort<'_> {
 
     fn before_change(&mut self, frames: Span) {
         self.env.before_change(frames);
+    }
+
+    fn release(&mut self, frames: Span) {
+        // What reads them before it writes them is found by its wrong bytes.
+        // SAFETY: frames of the pool that no device uses, as the shard says and the checks have found.
+        unsafe { frames.bytes_mut() }.fill(POISON);
     }
 
     fn send(&mut self, to: ShardId, message: Message) {

@@ -189,7 +189,7 @@ impl Frames {
             Action::Copy { at, len, direction, .. } => {
                 check(at, len, direction == CopyDirection::ToPool)
             }
-            Action::Zero { at, len } => check(at, len, true),
+            Action::Zero { at, len } | Action::Release { at, len } => check(at, len, true),
             Action::Move { from, to, len } => {
                 check(from, len, false).and_then(|()| check(to, len, true))
             }

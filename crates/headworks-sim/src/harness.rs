@@ -27,6 +27,8 @@ use headworks_core::{
     VolumeId, VolumeOptions, WriteMode,
 };
 
+use crate::sector_pattern::POISON;
+
 /// A source of decisions.
 pub trait Choices {
     /// Returns a number in `0..bound`; 0 is always the harmless choice.
@@ -414,6 +416,9 @@ impl<C: Choices> Harness<C> {
                     self.on_reply(id, status, hole, stage);
                 }
                 Action::SetDirty { .. } => {}
+                Action::Release { at, len } => {
+                    self.pool[at as usize..at as usize + len as usize].fill(POISON);
+                }
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Notice(notice) => self.on_notice(notice),
                 Action::Send { .. } => panic!("there is one shard"),
@@ -655,6 +660,10 @@ impl<C: Choices> Harness<C> {
                 inputs.push(Input::Complete { device: DeviceId(0), completion });
             }
             62 => inputs.push(Input::Timer),
+            54 => {
+                let units = self.choices.below(1 << 10) as u32;
+                inputs.push(Input::Control(Control::CacheLimit { units }));
+            }
             61 => self.acknowledge(inputs),
             60 => {
                 let tunable = headworks_core::writeback::DirtyTunable::ALL[0];

@@ -87,6 +87,8 @@ pub struct Operator {
     left: u32,
     tokens: u32,
     cached: bool,
+    /// Changes limits of caches, in some worlds.
+    limits: Option<Prng>,
 }
 
 impl Operator {
@@ -94,7 +96,17 @@ impl Operator {
     #[must_use]
     pub fn new(seed: u64, devices: usize, cached: bool) -> Self {
         let prng = Prng::new(seed).split("operator");
-        Self { prng, asked: vec![None; devices], left: 0, tokens: 0, cached }
+        let mut limits = Prng::new(seed).split("cache limits");
+        let limits = (cached && limits.below(3) == 0).then_some(limits);
+        Self { prng, asked: vec![None; devices], left: 0, tokens: 0, cached, limits }
+    }
+
+    /// A new limit for the cache of some shard with a pool of `units`, in worlds that have such changes.
+    pub fn change_limit(&mut self, units: u32) -> Option<Control> {
+        let prng = self.limits.as_mut().filter(|_| units > 0)?;
+        let limits = [0, 257, units / 2, units * 3 / 4, units - 1, units, u32::MAX];
+        let units = limits[prng.below(limits.len() as u64) as usize];
+        Some(Control::CacheLimit { units })
     }
 
     /// Starts a round of `changes` changes over all devices; returns the delay of each device's

@@ -436,6 +436,11 @@ impl World {
                     }
                 }
                 Event::Switch { device } => {
+                    let units = self.env.scenario.cache.units;
+                    if let Some(limit) = self.env.operator.change_limit(units) {
+                        let shard = self.order.below(self.shards.len() as u64) as usize;
+                        self.shards[shard].inbox.push(Input::Control(limit));
+                    }
                     let config = &self.env.scenario.devices[usize::from(device.0)].config;
                     if let Some(control) = self.env.operator.change(device, &config.queue) {
                         let owner = usize::from(config.owner.0);

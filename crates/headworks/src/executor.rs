@@ -57,6 +57,10 @@ pub unsafe trait ActionSink {
     fn before_change(&mut self, frames: Span) {
         let _ = frames;
     }
+    /// Takes frames that hold nothing: their memory may be given back to the system. They are whole pages, and stay mapped.
+    fn release(&mut self, frames: Span) {
+        let _ = frames;
+    }
     /// Sends a message to another shard. With a [`Message::Bio`] goes the span of its buffer.
     fn send(&mut self, to: ShardId, message: Message);
     /// Sets the time of the next `Input::Timer`, in place of the one before.
@@ -249,6 +253,11 @@ impl Executor {
                     sink.before_change(to);
                     // SAFETY: as for a copy; the ranges do not overlap.
                     unsafe { to.base().copy_from_nonoverlapping(from.base(), len) };
+                }
+                Action::Release { at, len } => {
+                    let part = sink.frames().part(at as usize, len as usize);
+                    sink.before_change(part);
+                    sink.release(part);
                 }
                 Action::SetDirty { unit, count, entry } => {
                     if let Some(log) = &self.log {

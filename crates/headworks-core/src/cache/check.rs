@@ -73,7 +73,7 @@ impl Cache {
             let expected = Counted { unclean, held, folios: pool.folios_of(volume) };
             assert_eq!(expected, counted[usize::from(volume.0)], "{volume:?}");
         }
-        let regions_match = state.dirty.regions_match(pool.units(), regions.into_iter());
+        let regions_match = state.dirty.regions_match(pool.room(), regions.into_iter());
         assert!(regions_match, "the regions count every dirty block");
         assert_eq!(shadowed, pool.shadow_frames().0, "every shadow belongs to a block");
         self.check_operations(resident, parked);
@@ -194,13 +194,17 @@ impl Cache {
         assert_eq!(waiting, parked, "a waiter for a folio is on its list");
         let stats = state.dirty.throttle().stats();
         assert_eq!(credit, stats.reserved);
-        let pool = resident + granted + state.pool.free() + state.pool.shadow_frames().1;
+        let used = resident + granted + state.pool.shadow_frames().1;
+        let pool = used + state.pool.free() + state.pool.withheld();
         assert_eq!(pool, state.pool.units(), "no frame is lost");
         let used = stats.nr_dirty + stats.nr_writeback + stats.reserved;
         // Beside a device that held more when the limit was lowered, others have their floors.
         let devices = state.dirty.throttle().devices() as u64;
         let floors = if devices > 1 { devices.max(stats.nr_dirty_threshold / 8) } else { 0 };
-        let most = stats.nr_dirty_threshold + floors;
+        // Under a limit of frames that was lowered there is what was dirty or reserved before.
+        let lowered = state.pool.limit() < state.pool.room();
+        let before = if lowered { state.pool.room().into() } else { 0 };
+        let most = (stats.nr_dirty_threshold + floors).max(before);
         assert!(used <= most, "{used} blocks are more than the limit");
         assert!(!state.waiters.has_ready(), "an operation that can continue has continued");
     }

@@ -52,7 +52,7 @@ pub(super) struct DeviceIo {
     unresponsive: Vec<Unresponsive>,
     /// Blocks that are being filled, by device.
     filling: Credit,
-    /// Units of the pool.
+    /// Units that the pool may use.
     units: u32,
     /// Client bios that were passed to the queues.
     passed: Gauge32,
@@ -101,6 +101,12 @@ impl DeviceIo {
         self.bios.set_limit(self.bios_max);
         self.filling.set_present(device, present);
         self.filling.set_limit(filling_max(self.units, self.filling.devices()));
+    }
+
+    /// Sets the units that the pool may use.
+    pub fn set_units(&mut self, units: u32) {
+        self.units = units;
+        self.filling.set_limit(filling_max(units, self.filling.devices()));
     }
 
     /// Returns the number of own bios that are outstanding.

@@ -39,7 +39,7 @@ pub(super) struct Flushers {
     passes: Vec<Pass>,
     /// The connection that write-outs are charged to.
     account: u32,
-    /// Units of the pool.
+    /// Units for which the pool has room.
     units: u32,
     /// Nearly empty groups wait in the background; off only in experiments.
     sparse_groups_wait: bool,
@@ -298,7 +298,7 @@ impl Flushers {
             return Some((self.oldest_group(state, device).filter(|_| needed)?, reason, None));
         }
         // A folio with one dirty block stays as a whole. Where such folios hold half the pool, reads would find nothing to evict.
-        let pinned = state.dirty.group_units() > self.units / 2;
+        let pinned = state.dirty.group_units() > state.pool.limit() / 2;
         if state.dirty.wants_clean(device) || pinned {
             return Some((self.oldest_group(state, device)?, WriteoutReason::Frames, None));
         }

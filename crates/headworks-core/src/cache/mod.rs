@@ -42,6 +42,7 @@ mod expiry;
 mod flusher;
 mod freeze;
 mod hold;
+mod limit;
 mod pool;
 mod readahead;
 mod state;
@@ -309,6 +310,7 @@ impl Cache {
                 break;
             }
         }
+        self.state.give_back(ctx);
         // The flushers may make operations ready (blocks that they drop, not write); the next input steps these.
         self.flushers.run(&mut self.state, ctx);
         let at = self.state.dirty.throttle().next_timeout();

@@ -68,7 +68,7 @@ impl CacheState {
         let queue = (options.bios() + config.bios_max) as usize;
         let (units, writers) = (options.units, options.writers_max);
         let tables = (devices, volumes);
-        let dirty = DirtyState::new(config.dirty, units, pool.free(), tables, writers)
+        let dirty = DirtyState::new(config.dirty, units, pool.dirtyable(), tables, writers)
             .with_domains(&config.exports, &config.tenants);
         let accounts = dirty.payers().len();
         Self {
@@ -453,6 +453,11 @@ impl CacheState {
         debug_assert!(order <= ORDER_MAX, "the order of a folio");
         if let Some(unit) = self.pool.take_frames(order) {
             return Some((unit, order));
+        }
+        if self.pool.extend(order) {
+            return (0..=order)
+                .rev()
+                .find_map(|order| Some((self.pool.take_frames(order)?, order)));
         }
         let mut missing = 1_i64 << order;
         while missing > 0 {

@@ -3,9 +3,11 @@
 /// Counters of a shard's cache. Blocks and units are 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Units of the pool.
+    /// Units that the cache may use at most, at any time.
+    pub room: u64,
+    /// Units that it may use now.
     pub units: u64,
-    /// Units that are free.
+    /// Units in `units` that it does not use.
     pub free: u64,
     /// Units that are in folios.
     pub resident: u64,
@@ -70,6 +72,7 @@ impl CacheStats {
     #[must_use]
     pub fn with(mut self, other: &Self) -> Self {
         let pairs = [
+            (&mut self.room, other.room),
             (&mut self.units, other.units),
             (&mut self.free, other.free),
             (&mut self.resident, other.resident),

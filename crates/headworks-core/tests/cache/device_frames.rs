@@ -51,7 +51,9 @@ impl DeviceFrames {
                         self.touch(action, (range.at, range.at + u64::from(range.len)), false);
                     }
                 }
-                Action::Zero { at, len } => self.touch(action, (at, at + u64::from(len)), true),
+                Action::Zero { at, len } | Action::Release { at, len } => {
+                    self.touch(action, (at, at + u64::from(len)), true)
+                }
                 Action::Move { from, to, len } => {
                     self.touch(action, (from, from + u64::from(len)), false);
                     self.touch(action, (to, to + u64::from(len)), true);

@@ -41,6 +41,8 @@ pub struct Harness {
     pub told: Vec<(BioId, u32)>,
     /// Blocks that the dirty table got, each with the byte from which its frame was filled with zeros to its end just before.
     pub dirtied: Vec<(u64, Option<u64>)>,
+    /// Frames that were released: the offset in the pool, and bytes.
+    pub released: Vec<(u64, u32)>,
     device_frames: DeviceFrames,
     table: Vec<DirtyEntry>,
     sequence: u64,
@@ -75,6 +77,7 @@ impl Harness {
             returned: Vec::new(),
             told: Vec::new(),
             dirtied: Vec::new(),
+            released: Vec::new(),
             device_frames: DeviceFrames::default(),
             sequence: 0,
             turns: 0,
@@ -153,6 +156,7 @@ impl Harness {
                 Action::NeedsBuffer { id } => self.returned.push(id),
                 Action::Data { bio, len } => self.told.push((bio, len)),
                 Action::Timer { at } => self.timer = Some(at.0),
+                Action::Release { at, len } => self.released.push((at, len)),
                 Action::Zero { at, len } => zeroed = at..at + u64::from(len),
                 Action::SetDirty { unit, count, entry } => {
                     if entry.is_dirty() {

@@ -9,6 +9,7 @@ mod freeze;
 mod from_frames;
 mod handover;
 mod harness;
+mod limit;
 mod resize;
 mod status;
 mod tenants;

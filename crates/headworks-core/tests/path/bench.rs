@@ -94,7 +94,8 @@ impl Bench {
                 | Action::Move { .. }
                 | Action::ReplyFrames { .. }
                 | Action::NeedsBuffer { .. }
-                | Action::SetDirty { .. } => {}
+                | Action::SetDirty { .. }
+                | Action::Release { .. } => {}
             }
         }
         self.shard.clear_actions();

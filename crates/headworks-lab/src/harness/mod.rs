@@ -309,7 +309,8 @@ impl BlockHarness {
                 | Action::Move { .. }
                 | Action::ReplyFrames { .. }
                 | Action::NeedsBuffer { .. }
-                | Action::SetDirty { .. } => {}
+                | Action::SetDirty { .. }
+                | Action::Release { .. } => {}
                 Action::Notice(_) => self.counts.notices += 1,
                 Action::Send { .. } => unreachable!("the harness has one shard"),
             }

@@ -93,6 +93,7 @@ pub fn dirty(shards: &[CacheReport]) -> Value {
 fn cache_of(stats: CacheStats) -> Value {
     // No `..`: every counter must be listed.
     let CacheStats {
+        room,
         units,
         free,
         resident,
@@ -125,6 +126,7 @@ fn cache_of(stats: CacheStats) -> Value {
         flushes_failed,
     } = stats;
     json!({
+        "room": room,
         "units": units,
         "free": free,
         "resident": resident,

@@ -397,6 +397,13 @@ unsafe impl ActionSink for ShardIo {
         }
     }
 
+    fn release(&mut self, frames: Span) {
+        if let Some(mapping) = &self.frames {
+            // SAFETY: frames that hold nothing, which no device or reply uses.
+            unsafe { mapping.release(frames) };
+        }
+    }
+
     fn send(&mut self, to: ShardId, message: Message) {
         let span = match message {
             Message::Bio { bio, .. } if bio.op.buffer_len(bio.len) > 0 => self.buffer(bio.id),

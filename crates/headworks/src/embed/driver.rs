@@ -115,6 +115,13 @@ unsafe impl ActionSink for Desk {
         self.frames.as_ref().map_or(Span::EMPTY, |frames| unsafe { frames.span() })
     }
 
+    fn release(&mut self, frames: Span) {
+        if let Some(mapping) = &self.frames {
+            // SAFETY: frames that hold nothing, which no device uses.
+            unsafe { mapping.release(frames) };
+        }
+    }
+
     #[inline]
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, _: WaitTimes) {
         if id.connection != OWN_FLUSH {

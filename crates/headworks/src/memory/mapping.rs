@@ -156,6 +156,23 @@ impl Mapping {
         unsafe { self.base().add(offset) }
     }
 
+    /// Gives the pages of a part back to the kernel as far as it takes them (locked memory and reserved huge pages it does not): the
+    /// bytes of the part do not matter any more.
+    ///
+    /// # Safety
+    /// The part is not read or written meanwhile, and its content is not needed.
+    ///
+    /// # Panics
+    /// If the part is not whole pages of this mapping.
+    pub unsafe fn release(&self, part: Span) {
+        let offset = (part.base() as usize).wrapping_sub(self.base() as usize);
+        let len = part.len();
+        assert!(offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE), "a range of whole pages");
+        let start = self.at(offset, len);
+        // SAFETY: the range is ours and unused by the caller's promise.
+        unsafe { libc::madvise(start.cast(), len, self.giving_back) };
+    }
+
     /// Gives the pages of a range back to the kernel: it reads as zeros again. The range is made of whole pages.
     ///
     /// # Safety

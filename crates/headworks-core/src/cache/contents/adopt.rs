@@ -120,7 +120,7 @@ fn check<'a>(
     contents: &'a CacheContents,
     volumes: &dyn Fn(VolumeId) -> Option<VolumeId>,
 ) -> Result<VolumeMap<'a>, ContentsError> {
-    let units = state.pool.units();
+    let units = state.pool.room();
     if contents.units != units {
         return Err(ContentsError::new(format!(
             "the cache has {units} frames, and its contents are of one with {}",

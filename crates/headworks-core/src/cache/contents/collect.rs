@@ -17,7 +17,7 @@ impl Cache {
     pub fn contents(&self, now: Instant) -> CacheContents {
         assert!(self.is_frozen() && self.is_quiet(), "contents do not change while they move");
         let state = &self.state;
-        let mut contents = CacheContents { units: state.pool.units(), ..CacheContents::default() };
+        let mut contents = CacheContents { units: state.pool.room(), ..CacheContents::default() };
         collect_errors(state, &mut contents);
         let mut places = vec![NIL; state.pool.units() as usize];
         for list in [EvictionList::Small, EvictionList::Main] {

@@ -83,6 +83,9 @@ impl Default for Group {
     }
 }
 
+/// The most groups, beside one of each volume: those of 16 TiB, in 1 MiB of hash chains.
+const GROUPS_MAX: u32 = 1 << 18;
+
 /// Units at which a group is filled before its volume's floor is known: 1 MiB.
 const FLOOR: u32 = 256;
 
@@ -119,9 +122,9 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Creates a table for `units / 8` groups and one of each volume.
+    /// Creates a table for `units / 8` groups, at most [`GROUPS_MAX`], and one of each volume.
     pub fn new(units: u32, volumes: usize) -> Self {
-        let room = units / 8 + volumes as u32 + 16;
+        let room = (units / 8).min(GROUPS_MAX) + volumes as u32 + 16;
         Self {
             pool: Slab::new(room),
             heads: vec![NIL; room.next_power_of_two() as usize / 2],

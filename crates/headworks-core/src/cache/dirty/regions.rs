@@ -7,6 +7,9 @@
 use crate::cache::pool::folio::{FolioKey, ORDER_MAX};
 use crate::gauge::Gauge32;
 
+/// The most counters: as many as there are regions in 512 GiB.
+const REGIONS_MAX: usize = 1 << 18;
+
 /// The counters of dirty blocks.
 #[derive(Debug)]
 pub(super) struct DirtyRegions {
@@ -14,9 +17,9 @@ pub(super) struct DirtyRegions {
 }
 
 impl DirtyRegions {
-    /// Creates the counters for a pool of `units`: about a byte a unit.
+    /// Creates the counters for a pool of `units`: about a byte a unit, at most 1 MiB.
     pub fn new(units: u32) -> Self {
-        let regions = (units as usize / 4).next_power_of_two().max(16);
+        let regions = (units as usize / 4).next_power_of_two().clamp(16, REGIONS_MAX);
         Self { counts: vec![Gauge32::default(); regions].into() }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use super::folio::{EvictionList, Folio, FolioKey, block};
-use super::shadow::ShadowFrames;
+use super::shadow::{SHADOWS_MAX, ShadowFrames};
 use crate::bio::ExportId;
 
 /// A folio that another process made.
@@ -44,12 +44,14 @@ impl Pool {
     /// Takes a reserve of shadow frames again.
     pub fn reserve_shadows(&mut self) {
         assert!(self.shadows.units() == 0, "there is one reserve");
-        self.shadows = ShadowFrames::new(&mut self.frames);
+        self.grow_to(self.room().min(self.units() + SHADOWS_MAX));
+        self.shadows = ShadowFrames::new(&mut self.frames, self.limit.room);
     }
 
     /// Makes a folio of free frames, youngest on its eviction list; returns the number of its dirty blocks.
     pub fn adopt(&mut self, adopted: &AdoptedFolio, states: &[u8]) -> u32 {
         let AdoptedFolio { unit, order, key, export, main, freq, unused } = *adopted;
+        self.grow_to(self.units().max(unit + (1 << order)));
         assert!(self.frames.take_at(unit, order), "the frames of a folio that is adopted are free");
         self.folios.begin(unit, key, order);
         self.index.insert(&self.folios, unit);

@@ -1,8 +1,8 @@
 //! Folios: runs of 4 KiB blocks of one volume that lie together in the pool, and the state of each block.
 //!
 //! A folio of order n is 2^n units of the pool, aligned, and as many blocks of its volume, aligned as well. Its header lies at the
-//! index of its first unit and never moves; so a unit's number names a folio, and the tables have the size of the pool from the
-//! start. The state of a block is one byte at the index of its unit, so that partial reads and writes of a large folio touch
+//! index of its first unit and never moves; so a unit's number names a folio. The tables have room for the whole pool from the
+//! start, and grow as it is used. The state of a block is one byte at the index of its unit, so that partial reads and writes of a large folio touch
 //! only what they need, and dirty data is counted exactly, in blocks.
 //!
 //! ```text
@@ -228,9 +228,26 @@ pub struct Folios {
 
 impl Folios {
     /// Creates the tables for a pool of `units`.
+    #[cfg(test)]
     #[must_use]
     pub fn new(units: u32) -> Self {
-        Self { headers: vec![Folio::default(); units as usize], state: vec![0; units as usize] }
+        let mut folios = Self::with_room(units);
+        folios.grow(units);
+        folios
+    }
+
+    /// Creates tables without a unit, and reserves memory for those of `room` units.
+    #[must_use]
+    pub fn with_room(room: u32) -> Self {
+        let room = room as usize;
+        Self { headers: Vec::with_capacity(room), state: Vec::with_capacity(room) }
+    }
+
+    /// Adds `more` units without a folio; within the room this allocates nothing.
+    pub fn grow(&mut self, more: u32) {
+        let units = self.headers.len() + more as usize;
+        self.headers.resize(units, Folio::default());
+        self.state.resize(units, 0);
     }
 
     /// Makes a folio of `order` at `unit`; no block of it is up to date.
@@ -277,14 +294,15 @@ impl Folios {
         &mut self.state[unit as usize..(unit + count) as usize]
     }
 
-    /// Returns the memory of the tables.
+    /// Returns the memory of the tables, with the room in which they grow.
     #[must_use]
     pub fn tables(&self) -> [Range<*const u8>; 2] {
-        let headers = self.headers.as_ptr_range();
-        [headers.start.cast()..headers.end.cast(), self.state.as_ptr_range()]
+        let (headers, state) = (self.headers.as_ptr(), self.state.as_ptr());
+        let end = headers.wrapping_add(self.headers.capacity());
+        [headers.cast()..end.cast(), state..state.wrapping_add(self.state.capacity())]
     }
 
-    /// Returns the units of the pool.
+    /// Returns the units of the tables.
     #[must_use]
     pub fn units(&self) -> u32 {
         self.headers.len() as u32

@@ -12,20 +12,15 @@
 //! Invariant: a fingerprint is not 0 and occurs once in its set.
 
 use crate::cache::pool::folio::FolioKey;
+use crate::cache::pool::lines::{Lines, WORDS as WAYS};
 
-/// Words of a set, which fills a cache line.
-const WAYS: usize = 16;
 /// Steps of the clock in one reach: the precision of the age of a key.
 const STEPS: u32 = 1024;
-
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-struct Set([u32; WAYS]);
 
 /// The keys of folios that were evicted lately.
 #[derive(Debug)]
 pub struct Ghost {
-    sets: Box<[Set]>,
+    sets: Lines,
     /// Units noted since the start.
     noted: u64,
     /// Units in a step of the clock.
@@ -37,11 +32,14 @@ impl Ghost {
     #[must_use]
     pub fn new(units: u32) -> Self {
         let sets = (units as usize).div_ceil(WAYS).max(1);
-        Self {
-            sets: vec![Set([0; WAYS]); sets].into(),
-            noted: 0,
-            step: units.div_ceil(STEPS).max(1),
-        }
+        Self { sets: Lines::new(sets), noted: 0, step: step(units) }
+    }
+
+    /// Lets the list reach back by the last `units` evicted units, at most as many as it was created for.
+    pub fn set_reach(&mut self, units: u32) {
+        // The same time in new steps: keys that were noted before keep about the age that they had.
+        let (time, step) = (self.noted / u64::from(self.step), step(units));
+        (self.noted, self.step) = (time * u64::from(step), step);
     }
 
     /// Adds the key of a folio of `blocks` blocks that was evicted.
@@ -49,7 +47,7 @@ impl Ghost {
         assert!(blocks > 0, "a folio has blocks");
         let time = self.time();
         let (set, fingerprint) = self.slot_of(key);
-        let words = &mut self.sets[set].0;
+        let words = self.sets.line_mut(set);
         let same = words.iter().position(|word| word >> 16 == fingerprint);
         words[..=same.unwrap_or(WAYS - 1)].rotate_right(1);
         words[0] = fingerprint << 16 | time;
@@ -60,7 +58,7 @@ impl Ghost {
     pub fn take(&mut self, key: FolioKey) -> bool {
         let time = self.time();
         let (set, fingerprint) = self.slot_of(key);
-        let words = &mut self.sets[set].0;
+        let words = self.sets.line_mut(set);
         let Some(at) = words.iter().position(|word| word >> 16 == fingerprint) else {
             return false;
         };
@@ -76,7 +74,7 @@ impl Ghost {
     #[cfg(test)]
     #[must_use]
     pub fn table_bytes(&self) -> usize {
-        size_of_val(&*self.sets)
+        size_of::<u32>() * WAYS * self.sets.len()
     }
 
     fn time(&self) -> u32 {
@@ -91,6 +89,11 @@ impl Ghost {
         let set = (u128::from(hash) * self.sets.len() as u128) >> 64;
         (set as usize, (hash as u32 & 0xffff).max(1))
     }
+}
+
+/// Returns the units in a step of the clock for a list that reaches back by `units`.
+fn step(units: u32) -> u32 {
+    units.div_ceil(STEPS).max(1)
 }
 
 #[cfg(test)]

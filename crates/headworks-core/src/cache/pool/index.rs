@@ -31,24 +31,15 @@ use std::ops::Range;
 
 use crate::bio::VolumeId;
 use crate::cache::pool::folio::{Folio, FolioKey, Folios, ORDER_MAX};
+use crate::cache::pool::lines::{Line, Lines, WORDS};
 use crate::gauge::Gauge32;
 
-/// Entries of a bucket; with the count it fills a cache line.
-const ENTRIES: usize = 15;
+/// Entries of a bucket, which is a cache line: tag and unit; 0 is an empty entry, since tags are not 0.
+const ENTRIES: usize = WORDS - 1;
+/// The word of a bucket with its count: folios in later buckets of their probe sequence because this one was full.
+const PASSED: usize = ENTRIES;
 /// The number of orders, 0 to 9.
 const ORDERS: usize = ORDER_MAX as usize + 1;
-
-/// A bucket of the table, one cache line.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-struct Bucket {
-    /// Tag and unit; 0 is an empty entry, since tags are not 0.
-    entries: [u32; ENTRIES],
-    /// Folios in later buckets of their probe sequence because this one was full.
-    passed: u32,
-}
-
-const _: () = assert!(size_of::<Bucket>() == 64);
 
 /// The buckets in which a folio can be, in order.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +74,7 @@ impl IndexStats {
 /// The index of a cache's folios.
 #[derive(Debug)]
 pub struct Index {
-    buckets: Box<[Bucket]>,
+    buckets: Lines,
     /// Bits of an entry that are the tag; the others are the unit.
     tag_mask: u32,
     /// Folios in the index, by order.
@@ -112,8 +103,7 @@ impl Index {
         let slots = (u64::from(units) * 4).div_ceil(3).next_power_of_two().max(16);
         let regions = (u64::from(units) / 2).next_power_of_two().max(16);
         Self {
-            buckets: vec![Bucket { entries: [0; ENTRIES], passed: 0 }; (slots / 16) as usize]
-                .into(),
+            buckets: Lines::new((slots / 16) as usize),
             tag_mask: !(units.next_power_of_two() - 1),
             counts: [Gauge32::default(); ORDERS],
             orders: 0,
@@ -182,13 +172,13 @@ impl Index {
         debug_assert!(unit & self.tag_mask == 0, "the unit leaves the bits of the tag");
         let mut probe = self.probe(folio.key, folio.order);
         loop {
-            let here = &mut self.buckets[probe.bucket];
-            if let Some(slot) = here.entries.iter_mut().find(|entry| **entry == 0) {
+            let here = self.buckets.line_mut(probe.bucket);
+            if let Some(slot) = here[..ENTRIES].iter_mut().find(|entry| **entry == 0) {
                 *slot = probe.tag | unit;
                 break;
             }
             // There are more entries than units, so the loop ends.
-            here.passed += 1;
+            here[PASSED] += 1;
             probe.advance();
         }
         self.inserts += 1;
@@ -209,13 +199,14 @@ impl Index {
         let folio = &folios[unit];
         let mut probe = self.probe(folio.key, folio.order);
         loop {
-            let here = &mut self.buckets[probe.bucket];
-            if let Some(slot) = here.entries.iter_mut().find(|entry| **entry == probe.tag | unit) {
+            let here = self.buckets.line_mut(probe.bucket);
+            let mut entries = here[..ENTRIES].iter_mut();
+            if let Some(slot) = entries.find(|entry| **entry == probe.tag | unit) {
                 *slot = 0;
                 break;
             }
-            assert!(here.passed > 0, "a folio that leaves the index was in it");
-            here.passed -= 1;
+            assert!(here[PASSED] > 0, "a folio that leaves the index was in it");
+            here[PASSED] -= 1;
             probe.advance();
         }
         self.removes += 1;
@@ -310,15 +301,14 @@ impl Index {
     /// Returns the memory of the table.
     #[must_use]
     pub fn table(&self) -> Range<*const u8> {
-        let buckets = self.buckets.as_ptr_range();
-        buckets.start.cast()..buckets.end.cast()
+        self.buckets.memory()
     }
 
     /// Returns the size of the tables in bytes.
     #[cfg(test)]
     #[must_use]
     pub fn table_bytes(&self) -> usize {
-        size_of_val(&*self.buckets) + size_of_val(&*self.regions)
+        size_of::<Line>() * self.buckets.len() + size_of_val(&*self.regions)
     }
 
     #[inline]
@@ -326,17 +316,17 @@ impl Index {
         let mut probe = self.probe(key, order);
         loop {
             self.probes.set(self.probes.get() + 1);
-            let here = &self.buckets[probe.bucket];
-            let mut hits = here.tagged(probe.tag, self.tag_mask);
+            let here = self.buckets.line(probe.bucket);
+            let mut hits = tagged(here, probe.tag, self.tag_mask);
             while hits != 0 {
-                let unit = here.entries[hits.trailing_zeros() as usize] & !self.tag_mask;
+                let unit = here[hits.trailing_zeros() as usize % WORDS] & !self.tag_mask;
                 hits &= hits - 1;
                 let folio = &folios[unit];
                 if folio.key == key && folio.order == order {
                     return Some(unit);
                 }
             }
-            if here.passed == 0 {
+            if here[PASSED] == 0 {
                 return None;
             }
             probe.advance();
@@ -372,16 +362,14 @@ impl ProbeSequence {
     }
 }
 
-impl Bucket {
-    /// Returns a mask of the entries with a tag. Without branches, so that it becomes a few vector instructions.
-    #[inline]
-    fn tagged(&self, tag: u32, mask: u32) -> u32 {
-        let mut hits = 0;
-        for (at, entry) in self.entries.iter().enumerate() {
-            hits |= u32::from(entry & mask == tag) << at;
-        }
-        hits
+/// Returns a mask of the entries with a tag. Without branches, so that it becomes a few vector instructions.
+#[inline]
+fn tagged(bucket: &Line, tag: u32, mask: u32) -> u32 {
+    let mut hits = 0;
+    for (at, entry) in bucket[..ENTRIES].iter().enumerate() {
+        hits |= u32::from(entry & mask == tag) << at;
     }
+    hits
 }
 
 /// Returns which block of its folio of `order` a block is.
@@ -507,13 +495,8 @@ mod tests {
         while let Some((&(volume, block), _)) = world.model.first_key_value() {
             world.remove(volume, block);
         }
-        assert!(
-            world
-                .index
-                .buckets
-                .iter()
-                .all(|bucket| bucket.passed == 0 && bucket.entries == [0; ENTRIES])
-        );
+        let buckets = &world.index.buckets;
+        assert!((0..buckets.len()).all(|at| *buckets.line(at) == [0; WORDS]));
         assert!(world.index.regions.iter().all(|&count| count == 0));
     }
 

@@ -5,16 +5,19 @@
 //! ```
 //!
 //! Files: `folio` (headers and block states), `blocks` (every transition of a block's state), `index`, `reclaim` and `ghost`
-//! (eviction), `parts` (parts of tenants), `shadow` (frames for writes to blocks under write-out), `walk` (the folios of a range).
+//! (eviction), `parts` (parts of tenants), `shadow` (frames for writes to blocks under write-out), `walk` (the folios of a range),
+//! `limit` (how many frames may be used), `lines` (hash tables that cost nothing before they are used).
 //!
-//! Invariants: units of folios + free units + granted frames + shadow frames == units of the pool; a folio is in the index and
-//! on an eviction list from its begin to its end; `volume_folios` counts the folios of each volume.
+//! Invariants: units of folios + free units + granted frames + shadow frames + withheld units == units of the tables; a folio is
+//! in the index and on an eviction list from its begin to its end; `volume_folios` counts the folios of each volume.
 
 mod adopt;
 mod blocks;
 pub mod folio;
 mod ghost;
 mod index;
+mod limit;
+mod lines;
 mod parts;
 mod reclaim;
 mod shadow;
@@ -35,6 +38,7 @@ use crate::options::{ShardConfig, TenantMemory};
 use crate::slab::NIL;
 use folio::{Folio, FolioKey, Folios, ORDER_MAX, block};
 use index::Index;
+use limit::{Limit, UNITS_FIRST};
 use reclaim::{Reclaim, Victim};
 use shadow::ShadowFrames;
 
@@ -64,6 +68,7 @@ pub(in crate::cache) struct Pool {
     index: Index,
     reclaim: Reclaim,
     shadows: ShadowFrames,
+    limit: Limit,
     /// Frames with dirty blocks are reported for the dirty table.
     dirty_table: bool,
     /// Folios of each volume.
@@ -79,14 +84,18 @@ impl Pool {
     pub fn new(config: &ShardConfig) -> Self {
         let (units, dirty_table) = (config.cache.units, config.cache.dirty_table);
         let volumes = config.volumes_max();
-        let mut frames = Buddy::new(units, usize::from(ORDER_MAX) + 1);
-        let shadows = ShadowFrames::new(&mut frames);
+        let (mut frames, mut folios) =
+            (Buddy::with_room(units, usize::from(ORDER_MAX) + 1), Folios::with_room(units));
+        let first = units.min(UNITS_FIRST);
+        (frames.grow(first), folios.grow(first));
+        let shadows = ShadowFrames::new(&mut frames, units);
         Self {
-            folios: Folios::new(units),
+            folios,
             frames,
             index: Index::new(units),
             reclaim: Reclaim::new(units, &config.exports, &config.tenants),
             shadows,
+            limit: Limit::of(units),
             dirty_table,
             volume_folios: vec![Gauge32::default(); volumes],
             drop_position: 0,
@@ -94,7 +103,7 @@ impl Pool {
         }
     }
 
-    /// Returns the size of the pool in units.
+    /// Returns the units of the tables: those beyond were never used.
     #[inline]
     pub fn units(&self) -> u32 {
         self.folios.units()
@@ -112,7 +121,7 @@ impl Pool {
 
     /// Returns the largest order of a folio: at least 64 of that size fit, so that a few accesses do not fill the pool.
     pub fn order_cap(&self) -> u8 {
-        (self.folios.units() / 64).max(1).ilog2() as u8
+        (self.limit() / 64).max(1).ilog2() as u8
     }
 
     /// Returns the header of the folio at `unit`.
@@ -374,8 +383,9 @@ impl Pool {
             stats.folios[usize::from(order)] = folios;
             stats.resident += folios << order;
         }
-        stats.units = self.units().into();
-        stats.free = self.free().into();
+        stats.room = self.room().into();
+        stats.units = self.limit().into();
+        stats.free = self.limit().saturating_sub(self.taken()).into();
         [stats.evicted_folios, stats.evicted, stats.read_ahead_wasted] = self.evicted;
         stats.ghost_hits = self.reclaim.stats().ghost_hits;
         stats.shadows = self.shadows.used().into();

@@ -124,6 +124,12 @@ impl Reclaim {
         }
     }
 
+    /// Adapts the lists to a pool that may use `units`, at most as many as it was created for.
+    pub fn set_units(&mut self, units: u32) {
+        self.small_units_max = units / SMALL_PART;
+        self.ghost.set_reach(units - self.small_units_max);
+    }
+
     /// Adds a new folio, which may be evicted from now on.
     pub fn insert(&mut self, folios: &mut Folios, unit: u32) {
         assert!(folios[unit].eviction.list() == EvictionList::None, "a folio is added once");

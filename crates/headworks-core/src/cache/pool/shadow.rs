@@ -11,7 +11,7 @@ use crate::buddy::Buddy;
 /// The smallest reserve, in frames; otherwise one frame in 64.
 const SHADOWS_MIN: u32 = 4;
 /// The largest reserve, in frames.
-const SHADOWS_MAX: u32 = 256;
+pub(super) const SHADOWS_MAX: u32 = 256;
 
 /// The reserve of frames for shadows.
 #[derive(Debug)]
@@ -22,9 +22,9 @@ pub(super) struct ShadowFrames {
 }
 
 impl ShadowFrames {
-    /// Takes the reserve out of the pool.
-    pub fn new(frames: &mut Buddy) -> Self {
-        let wanted = (frames.units() / 64).clamp(SHADOWS_MIN, SHADOWS_MAX).min(frames.units());
+    /// Takes the reserve out of a pool with room for `units`.
+    pub fn new(frames: &mut Buddy, units: u32) -> Self {
+        let wanted = (units / 64).clamp(SHADOWS_MIN, SHADOWS_MAX).min(units);
         let free: Vec<u32> = (0..wanted).filter_map(|_| frames.take(0)).collect();
         let used = Vec::with_capacity(free.len());
         Self { free, used }
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn reserve_is_bounded_and_finds_each_shadow() {
         let mut frames = Buddy::new(1024, 10);
-        let mut shadows = ShadowFrames::new(&mut frames);
+        let mut shadows = ShadowFrames::new(&mut frames, 1024);
         assert_eq!(frames.taken(), 16);
         let taken: Vec<_> = (100..116).map(|unit| shadows.take(unit).unwrap()).collect();
         assert_eq!(shadows.take(200), None, "the reserve is used up");

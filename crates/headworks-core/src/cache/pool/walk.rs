@@ -45,9 +45,9 @@ impl RangeWalk {
     /// Creates a walk over the blocks `start..end` of a volume.
     pub fn new(pool: &Pool, volume: VolumeId, (start, end): (u64, u64)) -> Self {
         assert!(start <= end, "a range does not end before its start");
-        let units = u64::from(pool.units());
-        let by_block = end - start <= units / 8;
-        let positions = if by_block { end - start } else { units };
+        // The same for every step of a walk: its positions keep their meaning while the tables grow.
+        let by_block = end - start <= u64::from(pool.room()) / 8;
+        let positions = if by_block { end - start } else { pool.units().into() };
         Self { volume, start, end, by_block, positions }
     }
 

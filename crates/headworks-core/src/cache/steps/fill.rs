@@ -75,7 +75,7 @@ pub(super) fn window(
     let volume = bio.id.volume;
     let caching = state.volumes.caching(volume);
     // A window is a small part of the pool, or streams would evict each other.
-    let window_max = (caching.read_ahead_kb / 4).min(state.pool.units() / 16);
+    let window_max = (caching.read_ahead_kb / 4).min(state.pool.limit() / 16);
     let limits = ReadAheadLimits {
         end: state.volumes[volume].blocks(),
         window_max,
@@ -209,7 +209,7 @@ pub(super) fn send(state: &mut CacheState, reason: &FillReason, unit: u32, first
 pub(in crate::cache) fn prefetch(state: &mut CacheState, ctx: &mut CallContext, bio: Bio) {
     let volume = bio.id.volume;
     let first = bio.offset >> BLOCK_SHIFT;
-    let most = u64::from(state.pool.units() / 4);
+    let most = u64::from(state.pool.limit() / 4);
     let end = bio.end().div_ceil(u64::from(BLOCK)).min(first + most);
     if state.waiters.range_conflict(&bio).is_none() && !state.is_frozen() {
         let reason = FillReason { bio, ahead: true, since: ctx.now };

@@ -69,7 +69,7 @@ fn holds_too_much(state: &CacheState, op: &Operation) -> bool {
     let volume = &state.volumes[op.bio.id.volume];
     let half = (state.dirty.throttle().reserve_max(volume.device()) / 2).max(1);
     let held = volume.held();
-    held > 0 && held >= (state.pool.units() / 100).max(16).min(half)
+    held > 0 && held >= (state.pool.limit() / 100).max(16).min(half)
 }
 
 /// Writes one run of blocks, or returns what to wait for.

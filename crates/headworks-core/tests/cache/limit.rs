@@ -1,0 +1,132 @@
+//! The limit of frames that moves while the cache runs: what is beyond it is evicted and released, and nothing else.
+
+use headworks_core::time::SEC;
+use headworks_core::writeback::ThrottlePolicy;
+use headworks_core::{Control, Input, Op};
+
+use crate::harness::{BLOCK, Harness, MIB};
+
+/// Sets the limit, and serves timers and the device until nothing more is released.
+fn limit(harness: &mut Harness, units: u32) {
+    harness.control(Control::CacheLimit { units });
+    for _ in 0..10_000 {
+        let before = (harness.released.len(), harness.in_flight.len());
+        harness.wait(0);
+        harness.settle(Ok(()));
+        if before == (harness.released.len(), 0) {
+            return;
+        }
+    }
+    panic!("it releases for ever");
+}
+
+fn released(harness: &Harness) -> u64 {
+    harness.released.iter().map(|&(_, len)| u64::from(len)).sum()
+}
+
+/// Reads a range and returns how many blocks of it were hits.
+fn hits(harness: &mut Harness, blocks: std::ops::Range<u64>) -> u64 {
+    let before = harness.stats().hits;
+    for block in blocks {
+        harness.send(1, Op::Read, block * BLOCK, BLOCK);
+        harness.settle(Ok(()));
+    }
+    harness.stats().hits - before
+}
+
+/// A cache of 16 MiB with 15 MiB of clean blocks, of which the first 256 were read again.
+fn full() -> Harness {
+    let mut harness = Harness::new(4096, |config| config.dirty.policy = ThrottlePolicy::None);
+    for at in 0..15 {
+        harness.send(1, Op::Read, at * MIB, MIB);
+        harness.settle(Ok(()));
+    }
+    assert_eq!(hits(&mut harness, 0..256) + hits(&mut harness, 0..256), 512);
+    harness
+}
+
+#[test]
+fn lowered_limit_releases_what_is_beyond_it_and_keeps_what_is_used() {
+    let mut harness = full();
+    assert_eq!((harness.stats().units, released(&harness)), (4096, 0));
+    limit(&mut harness, 1024);
+    let stats = harness.stats();
+    assert_eq!((stats.units, stats.room), (1024, 4096));
+    assert!(stats.resident <= 1024 && released(&harness) == 3072 * BLOCK, "{stats:?}");
+    assert_eq!(hits(&mut harness, 0..256), 256, "what was used again is the last to go");
+    harness.shard.check_cache();
+}
+
+#[test]
+fn raised_limit_is_used_again() {
+    let mut harness = full();
+    limit(&mut harness, 512);
+    limit(&mut harness, u32::MAX);
+    assert_eq!((harness.stats().units, harness.stats().free > 3000), (4096, true));
+    for at in 0..12 {
+        harness.send(1, Op::Read, at * MIB, MIB);
+        harness.settle(Ok(()));
+    }
+    assert_eq!(hits(&mut harness, 0..12 * 256), 12 * 256);
+    assert_eq!(released(&harness), 3584 * BLOCK, "nothing was released since");
+}
+
+#[test]
+fn a_turn_releases_a_bounded_number_of_ranges() {
+    let mut harness = Harness::new(4096, |_| {});
+    for at in 0..3000 {
+        harness.send(1, Op::Read, at * 2 * BLOCK, BLOCK);
+        harness.settle(Ok(()));
+    }
+    harness.control(Control::CacheLimit { units: 256 });
+    let mut turns = 0;
+    while harness.stats().resident > 256 {
+        let before = harness.released.len();
+        harness.turn(&[Input::Timer]);
+        assert!((1..=64).contains(&(harness.released.len() - before)), "it goes on");
+        turns += 1;
+    }
+    assert!(turns > 20, "{turns} turns");
+}
+
+#[test]
+fn dirty_blocks_are_written_out_before_they_are_released() {
+    let mut harness = Harness::new(4096, |config| {
+        config.dirty.dirty_ratio = 90;
+        config.dirty.dirty_background_ratio = 90;
+        config.dirty.policy = ThrottlePolicy::None;
+    });
+    for at in 0..6 {
+        harness.send(1, Op::Write, at * MIB, MIB);
+    }
+    assert!(harness.dirty().nr_dirty >= 1024, "more than fits");
+    limit(&mut harness, 512);
+    harness.wait_served(60 * SEC, Ok(()));
+    let stats = harness.stats();
+    assert!(stats.resident <= 512, "{stats:?}");
+    assert_eq!(released(&harness), (2048 - 512) * BLOCK, "the tables have not grown further");
+    assert!(harness.written >= (6 * 256 - 512) * BLOCK, "{} written", harness.written);
+    let threshold = harness.dirty().nr_dirty_threshold;
+    assert!(threshold < 512, "the dirty limit follows: {threshold}");
+}
+
+#[test]
+fn frozen_cache_releases_nothing_until_it_is_thawed() {
+    let mut harness = full();
+    harness.control(Control::Freeze { on: true });
+    limit(&mut harness, 1024);
+    assert_eq!(released(&harness), 0);
+    harness.control(Control::Freeze { on: false });
+    limit(&mut harness, 1024);
+    assert_eq!(released(&harness), 3072 * BLOCK);
+}
+
+#[test]
+fn contents_move_to_a_shard_whose_tables_have_not_grown() {
+    let mut harness = full();
+    limit(&mut harness, 2048);
+    harness.hand_over(|_| {}, Some).unwrap();
+    assert_eq!(harness.stats().units, 4096, "the new shard has the limit of its options");
+    assert_eq!(hits(&mut harness, 0..256), 256);
+    harness.shard.check_cache();
+}
