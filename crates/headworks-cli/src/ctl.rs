@@ -411,9 +411,13 @@ fn show_cache(cache: &Value, dirty: &Value) -> String {
             all => format!("{:.1}%", hits as f64 * 100.0 / all as f64),
         };
         text += &format!(
-            "cache: {} of {} in use; {hits} hits, {misses} misses ({part} hits), {} filled, {} read ahead, {} evicted\n",
+            "cache: {} of {} in use{}; {hits} hits, {misses} misses ({part} hits), {} filled, {} read ahead, {} evicted\n",
             mib(count(cache, "resident")),
             mib(count(cache, "units")),
+            match count(cache, "room") {
+                room if room > count(cache, "units") => format!(", up to {}", mib(room)),
+                _ => String::new(),
+            },
             mib(count(cache, "filled")),
             mib(count(cache, "read_ahead")),
             mib(count(cache, "evicted")),

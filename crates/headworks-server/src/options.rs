@@ -16,6 +16,7 @@ use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
 use super::leftovers::Leftovers;
 use super::loaded::LoadedConfiguration;
+use super::memory::AutoCache;
 use super::nbd::connection::ConnectionLimits;
 use super::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
 use headworks::EngineChoice;
@@ -97,6 +98,8 @@ pub struct ServerOptions {
     pub buffers: usize,
     /// Bytes of the page cache of all shards together; 0 disables it.
     pub cache: u64,
+    /// Bounds of a cache of automatic size, whose room `cache` is; none for a fixed size.
+    pub auto_cache: Option<AutoCache>,
     /// Memory of the cache that outlives the process; none for anonymous memory.
     pub cache_file: Option<CacheFile>,
     /// What earlier servers left.
@@ -165,6 +168,7 @@ impl Default for ServerOptions {
             poll_ns: 50_000,
             buffers: 128 << 20,
             cache: 0,
+            auto_cache: None,
             cache_file: None,
             leftovers: Leftovers::default(),
             takeover: None,
@@ -190,6 +194,14 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
+    /// Bytes of the cache to which the ratios of dirty data refer.
+    #[must_use]
+    pub fn dirtyable(&self) -> u64 {
+        match self.auto_cache {
+            Some(_) => self.cache.min(AutoCache::DIRTYABLE),
+            None => self.cache,
+        }
+    }
     /// Validates every option.
     ///
     /// # Errors
@@ -231,7 +243,7 @@ impl ServerOptions {
 
     pub(super) fn cache_spec(&self) -> cache_shares::CacheSpec {
         let Self { cache, dirty, connections, .. } = *self;
-        cache_shares::CacheSpec { bytes: cache, dirty, connections }
+        cache_shares::CacheSpec { bytes: cache, dirty, dirtyable: self.dirtyable(), connections }
     }
 
     /// Bios of other shards that this shard's devices may have.

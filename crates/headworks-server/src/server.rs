@@ -22,12 +22,14 @@ use crate::assemble::{Assembly, ImageWatcher};
 use crate::cache_part::check_parts;
 use crate::control::ControlSocket;
 use crate::control::service::ControlService;
+use crate::control::shards::ShardLink;
 use crate::control::tree::ExportNode;
 use crate::handover::{Adoption, HandedListener};
 use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
 use crate::listen::{Address, Listener, check_unix};
 use crate::listener_set::{Acceptors, ListenerSet, named, rule_listener};
+use crate::memory::{AutoCache, CachingShards, MemoryWatch};
 use crate::messages::ControlMessage;
 use crate::messages::command::ShardCommand;
 use crate::messages::hand_over::PausedServer;
@@ -47,11 +49,14 @@ pub struct Server {
     engine: String,
     cache: Option<String>,
     listeners: Arc<ListenerSet>,
+    auto_cache: Option<AutoCache>,
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
     service: Arc<ControlService>,
     notes: Vec<String>,
     metrics: Option<Metrics>,
+    /// Sets the limit of a cache of automatic size.
+    memory: Option<MemoryWatch>,
     /// What ctl had changed when the standing part was handed over.
     handed_changes: Mutex<Option<String>>,
     /// The pause of all shards, while another process takes over.
@@ -249,18 +254,24 @@ impl Server {
             }
         }
         let restoring = (!restores.is_empty()).then(|| restores.watch(Arc::clone(&shared)));
-        let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
+        let size = match options.auto_cache {
+            Some(_) => format!("up to {} of free memory", display_size(options.cache)),
+            None => display_size(options.cache),
+        };
+        let cache = pages.map(|pages| format!("{size}, {pages}"));
         let mut server = Self {
             shared,
             threads,
             engine,
             cache,
             listeners,
+            auto_cache: options.auto_cache,
             broken,
             control: None,
             service,
             notes,
             metrics: None,
+            memory: None,
             handed_changes: Mutex::default(),
             paused: Mutex::default(),
         };
@@ -275,12 +286,17 @@ impl Server {
         }
     }
 
-    /// Starts the control socket and the metrics endpoint, as far as there are any.
+    /// Starts what watches the memory, the control socket and the metrics endpoint, as far as there are any.
     fn open_endpoints(
         &mut self,
         control: Option<Listener>,
         metrics: Option<TcpListener>,
     ) -> Result<(), ConfigError> {
+        if let Some(bounds) = self.auto_cache.filter(|_| self.cache.is_some()) {
+            let shards = self.service.tree().caching.clone();
+            let link = ShardLink::new(Arc::clone(&self.shared), self.shared.shards() as u16);
+            self.memory = Some(MemoryWatch::start(bounds, CachingShards { link, shards })?);
+        }
         if let Some(listener) = control {
             self.control = Some(ControlSocket::start(listener, Arc::clone(&self.service))?);
         }

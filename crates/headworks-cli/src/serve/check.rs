@@ -205,7 +205,7 @@ fn summary(
         "ip_addr": options.port.map(|_| options.ip_addr.to_string()),
         "control": options.control,
         "listeners": listeners,
-        "cache_bytes": options.cache,
+        "cache_bytes": memory::cache_size(options.cache).0,
         "exports": exports,
         "devices": devices,
         "queue": queue(config, None),

@@ -4,20 +4,40 @@
 //! cache. A cache that was asked for and is larger than all memory is refused. Cache and buffers that are together too large,
 //! or a default that is, give a warning: the limit may be raised later, and not all of it need be used.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use headworks::display_size;
 use headworks_core::ConfigError;
-use headworks_server::ServerOptions;
 use headworks_server::config::{ConfigFile, Origin};
+use headworks_server::{AutoCache, CacheSize, MemoryLimit, ServerOptions, Takeover};
 
-/// Memory that a process may use, and what says so.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct MemoryLimit {
-    bytes: u64,
-    /// What sets the limit, as the subject of a clause.
-    source: String,
+/// Size of the cache on a machine whose memory is not known.
+const CACHE_UNKNOWN: u64 = 256 << 20;
+
+/// The room of the cache in bytes, and its bounds if its size is automatic.
+pub(super) fn cache_size(size: CacheSize) -> (u64, Option<AutoCache>) {
+    match (size, MemoryLimit::find()) {
+        (CacheSize::Bytes(bytes), _) => (bytes, None),
+        (CacheSize::Auto, None) => (CACHE_UNKNOWN, None),
+        (CacheSize::Auto, Some(limit)) => {
+            let bounds = AutoCache::of_memory(limit.bytes);
+            (bounds.room, Some(bounds))
+        }
+    }
+}
+
+/// Fits a cache of automatic size to the file that its memory is, if there is one.
+///
+/// # Errors
+/// The file is of no use.
+pub(super) fn fit_cache(options: &mut ServerOptions) -> Result<(), ConfigError> {
+    let (Some(bounds), Some(cache)) = (options.auto_cache, &options.cache_file) else {
+        return Ok(());
+    };
+    let adopted = options.takeover.as_ref().is_some_and(Takeover::has_memory);
+    let fitted = bounds.fitted_to(&cache.file, adopted).map_err(|error| {
+        ConfigError::new("cache-file", format!("cannot use {}: {error}", cache.name))
+    })?;
+    (options.cache, options.auto_cache) = (fitted.room, Some(fitted));
+    Ok(())
 }
 
 /// Checks the cache and the buffers against the memory of this machine and control group; returns a warning.
@@ -28,11 +48,13 @@ pub(super) fn check(
     config: &ConfigFile,
     options: &ServerOptions,
 ) -> Result<Option<String>, ConfigError> {
-    let Some(limit) = find_limit(Path::new("/")) else { return Ok(None) };
+    let Some(limit) = MemoryLimit::find() else { return Ok(None) };
     let said = config.server.iter().find(|setting| setting.name == "cache");
     let is_default = said.is_none_or(|setting| setting.origin == Origin::Default);
     let buffers = (options.buffers as u64).saturating_mul(options.shards.into());
-    judge(&limit, options.cache, buffers, is_default)
+    // An automatic size keeps within the memory by itself, except for its floor.
+    let cache = options.auto_cache.map_or(options.cache, |bounds| bounds.floor);
+    judge(&limit, cache, buffers, is_default)
 }
 
 fn judge(
@@ -58,48 +80,6 @@ fn judge(
         )
     };
     Ok((all > *bytes).then(warning))
-}
-
-/// The least limit of the machine and of the control groups of this process, below the directory `root`; none if nothing can
-/// be read.
-fn find_limit(root: &Path) -> Option<MemoryLimit> {
-    let machine = total_memory(&fs::read_to_string(root.join("proc/meminfo")).ok()?)?;
-    let machine = MemoryLimit { bytes: machine, source: "this machine has".into() };
-    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let limits = groups.lines().flat_map(|line| group_files(root, line)).filter_map(|file| {
-        // "max" is no limit.
-        let bytes = fs::read_to_string(&file).ok()?.trim().parse().ok()?;
-        Some(MemoryLimit { bytes, source: format!("{} is", file.display()) })
-    });
-    limits.chain([machine]).min_by_key(|limit| limit.bytes)
-}
-
-/// `MemTotal` of /proc/meminfo.
-fn total_memory(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// Files that may limit the memory of a group and of those above it, for a line of /proc/self/cgroup: `0::/a/b` (version 2)
-/// or `9:memory:/a/b` (version 1). In a container the group's own files can lie at the root of the hierarchy.
-fn group_files(root: &Path, line: &str) -> Vec<PathBuf> {
-    let mut fields = line.splitn(3, ':').skip(1);
-    let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else {
-        return Vec::new();
-    };
-    let (mounts, name): (&[&str], &str) = match controllers {
-        "" => (&["sys/fs/cgroup", "sys/fs/cgroup/unified"], "memory.max"),
-        _ if controllers.split(',').any(|name| name == "memory") => {
-            (&["sys/fs/cgroup/memory"], "memory.limit_in_bytes")
-        }
-        _ => return Vec::new(),
-    };
-    let group = Path::new(group.trim_start_matches('/'));
-    let levels = |mount: &&str| {
-        let mount = root.join(mount);
-        group.ancestors().map(move |level| mount.join(level).join(name)).collect::<Vec<_>>()
-    };
-    mounts.iter().flat_map(levels).collect()
 }
 
 #[cfg(test)]
@@ -131,77 +111,11 @@ mod tests {
         assert!(judge(&limit(100), 0, 128 * MIB, false).unwrap().is_some());
     }
 
-    /// A tree of files with the limits of a machine; `groups` is /proc/self/cgroup.
-    struct Machine(PathBuf);
-
-    impl Machine {
-        fn new(name: &str, groups: &str, files: &[(&str, &str)]) -> Self {
-            let root =
-                std::env::temp_dir().join(format!("hw-memory-{}-{name}", std::process::id()));
-            let machine = Self(root);
-            machine.put("proc/meminfo", "MemTotal:   1048576 kB\nMemFree: 1 kB\n");
-            machine.put("proc/self/cgroup", groups);
-            files.iter().for_each(|(path, text)| machine.put(path, text));
-            machine
-        }
-
-        fn put(&self, path: &str, text: &str) {
-            let path = self.0.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-
-        fn limit(&self) -> (u64, String) {
-            let found = find_limit(&self.0).unwrap();
-            (found.bytes, found.source.replace(&format!("{}/", self.0.display()), "/"))
-        }
-    }
-
-    impl Drop for Machine {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     #[test]
-    fn least_limit_of_both_versions_and_of_groups_above_counts() {
-        let none = Machine::new("none", "", &[]);
-        assert_eq!(none.limit(), (1 << 30, "this machine has".into()));
-        let two = Machine::new(
-            "two",
-            "0::/system.slice/hw.service\n",
-            &[
-                ("sys/fs/cgroup/system.slice/hw.service/memory.max", "max\n"),
-                ("sys/fs/cgroup/system.slice/memory.max", "209715200\n"),
-            ],
-        );
-        let file = "/sys/fs/cgroup/system.slice/memory.max is".to_owned();
-        assert_eq!(two.limit(), (200 * MIB, file));
-        // Version 1 beside an empty version 2; a container sees its own group at the root.
-        let one = Machine::new(
-            "one",
-            "9:memory:/docker/0123\n8:pids:/x\n0::/\n",
-            &[
-                ("sys/fs/cgroup/memory/memory.limit_in_bytes", "104857600\n"),
-                ("sys/fs/cgroup/pids/memory.limit_in_bytes", "1\n"),
-            ],
-        );
-        let file = "/sys/fs/cgroup/memory/memory.limit_in_bytes is".to_owned();
-        assert_eq!(one.limit(), (100 * MIB, file));
-        let unlimited = Machine::new(
-            "unlimited",
-            "9:cpu,memory:/\n",
-            &[("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")],
-        );
-        assert_eq!(unlimited.limit().0, 1 << 30);
-    }
-
-    #[test]
-    fn odd_files_are_no_limit() {
-        assert_eq!(find_limit(Path::new("/nonexistent")), None);
-        assert_eq!(total_memory("MemTotal: x kB"), None);
-        assert_eq!(group_files(Path::new("/"), "nonsense"), Vec::<PathBuf>::new());
-        let odd = Machine::new("odd", "0::\n:::\n", &[("sys/fs/cgroup/memory.max", "lots")]);
-        assert_eq!(odd.limit().0, 1 << 30);
+    fn automatic_size_is_half_of_the_memory() {
+        assert_eq!(cache_size(CacheSize::Bytes(7)), (7, None));
+        let (room, bounds) = cache_size(CacheSize::Auto);
+        let memory = MemoryLimit::find().unwrap().bytes;
+        assert!(room.abs_diff(memory / 2) <= 2 << 20 && bounds.is_some(), "{room} of {memory}");
     }
 }

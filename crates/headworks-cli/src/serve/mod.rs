@@ -287,6 +287,7 @@ fn start(
     let mut assembly = images::open(effective, &specs, server_options.live, &store.leftovers)?;
     if server_options.cache > 0 {
         server_options.cache_file = store.create()?;
+        memory::fit_cache(&mut server_options)?;
     }
     server_options.leftovers = store.leftovers.clone();
     let of_predecessor = state.private.take().map(PrivateDirectory::of_predecessor);
@@ -359,8 +360,8 @@ fn start(
             export.uri = first.map(|(_, uri)| uri.clone()).unwrap_or_default();
         }
     }
+    let dirty_limit = durability::dirty_limit(server_options.dirtyable(), &server_options.dirty);
     let ServerOptions { cache: cache_bytes, control, .. } = server_options;
-    let dirty_limit = durability::dirty_limit(cache_bytes, &server_options.dirty);
     let stop = (options.stop_timeout > 0).then(|| Duration::from_nanos(options.stop_timeout));
     Ok(Running {
         server,

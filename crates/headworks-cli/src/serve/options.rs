@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
-use headworks_server::{check_limit, parse_size, parse_time};
+use headworks_server::{CacheSize, check_limit, parse_size, parse_time};
 
 use crate::log::LogTo;
 use crate::tunables::QueueArgs;
@@ -132,9 +132,10 @@ pub struct ServeArgs {
     /// Record all inputs of the I/O path for `headworks lab replay`
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
-    /// Size of the page cache, all shards together; 0 disables it
-    #[arg(long, value_parser = size, default_value = "256M", value_name = "SIZE")]
-    pub(super) cache: u64,
+    /// Size of the page cache, all shards together: auto uses free memory up to half of all and gives it back when others need
+    /// it; a size is a fixed limit; 0 disables the cache
+    #[arg(long, value_parser = CacheSize::parse, default_value = "auto", value_name = "auto|SIZE")]
+    pub(super) cache: CacheSize,
     /// Memory of the cache that outlives the server, so that a kill loses nothing: a path on tmpfs or hugetlbfs, auto (the service
     /// manager's descriptor store or the runtime directory), store or off
     #[arg(long, value_name = "PATH|auto|store|off", default_value = "auto")]

@@ -12,6 +12,7 @@ use super::ServeArgs;
 use super::address::{absolute, named_addresses};
 use super::layers::EffectiveOptions;
 use super::listen::{plan_access, uses_tls};
+use super::memory;
 use super::tls::tls_options;
 
 /// Derives exports and server options; checks all that can be checked without opening anything.
@@ -46,7 +47,7 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
     }
     headworks_server::check_exports(&specs).map_err(blamed)?;
     let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
-    if let Some(spec) = specs.iter().find(cached).filter(|_| options.cache == 0) {
+    if let Some(spec) = specs.iter().find(cached).filter(|_| server.cache == 0) {
         let message = format!(
             "export `{}` needs a cache, but --cache is 0; set --cache, or cache=none for the export",
             spec.name
@@ -66,6 +67,7 @@ pub(super) fn blame(config: &ConfigFile, error: &ConfigError) -> Problem {
 fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOptions, Problem> {
     let blamed = |error| blame(config, &error);
     unix_mode(options).map_err(blamed)?;
+    let (cache, auto_cache) = memory::cache_size(options.cache);
     let server = ServerOptions {
         listen: Vec::new(),
         access: AccessSpec::default(),
@@ -85,7 +87,8 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         handshake_ns: options.handshake_timeout,
         stall_ns: options.stall_timeout,
         record: options.record.clone(),
-        cache: options.cache,
+        cache,
+        auto_cache,
         cache_file: None,
         leftovers: Leftovers::default(),
         takeover: None,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
+use headworks::display_size;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -44,6 +45,8 @@ struct View {
     help: bool,
     /// The server has not answered for a while.
     silent: bool,
+    /// The size of the cache, in words.
+    cache: String,
 }
 
 /// Action of a key.
@@ -149,6 +152,7 @@ pub fn run(
         let mut due = Instant::now() + interval.min(Duration::from_secs(1));
         loop {
             view.silent = asker.is_silent();
+            view.cache = cache_size(&old.stats);
             terminal.draw(|frame| draw(frame, &mut view, &shown, &connections)).map_err(broken)?;
             if STOP_REQUESTED.load(Ordering::Relaxed) {
                 return Ok(());
@@ -188,14 +192,29 @@ pub fn run(
     result
 }
 
+/// What the cache has, may have now and may have at most: `; cache 2.1 of 11.7 GiB`; empty without a cache.
+fn cache_size(stats: &Value) -> String {
+    let bytes = |name: &str| stats["cache"][name].as_u64().map(|units| display_size(units * 4096));
+    match (bytes("resident"), bytes("units"), bytes("room")) {
+        (Some(has), Some(now), Some(most)) if now == most => format!("; cache {has} of {now}"),
+        (Some(has), Some(now), Some(most)) => format!("; cache {has} of {now}, up to {most}"),
+        _ => String::new(),
+    }
+}
+
 fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Value) {
     let [head, body, foot] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(2), Constraint::Length(1)])
             .areas(frame.area());
     let sorted = COLUMNS[view.sort];
     let silent = if view.silent { "; the server does not answer" } else { "" };
-    let title =
-        format!("headworks: {} exports, by {} ({}){silent}", rows.len(), sorted.0, sorted.1);
+    let title = format!(
+        "headworks: {} exports, by {} ({}){}{silent}",
+        rows.len(),
+        sorted.0,
+        sorted.1,
+        view.cache
+    );
     frame.render_widget(Paragraph::new(title), head);
     frame.render_widget(
         Paragraph::new("q quit, arrows: sort column, r w u d t a: sort, c connections, ? help"),
@@ -284,6 +303,16 @@ mod tests {
         let buffer = terminal.backend().buffer().clone();
         let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>() + "\n";
         (0..20).map(line).collect()
+    }
+
+    #[test]
+    fn title_has_the_size_of_the_cache() {
+        let stats = |room: u64| serde_json::json!({ "cache": { "resident": 512, "units": 1024, "room": room } });
+        assert_eq!(cache_size(&stats(1024)), "; cache 2 MiB of 4 MiB");
+        assert_eq!(cache_size(&stats(2048)), "; cache 2 MiB of 4 MiB, up to 8 MiB");
+        assert_eq!(cache_size(&serde_json::json!({ "cache": null })), "");
+        let mut view = View { cache: cache_size(&stats(2048)), ..View::default() };
+        assert!(screen(&mut view, 120).contains("; cache 2 MiB of 4 MiB, up to 8 MiB"));
     }
 
     #[test]

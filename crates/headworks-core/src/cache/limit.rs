@@ -12,8 +12,8 @@ use super::pool::folio::BLOCK_SHIFT;
 use super::state::CacheState;
 use crate::action::Action;
 
-/// Releases of a turn: each is a system call of 1 to 2 us.
-const RELEASES_MAX: u32 = 64;
+/// Releases of a turn: each is one or two system calls, 1 to 4 us.
+const RELEASES_MAX: u32 = 32;
 /// The part of the common folios, which gives way first.
 const COMMON: u16 = 0;
 

@@ -70,6 +70,8 @@ pub struct CacheOptions {
     pub flush_timeout_ns: u64,
     /// The connection id for the cache's own bios, which no client of this shard has.
     pub account: u32,
+    /// Frames to which [`crate::writeback::DirtyOptions`] refer at most; the whole pool if it has fewer.
+    pub dirtyable_max: u32,
     /// Report with [`crate::Action::SetDirty`] which frames hold dirty blocks.
     pub dirty_table: bool,
 }
@@ -125,6 +127,7 @@ impl Default for CacheOptions {
             writers_max: 1024,
             flush_timeout_ns: 60 * SEC,
             account: u32::MAX,
+            dirtyable_max: u32::MAX,
             dirty_table: false,
         }
     }

@@ -288,8 +288,12 @@ impl ShardConfig {
         let c = &self.cache;
         text +=
             &format!("cache {} {} {} {}", c.units, c.writers_max, c.flush_timeout_ns, c.account);
-        // Left out when off, as in the records of versions that had no dirty table.
-        text += if c.dirty_table { " 1\n" } else { "\n" };
+        // Left out when off, as in the records of versions that had no dirty table, and no bound of what may be dirty.
+        text += &match (c.dirty_table, c.dirtyable_max) {
+            (false, u32::MAX) => "\n".to_owned(),
+            (true, u32::MAX) => " 1\n".to_owned(),
+            (table, most) => format!(" {} {most}\n", u8::from(table)),
+        };
         text += "dirty";
         for number in self.dirty.to_numbers() {
             text += &format!(" {number}");
@@ -378,9 +382,13 @@ impl ShardConfig {
                     flush_timeout_ns,
                     account: account.try_into().ok()?,
                     dirty_table: match table {
-                        [] => false,
-                        [1] => true,
+                        [] | [0, _] => false,
+                        [1] | [1, _] => true,
                         _ => return None,
+                    },
+                    dirtyable_max: match table {
+                        [_, most] => u32::try_from(*most).ok()?,
+                        _ => u32::MAX,
                     },
                 };
             }
@@ -559,6 +567,7 @@ mod tests {
         ];
         (config.shards, config.id) = (4, ShardId(2));
         config.cache = CacheOptions { units: 512, writers_max: 9, ..CacheOptions::default() };
+        config.cache.dirtyable_max = 77;
         config.dirty.dirty_ratio = 33;
         config.spare = SpareSlots { devices: 2, volumes: 9, exports: 11, tags: 512 };
         assert_eq!(ShardConfig::from_lines(&config.to_lines()), Ok(config));

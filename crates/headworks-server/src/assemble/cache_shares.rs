@@ -18,6 +18,8 @@ pub struct CacheSpec {
     pub bytes: u64,
     /// Dirty limits of all shards together.
     pub dirty: DirtyOptions,
+    /// Bytes to which ratios of dirty data refer at most.
+    pub dirtyable: u64,
     /// Connections of one shard.
     pub connections: usize,
 }
@@ -54,6 +56,8 @@ pub fn divide(
     let caching = caching_shards(config, spec.bytes);
     let share = spec.bytes / caching.len().max(1) as u64;
     let units = u32::try_from(share / UNIT).unwrap_or(u32::MAX);
+    let dirtyable = spec.dirtyable / caching.len().max(1) as u64 / UNIT;
+    let dirtyable_max = u32::try_from(dirtyable).unwrap_or(u32::MAX);
     let mut dirty = spec.dirty;
     for tunable in [DirtyTunable::Bytes, DirtyTunable::BackgroundBytes] {
         let whole = tunable.get(&spec.dirty);
@@ -66,6 +70,7 @@ pub fn divide(
             units: if caching.contains(&shard) { units } else { 0 },
             writers_max: (spec.connections + 64) as u32,
             account: cache_account(shard),
+            dirtyable_max,
             ..CacheOptions::default()
         };
         let seed = dirty.seed.wrapping_add(shard.0.into());
@@ -103,7 +108,7 @@ mod tests {
     }
 
     fn spec(bytes: u64) -> CacheSpec {
-        CacheSpec { bytes, dirty: DirtyOptions::default(), connections: 10 }
+        CacheSpec { bytes, dirty: DirtyOptions::default(), dirtyable: u64::MAX, connections: 10 }
     }
 
     fn units(config: &ShardConfig, bytes: u64) -> Vec<u32> {

@@ -23,7 +23,7 @@ mod report;
 pub(crate) mod rpc;
 pub(crate) mod service;
 mod settings;
-mod shards;
+pub(crate) mod shards;
 mod socket;
 mod targets;
 pub(crate) mod tenants;

@@ -142,6 +142,11 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
     let help = "Limit of dirty data.";
     gauge(page, "headworks_cache_dirty_limit_bytes", help, bytes(limit));
     gauge(page, "headworks_cache_resident_bytes", "Data in the page cache.", bytes(resident));
+    let (now, most) = (cache().map(|c| c.units).sum(), cache().map(|c| c.room).sum());
+    let help = "Memory that the page cache may use now.";
+    gauge(page, "headworks_cache_limit_bytes", help, bytes(now));
+    let help = "Memory that the page cache may use at most.";
+    gauge(page, "headworks_cache_max_bytes", help, bytes(most));
     let counter = |page: &mut MetricsPage, name: &str, help: &str, value: u64| {
         page.family(name, MetricType::Counter, help);
         page.sample(name, &[], value);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headworks_core::{DirtyEntry, VolumeId};
 
 use super::dirty_log::DirtyLog;
-use super::layout::{MAGIC, VERSION, VolumeRow, head, shard, shard_at, word};
+use super::layout::{MAGIC, ROW_BYTES, VERSION, VolumeRow, head, shard, shard_at, word};
 use crate::display_size;
 use crate::memory::{HUGE, Mapping, PAGE};
 
@@ -81,6 +81,41 @@ impl CacheMemory {
     #[must_use]
     pub fn bytes(rows: usize, geometry: &[ShardGeometry]) -> u64 {
         Offsets::new(rows, geometry).len as u64
+    }
+
+    /// Bytes that the filesystem of a file has free; none for a memfd, which has no limit but the machine's memory.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn space(file: &File) -> io::Result<Option<u64>> {
+        // SAFETY: a struct of integers, which the kernel fills in.
+        let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: `found` lives through the call.
+        if unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut found) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_bsize)))
+    }
+
+    /// Frames of all shards in the file of a running process.
+    ///
+    /// # Errors
+    /// It is no such file.
+    pub fn frames_in(file: &File) -> io::Result<u64> {
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "it has another layout");
+        let len = usize::try_from(file.metadata()?.len()).ok().filter(|len| *len >= PAGE);
+        let len = len.ok_or_else(wrong)?;
+        let first = Mapping::shared(file, 0, PAGE)?;
+        let get = |at| word(&first, at).load(Ordering::Acquire) as usize;
+        if [get(head::MAGIC) as u64, get(head::VERSION) as u64] != [MAGIC, VERSION] {
+            return Err(wrong());
+        }
+        let (shards, rows, control) =
+            (get(head::SHARDS), get(head::ROWS), get(head::CONTROL_LEN).min(len));
+        let fits = rows <= len / ROW_BYTES && shard_at(rows, shards.min(len)) <= control;
+        let table = Mapping::shared(file, 0, control).ok().filter(|_| fits).ok_or_else(wrong)?;
+        let units = |index| word(&table, shard_at(rows, index) + shard::UNITS);
+        Ok((0..shards).map(|index| units(index).load(Ordering::Acquire)).sum())
     }
 
     /// As [`CacheMemory::new`] in a new memfd, which lives as long as a descriptor of it.
@@ -288,14 +323,7 @@ impl CacheMemory {
 /// Refuses a filesystem without room for the whole file: a page that cannot be had later would kill the process. A memfd has no
 /// limit but the machine's memory.
 fn check_space(file: &File, bytes: u64) -> io::Result<()> {
-    // SAFETY: a struct of integers, which the kernel fills in.
-    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `found` lives through the call.
-    if unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut found) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let free = found.f_bavail.saturating_mul(found.f_bsize);
-    if found.f_blocks > 0 && free < bytes {
+    if let Some(free) = CacheMemory::space(file)?.filter(|free| *free < bytes) {
         let (bytes, free) = (display_size(bytes), display_size(free));
         let message = format!(
             "cache and buffers take {bytes}, and its filesystem has {free} free; use less (--cache, --buffers), or a larger filesystem"

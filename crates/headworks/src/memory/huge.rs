@@ -71,11 +71,9 @@ impl Mapping {
             let start = start & !(HUGE - 1);
             let len = end.next_multiple_of(HUGE) - start;
             let base = std::ptr::without_provenance_mut(start);
+            // What is touched from now on is in huge pages; the tables grow, and little of them was touched before.
             // SAFETY: only the page size changes; the range keeps its addresses and content.
-            unsafe {
-                libc::madvise(base, len, libc::MADV_HUGEPAGE);
-                libc::madvise(base, len, libc::MADV_COLLAPSE);
-            }
+            unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
         }
     }
 

@@ -169,8 +169,15 @@ impl Mapping {
         let len = part.len();
         assert!(offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE), "a range of whole pages");
         let start = self.at(offset, len);
+        let is_anonymous = self.giving_back == libc::MADV_DONTNEED;
         // SAFETY: the range is ours and unused by the caller's promise.
-        unsafe { libc::madvise(start.cast(), len, self.giving_back) };
+        unsafe {
+            if is_anonymous && len < HUGE {
+                // Splits a huge page of which this is a part: otherwise none of it is free before all of it is.
+                libc::madvise(start.cast(), len, libc::MADV_FREE);
+            }
+            libc::madvise(start.cast(), len, self.giving_back);
+        }
     }
 
     /// Gives the pages of a range back to the kernel: it reads as zeros again. The range is made of whole pages.

@@ -32,12 +32,14 @@ pub(super) struct Limit {
     pub room: u32,
     /// Units that the pool may use.
     pub most: u32,
+    /// The most units that may become dirty.
+    pub dirtyable: u32,
 }
 
 impl Limit {
     /// The limit of a pool that may use all of its room.
-    pub const fn of(room: u32) -> Self {
-        Self { room, most: room }
+    pub const fn of(room: u32, dirtyable: u32) -> Self {
+        Self { room, most: room, dirtyable }
     }
 }
 
@@ -71,7 +73,7 @@ impl Pool {
     /// Returns the units that may become dirty: what the pool may use, without the shadows.
     pub fn dirtyable(&self) -> u32 {
         debug_assert!(self.limit.most > self.shadows.units(), "a pool is more than its reserve");
-        self.limit.most - self.shadows.units()
+        (self.limit.most - self.shadows.units()).min(self.limit.dirtyable)
     }
 
     /// Sets the units that the pool may use: at most its room, at least the smallest pool. What it uses beyond that is withheld by

@@ -8,7 +8,7 @@
 
 /// Words of a line.
 pub const WORDS: usize = 16;
-/// A line.
+/// The words of one line.
 pub type Line = [u32; WORDS];
 
 /// A table of aligned lines.
@@ -38,7 +38,7 @@ impl Lines {
         self.lines
     }
 
-    /// Returns line `at`.
+    /// Returns the words of line `at`.
     #[inline]
     #[must_use]
     pub fn line(&self, at: usize) -> &Line {
@@ -47,7 +47,7 @@ impl Lines {
         line.try_into().expect("a line has its words")
     }
 
-    /// Returns line `at`, to change it.
+    /// Returns the words of line `at`, to change them.
     #[inline]
     pub fn line_mut(&mut self, at: usize) -> &mut Line {
         debug_assert!(at < self.lines, "a line of the table");

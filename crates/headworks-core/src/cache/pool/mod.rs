@@ -87,7 +87,8 @@ impl Pool {
         let (mut frames, mut folios) =
             (Buddy::with_room(units, usize::from(ORDER_MAX) + 1), Folios::with_room(units));
         let first = units.min(UNITS_FIRST);
-        (frames.grow(first), folios.grow(first));
+        frames.grow(first);
+        folios.grow(first);
         let shadows = ShadowFrames::new(&mut frames, units);
         Self {
             folios,
@@ -95,7 +96,7 @@ impl Pool {
             index: Index::new(units),
             reclaim: Reclaim::new(units, &config.exports, &config.tenants),
             shadows,
-            limit: Limit::of(units),
+            limit: Limit::of(units, config.cache.dirtyable_max),
             dirty_table,
             volume_folios: vec![Gauge32::default(); volumes],
             drop_position: 0,

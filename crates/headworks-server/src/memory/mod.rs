@@ -1,0 +1,163 @@
+//! The memory of the cache: its size, fixed or with what is free.
+//!
+//! ```text
+//!   available: the kernel's files --reading--> policy --limit--> shards: evict, release
+//! ```
+//!
+//! A fixed size is a hard limit. An automatic size has room for half of the memory; a thread reads what is available and sets the
+//! limit of each shard's cache (`Control::CacheLimit`). The thread costs some 100 us of CPU a reading,
+//! and asks the shards what they have.
+
+mod available;
+mod policy;
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant as SystemInstant};
+
+use headworks_core::{ConfigError, Control, Instant, ShardId};
+
+use available::MemoryFiles;
+pub use available::MemoryLimit;
+pub use policy::AutoCache;
+use policy::{CachePolicy, CacheReading, UNIT};
+
+use crate::control::shards::ShardLink;
+use crate::messages::query::ControlQuery;
+use crate::units::parse_size;
+
+/// Time in which a shard answers what its cache has; one that does not is asked again at the next reading.
+const ANSWER: Duration = Duration::from_millis(200);
+
+/// The size of the page cache as a user gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheSize {
+    /// With the free memory, up to half of all.
+    Auto,
+    /// This many bytes; 0 for no cache.
+    Bytes(u64),
+}
+
+impl CacheSize {
+    /// Parses `auto` or a size.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub fn parse(word: &str) -> Result<Self, String> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            _ => parse_size(word).map(Self::Bytes).map_err(|error| format!("{error}; or auto")),
+        }
+    }
+}
+
+/// The thread that sets the limit of a cache of automatic size; it ends when this is dropped.
+pub(crate) struct MemoryWatch {
+    /// Closed to stop the thread.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl MemoryWatch {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// No thread or file descriptor is left.
+    pub fn start(bounds: AutoCache, caches: CachingShards) -> Result<Self, ConfigError> {
+        let fail = |error| ConfigError::new("cache", format!("cannot watch the memory: {error}"));
+        let (stop, stopped) = UnixStream::pair().map_err(fail)?;
+        let files = MemoryFiles::find(Path::new("/"));
+        let thread = std::thread::Builder::new()
+            .name("memory".into())
+            .spawn(move || watch(bounds, &files, &caches, &stopped))
+            .map_err(fail)?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for MemoryWatch {
+    fn drop(&mut self) {
+        self.stop = None;
+        // A panic of the thread was reported by itself.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// The shards of a server that cache.
+pub(crate) struct CachingShards {
+    pub link: ShardLink,
+    pub shards: Vec<ShardId>,
+}
+
+impl CachingShards {
+    /// What all caches have; none if a shard does not answer at once.
+    fn read(&self) -> Option<CacheReading> {
+        let mut sum = CacheReading::default();
+        for shard in &self.shards {
+            let ask = |answer| ControlQuery::Cache { answer };
+            let report = self.link.ask_within(*shard, ANSWER, ask).ok()?;
+            let (cache, dirty) = (report.cache.unwrap_or_default(), report.dirty);
+            sum.cached += cache.resident * UNIT;
+            sum.requests += cache.hits + cache.misses + dirty.map_or(0, |dirty| dirty.nr_dirtied);
+        }
+        Some(sum)
+    }
+
+    /// Divides a limit among the shards.
+    fn set_limit(&self, bytes: u64) {
+        let units = bytes / UNIT / self.shards.len().max(1) as u64;
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        for shard in &self.shards {
+            self.link.tell(*shard, Control::CacheLimit { units });
+        }
+    }
+}
+
+fn watch(bounds: AutoCache, files: &MemoryFiles, caches: &CachingShards, stopped: &UnixStream) {
+    let start = SystemInstant::now();
+    let now = || Instant(start.elapsed().as_nanos() as u64);
+    let mut policy = CachePolicy::new(bounds, now());
+    // Without a reading of the memory the cache keeps what it has.
+    while let Some(reading) = files.read() {
+        let limit = caches.read().and_then(|caches| policy.on_reading(now(), &reading, &caches));
+        if let Some(limit) = limit {
+            tracing::debug!("the cache may use {limit} bytes of memory");
+            caches.set_limit(limit);
+        }
+        if is_stopped(stopped, policy.next_reading(&reading)) {
+            return;
+        }
+    }
+}
+
+/// Waits; returns true if the other end of the socket was closed.
+fn is_stopped(mut stopped: &UnixStream, patience: Duration) -> bool {
+    use std::io::Read;
+    if stopped.set_read_timeout(Some(patience)).is_err() {
+        return true;
+    }
+    // Nothing is ever sent: it ends with the time, or with the other end.
+    stopped.read(&mut [0]).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_auto_or_bytes() {
+        assert_eq!(CacheSize::parse("auto"), Ok(CacheSize::Auto));
+        assert_eq!(CacheSize::parse("256M"), Ok(CacheSize::Bytes(256 << 20)));
+        assert_eq!(CacheSize::parse("0"), Ok(CacheSize::Bytes(0)));
+        assert!(CacheSize::parse("half").unwrap_err().ends_with("; or auto"));
+    }
+
+    #[test]
+    fn wait_ends_with_the_time_or_the_other_end() {
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        assert!(!is_stopped(&stopped, Duration::from_millis(1)));
+        drop(stop);
+        assert!(is_stopped(&stopped, Duration::from_secs(60)));
+    }
+}

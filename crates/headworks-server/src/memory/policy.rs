@@ -1,0 +1,268 @@
+//! How much memory the cache may have, decided from what the kernel says of it.
+//!
+//! ```text
+//!   limit = cached + available - reserve      what the cache has, what the machine or the control group has
+//!           cached - 1/8                      while tasks wait for memory for more than a tenth of the time
+//!           cached - 1/8 every 10 s           while no request comes for 5 minutes
+//!   always  floor <= limit <= room
+//! ```
+//!
+//! So the cache grows with its use into what is free, leaves a reserve to others, and gives back what others take of that.
+//!
+//! A reading is due again before others could have taken what is available beyond the reserve, at a rate that no machine reaches.
+//!
+//! Invariants: `floor <= limit <= room`; a limit is announced when it has changed by a step or has reached a bound.
+
+use std::fs::File;
+use std::io;
+use std::time::Duration;
+
+use headworks::cache_memory::CacheMemory;
+use headworks_core::Instant;
+use headworks_core::time::SEC;
+
+use super::available::MemoryReading;
+
+/// Bytes of a frame.
+pub(super) const UNIT: u64 = 4096;
+/// Part of all memory that is left to others, and its bounds in bytes.
+const RESERVE_PART: u64 = 10;
+const RESERVE_MIN: u64 = 32 << 20;
+const RESERVE_MAX: u64 = 2 << 30;
+/// Smallest part of the cache that is kept under any pressure, in bytes; a quarter of a small room.
+const FLOOR_MAX: u64 = 64 << 20;
+/// Part of what is cached that goes at once under pressure or when the server is idle.
+const STEP_PART: u64 = 8;
+/// Part of the time, in thousandths, for which tasks wait for memory under pressure.
+const PRESSURE: u64 = 100;
+/// Time without a request after which a server is idle, and the time between its steps.
+const IDLE_NS: u64 = 300 * SEC;
+const IDLE_STEP_NS: u64 = 10 * SEC;
+/// Change of the limit that is announced, as a part of the room, or of the limit if that is less.
+const CHANGE_PART: u64 = 256;
+const CHANGE_OF_LIMIT: u64 = 16;
+/// Bytes that others take in a millisecond at most: 8 GB/s.
+const TAKEN_PER_MS: u64 = 8_000_000;
+/// Bounds of the time between two readings, in milliseconds.
+const READING_MS: (u64, u64) = (50, 1000);
+
+/// What a cache of automatic size may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AutoCache {
+    /// Most bytes of the cache: half of all memory.
+    pub room: u64,
+    /// Bytes that it keeps under any pressure.
+    pub floor: u64,
+    /// Bytes of memory that are left to others.
+    pub reserve: u64,
+}
+
+impl AutoCache {
+    /// Bytes to which the ratios of dirty data refer at most: by default 256 MiB of a cache are dirty however large it becomes, for
+    /// that much is lost or has to be written out when the server ends.
+    pub const DIRTYABLE: u64 = 5 << 28;
+
+    /// The bounds on a machine, or in a control group, with `memory` bytes.
+    #[must_use]
+    pub fn of_memory(memory: u64) -> Self {
+        // Whole huge pages.
+        let room = (memory / 2).next_multiple_of(2 << 20);
+        Self::with_room(room, memory)
+    }
+
+    /// The bounds of a cache whose memory is this file, at most half of what its filesystem has free; `adopted` from a running
+    /// server, the room is that server's.
+    ///
+    /// # Errors
+    /// The kernel does not say, or the file is none of a server.
+    pub fn fitted_to(self, file: &File, adopted: bool) -> io::Result<Self> {
+        let room = match adopted {
+            true => CacheMemory::frames_in(file)? * UNIT,
+            false => CacheMemory::space(file)?.map_or(self.room, |free| self.room.min(free / 2)),
+        };
+        Ok(Self { room, floor: self.floor.min(room), ..self })
+    }
+
+    /// The bounds with this room on a machine with `memory` bytes.
+    #[must_use]
+    pub fn with_room(room: u64, memory: u64) -> Self {
+        let reserve = (memory / RESERVE_PART).clamp(RESERVE_MIN, RESERVE_MAX);
+        Self { room, floor: FLOOR_MAX.min(room / 4), reserve }
+    }
+}
+
+/// What the caches of all shards have, and were asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CacheReading {
+    /// Bytes of frames in use.
+    pub cached: u64,
+    /// Blocks that were read and dirtied so far.
+    pub requests: u64,
+}
+
+/// The policy of a cache of automatic size.
+#[derive(Debug)]
+pub(crate) struct CachePolicy {
+    bounds: AutoCache,
+    limit: u64,
+    /// The last reading's waits, and when it was.
+    stalled: Option<(Instant, u64)>,
+    /// Requests so far, and when they last became more.
+    requests: (u64, Instant),
+    /// The limit of an idle server, and when it is lowered next.
+    idle: Option<(u64, Instant)>,
+}
+
+impl CachePolicy {
+    /// The policy of a cache that may have all of its room.
+    pub fn new(bounds: AutoCache, now: Instant) -> Self {
+        let limit = bounds.room;
+        Self { bounds, limit, stalled: None, requests: (0, now), idle: None }
+    }
+
+    /// Takes a reading of the memory and of the caches; returns the new limit if it changes.
+    pub fn on_reading(
+        &mut self,
+        now: Instant,
+        reading: &MemoryReading,
+        caches: &CacheReading,
+    ) -> Option<u64> {
+        let AutoCache { room, floor, reserve } = self.bounds;
+        let MemoryReading { available, stalled_us } = *reading;
+        let CacheReading { cached, requests } = *caches;
+        if requests != self.requests.0 {
+            (self.requests, self.idle) = ((requests, now), None);
+        }
+        let mut limit = cached.saturating_add(available).saturating_sub(reserve);
+        let less = cached - cached / STEP_PART;
+        if self.is_pressed(now, stalled_us) {
+            limit = limit.min(less);
+        }
+        if now.since(self.requests.1) >= IDLE_NS {
+            let (least, at) = self.idle.unwrap_or((u64::MAX, now));
+            let due = at <= now;
+            let idle = if due { (least.min(less), now.after(IDLE_STEP_NS)) } else { (least, at) };
+            self.idle = Some(idle);
+            limit = limit.min(idle.0);
+        }
+        let limit = limit.clamp(floor, room);
+        let is_bound = limit == floor || limit == room;
+        let change = limit.abs_diff(self.limit);
+        let step = (room / CHANGE_PART).min(self.limit / CHANGE_OF_LIMIT);
+        let announced = change >= step.max(UNIT) || is_bound && change > 0;
+        debug_assert!((floor..=room).contains(&limit), "the limit is within its bounds");
+        announced.then(|| {
+            self.limit = limit;
+            limit
+        })
+    }
+
+    /// Returns when the next reading is due after this one.
+    pub fn next_reading(&self, reading: &MemoryReading) -> Duration {
+        let beyond = reading.available.saturating_sub(self.bounds.reserve);
+        Duration::from_millis((beyond / TAKEN_PER_MS).clamp(READING_MS.0, READING_MS.1))
+    }
+
+    /// Returns true if tasks waited for memory for a large part of the time since the last reading.
+    fn is_pressed(&mut self, now: Instant, stalled_us: u64) -> bool {
+        let before = self.stalled.replace((now, stalled_us));
+        before.is_some_and(|(at, stalled)| {
+            let waited_ns = stalled_us.saturating_sub(stalled).saturating_mul(1000);
+            waited_ns.saturating_mul(1000) > now.since(at).saturating_mul(PRESSURE)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const MIB: u64 = 1 << 20;
+
+    /// Takes a reading after some requests that no reading had before.
+    fn read(policy: &mut CachePolicy, ns: u64, available: u64, cached: u64) -> Option<u64> {
+        let memory = MemoryReading { available, stalled_us: 0 };
+        policy.on_reading(Instant(ns), &memory, &CacheReading { cached, requests: ns + 1 })
+    }
+
+    fn policy() -> CachePolicy {
+        CachePolicy::new(AutoCache::of_memory(24 * GIB), Instant(0))
+    }
+
+    #[test]
+    fn bounds_follow_the_memory() {
+        let large = AutoCache::of_memory(24 * GIB);
+        assert_eq!(large, AutoCache { room: 12 * GIB, floor: 64 * MIB, reserve: 2 * GIB });
+        let small = AutoCache::of_memory(200 * MIB);
+        assert_eq!(small, AutoCache { room: 100 * MIB, floor: 25 * MIB, reserve: 32 * MIB });
+        assert_eq!(AutoCache::with_room(256 * MIB, 24 * GIB).room, 256 * MIB);
+    }
+
+    #[test]
+    fn cache_takes_what_is_free_and_gives_back_what_others_take() {
+        let mut policy = policy();
+        assert_eq!(read(&mut policy, 0, 23 * GIB, 20 * MIB), None, "all of it");
+        assert_eq!(read(&mut policy, 1, 15 * GIB, 8 * GIB), None);
+        // Others have taken 14 GiB; 1 GiB more than the reserve allows.
+        assert_eq!(read(&mut policy, 2, GIB, 8 * GIB), Some(7 * GIB));
+        assert_eq!(read(&mut policy, 3, 2 * GIB, 7 * GIB), None, "it is given");
+        assert_eq!(read(&mut policy, 4, 0, GIB), Some(64 * MIB), "the floor");
+        assert_eq!(read(&mut policy, 5, 20 * GIB, GIB), Some(12 * GIB));
+    }
+
+    #[test]
+    fn small_changes_are_not_announced() {
+        let mut policy = policy();
+        assert_eq!(read(&mut policy, 0, 4 * GIB, GIB), Some(3 * GIB));
+        assert_eq!(read(&mut policy, 1, 4 * GIB + 40 * MIB, GIB), None);
+        let more = 3 * GIB + 48 * MIB;
+        assert_eq!(read(&mut policy, 2, 4 * GIB + 48 * MIB, GIB), Some(more));
+    }
+
+    #[test]
+    fn waits_for_memory_lower_the_limit_step_by_step() {
+        let mut policy = policy();
+        let mut read = |second: u64, stalled_us| {
+            let memory = MemoryReading { available: 10 * GIB, stalled_us };
+            let caches = CacheReading { cached: 8 * GIB, requests: second + 1 };
+            policy.on_reading(Instant(second * SEC), &memory, &caches)
+        };
+        assert_eq!(read(0, 50_000), None, "there is nothing to compare with");
+        assert_eq!(read(1, 140_000), None, "9 % of the time");
+        assert_eq!(read(2, 250_000), Some(7 * GIB), "11 %");
+        assert_eq!(read(3, 250_000), Some(12 * GIB), "it is over");
+    }
+
+    #[test]
+    fn idle_server_returns_memory_until_requests_come() {
+        let mut policy = policy();
+        let mut read = |second: u64, cached: u64, requests| {
+            let memory = MemoryReading { available: 13 * GIB - cached, stalled_us: 0 };
+            let now = Instant(second * SEC);
+            policy.on_reading(now, &memory, &CacheReading { cached, requests })
+        };
+        let (mut cached, mut limits) = (4 * GIB, Vec::new());
+        assert_eq!(read(1, cached, 5), Some(11 * GIB));
+        assert_eq!(read(300, cached, 5), None, "it is not idle yet");
+        for second in 301..600 {
+            let limit = read(second, cached, 5);
+            cached = limit.unwrap_or(cached);
+            limits.extend(limit);
+        }
+        assert_eq!(limits[0], 4 * GIB / 8 * 7);
+        assert!(limits.len() < 31 && limits.is_sorted_by(|one, other| one > other), "{limits:?}");
+        assert!((64 * MIB..200 * MIB).contains(&cached), "{cached}");
+        assert_eq!(read(601, cached, 6), Some(11 * GIB));
+    }
+
+    #[test]
+    fn readings_are_frequent_while_little_is_left() {
+        let policy = policy();
+        let wait = |available| {
+            policy.next_reading(&MemoryReading { available, stalled_us: 0 }).as_millis()
+        };
+        assert_eq!((wait(20 * GIB), wait(2 * GIB), wait(0)), (1000, 50, 50));
+        assert!((200..300).contains(&wait(4 * GIB)), "{}", wait(4 * GIB));
+    }
+}
