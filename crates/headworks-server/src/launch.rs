@@ -143,7 +143,7 @@ pub(super) struct ThreadSetup {
     pub exports: Vec<ServedExport>,
     pub shared: Arc<ServerShared>,
     pub broken: Arc<Mutex<Option<String>>>,
-    pub access: Arc<AccessRules>,
+    pub access: Vec<Arc<AccessRules>>,
     /// Clients are accepted from the start.
     pub listens: bool,
     pub watcher: ImageWatcher,
@@ -182,7 +182,7 @@ pub(super) fn launch(
             exports: setup.exports.clone(),
             shared: Arc::clone(&setup.shared),
             broken: Arc::clone(&setup.broken),
-            access: Arc::clone(&setup.access),
+            access: setup.access.clone(),
             listens: setup.listens,
             watcher: setup.watcher.clone(),
         };
@@ -316,7 +316,7 @@ fn prepare(
             .map(|tenant| (tenant.options.weight, tenant.options.limits))
             .collect(),
         limits,
-        access: Arc::clone(&setup.access),
+        access: setup.access.clone(),
         poll_ns: options.poll_ns,
         reserve: options.foreign_bios(),
         stop_ns: options.stop_ns,

@@ -12,6 +12,7 @@ use headworks_nbd::tls::{TlsAcceptor, TlsOptions};
 use crate::access::{AccessRules, AccessSpec, ListenerSpec, RuleListener};
 use crate::handover::{HandedListener, ListenerRole};
 use crate::listen::{Address, ClientListener, Listener};
+use crate::tenant::TenantName;
 
 /// A listener of clients, as control threads know it.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub(crate) struct ListenerEntry {
     pub port: Option<u16>,
     /// What it offers, and where; none for a listener that offers every export.
     pub spec: Option<ListenerSpec>,
+    /// What it was to become, if that failed: it offers what both offer.
+    pub failed: Option<ListenerSpec>,
     /// TLS configuration; none without TLS.
     pub acceptor: Option<Arc<TlsAcceptor>>,
 }
@@ -59,6 +62,7 @@ impl ListenerEntry {
             name: name.into(),
             port: listener.port(),
             spec: spec.cloned(),
+            failed: None,
             acceptor,
             address: shown,
         }
@@ -70,19 +74,41 @@ impl ListenerEntry {
         ClientListener { listener, name, acceptor }
     }
 
+    /// Whether it offers an export with this name and tenant.
+    pub fn offers(&self, export: &str, tenant: Option<TenantName>) -> bool {
+        self.spec.iter().chain(&self.failed).all(|spec| spec.offers(export, tenant))
+    }
+
     /// Whether it is the listener of a section.
     pub fn is_at(&self, spec: &ListenerSpec) -> bool {
         self.spec.as_ref().is_some_and(|own| own.address.key() == spec.address.key())
     }
 }
 
-/// The listener for which rules are made.
-pub(crate) fn rule_listener(entry: &ListenerEntry) -> RuleListener<'_> {
-    RuleListener {
-        number: entry.number,
-        spec: entry.spec.as_ref(),
-        verifies: entry.acceptor.as_ref().is_some_and(|acceptor| acceptor.verifies_peers()),
+/// The listener for which rules are made, with what it offers.
+fn rule_listener<'a>(entry: &ListenerEntry, spec: Option<&'a ListenerSpec>) -> RuleListener<'a> {
+    let verifies = entry.acceptor.as_ref().is_some_and(|acceptor| acceptor.verifies_peers());
+    RuleListener { number: entry.number, spec, verifies }
+}
+
+/// The rules for these listeners and the exports with these `names`: a second one if a listener could not be changed.
+pub(crate) fn rules_for<'a>(
+    entries: &[ListenerEntry],
+    access: &AccessSpec,
+    names: impl Iterator<Item = &'a str> + Clone,
+) -> Vec<Arc<AccessRules>> {
+    let made = |listeners: Vec<RuleListener<'_>>| {
+        Arc::new(AccessRules::new(&listeners, access, names.clone()))
+    };
+    let own = entries.iter().map(|entry| rule_listener(entry, entry.spec.as_ref()));
+    let mut rules = vec![made(own.collect())];
+    if entries.iter().any(|entry| entry.failed.is_some()) {
+        let wanted = entries.iter();
+        let wanted =
+            wanted.map(|entry| rule_listener(entry, entry.failed.as_ref().or(entry.spec.as_ref())));
+        rules.push(made(wanted.collect()));
     }
+    rules
 }
 
 /// TLS configurations by their options, so that listeners with the same ones share a configuration.
@@ -115,10 +141,8 @@ pub(crate) struct ListenerSet {
     entries: Mutex<Vec<ListenerEntry>>,
     /// Second descriptors of the sockets, for a process that replaces this one; none after a stop.
     handed: Mutex<Vec<HandedListener>>,
-    /// What the listeners offer, and what certificates stand for, as they were configured last.
-    access: Mutex<AccessSpec>,
     /// The rules in force.
-    rules: Mutex<Arc<AccessRules>>,
+    rules: Mutex<Vec<Arc<AccessRules>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -132,25 +156,20 @@ impl ListenerSet {
     }
 
     /// Replaces the listeners, and what they offer.
-    pub fn set(&self, mut entries: Vec<ListenerEntry>, access: AccessSpec) {
+    pub fn set(&self, mut entries: Vec<ListenerEntry>) {
         entries.sort_by_key(|entry| entry.number);
         let twins = entries.windows(2).any(|pair| pair[0].number == pair[1].number);
         assert!(!twins, "no number is used twice");
-        (*lock(&self.entries), *lock(&self.access)) = (entries, access);
-    }
-
-    /// What the configuration says about access.
-    pub fn access(&self) -> AccessSpec {
-        lock(&self.access).clone()
+        *lock(&self.entries) = entries;
     }
 
     /// The rules in force.
-    pub fn rules(&self) -> Arc<AccessRules> {
-        Arc::clone(&lock(&self.rules))
+    pub fn rules(&self) -> Vec<Arc<AccessRules>> {
+        lock(&self.rules).clone()
     }
 
     /// Replaces the rules in force.
-    pub fn set_rules(&self, rules: Arc<AccessRules>) {
+    pub fn set_rules(&self, rules: Vec<Arc<AccessRules>>) {
         *lock(&self.rules) = rules;
     }
 

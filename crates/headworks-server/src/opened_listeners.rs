@@ -53,7 +53,7 @@ impl OpenedListeners {
             clients.push(entry.client_listener(listener));
             entries.push(entry);
         }
-        set.set(entries, options.access.clone());
+        set.set(entries);
         let path = options.control.as_ref().map(|path| path.to_string_lossy().into_owned());
         let control = match (&options.control_given, &options.control) {
             (Some(given), _) => Some((Listener::adopt("control", given)?, None)),

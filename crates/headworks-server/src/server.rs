@@ -12,7 +12,6 @@ use headworks_core::{
     CacheOptions, ConfigError, Control, ShardConfig, ShardId, VolumeId, VolumeOptions,
 };
 
-use crate::access::AccessRules;
 use crate::assemble::cache_shares;
 use crate::assemble::export_info::{served_exports, unavailable};
 use crate::assemble::image::VolumeOrigin;
@@ -28,7 +27,7 @@ use crate::handover::{Adoption, HandedListener};
 use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
 use crate::listen::{Address, Listener, check_unix};
-use crate::listener_set::{Acceptors, ListenerSet, named, rule_listener};
+use crate::listener_set::{Acceptors, ListenerSet, named, rules_for};
 use crate::memory::{AutoCache, CachingShards, MemoryWatch};
 use crate::messages::ControlMessage;
 use crate::messages::command::ShardCommand;
@@ -164,8 +163,10 @@ impl Server {
         let Prepared { mut acceptors, config, mut caches } = Prepared::new(&assembly, options)?;
         let OpenedListeners { clients, control, metrics, set } =
             OpenedListeners::open(options, &mut acceptors)?;
-        let access = Arc::new(start_rules(&set, &assembly));
-        set.set_rules(Arc::clone(&access));
+        let served = assembly.exports.iter().map(|export| export.name.as_str());
+        let absent = assembly.absent.iter().map(|absent| absent.spec.name.as_str());
+        let rules = rules_for(&set.entries(), &options.access, served.chain(absent));
+        set.set_rules(rules.clone());
         let listeners = Arc::new(set);
         let homes: Vec<ShardId> = config.volumes.iter().map(|volume| volume.home).collect();
         let adoption = options.takeover.as_ref();
@@ -228,7 +229,7 @@ impl Server {
             exports,
             shared: Arc::clone(&shared),
             broken: Arc::clone(&broken),
-            access,
+            access: rules,
             listens: restores.is_empty() && adoption.is_none(),
             watcher: ImageWatcher::start()?,
         };
@@ -492,15 +493,6 @@ impl Server {
             failures => Err(format!("{failures} final flushes failed; see the messages above")),
         }
     }
-}
-
-/// The rules of access that a server starts with.
-fn start_rules(listeners: &ListenerSet, assembly: &Assembly) -> AccessRules {
-    let entries = listeners.entries();
-    let rules: Vec<_> = entries.iter().map(rule_listener).collect();
-    let served = assembly.exports.iter().map(|export| export.name.as_str());
-    let absent = assembly.absent.iter().map(|absent| absent.spec.name.as_str());
-    AccessRules::new(&rules, &listeners.access(), served.chain(absent))
 }
 
 /// The memory of all shards in the file that the options give, or a note why it is anonymous.

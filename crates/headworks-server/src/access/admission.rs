@@ -3,22 +3,14 @@
 use super::bits::BitSet;
 use headworks_nbd::{ExportInfo, Offer};
 
-/// The lists of the rules in force that a client's certificate fits.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CertifiedLists {
-    pub now: BitSet,
-    /// By the rules that are being loaded.
-    pub next: BitSet,
-}
-
 /// How a client came in.
 #[derive(Clone, Debug)]
 pub struct Admission {
     listener: u16,
     /// Names in its certificate, which was verified; none without one.
     names: Vec<String>,
-    /// What the names fit, by the rules of `version`.
-    lists: CertifiedLists,
+    /// The lists that the names fit, by each of the rules of `version`.
+    lists: Vec<BitSet>,
     /// 0 before the first rules.
     version: u64,
     /// The names were taken.
@@ -29,7 +21,7 @@ impl Admission {
     /// The admission of a client of a listener.
     #[must_use]
     pub fn new(listener: u16) -> Self {
-        let (names, lists) = (Vec::new(), CertifiedLists::default());
+        let (names, lists) = (Vec::new(), Vec::new());
         Self { listener, names, lists, version: 0, is_certified: false }
     }
 
@@ -50,16 +42,12 @@ impl Admission {
         self.is_certified
     }
 
-    pub(super) fn lists(&self) -> &CertifiedLists {
+    pub(super) fn lists(&self) -> &[BitSet] {
         &self.lists
     }
 
     /// Replaces the lists by those that `find` returns, if they are of other rules than those of `version`.
-    pub(super) fn identify(
-        &mut self,
-        version: u64,
-        find: impl FnOnce(&[String]) -> CertifiedLists,
-    ) {
+    pub(super) fn identify(&mut self, version: u64, find: impl FnOnce(&[String]) -> Vec<BitSet>) {
         if self.version != version {
             (self.lists, self.version) = (find(&self.names), version);
         }

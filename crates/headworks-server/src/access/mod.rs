@@ -13,7 +13,7 @@
 //! Exports and tenants are known by their names here, because numbers are given again. The rules are data that a shard is sent as a
 //! whole: an export that is added or moved while they are replaced is judged by those that are in force on the shard, so no thread
 //! can bring an outdated judgement. While a configuration is being loaded the old rules and the new ones hold both
-//! ([`RulesInForce`]), because exports move between tenants one after the other.
+//! ([`RulesInForce`]), because exports move between tenants one after the other; and after it for a listener that could not be changed.
 
 mod admission;
 mod bits;

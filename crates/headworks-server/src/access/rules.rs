@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::admission::{Admission, CertifiedLists};
+use super::admission::Admission;
 use super::bits::BitSet;
 use super::{AccessSpec, ListenerSpec};
 use crate::assemble::shown_name;
@@ -66,7 +66,7 @@ impl AccessRules {
     /// Makes the rules of a configuration. `names` are the exports that exist.
     #[must_use]
     pub fn new<'a>(
-        listeners: &[RuleListener<'a>],
+        listeners: &[RuleListener<'_>],
         access: &AccessSpec,
         names: impl Iterator<Item = &'a str>,
     ) -> Self {
@@ -140,17 +140,12 @@ impl AccessRules {
 
 /// How the rules in force judge an export; valid until they change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sight {
-    now: RuleSight,
-    /// By the rules that are being loaded.
-    next: Option<RuleSight>,
-}
+pub struct Sight(Vec<RuleSight>);
 
-/// The rules that a shard asks. While others are being loaded a client sees what both show.
+/// The rules that a shard asks: a client sees what all of them show, and nothing without rules.
 #[derive(Clone, Debug, Default)]
 pub struct RulesInForce {
-    now: Arc<AccessRules>,
-    next: Option<Arc<AccessRules>>,
+    rules: Vec<Arc<AccessRules>>,
     /// Grows with each change, so that what was found by earlier rules is found anew.
     version: u64,
 }
@@ -158,27 +153,25 @@ pub struct RulesInForce {
 impl RulesInForce {
     /// The rules that a server starts with.
     #[must_use]
-    pub fn new(now: Arc<AccessRules>) -> Self {
-        Self { now, next: None, version: 1 }
+    pub fn new(rules: Vec<Arc<AccessRules>>) -> Self {
+        Self { rules, version: 1 }
     }
 
     /// Replaces the rules; every [`Sight`] must be taken again.
-    pub fn set(&mut self, now: Arc<AccessRules>, next: Option<Arc<AccessRules>>) {
-        *self = Self { now, next, version: self.version + 1 };
+    pub fn set(&mut self, rules: Vec<Arc<AccessRules>>) {
+        *self = Self { rules, version: self.version + 1 };
     }
 
     /// Judges an export by its name and tenant.
     #[must_use]
     pub fn sight(&self, name: &str, tenant: Option<TenantName>) -> Sight {
-        let next = self.next.as_ref().map(|next| next.judge(name, tenant));
-        Sight { now: self.now.judge(name, tenant), next }
+        Sight(self.rules.iter().map(|rules| rules.judge(name, tenant)).collect())
     }
 
     /// Finds the lists that a client's certificate fits, unless these rules have found them before.
     pub fn identify(&self, admission: &mut Admission) {
-        admission.identify(self.version, |names| CertifiedLists {
-            now: self.now.lists_of(names),
-            next: self.next.as_ref().map(|next| next.lists_of(names)).unwrap_or_default(),
+        admission.identify(self.version, |names| {
+            self.rules.iter().map(|rules| rules.lists_of(names)).collect()
         });
     }
 
@@ -186,11 +179,11 @@ impl RulesInForce {
     #[must_use]
     pub fn shows(&self, sight: &Sight, admission: &Admission) -> bool {
         let (listener, lists) = (admission.listener(), admission.lists());
-        let next = || match (&self.next, &sight.next) {
-            (Some(next), Some(sight)) => next.shows(sight, listener, &lists.next),
-            _ => true,
+        let is_shown = |(index, rules): (usize, &Arc<AccessRules>)| {
+            let found = sight.0.get(index).zip(lists.get(index));
+            found.is_some_and(|(sight, lists)| rules.shows(sight, listener, lists))
         };
-        self.now.shows(&sight.now, listener, &lists.now) && next()
+        !self.rules.is_empty() && self.rules.iter().enumerate().all(is_shown)
     }
 }
 
@@ -241,7 +234,7 @@ mod tests {
     fn listener_offers_its_patterns_its_tenant_or_everything() {
         let (own, all) = (listener(&["a-*", "shared"], Some("acme")), listener(&[], None));
         let rules = rules(&[(3, &own, false), (700, &all, false)], &AccessSpec::default());
-        let rules = RulesInForce::new(rules);
+        let rules = RulesInForce::new(vec![rules]);
         for (export, of, offered) in [
             ("a-1", None, true),
             ("a-2", None, true),
@@ -267,7 +260,7 @@ mod tests {
             ..AccessSpec::default()
         };
         let all = listener(&[], None);
-        let rules = RulesInForce::new(rules(&[(0, &all, true), (1, &all, false)], &access));
+        let rules = RulesInForce::new(vec![rules(&[(0, &all, true), (1, &all, false)], &access)]);
         let (db, web) = (("db", Some("acme")), ("web", Some("acme")));
         assert!(sees(&rules, 0, &["x", "acme-1"], web) && !sees(&rules, 0, &["acme"], web));
         assert!(sees(&rules, 0, &["db.acme.example"], db));
@@ -286,17 +279,21 @@ mod tests {
         let (acme, globex) = (listener(&[], Some("acme")), listener(&[], Some("globex")));
         let old = rules(&[(0, &acme, false), (1, &globex, false)], &AccessSpec::default());
         let new = rules(&[(0, &globex, false), (1, &acme, false)], &AccessSpec::default());
-        let mut rules = RulesInForce::new(Arc::clone(&old));
+        let mut rules = RulesInForce::new(vec![Arc::clone(&old)]);
         assert!(sees(&rules, 0, &[], ("x", Some("acme"))));
-        rules.set(old, Some(Arc::clone(&new)));
+        rules.set(vec![old, Arc::clone(&new)]);
         // An export that moves from one tenant to the other is seen by neither meanwhile.
         for of in ["acme", "globex"] {
             assert!(
                 !sees(&rules, 0, &[], ("x", Some(of))) && !sees(&rules, 1, &[], ("x", Some(of)))
             );
         }
-        rules.set(new, None);
+        rules.set(vec![new]);
         assert!(sees(&rules, 0, &[], ("x", Some("globex"))));
+        let admission = Admission::new(0);
+        assert!(!rules.shows(&rules.sight("x", Some(tenant("globex"))), &admission), "unprepared");
+        rules.set(Vec::new());
+        assert!(!sees(&rules, 0, &[], ("x", Some("globex"))), "no rules show nothing");
     }
 
     #[test]
@@ -306,12 +303,12 @@ mod tests {
             ..AccessSpec::default()
         };
         let all = listener(&[], None);
-        let mut rules_now = RulesInForce::new(rules(&[(0, &all, true)], &list("one")));
+        let mut rules_now = RulesInForce::new(vec![rules(&[(0, &all, true)], &list("one"))]);
         let mut admission = Admission::new(0);
         admission.certify(vec!["two".to_owned()]);
         rules_now.identify(&mut admission);
         assert!(!rules_now.shows(&rules_now.sight("x", None), &admission));
-        rules_now.set(rules(&[(0, &all, true)], &list("two")), None);
+        rules_now.set(vec![rules(&[(0, &all, true)], &list("two"))]);
         rules_now.identify(&mut admission);
         assert!(rules_now.shows(&rules_now.sight("x", None), &admission));
     }

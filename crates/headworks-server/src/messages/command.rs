@@ -70,10 +70,8 @@ pub enum ShardCommand {
     },
     /// Replaces the rules that say which client sees which export.
     SetAccess {
-        /// The rules in force.
-        now: Arc<AccessRules>,
-        /// Rules that hold beside them, while these are being loaded.
-        next: Option<Arc<AccessRules>>,
+        /// The rules in force; all of them hold.
+        rules: Vec<Arc<AccessRules>>,
     },
     /// Listens on one more socket; for the shard that accepts clients.
     AddListener {

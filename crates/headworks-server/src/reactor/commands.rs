@@ -91,7 +91,7 @@ impl Reactor {
                 self.parts.io.latency.forget(export);
             }
             ShardCommand::SetAbsent { exports } => self.exports.set_absent(exports),
-            ShardCommand::SetAccess { now, next } => self.exports.set_access(now, next),
+            ShardCommand::SetAccess { rules } => self.exports.set_access(rules),
             ShardCommand::AddListener { number, listener } => self.add_listener(number, listener),
             ShardCommand::ChangeListener { number, name, acceptor } => {
                 self.change_listener(number, name, acceptor);

@@ -43,7 +43,7 @@ pub struct ExportTable {
 }
 
 impl ExportTable {
-    pub fn new(exports: impl Iterator<Item = ServedExport>, rules: Arc<AccessRules>) -> Self {
+    pub fn new(exports: impl Iterator<Item = ServedExport>, rules: Vec<Arc<AccessRules>>) -> Self {
         let rules = RulesInForce::new(rules);
         let place = |export: ServedExport| {
             let sight = rules.sight(&export.info.name, export.owner);
@@ -85,8 +85,8 @@ impl ExportTable {
     }
 
     /// Replaces the rules of access; see [`RulesInForce::set`].
-    pub fn set_access(&mut self, now: Arc<AccessRules>, next: Option<Arc<AccessRules>>) {
-        self.rules.set(now, next);
+    pub fn set_access(&mut self, rules: Vec<Arc<AccessRules>>) {
+        self.rules.set(rules);
         for ExportSlot { export, sight, .. } in self.places.iter_mut().flatten() {
             *sight = self.rules.sight(&export.info.name, export.owner);
         }
@@ -258,7 +258,7 @@ mod tests {
     }
 
     fn table<const COUNT: usize>(exports: [ServedExport; COUNT]) -> ExportTable {
-        ExportTable::new(exports.into_iter(), Arc::new(AccessRules::open(1)))
+        ExportTable::new(exports.into_iter(), vec![Arc::new(AccessRules::open(1))])
     }
 
     fn names(exports: &ExportTable) -> String {
@@ -364,7 +364,7 @@ mod tests {
         let owned = |name, id, owner| ServedExport { owner, ..export(name, id, u64::from(id)) };
         let all = [owned("a", 0, Some(acme)), owned("b", 1, globex.ok()), owned("shared", 2, None)];
         let both = rules([(Some("acme"), &["shared"]), (Some("globex"), &["s*"])]);
-        let mut exports = ExportTable::new(all.into_iter(), both);
+        let mut exports = ExportTable::new(all.into_iter(), vec![both]);
         assert_eq!(seen(&exports), ["a shared", "b shared"]);
         exports.put(owned("a-2", 3, Some(acme)));
         exports.put(owned("sideways", 4, None));
@@ -385,7 +385,7 @@ mod tests {
         };
         exports.set_absent(vec![absent("gone", Some(acme)), absent("s-gone", None)]);
         assert_eq!(seen(&exports), ["shared a-2 gone", "shared sideways s-gone"]);
-        exports.set_access(rules([(None, &["new"]), (None, &[])]), None);
+        exports.set_access(vec![rules([(None, &["new"]), (None, &[])])]);
         assert_eq!(seen(&exports), ["new", "new b shared a-2 sideways gone s-gone"]);
     }
 }

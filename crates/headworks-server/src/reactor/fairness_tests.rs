@@ -108,7 +108,7 @@ pub(super) fn cached_parts(
             name: "test".into(),
             acceptor,
         })],
-        access: Arc::new(AccessRules::open(1)),
+        access: vec![Arc::new(AccessRules::open(1))],
         files: Vec::new(),
         watcher: ImageWatcher::start().unwrap(),
         volumes: vec![VolumeId(0)],

@@ -135,7 +135,7 @@ pub struct ReactorParts {
     /// Listeners by number; only one shard has any.
     pub listeners: Vec<Option<ClientListener>>,
     /// Which client sees which export.
-    pub access: Arc<AccessRules>,
+    pub access: Vec<Arc<AccessRules>>,
     pub files: Vec<WatchedFile>,
     /// The thread that looks at `files`.
     pub watcher: ImageWatcher,
@@ -215,7 +215,7 @@ impl Reactor {
     #[must_use]
     pub fn new(parts: ReactorParts) -> Self {
         let places = parts.io.slots().count();
-        let rules = Arc::clone(&parts.access);
+        let rules = parts.access.clone();
         let exports = ExportTable::new(parts.exports.iter().cloned(), rules);
         let mut device_use = DeviceUse::new(places);
         device_use.set_devices(exports.devices_of(parts.id));

@@ -157,7 +157,7 @@ fn removed_listener_ends_handshakes_and_keeps_clients() {
 }
 
 #[test]
-fn listener_whose_certificates_cannot_be_read_stays_as_it_was() {
+fn listener_whose_certificates_cannot_be_read_offers_only_what_it_did() {
     let folder = Folder::new("tls");
     let certificates = Certificates::new("listeners");
     let plain = folder.listener("one", None, &["open"]);
@@ -178,7 +178,18 @@ fn listener_whose_certificates_cannot_be_read_stays_as_it_was() {
     let waits = folder.waiting("one");
     let report = server.reloader().access(&access(&[required(folder.0.join("none"))]));
     assert!(report.failed[0].starts_with("listener one not changed: "), "{report:?}");
-    assert_eq!(folder.listed("one"), "open", "what it is to offer is meant for TLS");
+    assert_eq!(folder.listed("one"), "", "the new offer is meant for TLS, the old one is over");
+    // Exports that are added, and another reload, change nothing about that.
+    call(&server, "add", json!({ "spec": "secret2=null:size=1M" })).unwrap();
+    let mut both = required(folder.0.join("none"));
+    both.exports = vec!["secret*".into(), "open".into()];
+    server.reloader().narrow_access(&access(&[both.clone()])).unwrap();
+    assert_eq!(folder.listed("one"), "");
+    assert_eq!(server.reloader().access(&access(&[both])).failed.len(), 1);
+    assert_eq!(folder.listed("one"), "open");
+    let report = server.reloader().access(&access(std::slice::from_ref(&plain)));
+    assert_eq!(report, AccessReport::default(), "it is what it was");
+    assert_eq!(folder.listed("one"), "open");
     let report = server.reloader().access(&access(&[required(certificates.directory().into())]));
     assert_eq!(report.failed, Vec::<String>::new());
     assert!(has_ended(&waits), "it would see in the clear what is for TLS");

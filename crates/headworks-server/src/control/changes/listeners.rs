@@ -18,10 +18,10 @@ use super::LiveChanges;
 use crate::access::{AccessRules, AccessSpec, LISTENERS_MAX, ListenerSpec};
 use crate::assemble::shown_name;
 use crate::control::rpc::RpcFault;
-use crate::control::tree::lock;
+use crate::control::tree::{ExportNode, lock};
 use crate::handover::ListenerRole;
 use crate::listen::{Address, Listener, dress_file};
-use crate::listener_set::{Acceptors, ListenerEntry, rule_listener};
+use crate::listener_set::{Acceptors, ListenerEntry, rules_for};
 use crate::messages::command::ShardCommand;
 
 /// Result of a reload of listeners, one sentence each.
@@ -41,20 +41,21 @@ impl LiveChanges {
     pub fn narrow_access(&self, wanted: &AccessSpec) -> Result<(), String> {
         let mut stays = self.listeners.entries();
         stays.retain_mut(|entry| {
-            let Some(own) = &entry.spec else { return true };
-            let same = |spec: &&ListenerSpec| spec.address.key() == own.address.key();
-            let new = wanted.listeners.iter().find(same).cloned();
-            entry.spec = new;
-            entry.spec.is_some()
+            entry.failed = None;
+            let new = wanted.listeners.iter().find(|spec| entry.is_at(spec));
+            let is_own = entry.spec.is_none();
+            entry.spec = new.cloned();
+            is_own || entry.spec.is_some()
         });
-        let next = Some(Arc::new(self.rules_for(&stays, wanted)));
-        self.set_rules(self.listeners.rules(), next).map_err(RpcFault::into_message)
+        let mut rules = self.listeners.rules();
+        rules.extend(self.rules_for(&stays, wanted));
+        self.set_rules(rules).map_err(RpcFault::into_message)
     }
 
     /// See [`Reloader::keep_access`](crate::Reloader::keep_access).
     pub fn keep_access(&self) {
         // A server that stops needs no rules.
-        let _ = self.set_rules(self.listeners.rules(), None);
+        let _ = self.set_rules(self.listeners.rules());
     }
 
     /// See [`Reloader::access`](crate::Reloader::access).
@@ -92,14 +93,14 @@ impl LiveChanges {
                 Err(why) => report.failed.push(format!("listener {} not opened: {why}", spec.name)),
             }
         }
-        let rules = Arc::new(self.rules_for(&entries, wanted));
-        if let Err(fault) = self.set_rules(Arc::clone(&rules), None) {
+        let rules = self.rules_for(&entries, wanted);
+        if let Err(fault) = self.set_rules(rules.clone()) {
             // The server stops, and closes what was opened.
             report.failed.push(fault.into_message());
             return report;
         }
         self.listeners.set_rules(rules);
-        self.listeners.set(entries, wanted.clone());
+        self.listeners.set(entries);
         // After the rules that name them.
         for (entry, listener) in opened {
             let (number, listener) = (entry.number, entry.client_listener(listener));
@@ -115,7 +116,7 @@ impl LiveChanges {
     }
 
     /// Gives a listener what is configured now; returns what it is then. One whose certificates cannot be read, or whose file cannot
-    /// be changed, stays as it was as a whole: what it is to offer may be meant for them.
+    /// be changed, offers what both the old and the new configuration offer: the rest of the new one may be meant for them.
     fn change_listener(
         &self,
         mut entry: ListenerEntry,
@@ -123,6 +124,7 @@ impl LiveChanges {
         acceptors: &mut Acceptors,
         report: &mut AccessReport,
     ) -> ListenerEntry {
+        entry.failed = None;
         if entry.spec.as_ref() == Some(new) {
             return entry;
         }
@@ -152,7 +154,9 @@ impl LiveChanges {
                 (entry.name, entry.acceptor, entry.spec) = (name, acceptor, Some(new.clone()));
             }
             Err(why) => {
-                report.failed.push(format!("listener {} not changed: {why}", entry.name));
+                let what = "it offers what both the old and the new configuration offer";
+                report.failed.push(format!("listener {} not changed: {why}; {what}", entry.name));
+                entry.failed = Some(new.clone());
             }
         }
         entry
@@ -185,21 +189,16 @@ impl LiveChanges {
     }
 
     /// The rules for these listeners.
-    fn rules_for(&self, entries: &[ListenerEntry], access: &AccessSpec) -> AccessRules {
-        let listeners: Vec<_> = entries.iter().map(rule_listener).collect();
+    fn rules_for(&self, entries: &[ListenerEntry], access: &AccessSpec) -> Vec<Arc<AccessRules>> {
         let (tree, configured) = (self.tree.current(), lock(&self.configured));
         let served = tree.exports.iter().map(|export| export.name.as_str());
         let absent = tree.absent.iter().map(|absent| absent.spec.name.as_str());
         let configured = configured.iter().map(|export| export.name.as_str());
-        AccessRules::new(&listeners, access, served.chain(absent).chain(configured))
+        rules_for(entries, access, served.chain(absent).chain(configured))
     }
 
-    fn set_rules(
-        &self,
-        now: Arc<AccessRules>,
-        next: Option<Arc<AccessRules>>,
-    ) -> Result<(), RpcFault> {
-        self.order(ShardCommand::SetAccess { now, next })
+    fn set_rules(&self, rules: Vec<Arc<AccessRules>>) -> Result<(), RpcFault> {
+        self.order(ShardCommand::SetAccess { rules })
     }
 
     /// Gives a command, which is not refused, to the shard that accepts clients.
@@ -212,11 +211,9 @@ impl LiveChanges {
     pub fn listeners(&self, clients: &BTreeMap<Arc<str>, usize>) -> Value {
         let (tree, entries) = (self.tree.current(), self.listeners.entries());
         let row = |entry: &ListenerEntry| {
-            let offers = |name: &str, tenant| {
-                entry.spec.as_ref().is_none_or(|spec| spec.offers(name, tenant))
-            };
+            let tenant_of = |node: &ExportNode| self.settings.tenant_of(node.id);
             let served = tree.exports.iter();
-            let served = served.filter(|node| offers(&node.name, self.settings.tenant_of(node.id)));
+            let served = served.filter(|node| entry.offers(&node.name, tenant_of(node)));
             let exports: Vec<&str> = served.map(|node| shown_name(&node.name)).collect();
             let is_verified = entry.acceptor.as_ref().is_some_and(|one| one.verifies_peers());
             json!({
