@@ -9,6 +9,8 @@ group=$(id -g)
 cat >"$CONFIG" <<EOF
 [server]
 control = "$CONTROL"
+# Longer than a check waits: a reload ends handshakes, not their time limit.
+handshake-timeout = "600s"
 [[tenant]]
 name = "acme"
 exports = ["a-*"]

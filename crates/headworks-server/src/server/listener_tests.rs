@@ -73,7 +73,9 @@ fn access(listeners: &[ListenerSpec]) -> AccessSpec {
 fn server(texts: &[&str], shards: u16, access: AccessSpec) -> Server {
     let tenant = |name: &str| TenantSpec::parse(name, ExportSource::File).unwrap();
     let tenants = vec![tenant("acme"), tenant("globex")];
-    let options = ServerOptions { access, tenants, ..options(shards) };
+    // Longer than a test waits: what ends a handshake is not its time limit.
+    let handshake_ns = 600_000_000_000;
+    let options = ServerOptions { access, tenants, handshake_ns, ..options(shards) };
     let specs: Vec<ExportSpec> = texts.iter().map(|text| spec(text)).collect();
     Server::start(Assembly::new(&specs).unwrap(), &options, || ()).unwrap()
 }
