@@ -13,6 +13,20 @@ check "a second server is refused the socket" bash -c '! "$1" serve -U - --contr
 script ctl.py rpc "$CONTROL"
 script ctl.py harm "$CONTROL"
 check "nobody there" bash -c '! "$1" ctl "$2.none" get 2>&1 | tee /dev/stderr | grep -qv "^headworks: error: cannot connect"' - "$HEADWORKS" "$CONTROL"
+# Which socket: a variable, a file here, the name of a service.
+check "HEADWORKS_CONTROL names the socket" env HEADWORKS_CONTROL="$CONTROL" "$HEADWORKS" ctl get hw0/queue/nr_requests
+check "for top, too" env HEADWORKS_CONTROL="$CONTROL" "$HEADWORKS" top --batch 1
+check "a word names a socket file here" env -C "$DIR" "$HEADWORKS" ctl "$(basename "$CONTROL")" get hw0/queue/nr_requests
+refused() { # STATUS PATTERN COMMAND...: one line, which says what is right
+    local output status
+    output=$("${@:3}" 2>&1)
+    status=$?
+    echo "exit $status: $output"
+    [ $status -eq "$1" ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -Eq -- "$2" <<<"$output"
+}
+check "another word is a service" refused 1 'socket /run/headworks/no-such\.ctl: .*HEADWORKS_CONTROL' "$HEADWORKS" ctl no-such get
+check "a misspelled command is told the nearest" refused 2 'neither a command nor.*`exports`' "$HEADWORKS" ctl exprots
+check "with what follows it, too" refused 2 'neither a command nor.*`get`' "$HEADWORKS" ctl gte hw0
 check "no value: exit 2" fails 2 'PATH=VALUE' set hw0/queue/nr_requests
 stop_server
 check "the control socket is gone, too" test ! -e "$CONTROL"

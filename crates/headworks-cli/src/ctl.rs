@@ -1,4 +1,4 @@
-//! `headworks ctl SOCKET ...`: one request to the control socket of a running server, and its answer as text or JSON.
+//! `headworks ctl [SOCKET] ...`: one request to the control socket of a running server, and its answer as text or JSON.
 //!
 //! The server validates names and values. A request that it refuses prints one sentence and exits with 1; a usage
 //! error exits with 2.
@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::ctl_exports::ExportCommand;
 use crate::ctl_listeners;
 use crate::ctl_save;
+use crate::ctl_socket;
 use crate::ctl_state::show_state;
 use crate::ctl_tenants::TenantCommand;
 use crate::{USAGE, complain, observe};
@@ -30,6 +31,8 @@ const ANSWER_MAX: u64 = 256 << 20;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  headworks ctl exports                                 of the service headworks@main
+  headworks ctl backup exports                          of the service headworks@backup
   headworks serve --control /run/hw.ctl disk.img        a server with a control socket
   headworks ctl /run/hw.ctl get                         all values, as `path = value` lines
   headworks ctl /run/hw.ctl get hw0/queue/scheduler     none [mq-deadline] bfq
@@ -60,12 +63,15 @@ Examples:
   headworks ctl /run/hw.ctl why db                      where slow requests of the last minute spent their time
   headworks ctl /run/hw.ctl upgrade                     start the program again; clients stay connected
 
+SOCKET with a slash, or the name of a socket's file in the working directory, is a path. Any other SOCKET is the NAME of a service:
+/run/headworks/NAME.ctl. Without SOCKET the path is in the environment variable HEADWORKS_CONTROL, else it is /run/headworks/main.ctl.
+A word that is a command is never SOCKET; with a slash it is: ./get.
+
 Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; names of Headworks begin with hw_. hw0 is the first
 device. Images on one filesystem share a device; `get exports/NAME/device` prints it. A refused value changes nothing.")]
 pub struct CtlArgs {
-    /// Control socket of the server (its --control)
-    #[arg(value_name = "SOCKET")]
-    socket: PathBuf,
+    #[arg(value_name = "SOCKET", help = ctl_socket::HELP)]
+    socket: Option<PathBuf>,
     #[command(subcommand)]
     command: CtlCommand,
     /// Print the server's answer as JSON
@@ -157,7 +163,8 @@ pub fn run(options: &CtlArgs) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    match ask(&options.socket, method, &params) {
+    let socket = ctl_socket::find(options.socket.as_deref());
+    match ask(&socket, method, &params) {
         Ok(result) => {
             let unconfirmed = is_unconfirmed(&options.command, &result);
             if unconfirmed && !options.json {
@@ -224,8 +231,8 @@ fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
 /// Sends one request and returns its result, or an error sentence for the user.
 pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String> {
     let at = socket.display();
-    let mut stream = UnixStream::connect(socket)
-        .map_err(|error| format!("cannot connect to the control socket {at}: {error}"))?;
+    let mut stream =
+        UnixStream::connect(socket).map_err(|error| ctl_socket::cannot_connect(socket, &error))?;
     // No time-out for these: a change waits for commands up to the server's io_timeout, a write-out as long as the
     // device takes, and the server itself ends both.
     let waits = ["set", "add", "remove", "resize", "drain"].contains(&method);

@@ -11,6 +11,7 @@ mod ctl;
 mod ctl_exports;
 mod ctl_listeners;
 mod ctl_save;
+mod ctl_socket;
 mod ctl_state;
 mod ctl_tenants;
 mod durability;
@@ -26,6 +27,7 @@ mod top;
 mod tunables;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 
@@ -82,7 +84,7 @@ fn main() -> ExitCode {
     let matches = command().try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return explain(&error),
+        Err(error) => return explain_line(&error),
     };
     match cli.command {
         Command::Serve(_) => serve::run(),
@@ -94,6 +96,22 @@ fn main() -> ExitCode {
         Command::Lab(options) => lab::run(&options),
         Command::Completions(options) => completions::run(&options, command()),
         Command::Man(options) => man::run(&options, command()),
+    }
+}
+
+/// Explains an error of the whole command line.
+fn explain_line(error: &clap::Error) -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let command = command();
+    let ctl = command.find_subcommand("ctl").into_iter();
+    let names: Vec<&str> =
+        ctl.flat_map(|ctl| ctl.get_subcommands()).map(|one| one.get_name()).collect();
+    match ctl_socket::misspelled(&words, &names).filter(|_| error.use_stderr()) {
+        Some(sentence) => {
+            complain(sentence);
+            ExitCode::from(USAGE)
+        }
+        None => explain(error),
     }
 }
 

@@ -74,8 +74,14 @@ fn pages(command: Command) -> io::Result<Vec<Page>> {
 /// Collects every command with its full invocation.
 fn collect<'a>(command: &'a Command, called: String, into: &mut Vec<(&'a Command, String)>) {
     let of_command = |one: &Command| {
-        let own = command.get_positionals().filter_map(|argument| argument.get_value_names());
-        let own: String = own.flatten().map(|name| format!("{name} ")).collect();
+        let own = command.get_positionals().flat_map(|argument| {
+            let names = argument.get_value_names().into_iter().flatten();
+            names.map(|name| match argument.is_required_set() {
+                true => format!("{name} "),
+                false => format!("[{name}] "),
+            })
+        });
+        let own: String = own.collect();
         format!("{called} {own}{}", one.get_name())
     };
     // headworks-lab has its own pages.
@@ -232,7 +238,7 @@ mod tests {
     #[test]
     fn see_also_names_parent_and_children() {
         let text = text("headworks-ctl-get.1");
-        assert!(text.contains("\\fBheadworks ctl SOCKET get\\fR "), "{text}");
+        assert!(text.contains("\\fBheadworks ctl [SOCKET] get\\fR "), "{text}");
         let end = text.rsplit_once(".SH SEE ALSO\n").unwrap().1;
         assert!(end.contains("headworks\\-ctl(1), ") && end.contains("headworks\\-ctl\\-set(1), "));
         assert!(!end.contains("headworks\\-serve(1)") && !end.contains("headworks\\-ctl\\-get(1)"));

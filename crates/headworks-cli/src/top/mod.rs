@@ -1,4 +1,4 @@
-//! `headworks top SOCKET`: live rates of a running server, one row per export.
+//! `headworks top [SOCKET]`: live rates of a running server, one row per export.
 //!
 //! Counters come from the control socket; `rates` turns two samples into rows, `screen` shows them on a terminal. With
 //! `--batch` or without a terminal the rows are printed as text.
@@ -15,13 +15,14 @@ use clap::Args;
 use headworks_server::parse_time;
 use serde_json::json;
 
-use crate::{complain, ctl};
+use crate::{complain, ctl, ctl_socket};
 use rates::{COLUMNS, Row, Sample, cell};
 
 /// Shows live rates and latencies of a running server, one row per export
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  headworks top                                  the service headworks@main; SOCKET as for headworks ctl
   headworks top /run/hw.ctl                      live table; ? explains the columns
   headworks top /run/hw.ctl --batch 2            two tables: since the start, and over one second
   headworks top /run/hw.ctl --batch 1 --json     the same as JSON
@@ -30,9 +31,8 @@ Columns are those of iostat -x. Requests, sizes and latencies (ms) are those of 
 %util those of the device queue. limit, plug, tag, sched and dev are stage times in us (median and 99th percentile). Exports that
 share a device have the same aqu-sz, %util and queue.")]
 pub struct TopArgs {
-    /// Control socket of the server (its --control)
-    #[arg(value_name = "SOCKET")]
-    socket: PathBuf,
+    #[arg(value_name = "SOCKET", help = ctl_socket::HELP)]
+    socket: Option<PathBuf>,
     /// Time between two samples
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: u64,
@@ -59,7 +59,7 @@ fn interval(text: &str) -> Result<u64, String> {
 
 /// Shows the tables or the screen and returns the exit code.
 pub fn run(options: &TopArgs) -> ExitCode {
-    let socket = options.socket.clone();
+    let socket = ctl_socket::find(options.socket.as_deref());
     let ask = move |method: &str| ctl::ask(&socket, method, &json!({}));
     let sample = move || {
         Ok(Sample {
