@@ -106,6 +106,14 @@ kill -HUP "$SERVER"
 check "a broken file is refused with its place" wait_until 10 said "nothing changed: .*main.toml:2:"
 served() { nbdcopy "$(uri db)" "$DIR/found" && cmp -n $((4 << 20)) "$DIR/found" "$DIR/source"; }
 check "what was written is still served" served
+ctl_reload() { # STATUS PATTERN OPTIONS...
+    "$HEADWORKS" ctl "$CONTROL" reload "${@:3}" >"$DIR/said" 2>&1
+    local status=$?
+    cat "$DIR/said"
+    [ $status -eq "$1" ] && grep -qE -- "$2" "$DIR/said"
+}
+check "ctl reload prints the errors of a broken file" ctl_reload 1 "^headworks: error: .*main.toml:2:"
+check "as a list for programs" ctl_reload 1 '"reloaded": false' --json
 loaded() { test "$(grep -c "configuration reloaded" "$LOG")" -gt "$1"; }
 reload() {
     local before
@@ -174,6 +182,33 @@ rm "$DIR/main.d/"*.toml
 cp "$DIR/good" "$FILE"
 check "the first file is loaded again" reload
 check "its exports are back" has "db logs"
+stop_server
+
+# The same for an operator who asks for it.
+start -c "$FILE"
+check "ctl reload of what is loaded" ctl_reload 0 "^nothing changed$"
+sed -i 's/weight = 400/weight = 350/' "$FILE"
+printf '[[export]]\nname = "extra"\nmem.size = "1M"\n' >>"$FILE"
+sed -i 's/^cache = "16M"/cache = "17M"/' "$FILE"
+check "ctl reload says what changed" ctl_reload 0 "^export db has weight 350 now$"
+check "what was added" grep -q "^export extra added$" "$DIR/said"
+check "and what needs a restart" grep -q "^cache changed in the configuration; it takes effect after a restart$" "$DIR/said"
+check "it did" is exports/db/weight 350
+# A second one meanwhile waits or is refused, and the server takes the next.
+both() {
+    "$HEADWORKS" ctl "$CONTROL" reload >"$DIR/one" 2>&1 &
+    "$HEADWORKS" ctl "$CONTROL" reload >"$DIR/two" 2>&1
+    local status=$?
+    wait $!
+    cat "$DIR/one" "$DIR/two"
+    [ $status -eq 0 ] || grep -q "a reload is in progress.*EBUSY" "$DIR/two"
+}
+check "two at once" both
+cp "$DIR/good" "$FILE"
+check "and back" ctl_reload 0 "^export extra removed$"
+stop_server
+serve --control "$CONTROL" mem:size=1M
+check "without a file there is nothing to load" ctl_reload 1 "nothing to load: .*--config"
 stop_server
 
 # A live grow: the file's size is that of a new image, so check, reload and a start accept the larger one.

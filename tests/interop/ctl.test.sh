@@ -26,7 +26,7 @@ refused() { # STATUS PATTERN COMMAND...: one line, which says what is right
 }
 check "another word is a service" refused 1 'socket /run/headworks/no-such\.ctl: .*HEADWORKS_CONTROL' "$HEADWORKS" ctl no-such get
 check "a misspelled command is told the nearest" refused 2 'neither a command nor.*`exports`' "$HEADWORKS" ctl exprots
-check "with what follows it, too" refused 2 'neither a command nor.*`get`' "$HEADWORKS" ctl gte hw0
+check "with what follows it, too" refused 2 'neither a command nor.*`stats`' "$HEADWORKS" ctl stat hw0
 check "no value: exit 2" fails 2 'PATH=VALUE' set hw0/queue/nr_requests
 stop_server
 check "the control socket is gone, too" test ! -e "$CONTROL"

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::ctl_exports::ExportCommand;
 use crate::ctl_listeners;
+use crate::ctl_reload;
 use crate::ctl_save;
 use crate::ctl_socket;
 use crate::ctl_state::show_state;
@@ -59,6 +60,7 @@ Examples:
   headworks ctl /run/hw.ctl listeners                   table of sockets, with the exports that each offers
   headworks ctl /run/hw.ctl diff                        what ctl changed since the configuration was loaded
   headworks ctl /run/hw.ctl save                        write that to FILE.d/99-ctl.toml
+  headworks ctl /run/hw.ctl reload                      load the configuration files again
   headworks ctl /run/hw.ctl latency                     latency percentiles; with an export: its histogram
   headworks ctl /run/hw.ctl why db                      where slow requests of the last minute spent their time
   headworks ctl /run/hw.ctl upgrade                     start the program again; clients stay connected
@@ -125,6 +127,10 @@ enum CtlCommand {
     Listeners,
     /// Replaces the server by a new process of the installed program, with the present configuration; clients stay connected
     Upgrade,
+    /// Loads the configuration files again, as SIGHUP does, and prints what changed and what did not
+    ///
+    /// Exits with 1 if the files have errors, of which nothing is loaded then, or if a change failed.
+    Reload,
     /// Prints the log level, or changes it while the server runs
     LogLevel {
         /// error, warn, info, debug or trace
@@ -152,6 +158,14 @@ enum CtlCommand {
 fn is_unconfirmed(command: &CtlCommand, result: &Value) -> bool {
     let loses = || result["was_suspect"] == true || result["failed_bytes"] != 0;
     matches!(command, CtlCommand::DiscardFailed { yes: false, .. }) && loses()
+}
+
+/// Failures that an answer reports beside what was done.
+fn failures(command: &CtlCommand, result: &Value) -> Vec<String> {
+    match command {
+        CtlCommand::Reload => ctl_reload::failures(result),
+        _ => Vec::new(),
+    }
 }
 
 /// Sends the request, prints the answer and returns the exit code.
@@ -185,7 +199,14 @@ pub fn run(options: &CtlArgs) -> ExitCode {
             };
             // Standard output may be closed.
             let _ = std::io::stdout().write_all(text.as_bytes());
-            if unconfirmed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+            let failures = failures(&options.command, &result);
+            if !options.json {
+                failures.iter().for_each(complain);
+            }
+            match unconfirmed || !failures.is_empty() {
+                true => ExitCode::FAILURE,
+                false => ExitCode::SUCCESS,
+            }
         }
         Err(error) => {
             complain(error);
@@ -219,6 +240,7 @@ fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
         CtlCommand::Connections => ("connections", json!({})),
         CtlCommand::Listeners => ("listeners", json!({})),
         CtlCommand::Upgrade => ("upgrade", json!({})),
+        CtlCommand::Reload => ("reload", json!({})),
         CtlCommand::LogLevel { level: None } => ("log-level", json!({})),
         CtlCommand::LogLevel { level: Some(level) } => ("log-level", json!({ "level": level })),
         CtlCommand::Failed { export } => ("failed", json!({ "export": export })),
@@ -235,7 +257,7 @@ pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String>
         UnixStream::connect(socket).map_err(|error| ctl_socket::cannot_connect(socket, &error))?;
     // No time-out for these: a change waits for commands up to the server's io_timeout, a write-out as long as the
     // device takes, and the server itself ends both.
-    let waits = ["set", "add", "remove", "resize", "drain"].contains(&method);
+    let waits = ["set", "add", "remove", "resize", "drain", "reload"].contains(&method);
     let timeout = (!waits).then_some(ANSWER_TIMEOUT);
     let broken = |error: std::io::Error| format!("lost the control connection to {at}: {error}");
     stream.set_read_timeout(timeout).map_err(broken)?;
@@ -283,6 +305,7 @@ fn show(command: &CtlCommand, result: &Value) -> String {
         CtlCommand::Connections => show_connections(result),
         CtlCommand::Listeners => ctl_listeners::table(result),
         CtlCommand::Upgrade => show_upgraded(result),
+        CtlCommand::Reload => ctl_reload::show(result),
         CtlCommand::LogLevel { .. } => plain(&result["level"]) + "\n",
         CtlCommand::Latency { export: None } => observe::show_percentiles(result),
         CtlCommand::Latency { .. } => observe::show_histograms(result),

@@ -10,6 +10,7 @@ mod completions;
 mod ctl;
 mod ctl_exports;
 mod ctl_listeners;
+mod ctl_reload;
 mod ctl_save;
 mod ctl_socket;
 mod ctl_state;

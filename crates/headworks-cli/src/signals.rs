@@ -16,6 +16,8 @@ pub enum MainEvent {
     Statistics,
     /// SIGHUP: reload the configuration.
     Reload,
+    /// The control socket has a request for a reload.
+    ReloadRequested,
     /// A reload has finished.
     Reloaded,
     /// SIGUSR2: replace this process.
@@ -39,7 +41,8 @@ pub struct Signals {
     sender: UnixStream,
 }
 
-/// Bytes that a [`MainNotifier`] sends: the end of a reload, steps of an upgrade, and the end of the server.
+/// Bytes that a [`MainNotifier`] sends: request and end of a reload, steps of an upgrade, and the end of the server.
+const RELOAD_REQUESTED: u8 = b'q';
 const RELOADED: u8 = b'r';
 const UPGRADE_REQUESTED: u8 = b'u';
 const UPGRADE_PREPARED: u8 = b'p';
@@ -111,6 +114,11 @@ impl Signals {
         self.notifier(ENDED)
     }
 
+    /// Creates the notifier for requests of a reload.
+    pub fn reload_requested(&self) -> Result<MainNotifier, ConfigError> {
+        self.notifier(RELOAD_REQUESTED)
+    }
+
     /// Creates the notifier for the end of a reload.
     pub fn reloaded(&self) -> Result<MainNotifier, ConfigError> {
         self.notifier(RELOADED)
@@ -160,6 +168,7 @@ impl Signals {
                 let mut kind = [ENDED];
                 let _ = (&self.receiver).read(&mut kind);
                 return match kind[0] {
+                    RELOAD_REQUESTED => MainEvent::ReloadRequested,
                     RELOADED => MainEvent::Reloaded,
                     UPGRADE_REQUESTED => MainEvent::UpgradeRequested,
                     UPGRADE_PREPARED => MainEvent::UpgradePrepared,

@@ -18,6 +18,7 @@ use super::leftovers::Leftovers;
 use super::loaded::LoadedConfiguration;
 use super::memory::AutoCache;
 use super::nbd::connection::ConnectionLimits;
+use super::reload_request::ReloadHook;
 use super::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
 use headworks::EngineChoice;
 use headworks::driver::Pool;
@@ -108,6 +109,8 @@ pub struct ServerOptions {
     pub takeover: Option<Takeover>,
     /// Takes requests of the control socket for an upgrade; without it they are refused.
     pub upgrade: Option<UpgradeHook>,
+    /// Takes requests of the control socket for a reload; without it they are refused.
+    pub reload: Option<ReloadHook>,
     /// Limits of bytes and I/Os a second of all clients together.
     pub limits: Limits,
     /// Dirty limits and throttling of all shards together.
@@ -173,6 +176,7 @@ impl Default for ServerOptions {
             leftovers: Leftovers::default(),
             takeover: None,
             upgrade: None,
+            reload: None,
             limits: Limits::default(),
             dirty: DirtyOptions::default(),
             connections: 1024,

@@ -6,7 +6,7 @@
 //!
 //! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment), `plan` their
 //! meaning, `images` what is opened, `memory` the limits, `check` the dry run, `address` and `listen` listeners, `announce` the start message,
-//! `child` the command of `--run`, `reload` SIGHUP, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls`
+//! `child` the command of `--run`, `reload` SIGHUP and `ctl reload`, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls`
 //! certificates, `systemd` the service manager, `user` dropping privileges, `sandbox` the seccomp filter, `upgrade` the
 //! replacement of the process while clients stay connected.
 
@@ -117,11 +117,13 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     let has_control = effective.options.control.is_some() || state.sockets.control.is_some();
     // Before any thread starts, and before privileges are dropped.
     let (mut upgrades, hook) = Upgrades::prepare(&effective.options, has_control, &signals)?;
+    let (reload_requests, reload_hook) = reload::take_requests(&signals)?;
     let is_after_stop = predecessor.is_none() && takeover.is_some();
     let spare = is_after_stop.then(|| state.passed_again()).transpose();
     let spare =
         spare.map_err(|error| OptionError::Io(format!("no descriptor is left: {error}")))?;
     server_options.upgrade = Some(hook.clone());
+    server_options.reload = Some(reload_hook.clone());
     server_options.takeover = takeover;
     server_options.loaded = loaded;
     let sockets = std::mem::take(&mut state.sockets);
@@ -132,13 +134,14 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
             tracing::warn!("clients have to connect again: {}", error.message);
             let (specs, mut server_options) = plan(&effective).map_err(OptionError::Invalid)?;
             server_options.upgrade = Some(hook);
+            server_options.reload = Some(reload_hook);
             let (user, state) = (self::user(&effective.options)?, ProcessState::default());
             let environment = Environment { sockets, log_level, user, state };
             start(&effective, (specs, server_options), environment, &signals)?
         }
         (started, _) => started?,
     };
-    let mut reload = Reload::new(sources, &effective);
+    let mut reload = Reload::new(sources, &effective, reload_requests);
     let mut upkeep = Upkeep { reload: &mut reload, upgrades: &mut upgrades };
     Ok(serve(&effective.options, running, &signals, &mut upkeep, predecessor.take()))
 }

@@ -93,6 +93,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         leftovers: Leftovers::default(),
         takeover: None,
         upgrade: None,
+        reload: None,
         limits: limits(limit_words(options, config)).map_err(blamed)?,
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,

@@ -1,4 +1,4 @@
-//! SIGHUP: reload of the configuration file.
+//! SIGHUP and `ctl reload`: reload of the configuration file.
 //!
 //! ```text
 //!   read, check --error--> logged, nothing changes
@@ -8,24 +8,32 @@
 //! The command line and the environment are applied again and still override the file.
 //!
 //! A reload has its own thread, because removing an export writes it out first, and the main thread has to serve
-//! signals and the watchdog meanwhile. A SIGHUP during a reload starts another one after it.
+//! signals and the watchdog meanwhile. A SIGHUP during a reload starts another one after it; a request of the control socket is
+//! refused then, because its answer says what it did itself.
 
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 
+use headworks_core::ConfigError;
 use headworks_server::config::{ConfigFile, DeviceSection, Setting};
 use headworks_server::{
-    ConfiguredTunables, LoadedConfiguration, NamedDevice, ReloadReport as Done, Reloader,
-    ServerOptions, TenantReport,
+    ConfiguredTunables, LoadedConfiguration, NamedDevice, ReloadHook, ReloadOutcome,
+    ReloadReport as Done, ReloadRequest, Reloader, ServerOptions, TenantReport,
 };
 
 use super::address::named_addresses;
 use super::{EffectiveOptions, OptionSources, listen, plan, tls};
-use crate::signals::MainNotifier;
+use crate::signals::{MainNotifier, Signals};
+
+/// The problem of a reload for which the command line names nothing.
+const NOTHING_TO_LOAD: &str =
+    "nothing to load: the server was started without --config and certificates";
 
 /// State of reloads; one runs at a time.
 pub struct Reload {
     loader: Arc<Loader>,
+    requests: Receiver<ReloadRequest>,
     under_way: bool,
     /// A SIGHUP arrived during the reload.
     again: bool,
@@ -38,18 +46,49 @@ struct Loader {
     has_file: bool,
 }
 
+/// Makes the hook for requests of the control socket, and the place where the main thread finds them.
+///
+/// # Errors
+/// No descriptor is left for the notification.
+pub fn take_requests(
+    signals: &Signals,
+) -> Result<(Receiver<ReloadRequest>, ReloadHook), ConfigError> {
+    let (sender, requests) = channel();
+    let notifier = signals.reload_requested()?;
+    let hook = ReloadHook::new(move |request| {
+        // A request that is not taken any more is dropped, which answers it.
+        let _ = sender.send(request);
+        notifier.notify();
+    });
+    Ok((requests, hook))
+}
+
 impl Reload {
-    pub fn new(sources: OptionSources, effective: &EffectiveOptions) -> Self {
+    pub fn new(
+        sources: OptionSources,
+        effective: &EffectiveOptions,
+        requests: Receiver<ReloadRequest>,
+    ) -> Self {
         let has_file = effective.options.config.is_some();
         let loader = Loader { sources, loaded: effective.config.clone(), has_file };
-        Self { loader: Arc::new(loader), under_way: false, again: false }
+        Self { loader: Arc::new(loader), requests, under_way: false, again: false }
+    }
+
+    /// The oldest request of the control socket.
+    pub fn next_request(&self) -> Option<ReloadRequest> {
+        self.requests.try_recv().ok()
     }
 
     /// Starts a reload that ends with the notifier, or queues one behind the running one; returns true if it started.
     ///
     /// # Errors
     /// A thread could not be started.
-    pub fn begin(&mut self, server: Reloader, notifier: MainNotifier) -> io::Result<bool> {
+    pub fn begin(
+        &mut self,
+        server: Reloader,
+        notifier: MainNotifier,
+        request: Option<ReloadRequest>,
+    ) -> io::Result<bool> {
         self.again = self.under_way;
         if self.under_way {
             return Ok(false);
@@ -57,9 +96,17 @@ impl Reload {
         let loader = Arc::clone(&self.loader);
         let thread = std::thread::Builder::new().name("reload".into());
         thread.spawn(move || {
-            loader.load(&server);
-            tls::reload(&server);
+            let mut told = ToldOutcome::default();
+            loader.load(&server, &mut told);
+            tls::reload(&server, &mut told);
+            if !loader.has_file && told.0 == ReloadOutcome::default() {
+                told.0.problems.push(NOTHING_TO_LOAD.to_owned());
+            }
+            // Before the answer: the client's next request finds this reload ended.
             notifier.notify();
+            if let Some(request) = request {
+                request.answer(told.0);
+            }
         })?;
         self.under_way = true;
         Ok(true)
@@ -79,80 +126,109 @@ impl Reload {
 
 impl Loader {
     /// Reads the file and applies what can change at run time.
-    fn load(&self, server: &Reloader) {
+    fn load(&self, server: &Reloader, told: &mut ToldOutcome) {
         if !self.has_file {
             tracing::info!("reload ignored: the server has no configuration file");
             return;
         }
         let effective = match self.sources.resolve() {
             Ok(effective) => effective,
-            Err(wrong) => return refuse(&wrong.to_string()),
+            Err(wrong) => return told.refuse(&wrong.to_string()),
         };
         let (specs, mut options) = match plan(&effective) {
             Ok(planned) => planned,
-            Err(problems) => return refuse(&problems.to_string()),
+            Err(problems) => return told.refuse(&problems.to_string()),
         };
         options.listen = named_addresses(&effective.options);
         let warnings = listen::warnings(&specs, &options);
         // First, so that nothing is shown meanwhile that neither configuration shows.
         if let Err(why) = server.narrow_access(&options.access) {
-            return refuse(&why);
+            return told.refuse(&why);
         }
         // Before exports are added: new devices get the new tunables.
         let retuned = server.retune(tunables(&effective, &options));
         // Before exports name them; those that are gone leave after their exports.
-        tell_tenants(&server.tenants(&options.tenants));
+        told.tenants(server.tenants(&options.tenants));
         match server.reconcile(specs) {
-            Ok(done) => tell(&done),
+            Ok(done) => told.exports(done),
             Err(error) => {
                 server.keep_access();
-                return refuse(&error.to_string());
+                return told.refuse(&error.to_string());
             }
         }
-        tell_tenants(&server.forget_tenants());
+        told.tenants(server.forget_tenants());
         let access = server.access(&options.access);
-        access.changed.iter().for_each(|what| tracing::info!("{what}"));
-        access.failed.iter().for_each(|why| tracing::error!("{why}"));
-        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        access.changed.into_iter().for_each(|what| told.changed(what));
+        access.failed.into_iter().for_each(|why| told.failed(why));
+        warnings.into_iter().for_each(|warning| told.refused(warning.to_string()));
         for (path, value) in &retuned.set {
-            tracing::info!("{path} is {value} now");
+            told.changed(format!("{path} is {value} now"));
         }
         for (path, why) in &retuned.refused {
-            tracing::warn!("{path} not changed: {why}");
+            told.refused(format!("{path} not changed: {why}"));
         }
         let options = needs_restart(&self.loaded, &effective.config);
         for what in options.iter().chain(&retuned.restart) {
-            tracing::warn!("{what} changed in the configuration; it takes effect after a restart");
+            told.restart(what);
         }
         tracing::info!("configuration reloaded");
     }
 }
 
-fn refuse(problems: &str) {
-    for problem in problems.lines() {
-        tracing::error!("configuration not reloaded, nothing changed: {problem}");
-    }
-}
+/// The outcome of a reload; what is added to it goes to the log, too.
+#[derive(Default)]
+pub(super) struct ToldOutcome(ReloadOutcome);
 
-/// Logs what became of tenants.
-fn tell_tenants(done: &TenantReport) {
-    done.changed.iter().for_each(|what| tracing::info!("{what}"));
-    done.refused.iter().for_each(|why| tracing::warn!("{why}"));
-}
+impl ToldOutcome {
+    fn refuse(&mut self, problems: &str) {
+        for problem in problems.lines() {
+            tracing::error!("configuration not reloaded, nothing changed: {problem}");
+            self.0.problems.push(problem.to_owned());
+        }
+    }
 
-/// Logs the result; the server itself logs added and removed exports.
-fn tell(done: &Done) {
-    for (name, what) in &done.changed {
-        tracing::info!("export {name} has {what} now");
+    pub fn changed(&mut self, what: String) {
+        tracing::info!("{what}");
+        self.0.changed.push(what);
     }
-    for (name, why) in &done.kept {
-        tracing::warn!("export {name} not changed: {why}");
+
+    fn refused(&mut self, why: String) {
+        tracing::warn!("{why}");
+        self.0.refused.push(why);
     }
-    for (name, why) in &done.absent {
-        tracing::warn!("export {name} is absent: {why}");
+
+    pub fn failed(&mut self, why: String) {
+        tracing::error!("{why}");
+        self.0.failed.push(why);
     }
-    for (name, why) in &done.failed {
-        tracing::error!("export {name} cannot be served: {why}");
+
+    fn restart(&mut self, what: &str) {
+        let line = format!("{what} changed in the configuration; it takes effect after a restart");
+        tracing::warn!("{line}");
+        self.0.restart.push(line);
+    }
+
+    fn tenants(&mut self, done: TenantReport) {
+        done.changed.into_iter().for_each(|what| self.changed(what));
+        done.refused.into_iter().for_each(|why| self.refused(why));
+    }
+
+    /// The server itself logs added and removed exports.
+    fn exports(&mut self, done: Done) {
+        self.0.changed.extend(done.added.iter().map(|name| format!("export {name} added")));
+        self.0.changed.extend(done.removed.iter().map(|name| format!("export {name} removed")));
+        for (name, what) in &done.changed {
+            self.changed(format!("export {name} has {what} now"));
+        }
+        for (name, why) in &done.kept {
+            self.refused(format!("export {name} not changed: {why}"));
+        }
+        for (name, why) in &done.absent {
+            self.refused(format!("export {name} is absent: {why}"));
+        }
+        for (name, why) in &done.failed {
+            self.failed(format!("export {name} cannot be served: {why}"));
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
+use headworks_server::ReloadRequest;
+
 use super::Running;
 use super::reload::Reload;
 use super::stop_signals::{StopSignal, StopSignals};
@@ -140,12 +142,24 @@ pub(super) fn wait(
             MainEvent::Reload if upgrades.defers_reload() => {
                 tracing::info!("reload after the upgrade that is in progress")
             }
-            MainEvent::Reload => begin(reload, running, signals, manager),
+            MainEvent::Reload => begin(reload, None, (running, signals, manager)),
+            MainEvent::ReloadRequested => {
+                let upgrade = "an upgrade is in progress; try again after it";
+                let busy =
+                    busy(stop.as_ref(), reload).or(upgrades.is_under_way().then_some(upgrade));
+                match (reload.next_request(), busy) {
+                    (Some(request), Some(busy)) => request.refuse(busy),
+                    (Some(request), None) => {
+                        begin(reload, Some(request), (running, signals, manager));
+                    }
+                    (None, _) => {}
+                }
+            }
             MainEvent::Reloaded if stop.is_some() => {}
             MainEvent::Reloaded => {
                 manager.ready(running.server.exports().len());
                 if reload.end() {
-                    begin(reload, running, signals, manager);
+                    begin(reload, None, (running, signals, manager));
                 }
             }
             MainEvent::Upgrade => {
@@ -162,7 +176,7 @@ pub(super) fn wait(
                     return StopOutcome::HandedOver(done);
                 }
                 if upgrades.take_reload() {
-                    begin(reload, running, signals, manager);
+                    begin(reload, None, (running, signals, manager));
                 }
             }
             MainEvent::Ended => {
@@ -189,15 +203,21 @@ pub(super) fn wait(
     }
 }
 
-/// What else is in progress that excludes an upgrade.
+/// What else is in progress that excludes an upgrade, or a reload that the control socket asks for.
 fn busy(stop: Option<&OngoingStop>, reload: &Reload) -> Option<&'static str> {
     let stopping = stop.map(|_| "the server is stopping");
     stopping.or(reload.is_under_way().then_some("a reload is in progress; try again after it"))
 }
 
-fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &ServiceManager) {
+/// Begins a reload, for a request or for a signal.
+fn begin(
+    reload: &mut Reload,
+    request: Option<ReloadRequest>,
+    (running, signals, manager): (&Running, &Signals, &ServiceManager),
+) {
     let begun = signals.reloaded().map_err(|error| error.to_string()).and_then(|notifier| {
-        reload.begin(running.server.reloader(), notifier).map_err(|error| error.to_string())
+        let begun = reload.begin(running.server.reloader(), notifier, request);
+        begun.map_err(|error| error.to_string())
     });
     match begun {
         Ok(true) => manager.reloading(),

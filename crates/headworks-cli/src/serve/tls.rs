@@ -8,6 +8,7 @@ use headworks_server::Reloader;
 
 use super::ServeArgs;
 use super::address::{absolute, encode};
+use super::reload::ToldOutcome;
 
 /// Derives the TLS mode of the server; `is_used` by listeners, its certificates may be given without TLS of its own. Files are opened
 /// when the server starts.
@@ -64,13 +65,12 @@ pub(super) fn note(tls: &TlsOptions) -> Option<String> {
 }
 
 /// SIGHUP: reloads the certificates.
-pub(super) fn reload(server: &Reloader) {
+pub(super) fn reload(server: &Reloader, told: &mut ToldOutcome) {
     match server.certificates() {
-        Ok(true) => tracing::info!("certificates reloaded for new connections"),
+        Ok(true) => told.changed("certificates reloaded for new connections".to_owned()),
         Ok(false) => {}
-        Err(error) => {
-            tracing::error!("cannot reload the certificates, the old ones stay in use: {error}")
-        }
+        Err(error) => told
+            .failed(format!("cannot reload the certificates, the old ones stay in use: {error}")),
     }
 }
 

@@ -25,6 +25,7 @@ use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
 use crate::log_level::{LOG_LEVELS, LogLevel};
 use crate::options::ServerOptions;
+use crate::reload_request::{ReloadHook, ReloadOutcome};
 use crate::shared::ServerShared;
 
 /// The service behind the control socket, shared by all of its clients.
@@ -35,6 +36,7 @@ pub struct ControlService {
     changes: LiveChanges,
     log_level: Option<LogLevel>,
     upgrade: Option<UpgradeHook>,
+    reload: Option<ReloadHook>,
     /// New clients wait for the process that takes over.
     is_handing_over: AtomicBool,
 }
@@ -119,8 +121,8 @@ impl ControlService {
             Some(loaded) => changes.with_loaded(loaded.clone()),
             None => changes,
         };
-        let upgrade = options.upgrade.clone();
-        Self { log_level: options.log_level.clone(), upgrade, changes, ..service }
+        let (upgrade, reload) = (options.upgrade.clone(), options.reload.clone());
+        Self { log_level: options.log_level.clone(), upgrade, reload, changes, ..service }
     }
 
     /// Sets the listeners that the server starts with.
@@ -148,6 +150,7 @@ impl ControlService {
             changes,
             log_level: None,
             upgrade: None,
+            reload: None,
             is_handing_over: AtomicBool::new(false),
         }
     }
@@ -198,6 +201,21 @@ impl ControlService {
             })
             .map_err(|refusal| RpcFault::refused(refusal.errno, refusal.message));
         (result, Some(guard))
+    }
+
+    /// Carries out the method `reload`. Problems of the files are part of its result.
+    fn reload(&self) -> RpcResult {
+        let Some(hook) = &self.reload else {
+            let message = "this program has no configuration to load again";
+            return Err(RpcFault::refused("ENOTSUP", message));
+        };
+        let outcome = hook.ask().map_err(|busy| RpcFault::refused("EBUSY", busy))?;
+        let ReloadOutcome { problems, changed, refused, failed, restart } = outcome;
+        let reloaded = problems.is_empty();
+        Ok(
+            json!({ "reloaded": reloaded, "problems": problems, "changed": changed, "refused": refused,
+            "failed": failed, "restart": restart }),
+        )
     }
 
     /// Carries out a method of the control socket.
@@ -280,12 +298,13 @@ impl ControlService {
                 takes(&["export", "size"]).and_then(|()| self.changes.resize_by_words(params))
             }
             "drain" => takes(&["export"]).and_then(|()| self.changes.drain(params)),
+            "reload" => takes(&[]).and_then(|()| self.reload()),
             "log-level" => {
                 takes(&["level"])?;
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
             }
             other => Err(RpcFault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, listeners, failed, discard-failed, exports, tenants, add-tenant, remove-tenant, diff, add, remove, resize, drain, upgrade and log-level"
+                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, listeners, failed, discard-failed, exports, tenants, add-tenant, remove-tenant, diff, add, remove, resize, drain, reload, upgrade and log-level"
             ))),
         }
     }

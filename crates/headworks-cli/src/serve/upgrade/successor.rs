@@ -157,6 +157,11 @@ impl Upgrades {
         Ok(Preparing { began, channel, thread: thread.map_err(failed)?, request: None })
     }
 
+    /// Whether an upgrade is in progress.
+    pub fn is_under_way(&self) -> bool {
+        self.preparing.is_some()
+    }
+
     /// Notes a reload for later and returns true if an upgrade is in progress: the successor may have read the configuration already.
     pub fn defers_reload(&mut self) -> bool {
         self.reload |= self.preparing.is_some();
