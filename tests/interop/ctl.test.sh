@@ -50,6 +50,17 @@ exports/db/weight = 400" get exports/db
 check "set a weight" says "exports/db/weight = 50" set exports/db/weight 50
 check "and it is set" says 50 get exports/db/weight
 check "a class, with PATH=VALUE" says "exports/logs/ioprio = idle,4" set exports/logs/ioprio=idle
+check "several values" says "exports/db/weight = 51
+exports/logs/ioprio = idle,4
+exports/logs/weight = 52" set exports/db/weight 51 exports/logs/weight=52 exports/logs/ioprio idle
+check "a wrong one among them" fails 1 'logs/weight.*1\.\.=10000.*EINVAL' set exports/db/weight 60 exports/logs/weight many
+check "and none is set" says 51 get exports/db/weight
+check "a pattern" says "exports/db/ioprio = be,3
+exports/logs/ioprio = be,3
+exports/slow/ioprio = be,3" set 'exports/*/ioprio' be:3
+check "several patterns" says "exports/db/weight = 50
+exports/logs/ioprio = idle,4" set 'exports/?b/weight' 50 'exports/lo*/ioprio' idle
+check "a pattern that fits nothing" fails 1 'nothing fits exports/dbb\*/weight; the nearest are exports/db/weight.*ENOENT' set 'exports/dbb*/weight' 50
 check "a value out of range" fails 1 'not within 1\.\.=4096.*EINVAL' set hw1/queue/nr_requests 5000
 check "and nothing changed" says 256 get hw1/queue/nr_requests
 check "a wrong word" fails 1 'none, mq-deadline.*EINVAL' set hw1/queue/scheduler cfq

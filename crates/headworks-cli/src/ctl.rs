@@ -39,6 +39,7 @@ Examples:
   headworks ctl /run/hw.ctl get hw0/queue/scheduler     none [mq-deadline] bfq
   headworks ctl /run/hw.ctl set hw0/queue/scheduler mq-deadline
   headworks ctl /run/hw.ctl set exports/db/queue/nr_requests=64
+  headworks ctl /run/hw.ctl set 'exports/acme-*/weight' 200 exports/db/ioprio be:2
   headworks ctl /run/hw.ctl set exports/db/weight 400   share of the device relative to other exports
   headworks ctl /run/hw.ctl set exports/db/ioprio rt:0  I/O priority class of its clients: rt, be or idle
   headworks ctl /run/hw.ctl set vm/dirty_bytes 64M      limit of dirty data in the page cache; resets vm/dirty_ratio to 0
@@ -88,12 +89,11 @@ enum CtlCommand {
         /// Path such as hw0/queue/scheduler, hw0/queue, exports/db or connections
         path: Option<String>,
     },
-    /// Changes a value while the server runs
+    /// Changes values while the server runs: all of them, or none if a value is wrong
     Set {
-        /// Path such as hw0/queue/nr_requests, or PATH=VALUE
-        path: String,
-        /// New value
-        value: Option<String>,
+        /// Path such as hw0/queue/nr_requests and its new value, or PATH=VALUE; in a path * stands for any text and ? for one byte
+        #[arg(value_name = "PATH VALUE", required = true)]
+        words: Vec<String>,
     },
     /// Prints counters and stage times of exports, devices and connections
     Stats,
@@ -219,16 +219,7 @@ fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
     Ok(match command {
         CtlCommand::Get { path: None } => ("get", json!({})),
         CtlCommand::Get { path: Some(path) } => ("get", json!({ "path": path })),
-        CtlCommand::Set { path, value } => {
-            let both = match value {
-                Some(value) => Some((path.as_str(), value.as_str())),
-                None => path.split_once('='),
-            };
-            let Some((path, value)) = both else {
-                return Err(format!("{path} needs a value: PATH VALUE, or PATH=VALUE"));
-            };
-            ("set", json!({ "path": path, "value": value }))
-        }
+        CtlCommand::Set { words } => ("set", json!({ "values": assignments(words)? })),
         CtlCommand::Stats => ("stats", json!({})),
         CtlCommand::Diskstats => ("diskstats", json!({})),
         CtlCommand::Export(command) => command.request(),
@@ -248,6 +239,19 @@ fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
             ("discard-failed", json!({ "export": export, "confirm": yes }))
         }
     })
+}
+
+/// Pairs of a path and its value. A path has no `=`, so a word with one is both, unless it follows a path.
+fn assignments(words: &[String]) -> Result<Vec<Value>, String> {
+    let (mut pairs, mut words) = (Vec::new(), words.iter());
+    while let Some(word) = words.next() {
+        let pair = word.split_once('=').or_else(|| Some((word.as_str(), words.next()?.as_str())));
+        let Some((path, value)) = pair else {
+            return Err(format!("{word} needs a value: PATH VALUE, or PATH=VALUE"));
+        };
+        pairs.push(json!({ "path": path, "value": value }));
+    }
+    Ok(pairs)
 }
 
 /// Sends one request and returns its result, or an error sentence for the user.
@@ -590,15 +594,18 @@ mod tests {
 
     #[test]
     fn set_accepts_both_forms_and_equals_sign_in_value() {
-        let params = |path: &str, value: Option<&str>| {
-            let value = value.map(str::to_owned);
-            request(&CtlCommand::Set { path: path.into(), value }).map(|(_, params)| params)
+        let params = |line: &str| {
+            let words = line.split(' ').map(str::to_owned).collect();
+            request(&CtlCommand::Set { words }).map(|(_, params)| params["values"].clone())
         };
-        let expected = json!({ "path": "a/b", "value": "c" });
-        assert_eq!(params("a/b", Some("c")), Ok(expected.clone()));
-        assert_eq!(params("a/b=c", None), Ok(expected));
-        assert_eq!(params("a", Some("b=c")), Ok(json!({ "path": "a", "value": "b=c" })));
-        assert!(params("a/b", None).unwrap_err().contains("PATH=VALUE"));
+        let pair = |path: &str, value: &str| json!({ "path": path, "value": value });
+        assert_eq!(params("a/b c"), Ok(json!([pair("a/b", "c")])));
+        assert_eq!(params("a/b=c"), Ok(json!([pair("a/b", "c")])));
+        assert_eq!(params("a b=c"), Ok(json!([pair("a", "b=c")])));
+        let three = json!([pair("a", "1"), pair("b", "2"), pair("c", "d=3")]);
+        assert_eq!(params("a 1 b=2 c d=3"), Ok(three));
+        assert!(params("a/b").unwrap_err().contains("PATH=VALUE"));
+        assert!(params("a 1 b").unwrap_err().starts_with("b needs a value"));
     }
 
     #[test]

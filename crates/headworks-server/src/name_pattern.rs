@@ -5,6 +5,16 @@ pub(crate) fn fits_any(name: &str, patterns: &[String]) -> bool {
     patterns.iter().any(|pattern| is_like(name.as_bytes(), pattern.as_bytes()))
 }
 
+/// Whether a word is a pattern and no name.
+pub(crate) fn is_pattern(word: &str) -> bool {
+    word.contains(['*', '?'])
+}
+
+/// Whether a name fits one pattern.
+pub(crate) fn fits(name: &str, pattern: &str) -> bool {
+    is_like(name.as_bytes(), pattern.as_bytes())
+}
+
 /// Whether a name fits a pattern, in which `*` stands for any bytes and `?` for one.
 fn is_like(name: &[u8], pattern: &[u8]) -> bool {
     let (mut at, mut of) = (0, 0);

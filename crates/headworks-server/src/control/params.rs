@@ -4,6 +4,23 @@ use serde_json::Value;
 
 use super::rpc::{Params, RpcFault};
 
+/// What `set` sets: `path` and `value`, or `values`, a list of objects with both.
+pub fn values(params: &Params) -> Result<Vec<(String, String)>, RpcFault> {
+    let one = |params: &Params| Ok((text(params, "path")?.to_owned(), word(params, "value")?));
+    let wrong = || {
+        RpcFault::params(
+            "values is a list of objects with path and value, without path and value beside it",
+        )
+    };
+    match params.get("values") {
+        None => Ok(vec![one(params)?]),
+        Some(Value::Array(list)) if params.len() == 1 && !list.is_empty() => {
+            list.iter().map(|value| one(value.as_object().ok_or_else(wrong)?)).collect()
+        }
+        Some(_) => Err(wrong()),
+    }
+}
+
 /// A string parameter that may be missing.
 pub fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, RpcFault> {
     match params.get(name) {

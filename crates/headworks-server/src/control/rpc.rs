@@ -63,6 +63,11 @@ impl RpcFault {
         Self { accepted: Some(accepted.into()), ..self }
     }
 
+    /// Adds a note to the message.
+    pub fn with_note(self, note: &str) -> Self {
+        Self { message: format!("{}; {note}", self.message), ..self }
+    }
+
     /// The message of the error.
     pub fn message(&self) -> &str {
         &self.message

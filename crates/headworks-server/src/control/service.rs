@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::changes::LiveChanges;
 use super::inventory::Inventory;
-use super::params::{optional_text, text, word};
+use super::params::{optional_text, text, values};
 use super::queries::Queries;
 use super::rpc::{Params, RpcFault, RpcResult};
 use super::settings::{ExportSettings, Settings};
@@ -240,8 +240,8 @@ impl ControlService {
                 self.queries.get(optional_text(params, "path")?.unwrap_or_default())
             }
             "set" => {
-                takes(&["path", "value"])?;
-                self.settings.set(text(params, "path")?, &word(params, "value")?)
+                takes(&["path", "value", "values"])?;
+                self.settings.set_all(&values(params)?)
             }
             "stats" => takes(&[]).and_then(|()| self.queries.stats()),
             "diskstats" => takes(&[]).and_then(|()| self.queries.diskstats()),

@@ -3,6 +3,8 @@
 //! Weights, classes and the options of write-back are kept here, since only this file changes them; options of a queue are
 //! asked of the shard that owns the device. One lock orders the changes, so the last `set` of a name is what every shard has.
 
+mod set;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,31 +14,22 @@ use headworks_core::limits::Limits;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{
-    Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status, TenantId,
-    WriteMode,
+    Control, DeviceId, ExportId, IoError, Ioprio, ShardId, Status, TenantId, WriteMode,
 };
-use serde_json::{Value, json};
 
 use super::report;
 use super::rpc::{RpcFault, RpcResult};
 use super::shards::{NoAnswer, ShardLink, stopping};
 use super::targets::{TargetFault, refuse_tight_target};
 use super::tenants::{TenantEntry, Tenants};
-use super::tree::{ExportNode, Leaf, TenantKey, TenantNode, Tree, TreeCell, lock};
+use super::tree::{ExportNode, TenantNode, Tree, TreeCell, lock};
 use crate::assemble::TenantSpec;
 use crate::assemble::cache_shares::divided;
-use crate::cache_part::{
-    CachePart, CacheUse, PARTS, check_minimums, dirty_blocks, images_on, parse_part, part_word,
-};
-use crate::latency_target::{
-    cgroup_latency, latency_target_word, parse_cgroup_latency, parse_latency_target,
-    target_in_force,
-};
-use crate::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
+use crate::cache_part::{CachePart, CacheUse, check_minimums, dirty_blocks, images_on};
+use crate::latency_target::target_in_force;
 use crate::messages::query::ControlQuery;
 use crate::reactor::limits::LimitTarget;
-use crate::tenant::{NONE, TenantName, TenantOptions};
-use crate::units::{parse_ioprio, parse_size, parse_weight};
+use crate::tenant::{TenantName, TenantOptions};
 
 /// Accepted forms of a class, for errors.
 const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
@@ -422,131 +415,25 @@ impl Settings {
         lock(&self.exports)[usize::from(export.0)]
     }
 
-    fn find(&self, tree: &Tree, path: &str) -> Result<Leaf, RpcFault> {
-        if let Some(rest) = path.strip_prefix("connections/") {
-            let id = rest.strip_suffix("/ioprio").and_then(|id| id.parse().ok());
-            return id.map(Leaf::Connection).ok_or_else(|| tree.no_entry(path));
+    /// Refuses a depth for a scheduler that admits requests by itself.
+    fn check_depth(
+        &self,
+        tree: &Tree,
+        path: &str,
+        (device, tunable): (DeviceId, Tunable),
+    ) -> Result<(), RpcFault> {
+        if tunable != Tunable::AsyncDepth {
+            return Ok(());
         }
-        let below = tree.leaves(path);
-        match below.first() {
-            Some((name, leaf)) if name == path => Ok(*leaf),
-            Some((name, _)) => {
-                let message = format!("{path} has names below it, such as {name}");
-                Err(RpcFault::refused("EISDIR", message))
-            }
-            None => Err(tree.no_entry(path)),
+        let scheduler = self.shards.device(tree, device)?.options.scheduler;
+        if !scheduler.owns_shares() {
+            return Ok(());
         }
-    }
-
-    /// Sets the value at `path`; returns the value in force.
-    ///
-    /// # Errors
-    /// Why the value was refused.
-    pub fn set(&self, path: &str, value: &str) -> RpcResult {
-        let (path, tree) = (path.trim_matches('/'), self.tree.current());
-        let invalid = |message: String| RpcFault::refused("EINVAL", format!("{path}: {message}"));
-        let limit_fault = |fault| match fault {
-            LimitFault::Invalid(message) => invalid(message).accepts(LIMITS),
-            LimitFault::Shards(fault) => fault,
-        };
-        match self.find(&tree, path)? {
-            Leaf::Tunable(device, tunable) => {
-                let shown = self.set_tunable(&tree, path, (device, tunable), value)?;
-                Ok(json!({ path: shown }))
-            }
-            Leaf::Device(_)
-            | Leaf::ElevatorState(_)
-            | Leaf::IoStat(_)
-            | Leaf::TenantIoStat(_)
-            | Leaf::ReadOnly(_)
-            | Leaf::Mode(_)
-            | Leaf::OnError(_)
-            | Leaf::TenantExports(_)
-            | Leaf::TenantDirty(_)
-            | Leaf::TenantCached(_) => Err(fixed(path)),
-            Leaf::ExportDirty(export) => {
-                let dirty = parse_part(value).map_err(|error| invalid(error).accepts(PARTS))?;
-                self.set_export_dirty(export, dirty)?;
-                Ok(json!({ path: part_word(dirty) }))
-            }
-            Leaf::Tenant(export) => {
-                let name = TenantName::parse(value).map_err(invalid)?;
-                let name = (!name.is_none()).then_some(name);
-                // All exports of an image belong to one tenant.
-                let volume = tree.entry(export).map(|entry| entry.volume);
-                let same = tree.exports.iter().filter(|entry| Some(entry.volume) == volume);
-                let exports: Vec<&ExportNode> = same.collect();
-                let ids: Vec<ExportId> = exports.iter().map(|entry| entry.id).collect();
-                self.set_export_tenant(&ids, name)?;
-                let shown = name.map_or(NONE.to_owned(), |name| name.to_string());
-                let path = |entry: &&ExportNode| format!("exports/{}/tenant", entry.shown_name());
-                Ok(exports.iter().map(|entry| (path(entry), json!(shown))).collect())
-            }
-            leaf @ (Leaf::LatencyTarget(export) | Leaf::IoLatency(export)) => {
-                let is_cgroup = leaf == Leaf::IoLatency(export);
-                let parse = if is_cgroup { parse_cgroup_latency } else { parse_latency_target };
-                let target_us = parse(value).map_err(|error| invalid(error).accepts(TARGETS))?;
-                self.check_target(&tree, path, target_us, |entry| entry.id == export)?;
-                self.set_latency_target(export, target_us)?;
-                let show = if is_cgroup { cgroup_latency } else { latency_target_word };
-                Ok(json!({ path: show(target_us) }))
-            }
-            Leaf::TenantValue(tenant, key) => {
-                let before = self.tenant_options(tenant);
-                let mut options = before;
-                let accepted = match key {
-                    TenantKey::IoprioMax => CLASSES,
-                    TenantKey::LatencyTarget | TenantKey::IoLatency => TARGETS,
-                    TenantKey::Weight | TenantKey::IoWeight => WEIGHTS,
-                    TenantKey::Dirty | TenantKey::CacheMin | TenantKey::CacheMax => PARTS,
-                };
-                let set = key.word(value).and_then(|word| {
-                    options.set(key.option(), &word).map_err(|error| error.message.to_string())
-                });
-                set.map_err(|message| invalid(message).accepts(accepted))?;
-                if options.latency_target_us != before.latency_target_us {
-                    // Exports with a target of their own have that one.
-                    self.check_target(&tree, path, options.latency_target_us, |entry| {
-                        let own = self.of(entry.id);
-                        own.tenant == tenant && own.latency_target_us == 0
-                    })?;
-                }
-                self.set_tenant_options(tenant, options)?;
-                Ok(json!({ path: key.value(&options) }))
-            }
-            Leaf::Dirty(tunable) => {
-                let shown = self.set_dirty(path, tunable, value)?;
-                Ok(json!({ path: shown }))
-            }
-            Leaf::Limit(target, key) => {
-                let change = |limits: &mut Limits| set_limit(limits, key, value);
-                let limits = self.change_limits(target, change).map_err(limit_fault)?;
-                Ok(json!({ path: limit_word(&limits, key) }))
-            }
-            Leaf::IoMax(target) => {
-                let change = |limits: &mut Limits| set_cgroup_max(limits, value);
-                let limits = self.change_limits(target, change).map_err(limit_fault)?;
-                Ok(json!({ path: cgroup_max(&limits) }))
-            }
-            Leaf::Weight(export) => {
-                let range = ExportConfig::WEIGHTS;
-                let weight = parse_weight(value).map_err(|message| {
-                    invalid(message).accepts(format!("{}..={}", range.start(), range.end()))
-                })?;
-                self.set_weight(export, weight)?;
-                Ok(json!({ path: weight }))
-            }
-            leaf @ (Leaf::Ioprio(_) | Leaf::Connection(_)) => {
-                let ioprio =
-                    parse_ioprio(value).map_err(|message| invalid(message).accepts(CLASSES))?;
-                match leaf {
-                    Leaf::Connection(id) => self.set_connection_ioprio(path, id, ioprio)?,
-                    Leaf::Ioprio(export) => self.set_ioprio(export, ioprio)?,
-                    _ => {}
-                }
-                Ok(json!({ path: ioprio.to_string() }))
-            }
-        }
+        let message = format!(
+            "{path}: the scheduler {} divides the device itself and admits every request; set weights, or another scheduler first",
+            scheduler.name()
+        );
+        Err(RpcFault::refused("EINVAL", message))
     }
 
     fn set_tunable(
@@ -554,30 +441,16 @@ impl Settings {
         tree: &Tree,
         path: &str,
         (device, tunable): (DeviceId, Tunable),
-        value: &str,
-    ) -> Result<Value, RpcFault> {
-        let accepted = tunable.accepted();
-        if !tunable.is_live() {
-            return Err(fixed(path));
-        }
-        let value = tunable.parse(value).map_err(|error| {
-            let message = format!("{path}: {}", error.message);
-            RpcFault::refused("EINVAL", message).accepts(accepted.clone())
-        })?;
+        value: u64,
+    ) -> RpcResult {
+        self.check_depth(tree, path, (device, tunable))?;
         let before = self.shards.device(tree, device)?.options;
-        if tunable == Tunable::AsyncDepth && before.scheduler.owns_shares() {
-            let message = format!(
-                "{path}: the scheduler {} divides the device itself and admits every request; set weights, or another scheduler first",
-                before.scheduler.name()
-            );
-            return Err(RpcFault::refused("EINVAL", message));
-        }
         // Commands in flight may take as long as the old time-out; a new one counts from the switch on.
         let longest = self.shards.switch_limit(before.io_timeout_ns);
         let owner = tree.device(device).map_or(ShardId(0), |entry| entry.owner);
         let query = |answer| ControlQuery::Set { device, tunable, value, answer };
         match self.shards.ask_within(owner, longest, query) {
-            Ok(status) => switched(path, status, accepted)?,
+            Ok(status) => switched(path, status, tunable.accepted())?,
             Err(NoAnswer::Stopping) => return Err(stopping()),
             Err(NoAnswer::TooLong) => {
                 let message = format!(
@@ -591,27 +464,32 @@ impl Settings {
         Ok(report::value(tunable, tunable.get(&options)))
     }
 
-    /// Sets an option of the whole server; each shard with a cache gets its share before the new value is shown.
-    fn set_dirty(&self, path: &str, tunable: DirtyTunable, text: &str) -> Result<Value, RpcFault> {
-        let accepted = tunable.accepted();
-        let invalid = |message: String| {
-            RpcFault::refused("EINVAL", format!("{path}: {message}")).accepts(accepted.clone())
-        };
-        let parsed = match tunable.is_bytes() {
-            true => parse_size(text),
-            false => tunable.parse(text).map_err(|error| error.message.to_string()),
-        };
-        let value = parsed.map_err(invalid)?;
-        let _order = lock(&self.changing);
-        let caching = &self.tree.current().caching;
-        let share = divided(tunable, value, caching.len());
+    /// Options of write-back after a change; a value that suits the whole server may be too small for one shard.
+    fn check_dirty(
+        &self,
+        path: &str,
+        tunable: DirtyTunable,
+        value: u64,
+    ) -> Result<DirtyOptions, RpcFault> {
+        let share = divided(tunable, value, self.tree.current().caching.len());
         let mut options = *lock(&self.dirty);
         let whole = tunable.set(&mut options, value);
-        // A value that suits the whole server may be too small for one shard.
-        whole.and(tunable.check(share)).map_err(|error| invalid(error.message.to_string()))?;
+        let checked = whole.and(tunable.check(share)).map(|()| options);
+        checked.map_err(|error| {
+            RpcFault::refused("EINVAL", format!("{path}: {}", error.message))
+                .accepts(tunable.accepted())
+        })
+    }
+
+    /// Sets an option of the whole server; each shard with a cache gets its share before the new value is shown.
+    fn set_dirty(&self, path: &str, tunable: DirtyTunable, value: u64) -> RpcResult {
+        let _order = lock(&self.changing);
+        let options = self.check_dirty(path, tunable, value)?;
+        let caching = &self.tree.current().caching;
+        let share = divided(tunable, value, caching.len());
         for shard in caching {
             let query = |answer| ControlQuery::SetDirty { tunable, value: share, answer };
-            switched(path, self.shards.ask(*shard, query)?, accepted.clone())?;
+            switched(path, self.shards.ask(*shard, query)?, tunable.accepted())?;
         }
         *lock(&self.dirty) = options;
         Ok(report::dirty_value(tunable, tunable.get(&options)))
@@ -624,7 +502,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Changes limits; returns those in force.
+    /// Changes limits to valid ones; returns those in force.
     fn change_limits(
         &self,
         target: LimitTarget,
@@ -633,7 +511,6 @@ impl Settings {
         let _order = lock(&self.changing);
         let mut limits = self.limits(target);
         change(&mut limits).map_err(LimitFault::Invalid)?;
-        limits.validate().map_err(|error| LimitFault::Invalid(error.to_string()))?;
         self.tell_limits(target, limits).map_err(LimitFault::Shards)?;
         Ok(limits)
     }

@@ -287,6 +287,95 @@ fn weights_and_classes_reach_every_shard() {
     assert_eq!(bench.told(), [[both.clone(), vec![known]].concat(), both]);
 }
 
+fn set_several(values: &[(&str, Value)]) -> Value {
+    let values: Vec<Value> = values.iter().map(|(path, value)| set(path, value.clone())).collect();
+    json!({ "values": values })
+}
+
+#[test]
+fn several_values_are_set_or_none() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    let good = [
+        ("exports/db/weight", json!(300)),
+        ("exports/db/ioprio", json!("be:2")),
+        // Neither of these limits is valid without the other.
+        ("exports/db/bps-write-max", json!("20M")),
+        ("exports/db/bps-write", json!("10M")),
+    ];
+    let shown = json!({ "exports/db/weight": 300, "exports/db/ioprio": "be,2",
+        "exports/db/bps-write-max": "20971520", "exports/db/bps-write": "10485760" });
+    assert_eq!(bench.call("set", set_several(&good)), Ok(shown));
+    for (path, value, errno) in [
+        ("exports/db/weight", "x", "EINVAL"),
+        ("exports/db/wait", "1", "ENOENT"),
+        ("exports/db/cache", "none", "EACCES"),
+        ("exports/db", "1", "EISDIR"),
+        ("exports/db/bps-write-max", "1K", "EINVAL"),
+        ("tenants/acme/cache_min", "900T", "EINVAL"),
+        ("exports/db/tenant", "nobody", "ENOENT"),
+        ("vm/dirty_bytes", "1", "EINVAL"),
+    ] {
+        let wrong = set_several(&[("exports/logs/weight", json!(7)), (path, json!(value))]);
+        assert_eq!(bench.refused("set", wrong), errno, "{path}");
+    }
+    let path = "exports/logs/weight";
+    assert_eq!(bench.call("get", json!({ "path": path })), Ok(json!({ path: 100 })));
+}
+
+#[test]
+fn pattern_sets_every_name_that_fits() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    let both = json!({ "exports/db/weight": 50, "exports/logs/weight": 50 });
+    let two = ["exports/db/weight", "exports/logs/weight"];
+    assert_eq!(
+        bench
+            .call("set", set("exports/??*/weight", json!(50)))
+            .map(|all| { two.map(|path| all[path].clone()) }),
+        Ok(two.map(|path| both[path].clone()))
+    );
+    // The exports of one device have one queue.
+    let queues = bench.call("set", set("exports/*/queue/nomerges", json!(1))).unwrap();
+    assert_eq!(queues.as_object().unwrap().len(), 2, "{queues}");
+    let fault = bench.call("set", set("exports/lgos-*/weight", json!(5))).unwrap_err();
+    assert!(fault.message().starts_with("nothing fits exports/lgos-*/weight; "), "{fault:?}");
+    let near = bench.call("set", set("exports/log?s/weight", json!(5))).unwrap_err();
+    assert!(near.message().contains("exports/logs/weight"), "{near:?}");
+}
+
+#[test]
+fn at_most_1024_values_are_set_at_once() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    let many = |count: u64| {
+        let value = |index| set("exports/db/iops-total", json!(1 + index));
+        json!({ "values": (0..count).map(value).collect::<Vec<_>>() })
+    };
+    assert_eq!(bench.refused("set", many(1025)), "E2BIG");
+    let last = bench.call("set", many(1024)).unwrap();
+    assert_eq!(last, json!({ "exports/db/iops-total": "1024" }));
+}
+
+#[test]
+fn refusal_of_a_device_names_what_was_set_before() {
+    let bench = Bench::new(Manner::Switch(Err(IoError::Invalid)));
+    let wanted = set_several(&[("exports/db/weight", json!(70)), ("hw0/queue/nomerges", json!(1))]);
+    let fault = bench.call("set", wanted).unwrap_err();
+    assert!(fault.message().ends_with("; set before it: exports/db/weight"), "{fault:?}");
+}
+
+#[test]
+fn values_of_set_are_objects_with_path_and_value() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    for wrong in [
+        json!({ "values": [] }),
+        json!({ "values": ["exports/db/weight"] }),
+        json!({ "values": [{ "path": "exports/db/weight" }] }),
+        json!({ "values": [set("exports/db/weight", json!(1))], "path": "exports/db/weight" }),
+        json!({ "values": 1 }),
+    ] {
+        assert!(bench.call("set", wrong.clone()).is_err(), "{wrong}");
+    }
+}
+
 #[test]
 fn discard_failed_without_confirm_reports_and_changes_nothing() {
     let bench = Bench::new(Manner::Switch(Ok(())));
