@@ -213,10 +213,13 @@ stop_server
 
 # A live grow: the file's size is that of a new image, so check, reload and a start accept the larger one.
 start -c "$FILE"
-check "an export grows" "$HEADWORKS" ctl "$CONTROL" resize db 12M
+check "an export grows" "$HEADWORKS" ctl "$CONTROL" resize db 11M
+check "by a size, too" "$HEADWORKS" ctl "$CONTROL" resize db +1M
 check "a reload has nothing against it" reload
 not_said() { ! grep -q -- "$1" "$LOG"; }
 check "and says nothing of it" not_said "export db not changed"
+shrinks() { ! "$HEADWORKS" ctl "$CONTROL" resize db -4M >"$DIR/said" 2>&1 && grep -q "cannot shrink" "$DIR/said"; }
+check "but does not shrink" shrinks
 sed -i 's/size = "8M"/size = "20M"/' "$FILE"
 check "a larger size in the file is loaded" reload
 check "and it says how to grow the image" said "export db not changed: its image has 12 MiB, less than size=20 MiB; .ctl resize db 20971520"

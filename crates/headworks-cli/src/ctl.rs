@@ -54,6 +54,7 @@ Examples:
   headworks ctl /run/hw.ctl add --read-only /srv/base.img
   headworks ctl /run/hw.ctl remove logs --force         disconnect clients, write out, unlock the image
   headworks ctl /run/hw.ctl resize db 20G               grow the image; without a size: take over its present size
+  headworks ctl /run/hw.ctl resize db +5G               grow it by 5 GiB
   headworks ctl /run/hw.ctl drain                       write out and flush everything; clients continue
   headworks ctl /run/hw.ctl add-tenant acme,weight=400   a share of every device for the exports of one customer
   headworks ctl /run/hw.ctl set exports/db/tenant acme  move an export to a tenant; none: to no tenant

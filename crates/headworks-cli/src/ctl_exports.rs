@@ -33,7 +33,8 @@ pub enum ExportCommand {
     Resize {
         /// Export name; `default` is the export without a name
         export: String,
-        /// New size, such as 20G; without it: the present size of the file or disk
+        /// New size, such as 20G, or +5G more than now; without it: the present size of the file or disk
+        #[arg(allow_hyphen_values = true)]
         size: Option<String>,
     },
     /// Writes all dirty data and flushes the devices; returns when done
@@ -196,5 +197,7 @@ mod tests {
         assert_eq!(resized(1024, 2048), "a: 1 KiB before, 2 KiB now\n");
         assert_eq!(resized(2048, 2048), "a: 2 KiB as before\n");
         assert_eq!(resize.request(), ("resize", json!({ "export": "" })));
+        let more = ExportCommand::Resize { export: "a".into(), size: Some("+5G".into()) };
+        assert_eq!(more.request(), ("resize", json!({ "export": "a", "size": "+5G" })));
     }
 }

@@ -12,6 +12,46 @@ use crate::control::tree::{ExportNode, lock};
 use crate::messages::command::ShardCommand;
 use crate::units::parse_size;
 use headworks::{SizeWatch, display_size};
+use std::fmt;
+
+/// The size that a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WantedSize {
+    Exactly(u64),
+    /// So many bytes more than the export has.
+    More(u64),
+    /// So many bytes fewer.
+    Fewer(u64),
+}
+
+impl WantedSize {
+    fn parse(word: &str) -> Result<Self, String> {
+        match (word.strip_prefix('+'), word.strip_prefix('-')) {
+            (Some(more), _) => parse_size(more).map(Self::More),
+            (_, Some(fewer)) => parse_size(fewer).map(Self::Fewer),
+            _ => parse_size(word).map(Self::Exactly),
+        }
+    }
+
+    /// The size of an export that has `now` bytes; none if there is no such size.
+    fn of(self, now: u64) -> Option<u64> {
+        match self {
+            Self::Exactly(size) => Some(size),
+            Self::More(bytes) => now.checked_add(bytes),
+            Self::Fewer(bytes) => now.checked_sub(bytes),
+        }
+    }
+}
+
+impl fmt::Display for WantedSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exactly(size) => write!(f, "{size}"),
+            Self::More(bytes) => write!(f, "+{bytes}"),
+            Self::Fewer(bytes) => write!(f, "-{bytes}"),
+        }
+    }
+}
 
 impl LiveChanges {
     /// The method `resize`, with the parameters of a client.
@@ -19,16 +59,18 @@ impl LiveChanges {
         let invalid = |message: String| RpcFault::refused("EINVAL", format!("size: {message}"));
         let size = match params.get("size") {
             None | Some(Value::Null) => None,
-            Some(Value::String(word)) => Some(parse_size(word).map_err(invalid)?),
+            Some(Value::String(word)) => Some(WantedSize::parse(word.trim()).map_err(invalid)?),
             Some(Value::Number(number)) => {
-                Some(number.as_u64().ok_or_else(|| invalid(format!("{number} is no size")))?)
+                let size = number.as_u64();
+                let size = size.ok_or_else(|| invalid(format!("{number} is no size")))?;
+                Some(WantedSize::Exactly(size))
             }
             Some(_) => return Err(RpcFault::params("size is a string or a number")),
         };
         self.resize(text(params, "export")?, size)
     }
 
-    fn resize(&self, name: &str, wanted: Option<u64>) -> RpcResult {
+    fn resize(&self, name: &str, wanted: Option<WantedSize>) -> RpcResult {
         let mut inventory = lock(&self.inventory);
         let known = inventory.export(name).map(|(_, record)| &record.state);
         if known.is_some_and(|state| !matches!(state, ExportState::Serving)) {
@@ -38,6 +80,8 @@ impl LiveChanges {
         let entry = tree.find_export(name)?;
         let report = self.export_report(entry.id)?;
         let now = report.and_then(|report| report.size).unwrap_or_default();
+        // The inventory is locked, so no other resize comes between.
+        let wanted = wanted.map(|wanted| size_of(entry, now, wanted)).transpose()?;
         let Some(VolumeEntry { config, origin }) = inventory.volumes.get_mut(&entry.volume.0)
         else {
             return Err(RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name())));
@@ -134,6 +178,15 @@ impl LiveChanges {
     }
 }
 
+/// The size that is asked for; whether the export may have it is checked as for one that was given.
+fn size_of(entry: &ExportNode, now: u64, wanted: WantedSize) -> Result<u64, RpcFault> {
+    wanted.of(now).ok_or_else(|| {
+        let name = entry.shown_name();
+        let message = format!("{name} has {now} bytes, and {wanted} is not possible");
+        RpcFault::refused("EINVAL", message)
+    })
+}
+
 fn may_become(entry: &ExportNode, now: u64, size: u64, most: u64) -> Result<(), RpcFault> {
     let name = entry.shown_name();
     if size < now {
@@ -148,4 +201,31 @@ fn may_become(entry: &ExportNode, now: u64, size: u64, most: u64) -> Result<(), 
         return Err(RpcFault::refused("EINVAL", message));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::WantedSize;
+
+    #[test]
+    fn sign_makes_a_size_relative() {
+        let size = |word: &str| WantedSize::parse(word).map(|wanted| wanted.of(1 << 20));
+        assert_eq!(size("3M"), Ok(Some(3 << 20)));
+        assert_eq!(size("+512K"), Ok(Some(3 << 19)));
+        assert_eq!(size("-512K"), Ok(Some(1 << 19)));
+        assert_eq!(size("-2M"), Ok(None));
+        assert_eq!(WantedSize::More(u64::MAX).of(1), None);
+        for wrong in ["+", "-", "+-1G", "++1G", "+x"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn relative_size_prints_with_its_sign() {
+        let word = |word: &str| WantedSize::parse(word).unwrap().to_string();
+        assert_eq!(
+            (word("+1K"), word("-1K"), word("1K")),
+            ("+1024".into(), "-1024".into(), "1024".into())
+        );
+    }
 }
