@@ -15,7 +15,8 @@ use headworks_core::{ConfigError, Tunable};
 use headworks_nbd::tls::TlsMode;
 use headworks_server::config::{ConfigFile, ExportSection, Problem, Problems, Tuned};
 use headworks_server::{
-    AccessSpec, Assembly, BaseDevice, ExportSpec, ListenerSpec, Server, ServerOptions, slow_limit,
+    AccessSpec, Assembly, BaseDevice, CacheSize, ExportSpec, ListenerSpec, Server, ServerOptions,
+    slow_limit,
 };
 use serde_json::{Value, json};
 
@@ -206,6 +207,7 @@ fn summary(
         "control": options.control,
         "listeners": listeners,
         "cache_bytes": memory::cache_size(options.cache).0,
+        "cache_auto": options.cache == CacheSize::Auto,
         "exports": exports,
         "devices": devices,
         "queue": queue(config, None),
@@ -312,6 +314,9 @@ fn show(file: &Path, summary: &Value) -> String {
     }
     match summary["cache_bytes"].as_u64() {
         Some(0) | None => text += "cache: none\n",
+        Some(bytes) if summary["cache_auto"] == true => {
+            text += &format!("cache: up to {} of free memory\n", display_size(bytes));
+        }
         Some(bytes) => text += &format!("cache: {}\n", display_size(bytes)),
     }
     let said = |queue: &Value| -> String {

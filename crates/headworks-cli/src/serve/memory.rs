@@ -18,7 +18,9 @@ pub(super) fn cache_size(size: CacheSize) -> (u64, Option<AutoCache>) {
         (CacheSize::Bytes(bytes), _) => (bytes, None),
         (CacheSize::Auto, None) => (CACHE_UNKNOWN, None),
         (CacheSize::Auto, Some(limit)) => {
-            let bounds = AutoCache::of_memory(limit.bytes);
+            // Half of the addresses are for everything else.
+            let addresses = MemoryLimit::of_addresses().map_or(u64::MAX, |bytes| bytes / 2);
+            let bounds = AutoCache::of_memory(limit.bytes).with_room_up_to(addresses);
             (bounds.room, Some(bounds))
         }
     }

@@ -54,6 +54,20 @@ impl MemoryLimit {
         Self::find_below(Path::new("/"))
     }
 
+    /// The least limit of addresses: that of this process (`ulimit -v`), and an eighth of the machine's memory where the kernel counts
+    /// what is mapped as if it were used (`vm.overcommit_memory` is 2); none if there are plenty.
+    #[must_use]
+    pub fn of_addresses() -> Option<u64> {
+        let counted = Self::counted_below(Path::new("/"));
+        own_address_limit().into_iter().chain(counted).min()
+    }
+
+    fn counted_below(root: &Path) -> Option<u64> {
+        let strict = number(&root.join("proc/sys/vm/overcommit_memory"))? == 2;
+        let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok()?;
+        field(&meminfo, "MemTotal:").filter(|_| strict).map(|memory| memory / 8)
+    }
+
     /// As [`MemoryLimit::find`], with the files below the directory `root`.
     fn find_below(root: &Path) -> Option<Self> {
         let machine = field(&fs::read_to_string(root.join("proc/meminfo")).ok()?, "MemTotal:")?;
@@ -118,6 +132,14 @@ impl MemoryGroup {
         };
         Some(left.saturating_add(sum("total_").or_else(|| sum("")).unwrap_or(0)))
     }
+}
+
+/// The bytes of addresses that this process may have; none without a limit.
+fn own_address_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the kernel fills in the struct, which lives through the call.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } != 0;
+    (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
 /// The number in a file; none if it is a word.
@@ -263,6 +285,11 @@ mod tests {
         let machine = Machine::new("none", "", &[]);
         assert_eq!(machine.limit(), (1024, "this machine has".to_owned()));
         assert_eq!(machine.read().available, 500 * MIB);
+        assert_eq!(MemoryLimit::counted_below(&machine.0), None);
+        machine.write("proc/sys/vm/overcommit_memory", "0\n");
+        assert_eq!(MemoryLimit::counted_below(&machine.0), None);
+        machine.write("proc/sys/vm/overcommit_memory", "2\n");
+        assert_eq!(MemoryLimit::counted_below(&machine.0), Some(128 * MIB));
         machine.write("proc/meminfo", "what\n");
         assert_eq!(MemoryFiles::find(&machine.0).read(), None);
         assert_eq!(MemoryLimit::find_below(&machine.0), None);

@@ -67,7 +67,15 @@ impl AutoCache {
     pub fn of_memory(memory: u64) -> Self {
         // Whole huge pages.
         let room = (memory / 2).next_multiple_of(2 << 20);
-        Self::with_room(room, memory)
+        let reserve = (memory / RESERVE_PART).clamp(RESERVE_MIN, RESERVE_MAX);
+        Self { room, floor: FLOOR_MAX.min(room / 4), reserve }
+    }
+
+    /// The same with a room of at most so many bytes.
+    #[must_use]
+    pub fn with_room_up_to(self, bytes: u64) -> Self {
+        let room = self.room.min(bytes);
+        Self { room, floor: self.floor.min(room), ..self }
     }
 
     /// The bounds of a cache whose memory is this file, at most half of what its filesystem has free; `adopted` from a running
@@ -80,14 +88,7 @@ impl AutoCache {
             true => CacheMemory::frames_in(file)? * UNIT,
             false => CacheMemory::space(file)?.map_or(self.room, |free| self.room.min(free / 2)),
         };
-        Ok(Self { room, floor: self.floor.min(room), ..self })
-    }
-
-    /// The bounds with this room on a machine with `memory` bytes.
-    #[must_use]
-    pub fn with_room(room: u64, memory: u64) -> Self {
-        let reserve = (memory / RESERVE_PART).clamp(RESERVE_MIN, RESERVE_MAX);
-        Self { room, floor: FLOOR_MAX.min(room / 4), reserve }
+        Ok(Self { room, ..self }.with_room_up_to(room))
     }
 }
 
@@ -196,7 +197,8 @@ mod tests {
         assert_eq!(large, AutoCache { room: 12 * GIB, floor: 64 * MIB, reserve: 2 * GIB });
         let small = AutoCache::of_memory(200 * MIB);
         assert_eq!(small, AutoCache { room: 100 * MIB, floor: 25 * MIB, reserve: 32 * MIB });
-        assert_eq!(AutoCache::with_room(256 * MIB, 24 * GIB).room, 256 * MIB);
+        let less = large.with_room_up_to(40 * MIB);
+        assert_eq!((less.room, less.floor, less.reserve), (40 * MIB, 40 * MIB, 2 * GIB));
     }
 
     #[test]
