@@ -156,6 +156,13 @@ pub enum Action {
         /// Length in bytes.
         len: u32,
     },
+    /// Names frames that the cache will use next, so that the driver can have their memory made before.
+    Prepare {
+        /// Offset within the pool.
+        at: u64,
+        /// Length in bytes, a multiple of 4096.
+        len: u32,
+    },
     /// Releases frames that hold nothing: their memory may be given back. Their bytes do not matter any more.
     Release {
         /// Offset within the pool.

@@ -105,6 +105,11 @@ impl RunHash {
                 self.add(to);
                 self.add(len.into());
             }
+            Action::Prepare { at, len } => {
+                self.add(18);
+                self.add(at);
+                self.add(len.into());
+            }
             Action::Release { at, len } => {
                 self.add(17);
                 self.add(at);

@@ -469,6 +469,7 @@ impl World {
                 | Action::ReplyFrames { .. }
                 | Action::NeedsBuffer { .. }
                 | Action::SetDirty { .. }
+                | Action::Prepare { .. }
                 | Action::Release { .. } => {
                     panic!("there is no cache")
                 }

@@ -101,6 +101,7 @@ impl Harness {
                         | Action::ReplyFrames { .. }
                         | Action::NeedsBuffer { .. }
                         | Action::SetDirty { .. }
+                        | Action::Prepare { .. }
                         | Action::Release { .. } => {}
                         Action::Send { to, message } => {
                             let from = ShardId(shard as u16);

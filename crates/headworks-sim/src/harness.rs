@@ -415,7 +415,7 @@ impl<C: Choices> Harness<C> {
                 Action::Reply { id, status, hole, stage, .. } => {
                     self.on_reply(id, status, hole, stage);
                 }
-                Action::SetDirty { .. } => {}
+                Action::SetDirty { .. } | Action::Prepare { .. } => {}
                 Action::Release { at, len } => {
                     self.pool[at as usize..at as usize + len as usize].fill(POISON);
                 }

@@ -61,6 +61,10 @@ pub unsafe trait ActionSink {
     fn release(&mut self, frames: Span) {
         let _ = frames;
     }
+    /// Has the memory of frames made that will be used next. That is only a hint: they are usable without.
+    fn prepare(&mut self, frames: Span) {
+        let _ = frames;
+    }
     /// Sends a message to another shard. With a [`Message::Bio`] goes the span of its buffer.
     fn send(&mut self, to: ShardId, message: Message);
     /// Sets the time of the next `Input::Timer`, in place of the one before.
@@ -253,6 +257,10 @@ impl Executor {
                     sink.before_change(to);
                     // SAFETY: as for a copy; the ranges do not overlap.
                     unsafe { to.base().copy_from_nonoverlapping(from.base(), len) };
+                }
+                Action::Prepare { at, len } => {
+                    let part = sink.frames().part(at as usize, len as usize);
+                    sink.prepare(part);
                 }
                 Action::Release { at, len } => {
                     let part = sink.frames().part(at as usize, len as usize);

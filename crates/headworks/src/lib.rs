@@ -91,7 +91,7 @@ pub mod driver {
         DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker, open_engine,
     };
     pub use crate::executor::{ActionSink, Executor};
-    pub use crate::memory::{Buffer, Mapping, Pool, Span};
+    pub use crate::memory::{Buffer, Mapping, Pool, Populator, Span};
     pub use crate::ring::{Consumer, Producer, Sleeper, ring};
     pub use crate::runtime::{Clock, Polling, pin_thread};
     #[cfg(loom)]

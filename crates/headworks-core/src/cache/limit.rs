@@ -29,6 +29,21 @@ impl Cache {
 }
 
 impl CacheState {
+    /// Names the frames that will be used next, and those that will not, after the tables have grown or the limit has moved.
+    pub fn prepare(&mut self, ctx: &mut CallContext) {
+        if self.is_frozen() {
+            return;
+        }
+        let bytes =
+            |(first, units): (u32, u32)| (u64::from(first) << BLOCK_SHIFT, units << BLOCK_SHIFT);
+        if let Some((at, len)) = self.pool.unprepare().map(bytes) {
+            ctx.actions.list.push(Action::Release { at, len });
+        }
+        if let Some((at, len)) = self.pool.prepare().map(bytes) {
+            ctx.actions.list.push(Action::Prepare { at, len });
+        }
+    }
+
     /// Releases frames beyond the limit, as many as one turn may; evicts for them.
     pub fn give_back(&mut self, ctx: &mut CallContext) {
         if self.pool.excess() == 0 || self.is_frozen() {

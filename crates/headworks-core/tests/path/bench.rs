@@ -95,6 +95,7 @@ impl Bench {
                 | Action::ReplyFrames { .. }
                 | Action::NeedsBuffer { .. }
                 | Action::SetDirty { .. }
+                | Action::Prepare { .. }
                 | Action::Release { .. } => {}
             }
         }

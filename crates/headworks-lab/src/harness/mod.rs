@@ -310,6 +310,7 @@ impl BlockHarness {
                 | Action::ReplyFrames { .. }
                 | Action::NeedsBuffer { .. }
                 | Action::SetDirty { .. }
+                | Action::Prepare { .. }
                 | Action::Release { .. } => {}
                 Action::Notice(_) => self.counts.notices += 1,
                 Action::Send { .. } => unreachable!("the harness has one shard"),

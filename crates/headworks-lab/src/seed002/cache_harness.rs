@@ -433,7 +433,7 @@ impl CacheHarness {
             Action::Copy { len, .. } | Action::Zero { len, .. } | Action::Move { len, .. } => {
                 u64::from(len) * 1_000_000_000 / COPY_BYTES_PER_SECOND
             }
-            Action::SetDirty { .. } | Action::Release { .. } => 0,
+            Action::SetDirty { .. } | Action::Prepare { .. } | Action::Release { .. } => 0,
             Action::Notice(_) => {
                 self.outcome.failed += 1;
                 0

@@ -21,7 +21,7 @@ use crate::connection_id::{
 use crate::latency::exports::ExportLatencies;
 use crate::nbd::buffer_limits::{BufferDemand, BufferLimits};
 use crate::nbd::connection::Connection;
-use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Producer, Span};
+use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Populator, Producer, Span};
 
 /// What one shard's thread tells another's.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +71,8 @@ pub struct ShardIo {
     free: Vec<u32>,
     /// Buffers of this shard's connections.
     pub pool: Pool,
+    /// Makes the memory of frames before they are used; ends before they are unmapped.
+    populator: Option<Populator>,
     /// Frames of this shard's cache.
     pub frames: Option<Mapping>,
     /// Which connections have frames of it in their send queues.
@@ -126,8 +128,11 @@ impl ShardIo {
         let places = (0..connections)
             .map(|_| ConnectionSlot { generation: 0, connection: None, listed: false })
             .collect();
+        // Without a thread the memory is made when it is used.
+        let populator = frames.as_ref().and_then(|_| Populator::start().ok());
         Self {
             shard,
+            populator,
             lent: LentFrames::new(connections),
             buffer_limits: BufferLimits::new(pool.size(), connections),
             returned: Vec::with_capacity(connections),
@@ -394,6 +399,12 @@ unsafe impl ActionSink for ShardIo {
     fn before_change(&mut self, frames: Span) {
         if self.lent.may_have(frames) {
             self.keep_lent(frames);
+        }
+    }
+
+    fn prepare(&mut self, frames: Span) {
+        if let Some(populator) = &self.populator {
+            populator.populate(frames);
         }
     }
 

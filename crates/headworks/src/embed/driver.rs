@@ -24,7 +24,7 @@ use super::removal::Removal;
 use super::{Buffers, DeviceSetup, OwnerOptions, OwnerState, Reply};
 use crate::engine::{DISK_DEPTH_MAX, Engine, Event, Wait, Waker, open_engine};
 use crate::executor::{ActionSink, Executor};
-use crate::memory::{Mapping, Span};
+use crate::memory::{Mapping, Populator, Span};
 use crate::ring::{Consumer, Producer, Sleeper};
 use crate::runtime::{Clock, Polling, pin_thread};
 
@@ -77,6 +77,8 @@ pub(super) struct Desk {
     to_publish: Vec<u32>,
     timer: Option<Instant>,
     notices: Vec<Notice>,
+    /// Makes the memory of frames before they are used; ends before they are unmapped.
+    populator: Option<Populator>,
     frames: Option<Mapping>,
     flushing: u32,
     /// Replies to own flushes.
@@ -113,6 +115,12 @@ unsafe impl ActionSink for Desk {
     fn frames(&self) -> Span {
         // SAFETY: the mapping lives as long as the driver, and does not grow.
         self.frames.as_ref().map_or(Span::EMPTY, |frames| unsafe { frames.span() })
+    }
+
+    fn prepare(&mut self, frames: Span) {
+        if let Some(populator) = &self.populator {
+            populator.populate(frames);
+        }
     }
 
     fn release(&mut self, frames: Span) {
@@ -240,6 +248,8 @@ impl Driver {
                 to_publish,
                 timer: None,
                 notices: Vec::new(),
+                // Without a thread the memory is made when it is used.
+                populator: options.cache.is_on().then(Populator::start).and_then(Result::ok),
                 frames: Mapping::for_frames(&options.cache)?.map(|(frames, _)| frames),
                 flushing: 0,
                 flushed: Vec::new(),

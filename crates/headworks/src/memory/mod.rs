@@ -7,10 +7,12 @@ mod copy;
 mod huge;
 mod mapping;
 mod pool;
+mod populate;
 mod span;
 
 pub use copy::{STREAM, copy, fetch};
 pub use huge::HUGE;
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};
+pub use populate::Populator;
 pub use span::Span;

@@ -22,6 +22,8 @@ use crate::slab::NIL;
 pub(super) const UNITS_FIRST: u32 = 1024;
 /// Units by which the tables grow, and that are restored, at once: 4 MiB of frames, whose tables are written in some 10 us.
 const UNITS_MORE: u32 = 1024;
+/// The most units that are prepared beyond the tables: 64 MiB of frames. Less while the cache is small.
+const AHEAD_MAX: u32 = 16_384;
 /// The lowest limit: the smallest pool, with its shadow frames and room for those of clients.
 const UNITS_LEAST: u32 = CacheOptions::UNITS_MIN;
 
@@ -34,12 +36,14 @@ pub(super) struct Limit {
     pub most: u32,
     /// The most units that may become dirty.
     pub dirtyable: u32,
+    /// Units whose memory was asked for; those of the tables and some beyond.
+    pub prepared: u32,
 }
 
 impl Limit {
     /// The limit of a pool that may use all of its room.
     pub const fn of(room: u32, dirtyable: u32) -> Self {
-        Self { room, most: room, dirtyable }
+        Self { room, most: room, dirtyable, prepared: 0 }
     }
 }
 
@@ -118,6 +122,29 @@ impl Pool {
         self.frames.grow(more);
     }
 
+    /// Returns the units beyond the tables that are to be prepared, once each: their first one, and how many. As many as the tables
+    /// have, so that a small cache takes little; none before the tables grow.
+    pub fn prepare(&mut self) -> Option<(u32, u32)> {
+        let units = self.units();
+        if units <= UNITS_FIRST {
+            return None;
+        }
+        let first = self.limit.prepared.max(units);
+        let end = units.saturating_add(units.min(AHEAD_MAX)).min(self.limit.most);
+        let count = end.saturating_sub(first);
+        self.limit.prepared = first.max(end);
+        debug_assert!(self.limit.prepared <= self.limit.room, "the room is what is mapped");
+        (count > 0).then_some((first, count))
+    }
+
+    /// Returns prepared units beyond the tables that the limit does not allow any more, to be released.
+    pub fn unprepare(&mut self) -> Option<(u32, u32)> {
+        let first = self.limit.most.max(self.units());
+        let count = self.limit.prepared.saturating_sub(first);
+        self.limit.prepared -= count;
+        (count > 0).then_some((first, count))
+    }
+
     /// Withholds a block of free frames, at most as many as the excess; returns its first unit and how many they are.
     pub fn withhold(&mut self) -> Option<(u32, u32)> {
         let (unit, order) = self.frames.withhold(self.excess())?;
@@ -174,6 +201,35 @@ mod tests {
         assert_eq!(pool.limit(), 40_000);
         assert_eq!(fill(&mut pool), 35_000);
         assert_eq!(pool.withheld(), 0);
+    }
+
+    #[test]
+    fn frames_beyond_the_tables_are_prepared_once_and_given_back() {
+        let mut pool = pool(100_000);
+        assert_eq!(pool.prepare(), None, "before it grows");
+        let mut prepared = UNITS_FIRST;
+        while pool.units() < 100_000 {
+            while pool.take_frames(0).is_some() {}
+            assert!(pool.extend(0));
+            if let Some((first, count)) = pool.prepare() {
+                assert!(
+                    first == prepared.max(pool.units()) && count <= pool.units().min(AHEAD_MAX)
+                );
+                prepared = first + count;
+                assert!(prepared <= 100_000);
+            }
+            assert!(pool.units() <= prepared);
+            assert_eq!(pool.prepare(), None, "once");
+        }
+        let mut small = self::pool(10_000);
+        while small.units() < 2000 {
+            while small.take_frames(0).is_some() {}
+            small.extend(0);
+        }
+        let (first, count) = small.prepare().unwrap();
+        small.set_limit(0);
+        assert_eq!(small.unprepare(), Some((first, count)));
+        assert_eq!((small.unprepare(), small.prepare()), (None, None));
     }
 
     #[test]

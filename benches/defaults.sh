@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# What a newcomer compares first: `headworks serve disk.img` beside `nbdkit file disk.img`, both with their defaults.
+#
+#   benches/defaults.sh [--size 2G] [--dir .] [--rounds 3] [--seconds 4] [--rw randread] [--bs 4k] [--iodepth 32]
+#
+# A file of random bytes. Cold: the kernel's caches are dropped, a server starts, and is measured for so many seconds. Warm: all of
+# the file was read through it. The servers alternate; each line has the IOPS of both and ratios. With root, to drop caches.
+. "$(dirname "$0")/lib.sh"
+
+size=2G dir=. rounds=3 seconds=4 rw=randread bs=4k depth=32
+while [ $# -gt 0 ]; do
+    case $1 in
+    --size) size=$2 && shift ;;
+    --dir) dir=$2 && shift ;;
+    --rounds) rounds=$2 && shift ;;
+    --seconds) seconds=$2 && shift ;;
+    --rw) rw=$2 && shift ;;
+    --bs) bs=$2 && shift ;;
+    --iodepth) depth=$2 && shift ;;
+    *) usage ;;
+    esac
+    shift
+done
+
+image=$dir/headworks-defaults.img socket=$SCRATCH/sock uri="nbd+unix:///?socket=$SCRATCH/sock" server=0
+undo() {
+    [ "$server" -eq 0 ] || kill "$server" 2>/dev/null
+    rm -f "$image"
+    cleanup
+}
+trap undo EXIT
+head -c "$(numfmt --from=iec "$size")" /dev/urandom >"$image"
+sync
+
+start() { # ours|nbdkit
+    rm -f "$socket"
+    echo 3 >/proc/sys/vm/drop_caches || exit 1
+    case $1 in
+    ours) "$HEADWORKS" serve "$image" -U "$socket" >/dev/null 2>&1 & ;;
+    nbdkit) nbdkit -f -U "$socket" file "$image" & ;;
+    esac
+    server=$!
+    until nbdinfo --size "$uri" >/dev/null 2>&1; do kill -0 $server || exit 1; done
+}
+stop() {
+    kill $server
+    wait $server 2>/dev/null
+    server=0
+}
+iops() {
+    "$HEADWORKS" bench --uri "$uri" --rw "$rw" --bs "$bs" --iodepth "$depth" --runtime "${seconds}s" --json |
+        sed -n 's/^ *"iops": \([0-9]*\).*/\1/p'
+}
+
+machine
+declare -A of
+for round in $(seq "$rounds"); do
+    for who in ours nbdkit; do
+        start $who
+        of[$who,cold]=$(iops)
+        nbdcopy "$uri" null:
+        of[$who,warm]=$(iops)
+        stop
+    done
+    awk -v n="$round" -v a="${of[ours,cold]}" -v b="${of[nbdkit,cold]}" -v c="${of[ours,warm]}" -v d="${of[nbdkit,warm]}" 'BEGIN {
+        printf "round %d: cold %d beside %d, %.2f; warm %d beside %d, %.2f\n", n, a, b, a / b, c, d, c / d }'
+done
