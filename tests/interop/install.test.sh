@@ -56,7 +56,7 @@ completes() { # WORDS: what bash offers for the last of them
     COMP_WORDS=("$@")
     COMP_CWORD=$(($# - 1))
     COMPREPLY=()
-    _headworks headworks "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}" >/dev/null
+    "${COMP:-_headworks}" headworks "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}" >/dev/null
     echo "${COMPREPLY[*]}"
 }
 (
@@ -65,6 +65,18 @@ completes() { # WORDS: what bash offers for the last of them
     check "headworks ser<TAB>" test "$(completes headworks ser)" = serve
     check "headworks ctl sock log<TAB>" test "$(completes headworks ctl sock log)" = log-level
     check "headworks serve --sand<TAB>" test "$(completes headworks serve --sand)" = --sandbox
+    # Names of a running server.
+    PATH=$INSTALLED/bin:$PATH
+    COMP=_headworks_with_names
+    serve --control "$CONTROL" "db=mem:size=1M" "logs=mem:size=1M"
+    check "headworks ctl sock resize d<TAB>" test "$(completes headworks ctl "$CONTROL" resize d)" = db
+    check "a path up to its next slash" test "$(completes headworks ctl "$CONTROL" get exports/)" = "exports/db/ exports/logs/"
+    check "a path behind a value" test "$(completes headworks ctl "$CONTROL" set exports/db/weight 7 exports/db/iopr)" = exports/db/ioprio
+    export HEADWORKS_CONTROL=$CONTROL
+    check "by the variable" test "$(completes headworks ctl get hw0/queue/nom)" = hw0/queue/nomerges
+    check "commands as ever" test "$(completes headworks ctl log)" = log-level
+    stop_server
+    check "without a server: nothing, and no error" test -z "$("$HEADWORKS" complete-ctl ctl get hw 2>&1)"
     exit $BAD
 ) || BAD=1
 for shell in zsh fish; do

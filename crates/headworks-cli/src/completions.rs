@@ -1,4 +1,7 @@
 //! `headworks completions SHELL`: completion scripts, generated from the description of the command line.
+//!
+//! Behind `headworks ctl` the scripts of bash and fish also offer names that the running server has: they ask `ctl_names`, and go on as
+//! generated when it says nothing. They start the program of the search path, never one that only stands on the line.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -29,6 +32,29 @@ enum Shell {
     Fish,
 }
 
+/// Names of the server come first; candidates are whole words, so that bash expands nothing in them. A path goes on behind its slash.
+const NAMES_IN_BASH: &str = r#"
+_headworks_with_names() {
+    local names
+    if [[ "${COMP_WORDS[1]}" == ctl ]]; then
+        names=$(command headworks complete-ctl "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+        if [[ -n "$names" ]]; then
+            mapfile -t COMPREPLY <<<"$names"
+            if [[ "$names" == */ ]]; then
+                compopt -o nospace 2>/dev/null
+            fi
+            return 0
+        fi
+    fi
+    _headworks "$@"
+}
+complete -F _headworks_with_names -o bashdefault -o default headworks
+"#;
+
+const NAMES_IN_FISH: &str = r#"
+complete -c headworks -n "__fish_seen_subcommand_from ctl" -a "(command headworks complete-ctl (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)"
+"#;
+
 /// Prints the script and returns the exit code.
 pub fn run(options: &CompletionsArgs, command: Command) -> ExitCode {
     // Standard output may be closed.
@@ -40,9 +66,15 @@ fn script(shell: Shell, mut command: Command) -> Vec<u8> {
     let mut script = Vec::new();
     let name = command.get_name().to_owned();
     match shell {
-        Shell::Bash => clap_complete::generate(shells::Bash, &mut command, name, &mut script),
+        Shell::Bash => {
+            clap_complete::generate(shells::Bash, &mut command, name, &mut script);
+            script.extend_from_slice(NAMES_IN_BASH.as_bytes());
+        }
         Shell::Zsh => clap_complete::generate(shells::Zsh, &mut command, name, &mut script),
-        Shell::Fish => clap_complete::generate(shells::Fish, &mut command, name, &mut script),
+        Shell::Fish => {
+            clap_complete::generate(shells::Fish, &mut command, name, &mut script);
+            script.extend_from_slice(NAMES_IN_FISH.as_bytes());
+        }
     }
     script
 }

@@ -10,6 +10,7 @@ mod completions;
 mod ctl;
 mod ctl_exports;
 mod ctl_listeners;
+mod ctl_names;
 mod ctl_reload;
 mod ctl_save;
 mod ctl_socket;
@@ -78,9 +79,13 @@ pub fn command() -> clap::Command {
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
-    // A part of `serve`, not a command for users.
-    if words.next().is_some_and(|word| word == serve::SPAWNER_COMMAND) {
-        return serve::run_spawner(words);
+    // Parts of `serve` and of the completion scripts, not commands for users.
+    match words.next() {
+        Some(word) if word == serve::SPAWNER_COMMAND => return serve::run_spawner(words),
+        Some(word) if word == ctl_names::COMMAND => {
+            return with_ctl_commands(|commands| ctl_names::run(words, commands));
+        }
+        _ => {}
     }
     let matches = command().try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -100,14 +105,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// Explains an error of the whole command line.
-fn explain_line(error: &clap::Error) -> ExitCode {
-    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+/// Calls a function with the names of the commands of `ctl`.
+fn with_ctl_commands<T>(call: impl FnOnce(&[&str]) -> T) -> T {
     let command = command();
     let ctl = command.find_subcommand("ctl").into_iter();
     let names: Vec<&str> =
         ctl.flat_map(|ctl| ctl.get_subcommands()).map(|one| one.get_name()).collect();
-    match ctl_socket::misspelled(&words, &names).filter(|_| error.use_stderr()) {
+    call(&names)
+}
+
+/// Explains an error of the whole command line.
+fn explain_line(error: &clap::Error) -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let misspelled = with_ctl_commands(|commands| ctl_socket::misspelled(&words, commands));
+    match misspelled.filter(|_| error.use_stderr()) {
         Some(sentence) => {
             complain(sentence);
             ExitCode::from(USAGE)
