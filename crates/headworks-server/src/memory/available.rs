@@ -30,7 +30,7 @@ pub(crate) struct MemoryReading {
     pub stalled_us: u64,
 }
 
-/// A control group with a limit of memory.
+/// A control group that may have a limit of memory.
 #[derive(Clone, Debug)]
 struct MemoryGroup {
     /// Its limit and its softer limit, if there is one.
@@ -89,7 +89,8 @@ impl MemoryFiles {
         let pressure = of_group.filter(|file| file.exists());
         Self {
             proc: root.join("proc"),
-            groups: groups(root).into_iter().filter(MemoryGroup::is_limited).collect(),
+            // Those without a limit, too: it may be set later.
+            groups: groups(root),
             pressure: pressure.unwrap_or_else(|| root.join("proc/pressure/memory")),
         }
     }
@@ -112,12 +113,7 @@ impl MemoryGroup {
         self.limits.iter().filter_map(|file| number(file)).min()
     }
 
-    fn is_limited(&self) -> bool {
-        // Version 1 says "none" with nearly 2^63.
-        self.limit().is_some_and(|limit| limit < 1 << 62)
-    }
-
-    /// What is left below the limit, with what the kernel drops of files.
+    /// What is left below the limit, with what the kernel drops of files; none without a limit, which version 1 calls nearly 2^63.
     fn available(&self) -> Option<u64> {
         let left = self.limit()?.saturating_sub(number(&self.used)?);
         let stat = fs::read_to_string(&self.stat).unwrap_or_default();
@@ -277,7 +273,10 @@ mod tests {
         let machine = Machine::new("one", "5:cpu:/x\n9:memory:/docker/1\n0::/\n", &files);
         assert_eq!((machine.limit().0, machine.read().available), (100, 3 * MIB));
         machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-        assert_eq!((machine.limit().0, machine.read().available), (1024, 500 * MIB));
+        let files = MemoryFiles::find(&machine.0);
+        assert_eq!((machine.limit().0, files.read().unwrap().available), (1024, 500 * MIB));
+        machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "104857600\n");
+        assert_eq!(files.read().unwrap().available, 3 * MIB, "a limit that was set later");
     }
 
     #[test]
