@@ -22,30 +22,18 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-image=$dir/headworks-defaults.img socket=$SCRATCH/sock uri="nbd+unix:///?socket=$SCRATCH/sock" server=0
-undo() {
-    [ "$server" -eq 0 ] || kill "$server" 2>/dev/null
-    rm -f "$image"
-    cleanup
-}
-trap undo EXIT
+image=$dir/headworks-defaults.img socket=$SCRATCH/sock uri="nbd+unix:///?socket=$SCRATCH/sock"
+LEFTOVERS+=("$image")
 head -c "$(numfmt --from=iec "$size")" /dev/urandom >"$image"
 sync
 
-start() { # ours|nbdkit
+cold_start() { # ours|nbdkit
     rm -f "$socket"
     echo 3 >/proc/sys/vm/drop_caches || exit 1
     case $1 in
-    ours) "$HEADWORKS" serve "$image" -U "$socket" >/dev/null 2>&1 & ;;
-    nbdkit) nbdkit -f -U "$socket" file "$image" & ;;
+    ours) start "$socket" "$HEADWORKS" serve "$image" -U "$socket" ;;
+    nbdkit) start "$socket" nbdkit -f -U "$socket" file "$image" ;;
     esac
-    server=$!
-    until nbdinfo --size "$uri" >/dev/null 2>&1; do kill -0 $server || exit 1; done
-}
-stop() {
-    kill $server
-    wait $server 2>/dev/null
-    server=0
 }
 iops() {
     "$HEADWORKS" bench --uri "$uri" --rw "$rw" --bs "$bs" --iodepth "$depth" --runtime "${seconds}s" --json |
@@ -55,12 +43,12 @@ iops() {
 machine
 declare -A of
 for round in $(seq "$rounds"); do
-    for who in ours nbdkit; do
-        start $who
-        of[$who,cold]=$(iops)
+    for server in ours nbdkit; do
+        cold_start $server
+        of[$server,cold]=$(iops)
         nbdcopy "$uri" null:
-        of[$who,warm]=$(iops)
-        stop
+        of[$server,warm]=$(iops)
+        stop_all
     done
     awk -v n="$round" -v a="${of[ours,cold]}" -v b="${of[nbdkit,cold]}" -v c="${of[ours,warm]}" -v d="${of[nbdkit,warm]}" 'BEGIN {
         printf "round %d: cold %d beside %d, %.2f; warm %d beside %d, %.2f\n", n, a, b, a / b, c, d, c / d }'

@@ -385,6 +385,48 @@ mod tests {
     }
 
     #[test]
+    fn withheld_blocks_are_not_taken_and_all_come_back() {
+        let mut buddy = Buddy::with_room(3000, 10);
+        buddy.grow(1001);
+        let mut prng = Prng::new(11);
+        let (mut out, mut held) = (Vec::new(), 0);
+        for round in 0..20_000 {
+            match prng.below(5) {
+                0 => {
+                    let most = prng.below(700) as u32;
+                    if let Some((unit, order)) = buddy.withhold(most) {
+                        assert!(1 << order <= most && unit.is_multiple_of(1 << order));
+                        held += 1 << order;
+                    }
+                }
+                1 => {
+                    let most = prng.below(700) as u32;
+                    let restored = buddy.restore(most);
+                    assert_eq!(restored, most.min(held), "as much as there is");
+                    held -= restored;
+                }
+                2 if !out.is_empty() => {
+                    let (unit, order) = out.swap_remove(prng.below(out.len() as u64) as usize);
+                    buddy.put(unit, order);
+                }
+                _ => {
+                    let order = prng.below(6) as u8;
+                    out.extend(buddy.take(order).map(|unit| (unit, order)));
+                }
+            }
+            if round % 5000 == 0 {
+                buddy.grow(499);
+            }
+            let taken: u32 = out.iter().map(|&(_, order)| 1 << order).sum();
+            assert_eq!((buddy.taken(), buddy.withheld()), (taken, held));
+        }
+        out.into_iter().for_each(|(unit, order)| buddy.put(unit, order));
+        assert_eq!(buddy.restore(u32::MAX), held);
+        let mut fresh = Buddy::new(buddy.units(), 10);
+        assert_eq!(whole(&mut buddy), whole(&mut fresh), "everything is joined again");
+    }
+
+    #[test]
     fn blocks_never_exceed_the_largest_order() {
         let mut buddy = Buddy::new(40, 4);
         assert_eq!(whole(&mut buddy), [0, 8, 16, 24, 32].map(|unit| (unit, 3)));

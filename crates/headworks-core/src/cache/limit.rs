@@ -7,15 +7,13 @@
 
 use super::Cache;
 use super::context::CallContext;
-use super::pool::Eviction;
 use super::pool::folio::BLOCK_SHIFT;
+use super::pool::{COMMON, Eviction};
 use super::state::CacheState;
 use crate::action::Action;
 
 /// Releases of a turn: each is one or two system calls, 1 to 4 us.
 const RELEASES_MAX: u32 = 32;
-/// The part of the common folios, which gives way first.
-const COMMON: u16 = 0;
 
 impl Cache {
     /// Sets how many frames the cache may use.

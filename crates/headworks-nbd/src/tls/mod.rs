@@ -9,7 +9,7 @@
 //! `session` is sans-IO: the owner of the socket moves the bytes (the server's transport, and `client::tls`). The protocol is
 //! rustls's, versions 1.2 and 1.3, with X.509 certificates only: it has no external pre-shared keys.
 //!
-//! Who a verified client is, its certificate says (`names`).
+//! A verified client has the names in its certificate (`names`).
 //!
 //! Sessions are not resumed and early data are refused, so no state outlives its connection.
 

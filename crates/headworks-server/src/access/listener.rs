@@ -46,20 +46,22 @@ impl ListenerSpec {
 }
 
 #[cfg(test)]
+impl ListenerSpec {
+    /// A listener that offers every export, without TLS.
+    pub fn open(address: Address) -> Self {
+        let (exports, tls) = (Vec::new(), TlsOptions::default());
+        Self { name: "l".into(), address, owner: None, exports, tenant: None, tls }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn patterns_and_tenant_are_a_union_and_neither_is_everything() {
         let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
-        let all = ListenerSpec {
-            name: "l".into(),
-            address,
-            owner: None,
-            exports: Vec::new(),
-            tenant: None,
-            tls: TlsOptions::default(),
-        };
+        let all = ListenerSpec::open(address);
         let tenant = |name: &str| Some(TenantName::parse(name).unwrap());
         assert!(all.offers("", None) && all.offers("x", tenant("acme")));
         let some = ListenerSpec { exports: vec!["a-*".into(), "default".into()], ..all.clone() };

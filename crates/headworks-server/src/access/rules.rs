@@ -191,7 +191,6 @@ impl RulesInForce {
 mod tests {
     use super::*;
     use crate::listen::Address;
-    use headworks_nbd::tls::TlsOptions;
 
     fn tenant(name: &str) -> TenantName {
         TenantName::parse(name).unwrap()
@@ -199,12 +198,9 @@ mod tests {
 
     fn listener(exports: &[&str], of: Option<&str>) -> ListenerSpec {
         ListenerSpec {
-            name: String::new(),
-            address: Address::Tcp("127.0.0.1:0".parse().unwrap()),
-            owner: None,
             exports: exports.iter().map(|name| (*name).to_owned()).collect(),
             tenant: of.map(tenant),
-            tls: TlsOptions::default(),
+            ..ListenerSpec::open(Address::Tcp("127.0.0.1:0".parse().unwrap()))
         }
     }
 

@@ -20,7 +20,7 @@ fn names(all: &[&str]) -> String {
     }
 }
 
-/// Warnings about listeners that offer nothing, and about certificates that nobody asks for. `exports` are all exports with their
+/// Warnings about listeners that offer nothing, and about certificates that no listener asks for. `exports` are all exports with their
 /// tenants, absent ones included.
 #[must_use]
 pub fn access_warnings(
@@ -84,17 +84,6 @@ mod tests {
     use crate::assemble::{ExportSource, TenantSpec};
     use headworks_nbd::tls::TlsMode;
 
-    fn listener(address: Address) -> ListenerSpec {
-        ListenerSpec {
-            name: "l".into(),
-            address,
-            owner: None,
-            exports: Vec::new(),
-            tenant: None,
-            tls: TlsOptions::default(),
-        }
-    }
-
     fn warned(spec: ListenerSpec, certificates: &[&str]) -> String {
         let acme = TenantSpec::parse("acme", ExportSource::File).unwrap();
         let list = certificates.iter().map(|name| (*name).to_owned()).collect();
@@ -111,27 +100,31 @@ mod tests {
     fn listener_that_offers_nothing_is_named() {
         let tcp = || Address::Tcp("127.0.0.1:0".parse().unwrap());
         let tenant = |name: &str| Some(TenantName::parse(name).unwrap());
-        let said = warned(ListenerSpec { tenant: tenant("acmee"), ..listener(tcp()) }, &[]);
+        let said =
+            warned(ListenerSpec { tenant: tenant("acmee"), ..ListenerSpec::open(tcp()) }, &[]);
         assert!(said.contains("listener l: there is no tenant `acmee`; the nearest is `acme`"));
         let exports = ["a-*", "default", "b", "c?"].map(str::to_owned).to_vec();
-        let said = warned(ListenerSpec { exports, ..listener(tcp()) }, &[]);
+        let said = warned(ListenerSpec { exports, ..ListenerSpec::open(tcp()) }, &[]);
         assert_eq!(said, "listener l: no export is named b");
         let exports = ["b-*", "c?"].map(str::to_owned).to_vec();
-        let said = warned(ListenerSpec { exports, ..listener(tcp()) }, &[]);
+        let said = warned(ListenerSpec { exports, ..ListenerSpec::open(tcp()) }, &[]);
         assert_eq!(said, "listener l: no export is named b-*, c?");
-        assert_eq!(warned(ListenerSpec { tenant: tenant("acme"), ..listener(tcp()) }, &[]), "");
+        assert_eq!(
+            warned(ListenerSpec { tenant: tenant("acme"), ..ListenerSpec::open(tcp()) }, &[]),
+            ""
+        );
     }
 
     #[test]
-    fn certificates_that_nobody_asks_for_are_told() {
+    fn certificates_without_effect_are_named() {
         let tcp = Address::Tcp("127.0.0.1:0".parse().unwrap());
-        let said = warned(listener(tcp.clone()), &["host"]);
+        let said = warned(ListenerSpec::open(tcp.clone()), &["host"]);
         assert!(said.starts_with("certificates of a-1 have no effect on TCP"), "{said}");
         let tls = TlsOptions { mode: TlsMode::Require, certificates: None, verify_peer: true };
-        assert_eq!(warned(ListenerSpec { tls, ..listener(tcp.clone()) }, &["host"]), "");
-        let other = ListenerSpec { exports: vec!["default".into()], ..listener(tcp) };
+        assert_eq!(warned(ListenerSpec { tls, ..ListenerSpec::open(tcp.clone()) }, &["host"]), "");
+        let other = ListenerSpec { exports: vec!["default".into()], ..ListenerSpec::open(tcp) };
         assert_eq!(warned(other, &["host"]), "", "it offers none that needs one");
         let unix = Address::Unix { path: "/s".into(), mode: 0o600 };
-        assert_eq!(warned(listener(unix), &["host"]), "");
+        assert_eq!(warned(ListenerSpec::open(unix), &["host"]), "");
     }
 }

@@ -242,7 +242,7 @@ impl Settings {
         for &export in exports {
             self.tell_all(Control::ExportTenant { export, tenant })?;
             let name = name.filter(|name| !name.is_none());
-            // Only the shard that accepts clients is asked who may see it.
+            // Only the shard that accepts clients knows which of them may see it.
             let query = |answer| ControlQuery::Owner { export, tenant: name, answer };
             self.shards.ask(ShardId(0), query)?;
             lock(&self.exports)[usize::from(export.0)].tenant = tenant;

@@ -29,6 +29,8 @@ use crate::units::parse_size;
 
 /// Time in which a shard answers what its cache has; one that does not is asked again at the next reading.
 const ANSWER: Duration = Duration::from_millis(200);
+/// Time after which files that could not be read are tried again.
+const UNREADABLE: Duration = Duration::from_secs(1);
 
 /// The size of the page cache as a user gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,14 +120,18 @@ fn watch(bounds: AutoCache, files: &MemoryFiles, caches: &CachingShards, stopped
     let start = SystemInstant::now();
     let now = || Instant(start.elapsed().as_nanos() as u64);
     let mut policy = CachePolicy::new(bounds, now());
-    // Without a reading of the memory the cache keeps what it has.
-    while let Some(reading) = files.read() {
-        let limit = caches.read().and_then(|caches| policy.on_reading(now(), &reading, &caches));
+    loop {
+        let reading = files.read();
+        let caches_have = reading.and_then(|_| caches.read());
+        // Without a reading the cache keeps what it has: no descriptor may be left at the moment, or a shard may be busy.
+        let limit = reading.zip(caches_have);
+        let limit = limit.and_then(|(memory, have)| policy.on_reading(now(), &memory, &have));
         if let Some(limit) = limit {
             tracing::debug!("the cache may use {limit} bytes of memory");
             caches.set_limit(limit);
         }
-        if is_stopped(stopped, policy.next_reading(&reading)) {
+        let patience = reading.map_or(UNREADABLE, |reading| policy.next_reading(&reading));
+        if is_stopped(stopped, patience) {
             return;
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! A folio of order n is 2^n units of the pool, aligned, and as many blocks of its volume, aligned as well. Its header lies at the
 //! index of its first unit and never moves; so a unit's number names a folio. The tables have room for the whole pool from the
-//! start, and grow as it is used. The state of a block is one byte at the index of its unit, so that partial reads and writes of a large folio touch
-//! only what they need, and dirty data is counted exactly, in blocks.
+//! start, and grow as it is used. The state of a block is one byte at the index of its unit, so that partial reads and writes of a
+//! large folio touch only what they need, and dirty data is counted exactly, in blocks.
 //!
 //! ```text
 //!   header[u]:  key (volume, first block), order, links (eviction, dirty), waiters, counts of blocks
