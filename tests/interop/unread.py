@@ -1,13 +1,16 @@
 """Clients that leave replies unread beside one that reads: it is served, and no client gets wrong bytes.
 
-    unread.py served|failing URI CTL LOG [CERTIFICATES]
+    unread.py served|failing|lent URI CTL LOG [CERTIFICATES]
 
 The image holds at each 8 bytes their own offset. The pool of buffers is 64 MiB, and --stall-timeout 60 s: what is tried here ends
 long before a client is disconnected for want of progress.
 """
 
+import itertools
 import json
 import os
+import random
+import select
 import ssl
 import struct
 import subprocess
@@ -23,6 +26,7 @@ HEADWORKS = os.environ["HEADWORKS"]
 MIB = 1 << 20
 SIZE = 32 * MIB
 SILENT = 60
+BLOCK = 4096
 
 
 def expected(offset, length):
@@ -134,6 +138,81 @@ def served():
         assert reader.read(0, MIB) == WORDS[0]
 
 
+class SlowReader:
+    """Takes a reply of 1 MiB in pieces of random length, and checks that each of its blocks is one version."""
+
+    def __init__(self, number, history):
+        self.client, self.offset, self.data = connect(URI), (number * 7 + 3) * BLOCK % (SIZE - MIB), b""
+        self.first = self.offset // BLOCK
+        # Older versions may not arrive.
+        self.oldest = [len(history[block]) - 1 for block in range(self.first, self.first + MIB // BLOCK)]
+        self.client.request(READ, number, self.offset, MIB)
+        self.client.socket.setblocking(False)
+
+    def take(self, most):
+        """Returns true once the reply is whole."""
+        try:
+            piece = self.client.socket.recv(min(most, 16 + MIB - len(self.data)))
+            assert piece, "the server hung up"
+            self.data += piece
+        except (BlockingIOError, ssl.SSLWantReadError):
+            pass
+        return len(self.data) == 16 + MIB
+
+    def check(self, history):
+        magic, error, _ = struct.unpack(">IIQ", self.data[:16])
+        assert (magic, error) == (SIMPLE_MAGIC, 0), (magic, error)
+        for index, oldest in enumerate(self.oldest):
+            block = self.data[16 + index * BLOCK :][:BLOCK]
+            versions = history[self.first + index][oldest:]
+            assert block[:8] in versions, f"block {self.first + index} has {block[:8].hex()}, none of its last {len(versions)} versions"
+            assert block == block[:8] * (BLOCK // 8), f"block {self.first + index} is a mixture of versions"
+        self.client.close()
+
+
+def lent():
+    def version(block, number):
+        return struct.pack(">II", block, number)
+
+    numbers = itertools.count(1)
+
+    def overwrite(history, first, blocks, zeroes):
+        number = next(numbers)
+        for block in range(first, first + blocks):
+            history[block].append(bytes(8) if zeroes else version(block, number))
+        if zeroes:
+            other.request(WRITE_ZEROES, 79, first * BLOCK, blocks * BLOCK)
+            assert other.reply() == (0, 79)
+        else:
+            data = b"".join(version(block, number) * (BLOCK // 8) for block in range(first, first + blocks))
+            other.write(first * BLOCK, data)
+
+    @case
+    def _():
+        """100 slow readers under overwrites and zeroing: each block of a reply is one version, and unread replies hold no buffers"""
+        global other
+        other = connect(URI)
+        draw, history = random.Random(5), [[] for _ in range(SIZE // BLOCK)]
+        for first in range(0, SIZE // BLOCK, 256):
+            overwrite(history, first, 256, False)
+        readers = [SlowReader(number, history) for number in range(100)]
+        until("the readers are answered", lambda: all(select.select([reader.client.socket], [], [], 0)[0] for reader in readers))
+        assert buffers()["taken"] == 0, buffers()
+        finished = 0
+        while readers:
+            zeroes = draw.random() < 0.2
+            blocks = draw.choice([16, 32, 300]) if zeroes else draw.randint(1, 40)
+            first = draw.randrange(SIZE // BLOCK - blocks)
+            overwrite(history, first // 16 * 16 if zeroes else first, blocks, zeroes)
+            for reader in draw.sample(readers, min(len(readers), 20)):
+                if reader.take(draw.randint(1, 400_000)):
+                    reader.check(history)
+                    readers.remove(reader)
+                    finished += 1
+        assert finished == 100 and buffers()["closed"] == 0
+        until("buffers are lost", lambda: buffers()["taken"] == 0)
+
+
 def failing():
     @case
     def _():
@@ -170,5 +249,5 @@ def failing():
         until("buffers are lost", lambda: buffers()["taken"] == 0)
 
 
-{"served": served, "failing": failing}[WHAT]()
+{"served": served, "failing": failing, "lent": lent}[WHAT]()
 done()

@@ -1,20 +1,29 @@
 #!/usr/bin/env bash
 # matrix: engine
 # Clients that leave replies unread use up the pool of buffers: others are served, and all get their bytes, in the clear and with TLS.
+# Devices that lend their memory need no buffers: slow readers get one version of each block of theirs, however it changes.
 . "$(dirname "$0")/lib.sh"
 
 unread() { script unread.py "$1" "$URI" "$DIR/control" "$LOG" "${@:2}"; }
 
-EXPORTS=(mem:size=32M "other=mem:size=32M,weight=1000")
+# An error device lends no memory.
+EXPORTS=("error:count=0,cache=none,of=mem:size=32M" "other=error:count=0,cache=none,weight=1000,of=mem:size=32M")
+LENT=(mem:size=32M other=mem:size=32M)
 serve --buffers 64M --control "$DIR/control" "${EXPORTS[@]}"
 unread served
 stop_server
 serve --buffers 64M --cache 64M --control "$DIR/control" "${EXPORTS[@]}"
 unread served
 stop_server
+serve --buffers 64M --control "$DIR/control" "${LENT[@]}"
+unread lent
+stop_server
 check "certificates are made" "$HERE/certificates.sh" "$DIR"
 serve --buffers 64M --tls require --tls-certificates "$DIR/pki" --control "$DIR/control" "${EXPORTS[@]}"
 unread served "$DIR/pki"
+stop_server
+serve --buffers 64M --tls require --tls-certificates "$DIR/pki" --control "$DIR/control" "${LENT[@]}"
+unread lent "$DIR/pki"
 stop_server
 # The reads of the start pass, those of the replies' rest do not.
 serve --buffers 64M --control "$DIR/control" "error:op=read,after=60,of=mem:size=32M" "other=mem:size=32M"

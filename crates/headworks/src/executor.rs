@@ -4,7 +4,8 @@
 //! sockets and rings, or the simulator's event heap.
 //!
 //! Invariants: when [`Executor::run`] returns, every action of the list was done; bytes of the frames change only after the sink was
-//! told ([`ActionSink::before_change`]), by whichever action and device.
+//! told ([`ActionSink::before_change`]), by whichever action and device, and bytes of a device only after
+//! [`ActionSink::before_commands`].
 
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
@@ -24,7 +25,8 @@ use crate::memory::{STREAM, Span, copy, fetch};
 /// - the span of a bio holds at least the bytes of the bio, from its submission to the shard until its last reply;
 /// - only the executor and the devices use the bytes of the bio meanwhile;
 /// - the frames stay where they are as long as the shard exists, and only the executor and the devices use them;
-/// - the span of a bio that the cache made (see [`BioId::unit`]) is a part of the frames, and any other is not.
+/// - the span of a bio that the cache made (see [`BioId::unit`]) is a part of the frames, and any other is not;
+/// - the span of a read may be the bytes of the device that it reads ([`Device::memory`]), which commands then may change.
 pub unsafe trait ActionSink {
     /// The sink keeps frames of replies ([`ActionSink::reply_frames`]) and is told of their changes; one that does not pays nothing.
     const KEEPS_FRAMES: bool = false;
@@ -56,6 +58,11 @@ pub unsafe trait ActionSink {
     #[inline]
     fn before_change(&mut self, frames: Span) {
         let _ = frames;
+    }
+    /// Announces commands that their device gets after this call: those that write change its bytes ([`Device::memory`]).
+    #[inline]
+    fn before_commands(&mut self, commands: &[Command]) {
+        let _ = commands;
     }
     /// Takes frames that hold nothing: their memory may be given back to the system. They are whole pages, and stay mapped.
     fn release(&mut self, frames: Span) {
@@ -185,7 +192,7 @@ impl Executor {
             match *action {
                 Action::Submit(submit) => {
                     if batch_of != Some(submit.device) {
-                        self.submit(now, batch_of, disk, inputs);
+                        self.submit(now, batch_of, sink, disk, inputs);
                         batch_of = Some(submit.device);
                     }
                     let first_span = self.spans.len() as u32;
@@ -309,13 +316,14 @@ impl Executor {
                 Action::Notice(notice) => sink.notice(notice),
             }
         }
-        self.submit(now, batch_of, disk, inputs);
+        self.submit(now, batch_of, sink, disk, inputs);
     }
 
     fn submit(
         &mut self,
         now: Instant,
         device: Option<DeviceId>,
+        sink: &mut impl ActionSink,
         disk: &mut dyn DiskQueue,
         inputs: &mut Vec<Input>,
     ) {
@@ -324,6 +332,7 @@ impl Executor {
         let device =
             devices[usize::from(id.0)].as_mut().expect("a shard submits only to its own devices");
         let mut io = DeviceIo { device: id, completions, disk };
+        sink.before_commands(commands);
         // SAFETY: buffers stay valid and untouched until `Reply` says otherwise, which the shard's contract puts after the
         // completion; the spans were checked against their buffers.
         unsafe { device.submit(now, CommandBatch { commands, spans }, &mut io) };

@@ -1,4 +1,5 @@
-//! Reads of cached data: they are sent from the frames of the cache, need no buffer, and are never a mixture of versions.
+//! Reads of cached data, and of devices that lend their memory: they are sent from the frames of the cache or from that memory, need
+//! no buffer, and are never a mixture of versions.
 //!
 //! The harness runs the reactor's turns in one thread, with real sockets.
 
@@ -7,6 +8,7 @@ use std::os::unix::net::UnixStream;
 
 use headworks::MemDevice;
 use headworks::driver::Buffer;
+use headworks_core::VolumeId;
 use headworks_core::prng::Prng;
 use headworks_nbd::tls::TlsMode;
 use headworks_nbd::tls::testing::Certificates;
@@ -22,6 +24,8 @@ const POOL: usize = 64 << 20;
 const DEVICE: u64 = 8 << 20;
 /// Frames of a cache that holds the device twice.
 const FRAMES: u32 = 4096;
+/// No cache: the device lends its memory.
+const LENT_MEMORY: u32 = 0;
 
 fn harness(certificates: Option<&Certificates>, frames: u32) -> Harness {
     let acceptor = certificates.map(|certificates| certificates.offer(TlsMode::Require, false));
@@ -54,8 +58,8 @@ fn use_up(harness: &mut Harness) -> Vec<Buffer> {
     sizes.flat_map(|len| std::iter::from_fn(|| pool.try_take(len)).collect::<Vec<_>>()).collect()
 }
 
-fn cached_reads_need_no_buffer(certificates: Option<&Certificates>) {
-    let mut harness = harness(certificates, FRAMES);
+fn reads_need_no_buffer(certificates: Option<&Certificates>, frames: u32) {
+    let mut harness = harness(certificates, frames);
     let mut client = Client::new(&mut harness, certificates);
     fill(&mut harness, &mut client);
     let buffers = use_up(&mut harness);
@@ -71,12 +75,22 @@ fn cached_reads_need_no_buffer(certificates: Option<&Certificates>) {
 
 #[test]
 fn cached_reads_are_answered_without_a_buffer() {
-    cached_reads_need_no_buffer(None);
+    reads_need_no_buffer(None, FRAMES);
+}
+
+#[test]
+fn reads_of_lent_memory_are_answered_without_a_buffer() {
+    reads_need_no_buffer(None, LENT_MEMORY);
 }
 
 #[test]
 fn cached_reads_are_answered_without_a_buffer_with_tls() {
-    cached_reads_need_no_buffer(Some(&Certificates::new("cached")));
+    reads_need_no_buffer(Some(&Certificates::new("cached")), FRAMES);
+}
+
+#[test]
+fn reads_of_lent_memory_are_answered_without_a_buffer_with_tls() {
+    reads_need_no_buffer(Some(&Certificates::new("lent")), LENT_MEMORY);
 }
 
 /// A read that is not cached waits until there is a buffer, and so does what its client sends behind it; another client's cached
@@ -105,12 +119,21 @@ fn read_that_is_not_cached_waits_for_a_buffer() {
     assert_eq!((client.got, harness.reactor.buffer_stats().taken), (whole, 0));
 }
 
-/// Clients that leave the replies to cached reads unread hold no buffers.
 #[test]
 fn unread_replies_of_cached_data_hold_no_buffers() {
+    unread_replies_hold_no_buffers(FRAMES);
+}
+
+#[test]
+fn unread_replies_of_lent_memory_hold_no_buffers() {
+    unread_replies_hold_no_buffers(LENT_MEMORY);
+}
+
+/// Clients that leave the replies to cached reads, or of lent memory, unread hold no buffers.
+fn unread_replies_hold_no_buffers(frames: u32) {
     const SILENT: usize = 60;
     const ASKED: u64 = 8;
-    let mut harness = harness(None, FRAMES);
+    let mut harness = harness(None, frames);
     let mut reader = Client::new(&mut harness, None);
     fill(&mut harness, &mut reader);
     let mut silent: Vec<Client> = (0..SILENT).map(|_| Client::new(&mut harness, None)).collect();
@@ -143,8 +166,12 @@ fn unread_replies_of_cached_data_hold_no_buffers() {
 
 /// A client hangs up with frames in its send queue: nothing of it is searched for any more.
 #[test]
-fn closed_connection_has_no_lent_frames() {
-    let mut harness = harness(None, FRAMES);
+fn closed_connection_has_nothing_lent() {
+    [FRAMES, LENT_MEMORY].into_iter().for_each(closed_connection_keeps_nothing_lent);
+}
+
+fn closed_connection_keeps_nothing_lent(frames: u32) {
+    let mut harness = harness(None, frames);
     let mut reader = Client::new(&mut harness, None);
     fill(&mut harness, &mut reader);
     for _ in 0..200 {
@@ -294,4 +321,43 @@ fn slow_readers_get_whole_versions_of_changing_blocks() {
 #[test]
 fn slow_readers_get_whole_versions_while_frames_are_reused() {
     slow_readers_get_whole_versions(1024, 2);
+}
+
+#[test]
+fn slow_readers_get_whole_versions_of_lent_memory() {
+    slow_readers_get_whole_versions(LENT_MEMORY, 3);
+}
+
+/// A change of the memory as a whole: a client with an unread reply gets its bytes, and nothing uses the old memory any more.
+#[test]
+fn replies_are_kept_when_lent_memory_moves_or_goes() {
+    let mut harness = harness(None, LENT_MEMORY);
+    let mut writer = Client::new(&mut harness, None);
+    fill(&mut harness, &mut writer);
+    let mut silent = Client::new(&mut harness, None);
+    silent.reads_within(1, MIB, DEVICE);
+    let lent = |harness: &mut Harness| {
+        let io = &mut harness.reactor.parts.io;
+        let slots = io.slots().collect::<Vec<_>>();
+        slots.into_iter().filter_map(|slot| Some(io.connection(slot)?.0.lent())).sum::<usize>()
+    };
+    while lent(&mut harness) == 0 {
+        harness.round();
+    }
+    let io = &mut harness.reactor.parts.io;
+    assert!(io.has_memory(VolumeId(0)));
+    io.set_memory(VolumeId(0), None);
+    assert!(!io.has_memory(VolumeId(0)));
+    assert_eq!(lent(&mut harness), 0);
+    assert!(harness.reactor.buffer_stats().taken > 0, "it has a copy");
+    let whole = SIMPLE_REPLY_BYTES + MIB as usize;
+    while silent.got < whole {
+        harness.round();
+        silent.take();
+    }
+    // Without memory, reads have buffers; a client that comes has the memory again.
+    read(&mut harness, &mut silent, MIB);
+    let _client = Client::new(&mut harness, None);
+    assert!(harness.reactor.parts.io.has_memory(VolumeId(0)));
+    read(&mut harness, &mut silent, MIB);
 }

@@ -57,6 +57,7 @@ impl Reactor {
             }
             ShardCommand::RemoveVolume { volume, device } => {
                 self.change(now, Change::RemoveVolume { volume })?;
+                self.parts.io.set_memory(volume, None);
                 if let Some(device) = self.parts.driver.executor().device(device) {
                     remains.keep(device.detach_image(volume));
                 }
@@ -104,8 +105,15 @@ impl Reactor {
             }
             ShardCommand::Grow { volume, device, size } => {
                 if let Some(device) = self.parts.driver.executor().device(device) {
-                    let refused = |_| ChangeError::Busy("the device cannot have this size");
-                    device.grow(volume, size).map_err(refused)?;
+                    let io = &mut self.parts.io;
+                    let lends = io.has_memory(volume);
+                    // The memory may move.
+                    io.set_memory(volume, None);
+                    let grown = device.grow(volume, size);
+                    if lends {
+                        io.set_memory(volume, device.memory(volume));
+                    }
+                    grown.map_err(|_| ChangeError::Busy("the device cannot have this size"))?;
                 }
                 self.exports.resize(volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));

@@ -24,7 +24,7 @@ use super::shard_io::SMALL_REPLIES;
 use super::{Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{
-    BufferPolicy, Connection, ConnectionEnd, ReceiveContext, ReceiveOutcome,
+    BufferPolicy, Connection, ConnectionEnd, ExportBinding, ReceiveContext, ReceiveOutcome,
 };
 use crate::nbd::outgoing::SendOutcome;
 use headworks::driver::Interest;
@@ -236,7 +236,8 @@ impl Reactor {
         let binding = connection.binding();
         let shard = self.parts.driver.shard();
         let is_cached = || binding.is_some_and(|binding| shard.is_cached(binding.volume));
-        let from_cache = may_lend && is_cached();
+        let in_place = may_lend && !connection.memory().is_empty();
+        let from_cache = may_lend && !in_place && is_cached();
         let device = binding.map(|binding| binding.device);
         let device = device.filter(|device| self.stuck >> device.0 & 1 == 0);
         let agrees = connection.agrees_on_keys();
@@ -253,6 +254,7 @@ impl Reactor {
             pool,
             policy,
             from_cache,
+            in_place,
             buffer_limits: self.buffer_limits,
             device: self.device_use.bytes(device),
             limits: export.and_then(|export| self.limits.gate(slot, export)),
@@ -338,6 +340,7 @@ impl Reactor {
         if home == self.parts.id {
             connection.begin(now, binding, info, terms);
             self.connections.state_mut(slot).export = Some(export);
+            self.use_memory(slot, binding);
             return true;
         }
         // Sends the last reply of the handshake before the move. It is short; a client whose socket does not take it
@@ -357,6 +360,20 @@ impl Reactor {
             self.parts.shared.send(home, message);
         }
         false
+    }
+
+    /// Lets a connection that has begun send from the memory of its device, if that lends it and belongs to this shard.
+    fn use_memory(&mut self, slot: u32, binding: ExportBinding) {
+        let ExportBinding { volume, device, .. } = binding;
+        if self.parts.driver.shard().is_cached(volume) {
+            return;
+        }
+        let device = self.parts.driver.executor().device(device);
+        let memory = device.and_then(|device| device.memory(volume));
+        self.parts.io.set_memory(volume, memory);
+        if let (Some(memory), Some((connection, _))) = (memory, self.parts.io.connection(slot)) {
+            connection.set_memory(volume, memory);
+        }
     }
 
     /// Takes over a connection from the shard that accepted it.
@@ -396,6 +413,7 @@ impl Reactor {
         connection.begin(now, binding, info, terms);
         self.connections.reset(slot);
         self.connections.state_mut(slot).export = Some(export);
+        self.use_memory(slot, binding);
         self.connections.heat(slot);
         self.parts.io.list(slot);
     }

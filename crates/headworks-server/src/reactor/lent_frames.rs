@@ -1,4 +1,4 @@
-//! Which frames of the page cache are in send queues: looked up before frames change.
+//! Which frames of the page cache, and which memory of devices, are in send queues: looked up before they change.
 //!
 //! ```text
 //!   answered from frames --mark, note--> lent --sent: note--> not lent
@@ -86,10 +86,11 @@ impl LentFrames {
     #[inline]
     pub fn may_have(&self, frames: Span) -> bool {
         self.total > 0
-            && granules(frames).any(|granule| {
-                let bit = bit_of(granule);
-                self.bits[bit / 64] >> (bit % 64) & 1 != 0
-            })
+            && (frames.len() >> GRANULE_SHIFT >= BITS
+                || granules(frames).any(|granule| {
+                    let bit = bit_of(granule);
+                    self.bits[bit / 64] >> (bit % 64) & 1 != 0
+                }))
     }
 
     /// Clears the marks; the caller marks again what is lent.

@@ -306,6 +306,7 @@ impl Reactor {
             pool,
             policy: BufferPolicy::Free,
             from_cache: false,
+            in_place: false,
             buffer_limits: self.buffer_limits,
             device: None,
             limits: None,

@@ -4,7 +4,7 @@
 //! a turn in the buffer queue gives. Then a small read is answered in a bounded number of turns, and a large one as soon
 //! as the unread data are old. The readers of the unread replies get their bytes in the end.
 
-use headworks::MemDevice;
+use headworks::{Device, ErrorDevice, ErrorOptions, MemDevice};
 
 use super::fairness_tests::{Client, Harness, device_parts};
 use headworks_nbd::tls::TlsMode;
@@ -21,15 +21,16 @@ const SILENT: usize = 60;
 /// Reads of 1 MiB that each of them asks for.
 const ASKED: u64 = 4;
 
-/// A device without holes: holes need no buffer.
-fn full_device() -> Box<MemDevice> {
+/// A device that lends no memory, so that reads of data need buffers.
+fn buffered_device() -> Box<dyn Device> {
     let device = MemDevice::new(DEVICE).unwrap();
-    Box::new(device)
+    let never = ErrorOptions { count: 0, ..ErrorOptions::default() };
+    Box::new(ErrorDevice::new(never, Box::new(device)))
 }
 
 fn unread_replies_delay_no_reader(certificates: Option<&Certificates>) {
     let acceptor = certificates.map(|certificates| certificates.offer(TlsMode::Require, false));
-    let parts = device_parts(acceptor, full_device(), DEVICE, POOL);
+    let parts = device_parts(acceptor, buffered_device(), DEVICE, POOL);
     let mut harness = Harness::with(parts);
     let mut reader = Client::new(&mut harness, certificates);
     for part in 0..DEVICE / u64::from(MIB) {

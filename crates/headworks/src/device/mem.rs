@@ -11,6 +11,8 @@
 //!
 //! Discard and write-zeroes are the same thing here: chunks that are covered whole are given back to the kernel, what is left
 //! at the edges is overwritten with zeros if its chunk has a bit. NO_UNMAP changes nothing: memory is never reserved ahead.
+//!
+//! The device lends its memory ([`Device::memory`]): the span of a read may be the bytes that it reads, which are not copied then.
 
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
@@ -92,17 +94,21 @@ impl MemDevice {
         }
         let mut at = start;
         for span in spans {
-            // SAFETY: the span is ours by the caller's promise, is no part of our mapping, and `at` takes as many bytes from
-            // there as the command has, which was checked.
+            let from = self.bytes.at(at, span.len());
+            at += span.len();
+            if span.base() == from {
+                // The span is these very bytes of ours.
+                continue;
+            }
+            // SAFETY: the span is ours by the caller's promise, is no part of our mapping, and `from` has as many bytes, which
+            // was checked.
             unsafe {
                 if unwritten {
                     span.base().write_bytes(0, span.len());
                 } else {
-                    let from = self.bytes.at(at, span.len());
                     span.base().copy_from_nonoverlapping(from, span.len());
                 }
             }
-            at += span.len();
         }
         false
     }
@@ -210,6 +216,11 @@ impl Device for MemDevice {
         }
     }
 
+    fn memory(&self, _volume: VolumeId) -> Option<Span> {
+        // SAFETY: the mapping stays until `grow` or the drop, as the trait says, and its bytes change only in `submit`.
+        Some(unsafe { self.bytes.span() })
+    }
+
     fn grow(&mut self, _volume: VolumeId, size: u64) -> Result<(), IoError> {
         let len = usize::try_from(size).ok().and_then(|len| len.checked_next_multiple_of(CHUNK));
         let len = len.ok_or(IoError::NoMemory)?;
@@ -302,6 +313,41 @@ mod tests {
         // Without HOLE_OK the read returns zeros.
         let read = bench.run(Op::Read, BioFlags::NONE, 5 << 30, 1 << 20);
         assert!(!read.hole && bench.buffer()[..1 << 20].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn read_of_lent_memory_copies_nothing() {
+        let mut bench = Bench::new(MemDevice::new(64 * CHUNK as u64).unwrap());
+        bench.buffer()[..4096].fill(7);
+        assert_eq!(bench.run(Op::Write, BioFlags::NONE, 8192, 4096).status, Ok(()));
+        let before = resident(bench.device());
+        let memory = bench.device().memory(VolumeId(0)).expect("it lends its memory");
+        let mut read = |flags, offset: u64, len: u32| {
+            let spans = [
+                memory.part(offset as usize, 10),
+                memory.part(offset as usize + 10, len as usize - 10),
+            ];
+            let id = headworks_core::RequestId::default();
+            let command = Command {
+                id,
+                volume: VolumeId(0),
+                op: Op::Read,
+                flags,
+                offset,
+                len,
+                first_span: 0,
+                spans: 2,
+            };
+            // SAFETY: the spans are the device's own bytes.
+            let completion = unsafe { bench.device_mut().run(&command, &spans) };
+            (completion.status, completion.hole)
+        };
+        assert_eq!(read(BioFlags::HOLE_OK, 8192, 4096), (Ok(()), false));
+        assert_eq!(read(BioFlags::HOLE_OK, CHUNK as u64, 4 * CHUNK as u32), (Ok(()), true));
+        assert_eq!(read(BioFlags::NONE, CHUNK as u64, 4 * CHUNK as u32), (Ok(()), false));
+        // SAFETY: the device is used by this test alone.
+        assert_eq!(unsafe { memory.part(8192, 4096).bytes() }, [7; 4096]);
+        assert_eq!(resident(bench.device()), before, "holes have no memory");
     }
 
     #[test]

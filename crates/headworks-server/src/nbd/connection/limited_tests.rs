@@ -86,6 +86,7 @@ impl LimitedRig {
             pool: &mut self.pool,
             policy: BufferPolicy::Free,
             from_cache: false,
+            in_place: false,
             buffer_limits: BufferLimits::new(1 << 20, 1),
             device: None,
             limits: Some(LimitGate { tree: &mut self.tree, leaf: self.leaf }),

@@ -17,6 +17,7 @@
 
 mod from_cache;
 mod hand_over;
+mod in_place;
 mod limited;
 mod receive;
 mod reread;
@@ -52,6 +53,7 @@ use headworks_nbd::{ExportInfo, Negotiated};
 use from_cache::CacheGuess;
 pub use hand_over::HandedConnection;
 use hand_over::Resumption;
+use in_place::in_place;
 pub use limited::LimitGate;
 use limited::Parked;
 
@@ -66,7 +68,7 @@ const REREAD_ALIGN: u64 = 4 << 10;
 const LARGE_PAYLOAD: usize = 32 << 10;
 /// Bytes received beyond a large payload: a header and a part of the next.
 const LARGE_TAIL: usize = 56;
-/// Bytes of lent frames in the send queue beyond which a connection is not read from: five times what a unix socket takes at
+/// Bytes of lent memory in the send queue beyond which a connection is not read from: five times what a unix socket takes at
 /// once. More cached data would only wait behind them.
 const LENT_BYTES: usize = 1 << 20;
 /// Least bytes of a large payload that are asked for at once, if the payload has as many: a receive of less costs more than
@@ -225,6 +227,8 @@ pub struct Connection {
     returned: VecDeque<InFlight>,
     /// Whether the next read is likely to be cached.
     cache_guess: CacheGuess,
+    /// The memory of its volume, if the device lends that; otherwise empty.
+    memory: Span,
     /// Where the connection of another process stopped, until its export is bound.
     resumption: Option<Box<Resumption>>,
 }
@@ -262,6 +266,8 @@ pub struct ReceiveContext<'a> {
     pub policy: BufferPolicy,
     /// Reads may be submitted without a buffer: the volume is cached, and frames may be lent.
     pub from_cache: bool,
+    /// Reads may be submitted without a buffer: the device lends its memory, and more may be lent.
+    pub in_place: bool,
     /// Watermarks of the pool.
     pub buffer_limits: BufferLimits,
     /// What the connection's device has; none while no other device is served.
@@ -326,6 +332,7 @@ impl Connection {
             binding_left: None,
             returned: VecDeque::new(),
             cache_guess: CacheGuess::default(),
+            memory: Span::EMPTY,
             resumption: None,
         }
     }
@@ -513,8 +520,12 @@ impl Connection {
     /// Memory of a request in flight.
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
-        // SAFETY: the buffer is put back after the request's last reply, when no span of it is used any more.
-        self.window.get(sequence)?.buffer.as_ref().map(|buffer| unsafe { buffer.span() })
+        let in_flight = self.window.get(sequence)?;
+        match &in_flight.buffer {
+            // SAFETY: the buffer is put back after the request's last reply, when no span of it is used any more.
+            Some(buffer) => Some(unsafe { buffer.span() }),
+            None => in_place(self.memory, in_flight),
+        }
     }
 
     /// Takes a reply of the shard, or the return of a buffer; returns the request if this completed it.
@@ -554,8 +565,9 @@ impl Connection {
                 (Op::Read, Ok(())) => {
                     let form = self.form;
                     self.outgoing.header(|out| form.read_data(out, cookie, offset, len));
-                    if let Some(buffer) = buffer.take() {
-                        self.outgoing.data(buffer, len as usize, offset, now);
+                    match buffer.take() {
+                        Some(buffer) => self.outgoing.data(buffer, len as usize, offset, now),
+                        None => self.push_in_place(now, offset, len),
                     }
                 }
                 (Op::BlockStatus, Ok(())) => {

@@ -384,6 +384,11 @@ impl Connection {
             self.submit(&request, limited_ns, None, context);
             return true;
         }
+        if op == Op::Read && context.in_place {
+            transmission.large = false;
+            self.submit(&request, limited_ns, None, context);
+            return true;
+        }
         let mut buffer = None;
         let len = op.buffer_len(request.len) as usize;
         if len > 0 {
@@ -470,7 +475,7 @@ impl Connection {
             unsafe { buffer.base().write_bytes(0, EXTENTS_BYTES as usize) };
         }
         let mut flags = request.bio_flags();
-        if op == Op::Read && buffer.is_none() {
+        if op == Op::Read && buffer.is_none() && !context.in_place {
             flags = flags.with(BioFlags::NO_BUFFER);
         }
         let Request { cookie, offset, len, .. } = *request;
@@ -576,6 +581,7 @@ mod tests {
                 pool: &mut pool,
                 policy: BufferPolicy::Free,
                 from_cache: false,
+                in_place: false,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 device: None,
                 limits: None,
@@ -632,6 +638,7 @@ mod tests {
                 pool: &mut self.pool,
                 policy: BufferPolicy::Free,
                 from_cache: false,
+                in_place: false,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 device: None,
                 limits: None,

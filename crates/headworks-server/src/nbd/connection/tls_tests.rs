@@ -82,6 +82,7 @@ impl Server {
             pool: &mut self.pool,
             policy: BufferPolicy::Free,
             from_cache: false,
+            in_place: false,
             buffer_limits: BufferLimits::new(1 << 30, 1),
             device: None,
             limits: None,
