@@ -36,7 +36,7 @@ cold_start() { # ours|nbdkit
     esac
 }
 iops() {
-    "$HEADWORKS" bench --uri "$uri" --rw "$rw" --bs "$bs" --iodepth "$depth" --runtime "${seconds}s" --json |
+    "$HEADWORKS" bench --uri "$uri" --overwrite --rw "$rw" --bs "$bs" --iodepth "$depth" --runtime "${seconds}s" --json |
         sed -n 's/^ *"iops": \([0-9]*\).*/\1/p'
 }
 

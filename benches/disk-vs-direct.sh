@@ -61,7 +61,7 @@ over_nbd() { # CELL RW BS DEPTH
     local iops total before after
     start "$SCRATCH/sock" "$HEADWORKS" serve --cache 0 -U "$SCRATCH/sock" "file:path=$file,direct=on"
     before=$(cpu_ticks "$STARTED")
-    "$HEADWORKS" bench --uri "nbd+unix:///?socket=$SCRATCH/sock" --rw "$2" --bs "$3" --iodepth "$4" --runtime "$runtime" \
+    "$HEADWORKS" bench --uri "nbd+unix:///?socket=$SCRATCH/sock" --overwrite --rw "$2" --bs "$3" --iodepth "$4" --runtime "$runtime" \
         --json >"$SCRATCH/run.json" || exit 1
     after=$(cpu_ticks "$STARTED")
     stop_all

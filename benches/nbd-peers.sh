@@ -131,7 +131,7 @@ measure() { # GROUP CELL SERVER PLACEMENT
     unpinned) taskset -apc "0-$last_cpu" "${PID[$3]}" >/dev/null && client=0-$last_cpu ;;
     esac
     before=$(cpu_ticks "${PID[$3]}")
-    taskset -c "$client" "$HEADWORKS" bench --uri "${URI[$3]}" --rw "$rw" --bs "$bs" --iodepth "$depth" \
+    taskset -c "$client" "$HEADWORKS" bench --uri "${URI[$3]}" --overwrite --rw "$rw" --bs "$bs" --iodepth "$depth" \
         --runtime "$runtime" "${poll[@]}" --json >"$SCRATCH/run.json" || { echo "nbd-peers: error: the client failed on $3, $2, $4" >&2; exit 1; }
     after=$(cpu_ticks "${PID[$3]}")
     read -r iops total <<<"$(iops_of "$SCRATCH/run.json")"

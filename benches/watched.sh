@@ -58,7 +58,7 @@ measure() { # CASE RW DEPTH
     local json=$SCRATCH/run.json before_ticks ticks iops ios
     [ "$1" != watched ] || watch_it
     before_ticks=$(cpu_ticks "${PID[$1]}")
-    taskset -c 0 "$HEADWORKS" bench --uri "nbd+unix:///?socket=$SCRATCH/$1" --rw "$2" --bs 4k --iodepth "$3" \
+    taskset -c 0 "$HEADWORKS" bench --uri "nbd+unix:///?socket=$SCRATCH/$1" --overwrite --rw "$2" --bs 4k --iodepth "$3" \
         --runtime "$runtime" --json >"$json" || exit 1
     ticks=$(($(cpu_ticks "${PID[$1]}") - before_ticks))
     unwatch

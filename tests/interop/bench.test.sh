@@ -5,13 +5,29 @@
 
 bench() { "$HEADWORKS" bench --runtime 300ms --iodepth 16 "$@"; }
 
+# A benchmark that writes looks for data first.
+refuses() { # PATTERN OPTIONS...: in words
+    local output
+    output=$(bench --uri "$URI" "${@:2}" 2>&1)
+    local status=$?
+    echo "exit $status: $output"
+    [ $status -eq 1 ] && [[ $output =~ ^headworks:\ error:\ .*$1 ]]
+}
+write_at() { qemu-io -f raw -c "write -P 0x55 $1 4k" "$URI"; } # OFFSET
+
 serve "$(spec disk)"
+check "one block is written" write_at 64M
+check "bench refuses to overwrite it" refuses 'has data, near offset 67108864, .*--overwrite' --rw randwrite
+check "also with --fill" refuses 'has data' --rw read --fill
+check "and wrote nothing" qemu-io -r -f raw -c 'read -P 0 0 1M' -c 'read -P 0x55 64M 4k' "$URI"
+check "it reads the export" bench --uri "$URI" --rw read
+check "the range before it is free" bench --uri "$URI" --size 32M --rw write --verify
 for rw in randwrite randrw write read randread; do
-    check "bench --rw $rw --verify" bench --uri "$URI" --rw $rw --verify
+    check "bench --rw $rw --verify" bench --uri "$URI" --overwrite --rw $rw --verify
 done
-check "structured replies, 64 KiB" bench --uri "$URI" --rw randrw --bs 64k --structured --verify
+check "structured replies, 64 KiB" bench --uri "$URI" --overwrite --rw randrw --bs 64k --structured --verify
 check "two connections" bench --uri "$URI" --rw randread --threads 2
-check "300 connections on few threads" bench --uri "$URI" --rw randrw --threads 300 --iodepth 2 --verify
+check "300 connections on few threads" bench --uri "$URI" --overwrite --rw randrw --threads 300 --iodepth 2 --verify
 check "too many connections are refused in words" bash -c '"$1" bench --uri "$2" --threads 5000 2>&1 | grep -q "threads within 1..=4096"' - "$HEADWORKS" "$URI"
 bench --uri "$URI" --rw randread --json >"$DIR/bench.json"
 check "--json" "$PYTHON" -c 'import json, sys
@@ -24,10 +40,17 @@ qemu-nbd -f raw -k "$SOCKET" -t -e 4 "$DIR/qemu.img" >"$LOG" 2>&1 &
 SERVER=$!
 check "qemu-nbd is up" wait_until 10 nbdinfo --size "$URI"
 check "bench --verify against qemu-nbd" bench --uri "$URI" --rw randrw --verify
+check "which has data now" refuses 'has data, near offset' --rw randrw
 check "info against qemu-nbd" "$HEADWORKS" info "$URI"
 kill "$SERVER"
 wait "$SERVER"
 SERVER=0
+
+# Everything of null is data that reads as zeros: more than is worth reading.
+serve null:size=1T
+check "what is not known to be zeros is not overwritten" bash -c '
+    said=$("$1" bench --uri "$2" --rw write 2>&1); echo "$said"; [[ $said == *"may have data behind the first 1 GiB of zeros"*--overwrite* ]]' - "$HEADWORKS" "$URI"
+stop_server
 
 check "bench in process, on a file" bench --engine "$ENGINE" --device "$(spec disk)" --rw randrw
 check "bench in process, on null: a million requests and not one allocation" bash -c '

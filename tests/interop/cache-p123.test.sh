@@ -5,7 +5,7 @@
 . "$(dirname "$0")/lib.sh"
 
 IMAGE=$IMAGES/disk.img
-bench() { "$HEADWORKS" bench --uri "$URI" "$@"; }
+bench() { "$HEADWORKS" bench --uri "$URI" --overwrite "$@"; }
 field() { # FILE NAME.NAME: a number of a bench's --json
     "$PYTHON" -c 'import functools, json, sys
 print(int(functools.reduce(lambda table, name: table[name], sys.argv[2].split("."), json.load(open(sys.argv[1])))))' "$1" "$2"

@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 
 load() { # EXPORT ARGUMENTS...: asks for some time, then is gone
-    "$HEADWORKS" bench --uri "$(at "$1")" --bs 4k "${@:2}" >"$DIR/bench" 2>&1 || { cat "$DIR/bench"; return 1; }
+    "$HEADWORKS" bench --uri "$(at "$1")" --overwrite --bs 4k "${@:2}" >"$DIR/bench" 2>&1 || { cat "$DIR/bench"; return 1; }
 }
 blames() { # STAGE EXPORT: the sentence names it first, and the report its share
     local said
@@ -60,7 +60,7 @@ assert served["exports"][0]["export"] == "export slow" and served["exports"][0][
 check "and what was served meanwhile" names_served
 
 # What top shows is what happened: it looks while the load lasts.
-"$HEADWORKS" bench --uri "$(at fast)" --bs 4k --rw randwrite --iodepth 4 --runtime 90 >"$DIR/bench" 2>&1 &
+"$HEADWORKS" bench --uri "$(at fast)" --overwrite --bs 4k --rw randwrite --iodepth 4 --runtime 90 >"$DIR/bench" 2>&1 &
 LOAD=$!
 is_loaded() { ctl latency | grep -q '^fast '; }
 check "a load to look at" wait_until 20 is_loaded

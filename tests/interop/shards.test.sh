@@ -5,7 +5,7 @@
 . "$(dirname "$0")/lib.sh"
 
 verify() { # EXPORT: random writes and reads, each byte checked against what was acknowledged
-    "$HEADWORKS" bench --uri "nbd+unix:///$1?socket=$SOCKET" --rw randrw --bs 4k --iodepth 16 --threads 2 \
+    "$HEADWORKS" bench --uri "nbd+unix:///$1?socket=$SOCKET" --overwrite --rw randrw --bs 4k --iodepth 16 --threads 2 \
         --runtime 1s --verify --from-zeros
 }
 

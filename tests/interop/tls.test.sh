@@ -40,8 +40,8 @@ check "qemu-img there and back: same hash" by_qemu
 
 our_info() { "$HEADWORKS" info "$1" | grep '^[[:space:]]tls: TLS 1.3, '; }
 check "headworks info" our_info "$(tcp d)"
-check "headworks bench --verify, 4k" "$HEADWORKS" bench --uri "$(tcp d)" --rw randrw --bs 4k --iodepth 32 --runtime 0.2s --size 4M --verify
-check "headworks bench --verify, 1M" "$HEADWORKS" bench --uri "$(unix d)" --rw write --bs 1M --iodepth 8 --runtime 0.2s --verify
+check "headworks bench --verify, 4k" "$HEADWORKS" bench --uri "$(tcp d)" --overwrite --rw randrw --bs 4k --iodepth 32 --runtime 0.2s --size 4M --verify
+check "headworks bench --verify, 1M" "$HEADWORKS" bench --uri "$(unix d)" --overwrite --rw write --bs 1M --iodepth 8 --runtime 0.2s --verify
 
 refused() { # PART-OF-THE-REASON URI
     ! "$HEADWORKS" info "$2" >"$DIR/refused" 2>&1 && grep -F "$1" "$DIR/refused"

@@ -161,7 +161,7 @@ def without_runtime():
 
 
 def bench(server, *options):
-    command = [SERVER, "bench", "--uri", f"nbd+unix:///?socket={server.socket}", "--json", *options]
+    command = [SERVER, "bench", "--uri", f"nbd+unix:///?socket={server.socket}", "--json", "--overwrite", *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -26,9 +26,12 @@ pub struct BenchArgs {
     /// Device to measure in this process; a write pattern OVERWRITES it
     #[arg(long, value_name = "SPEC", required_unless_present = "uri", conflicts_with = "uri")]
     device: Option<String>,
-    /// NBD server to measure; a write pattern OVERWRITES its export
+    /// NBD server to measure; a write pattern needs an export of zeros, or --overwrite
     #[arg(long)]
     uri: Option<String>,
+    /// DESTROY what the export holds: without this a write pattern is refused unless what it would overwrite is all zeros (server)
+    #[arg(long, conflicts_with = "device")]
+    overwrite: bool,
     /// Access pattern: read, write, randread, randwrite or randrw
     #[arg(long, default_value = "randread")]
     rw: String,
@@ -199,6 +202,10 @@ fn server(
         client: ClientOptions { structured: options.structured, ..ClientOptions::default() },
         ..BenchOptions::new(uri)
     };
-    let run = bench_nbd::run(&BenchNbdOptions { bench, json: options.json });
-    run.map_err(|error| (1, error.to_string()))
+    let run = bench_nbd::run(&BenchNbdOptions {
+        bench,
+        overwrite: options.overwrite,
+        json: options.json,
+    });
+    run.map_err(|message| (1, message))
 }

@@ -2,21 +2,60 @@
 //!
 //! The report has IOPS, bytes per second, latency and the client's CPU time per request; with `--verify` also the
 //! number of compared reads. The command fails after the report if the server answered a request with an error.
+//!
+//! A benchmark that writes would destroy an export that is in use. Without `--overwrite` it looks for data first, and starts only
+//! if the range that it would write is all zeros.
 
 use headworks_nbd::client::bench::{self, BenchOptions, BenchReport, Direction, Tally, Waiting};
-use headworks_nbd::client::{ClientError, Histogram};
+use headworks_nbd::client::{Client, ClientError, ClientOptions, Contents, Histogram};
 use serde_json::{Value, json};
 
 /// Parameters of a benchmark of a server.
 pub struct BenchNbdOptions {
     /// Parameters of the benchmark itself.
     pub bench: BenchOptions,
+    /// Write without looking for data.
+    pub overwrite: bool,
     /// Print one JSON object instead of text.
     pub json: bool,
 }
 
-/// Runs the benchmark and prints the report.
-pub fn run(options: &BenchNbdOptions) -> Result<(), ClientError> {
+/// Most bytes that are read in search of data: about a second's worth.
+const LOOKED_AT_MAX: u64 = 1 << 30;
+
+/// Runs the benchmark and prints the report; the error is a sentence.
+pub fn run(options: &BenchNbdOptions) -> Result<(), String> {
+    if !options.overwrite && (options.bench.fill || options.bench.pattern.writes()) {
+        refuse_data(&options.bench)?;
+    }
+    measure(options).map_err(|error| error.to_string())
+}
+
+/// Refuses an export with data where the benchmark writes.
+fn refuse_data(options: &BenchOptions) -> Result<(), String> {
+    let asks = ClientOptions { structured: true, allocation: true, ..options.client };
+    let found = || -> Result<Contents, ClientError> {
+        let mut client = Client::connect(&options.uri, asks)?;
+        let found = client.contents(options.size.unwrap_or(u64::MAX), LOOKED_AT_MAX)?;
+        client.disconnect()?;
+        Ok(found)
+    };
+    match found().map_err(|error| error.to_string())? {
+        Contents::Zeros => Ok(()),
+        Contents::Data(at) => Err(format!(
+            "{} has data, near offset {at}, which this benchmark would overwrite; pass --overwrite to destroy it",
+            options.uri
+        )),
+        Contents::Unknown(at) => Err(format!(
+            "{} may have data behind the first {} of zeros, which this benchmark would overwrite; pass --overwrite to destroy \
+             what is there",
+            options.uri,
+            headworks::display_size(at)
+        )),
+    }
+}
+
+fn measure(options: &BenchNbdOptions) -> Result<(), ClientError> {
     let report = bench::run(&options.bench)?;
     if let Some(warning) = &report.warning {
         eprintln!("headworks: warning: {warning}");

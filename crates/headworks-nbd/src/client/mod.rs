@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::wire::{Command, CommandFlags, NbdError, RequestHeader, SIMPLE_REPLY_BYTES};
 
 pub mod bench;
+mod contents;
 mod crowd;
 mod handshake;
 mod histogram;
@@ -24,6 +25,7 @@ mod tls;
 mod uri;
 mod worker;
 
+pub use contents::Contents;
 pub use handshake::{Export, Listed, OptionNegotiation};
 pub use histogram::Histogram;
 pub use socket::Socket;
