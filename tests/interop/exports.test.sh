@@ -44,9 +44,11 @@ run_is() { # STATUS OUTPUT CMD
     local status=$?
     echo "exit $status, said: $output"
     cat "$DIR/run.err"
-    [ $status -eq "$1" ] && { [ -z "$2" ] || grep -qx "$2" <<<"$output"; }
+    [ $status -eq "$1" ] && [ "$output" = "$2" ]
 }
 check "--run gives its command the \$uri" run_is 0 $((5 << 20)) 'nbdinfo --size "$uri"'
+check "--run leaves standard output to its command" run_is 0 'only this' 'echo only this'
+check "--run prints the start message on standard error" grep -q '^uri: nbd+unix:' "$DIR/run.err"
 check "--run returns its command's status" run_is 3 '' 'exit 3'
 check "--run returns 128 and the signal" run_is 137 '' 'kill -9 $$'
 check "--run gives \$unixsocket" run_is 0 '' 'test -S "$unixsocket"'

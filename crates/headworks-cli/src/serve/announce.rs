@@ -1,4 +1,5 @@
-//! Start message of the server: exports, addresses, and what a crash may lose.
+//! Start message of the server: exports, addresses, and what a crash may lose. It goes to standard output, or with `--run` to
+//! standard error: the output of the command is not mixed with it.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -54,8 +55,11 @@ pub(super) fn absent(absent: &AbsentExport) -> String {
 
 pub(super) fn announce(options: &ServeArgs, running: &Running) {
     let text = if options.json { announcement_json(running) } else { announcement(running) };
-    let mut out = io::stdout().lock();
-    // Standard output may be closed.
+    let mut out: Box<dyn Write> = match options.run {
+        Some(_) => Box::new(io::stderr().lock()),
+        None => Box::new(io::stdout().lock()),
+    };
+    // It may be closed.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 

@@ -117,7 +117,7 @@ pub struct ServeArgs {
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub(super) cpus: Vec<usize>,
     /// Serve while this shell command runs and exit with its status; it gets $uri, $unixsocket, $port, $nbd and
-    /// $control
+    /// $control. Standard output is the command's: the start message goes to standard error
     #[arg(long, value_name = "CMD")]
     pub(super) run: Option<String>,
     /// Write the process id to this file once clients can connect
