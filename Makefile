@@ -12,11 +12,14 @@ PREFIX    ?= /usr/local
 DESTDIR   ?=
 SHARE      = $(DESTDIR)$(PREFIX)/share
 LIB        = $(DESTDIR)$(PREFIX)/lib
+# STRIP=true keeps the symbols of the installed programs.
+STRIP     ?= strip
+PROGRAM    = install -D -m 755 -s --strip-program=$(STRIP)
 
-.PHONY: help run build lab install install-lab check test test-long bench
+.PHONY: help run build lab install uninstall install-lab uninstall-lab check test test-long bench
 
 help:            ## what there is to make
-	@awk -F ' *## ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ' *## ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 run: build       ## serve a demo disk of 1 GiB over NBD, in the foreground
 	@test -e $(DEMO) || truncate -s 1G $(DEMO)
@@ -32,7 +35,7 @@ lab:             ## the experiments: target/release/headworks-lab, which `headwo
 
 install:         ## the release binary, man pages, completions, systemd units: PREFIX=/usr/local DESTDIR=
 	@test -x $(HEADWORKS) || { echo "install: error: there is no $(HEADWORKS): 'make build' first" >&2; exit 1; }
-	install -D -m 755 $(HEADWORKS) $(DESTDIR)$(PREFIX)/bin/headworks
+	$(PROGRAM) $(HEADWORKS) $(DESTDIR)$(PREFIX)/bin/headworks
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	$(HEADWORKS) man $(SHARE)/man/man1
 	for page in packaging/man/*.[57]; do install -D -m 644 $$page $(SHARE)/man/man$${page##*.}/$${page##*/}; done
@@ -45,9 +48,25 @@ install:         ## the release binary, man pages, completions, systemd units: P
 	install -D -m 644 packaging/tmpfiles.d/headworks.conf $(LIB)/tmpfiles.d/headworks.conf
 	for example in packaging/*.toml; do test ! -e $$example || install -D -m 644 $$example $(SHARE)/doc/headworks/$${example##*/}; done
 
+# The installed program makes the list: what `install` would lay down now, in a scratch directory. Directories that others may
+# use stay, except the one of the examples.
+define UNINSTALL
+	@test -x $(2) || { echo "$@: error: there is no $(2): give PREFIX and DESTDIR of the installation" >&2; exit 1; }
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+		$(MAKE) -s $(1) $(3)=$(abspath $(2)) DESTDIR=$$scratch PREFIX=$(PREFIX) STRIP=true && \
+		(cd $$scratch && find . -type f) | sed 's|^\.||' | while read -r file; do echo "rm -f $(DESTDIR)$$file"; rm -f "$(DESTDIR)$$file"; done
+	@rmdir $(SHARE)/doc/headworks 2>/dev/null || true
+endef
+
+uninstall:       ## removes what `make install` installed: the same PREFIX= and DESTDIR=
+	$(call UNINSTALL,install,$(DESTDIR)$(PREFIX)/bin/headworks,HEADWORKS)
+
+uninstall-lab:   ## removes what `make install-lab` installed
+	$(call UNINSTALL,install-lab,$(DESTDIR)$(PREFIX)/bin/headworks-lab,LAB)
+
 install-lab:     ## the experiments, their man pages and completions: PREFIX=/usr/local DESTDIR=
 	@test -x $(LAB) || { echo "install-lab: error: there is no $(LAB): 'make lab' first" >&2; exit 1; }
-	install -D -m 755 $(LAB) $(DESTDIR)$(PREFIX)/bin/headworks-lab
+	$(PROGRAM) $(LAB) $(DESTDIR)$(PREFIX)/bin/headworks-lab
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	$(LAB) man $(SHARE)/man/man1
 	$(LAB) completions bash >$(SHARE)/bash-completion/completions/headworks-lab

@@ -9,6 +9,10 @@ SOURCES=$(cd "$HERE/../.." && pwd)
 check "make install" make -s -C "$SOURCES" install HEADWORKS="$(realpath "$HEADWORKS")" PREFIX=/opt/hw DESTDIR="$ROOT"
 INSTALLED=$ROOT/opt/hw
 check "the installed binary runs" "$INSTALLED/bin/headworks" --version
+stripped() { # FILE: no debug information, no symbols
+    ! readelf --section-headers --wide "$1" | grep -E '\.debug_(info|line)|\.symtab'
+}
+check "it is stripped" stripped "$INSTALLED/bin/headworks"
 
 # Every command, from the help alone, has a page.
 commands() { # WORDS...: the commands below them
@@ -106,3 +110,18 @@ else
 fi
 check "the control socket has its name, and no other has it" bash -c '
     grep -qx "FileDescriptorName=control" "$1/headworks-control@.socket" && ! grep -q "FileDescriptorName=control" "$1/headworks@.socket"' - "$UNITS"
+
+# What is not ours stays.
+touch "$INSTALLED/share/man/man1/other.1"
+as_installed() { make -s -C "$SOURCES" "$@" PREFIX=/opt/hw DESTDIR="$ROOT"; }
+check "make uninstall" as_installed uninstall
+left() { (cd "$INSTALLED" && find . -type f | sort); }
+only_the_lab_is_left() {
+    left | grep -vE '^\./(bin/headworks-lab|share/.*headworks-lab.*|share/man/man1/other\.1)$' && return 1
+    [ -x "$INSTALLED/bin/headworks-lab" ] && [ ! -d "$INSTALLED/share/doc/headworks" ]
+}
+check "the experiments and foreign files stay" only_the_lab_is_left
+check "make uninstall-lab" as_installed uninstall-lab
+check "nothing of Headworks is left" test "$(left)" = ./share/man/man1/other.1
+refused() { [[ $(as_installed uninstall 2>&1) == *"uninstall: error: there is no $INSTALLED/bin/headworks: give PREFIX"* ]]; }
+check "a second uninstall says that nothing is there" refused
