@@ -114,7 +114,7 @@ impl Socket {
         // SAFETY: a msghdr of zeros is one without address and control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = pieces.cast_mut();
-        message.msg_iovlen = count.min(SPANS_MAX);
+        message.msg_iovlen = count.min(SPANS_MAX) as _; // the C library chooses the type
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the caller's promise.
         let sent = unsafe { libc::sendmsg(self.as_raw_fd(), &message, flags) };
@@ -135,7 +135,7 @@ impl Socket {
         // SAFETY: a msghdr of zeros is one without address and control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = slices.as_mut_ptr().cast();
-        message.msg_iovlen = slices.len();
+        message.msg_iovlen = slices.len() as _;
         let flags = if wait { 0 } else { libc::MSG_DONTWAIT };
         loop {
             // SAFETY: IoSliceMut has iovec's layout (std promises it), and both slices are ours to write.

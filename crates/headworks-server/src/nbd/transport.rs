@@ -293,7 +293,7 @@ unsafe fn send_iovecs(fd: RawFd, pieces: *const libc::iovec, count: usize) -> io
     // SAFETY: all-zero is a valid msghdr.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.cast_mut();
-    message.msg_iovlen = count;
+    message.msg_iovlen = count as _; // the C library chooses the type
     // SAFETY: the caller's promise.
     let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }

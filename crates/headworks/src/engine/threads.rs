@@ -116,7 +116,7 @@ impl Threads {
             return None;
         }
         let time = libc::timespec {
-            tv_sec: (ns / 1_000_000_000) as libc::time_t,
+            tv_sec: (ns / 1_000_000_000) as _,
             tv_nsec: (ns % 1_000_000_000) as libc::c_long,
         };
         let (epoll, events) = (self.epoll.as_raw_fd(), self.events.as_mut_ptr());
