@@ -16,10 +16,10 @@ LIB        = $(DESTDIR)$(PREFIX)/lib
 STRIP     ?= strip
 PROGRAM    = install -D -m 755 -s --strip-program=$(STRIP)
 
-.PHONY: help run build lab install uninstall install-lab uninstall-lab check test test-long bench
+.PHONY: help run build lab install uninstall install-lab uninstall-lab packages packages-test check test test-long bench
 
 help:            ## what there is to make
-	@awk -F ' *## ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ' *## ' '/^[a-z-]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 run: build       ## serve a demo disk of 1 GiB over NBD, in the foreground
 	@test -e $(DEMO) || truncate -s 1G $(DEMO)
@@ -72,6 +72,14 @@ install-lab:     ## the experiments, their man pages and completions: PREFIX=/us
 	$(LAB) completions bash >$(SHARE)/bash-completion/completions/headworks-lab
 	$(LAB) completions zsh >$(SHARE)/zsh/site-functions/_headworks-lab
 	$(LAB) completions fish >$(SHARE)/fish/vendor_completions.d/headworks-lab.fish
+
+packages:        ## .deb, .rpm, a static program, an OCI image: target/packages/
+	@scripts/setup packages
+	@scripts/packages
+
+packages-test: packages ## installs each package somewhere else than here, and serves an export from it
+	@scripts/setup packages-test
+	@scripts/packages-test
 
 check:           ## before a commit: format, clippy, unit tests, a minute of simulation
 	@scripts/setup test
