@@ -64,7 +64,8 @@ Examples:
   headworks ctl /run/hw.ctl save                        write that to FILE.d/99-ctl.toml
   headworks ctl /run/hw.ctl reload                      load the configuration files again
   headworks ctl /run/hw.ctl latency                     latency percentiles; with an export: its histogram
-  headworks ctl /run/hw.ctl why db                      where slow requests of the last minute spent their time
+  headworks ctl /run/hw.ctl why db                      where slow requests of the last minute spent their time, and by whom
+  headworks ctl /run/hw.ctl why --op read --since 10s   the export with the slowest reads of the last ten seconds
   headworks ctl /run/hw.ctl upgrade                     start the program again; clients stay connected
 
 SOCKET with a slash, or the name of a socket's file in the working directory, is a path. Any other SOCKET is the NAME of a service:
@@ -117,10 +118,16 @@ enum CtlCommand {
         /// Export name; `default` is the export without a name
         export: Option<String>,
     },
-    /// Explains where the slow requests of an export spent the last minute
+    /// Explains where the slow requests of an export spent the last minute, and by whom they were held up
     Why {
-        /// Export name; `default` is the export without a name
-        export: String,
+        /// Export name; `default` is the export without a name. Without one, the export whose slow requests were slowest
+        export: Option<String>,
+        /// Only requests of this kind
+        #[arg(long, value_name = "OP", value_parser = ["read", "write", "other"])]
+        op: Option<String>,
+        /// Only requests of the last so many seconds, 1 to 60
+        #[arg(long, value_name = "TIME", value_parser = since_seconds)]
+        since: Option<u64>,
     },
     /// Lists the connected clients
     Connections,
@@ -216,6 +223,19 @@ pub fn run(options: &CtlArgs) -> ExitCode {
     }
 }
 
+/// Seconds of `why --since`: `10`, `10s`, `1m`.
+fn since_seconds(text: &str) -> Result<u64, String> {
+    let number = |rest: &str| rest.parse::<u64>().ok();
+    let seconds = match (text.strip_suffix('s'), text.strip_suffix('m')) {
+        (Some(rest), _) => number(rest),
+        (None, Some(rest)) => number(rest).and_then(|minutes| minutes.checked_mul(60)),
+        _ => number(text),
+    };
+    seconds
+        .filter(|seconds| (1..=60).contains(seconds))
+        .ok_or_else(|| format!("`{text}` is not a time of 1s to 60s"))
+}
+
 fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
     Ok(match command {
         CtlCommand::Get { path: None } => ("get", json!({})),
@@ -228,7 +248,15 @@ fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
         CtlCommand::Diff | CtlCommand::Save { .. } => ("diff", json!({})),
         CtlCommand::Latency { export: None } => ("stats", json!({})),
         CtlCommand::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
-        CtlCommand::Why { export } => ("why", json!({ "export": export })),
+        CtlCommand::Why { export, op, since } => {
+            let given = [
+                export.as_ref().map(|export| ("export", json!(export))),
+                op.as_ref().map(|op| ("op", json!(op))),
+                since.map(|seconds| ("seconds", json!(seconds))),
+            ];
+            let given = given.into_iter().flatten().map(|(key, value)| (key.to_owned(), value));
+            ("why", Value::Object(given.collect()))
+        }
         CtlCommand::Connections => ("connections", json!({})),
         CtlCommand::Listeners => ("listeners", json!({})),
         CtlCommand::Upgrade => ("upgrade", json!({})),

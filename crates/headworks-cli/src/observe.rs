@@ -2,9 +2,11 @@
 
 use serde_json::Value;
 
+use crate::columns::aligned;
+
 /// Stages of a request, in the order in which it passes them.
-pub const STAGES: [&str; 8] =
-    ["total", "limit", "cache", "dirty", "plug", "tag", "sched", "device"];
+pub const STAGES: [&str; 9] =
+    ["total", "limit", "buffer", "cache", "dirty", "plug", "tag", "sched", "device"];
 
 const OPS: [&str; 3] = ["read", "write", "other"];
 
@@ -23,23 +25,28 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_default()
 }
 
-/// Formats p50/p99 of each stage for every export, from `stats`.
+/// Formats p50/p99 of each stage for every export, from `stats`. Stages at which no request waited have no column.
 pub fn show_percentiles(stats: &Value) -> String {
-    let heads = STAGES.map(|stage| format!("{stage:>15}")).concat();
-    let mut text = format!("{:<12} {:<6} {:>12}{heads}   p50/p99\n", "export", "op", "requests");
+    let mut all = Vec::new();
     for (name, export) in stats["exports"].as_object().into_iter().flatten() {
-        for op in OPS {
-            let Some(rows) = export["latency"].get(op) else { continue };
-            let cell = |stage: &str| {
-                let row = &rows[stage];
-                let both = [&row["p50_us"], &row["p99_us"]].map(|us| micros(number(us)));
-                format!("{:>15}", both.join("/"))
-            };
-            let count = &rows["total"]["count"];
-            text += &format!("{name:<12} {op:<6} {count:>12}{}\n", STAGES.map(cell).concat());
-        }
+        let ops = OPS.iter().filter_map(|op| Some((*op, export["latency"].get(op)?)));
+        all.extend(ops.map(|(op, rows)| (name, op, rows)));
     }
-    text
+    let longest = |rows: &Value, stage: &str| number(&rows[stage]["p99_us"]);
+    let waited = |stage: &&str| all.iter().any(|(_, _, rows)| longest(rows, stage) > 0.0);
+    let stages: Vec<&str> =
+        STAGES.into_iter().filter(|stage| *stage == "total" || waited(stage)).collect();
+    let heads = ["export", "op", "requests"].into_iter().chain(stages.iter().copied());
+    let mut table: Vec<Vec<String>> = vec![heads.map(str::to_owned).collect()];
+    for (name, op, rows) in &all {
+        let cell = |stage: &&str| {
+            let row = &rows[*stage];
+            [&row["p50_us"], &row["p99_us"]].map(|us| micros(number(us))).join("/")
+        };
+        let front = [(*name).clone(), (*op).to_owned(), rows["total"]["count"].to_string()];
+        table.push(front.into_iter().chain(stages.iter().map(cell)).collect());
+    }
+    aligned(&table).replacen('\n', "   p50/p99\n", 1)
 }
 
 /// Formats the histogram of an export, one line per power of two, like `zpool iostat -w`.
@@ -137,6 +144,17 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn percentiles_are_in_columns_of_stages_that_were_waited_at() {
+        let row = |p99: f64| json!({ "count": 9, "p50_us": 196.6, "p99_us": p99 });
+        let rows = json!({ "total": row(917.5), "tag": row(0.0), "device": row(917.5) });
+        let stats = json!({ "exports": { "a": { "latency": { "read": rows } } } });
+        let text = show_percentiles(&stats);
+        let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["export", "op", "requests", "total", "device", "p50/p99"]);
+        assert_eq!(lines[1], ["a", "read", "9", "196.6us/917.5us", "196.6us/917.5us"]);
+    }
+
+    #[test]
     fn histogram_rows_double_and_columns_count_every_request() {
         let buckets = json!([[0.0, 5], [5.119, 2], [7.167, 3]]);
         assert_eq!(doublings(&buckets).iter().sum::<u64>(), 10);
@@ -147,7 +165,7 @@ mod tests {
         assert_eq!(lines[0], "a read: 10 requests");
         assert_eq!(lines.len(), 4, "{text}");
         let last: Vec<&str> = lines[3].split_whitespace().collect();
-        assert_eq!(last, ["8.2us", "10", "0", "0", "0", "0", "0", "0", "5"]);
+        assert_eq!(last, ["8.2us", "10", "0", "0", "0", "0", "0", "0", "0", "5"]);
         assert!(show_histograms(&json!({ "export": "b", "ops": {} })).contains("no request"));
     }
 

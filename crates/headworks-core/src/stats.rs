@@ -145,9 +145,46 @@ pub struct OpStats {
     pub stages: [Histogram; Stage::COUNT],
 }
 
+/// What completed requests have used of a device: those of clients, and the fills and write-outs of the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceUse {
+    /// Nanoseconds for which requests held a tag, summed: two requests that hold one for a second are two seconds.
+    pub tag_ns: u64,
+    /// Nanoseconds for which requests were in the device, summed.
+    pub device_ns: u64,
+    /// Squares of the times for which requests held a tag, in units of 1.024 us, summed. What others wait behind a request grows with
+    /// the square of its time: it is more likely to be met, and lasts longer (the mean residual of renewal theory).
+    pub tag_squares: u64,
+    /// Bytes of the requests.
+    pub bytes: u64,
+}
+
+impl DeviceUse {
+    /// The use since `before`; zero where a counter began anew.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            tag_ns: self.tag_ns.saturating_sub(before.tag_ns),
+            device_ns: self.device_ns.saturating_sub(before.device_ns),
+            tag_squares: self.tag_squares.saturating_sub(before.tag_squares),
+            bytes: self.bytes.saturating_sub(before.bytes),
+        }
+    }
+
+    /// Adds the use of other requests.
+    pub fn add(&mut self, other: Self) {
+        self.tag_ns += other.tag_ns;
+        self.device_ns += other.device_ns;
+        self.tag_squares = self.tag_squares.saturating_add(other.tag_squares);
+        self.bytes += other.bytes;
+    }
+}
+
 /// Statistics of a volume, kept on the shard of its device.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeStats {
+    /// What all its requests have used of the device.
+    pub used: DeviceUse,
     /// One entry for each operation.
     pub ops: [OpStats; Op::COUNT],
 }
@@ -166,6 +203,11 @@ impl VolumeStats {
         row.requests += 1;
         row.bytes += bytes;
         row.time_ns += now.since(stamps[0]);
+        let tag_ns = now.since(stamps[2]);
+        self.used.tag_ns += tag_ns;
+        self.used.tag_squares = self.used.tag_squares.saturating_add((tag_ns >> 10).pow(2));
+        self.used.device_ns += now.since(stamps[3]);
+        self.used.bytes += bytes;
         let plug = row.stages[Stage::Plug as usize].record(stamps[1].since(stamps[0]));
         let tag = row.stages[Stage::Tag as usize].record(stamps[2].since(stamps[1]));
         let scheduler = row.stages[Stage::Scheduler as usize].record(stamps[3].since(stamps[2]));

@@ -4,7 +4,7 @@
 //! messages, records and hashes carry one word.
 //!
 //! ```text
-//!   client's bio:  [ limit ] [ dirty | cache ]* [ plug | tag | sched | device ]        the front, the cache, then the queue
+//!   client's bio:  [ limit ] [ buffer ] [ dirty | cache ]* [ plug | tag | sched | device ]    the front, the cache, then the queue
 //! ```
 //!
 //! Invariant: kinds never overlap. A wait for another bio (a fill, a write-out) is split from its end backwards: first the time
@@ -32,11 +32,13 @@ pub enum WaitKind {
     Device = 5,
     /// A limit of bytes or I/Os a second ([`limits`](crate::limits)), before the bio is made.
     Limit = 6,
+    /// A request buffer of the front, before the bio is made.
+    Buffer = 7,
 }
 
 impl WaitKind {
     /// Number of all kinds.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 8;
     /// Every kind, in order.
     pub const ALL: [WaitKind; WaitKind::COUNT] = [
         WaitKind::Cache,
@@ -46,6 +48,7 @@ impl WaitKind {
         WaitKind::Scheduler,
         WaitKind::Device,
         WaitKind::Limit,
+        WaitKind::Buffer,
     ];
 
     /// The name that users see.
@@ -59,6 +62,7 @@ impl WaitKind {
             WaitKind::Scheduler => Stage::Scheduler.name(),
             WaitKind::Device => Stage::Device.name(),
             WaitKind::Limit => "limit",
+            WaitKind::Buffer => "buffer",
         }
     }
 }
@@ -91,11 +95,17 @@ impl WaitTimes {
         self.0 == 0
     }
 
-    /// Adds the histogram bucket of a wait for a limit, which only the frontend knows.
+    /// Waits for a limit and for a buffer, in nanoseconds, which only the front knows.
+    #[must_use]
+    pub fn of_front(limit_ns: u64, buffer_ns: u64) -> Self {
+        Self::NONE.plus(WaitKind::Limit, limit_ns).plus(WaitKind::Buffer, buffer_ns)
+    }
+
+    /// Adds the waits of the front to those of the shard, which are of other kinds.
     #[inline]
     #[must_use]
-    pub const fn limited(self, bucket: u8) -> Self {
-        Self(self.0 | (bucket as u64) << (8 * WaitKind::Limit as u32))
+    pub const fn with_front(self, front: Self) -> Self {
+        Self(self.0 | front.0)
     }
 
     /// The word that is recorded and hashed.
@@ -228,7 +238,7 @@ mod tests {
             waits
         };
         let late = waited(3_000_000);
-        assert_eq!(late.ns, [0, 0, 0, 0, 0, 3_000_000, 0], "a late waiter saw only the device");
+        assert_eq!(late.ns, [0, 0, 0, 0, 0, 3_000_000, 0, 0], "a late waiter saw only the device");
         let long = waited(20_000_000);
         assert_eq!(long.ns.iter().sum::<u64>(), 20_000_000, "the parts add up to the whole wait");
         let queue: u64 = long.ns[2..].iter().sum();

@@ -13,7 +13,7 @@ use crate::elevator::{Elevator, ElevatorState, SlotTrace};
 use crate::error::IoError;
 use crate::options::QueueOptions;
 use crate::queue::{DeviceState, Queue};
-use crate::stats::{QueueStats, TargetCounts, TurnStats, VolumeStats};
+use crate::stats::{DeviceUse, QueueStats, TargetCounts, TurnStats, VolumeStats};
 use crate::tags::{TagOptions, TagOwner, TagStats};
 use crate::time::Instant;
 use crate::writeback::{DirtyOptions, DirtyStats, ForegroundWriteback, TraceEvent, WritebackStats};
@@ -101,6 +101,18 @@ impl Shard {
     pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
         let config = self.volume(volume)?;
         self.queue(config.device)?.volume(volume).map(|volume| &volume.stats)
+    }
+
+    /// Tells `each` what the requests of every volume of this shard's devices have used of them.
+    pub fn device_uses(&self, mut each: impl FnMut(VolumeId, DeviceId, DeviceUse)) {
+        for index in 0..self.volumes.len() {
+            let volume = VolumeId(index as u16);
+            if let Some(stats) = self.stats(volume)
+                && let Some(config) = self.volume(volume)
+            {
+                each(volume, config.device, stats.used);
+            }
+        }
     }
 
     /// State of a local device's elevator, if it serves in slots; made for the call.

@@ -75,13 +75,12 @@ mod tests {
     use crate::control::tree::tests::tree;
     use crate::latency::{LatencyTable, LatencyTotals};
     use crate::messages::query::LatencyReport;
-    use headworks_core::stats::bucket_of;
     use headworks_core::{Op, WaitTimes};
 
     #[test]
     fn lines_add_the_exports_of_each_device() {
         let tree = tree();
-        let limited = WaitTimes::NONE.limited(bucket_of(1_000_000) as u8);
+        let limited = WaitTimes::of_front(1_000_000, 0);
         let report = |export: u16| {
             let mut table = LatencyTable::default();
             table.record_op(Op::Read, 4096, 9, WaitTimes::NONE);

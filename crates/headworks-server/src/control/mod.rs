@@ -6,14 +6,16 @@
 //! ```
 //!
 //! `socket` accepts clients, `client` frames lines, `rpc` is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
-//! methods, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `why` the analysis of slow
-//! requests, `targets` latency targets, `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
+//! methods, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `explain` collects what slow
+//! requests waited for, `why` makes the report, `blame` the part on who held it, `targets` latency targets, `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
 //! `changes` adds, removes and resizes them.
 
+mod blame;
 pub(crate) mod changes;
 mod client;
 mod credentials;
 mod elevator;
+mod explain;
 pub(crate) mod inventory;
 mod io_stat;
 mod latency;

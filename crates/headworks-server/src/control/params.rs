@@ -3,6 +3,8 @@
 use serde_json::Value;
 
 use super::rpc::{Params, RpcFault};
+use crate::latency::LatencyOp;
+use crate::latency::slow::SlowFilter;
 
 /// What `set` sets: `path` and `value`, or `values`, a list of objects with both.
 pub fn values(params: &Params) -> Result<Vec<(String, String)>, RpcFault> {
@@ -19,6 +21,31 @@ pub fn values(params: &Params) -> Result<Vec<(String, String)>, RpcFault> {
         }
         Some(_) => Err(wrong()),
     }
+}
+
+/// Which requests `why` considers: `op`, `read`, `write` or `other`; `seconds`, 1 to 60.
+pub fn slow_filter(params: &Params) -> Result<SlowFilter, RpcFault> {
+    let all = SlowFilter::default();
+    let op = match optional_text(params, "op")? {
+        None => None,
+        Some(word) => {
+            let known = LatencyOp::ALL.into_iter().find(|op| op.name() == word);
+            let wrong = || RpcFault::params(format!("op is read, write or other, not `{word}`"));
+            Some(known.ok_or_else(wrong)?)
+        }
+    };
+    let seconds = match params.get("seconds") {
+        None => all.seconds,
+        Some(value) => {
+            let seconds = value.as_u64().filter(|seconds| (1..=all.seconds).contains(seconds));
+            let wrong = || {
+                let most = all.seconds;
+                RpcFault::params(format!("seconds is a number of 1 to {most}, not {value}"))
+            };
+            seconds.ok_or_else(wrong)?
+        }
+    };
+    Ok(SlowFilter { op, seconds })
 }
 
 /// A string parameter that may be missing.

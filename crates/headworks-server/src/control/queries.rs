@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use headworks_core::cache::folio::BLOCK;
 use headworks_core::limits::LimitReport;
 use headworks_core::stats::TurnStats;
 use headworks_core::{Control, DeviceId, ExportId, ShardId, TenantId};
@@ -19,7 +18,6 @@ use super::shards::ShardLink;
 pub use super::targets::TargetTotals;
 use super::targets::{HeldByTarget, OwnTarget};
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
-use super::why::{WhySnapshot, why};
 use super::{latency, report};
 use crate::cache_part::{CacheUse, part_word};
 use crate::latency::slow::SECONDS;
@@ -27,7 +25,7 @@ use crate::latency_target::{cgroup_latency, latency_target_word};
 use crate::limit_words::{cgroup_max, limit_word};
 use crate::messages::query::{
     BufferStats, CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport,
-    SlowReport, VolumeReport,
+    VolumeReport,
 };
 use crate::reactor::limits::LimitTarget;
 use crate::tenant::TenantName;
@@ -66,6 +64,14 @@ impl Queries {
     /// Queries of a server that starts now.
     pub fn new(shards: Arc<ShardLink>, tree: Arc<TreeCell>, settings: Arc<Settings>) -> Self {
         Self { shards, tree, settings, started: std::time::Instant::now() }
+    }
+
+    pub(super) fn shards(&self) -> &ShardLink {
+        &self.shards
+    }
+
+    pub(super) fn tree(&self) -> &TreeCell {
+        &self.tree
     }
 
     /// Values of all names at or below `path`.
@@ -195,7 +201,7 @@ impl Queries {
     }
 
     /// What the elevator of an export's device served in the last minute; none if it does not serve in slots.
-    fn served_meanwhile(
+    pub(super) fn served_meanwhile(
         &self,
         tree: &Tree,
         entry: &ExportNode,
@@ -252,7 +258,7 @@ impl Queries {
     }
 
     /// The latency target of an export, and those of others that hold it back.
-    fn target_facts(
+    pub(super) fn target_facts(
         &self,
         tree: &Tree,
         entry: &ExportNode,
@@ -482,35 +488,6 @@ impl Queries {
         Ok(json!({ "exports": tree.exports.iter().map(one).collect::<Params>() }))
     }
 
-    pub fn why(&self, name: &str) -> RpcResult {
-        let tree = self.tree.current();
-        let entry = tree.find_export(name)?;
-        let ExportNode { id: export, device, home, .. } = *entry;
-        let query = |answer| ControlQuery::Slow { export, device, answer };
-        let SlowReport { now, requests, slowest, writeback } = self.shards.ask(home, query)?;
-        let report = self.shards.device(&tree, device)?;
-        let (target, held) = self.target_facts(&tree, entry, &report)?;
-        let DeviceReport { options, state, .. } = report;
-        let blocks = |count: u64| count * u64::from(BLOCK);
-        let facts = WhySnapshot {
-            device: device_name(device),
-            device_state: state,
-            export: entry.shown_name().to_owned(),
-            nr_requests: options.nr_requests,
-            scheduler: options.scheduler.name(),
-            dirty: writeback.map(|wb| {
-                let dirty = wb.reclaimable + wb.writeback + wb.reserved;
-                (blocks(dirty), blocks(wb.dirty_thresh))
-            }),
-            write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
-            limit: self.longest_limit(entry)?,
-            served: self.served_meanwhile(&tree, entry)?,
-            target,
-            held,
-        };
-        Ok(why(&facts, now, requests, &slowest))
-    }
-
     /// What limits and latency targets have counted.
     pub fn node_counts(&self) -> Result<NodeCounts, RpcFault> {
         Ok(NodeCounts { limits: self.limits()?, targets: self.targets()? })
@@ -534,7 +511,7 @@ impl Queries {
     }
 
     /// The limit on an export's path that requests have waited for longest: node, limit and rate.
-    fn longest_limit(&self, entry: &ExportNode) -> Result<Option<String>, RpcFault> {
+    pub(super) fn longest_limit(&self, entry: &ExportNode) -> Result<Option<String>, RpcFault> {
         let reports = self.limits()?;
         let tenant = LimitTarget::Tenant(self.settings.of(entry.id).tenant);
         let targets = [LimitTarget::Export(entry.id), tenant, LimitTarget::Server];

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::changes::LiveChanges;
 use super::inventory::Inventory;
-use super::params::{optional_text, text, values};
+use super::params::{optional_text, slow_filter, text, values};
 use super::queries::Queries;
 use super::rpc::{Params, RpcFault, RpcResult};
 use super::settings::{ExportSettings, Settings};
@@ -267,8 +267,9 @@ impl ControlService {
                 self.queries.histograms(optional_text(params, "export")?)
             }
             "why" => {
-                takes(&["export"])?;
-                self.queries.why(text(params, "export")?)
+                takes(&["export", "op", "seconds"])?;
+                let filter = slow_filter(params)?;
+                self.queries.why(optional_text(params, "export")?, filter)
             }
             "failed" => {
                 takes(&["export"])?;

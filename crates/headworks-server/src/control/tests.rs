@@ -110,6 +110,8 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 answer.send(()).unwrap();
             }
             (_, ControlQuery::Limits { answer }) => answer.send(Vec::new()).unwrap(),
+            (_, ControlQuery::SlowestExport { answer, .. }) => answer.send(None).unwrap(),
+            (_, ControlQuery::Usage { answer, .. }) => answer.send(Default::default()).unwrap(),
             (_, ControlQuery::Targets { answer }) => answer.send(Default::default()).unwrap(),
             // Only the first device is known.
             (_, ControlQuery::SmallestLatency { device, answer }) => {

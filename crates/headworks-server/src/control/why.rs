@@ -1,20 +1,21 @@
 //! Analysis of the slow requests of the last minute: a sentence, figures, and hints.
 //!
 //! Considered are the slowest 1 % of requests (at least ten), as far as `latency::slow` keeps them. Their waits are
-//! added up; the rest of their total time is `elsewhere`.
+//! added up; the rest of their total time is `elsewhere`. The hint is for the stage with the largest share: hints for several stages
+//! may contradict each other.
 
 use headworks_core::{DeviceState, Instant, WaitKind};
 use serde_json::{Map, Value, json};
 
+use super::blame::Blame;
 use super::elevator::ServedMeanwhile;
 use super::latency::micros;
 use super::targets::{HeldByTarget, OwnTarget};
-use crate::latency::slow::{SECONDS, SlowRequest};
+use crate::latency::LatencyOp;
+use crate::latency::slow::{SECONDS, SlowFilter, SlowRequest, considered};
 
 /// Requests shorter than this are not slow: 1 ms.
 const SLOW_NS: u64 = 1_000_000;
-/// Fewest requests that are considered, if there are as many.
-const LEAST: usize = 10;
 /// Requests that are listed one by one.
 const WORST: usize = 5;
 /// Smallest share of the time that is mentioned: 5 %.
@@ -37,6 +38,10 @@ pub struct WhySnapshot {
     pub dirty: Option<(u64, u64)>,
     /// Write-back bandwidth of the device in bytes per second.
     pub write_bandwidth: u64,
+    /// Bytes of the cache that are in use, and those that it may use; none without one.
+    pub cache: Option<(u64, u64)>,
+    /// Which exports and connections held what the slow requests waited for.
+    pub blame: Option<Blame>,
     /// The limit that holds the export's clients back most, in words.
     pub limit: Option<String>,
     /// What the elevator served in the last minute, if it serves in slots.
@@ -45,6 +50,13 @@ pub struct WhySnapshot {
     pub target: Option<OwnTarget>,
     /// The latency target of others for which its requests waited in the last minute.
     pub held: Option<HeldByTarget>,
+}
+
+impl WhySnapshot {
+    /// Whether a twentieth of the cache is free: then nothing waits for a frame.
+    fn has_free_frames(&self) -> bool {
+        self.cache.is_some_and(|(used, limit)| used < limit - limit / 20)
+    }
 }
 
 /// Nanoseconds of each wait of a request, then the rest of its total.
@@ -65,80 +77,153 @@ fn name(part: usize) -> &'static str {
     WaitKind::ALL.get(part).map_or("elsewhere", |wait| wait.name())
 }
 
-/// Makes the report. `slowest` is in descending order.
-pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[SlowRequest]) -> Value {
-    let hundredth = requests.div_ceil(100) as usize;
-    // Requests that were answered in the turn of their arrival were only kept because no others came.
-    let waited = slowest.partition_point(|slow| slow.total_ns > 0).max(1).min(slowest.len());
-    let count = hundredth.max(LEAST).min(waited);
-    let looked_at = &slowest[..count];
-    let above_ns = looked_at.last().map_or(0, |slow| slow.total_ns);
-    let total: f64 = looked_at.iter().map(|slow| slow.total_ns as f64).sum();
-    let mut sums = [0.0; WaitKind::COUNT + 1];
-    for slow in looked_at {
-        sums.iter_mut().zip(parts(slow)).for_each(|(sum, part)| *sum += part);
+/// The slow requests of an export, and where they spent their time.
+#[derive(Debug)]
+pub struct Slowness<'a> {
+    filter: SlowFilter,
+    requests: u64,
+    /// The slowest ones, in descending order.
+    slowest: &'a [SlowRequest],
+    /// Number and share of each part that is worth mentioning, and of all others; in descending order.
+    shares: Vec<(usize, f64)>,
+}
+
+impl<'a> Slowness<'a> {
+    /// Adds up the waits of the slowest of `requests`, which are in descending order.
+    pub fn of(filter: SlowFilter, requests: u64, slowest: &'a [SlowRequest]) -> Self {
+        let slowest = &slowest[..considered(requests, slowest)];
+        let total: f64 = slowest.iter().map(|slow| slow.total_ns as f64).sum();
+        let mut sums = [0.0; WaitKind::COUNT + 1];
+        for slow in slowest {
+            sums.iter_mut().zip(parts(slow)).for_each(|(sum, part)| *sum += part);
+        }
+        let share = |sum: &f64| if total > 0.0 { sum / total } else { 0.0 };
+        let mut shares: Vec<(usize, f64)> = sums.iter().map(share).enumerate().collect();
+        shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+        Self { filter, requests, slowest, shares }
     }
-    let mut shares: Vec<(usize, f64)> =
-        sums.iter().map(|sum| if total > 0.0 { sum / total } else { 0.0 }).enumerate().collect();
-    shares.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let told: Vec<(usize, f64)> =
-        shares.iter().copied().filter(|(_, part)| *part >= WORTH).collect();
-    let slow = looked_at.first().is_some_and(|slow| slow.total_ns >= SLOW_NS);
-    let which = match count == hundredth {
-        true => format!("slowest 1 % of {}", grouped(requests)),
-        false => format!("slowest {} of {}", grouped(count as u64), grouped(requests)),
-    };
-    let export = &facts.export;
-    let sentence = if facts.device_state == DeviceState::Stuck {
-        format!(
-            "{export}: device {} does not answer: new requests fail at once; {} completed or failed in the last minute",
-            facts.device,
-            grouped(requests)
-        )
-    } else if requests == 0 {
-        format!("{export}: no request completed in the last minute")
-    } else if !slow {
-        let longest = match looked_at.first().map_or(0, |slow| slow.total_ns) {
-            0 => "one turn of its shard".into(),
-            ns => time(ns),
-        };
-        format!(
-            "{export}: nothing is slow: none of the {} requests of the last minute took longer than {longest}",
-            grouped(requests)
-        )
-    } else {
-        format!(
-            "{export}: the {which} requests of the last minute ({} and more) spent {}",
-            time(above_ns),
-            words(facts, &told)
-        )
-    };
-    let hints: Vec<String> = if slow {
-        told.iter().filter_map(|(part, _)| hint(facts, *part)).collect()
-    } else {
-        Vec::new()
-    };
-    let notes = facts.target.iter().map(OwnTarget::note);
+
+    /// Whether a request took long enough to be called slow.
+    pub fn is_slow(&self) -> bool {
+        self.slowest.first().is_some_and(|slow| slow.total_ns >= SLOW_NS)
+    }
+
+    /// The stage with the largest share; none is `elsewhere`.
+    pub fn main_stage(&self) -> Option<WaitKind> {
+        WaitKind::ALL.get(self.shares[0].0).copied()
+    }
+
+    /// From when to when each of them was under way, without those that lie in another one.
+    pub fn times(&self) -> Vec<(Instant, Instant)> {
+        let mut times: Vec<(Instant, Instant)> = Vec::new();
+        let mut all: Vec<(Instant, Instant)> = self
+            .slowest
+            .iter()
+            .map(|slow| (Instant(slow.at.0.saturating_sub(slow.total_ns)), slow.at))
+            .collect();
+        all.sort_unstable();
+        for (from, to) in all {
+            match times.last_mut() {
+                Some(last) if from <= last.1 => last.1 = last.1.max(to),
+                _ => times.push((from, to)),
+            }
+        }
+        times
+    }
+
+    fn told(&self) -> Vec<(usize, f64)> {
+        self.shares.iter().copied().filter(|(_, part)| *part >= WORTH).collect()
+    }
+
+    /// `of the last minute`.
+    fn when(&self) -> String {
+        match self.filter.seconds {
+            60 => "of the last minute".to_owned(),
+            1 => "of the last second".to_owned(),
+            seconds => format!("of the last {seconds} seconds"),
+        }
+    }
+
+    /// What is counted: `requests`, or those of one class.
+    fn what(&self, count: u64) -> &'static str {
+        match (self.filter.op, count) {
+            (None | Some(LatencyOp::Other), 1) => "request",
+            (None | Some(LatencyOp::Other), _) => "requests",
+            (Some(LatencyOp::Read), 1) => "read",
+            (Some(LatencyOp::Read), _) => "reads",
+            (Some(LatencyOp::Write), 1) => "write",
+            (Some(LatencyOp::Write), _) => "writes",
+        }
+    }
+}
+
+/// Makes the report for clients of the control socket.
+pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> Value {
+    let Slowness { filter, requests, slowest, ref shares } = *slowness;
+    let above_ns = slowest.last().map_or(0, |slow| slow.total_ns);
+    let slow = slowness.is_slow();
+    let sentence = sentence(facts, slowness, above_ns);
+    let hints: Vec<String> =
+        if slow { hint(facts, shares[0].0).into_iter().collect() } else { vec![] };
+    let blame = facts.blame.as_ref().filter(|_| slow);
+    let notes = blame.map(Blame::sentence).into_iter();
+    let notes = notes.chain(facts.target.iter().map(OwnTarget::note));
     let notes: Vec<String> = notes.chain(facts.held.iter().map(HeldByTarget::note)).collect();
     let share = |(part, share): &(usize, f64)| (name(*part).to_owned(), json!(share));
     json!({
-        "export": export,
+        "export": facts.export,
         "sentence": sentence,
         "device_state": facts.device_state.name(),
         "slow": slow,
-        "seconds": SECONDS,
+        "seconds": filter.seconds.min(SECONDS as u64),
+        "op": filter.op.map(LatencyOp::name),
         "requests": requests,
-        "considered": count,
+        "considered": slowest.len(),
         "above_us": micros(above_ns),
         "shares": shares.iter().map(share).collect::<Map<_, _>>(),
-        "stages": stages(looked_at),
-        "worst": looked_at.iter().take(WORST).map(|slow| one(now, slow)).collect::<Value>(),
+        "stages": stages(slowest),
+        "worst": slowest.iter().take(WORST).map(|slow| one(now, slow)).collect::<Value>(),
+        "by_whom": blame.map(Blame::as_json),
         "latency_target": facts.target.as_ref().map(OwnTarget::as_json),
         "held_for_target": facts.held.as_ref().map(HeldByTarget::as_json),
         "served_meanwhile": facts.served.as_ref().map(ServedMeanwhile::as_json),
         "notes": notes,
         "hints": hints,
     })
+}
+
+/// What happened, in one sentence.
+fn sentence(facts: &WhySnapshot, slowness: &Slowness<'_>, above_ns: u64) -> String {
+    let Slowness { requests, slowest, .. } = *slowness;
+    let (export, device) = (&facts.export, &facts.device);
+    let (when, what, count) = (slowness.when(), slowness.what(requests), grouped(requests));
+    if facts.device_state == DeviceState::Stuck {
+        return format!(
+            "{export}: device {device} does not answer: new requests fail at once; {count} {what} {when} ended"
+        );
+    }
+    if requests == 0 {
+        let when = when.replacen("of", "in", 1);
+        return format!("{export}: no {} completed {when}", slowness.what(1));
+    }
+    if !slowness.is_slow() {
+        let longest = match slowest.first().map_or(0, |slow| slow.total_ns) {
+            0 => "one turn of its shard".into(),
+            ns => time(ns),
+        };
+        return format!(
+            "{export}: nothing is slow: none of the {count} {what} {when} took longer than {longest}"
+        );
+    }
+    let which = match slowest.len() as u64 == requests.div_ceil(100) {
+        true => format!("slowest 1 % of {count}"),
+        false => format!("slowest {} of {count}", grouped(slowest.len() as u64)),
+    };
+    format!(
+        "{export}: the {which} {what} {when} ({} and more) spent {}",
+        time(above_ns),
+        words(facts, &slowness.told())
+    )
 }
 
 /// `86 % of their time in dirty (the reason), 9 % in device`.
@@ -163,15 +248,19 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
             let rate = size(facts.write_bandwidth);
             format!("the writer was paused: {of}device {device} writes {rate}/s")
         }
+        Some(WaitKind::Cache) if facts.has_free_frames() => {
+            "in the page cache, which has free frames: copying its bytes, waiting for a locked range or for older data".into()
+        }
         Some(WaitKind::Cache) => {
             "waiting in the page cache for a free frame, a locked range or older data".into()
         }
+        Some(WaitKind::Buffer) => "all request buffers were in use".into(),
         Some(WaitKind::Plug) => {
             format!("the queue of {device} was drained to change an option")
         }
         Some(WaitKind::Tag) => match &facts.held {
             Some(held) => held.reason(),
-            None => format!("{device} has {} tags, and all were in use", facts.nr_requests),
+            None => format!("waiting for one of the {} tags of {device}", facts.nr_requests),
         },
         Some(WaitKind::Scheduler) => {
             let scheduler = facts.scheduler;
@@ -192,10 +281,19 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
 /// A hint for a kind of wait: the options that change it.
 fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
     let (device, export) = (&facts.device, &facts.export);
+    if facts.held.is_none()
+        && let Some(hint) = facts.blame.as_ref().and_then(Blame::hint)
+    {
+        return Some(format!("{}: {hint}", name(part)));
+    }
     Some(match WaitKind::ALL.get(part)? {
         WaitKind::Dirty => format!(
             "dirty: writers produce dirty data faster than {device} writes it; vm/dirty_bytes and vm/dirty_background_bytes limit it, exports/{export}/weight is the share of this export"
         ),
+        WaitKind::Cache if facts.has_free_frames() => {
+            "cache: smaller requests are copied in shorter turns; flushes and discards lock what they cover".into()
+        }
+        WaitKind::Buffer => "buffer: a larger --buffers has more".into(),
         WaitKind::Cache => format!(
             "cache: a larger --cache has more frames; {device}/queue/read_ahead_kb reads further ahead; fewer flushes and discards wait less for each other"
         ),
@@ -274,7 +372,7 @@ pub(super) fn grouped(number: u64) -> String {
     text
 }
 
-fn time(ns: u64) -> String {
+pub(super) fn time(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),
         1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
@@ -310,6 +408,10 @@ mod tests {
         }
     }
 
+    fn report(facts: &WhySnapshot, requests: u64, slowest: &[SlowRequest]) -> Value {
+        why(facts, Instant(0), &Slowness::of(SlowFilter::default(), requests, slowest))
+    }
+
     #[test]
     fn wait_for_latency_target_of_others_is_the_reason() {
         let held = HeldByTarget {
@@ -320,8 +422,7 @@ mod tests {
             requests: 30,
         };
         let facts = WhySnapshot { held: Some(held), ..facts() };
-        let told =
-            why(&facts, Instant(0), 20, &[slow(9_000_000, &[(WaitKind::Tag, 9_000_000)]); 20]);
+        let told = report(&facts, 20, &[slow(9_000_000, &[(WaitKind::Tag, 9_000_000)]); 20]);
         let sentence = told["sentence"].as_str().unwrap();
         let reason = "in tag (waits for the latency target 5 ms of tenant acme: hw0 takes at most 256 KiB of others at once)";
         assert!(sentence.contains(reason), "{sentence}");
@@ -336,7 +437,7 @@ mod tests {
     #[test]
     fn device_that_does_not_answer_is_the_reason() {
         let facts = WhySnapshot { device_state: DeviceState::Stuck, ..facts() };
-        let told = why(&facts, Instant(0), 0, &[]);
+        let told = report(&facts, 0, &[]);
         let sentence = told["sentence"].as_str().unwrap();
         assert!(sentence.starts_with("db: device hw0 does not answer"), "{sentence}");
         assert_eq!(told["device_state"], "stuck");
@@ -350,7 +451,7 @@ mod tests {
     }
 
     fn sentence(requests: u64, slowest: &[SlowRequest]) -> String {
-        let report = why(&facts(), Instant(0), requests, slowest);
+        let report = report(&facts(), requests, slowest);
         report["sentence"].as_str().unwrap().to_owned()
     }
 
@@ -362,7 +463,7 @@ mod tests {
         let text = sentence(12_345, &all);
         let begin = "db: the slowest 1 % of 12,345 requests of the last minute (10.0 ms and more) spent 84 % of their time in dirty (the writer was paused: 60.0 MiB of at most 64.0 MiB are dirty, device hw0 writes 43.0 MiB/s), 10 % in device";
         assert!(text.starts_with(begin), "{text}");
-        let report = why(&facts(), Instant(0), 12_345, &all);
+        let report = report(&facts(), 12_345, &all);
         assert_eq!((&report["considered"], &report["requests"]), (&json!(124), &json!(12_345)));
         assert_eq!(report["stages"]["dirty"]["requests"], json!(124));
         assert_eq!(report["worst"].as_array().map(Vec::len), Some(5));
@@ -384,7 +485,10 @@ mod tests {
         let all = [slow(2_000_000, &[(WaitKind::Tag, 2_000_000)]); 50];
         let text = sentence(1_000_000, &all);
         assert!(text.contains("the slowest 50 of 1,000,000 requests"), "{text}");
-        assert!(text.contains("100 % of their time in tag (hw0 has 64 tags"), "{text}");
+        assert!(
+            text.contains("100 % of their time in tag (waiting for one of the 64 tags of hw0)"),
+            "{text}"
+        );
     }
 
     #[test]

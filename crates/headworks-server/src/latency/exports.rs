@@ -4,7 +4,7 @@
 
 use headworks_core::{ExportId, Instant, WaitTimes};
 
-use super::slow::{SlowRequest, SlowRing};
+use super::slow::{SlowFilter, SlowRequest, SlowRing};
 use super::{CompletedRequest, LatencyTable, LatencyTotals};
 
 /// Wait times of the exports with clients on this shard.
@@ -32,7 +32,7 @@ impl ExportLatencies {
     ) {
         let CompletedRequest { op, offset, len, total_ns, .. } = *answered;
         let slow = || SlowRequest { total_ns, at: now, offset, wait_times, len, connection, op };
-        self.entry(export).slow.record(slow, now, total_ns);
+        self.entry(export).slow.record(slow, now, (op, total_ns));
     }
 
     /// Adds the counts of a connection that closes.
@@ -60,11 +60,16 @@ impl ExportLatencies {
         entry.map(|entry| &entry.gone)
     }
 
-    /// Number of requests in the last minute, and the slowest of them.
+    /// Number of requests in the last seconds, and the slowest of them.
     #[must_use]
-    pub fn slow(&self, export: ExportId, now: Instant) -> (u64, Vec<SlowRequest>) {
+    pub fn slow(
+        &self,
+        export: ExportId,
+        now: Instant,
+        filter: SlowFilter,
+    ) -> (u64, Vec<SlowRequest>) {
         let entry = self.all.get(usize::from(export.0)).and_then(Option::as_ref);
-        entry.map_or_else(Default::default, |entry| entry.slow.recent(now))
+        entry.map_or_else(Default::default, |entry| entry.slow.recent(now, filter))
     }
 
     #[inline]

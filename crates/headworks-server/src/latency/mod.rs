@@ -10,6 +10,7 @@
 
 pub mod exports;
 pub mod slow;
+pub mod usage;
 
 use headworks_core::stats::{BUCKETS, bucket_of, upper_end};
 use headworks_core::{Op, WaitKind, WaitTimes};
@@ -25,8 +26,8 @@ pub struct CompletedRequest {
     pub len: u32,
     /// Nanoseconds from the turn in which it was complete to the turn that answered it.
     pub total_ns: u64,
-    /// Histogram bucket of its wait for limits, which is a part of the total.
-    pub limited: u8,
+    /// Its waits before the bio, which are a part of the total.
+    pub front: WaitTimes,
 }
 
 /// Class of operations with histograms of their own.
@@ -122,7 +123,7 @@ impl Default for LatencyTable {
     }
 }
 
-const _: () = assert!(size_of::<Counts<u32>>() <= 16 << 10, "a connection is small");
+const _: () = assert!(size_of::<Counts<u32>>() <= 18 << 10, "a connection is small");
 
 impl LatencyTable {
     /// Counts a completed request.
@@ -153,6 +154,12 @@ impl LatencyTable {
         if op == Op::Discard {
             self.discards.add(DiscardCounts { requests: 1, bytes: len.into() });
         }
+    }
+
+    /// Nanoseconds of all requests and bytes of writes, since the counts were moved to `older`.
+    #[must_use]
+    pub fn recent_sums(&self) -> (u64, u64) {
+        (self.sum_ns.iter().sum(), self.bytes[LatencyOp::Write as usize])
     }
 
     /// Moves the counts to `older` before one can wrap; once in 2^32 requests.

@@ -1,14 +1,19 @@
-//! The slowest requests of an export: the 32 slowest of each of the last 60 seconds.
+//! The slowest requests of an export: of each of the last 60 seconds the slowest of each class of operations.
 //!
-//! There is no threshold to set: a second keeps what is slower than the fastest request it has. So most requests cost
-//! one comparison.
+//! There is no threshold to set: a second keeps what is slower than the fastest request of its class that it has. So most requests
+//! cost one comparison. Classes are apart, so that slow writes displace no read.
 
 use headworks_core::{Instant, Op, WaitTimes};
 
+use super::LatencyOp;
+
 /// Seconds that are kept.
 pub const SECONDS: usize = 60;
-/// Requests kept for each second.
-pub const KEPT: usize = 32;
+/// Requests kept of each class for each second: reads, writes, others.
+pub const KEPT: [usize; LatencyOp::COUNT] = [16, 12, 4];
+/// Where the requests of a class begin.
+const BEGIN: [usize; LatencyOp::COUNT] = [0, KEPT[0], KEPT[0] + KEPT[1]];
+const KEPT_ALL: usize = KEPT[0] + KEPT[1] + KEPT[2];
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -35,13 +40,18 @@ pub struct SlowRequest {
 struct Second {
     /// Number of the second on the shard's clock; `u64::MAX` if unused.
     number: u64,
-    requests: u64,
-    used: usize,
-    slowest: [SlowRequest; KEPT],
+    /// By class.
+    requests: [u64; LatencyOp::COUNT],
+    used: [usize; LatencyOp::COUNT],
+    slowest: [SlowRequest; KEPT_ALL],
 }
 
-const EMPTY: Second =
-    Second { number: u64::MAX, requests: 0, used: 0, slowest: [NO_REQUEST; KEPT] };
+const EMPTY: Second = Second {
+    number: u64::MAX,
+    requests: [0; LatencyOp::COUNT],
+    used: [0; LatencyOp::COUNT],
+    slowest: [NO_REQUEST; KEPT_ALL],
+};
 const NO_REQUEST: SlowRequest = SlowRequest {
     total_ns: 0,
     at: Instant(0),
@@ -52,6 +62,23 @@ const NO_REQUEST: SlowRequest = SlowRequest {
     op: Op::Read,
 };
 
+/// Fewest requests that are considered, if there are as many.
+const LEAST: usize = 10;
+
+/// How many of the slowest requests are considered: a hundredth of all, at least ten, as far as they were kept and had to wait.
+#[must_use]
+pub fn considered(requests: u64, slowest: &[SlowRequest]) -> usize {
+    // Requests that were answered in the turn of their arrival were only kept because no others came.
+    let waited = slowest.partition_point(|slow| slow.total_ns > 0).max(1).min(slowest.len());
+    (requests.div_ceil(100) as usize).max(LEAST).min(waited)
+}
+
+/// The time that every considered request took at least; `slowest` is in descending order.
+#[must_use]
+pub fn above_ns(requests: u64, slowest: &[SlowRequest]) -> u64 {
+    considered(requests, slowest).checked_sub(1).map_or(0, |last| slowest[last].total_ns)
+}
+
 /// Ring of the last 60 seconds; about 110 KiB.
 #[derive(Debug)]
 pub struct SlowRing {
@@ -59,8 +86,29 @@ pub struct SlowRing {
     /// Index of the current second.
     current: usize,
     ends: Instant,
-    /// Requests that are not slower are not kept.
-    floor_ns: u64,
+    /// Requests of a class that are not slower are not kept.
+    floor_ns: [u64; LatencyOp::COUNT],
+}
+
+/// Which requests are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowFilter {
+    /// The class of operations; all classes if none.
+    pub op: Option<LatencyOp>,
+    /// How many of the last seconds, 1..=60.
+    pub seconds: u64,
+}
+
+impl Default for SlowFilter {
+    fn default() -> Self {
+        Self { op: None, seconds: SECONDS as u64 }
+    }
+}
+
+impl SlowFilter {
+    fn has(self, class: usize) -> bool {
+        self.op.is_none_or(|op| op as usize == class)
+    }
 }
 
 impl Default for SlowRing {
@@ -69,7 +117,7 @@ impl Default for SlowRing {
             seconds: vec![EMPTY; SECONDS].into_boxed_slice(),
             current: 0,
             ends: Instant(0),
-            floor_ns: 0,
+            floor_ns: [0; LatencyOp::COUNT],
         }
     }
 }
@@ -77,14 +125,20 @@ impl Default for SlowRing {
 impl SlowRing {
     /// Counts a completed request, and keeps it if it is slow.
     #[inline]
-    pub fn record(&mut self, slow: impl FnOnce() -> SlowRequest, now: Instant, total_ns: u64) {
+    pub fn record(
+        &mut self,
+        slow: impl FnOnce() -> SlowRequest,
+        now: Instant,
+        (op, total_ns): (Op, u64),
+    ) {
         if now >= self.ends {
             self.begin_second(now);
         }
-        let second = &mut self.seconds[self.current];
-        second.requests += 1;
-        if total_ns > self.floor_ns || second.used < KEPT {
-            self.keep(slow());
+        let class = LatencyOp::of(op) as usize;
+        self.seconds[self.current].requests[class] += 1;
+        // A class that has room has the floor 0, and a request in the turn of its arrival takes 0 ns.
+        if total_ns >= self.floor_ns[class] {
+            self.keep(class, slow());
         }
     }
 
@@ -94,33 +148,39 @@ impl SlowRing {
         self.current = number as usize % SECONDS;
         self.seconds[self.current] = Second { number, ..EMPTY };
         self.ends = Instant((number + 1) * SECOND_NS);
-        self.floor_ns = 0;
+        self.floor_ns = [0; LatencyOp::COUNT];
     }
 
-    fn keep(&mut self, slow: SlowRequest) {
-        let second = &mut self.seconds[self.current];
-        if second.used < KEPT {
-            second.slowest[second.used] = slow;
-            second.used += 1;
-        } else if let Some(fastest) = second.slowest.iter_mut().min_by_key(|kept| kept.total_ns) {
+    fn keep(&mut self, class: usize, slow: SlowRequest) {
+        let Second { used, slowest, .. } = &mut self.seconds[self.current];
+        let (used, slowest) = (&mut used[class], &mut slowest[BEGIN[class]..][..KEPT[class]]);
+        if let Some(free) = slowest.get_mut(*used) {
+            *free = slow;
+            *used += 1;
+        } else if let Some(fastest) = slowest.iter_mut().min_by_key(|kept| kept.total_ns) {
             *fastest = slow;
         }
-        if second.used == KEPT {
-            self.floor_ns = second.slowest.iter().map(|kept| kept.total_ns).min().unwrap_or(0);
+        if *used == slowest.len() {
+            let fastest = slowest.iter().map(|kept| kept.total_ns).min();
+            // One more, so that of equal requests the first ones stay.
+            self.floor_ns[class] = fastest.map_or(0, |ns| ns + 1);
         }
     }
 
-    /// Number of requests of the last minute, and the slowest of them in descending order.
+    /// Number of requests of the last seconds, and the slowest of them in descending order.
     #[must_use]
-    pub fn recent(&self, now: Instant) -> (u64, Vec<SlowRequest>) {
+    pub fn recent(&self, now: Instant, filter: SlowFilter) -> (u64, Vec<SlowRequest>) {
         let last = now.0 / SECOND_NS;
-        let recent =
-            |second: &&Second| second.number <= last && last - second.number < SECONDS as u64;
+        let recent = |second: &&Second| {
+            second.number <= last && last - second.number < filter.seconds.min(SECONDS as u64)
+        };
         let mut requests = 0;
         let mut slowest = Vec::new();
         for second in self.seconds.iter().filter(recent) {
-            requests += second.requests;
-            slowest.extend_from_slice(&second.slowest[..second.used]);
+            for class in (0..LatencyOp::COUNT).filter(|class| filter.has(*class)) {
+                requests += second.requests[class];
+                slowest.extend_from_slice(&second.slowest[BEGIN[class]..][..second.used[class]]);
+            }
         }
         slowest.sort_unstable_by_key(|slow| (u64::MAX - slow.total_ns, slow.at));
         (requests, slowest)
@@ -132,9 +192,32 @@ mod tests {
     use super::*;
     use headworks_core::prng::Prng;
 
+    const ALL: SlowFilter = SlowFilter { op: None, seconds: SECONDS as u64 };
+
+    fn record_op(ring: &mut SlowRing, op: Op, now: u64, total_ns: u64) {
+        let slow = || SlowRequest { total_ns, at: Instant(now), op, ..SlowRequest::default() };
+        ring.record(slow, Instant(now), (op, total_ns));
+    }
+
     fn record(ring: &mut SlowRing, now: u64, total_ns: u64) {
-        let slow = || SlowRequest { total_ns, at: Instant(now), ..SlowRequest::default() };
-        ring.record(slow, Instant(now), total_ns);
+        record_op(ring, Op::Read, now, total_ns);
+    }
+
+    #[test]
+    fn slow_writes_displace_no_read_and_filters_choose() {
+        let mut ring = SlowRing::default();
+        record(&mut ring, 5, 7);
+        (0..100).for_each(|_| record_op(&mut ring, Op::Write, 6, 1 << 30));
+        record_op(&mut ring, Op::Flush, 2 * SECOND_NS, 99);
+        let now = Instant(2 * SECOND_NS + 1);
+        let found = |op, seconds| {
+            let (requests, slowest) = ring.recent(now, SlowFilter { op, seconds });
+            (requests, slowest.len())
+        };
+        assert_eq!(found(Some(LatencyOp::Read), 60), (1, 1));
+        assert_eq!(found(Some(LatencyOp::Write), 60), (100, KEPT[1]));
+        assert_eq!(found(None, 60), (102, KEPT[1] + 2));
+        assert_eq!(found(None, 2), (1, 1), "this second and the one before");
     }
 
     #[test]
@@ -148,10 +231,10 @@ mod tests {
                 record(&mut ring, second * SECOND_NS + 5, *total);
             }
             all.sort_unstable();
-            expected.extend_from_slice(&all[500 - KEPT..]);
+            expected.extend_from_slice(&all[500 - KEPT[0]..]);
         }
         expected.sort_unstable_by(|a, b| b.cmp(a));
-        let (requests, slowest) = ring.recent(Instant(3 * SECOND_NS));
+        let (requests, slowest) = ring.recent(Instant(3 * SECOND_NS), ALL);
         let found: Vec<u64> = slowest.iter().map(|slow| slow.total_ns).collect();
         assert_eq!((requests, found), (1500, expected));
     }
@@ -161,11 +244,11 @@ mod tests {
         let mut ring = SlowRing::default();
         record(&mut ring, 0, 99);
         record(&mut ring, 30 * SECOND_NS, 1);
-        let count = |ring: &SlowRing, second: u64| ring.recent(Instant(second * SECOND_NS)).0;
+        let count = |ring: &SlowRing, second: u64| ring.recent(Instant(second * SECOND_NS), ALL).0;
         assert_eq!([30, 59, 60, 89, 90].map(|at| count(&ring, at)), [2, 2, 1, 1, 0]);
         // The same entry of the ring, a minute later.
         record(&mut ring, 90 * SECOND_NS, 7);
-        assert_eq!(ring.recent(Instant(90 * SECOND_NS)).1[0].total_ns, 7);
-        assert_eq!(ring.recent(Instant(90 * SECOND_NS)).0, 1);
+        assert_eq!(ring.recent(Instant(90 * SECOND_NS), ALL).1[0].total_ns, 7);
+        assert_eq!(ring.recent(Instant(90 * SECOND_NS), ALL).0, 1);
     }
 }

@@ -20,7 +20,8 @@ use headworks_core::{
     TenantId, VolumeId,
 };
 
-use crate::latency::slow::SlowRequest;
+use crate::latency::slow::{SlowFilter, SlowRequest};
+use crate::latency::usage::Usage;
 use crate::latency::{LatencyTable, LatencyTotals};
 use crate::reactor::limits::LimitTarget;
 use crate::tenant::TenantName;
@@ -105,8 +106,24 @@ pub enum ControlQuery {
         export: ExportId,
         /// Id of the device.
         device: DeviceId,
+        /// Which requests count.
+        filter: SlowFilter,
         /// Channel for the answer.
         answer: Sender<SlowReport>,
+    },
+    /// The export of this shard whose slowest requests were slowest.
+    SlowestExport {
+        /// Which requests count.
+        filter: SlowFilter,
+        /// Channel for the answer: the export, and the time that its slowest hundredth exceeded; none without requests.
+        answer: Sender<Option<(ExportId, u64)>>,
+    },
+    /// What used the devices, the cache and the buffers of this shard at some times of the last minute.
+    Usage {
+        /// Beginning and end of each time.
+        times: Arc<[(Instant, Instant)]>,
+        /// Channel for the answer.
+        answer: Sender<Usage>,
     },
     /// Connections of this shard, from a slot on.
     Connections {

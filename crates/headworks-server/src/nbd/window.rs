@@ -4,7 +4,7 @@
 //! requests may be in flight, and a sequence number whose entry is in use is skipped. So a slow request delays no other
 //! one, and a look-up is one index. Invariant: `used` entries are occupied, at most half of them.
 
-use headworks_core::{Instant, Op};
+use headworks_core::{Instant, Op, WaitTimes};
 
 use headworks::driver::Buffer;
 
@@ -19,12 +19,12 @@ pub struct InFlight {
     pub offset: u64,
     /// Length of the range in bytes.
     pub len: u32,
-    /// Time at which the request was complete, less its wait for limits.
+    /// Time at which the request was complete, less its waits before the bio.
     pub since: Instant,
     /// Operation of the request.
     pub op: Op,
-    /// Histogram bucket of the wait for limits before the bio.
-    pub limited: u8,
+    /// Waits before the bio.
+    pub front: WaitTimes,
     /// Only the first extent is wanted (block status).
     pub one_extent: bool,
     /// The error reply was sent at the time-out; only the buffer is still in use.
@@ -83,7 +83,7 @@ impl Window {
             len,
             since,
             op,
-            limited: 0,
+            front: WaitTimes::NONE,
             one_extent: false,
             answered,
             buffer,

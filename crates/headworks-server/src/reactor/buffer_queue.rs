@@ -106,6 +106,11 @@ impl BufferQueue {
         is_new
     }
 
+    /// Bytes that the connections of an export hold.
+    pub fn held_by(&self, export: ExportId) -> usize {
+        self.exports.get(usize::from(export.0)).map_or(0, |usage| usage.held)
+    }
+
     /// Whether a connection waits.
     pub fn contains(&self, slot: u32) -> bool {
         self.waiting.contains(&slot)

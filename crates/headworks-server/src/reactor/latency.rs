@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use headworks_core::cache::folio::BLOCK;
 use headworks_core::{DeviceId, ExportId, Instant};
 
 use super::Reactor;
 use super::hot_list::ConnectionState;
 use super::queries::TABLES_MAX;
+use crate::latency::slow::{SlowFilter, above_ns};
 use crate::messages::query::{LatencyPart, LatencyReport, SlowReport};
 
 impl Reactor {
@@ -46,10 +48,47 @@ impl Reactor {
     pub(super) fn report_slow(
         &self,
         now: Instant,
-        export: ExportId,
-        device: DeviceId,
+        (export, device): (ExportId, DeviceId),
+        filter: SlowFilter,
     ) -> SlowReport {
-        let (requests, slowest) = self.parts.io.latency.slow(export, now);
-        SlowReport { now, requests, slowest, writeback: self.parts.driver.shard().wb_stats(device) }
+        let (requests, slowest) = self.parts.io.latency.slow(export, now, filter);
+        let writeback = self.parts.driver.shard().wb_stats(device);
+        SlowReport { now, requests, slowest, writeback }
+    }
+
+    /// The export of this shard whose slowest requests were slowest, by the time that a hundredth of them exceeded.
+    pub(super) fn report_slowest_export(
+        &self,
+        now: Instant,
+        filter: SlowFilter,
+    ) -> Option<(ExportId, u64)> {
+        let latency = &self.parts.io.latency;
+        let above = |export| {
+            let (requests, slowest) = latency.slow(export, now, filter);
+            (export, above_ns(requests, &slowest))
+        };
+        latency.known(ExportId(0)).map(above).max_by_key(|(_, ns)| *ns)
+    }
+
+    /// Ends a second of the log of what is used.
+    pub(super) fn log_usage(&mut self, now: Instant) {
+        let Self { usage, parts, connections, buffer_queue, .. } = self;
+        let mut second = usage.end_second(now);
+        let shard = parts.driver.shard();
+        shard.device_uses(|volume, device, used| second.volume(volume, device, used));
+        for slot in parts.io.slots() {
+            let Some(export) = connections.state(slot).export else { continue };
+            let Some((connection, _)) = parts.io.connection(slot) else { continue };
+            if let Some((_, table)) = connection.latency() {
+                let id = connection.id();
+                second.connection(slot as usize, (id, export), table.recent_sums());
+            }
+        }
+        for export in parts.io.latency.known(ExportId(0)) {
+            let (dirty, _) = shard.export_blocks(export);
+            second.dirty(export, dirty * u64::from(BLOCK));
+            second.buffers(export, buffer_queue.held_by(export) as u64);
+        }
+        second.keep();
     }
 }

@@ -62,6 +62,7 @@ use tracing::{error, info, warn};
 use crate::access::AccessRules;
 use crate::assemble::export_info::ServedExport;
 use crate::assemble::{ImageWatcher, WatchedFile};
+use crate::latency::usage::UsageLog;
 use crate::listen::ClientListener;
 use crate::messages::ControlMessage;
 use crate::messages::query::BufferStats;
@@ -187,6 +188,8 @@ pub struct Reactor {
     /// What this shard was to take over was not handed over: it ends.
     withdrawn: bool,
     next_tick: Instant,
+    /// What used devices, cache and buffers in the last minute.
+    usage: UsageLog,
     /// Something happened since the last tick, or a connection has a deadline.
     ticking: bool,
     /// Watermarks of the pool.
@@ -253,6 +256,7 @@ impl Reactor {
             pause: None,
             withdrawn: false,
             next_tick: Instant(0),
+            usage: UsageLog::default(),
             ticking: false,
             buffer_limits: BufferLimits::new(parts.io.pool.size(), places),
             buffer_stats: BufferStats::default(),
@@ -619,6 +623,7 @@ impl Reactor {
         if suppressed > 0 {
             warn!("{suppressed} more messages about clients suppressed");
         }
+        self.log_usage(now);
         self.log_held(true);
         self.log_tight_targets(now);
         self.retry_flushes();

@@ -62,8 +62,14 @@ impl Reactor {
             ControlQuery::Latency { from, answer } => {
                 let _ = answer.send(self.report_latency(from));
             }
-            ControlQuery::Slow { export, device, answer } => {
-                let _ = answer.send(self.report_slow(now, export, device));
+            ControlQuery::Slow { export, device, filter, answer } => {
+                let _ = answer.send(self.report_slow(now, (export, device), filter));
+            }
+            ControlQuery::SlowestExport { filter, answer } => {
+                let _ = answer.send(self.report_slowest_export(now, filter));
+            }
+            ControlQuery::Usage { times, answer } => {
+                let _ = answer.send(self.usage.during(&times));
             }
             ControlQuery::Connections { from, answer } => {
                 let _ = answer.send(self.report_connections(from));

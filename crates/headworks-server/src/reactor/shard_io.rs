@@ -419,7 +419,7 @@ unsafe impl ActionSink for ShardIo {
             let has_memory = !connection.memory().is_empty();
             let answered = connection.reply(now, id.sequence, (status, hole, stage), pool);
             if let Some(answered) = answered {
-                let wait_times = wait_times.limited(answered.limited);
+                let wait_times = wait_times.with_front(answered.front);
                 connection.count(&answered, wait_times);
                 self.latency.record(now, (id.export, id.connection), &answered, wait_times);
             }
@@ -435,7 +435,7 @@ unsafe impl ActionSink for ShardIo {
         let now = self.now;
         let Some((connection, _)) = self.connection(slot) else { return };
         if let Some(answered) = connection.reply_frames(now, id.sequence, frames) {
-            let wait_times = WaitTimes::NONE.limited(answered.limited);
+            let wait_times = answered.front;
             connection.count(&answered, wait_times);
             self.latency.record(now, (id.export, id.connection), &answered, wait_times);
         }

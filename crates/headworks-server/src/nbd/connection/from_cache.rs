@@ -12,7 +12,7 @@
 //!
 //! A bio without a buffer is answered or returned in the turn in which it is submitted.
 
-use headworks_core::{Bio, BioFlags, BioId, Input, Instant, IoError, Op};
+use headworks_core::{Bio, BioFlags, BioId, Input, Instant, IoError, Op, WaitKind, WaitTimes};
 
 use super::receive::may_take;
 use super::{BufferPolicy, Connection, ExportBinding, Phase, ReceiveContext, completed};
@@ -101,8 +101,7 @@ impl Connection {
 
     /// Submits returned reads again, with buffers; false if no buffer or no bio slot is free for the next one.
     pub fn resubmit(&mut self, context: &mut ReceiveContext<'_>) -> bool {
-        while let Some(&InFlight { cookie, offset, len, since, limited, .. }) =
-            self.returned.front()
+        while let Some(&InFlight { cookie, offset, len, since, front, .. }) = self.returned.front()
         {
             let Some(binding) = self.last_binding() else { return true };
             let buffer = match *context.room {
@@ -118,10 +117,14 @@ impl Connection {
                 continue;
             };
             self.returned.pop_front();
+            let limit_ns = front.at_most(WaitKind::Limit);
+            let waited_ns = context.now.since(since).saturating_sub(limit_ns);
             self.buffer_bytes += buffer.len();
             let sequence = self.window.insert(cookie, offset, len, Op::Read, Some(buffer), since);
+            // It was returned in the turn of its arrival, so what it has waited since was for the buffer.
+            let front = front.with_front(WaitTimes::of_front(0, waited_ns));
             if let Some(in_flight) = self.window.get(sequence) {
-                in_flight.limited = limited;
+                in_flight.front = front;
             }
             *context.room -= 1;
             let ExportBinding { volume, export, ioprio, .. } = binding;

@@ -19,9 +19,10 @@ mod tests;
 use std::collections::VecDeque;
 
 use headworks_core::limits::{LimitDirection, LimitTree, LimitedIo, NodeId};
-use headworks_core::stats::bucket_of;
 use headworks_core::{Instant, Op};
 use headworks_nbd::transmission::Request;
+
+use crate::nbd::front_waits::FrontWaits;
 
 use super::{Connection, LARGE_PAYLOAD, Phase, ReceiveContext, ReceiveOutcome, TURN_BIOS};
 
@@ -112,11 +113,6 @@ impl ParkedQueue {
         self.passed = self.passed.checked_sub(1)?;
         self.requests.pop_front()
     }
-}
-
-/// The histogram bucket of a wait for limits.
-pub(super) fn limited_bucket(limited_ns: u64) -> u8 {
-    bucket_of(limited_ns) as u8
 }
 
 impl Connection {
@@ -222,7 +218,11 @@ impl Connection {
             self.parked_queue(direction)?.take_passed();
             if self.refuses && (*context.room == 0 || !self.has_window_room()) {
                 self.refuse(request);
-            } else if !self.admit(request, context.now.since(since), context) {
+            } else if !self.admit(
+                request,
+                FrontWaits::for_limits(context.now.since(since)),
+                context,
+            ) {
                 return Some(ReceiveOutcome::NoBuffer);
             }
         }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use headworks::driver::Pool;
 use headworks_core::limits::{LimitKind, LimitTree, Limits, NodeId};
-use headworks_core::{Input, Instant, IoError, ReplyStage};
+use headworks_core::{Input, Instant, IoError, ReplyStage, WaitTimes};
 use headworks_nbd::{ExportInfo, Negotiated};
 
 use super::*;
@@ -220,8 +220,8 @@ fn wait_for_a_limit_is_counted_as_such() {
     let result = || (Err(IoError::Medium), false, ReplyStage::Final);
     let first = rig.connection.reply(Instant(8 * MS), 1, result(), &mut rig.pool).unwrap();
     let second = rig.connection.reply(Instant(8 * MS), 2, result(), &mut rig.pool).unwrap();
-    assert_eq!((first.limited, first.total_ns), (0, 8 * MS));
-    assert_eq!((second.limited, second.total_ns), (limited_bucket(7 * MS), 8 * MS));
+    assert_eq!((first.front, first.total_ns), (WaitTimes::NONE, 8 * MS));
+    assert_eq!((second.front, second.total_ns), (WaitTimes::of_front(7 * MS, 0), 8 * MS));
 }
 
 #[test]

@@ -36,6 +36,7 @@ use headworks_core::{
 };
 
 use super::buffer_limits::{BufferLimits, DeviceBytes};
+use super::front_waits::FrontWaits;
 use super::outgoing::{Outgoing, SendOutcome};
 use super::transport::Transport;
 use super::window::{InFlight, Window};
@@ -125,8 +126,10 @@ struct Transmission {
     own_ioprio: bool,
     /// A parsed request that waits for a buffer.
     held: Option<Request>,
-    /// Nanoseconds that it waited for limits.
-    held_limited_ns: u64,
+    /// Its waits before that.
+    held_waits: FrontWaits,
+    /// When it began to wait for a buffer; none if it waits for its turn alone.
+    held_since: Option<Instant>,
     /// Requests that wait for limits; none if none ever did.
     parked: Option<Box<Parked>>,
     receiving: Option<Receiving>,
@@ -139,8 +142,8 @@ struct Receiving {
     buffer: Option<Buffer>,
     request: Request,
     filled: usize,
-    /// Nanoseconds that the request waited for limits.
-    limited_ns: u64,
+    /// Waits of the request before its payload.
+    waits: FrontWaits,
 }
 
 /// Outcome of [`Connection::receive`].
@@ -440,7 +443,8 @@ impl Connection {
             binding,
             own_ioprio: false,
             held: None,
-            held_limited_ns: 0,
+            held_waits: FrontWaits::default(),
+            held_since: None,
             parked: None,
             receiving: None,
             large: false,
@@ -775,8 +779,8 @@ impl Transmission {
 /// Describes a request of the window that is answered at `now`.
 #[inline]
 fn completed(request: &InFlight, now: Instant) -> CompletedRequest {
-    let InFlight { op, offset, len, since, limited, .. } = *request;
-    CompletedRequest { op, offset, len, total_ns: now.since(since), limited }
+    let InFlight { op, offset, len, since, front, .. } = *request;
+    CompletedRequest { op, offset, len, total_ns: now.since(since), front }
 }
 
 /// The extents that a device wrote into the buffer of a block status.

@@ -8,14 +8,14 @@ use std::io;
 
 use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Instant, IoError, Op};
 
-use super::limited::limited_bucket;
 use super::{
     BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PART, LARGE_PAYLOAD, LARGE_TAIL,
     LENT_BYTES, Negotiation, Phase, ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS,
-    TURN_BYTES,
+    TURN_BYTES, Transmission,
 };
 use crate::access::ClientOffer;
 use crate::nbd::buffer_limits::BufferDemand;
+use crate::nbd::front_waits::FrontWaits;
 use crate::nbd::outgoing::SendOutcome;
 use crate::nbd::transport::Transport;
 use headworks::driver::{Buffer, Pool, Span};
@@ -284,10 +284,10 @@ impl Connection {
                 return (used, ReceiveOutcome::Some);
             }
             let held = transmission.held.take();
-            let mut limited_ns = 0;
+            let mut waits = FrontWaits::default();
             let request = match held {
                 Some(request) => {
-                    limited_ns = std::mem::take(&mut transmission.held_limited_ns);
+                    waits = transmission.end_hold(context.now);
                     request
                 }
                 None if !self.has_room() => return (used, ReceiveOutcome::Full),
@@ -331,10 +331,10 @@ impl Connection {
             }
             let reads = if request.op() == Op::Read { request.len as usize } else { 0 };
             if reads >= LARGE_PAYLOAD && *context.large_reads == 0 {
-                self.hold(request, limited_ns);
+                self.hold(request, waits);
                 return (used, ReceiveOutcome::NextTurn);
             }
-            if !self.admit(request, limited_ns, context) {
+            if !self.admit(request, waits, context) {
                 return (used, ReceiveOutcome::NoBuffer);
             }
             // Data of reads will be copied, too, and count against the turn's share.
@@ -346,9 +346,9 @@ impl Connection {
     }
 
     /// Keeps a parsed request for a later turn.
-    fn hold(&mut self, request: Request, limited_ns: u64) {
+    fn hold(&mut self, request: Request, waits: FrontWaits) {
         if let Phase::Transmission(transmission) = &mut self.phase {
-            (transmission.held, transmission.held_limited_ns) = (Some(request), limited_ns);
+            (transmission.held, transmission.held_waits) = (Some(request), waits);
         }
     }
 
@@ -359,18 +359,18 @@ impl Connection {
             && request.op() == Op::Write
         {
             transmission.receiving =
-                Some(Receiving { buffer: None, request, filled: 0, limited_ns: 0 });
+                Some(Receiving { buffer: None, request, filled: 0, waits: FrontWaits::default() });
             return;
         }
         self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
     }
 
-    /// Gives a request, which has waited `limited_ns` for limits, its buffer and submits it, unless a payload comes first; false if
+    /// Gives a request, which has had `waits`, its buffer and submits it, unless a payload comes first; false if
     /// no buffer is free.
     pub(super) fn admit(
         &mut self,
         request: Request,
-        limited_ns: u64,
+        waits: FrontWaits,
         context: &mut ReceiveContext<'_>,
     ) -> bool {
         let Phase::Transmission(transmission) = &mut self.phase else {
@@ -381,12 +381,12 @@ impl Connection {
         let from_cache = op == Op::Read && context.from_cache;
         if from_cache && self.cache_guess.expects_hit() {
             transmission.large = false;
-            self.submit(&request, limited_ns, None, context);
+            self.submit(&request, waits, None, context);
             return true;
         }
         if op == Op::Read && context.in_place {
             transmission.large = false;
-            self.submit(&request, limited_ns, None, context);
+            self.submit(&request, waits, None, context);
             return true;
         }
         let mut buffer = None;
@@ -400,14 +400,15 @@ impl Connection {
                 if from_cache {
                     // It needs none if it is cached; otherwise it comes back and waits for one.
                     transmission.large = false;
-                    self.submit(&request, limited_ns, None, context);
+                    self.submit(&request, waits, None, context);
                     return true;
                 }
                 if self.refuses {
                     self.refuse(request);
                     return true;
                 }
-                (transmission.held, transmission.held_limited_ns) = (Some(request), limited_ns);
+                (transmission.held, transmission.held_waits) = (Some(request), waits);
+                transmission.held_since = Some(context.now);
                 return false;
             }
             if let (Some(device), Some(buffer)) = (&mut context.device, &buffer) {
@@ -421,9 +422,9 @@ impl Connection {
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
         transmission.large = op == Op::Write && request.len as usize >= LARGE_PAYLOAD;
         if op == Op::Write {
-            transmission.receiving = Some(Receiving { buffer, request, filled: 0, limited_ns });
+            transmission.receiving = Some(Receiving { buffer, request, filled: 0, waits });
         } else {
-            self.submit(&request, limited_ns, buffer, context);
+            self.submit(&request, waits, buffer, context);
         }
         true
     }
@@ -449,8 +450,8 @@ impl Connection {
             Some(Receiving { buffer: None, request, .. }) => {
                 self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
             }
-            Some(Receiving { buffer, request, limited_ns, .. }) => {
-                self.submit(&request, limited_ns, buffer, context);
+            Some(Receiving { buffer, request, waits, .. }) => {
+                self.submit(&request, waits, buffer, context);
             }
             None => {}
         }
@@ -459,7 +460,7 @@ impl Connection {
     fn submit(
         &mut self,
         request: &Request,
-        limited_ns: u64,
+        waits: FrontWaits,
         buffer: Option<Buffer>,
         context: &mut ReceiveContext<'_>,
     ) {
@@ -483,11 +484,11 @@ impl Connection {
         if let Some(in_flight) = self.window.get(sequence).filter(|_| status) {
             in_flight.one_extent = request.bio_flags().contains(BioFlags::ONE_EXTENT);
         }
-        if limited_ns > 0
+        if !waits.is_none()
             && let Some(in_flight) = self.window.get(sequence)
         {
-            in_flight.limited = limited_bucket(limited_ns);
-            in_flight.since = Instant(in_flight.since.0.saturating_sub(limited_ns));
+            in_flight.front = waits.wait_times();
+            in_flight.since = waits.began(in_flight.since);
         }
         *context.room = context.room.saturating_sub(1);
         context.inputs.push(Input::Bio(Bio {
@@ -518,6 +519,15 @@ impl Receiving {
 
     fn is_complete(&self) -> bool {
         self.filled == self.request.len as usize
+    }
+}
+
+impl Transmission {
+    /// The waits of the held request, which is tried again.
+    fn end_hold(&mut self, now: Instant) -> FrontWaits {
+        let waits = std::mem::take(&mut self.held_waits);
+        let since = self.held_since.take();
+        since.map_or(waits, |since| waits.and_buffer(now.since(since)))
     }
 }
 

@@ -1,0 +1,191 @@
+//! `why`: asks the shards what the slow requests of an export waited for, and what held it meanwhile.
+//!
+//! ```text
+//!   no name: every shard's slowest export --> the slowest of them
+//!   home shard: slow requests --> the main stage, and when --> that stage's resource:
+//!     tags, device time --> the shard of the device, by volume      dirty data, buffers, shard time --> the home shard, by export
+//!     connections of the largest holders --> their home shards
+//! ```
+
+use std::sync::Arc;
+
+use headworks_core::cache::folio::BLOCK;
+use headworks_core::stats::DeviceUse;
+use headworks_core::{ExportId, Instant, ShardId};
+use serde_json::{Value, json};
+
+use super::blame::{Blame, Holder, Resource};
+use super::queries::Queries;
+use super::rpc::{RpcFault, RpcResult};
+use super::tree::{ExportNode, Tree, device_name};
+use super::why::{Slowness, WhySnapshot, why};
+use crate::latency::slow::SlowFilter;
+use crate::latency::usage::{Usage, VolumeUse};
+use crate::messages::query::{ControlQuery, DeviceReport, SlowReport};
+
+impl Queries {
+    /// Where the slow requests of an export spent their time, and by whom they were held up; without a name of the export whose
+    /// slow requests were slowest.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is no such export, else as of a query.
+    pub fn why(&self, name: Option<&str>, filter: SlowFilter) -> RpcResult {
+        let tree = self.tree().current();
+        let entry = match name {
+            Some(name) => tree.find_export(name)?,
+            None => match self.slowest_export(&tree, filter)? {
+                Some(entry) => entry,
+                None => return Ok(nothing_completed(filter)),
+            },
+        };
+        let ExportNode { id: export, device, home, .. } = *entry;
+        let query = |answer| ControlQuery::Slow { export, device, filter, answer };
+        let SlowReport { now, requests, slowest, writeback } = self.shards().ask(home, query)?;
+        let slowness = Slowness::of(filter, requests, &slowest);
+        let report = self.shards().device(&tree, device)?;
+        let (target, held) = self.target_facts(&tree, entry, &report)?;
+        let DeviceReport { options, state, .. } = report;
+        let blocks = |count: u64| count * u64::from(BLOCK);
+        let cache = self.shards().ask(home, |answer| ControlQuery::Cache { answer })?.cache;
+        let facts = WhySnapshot {
+            device: device_name(device),
+            device_state: state,
+            export: entry.shown_name().to_owned(),
+            nr_requests: options.nr_requests,
+            scheduler: options.scheduler.name(),
+            dirty: writeback.map(|wb| {
+                let dirty = wb.reclaimable + wb.writeback + wb.reserved;
+                (blocks(dirty), blocks(wb.dirty_thresh))
+            }),
+            write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
+            cache: cache.map(|cache| (cache.units - cache.free.min(cache.units), cache.units)),
+            blame: self.blame(&tree, entry, &slowness)?,
+            limit: self.longest_limit(entry)?,
+            served: self.served_meanwhile(&tree, entry)?,
+            target,
+            held,
+        };
+        Ok(why(&facts, now, &slowness))
+    }
+
+    /// The export whose slow requests were slowest; none if no request completed.
+    fn slowest_export<'a>(
+        &self,
+        tree: &'a Tree,
+        filter: SlowFilter,
+    ) -> Result<Option<&'a ExportNode>, RpcFault> {
+        let all = self.shards().ask_all(|answer| ControlQuery::SlowestExport { filter, answer })?;
+        let known = all.into_iter().flatten();
+        let known = known.filter_map(|(export, ns)| Some((tree.entry(export)?, ns)));
+        Ok(known.max_by_key(|(_, ns)| *ns).map(|(entry, _)| entry))
+    }
+
+    /// What held the resource of the main stage while the slow requests were under way.
+    fn blame(
+        &self,
+        tree: &Tree,
+        entry: &ExportNode,
+        slowness: &Slowness<'_>,
+    ) -> Result<Option<Blame>, RpcFault> {
+        let resource = Resource::of(slowness.main_stage()).filter(|_| slowness.is_slow());
+        let Some(resource) = resource else { return Ok(None) };
+        let times: Arc<[(Instant, Instant)]> = slowness.times().into();
+        let usage = |shard: ShardId| {
+            let times = Arc::clone(&times);
+            self.shards().ask(shard, |answer| ControlQuery::Usage { times, answer })
+        };
+        let shard = match resource {
+            Resource::Tags | Resource::DeviceTime => tree.owner(entry),
+            Resource::Dirty | Resource::Buffers | Resource::Shard => entry.home,
+        };
+        let first = usage(shard)?;
+        let holders = self.holders(tree, entry, resource, &first);
+        let what = (resource, device_name(entry.device));
+        let Some(mut blame) = Blame::new(what, entry.id, first.seconds, holders) else {
+            return Ok(None);
+        };
+        for holder in blame.named_mut() {
+            let home = holder.exports.first().and_then(|export| tree.entry(*export));
+            let Some(home) = home.map(|entry| entry.home) else { continue };
+            let usage = if home == shard { first.clone() } else { usage(home)? };
+            let own = usage.connections.iter().filter(|one| holder.exports.contains(&one.export));
+            holder.connections = own.map(|one| (one.connection, one.busy_ns)).collect();
+        }
+        Ok(Some(blame))
+    }
+
+    /// What each export held of a resource.
+    fn holders(
+        &self,
+        tree: &Tree,
+        entry: &ExportNode,
+        resource: Resource,
+        usage: &Usage,
+    ) -> Vec<Holder> {
+        let of_export = |export: ExportId, amount: u64| {
+            self.holder(tree.entry(export).into_iter(), vec![export], amount)
+        };
+        let volumes = usage.volumes.iter().filter(|one| one.device == entry.device);
+        let of_volumes = |amount: fn(&VolumeUse) -> u64| {
+            let holder = |one: &VolumeUse| {
+                let exports = || tree.exports.iter().filter(|export| export.volume == one.volume);
+                let ids = exports().map(|export| export.id).collect();
+                let DeviceUse { tag_ns, tag_squares, .. } = one.used;
+                Holder {
+                    weight: tag_squares,
+                    // The squares are in units of 1024 ns.
+                    hold_ns: (tag_squares / (tag_ns >> 10).max(1)) << 10,
+                    ..self.holder(exports(), ids, amount(one))
+                }
+            };
+            volumes.clone().map(holder).collect()
+        };
+        match resource {
+            Resource::Tags => of_volumes(|one| one.used.tag_ns),
+            Resource::DeviceTime => of_volumes(|one| one.used.device_ns),
+            Resource::Dirty => {
+                usage.dirty.iter().map(|held| of_export(held.export, held.bytes)).collect()
+            }
+            Resource::Buffers => {
+                usage.buffers.iter().map(|held| of_export(held.export, held.bytes)).collect()
+            }
+            Resource::Shard => {
+                let mut sums: Vec<(ExportId, u64)> = Vec::new();
+                for one in &usage.connections {
+                    match sums.iter_mut().find(|(export, _)| *export == one.export) {
+                        Some((_, sum)) => *sum += one.busy_ns,
+                        None => sums.push((one.export, one.busy_ns)),
+                    }
+                }
+                sums.into_iter().map(|(export, ns)| of_export(export, ns)).collect()
+            }
+        }
+    }
+
+    fn holder<'a>(
+        &self,
+        entries: impl Iterator<Item = &'a ExportNode>,
+        exports: Vec<ExportId>,
+        amount: u64,
+    ) -> Holder {
+        let names = entries.map(|entry| entry.shown_name().to_owned()).collect();
+        let tenant = exports.first().and_then(|export| self.tenant_of(*export));
+        let tenant = tenant.map(|name| name.to_string());
+        Holder { exports, names, tenant, amount, weight: amount, ..Holder::default() }
+    }
+}
+
+/// The report of a server without a request.
+fn nothing_completed(filter: SlowFilter) -> Value {
+    let SlowFilter { op, seconds } = filter;
+    let what = op.map_or("request", |op| op.name());
+    json!({
+        "export": null,
+        "sentence": format!("no {what} of any export completed in the last {seconds} seconds"),
+        "slow": false,
+        "seconds": seconds,
+        "requests": 0,
+        "notes": [],
+        "hints": [],
+    })
+}

@@ -1,0 +1,63 @@
+//! The waits of a request between its header and its bio: for limits, then for a buffer.
+//!
+//! Invariant: a request that waited for neither costs one comparison.
+
+use headworks_core::{Instant, WaitTimes};
+
+/// How long a request waited before its bio was made, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrontWaits {
+    limit_ns: u64,
+    buffer_ns: u64,
+}
+
+impl FrontWaits {
+    /// A wait for limits alone.
+    #[must_use]
+    pub fn for_limits(limit_ns: u64) -> Self {
+        Self { limit_ns, buffer_ns: 0 }
+    }
+
+    /// Adds a wait for a buffer.
+    #[must_use]
+    pub fn and_buffer(self, ns: u64) -> Self {
+        Self { buffer_ns: self.buffer_ns + ns, ..self }
+    }
+
+    /// Whether the request waited for nothing.
+    #[inline]
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self.limit_ns | self.buffer_ns == 0
+    }
+
+    /// The time at which the waits began, of a request whose bio is made at `now`.
+    #[must_use]
+    pub fn began(self, now: Instant) -> Instant {
+        Instant(now.0.saturating_sub(self.limit_ns + self.buffer_ns))
+    }
+
+    /// The waits as the latency tables count them.
+    #[must_use]
+    pub fn wait_times(self) -> WaitTimes {
+        WaitTimes::of_front(self.limit_ns, self.buffer_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::WaitKind;
+
+    #[test]
+    fn waits_are_counted_by_kind_and_precede_the_bio() {
+        let waits = FrontWaits::for_limits(3_000).and_buffer(500).and_buffer(500);
+        assert!(!waits.is_none() && FrontWaits::default().is_none());
+        assert_eq!(waits.began(Instant(10_000)), Instant(6_000));
+        assert_eq!(waits.began(Instant(1_000)), Instant(0), "a clock that has just started");
+        let told = [WaitKind::Limit, WaitKind::Buffer, WaitKind::Device]
+            .map(|wait| waits.wait_times().at_most(wait));
+        assert_eq!(told, [3071, 1023, 0]);
+        assert!(FrontWaits::default().wait_times().is_none());
+    }
+}

@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# matrix: once
+# ctl why names what held the slow requests up: twenty staged cases, each with a victim, a guilty export and bystanders.
+. "$(dirname "$0")/lib.sh"
+script blame.py
