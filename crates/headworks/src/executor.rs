@@ -16,7 +16,7 @@ use headworks_core::{
 use crate::cache_memory::DirtyLog;
 use crate::device::{Command, CommandBatch, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskQueue};
-use crate::memory::{STREAM, Span, copy, fetch};
+use crate::memory::{Copier, STREAM, Span, fetch};
 
 /// Carries out the actions of a shard that are not for a device, and names the memory of its bios.
 ///
@@ -121,6 +121,7 @@ pub struct Executor {
     completions: Vec<Completion>,
     /// The frames of one reply.
     reply: Vec<Span>,
+    copier: Copier,
     /// Where changes of the cache's frames are logged; none without such memory.
     log: Option<DirtyLog>,
 }
@@ -135,6 +136,7 @@ impl Executor {
             spans: Vec::with_capacity(8192),
             completions: Vec::with_capacity(1024),
             reply: Vec::with_capacity(REPLY_RANGES_MAX),
+            copier: Copier::default(),
             log: None,
         }
     }
@@ -226,20 +228,25 @@ impl Executor {
                         whole = (bio, length(&actions.list[index..], bio));
                     }
                     let all = if whole.0 == bio { whole.1 } else { len };
-                    let next = next_copy(&actions.list[index + 1..], frames);
                     let buffer = sink.buffer(bio).part(offset as usize, len).base();
-                    let (from, to) = match direction {
-                        CopyDirection::ToPool => (buffer, pool),
-                        CopyDirection::ToBuffer => (pool, buffer),
-                    };
                     let log = self.log.as_ref().filter(|_| direction == CopyDirection::ToPool);
                     if let Some(log) = log {
-                        log.begin_change(to, from, len);
+                        log.begin_change(pool, buffer, len);
                     }
                     // SAFETY: both ranges are inside their spans, and by the contract of `ActionSink` buffer and pool are different
                     // memory. No device uses either: the shard names only frames that no command has, and the bio's buffer
                     // belongs to the bio until its reply.
-                    unsafe { copy(from, to, (len, all), direction, next) };
+                    unsafe {
+                        match direction {
+                            CopyDirection::ToPool => {
+                                self.copier.write(buffer, pool, (len, all));
+                            }
+                            CopyDirection::ToBuffer => {
+                                let next = next_copy(&actions.list[index + 1..], frames);
+                                self.copier.read(pool, buffer, len, next);
+                            }
+                        }
+                    }
                     if let Some(log) = log {
                         log.end_change();
                     }
@@ -252,7 +259,7 @@ impl Executor {
                         log.begin_change(pool, std::ptr::null(), len as usize);
                     }
                     // SAFETY: as for a copy.
-                    unsafe { pool.write_bytes(0, len as usize) };
+                    unsafe { self.copier.zero(pool, len as usize) };
                     if let Some(log) = &self.log {
                         log.end_change();
                     }

@@ -76,6 +76,9 @@ pub use embed::{
     RingCounts, Slot, WaitOutcome,
 };
 pub use engine::EngineChoice;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use memory::copying;
 pub use size::display_size;
 
 /// The parts of a thread that drives a shard: executor, engines, memory, rings and clock.

@@ -20,7 +20,7 @@ use headworks_core::{
 };
 
 use super::{Command, CommandBatch, Device, DeviceIo};
-use crate::memory::{Mapping, PAGE, Span};
+use crate::memory::{Copier, Mapping, PAGE, Span};
 
 /// 64 KiB: few bits, and edges of a discard are short; 16 pages, so that giving one back is worth a system call.
 const CHUNK: usize = 64 << 10;
@@ -32,6 +32,7 @@ pub struct MemDevice {
     size: u64,
     /// A bit per chunk: it may hold something else than zeros.
     written: Vec<u64>,
+    copier: Copier,
 }
 
 impl MemDevice {
@@ -50,7 +51,7 @@ impl MemDevice {
         let bytes = Mapping::new(mapped).map_err(|error| {
             ConfigError::new("size", format!("no address space for {size} bytes: {error}"))
         })?;
-        Ok(Self { bytes, size, written: vec![0; chunks.div_ceil(64)] })
+        Ok(Self { bytes, size, written: vec![0; chunks.div_ceil(64)], copier: Copier::default() })
     }
 
     /// What its queue should know: nothing outlives the process, so nothing needs a flush.
@@ -106,7 +107,7 @@ impl MemDevice {
                 if unwritten {
                     span.base().write_bytes(0, span.len());
                 } else {
-                    span.base().copy_from_nonoverlapping(from, span.len());
+                    self.copier.read(from, span.base(), span.len(), std::ptr::null());
                 }
             }
         }
@@ -120,7 +121,7 @@ impl MemDevice {
         for span in spans {
             let to = self.bytes.at(at, span.len());
             // SAFETY: as in `read`, the other way.
-            unsafe { to.copy_from_nonoverlapping(span.base(), span.len()) };
+            unsafe { self.copier.write(span.base(), to, (span.len(), end - start)) };
             at += span.len();
         }
         if start < end {
@@ -154,7 +155,7 @@ impl MemDevice {
         if self.any_written(start, end) {
             let to = self.bytes.at(start, end - start);
             // SAFETY: inside our mapping, which only this device accesses.
-            unsafe { to.write_bytes(0, end - start) };
+            unsafe { self.copier.zero(to, end - start) };
         }
     }
 

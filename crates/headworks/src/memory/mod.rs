@@ -10,7 +10,10 @@ mod pool;
 mod populate;
 mod span;
 
-pub use copy::{STREAM, copy, fetch};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use copy::testing as copying;
+pub use copy::{Copier, STREAM, fetch};
 pub use huge::HUGE;
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};
