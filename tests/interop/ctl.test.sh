@@ -34,6 +34,8 @@ check "the control socket is gone, too" test ! -e "$CONTROL"
 # A socket that a dead server left.
 "$PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1])' "$CONTROL"
 serve --control "$CONTROL" "db=mem:size=64M,weight=400,ioprio=rt:0" "logs=null:size=1G" "slow=delay:write=1ms,weight=7,of=null:size=1G"
+script control_methods.py "$CONTROL" "$HERE/../../packaging/man/headworks-control.7" "$(at db)"
+ctl set exports/db/weight 400 >/dev/null
 check "weight and class are shown at the start" grep -q '^export: db: .*, weight 400, class rt,0$' "$OUT"
 check "the ordinary ones are not" grep -q '^export: logs: null, 1 GiB$' "$OUT"
 check "a wrapped export has them, too" says 7 get exports/slow/weight

@@ -21,6 +21,7 @@ mod info;
 mod lab;
 mod log;
 mod man;
+mod man_control;
 mod observe;
 mod progress;
 mod serve;

@@ -13,8 +13,9 @@ use clap_mangen::Man;
 
 use crate::complain;
 
-/// Pages that are written by hand.
-const BY_HAND: &str = "headworks.toml(5), headworks-protocol(7), headworks-tuning(7)";
+/// Pages that are in packaging/man.
+const BY_HAND: &str =
+    "headworks.toml(5), headworks-protocol(7), headworks-tuning(7), headworks-control(7)";
 
 /// Lists the manual pages, or writes them to a directory
 #[derive(Args)]
@@ -27,6 +28,9 @@ Examples:
 pub struct ManArgs {
     /// Target directory; created if missing
     directory: Option<PathBuf>,
+    /// Print headworks-control(7), which is made of the server's table of methods
+    #[arg(long, hide = true, conflicts_with = "directory")]
+    control: bool,
 }
 
 /// A page with its file name.
@@ -37,6 +41,11 @@ struct Page {
 
 /// Lists or writes the pages and returns the exit code.
 pub fn run(options: &ManArgs, command: Command) -> ExitCode {
+    if options.control {
+        // Standard output may be closed.
+        let _ = io::stdout().write_all(crate::man_control::page().as_bytes());
+        return ExitCode::SUCCESS;
+    }
     let written = pages(command).and_then(|pages| match &options.directory {
         Some(directory) => write(directory, &pages),
         None => {
@@ -157,7 +166,7 @@ fn paragraph(block: &str) -> String {
 }
 
 /// Escapes a line so that troff prints it as it is.
-fn escaped(line: &str) -> String {
+pub fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\e").replace('-', "\\-");
     match line.starts_with(['.', '\'']) {
         true => format!("\\&{line}"),

@@ -81,7 +81,10 @@ pub use assemble::{
     AbsentExport, AssembledExport, Assembly, ExportSource, ExportSpec, NamedDevice, WatchedFile,
     check_exports,
 };
-pub use control::{AccessReport, DISKSTATS_FIELDS, ReloadReport, RetuneReport, TenantReport};
+pub use control::{
+    AccessReport, CONTROL_METHODS, ControlMethod, ControlParameter, DISKSTATS_FIELDS, ReloadReport,
+    RetuneReport, TenantReport,
+};
 pub use did_you_mean::nearest_name;
 pub use handover::{
     Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal,

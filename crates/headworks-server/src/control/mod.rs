@@ -7,7 +7,8 @@
 //!
 //! `socket` accepts clients, `client` frames lines, `rpc` is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
 //! methods, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `explain` collects what slow
-//! requests waited for, `why` makes the report, `blame` the part on who held it, `targets` latency targets, `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
+//! requests waited for, `why` makes the report, `blame` the part on who held it, `targets` latency targets, `methods` the table of methods and parameters,
+//! `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
 //! `changes` adds, removes and resizes them.
 
 mod blame;
@@ -19,6 +20,7 @@ mod explain;
 pub(crate) mod inventory;
 mod io_stat;
 mod latency;
+mod methods;
 mod params;
 pub(crate) mod queries;
 mod report;
@@ -35,5 +37,6 @@ pub(crate) mod tree;
 mod why;
 
 pub use changes::{AccessReport, ReloadReport, RetuneReport, TenantReport};
+pub use methods::{CONTROL_METHODS, ControlMethod, ControlParameter};
 pub use report::DISKSTATS_FIELDS;
 pub(crate) use socket::ControlSocket;

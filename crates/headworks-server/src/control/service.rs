@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::changes::LiveChanges;
 use super::inventory::Inventory;
+use super::methods;
 use super::params::{optional_text, slow_filter, text, values};
 use super::queries::Queries;
 use super::rpc::{Params, RpcFault, RpcResult};
@@ -185,9 +186,8 @@ impl ControlService {
     /// Carries out the method `upgrade`. After it the process may exit, so the client's thread holds the guard until it has sent
     /// the answer.
     pub fn upgrade(&self, params: &Params) -> (RpcResult, Option<AnswerGuard>) {
-        if let Some(key) = params.keys().next() {
-            let message = format!("upgrade takes no parameters, and no `{key}`");
-            return (Err(RpcFault::params(message)), None);
+        if let Err(fault) = methods::check("upgrade", params) {
+            return (Err(fault), None);
         }
         let Some(hook) = &self.upgrade else {
             let message = "this program cannot replace itself while it serves";
@@ -223,35 +223,15 @@ impl ControlService {
     /// # Errors
     /// The error that the client is sent.
     pub fn call(&self, method: &str, params: &Params) -> RpcResult {
-        let takes = |names: &[&str]| match params.keys().find(|key| !names.contains(&key.as_str()))
-        {
-            None => Ok(()),
-            Some(key) if names.is_empty() => {
-                Err(RpcFault::params(format!("{method} takes no parameters, and no `{key}`")))
-            }
-            Some(key) => {
-                let names = names.join(" and ");
-                Err(RpcFault::params(format!("{method} takes no `{key}`; it takes {names}")))
-            }
-        };
+        methods::check(method, params)?;
         match method {
-            "get" => {
-                takes(&["path"])?;
-                self.queries.get(optional_text(params, "path")?.unwrap_or_default())
-            }
-            "set" => {
-                takes(&["path", "value", "values"])?;
-                self.settings.set_all(&values(params)?)
-            }
-            "stats" => takes(&[]).and_then(|()| self.queries.stats()),
-            "diskstats" => takes(&[]).and_then(|()| self.queries.diskstats()),
-            "connections" => takes(&[]).and_then(|()| self.queries.connections()),
-            "listeners" => {
-                takes(&[])?;
-                Ok(self.changes.listeners(&self.queries.clients_by_listener()?))
-            }
+            "get" => self.queries.get(optional_text(params, "path")?.unwrap_or_default()),
+            "set" => self.settings.set_all(&values(params)?),
+            "stats" => self.queries.stats(),
+            "diskstats" => self.queries.diskstats(),
+            "connections" => self.queries.connections(),
+            "listeners" => Ok(self.changes.listeners(&self.queries.clients_by_listener()?)),
             "discard-failed" => {
-                takes(&["export", "confirm"])?;
                 let confirm = match params.get("confirm") {
                     None => false,
                     Some(Value::Bool(confirm)) => *confirm,
@@ -259,54 +239,24 @@ impl ControlService {
                 };
                 self.queries.discard_failed(text(params, "export")?, confirm)
             }
-            "acknowledge" => Err(RpcFault::method(
-                "there is no method `acknowledge`; `discard-failed` discards the blocks of an export that could not be written",
-            )),
-            "histograms" => {
-                takes(&["export"])?;
-                self.queries.histograms(optional_text(params, "export")?)
-            }
-            "why" => {
-                takes(&["export", "op", "seconds"])?;
-                let filter = slow_filter(params)?;
-                self.queries.why(optional_text(params, "export")?, filter)
-            }
-            "failed" => {
-                takes(&["export"])?;
-                self.queries.failed(text(params, "export")?)
-            }
-            "diff" => takes(&[]).and_then(|()| self.changes.diff()),
-            "exports" => {
-                takes(&[])?;
-                self.changes.exports(&self.queries.node_counts()?)
-            }
+            "histograms" => self.queries.histograms(optional_text(params, "export")?),
+            "why" => self.queries.why(optional_text(params, "export")?, slow_filter(params)?),
+            "failed" => self.queries.failed(text(params, "export")?),
+            "diff" => self.changes.diff(),
+            "exports" => self.changes.exports(&self.queries.node_counts()?),
             "tenants" => {
-                takes(&[])?;
                 self.changes.tenants(&self.queries.latencies()?, &self.queries.node_counts()?)
             }
-            "add-tenant" => {
-                takes(&["tenant"]).and_then(|()| self.changes.add_tenant_by_words(params))
-            }
-            "remove-tenant" => {
-                takes(&["tenant"]).and_then(|()| self.changes.remove_tenant_by_words(params))
-            }
-            "add" => takes(&["spec", "read_only", "cwd"])
-                .and_then(|()| self.changes.add_by_words(params)),
-            "remove" => {
-                takes(&["export", "force"]).and_then(|()| self.changes.remove_by_words(params))
-            }
-            "resize" => {
-                takes(&["export", "size"]).and_then(|()| self.changes.resize_by_words(params))
-            }
-            "drain" => takes(&["export"]).and_then(|()| self.changes.drain(params)),
-            "reload" => takes(&[]).and_then(|()| self.reload()),
-            "log-level" => {
-                takes(&["level"])?;
-                log_level(self.log_level.as_ref(), optional_text(params, "level")?)
-            }
-            other => Err(RpcFault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, listeners, failed, discard-failed, exports, tenants, add-tenant, remove-tenant, diff, add, remove, resize, drain, reload, upgrade and log-level"
-            ))),
+            "add-tenant" => self.changes.add_tenant_by_words(params),
+            "remove-tenant" => self.changes.remove_tenant_by_words(params),
+            "add" => self.changes.add_by_words(params),
+            "remove" => self.changes.remove_by_words(params),
+            "resize" => self.changes.resize_by_words(params),
+            "drain" => self.changes.drain(params),
+            "reload" => self.reload(),
+            // `upgrade` is carried out by the client's thread, see `upgrade` above.
+            "log-level" => log_level(self.log_level.as_ref(), optional_text(params, "level")?),
+            other => Err(methods::unknown(other)),
         }
     }
 }
