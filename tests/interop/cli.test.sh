@@ -85,6 +85,28 @@ truncate -s 1000 "$DIR/odd.img"
 check "a tail smaller than the alignment is refused, or served without O_DIRECT" bash -c '
     "$1" serve --engine "$2" -U - --run "nbdinfo --size \$uri" "$3" 2>&1 | grep -Eq "^1000$|^headworks: error: "' - "$HEADWORKS" "$ENGINE" "$DIR/odd.img"
 
+# What a start should not pass over in silence.
+start_says() { # PATTERN ARGUMENTS...: a line of the start message
+    "$HEADWORKS" serve --engine "$ENGINE" "${@:2}" --run true 2>"$DIR/err"
+    grep -E "$1" "$DIR/err" || { cat "$DIR/err"; return 1; }
+}
+start_is_silent() { ! start_says "$@"; }
+check "an address without a port" start_says '^note: ip-addr has no effect without port$' -i 127.0.0.1 mem:size=1M
+check "a port for all hosts" start_says '^note: port 0 of 0.0.0.0 is open to other hosts, unencrypted' -p 0 -i 0.0.0.0 mem:size=1M
+check "a port for this host is nothing to note" start_is_silent '^note' -p 0 mem:size=1M
+qemu-img create -q -f qcow2 "$DIR/image.qcow2" 64M && truncate -s 1M "$DIR/image.qcow2"
+check "a qcow2 image" start_says '^note: .*image.qcow2 is a qcow2 image and is served as it is' "$DIR/image.qcow2"
+check "what is around a device" start_says '^export: default: memory behind 2 wrappers \(delay, error\), 1 MiB' delay:of=error:rate=1%,of=mem:size=1M
+check "every missing image" fails serve --control "$DIR/ctl" "a=$DIR/one.img" "b=$DIR/two.img"
+check "by name" grep -q '/one.img does not exist; .*/two.img does not exist; give size=1G' "$DIR/err"
+printf '[server]\nunix = "/none/a.sock"\ncontrol = "/none/b.ctl"\n[[export]]\nname = ""\nmem = { size = "1M" }\n' >"$DIR/order.toml"
+in_order() { # the errors of a file from its first line to its last
+    "$HEADWORKS" check "$DIR/order.toml" 2>"$DIR/err"
+    cat "$DIR/err"
+    [ "$(grep -o ':[0-9]*:1: [a-z]*' "$DIR/err" | tr '\n' ' ')" = ":2:1: unix :3:1: control " ]
+}
+check "errors in the order of the file" in_order
+
 check "--version" bash -c '"$1" --version | grep -q "^headworks [0-9]"' - "$HEADWORKS"
 check "--help" bash -c '"$1" --help | grep -q serve' - "$HEADWORKS"
 check "lab --help" bash -c '"$1" lab --help | grep -q "^  replay "' - "$HEADWORKS"

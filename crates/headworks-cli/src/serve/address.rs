@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
+use headworks_server::config::ConfigFile;
 use headworks_server::{Address, InheritedAddress};
 
 use super::ServeArgs;
@@ -44,6 +45,12 @@ impl Drop for PrivateDirectory {
             let _ = std::fs::remove_dir(&self.path);
         }
     }
+}
+
+/// Note about an address that is given, and not used.
+pub(super) fn unused(config: &ConfigFile, options: &ServeArgs) -> Option<String> {
+    let is_given = config.server.iter().any(|setting| setting.name == "ip-addr");
+    (is_given && options.port.is_none()).then(|| "ip-addr has no effect without port".to_owned())
 }
 
 /// The addresses at which every export is offered. Without any that is given there is a private one, unless the server `has_others`.

@@ -49,7 +49,7 @@ pub(super) fn absent(absent: &AbsentExport) -> String {
     let AbsentExport { spec, reason } = absent;
     format!(
         "export {} is absent: {reason}; it is served when the image is there and the configuration is reloaded, or by `ctl add`",
-        shown_name(&spec.name)
+        shown_export(&spec.name)
     )
 }
 
@@ -112,18 +112,14 @@ fn durabilities(exports: &[AnnouncedExport]) -> Vec<ExportDurability<'_>> {
     exports.iter().map(AnnouncedExport::durability).collect()
 }
 
-fn shown_name(name: &str) -> &str {
-    if name.is_empty() { "(default)" } else { name }
-}
-
-/// Name of an export as lists of listeners have it.
+/// Name of an export as messages and tables have it.
 pub(super) fn shown_export(name: &str) -> &str {
     if name.is_empty() { "default" } else { name }
 }
 
 impl AnnouncedExport {
     pub fn shown_name(&self) -> &str {
-        shown_name(&self.name)
+        shown_export(&self.name)
     }
 
     fn durability(&self) -> ExportDurability<'_> {

@@ -115,7 +115,7 @@ fn print_problems(options: &CheckArgs, problems: &[String]) {
 }
 
 /// Errors about sockets and files that the server would create.
-fn path_errors(effective: &EffectiveOptions) -> Vec<String> {
+fn path_errors(effective: &EffectiveOptions) -> Vec<Problem> {
     let names = ["unix", "control", "pid-file", "record"];
     let said = effective.config.server.iter().filter(|setting| {
         names.contains(&setting.name.as_str()) && !["", "-"].contains(&setting.word())
@@ -123,7 +123,7 @@ fn path_errors(effective: &EffectiveOptions) -> Vec<String> {
     let wrong = said.filter_map(|setting| {
         let folder = missing_folder(Path::new(setting.word()))?;
         let what = format!("{}: no such directory: {}", setting.name, folder.display());
-        Some(Problem::new(&setting.origin, what).to_string())
+        Some(Problem::new(&setting.origin, what))
     });
     let listeners = effective.config.listeners.iter();
     let listeners = listeners.filter(|section| section.is_enabled() != Ok(false));
@@ -131,7 +131,7 @@ fn path_errors(effective: &EffectiveOptions) -> Vec<String> {
         let unix = section.settings.iter().find(|setting| setting.name == "unix")?;
         let folder = missing_folder(Path::new(unix.word()))?;
         let what = format!("listener {}: no such directory: {}", section.name, folder.display());
-        Some(Problem::new(&unix.origin, what).to_string())
+        Some(Problem::new(&unix.origin, what))
     });
     wrong.chain(sockets).collect()
 }
@@ -158,13 +158,15 @@ fn start_errors(
         None => blame(config, &error),
     };
     let mut errors = path_errors(effective);
-    errors.extend(refused.into_iter().map(|error| problem(error).to_string()));
+    errors.extend(refused.into_iter().map(problem));
     if errors.is_empty() {
         server.listen = named_addresses(options);
         let refused = Server::check(&assembly, &server).err();
-        errors.extend(refused.map(|error| blame(config, &error).to_string()));
+        errors.extend(refused.map(|error| blame(config, &error)));
     }
-    (assembly, errors)
+    // In the order of the file.
+    errors.sort();
+    (assembly, errors.iter().map(Problem::to_string).collect())
 }
 
 /// Error about the image of an export, with the position of the export.
@@ -180,7 +182,7 @@ fn image_problem(export: &ExportSection, error: &ConfigError) -> Problem {
 }
 
 fn shown_name(name: &str) -> &str {
-    if name.is_empty() { "(default)" } else { name }
+    if name.is_empty() { "default" } else { name }
 }
 
 fn summary(

@@ -55,9 +55,11 @@ fn finish(effective: &EffectiveOptions, assembly: &mut Assembly) -> Result<(), C
     for ((queue, _), named) in assembly.devices.iter_mut().zip(&assembly.named) {
         config.apply_queue(named.as_ref().map(|named| named.name.as_str()), queue)?;
     }
-    match assembly.absent.first() {
-        Some(absent) if assembly.exports.is_empty() && options.config.is_none() => {
-            let message = format!("{}; give size=1G to create an image", absent.reason);
+    let absent = &assembly.absent;
+    match options.config {
+        None if !absent.is_empty() && assembly.exports.is_empty() => {
+            let reasons: Vec<&str> = absent.iter().map(|one| one.reason.as_str()).collect();
+            let message = format!("{}; give size=1G to create an image", reasons.join("; "));
             Err(ConfigError::new("path", message))
         }
         _ => Ok(()),

@@ -49,6 +49,22 @@ pub(super) fn warnings(specs: &[ExportSpec], options: &ServerOptions) -> Vec<Str
     access_warnings(options, &exports)
 }
 
+/// Notes about addresses that clients of other hosts reach without TLS.
+pub(super) fn exposed(options: &ServerOptions) -> Vec<String> {
+    let main = options.listen.iter().map(|address| (address, &options.tls));
+    let sections = options.access.listeners.iter().map(|spec| (&spec.address, &spec.tls));
+    let open = main.chain(sections).filter(|(_, tls)| tls.mode != TlsMode::Require);
+    open.filter_map(|(address, _)| match address {
+        Address::Tcp(address) if !address.ip().is_loopback() => Some(format!(
+            "port {} of {} is open to other hosts, unencrypted and for everyone; `--tls require --tls-verify-peer` restricts it",
+            address.port(),
+            address.ip()
+        )),
+        _ => None,
+    })
+    .collect()
+}
+
 /// Path of a listener's socket, if it has one.
 pub(super) fn path_of(spec: &ListenerSpec) -> Option<PathBuf> {
     match &spec.address {

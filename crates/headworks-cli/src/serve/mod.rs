@@ -316,6 +316,8 @@ fn start(
     notes.extend(tight);
     notes.append(&mut assembly.notes);
     notes.extend(tls::note(&server_options.tls));
+    notes.extend(listen::exposed(&server_options));
+    notes.extend(address::unused(&effective.config, options));
     for warning in listen::warnings(&specs, &server_options) {
         tracing::warn!("{warning}");
         notes.push(warning);

@@ -3,7 +3,9 @@
 //! A file that is served already is not opened again: its exports share the volume and must agree on how it is cached.
 
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 
 use headworks_core::{ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode};
 
@@ -11,7 +13,7 @@ use super::export_spec::{ExportSpec, NamedDevice, no_size};
 use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, unclean_note};
-use crate::spec::{BaseDevice, ExportOptions, Spec, UncleanPolicy};
+use crate::spec::{BaseDevice, ExportOptions, Spec, UncleanPolicy, Wrapper};
 use headworks::{
     Device, Direct, FileDevice, FileOptions, Identity, MemDevice, NullDevice, OpenFile, SizeWatch,
     display_size,
@@ -224,6 +226,7 @@ impl OpenedImage {
                     notes.push(format!("created {shown}, sparse, {size}"));
                 }
                 notes.extend(larger(&shown, options.size, file.volume_options().size));
+                notes.extend(image_format(path).map(|format| format!("{shown} is a {format} image and is served as it is, as raw bytes; a client that writes may ruin it; `qemu-img convert -O raw` makes a raw image of it")));
                 Self {
                     queue: file.queue_options(),
                     options: file.volume_options(),
@@ -379,10 +382,30 @@ fn larger(shown: &impl Display, wanted: Option<u64>, size: u64) -> Option<String
     Some(format!("{shown} has {size} and is served as it is; size={wanted} is for a new image"))
 }
 
+/// First bytes of image formats that Headworks does not interpret.
+const FORMATS: [(&[u8], &str); 5] = [
+    (b"QFI\xfb", "qcow2"),
+    (b"KDMV", "VMDK"),
+    (b"vhdxfile", "VHDX"),
+    (b"conectix", "VHD"),
+    (b"<<< ", "VDI"),
+];
+
+/// Name of the format that a regular file begins like; none for a raw image, and where it cannot be read.
+fn image_format(path: &Path) -> Option<&'static str> {
+    if !path.is_file() {
+        return None;
+    }
+    let mut bytes = [0; 8];
+    File::open(path).ok()?.read_exact(&mut bytes).ok()?;
+    FORMATS.into_iter().find(|(magic, _)| bytes.starts_with(magic)).map(|(_, name)| name)
+}
+
 fn wrapped(spec: &Spec, what: &str) -> String {
-    match spec.wrappers.len() {
-        0 => what.to_owned(),
-        1 => format!("{what} behind a wrapper"),
-        n => format!("{what} behind {n} wrappers"),
+    let names: Vec<&str> = spec.wrappers.iter().map(Wrapper::name).collect();
+    match names.as_slice() {
+        [] => what.to_owned(),
+        [one] => format!("{what} behind a wrapper ({one})"),
+        all => format!("{what} behind {} wrappers ({})", all.len(), all.join(", ")),
     }
 }

@@ -268,7 +268,7 @@ impl ExportSection {
         let mut all = part.settings.iter().chain(&self.settings);
         let said = all.find(|setting| setting.name == error.option);
         let origin = said.map_or(&part.origin, |setting| &setting.origin);
-        let name = if self.name.is_empty() { "(default)" } else { &self.name };
+        let name = if self.name.is_empty() { "default" } else { &self.name };
         Problem::new(origin, format!("export {name}: {error}"))
     }
 }

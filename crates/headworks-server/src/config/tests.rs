@@ -156,11 +156,7 @@ fn problem_has_line_column_and_remedy() {
         ("[[export]]\nname = 'a'\nmem = {}", "f:3:1", "export a: size: mem: needs a size"),
         ("[[export]]\nname = 'a'\nmem.size = 0", "f:3:5", "a size of 0 cannot be served"),
         ("[[export]]\nname = 'a'\nmem.size = '1GB'", "f:3:5", "write 1G"),
-        (
-            "[[export]]\nname = ''\nmem.size = 1\nweight = 0",
-            "f:4:1",
-            "export (default): weight: `0`",
-        ),
+        ("[[export]]\nname = ''\nmem.size = 1\nweight = 0", "f:4:1", "export default: weight: `0`"),
         ("[[export]]\nname = 'a'\nmem.size = 1\nread-only = 'so'", "f:4:1", "neither on nor off"),
         ("[[export]]\nname = 'a'\nmem.size = 1\ndelay = {}", "f:4:1", "write wrap = [{ delay"),
         ("[[export]]\nname = 'a'\nmem.size = 1\nwrap = 'x'", "f:4:8", "wrap is a list"),

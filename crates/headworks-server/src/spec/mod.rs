@@ -73,6 +73,17 @@ pub enum Wrapper {
     Error(ErrorOptions),
 }
 
+impl Wrapper {
+    /// Its type, as specifications name it.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Delay(_) => "delay",
+            Self::Error(_) => "error",
+        }
+    }
+}
+
 impl Spec {
     /// Size that an image is created with; none for other devices.
     pub(crate) fn size_of_new_image(&self) -> Option<u64> {
