@@ -69,6 +69,8 @@ completes() { # WORDS: what bash offers for the last of them
     check "headworks ser<TAB>" test "$(completes headworks ser)" = serve
     check "headworks ctl sock log<TAB>" test "$(completes headworks ctl sock log)" = log-level
     check "headworks serve --sand<TAB>" test "$(completes headworks serve --sand)" = --sandbox
+    check "headworks serve --scheduler b<TAB>" test "$(completes headworks serve --scheduler b)" = bfq
+    check "headworks bench --rw randr<TAB>" test "$(completes headworks bench --rw randr)" = "randread randrw"
     # Names of a running server.
     PATH=$INSTALLED/bin:$PATH
     COMP=_headworks_with_names

@@ -10,6 +10,7 @@ use headworks_nbd::client::{ClientOptions, Uri};
 use headworks_server::{Spec, parse_size, parse_time};
 
 use crate::bench_nbd::{self, BenchNbdOptions};
+use crate::known_words::{ENGINES, PATTERNS};
 use crate::tunables::QueueArgs;
 use crate::{USAGE, bench_device, complain};
 
@@ -33,7 +34,7 @@ pub struct BenchArgs {
     #[arg(long, conflicts_with = "device")]
     overwrite: bool,
     /// Access pattern: read, write, randread, randwrite or randrw
-    #[arg(long, default_value = "randread")]
+    #[arg(long, default_value = "randread", value_parser = PATTERNS, hide_possible_values = true)]
     rw: String,
     /// Block size: bytes of each request
     #[arg(long, default_value = "4k", value_parser = parse_size)]
@@ -65,7 +66,7 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// I/O engine: auto, uring or threads (in process)
-    #[arg(long, default_value = "auto", conflicts_with = "uri")]
+    #[arg(long, default_value = "auto", conflicts_with = "uri", value_parser = ENGINES, hide_possible_values = true)]
     engine: String,
     /// Write the whole range once before measuring (server)
     #[arg(long, conflicts_with = "device")]

@@ -18,6 +18,7 @@ mod ctl_state;
 mod ctl_tenants;
 mod durability;
 mod info;
+mod known_words;
 mod lab;
 mod log;
 mod man;

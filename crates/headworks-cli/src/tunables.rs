@@ -9,6 +9,8 @@ use headworks_server::config::{
 };
 use headworks_server::parse_time;
 
+use crate::known_words::SCHEDULERS;
+
 /// Queue and write-back options, named as in /sys/block/DISK/queue
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Queue (names as in /sys/block/*/queue)")]
@@ -32,7 +34,7 @@ pub struct QueueArgs {
     #[arg(long, value_parser = time, value_name = "TIME")]
     io_timeout: Option<u64>,
     /// I/O scheduler: none, mq-deadline or bfq
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = SCHEDULERS, hide_possible_values = true)]
     scheduler: Option<String>,
     /// Any tunable by its path in `headworks ctl get`: iosched/fifo_batch=32, hw_inflight_kb=320 for queues,
     /// vm/dirty_bytes=64M for write-back (of all threads together)

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use headworks_server::{CacheSize, check_limit, parse_size, parse_time};
 
+use crate::known_words::{ENGINES, TLS_MODES};
 use crate::log::LogTo;
 use crate::tunables::QueueArgs;
 
@@ -74,7 +75,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,
     /// TLS: off, on (if the client asks) or require (unencrypted clients are refused)
-    #[arg(long, value_name = "MODE", default_value = "off")]
+    #[arg(long, value_name = "MODE", default_value = "off", value_parser = TLS_MODES, hide_possible_values = true)]
     pub(super) tls: String,
     /// Directory with server-cert.pem and server-key.pem, and ca-cert.pem for --tls-verify-peer
     #[arg(long, value_name = "DIR")]
@@ -102,7 +103,7 @@ pub struct ServeArgs {
     #[arg(long, value_parser = size)]
     pub(super) size: Option<u64>,
     /// I/O engine: auto, uring or threads
-    #[arg(long, default_value = "auto", value_name = "ENGINE")]
+    #[arg(long, default_value = "auto", value_name = "ENGINE", value_parser = ENGINES, hide_possible_values = true)]
     pub(super) engine: String,
     /// Busy-poll this many microseconds before sleeping; 0 disables polling
     #[arg(long, default_value_t = 50, value_name = "N")]
