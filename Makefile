@@ -46,6 +46,8 @@ install:         ## the release binary, man pages, completions, systemd units: P
 	for unit in packaging/systemd/*; do sed 's|/usr/bin/|$(PREFIX)/bin/|' $$unit >$(LIB)/systemd/system/$${unit##*/}; done
 	install -D -m 644 packaging/sysusers.d/headworks.conf $(LIB)/sysusers.d/headworks.conf
 	install -D -m 644 packaging/tmpfiles.d/headworks.conf $(LIB)/tmpfiles.d/headworks.conf
+	install -D -m 644 packaging/prometheus/headworks.rules.yml $(SHARE)/doc/headworks/headworks.rules.yml
+	install -D -m 644 packaging/grafana/headworks.json $(SHARE)/doc/headworks/grafana-headworks.json
 	for example in packaging/*.toml; do test ! -e $$example || install -D -m 644 $$example $(SHARE)/doc/headworks/$${example##*/}; done
 
 # The installed program makes the list: what `install` would lay down now, in a scratch directory. Directories that others may

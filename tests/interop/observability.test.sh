@@ -78,6 +78,29 @@ script observability.py page "$HEADWORKS" "$CONTROL" "$PAGE"
 script observability.py hostile "$PAGE"
 stop_server
 
+# Errors, flushes and discards.
+CACHE=16M
+serve --control "$CONTROL" --metrics 127.0.0.1:0 "bad=error:rate=100%,op=read,of=mem:size=1M" "good=file:path=$DIR/good.img,size=1M"
+PAGE=$(sed -n 's/^metrics: //p' "$OUT")
+"$PYTHON" - "$(at bad)" "$(at good)" <<'PY'
+import sys, nbd
+bad, good = nbd.NBD(), nbd.NBD()
+bad.connect_uri(sys.argv[1])
+good.connect_uri(sys.argv[2])
+for _ in range(8):
+    try:
+        bad.pread(512, 0)
+    except nbd.Error:
+        pass
+good.pwrite(b"x" * 4096, 0)
+good.flush()
+good.trim(4096, 65536)
+PY
+script observability.py failing "$HEADWORKS" "$CONTROL" "$PAGE"
+script observability.py dashboard "$PAGE"
+stop_server
+CACHE=0
+
 # More than a shard tells in one turn.
 exports=()
 for number in {0..69}; do

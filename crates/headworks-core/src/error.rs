@@ -63,6 +63,22 @@ impl IoError {
         IoError::ShutDown,
     ];
 
+    /// The name of the errno that stands for this error, without its `E`, in lower case: `io`, `nospc`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            IoError::Medium => "io",
+            IoError::NoSpace => "nospc",
+            IoError::TimedOut => "timedout",
+            IoError::Invalid => "inval",
+            IoError::ReadOnly => "perm",
+            IoError::Unsupported => "notsup",
+            IoError::NoMemory => "nomem",
+            IoError::Busy => "again",
+            IoError::ShutDown => "shutdown",
+        }
+    }
+
     /// The positive errno that stands for this error.
     #[must_use]
     pub const fn errno(self) -> i32 {

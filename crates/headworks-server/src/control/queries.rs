@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use headworks_core::cache::folio::BLOCK;
 use headworks_core::limits::LimitReport;
 use headworks_core::stats::TurnStats;
 use headworks_core::{Control, DeviceId, ExportId, ShardId, TenantId};
@@ -21,6 +22,7 @@ use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_
 use super::{latency, report};
 use crate::cache_part::{CacheUse, part_word};
 use crate::latency::slow::SECONDS;
+use crate::latency::usage::VolumeUse;
 use crate::latency_target::{cgroup_latency, latency_target_word};
 use crate::limit_words::{cgroup_max, limit_word};
 use crate::messages::query::{
@@ -49,6 +51,34 @@ impl NodeCounts {
     /// Seconds in which requests waited for the limits of `target`.
     pub fn limited_seconds(&self, target: LimitTarget) -> f64 {
         self.limits.get(&target).map_or(0.0, |report| report.limited_ns as f64 / 1e9)
+    }
+}
+
+/// State and data of an export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExportFacts {
+    /// Size of the export in bytes.
+    pub size: u64,
+    /// Acknowledged bytes of its image that are not written yet.
+    pub dirty: u64,
+    /// Acknowledged bytes of its image that could not be written.
+    pub held: u64,
+    /// Bytes in the cache for it.
+    pub cached: u64,
+    /// A flush failed, and that was not cleared.
+    pub suspect: bool,
+    /// Its device does not answer.
+    pub stuck: bool,
+}
+
+impl ExportFacts {
+    /// The state that weighs most.
+    pub fn state(&self) -> &'static str {
+        match (self.stuck, self.suspect) {
+            (true, _) => "stuck",
+            (_, true) => "suspect",
+            _ => "serving",
+        }
     }
 }
 
@@ -250,6 +280,37 @@ impl Queries {
             *all.entry(self.settings.of(entry.id).tenant).or_default() += bytes;
         }
         Ok(all)
+    }
+
+    /// State and data of each export.
+    pub fn export_facts(&self, tree: &Tree) -> Result<BTreeMap<ExportId, ExportFacts>, RpcFault> {
+        let mut all: BTreeMap<ExportId, ExportFacts> = BTreeMap::new();
+        let reports = self.shards.ask_all(|answer| ControlQuery::Exports { answer })?;
+        for report in reports.iter().flatten() {
+            let facts = all.entry(report.export).or_default();
+            facts.size += report.size.unwrap_or(0);
+            facts.dirty += report.dirty;
+            facts.held += report.failed;
+            facts.suspect |= report.suspect;
+            facts.stuck |= report.stuck;
+        }
+        let exports: Arc<[ExportId]> = tree.exports.iter().map(|entry| entry.id).collect();
+        let blocks = self.shards.ask_all(|answer| {
+            let exports = Arc::clone(&exports);
+            ControlQuery::ExportBlocks { exports, answer }
+        })?;
+        for (export, (_, cached)) in
+            blocks.iter().flat_map(|blocks| exports.iter().copied().zip(blocks.iter().copied()))
+        {
+            all.entry(export).or_default().cached += cached * u64::from(BLOCK);
+        }
+        Ok(all)
+    }
+
+    /// What the requests of each volume have used of its device.
+    pub fn device_uses(&self) -> Result<Vec<VolumeUse>, RpcFault> {
+        let all = self.shards.ask_all(|answer| ControlQuery::DeviceUses { answer })?;
+        Ok(all.into_iter().flatten().collect())
     }
 
     /// What the latency targets of all devices have counted.

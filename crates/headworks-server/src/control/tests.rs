@@ -111,6 +111,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
             }
             (_, ControlQuery::Limits { answer }) => answer.send(Vec::new()).unwrap(),
             (_, ControlQuery::SlowestExport { answer, .. }) => answer.send(None).unwrap(),
+            (_, ControlQuery::DeviceUses { answer }) => answer.send(Vec::new()).unwrap(),
             (_, ControlQuery::Usage { answer, .. }) => answer.send(Default::default()).unwrap(),
             (_, ControlQuery::Targets { answer }) => answer.send(Default::default()).unwrap(),
             // Only the first device is known.

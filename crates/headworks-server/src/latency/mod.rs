@@ -8,12 +8,15 @@
 //! The shard reports the waits ([`WaitTimes`]). The rest of the total was spent in rings between shards, in a queue that changed
 //! an option, or in other work of the turn.
 
+pub mod errors;
 pub mod exports;
 pub mod slow;
 pub mod usage;
 
 use headworks_core::stats::{BUCKETS, bucket_of, upper_end};
-use headworks_core::{Op, WaitKind, WaitTimes};
+use headworks_core::{IoError, Op, WaitKind, WaitTimes};
+
+use errors::ErrorCounts;
 
 /// A request that was answered, as the tables count it.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +108,7 @@ pub struct LatencyTable {
     sum_ns: [u64; LatencyOp::COUNT],
     bytes: [u64; LatencyOp::COUNT],
     discards: DiscardCounts,
+    errors: ErrorCounts,
     /// Requests counted since `older` was extended; at 2^32 the counts move there.
     recent: u32,
     older: Option<Box<LatencyTotals>>,
@@ -117,6 +121,7 @@ impl Default for LatencyTable {
             sum_ns: [0; LatencyOp::COUNT],
             bytes: [0; LatencyOp::COUNT],
             discards: DiscardCounts::default(),
+            errors: ErrorCounts::default(),
             recent: 0,
             older: None,
         }
@@ -156,6 +161,11 @@ impl LatencyTable {
         }
     }
 
+    /// Counts an error reply.
+    pub fn record_error(&mut self, op: Op, error: IoError) {
+        self.errors.record(op, error);
+    }
+
     /// Nanoseconds of all requests and bytes of writes, since the counts were moved to `older`.
     #[must_use]
     pub fn recent_sums(&self) -> (u64, u64) {
@@ -178,6 +188,7 @@ pub struct LatencyTotals {
     sum_ns: [u64; LatencyOp::COUNT],
     bytes: [u64; LatencyOp::COUNT],
     discards: DiscardCounts,
+    errors: ErrorCounts,
 }
 
 impl Default for LatencyTotals {
@@ -187,6 +198,7 @@ impl Default for LatencyTotals {
             sum_ns: [0; LatencyOp::COUNT],
             bytes: [0; LatencyOp::COUNT],
             discards: DiscardCounts::default(),
+            errors: ErrorCounts::default(),
         }
     }
 }
@@ -206,6 +218,7 @@ impl LatencyTotals {
             table.counts[kind][row][bucket].into()
         });
         self.discards.add(table.discards);
+        self.errors.add(&table.errors);
         if let Some(older) = &table.older {
             self.merge(older);
         }
@@ -217,6 +230,7 @@ impl LatencyTotals {
             other.counts[kind][row][bucket]
         });
         self.discards.add(other.discards);
+        self.errors.add(&other.errors);
     }
 
     fn add_up(
@@ -246,6 +260,12 @@ impl LatencyTotals {
     #[must_use]
     pub fn bytes(&self, kind: LatencyOp) -> u64 {
         self.bytes[kind as usize]
+    }
+
+    /// Error replies by operation and error.
+    #[must_use]
+    pub fn errors(&self) -> &ErrorCounts {
+        &self.errors
     }
 
     /// Number and bytes of completed discards.

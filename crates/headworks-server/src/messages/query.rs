@@ -21,7 +21,7 @@ use headworks_core::{
 };
 
 use crate::latency::slow::{SlowFilter, SlowRequest};
-use crate::latency::usage::Usage;
+use crate::latency::usage::{Usage, VolumeUse};
 use crate::latency::{LatencyTable, LatencyTotals};
 use crate::reactor::limits::LimitTarget;
 use crate::tenant::TenantName;
@@ -124,6 +124,11 @@ pub enum ControlQuery {
         times: Arc<[(Instant, Instant)]>,
         /// Channel for the answer.
         answer: Sender<Usage>,
+    },
+    /// What the requests of each volume have used of this shard's devices.
+    DeviceUses {
+        /// Channel for the answer.
+        answer: Sender<Vec<VolumeUse>>,
     },
     /// Connections of this shard, from a slot on.
     Connections {

@@ -5,8 +5,10 @@
 //!
 //! `http` parses heads and builds responses, `text` writes the exposition format, `page` chooses the metrics.
 
+mod exports;
 mod http;
 pub(crate) mod page;
+mod process;
 mod text;
 
 use std::io::{self, ErrorKind, Read, Write};

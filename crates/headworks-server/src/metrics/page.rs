@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::stats::TargetCounts;
-use headworks_core::{DeviceState, ExportId, TenantId, WaitKind};
+use headworks_core::{DeviceState, ExportId, Op, TenantId, WaitKind};
 
+use super::exports::put_exports;
+use super::process::put_process;
 use super::text::{MetricType, MetricsPage, seconds};
 use crate::control::queries::{Latencies, LimitReports, Queries, TargetTotals};
 use crate::control::rpc::RpcFault;
@@ -22,7 +24,10 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     page.sample("headworks_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     page.family("headworks_uptime_seconds", MetricType::Gauge, "Seconds since the server started.");
     page.sample("headworks_uptime_seconds", &[], queries.uptime().as_secs_f64());
-    put_clients(&mut page, queries, tree, &queries.latencies()?);
+    put_process(&mut page, queries.uptime());
+    let latencies = queries.latencies()?;
+    put_clients(&mut page, queries, tree, &latencies);
+    put_exports(&mut page, queries, tree, &latencies)?;
     let names = NodeNames::new(queries, tree);
     let counts = queries.node_counts()?;
     put_limits(&mut page, &names, &counts.limits);
@@ -86,6 +91,34 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
         if let Some(ns) = report.smallest_ns {
             page.sample(name, &[("device", device)], seconds(ns));
         }
+    }
+    for (name, help, bytes) in [
+        ("headworks_device_requests_total", "Requests of a device's queue, after merging.", false),
+        ("headworks_device_bytes_total", "Bytes of requests of a device's queue.", true),
+    ] {
+        page.family(name, MetricType::Counter, help);
+        for (device, report) in &reports {
+            for (op, counts) in Op::ALL.into_iter().zip(&report.ops) {
+                let labels = [("device", device.as_str()), ("op", op.name())];
+                let value = if bytes { counts.bytes } else { counts.requests };
+                if counts.requests > 0 {
+                    page.sample(name, &labels, value);
+                }
+            }
+        }
+    }
+    let name = "headworks_device_depth_limit";
+    let help = "Cost of commands that the device may have at once, where it is found by measuring.";
+    page.family(name, MetricType::Gauge, help);
+    for (device, report) in &reports {
+        if let Some(depth) = report.queue.depth.filter(|depth| depth.limit > 0) {
+            page.sample(name, &[("device", device)], depth.limit);
+        }
+    }
+    let name = "headworks_tags";
+    page.family(name, MetricType::Gauge, "Tags of the device: requests that it may have at once.");
+    for (device, report) in &reports {
+        page.sample(name, &[("device", device)], report.tags_depth);
     }
     let name = "headworks_tags_free";
     page.family(name, MetricType::Gauge, "Free tags.");
@@ -316,6 +349,10 @@ fn put_clients(page: &mut MetricsPage, queries: &Queries, tree: &Tree, all: &Lat
     for (labels, report, kind) in &rows {
         for row in 0..ROWS {
             let counts = report.totals.row(*kind, row);
+            // A stage at which no request waited yet.
+            if row > 0 && counts.is_zero() {
+                continue;
+            }
             let sum = if row == 0 { report.totals.sum_ns(*kind) } else { counts.about_ns() };
             let labels = [&labels[..], &[("stage", row_name(row))]].concat();
             page.histogram(name, &labels, &counts, sum);
@@ -340,10 +377,10 @@ fn put_clients(page: &mut MetricsPage, queries: &Queries, tree: &Tree, all: &Lat
 }
 
 /// Labels as pairs of name and value.
-type LabelList<'a> = Vec<(&'a str, &'a str)>;
+pub(super) type LabelList<'a> = Vec<(&'a str, &'a str)>;
 
 /// Labels of an export, with its tenant if it has one.
-fn of_export<'a>(
+pub(super) fn of_export<'a>(
     export: &'a str,
     tenant: Option<&'a TenantName>,
     more: &[(&'a str, &'a str)],

@@ -29,10 +29,9 @@ pub struct MetricsPage {
 /// Labels as pairs of name and value.
 pub type Labels<'a> = [(&'a str, &'a str)];
 
-/// Upper bounds of histogram buckets: powers of 4 from 1.024 us to 17 s, given as exponents of 2 in nanoseconds. They
+/// Upper bounds of histogram buckets: powers of 2 from 1.024 us to 17 s, given as exponents of 2 in nanoseconds. They
 /// are bounds of the internal buckets, so counts are exact.
 const BOUNDS: std::ops::RangeInclusive<u32> = 10..=34;
-const STEP: usize = 2;
 
 impl MetricsPage {
     /// Begins a family of samples.
@@ -61,7 +60,7 @@ impl MetricsPage {
     /// Writes cumulative buckets, sum and count.
     pub fn histogram(&mut self, name: &str, labels: &Labels<'_>, row: &Histogram, sum_ns: u64) {
         let buckets: Vec<(u64, u64)> = row.buckets().collect();
-        for bound in BOUNDS.step_by(STEP) {
+        for bound in BOUNDS {
             let upper = 1_u64 << bound;
             let below = buckets.iter().filter(|(end, _)| *end < upper);
             let count: u64 = below.map(|(_, count)| count).sum();
@@ -121,9 +120,9 @@ mod tests {
         );
         let text = page.into_text();
         let counts: Vec<&str> = text.lines().filter_map(|line| line.rsplit(' ').next()).collect();
-        assert_eq!(counts.len(), 13 + 1 + 2);
+        assert_eq!(counts.len(), 25 + 1 + 2);
         assert_eq!(counts[..2], ["2", "3"], "{text}");
-        assert_eq!(counts[12..], ["4", "5", "90.005002147", "5"], "{text}");
+        assert_eq!(counts[24..], ["4", "5", "90.005002147", "5"], "{text}");
         assert!(text.starts_with("x_bucket{op=\"read\",le=\"0.000001024\"} 2\n"), "{text}");
         assert!(text.contains("x_bucket{op=\"read\",le=\"+Inf\"} 5\n"), "{text}");
     }

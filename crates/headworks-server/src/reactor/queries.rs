@@ -10,6 +10,7 @@ use std::sync::mpsc::Sender;
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
 use super::{Reactor, ShutdownPhase};
+use crate::latency::usage::VolumeUse;
 use crate::messages::query::{
     CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, VolumeReport,
 };
@@ -67,6 +68,12 @@ impl Reactor {
             }
             ControlQuery::SlowestExport { filter, answer } => {
                 let _ = answer.send(self.report_slowest_export(now, filter));
+            }
+            ControlQuery::DeviceUses { answer } => {
+                let mut all = Vec::new();
+                let keep = |volume, device, used| all.push(VolumeUse { volume, device, used });
+                self.parts.driver.shard().device_uses(keep);
+                let _ = answer.send(all);
             }
             ControlQuery::Usage { times, answer } => {
                 let _ = answer.send(self.usage.during(&times));

@@ -601,6 +601,9 @@ impl Connection {
     }
 
     fn answer_failure(&mut self, op: Op, cookie: u64, error: IoError) {
+        if let Some(table) = &mut self.latency {
+            table.record_error(op, error);
+        }
         let (form, error) = (self.form, NbdError::from(error));
         self.outgoing.header(|out| match op {
             Op::Read | Op::BlockStatus => form.read_error(out, cookie, error),
