@@ -1,5 +1,4 @@
-//! `headworks bench --device --feeders N`: threads that submit to one owner thread over rings, like a program that
-//! embeds the library.
+//! `headworks bench --device --feeders N`: threads that submit to one owner, like a program that embeds the library.
 //!
 //! Each feeder keeps `iodepth` bios in flight; it submits and reaps in batches of 8 (fewer if the depth is less). The
 //! report shows the cost of the hand-over: pushes, sleeps and wake-ups per bio on both sides.

@@ -6,7 +6,8 @@
 //!
 //! # Concepts
 //!
-//! - An [`Owner`] is a thread with devices, volumes and optionally a page cache. They are added and removed while it runs.
+//! - An [`Owner`] is a thread with devices, volumes and optionally a page cache. They are added and removed while it runs. Devices
+//!   that need no engine are driven by the threads that submit ([`Drive`]).
 //! - A [`Device`] moves bytes and has a queue ([`QueueOptions`]): [`FileDevice`], [`MemDevice`], [`NullDevice`], wrappers that
 //!   delay or fail, or one of your own. A volume is a range of a device, or an image on it.
 //! - A [`Handle`] is a feeder's access: it puts an [`Io`] with a [`Slot`], its buffer, into a batch, and reaps completions. A
@@ -43,6 +44,7 @@
 //! The library installs no signal handler and starts no threads but the owner's and those of its engine.
 
 pub mod cache_memory;
+mod combining;
 mod device;
 // The model checker checks rings and wake-ups, not threads and sockets.
 #[cfg(not(loom))]
@@ -72,7 +74,7 @@ pub use device::{
 pub use embed::AsyncHandle;
 #[cfg(not(loom))]
 pub use embed::{
-    DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, OwnerReport, RejectedIo,
+    DeviceSetup, Drive, Handle, Io, IoCompletion, Owner, OwnerOptions, OwnerReport, RejectedIo,
     RingCounts, Slot, WaitOutcome,
 };
 pub use engine::EngineChoice;
@@ -87,6 +89,9 @@ pub use size::display_size;
 /// takes inputs from an [`Engine`](driver::Engine) and from its clients, gives them to a
 /// [`Shard`](headworks_core::Shard), and has an [`Executor`](driver::Executor) carry out the actions.
 pub mod driver {
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub use crate::combining::{Driving, DrivingRight, Leave, Take};
     #[cfg(loom)]
     #[doc(hidden)]
     pub use crate::engine::waker::WakeFlag;

@@ -141,6 +141,12 @@ impl<T: Send> Producer<T> {
     /// `batch`. True: the consumer sleeps, and this caller must wake it, once.
     #[must_use = "a sleeping consumer is not woken by the ring itself"]
     pub fn push(&mut self, batch: &mut Vec<T>) -> bool {
+        self.push_silent(batch) && self.must_wake()
+    }
+
+    /// As [`Producer::push`] without the check whether the consumer sleeps, for callers that tell it in another way. Returns true if
+    /// anything was published.
+    pub fn push_silent(&mut self, batch: &mut Vec<T>) -> bool {
         if self.room() < batch.len() {
             self.load_head();
         }
@@ -148,7 +154,7 @@ impl<T: Send> Producer<T> {
         for message in batch.drain(..count) {
             self.write(message);
         }
-        self.publish()
+        self.publish_silent()
     }
 
     /// Puts one message into the ring; the consumer sees it after [`Producer::publish`].
@@ -170,12 +176,24 @@ impl<T: Send> Producer<T> {
     /// Publishes what was put. True: the consumer sleeps, and this caller must wake it, once.
     #[must_use = "a sleeping consumer is not woken by the ring itself"]
     pub fn publish(&mut self) -> bool {
+        self.publish_silent() && self.must_wake()
+    }
+
+    /// As [`Producer::publish`] without the check whether the consumer sleeps. Returns true if anything was published.
+    #[inline]
+    pub fn publish_silent(&mut self) -> bool {
         if self.published == self.tail {
             return false;
         }
         self.published = self.tail;
         // Release: pairs with the Acquire in `Consumer::load_tail`; the messages are written before they can be seen.
         self.shared.tail.0.store(self.tail, Ordering::Release);
+        true
+    }
+
+    /// The check after publishing. True: the consumer sleeps, and this caller must wake it, once.
+    #[must_use = "a sleeping consumer is not woken by the ring itself"]
+    pub fn must_wake(&self) -> bool {
         self.shared.sleeper.must_wake()
     }
 

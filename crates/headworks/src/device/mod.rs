@@ -96,6 +96,13 @@ pub trait Device: Send {
         None
     }
 
+    /// Whether the device pushes file operations to [`DeviceIo::disk`], or has to run on the owner's thread for another reason. While
+    /// no device of an [`Owner`](crate::Owner) does, the threads that submit to it call its devices themselves. The answer never
+    /// changes; file operations of a device that answers false are refused.
+    fn uses_engine(&self) -> bool {
+        true
+    }
+
     /// Attaches an image as a new volume of the device.
     ///
     /// # Errors

@@ -1,15 +1,15 @@
-//! The owner's thread: rings and engine in, shard and executor between, rings out.
+//! The shard with all that its driver needs: rings in, shard and executor between, rings out.
 //!
 //! ```text
-//!   run: commands, removals --> turn: events, bios, timers --> shard --> executor --> replies --> poll or sleep
+//!   turn: events, bios, timers --> shard --> executor --> replies
 //! ```
+//!
+//! It is called by the thread that has the right to drive, the owner's (`thread.rs`) or a feeder's (`driving.rs`). What comes out
+//! depends on the order of the inputs and their times, not on the thread.
 //!
 //! Invariant: `desk.flushing` is the number of own flushes without a reply.
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
 
 use headworks_core::{
     Bio, BioFlags, BioId, Change, ChangeError, ConfigError, DeviceConfig, DeviceId, Input, Instant,
@@ -18,27 +18,20 @@ use headworks_core::{
 };
 
 use super::handle::RingCounts;
-use super::owner::{Command, NewVolume, OwnerReport};
+use super::owner::{NewVolume, OwnerReport};
 use super::parker::Parker;
 use super::removal::Removal;
 use super::{Buffers, DeviceSetup, OwnerOptions, OwnerState, Reply};
-use crate::engine::{DISK_DEPTH_MAX, Engine, Event, Wait, Waker, open_engine};
+use crate::engine::{DiskQueue, Event};
 use crate::executor::{ActionSink, Executor};
 use crate::memory::{Mapping, Populator, Span};
-use crate::ring::{Consumer, Producer, Sleeper};
-use crate::runtime::{Clock, Polling, pin_thread};
+use crate::ring::{Consumer, Producer};
 
 /// Bios taken from one ring in a turn: what a plug holds.
-const BIOS_MAX: usize = 32;
+pub(super) const BIOS_MAX: usize = 32;
 /// Bios after which a turn takes from no further ring. More would not merge; they would only evict the shard's state from the
 /// nearest cache and deepen the elevator's index (16 feeders, mq-deadline: 4.4 M/s without the limit, 5.3 with it).
 const TURN_BIOS: usize = 32;
-/// Period of the check whether a feeder waits for the CPU of a busy owner. 250 us: each check costs a few switches. With 16 feeders
-/// and the owner on 2 CPUs, Jain's index of the feeders is 0.5-0.6 without it, 0.8 with 250 us, and 0.9 with 100 us, which costs
-/// the owner a tenth of its throughput.
-const GIVE_WAY_NS: u64 = 250_000;
-/// The longest sleep while a removal waits.
-const REMOVAL_NS: u64 = 1_000_000;
 /// The connection of the owner's own flushes.
 const OWN_FLUSH: u32 = u32::MAX - 1;
 /// Notices that are kept, so that a device that breaks the protocol all the time fills nothing.
@@ -160,27 +153,11 @@ struct Volume {
     cached: bool,
 }
 
-/// How far the end of the owner is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ending {
-    No,
-    /// Rings are not read any more; replies and flushes are outstanding.
-    Draining {
-        deadline: Instant,
-        flushes_sent: bool,
-    },
-}
-
-/// Everything on the owner's thread.
+/// Shard, executor and rings.
 pub(super) struct Driver {
     pub(super) shard: Shard,
     pub(super) executor: Executor,
-    engine: Box<dyn Engine>,
-    clock: Clock,
-    polling: Polling,
-    sleeper: Arc<Sleeper>,
     state: Arc<OwnerState>,
-    inbox: Receiver<Command>,
     desk: Desk,
     devices: Vec<bool>,
     volumes: Vec<Option<Volume>>,
@@ -190,32 +167,43 @@ pub(super) struct Driver {
     pub(super) removals: Vec<Removal>,
     /// The shard was changed and has to be called once, also without inputs.
     changed: bool,
-    ending: Ending,
-    shutdown_ns: u64,
     /// Handles that were closed when the shard was last told.
     closed_seen: usize,
-    inputs: Vec<Input>,
+    pub(super) inputs: Vec<Input>,
     batch: Vec<Input>,
-    events: Vec<Event>,
-    turns: u64,
-    counts: RingCounts,
+    pub(super) counts: DriverCounts,
     /// The client whose ring is read first.
     first: usize,
-    /// When the CPU was last offered to feeders.
-    gave_way: Instant,
+    /// The handle of the feeder that drives, if its thread is known not to sleep.
+    pub(super) awake: Option<u32>,
+    /// The handle whose thread drove last, and since when it has without another.
+    pub(super) holder: (Option<u32>, Instant),
+    /// When a feeder last read every ring.
+    pub(super) others_read: Instant,
+    /// A device needs the engine of the owner's thread.
+    pub(super) needs_engine: bool,
+    /// When the owner's thread wakes by itself; what is left from before while it is awake.
+    pub(super) owner_wakes_at: Instant,
+}
+
+/// What its driving cost.
+#[derive(Default)]
+pub(super) struct DriverCounts {
+    pub rings: RingCounts,
+    /// Calls of the shard.
+    pub turns: u64,
+    /// Those of `turns` on a feeder's thread.
+    pub feeder_turns: u64,
+    /// Times that a feeder left batches of others to another driver.
+    pub hand_overs: u64,
 }
 
 impl Driver {
     pub fn new(
         options: &OwnerOptions,
         clients: Vec<Client>,
-        inbox: Receiver<Command>,
-        sleeper: Arc<Sleeper>,
         state: Arc<OwnerState>,
     ) -> Result<Self, ConfigError> {
-        if let Some(cpu) = options.cpu {
-            pin_thread(cpu);
-        }
         let slots = options.handles * options.depth as usize;
         // An own flush for each volume.
         let bios_max = slots + usize::from(options.volumes_max);
@@ -231,18 +219,11 @@ impl Driver {
         };
         let shard = Shard::new(config)?;
         Mapping::tables_in_huge_pages(shard.cache_tables());
-        let disk_depth = (options.tags_max as usize + 64).min(DISK_DEPTH_MAX);
-        let (engine, _) = open_engine(options.engine, disk_depth)?;
         let to_publish = Vec::with_capacity(clients.len());
         Ok(Self {
             shard,
             executor: Executor::new(Vec::new()),
-            engine,
-            clock: Clock::start(),
-            polling: Polling::new(options.poll_ns),
-            sleeper,
             state,
-            inbox,
             desk: Desk {
                 clients,
                 to_publish,
@@ -260,68 +241,30 @@ impl Driver {
             slot_bytes: options.slot_bytes,
             removals: Vec::new(),
             changed: false,
-            ending: Ending::No,
-            shutdown_ns: options.shutdown_timeout.as_nanos().min(u64::MAX.into()) as u64,
             closed_seen: 0,
             inputs: Vec::with_capacity(2 * slots + 16),
             batch: Vec::with_capacity(2 * slots + 16),
-            events: Vec::with_capacity(1024),
-            turns: 0,
-            counts: RingCounts::default(),
+            counts: DriverCounts::default(),
             first: 0,
-            gave_way: Instant(0),
+            awake: None,
+            holder: (None, Instant(0)),
+            others_read: Instant(0),
+            needs_engine: false,
+            owner_wakes_at: Instant(0),
         })
     }
 
-    pub fn waker(&self) -> Waker {
-        self.engine.waker()
-    }
-
-    pub fn run(mut self) -> io::Result<OwnerReport> {
-        let ended = loop {
-            let now = self.clock.now();
-            self.take_commands();
-            if !self.removals.is_empty() {
-                self.advance_removals(now);
-            }
-            if self.turn(now) {
-                self.polling.on_work(now);
-                self.give_way(now);
-                // Commands in a device must be started and their completions fetched.
-                if self.has_commands() {
-                    self.enter(Wait::Poll)?;
-                }
-                if self.ending == Ending::No {
-                    continue;
-                }
-            }
-            if self.state.is_ending(self.desk.clients.len()) {
-                match self.drain(now) {
-                    Some(ended) => break ended,
-                    None if self.has_inputs() => continue,
-                    None => {}
-                }
-            }
-            self.rest(now)?;
-        };
-        let report = self.report();
-        if ended.is_ok() {
-            return Ok(report);
-        }
-        // A device, or the kernel for it, may still write to slots and frames: they are leaked, with all that would wait for it.
-        std::mem::forget(self);
-        ended.map(|()| report)
-    }
-
-    fn report(&mut self) -> OwnerReport {
+    pub fn report(&mut self) -> OwnerReport {
         let ids = (0..self.volumes.len()).filter(|&index| self.volumes[index].is_some());
         let ids = ids.map(|index| VolumeId(index as u16));
         OwnerReport {
             volumes: ids
                 .map(|id| (id, self.shard.stats(id).cloned().unwrap_or_default()))
                 .collect(),
-            turns: self.turns,
-            counts: self.counts,
+            turns: self.counts.turns,
+            feeder_turns: self.counts.feeder_turns,
+            hand_overs: self.counts.hand_overs,
+            counts: self.counts.rings,
             notices: std::mem::take(&mut self.desk.notices),
             flush_errors: std::mem::take(&mut self.desk.flushed)
                 .into_iter()
@@ -330,37 +273,30 @@ impl Driver {
         }
     }
 
-    /// A step towards the end: the result when it is reached.
-    fn drain(&mut self, now: Instant) -> Option<io::Result<()>> {
-        if self.ending == Ending::No {
-            // The last look at the rings; bios that are pushed later are not completed.
-            while self.take_bios() {}
-            self.desk.flushed.clear();
-            self.removals.clear();
-            let deadline = Instant(now.0.saturating_add(self.shutdown_ns));
-            self.ending = Ending::Draining { deadline, flushes_sent: false };
+    /// Begins the end: a last look at the rings; bios that are pushed later are not completed.
+    pub fn begin_drain(&mut self) {
+        let first = self.inputs.len();
+        let Self { desk, inputs, .. } = self;
+        for client in &mut desk.clients {
+            client.bios.pop_each(usize::MAX, |bio| inputs.push(Input::Bio(bio)));
         }
-        let Ending::Draining { deadline, flushes_sent } = self.ending else { return None };
-        if self.has_inputs() {
-            return None;
-        }
-        let idle = self.shard.is_idle();
-        if idle && !flushes_sent {
-            self.ending = Ending::Draining { deadline, flushes_sent: true };
-            for index in 0..self.volumes.len() {
-                if self.volumes[index].is_some_and(|volume| volume.cached) {
-                    self.send_flush(VolumeId(index as u16));
-                }
+        self.reject_removed(first);
+        self.desk.flushed.clear();
+        self.removals.clear();
+    }
+
+    /// Flushes what the cache may hold.
+    pub fn send_flushes(&mut self) {
+        for index in 0..self.volumes.len() {
+            if self.volumes[index].is_some_and(|volume| volume.cached) {
+                self.send_flush(VolumeId(index as u16));
             }
         }
-        if idle && self.desk.flushing == 0 && self.frames_are_home() {
-            return Some(Ok(()));
-        }
-        if now >= deadline {
-            let message = "a device did not complete its commands before the shutdown time-out";
-            return Some(Err(io::Error::new(io::ErrorKind::TimedOut, message)));
-        }
-        None
+    }
+
+    /// Returns true if no bio, own flush or frame is in flight.
+    pub fn is_drained(&self) -> bool {
+        self.shard.is_idle() && self.desk.flushing == 0 && self.frames_are_home()
     }
 
     /// Submits a flush of the owner's own; its status goes to `desk.flushed`.
@@ -385,37 +321,6 @@ impl Driver {
         self.volumes.get(usize::from(volume.0)).copied().flatten().map(|volume| volume.cached)
     }
 
-    fn take_commands(&mut self) {
-        // A load first: the flag is read in every turn, and seldom set. Acquire: pairs with the Release in `Owner::ask`.
-        if !self.state.command.load(Ordering::Relaxed)
-            || !self.state.command.swap(false, Ordering::Acquire)
-        {
-            return;
-        }
-        // An owner that is gone does not wait for its answer.
-        while let Ok(command) = self.inbox.try_recv() {
-            match command {
-                Command::AddDevice(setup, answer) => {
-                    let _ = answer.send(self.add_device(setup));
-                }
-                Command::AddVolume(device, volume, answer) => {
-                    let _ = answer.send(self.add_volume(device, volume));
-                }
-                Command::RemoveVolume(volume, timeout, answer) => {
-                    let deadline = self.clock.now().0.saturating_add(timeout.as_nanos() as u64);
-                    self.removals.push(Removal::volume(volume, Instant(deadline), answer));
-                }
-                Command::RemoveDevice(device, timeout, answer) => {
-                    let deadline = self.clock.now().0.saturating_add(timeout.as_nanos() as u64);
-                    self.removals.push(Removal::device(device, Instant(deadline), answer));
-                }
-                Command::Stats(volume, answer) => {
-                    let _ = answer.send(self.shard.stats(volume).cloned());
-                }
-            }
-        }
-    }
-
     /// Changes the shard, between two calls of it.
     pub(super) fn change(&mut self, now: Instant, change: &Change) -> Result<(), ChangeError> {
         self.shard.change(now, change)?;
@@ -423,8 +328,11 @@ impl Driver {
         Ok(())
     }
 
-    fn add_device(&mut self, setup: DeviceSetup) -> Result<DeviceId, ConfigError> {
-        let now = self.clock.now();
+    pub fn add_device(
+        &mut self,
+        now: Instant,
+        setup: DeviceSetup,
+    ) -> Result<DeviceId, ConfigError> {
         let index = free(&self.devices, self.next.0, |taken| !taken)
             .ok_or_else(|| ConfigError::new("devices_max", "the owner has no room for a device"))?;
         let device = DeviceId(index as u16);
@@ -434,12 +342,17 @@ impl Driver {
             self.shard.set_elevator(device, elevator);
         }
         self.executor.put(device, setup.device);
+        self.needs_engine = self.executor.uses_engine();
         (self.devices[index], self.next.0) = (true, index + 1);
         Ok(device)
     }
 
-    fn add_volume(&mut self, device: DeviceId, volume: NewVolume) -> Result<VolumeId, ConfigError> {
-        let now = self.clock.now();
+    pub fn add_volume(
+        &mut self,
+        now: Instant,
+        device: DeviceId,
+        volume: NewVolume,
+    ) -> Result<VolumeId, ConfigError> {
         let index = free(&self.volumes, self.next.1, Option::is_none)
             .ok_or_else(|| ConfigError::new("volumes_max", "the owner has no room for a volume"))?;
         let id = VolumeId(index as u16);
@@ -496,27 +409,26 @@ impl Driver {
     ) -> Result<Option<Box<dyn crate::device::Device>>, ChangeError> {
         self.change(now, &Change::RemoveDevice { device })?;
         self.devices[usize::from(device.0)] = false;
-        Ok(self.executor.take(device))
+        let body = self.executor.take(device);
+        self.needs_engine = self.executor.uses_engine();
+        Ok(body)
     }
 
-    /// Everything between two waits; true if anything happened.
-    fn turn(&mut self, now: Instant) -> bool {
-        self.take_events(now);
-        if self.ending == Ending::No {
-            self.take_bios();
-        }
-        self.take_timers(now);
+    /// Calls the shard with what there is, and carries out what it says, until there is nothing more; returns true if there was anything.
+    /// File operations go to `disk`.
+    pub fn run(&mut self, now: Instant, disk: &mut dyn DiskQueue) -> bool {
+        self.take_timers(now, disk);
         if !self.has_inputs() {
             return false;
         }
         self.changed = false;
-        let Self { shard, executor, engine, desk, inputs, batch, .. } = self;
+        let Self { shard, executor, desk, inputs, batch, counts, .. } = self;
         loop {
             std::mem::swap(inputs, batch);
             shard.handle(now, batch);
             batch.clear();
-            self.turns += 1;
-            executor.run(now, shard.actions(), desk, &mut **engine, inputs);
+            counts.turns += 1;
+            executor.run(now, shard.actions(), desk, disk, inputs);
             shard.clear_actions();
             if inputs.is_empty() {
                 break;
@@ -526,34 +438,45 @@ impl Driver {
         true
     }
 
-    fn has_inputs(&self) -> bool {
+    /// Returns true if the shard is to be called.
+    pub fn has_inputs(&self) -> bool {
         !self.inputs.is_empty() || self.changed || !self.desk.to_publish.is_empty()
     }
 
-    /// Reads the rings in turn, from where the last turn ended, until there is enough; true if there was anything.
-    fn take_bios(&mut self) -> bool {
+    /// Reads one ring; returns true if it was read to its end.
+    pub fn take_bios_of(&mut self, client: u32) -> bool {
+        let (client, inputs) = (&mut self.desk.clients[client as usize], &mut self.inputs);
+        let first = inputs.len();
+        let count = client.bios.pop_each(BIOS_MAX, |bio| inputs.push(Input::Bio(bio)));
+        client.submitted |= count > 0;
+        self.reject_removed(first);
+        count < BIOS_MAX
+    }
+
+    /// Reads the rings in turn, from where the last turn ended, until there is enough; returns true if all were read to their ends.
+    pub fn take_bios(&mut self) -> bool {
         let (clients, taken) = (&mut self.desk.clients, self.inputs.len());
         let all = clients.len();
-        for _ in 0..all {
+        let mut read = 0;
+        // At least one ring, so that a flood of completions does not keep bios out.
+        while read < all && (read == 0 || self.inputs.len() < TURN_BIOS) {
             let client = &mut clients[self.first];
             self.first = if self.first + 1 == all { 0 } else { self.first + 1 };
             let inputs = &mut self.inputs;
-            client.submitted |=
-                client.bios.pop_each(BIOS_MAX, |bio| inputs.push(Input::Bio(bio))) > 0;
-            if self.inputs.len() >= TURN_BIOS {
-                break;
-            }
+            let count = client.bios.pop_each(BIOS_MAX, |bio| inputs.push(Input::Bio(bio)));
+            client.submitted |= count > 0;
+            read += 1;
         }
-        let found = self.inputs.len() > taken;
-        if found && !self.removals.is_empty() {
-            self.reject_removed(taken);
-        }
-        found
+        self.reject_removed(taken);
+        read == all && self.inputs.len() < TURN_BIOS
     }
 
     /// Completes the bios from input `first` on that are for volumes in removal.
-    fn reject_removed(&mut self, first: usize) {
+    pub(super) fn reject_removed(&mut self, first: usize) {
         let Self { inputs, removals, desk, .. } = self;
+        if removals.is_empty() {
+            return;
+        }
         let mut index = 0;
         inputs.retain(|input| {
             index += 1;
@@ -567,54 +490,65 @@ impl Driver {
         });
     }
 
-    /// Yields the CPU if a feeder has replies, does not take them and submits nothing: it may wait for this very CPU, which a busy
-    /// owner would keep for whole time slices, so that feeders elsewhere would have 40 times its share.
-    fn give_way(&mut self, now: Instant) {
-        if now.since(self.gave_way) < GIVE_WAY_NS {
-            return;
-        }
-        self.gave_way = now;
+    /// Returns true if a feeder has replies, did not take them and submitted nothing since the last call.
+    pub fn feeder_waits(&mut self) -> bool {
         let mut waits = false;
         for client in &mut self.desk.clients {
             waits |= !std::mem::take(&mut client.submitted) && !client.replies.is_empty();
         }
-        if waits {
-            std::thread::yield_now();
-        }
+        waits
     }
 
-    fn take_events(&mut self, now: Instant) {
-        for event in self.events.drain(..) {
+    /// Takes the completions of file operations.
+    pub fn take_events(&mut self, now: Instant, events: &mut Vec<Event>, disk: &mut dyn DiskQueue) {
+        for event in events.drain(..) {
             if let Event::Disk(done) = event {
-                self.executor.on_disk(now, done, &mut *self.engine, &mut self.inputs);
+                self.executor.on_disk(now, done, disk, &mut self.inputs);
             }
         }
     }
 
-    fn take_timers(&mut self, now: Instant) {
+    fn take_timers(&mut self, now: Instant, disk: &mut dyn DiskQueue) {
         if self.desk.timer.is_some_and(|at| at <= now) {
             self.desk.timer = None;
             self.inputs.push(Input::Timer);
         }
         if self.executor.next_timeout().is_some_and(|at| at <= now) {
-            self.executor.on_timeout(now, &mut *self.engine, &mut self.inputs);
+            self.executor.on_timeout(now, disk, &mut self.inputs);
         }
+    }
+
+    /// The earliest time at which the shard or a device is to be called.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.desk.timer.into_iter().chain(self.executor.next_timeout()).min()
+    }
+
+    /// Returns true if every ring is empty.
+    pub fn rings_are_empty(&mut self) -> bool {
+        self.desk.clients.iter_mut().all(|client| client.bios.is_empty())
+    }
+
+    /// The number of handles, those that were dropped included.
+    pub fn handles(&self) -> usize {
+        self.desk.clients.len()
     }
 
     fn publish_replies(&mut self) {
         for index in self.desk.to_publish.drain(..) {
             let client = &mut self.desk.clients[index as usize];
-            self.counts.messages += std::mem::take(&mut client.unpublished);
-            self.counts.pushes += 1;
-            if client.replies.publish() {
-                self.counts.wakes += 1;
+            self.counts.rings.messages += std::mem::take(&mut client.unpublished);
+            self.counts.rings.pushes += 1;
+            // A feeder that drives does not sleep.
+            let awake = self.awake == Some(index) && client.replies.publish_silent();
+            if !awake && client.replies.publish() {
+                self.counts.rings.wakes += 1;
                 client.parker.wake();
             }
         }
     }
 
     /// Returns true if a device may have commands, of a feeder or of the cache.
-    fn has_commands(&self) -> bool {
+    pub fn has_commands(&self) -> bool {
         !self.shard.is_idle() || !self.frames_are_home()
     }
 
@@ -623,8 +557,13 @@ impl Driver {
         self.desk.frames.is_none() || self.shard.is_quiet()
     }
 
+    /// Returns true if a handle was dropped and the shard was not told yet.
+    pub fn is_closing(&self) -> bool {
+        self.state.closed_handles() != self.closed_seen
+    }
+
     /// Tells the shard of handles that were dropped and whose ring is empty.
-    fn close_handles(&mut self) {
+    pub fn close_handles(&mut self) {
         let closed = self.state.closed_handles();
         if closed == self.closed_seen {
             return;
@@ -636,52 +575,6 @@ impl Driver {
                 self.inputs.push(Input::Close { connection: index as u32 });
             }
         }
-    }
-
-    /// Without work: polls for a while, then sleeps.
-    fn rest(&mut self, now: Instant) -> io::Result<()> {
-        self.close_handles();
-        if self.has_inputs() || !self.events.is_empty() {
-            return Ok(());
-        }
-        if self.polling.poll_again(now) {
-            let before = self.clock.now();
-            std::thread::yield_now();
-            self.polling.on_yield(self.clock.now().since(before));
-            if self.has_commands() {
-                self.enter(Wait::Poll)?;
-            }
-            return Ok(());
-        }
-        let removal = (!self.removals.is_empty()).then(|| Instant(now.0 + REMOVAL_NS));
-        let deadline = match self.ending {
-            Ending::Draining { deadline, .. } => Some(deadline),
-            Ending::No => None,
-        };
-        let times = [self.desk.timer, self.executor.next_timeout(), removal, deadline];
-        let wait = match times.into_iter().flatten().min() {
-            Some(at) if at <= now => Wait::Poll,
-            Some(at) => Wait::For(at.since(now)),
-            None => Wait::Forever,
-        };
-        self.enter(wait)
-    }
-
-    fn enter(&mut self, wait: Wait) -> io::Result<()> {
-        let Self { engine, sleeper, desk, events, ending, counts, .. } = self;
-        let mut wait = wait;
-        if wait != Wait::Poll {
-            // Commands and the end come with a wake-up of the engine, which is never lost.
-            let draining = *ending != Ending::No;
-            let idle = || draining || desk.clients.iter_mut().all(|client| client.bios.is_empty());
-            match sleeper.may_sleep(idle) {
-                true => counts.sleeps += 1,
-                false => wait = Wait::Poll,
-            }
-        }
-        let result = engine.turn(wait, events);
-        sleeper.woken();
-        result
     }
 }
 

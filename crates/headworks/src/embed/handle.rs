@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use headworks_core::{Bio, BioId, ReplyStage, VolumeId};
 
+use super::driving::SharedDriver;
 use super::io::{Io, IoCompletion, RejectedIo, Slot};
 use super::parker::Parker;
-use super::{Buffers, OwnerState, Reply};
-use crate::engine::Waker;
+use super::{Buffers, Reply};
 use crate::ring::{Consumer, Producer, Sleeper};
 
 /// Checks of the ring before the CPU is yielded, each about 40 ns: an owner that is awake on another CPU answers a batch in a few
@@ -24,6 +24,11 @@ use crate::ring::{Consumer, Producer, Sleeper};
 const SPINS: u32 = 64;
 /// Yields of the CPU before a sleep. An owner that shares this CPU runs in them; a sleep would cost it a system call to end.
 const YIELDS: u32 = 16;
+/// The same where feeders drive: one that spins lets the driver come back to it later, with more at once.
+const DRIVING_YIELDS: u32 = 48;
+/// Yields between two looks whether a driver left batches. It is driven on only if that driver has not come back in between: it has the
+/// shard in its cache.
+const LOOK_YIELDS: u32 = 8;
 
 /// The cost of one end of the rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,8 +70,9 @@ pub struct Handle {
     sleeper: Arc<Sleeper>,
     parker: Arc<Parker>,
     armed: bool,
-    owner: Waker,
-    state: Arc<OwnerState>,
+    /// The next batch is left to a feeder that spins, because this one has driven for long.
+    stands_back: bool,
+    shared: Arc<SharedDriver>,
     counts: RingCounts,
 }
 
@@ -85,13 +91,12 @@ pub(super) struct Parts {
     pub replies: Consumer<Reply>,
     pub sleeper: Arc<Sleeper>,
     pub parker: Arc<Parker>,
-    pub owner: Waker,
-    pub state: Arc<OwnerState>,
+    pub shared: Arc<SharedDriver>,
 }
 
 impl Handle {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { index, depth, buffers, bios, replies, sleeper, parker, owner, state } = parts;
+        let Parts { index, depth, buffers, bios, replies, sleeper, parker, shared } = parts;
         Self {
             index,
             depth,
@@ -106,8 +111,8 @@ impl Handle {
             sleeper,
             parker,
             armed: false,
-            owner,
-            state,
+            stands_back: false,
+            shared,
             counts: RingCounts::default(),
         }
     }
@@ -164,16 +169,30 @@ impl Handle {
         Ok(())
     }
 
-    /// Sends the batch to the owner.
+    /// Sends the batch to the path. Without devices that need the owner's thread ([`Device::uses_engine`]) this thread drives the path if no other
+    /// does, and most completions are there afterwards.
+    ///
+    /// [`Device::uses_engine`]: crate::Device::uses_engine
     pub fn submit(&mut self) {
         if self.batch.is_empty() {
             return;
         }
         self.counts.messages += self.batch.len() as u64;
         self.counts.pushes += 1;
-        if self.bios.push(&mut self.batch) {
-            self.counts.wakes += 1;
-            self.owner.wake();
+        let stands_back = std::mem::take(&mut self.stands_back);
+        let driven = match self.armed || stands_back {
+            false => self.shared.carry_in(self.index, &mut self.batch),
+            true => None,
+        };
+        if let Some(stand_back) = driven {
+            self.stands_back = stand_back;
+        } else {
+            self.bios.push_silent(&mut self.batch);
+            let left = stands_back && self.shared.right.leave_to_spinning();
+            if !left && self.shared.on_publish(self.index) && self.bios.must_wake() {
+                self.counts.wakes += 1;
+                self.shared.owner.wake();
+            }
         }
         assert!(self.batch.is_empty(), "a ring has room for every slot");
     }
@@ -207,21 +226,18 @@ impl Handle {
     pub fn wait(&mut self) -> WaitOutcome {
         self.submit();
         self.disarm();
-        for check in 0..SPINS + YIELDS {
-            if !self.replies.is_empty() {
-                return WaitOutcome::Ready;
-            }
-            if self.outstanding == 0 {
-                return WaitOutcome::Idle;
-            }
-            match check < SPINS {
-                true => std::hint::spin_loop(),
-                false => std::thread::yield_now(),
-            }
+        if !self.replies.is_empty() {
+            return WaitOutcome::Ready;
+        }
+        if self.outstanding == 0 {
+            return WaitOutcome::Idle;
+        }
+        if self.spin() {
+            return WaitOutcome::Ready;
         }
         loop {
             // Before the ring: the last replies are in it when the owner has ended.
-            let ended = self.state.is_ended();
+            let ended = self.shared.state.is_ended();
             if !self.replies.is_empty() {
                 return WaitOutcome::Ready;
             }
@@ -236,6 +252,34 @@ impl Handle {
         }
     }
 
+    /// Waits awake for a while, and drives what a driver left; returns true if there is a completion.
+    fn spin(&mut self) -> bool {
+        let drives = self.shared.right.spin();
+        let (mut ready, mut seen) = (false, None);
+        let yields = if drives { DRIVING_YIELDS } else { YIELDS };
+        for check in 0..SPINS + yields {
+            ready = !self.replies.is_empty();
+            if ready {
+                break;
+            }
+            match check < SPINS {
+                true => std::hint::spin_loop(),
+                false => std::thread::yield_now(),
+            }
+            if drives && check + 1 >= SPINS && (check + 1 - SPINS).is_multiple_of(LOOK_YIELDS) {
+                let left = self.shared.right.left_pending();
+                if left.is_some() && left == seen {
+                    self.shared.drive_pending();
+                }
+                seen = left;
+            }
+        }
+        if drives {
+            self.shared.stop_spinning();
+        }
+        ready
+    }
+
     /// Submits the batch and prepares a wait on the file descriptor of the handle ([`AsFd`]): it becomes readable at the next
     /// completion, or when the owner ends. Returns false if there are completions already, nothing is in flight or the owner has
     /// ended; there is nothing to wait for then. [`Handle::reap`] makes the descriptor unreadable again.
@@ -244,12 +288,12 @@ impl Handle {
     pub fn arm(&mut self) -> bool {
         self.submit();
         self.disarm();
-        let ended = self.state.is_ended();
+        let ended = self.shared.state.is_ended();
         if ended || self.outstanding == 0 || !self.sleeper.may_sleep(|| self.replies.is_empty()) {
             return false;
         }
         self.armed = self.parker.arm();
-        if !self.armed || self.state.is_ended() {
+        if !self.armed || self.shared.state.is_ended() {
             self.armed = true;
             self.disarm();
             return false;
@@ -267,7 +311,7 @@ impl Handle {
     /// Returns true if the owner has ended and there are no more completions.
     #[cfg(feature = "tokio")]
     pub(super) fn is_abandoned(&mut self) -> bool {
-        self.state.is_ended() && self.replies.is_empty()
+        self.shared.state.is_ended() && self.replies.is_empty()
     }
 
     #[inline]
@@ -307,7 +351,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // A batch that was not submitted is dropped. What is in flight completes in the owner, which keeps the buffers.
         self.parker.close();
-        self.state.close_handle();
-        self.owner.wake();
+        self.shared.state.close_handle();
+        self.shared.owner.wake();
     }
 }

@@ -12,14 +12,15 @@ use headworks_core::{
     ChangeError, ConfigError, DeviceId, IoError, Notice, VolumeId, VolumeOptions, WriteMode,
 };
 
-use super::driver::{self, Client};
+use super::driver::Client;
+use super::driving::SharedDriver;
 use super::handle::{Handle, Parts, RingCounts};
 use super::parker::Parker;
+use super::thread::OwnerThread;
 use super::{
     Buffers, DeviceSetup, JOINING, OwnerOptions, OwnerState, SHUTTING_DOWN, ShutdownGuard,
 };
 use crate::device::{Device, FileDevice, OpenFile};
-use crate::engine::Waker;
 use crate::ring::{Sleeper, ring};
 
 /// The statistics of an owner that has ended.
@@ -29,6 +30,12 @@ pub struct OwnerReport {
     pub volumes: Vec<(VolumeId, VolumeStats)>,
     /// Calls of the shard.
     pub turns: u64,
+    /// Those of `turns` on the threads of feeders ([`Drive::Feeders`]).
+    ///
+    /// [`Drive::Feeders`]: super::Drive::Feeders
+    pub feeder_turns: u64,
+    /// Times that a feeder had driven for long enough and left with batches of others in their rings.
+    pub hand_overs: u64,
     /// Replies, and the cost of the owner's end of the rings.
     pub counts: RingCounts,
     /// The first 16 notices of the shard: devices that break the protocol, failed flushes.
@@ -52,7 +59,7 @@ pub(super) enum NewVolume {
     Image(Box<OpenFile>, WriteMode),
 }
 
-/// The thread that owns devices, volumes and the cache.
+/// The owner of devices, volumes and the cache, with a thread of its own.
 ///
 /// Devices and volumes are added and removed while it runs. A dropped owner ends as by [`Owner::shutdown`], and failures
 /// are logged.
@@ -85,8 +92,7 @@ pub(super) enum NewVolume {
 /// ```
 pub struct Owner {
     commands: Sender<Command>,
-    state: Arc<OwnerState>,
-    waker: Waker,
+    shared: Arc<SharedDriver>,
     thread: Option<JoinHandle<io::Result<OwnerReport>>>,
 }
 
@@ -98,7 +104,6 @@ impl Owner {
     pub fn start(options: OwnerOptions) -> Result<(Self, Vec<Handle>), ConfigError> {
         options.validate()?;
         let sleeper = Arc::new(Sleeper::default());
-        let state = Arc::new(OwnerState::default());
         let (mut clients, mut ends) = (Vec::new(), Vec::new());
         let depth = options.depth as usize;
         for _ in 0..options.handles {
@@ -115,15 +120,15 @@ impl Owner {
         }
         let (commands, inbox) = mpsc::channel();
         let (ready, started) = mpsc::channel();
-        let (sleeper_there, state_there) = (Arc::clone(&sleeper), Arc::clone(&state));
         let parkers = clients.iter().map(|client| Arc::clone(&client.parker)).collect();
+        let state = Arc::new(OwnerState { parkers, ..OwnerState::default() });
         let thread = std::thread::Builder::new().name("headworks-owner".to_owned());
         let thread = thread.spawn(move || {
-            let _guard = ShutdownGuard { state: Arc::clone(&state_there), parkers };
-            match driver::Driver::new(&options, clients, inbox, sleeper_there, state_there) {
-                Ok(driver) => {
-                    let _ = ready.send(Ok(driver.waker()));
-                    driver.run()
+            match OwnerThread::new(&options, clients, inbox, sleeper, state) {
+                Ok(thread) => {
+                    let _guard = ShutdownGuard(Arc::clone(thread.shared()));
+                    let _ = ready.send(Ok(Arc::clone(thread.shared())));
+                    thread.run()
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -133,7 +138,7 @@ impl Owner {
         });
         let thread = thread
             .map_err(|error| ConfigError::new("threads", format!("cannot start one: {error}")))?;
-        let waker = started
+        let shared: Arc<SharedDriver> = started
             .recv()
             .map_err(|_| ConfigError::new("threads", "the owner's thread died at its start"))??;
         let handle = |(index, (bios, replies, sleeper, parker, buffers))| {
@@ -145,12 +150,11 @@ impl Owner {
                 replies,
                 sleeper,
                 parker,
-                owner: waker.clone(),
-                state: Arc::clone(&state),
+                shared: Arc::clone(&shared),
             })
         };
         let handles = (0..).zip(ends).map(handle).collect();
-        Ok((Self { commands, state, waker, thread: Some(thread) }, handles))
+        Ok((Self { commands, shared, thread: Some(thread) }, handles))
     }
 
     /// Adds a device.
@@ -248,8 +252,8 @@ impl Owner {
             return Err(io::Error::other("the owner has ended"));
         };
         // Release: pairs with `OwnerState::is_ending`.
-        self.state.end.store(how, Ordering::Release);
-        self.waker.wake();
+        self.shared.state.end.store(how, Ordering::Release);
+        self.shared.owner.wake();
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the owner's thread panicked")))
     }
 
@@ -257,9 +261,9 @@ impl Owner {
         let ended = |()| ConfigError::new("owner", "the owner's thread has ended");
         let (answer, answered) = mpsc::channel();
         self.commands.send(command(answer)).map_err(|_| ended(()))?;
-        // Release: pairs with the swap in `Driver::take_commands`.
-        self.state.command.store(true, Ordering::Release);
-        self.waker.wake();
+        // Release: pairs with the swap in `OwnerThread::take_commands`.
+        self.shared.state.command.store(true, Ordering::Release);
+        self.shared.owner.wake();
         answered.recv().map_err(|_| ended(()))
     }
 }

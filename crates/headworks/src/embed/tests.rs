@@ -331,6 +331,8 @@ fn removal_writes_dirty_data_or_fails_and_keeps_the_volume() {
 struct StuckDevice {
     commands: Vec<Command>,
     release: Arc<AtomicBool>,
+    /// Keeps the path on the owner's thread.
+    uses_engine: bool,
 }
 
 impl Device for StuckDevice {
@@ -352,12 +354,21 @@ impl Device for StuckDevice {
         let due = self.release.load(Ordering::Relaxed) && !self.commands.is_empty();
         due.then_some(Instant(0))
     }
+
+    fn uses_engine(&self) -> bool {
+        self.uses_engine
+    }
+}
+
+/// A device that never answers.
+fn stuck(uses_engine: bool) -> StuckDevice {
+    StuckDevice { commands: Vec::new(), release: Arc::default(), uses_engine }
 }
 
 #[test]
 fn timed_out_slot_returns_when_the_device_releases_it() {
-    let release = Arc::new(AtomicBool::new(false));
-    let stuck = StuckDevice { commands: Vec::new(), release: Arc::clone(&release) };
+    let stuck = stuck(true);
+    let release = Arc::clone(&stuck.release);
     let queue = QueueOptions { io_timeout_ns: 20_000_000, ..null().queue };
     let (owner, mut handles, volume) = over(DeviceSetup::new(stuck, queue), 1);
     let handle = &mut handles[0];
@@ -388,10 +399,9 @@ fn timed_out_slot_returns_when_the_device_releases_it() {
 #[test]
 fn shutdown_does_not_hang_on_stuck_device() {
     for how in ["join", "shutdown", "drop"] {
-        let stuck = StuckDevice { commands: Vec::new(), release: Arc::default() };
         let options = OwnerOptions { shutdown_timeout: Duration::from_millis(50), ..options() };
         let (owner, mut handles) = Owner::start(options).unwrap();
-        let volume = add(&owner, DeviceSetup::new(stuck, null().queue));
+        let volume = add(&owner, DeviceSetup::new(stuck(how == "join"), null().queue));
         let slot = handles[0].slot().unwrap();
         handles[0].put(volume, slot, Io::write(0, BLOCK as u32)).unwrap();
         handles[0].submit();
@@ -413,10 +423,9 @@ fn shutdown_does_not_hang_on_stuck_device() {
 
 #[test]
 fn removal_from_a_stuck_device_times_out() {
-    let stuck = StuckDevice { commands: Vec::new(), release: Arc::default() };
     let options = OwnerOptions { shutdown_timeout: Duration::ZERO, ..options() };
     let (owner, mut handles) = Owner::start(options).unwrap();
-    let volume = add(&owner, DeviceSetup::new(stuck, null().queue));
+    let volume = add(&owner, DeviceSetup::new(stuck(true), null().queue));
     let slot = handles[0].slot().unwrap();
     handles[0].put(volume, slot, Io::write(0, BLOCK as u32)).unwrap();
     handles[0].submit();
@@ -502,4 +511,181 @@ fn out_of_range_options_are_rejected() {
     let image = OpenFile::open(file.path(), &create).unwrap();
     let error = owner.add_image(device, image, headworks_core::WriteMode::None).unwrap_err();
     assert!(error.to_string().contains("images"), "{error}");
+}
+
+/// Takes completions of what was submitted before, and neither submits nor waits.
+fn reap_all(handle: &mut Handle) {
+    let (start, mut completions) = (WallClock::now(), Vec::new());
+    while handle.outstanding() > 0 {
+        handle.reap(usize::MAX, &mut completions);
+        assert!(start.elapsed() < SOON, "{} are left behind", handle.outstanding());
+        std::thread::yield_now();
+    }
+    completions
+        .into_iter()
+        .filter_map(|completion| completion.slot)
+        .for_each(|slot| handle.release(slot));
+}
+
+/// Submits `count` reads at once.
+fn submit_reads(handle: &mut Handle, volume: VolumeId, count: u32) {
+    for _ in 0..count {
+        let slot = handle.slot().unwrap();
+        handle.put(volume, slot, Io::read(0, BLOCK as u32)).unwrap();
+    }
+    handle.submit();
+}
+
+#[test]
+fn feeder_drives_without_engine_devices_and_owner_with_them() {
+    let drives = |drive, setups: Vec<DeviceSetup>| {
+        let (owner, mut handles) = Owner::start(OwnerOptions { drive, ..options() }).unwrap();
+        let volumes: Vec<_> = setups.into_iter().map(|setup| add(&owner, setup)).collect();
+        for _ in 0..200 {
+            assert_eq!(run(&mut handles[0], volumes[0], Io::read(0, BLOCK as u32)), Ok(()));
+        }
+        drop(handles);
+        let report = owner.join().unwrap();
+        assert!(report.feeder_turns <= report.turns);
+        report.feeder_turns > 0
+    };
+    let file = || DeviceSetup::new(stuck(true), null().queue);
+    assert!(drives(Drive::Feeders, vec![null()]));
+    assert!(drives(Drive::Feeders, vec![slow(0), failing(Op::Discard), memory()]));
+    assert!(!drives(Drive::Thread, vec![null()]));
+    assert!(!drives(Drive::Feeders, vec![null(), file()]));
+}
+
+#[test]
+fn devices_that_need_the_engine_come_and_go_under_load() {
+    let (owner, mut handles, volume) = over(memory(), 2);
+    let mut other = handles.pop().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || assert_eq!(feed(&mut handles[0], volume, 0, 20_000), 20_000));
+        scope.spawn(move || assert_eq!(feed(&mut other, volume, 64, 20_000), 20_000));
+        for _ in 0..50 {
+            let device = owner.add_device(DeviceSetup::new(stuck(true), null().queue)).unwrap();
+            owner.remove_device(device, SOON).unwrap();
+        }
+    });
+    let report = owner.join().unwrap();
+    assert_eq!(report.counts.messages, 40_000);
+}
+
+#[test]
+fn large_batch_beside_small_ones_and_feeders_that_only_reap() {
+    let options = OwnerOptions { handles: 4, depth: 512, ..OwnerOptions::default() };
+    let (owner, handles) = Owner::start(options).unwrap();
+    let volume = add(&owner, memory());
+    std::thread::scope(|scope| {
+        for (mut handle, count) in handles.into_iter().zip([512, 1, 2, 40]) {
+            scope.spawn(move || {
+                for _ in 0..300 {
+                    submit_reads(&mut handle, volume, count);
+                    reap_all(&mut handle);
+                }
+            });
+        }
+    });
+    assert_eq!(owner.join().unwrap().counts.messages, 300 * (512 + 1 + 2 + 40));
+}
+
+#[test]
+fn time_out_comes_while_feeders_drive() {
+    let (owner, mut handles, volume) = over(null(), 2);
+    let queue = QueueOptions { io_timeout_ns: 20_000_000, ..null().queue };
+    let stuck = stuck(false);
+    let release = Arc::clone(&stuck.release);
+    let silent = add(&owner, DeviceSetup::new(stuck, queue));
+    let (mut waiting, mut busy) = (handles.remove(0), handles.remove(0));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                assert_eq!(run(&mut busy, volume, Io::read(0, BLOCK as u32)), Ok(()));
+            }
+        });
+        let slot = waiting.slot().unwrap();
+        waiting.put(silent, slot, Io::read(0, BLOCK as u32)).unwrap();
+        assert_eq!(one(&mut waiting).status, Err(IoError::TimedOut));
+        done.store(true, Ordering::Relaxed);
+    });
+    // And once more without the other.
+    let slot = waiting.slot().unwrap();
+    waiting.put(silent, slot, Io::read(0, BLOCK as u32)).unwrap();
+    assert_eq!(one(&mut waiting).status, Err(IoError::TimedOut));
+    release.store(true, Ordering::Relaxed);
+    drop((waiting, busy));
+    owner.join().unwrap();
+}
+
+#[test]
+fn shutdown_ends_feeders_that_drive() {
+    for _ in 0..20 {
+        let (owner, handles, volume) = over(memory(), 3);
+        let started = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for mut handle in handles {
+                let started = &started;
+                scope.spawn(move || {
+                    submit_reads(&mut handle, volume, 1);
+                    started.wait();
+                    let mut completions = Vec::new();
+                    while handle.wait() != WaitOutcome::OwnerEnded {
+                        handle.reap(usize::MAX, &mut completions);
+                        for completion in completions.drain(..) {
+                            assert_eq!(completion.status, Ok(()));
+                            handle.release(completion.slot.unwrap());
+                        }
+                        let count = handle.depth() - handle.outstanding();
+                        submit_reads(&mut handle, volume, count);
+                    }
+                });
+            }
+            started.wait();
+            assert!(owner.stats(volume).is_some());
+            owner.shutdown().unwrap();
+        });
+    }
+}
+
+/// A device that panics on a write.
+struct BrokenDevice(MemDevice);
+
+impl Device for BrokenDevice {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
+        assert!(batch.commands.iter().all(|command| command.op != Op::Write), "a broken device");
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.submit(now, batch, io) };
+    }
+
+    fn uses_engine(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn panic_while_a_feeder_drives_ends_the_owner_and_all_waits() {
+    let broken = DeviceSetup::new(BrokenDevice(MemDevice::new(MIB).unwrap()), memory().queue);
+    let (owner, mut handles, volume) = over(broken, 2);
+    let silent = add(&owner, DeviceSetup::new(stuck(false), null().queue));
+    let (mut waiting, mut writer) = (handles.remove(0), handles.remove(0));
+    assert_eq!(run(&mut waiting, volume, Io::read(0, BLOCK as u32)), Ok(()));
+    std::thread::scope(|scope| {
+        submit_reads(&mut waiting, silent, 1);
+        let waits = scope.spawn(move || assert_eq!(waiting.wait(), WaitOutcome::OwnerEnded));
+        let removes = scope.spawn(|| assert!(owner.remove_volume(silent, SOON * 60).is_err()));
+        let slot = writer.slot().unwrap();
+        writer.put(volume, slot, Io::write(0, BLOCK as u32)).unwrap();
+        // The panic is this thread's, or the owner's if that drives at the moment.
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            while writer.wait() != WaitOutcome::OwnerEnded {}
+        }));
+        waits.join().unwrap();
+        removes.join().unwrap();
+        assert_eq!(writer.wait(), WaitOutcome::OwnerEnded);
+        drop((panicked, writer));
+    });
+    assert!(owner.stats(volume).is_none());
+    assert!(owner.join().unwrap_err().to_string().contains("panicked"));
 }
