@@ -1,4 +1,4 @@
-//! Seed 001 on real threads: one elevator behind one lock against one owner fed by rings.
+//! Seed 001 on real threads: one elevator behind one lock against feeders that drive one shard.
 //!
 //! The seed's machine had 128 CPUs, 16 of which contended for one lock; that ratio is not
 //! reproducible on two CPUs. What can be measured: lock acquisitions per request, their cost on
@@ -8,17 +8,19 @@
 //! null device without latency.
 //!
 //! ```text
-//!                          one by one   batch of 8   rings
+//!                          one by one   batch of 8
 //!   elevator  std mutex        x            x
-//!             spin lock        x            x               each with 2 threads on 2 CPUs, and with 16 wherever they run;
-//!   path      std mutex        x            x               rings also with 1 feeder
+//!             spin lock        x            x         each with 2 threads on 2 CPUs, and with 16 wherever they run;
+//!   path      std mutex        x            x         feeders drive: also with 1 thread
 //!             spin lock        x            x
-//!             no lock                                  x
+//!             no lock: feeders drive        x
+//!             no lock: owner's thread       x
 //! ```
 //!
 //! The first four methods are the seed's: only the elevator is behind the lock and the rest of a
 //! block layer is absent, so they are faster than any real implementation. The next four put the
-//! complete path behind the lock.
+//! complete path behind the lock. The last two are the product, with `Drive::Feeders` and with
+//! `Drive::Thread`: they do the work of the complete path, and that of buffers and rings besides.
 //!
 //! Profile on 2 CPUs (cpu-clock samples of one cell at a time, by source line, percent; varies by a
 //! few):
@@ -35,8 +37,10 @@
 //! until it runs again the winner takes the lock repeatedly with all lines in its own cache: the
 //! whole path behind a mutex with 16 jobs uses one CPU of two. So the mutex is fastest where it
 //! effectively serialises the threads, and its figures vary with the sleeping pattern (2.5-10 M/s).
-//! Rings cost the owner 15-25 ns of about 180 (with `none`: 105-115 ns a request, 89 where the
-//! shard's own thread makes the bios); a quarter to a half of the rest is mq-deadline.
+//! An owner's thread spends 15-25 ns of about 180 on rings (with `none`: 105-115 ns a request, 89
+//! where the shard's own thread makes the bios); a quarter to a half of the rest is mq-deadline. A
+//! lone feeder that drives needs 185 ns with all of its own work, of which 35 are outside the shard:
+//! slots, completions, commands, the clock.
 //!
 //! Rounds of all cells alternate, so that other load on the machine affects all cells alike. A
 //! round is measured after a warm-up, by the progress that the jobs publish, so start and end are
@@ -57,9 +61,9 @@ pub use summary::{ContentionSummary, SpeedRatio, summary};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::NullDevice;
 use headworks::RingCounts as Counts;
 use headworks::driver::{Clock, pin_thread};
+use headworks::{Drive, NullDevice};
 use headworks_core::{BfqOptions, QueueOptions, Scheduler};
 
 use job::{Signals, Stream};
@@ -103,7 +107,9 @@ pub enum Guards {
 pub enum Method {
     /// Every job dispatches, under a lock around the given scope.
     Locked(Guards, LockKind, Dispatch),
-    /// One owner, fed by rings.
+    /// Jobs feed rings, and one that finds nobody driving drives the shard.
+    Feeders,
+    /// Jobs feed rings into an owner's thread, which alone drives the shard.
     Rings,
 }
 
@@ -122,7 +128,8 @@ impl Method {
             Method::Locked(Guards::Shard, Mutex, Batch) => "whole path, mutex, batch",
             Method::Locked(Guards::Shard, Spin, OneByOne) => "whole path, spin lock, one by one",
             Method::Locked(Guards::Shard, Spin, Batch) => "whole path, spin lock, batch",
-            Method::Rings => "rings",
+            Method::Feeders => "feeders drive",
+            Method::Rings => "owner's thread drives",
         }
     }
 }
@@ -130,7 +137,7 @@ impl Method {
 /// Placement of a cell's threads on CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// Threads pinned round-robin; an owner has the last CPU and the jobs the others.
+    /// Threads pinned round-robin; an owner that drives alone has the last CPU and the jobs the others.
     Pinned,
     /// Placement by the kernel's scheduler.
     Free,
@@ -188,6 +195,10 @@ pub struct RingCounts {
     pub owner: Counts,
     /// Number of turns of the shard.
     pub turns: u64,
+    /// Those of `turns` on the jobs' threads.
+    pub feeder_turns: u64,
+    /// Times that a job left batches of others to another driver.
+    pub hand_overs: u64,
 }
 
 /// The measurements of one round.
@@ -228,7 +239,7 @@ impl Round {
 pub struct ContentionCell {
     /// Method that dispatches the requests.
     pub way: Method,
-    /// Number of jobs; rings have an owner in addition.
+    /// Number of jobs; an owner's thread comes in addition.
     pub threads: u32,
     /// Placement of the threads.
     pub placement: Placement,
@@ -279,7 +290,7 @@ pub fn cells(jobs: u32) -> Vec<ContentionCell> {
             );
         }
     }
-    ways.push(Method::Rings);
+    ways.extend([Method::Feeders, Method::Rings]);
     let places = [(2, Placement::Pinned), (jobs, Placement::Free)];
     let mut cells: Vec<ContentionCell> = places
         .into_iter()
@@ -287,7 +298,7 @@ pub fn cells(jobs: u32) -> Vec<ContentionCell> {
             ways.iter().map(move |&way| ContentionCell::new(way, threads, place))
         })
         .collect();
-    cells.push(ContentionCell::new(Method::Rings, 1, Placement::Free));
+    cells.push(ContentionCell::new(Method::Feeders, 1, Placement::Free));
     cells
 }
 
@@ -348,7 +359,7 @@ struct CellLoad<'a> {
     seed: u64,
     queue: QueueOptions,
     placement: Placement,
-    rings: bool,
+    drive: Drive,
     /// Requests of each job; practically unlimited if a clock ends them.
     requests: u64,
     watched: bool,
@@ -369,7 +380,10 @@ impl<'a> CellLoad<'a> {
             seed: options.seed,
             queue,
             placement: cell.placement,
-            rings: cell.way == Method::Rings,
+            drive: match cell.way {
+                Method::Rings => Drive::Thread,
+                _ => Drive::Feeders,
+            },
             requests: u64::MAX,
             watched: false,
             signals,
@@ -415,13 +429,17 @@ impl<'a> CellLoad<'a> {
     /// Pins the calling thread to the CPU of a job.
     fn place(&self, job: u32) {
         if self.placement == Placement::Pinned {
-            let for_jobs = if self.rings { (cpus() - 1).max(1) } else { cpus() };
+            let for_jobs = match self.drive {
+                Drive::Thread => (cpus() - 1).max(1),
+                Drive::Feeders => cpus(),
+            };
             pin_thread(job as usize % for_jobs);
         }
     }
 
     fn owner_cpu(&self) -> Option<usize> {
-        (self.placement == Placement::Pinned).then(|| cpus() - 1)
+        let alone = self.drive == Drive::Thread && self.placement == Placement::Pinned;
+        alone.then(|| cpus() - 1)
     }
 }
 
@@ -454,7 +472,7 @@ fn run_method(
             };
             (answered, locks, None)
         }
-        Method::Rings => return rings::run(load, meanwhile),
+        Method::Feeders | Method::Rings => return rings::run(load, meanwhile),
     };
     Ok(CellRun { round: Round { counted_requests: answered, locks, ..Round::default() }, order })
 }

@@ -1,5 +1,5 @@
-//! The product's method: jobs feed rings, and one owner runs the real shard over the real null
-//! device (`headworks::Owner`).
+//! The product's methods: jobs feed an owner (`headworks::Owner`), whose real shard over the real null
+//! device is driven by them or by its thread.
 //!
 //! There is no lock; the counterparts of lock acquisitions are pushes of batches and wake-ups,
 //! which must be rare. In an observed run, an elevator that logs departures and a device that
@@ -44,6 +44,7 @@ pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellR
         depth: load.iodepth,
         slot_bytes: BLOCK as usize,
         cpu: load.owner_cpu(),
+        drive: load.drive,
         tags_max: load.queue.nr_requests,
         ..OwnerOptions::default()
     };
@@ -78,7 +79,13 @@ pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellR
         }
     });
     let ended = owner.join().map_err(|error| error.to_string())?;
-    let rings = RingCounts { feeders, owner: ended.counts, turns: ended.turns };
+    let rings = RingCounts {
+        feeders,
+        owner: ended.counts,
+        turns: ended.turns,
+        feeder_turns: ended.feeder_turns,
+        hand_overs: ended.hand_overs,
+    };
     let order = watched.map(|watched| watched.watch.counts());
     let round = Round { counted_requests: answered, errors, rings, ..Round::default() };
     Ok(CellRun { round, order })
@@ -246,5 +253,9 @@ impl Device for WatchedDevice {
         batch.commands.iter().for_each(|command| self.watched.arrive(command.id.slot));
         // SAFETY: the caller's promise, passed on.
         unsafe { self.inner.submit(now, batch, io) };
+    }
+
+    fn uses_engine(&self) -> bool {
+        self.inner.uses_engine()
     }
 }

@@ -14,12 +14,12 @@ pub struct SpeedRatio {
 /// The ratios and counts of all cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ContentionSummary {
-    /// Rings against the faster lock around the elevator alone, one by one.
+    /// Feeders that drive against the faster lock around the elevator alone, one by one.
     pub elevator: SpeedRatio,
-    /// Rings against the spin lock around the elevator alone, one by one, which is the kernel's
+    /// Feeders that drive against the spin lock around the elevator alone, one by one, which is the kernel's
     /// kind of lock.
     pub elevator_spin: SpeedRatio,
-    /// Rings against the faster lock around the whole path, one by one: the same work on both
+    /// Feeders that drive against the faster lock around the whole path, one by one: the same work on both
     /// sides.
     pub path: SpeedRatio,
     /// The seed's own ratio, spin lock around the elevator, batch against one by one. It needs
@@ -38,7 +38,7 @@ pub struct ContentionSummary {
 /// Summarises the cells that [`super::run`] returned.
 #[must_use]
 pub fn summary(cells: &[ContentionCell]) -> ContentionSummary {
-    let ours = |place| best(cells, place, |way| way == Method::Rings);
+    let ours = |place| best(cells, place, |way| way == Method::Feeders);
     let against = |old: &dyn Fn(Method) -> bool| SpeedRatio {
         pinned: ratio(ours(Placement::Pinned), best(cells, Placement::Pinned, old)),
         many: ratio(ours(Placement::Free), best(cells, Placement::Free, old)),
@@ -50,8 +50,10 @@ pub fn summary(cells: &[ContentionCell]) -> ContentionSummary {
         let one_by_one = best(cells, place, spin(Dispatch::OneByOne));
         ratio(best(cells, place, spin(Dispatch::Batch)), one_by_one)
     };
-    let rings = || cells.iter().filter(|cell| cell.way == Method::Rings);
-    let lone = rings().find(|cell| cell.threads == 1).map_or(0.0, |cell| cell.iops().0);
+    let rings = || cells.iter().filter(|cell| matches!(cell.way, Method::Feeders | Method::Rings));
+    let lone = rings()
+        .find(|cell| cell.threads == 1 && cell.way == Method::Feeders)
+        .map_or(0.0, |cell| cell.iops().0);
     let batches = cells.iter().filter(|cell| locked(Guards::Elevator, Dispatch::Batch)(cell.way));
     ContentionSummary {
         elevator: against(&locked(Guards::Elevator, Dispatch::OneByOne)),
@@ -105,12 +107,12 @@ mod tests {
             cell(elevator(Spin, Batch), 2, Pinned, [6, 6, 6]),
             cell(path(Mutex, OneByOne), 2, Pinned, [2, 2, 2]),
             cell(path(Mutex, Batch), 2, Pinned, [9, 9, 9]),
-            cell(Method::Rings, 2, Pinned, [10, 10, 10]),
+            cell(Method::Feeders, 2, Pinned, [10, 10, 10]),
             cell(elevator(Mutex, OneByOne), 16, Free, [2, 2, 2]),
             cell(elevator(Spin, OneByOne), 16, Free, [4, 4, 4]),
             cell(path(Spin, OneByOne), 16, Free, [3, 3, 3]),
-            cell(Method::Rings, 16, Free, [12, 12, 12]),
-            cell(Method::Rings, 1, Free, [16, 16, 16]),
+            cell(Method::Feeders, 16, Free, [12, 12, 12]),
+            cell(Method::Feeders, 1, Free, [16, 16, 16]),
         ];
         assert_eq!(cells[0].iops(), (5.0, 1.0, 9.0));
         let found = summary(&cells);
