@@ -3,6 +3,7 @@
 //! Counters come from the control socket; `rates` turns two samples into rows, `screen` shows them on a terminal. With
 //! `--batch` or without a terminal the rows are printed as text.
 
+mod overview;
 mod rates;
 mod screen;
 
@@ -25,11 +26,13 @@ Examples:
   headworks top                                  the service headworks@main; SOCKET as for headworks ctl
   headworks top /run/hw.ctl                      live table; ? explains the columns
   headworks top /run/hw.ctl --batch 2            two tables: since the start, and over one second
+  headworks top /run/hw.ctl --batch 2 --wide     the same with all columns
   headworks top /run/hw.ctl --batch 1 --json     the same as JSON
 
-Columns are those of iostat -x. Requests, sizes and latencies (ms) are those of clients; merges, discards, flushes, aqu-sz and
-%util those of the device queue. limit, plug, tag, sched and dev are stage times in us (median and 99th percentile). Exports that
-share a device have the same aqu-sz, %util and queue.")]
+The table has the load of each export, its 99th percentile, the stage in which its requests spend most time, and how many requests it
+has in its device; times are in ms. The wide columns (x) are those of iostat -x. Requests, sizes and latencies are those of clients;
+merges, discards, flushes, aqu-sz and %util those of the device queue. limit, plug, tag, sched and dev are stage times (median and
+99th percentile). Exports that share a device have the same aqu-sz, %util and queue.")]
 pub struct TopArgs {
     #[arg(value_name = "SOCKET", help = ctl_socket::HELP)]
     socket: Option<PathBuf>,
@@ -39,6 +42,9 @@ pub struct TopArgs {
     /// Print this many tables and exit; the first covers the time since the server's start
     #[arg(long, value_name = "N")]
     batch: Option<u32>,
+    /// All columns of the text tables, as JSON has them
+    #[arg(long)]
+    wide: bool,
     /// Print one JSON object per sample instead of a table
     #[arg(long)]
     json: bool,
@@ -60,12 +66,18 @@ fn interval(text: &str) -> Result<u64, String> {
 /// Shows the tables or the screen and returns the exit code.
 pub fn run(options: &TopArgs) -> ExitCode {
     let socket = ctl_socket::find(options.socket.as_deref());
-    let ask = move |method: &str| ctl::ask(&socket, method, &json!({}));
+    let ask_with = move |method: &str, params| ctl::ask(&socket, method, &params);
+    let ask = {
+        let ask_with = ask_with.clone();
+        move |method: &str| ask_with(method, json!({}))
+    };
     let sample = move || {
         Ok(Sample {
             stats: ask("stats")?,
             histograms: ask("histograms")?,
             disks: ask("diskstats")?,
+            exports: ask("exports")?,
+            why: ask_with("why", json!({ "seconds": 10 }))?,
         })
     };
     let interval = Duration::from_nanos(options.interval);
@@ -99,7 +111,8 @@ fn lines(
         let rows = rates::rows(&old, &new);
         let text = match options.json {
             true => format!("{}\n", rates::as_json(&rows)),
-            false => table(&rows),
+            false if options.wide => table(&rows),
+            false => overview::table(&overview::overviews(&old, &new)) + "\n",
         };
         if std::io::stdout().write_all(text.as_bytes()).is_err() {
             // The reader is gone.

@@ -15,6 +15,10 @@ pub struct Sample {
     pub histograms: Value,
     /// Answer of the method `diskstats`.
     pub disks: Value,
+    /// Answer of the method `exports`.
+    pub exports: Value,
+    /// Answer of the method `why` for the worst export of the last ten seconds.
+    pub why: Value,
 }
 
 /// Columns of a row with their explanation, in order.
@@ -38,15 +42,15 @@ pub const COLUMNS: [(&str, &str); 32] = [
     ("f_await", "average flush time, ms"),
     ("aqu-sz", "average queue size of its device"),
     ("%util", "share of time with requests in flight"),
-    ("limit50", "wait for limits, us: median"),
+    ("limit50", "wait for limits, ms: median"),
     ("limit99", "99th percentile"),
-    ("plug50", "plug time, us: median"),
+    ("plug50", "plug time, ms: median"),
     ("plug99", "99th percentile"),
-    ("tag50", "wait for a tag, us: median"),
+    ("tag50", "wait for a tag, ms: median"),
     ("tag99", "99th percentile"),
-    ("sched50", "I/O scheduler time, us: median"),
+    ("sched50", "I/O scheduler time, ms: median"),
     ("sched99", "99th percentile"),
-    ("dev50", "device time, us: median"),
+    ("dev50", "device time, ms: median"),
     ("dev99", "99th percentile"),
     ("dirtyMB", "dirty data in the whole cache, MiB"),
     ("hit%", "cache hits, share of blocks"),
@@ -64,12 +68,12 @@ pub struct Row {
     pub values: Vec<f64>,
 }
 
-fn number(value: &Value) -> f64 {
+pub(super) fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_default()
 }
 
 /// Growth of a counter between two samples.
-fn growth(old: &Value, new: &Value, path: &[&str]) -> f64 {
+pub(super) fn growth(old: &Value, new: &Value, path: &[&str]) -> f64 {
     let at = |value: &Value| {
         let found = path.iter().try_fold(value, |value, name| value.get(*name));
         found.map_or(0.0, number)
@@ -132,7 +136,7 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64)
     ]);
     for stage in ["limit", "plug", "tag", "sched", "device"] {
         let times = between(old, new, name, stage);
-        values.extend([percentile(&times, 0.5), percentile(&times, 0.99)]);
+        values.extend([percentile(&times, 0.5) / 1e3, percentile(&times, 0.99) / 1e3]);
     }
     let cache = |what: &str| growth(&old.stats, &new.stats, &["cache", what]);
     let (hits, misses) = (cache("hits"), cache("misses"));
@@ -147,7 +151,7 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64)
 }
 
 /// Latencies of reads and writes in a stage between two samples: (upper bound in us, count), ascending.
-fn between(old: &Sample, new: &Sample, name: &str, stage: &str) -> Vec<(f64, f64)> {
+pub(super) fn between(old: &Sample, new: &Sample, name: &str, stage: &str) -> Vec<(f64, f64)> {
     let mut all: Vec<(f64, f64)> = Vec::new();
     for op in ["read", "write"] {
         let pairs = |sample: &Sample| -> Vec<(f64, f64)> {
@@ -167,7 +171,7 @@ fn between(old: &Sample, new: &Sample, name: &str, stage: &str) -> Vec<(f64, f64
     all
 }
 
-fn percentile(times: &[(f64, f64)], part: f64) -> f64 {
+pub(super) fn percentile(times: &[(f64, f64)], part: f64) -> f64 {
     let rank = times.iter().map(|(_, count)| count).sum::<f64>() * part;
     let mut seen = 0.0;
     for (end, count) in times {
@@ -219,6 +223,7 @@ mod tests {
                 "cache": { "hits": 3 * reads, "misses": reads }, "dirty": { "nr_dirty": 512 } }),
             histograms: json!({ "exports": { "a": { "read": read } } }),
             disks: json!([{ "name": "hw0", "fields": { "io_ticks": ticks, "time_in_queue": 4 * ticks } }]),
+            ..Sample::default()
         }
     }
 
@@ -242,9 +247,9 @@ mod tests {
             ("w/s", 0.0),
             ("aqu-sz", 2.0),
             ("%util", 50.0),
-            ("limit50", 2047.0),
-            ("dev50", 1.023),
-            ("dev99", 5242.879),
+            ("limit50", 2.047),
+            ("dev50", 0.001_023),
+            ("dev99", 5.242_879),
             ("dirtyMB", 2.0),
             ("hit%", 75.0),
             ("queue", 3.0),

@@ -15,6 +15,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table};
 use serde_json::Value;
 
+use super::overview::{OVERVIEW, Overview, overviews, server_line, table, worst_line};
 use super::rates::{COLUMNS, Row, Sample, cell, rows};
 
 /// Keys that select a sort column.
@@ -43,10 +44,13 @@ struct View {
     first: usize,
     connections: bool,
     help: bool,
+    /// All columns in place of the overview.
+    wide: bool,
     /// The server has not answered for a while.
     silent: bool,
-    /// The size of the cache, in words.
-    cache: String,
+    /// The state of the server, and its worst export.
+    server: String,
+    worst: String,
 }
 
 /// Action of a key.
@@ -63,6 +67,7 @@ impl View {
             KeyCode::Char('c') if control => return KeyAction::Quit,
             KeyCode::Char('q') | KeyCode::Esc => return KeyAction::Quit,
             KeyCode::Char('c') => self.connections = !self.connections,
+            KeyCode::Char('x') => self.wide = !self.wide,
             KeyCode::Char('?' | 'h') => self.help = !self.help,
             KeyCode::Right => self.sort = (self.sort + 1).min(last),
             KeyCode::Left => self.sort = self.sort.saturating_sub(1),
@@ -147,12 +152,13 @@ pub fn run(
     let mut view = View::default();
     let broken = |error: std::io::Error| format!("the terminal is broken: {error}");
     let mut watch = || -> Result<(), String> {
-        let mut shown = rows(&Sample::default(), &old);
+        let mut shown = Tables::of(&Sample::default(), &old);
         let mut connections = old.stats["connections"].clone();
         let mut due = Instant::now() + interval.min(Duration::from_secs(1));
         loop {
             view.silent = asker.is_silent();
-            view.cache = cache_size(&old.stats);
+            view.server = server_line(&old, &cache_size(&old.stats));
+            view.worst = worst_line(&old);
             terminal.draw(|frame| draw(frame, &mut view, &shown, &connections)).map_err(broken)?;
             if STOP_REQUESTED.load(Ordering::Relaxed) {
                 return Ok(());
@@ -181,7 +187,7 @@ pub fn run(
                 continue;
             };
             let new = new?;
-            shown = rows(&old, &new);
+            shown = Tables::of(&old, &new);
             connections = new.stats["connections"].clone();
             old = new;
             due = Instant::now() + interval;
@@ -202,24 +208,39 @@ fn cache_size(stats: &Value) -> String {
     }
 }
 
-fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Value) {
+/// The rows between two samples, as overview and with all columns.
+struct Tables {
+    overviews: Vec<Overview>,
+    rows: Vec<Row>,
+}
+
+impl Tables {
+    fn of(old: &Sample, new: &Sample) -> Self {
+        Self { overviews: overviews(old, new), rows: rows(old, new) }
+    }
+}
+
+fn draw(frame: &mut Frame<'_>, view: &mut View, shown: &Tables, connections: &Value) {
     let [head, body, foot] =
-        Layout::vertical([Constraint::Length(1), Constraint::Min(2), Constraint::Length(1)])
+        Layout::vertical([Constraint::Length(2), Constraint::Min(2), Constraint::Length(1)])
             .areas(frame.area());
     let sorted = COLUMNS[view.sort];
-    let silent = if view.silent { "; the server does not answer" } else { "" };
-    let title = format!(
-        "headworks: {} exports, by {} ({}){}{silent}",
-        rows.len(),
-        sorted.0,
-        sorted.1,
-        view.cache
-    );
+    let second = match (view.silent, view.wide) {
+        (true, _) => "the server does not answer".to_owned(),
+        (_, true) => format!("by {} ({})", sorted.0, sorted.1),
+        (_, false) => view.worst.clone(),
+    };
+    let title = vec![Line::from(view.server.clone()), Line::from(second)];
     frame.render_widget(Paragraph::new(title), head);
-    frame.render_widget(
-        Paragraph::new("q quit, arrows: sort column, r w u d t a: sort, c connections, ? help"),
-        foot,
-    );
+    let keys = match view.wide {
+        true => "q quit  x overview  arrows, r w u d t a: sort  c clients  ? help",
+        false => "q quit  x all columns  c clients  ? help",
+    };
+    frame.render_widget(Paragraph::new(keys), foot);
+    if view.help && !view.wide {
+        let lines = OVERVIEW.map(|(name, what)| Line::from(format!("{name:>9}  {what}")));
+        return frame.render_widget(Paragraph::new(lines.to_vec()), body);
+    }
     if view.help {
         let lines = COLUMNS.map(|(name, what)| Line::from(format!("{name:>9}  {what}")));
         // Two columns of help: a small terminal has 24 lines.
@@ -231,6 +252,10 @@ fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Valu
     if view.connections {
         return frame.render_widget(Paragraph::new(clients(connections)), body);
     }
+    if !view.wide {
+        return frame.render_widget(Paragraph::new(table(&shown.overviews)), body);
+    }
+    let rows = &shown.rows;
     // Scrolls so that the sort column is visible. Tenants have a column where a few of the others remain.
     let wide = usize::from(body.width) >= 60 && rows.iter().any(|row| row.tenant.is_some());
     let names_width = if wide { 13 + 11 } else { 13 };
@@ -299,7 +324,8 @@ mod tests {
         };
         let rows = [row("slow", 1.0), row("busy", 900.0)];
         let mut terminal = Terminal::new(TestBackend::new(width, 20)).unwrap();
-        terminal.draw(|frame| draw(frame, view, &rows, &Value::Null)).unwrap();
+        let tables = Tables { overviews: Vec::new(), rows: rows.into() };
+        terminal.draw(|frame| draw(frame, view, &tables, &Value::Null)).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>() + "\n";
         (0..20).map(line).collect()
@@ -311,13 +337,27 @@ mod tests {
         assert_eq!(cache_size(&stats(1024)), "; cache 2 MiB of 4 MiB");
         assert_eq!(cache_size(&stats(2048)), "; cache 2 MiB of 4 MiB, up to 8 MiB");
         assert_eq!(cache_size(&serde_json::json!({ "cache": null })), "");
-        let mut view = View { cache: cache_size(&stats(2048)), ..View::default() };
+        let server = server_line(&Sample::default(), &cache_size(&stats(2048)));
+        let mut view = View { server, ..View::default() };
         assert!(screen(&mut view, 120).contains("; cache 2 MiB of 4 MiB, up to 8 MiB"));
     }
 
     #[test]
+    fn overview_is_shown_first_with_the_worst_export() {
+        let mut view = View { worst: "slowest: db".into(), ..View::default() };
+        let text = screen(&mut view, 80);
+        assert!(text.contains("slowest: db") && text.contains("p99 ms"), "{text}");
+        view.on_key(KeyCode::Char('?'), false);
+        assert!(screen(&mut view, 80).contains("stage in which requests spent most time"));
+        (view.help, view.silent) = (false, true);
+        assert!(screen(&mut view, 80).contains("the server does not answer"));
+        view.on_key(KeyCode::Char('x'), false);
+        assert!(view.wide);
+    }
+
+    #[test]
     fn busiest_row_is_first_and_sort_column_visible() {
-        let mut view = View::default();
+        let mut view = View { wide: true, ..View::default() };
         let text = screen(&mut view, 80);
         assert!(text.find("busy") < text.find("slow"), "{text}");
         assert!(text.contains("r/s") && !text.contains("queue"), "{text}");
@@ -336,7 +376,7 @@ mod tests {
 
     #[test]
     fn keys_sort_toggle_and_quit() {
-        let mut view = View::default();
+        let mut view = View { wide: true, ..View::default() };
         for (letter, name) in LETTERS {
             view.on_key(KeyCode::Char(letter), false);
             assert_eq!(COLUMNS[view.sort].0, name);

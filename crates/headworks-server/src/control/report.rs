@@ -345,6 +345,7 @@ pub fn export(
         "on_error": entry.on_error.name(),
         "unflushed": if options.write_cache { report.unflushed } else { 0 },
         "suspect": report.suspect,
+        "held": { "tag_ns": report.stats.used.tag_ns, "device_ns": report.stats.used.device_ns },
         "ops": ops(&report.stats),
     })
 }

@@ -1,0 +1,205 @@
+//! The first table of `top`: for each export what is asked of it, how slow it is, where and by whom, within 80 columns.
+//!
+//! Times are in milliseconds. `in dev` is the number of requests that the export had in its device on average, write-back included: the
+//! exports of a device with the largest numbers use it most.
+
+use serde_json::Value;
+
+use super::rates::{Sample, between, growth, number, percentile};
+use crate::columns::aligned;
+
+/// Heads of the columns with their explanation, in order.
+pub const OVERVIEW: [(&str, &str); 9] = [
+    ("export", "name; with * it has a tenant"),
+    ("r/s", "reads per second"),
+    ("w/s", "writes per second"),
+    ("MB/s", "megabytes read and written per second"),
+    ("p99 ms", "99th percentile of reads and writes, ms"),
+    ("slowest", "stage in which requests spent most time"),
+    ("in dev", "requests that it has in its device, on average"),
+    ("dirty MB", "data of its image that are not written yet"),
+    ("state", "serving, suspect, stuck, absent"),
+];
+
+/// Stages of which one is the slowest.
+const STAGES: [&str; 8] = ["limit", "buffer", "cache", "dirty", "plug", "tag", "sched", "device"];
+/// Longest name that is shown whole.
+const NAME: usize = 14;
+
+/// The row of one export.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Overview {
+    name: String,
+    reads: f64,
+    writes: f64,
+    megabytes: f64,
+    p99_ms: f64,
+    slowest: Option<&'static str>,
+    in_device: f64,
+    dirty_mb: f64,
+    state: String,
+}
+
+/// The rows of all exports between two samples, the busiest first; absent exports last.
+pub fn overviews(old: &Sample, new: &Sample) -> Vec<Overview> {
+    let seconds = growth(&old.stats, &new.stats, &["seconds"]).max(1e-3);
+    let all = new.exports.as_array().into_iter().flatten();
+    let mut rows: Vec<Overview> = all.map(|export| row(old, new, export, seconds)).collect();
+    let busy = |row: &Overview| row.reads + row.writes;
+    rows.sort_by(|a, b| busy(b).total_cmp(&busy(a)).then_with(|| a.name.cmp(&b.name)));
+    rows
+}
+
+fn row(old: &Sample, new: &Sample, export: &Value, seconds: f64) -> Overview {
+    let name = export["name"].as_str().unwrap_or_default();
+    let rate = |op: &str, what: &str| {
+        growth(&old.histograms, &new.histograms, &["exports", name, op, what]) / seconds
+    };
+    let held = growth(&old.stats, &new.stats, &["exports", name, "held", "device_ns"]);
+    let spent = |stage: &&str| {
+        let times = between(old, new, name, stage);
+        times.iter().map(|(end, count)| end * count).sum::<f64>()
+    };
+    let slowest = STAGES.iter().map(|stage| (*stage, spent(stage)));
+    let slowest = slowest.max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time > 0.0);
+    let tenant = if export["tenant"].is_string() { "*" } else { "" };
+    let short = match name.char_indices().nth(NAME) {
+        Some((end, _)) => format!("{}~{tenant}", &name[..end - 1]),
+        None => format!("{name}{tenant}"),
+    };
+    Overview {
+        name: short,
+        reads: rate("read", "count"),
+        writes: rate("write", "count"),
+        megabytes: (rate("read", "bytes") + rate("write", "bytes")) / 1e6,
+        p99_ms: percentile(&between(old, new, name, "total"), 0.99) / 1e3,
+        slowest: slowest.map(|(stage, _)| stage),
+        in_device: held / 1e9 / seconds,
+        dirty_mb: number(&export["dirty"]) / 1e6,
+        state: export["state"].as_str().unwrap_or("-").to_owned(),
+    }
+}
+
+/// The table as text.
+pub fn table(rows: &[Overview]) -> String {
+    let cells = |row: &Overview| {
+        [
+            row.name.clone(),
+            short(row.reads),
+            short(row.writes),
+            short(row.megabytes),
+            short(row.p99_ms),
+            row.slowest.unwrap_or("-").to_owned(),
+            short(row.in_device),
+            short(row.dirty_mb),
+            row.state.clone(),
+        ]
+    };
+    let heads = OVERVIEW.map(|(name, _)| name.to_owned());
+    aligned(&std::iter::once(heads).chain(rows.iter().map(cells)).collect::<Vec<_>>())
+}
+
+/// A number of at most six characters.
+fn short(value: f64) -> String {
+    match value {
+        value if value <= 0.0 => "0".into(),
+        value if value < 9.995 => format!("{value:.2}"),
+        value if value < 99.95 => format!("{value:.1}"),
+        value if value < 99_999.5 => format!("{value:.0}"),
+        value if value < 9.995e6 => format!("{:.0}k", value / 1e3),
+        value => format!("{:.1}M", value / 1e6),
+    }
+}
+
+/// The state of the server: `3 exports, up 2 h, cache 2 MiB of 4 MiB, dirty 1 of 256 MB`.
+pub fn server_line(sample: &Sample, cache: &str) -> String {
+    let seconds = number(&sample.stats["seconds"]);
+    let up = match seconds {
+        seconds if seconds < 120.0 => format!("{seconds:.0} s"),
+        seconds if seconds < 7200.0 => format!("{:.0} min", seconds / 60.0),
+        seconds if seconds < 172_800.0 => format!("{:.0} h", seconds / 3600.0),
+        seconds => format!("{:.0} days", seconds / 86_400.0),
+    };
+    let exports = sample.exports.as_array().map_or(0, Vec::len);
+    let clients = sample.stats["connections"].as_array().map_or(0, Vec::len);
+    let megabytes = |name: &str| number(&sample.stats["dirty"][name]) * 4096.0 / 1e6;
+    let limit = megabytes("nr_dirty_threshold");
+    let dirty = match limit > 0.0 {
+        true => format!("; dirty {} of {} MB", short(megabytes("nr_dirty")), short(limit)),
+        false => String::new(),
+    };
+    format!("headworks: {exports} exports, {clients} clients, up {up}{cache}{dirty}")
+}
+
+/// The worst export of the last seconds: what its slow requests waited for, and by whom they were held up.
+pub fn worst_line(sample: &Sample) -> String {
+    let report = &sample.why;
+    if report["slow"] != true {
+        return "nothing is slow".to_owned();
+    }
+    let export = report["export"].as_str().unwrap_or_default();
+    let ms = number(&report["above_us"]) / 1e3;
+    let shares = report["shares"].as_object().into_iter().flatten();
+    let stage = shares.max_by(|a, b| number(a.1).total_cmp(&number(b.1)));
+    let stage = stage.map_or("elsewhere", |(name, _)| name.as_str());
+    let guilty = report["by_whom"]["guilty"].as_str();
+    let whom = guilty.map_or(String::new(), |name| format!(", held up by {name}"));
+    format!("slowest: {export}, {} ms and more, in {stage}{whom}", short(ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn sample(seconds: f64, reads: u64) -> Sample {
+        let stages = json!({
+            "total": [[2000.0, reads]],
+            "tag": [[1500.0, reads]],
+            "device": [[500.0, reads]],
+        });
+        let read = json!({ "count": reads, "bytes": reads * 4096, "stages": stages });
+        Sample {
+            stats: json!({ "seconds": seconds, "connections": [1, 2],
+                "dirty": { "nr_dirty": 250, "nr_dirty_threshold": 65536 },
+                "exports": { "db": { "held": { "device_ns": 1_500_000 * reads } } } }),
+            histograms: json!({ "exports": { "db": { "read": read } } }),
+            exports: json!([
+                { "name": "a-very-long-name-of-an-export", "tenant": "acme", "dirty": 0, "state": "absent" },
+                { "name": "db", "tenant": null, "dirty": 5_000_000, "state": "serving" },
+            ]),
+            why: json!({ "slow": true, "export": "db", "above_us": 2000.0,
+                "shares": { "tag": 0.75, "device": 0.25 }, "by_whom": { "guilty": "bulk" } }),
+            ..Sample::default()
+        }
+    }
+
+    #[test]
+    fn rows_fit_eighty_columns_and_say_where_time_goes() {
+        let rows = overviews(&sample(10.0, 1000), &sample(12.0, 3000));
+        let text = table(&rows);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(words, ["db", "1000", "0", "4.10", "2.00", "tag", "1.50", "5.00", "serving"]);
+        let last = text.lines().nth(2).unwrap();
+        assert!(last.starts_with("a-very-long-n~*") && last.ends_with("absent"), "{last}");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let all = [0.0, 9.994, 9.999, 99.94, 99.96, 12_345.6, 99_999.7, 5e6, 9.999e6, 1e9, 123e9];
+        assert!(all.into_iter().all(|value| short(value).len() <= 9), "{:?}", all.map(short));
+        assert_eq!([9.999, 99.96, 99_999.7].map(short), ["10.0", "100", "100k"]);
+    }
+
+    #[test]
+    fn lines_tell_the_server_and_the_worst_export() {
+        let sample = sample(7300.0, 10);
+        assert_eq!(
+            server_line(&sample, "; cache 2 MiB of 4 MiB"),
+            "headworks: 2 exports, 2 clients, up 2 h; cache 2 MiB of 4 MiB; dirty 1.02 of 268 MB"
+        );
+        assert_eq!(worst_line(&sample), "slowest: db, 2.00 ms and more, in tag, held up by bulk");
+        assert_eq!(worst_line(&Sample::default()), "nothing is slow");
+    }
+}
