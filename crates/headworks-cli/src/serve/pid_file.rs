@@ -2,10 +2,10 @@
 //!
 //! It is created before privileges are dropped, so that it may lie where only root can write. Such a file can only be
 //! truncated at shutdown, through the open descriptor. It is never given to the user, because root may act on its
-//! content. A process that replaces another one opens it as early, and changes it when it serves.
+//! content, and a symbolic link is refused, which could lead to any file. A process that replaces another one opens it as early, and changes it when it serves.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
@@ -27,7 +27,9 @@ impl PidFile {
 
     /// Opens the file, which may have the id of the process that is to be replaced, and changes nothing.
     pub(super) fn open(path: &Path) -> Result<Self, ConfigError> {
-        let opened = File::options().write(true).create(true).truncate(false).open(path);
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
+        let opened = options.open(path);
         let file = opened.map_err(|error| cannot_write(path, &error))?;
         Ok(Self { path: path.to_owned(), file, is_own: false })
     }
@@ -63,6 +65,10 @@ impl Drop for PidFile {
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> ConfigError {
+    if error.raw_os_error() == Some(libc::ELOOP) {
+        let message = format!("{} is a symbolic link; name the file itself", path.display());
+        return ConfigError::new("pid-file", message);
+    }
     ConfigError::new("pid-file", format!("cannot write {}: {error}", path.display()))
 }
 
@@ -88,5 +94,19 @@ mod tests {
         assert!(!path.exists());
         let refused = PidFile::write(Path::new("/proc/headworks.pid")).err().unwrap();
         assert!(refused.message.contains("/proc/headworks.pid"), "{refused}");
+    }
+
+    #[test]
+    fn symbolic_link_is_refused_and_its_file_kept() {
+        let at =
+            |name| std::env::temp_dir().join(format!("headworks-{name}-{}", std::process::id()));
+        let (target, link) = (at("pid-target"), at("pid-link"));
+        std::fs::write(&target, "precious").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let refused = PidFile::write(&link).err().unwrap();
+        assert!(refused.message.contains("is a symbolic link"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+        std::fs::remove_file(&link).unwrap();
+        std::fs::remove_file(&target).unwrap();
     }
 }
