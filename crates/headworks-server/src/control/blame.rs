@@ -138,7 +138,7 @@ impl Blame {
         holder.amount as f64 / self.total.0 as f64
     }
 
-    /// `93 % of the tags of hw0 (14.9 on average, 12.1 ms at a time)`.
+    /// `93 % of the tags of hw0 (14.9 requests on average, 12.1 ms each)`. The parts of a divided request count each.
     fn part(&self, holder: &Holder) -> String {
         let (percent, device) = (self.share(holder) * 100.0, &self.device);
         let average = holder.amount as f64 / self.seconds.max(1) as f64;
@@ -146,7 +146,7 @@ impl Blame {
         match self.resource {
             Resource::Tags => {
                 format!(
-                    "{percent:.0} % of the tags of {device} ({at_once:.1} on average, {hold} at a time)"
+                    "{percent:.0} % of the tags of {device} ({at_once:.1} requests on average, {hold} each)"
                 )
             }
             Resource::DeviceTime => {
@@ -307,7 +307,7 @@ mod tests {
         let blame = blame(Resource::Tags, holders).unwrap();
         assert_eq!(
             blame.sentence(),
-            "by whom: export bulk of tenant acme held 88 % of the tags of hw0 (14.0 on average, 12.1 ms at a time) by connections 7 (88 %), 9 (12 %), export log 9 %, this export 3 %"
+            "by whom: export bulk of tenant acme held 88 % of the tags of hw0 (14.0 requests on average, 12.1 ms each) by connections 7 (88 %), 9 (12 %), export log 9 %, this export 3 %"
         );
         assert_eq!(blame.guilty().unwrap().names, ["bulk"]);
         assert!(blame.hint().unwrap().contains("set exports/bulk/bps-total"));
