@@ -26,6 +26,6 @@ serve --buffers 64M --tls require --tls-certificates "$DIR/pki" --control "$DIR/
 unread lent "$DIR/pki"
 stop_server
 # The reads of the start pass, those of the replies' rest do not.
-serve --buffers 64M --control "$DIR/control" "error:op=read,after=60,of=mem:size=32M" "other=mem:size=32M"
+serve --buffers 64M --control "$DIR/control" "error:op=read,after=60,of=mem:size=32M" "${EXPORTS[1]}"
 unread failing
 stop_server
