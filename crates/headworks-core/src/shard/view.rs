@@ -110,7 +110,7 @@ impl Shard {
             if let Some(stats) = self.stats(volume)
                 && let Some(config) = self.volume(volume)
             {
-                each(volume, config.device, stats.used);
+                each(volume, config.device, stats.used());
             }
         }
     }

@@ -335,6 +335,7 @@ pub fn export(
     options: &QueueOptions,
     report: &VolumeReport,
 ) -> Value {
+    let held = report.stats.used();
     json!({
         "device": device_name(entry.device),
         "volume": entry.volume.0,
@@ -345,7 +346,7 @@ pub fn export(
         "on_error": entry.on_error.name(),
         "unflushed": if options.write_cache { report.unflushed } else { 0 },
         "suspect": report.suspect,
-        "held": { "tag_ns": report.stats.used.tag_ns, "device_ns": report.stats.used.device_ns },
+        "held": { "tag_ns": held.tag_ns, "device_ns": held.device_ns },
         "ops": ops(&report.stats),
     })
 }

@@ -26,7 +26,7 @@ pub struct VolumeUse {
     pub volume: VolumeId,
     /// The device of the volume.
     pub device: DeviceId,
-    /// Tags, device time and bytes.
+    /// Tags and time of the device.
     pub used: DeviceUse,
 }
 
@@ -270,7 +270,7 @@ mod tests {
     const SEC: u64 = SECOND_NS;
 
     fn used(ns: u64) -> DeviceUse {
-        DeviceUse { tag_ns: 2 * ns, device_ns: ns, tag_squares: ns, bytes: ns }
+        DeviceUse { tag_ns: 2 * ns, device_ns: ns, tag_squares: ns }
     }
 
     #[test]
