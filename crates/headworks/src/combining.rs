@@ -8,7 +8,7 @@
 //!   DRIVEN   a thread has the right
 //!   PENDING  a batch may be in a ring that the driver has not read: the right is not left free with it
 //!   OWNER    the owner's thread has the right, or is the next to get it: feeders leave their batches
-//!   CLOSED   nobody gets the right any more: the owner has ended, or a driver panicked
+//!   CLOSED   no thread gets the right any more: the owner has ended, or a driver panicked
 //!   KEPT     the owner's thread does not leave the right: feeders need not spin for it
 //!   n        feeders that spin and take a right that is left with PENDING, at most 2047
 //!   taken    how often the right was taken, modulo what fits
@@ -80,7 +80,7 @@ pub enum Leave<'a, T> {
 }
 
 impl<T> DrivingRight<T> {
-    /// A value that nobody drives yet.
+    /// A value that no thread drives yet.
     pub fn new(value: T) -> Self {
         Self { word: CachePadded(AtomicUsize::new(0)), value: UnsafeCell::new(Some(value)) }
     }
@@ -127,7 +127,7 @@ impl<T> DrivingRight<T> {
         if word & OWNER != 0 { Take::LeftToOwner } else { Take::Left }
     }
 
-    /// Leaves a batch that the caller has published to a feeder that spins, if there is one and nobody drives.
+    /// Leaves a batch that the caller has published to a feeder that spins, if there is one and the right is free.
     pub fn leave_to_spinning(&self) -> bool {
         let word = self.load();
         let free = word & (DRIVEN | OWNER | CLOSED) == 0;
@@ -204,7 +204,7 @@ impl<T> DrivingRight<T> {
         };
     }
 
-    /// Returns true if nobody gets the right any more.
+    /// Returns true if no thread gets the right any more.
     pub fn is_closed(&self) -> bool {
         self.load() & CLOSED != 0
     }
@@ -216,7 +216,7 @@ impl<T> DrivingRight<T> {
         if word & (CLOSED | DRIVEN) != CLOSED {
             return None;
         }
-        // SAFETY: nobody has the right, nobody gets it any more, and only the owner's thread comes here.
+        // SAFETY: no thread has the right or gets it any more, and only the owner's thread comes here.
         self.value.with_mut(|value| unsafe { (*value).take() })
     }
 
@@ -331,7 +331,7 @@ impl<'a, T> Driving<'a, T> {
 
     /// Ends the driving for all and takes the value out, as the owner's thread.
     pub fn close(mut self) -> T {
-        // Relaxed: nobody else enters from here on.
+        // Relaxed: no other thread enters from here on.
         self.right.word.0.fetch_or(CLOSED, Ordering::Relaxed);
         self.left = true;
         // SAFETY: this thread has the right, which is never left.

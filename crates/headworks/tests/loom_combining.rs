@@ -4,8 +4,8 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p headworks --test loom_combining --release
 //! ```
 //!
-//! Without that flag the file is empty. What is driven are the consumers of the rings; a batch that nobody reads, or that waits for
-//! a thread that nobody wakes, fails the model. The models marked `should_panic` do one step wrongly on purpose.
+//! Without that flag the file is empty. What is driven are the consumers of the rings; a batch that no thread reads, or that waits for
+//! a thread that is never woken, fails the model. The models marked `should_panic` do one step wrongly on purpose.
 #![cfg(loom)]
 
 use headworks::driver::{

@@ -134,6 +134,9 @@ pub fn server_line(sample: &Sample, cache: &str) -> String {
 /// The worst export of the last seconds: what its slow requests waited for, and by whom they were held up.
 pub fn worst_line(sample: &Sample) -> String {
     let report = &sample.why;
+    if report.is_null() {
+        return String::new();
+    }
     if report["slow"] != true {
         return "nothing is slow".to_owned();
     }
@@ -200,6 +203,8 @@ mod tests {
             "headworks: 2 exports, 2 clients, up 2 h; cache 2 MiB of 4 MiB; dirty 1.02 of 268 MB"
         );
         assert_eq!(worst_line(&sample), "slowest: db, 2.00 ms and more, in tag, held up by bulk");
-        assert_eq!(worst_line(&Sample::default()), "nothing is slow");
+        assert_eq!(worst_line(&Sample::default()), "", "it was not told");
+        let fast = Sample { why: json!({ "slow": false }), ..Sample::default() };
+        assert_eq!(worst_line(&fast), "nothing is slow");
     }
 }

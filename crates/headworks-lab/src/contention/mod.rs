@@ -107,7 +107,7 @@ pub enum Guards {
 pub enum Method {
     /// Every job dispatches, under a lock around the given scope.
     Locked(Guards, LockKind, Dispatch),
-    /// Jobs feed rings, and one that finds nobody driving drives the shard.
+    /// Jobs feed rings, and a job that finds no driver drives the shard.
     Feeders,
     /// Jobs feed rings into an owner's thread, which alone drives the shard.
     Rings,

@@ -149,9 +149,9 @@ fn judge_one(rows: &[Row], scheduler: Scheduler) -> Vec<Verdict> {
             };
             verdicts.push(match goal {
                 // A mutex that puts all jobs but one to sleep is as fast as one job alone.
-                Some(goal) if !is_bfq || goal == 1.0 => verdict.known(
-                    "one by one 1.0 to 2.0, batches 0.7 to 1.4 on an AMD EPYC, the least beside other work",
-                    Goal::AtLeast(0.6),
+                Some(goal) if !is_bfq => verdict.known(
+                    "one by one 1.0 to 2.1, batches 0.7 to 1.4 on an AMD EPYC, the least beside other work",
+                    Goal::AtLeast(if goal > 1.0 { 1.0 } else { 0.7 }),
                 ),
                 _ => verdict,
             });

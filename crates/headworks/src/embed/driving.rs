@@ -1,6 +1,6 @@
 //! Feeders that drive the shard themselves, with the right of `combining.rs`.
 //!
-//! A feeder that finds nobody driving carries its batch in, and what others left in their rings, until the rings are empty or it has
+//! A feeder that finds the right free carries its batch in, and what others left in their rings, until the rings are empty or it has
 //! done enough. A feeder that waits drives what a driver at its bound left. The owner's thread drives when no feeder is
 //! there: for timers, commands, and batches whose feeders sleep.
 //!
@@ -88,7 +88,7 @@ impl SharedDriver {
         false
     }
 
-    /// Drives if batches were left in rings and nobody drives.
+    /// Drives if batches were left in rings and the right is free.
     #[inline]
     pub fn drive_pending(&self) {
         if let Some(driving) = self.right.take_pending() {

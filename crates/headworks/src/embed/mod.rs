@@ -7,7 +7,7 @@
 //!   Owner ------commands-------> channel: hot-add and hot-remove of devices and volumes, shutdown
 //! ```
 //!
-//! The thread that has the CPU drives the shard ([`Drive::Feeders`]): a feeder that finds nobody driving carries its batch in, and what waits in
+//! The thread that has the CPU drives the shard ([`Drive::Feeders`]): a feeder that finds the right free carries its batch in, and what waits in
 //! the rings of others; one that finds it driven leaves its batch in its ring. The owner's thread drives for timers and
 //! commands, and alone as long as a device needs its engine, as files do.
 //!
