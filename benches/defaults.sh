@@ -4,7 +4,8 @@
 #   benches/defaults.sh [--size 2G] [--dir .] [--rounds 3] [--seconds 4] [--rw randread] [--bs 4k] [--iodepth 32]
 #
 # A file of random bytes. Cold: the kernel's caches are dropped, a server starts, and is measured for so many seconds. Warm: all of
-# the file was read through it. The servers alternate; each line has the IOPS of both and ratios. With root, to drop caches.
+# the file was read through it. The servers alternate; each line has the IOPS of both and ratios, the last ones the medians of the
+# ratios beside their goals. With root, to drop caches.
 . "$(dirname "$0")/lib.sh"
 
 size=2G dir=. rounds=3 seconds=4 rw=randread bs=4k depth=32
@@ -50,6 +51,20 @@ for round in $(seq "$rounds"); do
         of[$server,warm]=$(iops)
         stop_all
     done
+    for state in cold warm; do
+        echo "$state ${of[ours,$state]} ${of[nbdkit,$state]}" >>"$SCRATCH/ratios"
+    done
     awk -v n="$round" -v a="${of[ours,cold]}" -v b="${of[nbdkit,cold]}" -v c="${of[ours,warm]}" -v d="${of[nbdkit,warm]}" 'BEGIN {
         printf "round %d: cold %d beside %d, %.2f; warm %d beside %d, %.2f\n", n, a, b, a / b, c, d, c / d }'
 done
+
+goal() { # cold|warm GOAL
+    awk -v state="$1" '$1 == state { print $2 / $3 }' "$SCRATCH/ratios" | sort -n | awk -v state="$1" -v goal="$2" '
+        { ratio[NR] = $1 }
+        END {
+            median = (ratio[int((NR + 1) / 2)] + ratio[int(NR / 2) + 1]) / 2
+            printf "%s: %.2f (%.2f-%.2f), goal %s: %s\n", state, median, ratio[1], ratio[NR], goal, (median >= goal ? "met" : "MISSED")
+        }'
+}
+goal cold 0.9
+goal warm 1.5

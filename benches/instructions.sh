@@ -6,7 +6,8 @@
 #
 # With --kept the cache's memory is of the kind that outlives the process (serve --cache-file).
 # With --cached: for one call of a job of `headworks-lab run cached` (read-4k, write-4k, read-64k, write-64k), whose blocks all are
-# cached, in batches of `iodepth` calls. Copies count too: a copy of 4 KiB is few instructions and much time.
+# cached, in batches of `iodepth` calls. Copies count too: a copy of 4 KiB is few instructions and much time. Not for the jobs lent-...:
+# valgrind stops all threads while an owner's waits in io_uring.
 # Two runs of different length: the difference of their instructions over the difference of their I/Os, so that
 # start and end cancel out. --annotate prints the functions that take most.
 . "$(dirname "$0")/lib.sh"

@@ -35,6 +35,7 @@ use crate::wait_times::{WaitKind, WaitTimes};
 
 mod change;
 mod contents;
+mod lent;
 mod view;
 
 use change::{Topology, route_to};

@@ -175,12 +175,6 @@ impl Executor {
         self.devices.get_mut(usize::from(device.0))?.as_deref_mut().map(|body| body as _)
     }
 
-    /// Returns true if a device pushes file operations ([`Device::uses_engine`]).
-    #[must_use]
-    pub fn uses_engine(&self) -> bool {
-        self.devices.iter().flatten().any(|device| device.uses_engine())
-    }
-
     /// Does everything on the list. Answers that devices gave at once are appended to `inputs`.
     pub fn run<S: ActionSink>(
         &mut self,

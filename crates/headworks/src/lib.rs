@@ -6,12 +6,13 @@
 //!
 //! # Concepts
 //!
-//! - An [`Owner`] is a thread with devices, volumes and optionally a page cache. They are added and removed while it runs. Devices
-//!   that need no engine are driven by the threads that submit ([`Drive`]).
+//! - An [`Owner`] is a thread with devices, volumes and optionally a page cache. They are added and removed while it runs. The threads
+//!   that submit drive the path themselves ([`Drive`]); the owner's thread waits for files.
 //! - A [`Device`] moves bytes and has a queue ([`QueueOptions`]): [`FileDevice`], [`MemDevice`], [`NullDevice`], wrappers that
 //!   delay or fail, or one of your own. A volume is a range of a device, or an image on it.
 //! - A [`Handle`] is a feeder's access: it puts an [`Io`] with a [`Slot`], its buffer, into a batch, and reaps completions. A
-//!   thread waits in [`Handle::wait`], polls the handle's file descriptor, or awaits `AsyncHandle`.
+//!   thread waits in [`Handle::wait`], polls the handle's file descriptor, or awaits `AsyncHandle`. [`Handle::lend`] reads data in
+//!   memory where they are, without a copy.
 //! - [`driver`] has the parts from which such a thread is built, for programs that bring a loop of their own.
 //!
 //! # Example
@@ -52,6 +53,7 @@ mod embed;
 mod engine;
 mod executor;
 mod memory;
+mod owner_call;
 mod ring;
 mod runtime;
 mod size;
@@ -67,15 +69,16 @@ pub use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions}
 pub use device::testing;
 pub use device::{
     Command, CommandBatch, DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorDevice,
-    ErrorOptions, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, MemDevice, NullDevice,
-    OpenFile, Probability, SizeWatch, sync_directory,
+    ErrorOptions, Fates, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, MemDevice,
+    NullDevice, OpenFile, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport,
+    Probability, SizeWatch, sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;
 #[cfg(not(loom))]
 pub use embed::{
-    DeviceSetup, Drive, Handle, Io, IoCompletion, Owner, OwnerOptions, OwnerReport, RejectedIo,
-    RingCounts, Slot, WaitOutcome,
+    DeviceSetup, Drive, Handle, Io, IoCompletion, LentBytes, NotLent, Owner, OwnerOptions,
+    OwnerReport, RejectedIo, RingCounts, Slot, WaitOutcome,
 };
 pub use engine::EngineChoice;
 #[cfg(feature = "testing")]
@@ -100,6 +103,9 @@ pub mod driver {
     };
     pub use crate::executor::{ActionSink, Executor};
     pub use crate::memory::{Buffer, Mapping, Pool, Populator, Span};
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub use crate::owner_call::OwnerCall;
     pub use crate::ring::{Consumer, Producer, Sleeper, ring};
     pub use crate::runtime::{Clock, Polling, pin_thread};
     #[cfg(loom)]

@@ -63,7 +63,7 @@ impl Sleeper {
     }
 
     /// After publishing: whether this caller, and no other, has to wake the shard.
-    fn must_wake(&self) -> bool {
+    pub(crate) fn must_wake(&self) -> bool {
         // SeqCst: pairs with the fence in `may_sleep`; the publication must be out before the flag is read.
         fence(Ordering::SeqCst);
         // Relaxed, all: pair with the stores of `may_sleep` and `woken`; the fences order them. Load first, because an

@@ -55,3 +55,27 @@
 //!     fn notice(&mut self, _: Notice) {}
 //! }
 //! ```
+//!
+//! Bytes that a handle lends are gone before the handle's next turn, which may change them:
+//!
+//! ```compile_fail,E0499
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let (_owner, mut handles) = headworks::Owner::start(Default::default())?;
+//!     let bytes = handles[0].lend(headworks_core::VolumeId(0), 0, 512)?;
+//!     handles[0].submit();
+//!     println!("{}", bytes.len());
+//!     Ok(())
+//! }
+//! ```
+//!
+//! With a drop in between it compiles:
+//!
+//! ```no_run
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let (_owner, mut handles) = headworks::Owner::start(Default::default())?;
+//!     let bytes = handles[0].lend(headworks_core::VolumeId(0), 0, 512)?;
+//!     drop(bytes);
+//!     handles[0].submit();
+//!     Ok(())
+//! }
+//! ```

@@ -9,17 +9,18 @@
 #![cfg(loom)]
 
 use headworks::driver::{
-    Arc, Consumer, Driving, DrivingRight, Leave, Producer, Sleeper, Take, ring,
+    Arc, Consumer, Driving, DrivingRight, Leave, OwnerCall, Producer, Sleeper, Take, ring,
 };
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::mem::ManuallyDrop;
 
-/// The driven value: the rings, and the number of messages that were read.
+/// The driven value: the rings, the number of messages that were read, and of operations that wait for the owner.
 struct Rings {
     consumers: Vec<Consumer<u32>>,
     read: u32,
+    left: u32,
 }
 
 impl Rings {
@@ -36,6 +37,8 @@ impl Rings {
 /// What the threads of a model share.
 struct Model {
     right: DrivingRight<Rings>,
+    call: OwnerCall,
+    sleeper: Arc<Sleeper>,
     /// Wake-ups of the owner's thread: a number, and whether one is pending.
     wakes: AtomicU32,
     woken: Mutex<bool>,
@@ -49,7 +52,9 @@ impl Model {
         let sleeper = Arc::new(Sleeper::default());
         let (producers, consumers) = (0..rings).map(|_| ring(4, &sleeper)).unzip();
         let model = Model {
-            right: DrivingRight::new(Rings { consumers, read: 0 }),
+            right: DrivingRight::new(Rings { consumers, read: 0, left: 0 }),
+            call: OwnerCall::new(Arc::clone(&sleeper)),
+            sleeper,
             wakes: AtomicU32::new(0),
             woken: Mutex::new(false),
             changed: Condvar::new(),
@@ -69,12 +74,17 @@ impl Model {
             if let Some(driving) = self.right.take_as_owner() {
                 return driving;
             }
-            let mut woken = self.woken.lock().unwrap();
-            while !*woken {
-                woken = self.changed.wait(woken).unwrap();
-            }
-            *woken = false;
+            self.sleep();
         }
+    }
+
+    /// Sleeps until it is woken, once.
+    fn sleep(&self) {
+        let mut woken = self.woken.lock().unwrap();
+        while !*woken {
+            woken = self.changed.wait(woken).unwrap();
+        }
+        *woken = false;
     }
 
     /// Drives until no batch came meanwhile; `only` one ring at first.
@@ -287,4 +297,104 @@ fn owner_at_its_bound_leaves_the_rest_to_a_feeder_that_spins() {
         assert_eq!(model.read(), 1);
         ManuallyDrop::into_inner(model);
     });
+}
+
+/// The owner's thread: takes what feeders left, and sleeps without the right until it has `total`.
+fn owner_takes(model: &Model, total: u32, may_sleep: fn(&Model) -> bool) -> u32 {
+    let mut taken = 0;
+    loop {
+        model.call.answer();
+        if let Some(mut driving) = model.right.take_as_owner() {
+            loop {
+                taken += driving.with(|rings| std::mem::take(&mut rings.left));
+                // What is in the ring the owner does itself.
+                taken += driving.with(|rings| {
+                    rings.read_all();
+                    std::mem::take(&mut rings.read)
+                });
+                match driving.leave_as_owner(false) {
+                    Leave::Again(again) => driving = again,
+                    _ => break,
+                }
+            }
+        }
+        if taken == total {
+            return taken;
+        }
+        if may_sleep(model) {
+            model.sleep();
+        }
+        model.call.woken();
+    }
+}
+
+/// A feeder whose bio becomes an operation in its turn, or in one of the owner's; it leaves the right by `leave`.
+fn feeder_leaves(
+    model: &Model,
+    producer: &mut Producer<u32>,
+    leave: fn(&Model, Driving<'_, Rings>),
+) {
+    publish(producer);
+    match model.right.take_or_leave() {
+        Take::Taken(mut driving, _) => {
+            driving.with(|rings| {
+                rings.read_one(0);
+                rings.left += std::mem::take(&mut rings.read);
+            });
+            leave(model, driving);
+        }
+        Take::LeftToOwner if producer.must_wake() => model.wake_owner(),
+        _ => {}
+    }
+}
+
+fn leave_and_call(model: &Model, driving: Driving<'_, Rings>) {
+    assert!(!matches!(driving.leave(false), Leave::Again(_)), "no other feeder publishes");
+    if model.call.call() {
+        model.wake_owner();
+    }
+}
+
+fn operations_left(
+    times: u32,
+    leave: fn(&Model, Driving<'_, Rings>),
+    may_sleep: fn(&Model) -> bool,
+) {
+    let (model, mut producers) = Model::new(1);
+    let (mut producer, there) = (producers.pop().unwrap(), Arc::clone(&model));
+    let feeder = thread::spawn(move || {
+        (0..times).for_each(|_| feeder_leaves(&there, &mut producer, leave));
+    });
+    assert_eq!(owner_takes(&model, times, may_sleep), times);
+    feeder.join().unwrap();
+    ManuallyDrop::into_inner(model);
+}
+
+#[test]
+fn owner_does_not_sleep_over_operations_that_feeders_left() {
+    check(4, || operations_left(1, leave_and_call, |model| model.call.may_sleep()));
+    check(3, || operations_left(2, leave_and_call, |model| model.call.may_sleep()));
+}
+
+/// Mutant: leaves the right and tells nobody.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn operation_without_a_call_is_slept_over() {
+    fn leave(model: &Model, driving: Driving<'_, Rings>) {
+        if matches!(driving.leave(false), Leave::WakeOwner) && model.call.call() {
+            model.wake_owner();
+        }
+    }
+    check(3, || operations_left(1, leave, |model| model.call.may_sleep()));
+}
+
+/// Mutant: an owner that looks whether it was called before it announces its sleep, as if the fence between them were missing.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn owner_that_looks_before_it_announces_sleeps_over_a_call() {
+    fn looks_first(model: &Model) -> bool {
+        let called = model.call.is_called();
+        model.sleeper.may_sleep(|| true) && !called
+    }
+    check(3, || operations_left(1, leave_and_call, looks_first));
 }

@@ -61,7 +61,7 @@ pub use stats::{CacheStats, TenantDirty};
 
 use std::ops::Range;
 
-use crate::action::Action;
+use crate::action::{Action, FrameRange};
 use crate::bio::{Bio, BioFlags, ExportId, Op, TenantId, VolumeId};
 use crate::device_bio::{DeviceBio, DeviceCompletion};
 use crate::error::IoError;
@@ -175,6 +175,17 @@ impl Cache {
             Op::Read => self.begin(ctx, Operation::new(ctx.now, bio, OpStep::Read)),
             Op::Write => self.begin_write(ctx, bio),
         }
+    }
+
+    /// Hands the ranges of the pool that hold a read's data to `ranges`; false if a block is missing or being changed.
+    pub fn lend_frames(
+        &mut self,
+        ctx: &mut CallContext,
+        bio: &Bio,
+        ranges: &mut Vec<FrameRange>,
+    ) -> bool {
+        debug_assert!(self.caches(bio.id.volume), "the volume is cached");
+        steps::lend_frames(&mut self.state, ctx, bio, ranges)
     }
 
     /// Begins a write: after the paused ones of its connection, or at once.

@@ -1,6 +1,6 @@
 //! Reads without a buffer: answered from frames if all of it is cached and may be read, otherwise returned, without a trace.
 
-use headworks_core::{BioFlags, BioId, Op, REPLY_RANGES_MAX, WriteMode};
+use headworks_core::{Bio, BioFlags, BioId, Instant, Op, REPLY_RANGES_MAX, WriteMode};
 
 use crate::harness::{BLOCK, Harness, MIB};
 
@@ -100,4 +100,51 @@ fn volume_without_cache_returns_every_read() {
     let mut harness = Harness::new(4096, |config| config.volumes[0].options.mode = WriteMode::None);
     assert_eq!(ask(&mut harness, BioFlags::NONE, 0, 512), None);
     assert!(harness.in_flight.is_empty());
+}
+
+/// Lends a read of volume 0 between two turns; returns the bytes and the number of ranges.
+fn lend(harness: &mut Harness, offset: u64, len: u64) -> Option<(u64, usize)> {
+    let bio = Bio { offset, len: len as u32, op: Op::Read, ..Bio::default() };
+    let (now, mut ranges) = (Instant(harness.now), Vec::new());
+    let found = harness.shard.lend_frames(now, &bio, &mut ranges);
+    assert_eq!(found, !ranges.is_empty());
+    found.then(|| (ranges.iter().map(|range| u64::from(range.len)).sum(), ranges.len()))
+}
+
+#[test]
+fn frames_are_lent_where_a_read_without_a_buffer_is_answered() {
+    let mut harness = Harness::new(4096, |_| {});
+    read(&mut harness, MIB, 16 * BLOCK);
+    for (offset, len) in [(0, 16 * BLOCK), (77, 5 * BLOCK), (15 * BLOCK, BLOCK + 1), (0, 1)] {
+        let asked = ask(&mut harness, BioFlags::NONE, MIB + offset, len);
+        assert_eq!(lend(&mut harness, MIB + offset, len), asked.map(|ranges| (len, ranges)));
+    }
+    for (offset, len) in [(MIB, 0), (1 << 62, 1), (u64::MAX, 1)] {
+        assert_eq!(lend(&mut harness, offset, len), None);
+    }
+    let before = harness.stats().hits;
+    lend(&mut harness, MIB, 4 * BLOCK).unwrap();
+    assert_eq!(harness.stats().hits, before + 4);
+    harness.send(1, Op::Discard, MIB, 16 * BLOCK);
+    assert_eq!(lend(&mut harness, MIB, BLOCK), None, "it is being changed, or gone");
+
+    let mut uncached =
+        Harness::new(4096, |config| config.volumes[0].options.mode = WriteMode::None);
+    assert_eq!(lend(&mut uncached, 0, 512), None);
+}
+
+#[test]
+fn lent_marker_wants_a_call_that_reads_ahead() {
+    let mut harness = Harness::new(4096, |config| config.devices[0].queue.read_ahead_kb = 128);
+    for block in 0..64 {
+        if lend(&mut harness, block * BLOCK, BLOCK).is_none() {
+            read(&mut harness, block * BLOCK, BLOCK);
+        } else if harness.shard.wants_call() {
+            assert!(harness.in_flight.is_empty());
+            harness.turn(&[]);
+            assert!(!harness.in_flight.is_empty() && !harness.shard.wants_call());
+            return;
+        }
+    }
+    panic!("no window was continued");
 }

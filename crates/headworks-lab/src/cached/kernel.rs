@@ -65,6 +65,12 @@ impl Kernel {
         Ok(())
     }
 
+    /// The bytes of the last read.
+    #[must_use]
+    pub fn bytes(&self, len: u32) -> &[u8] {
+        &self.buffer[..len as usize]
+    }
+
     /// Writes everything to the device, so that the flusher is idle during the next run.
     ///
     /// # Errors

@@ -10,9 +10,14 @@
 //! is dirty, so that the cost of a block's first write is on neither side; the kernel's cache is
 //! written out between runs, ours never fills up. One thread in the kernel is compared with one
 //! thread in the library, whose cache has one driver.
+//!
+//! The jobs `lent-...` read in place, by a handle of an owner that holds the set, too: ours lends the
+//! bytes where the kernel copies them. In `lent-4k` and `lent-64k` neither side uses the bytes
+//! afterwards, in `lent-4k-read` and `lent-64k-read` both read a byte of each line.
 
 pub mod driver;
 pub mod kernel;
+pub mod lent;
 
 use std::path::PathBuf;
 use std::time::Instant as WallClock;
@@ -24,6 +29,7 @@ use headworks_core::{ConfigError, Op};
 use crate::report::{Goal, Progress, Report, Row, Verdict};
 use driver::{BATCH_BYTES_MAX, BatchWork, CacheDriver, CacheDriverOptions, Io};
 use kernel::Kernel;
+use lent::{LentDriver, read_lines};
 
 const TABLE: &str = "cached blocks";
 /// A run is preceded by this fraction of its calls, uncounted.
@@ -79,21 +85,44 @@ impl Default for CachedOptions {
 /// A job of random reads or overwrites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Job {
-    op: Op,
+    work: Work,
     bytes: u32,
 }
 
-const JOBS: [Job; 4] = [
-    Job { op: Op::Read, bytes: 4 << 10 },
-    Job { op: Op::Write, bytes: 4 << 10 },
-    Job { op: Op::Read, bytes: 64 << 10 },
-    Job { op: Op::Write, bytes: 64 << 10 },
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Read,
+    Write,
+    /// Reads in place; `reads`: both sides read what they have then.
+    Lend {
+        reads: bool,
+    },
+}
+
+const JOBS: [Job; 8] = [
+    Job { work: Work::Read, bytes: 4 << 10 },
+    Job { work: Work::Write, bytes: 4 << 10 },
+    Job { work: Work::Read, bytes: 64 << 10 },
+    Job { work: Work::Write, bytes: 64 << 10 },
+    Job { work: Work::Lend { reads: false }, bytes: 4 << 10 },
+    Job { work: Work::Lend { reads: false }, bytes: 64 << 10 },
+    Job { work: Work::Lend { reads: true }, bytes: 4 << 10 },
+    Job { work: Work::Lend { reads: true }, bytes: 64 << 10 },
 ];
 
 impl Job {
     fn name(self) -> String {
-        let word = if self.op == Op::Read { "read" } else { "write" };
-        format!("{word}-{}k", self.bytes >> 10)
+        let (word, rest) = match self.work {
+            Work::Read => ("read", ""),
+            Work::Write => ("write", ""),
+            Work::Lend { reads: false } => ("lent", ""),
+            Work::Lend { reads: true } => ("lent", "-read"),
+        };
+        format!("{word}-{}k{rest}", self.bytes >> 10)
+    }
+
+    fn op(self) -> Op {
+        if self.work == Work::Write { Op::Write } else { Op::Read }
     }
 
     /// Number of calls in a run.
@@ -119,6 +148,8 @@ struct Times {
 struct Bench<'a> {
     options: &'a CachedOptions,
     driver: CacheDriver,
+    /// For the jobs that read in place, if there are any.
+    lent: Option<LentDriver>,
     kernels: Vec<Kernel>,
     prng: Prng,
 }
@@ -137,10 +168,7 @@ pub fn run(options: &CachedOptions) -> Result<Report, ConfigError> {
         headworks::driver::pin_thread(cpu);
     }
     let mut bench = Bench::new(options)?;
-    let jobs: Vec<Job> = JOBS
-        .into_iter()
-        .filter(|job| options.jobs.is_empty() || options.jobs.contains(&job.name()))
-        .collect();
+    let jobs: Vec<Job> = jobs(options).collect();
     let mut cells = Vec::new();
     for &job in &jobs {
         for side in bench.sides(job) {
@@ -161,6 +189,12 @@ pub fn run(options: &CachedOptions) -> Result<Report, ConfigError> {
     Ok(bench.report(rows))
 }
 
+/// The jobs that the options select.
+fn jobs(options: &CachedOptions) -> impl Iterator<Item = Job> {
+    let wanted = |job: &Job| options.jobs.is_empty() || options.jobs.contains(&job.name());
+    JOBS.into_iter().filter(wanted)
+}
+
 impl<'a> Bench<'a> {
     fn new(options: &'a CachedOptions) -> Result<Self, ConfigError> {
         let mut kernels = Vec::new();
@@ -176,7 +210,10 @@ impl<'a> Bench<'a> {
             kept: options.kept,
         })?;
         dirty_all(&mut driver, options.size)?;
-        Ok(Self { options, driver, kernels, prng: Prng::new(options.seed) })
+        let lends = jobs(options).any(|job| matches!(job.work, Work::Lend { .. }));
+        let lent = lends.then(|| LentDriver::new(options.size, options.max_folio_order));
+        let lent = lent.transpose()?;
+        Ok(Self { options, driver, lent, kernels, prng: Prng::new(options.seed) })
     }
 
     fn sides(&self, job: Job) -> Vec<Side> {
@@ -184,15 +221,19 @@ impl<'a> Bench<'a> {
         let wanted =
             |batch: &u32| self.options.batches.is_empty() || self.options.batches.contains(batch);
         // 4 of 64 KiB are one turn of the server.
-        let batches = if job.bytes > 4096 { [1, 4] } else { [1, 32] };
-        let ours = batches.into_iter().filter(fits).filter(wanted);
+        let batches: &[u32] = match job.work {
+            Work::Lend { .. } => &[1],
+            _ if job.bytes > 4096 => &[1, 4],
+            _ => &[1, 32],
+        };
+        let ours = batches.iter().copied().filter(fits).filter(wanted);
         let ours = ours.map(|batch| Side::Ours { batch });
         ours.chain((0..self.kernels.len()).map(Side::Kernel)).collect()
     }
 
     fn run(&mut self, job: Job, side: Side) -> Result<Times, ConfigError> {
         let calls = job.calls(self.options);
-        if job.op == Op::Write {
+        if job.work == Work::Write {
             match side {
                 Side::Ours { .. } => dirty_all(&mut self.driver, self.options.size)?,
                 Side::Kernel(index) => self.kernels[index].overwrite().map_err(broken)?,
@@ -202,7 +243,7 @@ impl<'a> Bench<'a> {
         let (cpu, wall) = (thread_cpu_ns(), WallClock::now());
         let done = self.calls(job, side, calls)? as f64;
         let (wall, cpu) = (wall.elapsed().as_nanos() as f64, thread_cpu_ns() - cpu);
-        if let (Side::Kernel(index), Op::Write) = (side, job.op) {
+        if let (Side::Kernel(index), Work::Write) = (side, job.work) {
             self.kernels[index].settle().map_err(broken)?;
         }
         Ok(Times { cpu_ns: cpu as f64 / done, wall_ns: wall / done })
@@ -210,12 +251,19 @@ impl<'a> Bench<'a> {
 
     /// Makes at least `calls` calls at random blocks; returns their number.
     fn calls(&mut self, job: Job, side: Side, calls: u64) -> Result<u64, ConfigError> {
-        let Job { op, bytes: len } = job;
+        let (op, len) = (job.op(), job.bytes);
+        let reads = job.work == Work::Lend { reads: true };
         let blocks = self.options.size / u64::from(len);
         let prng = &mut self.prng;
         let mut offset = || prng.below(blocks) * u64::from(len);
-        match side {
-            Side::Ours { batch } => {
+        match (side, &mut self.lent) {
+            (Side::Ours { .. }, Some(lent)) if matches!(job.work, Work::Lend { .. }) => {
+                for _ in 0..calls {
+                    lent.call(offset(), len, reads)?;
+                }
+                Ok(calls)
+            }
+            (Side::Ours { batch }, _) => {
                 let batches = calls.div_ceil(batch.into());
                 for _ in 0..batches {
                     let io = |_| Io { op, offset: offset(), len, connection: 0 };
@@ -223,10 +271,13 @@ impl<'a> Bench<'a> {
                 }
                 Ok(batches * u64::from(batch))
             }
-            Side::Kernel(index) => {
+            (Side::Kernel(index), _) => {
                 let kernel = &mut self.kernels[index];
                 for _ in 0..calls {
                     kernel.call(op, offset(), len).map_err(broken)?;
+                    if reads {
+                        read_lines(kernel.bytes(len));
+                    }
                 }
                 Ok(calls)
             }
@@ -238,7 +289,11 @@ impl<'a> Bench<'a> {
         let blocks = self.options.size / u64::from(BLOCK);
         (0..CHECKS).try_for_each(|_| {
             let block = self.prng.below(blocks);
-            self.driver.check(block * u64::from(BLOCK))
+            let offset = block * u64::from(BLOCK);
+            if let Some(lent) = &mut self.lent {
+                lent.check(offset)?;
+            }
+            self.driver.check(offset)
         })
     }
 
@@ -274,6 +329,9 @@ impl<'a> Bench<'a> {
             notes.push(format!("{}: pages in a folio of the kernel's cache: {pages}", kernel.name));
         }
         notes.push(format!("headworks: bios that had to wait: {}", self.driver.waited));
+        if let Some(lent) = &self.lent {
+            notes.push(format!("headworks: reads in place that were repeated: {}", lent.busy));
+        }
         Report { title: "cached".into(), notes, verdicts: judge(&rows), rows }
     }
 }
@@ -288,7 +346,7 @@ pub(crate) fn dirty_all(driver: &mut CacheDriver, size: u64) -> Result<(), Confi
 }
 
 /// Goals: how many times faster each job must be than each peer, in calls alone and in batches.
-const GOALS: [(&str, &str, [f64; 2]); 8] = [
+const GOALS: [(&str, &str, [f64; 2]); 12] = [
     ("read-4k", "xfs", [1.6, 2.5]),
     ("read-4k", "loop", [1.6, 2.5]),
     ("write-4k", "xfs", [2.5, 2.5]),
@@ -297,6 +355,10 @@ const GOALS: [(&str, &str, [f64; 2]); 8] = [
     ("read-64k", "loop", [1.25, 1.25]),
     ("write-64k", "xfs", [1.25, 1.25]),
     ("write-64k", "loop", [1.25, 1.25]),
+    ("lent-4k", "xfs", [5.0, 5.0]),
+    ("lent-4k", "loop", [5.0, 5.0]),
+    ("lent-64k", "xfs", [10.0, 10.0]),
+    ("lent-64k", "loop", [10.0, 10.0]),
 ];
 
 /// Computes the verdicts: for each job and batch, the kernel's time over ours.
@@ -388,7 +450,7 @@ mod tests {
             rounds: 1,
             calls: 64,
             beside: vec![("file".into(), folder.join("file"))],
-            jobs: vec!["read-4k".into(), "write-64k".into()],
+            jobs: vec!["read-4k".into(), "write-64k".into(), "lent-4k-read".into()],
             ..CachedOptions::default()
         };
         let report = run(&options);
@@ -408,9 +470,11 @@ mod tests {
                 ("write-64k", "headworks", 1),
                 ("write-64k", "headworks", 4),
                 ("write-64k", "file", 1),
+                ("lent-4k-read", "headworks", 1),
+                ("lent-4k-read", "file", 1),
             ]
         );
         assert!(report.rows.iter().all(|row| row.real("wall_ns") > 0.0));
-        assert_eq!(report.verdicts.len(), 4);
+        assert_eq!(report.verdicts.len(), 5);
     }
 }

@@ -40,7 +40,7 @@ pub struct CachedArgs {
     /// A file or block device for comparison, through the kernel's page cache; it is overwritten
     #[arg(long, value_name = "NAME=PATH", value_parser = beside)]
     beside: Vec<(String, PathBuf)>,
-    /// Only these jobs: read-4k, write-4k, read-64k, write-64k
+    /// Only these jobs: read-4k, write-4k, read-64k, write-64k, lent-4k, lent-64k, lent-4k-read, lent-64k-read
     #[arg(long, value_delimiter = ',')]
     job: Vec<String>,
     /// Only these batches: 1, 4, 32

@@ -254,8 +254,4 @@ impl Device for WatchedDevice {
         // SAFETY: the caller's promise, passed on.
         unsafe { self.inner.submit(now, batch, io) };
     }
-
-    fn uses_engine(&self) -> bool {
-        self.inner.uses_engine()
-    }
 }

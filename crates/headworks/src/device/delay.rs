@@ -161,10 +161,6 @@ impl Device for DelayDevice {
         due.into_iter().chain(self.below.next_timeout()).min()
     }
 
-    fn uses_engine(&self) -> bool {
-        self.below.uses_engine()
-    }
-
     fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
         self.below.grow(volume, size)
     }

@@ -131,10 +131,6 @@ impl Device for ErrorDevice {
         self.below.next_timeout()
     }
 
-    fn uses_engine(&self) -> bool {
-        self.below.uses_engine()
-    }
-
     fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
         self.below.grow(volume, size)
     }

@@ -222,10 +222,6 @@ impl Device for MemDevice {
         Some(unsafe { self.bytes.span() })
     }
 
-    fn uses_engine(&self) -> bool {
-        false
-    }
-
     fn grow(&mut self, _volume: VolumeId, size: u64) -> Result<(), IoError> {
         let len = usize::try_from(size).ok().and_then(|len| len.checked_next_multiple_of(CHUNK));
         let len = len.ok_or(IoError::NoMemory)?;

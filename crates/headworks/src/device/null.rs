@@ -47,10 +47,6 @@ impl Device for NullDevice {
         }
     }
 
-    fn uses_engine(&self) -> bool {
-        false
-    }
-
     fn grow(&mut self, _volume: VolumeId, _size: u64) -> Result<(), IoError> {
         Ok(())
     }

@@ -370,7 +370,4 @@ impl Device for Box<dyn Device> {
     fn next_timeout(&self) -> Option<Instant> {
         (**self).next_timeout()
     }
-    fn uses_engine(&self) -> bool {
-        (**self).uses_engine()
-    }
 }

@@ -18,11 +18,12 @@ use headworks_core::{
 };
 
 use super::handle::RingCounts;
+use super::left_operations::LeftOperations;
 use super::owner::{NewVolume, OwnerReport};
 use super::parker::Parker;
 use super::removal::Removal;
 use super::{Buffers, DeviceSetup, OwnerOptions, OwnerState, Reply};
-use crate::engine::{DiskQueue, Event};
+use crate::engine::{DiskDone, DiskQueue, Event};
 use crate::executor::{ActionSink, Executor};
 use crate::memory::{Mapping, Populator, Span};
 use crate::ring::{Consumer, Producer};
@@ -147,10 +148,11 @@ unsafe impl ActionSink for Desk {
 }
 
 #[derive(Clone, Copy)]
-struct Volume {
-    device: DeviceId,
+pub(super) struct Volume {
+    pub(super) device: DeviceId,
+    pub(super) size: u64,
     /// The cache may hold dirty data of it.
-    cached: bool,
+    pub(super) cached: bool,
 }
 
 /// Shard, executor and rings.
@@ -160,13 +162,13 @@ pub(super) struct Driver {
     state: Arc<OwnerState>,
     desk: Desk,
     devices: Vec<bool>,
-    volumes: Vec<Option<Volume>>,
+    pub(super) volumes: Vec<Option<Volume>>,
     /// The ids that are tried first for the next device and volume, so that an id is reused as late as possible.
     next: (usize, usize),
     slot_bytes: usize,
     pub(super) removals: Vec<Removal>,
     /// The shard was changed and has to be called once, also without inputs.
-    changed: bool,
+    pub(super) changed: bool,
     /// Handles that were closed when the shard was last told.
     closed_seen: usize,
     pub(super) inputs: Vec<Input>,
@@ -180,8 +182,8 @@ pub(super) struct Driver {
     pub(super) holder: (Option<u32>, Instant),
     /// When a feeder last read every ring.
     pub(super) others_read: Instant,
-    /// A device needs the engine of the owner's thread.
-    pub(super) needs_engine: bool,
+    /// File operations of the turns of feeders.
+    pub(super) left: LeftOperations,
     /// When the owner's thread wakes by itself; what is left from before while it is awake.
     pub(super) owner_wakes_at: Instant,
 }
@@ -203,6 +205,7 @@ impl Driver {
         options: &OwnerOptions,
         clients: Vec<Client>,
         state: Arc<OwnerState>,
+        disk_depth: usize,
     ) -> Result<Self, ConfigError> {
         let slots = options.handles * options.depth as usize;
         // An own flush for each volume.
@@ -249,7 +252,7 @@ impl Driver {
             awake: None,
             holder: (None, Instant(0)),
             others_read: Instant(0),
-            needs_engine: false,
+            left: LeftOperations::new(disk_depth),
             owner_wakes_at: Instant(0),
         })
     }
@@ -342,7 +345,6 @@ impl Driver {
             self.shard.set_elevator(device, elevator);
         }
         self.executor.put(device, setup.device);
-        self.needs_engine = self.executor.uses_engine();
         (self.devices[index], self.next.0) = (true, index + 1);
         Ok(device)
     }
@@ -382,7 +384,8 @@ impl Driver {
             return Err(invalid(error));
         }
         let cached = self.desk.frames.is_some() && options.mode != WriteMode::None;
-        (self.volumes[index], self.next.1) = (Some(Volume { device, cached }), index + 1);
+        let volume = Volume { device, size: options.size, cached };
+        (self.volumes[index], self.next.1) = (Some(volume), index + 1);
         Ok(id)
     }
 
@@ -409,9 +412,7 @@ impl Driver {
     ) -> Result<Option<Box<dyn crate::device::Device>>, ChangeError> {
         self.change(now, &Change::RemoveDevice { device })?;
         self.devices[usize::from(device.0)] = false;
-        let body = self.executor.take(device);
-        self.needs_engine = self.executor.uses_engine();
-        Ok(body)
+        Ok(self.executor.take(device))
     }
 
     /// Calls the shard with what there is, and carries out what it says, until there is nothing more; returns true if there was anything.
@@ -421,8 +422,13 @@ impl Driver {
         if !self.has_inputs() {
             return false;
         }
-        self.changed = false;
+        let changed = std::mem::take(&mut self.changed);
         let Self { shard, executor, desk, inputs, batch, counts, .. } = self;
+        if changed && !shard.actions().list.is_empty() {
+            // Those of a look-up that lent frames.
+            executor.run(now, shard.actions(), desk, disk, inputs);
+            shard.clear_actions();
+        }
         loop {
             std::mem::swap(inputs, batch);
             shard.handle(now, batch);
@@ -471,6 +477,17 @@ impl Driver {
         read == all && self.inputs.len() < TURN_BIOS
     }
 
+    /// The frames of the cache.
+    pub(super) fn frames(&self) -> Span {
+        self.desk.frames()
+    }
+
+    /// Returns true if a volume is in removal.
+    #[inline]
+    pub(super) fn is_rejected(&self, volume: VolumeId) -> bool {
+        self.removals.iter().any(|removal| removal.rejects(volume))
+    }
+
     /// Completes the bios from input `first` on that are for volumes in removal.
     pub(super) fn reject_removed(&mut self, first: usize) {
         let Self { inputs, removals, desk, .. } = self;
@@ -499,13 +516,38 @@ impl Driver {
         waits
     }
 
-    /// Takes the completions of file operations.
-    pub fn take_events(&mut self, now: Instant, events: &mut Vec<Event>, disk: &mut dyn DiskQueue) {
+    /// Takes the completions of file operations; returns true if there were any.
+    pub fn take_events(
+        &mut self,
+        now: Instant,
+        events: &mut Vec<Event>,
+        disk: &mut dyn DiskQueue,
+    ) -> bool {
+        let mut any = false;
         for event in events.drain(..) {
             if let Event::Disk(done) = event {
                 self.executor.on_disk(now, done, disk, &mut self.inputs);
+                any = true;
             }
         }
+        any
+    }
+
+    /// Gives the engine the file operations that feeders left; returns true if there were any. What it refuses, the devices try again.
+    pub fn start_left(&mut self, now: Instant, engine: &mut dyn DiskQueue) -> bool {
+        if self.left.is_empty() {
+            return false;
+        }
+        let Self { left, executor, inputs, .. } = self;
+        left.take_each(|operation, spans| {
+            // SAFETY: promised when it was pushed to the list, until its completion.
+            if !unsafe { engine.push(operation, spans) } {
+                let (device, id) = (operation.device, operation.id);
+                let refused = DiskDone { device, id, result: -libc::EAGAIN };
+                executor.on_disk(now, refused, engine, inputs);
+            }
+        });
+        true
     }
 
     fn take_timers(&mut self, now: Instant, disk: &mut dyn DiskQueue) {

@@ -2,10 +2,12 @@
 //!
 //! A feeder that finds the right free carries its batch in, and what others left in their rings, until the rings are empty or it has
 //! done enough. A feeder that waits drives what a driver at its bound left. The owner's thread drives when no feeder is
-//! there: for timers, commands, and batches whose feeders sleep.
+//! there: for timers, commands, completions of file operations, and batches whose feeders sleep. It alone has the engine: file operations
+//! of a feeder's turn are left to it in a list (`left_operations.rs`), and it is called (`owner_call.rs`).
 //!
 //! Invariants: the owner's thread sleeps no longer than to the earliest timer (`owner_wakes_at` is when it wakes, and a driver that
-//! sets an earlier timer wakes it); a feeder that panics while it drives ends the owner, and every wait.
+//! sets an earlier timer calls it), and not while operations are left to it; a feeder that panics while it drives ends the owner, and
+//! every wait.
 
 use std::sync::Arc;
 
@@ -14,8 +16,8 @@ use headworks_core::{Bio, Input, Instant};
 use super::OwnerState;
 use super::driver::{BIOS_MAX, Driver};
 use crate::combining::{Driving, DrivingRight, Leave, Take};
-use crate::engine::{DiskOp, DiskQueue, Waker};
-use crate::memory::Span;
+use crate::engine::Waker;
+use crate::owner_call::OwnerCall;
 use crate::runtime::Clock;
 
 /// Time after which a driver leaves batches of others to a feeder that spins.
@@ -33,18 +35,22 @@ const HOLD_NS: u64 = 1_000_000;
 pub(super) struct SharedDriver {
     pub right: DrivingRight<Driver>,
     pub clock: Clock,
+    /// Calls the owner's thread, which may be awake.
+    pub call: OwnerCall,
     /// Wakes the owner's thread.
     pub owner: Waker,
     pub state: Arc<OwnerState>,
 }
 
-/// Refuses file operations: while feeders drive there is no device that has any.
-pub(super) struct NoFiles;
-
-impl DiskQueue for NoFiles {
-    unsafe fn push(&mut self, _op: DiskOp, _spans: &[Span]) -> bool {
-        false
-    }
+/// What became of a batch that a feeder carried in.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Carried {
+    /// The handle is to stand back the next time.
+    pub stands_back: bool,
+    /// File operations were left to the owner's thread: replies take as long as a disk.
+    pub left_operations: bool,
+    /// System calls that woke the owner's thread.
+    pub wakes: u32,
 }
 
 /// Ends the owner if a feeder panics while it drives: dropped by the panic only, after the right, which that closed.
@@ -58,10 +64,10 @@ impl Drop for PanicGuard<'_> {
 }
 
 impl SharedDriver {
-    /// Carries a batch in, past the ring of its handle, and drives. Returns whether to stand back the next time; `None`, with the batch
-    /// left to the caller, if it cannot be carried in now. The handle is not armed.
+    /// Carries a batch in, past the ring of its handle, and drives. `None`, with the batch left to the caller, if it cannot be carried in
+    /// now. The handle is not armed.
     #[inline]
-    pub fn carry_in(&self, handle: u32, batch: &mut Vec<Bio>) -> Option<bool> {
+    pub fn carry_in(&self, handle: u32, batch: &mut Vec<Bio>) -> Option<Carried> {
         if batch.len() > BIOS_MAX {
             return None;
         }
@@ -71,8 +77,8 @@ impl SharedDriver {
         if first {
             driving.with(|driver| driver.carry_in(handle, batch));
         }
-        let stand_back = self.drive(driving, Some(handle), others);
-        first.then_some(stand_back)
+        let carried = self.drive(driving, Some(handle), others);
+        first.then_some(carried)
     }
 
     /// Drives, or leaves a batch that was published in the ring of a handle to the driver. Returns true if that is the owner's thread.
@@ -104,14 +110,20 @@ impl SharedDriver {
     }
 
     /// Drives until the rings are empty or it has been enough. `own` is the handle that submitted; `others`: other rings may have
-    /// batches. Returns true if the handle is to stand back the next time.
-    fn drive(&self, driving: Driving<'_, Driver>, own: Option<u32>, others: bool) -> bool {
+    /// batches.
+    pub(super) fn drive(
+        &self,
+        driving: Driving<'_, Driver>,
+        own: Option<u32>,
+        others: bool,
+    ) -> Carried {
         // In this order: a panic drops the right, which closes it, and then wakes the owner, which finds it closed.
         let guard = PanicGuard(self);
         let mut driving = driving;
         let began = self.clock.now();
         let mut now = began;
-        let stand_back = driving.with(|driver| driver.hold(began, own)) && driving.feeder_spins();
+        let stands_back = driving.with(|driver| driver.hold(began, own)) && driving.feeder_spins();
+        let (mut left_operations, mut wakes) = (false, 0);
         let later = own.is_some()
             && driving.feeder_spins()
             && driving.with(|driver| driver.others_may_wait(now));
@@ -132,10 +144,11 @@ impl SharedDriver {
                 continue;
             }
             let more = unread || !read;
-            let wakes = driving.with(|driver| driver.leave(more));
+            let (calls, operations) = driving.with(|driver| driver.leave(more));
+            left_operations |= operations;
             let leave = driving.leave(more);
-            if wakes || matches!(leave, Leave::WakeOwner) {
-                self.owner.wake();
+            if calls || matches!(leave, Leave::WakeOwner) {
+                wakes += u32::from(self.call_owner());
             }
             match leave {
                 // At the bound one more turn, and the rest is another's.
@@ -144,7 +157,16 @@ impl SharedDriver {
             }
         }
         std::mem::forget(guard);
-        stand_back
+        Carried { stands_back, left_operations, wakes }
+    }
+
+    /// Calls the owner's thread, after the right was left. Returns true if it slept and was woken.
+    pub(super) fn call_owner(&self) -> bool {
+        let sleeps = self.call.call();
+        if sleeps {
+            self.owner.wake();
+        }
+        sleeps
     }
 }
 
@@ -173,7 +195,7 @@ impl Driver {
     }
 
     /// A turn on a feeder's thread, with the bios of one ring or of all; returns true if they were read to their ends.
-    fn feeder_turn(&mut self, now: Instant, own: Option<u32>) -> bool {
+    pub(super) fn feeder_turn(&mut self, now: Instant, own: Option<u32>) -> bool {
         let all_read = match own {
             Some(handle) => self.take_bios_of(handle),
             None => {
@@ -182,21 +204,22 @@ impl Driver {
             }
         };
         let turns = self.counts.turns;
-        self.run(now, &mut NoFiles);
+        let mut left = std::mem::take(&mut self.left);
+        self.run(now, &mut left);
+        self.left = left;
         self.counts.feeder_turns += self.counts.turns - turns;
         all_read
     }
 
-    /// Before a feeder leaves, with batches in rings or not: returns true if the owner's thread sleeps for longer than the earliest timer.
-    fn leave(&mut self, more: bool) -> bool {
+    /// Before a feeder leaves, with batches in rings or not: returns whether the owner's thread is to be called, which sleeps for longer than
+    /// the earliest timer or has operations to start, and whether there are any.
+    fn leave(&mut self, more: bool) -> (bool, bool) {
         self.counts.hand_overs += u64::from(more);
         self.awake = None;
-        match self.next_timeout() {
-            Some(at) if at < self.owner_wakes_at => {
-                self.owner_wakes_at = at;
-                true
-            }
-            _ => false,
+        let sooner = self.next_timeout().filter(|&at| at < self.owner_wakes_at);
+        if let Some(at) = sooner {
+            self.owner_wakes_at = at;
         }
+        (self.left.must_call() || sooner.is_some(), !self.left.is_empty())
     }
 }

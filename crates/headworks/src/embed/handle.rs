@@ -13,8 +13,9 @@ use std::sync::Arc;
 
 use headworks_core::{Bio, BioId, ReplyStage, VolumeId};
 
-use super::driving::SharedDriver;
+use super::driving::{Carried, SharedDriver};
 use super::io::{Io, IoCompletion, RejectedIo, Slot};
+use super::lent::LentSpans;
 use super::parker::Parker;
 use super::{Buffers, Reply};
 use crate::ring::{Consumer, Producer, Sleeper};
@@ -24,7 +25,7 @@ use crate::ring::{Consumer, Producer, Sleeper};
 const SPINS: u32 = 64;
 /// Yields of the CPU before a sleep. An owner that shares this CPU runs in them; a sleep would cost it a system call to end.
 const YIELDS: u32 = 16;
-/// The same where feeders drive: one that spins lets the driver come back to it later, with more at once.
+/// The same where feeders drive and no disk is waited for: one that spins lets the driver come back to it later, with more at once.
 const DRIVING_YIELDS: u32 = 48;
 /// Yields between two looks whether a driver left batches. It is driven on only if that driver has not come back in between: it has the
 /// shard in its cache.
@@ -70,9 +71,10 @@ pub struct Handle {
     sleeper: Arc<Sleeper>,
     parker: Arc<Parker>,
     armed: bool,
-    /// The next batch is left to a feeder that spins, because this one has driven for long.
-    stands_back: bool,
+    /// Of the last batch: this feeder has driven for long, and leaves the next one to a feeder that spins.
+    carried: Carried,
     shared: Arc<SharedDriver>,
+    lent: LentSpans,
     counts: RingCounts,
 }
 
@@ -111,8 +113,9 @@ impl Handle {
             sleeper,
             parker,
             armed: false,
-            stands_back: false,
+            carried: Carried::default(),
             shared,
+            lent: LentSpans::default(),
             counts: RingCounts::default(),
         }
     }
@@ -169,23 +172,22 @@ impl Handle {
         Ok(())
     }
 
-    /// Sends the batch to the path. Without devices that need the owner's thread ([`Device::uses_engine`]) this thread drives the path if no other
-    /// does, and most completions are there afterwards.
-    ///
-    /// [`Device::uses_engine`]: crate::Device::uses_engine
+    /// Sends the batch to the path. This thread drives the path if no other does, and then completions that wait for no disk are there
+    /// afterwards.
     pub fn submit(&mut self) {
         if self.batch.is_empty() {
             return;
         }
         self.counts.messages += self.batch.len() as u64;
         self.counts.pushes += 1;
-        let stands_back = std::mem::take(&mut self.stands_back);
-        let driven = match self.armed || stands_back {
+        let Carried { stands_back, .. } = std::mem::take(&mut self.carried);
+        let carried = match self.armed || stands_back {
             false => self.shared.carry_in(self.index, &mut self.batch),
             true => None,
         };
-        if let Some(stand_back) = driven {
-            self.stands_back = stand_back;
+        if let Some(carried) = carried {
+            self.carried = carried;
+            self.counts.wakes += u64::from(carried.wakes);
         } else {
             self.bios.push_silent(&mut self.batch);
             let left = stands_back && self.shared.right.leave_to_spinning();
@@ -256,7 +258,7 @@ impl Handle {
     fn spin(&mut self) -> bool {
         let drives = self.shared.right.spin();
         let (mut ready, mut seen) = (false, None);
-        let yields = if drives { DRIVING_YIELDS } else { YIELDS };
+        let yields = if drives && !self.carried.left_operations { DRIVING_YIELDS } else { YIELDS };
         for check in 0..SPINS + yields {
             ready = !self.replies.is_empty();
             if ready {
@@ -300,6 +302,12 @@ impl Handle {
         }
         self.counts.sleeps += 1;
         true
+    }
+
+    /// Its number, the driver, and room for what is lent to it.
+    #[inline]
+    pub(super) fn lender(&mut self) -> (u32, &SharedDriver, &mut LentSpans) {
+        (self.index, &self.shared, &mut self.lent)
     }
 
     /// The parking place of the handle.

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The thread that has the CPU drives the shard ([`Drive::Feeders`]): a feeder that finds the right free carries its batch in, and what waits in
-//! the rings of others; one that finds it driven leaves its batch in its ring. The owner's thread drives for timers and
-//! commands, and alone as long as a device needs its engine, as files do.
+//! the rings of others; one that finds it driven leaves its batch in its ring. The owner's thread drives for timers, commands and
+//! completions of file operations; it waits for these without the right.
 //!
 //! Feeders wait for no lock: each submits batches on a ring of its own and gets replies in batches on another; a sleeping end is
 //! woken once. The bytes are in slots that are mapped once; a slot belongs to its feeder until it is put, to the path until
@@ -28,6 +28,8 @@ mod driver;
 mod driving;
 mod handle;
 mod io;
+mod left_operations;
+mod lent;
 mod owner;
 mod parker;
 mod removal;
@@ -37,6 +39,7 @@ mod thread;
 pub use asynchronous::AsyncHandle;
 pub use handle::{Handle, RingCounts, WaitOutcome};
 pub use io::{Io, IoCompletion, RejectedIo, Slot};
+pub use lent::{LentBytes, NotLent};
 pub use owner::{Owner, OwnerReport};
 
 use std::sync::Arc;
@@ -95,8 +98,8 @@ pub struct OwnerOptions {
 /// The threads that drive the shard of an owner: call it, and carry out its actions with the devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
-    /// Any thread that submits or waits, while no device needs the owner's thread ([`Device::uses_engine`]). It drives for others, too,
-    /// for at most about half a millisecond at a time, so [`Handle::submit`] may take that long.
+    /// Any thread that submits or waits. It drives for others, too, for at most about half a millisecond at a time, so [`Handle::submit`] may
+    /// take that long. What it reads from the cache wakes no other thread; file operations are started by the owner's thread.
     #[default]
     Feeders,
     /// The owner's thread alone: submitting never costs more than a push into a ring.
@@ -154,7 +157,7 @@ impl OwnerOptions {
 
 /// A device to be added to an owner, and its queue.
 pub struct DeviceSetup {
-    /// The device. It runs on the owner's thread, or on feeders' threads if it needs no engine ([`Device::uses_engine`]).
+    /// The device. It runs on the owner's thread and on those of feeders, one at a time ([`Drive`]).
     pub device: Box<dyn Device>,
     /// Options of the device's queue.
     pub queue: QueueOptions,

@@ -14,8 +14,12 @@ use crate::device::{
     FileOptions, MemDevice, NullDevice, OpenFile, Probability,
 };
 
+mod files;
+mod lent;
+
 const BLOCK: usize = 4096;
 const MIB: u64 = 1 << 20;
+const DRIVES: [Drive; 2] = [Drive::Feeders, Drive::Thread];
 const SOON: Duration = Duration::from_secs(10);
 
 fn options() -> OwnerOptions {
@@ -331,8 +335,6 @@ fn removal_writes_dirty_data_or_fails_and_keeps_the_volume() {
 struct StuckDevice {
     commands: Vec<Command>,
     release: Arc<AtomicBool>,
-    /// Keeps the path on the owner's thread.
-    uses_engine: bool,
 }
 
 impl Device for StuckDevice {
@@ -354,20 +356,16 @@ impl Device for StuckDevice {
         let due = self.release.load(Ordering::Relaxed) && !self.commands.is_empty();
         due.then_some(Instant(0))
     }
-
-    fn uses_engine(&self) -> bool {
-        self.uses_engine
-    }
 }
 
 /// A device that never answers.
-fn stuck(uses_engine: bool) -> StuckDevice {
-    StuckDevice { commands: Vec::new(), release: Arc::default(), uses_engine }
+fn stuck() -> StuckDevice {
+    StuckDevice { commands: Vec::new(), release: Arc::default() }
 }
 
 #[test]
 fn timed_out_slot_returns_when_the_device_releases_it() {
-    let stuck = stuck(true);
+    let stuck = stuck();
     let release = Arc::clone(&stuck.release);
     let queue = QueueOptions { io_timeout_ns: 20_000_000, ..null().queue };
     let (owner, mut handles, volume) = over(DeviceSetup::new(stuck, queue), 1);
@@ -398,10 +396,11 @@ fn timed_out_slot_returns_when_the_device_releases_it() {
 
 #[test]
 fn shutdown_does_not_hang_on_stuck_device() {
-    for how in ["join", "shutdown", "drop"] {
-        let options = OwnerOptions { shutdown_timeout: Duration::from_millis(50), ..options() };
+    for (how, drive) in ["join", "shutdown", "drop"].into_iter().zip(DRIVES.into_iter().cycle()) {
+        let shutdown_timeout = Duration::from_millis(50);
+        let options = OwnerOptions { drive, shutdown_timeout, ..options() };
         let (owner, mut handles) = Owner::start(options).unwrap();
-        let volume = add(&owner, DeviceSetup::new(stuck(how == "join"), null().queue));
+        let volume = add(&owner, DeviceSetup::new(stuck(), null().queue));
         let slot = handles[0].slot().unwrap();
         handles[0].put(volume, slot, Io::write(0, BLOCK as u32)).unwrap();
         handles[0].submit();
@@ -425,7 +424,7 @@ fn shutdown_does_not_hang_on_stuck_device() {
 fn removal_from_a_stuck_device_times_out() {
     let options = OwnerOptions { shutdown_timeout: Duration::ZERO, ..options() };
     let (owner, mut handles) = Owner::start(options).unwrap();
-    let volume = add(&owner, DeviceSetup::new(stuck(true), null().queue));
+    let volume = add(&owner, DeviceSetup::new(stuck(), null().queue));
     let slot = handles[0].slot().unwrap();
     handles[0].put(volume, slot, Io::write(0, BLOCK as u32)).unwrap();
     handles[0].submit();
@@ -537,7 +536,7 @@ fn submit_reads(handle: &mut Handle, volume: VolumeId, count: u32) {
 }
 
 #[test]
-fn feeder_drives_without_engine_devices_and_owner_with_them() {
+fn feeder_drives_unless_told_otherwise() {
     let drives = |drive, setups: Vec<DeviceSetup>| {
         let (owner, mut handles) = Owner::start(OwnerOptions { drive, ..options() }).unwrap();
         let volumes: Vec<_> = setups.into_iter().map(|setup| add(&owner, setup)).collect();
@@ -549,27 +548,9 @@ fn feeder_drives_without_engine_devices_and_owner_with_them() {
         assert!(report.feeder_turns <= report.turns);
         report.feeder_turns > 0
     };
-    let file = || DeviceSetup::new(stuck(true), null().queue);
     assert!(drives(Drive::Feeders, vec![null()]));
     assert!(drives(Drive::Feeders, vec![slow(0), failing(Op::Discard), memory()]));
     assert!(!drives(Drive::Thread, vec![null()]));
-    assert!(!drives(Drive::Feeders, vec![null(), file()]));
-}
-
-#[test]
-fn devices_that_need_the_engine_come_and_go_under_load() {
-    let (owner, mut handles, volume) = over(memory(), 2);
-    let mut other = handles.pop().unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(move || assert_eq!(feed(&mut handles[0], volume, 0, 20_000), 20_000));
-        scope.spawn(move || assert_eq!(feed(&mut other, volume, 64, 20_000), 20_000));
-        for _ in 0..50 {
-            let device = owner.add_device(DeviceSetup::new(stuck(true), null().queue)).unwrap();
-            owner.remove_device(device, SOON).unwrap();
-        }
-    });
-    let report = owner.join().unwrap();
-    assert_eq!(report.counts.messages, 40_000);
 }
 
 #[test]
@@ -594,7 +575,7 @@ fn large_batch_beside_small_ones_and_feeders_that_only_reap() {
 fn time_out_comes_while_feeders_drive() {
     let (owner, mut handles, volume) = over(null(), 2);
     let queue = QueueOptions { io_timeout_ns: 20_000_000, ..null().queue };
-    let stuck = stuck(false);
+    let stuck = stuck();
     let release = Arc::clone(&stuck.release);
     let silent = add(&owner, DeviceSetup::new(stuck, queue));
     let (mut waiting, mut busy) = (handles.remove(0), handles.remove(0));
@@ -658,17 +639,13 @@ impl Device for BrokenDevice {
         // SAFETY: the caller's promise, passed on.
         unsafe { self.0.submit(now, batch, io) };
     }
-
-    fn uses_engine(&self) -> bool {
-        false
-    }
 }
 
 #[test]
 fn panic_while_a_feeder_drives_ends_the_owner_and_all_waits() {
     let broken = DeviceSetup::new(BrokenDevice(MemDevice::new(MIB).unwrap()), memory().queue);
     let (owner, mut handles, volume) = over(broken, 2);
-    let silent = add(&owner, DeviceSetup::new(stuck(false), null().queue));
+    let silent = add(&owner, DeviceSetup::new(stuck(), null().queue));
     let (mut waiting, mut writer) = (handles.remove(0), handles.remove(0));
     assert_eq!(run(&mut waiting, volume, Io::read(0, BLOCK as u32)), Ok(()));
     std::thread::scope(|scope| {

@@ -1,15 +1,17 @@
 //! The owner's thread: commands, removals, timers, the engine and the end.
 //!
 //! ```text
-//!                     .--------------------------------------------------------------------------.
-//!                     v                                                                          |
-//!   has the right: commands, removals --> turn --> work? --yes-----------------------------------+
-//!                                                    | no: a device needs the engine: poll, sleep in it
-//!                                                    | no: feeders may drive: leave --> sleep --> take the right
+//!                     .------------------------------------------------------------------------------.
+//!                     v                                                                              |
+//!   has the right: commands, removals, operations that feeders left, completions --> turn            |
+//!                     | feeders may drive: leave --> start operations, poll, sleep --> take the right -+
+//!                     | this thread alone drives: work? --yes-----------------------------------------+
+//!                     |                                  `--no--> poll, sleep with the right ----------'
 //! ```
 //!
-//! While a device needs the engine, the thread keeps the right, and feeders wake it by the announcement of `ring.rs`. Otherwise
-//! it leaves the right to the feeders when it has no work, and sleeps until the next timer or until it is woken.
+//! While feeders may drive, the thread has the right only to work: it polls and sleeps in the engine without it, until completions come,
+//! feeders call (`owner_call.rs`), or the next timer. Under [`Drive::Thread`] and at the end it keeps the right, and feeders wake it
+//! by the announcement of `ring.rs`.
 
 use std::io;
 use std::sync::Arc;
@@ -25,6 +27,7 @@ use super::removal::Removal;
 use super::{Drive, OwnerOptions, OwnerState};
 use crate::combining::{Driving, DrivingRight, Leave};
 use crate::engine::{DISK_DEPTH_MAX, Engine, Event, Wait, open_engine};
+use crate::owner_call::OwnerCall;
 use crate::ring::Sleeper;
 use crate::runtime::{Clock, Polling, pin_thread};
 
@@ -32,6 +35,8 @@ use crate::runtime::{Clock, Polling, pin_thread};
 /// and the owner on 2 CPUs, Jain's index of the feeders is 0.5-0.6 without it, 0.8 with 250 us, and 0.9 with 100 us, which costs
 /// the owner a tenth of its throughput.
 const GIVE_WAY_NS: u64 = 250_000;
+/// Tries to take the right before a sleep: a feeder's turn takes a microsecond or two.
+const TAKE_SPINS: u32 = 256;
 /// The longest sleep while a removal waits, or a dropped handle has bios in its ring.
 const REMOVAL_NS: u64 = 1_000_000;
 
@@ -62,6 +67,8 @@ pub(super) struct OwnerThread {
     events: Vec<Event>,
     /// When the CPU was last offered to feeders.
     gave_way: Instant,
+    /// There was file I/O since the last sleep without the right: it pays to poll.
+    polls: bool,
     /// Sleeps without the right.
     sleeps: u64,
 }
@@ -69,12 +76,29 @@ pub(super) struct OwnerThread {
 /// What comes after a step with the right.
 enum Step {
     Again,
-    /// Feeders may drive; `more`: there may be more work.
-    Leave {
-        wait: Wait,
-        more: bool,
-    },
+    /// Feeders may drive.
+    Leave(Leaving),
     Ended(io::Result<()>),
+}
+
+/// How the owner's thread leaves the right.
+#[derive(Clone, Copy)]
+struct Leaving {
+    /// When it is to be taken again at the latest.
+    wakes_at: Option<Instant>,
+    /// Rings may have batches.
+    more: bool,
+    /// A device may have commands.
+    commands: bool,
+}
+
+/// What a turn did.
+struct Turned {
+    any: bool,
+    /// There was file I/O.
+    files: bool,
+    /// Rings may have more batches.
+    more: bool,
 }
 
 impl OwnerThread {
@@ -88,11 +112,12 @@ impl OwnerThread {
         if let Some(cpu) = options.cpu {
             pin_thread(cpu);
         }
-        let driver = Driver::new(options, clients, Arc::clone(&state))?;
         let disk_depth = (options.tags_max as usize + 64).min(DISK_DEPTH_MAX);
+        let driver = Driver::new(options, clients, Arc::clone(&state), disk_depth)?;
         let (engine, _) = open_engine(options.engine, disk_depth)?;
         let (clock, owner) = (Clock::start(), engine.waker());
-        let shared = SharedDriver { right: DrivingRight::new(driver), clock, owner, state };
+        let (right, call) = (DrivingRight::new(driver), OwnerCall::new(Arc::clone(&sleeper)));
+        let shared = SharedDriver { right, clock, call, owner, state };
         Ok(Self {
             shared: Arc::new(shared),
             engine,
@@ -106,6 +131,7 @@ impl OwnerThread {
             shutdown_ns: options.shutdown_timeout.as_nanos().min(u64::MAX.into()) as u64,
             events: Vec::with_capacity(1024),
             gave_way: Instant(0),
+            polls: false,
             sleeps: 0,
         })
     }
@@ -120,10 +146,7 @@ impl OwnerThread {
         let ended = loop {
             match driving.with(|driver| self.step(driver))? {
                 Step::Again => {}
-                Step::Leave { more: true, .. } if !driving.feeder_spins() => {}
-                Step::Leave { wait, more } => {
-                    driving = self.leave(&shared, driving, wait, more)?;
-                }
+                Step::Leave(leaving) => driving = self.leave(&shared, driving, leaving)?,
                 Step::Ended(ended) => break ended,
             }
         };
@@ -138,35 +161,84 @@ impl OwnerThread {
         ended.map(|()| report)
     }
 
-    /// Takes the right. A feeder that has it leaves soon, and wakes this thread.
+    /// Takes the right. A feeder that has it leaves soon, and calls this thread.
     fn take<'a>(&mut self, shared: &'a SharedDriver) -> io::Result<Driving<'a, Driver>> {
+        let mut spins = 0;
         loop {
+            shared.call.answer();
             if let Some(driving) = shared.right.take_as_owner() {
                 return Ok(driving);
             }
             if shared.right.is_closed() {
                 return Err(io::Error::other("a thread panicked while it drove the shard"));
             }
-            self.engine.turn(Wait::Forever, &mut self.events)?;
+            spins += 1;
+            match spins < TAKE_SPINS {
+                true => std::hint::spin_loop(),
+                false => self.sleep(Wait::Forever)?,
+            }
         }
     }
 
-    /// Leaves the right to feeders, sleeps, and takes it again; keeps it if there is work.
+    /// Leaves the right to feeders, waits, and takes it again; keeps it if there is work that no feeder would do.
     fn leave<'a>(
         &mut self,
         shared: &'a SharedDriver,
         driving: Driving<'a, Driver>,
-        wait: Wait,
-        more: bool,
+        leaving: Leaving,
     ) -> io::Result<Driving<'a, Driver>> {
-        match driving.leave_as_owner(more) {
-            Leave::Again(driving) => Ok(driving),
+        match driving.leave_as_owner(leaving.more) {
+            Leave::Again(driving) => {
+                if leaving.commands {
+                    self.engine.turn(Wait::Poll, &mut self.events)?;
+                }
+                Ok(driving)
+            }
             Leave::Left | Leave::WakeOwner => {
-                self.sleeps += u64::from(wait != Wait::Poll);
-                self.engine.turn(wait, &mut self.events)?;
+                self.wait(leaving)?;
                 self.take(shared)
             }
         }
+    }
+
+    /// Waits without the right for completions, a call or the time. Polls while that pays.
+    fn wait(&mut self, Leaving { wakes_at, commands, .. }: Leaving) -> io::Result<()> {
+        if self.polls && self.look(commands)? {
+            return Ok(());
+        }
+        let mut now = self.clock.now();
+        while self.polls && wakes_at.is_none_or(|at| at > now) && self.polling.poll_again(now) {
+            let before = self.clock.now();
+            std::thread::yield_now();
+            now = self.clock.now();
+            self.polling.on_yield(now.since(before));
+            // Before the next decision: what a feeder did that had this CPU meanwhile is a hit.
+            if self.look(commands)? {
+                return Ok(());
+            }
+        }
+        self.polls = false;
+        self.sleep(wait_until(wakes_at, now))
+    }
+
+    /// Returns true if there are completions or a call. What was pushed is started.
+    fn look(&mut self, commands: bool) -> io::Result<bool> {
+        if commands {
+            self.engine.turn(Wait::Poll, &mut self.events)?;
+        }
+        Ok(!self.events.is_empty() || self.shared.call.is_called())
+    }
+
+    /// Sleeps without the right, unless feeders called.
+    fn sleep(&mut self, wait: Wait) -> io::Result<()> {
+        let wait = match wait != Wait::Poll && self.shared.call.may_sleep() {
+            true => wait,
+            false => Wait::Poll,
+        };
+        self.sleeps += u64::from(wait != Wait::Poll);
+        let result = self.engine.turn(wait, &mut self.events);
+        self.shared.call.woken();
+        result
     }
 
     /// A step with the right.
@@ -178,13 +250,18 @@ impl OwnerThread {
         }
         driver.close_handles();
         let is_ending = self.shared.state.is_ending(driver.handles());
-        if self.turn(driver, now) {
+        let turned = self.turn(driver, now);
+        if turned.files {
+            self.polling.on_work(now);
+            self.polls = true;
+        }
+        if turned.any {
+            self.give_way(driver, now);
             // Feeders that submit all the time do not put the end off.
-            if !is_ending && self.feeders_drive(driver) {
-                return Ok(Step::Leave { wait: self.until(driver, now), more: true });
+            if !is_ending && self.feeders_drive() {
+                return Ok(self.leaving(driver, turned.more));
             }
             self.polling.on_work(now);
-            self.give_way(driver, now);
             // Commands in a device must be started and their completions fetched.
             if driver.has_commands() {
                 self.enter(driver, Wait::Poll)?;
@@ -258,13 +335,12 @@ impl OwnerThread {
         }
     }
 
-    /// Everything between two waits; true if anything happened.
-    fn turn(&mut self, driver: &mut Driver, now: Instant) -> bool {
-        driver.take_events(now, &mut self.events, &mut *self.engine);
-        if self.ending == Ending::No {
-            driver.take_bios();
-        }
-        driver.run(now, &mut *self.engine)
+    /// Everything between two waits.
+    fn turn(&mut self, driver: &mut Driver, now: Instant) -> Turned {
+        let left = driver.start_left(now, &mut *self.engine);
+        let files = driver.take_events(now, &mut self.events, &mut *self.engine) || left;
+        let more = self.ending == Ending::No && !driver.take_bios();
+        Turned { any: driver.run(now, &mut *self.engine) || left, files, more }
     }
 
     /// Yields the CPU if a feeder has replies, does not take them and submits nothing: it may wait for this very CPU, which a busy
@@ -284,8 +360,8 @@ impl OwnerThread {
         if driver.has_inputs() || !self.events.is_empty() {
             return Ok(Step::Again);
         }
-        if self.feeders_drive(driver) {
-            return Ok(Step::Leave { wait: self.until(driver, now), more: false });
+        if self.feeders_drive() {
+            return Ok(self.leaving(driver, false));
         }
         if self.polling.poll_again(now) {
             let before = self.clock.now();
@@ -296,15 +372,14 @@ impl OwnerThread {
             }
             return Ok(Step::Again);
         }
-        let wait = self.until(driver, now);
+        let wait = wait_until(self.wakes_at(driver), now);
         self.enter(driver, wait)?;
         Ok(Step::Again)
     }
 
     /// Returns true if feeders may drive while this thread has no work, and tells them when that changes.
-    fn feeders_drive(&mut self, driver: &Driver) -> bool {
-        let drive =
-            self.drive == Drive::Feeders && self.ending == Ending::No && !driver.needs_engine;
+    fn feeders_drive(&mut self) -> bool {
+        let drive = self.drive == Drive::Feeders && self.ending == Ending::No;
         if self.keeps == drive {
             self.keeps = !drive;
             self.shared.right.keep(self.keeps);
@@ -312,21 +387,22 @@ impl OwnerThread {
         drive
     }
 
-    /// The time to sleep for.
-    fn until(&self, driver: &mut Driver, now: Instant) -> Wait {
+    fn leaving(&self, driver: &mut Driver, more: bool) -> Step {
+        let (wakes_at, commands) = (self.wakes_at(driver), driver.has_commands());
+        Step::Leave(Leaving { wakes_at, more, commands })
+    }
+
+    /// When to wake from a sleep, which the driver knows from here on.
+    fn wakes_at(&self, driver: &mut Driver) -> Option<Instant> {
         let waits = !driver.removals.is_empty() || driver.is_closing();
-        let removal = waits.then(|| Instant(now.0 + REMOVAL_NS));
+        let removal = waits.then(|| Instant(self.clock.now().0 + REMOVAL_NS));
         let deadline = match self.ending {
             Ending::Draining { deadline, .. } => Some(deadline),
             Ending::No => None,
         };
         let wakes_at = [driver.next_timeout(), removal, deadline].into_iter().flatten().min();
         driver.owner_wakes_at = wakes_at.unwrap_or(Instant(u64::MAX));
-        match wakes_at {
-            Some(at) if at <= now => Wait::Poll,
-            Some(at) => Wait::For(at.since(now)),
-            None => Wait::Forever,
-        }
+        wakes_at
     }
 
     /// Enters the engine with the right.
@@ -342,5 +418,14 @@ impl OwnerThread {
         let result = self.engine.turn(wait, &mut self.events);
         self.sleeper.woken();
         result
+    }
+}
+
+/// The wait that ends at a time.
+fn wait_until(at: Option<Instant>, now: Instant) -> Wait {
+    match at {
+        Some(at) if at <= now => Wait::Poll,
+        Some(at) => Wait::For(at.since(now)),
+        None => Wait::Forever,
     }
 }

@@ -22,7 +22,7 @@ use headworks_core::{ConfigError, DeviceId, RequestId};
 use crate::memory::Span;
 
 pub(crate) mod extents;
-mod ops;
+pub(crate) mod ops;
 mod pool;
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use super::{DiskDone, DiskOp};
 use crate::memory::Span;
 
 /// Most spans in one operation: the kernel's UIO_MAXIOV, and the upper end of `max_segments`.
-pub(super) const SPANS_MAX: usize = 1024;
+pub(crate) const SPANS_MAX: usize = 1024;
 
 /// An operation's vectors, in the slot's memory.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,8 @@
 //! (Its frames keep their bytes until an action that follows changes them.)
 
 use super::read::{touch, use_run, valid_run};
-use crate::action::Action;
-use crate::bio::Bio;
+use crate::action::{Action, FrameRange};
+use crate::bio::{Bio, Op};
 use crate::cache::context::CallContext;
 use crate::cache::pool::folio::BLOCK_SHIFT;
 use crate::cache::state::CacheState;
@@ -18,18 +18,39 @@ pub(in crate::cache) fn reply_from_frames(
     bio: &Bio,
 ) -> bool {
     debug_assert!(bio.has_no_buffer(), "a bio with a buffer is copied");
-    if state.waiters.range_conflict(bio).is_some() {
-        return false;
-    }
-    let first = ctx.actions.ranges.len();
-    if !collect(state, ctx, bio, first) {
-        ctx.actions.ranges.truncate(first);
-        return false;
-    }
+    let Some(first) = find(state, ctx, bio) else { return false };
     let ranges = (ctx.actions.ranges.len() - first) as u16;
     ctx.actions.list.push(Action::ReplyFrames { id: bio.id, first: first as u32, ranges });
     touch_all(state, ctx, bio);
     true
+}
+
+/// Hands the ranges of the pool that hold a read's data to `ranges`; false if there is no such answer.
+pub(in crate::cache) fn lend_frames(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    bio: &Bio,
+    ranges: &mut Vec<FrameRange>,
+) -> bool {
+    let Some(first) = find(state, ctx, bio) else { return false };
+    debug_assert!(first < ctx.actions.ranges.len(), "data are somewhere");
+    ranges.extend(ctx.actions.ranges.drain(first..));
+    touch_all(state, ctx, bio);
+    true
+}
+
+/// Appends the ranges of the pool that hold a bio's data to those of the batch; returns the index of the first one.
+fn find(state: &CacheState, ctx: &mut CallContext, bio: &Bio) -> Option<usize> {
+    debug_assert!(bio.op == Op::Read && bio.len > 0, "a read that its volume accepts");
+    if state.waiters.range_conflict(bio).is_some() {
+        return None;
+    }
+    let first = ctx.actions.ranges.len();
+    if !collect(state, ctx, bio, first) {
+        ctx.actions.ranges.truncate(first);
+        return None;
+    }
+    Some(first)
 }
 
 /// Appends the ranges of the pool that hold a bio's data; false if some are not there.

@@ -14,7 +14,7 @@ pub(super) mod write;
 mod write_out;
 
 pub(super) use fill::prefetch;
-pub(super) use from_frames::reply_from_frames;
+pub(super) use from_frames::{lend_frames, reply_from_frames};
 
 use super::context::CallContext;
 use super::state::CacheState;
