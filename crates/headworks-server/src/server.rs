@@ -540,4 +540,6 @@ mod limit_tests;
 #[cfg(test)]
 mod listener_tests;
 #[cfg(test)]
+mod status_page_tests;
+#[cfg(test)]
 mod tenant_tests;

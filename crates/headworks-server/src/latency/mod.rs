@@ -311,7 +311,28 @@ pub struct Histogram {
     counts: [u64; BUCKETS],
 }
 
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: [0; BUCKETS] }
+    }
+}
+
 impl Histogram {
+    /// Adds the durations of another one.
+    pub fn add(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
+    }
+
+    /// The durations counted since `before`; none where a count began anew.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut counts = self.counts;
+        counts.iter_mut().zip(&before.counts).for_each(|(count, was)| {
+            *count = count.saturating_sub(*was);
+        });
+        Self { counts }
+    }
+
     /// Number of durations in it.
     #[must_use]
     pub fn count(&self) -> u64 {

@@ -13,7 +13,7 @@ use crate::control::tree::{Tree, device_name};
 use crate::tenant::TenantName;
 
 /// The states of an export, one of which is 1.
-const STATES: [&str; 4] = ["serving", "suspect", "stuck", "absent"];
+const STATES: [&str; 6] = ["serving", "refusing", "suspect", "stuck", "frozen", "absent"];
 
 /// Adds the state and the data of each export, its errors, and what it has used of its device.
 pub fn put_exports(

@@ -1,7 +1,8 @@
-//! The metrics endpoint: one thread that serves Prometheus scrapers.
+//! The metrics endpoint: one thread that serves Prometheus scrapers, and browsers with the status page.
 //!
 //! At most 16 clients are served at once, each for at most 5 seconds; while all slots are in use no client is accepted.
-//! A page is made for each request, from the same queries as the control socket's.
+//! The metrics are made for each request, from the same queries as the control socket's. While a status page is open the thread takes
+//! its samples between requests.
 //!
 //! `http` parses heads and builds responses, `text` writes the exposition format, `page` chooses the metrics.
 
@@ -23,9 +24,10 @@ use headworks_core::ConfigError;
 
 use super::control::service::ControlService;
 use super::listen::inherited::{BoundSocket, InheritedSocket};
-use http::HeadStatus;
+use super::status_page::StatusPage;
+use http::{HeadStatus, RequestTarget};
 
-/// Scrapers served at once.
+/// Scrapers and browsers served at once.
 const CLIENTS_MAX: usize = 16;
 /// Time limit of one client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -75,8 +77,10 @@ impl Metrics {
         let fail = |error: io::Error| ConfigError::new("metrics", format!("cannot start: {error}"));
         let address = listener.local_addr().map_err(fail)?;
         let (stop, stopped) = UnixStream::pair().map_err(fail)?;
+        let page = StatusPage::new(Arc::clone(&service));
+        let served = Served { service, page, own_host: own_host() };
         let mut endpoint =
-            MetricsEndpoint { listener, service, clients: Vec::new(), paused_until: None };
+            MetricsEndpoint { listener, served, clients: Vec::new(), paused_until: None };
         let thread = std::thread::Builder::new()
             .name("metrics".into())
             .spawn(move || while endpoint.turn(&stopped) {})
@@ -98,9 +102,26 @@ impl Metrics {
     }
 }
 
+/// What clients are served.
+struct Served {
+    service: Arc<ControlService>,
+    page: StatusPage,
+    /// Name of this machine; empty if it has none.
+    own_host: String,
+}
+
+/// Name of this machine, by which browsers may reach it.
+fn own_host() -> String {
+    let mut name = [0_u8; 256];
+    // SAFETY: the buffer is ours and has this length.
+    let done = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len()) } == 0;
+    let name = name.split(|byte| *byte == 0).next().filter(|_| done).unwrap_or_default();
+    String::from_utf8_lossy(name).into_owned()
+}
+
 struct MetricsEndpoint {
     listener: TcpListener,
-    service: Arc<ControlService>,
+    served: Served,
     clients: Vec<Client>,
     /// No client is accepted before this time.
     paused_until: Option<Instant>,
@@ -129,7 +150,8 @@ impl MetricsEndpoint {
             let events = if client.answer.is_empty() { libc::POLLIN } else { libc::POLLOUT };
             poll(client.stream.as_raw_fd(), events)
         }));
-        let first = self.clients.iter().map(|client| client.until).chain(self.paused_until).min();
+        let deadlines = self.clients.iter().map(|client| client.until).chain(self.paused_until);
+        let first = deadlines.chain(self.served.page.next_timeout()).min();
         let wait =
             first.map_or(-1, |until| until.saturating_duration_since(now).as_millis() as i32 + 1);
         // SAFETY: as many entries as said.
@@ -138,11 +160,12 @@ impl MetricsEndpoint {
             return false;
         }
         let now = Instant::now();
-        let service = &self.service;
+        let served = &mut self.served;
+        served.page.on_timeout(now);
         let mut ready = fds[2..].iter();
         self.clients.retain_mut(|client| {
             let ready = ready.next().is_some_and(|fd| fd.revents != 0);
-            client.until > now && (!ready || client.progress(service).is_ok())
+            client.until > now && (!ready || client.progress(now, served).is_ok())
         });
         if fds[1].revents != 0 {
             self.accept(now);
@@ -170,20 +193,35 @@ impl MetricsEndpoint {
     }
 }
 
+impl Served {
+    /// The response to a request.
+    fn answer(&mut self, now: Instant, target: RequestTarget, body: bool) -> Vec<u8> {
+        let service = &self.service;
+        match target {
+            RequestTarget::Metrics => {
+                match page::metrics_page(service.queries(), &service.tree()) {
+                    Ok(text) => http::metrics(&text, body),
+                    Err(_) => http::refusal(503),
+                }
+            }
+            RequestTarget::File(file) => http::file(file, body),
+            RequestTarget::Data { after } => match self.page.data(now, after) {
+                Some(text) => http::data(&text, body),
+                None => http::refusal(503),
+            },
+        }
+    }
+}
+
 impl Client {
     /// Reads or writes as far as possible; an error when the client is done.
-    fn progress(&mut self, service: &ControlService) -> io::Result<()> {
+    fn progress(&mut self, now: Instant, served: &mut Served) -> io::Result<()> {
         if self.answer.is_empty() {
             self.receive()?;
-            self.answer = match http::read_head(&self.head) {
+            self.answer = match http::read_head(&self.head, &served.own_host) {
                 HeadStatus::Incomplete => return Ok(()),
                 HeadStatus::Refused(status) => http::refusal(status),
-                HeadStatus::Page { body } => {
-                    match page::metrics_page(service.queries(), &service.tree()) {
-                        Ok(text) => http::page(&text, body),
-                        Err(_) => http::refusal(503),
-                    }
-                }
+                HeadStatus::Request { target, body } => served.answer(now, target, body),
             };
         }
         while self.sent < self.answer.len() {

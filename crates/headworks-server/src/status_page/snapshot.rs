@@ -1,0 +1,241 @@
+//! The counters of a server at one time, as the status page needs them.
+//!
+//! Read by the queries that `stats` and the metrics use: a few to each shard, and one for each device. Reads and writes
+//! are counted; flushes and discards are in no latency, as in `top`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use headworks_core::cache::folio::BLOCK;
+use headworks_core::{DeviceId, DeviceState, WaitKind};
+
+use crate::assemble::shown_name;
+use crate::control::queries::{ExportFacts, Queries};
+use crate::control::rpc::RpcFault;
+use crate::control::service::ControlService;
+use crate::control::tree::{ExportNode, Tree, device_name};
+use crate::latency::slow::SlowFilter;
+use crate::latency::{Histogram, LatencyOp, ROWS};
+use crate::messages::query::LatencyReport;
+
+/// Seconds over which the worst export is found.
+const WORST_SECONDS: u64 = 10;
+/// Parts of the time of requests: the waits, then the rest.
+pub const PARTS: usize = WaitKind::COUNT + 1;
+
+/// Counters of an export since the server started.
+#[derive(Clone, Debug, Default)]
+pub struct ExportCounters {
+    /// Completed reads, and their bytes.
+    pub reads: (u64, u64),
+    /// Completed writes, and their bytes.
+    pub writes: (u64, u64),
+    /// Error replies of all operations.
+    pub errors: u64,
+    /// Nanoseconds for which its requests were in the device, summed.
+    pub device_ns: u64,
+    /// Nanoseconds of reads and writes in each part of their time.
+    pub parts_ns: [u64; PARTS],
+    /// Times of reads and writes from request to reply.
+    pub times: Histogram,
+}
+
+/// An export at the time of the snapshot.
+#[derive(Clone, Debug)]
+pub struct ExportRow {
+    /// Name of the export as messages have it.
+    pub name: Arc<str>,
+    /// Name of its tenant.
+    pub tenant: Option<String>,
+    /// Name of its device; none if its image cannot be opened.
+    pub device: Option<String>,
+    /// State in one word.
+    pub state: &'static str,
+    /// Data of its image.
+    pub facts: ExportFacts,
+    /// Number of its clients.
+    pub clients: u32,
+    /// Counters since the start.
+    pub counters: ExportCounters,
+}
+
+/// A device at the time of the snapshot.
+#[derive(Clone, Debug)]
+pub struct DeviceLoad {
+    /// Name of the device.
+    pub name: String,
+    /// Whether the device answers.
+    pub state: DeviceState,
+    /// Name of its elevator.
+    pub scheduler: &'static str,
+    /// Requests that wait for a tag, are queued or in the device.
+    pub requests: u32,
+    /// Tags: all, and free ones.
+    pub tags: (u32, u32),
+    /// Nanoseconds in which it had a request.
+    pub busy_ns: u64,
+}
+
+/// The page cache of all shards together, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheLoad {
+    /// Data in the cache.
+    pub resident: u64,
+    /// Memory that it may use now.
+    pub limit: u64,
+    /// Acknowledged data that is not written yet.
+    pub dirty: u64,
+    /// Dirty data above which write-back begins.
+    pub background: u64,
+    /// Most dirty data that there may be.
+    pub threshold: u64,
+}
+
+/// The worst export of the last seconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorstExport {
+    /// Name of the export.
+    pub export: String,
+    /// What its slow requests waited for, and by whom they were held up.
+    pub sentences: Vec<String>,
+}
+
+/// State and counters of a server at one time.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Seconds since the server started.
+    pub uptime: f64,
+    /// Exports in the order of their ids, then those that are absent.
+    pub exports: Vec<ExportRow>,
+    /// Devices in the order of their ids; a server has at most 64.
+    pub devices: Vec<DeviceLoad>,
+    /// The page cache; none without one.
+    pub cache: Option<CacheLoad>,
+    /// The export with the slowest requests; none while nothing is slow.
+    pub worst: Option<WorstExport>,
+}
+
+impl Snapshot {
+    /// Reads a server.
+    ///
+    /// # Errors
+    /// A shard does not answer, or the server is stopping.
+    pub fn take(service: &ControlService) -> Result<Self, RpcFault> {
+        let (queries, tree) = (service.queries(), service.tree());
+        let latencies = queries.latencies()?;
+        let facts = queries.export_facts(&tree)?;
+        let uses = queries.device_uses()?;
+        let mut held: BTreeMap<_, u64> = BTreeMap::new();
+        for used in &uses {
+            *held.entry(used.volume).or_default() += used.used.device_ns;
+        }
+        let uptime = queries.uptime().as_secs_f64();
+        let mut exports: Vec<ExportRow> = Vec::with_capacity(tree.exports.len());
+        for entry in &tree.exports {
+            let facts = facts.get(&entry.id).copied().unwrap_or_default();
+            // Exports of one image share its volume, whose use counts as that of the first.
+            let device_ns = held.remove(&entry.volume).unwrap_or_default();
+            exports.push(export(queries, entry, facts, latencies.get(&entry.id), device_ns));
+        }
+        exports.extend(tree.absent.iter().map(|absent| ExportRow {
+            name: shown_name(&absent.spec.name).into(),
+            tenant: absent.spec.share.tenant.map(|name| name.to_string()),
+            device: None,
+            state: "absent",
+            facts: ExportFacts::default(),
+            clients: 0,
+            counters: ExportCounters::default(),
+        }));
+        let mut devices = Vec::with_capacity(tree.devices.len());
+        for node in &tree.devices {
+            devices.extend(device(queries, &tree, node.id)?);
+        }
+        Ok(Self { uptime, exports, devices, cache: cache(queries)?, worst: worst(queries) })
+    }
+}
+
+fn export(
+    queries: &Queries,
+    entry: &ExportNode,
+    facts: ExportFacts,
+    report: Option<&LatencyReport>,
+    device_ns: u64,
+) -> ExportRow {
+    let counters = report.map(counters).unwrap_or_default();
+    ExportRow {
+        name: entry.shown_name().into(),
+        tenant: queries.tenant_of(entry.id).map(|name| name.to_string()),
+        device: Some(device_name(entry.device)),
+        state: facts.state(),
+        facts,
+        clients: report.map_or(0, |report| report.connections),
+        counters: ExportCounters { device_ns, ..counters },
+    }
+}
+
+fn counters(report: &LatencyReport) -> ExportCounters {
+    let totals = &report.totals;
+    let both = [LatencyOp::Read, LatencyOp::Write];
+    let count = |op| (totals.requests(op), totals.bytes(op));
+    let mut counters = ExportCounters {
+        reads: count(LatencyOp::Read),
+        writes: count(LatencyOp::Write),
+        errors: totals.errors().all().map(|(_, _, count)| count).sum(),
+        ..ExportCounters::default()
+    };
+    for op in both {
+        counters.times.add(&totals.row(op, 0));
+        for row in 1..ROWS {
+            counters.parts_ns[row - 1] += totals.row(op, row).about_ns();
+        }
+    }
+    // Waits are estimates from buckets, the total is exact.
+    let total: u64 = both.into_iter().map(|op| totals.sum_ns(op)).sum();
+    let waits: u64 = counters.parts_ns.iter().sum();
+    counters.parts_ns[PARTS - 1] = total.saturating_sub(waits);
+    counters
+}
+
+fn device(queries: &Queries, tree: &Tree, id: DeviceId) -> Result<Option<DeviceLoad>, RpcFault> {
+    let report = queries.device_if_there(tree, id)?;
+    Ok(report.map(|report| DeviceLoad {
+        name: device_name(id),
+        state: report.state,
+        scheduler: report.options.scheduler.name(),
+        requests: report.queue.in_flight,
+        tags: (report.tags_depth, report.tags_free),
+        busy_ns: report.busy_ns,
+    }))
+}
+
+fn cache(queries: &Queries) -> Result<Option<CacheLoad>, RpcFault> {
+    let reports = queries.caches()?;
+    let bytes = |blocks: u64| blocks * u64::from(BLOCK);
+    let mut sum: Option<CacheLoad> = None;
+    for report in reports {
+        if let Some(cache) = report.cache {
+            let sum = sum.get_or_insert_default();
+            sum.resident += bytes(cache.resident);
+            sum.limit += bytes(cache.units);
+        }
+        if let Some(dirty) = report.dirty {
+            let sum = sum.get_or_insert_default();
+            sum.dirty += bytes(dirty.nr_dirty + dirty.nr_writeback);
+            sum.background += bytes(dirty.nr_dirty_background_threshold);
+            sum.threshold += bytes(dirty.nr_dirty_threshold);
+        }
+    }
+    Ok(sum)
+}
+
+/// What `why` says of the worst export of the last seconds; nothing while an export that it is about is removed.
+fn worst(queries: &Queries) -> Option<WorstExport> {
+    let report = queries.why(None, SlowFilter { op: None, seconds: WORST_SECONDS }).ok()?;
+    if report["slow"] != true {
+        return None;
+    }
+    let notes = report["notes"].as_array().into_iter().flatten();
+    let all = std::iter::once(&report["sentence"]).chain(notes);
+    let sentences = all.filter_map(|sentence| Some(sentence.as_str()?.to_owned())).collect();
+    Some(WorstExport { export: report["export"].as_str()?.to_owned(), sentences })
+}
