@@ -6,6 +6,7 @@
 //!   null:size=1T          mem:size=64M
 //!   delay:read=5ms,all=1ms,of=disk.img                    wrappers end with of=, which takes the whole rest
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
+//!   powercut:seed=7,at-flush=3,of=disk.img
 //! ```
 //!
 //! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`, `on-unclean`, limits) stand among those of the outermost type
@@ -14,6 +15,7 @@
 
 mod keys;
 mod layers;
+mod powercut;
 mod share;
 
 use std::borrow::Cow;
@@ -24,10 +26,12 @@ use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
 use self::keys::{Keys, is_of_export, list};
 pub use self::layers::Layer;
+pub use self::powercut::Powercut;
 pub use self::share::{ExportOptions, UncleanPolicy};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 use headworks::{
     DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,
+    PowercutDevice,
 };
 
 /// Most wrappers of a device; each one adds a call.
@@ -71,6 +75,8 @@ pub enum Wrapper {
     Delay(DelayOptions),
     /// Fails operations of the inner device.
     Error(ErrorOptions),
+    /// A disk with a volatile cache, whose power is cut.
+    Powercut(Powercut),
 }
 
 impl Wrapper {
@@ -80,6 +86,7 @@ impl Wrapper {
         match self {
             Self::Delay(_) => "delay",
             Self::Error(_) => "error",
+            Self::Powercut(_) => "powercut",
         }
     }
 }
@@ -140,6 +147,7 @@ impl Spec {
                 }
                 Kind::Delay => parse_delay(keys)?,
                 Kind::Error => parse_error(keys)?,
+                Kind::Powercut => Powercut::parse(keys)?,
             };
             if wrappers.len() == WRAPPERS_MAX {
                 let message = format!("more than {WRAPPERS_MAX} wrappers around one device");
@@ -197,21 +205,24 @@ impl Spec {
         size.get_or_insert(default);
     }
 
-    /// Wraps the innermost device.
+    /// Wraps the innermost device, whose smallest block is `block` bytes.
     #[must_use]
-    pub fn wrap(&self, base: Box<dyn Device>) -> Box<dyn Device> {
+    pub fn wrap(&self, block: u32, base: Box<dyn Device>) -> Box<dyn Device> {
         let inside_out = self.wrappers.iter().rev();
         inside_out.fold(base, |below, wrapper| match wrapper {
             Wrapper::Delay(options) => Box::new(DelayDevice::new(*options, below)),
             Wrapper::Error(options) => Box::new(ErrorDevice::new(options.clone(), below)),
+            Wrapper::Powercut(powercut) => Box::new(powercut.device(block, below)),
         })
     }
 
     /// Queue options of the wrapped device: every operation must reach a wrapper that delays or fails it.
     #[must_use]
     pub fn wrap_queue_options(&self, base: QueueOptions) -> QueueOptions {
+        let cuts = |wrapper: &Wrapper| matches!(wrapper, Wrapper::Powercut(_));
         match self.wrappers[..] {
             [] => base,
+            _ if self.wrappers.iter().any(cuts) => PowercutDevice::queue_options(base),
             _ => QueueOptions { write_cache: true, ..base },
         }
     }
@@ -224,14 +235,16 @@ enum Kind {
     Mem,
     Delay,
     Error,
+    Powercut,
 }
 
-const KINDS: [(Kind, &str); 5] = [
+const KINDS: [(Kind, &str); 6] = [
     (Kind::File, "file"),
     (Kind::Null, "null"),
     (Kind::Mem, "mem"),
     (Kind::Delay, "delay"),
     (Kind::Error, "error"),
+    (Kind::Powercut, "powercut"),
 ];
 
 const FILE_KEYS: [&str; 4] = ["path", "size", "direct", "read-only"];
@@ -257,6 +270,7 @@ impl Kind {
             Self::Null | Self::Mem => &SIZED_KEYS,
             Self::Delay => &DELAY_KEYS,
             Self::Error => &ERROR_KEYS,
+            Self::Powercut => &powercut::KEYS,
         }
     }
 }
@@ -530,7 +544,7 @@ mod tests {
             [("error:of=delay:all=1us,of=null:", 0), ("delay:all=1us,of=error:of=null:", 1000)]
         {
             let spec = Spec::parse(text).unwrap();
-            let mut bench = Bench::new(spec.wrap(Box::new(NullDevice)));
+            let mut bench = Bench::new(spec.wrap(512, Box::new(NullDevice)));
             let start = bench.now;
             let done = bench.run(Op::Flush, BioFlags::NONE, 0, 0);
             assert_eq!(done.status, Err(IoError::Medium));

@@ -13,6 +13,7 @@ mod error;
 mod file;
 mod mem;
 mod null;
+mod powercut;
 mod probability;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
@@ -26,6 +27,7 @@ pub use file::{
 };
 pub use mem::MemDevice;
 pub use null::NullDevice;
+pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;
 
 /// One command, with its data as spans of [`CommandBatch::spans`].
@@ -77,7 +79,8 @@ pub struct DeviceIo<'a> {
     pub disk: &'a mut dyn DiskQueue,
 }
 
-/// Moves bytes for one queue. Never blocks for long, never panics on what a disk or a user can cause.
+/// Moves bytes for one queue. Never blocks for long, never panics on what a disk or a user can cause. In an
+/// [`Owner`](crate::Owner) any thread that submits may call it, one at a time.
 pub trait Device: Send {
     /// Starts every command of the batch. A command that cannot be taken now is answered `Busy`.
     ///
@@ -94,13 +97,6 @@ pub trait Device: Send {
     /// When the device wants to be called though nothing else happens.
     fn next_timeout(&self) -> Option<Instant> {
         None
-    }
-
-    /// Whether the device pushes file operations to [`DeviceIo::disk`], or has to run on the owner's thread for another reason. While
-    /// no device of an [`Owner`](crate::Owner) does, the threads that submit to it call its devices themselves. The answer never
-    /// changes; file operations of a device that answers false are refused.
-    fn uses_engine(&self) -> bool {
-        true
     }
 
     /// Attaches an image as a new volume of the device.

@@ -5,6 +5,7 @@
 //! ```text
 //!   tmpfs, ramfs -----------------------------> Inline    a system call per command in place, which never waits for a disk
 //!   direct=off -------------------------------> Buffered  the kernel's page cache, through the engine
+//!   a length of no whole blocks --------------> Buffered  (an error if direct=on)
 //!   statx says how direct I/O must be aligned -> Direct    O_DIRECT; that alignment is the smallest block
 //!   statx is silent, but O_DIRECT is accepted -> Direct    alignment found by trying
 //!   otherwise --------------------------------> Buffered  (an error if direct=on)
@@ -208,7 +209,7 @@ impl OpenFile {
         let size = check_size(path, size_of_file(&file).map_err(io)?, options)?;
         // Before the probes, which may change the file's times.
         let found = FoundFile { size, changed: changed(&file.metadata().map_err(io)?) };
-        let (mode, block_size) = reach(path, &file, options)?;
+        let (mode, block_size) = reach(path, &file, size, options)?;
         if !size.is_multiple_of(u64::from(block_size)) {
             return Err(tail(path, size, block_size, mode));
         }
@@ -443,7 +444,12 @@ fn check_size(path: &Path, size: u64, options: &FileOptions) -> Result<u64, Conf
 }
 
 /// The way to the bytes and the smallest block on it.
-fn reach(path: &Path, file: &File, options: &FileOptions) -> Result<(FileMode, u32), ConfigError> {
+fn reach(
+    path: &Path,
+    file: &File,
+    size: u64,
+    options: &FileOptions,
+) -> Result<(FileMode, u32), ConfigError> {
     let refuse = |why: &str| {
         let message = format!("{} {why}; give direct=auto", path.display());
         Err(ConfigError::new("direct", message))
@@ -460,6 +466,15 @@ fn reach(path: &Path, file: &File, options: &FileOptions) -> Result<(FileMode, u
         return Ok((FileMode::Buffered, buffered_block));
     }
     match probe::enable_direct_io(file) {
+        // Its last bytes are out of reach of direct I/O.
+        Some(block)
+            if options.direct == Direct::Auto
+                && !size.is_multiple_of(u64::from(block))
+                && size.is_multiple_of(u64::from(buffered_block)) =>
+        {
+            probe::disable_direct_io(file);
+            Ok((FileMode::Buffered, buffered_block))
+        }
         Some(block) => Ok((FileMode::Direct, block)),
         None if options.direct == Direct::On => refuse("does not support direct I/O"),
         None => Ok((FileMode::Buffered, buffered_block)),
@@ -604,18 +619,23 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_image_is_rejected_or_opened_without_direct_io() {
+    fn image_with_a_tail_is_opened_without_direct_io_or_rejected() {
         let image = TempFile::new("tail");
         std::fs::write(image.path(), [1; 10_000]).unwrap();
-        let off = FileOptions { direct: Direct::Off, ..FileOptions::default() };
-        let opened = OpenFile::open(image.path(), &off).unwrap();
-        assert_eq!(opened.volume_options().size, 10_000);
-        assert_eq!(opened.volume_options().block_size, 1);
-        drop(opened);
-        match OpenFile::open(image.path(), &FileOptions::default()) {
-            Err(error) => assert!(error.to_string().contains("no multiple"), "{error}"),
-            Ok(opened) => assert_ne!(opened.mode(), FileMode::Direct),
+        for direct in [Direct::Off, Direct::Auto] {
+            let options = FileOptions { direct, ..FileOptions::default() };
+            let opened = OpenFile::open(image.path(), &options).unwrap();
+            let VolumeOptions { size, block_size, .. } = opened.volume_options();
+            assert_eq!((size, block_size), (10_000, 1));
+            assert_ne!(opened.mode(), FileMode::Direct);
+            // SAFETY: a plain call on an open file.
+            let flags = unsafe { libc::fcntl(opened.fd(), libc::F_GETFL) };
+            assert_eq!(flags & libc::O_DIRECT, 0);
         }
+        // On tmpfs there is no direct I/O at all.
+        let on = FileOptions { direct: Direct::On, ..FileOptions::default() };
+        let error = OpenFile::open(image.path(), &on).unwrap_err().to_string();
+        assert!(error.contains("no multiple") || error.contains("direct I/O"), "{error}");
     }
 
     #[test]

@@ -60,6 +60,16 @@ pub fn enable_direct_io(file: &File) -> Option<u32> {
     block
 }
 
+/// Unsets O_DIRECT of a file again.
+pub fn disable_direct_io(file: &File) {
+    let fd = file.as_raw_fd();
+    // SAFETY: plain calls on an open file.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_DIRECT);
+    }
+}
+
 /// What `statx` says: 0 means no direct I/O, `None` that it does not know (before Linux 6.1, and some filesystems).
 fn stated_alignment(file: &File) -> Option<u32> {
     // SAFETY: a struct of integers, for which zeros are a value.

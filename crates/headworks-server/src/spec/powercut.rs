@@ -1,0 +1,128 @@
+//! `powercut:`: the keys of a disk whose power can be cut, and what happens then.
+//!
+//! A power cut ends the machine, not a disk: once what survived is on the device below, this process kills itself. Nothing is written
+//! out, and the memory of the cache goes with it.
+
+use std::path::PathBuf;
+
+use headworks::{Device, Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
+use headworks_core::ConfigError;
+
+use super::keys::Keys;
+use super::{Wrapper, parse_count};
+use crate::units::{parse_probability, parse_size};
+
+/// Keys of the type.
+pub(super) const KEYS: [&str; 8] =
+    ["seed", "at", "at-flush", "rate", "flush", "cache", "report", "of"];
+
+/// A `powercut:` wrapper.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Powercut {
+    /// When the power is cut, and what the disk does until then.
+    pub options: PowercutOptions,
+    /// File that gets the counts at the end, as JSON.
+    pub report: Option<PathBuf>,
+}
+
+impl Powercut {
+    pub(super) fn parse(text: &str) -> Result<(Wrapper, String), ConfigError> {
+        let keys = Keys::read("powercut", &KEYS, text)?;
+        let defaults = PowercutOptions::default();
+        let options = PowercutOptions {
+            seed: keys.parse("seed", parse_count)?.unwrap_or(defaults.seed),
+            at: keys.parse("at", parse_place)?,
+            at_flush: keys.parse("at-flush", parse_place)?,
+            rate: keys.parse("rate", parse_probability)?.unwrap_or(defaults.rate),
+            lies: keys.parse("flush", parse_flush)?.unwrap_or(defaults.lies),
+            cache: keys.parse("cache", parse_size)?.unwrap_or(defaults.cache),
+        };
+        let report = keys.get("report").map(PathBuf::from);
+        let of = keys.of("powercut:seed=7,at-flush=3,of=disk.img")?;
+        Ok((Wrapper::Powercut(Self { options, report }), of))
+    }
+
+    /// The disk in front of a device whose smallest block is `block` bytes.
+    pub(super) fn device(&self, block: u32, below: Box<dyn Device>) -> PowercutDevice {
+        PowercutDevice::new(self.options.clone(), block, below, end(self.report.clone()))
+    }
+}
+
+/// Tells the counts, and ends the process if the power was cut.
+fn end(path: Option<PathBuf>) -> PowercutEnd {
+    Box::new(move |report| {
+        if let Some(path) = &path
+            && let Err(error) = std::fs::write(path, as_json(report))
+        {
+            tracing::error!("powercut: the report {} cannot be written: {error}", path.display());
+        }
+        let Some(Fates { lost, kept, torn }) = report.cut else { return };
+        let PowercutReport { commands, flushes, .. } = *report;
+        tracing::warn!(
+            "power cut at write or flush {commands}, flush {flushes}: {lost} writes lost, {kept} kept, {torn} torn"
+        );
+        // SAFETY: a signal to this process, which ends it.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    })
+}
+
+fn as_json(report: &PowercutReport) -> String {
+    let cut = report.cut.map(|Fates { lost, kept, torn }| {
+        serde_json::json!({ "lost": lost, "kept": kept, "torn": torn })
+    });
+    let PowercutReport { commands, writes, flushes, .. } = *report;
+    serde_json::json!({ "commands": commands, "writes": writes, "flushes": flushes, "cut": cut })
+        .to_string()
+        + "\n"
+}
+
+fn parse_place(word: &str) -> Result<u64, String> {
+    match parse_count(word)? {
+        0 => Err("commands are counted from 1".into()),
+        place => Ok(place),
+    }
+}
+
+fn parse_flush(word: &str) -> Result<bool, String> {
+    match word {
+        "honest" => Ok(false),
+        "lie" => Ok(true),
+        _ => Err(format!("`{word}` is none of honest and lie")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Spec;
+
+    fn options(text: &str) -> Powercut {
+        match Spec::parse(text).unwrap().wrappers.remove(0) {
+            Wrapper::Powercut(powercut) => powercut,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn keys_are_read() {
+        let none = options("powercut:of=mem:size=1M");
+        assert_eq!(none, Powercut { options: PowercutOptions::default(), report: None });
+        let all = options(
+            "powercut:seed=7,at=9,at-flush=3,rate=1%,flush=lie,cache=1M,report=/r,of=mem:size=1M",
+        );
+        let PowercutOptions { seed, at, at_flush, lies, cache, .. } = all.options;
+        assert_eq!((seed, at, at_flush, lies, cache), (7, Some(9), Some(3), true, 1 << 20));
+        assert_eq!(all.report.as_deref(), Some(std::path::Path::new("/r")));
+        for wrong in ["at=0", "flush=maybe", "seed=x", "when=3"] {
+            assert!(Spec::parse(&format!("powercut:{wrong},of=mem:size=1M")).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn report_is_json() {
+        let cut = Some(Fates { lost: 1, kept: 2, torn: 3 });
+        let text = as_json(&PowercutReport { commands: 9, writes: 6, flushes: 4, cut });
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&value["commands"], &value["cut"]["torn"]), (&9.into(), &3.into()));
+    }
+}

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# matrix: once
+# Power cuts: `powercut:` and `headworks crashtest` on a log with and without a missing flush, and on SQLite.
+. "$(dirname "$0")/lib.sh"
+
+export TMPDIR=$DIR
+programs=$HERE/crashtest
+log() { echo "$PYTHON $programs/log.py $*"; }
+crashtest() { "$HEADWORKS" crashtest "$@" 2>"$DIR/err"; }
+
+# A missing flush is found within 200 cuts, and the printed command finds it again.
+finds_missing_flush() {
+    crashtest --run "$(log load careless)" --check "$(log check)" --cuts 200 >"$DIR/found"
+    [ $? -eq 1 ] && grep -q 'was promised and is not there' "$DIR/found" && grep -q '^again: headworks crashtest --cut' "$DIR/found"
+}
+repeats() {
+    local again
+    again=$(sed -n 's/^again: headworks //p' "$DIR/found")
+    eval "\"$HEADWORKS\" $again --json" >"$DIR/again"
+    [ $? -eq 1 ] && jq -e '.broken and .cuts == 1' "$DIR/again"
+}
+holds() { crashtest --cuts 6 --seed 5 "$@" && [ -z "$(ls -d "$DIR"/headworks-crashtest.* 2>/dev/null)" ]; }
+breaks() { crashtest "$@"; [ $? -eq 1 ]; }
+cannot_run() { # PATTERN ARGUMENTS...
+    crashtest "${@:2}"
+    [ $? -eq 2 ] && grep -E "$1" "$DIR/err" || { cat "$DIR/err"; return 1; }
+}
+check "a missing flush is found" finds_missing_flush
+check "the same cut finds it again" repeats
+rm -rf "$DIR"/headworks-crashtest.*
+check "a log that flushes holds, and nothing is left" holds --run "$(log load)" --check "$(log check)"
+check "the same through a page cache" holds --cache 16M --run "$(log load)" --check "$(log check)"
+check "a disk that lies breaks it" breaks --lie --cuts 20 --run "$(log load)" --check "$(log check)"
+rm -rf "$DIR"/headworks-crashtest.*
+check "a program that fails by itself is no finding" cannot_run 'fails without a power cut' --run false --check true
+check "one that writes nothing, too" cannot_run 'wrote nothing' --run true --check true
+check "a check that fails by itself, too" cannot_run 'check fails without a power cut' --run "$(log load)" --check false
+check "a program that does not end is ended" cannot_run 'did not end within 0.3 s' --timeout 300ms --run "sleep 99 #$DIR" --check true
+gone() { ! pgrep -f "sleep 99 #$DIR"; }
+check "with what it started" wait_until 10 gone
+
+if "$PYTHON" -c 'import apsw' 2>/dev/null; then
+    sqlite() { echo "$PYTHON $programs/sqlite.py $*"; }
+    check "SQLite without syncs is broken" breaks --setup "$(sqlite setup)" --run "$(sqlite load OFF)" --check "$(sqlite check)" --cuts 20
+    check "SQLite with synchronous=FULL holds" crashtest --setup "$(sqlite setup)" --run "$(sqlite load FULL)" --check "$(sqlite check)" --cuts 3
+else
+    skip "SQLite" "python3-apsw is not installed"
+fi
+
+# The device by itself: the server ends as if killed, and the image has what was flushed.
+cut_in_server() {
+    truncate -s 1M "$IMAGES/cut.img"
+    "$HEADWORKS" serve --engine "$ENGINE" --cache 0 -U "$SOCKET" "powercut:at-flush=2,report=$DIR/report,of=file:path=$IMAGES/cut.img" \
+        --run 'qemu-io -f raw -c "write -P 7 0 4k" -c flush -c "write -P 8 8k 4k" -c flush "$uri"'
+    [ $? -eq 137 ] && jq -e '.flushes == 2 and .cut' "$DIR/report" && qemu-io -f raw -c 'read -P 7 0 4k' "$IMAGES/cut.img"
+}
+check "a cut at the second flush keeps what the first covered" cut_in_server
+exit $BAD
