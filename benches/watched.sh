@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What it costs to be looked at: the null device over NBD, alone and while top, a scraper and ctl look once a second; and,
-# beside it in the same rounds, another binary of ours, such as one built from an older commit.
+# What it costs to be looked at: the null device over NBD, alone, while top, a scraper and ctl look once a second, and while a status page
+# is open, which asks once a second; and, beside it in the same rounds, another binary of ours, such as one built from an older commit.
 #
 #   benches/watched.sh [--rounds 9] [--runtime 2s] [--before BINARY]
 #
@@ -29,22 +29,28 @@ start "$SCRATCH/watched" "$HEADWORKS" "${null[@]}" "$SCRATCH/watched" --control 
 PID[watched]=$STARTED
 page=$(sed -n 's/^metrics: //p' "$SCRATCH/watched.log")
 [ -n "$page" ] || { echo "watched: error: the server names no page of metrics" >&2; exit 1; }
-cases=(plain watched)
+start "$SCRATCH/page" "$HEADWORKS" "${null[@]}" "$SCRATCH/page" --metrics 127.0.0.1:0 null:size=1T
+PID[page]=$STARTED
+data=$(sed -n 's/^status page: \(.*\)/\1status.json/p' "$SCRATCH/page.log")
+cases=(plain watched page)
 if [ -n "$before" ]; then
     start "$SCRATCH/before" "$before" "${null[@]}" "$SCRATCH/before" null:size=1T
     PID[before]=$STARTED
-    cases=(before plain watched)
+    cases=(before plain watched page)
 fi
 
 WATCHERS=()
-watch_it() {
-    taskset -c "$last" "$HEADWORKS" top "$control" --batch 1000 --interval 1s >"$SCRATCH/top" 2>&1 &
-    WATCHERS+=($!)
+ask_each_second() { # URL
     taskset -c "$last" python3 -c 'import sys, time, urllib.request
 while True:
     urllib.request.urlopen(sys.argv[1]).read()
-    time.sleep(1)' "$page" &
+    time.sleep(1)' "$1" &
     WATCHERS+=($!)
+}
+watch_it() {
+    taskset -c "$last" "$HEADWORKS" top "$control" --batch 1000 --interval 1s >"$SCRATCH/top" 2>&1 &
+    WATCHERS+=($!)
+    ask_each_second "$page"
     (while :; do taskset -c "$last" "$HEADWORKS" ctl "$control" stats >/dev/null && sleep 1; done) &
     WATCHERS+=($!)
 }
@@ -56,7 +62,10 @@ trap 'unwatch; cleanup' EXIT
 
 measure() { # CASE RW DEPTH
     local json=$SCRATCH/run.json before_ticks ticks iops ios
-    [ "$1" != watched ] || watch_it
+    case $1 in
+    watched) watch_it ;;
+    page) ask_each_second "$data" ;;
+    esac
     before_ticks=$(cpu_ticks "${PID[$1]}")
     taskset -c 0 "$HEADWORKS" bench --uri "nbd+unix:///?socket=$SCRATCH/$1" --overwrite --rw "$2" --bs 4k --iodepth "$3" \
         --runtime "$runtime" --json >"$json" || exit 1

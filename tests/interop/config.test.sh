@@ -264,7 +264,7 @@ check "a user that is not there" same_refusal "[server]\nuser='nobody-of-this-na
 printf 12345 >"$IMAGES/odd.img"
 # tmpfs takes any length.
 if [ "$(stat -f -c %T "$IMAGES")" != tmpfs ]; then
-    check "an image with a tail" same_refusal "[[export]]\nname='a'\nfile.path='$IMAGES/odd.img'\n"
+    check "an image with a tail, for direct I/O" same_refusal "[[export]]\nname='a'\nfile={path='$IMAGES/odd.img',direct='on'}\n"
 fi
 check "an empty image" same_refusal "[[export]]\nname='a'\nfile.path='/dev/null'\n"
 check "an image in no directory, if that is strict" same_refusal "[server]\nstrict=true\n[[export]]\nname='a'\nfile={path='$DIR/nowhere/a.img',size='1M'}\n"

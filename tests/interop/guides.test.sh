@@ -62,6 +62,11 @@ check "both are the export" bash -c 'qemu-img compare -f raw -F qcow2 "$1" copy.
 check "an export for backups, of the same image" ctl add "db-backup=file:path=$PWD/db.img,ioprio=idle,bps-read=100M" --read-only
 check "has its data" qemu-img compare -f raw -F raw "$(at db-backup)" copy.img
 check "and goes" ctl remove db-backup
+check "a frozen export is copied, with what was only in the cache" bash -c '
+    qemu-io -f raw -c "write -P 6 40M 1M" "$1" && shift && "$@" && qemu-io -r -f raw -c "read -P 6 40M 1M" -c "read -P 7 1M 8M" db-snap.img' - \
+    "$URI" "$HEADWORKS" ctl "$CONTROL" freeze db --run 'cp --reflink=auto db.img db-snap.img'
+check "frozen by hand" ctl freeze 'd*' --timeout 30s
+check "and thawed" ctl thaw 'd*'
 check "the export is changed" qemu-io -f raw -c 'write -P 8 1M 8M' "$URI"
 check "restore by nbdcopy" nbdcopy --flush copy.img "$URI"
 check "the old data are back" qemu-io -r -f raw -c 'read -P 7 1M 8M' "$URI"

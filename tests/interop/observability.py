@@ -310,7 +310,7 @@ def hostile(address):
     host, port = re.fullmatch(r"http://([^:]+):(\d+)/metrics", address).groups()
     peer = (host, int(port))
     for what, data, status in [
-        ("another path", b"GET / HTTP/1.1\r\n\r\n", b"404"),
+        ("another path", b"GET /other HTTP/1.1\r\n\r\n", b"404"),
         ("another method", b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"405"),
         ("a head without end", b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 9000, b"431"),
         ("many fields", b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 100 + b"\r\n", b"431"),

@@ -18,12 +18,14 @@ fi
 
 # The service manager's own way, by its own tool: started by the first client.
 if command -v systemd-socket-activate >/dev/null; then
-    systemd-socket-activate -l "$SOCKET" --fdname=nbd "$HEADWORKS" serve --engine "$ENGINE" mem:size=64M >"$OUT" 2>"$LOG" &
+    systemd-socket-activate -l "$SOCKET" --fdname=nbd "$HEADWORKS" serve --engine "$ENGINE" -U "$DIR/own" mem:size=64M >"$OUT" 2>"$LOG" &
     SERVER=$!
     # The file is there before anybody listens.
     listens() { awk -v path="$SOCKET" '$8 == path && $4 == "00010000" { found = 1 } END { exit !found }' /proc/net/unix; }
     wait_until 20 listens
     check "a client that systemd hands over is served" test "$(nbdinfo --size "$URI")" = 67108864
+    check "the server's own socket is named, too" grep -qx "unix: $DIR/own, same exports" "$OUT"
+    check "and served" nbdinfo --size "nbd+unix:///?socket=$DIR/own"
     stop_with TERM
     check "SIGTERM ends the server with 0" test "$STATUS" -eq 0
     check "the socket is systemd's and stays" test -S "$SOCKET"

@@ -43,6 +43,14 @@ check "headworks info" our_info "$(tcp d)"
 check "headworks bench --verify, 4k" "$HEADWORKS" bench --uri "$(tcp d)" --overwrite --rw randrw --bs 4k --iodepth 32 --runtime 0.2s --size 4M --verify
 check "headworks bench --verify, 1M" "$HEADWORKS" bench --uri "$(unix d)" --overwrite --rw write --bs 1M --iodepth 8 --runtime 0.2s --verify
 
+odd_length() { # a key that the library refuses without saying why
+    mkdir "$DIR/odd" && openssl req -x509 -newkey rsa:2432 -nodes -days 2 -subj /CN=localhost \
+        -keyout "$DIR/odd/server-key.pem" -out "$DIR/odd/server-cert.pem" 2>/dev/null
+    ! "$HEADWORKS" serve -U - --tls on --tls-certificates "$DIR/odd" mem:size=1M --run true 2>"$DIR/err" &&
+        grep -q 'an RSA key needs 2048, 3072 or 4096 bits' "$DIR/err" || { cat "$DIR/err"; return 1; }
+}
+check "a key of an odd length is refused with the lengths that work" odd_length
+
 refused() { # PART-OF-THE-REASON URI
     ! "$HEADWORKS" info "$2" >"$DIR/refused" 2>&1 && grep -F "$1" "$DIR/refused"
 }

@@ -15,6 +15,7 @@ use headworks_server::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 
 use crate::ctl_exports::ExportCommand;
+use crate::ctl_freeze;
 use crate::ctl_listeners;
 use crate::ctl_reload;
 use crate::ctl_save;
@@ -56,6 +57,8 @@ Examples:
   headworks ctl /run/hw.ctl resize db 20G               grow the image; without a size: take over its present size
   headworks ctl /run/hw.ctl resize db +5G               grow it by 5 GiB
   headworks ctl /run/hw.ctl drain                       write out and flush everything; clients continue
+  headworks ctl /run/hw.ctl refuse-clients db           present clients go on, new ones are refused until accept-clients
+  headworks ctl /run/hw.ctl freeze db --run 'cp --reflink=always db.img db-snap.img'   a copy of one point in time
   headworks ctl /run/hw.ctl add-tenant acme,weight=400   a share of every device for the exports of one customer
   headworks ctl /run/hw.ctl set exports/db/tenant acme  move an export to a tenant; none: to no tenant
   headworks ctl /run/hw.ctl tenants                     table of tenants
@@ -193,6 +196,11 @@ pub fn run(options: &CtlArgs) -> ExitCode {
                 complain(would_discard(&result));
                 return ExitCode::FAILURE;
             }
+            if let CtlCommand::Export(ExportCommand::Freeze { exports, run: Some(run), .. }) =
+                &options.command
+            {
+                return ctl_freeze::run_frozen(&socket, exports, run);
+            }
             let text = match (&options.command, options.json) {
                 (CtlCommand::Save { print }, _) => ctl_save::save(&result, *print),
                 (_, true) => Ok(format!("{result:#}\n")),
@@ -290,7 +298,7 @@ pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String>
         UnixStream::connect(socket).map_err(|error| ctl_socket::cannot_connect(socket, &error))?;
     // No time-out for these: a change waits for commands up to the server's io_timeout, a write-out as long as the
     // device takes, and the server itself ends both.
-    let waits = ["set", "add", "remove", "resize", "drain", "reload"].contains(&method);
+    let waits = ["set", "add", "remove", "resize", "drain", "freeze", "reload"].contains(&method);
     let timeout = (!waits).then_some(ANSWER_TIMEOUT);
     let broken = |error: std::io::Error| format!("lost the control connection to {at}: {error}");
     stream.set_read_timeout(timeout).map_err(broken)?;

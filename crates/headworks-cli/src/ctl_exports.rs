@@ -1,7 +1,9 @@
-//! Commands of `headworks ctl` about exports: `exports`, `add`, `remove`, `resize`, `drain`.
+//! Commands of `headworks ctl` about exports: `exports`, `add`, `remove`, `resize`, `drain`, `freeze`, `thaw`,
+//! `refuse-clients`, `accept-clients`.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use headworks::display_size;
+use headworks_server::parse_time;
 use serde_json::{Value, json};
 
 use crate::columns::aligned;
@@ -42,6 +44,51 @@ pub enum ExportCommand {
         /// Export name; without it all exports
         export: Option<String>,
     },
+    /// Refuses new clients of exports; present ones go on
+    RefuseClients(ChosenExports),
+    /// Takes new clients of exports again
+    AcceptClients(ChosenExports),
+    /// Keeps the images of exports as they are, for a copy of one point in time
+    ///
+    /// What changes them waits from now on; what was accepted before is written out and flushed before the command returns. Reads
+    /// go on. `thaw` ends it, else the time limit does.
+    Freeze {
+        /// Export names, several as of one point in time; * stands for any text and ? for one byte
+        #[arg(value_name = "EXPORT", required = true)]
+        exports: Vec<String>,
+        /// End the freeze by itself after this time, at most 3600s
+        #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
+        timeout: u64,
+        /// Run this command with /bin/sh, then thaw; exits with its exit code, or with 1 if the freeze had ended before
+        #[arg(long, value_name = "COMMAND")]
+        run: Option<String>,
+    },
+    /// Ends a freeze; exits with 1 if it had ended by itself, so that what was copied is not of one point in time
+    Thaw {
+        /// Export names; * stands for any text and ? for one byte
+        #[arg(value_name = "EXPORT", required = true)]
+        exports: Vec<String>,
+    },
+}
+
+/// Exports by name, or all.
+#[derive(Args)]
+pub struct ChosenExports {
+    /// Export names; * stands for any text and ? for one byte
+    #[arg(value_name = "EXPORT", required_unless_present = "all")]
+    exports: Vec<String>,
+    /// All exports that are served now
+    #[arg(long, conflicts_with = "exports")]
+    all: bool,
+}
+
+impl ChosenExports {
+    fn params(&self) -> Value {
+        match self.all {
+            true => json!({ "exports": ["*"] }),
+            false => json!({ "exports": self.exports }),
+        }
+    }
 }
 
 impl ExportCommand {
@@ -62,6 +109,13 @@ impl ExportCommand {
             Self::Resize { export, size } => ("resize", json!({ "export": export, "size": size })),
             Self::Drain { export: None } => ("drain", json!({})),
             Self::Drain { export } => ("drain", json!({ "export": export })),
+            Self::Freeze { exports, timeout, .. } => {
+                let seconds = *timeout as f64 / 1e9;
+                ("freeze", json!({ "exports": exports, "timeout": seconds }))
+            }
+            Self::RefuseClients(chosen) => ("refuse-clients", chosen.params()),
+            Self::AcceptClients(chosen) => ("accept-clients", chosen.params()),
+            Self::Thaw { exports } => ("thaw", json!({ "exports": exports })),
         }
     }
 
@@ -95,12 +149,39 @@ impl ExportCommand {
                 }
             },
             Self::Drain { .. } => {
-                let seconds = result["seconds"].as_f64().unwrap_or_default();
+                let seconds = seconds(result);
                 let bytes = size(&result["bytes"]);
                 format!("{bytes} written out and flushed in {seconds:.3} s\n")
             }
+            Self::RefuseClients(_) => {
+                let (names, clients) = (names(&result["exports"]), &result["clients"]);
+                format!("{names}: no new clients; {clients} present\n")
+            }
+            Self::AcceptClients(_) => format!("{}: open for clients\n", names(&result["exports"])),
+            // The output is the command's.
+            Self::Freeze { run: Some(_), .. } => String::new(),
+            Self::Freeze { .. } => {
+                let names = names(&result["exports"]);
+                let timeout = result["timeout"].as_f64().unwrap_or_default();
+                let (bytes, seconds) = (size(&result["bytes"]), seconds(result));
+                format!(
+                    "{names}: frozen, {bytes} written out in {seconds:.3} s; thaw within {timeout} s\n"
+                )
+            }
+            Self::Thaw { .. } => {
+                let (names, seconds) = (names(&result["exports"]), seconds(result));
+                format!("{names}: thawed after {seconds:.3} s\n")
+            }
         }
     }
+}
+
+fn seconds(result: &Value) -> f64 {
+    result["seconds"].as_f64().unwrap_or_default()
+}
+
+fn names(exports: &Value) -> String {
+    list(exports).iter().map(plain).collect::<Vec<_>>().join(", ")
 }
 
 fn size(bytes: &Value) -> String {
@@ -190,6 +271,20 @@ mod tests {
         };
         assert_eq!(gone(0, true), "a: removed; its image is closed\n");
         assert!(gone(3, false).contains("3 clients disconnected; its image stays open"));
+        let freeze = |run: Option<&str>| ExportCommand::Freeze {
+            exports: vec!["a".into(), "b*".into()],
+            timeout: 1_500_000_000,
+            run: run.map(str::to_owned),
+        };
+        let asked = json!({ "exports": ["a", "b*"], "timeout": 1.5 });
+        assert_eq!(freeze(None).request(), ("freeze", asked));
+        let answer =
+            json!({ "exports": ["a", "b1"], "bytes": 4096, "seconds": 0.02, "timeout": 1.5 });
+        let told = "a, b1: frozen, 4 KiB written out in 0.020 s; thaw within 1.5 s\n";
+        assert_eq!(freeze(None).show(&answer), told);
+        assert_eq!(freeze(Some("true")).show(&answer), "");
+        let thaw = ExportCommand::Thaw { exports: Vec::new() };
+        assert_eq!(thaw.show(&answer), "a, b1: thawed after 0.020 s\n");
         let resize = ExportCommand::Resize { export: String::new(), size: None };
         let resized = |before: u64, size: u64| {
             resize.show(&json!({ "export": "a", "before": before, "size": size }))

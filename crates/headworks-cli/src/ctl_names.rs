@@ -78,6 +78,7 @@ impl Wanted {
             {
                 Kind::Export
             }
+            "freeze" | "thaw" | "refuse-clients" | "accept-clients" => Kind::Export,
             "remove-tenant" if arguments.is_empty() => Kind::Tenant,
             _ => return None,
         };

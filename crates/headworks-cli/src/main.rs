@@ -7,8 +7,10 @@ mod bench_feeders;
 mod bench_nbd;
 mod columns;
 mod completions;
+mod crashtest;
 mod ctl;
 mod ctl_exports;
+mod ctl_freeze;
 mod ctl_listeners;
 mod ctl_names;
 mod ctl_reload;
@@ -51,6 +53,8 @@ enum Command {
     Check(serve::check::CheckArgs),
     /// Measures a device in this process, or an NBD server
     Bench(Box<bench::BenchArgs>),
+    /// Runs a program on a served disk, cuts the power again and again, and checks what is left
+    Crashtest(Box<crashtest::CrashtestArgs>),
     /// Controls a running server through its control socket
     Ctl(ctl::CtlArgs),
     /// Shows live rates and latencies of a running server, one row per export
@@ -98,6 +102,7 @@ fn main() -> ExitCode {
         Command::Serve(_) => serve::run(),
         Command::Check(options) => serve::check::run(&options),
         Command::Bench(options) => bench::run(*options),
+        Command::Crashtest(options) => crashtest::run(&options),
         Command::Ctl(options) => ctl::run(&options),
         Command::Info(options) => info::run(&options),
         Command::Top(options) => top::run(&options),
@@ -143,7 +148,7 @@ pub fn explain(error: &clap::Error) -> ExitCode {
         let _ = write!(std::io::stderr(), "{text}");
         return ExitCode::from(USAGE);
     }
-    if let Some(new) = renamed_command(error) {
+    if let Some(new) = renamed_command(error).or_else(|| background(error)) {
         complain(new);
         return ExitCode::from(USAGE);
     }
@@ -163,9 +168,44 @@ fn renamed_command(error: &clap::Error) -> Option<&'static str> {
     }
 }
 
+/// The message for options of other servers that ask for the background or the foreground.
+fn background(error: &clap::Error) -> Option<&'static str> {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let is_serve = || std::env::args_os().nth(1).is_some_and(|word| word == "serve");
+    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidArg) else { return None };
+    let sentence = background_sentence(name)?;
+    (error.kind() == ErrorKind::UnknownArgument && is_serve()).then_some(sentence)
+}
+
+fn background_sentence(option: &str) -> Option<&'static str> {
+    match option {
+        "--daemon" | "--daemonize" | "--fork" | "--background" => Some(
+            "`serve` has no daemon mode and stays in the foreground; `systemctl start headworks@NAME`, `systemd-run headworks serve ...` or a `&` behind the command runs it in the background",
+        ),
+        "--foreground" | "--no-fork" => {
+            Some("`serve` always stays in the foreground; leave this option away")
+        }
+        "-f" => Some("`serve` always stays in the foreground, and images are raw; leave `-f` away"),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_of_other_servers_have_an_answer() {
+        let error = command().try_get_matches_from(["headworks", "serve", "--daemon", "x"]);
+        let error = error.unwrap_err();
+        let name = error.get(clap::error::ContextKind::InvalidArg).map(|name| name.to_string());
+        assert_eq!(name.as_deref(), Some("--daemon"), "as the sentence is looked up");
+        for option in ["--daemon", "--fork", "--foreground", "-f"] {
+            assert!(background_sentence(option).unwrap().contains("foreground"), "{option}");
+            assert!(command().try_get_matches_from(["headworks", "serve", option, "x"]).is_err());
+        }
+        assert_eq!(background_sentence("--read-only"), None);
+    }
 
     #[test]
     fn old_name_of_discard_failed_names_the_new_one() {

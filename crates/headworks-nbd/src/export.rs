@@ -38,6 +38,8 @@ pub struct ExportInfo {
     pub block_sizes: BlockSizes,
     /// Why clients cannot open the export at present, as a clause; such an export is not listed.
     pub unavailable: Option<String>,
+    /// No client may open it now; it is listed and described.
+    pub refuses_clients: bool,
 }
 
 /// The exports of a server, as one client sees them.
@@ -74,6 +76,11 @@ impl Offer for ExportInfo {
 }
 
 impl ExportInfo {
+    /// What a client is told, and the log, of an export that no client may open now.
+    pub(super) fn refusal(&self) -> String {
+        format!("export {:?} takes no new clients now", self.name)
+    }
+
     /// Returns the flags that this client sees; its [`RequestParser`](super::RequestParser) takes the same.
     #[must_use]
     pub const fn flags_for(&self, terms: Negotiated) -> TransmissionFlags {

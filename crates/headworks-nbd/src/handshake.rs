@@ -299,6 +299,9 @@ impl Handshake {
             Err(message) => return Outcome::Failed(message),
         };
         let export = &offer.exports()[index];
+        if export.refuses_clients {
+            return Outcome::Failed(export.refusal());
+        }
         out.extend(export.size.to_be_bytes());
         out.extend(export.flags_for(self.terms).0.to_be_bytes());
         if !self.no_zeroes {
@@ -317,6 +320,11 @@ impl Handshake {
             Err(message) => return refuse(out, option, option_reply::ERR_UNKNOWN, &message),
         };
         let export = &offer.exports()[index];
+        if export.refuses_clients && option == option::GO {
+            // Told, and then ended: the log has a line for it.
+            refuse(out, option, option_reply::ERR_POLICY, &export.refusal());
+            return Outcome::Failed(export.refusal());
+        }
         let mut tell = |kind: u16, parts: [&[u8]; 3]| {
             let [a, b, c] = parts;
             reply(out, option, option_reply::INFO, &[&kind.to_be_bytes(), a, b, c]);

@@ -13,6 +13,7 @@ fn exports() -> Vec<ExportInfo> {
         flags,
         block_sizes: BlockSizes::default(),
         unavailable: None,
+        refuses_clients: false,
     };
     vec![export("first", 1 << 30), export("zweite", 4097)]
 }
@@ -232,6 +233,37 @@ fn server_without_exports_has_no_default() {
     let bytes = client(3, &[option(7, &info_data("", &[]))]);
     assert_eq!(handshake.feed(&Vec::<ExportInfo>::new(), &bytes, &mut out).1, Outcome::Reply);
     assert_eq!(kinds(&out[18..]), [option_reply::ERR_UNKNOWN]);
+}
+
+#[test]
+fn export_that_refuses_clients_is_listed_and_not_opened() {
+    let mut all = exports();
+    all[0].refuses_clients = true;
+    let name = all[0].name.clone();
+    let sentence = format!("export {name:?} takes no new clients now");
+    // The default is not replaced by the next export.
+    for wanted in [name.as_str(), ""] {
+        let mut out = Vec::new();
+        let bytes = client(3, &[option(option::GO, &info_data(wanted, &[]))]);
+        let outcome = Handshake::new(&mut out).feed(&all, &bytes, &mut out).1;
+        assert_eq!(outcome, Outcome::Failed(sentence.clone()));
+        assert_eq!(kinds(&out[18..]), [option_reply::ERR_POLICY]);
+        assert!(out.ends_with(sentence.as_bytes()));
+    }
+    let mut out = Vec::new();
+    let bytes = client(3, &[option(option::EXPORT_NAME, name.as_bytes())]);
+    let outcome = Handshake::new(&mut out).feed(&all, &bytes, &mut out).1;
+    assert_eq!(outcome, Outcome::Failed(sentence));
+    let mut out = Vec::new();
+    let bytes =
+        client(3, &[option(option::LIST, &[]), option(option::INFO, &info_data(&name, &[]))]);
+    let mut handshake = Handshake::new(&mut out);
+    let (used, _) = handshake.feed(&all, &bytes, &mut out);
+    handshake.feed(&all, &bytes[used..], &mut out);
+    let listed = [option_reply::SERVER, option_reply::SERVER, option_reply::ACK];
+    let told = kinds(&out[18..]);
+    assert_eq!(told[..3], listed, "it is listed");
+    assert_eq!(told.last(), Some(&option_reply::ACK), "and described");
 }
 
 #[test]

@@ -34,7 +34,8 @@
 //! | `assemble`, [`config`] | exports from specifications and from the configuration file |
 //! | `messages`, `shared` | what threads of the server exchange, outside the data path |
 //! | `reactor` | the event loop of a shard's thread |
-//! | `control`, `metrics` | the control socket and the metrics endpoint |
+//! | `control` | the control socket |
+//! | `status_page`, `metrics` | the web page of the server's state, and the endpoint that serves it and the metrics |
 //! | `launch`, `restoring`, `server` | start, stop and wait |
 //! | `handover` | replacement of the process while clients stay connected |
 
@@ -72,6 +73,7 @@ mod restoring;
 mod server;
 mod shared;
 mod spec;
+mod status_page;
 mod tenant;
 mod units;
 

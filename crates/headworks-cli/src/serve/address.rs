@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
-use headworks_server::config::ConfigFile;
+use headworks_server::config::{ConfigFile, Origin};
 use headworks_server::{Address, InheritedAddress};
 
 use super::ServeArgs;
@@ -49,7 +49,10 @@ impl Drop for PrivateDirectory {
 
 /// Note about an address that is given, and not used.
 pub(super) fn unused(config: &ConfigFile, options: &ServeArgs) -> Option<String> {
-    let is_given = config.server.iter().any(|setting| setting.name == "ip-addr");
+    let is_given = config
+        .server
+        .iter()
+        .any(|setting| setting.name == "ip-addr" && setting.origin != Origin::Default);
     (is_given && options.port.is_none()).then(|| "ip-addr has no effect without port".to_owned())
 }
 
@@ -111,6 +114,18 @@ pub(super) fn socket_addresses(listen: &[Address]) -> (Option<PathBuf>, Option<I
     (unix, tcp)
 }
 
+/// The addresses that the URIs of the start message do not name: these have the first unix socket, else the first port.
+pub(super) fn further(listen: &[Address], ports: &[Option<u16>]) -> Vec<String> {
+    let path = |address: &Address| match address {
+        Address::Unix { path, .. } => Some(path.clone()),
+        Address::Tcp(_) => None,
+        Address::InheritedSocket(given) => unix_path(given),
+    };
+    let paths = listen.iter().filter_map(path).map(|path| format!("unix: {}", path.display()));
+    let ports = ports.iter().flatten().map(|port| format!("tcp: port {port}"));
+    paths.chain(ports).skip(1).collect()
+}
+
 pub(super) fn absolute(path: &PathBuf) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.clone())
 }
@@ -159,4 +174,19 @@ pub(super) fn encode(text: &str) -> String {
         false => format!("%{byte:02X}"),
     });
     encoded.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_address_but_that_of_the_uris_is_named() {
+        let unix = |path: &str| Address::Unix { path: path.into(), mode: 0o600 };
+        let tcp = || Address::Tcp("127.0.0.1:0".parse().unwrap());
+        assert_eq!(further(&[unix("/a")], &[None]), [""; 0]);
+        let both = further(&[tcp(), unix("/a"), unix("/b")], &[Some(7), None, None]);
+        assert_eq!(both, ["unix: /b", "tcp: port 7"]);
+        assert_eq!(further(&[tcp(), tcp()], &[Some(7), Some(8)]), ["tcp: port 8"]);
+    }
 }

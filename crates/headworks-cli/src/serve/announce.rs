@@ -96,11 +96,11 @@ fn announcement(running: &Running) -> String {
     if let Some(uri) = running.first_uri() {
         text += &format!("try: nbdinfo '{uri}'\n");
     }
-    if let (Some(_), Some(port)) = (&running.unix, running.port) {
-        text += &format!("tcp: port {port}, same exports\n");
+    for address in &running.further {
+        text += &format!("{address}, same exports\n");
     }
     if let Some(address) = running.server.metrics() {
-        text += &format!("metrics: http://{address}/metrics\n");
+        text += &format!("metrics: http://{address}/metrics\nstatus page: http://{address}/\n");
     }
     if let Some(path) = &running.control {
         text += &format!("control: headworks ctl '{}' get\n", path.display());
@@ -186,6 +186,7 @@ fn announcement_json(running: &Running) -> String {
         "notes": running.notes,
         "unix": running.unix.as_deref().map(Path::to_string_lossy),
         "port": running.port,
+        "further": running.further,
         "control": running.control.as_deref().map(Path::to_string_lossy),
         "metrics": running.server.metrics(),
     });

@@ -27,7 +27,9 @@ pub(super) fn spawn(command: &str, running: &Running) -> io::Result<Child> {
     // SAFETY: between fork and exec only the signal mask is reset, by one system call.
     unsafe { shell.pre_exec(Signals::unblock).spawn() }
 }
-pub(super) fn child_code(status: ExitStatus) -> ExitCode {
+
+/// The exit code of a command that has ended, as a shell has it.
+pub fn child_code(status: ExitStatus) -> ExitCode {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     ExitCode::from(code.clamp(0, 255) as u8)
 }

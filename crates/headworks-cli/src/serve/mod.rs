@@ -50,7 +50,8 @@ use crate::{USAGE, complain};
 use address::{PrivateDirectory, addresses, socket_addresses, uri};
 use announce::{AnnouncedExport, announce, announced};
 use cache_file::{CacheStore, StoredMemory};
-use child::{child_code, spawn};
+pub use child::child_code;
+use child::spawn;
 use listen::AnnouncedListener;
 use options::Sandbox;
 use pid_file::PidFile;
@@ -218,6 +219,8 @@ struct Running {
     stop: Option<Duration>,
     unix: Option<PathBuf>,
     port: Option<u16>,
+    /// Addresses with the same exports that the URIs do not name.
+    further: Vec<String>,
     control: Option<PathBuf>,
     /// Directory of the private socket, removed with this.
     private: Option<PrivateDirectory>,
@@ -356,6 +359,7 @@ fn start(
     let port = server.ports().iter().copied().flatten().next();
     let listeners = listen::announced(&server_options.access, &specs, &server);
     let has_default = !server_options.listen.is_empty();
+    let further = address::further(&server_options.listen, &server.ports());
     for export in &mut exports {
         let uri = uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.ip_addr), port);
         export.uri = tls::encrypted(uri, &server_options.tls);
@@ -379,6 +383,7 @@ fn start(
         stop,
         unix,
         port,
+        further,
         control,
         private,
         pid_file,

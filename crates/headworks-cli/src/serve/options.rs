@@ -29,8 +29,8 @@ Examples:
   headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
 
 SPEC is a path or type:key=value,... Types are file (path, size, direct, read-only), null (size) and mem (size), and wrappers
-around another device (of=SPEC, the last key): delay (read, write, flush, discard, all, jitter) and error (rate, errno, op,
-range, after, count).
+around another device (of=SPEC, the last key): delay (read, write, flush, discard, all, jitter) error (rate, errno, op,
+range, after, count) and powercut (seed, at, at-flush, rate, flush, cache, report).
 Keys of the export, set on the outermost type: weight, its share of the device relative to other exports (1 to 10000, default
 100); ioprio, the I/O priority of its clients (rt, be or idle, with a level of 0 to 7: be:0; default be:4); cache, when a write
 is acknowledged: writeback (from the page cache; durable after a flush or with FUA), writethrough (by the device), none (no
@@ -86,7 +86,7 @@ pub struct ServeArgs {
     /// Pre-shared keys are not supported
     #[arg(long, value_name = "FILE", hide = true)]
     pub(super) tls_psk: Option<PathBuf>,
-    /// Serve Prometheus metrics at this address (GET /metrics); port 0 takes a free one
+    /// Serve the status page for browsers (GET /) and Prometheus metrics (GET /metrics) at this address; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", value_parser = metrics_address)]
     pub(super) metrics: Option<SocketAddr>,
     /// Refuse all writes

@@ -18,7 +18,7 @@ pub const OVERVIEW: [(&str, &str); 9] = [
     ("slowest", "stage in which requests spent most time"),
     ("in dev", "requests that it has in its device, on average"),
     ("dirty MB", "data of its image that are not written yet"),
-    ("state", "serving, suspect, stuck, absent"),
+    ("state", "serving, refusing, suspect, stuck, frozen, absent"),
 ];
 
 /// Stages of which one is the slowest.

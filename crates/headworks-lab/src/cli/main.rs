@@ -7,6 +7,7 @@ mod bfq;
 mod bfq_linux;
 mod cached;
 mod generate;
+mod list;
 mod output;
 mod replay;
 mod run;
@@ -30,8 +31,10 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Runs an experiment
-    #[command(subcommand)]
+    #[command(subcommand, after_help = list::SEEDS)]
     Run(Box<run::Experiment>),
+    /// Lists the experiments, and roughly how long each one runs
+    List(list::ListArgs),
     /// Feeds a record of `headworks serve --record` to a new shard and compares the hash of its actions
     Replay(replay::ReplayArgs),
     /// Serves a modelled disk over NBD, in real time
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
     };
     match cli.command {
         Command::Run(experiment) => run::run(*experiment),
+        Command::List(_) => list::list(&Cli::command()),
         Command::Replay(options) => replay::replay(&options),
         Command::ServeDisk(options) => options.run(),
         Command::Completions(options) => generate::completions(&options, Cli::command()),

@@ -19,7 +19,7 @@ use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
-use crate::{USAGE, bfq, bfq_linux, cached, complain, seed002, seed003, tables};
+use crate::{USAGE, bfq, bfq_linux, cached, complain, list, seed002, seed003, tables};
 
 /// An experiment of `headworks-lab run`.
 #[derive(Subcommand)]
@@ -116,8 +116,45 @@ pub enum Experiment {
     },
 }
 
+impl Experiment {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Seed000(_) => "seed-000",
+            Self::Seed001(_) => "seed-001",
+            Self::Seed002(_) => "seed-002",
+            Self::Seed002Cpu(_) => "seed-002-cpu",
+            Self::Seed003(_) => "seed-003",
+            Self::Seed003Cpu(_) => "seed-003-cpu",
+            Self::Seed004(_) => "seed-004",
+            Self::Fairness(_) => "fairness",
+            Self::Bfq(_) => "bfq",
+            Self::BfqLinux(_) => "bfq-linux",
+            Self::BfqLinuxClient(_) => "bfq-linux-client",
+            Self::DirtyShares(_) => "dirty-shares",
+            Self::Cached(_) => "cached",
+            Self::Smoke { .. } => "smoke",
+            Self::Crash { .. } => "crash",
+            Self::Null { .. } => "null",
+        }
+    }
+
+    /// Seconds that its options say; none if they say nothing of time.
+    fn given_seconds(&self) -> Option<u64> {
+        match self {
+            // As many as are asked for may take any time.
+            Self::Smoke { scenarios: Some(_), .. } => Some(0),
+            Self::Smoke { minutes, .. } | Self::Crash { minutes: Some(minutes), .. } => {
+                Some(minutes.saturating_mul(60))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Runs an experiment; returns the exit code of the process.
 pub fn run(experiment: Experiment) -> ExitCode {
+    list::say_time(experiment.name(), experiment.given_seconds());
     let code = match experiment {
         Experiment::Null { seed, bios, json } => run_speed(seed, bios, json),
         Experiment::Seed000(options) => return options.run(ExperimentName::Seed000),

@@ -89,12 +89,9 @@ fn read(directory: &std::path::Path, verify_peer: bool) -> Result<ServerConfig, 
     } else {
         builder.with_no_client_auth()
     };
-    let mut config = builder.with_single_cert(chain, key).map_err(|error| {
-        format!(
-            "server-cert.pem and server-key.pem in {} do not work: {error}",
-            directory.display()
-        )
-    })?;
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .map_err(|error| files::unusable_identity(directory, "server", &error))?;
     // Connections of a block device are long-lived: resumption saves nothing, and its secrets would have to be kept.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});

@@ -38,6 +38,22 @@ pub fn identity(directory: &Path, side: &str) -> Result<Identity, String> {
     Ok(Identity { chain, key })
 }
 
+/// The sentence about a certificate and a key of a `side` that rustls refuses.
+///
+/// The library does not say that the length of an RSA key is what it dislikes.
+pub fn unusable_identity(directory: &Path, side: &str, error: &rustls::Error) -> String {
+    let said = error.to_string();
+    let advice = if said.contains("parse private key") {
+        "; an RSA key needs 2048, 3072 or 4096 bits: certtool --generate-privkey --bits 3072"
+    } else {
+        ""
+    };
+    format!(
+        "{side}-cert.pem and {side}-key.pem in {} do not work: {said}{advice}",
+        directory.display()
+    )
+}
+
 /// Returns true when the directory has a certificate of the `side`.
 #[must_use]
 pub fn has_identity(directory: &Path, side: &str) -> bool {

@@ -65,10 +65,9 @@ impl Trust {
         let mut config = match own {
             Some(directory) => {
                 let files::Identity { chain, key } = files::identity(directory, "client")?;
-                builder.with_client_auth_cert(chain, key).map_err(|error| {
-                    let at = directory.display();
-                    format!("client-cert.pem and client-key.pem in {at} do not work: {error}")
-                })?
+                builder
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|error| files::unusable_identity(directory, "client", &error))?
             }
             None => builder.with_no_client_auth(),
         };

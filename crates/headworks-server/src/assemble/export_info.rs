@@ -75,6 +75,7 @@ pub(crate) fn served(
                 ..BlockSizes::default()
             },
             unavailable: None,
+            refuses_clients: false,
         },
         binding: ExportBinding {
             volume: export.volume,

@@ -360,7 +360,7 @@ impl OpenedImage {
             ImageBody::File(file) => Box::new(FileDevice::new(vec![(volume, *file)])),
             ImageBody::Fake(body) => body,
         };
-        (spec.wrap_queue_options(self.queue), spec.wrap(body))
+        (spec.wrap_queue_options(self.queue), spec.wrap(self.options.block_size, body))
     }
 }
 

@@ -37,9 +37,11 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// The resource of a stage; none if a stage waits for something that no request holds.
-    pub fn of(stage: Option<WaitKind>) -> Option<Self> {
+    /// The resource of a stage; none if a stage waits for something that no request holds. `write_out`: in the cache its requests wait
+    /// until data is written to the device.
+    pub fn of(stage: Option<WaitKind>, write_out: bool) -> Option<Self> {
         match stage {
+            Some(WaitKind::Cache) if write_out => Some(Self::DeviceTime),
             Some(WaitKind::Tag) => Some(Self::Tags),
             Some(WaitKind::Scheduler | WaitKind::Device) => Some(Self::DeviceTime),
             Some(WaitKind::Dirty) => Some(Self::Dirty),
@@ -370,7 +372,9 @@ mod tests {
     #[test]
     fn nothing_held_is_no_blame() {
         assert_eq!(blame(Resource::Shard, vec![holder(1, "a", 0)]), None);
-        assert_eq!(Resource::of(Some(WaitKind::Limit)), None);
-        assert_eq!(Resource::of(None), Some(Resource::Shard));
+        assert_eq!(Resource::of(Some(WaitKind::Limit), true), None);
+        assert_eq!(Resource::of(None, false), Some(Resource::Shard));
+        assert_eq!(Resource::of(Some(WaitKind::Cache), false), Some(Resource::Shard));
+        assert_eq!(Resource::of(Some(WaitKind::Cache), true), Some(Resource::DeviceTime));
     }
 }

@@ -40,7 +40,8 @@ impl Queries {
         };
         let ExportNode { id: export, device, home, .. } = *entry;
         let query = |answer| ControlQuery::Slow { export, device, filter, answer };
-        let SlowReport { now, requests, slowest, writeback } = self.shards().ask(home, query)?;
+        let SlowReport { now, requests, slowest, writeback, frozen } =
+            self.shards().ask(home, query)?;
         let slowness = Slowness::of(filter, requests, &slowest);
         let report = self.shards().device(&tree, device)?;
         let (target, held) = self.target_facts(&tree, entry, &report)?;
@@ -50,6 +51,7 @@ impl Queries {
         let facts = WhySnapshot {
             device: device_name(device),
             device_state: state,
+            waits_for_write_out: slowness.waits_for_write_out(),
             export: entry.shown_name().to_owned(),
             nr_requests: options.nr_requests,
             scheduler: options.scheduler.name(),
@@ -61,6 +63,7 @@ impl Queries {
             cache: cache.map(|cache| (cache.units - cache.free.min(cache.units), cache.units)),
             blame: self.blame(&tree, entry, &slowness)?,
             limit: self.longest_limit(entry)?,
+            frozen,
             served: self.served_meanwhile(&tree, entry)?,
             target,
             held,
@@ -87,7 +90,8 @@ impl Queries {
         entry: &ExportNode,
         slowness: &Slowness<'_>,
     ) -> Result<Option<Blame>, RpcFault> {
-        let resource = Resource::of(slowness.main_stage()).filter(|_| slowness.is_slow());
+        let resource = Resource::of(slowness.main_stage(), slowness.waits_for_write_out())
+            .filter(|_| slowness.is_slow());
         let Some(resource) = resource else { return Ok(None) };
         let times: Arc<[(Instant, Instant)]> = slowness.times().into();
         let usage = |shard: ShardId| {

@@ -41,6 +41,9 @@ const fn parameter(
 }
 
 const EXPORT: ControlParameter = parameter("export", "string", "name of the export");
+const EXPORT_LIST: ControlParameter =
+    parameter("exports", "list of strings", "names of exports; * and ? make a pattern");
+const NAME_LIST: (&str, &str) = ("exports", "list of their names");
 const TENANT_NAME: (&str, &str) = ("tenant", "name of the tenant");
 const EXPORT_NAME: (&str, &str) = ("export", "name of the export");
 const AN_OBJECT: &str = "an object";
@@ -200,7 +203,7 @@ pub const CONTROL_METHODS: &[ControlMethod] = &[
             ("limited_seconds", "time for which requests waited for limits"),
             ("latency_target_us", "its target, or null"),
             ("target_missed", "requests that took longer than the target"),
-            ("state", "serving, draining, suspect, deleted or absent"),
+            ("state", "serving, refusing, frozen, draining, suspect, deleted or absent"),
             ("reason", "why it is absent, or null"),
         ],
     },
@@ -293,6 +296,46 @@ pub const CONTROL_METHODS: &[ControlMethod] = &[
             ("seconds", "time that it took"),
             ("exports", "list of objects with export and bytes"),
         ],
+    },
+    ControlMethod {
+        name: "freeze",
+        about: "Lets what changes the images of exports wait, writes everything out and flushes: until thaw, or the time limit, the images are of one point in time.",
+        parameters: &[
+            EXPORT_LIST,
+            parameter(
+                "timeout",
+                "number, 60 if missing",
+                "seconds after which it ends by itself, at most 3600",
+            ),
+        ],
+        result: AN_OBJECT,
+        fields: &[
+            NAME_LIST,
+            ("bytes", "bytes written out"),
+            ("seconds", "time that it took"),
+            ("timeout", "seconds after which it ends by itself"),
+        ],
+    },
+    ControlMethod {
+        name: "thaw",
+        about: "Ends a freeze. ETIMEDOUT if it had ended by itself.",
+        parameters: &[EXPORT_LIST],
+        result: AN_OBJECT,
+        fields: &[NAME_LIST, ("seconds", "time for which they were frozen")],
+    },
+    ControlMethod {
+        name: "refuse-clients",
+        about: "Refuses new clients of exports; present ones go on. It lasts until accept-clients, or the end of the process.",
+        parameters: &[EXPORT_LIST],
+        result: AN_OBJECT,
+        fields: &[NAME_LIST, ("clients", "number of their present clients")],
+    },
+    ControlMethod {
+        name: "accept-clients",
+        about: "Ends a refusal of new clients.",
+        parameters: &[EXPORT_LIST],
+        result: AN_OBJECT,
+        fields: &[NAME_LIST, ("clients", "number of their present clients")],
     },
     ControlMethod {
         name: "failed",

@@ -69,14 +69,20 @@ pub struct ExportFacts {
     pub suspect: bool,
     /// Its device does not answer.
     pub stuck: bool,
+    /// Its image is frozen.
+    pub frozen: bool,
+    /// It refuses new clients.
+    pub refuses: bool,
 }
 
 impl ExportFacts {
     /// The state that weighs most.
     pub fn state(&self) -> &'static str {
-        match (self.stuck, self.suspect) {
-            (true, _) => "stuck",
-            (_, true) => "suspect",
+        match self {
+            Self { stuck: true, .. } => "stuck",
+            Self { suspect: true, .. } => "suspect",
+            Self { frozen: true, .. } => "frozen",
+            Self { refuses: true, .. } => "refusing",
             _ => "serving",
         }
     }
@@ -293,6 +299,8 @@ impl Queries {
             facts.held += report.failed;
             facts.suspect |= report.suspect;
             facts.stuck |= report.stuck;
+            facts.frozen |= report.frozen;
+            facts.refuses |= report.refuses;
         }
         let exports: Arc<[ExportId]> = tree.exports.iter().map(|entry| entry.id).collect();
         let blocks = self.shards.ask_all(|answer| {

@@ -253,6 +253,10 @@ impl ControlService {
             "remove" => self.changes.remove_by_words(params),
             "resize" => self.changes.resize_by_words(params),
             "drain" => self.changes.drain(params),
+            "freeze" => self.changes.freeze(params),
+            "refuse-clients" => self.changes.refuse_clients(params, true),
+            "accept-clients" => self.changes.refuse_clients(params, false),
+            "thaw" => self.changes.thaw(params),
             "reload" => self.reload(),
             // `upgrade` is carried out by the client's thread, see `upgrade` above.
             "log-level" => log_level(self.log_level.as_ref(), optional_text(params, "level")?),

@@ -127,13 +127,22 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
             }
             (_, ControlQuery::Slow { answer, .. }) => {
                 let (now, slowest) = (headworks_core::Instant(0), Vec::new());
-                answer.send(SlowReport { now, requests: 0, slowest, writeback: None }).unwrap();
+                answer
+                    .send(SlowReport { now, requests: 0, slowest, writeback: None, frozen: false })
+                    .unwrap();
             }
             (_, ControlQuery::Connections { answer, .. }) => {
                 answer.send((Vec::new(), None)).unwrap()
             }
             (_, ControlQuery::Owner { answer, .. }) => answer.send(()).unwrap(),
-            (_, ControlQuery::Exports { .. } | ControlQuery::Drain { .. }) => {}
+            (
+                _,
+                ControlQuery::Exports { .. }
+                | ControlQuery::Drain { .. }
+                | ControlQuery::Freeze { .. }
+                | ControlQuery::FrozenWrites { .. }
+                | ControlQuery::Thaw { .. },
+            ) => {}
         }
     }
     told

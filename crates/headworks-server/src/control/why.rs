@@ -4,7 +4,7 @@
 //! added up; the rest of their total time is `elsewhere`. The hint is for the stage with the largest share: hints for several stages
 //! may contradict each other.
 
-use headworks_core::{DeviceState, Instant, WaitKind};
+use headworks_core::{DeviceState, Instant, Op, WaitKind};
 use serde_json::{Map, Value, json};
 
 use super::blame::Blame;
@@ -28,6 +28,8 @@ pub struct WhySnapshot {
     pub device: String,
     /// Whether the device answers.
     pub device_state: DeviceState,
+    /// Whether the time in the cache is that of flushes, see [`Slowness::waits_for_write_out`].
+    pub waits_for_write_out: bool,
     /// Name of the export in paths.
     pub export: String,
     /// Number of tags of the device.
@@ -44,6 +46,8 @@ pub struct WhySnapshot {
     pub blame: Option<Blame>,
     /// The limit that holds the export's clients back most, in words.
     pub limit: Option<String>,
+    /// Its image was frozen meanwhile, which counts as a wait for a limit.
+    pub frozen: bool,
     /// What the elevator served in the last minute, if it serves in slots.
     pub served: Option<ServedMeanwhile>,
     /// Its latency target, and how well that is kept.
@@ -111,6 +115,14 @@ impl<'a> Slowness<'a> {
     /// The stage with the largest share; none is `elsewhere`.
     pub fn main_stage(&self) -> Option<WaitKind> {
         WaitKind::ALL.get(self.shares[0].0).copied()
+    }
+
+    /// Whether most of the time in the cache is that of flushes: they wait there until what they cover is in the device.
+    pub fn waits_for_write_out(&self) -> bool {
+        let in_cache = |slow: &SlowRequest| slow.wait_times.at_most(WaitKind::Cache);
+        let all: u64 = self.slowest.iter().map(in_cache).sum();
+        let flushes = self.slowest.iter().filter(|slow| slow.op == Op::Flush);
+        flushes.map(in_cache).sum::<u64>() > all / 2
     }
 
     /// From when to when each of them was under way, without those that lie in another one.
@@ -248,6 +260,9 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
             let rate = size(facts.write_bandwidth);
             format!("the writer was paused: {of}device {device} writes {rate}/s")
         }
+        Some(WaitKind::Cache) if facts.waits_for_write_out => {
+            format!("flushes, until what they cover is written to device {device}")
+        }
         Some(WaitKind::Cache) if facts.has_free_frames() => {
             "in the page cache, which has free frames: copying its bytes, waiting for a locked range or for older data".into()
         }
@@ -271,6 +286,8 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
         }
         Some(WaitKind::Device) => format!("device {device} took that long"),
         Some(WaitKind::Limit) => match &facts.limit {
+            Some(limit) if facts.frozen => format!("a freeze of the image, or {limit}"),
+            None if facts.frozen => "a freeze of the image".into(),
             Some(limit) => limit.clone(),
             None => "a limit that is no longer set".into(),
         },
@@ -289,6 +306,9 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
     Some(match WaitKind::ALL.get(part)? {
         WaitKind::Dirty => format!(
             "dirty: writers produce dirty data faster than {device} writes it; vm/dirty_bytes and vm/dirty_background_bytes limit it, exports/{export}/weight is the share of this export"
+        ),
+        WaitKind::Cache if facts.waits_for_write_out => format!(
+            "cache: {device} writes what a flush waits for; a lower vm/dirty_background_bytes has it written earlier"
         ),
         WaitKind::Cache if facts.has_free_frames() => {
             "cache: smaller requests are copied in shorter turns; flushes and discards lock what they cover".into()
@@ -311,6 +331,9 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
         WaitKind::Scheduler => format!(
             "sched: {device}/queue/scheduler and {device}/queue/iosched/read_expire set the order; the wait itself comes from a busy device"
         ),
+        WaitKind::Limit if facts.frozen => {
+            "limit: `ctl freeze` lets what changes the image wait until `ctl thaw`, or its time limit".into()
+        }
         WaitKind::Limit => format!(
             "limit: exports/{export}/io.max and server/io.max show the limits; `ctl set exports/{export}/bps-write 50M` changes one, 0 removes it"
         ),
@@ -404,6 +427,7 @@ mod tests {
             dirty: Some((60 << 20, 64 << 20)),
             write_bandwidth: 43 << 20,
             limit: None,
+            frozen: false,
             ..WhySnapshot::default()
         }
     }
@@ -456,6 +480,20 @@ mod tests {
     }
 
     #[test]
+    fn freeze_is_named_as_the_limit_that_it_counts_as() {
+        let limited = [slow(9_000_000, &[(WaitKind::Limit, 9_000_000)]); 20];
+        let facts = WhySnapshot { frozen: true, ..facts() };
+        let told = report(&facts, 20, &limited);
+        let sentence = told["sentence"].as_str().unwrap();
+        assert!(sentence.ends_with("in limit (a freeze of the image)"), "{sentence}");
+        assert!(told["hints"][0].as_str().unwrap().contains("ctl thaw"), "{told}");
+        let facts = WhySnapshot { limit: Some("its limit of writes".into()), ..facts };
+        let told = report(&facts, 20, &limited);
+        let sentence = told["sentence"].as_str().unwrap();
+        assert!(sentence.contains("a freeze of the image, or its limit of writes"), "{sentence}");
+    }
+
+    #[test]
     fn largest_share_is_named_first_with_reason() {
         let ms = 1_000_000;
         let one = slow(10 * ms, &[(WaitKind::Dirty, 8 * ms), (WaitKind::Device, ms)]);
@@ -469,6 +507,20 @@ mod tests {
         assert_eq!(report["worst"].as_array().map(Vec::len), Some(5));
         let hints = report["hints"].to_string();
         assert!(hints.contains("vm/dirty_bytes") && !hints.contains("read_ahead"), "{hints}");
+    }
+
+    #[test]
+    fn flushes_wait_in_the_cache_for_the_device() {
+        let ms = 1_000_000;
+        let flush = SlowRequest { op: Op::Flush, ..slow(9 * ms, &[(WaitKind::Cache, 8 * ms)]) };
+        let read = slow(4 * ms, &[(WaitKind::Cache, 4 * ms)]);
+        let slowness = |all: &[SlowRequest]| {
+            Slowness::of(SlowFilter::default(), 20, all).waits_for_write_out()
+        };
+        assert!(slowness(&[flush, read]) && !slowness(&[flush, read, read, read]));
+        let facts = WhySnapshot { waits_for_write_out: true, ..facts() };
+        let text = report(&facts, 20, &[flush; 20])["sentence"].to_string();
+        assert!(text.contains("flushes, until what they cover is written to device hw0"), "{text}");
     }
 
     #[test]

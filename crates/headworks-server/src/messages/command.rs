@@ -58,6 +58,13 @@ pub enum ShardCommand {
         /// Whether the export is hidden.
         hidden: bool,
     },
+    /// Refuses new clients of an export, or takes them again.
+    Refuse {
+        /// Id of the export.
+        export: ExportId,
+        /// Whether they are refused.
+        refuses: bool,
+    },
     /// Removes an export that is gone.
     Forget {
         /// Id of the export.
@@ -155,6 +162,10 @@ pub struct ExportReport {
     pub suspect: bool,
     /// Whether its device does not answer, as its home shard knows.
     pub stuck: bool,
+    /// Whether its image is frozen, as its home shard knows.
+    pub frozen: bool,
+    /// Whether it refuses new clients.
+    pub refuses: bool,
 }
 
 impl ExportReport {
@@ -166,5 +177,7 @@ impl ExportReport {
         self.failed += other.failed;
         self.suspect |= other.suspect;
         self.stuck |= other.stuck;
+        self.frozen |= other.frozen;
+        self.refuses |= other.refuses;
     }
 }

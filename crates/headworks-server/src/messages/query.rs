@@ -93,6 +93,29 @@ pub enum ControlQuery {
         /// Channel for the answer.
         answer: Sender<(u64, Receiver<Status>)>,
     },
+    /// Freezes a volume of this shard: what changes it waits.
+    Freeze {
+        /// Id of the volume.
+        volume: VolumeId,
+        /// Nanoseconds after which the freeze ends by itself.
+        limit_ns: u64,
+        /// Channel for the answer: why it cannot be frozen.
+        answer: Sender<Result<(), &'static str>>,
+    },
+    /// Counts the requests in flight that change a frozen volume of this shard.
+    FrozenWrites {
+        /// Id of the volume.
+        volume: VolumeId,
+        /// Channel for the answer; none if the volume is not frozen.
+        answer: Sender<Option<usize>>,
+    },
+    /// Ends the freeze of a volume of this shard.
+    Thaw {
+        /// Id of the volume.
+        volume: VolumeId,
+        /// Channel for the answer.
+        answer: Sender<Thawed>,
+    },
     /// Wait times of exports with clients on this shard.
     Latency {
         /// First export of the part.
@@ -217,6 +240,23 @@ pub enum ControlQuery {
         /// Channel for the answer.
         answer: Sender<bool>,
     },
+}
+
+/// How a freeze was found that is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thawed {
+    /// It lasted until now.
+    Now {
+        /// Nanoseconds since it began.
+        after_ns: u64,
+    },
+    /// It had ended by itself.
+    HadEnded {
+        /// Nanoseconds that it lasted.
+        after_ns: u64,
+    },
+    /// The volume was not frozen.
+    WasNot,
 }
 
 /// Counters of an operation over all volumes of a device.
@@ -356,6 +396,8 @@ pub struct SlowReport {
     pub slowest: Vec<SlowRequest>,
     /// Write-back of the export's device; none without a cache.
     pub writeback: Option<WritebackStats>,
+    /// Its image was frozen at some time of the filter, so that what waited for limits may have waited for a thaw.
+    pub frozen: bool,
 }
 
 /// A connection and its wait times.

@@ -1,4 +1,4 @@
-//! The waits of a request between its header and its bio: for limits, then for a buffer.
+//! The waits of a request between its header and its bio: for limits or the end of a freeze, and for a buffer.
 //!
 //! Invariant: a request that waited for neither costs one comparison.
 
@@ -16,6 +16,12 @@ impl FrontWaits {
     #[must_use]
     pub fn for_limits(limit_ns: u64) -> Self {
         Self { limit_ns, buffer_ns: 0 }
+    }
+
+    /// Adds a wait for limits, or for the end of a freeze.
+    #[must_use]
+    pub fn and_limits(self, ns: u64) -> Self {
+        Self { limit_ns: self.limit_ns + ns, ..self }
     }
 
     /// Adds a wait for a buffer.

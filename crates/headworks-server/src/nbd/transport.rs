@@ -58,6 +58,15 @@ impl Transport {
         self.socket.as_raw_fd()
     }
 
+    /// Whether the peer has closed the connection, or its half of it.
+    #[must_use]
+    pub fn peer_has_closed(&self) -> bool {
+        let mut fd = libc::pollfd { fd: self.fd(), events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one entry, as said.
+        let ready = unsafe { libc::poll(&mut fd, 1, 0) };
+        ready > 0 && fd.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    }
+
     /// Whether the socket is encrypted: its keys cannot move to another process.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {

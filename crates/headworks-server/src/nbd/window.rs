@@ -93,6 +93,11 @@ impl Window {
         self.next - 1
     }
 
+    /// All requests in flight.
+    pub fn all(&self) -> impl Iterator<Item = &InFlight> {
+        self.places.iter().flatten()
+    }
+
     /// Finds the request of a sequence number.
     pub fn get(&mut self, sequence: u64) -> Option<&mut InFlight> {
         let place = self.place(sequence);

@@ -57,6 +57,7 @@ impl Reactor {
             }
             ShardCommand::RemoveVolume { volume, device } => {
                 self.change(now, Change::RemoveVolume { volume })?;
+                self.freezes.forget(volume);
                 self.parts.io.set_memory(volume, None);
                 if let Some(device) = self.parts.driver.executor().device(device) {
                     remains.keep(device.detach_image(volume));
@@ -84,6 +85,7 @@ impl Reactor {
                 self.on_control(Control::ExportDirty { export: id, dirty_max });
             }
             ShardCommand::Hide { export, hidden } => self.exports.hide(export, hidden),
+            ShardCommand::Refuse { export, refuses } => self.exports.refuse(export, refuses),
             ShardCommand::Forget { export } => {
                 self.exports.take(export);
                 self.limits.remove(now, export);
@@ -175,6 +177,8 @@ impl Reactor {
                 suspect: shard.unflushed(volume).is_some_and(|(_, suspect)| suspect),
                 stuck: export.shard == id
                     && shard.device_state(export.binding.device) == Some(DeviceState::Stuck),
+                frozen: self.freezes.holds(volume),
+                refuses: self.exports.refuses(export.binding.export),
             }
         };
         self.exports.all().map(report).collect()

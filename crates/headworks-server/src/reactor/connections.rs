@@ -12,7 +12,9 @@
 //!    | no buffer           buffers returned, first in `buffer_queue`
 //!    |-----------> NoBuffer -------------> hot      likewise
 //!    | parked      its limits agree
-//!    `-----------> Limited --------------> hot      likewise, by a timer
+//!    |-----------> Limited --------------> hot      likewise, by a timer
+//!    | frozen      thaw, or its time is over
+//!    `-----------> Frozen ---------------> hot
 //! ```
 
 use headworks_core::options::DEVICES_MAX;
@@ -257,6 +259,7 @@ impl Reactor {
             in_place,
             buffer_limits: self.buffer_limits,
             device: self.device_use.bytes(device),
+            frozen: binding.is_some_and(|binding| self.freezes.holds(binding.volume)),
             limits: export.and_then(|export| self.limits.gate(slot, export)),
             exports: &self.exports,
             room,
@@ -302,6 +305,7 @@ impl Reactor {
             ReceiveOutcome::NextTurn => return true,
             ReceiveOutcome::Full => self.connections.state_mut(slot).pause = ReadPause::Full,
             ReceiveOutcome::Limited => self.connections.state_mut(slot).pause = ReadPause::Limited,
+            ReceiveOutcome::Frozen => self.connections.state_mut(slot).pause = ReadPause::Frozen,
             ReceiveOutcome::NoBuffer => {
                 self.connections.state_mut(slot).pause = ReadPause::NoBuffer;
                 let limits = self.buffer_limits;

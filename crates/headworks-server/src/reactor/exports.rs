@@ -23,6 +23,8 @@ use headworks_nbd::ExportInfo;
 struct ExportSlot {
     export: ServedExport,
     hidden: bool,
+    /// No client may open it now.
+    refuses: bool,
     /// How the rules of access judge it.
     sight: Sight,
 }
@@ -47,7 +49,7 @@ impl ExportTable {
         let rules = RulesInForce::new(rules);
         let place = |export: ServedExport| {
             let sight = rules.sight(&export.info.name, export.owner);
-            Some(ExportSlot { export, hidden: false, sight })
+            Some(ExportSlot { export, hidden: false, refuses: false, sight })
         };
         let places = exports.map(place).collect();
         let mut all = Self { places, rules, ..Self::default() };
@@ -111,7 +113,11 @@ impl ExportTable {
             self.places.resize_with(index + 1, || None);
         }
         let sight = self.rules.sight(&export.info.name, export.owner);
-        self.places[index] = Some(ExportSlot { export, hidden: false, sight });
+        // A changed export refuses clients as before.
+        let before = self.places[index].as_ref();
+        let same = before.filter(|before| before.export.info.name == export.info.name);
+        let refuses = same.is_some_and(|before| before.refuses);
+        self.places[index] = Some(ExportSlot { export, hidden: false, refuses, sight });
         self.list();
     }
 
@@ -121,6 +127,19 @@ impl ExportTable {
             place.hidden = hidden;
             self.list();
         }
+    }
+
+    /// Refuses new clients of an export, or takes them again.
+    pub fn refuse(&mut self, id: ExportId, refuses: bool) {
+        if let Some(place) = self.place_mut(id) {
+            place.refuses = refuses;
+            self.list();
+        }
+    }
+
+    /// Whether an export refuses new clients.
+    pub fn refuses(&self, id: ExportId) -> bool {
+        self.place(id).is_some_and(|place| place.refuses)
     }
 
     /// Removes an export that is gone.
@@ -193,11 +212,14 @@ impl ExportTable {
     }
 
     fn list(&mut self) {
-        let mut serving: Vec<&ServedExport> =
-            self.places.iter().flatten().filter(|p| !p.hidden).map(|p| &p.export).collect();
-        serving.sort_by_key(|export| export.serial);
-        self.ids = serving.iter().map(|export| export.binding.export).collect();
-        let serving = serving.iter().map(|export| export.info.clone());
+        let mut serving: Vec<&ExportSlot> =
+            self.places.iter().flatten().filter(|place| !place.hidden).collect();
+        serving.sort_by_key(|place| place.export.serial);
+        self.ids = serving.iter().map(|place| place.export.binding.export).collect();
+        let serving = serving.iter().map(|place| ExportInfo {
+            refuses_clients: place.refuses,
+            ..place.export.info.clone()
+        });
         self.infos =
             serving.chain(self.absent.iter().map(|(absent, _)| absent.info.clone())).collect();
     }
@@ -296,6 +318,25 @@ mod tests {
         assert_eq!((exports.chosen(2), exports.all().count()), (None, 2));
         exports.set_absent(Vec::new());
         assert_eq!(names(&exports), "a c");
+    }
+
+    #[test]
+    fn changed_export_refuses_clients_as_before_and_a_new_one_does_not() {
+        let mut exports = table([export("a", 0, 0), export("b", 1, 1)]);
+        let refusing = |exports: &ExportTable| -> Vec<bool> {
+            exports.exports().iter().map(|info| info.refuses_clients).collect()
+        };
+        exports.refuse(ExportId(0), true);
+        assert_eq!(refusing(&exports), [true, false]);
+        exports.put(export("a", 0, 0));
+        assert!(exports.refuses(ExportId(0)), "it is the same export");
+        assert!(exports.open(ExportId(0)).is_some(), "clients that chose it before move in");
+        exports.take(ExportId(0));
+        exports.put(export("c", 0, 2));
+        assert_eq!(refusing(&exports), [false, false]);
+        exports.refuse(ExportId(1), true);
+        exports.refuse(ExportId(1), false);
+        assert_eq!(refusing(&exports), [false, false]);
     }
 
     #[test]

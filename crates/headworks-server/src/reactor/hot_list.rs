@@ -16,6 +16,8 @@ pub(super) enum ReadPause {
     NoBuffer,
     /// A parked request waits for a limit.
     Limited,
+    /// A request waits for the end of a freeze.
+    Frozen,
 }
 
 /// State of a connection, by slot.

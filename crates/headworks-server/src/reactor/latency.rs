@@ -53,7 +53,10 @@ impl Reactor {
     ) -> SlowReport {
         let (requests, slowest) = self.parts.io.latency.slow(export, now, filter);
         let writeback = self.parts.driver.shard().wb_stats(device);
-        SlowReport { now, requests, slowest, writeback }
+        let since = Instant(now.0.saturating_sub(filter.seconds * 1_000_000_000));
+        let own = self.exports.all().find(|one| one.binding.export == export);
+        let frozen = own.is_some_and(|one| self.freezes.held_since(one.binding.volume, since));
+        SlowReport { now, requests, slowest, writeback, frozen }
     }
 
     /// The export of this shard whose slowest requests were slowest, by the time that a hundredth of them exceeded.

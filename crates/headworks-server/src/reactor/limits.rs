@@ -300,6 +300,7 @@ impl Reactor {
         if connection.parked() == 0 {
             return;
         }
+        let frozen = connection.binding().is_some_and(|it| self.freezes.holds(it.volume));
         let mut context = ReceiveContext {
             now,
             scratch: &mut self.scratch,
@@ -309,6 +310,7 @@ impl Reactor {
             in_place: false,
             buffer_limits: self.buffer_limits,
             device: None,
+            frozen,
             limits: None,
             exports: &self.exports,
             room: &mut room,

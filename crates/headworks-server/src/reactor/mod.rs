@@ -15,7 +15,7 @@
 //!
 //! `device_use` bounds what the clients of one device hold. `driver` owns the shard, `shard_io` its connections and rings,
 //! `hot_list` the state of connections, `buffer_queue` the order in which waiting connections get buffers, `give_way` the buffers
-//! that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling policy. `connections`, `listeners`,
+//! that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling policy, `freezes` which images do not change. `connections`, `listeners`,
 //! `commands`, `queries`, `pause` and `shutdown` are the event handlers.
 
 mod buffer_queue;
@@ -29,6 +29,7 @@ mod exports;
 #[cfg(test)]
 mod fairness_tests;
 mod foreign_spans;
+mod freezes;
 mod give_way;
 mod held_log;
 mod hot_list;
@@ -73,6 +74,7 @@ use buffer_queue::BufferQueue;
 use device_use::DeviceUse;
 use driver::ShardDriver;
 use exports::ExportTable;
+use freezes::Freezes;
 use headworks::driver::{Clock, DiskQueue, Engine, Event, Sleeper, Span, Wait, Waker};
 use held_log::HeldLog;
 use hot_list::HotList;
@@ -183,6 +185,8 @@ pub struct Reactor {
     payloads: usize,
     phase: ShutdownPhase,
     own_flushes: OwnFlushes,
+    /// Volumes whose images do not change now.
+    freezes: Freezes,
     /// The pause in progress, while the server is handed over.
     pause: Option<Pause>,
     /// What this shard was to take over was not handed over: it ends.
@@ -253,6 +257,7 @@ impl Reactor {
             payloads: 0,
             phase: ShutdownPhase::Running,
             own_flushes: OwnFlushes::default(),
+            freezes: Freezes::default(),
             pause: None,
             withdrawn: false,
             next_tick: Instant(0),
@@ -327,6 +332,9 @@ impl Reactor {
         worked |= self.take_control_messages(now);
         if self.withdrawn {
             return false;
+        }
+        if self.freezes.next_timeout().is_some_and(|at| at <= now) {
+            self.expire_freezes(now);
         }
         worked |= self.pass_limited(now);
         worked |= self.receive(now);
@@ -407,8 +415,9 @@ impl Reactor {
         }
         let tick = self.ticking.then_some(self.next_tick);
         let look = self.next_look.filter(|_| self.buffer_queue.first().is_some());
-        let limited = self.next_limited();
-        let times = [self.parts.io.timer, self.parts.driver.next_timeout(), tick, look, limited];
+        let (limited, frozen) = (self.next_limited(), self.freezes.next_timeout());
+        let (timer, driver) = (self.parts.io.timer, self.parts.driver.next_timeout());
+        let times = [timer, driver, tick, look, limited, frozen];
         match times.into_iter().flatten().min() {
             Some(at) if at <= now => Wait::Poll,
             Some(at) => Wait::For(at.since(now)),
@@ -603,7 +612,8 @@ impl Reactor {
     /// Checks deadlines and file sizes, once a second while anything happens.
     fn tick(&mut self, now: Instant) {
         self.next_tick = now.after(TICK_NS);
-        self.ticking = self.phase != ShutdownPhase::Running;
+        self.ticking = self.phase != ShutdownPhase::Running || self.freezes.first().is_some();
+        self.drop_left_clients();
         for slot in self.parts.io.slots() {
             let Some((connection, _)) = self.parts.io.connection(slot) else {
                 continue;

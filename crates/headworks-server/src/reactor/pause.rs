@@ -49,10 +49,16 @@ impl Reactor {
         self.pause.is_some()
     }
 
-    /// Begins a pause; a shard that stops drops the order.
+    /// Begins a pause; a shard that stops drops the order, and one with a frozen volume refuses it.
     pub(super) fn begin_pause(&mut self, mut order: PauseOrder) {
         if self.phase != ShutdownPhase::Running || self.parts.restores.is_some() || self.has_pause()
         {
+            return;
+        }
+        if let Some(volume) = self.freezes.first() {
+            let name = self.exports.name_of(volume);
+            let reason = format!("{name} is frozen (ctl freeze); try again after its thaw");
+            let _ = order.answer.send(Err(reason));
             return;
         }
         let stage = match order.way {

@@ -60,6 +60,15 @@ impl Reactor {
                 self.drain(volume, told);
                 let _ = answer.send((bytes, status));
             }
+            ControlQuery::Freeze { volume, limit_ns, answer } => {
+                let _ = answer.send(self.freeze_volume(now, volume, limit_ns));
+            }
+            ControlQuery::FrozenWrites { volume, answer } => {
+                let _ = answer.send(self.writes_in_flight(volume));
+            }
+            ControlQuery::Thaw { volume, answer } => {
+                let _ = answer.send(self.thaw_volume(now, volume));
+            }
             ControlQuery::Latency { from, answer } => {
                 let _ = answer.send(self.report_latency(from));
             }

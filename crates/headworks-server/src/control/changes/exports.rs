@@ -36,10 +36,12 @@ impl LiveChanges {
             let setting = self.settings.of(entry.id);
             let device_state = if report.stuck { DeviceState::Stuck } else { DeviceState::Live };
             let state = match report {
+                ExportReport { frozen: true, .. } => "frozen",
                 _ if draining.contains(&entry.id) => "draining",
                 ExportReport { suspect: true, .. } => "suspect",
                 ExportReport { failed: 1.., .. } => "suspect",
                 _ if deleted.contains(&entry.volume) => "deleted",
+                ExportReport { refuses: true, .. } => "refusing",
                 _ => "serving",
             };
             Some(json!({

@@ -1,4 +1,4 @@
-//! Hot-add, hot-remove and resize of exports, and `drain`.
+//! Hot-add, hot-remove and resize of exports, `drain`, `freeze` and `thaw`.
 //!
 //! ```text
 //!   add      reserve ids -> open -> device, volume on every shard -> serve
@@ -6,6 +6,8 @@
 //!                `-- a client is connected, or write-back fails: shown again, as before
 //!   resize   extend the file -> device, then every shard
 //!   drain    flush each volume
+//!   refuse-clients, accept-clients   a mark of each export on each shard
+//!   freeze   gate of each volume -> flush each -> ... -> thaw
 //! ```
 //!
 //! The lock of the inventory orders changes; it is not held while a device is waited for. `drain` and queries need no
@@ -14,9 +16,12 @@
 
 mod absent;
 mod add;
+mod chosen;
+mod clients;
 mod diff;
 mod drain;
 mod exports;
+mod freeze;
 mod hand_over;
 mod listeners;
 mod loaded;

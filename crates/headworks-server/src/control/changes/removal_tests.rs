@@ -48,6 +48,7 @@ fn kind(order: &ShardCommand) -> &'static str {
         ShardCommand::SetAbsent { .. } => "set absent",
         ShardCommand::Hide { hidden: true, .. } => "hide",
         ShardCommand::Hide { hidden: false, .. } => "show",
+        ShardCommand::Refuse { .. } => "refuse",
         ShardCommand::Forget { .. } => "forget",
         ShardCommand::Evict { .. } => "evict",
         ShardCommand::Expect { .. } => "expect",
@@ -74,6 +75,8 @@ fn shard(
         failed: 0,
         stuck: false,
         suspect: false,
+        frozen: false,
+        refuses: false,
     };
     for mail in mails {
         match mail {

@@ -88,6 +88,7 @@ impl LiveChanges {
             Some(ExportState::Serving) | None => {
                 let entry = self.tree.current().find_export(name)?.clone();
                 let report = self.report_of(&entry)?;
+                Self::check_not_frozen(entry.shown_name(), report.frozen)?;
                 check_clients(&entry, &report, force)?;
                 if !inventory.shares_volume(entry.id) {
                     check_failed_data(&entry, &report)?;

@@ -79,6 +79,7 @@ impl LiveChanges {
         let tree = self.tree.current();
         let entry = tree.find_export(name)?;
         let report = self.export_report(entry.id)?;
+        Self::check_not_frozen(name, report.is_some_and(|report| report.frozen))?;
         let now = report.and_then(|report| report.size).unwrap_or_default();
         // The inventory is locked, so no other resize comes between.
         let wanted = wanted.map(|wanted| size_of(entry, now, wanted)).transpose()?;

@@ -216,6 +216,10 @@ impl Connection {
                 *context.large_reads = context.large_reads.saturating_sub(reads);
             }
             self.parked_queue(direction)?.take_passed();
+            if context.frozen && request.op().is_write() {
+                let waits = FrontWaits::for_limits(context.now.since(since));
+                return Some(self.hold_frozen(request, waits, context.now));
+            }
             if self.refuses && (*context.room == 0 || !self.has_window_room()) {
                 self.refuse(request);
             } else if !self.admit(

@@ -89,6 +89,7 @@ impl LimitedRig {
             in_place: false,
             buffer_limits: BufferLimits::new(1 << 20, 1),
             device: None,
+            frozen: false,
             limits: Some(LimitGate { tree: &mut self.tree, leaf: self.leaf }),
             exports: &Vec::<headworks_nbd::ExportInfo>::new(),
             room: &mut self.room,

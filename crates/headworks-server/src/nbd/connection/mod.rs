@@ -16,6 +16,7 @@
 //! the connection is closed.
 
 mod from_cache;
+mod frozen;
 mod hand_over;
 mod in_place;
 mod limited;
@@ -128,13 +129,25 @@ struct Transmission {
     held: Option<Request>,
     /// Its waits before that.
     held_waits: FrontWaits,
-    /// When it began to wait for a buffer; none if it waits for its turn alone.
-    held_since: Option<Instant>,
+    /// Since when a request waits, and for what.
+    held_since: HeldSince,
     /// Requests that wait for limits; none if none ever did.
     parked: Option<Box<Parked>>,
     receiving: Option<Receiving>,
     /// The last write had a large payload.
     large: bool,
+}
+
+/// What the held request waits for, or a whole payload, and since when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum HeldSince {
+    /// Its turn alone, or there is none.
+    #[default]
+    Turn,
+    /// A buffer.
+    Buffer(Instant),
+    /// The end of a freeze.
+    Frozen(Instant),
 }
 
 /// A payload that is being received.
@@ -161,6 +174,8 @@ pub enum ReceiveOutcome {
     NextTurn,
     /// A parked request waits for a limit, and nothing is read behind it.
     Limited,
+    /// A request waits for the end of a freeze, and nothing is read behind it.
+    Frozen,
     /// The client chose an export; the connection moves to its shard.
     Chosen {
         /// Index of the export in the handshake's list.
@@ -275,6 +290,8 @@ pub struct ReceiveContext<'a> {
     pub buffer_limits: BufferLimits,
     /// What the connection's device has; none while no other device is served.
     pub device: Option<DeviceBytes>,
+    /// The connection's volume is frozen: what changes it waits.
+    pub frozen: bool,
     /// Limits of the connection's export; none if nothing limits it.
     pub limits: Option<LimitGate<'a>>,
     /// Exports, and which client sees which in its handshake.
@@ -444,7 +461,7 @@ impl Connection {
             own_ioprio: false,
             held: None,
             held_waits: FrontWaits::default(),
-            held_since: None,
+            held_since: HeldSince::Turn,
             parked: None,
             receiving: None,
             large: false,

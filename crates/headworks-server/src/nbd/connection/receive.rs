@@ -9,9 +9,9 @@ use std::io;
 use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Instant, IoError, Op};
 
 use super::{
-    BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PART, LARGE_PAYLOAD, LARGE_TAIL,
-    LENT_BYTES, Negotiation, Phase, ReceiveContext, ReceiveOutcome, Receiving, TURN_BIOS,
-    TURN_BYTES, Transmission,
+    BufferPolicy, Connection, ConnectionEnd, ExportBinding, HeldSince, LARGE_PART, LARGE_PAYLOAD,
+    LARGE_TAIL, LENT_BYTES, Negotiation, Phase, ReceiveContext, ReceiveOutcome, Receiving,
+    TURN_BIOS, TURN_BYTES, Transmission,
 };
 use crate::access::ClientOffer;
 use crate::nbd::buffer_limits::BufferDemand;
@@ -36,6 +36,7 @@ impl Connection {
                 | ReceiveOutcome::NoBuffer
                 | ReceiveOutcome::NextTurn
                 | ReceiveOutcome::Limited
+                | ReceiveOutcome::Frozen
         );
         received
     }
@@ -44,6 +45,10 @@ impl Connection {
         if matches!(self.phase, Phase::Leaving | Phase::Dead) {
             return ReceiveOutcome::Nothing;
         }
+        if context.frozen && self.waits_for_thaw() {
+            return self.wait_for_thaw(context.now);
+        }
+        self.submit_thawed(context);
         if self.has_passed()
             && let Some(stopped) = self.submit_passed(context)
         {
@@ -276,6 +281,9 @@ impl Connection {
                 if !receiving.is_complete() {
                     return (used, ReceiveOutcome::Some);
                 }
+                if context.frozen && receiving.changes_volume() {
+                    return (used, self.wait_for_thaw(context.now));
+                }
                 self.submit_received(context);
                 bios += 1;
                 continue;
@@ -324,6 +332,9 @@ impl Connection {
                 }
                 continue;
             }
+            if context.frozen && request.op().is_write() {
+                return (used, self.hold_frozen(request, waits, context.now));
+            }
             if self.refuses && (*context.room == 0 || !self.has_window_room()) {
                 self.refuse(request);
                 bios += 1;
@@ -346,7 +357,7 @@ impl Connection {
     }
 
     /// Keeps a parsed request for a later turn.
-    fn hold(&mut self, request: Request, waits: FrontWaits) {
+    pub(super) fn hold(&mut self, request: Request, waits: FrontWaits) {
         if let Phase::Transmission(transmission) = &mut self.phase {
             (transmission.held, transmission.held_waits) = (Some(request), waits);
         }
@@ -408,7 +419,7 @@ impl Connection {
                     return true;
                 }
                 (transmission.held, transmission.held_waits) = (Some(request), waits);
-                transmission.held_since = Some(context.now);
+                transmission.held_since = HeldSince::Buffer(context.now);
                 return false;
             }
             if let (Some(device), Some(buffer)) = (&mut context.device, &buffer) {
@@ -437,12 +448,13 @@ impl Connection {
             return;
         };
         receiving.filled += count;
-        if receiving.is_complete() {
+        // Of a frozen volume it is kept by what parses the bytes behind it.
+        if receiving.is_complete() && !(context.frozen && receiving.changes_volume()) {
             self.submit_received(context);
         }
     }
 
-    fn submit_received(&mut self, context: &mut ReceiveContext<'_>) {
+    pub(super) fn submit_received(&mut self, context: &mut ReceiveContext<'_>) {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return;
         };
@@ -520,14 +532,22 @@ impl Receiving {
     fn is_complete(&self) -> bool {
         self.filled == self.request.len as usize
     }
+
+    /// Whether it is complete, and goes to the device: one without a buffer is refused.
+    pub(super) fn changes_volume(&self) -> bool {
+        self.is_complete() && self.buffer.is_some()
+    }
 }
 
 impl Transmission {
     /// The waits of the held request, which is tried again.
-    fn end_hold(&mut self, now: Instant) -> FrontWaits {
+    pub(super) fn end_hold(&mut self, now: Instant) -> FrontWaits {
         let waits = std::mem::take(&mut self.held_waits);
-        let since = self.held_since.take();
-        since.map_or(waits, |since| waits.and_buffer(now.since(since)))
+        match std::mem::take(&mut self.held_since) {
+            HeldSince::Turn => waits,
+            HeldSince::Buffer(since) => waits.and_buffer(now.since(since)),
+            HeldSince::Frozen(since) => waits.and_limits(now.since(since)),
+        }
     }
 }
 
@@ -594,6 +614,7 @@ mod tests {
                 in_place: false,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 device: None,
+                frozen: false,
                 limits: None,
                 exports: &exports,
                 room: &mut 1,
@@ -651,6 +672,7 @@ mod tests {
                 in_place: false,
                 buffer_limits: BufferLimits::new(1 << 20, 1),
                 device: None,
+                frozen: false,
                 limits: None,
                 exports: &Vec::<headworks_nbd::ExportInfo>::new(),
                 room: &mut { room },

@@ -85,6 +85,7 @@ impl Server {
             in_place: false,
             buffer_limits: BufferLimits::new(1 << 30, 1),
             device: None,
+            frozen: false,
             limits: None,
             exports: &self.exports,
             room: &mut 1000,

@@ -1,0 +1,231 @@
+//! `freeze` and `thaw`: the images of some exports are of one point in time, and stay so until they are thawed.
+//!
+//! ```text
+//!   freeze   gate of every image -> wait for writes in flight -> write back, flush -> answer
+//!               `-- any of them fails, or takes longer than the freeze may last: all are thawed again --'
+//!   thaw     every image; an error if one had been thawed by its time limit
+//! ```
+//!
+//! All gates are closed before the first write-back, so that several images are of one time as far as their clients wait for
+//! acknowledgements of one before they write to another. Each shard ends its freezes by itself (`reactor/freezes.rs`): neither a
+//! script that dies nor this process's threads can leave one behind. While an image is frozen its export is not removed or resized;
+//! the lock of the inventory orders these.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use headworks_core::{IoError, Status};
+use serde_json::{Value, json};
+
+use super::chosen::chosen_exports;
+use super::remove::being_removed;
+use super::{LiveChanges, PAUSE};
+use crate::control::inventory::ExportState;
+use crate::control::rpc::{Params, RpcFault, RpcResult};
+use crate::control::shards::stopping;
+use crate::control::tree::{ExportNode, lock};
+use crate::messages::query::{ControlQuery, Thawed};
+
+/// Length of a freeze if none is given, in seconds.
+const SECONDS: u64 = 60;
+/// Longest freeze in seconds.
+const SECONDS_MAX: u64 = 3600;
+
+impl LiveChanges {
+    /// The method `freeze`, with the parameters of a client.
+    pub fn freeze(&self, params: &Params) -> RpcResult {
+        let limit = limit(params)?;
+        let (chosen, images) = self.images(params)?;
+        let since = Instant::now();
+        let done = self.close_gates(&images, limit).and_then(|()| {
+            let frozen = self.bring_to_rest(&images, since + limit);
+            if frozen.is_err() {
+                self.reopen(&images);
+            }
+            frozen
+        });
+        let bytes = done?;
+        let names: Vec<&str> = chosen.iter().map(ExportNode::shown_name).collect();
+        let seconds = since.elapsed().as_secs_f64();
+        Ok(
+            json!({ "exports": names, "bytes": bytes, "seconds": seconds, "timeout": limit.as_secs_f64() }),
+        )
+    }
+
+    /// The method `thaw`. All are thawed, whatever is said of one.
+    pub fn thaw(&self, params: &Params) -> RpcResult {
+        let (chosen, images) = self.images(params)?;
+        let (mut late, mut never, mut seconds) = (Vec::new(), Vec::new(), 0.0_f64);
+        // Before an error of one ends this.
+        let answers: Vec<_> = images.iter().map(|image| self.thaw_image(image)).collect();
+        for (image, answer) in images.iter().zip(answers) {
+            let name = image.shown_name();
+            match answer? {
+                Thawed::Now { after_ns } => seconds = seconds.max(after_ns as f64 / 1e9),
+                Thawed::HadEnded { after_ns } => {
+                    late.push(format!("{name} after {} s", after_ns as f64 / 1e9));
+                }
+                Thawed::WasNot => never.push(name),
+            }
+        }
+        if !late.is_empty() {
+            let late = late.join(", ");
+            let message = format!(
+                "the freeze had ended by itself: {late}; what was copied is not of one point in time, give `freeze` a longer --timeout"
+            );
+            return Err(RpcFault::refused("ETIMEDOUT", message));
+        }
+        if !never.is_empty() {
+            let message = format!("not frozen: {}", never.join(", "));
+            return Err(RpcFault::refused("EINVAL", message));
+        }
+        let names: Vec<&str> = chosen.iter().map(ExportNode::shown_name).collect();
+        Ok(json!({ "exports": names, "seconds": seconds }))
+    }
+
+    /// The exports that a request names, and one for each of their images.
+    fn images(&self, params: &Params) -> Result<(Vec<ExportNode>, Vec<ExportNode>), RpcFault> {
+        let chosen = chosen_exports(&self.tree.current(), params)?;
+        let mut images: Vec<ExportNode> = Vec::new();
+        for entry in &chosen {
+            if !images.iter().any(|known| known.volume == entry.volume) {
+                images.push(entry.clone());
+            }
+        }
+        Ok((chosen, images))
+    }
+
+    /// Freezes all images, or none.
+    fn close_gates(&self, images: &[ExportNode], limit: Duration) -> Result<(), RpcFault> {
+        let inventory = lock(&self.inventory);
+        let limit_ns = limit.as_nanos() as u64;
+        for (index, image) in images.iter().enumerate() {
+            let (name, volume) = (image.shown_name(), image.volume);
+            let state = inventory.exports.get(&image.id.0).map(|record| &record.state);
+            let closed = match state {
+                Some(ExportState::Serving) => {
+                    let freeze = |answer| ControlQuery::Freeze { volume, limit_ns, answer };
+                    self.shards.ask(image.home, freeze).and_then(|frozen| {
+                        frozen.map_err(|why| {
+                            RpcFault::refused("EBUSY", format!("export {name}: {why}"))
+                        })
+                    })
+                }
+                _ => Err(being_removed(name)),
+            };
+            if let Err(fault) = closed {
+                self.reopen(&images[..index]);
+                return Err(fault);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for what was accepted before the gates closed, writes it back and flushes; returns the bytes that were dirty.
+    fn bring_to_rest(&self, images: &[ExportNode], until: Instant) -> Result<u64, RpcFault> {
+        for image in images {
+            self.wait_for_writes(image, until)?;
+        }
+        let start = |image: &ExportNode| self.start_drain(image.home, image.volume);
+        // All are started first: devices work in parallel.
+        let started: Vec<_> = images.iter().map(start).collect::<Result<_, _>>()?;
+        let mut bytes = 0;
+        for (image, (dirty, mut status)) in images.iter().zip(started) {
+            bytes += dirty;
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                let ended: Status = match status.recv_timeout(left) {
+                    Ok(ended) => ended,
+                    Err(RecvTimeoutError::Disconnected) => return Err(stopping()),
+                    Err(RecvTimeoutError::Timeout) => return Err(too_slow(image, "write-back")),
+                };
+                match ended {
+                    Ok(()) => break,
+                    // A flush may time out, and a full shard takes it later: retry.
+                    Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {
+                        std::thread::sleep(PAUSE);
+                        status = start(image)?.1;
+                    }
+                    Err(error) => return Err(not_written(image, error)),
+                }
+            }
+        }
+        for image in images {
+            // It may have ended by itself meanwhile.
+            self.count_writes(image)?;
+        }
+        Ok(bytes)
+    }
+
+    fn wait_for_writes(&self, image: &ExportNode, until: Instant) -> Result<(), RpcFault> {
+        while self.count_writes(image)? > 0 {
+            if Instant::now() >= until {
+                return Err(too_slow(image, "writes in flight"));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Requests in flight that change a frozen image.
+    fn count_writes(&self, image: &ExportNode) -> Result<usize, RpcFault> {
+        let volume = image.volume;
+        let count = |answer| ControlQuery::FrozenWrites { volume, answer };
+        self.shards.ask(image.home, count)?.ok_or_else(|| too_slow(image, "write-back"))
+    }
+
+    fn thaw_image(&self, image: &ExportNode) -> Result<Thawed, RpcFault> {
+        let volume = image.volume;
+        self.shards.ask(image.home, |answer| ControlQuery::Thaw { volume, answer })
+    }
+
+    /// Thaws images after a failure, which is what the client is told.
+    fn reopen(&self, images: &[ExportNode]) {
+        for image in images {
+            // A shard that does not answer ends its freeze by itself.
+            let _ = self.thaw_image(image);
+        }
+    }
+
+    /// Refuses a change of an export whose image is frozen.
+    pub(super) fn check_not_frozen(name: &str, frozen: bool) -> Result<(), RpcFault> {
+        match frozen {
+            false => Ok(()),
+            true => {
+                let message = format!("export {name} is frozen; `thaw {name}` ends that");
+                Err(RpcFault::refused("EBUSY", message))
+            }
+        }
+    }
+}
+
+/// How long a freeze may last.
+fn limit(params: &Params) -> Result<Duration, RpcFault> {
+    let seconds = match params.get("timeout") {
+        None | Some(Value::Null) => Some(SECONDS as f64),
+        Some(value) => value.as_f64(),
+    };
+    let fits = |seconds: &f64| (0.001..=SECONDS_MAX as f64).contains(seconds);
+    seconds.filter(fits).map(Duration::from_secs_f64).ok_or_else(|| {
+        let message = format!("timeout is a number of seconds, 0.001 to {SECONDS_MAX}");
+        RpcFault::refused("EINVAL", message)
+    })
+}
+
+/// The error for an image that is not at rest before its freeze ends.
+fn too_slow(image: &ExportNode, what: &str) -> RpcFault {
+    let message = format!(
+        "export {} is not frozen: {what} took longer than the freeze may last; give a longer --timeout",
+        image.shown_name()
+    );
+    RpcFault::refused("ETIMEDOUT", message)
+}
+
+/// The error for an image whose dirty data could not be written.
+fn not_written(image: &ExportNode, error: IoError) -> RpcFault {
+    let name = image.shown_name();
+    let message = format!(
+        "export {name} is not frozen: it could not be written out ({error}); `failed {name}` lists the bytes, `discard-failed {name}` discards them"
+    );
+    RpcFault::refused("EIO", message)
+}

@@ -1,0 +1,237 @@
+//! Requests of a connection that wait for the end of a freeze.
+//!
+//! ```text
+//!   header of a write --buffer--> payload, whole --frozen--> kept with its buffer --thaw--> bio
+//!   header --(limits) frozen--> kept without a buffer --thaw--> buffer, payload, bio
+//! ```
+//!
+//! A connection keeps one request of each kind at most and reads nothing behind it, as behind a write that waits for a limit: the
+//! payload follows in the socket. The wait counts as one for a limit. A stall of the client is not looked for meanwhile.
+
+use headworks_core::Instant;
+
+use super::{Connection, HeldSince, Phase, ReceiveContext, ReceiveOutcome, Transmission};
+use crate::nbd::front_waits::FrontWaits;
+use headworks_nbd::transmission::Request;
+
+impl Connection {
+    /// Number of requests in flight that change the volume, answered ones included that the device has not ended.
+    #[must_use]
+    pub fn writes_in_flight(&self) -> usize {
+        self.window.all().filter(|in_flight| in_flight.op.is_write()).count()
+    }
+
+    /// Whether the client has closed its socket, or its half of it: no more requests come.
+    #[must_use]
+    pub fn client_has_left(&self) -> bool {
+        self.transport.as_ref().is_some_and(|transport| transport.peer_has_closed())
+    }
+
+    /// Whether the next thing to be done is a change of a frozen volume.
+    pub(super) fn waits_for_thaw(&self) -> bool {
+        let Phase::Transmission(transmission) = &self.phase else { return false };
+        match &transmission.receiving {
+            Some(receiving) => receiving.changes_volume(),
+            None => transmission.held.is_some_and(|held| held.op().is_write()),
+        }
+    }
+
+    /// Keeps a request of a frozen volume.
+    pub(super) fn hold_frozen(
+        &mut self,
+        request: Request,
+        waits: FrontWaits,
+        now: Instant,
+    ) -> ReceiveOutcome {
+        self.hold(request, waits);
+        self.wait_for_thaw(now)
+    }
+
+    /// Begins to wait for the end of a freeze.
+    pub(super) fn wait_for_thaw(&mut self, now: Instant) -> ReceiveOutcome {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.begin_frozen(now);
+        }
+        ReceiveOutcome::Frozen
+    }
+
+    /// Submits a write whose payload became whole while its volume was frozen.
+    pub(super) fn submit_thawed(&mut self, context: &mut ReceiveContext<'_>) {
+        if let Phase::Transmission(transmission) = &mut self.phase
+            && transmission.end_frozen_payload(context.now)
+        {
+            self.submit_received(context);
+        }
+    }
+}
+
+impl Transmission {
+    fn begin_frozen(&mut self, now: Instant) {
+        match self.held_since {
+            HeldSince::Frozen(_) => return,
+            // It waited for a buffer until now.
+            HeldSince::Buffer(_) => self.held_waits = self.end_hold(now),
+            HeldSince::Turn => {}
+        }
+        self.held_since = HeldSince::Frozen(now);
+    }
+
+    /// Ends the wait of a payload that became whole under a freeze; returns whether there is one.
+    fn end_frozen_payload(&mut self, now: Instant) -> bool {
+        let HeldSince::Frozen(since) = self.held_since else { return false };
+        let Some(receiving) = self.receiving.as_mut().filter(|it| it.changes_volume()) else {
+            return false;
+        };
+        receiving.waits = receiving.waits.and_limits(now.since(since));
+        self.held_since = HeldSince::Turn;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::nbd::buffer_limits::BufferLimits;
+    use crate::nbd::connection::{BufferPolicy, ConnectionLimits, ExportBinding};
+    use headworks::driver::Pool;
+    use headworks_core::{Input, Op, ReplyStage, WaitTimes};
+    use headworks_nbd::{ExportInfo, Negotiated};
+
+    const READ: u16 = 0;
+    const WRITE: u16 = 1;
+    const MS: u64 = 1_000_000;
+    const BUFFER: usize = 1 << 20;
+
+    /// A connection in transmission, its client's end, and what it has submitted.
+    struct Rig {
+        connection: Connection,
+        theirs: UnixStream,
+        pool: Pool,
+        inputs: Vec<Input>,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            let limits = ConnectionLimits {
+                requests: 16,
+                buffer_bytes: BUFFER,
+                handshake_ns: 1000 * MS,
+                stall_ns: 1000 * MS,
+            };
+            let mut connection = Connection::new(ours.into(), "test".into(), limits, Instant(0));
+            let export = ExportInfo { size: 1 << 30, ..ExportInfo::default() };
+            connection.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
+            let pool = Pool::new(BUFFER).unwrap();
+            let mut rig = Self { connection, theirs, pool, inputs: Vec::new() };
+            rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
+            rig
+        }
+
+        fn request(&mut self, command: u16, cookie: u64, payload: &[u8]) {
+            let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
+            bytes.extend([0, 0]);
+            bytes.extend(command.to_be_bytes());
+            bytes.extend(cookie.to_be_bytes());
+            bytes.extend(0_u64.to_be_bytes());
+            bytes.extend(4096_u32.to_be_bytes());
+            bytes.extend(payload);
+            self.theirs.write_all(&bytes).unwrap();
+        }
+
+        fn receive(&mut self, now: u64, frozen: bool) -> ReceiveOutcome {
+            self.connection.receive(&mut ReceiveContext {
+                now: Instant(now),
+                scratch: &mut vec![0; 64 << 10],
+                pool: &mut self.pool,
+                policy: BufferPolicy::Free,
+                from_cache: false,
+                in_place: false,
+                buffer_limits: BufferLimits::new(BUFFER, 1),
+                device: None,
+                frozen,
+                limits: None,
+                exports: &Vec::<ExportInfo>::new(),
+                room: &mut 64,
+                large_reads: &mut (1 << 20),
+                large_payloads: &mut (1 << 20),
+                inputs: &mut self.inputs,
+            })
+        }
+
+        /// Receives until nothing comes.
+        fn receive_all(&mut self, now: u64) {
+            while self.receive(now, false) == ReceiveOutcome::Some {}
+        }
+
+        fn submitted(&self) -> Vec<Op> {
+            let op = |input: &Input| match input {
+                Input::Bio(bio) => bio.op,
+                other => panic!("{other:?} is no bio"),
+            };
+            self.inputs.iter().map(op).collect()
+        }
+    }
+
+    #[test]
+    fn reads_before_a_write_pass_and_nothing_behind_it_is_read() {
+        let mut rig = Rig::new();
+        rig.request(READ, 1, &[]);
+        rig.request(WRITE, 2, &[7; 4096]);
+        rig.request(READ, 3, &[]);
+        assert_eq!(rig.receive(MS, true), ReceiveOutcome::Frozen);
+        assert_eq!(rig.submitted(), [Op::Read]);
+        assert_eq!(rig.connection.deadline(), None, "a wait that the server causes is no stall");
+        assert_eq!(rig.receive(5000 * MS, true), ReceiveOutcome::Frozen);
+        assert_eq!((rig.submitted().len(), rig.connection.writes_in_flight()), (1, 0));
+        rig.receive_all(6000 * MS);
+        assert_eq!(rig.submitted(), [Op::Read, Op::Write, Op::Read]);
+        assert_eq!(rig.connection.writes_in_flight(), 1);
+        let answer = (Ok(()), false, ReplyStage::Final);
+        let pool = &mut rig.pool;
+        let write = rig.connection.reply(Instant(6001 * MS), 2, answer, pool).unwrap();
+        assert_eq!((write.op, write.total_ns), (Op::Write, 6000 * MS));
+        assert_eq!(write.front, WaitTimes::of_front(5999 * MS, 0), "its wait counts as a limit's");
+    }
+
+    #[test]
+    fn payload_that_becomes_whole_under_a_freeze_is_kept_with_its_buffer() {
+        let mut rig = Rig::new();
+        rig.request(WRITE, 1, &[7; 1000]);
+        assert_eq!(rig.receive(MS, false), ReceiveOutcome::Some);
+        let held = rig.connection.held();
+        assert!(held >= 4096, "{held}");
+        assert_eq!(
+            rig.receive(2 * MS, true),
+            ReceiveOutcome::Nothing,
+            "its client is to send more"
+        );
+        assert!(rig.connection.deadline().is_some());
+        rig.theirs.write_all(&[7; 3096]).unwrap();
+        rig.request(WRITE, 2, &[8; 4096]);
+        while rig.receive(3 * MS, true) != ReceiveOutcome::Frozen {}
+        assert_eq!((rig.submitted().len(), rig.connection.held()), (0, held));
+        rig.receive_all(9 * MS);
+        assert_eq!(rig.submitted(), [Op::Write, Op::Write]);
+        let answer = (Ok(()), false, ReplyStage::Final);
+        let write = rig.connection.reply(Instant(10 * MS), 1, answer, &mut rig.pool).unwrap();
+        assert_eq!(write.front, WaitTimes::of_front(6 * MS, 0));
+    }
+
+    #[test]
+    fn connection_that_ends_under_a_freeze_returns_its_buffer() {
+        let mut rig = Rig::new();
+        assert!(!rig.connection.client_has_left());
+        rig.request(WRITE, 1, &[7; 4096]);
+        while rig.receive(MS, true) != ReceiveOutcome::Frozen {}
+        rig.theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(rig.connection.client_has_left());
+        rig.connection.close(&mut rig.pool);
+        assert_eq!((rig.pool.taken(), rig.submitted().len()), (0, 0));
+        assert!(rig.connection.is_finished());
+    }
+}
