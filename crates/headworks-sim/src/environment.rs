@@ -9,7 +9,9 @@ mod lent;
 mod limits;
 mod waits;
 
-use headworks::driver::{ActionSink, DiskOp, DiskQueue, Span};
+use std::os::fd::RawFd;
+
+use headworks::driver::{ActionSink, DiskOp, DiskQueue, Interest, Span, Watch};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::time::MS;
@@ -963,6 +965,16 @@ unsafe impl ActionSink for ShardPort<'_> {
 
 /// A disk queue that takes no operation: the simulation does no real I/O.
 pub struct NoDisk;
+
+impl Watch for NoDisk {
+    fn watch_place(&mut self, _: DeviceId, _: u16, _: RawFd, _: Interest) {
+        unreachable!("modelled devices have no descriptors");
+    }
+
+    fn forget_place(&mut self, _: DeviceId, _: u16, _: RawFd) {}
+
+    fn forget_device(&mut self, _: DeviceId) {}
+}
 
 impl DiskQueue for NoDisk {
     unsafe fn push(&mut self, _: DiskOp, _: &[Span]) -> bool {

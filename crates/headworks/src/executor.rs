@@ -9,8 +9,9 @@
 
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
-    Action, Actions, BioId, Completion, CopyDirection, DeviceId, EXTENTS_BYTES, ExtentState, Input,
-    Instant, Message, Notice, Op, REPLY_RANGES_MAX, ReplyStage, ShardId, Status, WaitTimes,
+    Action, Actions, BioId, Completion, Control, CopyDirection, DeviceId, EXTENTS_BYTES,
+    ExtentState, Input, Instant, Message, Notice, Op, REPLY_RANGES_MAX, ReplyStage, ShardId,
+    Status, VolumeId, WaitTimes,
 };
 
 use crate::cache_memory::DirtyLog;
@@ -119,6 +120,10 @@ pub struct Executor {
     commands: Vec<Command>,
     spans: Vec<Span>,
     completions: Vec<Completion>,
+    /// Volumes that the device which is called has lost data of.
+    lost: Vec<VolumeId>,
+    /// Volumes that devices lost data of, until they are taken.
+    losses: Vec<VolumeId>,
     /// The frames of one reply.
     reply: Vec<Span>,
     copier: Copier,
@@ -135,6 +140,8 @@ impl Executor {
             commands: Vec::with_capacity(1024),
             spans: Vec::with_capacity(8192),
             completions: Vec::with_capacity(1024),
+            lost: Vec::new(),
+            losses: Vec::new(),
             reply: Vec::with_capacity(REPLY_RANGES_MAX),
             copier: Copier::default(),
             log: None,
@@ -165,9 +172,16 @@ impl Executor {
         self.devices[place] = Some(body);
     }
 
-    /// Removes a device without commands in flight.
-    pub fn take(&mut self, device: DeviceId) -> Option<Box<dyn Device>> {
-        self.devices.get_mut(usize::from(device.0))?.take()
+    /// Removes a device without commands in flight. Nothing of it is watched any more.
+    pub fn take(&mut self, device: DeviceId, disk: &mut dyn DiskQueue) -> Option<Box<dyn Device>> {
+        let body = self.devices.get_mut(usize::from(device.0))?.take()?;
+        disk.forget_device(device);
+        Some(body)
+    }
+
+    /// Takes the volumes of which devices have lost acknowledged data since the last call.
+    pub fn take_losses(&mut self) -> Option<Vec<VolumeId>> {
+        (!self.losses.is_empty()).then(|| std::mem::take(&mut self.losses))
     }
 
     /// A device of this shard.
@@ -335,10 +349,10 @@ impl Executor {
         inputs: &mut Vec<Input>,
     ) {
         let Some(id) = device else { return };
-        let Self { devices, commands, spans, completions, .. } = self;
+        let Self { devices, commands, spans, completions, lost, .. } = self;
         let device =
             devices[usize::from(id.0)].as_mut().expect("a shard submits only to its own devices");
-        let mut io = DeviceIo { device: id, completions, disk };
+        let mut io = DeviceIo { device: id, completions, disk, lost };
         sink.before_commands(commands);
         // SAFETY: buffers stay valid and untouched until `Reply` says otherwise, which the shard's contract puts after the
         // completion; the spans were checked against their buffers.
@@ -356,24 +370,45 @@ impl Executor {
         disk: &mut dyn DiskQueue,
         inputs: &mut Vec<Input>,
     ) {
-        let Some(Some(device)) = self.devices.get_mut(usize::from(done.device.0)) else {
+        self.call(done.device, disk, inputs, |device, io| device.on_disk(now, done, io));
+    }
+
+    /// A place of a device may be ready.
+    pub fn on_ready(
+        &mut self,
+        now: Instant,
+        (device, place): (DeviceId, u16),
+        disk: &mut dyn DiskQueue,
+        inputs: &mut Vec<Input>,
+    ) {
+        self.call(device, disk, inputs, |device, io| device.on_ready(now, place, io));
+    }
+
+    /// Calls a device, if it is there, and delivers its answers.
+    fn call(
+        &mut self,
+        id: DeviceId,
+        disk: &mut dyn DiskQueue,
+        inputs: &mut Vec<Input>,
+        call: impl FnOnce(&mut dyn Device, &mut DeviceIo<'_>),
+    ) {
+        let Self { devices, completions, lost, .. } = self;
+        let Some(Some(device)) = devices.get_mut(usize::from(id.0)) else {
             return;
         };
-        let mut io = DeviceIo { device: done.device, completions: &mut self.completions, disk };
-        device.on_disk(now, done, &mut io);
-        self.deliver(done.device, inputs);
+        call(&mut **device, &mut DeviceIo { device: id, completions, disk, lost });
+        self.deliver(id, inputs);
     }
 
     /// Calls the devices whose time has come.
     pub fn on_timeout(&mut self, now: Instant, disk: &mut dyn DiskQueue, inputs: &mut Vec<Input>) {
         for index in 0..self.devices.len() {
-            let Some(device) = &mut self.devices[index] else {
+            let Some(device) = &self.devices[index] else {
                 continue;
             };
             if device.next_timeout().is_some_and(|at| at <= now) {
-                let (device_id, completions) = (DeviceId(index as u16), &mut self.completions);
-                device.on_timeout(now, &mut DeviceIo { device: device_id, completions, disk });
-                self.deliver(DeviceId(index as u16), inputs);
+                let id = DeviceId(index as u16);
+                self.call(id, disk, inputs, |device, io| device.on_timeout(now, io));
             }
         }
     }
@@ -385,6 +420,12 @@ impl Executor {
     }
 
     fn deliver(&mut self, device: DeviceId, inputs: &mut Vec<Input>) {
+        if !self.lost.is_empty() {
+            // Before the completions: no flush may succeed from here on.
+            let suspect = |&volume: &VolumeId| Input::Control(Control::Suspect { volume });
+            inputs.extend(self.lost.iter().map(suspect));
+            self.losses.append(&mut self.lost);
+        }
         let inputs_of =
             |completion: &Completion| Input::Complete { device, completion: *completion };
         inputs.extend(self.completions.iter().map(inputs_of));

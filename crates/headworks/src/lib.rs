@@ -99,7 +99,8 @@ pub mod driver {
     #[doc(hidden)]
     pub use crate::engine::waker::WakeFlag;
     pub use crate::engine::{
-        DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker, open_engine,
+        DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, PLACES, Wait, Waker, Watch,
+        open_engine,
     };
     pub use crate::executor::{ActionSink, Executor};
     pub use crate::memory::{Buffer, Mapping, Pool, Populator, Span};

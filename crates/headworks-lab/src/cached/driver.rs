@@ -7,12 +7,16 @@
 //! 0.
 
 use headworks::cache_memory::{CacheMemory, DirtyLog, ShardGeometry, ShardMemory};
-use headworks::driver::{ActionSink, Clock, DiskOp, DiskQueue, Executor, Mapping, Span};
+use std::os::fd::RawFd;
+
+use headworks::driver::{
+    ActionSink, Clock, DiskOp, DiskQueue, Executor, Interest, Mapping, Span, Watch,
+};
 use headworks::{Device, NullDevice};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, ConfigError, Input, Instant, Message, Notice, Op, QueueOptions,
-    ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeOptions, WaitTimes,
+    Action, Bio, BioFlags, BioId, ConfigError, DeviceId, Input, Instant, Message, Notice, Op,
+    QueueOptions, ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeOptions, WaitTimes,
 };
 
 /// Frames, buffers and the log of their changes.
@@ -114,6 +118,16 @@ struct DriverSink {
 
 /// A disk queue for a null device, never used.
 struct NoDisk;
+
+impl Watch for NoDisk {
+    fn watch_place(&mut self, _: DeviceId, _: u16, _: RawFd, _: Interest) {
+        unreachable!("a null device has no descriptors");
+    }
+
+    fn forget_place(&mut self, _: DeviceId, _: u16, _: RawFd) {}
+
+    fn forget_device(&mut self, _: DeviceId) {}
+}
 
 impl DiskQueue for NoDisk {
     unsafe fn push(&mut self, _op: DiskOp, _spans: &[Span]) -> bool {

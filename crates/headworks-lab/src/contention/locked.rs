@@ -14,13 +14,17 @@
 //! merge candidate is counted and submitted alone: over the size of the seed's disk there are only
 //! a few.
 
-use headworks::driver::{DiskOp, DiskQueue, Span};
+use std::os::fd::RawFd;
+
+use headworks::driver::{DiskOp, DiskQueue, Interest, Span, Watch};
 use headworks::{Command, CommandBatch as Commands, Device, DeviceIo, NullDevice};
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest};
 use headworks_core::merge::MergeIndex;
 use headworks_core::request::{Request, RequestState, SlotId, Slots};
 use headworks_core::request_limits::RequestLimits;
-use headworks_core::{BioFlags, Completion, Instant, Op, QueueOptions, RequestId, VolumeId};
+use headworks_core::{
+    BioFlags, Completion, DeviceId, Instant, Op, QueueOptions, RequestId, VolumeId,
+};
 
 use super::job::{BLOCK, OrderCounts, OrderWatch};
 use super::lock::{Lock, LockCounts, Purpose};
@@ -169,6 +173,16 @@ pub(super) fn run<L: Lock<Elevators> + Send>(
 /// A null device does no disk operations.
 struct NoDisk;
 
+impl Watch for NoDisk {
+    fn watch_place(&mut self, _: DeviceId, _: u16, _: RawFd, _: Interest) {
+        unreachable!("a null device has no descriptors");
+    }
+
+    fn forget_place(&mut self, _: DeviceId, _: u16, _: RawFd) {}
+
+    fn forget_device(&mut self, _: DeviceId) {}
+}
+
 impl DiskQueue for NoDisk {
     unsafe fn push(&mut self, _op: DiskOp, _spans: &[Span]) -> bool {
         false
@@ -262,7 +276,8 @@ pub(super) fn issue(
     completions: &mut Vec<Completion>,
 ) {
     let batch = Commands { commands, spans: &[] };
-    let mut io = DeviceIo { device: headworks_core::DeviceId(0), completions, disk: &mut NoDisk };
+    let lost = &mut Vec::new();
+    let mut io = DeviceIo { device: DeviceId(0), completions, disk: &mut NoDisk, lost };
     // SAFETY: a write without spans accesses no memory.
     unsafe { device.submit(now, batch, &mut io) };
     commands.clear();

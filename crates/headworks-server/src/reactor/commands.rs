@@ -10,7 +10,7 @@ use headworks_core::{
     Change, ChangeError, Control, DeviceState, ExportId, Input, Instant, Status, VolumeId,
 };
 
-use super::{Reactor, ShutdownPhase};
+use super::{Reactor, ReactorParts, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, ExportReport, Released, ShardCommand};
 
@@ -70,7 +70,8 @@ impl Reactor {
             }
             ShardCommand::RemoveDevice { device } => {
                 self.change(now, Change::RemoveDevice { device })?;
-                remains.keep(self.parts.driver.executor().take(device));
+                let ReactorParts { driver, engine, .. } = &mut self.parts;
+                remains.keep(driver.executor().take(device, &mut **engine));
             }
             ShardCommand::Serve { export } => {
                 let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);

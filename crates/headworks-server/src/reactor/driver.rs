@@ -72,6 +72,11 @@ impl ShardDriver {
         self.executor.on_disk(now, done, disk, &mut self.inputs);
     }
 
+    /// Calls a device, one of whose descriptors may be ready.
+    pub fn on_ready(&mut self, now: Instant, place: (DeviceId, u16), disk: &mut dyn DiskQueue) {
+        self.executor.on_ready(now, place, disk, &mut self.inputs);
+    }
+
     /// Calls the devices whose time has come.
     pub fn on_timeout(&mut self, now: Instant, disk: &mut dyn DiskQueue) {
         if self.executor.next_timeout().is_some_and(|at| at <= now) {

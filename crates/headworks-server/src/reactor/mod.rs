@@ -352,6 +352,9 @@ impl Reactor {
             worked = true;
             self.step(now);
         }
+        if let Some(volumes) = self.parts.driver.executor().take_losses() {
+            self.note_losses(&volumes);
+        }
         if self.parts.driver.shard().device_news() != self.device_news {
             self.on_device_states();
             worked = true;
@@ -439,6 +442,10 @@ impl Reactor {
                 Event::Disk(done) => {
                     let disk: &mut dyn DiskQueue = &mut *self.parts.engine;
                     self.parts.driver.on_disk(now, done, disk);
+                }
+                Event::Place { device, place } => {
+                    let disk: &mut dyn DiskQueue = &mut *self.parts.engine;
+                    self.parts.driver.on_ready(now, (device, place), disk);
                 }
                 Event::Woken => {}
             }
@@ -536,6 +543,18 @@ impl Reactor {
             if !peer.outbox.is_empty() && peer.producer.push(&mut peer.outbox) {
                 self.parts.wakers[shard].wake();
             }
+        }
+    }
+
+    /// Notes that acknowledged data of volumes may be gone, for this process and the next one.
+    fn note_losses(&self, volumes: &[VolumeId]) {
+        for &volume in volumes {
+            self.parts.shared.keeper().set_suspect(volume, true);
+            error!(
+                "{}: its device may have lost writes that it had acknowledged since the last flush: flushes and FUA fail until the \
+                 server restarts or the error is cleared (headworks ctl SOCKET discard-failed EXPORT)",
+                self.exports.name_of(volume)
+            );
         }
     }
 

@@ -149,6 +149,10 @@ impl Device for DelayDevice {
         self.below.on_disk(now, done, io);
     }
 
+    fn on_ready(&mut self, now: Instant, place: u16, io: &mut DeviceIo<'_>) {
+        self.below.on_ready(now, place, io);
+    }
+
     fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
         self.release(now, io);
         if self.below.next_timeout().is_some_and(|at| at <= now) {
@@ -209,6 +213,7 @@ mod tests {
             device: headworks_core::DeviceId(0),
             completions: &mut completions,
             disk: &mut disk,
+            lost: &mut Vec::new(),
         };
         let due = bench.now.after(500);
         bench.device_mut().on_timeout(Instant(due.0 - 1), &mut io);

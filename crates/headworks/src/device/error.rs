@@ -123,6 +123,10 @@ impl Device for ErrorDevice {
         self.below.on_disk(now, done, io);
     }
 
+    fn on_ready(&mut self, now: Instant, place: u16, io: &mut DeviceIo<'_>) {
+        self.below.on_ready(now, place, io);
+    }
+
     fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
         self.below.on_timeout(now, io);
     }

@@ -5,7 +5,9 @@ use std::ops::Range;
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
 use headworks_core::{BioFlags, Completion, DeviceId, Instant, IoError, Op, RequestId, VolumeId};
 
-use crate::engine::{DiskDone, DiskQueue};
+use std::os::fd::RawFd;
+
+use crate::engine::{DiskDone, DiskQueue, Interest};
 use crate::memory::Span;
 
 mod delay;
@@ -75,8 +77,29 @@ pub struct DeviceIo<'a> {
     pub device: DeviceId,
     /// Where it puts answers, at once or later; each command gets exactly one.
     pub completions: &'a mut Vec<Completion>,
-    /// Where it sends file operations.
+    /// Where it sends file operations, and has its descriptors watched.
     pub disk: &'a mut dyn DiskQueue,
+    /// Volumes of which acknowledged data may be gone; see [`DeviceIo::lose`].
+    pub lost: &'a mut Vec<VolumeId>,
+}
+
+impl DeviceIo<'_> {
+    /// Waits for `interest` on `fd` once; then [`Device::on_ready`] is called with `place`, which is below
+    /// [`PLACES`](crate::engine::PLACES).
+    pub fn watch(&mut self, place: u16, fd: RawFd, interest: Interest) {
+        self.disk.watch_place(self.device, place, fd, interest);
+    }
+
+    /// Ends the watch of a place; to be called before `fd` is closed.
+    pub fn forget(&mut self, place: u16, fd: RawFd) {
+        self.disk.forget_place(self.device, place, fd);
+    }
+
+    /// Says that writes of a volume which were acknowledged since its last successful flush may be gone. Its flushes and FUA writes fail
+    /// from then on until an operator acknowledges it. The shard hears it before any completion of this call and of later ones.
+    pub fn lose(&mut self, volume: VolumeId) {
+        self.lost.push(volume);
+    }
 }
 
 /// Moves bytes for one queue. Never blocks for long, never panics on what a disk or a user can cause. In an
@@ -91,10 +114,16 @@ pub trait Device: Send {
     /// A file operation that the device pushed has ended.
     fn on_disk(&mut self, _now: Instant, _done: DiskDone, _io: &mut DeviceIo<'_>) {}
 
+    /// The descriptor watched in a place may be ready, and its watch is gone. A hint: the place may have been forgotten meanwhile, or used
+    /// for another descriptor, so nothing may block here. A call handles at most 64 replies or 256 KiB; a device with more to do watches
+    /// again, which calls it in the next turn.
+    fn on_ready(&mut self, _now: Instant, _place: u16, _io: &mut DeviceIo<'_>) {}
+
     /// The time that [`Device::next_timeout`] named has come.
     fn on_timeout(&mut self, _now: Instant, _io: &mut DeviceIo<'_>) {}
 
-    /// When the device wants to be called though nothing else happens.
+    /// When the device wants to be called though nothing else happens. A time that has passed calls it in the next turn; so a device with
+    /// descriptors begins to watch them.
     fn next_timeout(&self) -> Option<Instant> {
         None
     }

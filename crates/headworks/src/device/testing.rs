@@ -1,6 +1,7 @@
 //! Fixtures of the device tests: a disk queue without an engine, a bench that drives one device, and a vector model.
 
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,7 +12,7 @@ use headworks_core::{
 };
 
 use super::{Command, CommandBatch, Device, DeviceIo, file};
-use crate::engine::{DiskDone, DiskOp, DiskQueue};
+use crate::engine::{DiskDone, DiskOp, DiskQueue, Interest, Watch};
 use crate::memory::{Buffer, Pool, Span};
 
 /// A disk queue that executes one operation per call, with the system calls of an engine.
@@ -24,6 +25,25 @@ pub struct TestDisk {
     pub script: VecDeque<Option<i32>>,
     /// Rejects pushes while set.
     pub full: bool,
+    /// The watched places with their descriptors.
+    pub watches: Vec<(u16, RawFd, Interest)>,
+}
+
+impl Watch for TestDisk {
+    fn watch_place(&mut self, device: DeviceId, place: u16, fd: RawFd, interest: Interest) {
+        self.forget_place(device, place, fd);
+        let is_free = |&(_, other, _): &(u16, RawFd, Interest)| other != fd;
+        assert!(self.watches.iter().all(is_free), "a descriptor is in one place");
+        self.watches.push((place, fd, interest));
+    }
+
+    fn forget_place(&mut self, _: DeviceId, place: u16, _: RawFd) {
+        self.watches.retain(|&(other, ..)| other != place);
+    }
+
+    fn forget_device(&mut self, _: DeviceId) {
+        self.watches.clear();
+    }
 }
 
 impl DiskQueue for TestDisk {
@@ -47,6 +67,21 @@ impl TestDisk {
         };
         Some(DiskDone { device: op.device, id: op.id, result })
     }
+
+    /// Takes a place whose descriptor is ready, after `wait` milliseconds at most.
+    pub fn ready(&mut self, wait: i32) -> Option<u16> {
+        let events = |interest| match interest {
+            Interest::Read => libc::POLLIN,
+            Interest::Write => libc::POLLOUT,
+            Interest::ReadWrite => libc::POLLIN | libc::POLLOUT,
+        };
+        let poll = |&(_, fd, interest)| libc::pollfd { fd, events: events(interest), revents: 0 };
+        let mut polls: Vec<_> = self.watches.iter().map(poll).collect();
+        // SAFETY: the list lives during the call.
+        unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as _, wait) };
+        let index = polls.iter().position(|poll| poll.revents != 0)?;
+        Some(self.watches.remove(index).0)
+    }
 }
 
 /// Drives one device: submits commands, collects completions and advances the clock to the device's next time-out.
@@ -58,6 +93,8 @@ pub struct Bench<D> {
     pub now: Instant,
     /// Completions not yet taken by the test.
     pub completions: Vec<Completion>,
+    /// Volumes that the device said it has lost data of.
+    pub lost: Vec<VolumeId>,
     /// The volume of the next commands.
     pub volume: VolumeId,
     pool: Pool,
@@ -77,6 +114,7 @@ impl<D: Device> Bench<D> {
             disk: TestDisk::default(),
             now: Instant(1),
             completions: Vec::new(),
+            lost: Vec::new(),
             volume: VolumeId(0),
             pool,
             buffer,
@@ -149,29 +187,54 @@ impl<D: Device> Bench<D> {
             device: DeviceId(3),
             completions: &mut self.completions,
             disk: &mut self.disk,
+            lost: &mut self.lost,
         };
         // SAFETY: tests keep the memory that they name until they have drained the bench.
         unsafe { self.device.submit(self.now, batch, &mut io) };
     }
 
-    /// Executes one operation, or else advances the clock to the next time-out. Returns false when neither is pending.
+    /// Executes one operation or handles a ready descriptor, or else advances the clock to the next time-out. Returns false when nothing
+    /// is pending.
     pub fn step(&mut self) -> bool {
-        let done = self.disk.step();
-        let mut io = DeviceIo {
-            device: DeviceId(3),
-            completions: &mut self.completions,
-            disk: &mut self.disk,
-        };
-        if let Some(done) = done {
-            self.device.on_disk(self.now, done, &mut io);
+        if self.step_now() {
             return true;
         }
         let Some(at) = self.device.next_timeout() else {
             return false;
         };
         self.now = self.now.max(at);
-        self.device.on_timeout(self.now, &mut io);
+        let now = self.now;
+        self.call(|device, io| device.on_timeout(now, io));
         true
+    }
+
+    /// A step that needs no time: an operation, a ready descriptor, or a time-out that has come.
+    pub fn step_now(&mut self) -> bool {
+        let now = self.now;
+        if let Some(done) = self.disk.step() {
+            self.call(|device, io| device.on_disk(now, done, io));
+            return true;
+        }
+        if let Some(place) = self.disk.ready(0) {
+            self.call(|device, io| device.on_ready(now, place, io));
+            return true;
+        }
+        let is_due = self.device.next_timeout().is_some_and(|at| at <= now);
+        if is_due {
+            self.call(|device, io| device.on_timeout(now, io));
+        }
+        is_due
+    }
+
+    /// Calls the device as an executor does.
+    pub fn call(&mut self, call: impl FnOnce(&mut D, &mut DeviceIo<'_>)) {
+        let mut io = DeviceIo {
+            device: DeviceId(3),
+            completions: &mut self.completions,
+            disk: &mut self.disk,
+            lost: &mut self.lost,
+        };
+        call(&mut self.device, &mut io);
     }
 
     /// Steps until nothing is pending and returns all completions.
@@ -363,6 +426,9 @@ impl Device for Box<dyn Device> {
     }
     fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
         (**self).on_disk(now, done, io);
+    }
+    fn on_ready(&mut self, now: Instant, place: u16, io: &mut DeviceIo<'_>) {
+        (**self).on_ready(now, place, io);
     }
     fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
         (**self).on_timeout(now, io);

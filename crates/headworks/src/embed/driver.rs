@@ -412,7 +412,8 @@ impl Driver {
     ) -> Result<Option<Box<dyn crate::device::Device>>, ChangeError> {
         self.change(now, &Change::RemoveDevice { device })?;
         self.devices[usize::from(device.0)] = false;
-        Ok(self.executor.take(device))
+        // By the list: the engine may still have to make earlier changes in it.
+        Ok(self.executor.take(device, &mut self.left))
     }
 
     /// Calls the shard with what there is, and carries out what it says, until there is nothing more; returns true if there was anything.
@@ -439,6 +440,10 @@ impl Driver {
             if inputs.is_empty() {
                 break;
             }
+        }
+        if let Some(losses) = executor.take_losses() {
+            let suspect = |volume| Notice::Suspect { volume, status: Err(IoError::Medium) };
+            losses.into_iter().for_each(|volume| desk.notice(suspect(volume)));
         }
         self.publish_replies();
         true
@@ -516,7 +521,7 @@ impl Driver {
         waits
     }
 
-    /// Takes the completions of file operations; returns true if there were any.
+    /// Takes the completions of file operations, and calls devices whose descriptors are ready; returns true if there were any.
     pub fn take_events(
         &mut self,
         now: Instant,
@@ -525,20 +530,25 @@ impl Driver {
     ) -> bool {
         let mut any = false;
         for event in events.drain(..) {
-            if let Event::Disk(done) = event {
-                self.executor.on_disk(now, done, disk, &mut self.inputs);
-                any = true;
+            match event {
+                Event::Disk(done) => self.executor.on_disk(now, done, disk, &mut self.inputs),
+                Event::Place { device, place } => {
+                    self.executor.on_ready(now, (device, place), disk, &mut self.inputs);
+                }
+                Event::Ready { .. } | Event::Woken => continue,
             }
+            any = true;
         }
         any
     }
 
-    /// Gives the engine the file operations that feeders left; returns true if there were any. What it refuses, the devices try again.
+    /// Gives the engine the file operations and watches that feeders left; returns true if there were any. What it refuses, the devices try again.
     pub fn start_left(&mut self, now: Instant, engine: &mut dyn DiskQueue) -> bool {
         if self.left.is_empty() {
             return false;
         }
         let Self { left, executor, inputs, .. } = self;
+        left.give_watches(engine);
         left.take_each(|operation, spans| {
             // SAFETY: promised when it was pushed to the list, until its completion.
             if !unsafe { engine.push(operation, spans) } {

@@ -1,18 +1,32 @@
-//! File operations that feeders left to the owner's thread, which has the engine.
+//! File operations and watches that feeders left to the owner's thread, which has the engine.
 //!
 //! ```text
 //!   feeder's turn: device --push--> the list --call--> owner's thread: --push--> engine
 //! ```
 //!
-//! The list is a [`DiskQueue`] of fixed size: full, it refuses, as a full engine does. It is part of what is driven, so the right to
+//! The list is a [`DiskQueue`]. Of operations it takes a fixed number: full, it refuses, as a full engine does. Changes of watches it keeps all,
+//! in their order, which a device makes rarely: a watch that is forgotten before its descriptor is closed is forgotten by the engine
+//! before it may watch another of that number. The list is part of what is driven, so the right to
 //! drive guards it. The owner is called once for all that comes until it empties the list.
 
 use crate::engine::ops::SPANS_MAX;
-use crate::engine::{DiskOp, DiskQueue};
+use std::os::fd::RawFd;
+
+use headworks_core::DeviceId;
+
+use crate::engine::{DiskOp, DiskQueue, Interest, Watch};
 use crate::memory::Span;
 
 /// Spans for each operation, on average. 16: a read ahead of 64 KiB into the smallest folios.
 const SPANS_EACH: usize = 16;
+
+/// A call of [`Watch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WatchChange {
+    Watch(DeviceId, u16, RawFd, Interest),
+    Forget(DeviceId, u16, RawFd),
+    ForgetDevice(DeviceId),
+}
 
 /// Operations that no engine has yet, in order.
 #[derive(Default)]
@@ -20,6 +34,7 @@ pub(super) struct LeftOperations {
     /// With the number of spans of each.
     operations: Vec<(DiskOp, u32)>,
     spans: Vec<Span>,
+    watches: Vec<WatchChange>,
     /// The owner's thread was called since it last took them.
     called: bool,
 }
@@ -30,19 +45,33 @@ impl LeftOperations {
         Self {
             operations: Vec::with_capacity(most),
             spans: Vec::with_capacity(most * SPANS_EACH + SPANS_MAX),
+            watches: Vec::new(),
             called: false,
         }
     }
 
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.operations.is_empty()
+        self.operations.is_empty() && self.watches.is_empty()
     }
 
     /// Returns true if the owner's thread is to be called, and will be.
     #[inline]
     pub fn must_call(&mut self) -> bool {
         !self.is_empty() && !std::mem::replace(&mut self.called, true)
+    }
+
+    /// Has `engine` make the changes of watches, in order.
+    pub fn give_watches(&mut self, engine: &mut dyn DiskQueue) {
+        for change in self.watches.drain(..) {
+            match change {
+                WatchChange::Watch(device, place, fd, interest) => {
+                    engine.watch_place(device, place, fd, interest);
+                }
+                WatchChange::Forget(device, place, fd) => engine.forget_place(device, place, fd),
+                WatchChange::ForgetDevice(device) => engine.forget_device(device),
+            }
+        }
     }
 
     /// Takes all operations out, in order.
@@ -55,6 +84,20 @@ impl LeftOperations {
         }
         self.spans.clear();
         self.called = false;
+    }
+}
+
+impl Watch for LeftOperations {
+    fn watch_place(&mut self, device: DeviceId, place: u16, fd: RawFd, interest: Interest) {
+        self.watches.push(WatchChange::Watch(device, place, fd, interest));
+    }
+
+    fn forget_place(&mut self, device: DeviceId, place: u16, fd: RawFd) {
+        self.watches.push(WatchChange::Forget(device, place, fd));
+    }
+
+    fn forget_device(&mut self, device: DeviceId) {
+        self.watches.push(WatchChange::ForgetDevice(device));
     }
 }
 

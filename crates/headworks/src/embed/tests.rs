@@ -16,6 +16,7 @@ use crate::device::{
 
 mod files;
 mod lent;
+mod watching;
 
 const BLOCK: usize = 4096;
 const MIB: u64 = 1 << 20;

@@ -88,8 +88,29 @@ pub struct DiskDone {
     pub result: i32,
 }
 
-/// The queue of file operations that an engine offers to devices.
-pub trait DiskQueue {
+/// Places of one device for descriptors that it watches.
+pub const PLACES: u16 = 16;
+
+/// Watches descriptors for devices: sockets, and eventfds that other threads write. A device has [`PLACES`] places, each for one
+/// descriptor at a time, and a descriptor is in one place.
+///
+/// A watch is one-shot, as [`Engine::watch`] is. What is ready when it begins counts, so a device that stops before it has read
+/// everything watches again, and is called in the next turn.
+pub trait Watch {
+    /// Waits for `interest` on `fd` from the next turn on, once; then [`Device::on_ready`](crate::device::Device::on_ready) is called
+    /// with `place`. Replaces what the place waited for.
+    fn watch_place(&mut self, device: DeviceId, place: u16, fd: RawFd, interest: Interest);
+
+    /// Ends the watch of a place, if there is one. To be called before `fd` is closed. A call for an event that this turn has already
+    /// may still come.
+    fn forget_place(&mut self, device: DeviceId, place: u16, fd: RawFd);
+
+    /// Ends every watch of a device. Its descriptors are still open.
+    fn forget_device(&mut self, device: DeviceId);
+}
+
+/// What an engine does for devices: file operations and watches.
+pub trait DiskQueue: Watch {
     /// Queues an operation, which starts at the end of the turn at the latest, and copies `spans`. Returns false when the engine
     /// is full: the device then completes its command with `Busy`.
     ///
@@ -118,6 +139,13 @@ pub enum Event {
         /// As given to [`Engine::watch`].
         token: u32,
     },
+    /// The watch of a device's place fired and is gone. A hint, as `Ready` is.
+    Place {
+        /// The device that watches.
+        device: DeviceId,
+        /// Its place, below [`PLACES`].
+        place: u16,
+    },
     /// A file operation ended.
     Disk(DiskDone),
     /// A [`Waker`] was used since the last `Woken`.
@@ -141,7 +169,7 @@ pub trait Engine: DiskQueue {
     fn name(&self) -> &'static str;
 
     /// From the next turn on, waits for `interest` on `fd`, once. Replaces what `token` waited for before. Tokens are small
-    /// (slots of a slab); an fd has one token.
+    /// (slots of a slab, below 2^20; places of devices have those above); an fd has one token.
     fn watch(&mut self, token: u32, fd: RawFd, interest: Interest);
 
     /// To be called before `fd` is closed: no later turn brings an event for this watch, even if `token` and the number of

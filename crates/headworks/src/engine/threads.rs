@@ -16,9 +16,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::ops::Ops;
 use super::pool::{Job, Outcome, Pool};
-use super::watch::Watches;
+use super::watch::{Watches, event_of, place_token};
 use super::{DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker};
 use crate::memory::Span;
+use headworks_core::DeviceId;
 
 /// Most threads of a pool. 16: a disk's depth-32 throughput needs most of it, and each is a stack and a possible wake-up.
 const THREADS_MAX: usize = 16;
@@ -171,6 +172,22 @@ fn milliseconds(wait: Wait) -> i32 {
     }
 }
 
+impl super::Watch for Threads {
+    fn watch_place(&mut self, device: DeviceId, place: u16, fd: RawFd, interest: Interest) {
+        self.watch(place_token(device, place), fd, interest);
+    }
+
+    fn forget_place(&mut self, device: DeviceId, place: u16, fd: RawFd) {
+        self.forget(place_token(device, place), fd);
+    }
+
+    fn forget_device(&mut self, device: DeviceId) {
+        for (place, fd) in self.watches.places_of(device) {
+            self.forget(place_token(device, place), fd);
+        }
+    }
+}
+
 impl DiskQueue for Threads {
     unsafe fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool {
         let Some((slot, vectors)) = self.ops.take(&op, spans) else {
@@ -211,7 +228,7 @@ impl Engine for Threads {
         self.arm();
         self.pool.submit(&mut self.batch);
         self.wait(if self.refused.is_empty() { wait } else { Wait::Poll })?;
-        events.extend(self.refused.drain(..).map(|token| Event::Ready { token }));
+        events.extend(self.refused.drain(..).map(event_of));
         for index in 0..self.events.len() {
             let name = self.events[index].u64;
             if name == BELL {
@@ -222,7 +239,7 @@ impl Engine for Threads {
             if let Some(watch) = self.watches.get(token) {
                 watch.wanted = None;
                 self.watches.change(token);
-                events.push(Event::Ready { token });
+                events.push(event_of(token));
             }
         }
         Ok(())

@@ -30,9 +30,10 @@ use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 
 use super::ops::{Ops, Vectors};
 use super::pool::{Job, Outcome, Pool};
-use super::watch::Watches;
+use super::watch::{Watches, event_of, place_token};
 use super::{DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker};
 use crate::memory::Span;
+use headworks_core::DeviceId;
 
 /// Entries that can be queued before the kernel is entered early. 256: above any batch that pays.
 const QUEUE_ENTRIES: u32 = 256;
@@ -247,7 +248,7 @@ impl Uring {
                     if name == poll_name(token, watch.generation) {
                         watch.generation = watch.generation.wrapping_add(1);
                         (watch.armed, watch.wanted) = (None, None);
-                        events.push(Event::Ready { token });
+                        events.push(event_of(token));
                     }
                 }
                 BELL => {
@@ -311,6 +312,22 @@ fn disk_entry(op: &DiskOp, spans: &[Span], vectors: Vectors) -> squeue::Entry {
             opcode::Fallocate::new(fd, op.len).offset(op.offset).mode(mode).build()
         }
         (DiskKind::Extents { .. }, _) => unreachable!("a ring cannot ask that"),
+    }
+}
+
+impl super::Watch for Uring {
+    fn watch_place(&mut self, device: DeviceId, place: u16, fd: RawFd, interest: Interest) {
+        self.watch(place_token(device, place), fd, interest);
+    }
+
+    fn forget_place(&mut self, device: DeviceId, place: u16, fd: RawFd) {
+        self.forget(place_token(device, place), fd);
+    }
+
+    fn forget_device(&mut self, device: DeviceId) {
+        for (place, fd) in self.watches.places_of(device) {
+            self.forget(place_token(device, place), fd);
+        }
     }
 }
 

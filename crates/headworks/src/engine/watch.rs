@@ -13,14 +13,36 @@
 //!                    leaves it so, else the turn disarms it               '-----> else disarmed
 //! ```
 //!
+//! Two tables, each as long as its largest token: connections' slots, and places of devices (see [`place_token`]).
+//!
 //! Invariant: `generation` grows whenever an armed poll is given up; whatever still comes from it is told by the old number.
 
 use std::os::fd::RawFd;
 
-use super::Interest;
+use headworks_core::DeviceId;
 
-/// Tokens are small numbers (slots of a slab): the table is as long as the largest one.
+use super::{Event, Interest, PLACES};
+
+/// Tokens below are small numbers (slots of a slab); those from here on are places of devices.
 pub(super) const TOKENS_MAX: usize = 1 << 20;
+
+/// The token of a device's place.
+pub(super) fn place_token(device: DeviceId, place: u16) -> u32 {
+    assert!(place < PLACES, "a device has {PLACES} places");
+    TOKENS_MAX as u32 + u32::from(device.0) * u32::from(PLACES) + u32::from(place)
+}
+
+/// What the readiness of a token is to the user.
+pub(super) fn event_of(token: u32) -> Event {
+    match token.checked_sub(TOKENS_MAX as u32) {
+        None => Event::Ready { token },
+        Some(index) => {
+            let places = u32::from(PLACES);
+            let device = DeviceId((index / places) as u16);
+            Event::Place { device, place: (index % places) as u16 }
+        }
+    }
+}
 
 /// The watch of one file descriptor: what the user waits for, and what the kernel was told.
 #[derive(Clone, Copy, Debug)]
@@ -43,23 +65,49 @@ const UNUSED: FdWatch =
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     table: Vec<FdWatch>,
+    places: Vec<FdWatch>,
     changed: Vec<u32>,
+}
+
+/// The table of a token, and its index there.
+fn table_of<'a>(
+    table: &'a mut Vec<FdWatch>,
+    places: &'a mut Vec<FdWatch>,
+    token: u32,
+) -> (&'a mut Vec<FdWatch>, usize) {
+    match (token as usize).checked_sub(TOKENS_MAX) {
+        None => (table, token as usize),
+        Some(index) => (places, index),
+    }
 }
 
 impl Watches {
     /// The token's state, if it was ever used.
     pub fn get(&mut self, token: u32) -> Option<&mut FdWatch> {
-        self.table.get_mut(token as usize)
+        let (table, index) = table_of(&mut self.table, &mut self.places, token);
+        table.get_mut(index)
+    }
+
+    /// The places of a device that may be armed, with their descriptors.
+    pub fn places_of(&self, device: DeviceId) -> impl Iterator<Item = (u16, RawFd)> + use<> {
+        let first = usize::from(device.0) * usize::from(PLACES);
+        let mut used = [None; PLACES as usize];
+        for (place, watch) in (0..).zip(self.places.iter().skip(first).take(PLACES.into())) {
+            if watch.wanted.is_some() || watch.armed.is_some() {
+                used[usize::from(place)] = Some((place, watch.fd));
+            }
+        }
+        used.into_iter().flatten()
     }
 
     /// From now on `token` waits for `interest` on `fd`.
     pub fn want(&mut self, token: u32, fd: RawFd, interest: Interest) {
-        let index = token as usize;
-        assert!(index < TOKENS_MAX, "tokens are slots of a slab");
-        if index >= self.table.len() {
-            self.table.resize(index + 1, UNUSED);
+        let (table, index) = table_of(&mut self.table, &mut self.places, token);
+        assert!(index < TOKENS_MAX, "tokens are slots of a slab or places of devices");
+        if index >= table.len() {
+            table.resize(index + 1, UNUSED);
         }
-        let watch = &mut self.table[index];
+        let watch = &mut table[index];
         watch.fd = fd;
         watch.wanted = Some(interest);
         self.change(token);
@@ -67,13 +115,15 @@ impl Watches {
 
     /// The kernel does not watch for this token after all: on the list again.
     pub fn disarm(&mut self, token: u32) {
-        self.table[token as usize].armed = None;
+        let (table, index) = table_of(&mut self.table, &mut self.places, token);
+        table[index].armed = None;
         self.change(token);
     }
 
     /// Puts the token on the list, if the two sides differ and it is not there.
     pub fn change(&mut self, token: u32) {
-        let watch = &mut self.table[token as usize];
+        let (table, index) = table_of(&mut self.table, &mut self.places, token);
+        let watch = &mut table[index];
         if watch.wanted != watch.armed && !watch.changed {
             watch.changed = true;
             self.changed.push(token);
@@ -83,10 +133,11 @@ impl Watches {
     /// The next token whose two sides differ. The caller makes them equal.
     pub fn next_changed(&mut self) -> Option<(u32, &mut FdWatch)> {
         while let Some(token) = self.changed.pop() {
-            let watch = &mut self.table[token as usize];
-            watch.changed = false;
-            if watch.wanted != watch.armed {
-                return Some((token, &mut self.table[token as usize]));
+            let (table, index) = table_of(&mut self.table, &mut self.places, token);
+            table[index].changed = false;
+            if table[index].wanted != table[index].armed {
+                let (table, index) = table_of(&mut self.table, &mut self.places, token);
+                return Some((token, &mut table[index]));
             }
         }
         None

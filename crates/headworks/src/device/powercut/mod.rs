@@ -334,7 +334,7 @@ impl PowercutDevice {
     ) {
         let command = Command { first_span: 0, ..*command };
         let commands = std::slice::from_ref(&command);
-        let mut io = DeviceIo { device: io.device, completions: &mut self.answers, disk: io.disk };
+        let mut io = below(io, &mut self.answers);
         // SAFETY: the caller's promise, passed on.
         unsafe { self.below.submit(now, CommandBatch { commands, spans }, &mut io) };
     }
@@ -386,6 +386,11 @@ impl Job {
     }
 }
 
+/// What the device below works with: its answers come here first.
+fn below<'a>(io: &'a mut DeviceIo<'_>, answers: &'a mut Vec<Completion>) -> DeviceIo<'a> {
+    DeviceIo { device: io.device, completions: answers, disk: io.disk, lost: io.lost }
+}
+
 fn write_below(id: RequestId, write: &HeldWrite, moved: usize) -> Command {
     Command {
         id,
@@ -426,17 +431,18 @@ impl Device for PowercutDevice {
     }
 
     fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
-        let mut below =
-            DeviceIo { device: io.device, completions: &mut self.answers, disk: io.disk };
-        self.below.on_disk(now, done, &mut below);
+        self.below.on_disk(now, done, &mut below(io, &mut self.answers));
+        self.pump(now, io);
+    }
+
+    fn on_ready(&mut self, now: Instant, place: u16, io: &mut DeviceIo<'_>) {
+        self.below.on_ready(now, place, &mut below(io, &mut self.answers));
         self.pump(now, io);
     }
 
     fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
         if self.below.next_timeout().is_some_and(|at| at <= now) {
-            let mut below =
-                DeviceIo { device: io.device, completions: &mut self.answers, disk: io.disk };
-            self.below.on_timeout(now, &mut below);
+            self.below.on_timeout(now, &mut below(io, &mut self.answers));
         }
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;

@@ -50,7 +50,8 @@ fn below(bench: &mut Bench<PowercutDevice>) -> Vec<u8> {
     let mut completions = Vec::new();
     let mut disk = crate::device::testing::TestDisk::default();
     let device = headworks_core::DeviceId(0);
-    let mut io = DeviceIo { device, completions: &mut completions, disk: &mut disk };
+    let lost = &mut Vec::new();
+    let mut io = DeviceIo { device, completions: &mut completions, disk: &mut disk, lost };
     // SAFETY: as above.
     unsafe { bench.device_mut().below.submit(Instant(1), batch, &mut io) };
     assert_eq!(completions[0].transferred, SIZE as u32);

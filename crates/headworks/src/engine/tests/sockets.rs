@@ -195,3 +195,59 @@ fn completion_queue_overflow_loses_no_events() {
     assert_eq!(events.len(), 1000);
     assert!((0..1000).all(|token| events.contains(&ready(token))));
 }
+
+fn place(device: u16, place: u16) -> Event {
+    Event::Place { device: DeviceId(device), place }
+}
+
+#[test]
+fn places_of_devices_are_told_apart_and_watch_again_what_is_left() {
+    on_both(1, |engine| {
+        let mut pairs: Vec<_> = (0..4).map(|_| UnixStream::pair().unwrap()).collect();
+        let fds: Vec<_> = pairs.iter().map(|(socket, _)| socket.as_raw_fd()).collect();
+        let places = [(0, 0), (0, 15), (63, 1)];
+        for (&(device, place), &fd) in places.iter().zip(&fds) {
+            engine.watch_place(DeviceId(device), place, fd, Interest::Read);
+        }
+        engine.watch(0, fds[3], Interest::Read);
+        assert_eq!(pending_events(engine), []);
+        for (_, peer) in &mut pairs {
+            peer.write_all(b"xy").unwrap();
+        }
+        let mut events = turn_until(engine, |events| events.len() >= 4);
+        events.sort_by_key(|event| format!("{event:?}"));
+        assert_eq!(events, [place(0, 0), place(0, 15), place(63, 1), ready(0)]);
+
+        // A device that read a part is called again if it watches again.
+        (&pairs[1].0).read_exact(&mut [0]).unwrap();
+        assert_eq!(pending_events(engine), []);
+        engine.watch_place(DeviceId(0), 15, fds[1], Interest::Read);
+        assert_eq!(pending_events(engine), [place(0, 15)]);
+    });
+}
+
+#[test]
+fn forgotten_device_has_no_events_and_its_places_are_free() {
+    on_both(1, |engine| {
+        let mut pairs: Vec<_> = (0..3).map(|_| UnixStream::pair().unwrap()).collect();
+        let fds: Vec<_> = pairs.iter().map(|(socket, _)| socket.as_raw_fd()).collect();
+        for (index, &fd) in fds.iter().enumerate() {
+            engine.watch_place(
+                DeviceId(7 + index as u16 / 2),
+                index as u16 % 2,
+                fd,
+                Interest::Read,
+            );
+        }
+        assert_eq!(pending_events(engine), []);
+        engine.forget_device(DeviceId(7));
+        engine.forget_device(DeviceId(900));
+        for (_, peer) in &mut pairs {
+            peer.write_all(b"x").unwrap();
+        }
+        assert_eq!(turn_until(engine, |events| !events.is_empty()), [place(8, 0)]);
+        assert_eq!(pending_events(engine), []);
+        engine.watch_place(DeviceId(7), 0, fds[1], Interest::Read);
+        assert_eq!(pending_events(engine), [place(7, 0)]);
+    });
+}
