@@ -102,7 +102,7 @@ pub mod driver {
         DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, PLACES, Wait, Waker, Watch,
         open_engine,
     };
-    pub use crate::executor::{ActionSink, Executor};
+    pub use crate::executor::{ActionSink, Executor, fetch_ahead};
     pub use crate::memory::{Buffer, Mapping, Pool, Populator, Span};
     #[cfg(loom)]
     #[doc(hidden)]

@@ -73,6 +73,7 @@ use crate::time::Instant;
 use crate::writeback::{DirtyOptions, Throttle};
 use context::TimerKind;
 use flusher::Flushers;
+use pool::folio::{BLOCK, BLOCK_SHIFT};
 use state::CacheState;
 use waiters::operation::{OpStep, Operation, WaitFor};
 
@@ -108,6 +109,13 @@ impl Cache {
     #[inline]
     pub fn caches(&self, volume: VolumeId) -> bool {
         self.state.volumes[volume].mode() != WriteMode::None
+    }
+
+    /// Returns where in the pool the first byte of a read most likely is; it may be past the pool.
+    #[inline]
+    pub fn guess(&self, bio: &Bio) -> Option<u64> {
+        let unit = self.state.pool.guess(bio.id.volume, bio.offset >> BLOCK_SHIFT)?;
+        Some((u64::from(unit) << BLOCK_SHIFT) | (bio.offset % u64::from(BLOCK)))
     }
 
     /// Returns the number of client bios that wait in the cache.

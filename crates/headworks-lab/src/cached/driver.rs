@@ -10,7 +10,7 @@ use headworks::cache_memory::{CacheMemory, DirtyLog, ShardGeometry, ShardMemory}
 use std::os::fd::RawFd;
 
 use headworks::driver::{
-    ActionSink, Clock, DiskOp, DiskQueue, Executor, Interest, Mapping, Span, Watch,
+    ActionSink, Clock, DiskOp, DiskQueue, Executor, Interest, Mapping, Span, Watch, fetch_ahead,
 };
 use headworks::{Device, NullDevice};
 use headworks_core::cache::folio::BLOCK;
@@ -300,6 +300,7 @@ impl CacheDriver {
         let Self { shard, executor, sink, inputs, batch, .. } = self;
         while !inputs.is_empty() {
             std::mem::swap(inputs, batch);
+            fetch_ahead(shard, batch, sink.frames());
             shard.handle(now, batch);
             batch.clear();
             match work {

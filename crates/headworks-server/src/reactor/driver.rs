@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use headworks::driver::{DiskDone, DiskQueue, Executor};
+use headworks::driver::{ActionSink as _, DiskDone, DiskQueue, Executor, fetch_ahead};
 use headworks_core::cache::CacheContents;
 use headworks_core::{Change, ChangeError, DeviceId, ExportId, Input, Instant, Shard, VolumeId};
 
@@ -120,6 +120,7 @@ impl ShardDriver {
     pub fn step(&mut self, now: Instant, io: &mut ShardIo, disk: &mut dyn DiskQueue) {
         while !self.inputs.is_empty() || std::mem::take(&mut self.changed) {
             std::mem::swap(&mut self.inputs, &mut self.batch);
+            fetch_ahead(&self.shard, &self.batch, io.frames());
             self.shard.handle(now, &self.batch);
             if let Some(recorder) = &mut self.recorder {
                 recorder.note(now, &self.batch, self.shard.actions());

@@ -24,7 +24,7 @@ use super::parker::Parker;
 use super::removal::Removal;
 use super::{Buffers, DeviceSetup, OwnerOptions, OwnerState, Reply};
 use crate::engine::{DiskDone, DiskQueue, Event};
-use crate::executor::{ActionSink, Executor};
+use crate::executor::{ActionSink, Executor, fetch_ahead};
 use crate::memory::{Mapping, Populator, Span};
 use crate::ring::{Consumer, Producer};
 
@@ -432,6 +432,7 @@ impl Driver {
         }
         loop {
             std::mem::swap(inputs, batch);
+            fetch_ahead(shard, batch, desk.frames());
             shard.handle(now, batch);
             batch.clear();
             counts.turns += 1;

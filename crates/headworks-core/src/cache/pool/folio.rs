@@ -36,6 +36,9 @@ const _: () = assert!(VOLUME_BYTES_MAX == 1 << (BLOCK_BITS + BLOCK_SHIFT));
 pub struct FolioKey(u64);
 
 impl FolioKey {
+    /// The key of no folio: no shard has that many volumes.
+    pub const NONE: Self = Self(u64::MAX);
+
     /// Returns the key of the folio of `order` that holds `block` of `volume`.
     #[inline]
     #[must_use]

@@ -156,6 +156,12 @@ impl Pool {
         self.index.locate(&self.folios, volume, block)
     }
 
+    /// Returns the unit of the frame in which a block most likely is; it may be past the pool.
+    #[inline]
+    pub fn guess(&self, volume: VolumeId, block: u64) -> Option<u32> {
+        self.index.guess(volume, block)
+    }
+
     /// Returns the largest order of a new folio that begins at `block` and ends by `end`.
     pub fn largest_fit(&self, volume: VolumeId, block: u64, order_max: u8, end: u64) -> u8 {
         self.index.largest_fit(&self.folios, volume, block, order_max, end)
