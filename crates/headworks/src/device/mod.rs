@@ -15,6 +15,7 @@ mod error;
 mod file;
 mod mem;
 mod null;
+mod overlay;
 mod powercut;
 mod probability;
 #[cfg(any(test, feature = "testing"))]
@@ -29,6 +30,9 @@ pub use file::{
 };
 pub use mem::MemDevice;
 pub use null::NullDevice;
+pub use overlay::{
+    NewOverlay, OpenOverlay, OverlayDevice, OverlayOptions, OverlayProgress, is_overlay,
+};
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;
 

@@ -62,16 +62,44 @@ impl SizeWatch {
     }
 }
 
+/// What has to know of writes to an image whose bytes are not where they are in the volume.
+pub(in crate::device) trait WrittenRanges: std::fmt::Debug + Send + Sync {
+    /// Bytes of the volume were written, and no sync has covered them yet.
+    ///
+    /// # Errors
+    /// The range is not one that can be written.
+    fn on_write(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// A sync that began after the writes has ended.
+    ///
+    /// # Errors
+    /// The ranges could not be stored.
+    fn on_sync(&self, file: &File) -> io::Result<()>;
+}
+
 /// A second handle of an image, for writes before it is served.
 #[derive(Clone, Debug)]
 pub struct ImageWriter {
     file: Arc<File>,
     size: u64,
+    /// Offset of the volume in the file.
+    start: u64,
+    ranges: Option<Arc<dyn WrittenRanges>>,
 }
 
 impl ImageWriter {
     pub(super) fn new(file: Arc<File>, size: u64) -> Self {
-        Self { file, size }
+        Self { file, size, start: 0, ranges: None }
+    }
+
+    /// A handle of a volume of `size` bytes from `start` on.
+    pub(in crate::device) fn with_ranges(
+        file: Arc<File>,
+        size: u64,
+        start: u64,
+        ranges: Arc<dyn WrittenRanges>,
+    ) -> Self {
+        Self { file, size, start, ranges: Some(ranges) }
     }
 
     /// Size of the image in bytes.
@@ -85,6 +113,12 @@ impl ImageWriter {
     /// # Errors
     /// The kernel's reason; a part may have been written.
     pub fn write_all_at(&self, offset: u64, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let len = pieces.iter().map(|piece| piece.len() as u64).sum();
+        self.write_pieces(offset + self.start, pieces)?;
+        self.ranges.as_ref().map_or(Ok(()), |ranges| ranges.on_write(offset, len))
+    }
+
+    fn write_pieces(&self, offset: u64, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
         let (mut at, mut left) = (offset, pieces);
         while !left.is_empty() {
             let count = left.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
@@ -112,7 +146,8 @@ impl ImageWriter {
     /// # Errors
     /// The kernel's reason.
     pub fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.file.sync_data()?;
+        self.ranges.as_ref().map_or(Ok(()), |ranges| ranges.on_sync(&self.file))
     }
 }
 

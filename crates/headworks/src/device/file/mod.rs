@@ -22,7 +22,7 @@
 mod call;
 mod directory;
 mod handles;
-mod lock;
+pub(super) mod lock;
 mod open;
 mod probe;
 
@@ -36,7 +36,9 @@ use crate::memory::Span;
 
 #[cfg(any(test, feature = "testing"))]
 pub(super) use call::execute;
+pub(super) use directory::folder_of;
 pub use directory::sync_directory;
+pub(super) use handles::WrittenRanges;
 pub use handles::{ImageWriter, SizeWatch};
 use open::FileMode;
 pub use open::{Direct, FileOptions, FoundFile, Identity, OpenFile};

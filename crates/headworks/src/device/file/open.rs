@@ -331,6 +331,11 @@ impl OpenFile {
         SizeWatch::new(Arc::clone(&self.file), Arc::clone(&self.lock))
     }
 
+    /// The open file.
+    pub(in crate::device) fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
     pub(super) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }

@@ -1,0 +1,196 @@
+//! Makes a new overlay file.
+//!
+//! ```text
+//!   FILE.new-PID: size, head, fsync --link--> FILE --unlink FILE.new-PID, fsync of the directory
+//! ```
+//!
+//! The name appears when the file is whole and durable, and never replaces another file.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Component, Path, PathBuf};
+
+use headworks_core::ConfigError;
+
+use super::head::{
+    BLOCK, BaseKind, BaseRecord, Head, PATH_MAX, VOLUME_MAX, data_start, is_possible_size,
+};
+use super::open::{OpenOverlay, OverlayOptions, is_overlay, of_file};
+use crate::device::file::{FileOptions, OpenFile, folder_of, sync_directory};
+use crate::size::display_size;
+
+/// An overlay that is to be made.
+#[derive(Debug)]
+pub struct NewOverlay {
+    base: BaseRecord,
+    /// The base's path without links.
+    base_path: PathBuf,
+    size: u64,
+    /// The file whose owner and permissions the new one gets.
+    like: Option<Metadata>,
+    /// Keeps the base locked.
+    _held: Option<HeldBase>,
+}
+
+#[derive(Debug)]
+enum HeldBase {
+    Raw(#[expect(dead_code, reason = "held for its lock")] Box<OpenFile>),
+    Overlay(#[expect(dead_code, reason = "held for its lock")] Box<OpenOverlay>),
+}
+
+/// A sentence about a path.
+pub(super) fn refuse<T>(path: &Path, message: &str) -> Result<T, ConfigError> {
+    Err(ConfigError::new("path", format!("{} {message}", path.display())))
+}
+
+pub(super) fn io_error(path: &Path, error: &io::Error) -> ConfigError {
+    ConfigError::new("path", format!("{}: {error}", path.display()))
+}
+
+/// When a file was last modified, in nanoseconds since 1970.
+pub(super) fn modified(metadata: &Metadata) -> u64 {
+    (metadata.mtime() as u64).wrapping_mul(1_000_000_000).wrapping_add(metadata.mtime_nsec() as u64)
+}
+
+impl NewOverlay {
+    /// An overlay on a base, which stays locked against writers until this is dropped. Its size is that of the base, in whole blocks,
+    /// unless one is given.
+    ///
+    /// # Errors
+    /// A sentence about a base that cannot be used, or a size that an overlay cannot have.
+    pub fn new(base: &Path, size: Option<u64>) -> Result<Self, ConfigError> {
+        let base_path = base.canonicalize().map_err(|error| io_error(base, &error))?;
+        let (record, held) = if is_overlay(&base_path) {
+            let options =
+                OverlayOptions { read_only: true, base_anywhere: true, ..Default::default() };
+            let open = OpenOverlay::open(&base_path, &options, None)?;
+            (open.as_base()?, HeldBase::Overlay(Box::new(open)))
+        } else {
+            let options = FileOptions { read_only: true, ..FileOptions::default() };
+            let open = OpenFile::open(&base_path, &options)?;
+            (of_file(&base_path, &open)?, HeldBase::Raw(Box::new(open)))
+        };
+        let size = match size {
+            None => record.size.next_multiple_of(BLOCK),
+            Some(size) => size,
+        };
+        if !is_possible_size(size) || size < record.size {
+            let (base_size, most) = (display_size(record.size), display_size(VOLUME_MAX));
+            let message = format!(
+                "{size} is no size of an overlay on {}, which has {base_size}: give a multiple of {BLOCK} from that to {most}",
+                base.display()
+            );
+            return Err(ConfigError::new("size", message));
+        }
+        Ok(Self { base: record, base_path, size, like: None, _held: Some(held) })
+    }
+
+    /// An overlay on one that is served and has nothing in flight, for a snapshot: as large, with the owner and permissions of its
+    /// file.
+    ///
+    /// # Errors
+    /// The file cannot be asked.
+    pub fn over(served: &Path, file: &OpenFile) -> Result<Self, ConfigError> {
+        let error = |error: io::Error| io_error(served, &error);
+        let base_path = served.canonicalize().map_err(error)?;
+        let (head, _) = super::open::read_head(served, file.file())?;
+        let like = file.file().metadata().map_err(error)?;
+        let base = BaseRecord {
+            kind: BaseKind::Overlay,
+            path: PathBuf::new(),
+            size: head.volume_size,
+            changed: modified(&like),
+            uuid: head.uuid,
+        };
+        Ok(Self { base, base_path, size: head.volume_size, like: Some(like), _held: None })
+    }
+
+    /// Makes the file, durably. Returns the path of the base that was written into it.
+    ///
+    /// # Errors
+    /// It exists, or cannot be made; no file is left.
+    pub fn create(&self, path: &Path) -> Result<PathBuf, ConfigError> {
+        let folder = folder_of(path);
+        let folder = folder.canonicalize().map_err(|error| io_error(folder, &error))?;
+        let relative = relative_path(&folder, &self.base_path);
+        if relative.as_os_str().len() > PATH_MAX {
+            return refuse(&relative, "is too long a path for the head of an overlay");
+        }
+        if path.symlink_metadata().is_ok() {
+            return refuse(path, "exists already; an overlay is a new file");
+        }
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".new-{}", std::process::id()));
+        let temporary = PathBuf::from(temporary);
+        let made = self.write(&temporary, relative.clone());
+        let linked = made.and_then(|()| std::fs::hard_link(&temporary, path));
+        // If this fails, a file remains that nothing names.
+        let _ = std::fs::remove_file(&temporary);
+        linked.and_then(|()| sync_directory(path)).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => {
+                let message =
+                    format!("{} exists already; an overlay is a new file", path.display());
+                ConfigError::new("path", message)
+            }
+            _ => ConfigError::new("path", format!("cannot make {}: {error}", path.display())),
+        })?;
+        Ok(relative)
+    }
+
+    fn write(&self, path: &Path, base: PathBuf) -> io::Result<()> {
+        let mut options = File::options();
+        options.read(true).write(true).create_new(true).mode(0o666);
+        let file = options.open(path)?;
+        if let Some(like) = &self.like {
+            // Without the right to give a file away it stays ours; who serves the old one can serve this one.
+            let _ = fchown(&file, Some(like.uid()), Some(like.gid()));
+            file.set_permissions(PermissionsExt::from_mode(like.mode() & 0o777))?;
+        }
+        file.set_len(data_start(self.size) + self.size)?;
+        let uuid = random_uuid()?;
+        for number in [0, 1] {
+            let base = BaseRecord { path: base.clone(), ..self.base.clone() };
+            let head = Head { volume_size: self.size, number, committing: false, uuid, base };
+            let (at, copy) = head.encode();
+            file.write_all_at(&copy, at)?;
+        }
+        file.sync_all()
+    }
+}
+
+fn random_uuid() -> io::Result<[u8; 16]> {
+    let mut uuid = [0; 16];
+    // SAFETY: `uuid` lives through the call, which fills it; so few bytes come whole.
+    match unsafe { libc::getrandom(uuid.as_mut_ptr().cast(), uuid.len(), 0) } {
+        16 => Ok(uuid),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The way from a directory to a file, both without links.
+fn relative_path(folder: &Path, file: &Path) -> PathBuf {
+    let (from, to): (Vec<Component<'_>>, Vec<Component<'_>>) =
+        (folder.components().collect(), file.components().collect());
+    let common = from.iter().zip(&to).take_while(|(one, other)| one == other).count();
+    let up = from[common..].iter().map(|_| Component::ParentDir);
+    up.chain(to[common..].iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_paths_lead_from_directory_to_file() {
+        for (folder, file, relative) in [
+            ("/a/b", "/a/b/base.img", "base.img"),
+            ("/a/b", "/a/b/c/base.img", "c/base.img"),
+            ("/a/b", "/a/base.img", "../base.img"),
+            ("/a/b", "/x/base.img", "../../x/base.img"),
+            ("/", "/base.img", "base.img"),
+        ] {
+            assert_eq!(relative_path(folder.as_ref(), file.as_ref()), PathBuf::from(relative));
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! What is done with an overlay that is not served: commit, reset, flatten.
+//!
+//! ```text
+//!   commit   head says "committing" --> our runs into the base, sync --> bits 0, sync --> head with the base as it is now --> data punched
+//!   reset                                                               bits 0, sync --> head with the base as it is now --> data punched
+//! ```
+//!
+//! A commit can be interrupted at any point and begun again: blocks stay ours until the base has them durably, and a block that both have
+//! reads the same from either. While the head says "committing" the base's time of modification does not count. Data are punched only when
+//! no bit on the disk names them.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use headworks_core::ConfigError;
+
+use super::bitmap::PAGE_BYTES;
+use super::head::{BLOCK, HEAD_BYTES, Head, bitmap_bytes, data_start};
+use super::new::{io_error, refuse};
+use super::open::{OpenBase, OpenOverlay, OverlayOptions, Way, next_data};
+use super::writer::WrittenBits;
+use crate::device::file::{Direct, WrittenRanges};
+use crate::memory::Mapping;
+
+/// Bytes that are copied at a time.
+const CHUNK: usize = 1 << 20;
+
+/// Is told how much of the work is done, in bytes, and of how much; false ends it.
+pub type OverlayProgress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
+
+/// Where a commit writes.
+struct Target {
+    file: Arc<File>,
+    start: u64,
+    bits: Option<WrittenBits>,
+}
+
+impl Target {
+    fn note(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.bits.as_ref().map_or(Ok(()), |bits| bits.on_write(offset, len))
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, self.start + offset)?;
+        self.note(offset, bytes.len() as u64)
+    }
+
+    fn zero(&self, offset: u64, len: u64, zeros: &[u8]) -> io::Result<()> {
+        if punch(&self.file, self.start + offset, len).is_err() {
+            let end = offset + len;
+            for at in (offset..end).step_by(zeros.len()) {
+                let part = (end - at).min(zeros.len() as u64) as usize;
+                self.file.write_all_at(&zeros[..part], self.start + at)?;
+            }
+        }
+        self.note(offset, len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // All, because the time of modification is kept in the head.
+        self.file.sync_all()?;
+        self.bits.as_ref().map_or(Ok(()), |bits| bits.on_sync(&self.file))?;
+        self.file.sync_all()
+    }
+}
+
+fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: a plain call on an open file.
+    match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, len as i64) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn stopped() -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, "stopped")
+}
+
+/// Options of a tool: through the kernel's page cache, because heads are smaller than blocks of direct I/O.
+fn tool_options(base_anywhere: bool) -> OverlayOptions {
+    OverlayOptions { read_only: false, direct: Direct::Off, base_anywhere }
+}
+
+impl OpenOverlay {
+    /// Copies the overlay's blocks into its base, and empties the overlay. Needs both alone; other overlays on the base are refused
+    /// afterwards. Returns the number of bytes that were the overlay's.
+    ///
+    /// # Errors
+    /// A sentence about what cannot be read or written. The commit can be begun again.
+    pub fn commit(
+        path: &Path,
+        base_anywhere: bool,
+        progress: OverlayProgress<'_>,
+    ) -> Result<u64, ConfigError> {
+        let mut open = Self::open_for(path, &tool_options(base_anywhere), Way::Commit)?;
+        open.check_room()?;
+        let bytes = open.own_bytes();
+        open.copy_into_base(progress).map_err(|error| {
+            let message =
+                format!("{}: the commit did not end: {error}; begin it again", path.display());
+            ConfigError::new("path", message)
+        })?;
+        open.empty(true)?;
+        Ok(bytes)
+    }
+
+    /// Empties the overlay: its volume is the base as it is now. Returns the number of bytes that are given up.
+    ///
+    /// # Errors
+    /// A sentence about what cannot be read or written.
+    pub fn reset(path: &Path, base_anywhere: bool) -> Result<u64, ConfigError> {
+        let mut open = Self::open_for(path, &tool_options(base_anywhere), Way::Reset)?;
+        let size = open.base_record()?.size;
+        if size > open.head.volume_size {
+            return refuse(path, "is smaller than its base now; make a new overlay instead");
+        }
+        let bytes = open.own_bytes();
+        open.empty(false)?;
+        Ok(bytes)
+    }
+
+    /// Refuses a commit that the base has no room for.
+    fn check_room(&self) -> Result<(), ConfigError> {
+        let grows = matches!(&self.base, OpenBase::Raw(file) if file.is_regular());
+        match self.head.volume_size <= self.head.base.size || grows {
+            true => Ok(()),
+            false => refuse(
+                &self.path,
+                "is larger than its base, which cannot grow; `headworks image flatten` makes one image of both",
+            ),
+        }
+    }
+
+    fn target(&self) -> Target {
+        match &self.base {
+            OpenBase::Raw(file) => Target { file: Arc::clone(file.file()), start: 0, bits: None },
+            OpenBase::Overlay(open) => Target {
+                file: Arc::clone(open.file.file()),
+                start: data_start(open.head.volume_size),
+                bits: Some(WrittenBits::new(Arc::clone(open.bitmap.live()))),
+            },
+        }
+    }
+
+    fn copy_into_base(&mut self, progress: OverlayProgress<'_>) -> io::Result<()> {
+        let head = Head { committing: true, ..self.head.clone() };
+        self.store_head(head)?;
+        let target = self.target();
+        let size = self.head.volume_size;
+        if matches!(self.base, OpenBase::Raw(_)) && self.head.base.size < size {
+            target.file.set_len(size)?;
+        }
+        let (own, start, all) = (self.file.file(), data_start(size), self.own_bytes());
+        let (mut bytes, zeros) = (vec![0; CHUNK], vec![0; CHUNK]);
+        let mut done = 0;
+        for run in self.own_runs() {
+            let (mut at, end) = (run.start, run.end);
+            while at < end {
+                let data = next_data(own, start + at, start + end)?;
+                let (first, next) =
+                    data.map_or((end, end), |(first, next)| (first - start, next - start));
+                if first > at {
+                    target.zero(at, first - at, &zeros)?;
+                }
+                for from in (first..next).step_by(CHUNK) {
+                    let part = &mut bytes[..(next - from).min(CHUNK as u64) as usize];
+                    own.read_exact_at(part, start + from)?;
+                    target.write(from, part)?;
+                    if !progress(done + from - run.start, all) {
+                        return Err(stopped());
+                    }
+                }
+                at = next;
+            }
+            done += run.end - run.start;
+            if !progress(done, all) {
+                return Err(stopped());
+            }
+        }
+        target.sync()?;
+        if !progress(all, all) {
+            return Err(stopped());
+        }
+        Ok(())
+    }
+
+    /// The runs of blocks that are ours, in bytes.
+    fn own_runs(&self) -> impl Iterator<Item = Range<u64>> {
+        let (live, blocks) = (self.bitmap.live(), self.head.volume_size / BLOCK);
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            while at < blocks {
+                let (is_own, count) = live.run(at, blocks - at);
+                let run = at * BLOCK..(at + count) * BLOCK;
+                at += count;
+                if is_own {
+                    return Some(run);
+                }
+            }
+            None
+        })
+    }
+
+    /// Clears the bits, takes the base as it is now, and gives the data back.
+    fn empty(&mut self, committed: bool) -> Result<(), ConfigError> {
+        let base = self.base_record()?;
+        let result = (|| {
+            let own = Arc::clone(self.file.file());
+            let (start, end) =
+                (HEAD_BYTES as u64, HEAD_BYTES as u64 + bitmap_bytes(self.head.volume_size));
+            let mut at = start;
+            while let Some((first, next)) = next_data(&own, at, end)? {
+                for page in (first..next).step_by(PAGE_BYTES) {
+                    own.write_all_at(&[0; PAGE_BYTES], page)?;
+                }
+                at = next;
+            }
+            own.sync_data()?;
+            let path = self.head.base.path.clone();
+            let base = super::head::BaseRecord { path, ..base };
+            self.store_head(Head { base, committing: false, ..self.head.clone() })?;
+            // A filesystem that cannot punch keeps the space.
+            let _ = punch(&own, data_start(self.head.volume_size), self.head.volume_size);
+            own.sync_data()
+        })();
+        result.map_err(|error: io::Error| {
+            let path = self.path.display();
+            let what = if committed { "the commit did not end" } else { "it is not empty yet" };
+            ConfigError::new("path", format!("{path}: {what}: {error}; begin it again"))
+        })
+    }
+
+    /// Makes a changed head durable, in the place of the older copy.
+    fn store_head(&mut self, head: Head) -> io::Result<()> {
+        let head = Head { number: self.head.number + 1, ..head };
+        let (at, copy) = head.encode();
+        self.file.file().write_all_at(&copy, at)?;
+        self.file.file().sync_data()?;
+        self.head = head;
+        Ok(())
+    }
+
+    /// Writes the whole volume, with its bases, to a new raw image; what is a hole in all layers is one there.
+    ///
+    /// # Errors
+    /// A sentence about what cannot be read or written; the new file is removed again.
+    pub fn flatten(&self, out: &Path, progress: OverlayProgress<'_>) -> Result<u64, ConfigError> {
+        let file = File::options().write(true).create_new(true).open(out).map_err(|error| {
+            ConfigError::new("path", format!("cannot make {}: {error}", out.display()))
+        })?;
+        let written = self.write_raw(&file, progress).and_then(|bytes| {
+            file.sync_all()?;
+            crate::device::file::sync_directory(out)?;
+            Ok(bytes)
+        });
+        written.map_err(|error| {
+            // If this fails, a part of an image remains.
+            let _ = std::fs::remove_file(out);
+            io_error(out, &error)
+        })
+    }
+
+    fn write_raw(&self, file: &File, progress: OverlayProgress<'_>) -> io::Result<u64> {
+        let size = self.head.volume_size;
+        file.set_len(size)?;
+        let memory = Mapping::new(CHUNK)?;
+        // SAFETY: our own mapping, which nothing else uses.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(memory.base(), CHUNK) };
+        let (mut at, mut written) = (0, 0);
+        while let Some(Range { start, end }) = self.next_data(at, size)? {
+            for from in (start..end).step_by(CHUNK) {
+                let part = &mut bytes[..(end - from).min(CHUNK as u64) as usize];
+                self.read_at(from, part)?;
+                file.write_all_at(part, from)?;
+                written += part.len() as u64;
+                if !progress(from, size) {
+                    return Err(stopped());
+                }
+            }
+            at = end;
+        }
+        Ok(written)
+    }
+
+    /// The next bytes that may be other than zeros.
+    fn next_data(&self, from: u64, end: u64) -> io::Result<Option<Range<u64>>> {
+        let start = data_start(self.head.volume_size);
+        let mut at = from;
+        while at < end {
+            let (is_own, run_end) = self.run(at, end);
+            let found = match (is_own, &self.base) {
+                (true, _) => next_data(self.file.file(), start + at, start + run_end)?
+                    .map(|(first, next)| first - start..next - start),
+                (false, OpenBase::Raw(file)) => {
+                    next_data(file.file(), at, run_end.min(self.head.base.size))?
+                        .map(|(first, next)| first..next)
+                }
+                (false, OpenBase::Overlay(open)) => {
+                    open.next_data(at, run_end.min(self.head.base.size))?
+                }
+            };
+            if found.is_some() {
+                return Ok(found);
+            }
+            at = run_end;
+        }
+        Ok(None)
+    }
+
+    /// Whether a byte is ours, and where that ends.
+    fn run(&self, at: u64, end: u64) -> (bool, u64) {
+        let first = at / BLOCK;
+        let (is_own, count) = self.bitmap.live().run(first, end.div_ceil(BLOCK) - first);
+        (is_own, ((first + count) * BLOCK).min(end))
+    }
+
+    /// Reads bytes of the volume.
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let (mut at, end) = (offset, offset + bytes.len() as u64);
+        while at < end {
+            let (is_own, run_end) = self.run(at, end);
+            let part = &mut bytes[(at - offset) as usize..(run_end - offset) as usize];
+            if is_own {
+                let start = data_start(self.head.volume_size);
+                self.file.file().read_exact_at(part, start + at)?;
+            } else {
+                let inside = self.head.base.size.saturating_sub(at).min(part.len() as u64);
+                let (inside, beyond) = part.split_at_mut(inside as usize);
+                beyond.fill(0);
+                match &self.base {
+                    OpenBase::Raw(file) => file.file().read_exact_at(inside, at)?,
+                    OpenBase::Overlay(open) => open.read_at(at, inside)?,
+                }
+            }
+            at = run_end;
+        }
+        Ok(())
+    }
+}

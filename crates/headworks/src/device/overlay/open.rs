@@ -1,0 +1,444 @@
+//! Opens an overlay and its bases: checks heads, locks, reads bitmaps.
+//!
+//! Our own file is locked as any image is; bases are opened read-only and locked shared, so nothing can write one meanwhile. A head may be
+//! hostile: a base is opened only in the overlay's directory or below it, links resolved, unless the user allows others. A base that is
+//! missing or not as the head says is refused.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
+
+use super::bitmap::{Bitmap, LiveBits};
+use super::head::{
+    BLOCK, BaseKind, BaseRecord, HEAD_BYTES, Head, bitmap_bytes, data_start, has_magic,
+};
+use super::ids::LAYERS_MAX;
+use super::new::{io_error, modified, refuse};
+use super::writer::WrittenBits;
+use super::{ONLY, OverlayDevice, Parts};
+use crate::device::Device;
+use crate::device::file::{Direct, FileDevice, FileOptions, ImageWriter, OpenFile, folder_of};
+use crate::memory::Mapping;
+
+/// What a user may say about an overlay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OverlayOptions {
+    /// Open it for reading alone.
+    pub read_only: bool,
+    /// Whether to go past the kernel's page cache, for the overlay and its bases.
+    pub direct: Direct,
+    /// Whether a base may be in any directory, and not only in that of the overlay and below.
+    pub base_anywhere: bool,
+}
+
+/// An overlay that is open, locked and understood, with its bases.
+#[derive(Debug)]
+pub struct OpenOverlay {
+    pub(super) path: PathBuf,
+    pub(super) file: OpenFile,
+    pub(super) head: Head,
+    pub(super) bitmap: Bitmap,
+    /// Bits behind the end of the volume that the file has set.
+    stray_bits: u64,
+    pub(super) base: OpenBase,
+    base_path: PathBuf,
+}
+
+#[derive(Debug)]
+pub(super) enum OpenBase {
+    Raw(Box<OpenFile>),
+    Overlay(Box<OpenOverlay>),
+}
+
+/// How files are opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Locked.
+    Use,
+    /// Without locks, to look.
+    Inspect,
+    /// As `Use`, and the base is to be written.
+    Commit,
+    /// As `Use`, whatever the base is now.
+    Reset,
+}
+
+/// Whether the file at `path` is an overlay: it has a valid head and the size that this says.
+#[must_use]
+pub fn is_overlay(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    let whole = |head: &Head| {
+        file.metadata().is_ok_and(|found| {
+            found.is_file() && found.len() >= data_start(head.volume_size) + head.volume_size
+        })
+    };
+    read_head(path, &file).is_ok_and(|(head, _)| whole(&head))
+}
+
+/// Reads the head of a file; also its first bytes.
+pub(super) fn read_head(path: &Path, file: &File) -> Result<(Head, Mapping), ConfigError> {
+    let io = |error: io::Error| io_error(path, &error);
+    // Aligned for direct I/O.
+    let memory = Mapping::new(HEAD_BYTES).map_err(io)?;
+    // SAFETY: our own mapping, which nothing else uses.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.base(), HEAD_BYTES) };
+    if let Err(error) = file.read_exact_at(bytes, 0)
+        && error.kind() != io::ErrorKind::UnexpectedEof
+    {
+        return Err(io(error));
+    }
+    match Head::decode(bytes) {
+        Ok(head) => Ok((head, memory)),
+        Err(why) if has_magic(bytes) => refuse(path, why),
+        Err(why) => refuse(path, &format!("{why}; `headworks image create` makes one")),
+    }
+}
+
+/// The record of a base of raw bytes.
+pub(super) fn of_file(path: &Path, file: &OpenFile) -> Result<BaseRecord, ConfigError> {
+    let found = file.file().metadata().map_err(|error| io_error(path, &error))?;
+    // The node of a block device does not change with its bytes.
+    let changed = if file.is_regular() { modified(&found) } else { 0 };
+    // A commit may have made it longer.
+    let size = if file.is_regular() { found.len() } else { file.volume_options().size };
+    Ok(BaseRecord { kind: BaseKind::Raw, path: path.into(), size, changed, uuid: [0; 16] })
+}
+
+impl OpenOverlay {
+    /// Opens the overlay at `path` with its bases. `lock` is a descriptor of the open file that holds the lock, if another process
+    /// hands it over.
+    ///
+    /// # Errors
+    /// Every reason why it should not be served, as one sentence.
+    pub fn open(
+        path: &Path,
+        options: &OverlayOptions,
+        lock: Option<Arc<File>>,
+    ) -> Result<Self, ConfigError> {
+        Self::open_layer(path, options, (Way::Use, lock), 1)
+    }
+
+    /// Finds out what [`OpenOverlay::open`] would serve, with the same errors; takes no lock.
+    ///
+    /// # Errors
+    /// As [`OpenOverlay::open`].
+    pub fn inspect(path: &Path, options: &OverlayOptions) -> Result<Self, ConfigError> {
+        Self::open_layer(path, options, (Way::Inspect, None), 1)
+    }
+
+    pub(super) fn open_for(
+        path: &Path,
+        options: &OverlayOptions,
+        way: Way,
+    ) -> Result<Self, ConfigError> {
+        Self::open_layer(path, options, (way, None), 1)
+    }
+
+    fn open_layer(
+        path: &Path,
+        options: &OverlayOptions,
+        (way, lock): (Way, Option<Arc<File>>),
+        layers: u8,
+    ) -> Result<Self, ConfigError> {
+        if layers > LAYERS_MAX {
+            return refuse(
+                path,
+                &format!(
+                    "is below {LAYERS_MAX} overlays, which is the most; commit one into its base"
+                ),
+            );
+        }
+        if path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return refuse(
+                path,
+                "does not exist; `headworks image create --base BASE FILE` makes an overlay",
+            );
+        }
+        let wanted =
+            FileOptions { read_only: options.read_only, size: None, direct: options.direct };
+        let file = open_file(path, &wanted, (way, lock))?;
+        let (head, _) = read_head(path, file.file())?;
+        let size = head.volume_size;
+        if !file.is_regular() || file.found().size < data_start(size) + size {
+            return refuse(
+                path,
+                "is cut short: it is smaller than its head says; restore it from a copy",
+            );
+        }
+        let (live, stray_bits) =
+            read_bits(file.file(), size).map_err(|error| io_error(path, &error))?;
+        let base_path = find_base(path, &head.base, options)?;
+        let read_only = way != Way::Commit;
+        let way_below = if way == Way::Inspect { way } else { Way::Use };
+        let base = match head.base.kind {
+            BaseKind::Raw => {
+                let wanted = FileOptions { read_only, ..wanted };
+                OpenBase::Raw(Box::new(open_file(&base_path, &wanted, (way_below, None))?))
+            }
+            BaseKind::Overlay => {
+                let below = OverlayOptions { read_only, ..*options };
+                let open = Self::open_layer(&base_path, &below, (way_below, None), layers + 1)?;
+                OpenBase::Overlay(Box::new(open))
+            }
+        };
+        let bitmap = Bitmap::new(Arc::new(live)).map_err(|error| io_error(path, &error))?;
+        let open = Self { path: path.into(), file, head, bitmap, stray_bits, base, base_path };
+        if way != Way::Reset {
+            open.check_base()?;
+        }
+        Ok(open)
+    }
+
+    /// Refuses a base that is not as it was.
+    fn check_base(&self) -> Result<(), ConfigError> {
+        let (was, is) = (&self.head.base, self.base_record()?);
+        // An interrupted commit has changed it itself, and may have made it as long as the volume.
+        let committing = self.head.committing;
+        let is_grown = committing && is.size == self.head.volume_size;
+        let differs = match () {
+            () if was.uuid != is.uuid => "is another overlay than when this was made",
+            () if was.size != is.size && !is_grown => {
+                "has another size than when the overlay was made"
+            }
+            () if was.changed != is.changed && !committing => {
+                "was modified since the overlay was made"
+            }
+            () => return Ok(()),
+        };
+        let (path, base) = (self.path.display(), self.base_path.display());
+        let message = format!(
+            "{path}: its base {base} {differs}; put the right one there with its time of modification (cp -p keeps it), or give up the \
+             overlay's data and take this base: headworks image reset {path}"
+        );
+        Err(ConfigError::new("path", message))
+    }
+
+    /// The base as it is now.
+    pub(super) fn base_record(&self) -> Result<BaseRecord, ConfigError> {
+        match &self.base {
+            OpenBase::Raw(file) => of_file(&self.base_path, file),
+            OpenBase::Overlay(open) => open.as_base(),
+        }
+    }
+
+    /// This overlay as the base of another.
+    pub(super) fn as_base(&self) -> Result<BaseRecord, ConfigError> {
+        let found = self.file.file().metadata().map_err(|error| io_error(&self.path, &error))?;
+        Ok(BaseRecord {
+            kind: BaseKind::Overlay,
+            path: self.path.clone(),
+            size: self.head.volume_size,
+            changed: modified(&found),
+            uuid: self.head.uuid,
+        })
+    }
+
+    /// The overlay's own file.
+    #[must_use]
+    pub fn file(&self) -> &OpenFile {
+        &self.file
+    }
+
+    /// What its volume should be.
+    #[must_use]
+    pub fn volume_options(&self) -> VolumeOptions {
+        VolumeOptions {
+            size: self.head.volume_size,
+            read_only: self.file.read_only(),
+            block_size: BLOCK as u32,
+            ..VolumeOptions::default()
+        }
+    }
+
+    /// What its queue should know.
+    #[must_use]
+    pub fn queue_options(&self) -> QueueOptions {
+        let own = self.file.queue_options();
+        QueueOptions {
+            discard_granularity: own.discard_granularity.max(BLOCK as u32),
+            rotational: own.rotational || self.base_is_rotational(),
+            ..own
+        }
+    }
+
+    fn base_is_rotational(&self) -> bool {
+        match &self.base {
+            OpenBase::Raw(file) => file.queue_options().rotational,
+            OpenBase::Overlay(open) => open.queue_options().rotational,
+        }
+    }
+
+    /// Its files from the top down, and how they are accessed, as a phrase for messages.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let below = match &self.base {
+            OpenBase::Raw(file) => format!("{} ({})", self.base_path.display(), file.access()),
+            OpenBase::Overlay(open) => open.describe(),
+        };
+        format!("{} ({}) over {below}", self.path.display(), self.file.access())
+    }
+
+    /// Whether one of its files is not locked, because its filesystem has no locks.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        let below = match &self.base {
+            OpenBase::Raw(file) => file.locked(),
+            OpenBase::Overlay(open) => open.is_locked(),
+        };
+        self.file.locked() && below
+    }
+
+    /// A handle to write it before it is served: data, a sync, the bits, another sync.
+    #[must_use]
+    pub fn writer(&self) -> ImageWriter {
+        let size = self.head.volume_size;
+        let ranges = Arc::new(WrittenBits::new(Arc::clone(self.bitmap.live())));
+        ImageWriter::with_ranges(Arc::clone(self.file.file()), size, data_start(size), ranges)
+    }
+
+    /// Makes the device, whose only volume it is, whatever its number.
+    #[must_use]
+    pub fn into_device(self) -> OverlayDevice {
+        let size = self.head.volume_size;
+        let base_size = self.head.base.size;
+        let (below, layer): (Box<dyn Device>, u8) = match self.base {
+            OpenBase::Raw(file) => (Box::new(FileDevice::new(vec![(ONLY, *file)])), 0),
+            OpenBase::Overlay(open) => {
+                let below = open.into_device();
+                let layer = below.parts.layer + 1;
+                (Box::new(below), layer)
+            }
+        };
+        OverlayDevice::from_parts(Parts {
+            read_only: self.file.read_only(),
+            own: Box::new(FileDevice::new(vec![(ONLY, self.file)])),
+            below,
+            bitmap: self.bitmap,
+            data: data_start(size),
+            size,
+            base_size,
+            layer,
+        })
+    }
+}
+
+fn open_file(
+    path: &Path,
+    options: &FileOptions,
+    (way, lock): (Way, Option<Arc<File>>),
+) -> Result<OpenFile, ConfigError> {
+    match way {
+        Way::Inspect => OpenFile::inspect(path, options),
+        Way::Use | Way::Commit | Way::Reset => OpenFile::open_locked(path, options, lock),
+    }
+}
+
+/// The path of the base without links, if it may be opened.
+fn find_base(
+    path: &Path,
+    base: &BaseRecord,
+    options: &OverlayOptions,
+) -> Result<PathBuf, ConfigError> {
+    let folder = folder_of(path).canonicalize().map_err(|error| io_error(path, &error))?;
+    let named = folder.join(&base.path);
+    let (shown, base) = (path.display(), base.path.display());
+    let found = named.canonicalize().map_err(|error| {
+        ConfigError::new(
+            "path",
+            format!("{shown}: its base {base} cannot be opened: {error}; put it back there"),
+        )
+    })?;
+    if !options.base_anywhere && !found.starts_with(&folder) {
+        let message = format!(
+            "{shown}: its base {base} is neither in its directory nor below it; backing=allow (--backing allow) opens it if you trust the \
+             overlay"
+        );
+        return Err(ConfigError::new("backing", message));
+    }
+    Ok(found)
+}
+
+/// Reads the bitmap; also the number of bits behind the end. Holes are skipped, because a large volume has a large and mostly
+/// empty bitmap.
+fn read_bits(file: &File, size: u64) -> io::Result<(LiveBits, u64)> {
+    let mut live = LiveBits::new(size)?;
+    let (start, end) = (HEAD_BYTES as u64, HEAD_BYTES as u64 + bitmap_bytes(size));
+    let (mut at, mut stray) = (start, 0);
+    while let Some((first, next)) = next_data(file, at, end)? {
+        let range = (first - start) as usize..(next - start) as usize;
+        file.read_exact_at(&mut live.bytes_mut()[range.clone()], first)?;
+        stray += live.adopt(range);
+        at = next;
+    }
+    Ok((live, stray))
+}
+
+/// The next pages with data in a range; `None` if there are none.
+pub(super) fn next_data(file: &File, from: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
+    let seek = |at: u64, whence| {
+        // SAFETY: a plain call on an open file, whose position is not used otherwise.
+        let found = unsafe { libc::lseek(file.as_raw_fd(), at as i64, whence) };
+        u64::try_from(found).map_err(|_| io::Error::last_os_error())
+    };
+    if from >= end {
+        return Ok(None);
+    }
+    let data = match seek(from, libc::SEEK_DATA) {
+        Ok(data) => data,
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(None),
+        // A filesystem that knows no holes.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(Some((from, end))),
+        Err(error) => return Err(error),
+    };
+    if data >= end {
+        return Ok(None);
+    }
+    let hole = seek(data, libc::SEEK_HOLE)?;
+    let (first, next) = (data / BLOCK * BLOCK, hole.next_multiple_of(BLOCK).min(end));
+    Ok(Some((first.max(from), next)))
+}
+
+/// What `headworks image info` shows.
+impl OpenOverlay {
+    /// Bytes of the blocks that are its own.
+    #[must_use]
+    pub fn own_bytes(&self) -> u64 {
+        self.bitmap.live().count() * BLOCK
+    }
+
+    /// Bits behind its end, which no correct program sets.
+    #[must_use]
+    pub fn stray_bits(&self) -> u64 {
+        self.stray_bits
+    }
+
+    /// Whether a commit was interrupted.
+    #[must_use]
+    pub fn is_committing(&self) -> bool {
+        self.head.committing
+    }
+
+    /// Its id, in the usual form.
+    #[must_use]
+    pub fn uuid(&self) -> String {
+        let hex: Vec<String> = self.head.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        let groups = [0..4, 4..6, 6..8, 8..10, 10..16];
+        groups.map(|group| hex[group].concat()).join("-")
+    }
+
+    /// Its layers from the top down: path, size in bytes, and own bytes of an overlay.
+    #[must_use]
+    pub fn layers(&self) -> Vec<(PathBuf, u64, Option<u64>)> {
+        let own = (self.path.clone(), self.head.volume_size, Some(self.own_bytes()));
+        let below = match &self.base {
+            OpenBase::Raw(_) => vec![(self.base_path.clone(), self.head.base.size, None)],
+            OpenBase::Overlay(open) => open.layers(),
+        };
+        std::iter::once(own).chain(below).collect()
+    }
+}

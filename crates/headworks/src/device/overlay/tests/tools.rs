@@ -1,0 +1,129 @@
+//! Commit, reset and flatten on real files, and commits that are interrupted at every step.
+
+use std::path::Path;
+
+use headworks_core::{BioFlags, Op};
+
+use super::super::{OpenOverlay, OverlayOptions};
+use super::model::{SIZE, contents, create, file, open};
+use crate::device::testing::{Bench, TempFile};
+
+const NONE: BioFlags = BioFlags::NONE;
+
+/// Writes, zeroes and discards some blocks; the volume's contents afterwards.
+fn change(path: &Path, size: usize) -> Vec<u8> {
+    let mut bench = open(path);
+    for (block, byte) in [(0, 1), (7, 2), (8, 3), (300, 4), (511, 5)] {
+        bench.buffer()[..4096].fill(byte);
+        bench.run(Op::Write, NONE, block * 4096, 4096);
+    }
+    bench.run(Op::Discard, NONE, 20 << 12, 10 << 12);
+    bench.run(Op::WriteZeroes, NONE, 8 << 12, 1 << 12);
+    assert_eq!(bench.run(Op::Flush, NONE, 0, 0).status, Ok(()));
+    contents(&mut bench, size)
+}
+
+fn flattened(path: &Path) -> Vec<u8> {
+    let options = OverlayOptions { read_only: true, ..OverlayOptions::default() };
+    let out = TempFile::absent("flat");
+    let open = OpenOverlay::open(path, &options, None).unwrap();
+    open.flatten(out.path(), &mut |_, _| true).unwrap();
+    assert!(open.flatten(out.path(), &mut |_, _| true).is_err(), "an existing file is kept");
+    std::fs::read(out.path()).unwrap()
+}
+
+#[test]
+fn commit_moves_the_blocks_into_the_base_and_empties_the_overlay() {
+    let base = file("base", SIZE - 512);
+    let (overlay, other) = (create(base.path(), None), create(base.path(), None));
+    let expected = change(overlay.path(), SIZE);
+    assert!(flattened(overlay.path()) == expected);
+    let bytes = OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap();
+    assert_eq!(bytes, 15 << 12);
+    assert!(std::fs::read(base.path()).unwrap() == expected);
+    let options = OverlayOptions::default();
+    let empty = OpenOverlay::open(overlay.path(), &options, None).unwrap();
+    assert_eq!((empty.own_bytes(), empty.is_committing()), (0, false));
+    assert!(contents(&mut Bench::new(empty.into_device()), SIZE) == expected);
+    assert!(flattened(overlay.path()) == expected);
+    // Another overlay on it would read wrong blocks now.
+    let refused = OpenOverlay::open(other.path(), &options, None).unwrap_err().to_string();
+    assert!(refused.contains("has another size") || refused.contains("was modified"), "{refused}");
+}
+
+#[test]
+fn commit_into_an_overlay_makes_the_blocks_its_own() {
+    let base = file("base", SIZE);
+    let before = std::fs::read(base.path()).unwrap();
+    let lower = create(base.path(), None);
+    let first = change(lower.path(), SIZE);
+    let upper = create(lower.path(), None);
+    let mut bench = open(upper.path());
+    bench.buffer()[..4096].fill(9);
+    bench.run(Op::Write, NONE, 77 << 12, 4096);
+    bench.run(Op::Discard, NONE, 0, 4096);
+    bench.run(Op::Flush, NONE, 0, 0);
+    drop(bench);
+    let mut expected = first;
+    expected[77 << 12..78 << 12].fill(9);
+    expected[..4096].fill(0);
+    assert!(flattened(upper.path()) == expected);
+    assert_eq!(OpenOverlay::commit(upper.path(), false, &mut |_, _| true).unwrap(), 8192);
+    assert!(contents(&mut open(lower.path()), SIZE) == expected);
+    assert!(std::fs::read(base.path()).unwrap() == before);
+}
+
+#[test]
+fn interrupted_commit_changes_no_contents_and_can_be_begun_again() {
+    for stop_at in 0..20 {
+        let base = file("base", SIZE);
+        let overlay = create(base.path(), None);
+        let expected = change(overlay.path(), SIZE);
+        let mut calls = 0;
+        let mut stop = |_, _| {
+            calls += 1;
+            calls <= stop_at
+        };
+        let ended = OpenOverlay::commit(overlay.path(), false, &mut stop);
+        if let Err(error) = &ended {
+            assert!(error.to_string().contains("begin it again"));
+            let options = OverlayOptions::default();
+            let open = OpenOverlay::open(overlay.path(), &options, None).unwrap();
+            assert!(open.is_committing() && open.own_bytes() == 15 << 12);
+            assert!(contents(&mut Bench::new(open.into_device()), SIZE) == expected);
+            OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap();
+        }
+        assert!(std::fs::read(base.path()).unwrap() == expected);
+        assert!(contents(&mut open(overlay.path()), SIZE) == expected);
+        if ended.is_ok() {
+            assert!(stop_at > 3, "the commit has several steps");
+            return;
+        }
+    }
+    panic!("the commit never ended");
+}
+
+#[test]
+fn base_in_use_is_not_committed_into() {
+    let base = file("base", SIZE);
+    let (overlay, other) = (create(base.path(), None), create(base.path(), None));
+    let served = open(other.path());
+    let refused = OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap_err();
+    assert!(refused.to_string().contains("in use by another process"));
+    drop(served);
+    OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap();
+}
+
+#[test]
+fn reset_gives_the_base_as_it_is_now() {
+    let base = file("base", SIZE);
+    let overlay = create(base.path(), None);
+    change(overlay.path(), SIZE);
+    let new: Vec<u8> = std::fs::read(base.path()).unwrap().iter().map(|byte| byte ^ 0x55).collect();
+    std::fs::write(base.path(), &new).unwrap();
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+    std::fs::File::options().write(true).open(base.path()).unwrap().set_modified(later).unwrap();
+    assert!(OpenOverlay::open(overlay.path(), &OverlayOptions::default(), None).is_err());
+    assert_eq!(OpenOverlay::reset(overlay.path(), false).unwrap(), 15 << 12);
+    assert!(contents(&mut open(overlay.path()), SIZE) == new);
+}
