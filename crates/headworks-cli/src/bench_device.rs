@@ -291,9 +291,7 @@ fn one_thread(options: &DeviceBenchOptions, thread: u32) -> Result<ThreadResult,
 
 impl Driver {
     fn new(options: &DeviceBenchOptions, thread: u32) -> Result<Self, ConfigError> {
-        if options.threads > 1
-            && matches!(options.device.base, headworks_server::BaseDevice::File { .. })
-        {
+        if options.threads > 1 && options.device.base.path().is_some() {
             let message = "with more than one thread each needs its own device; use null or mem";
             return Err(ConfigError::new("threads", message));
         }

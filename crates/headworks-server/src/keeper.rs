@@ -14,7 +14,6 @@ use headworks_core::{VolumeId, VolumeOptions, WriteMode};
 use crate::assemble::image::VolumeOrigin;
 use crate::leftovers::Leftovers;
 use crate::marker::Marker;
-use crate::spec::BaseDevice;
 
 /// The memory and the marks of a running server.
 #[derive(Debug, Default)]
@@ -55,14 +54,13 @@ impl Keeper {
         options: &VolumeOptions,
     ) -> Option<String> {
         let holds_dirty = matches!(options.mode, WriteMode::Writeback | WriteMode::Unsafe);
-        let (BaseDevice::File { path, .. }, Some(identity)) = (&origin.spec.base, origin.identity)
-        else {
+        let (Some(path), Some(identity)) = (origin.spec.base.path(), origin.identity) else {
             return None;
         };
         if options.read_only {
             return None;
         }
-        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if let Some(memory) = &self.memory {
             let size = options.size;
             let row = VolumeRow { identity, path: absolute.clone(), size, suspect: false };

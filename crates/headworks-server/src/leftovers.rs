@@ -161,11 +161,13 @@ impl Leftovers {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Finds the dirty data of an image that is locked and not served yet. What belongs beside it is written there.
+    /// Finds the dirty data of an image that is locked and not served yet, to be written by `writer`. What belongs beside it is written
+    /// there.
     pub(crate) fn restore_image(
         &self,
         path: &Path,
         image: &OpenFile,
+        writer: &ImageWriter,
     ) -> Result<RestoredImage, ConfigError> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = RestoredImage::default();
@@ -185,7 +187,7 @@ impl Leftovers {
             }
             for volume in file.cache.volumes() {
                 if volume.row.as_ref().is_some_and(is_this) {
-                    restore_volume(file, volume, (path, image), &mut done)?;
+                    restore_volume(file, volume, (path, image, writer), &mut done)?;
                 }
             }
         }
@@ -217,7 +219,7 @@ impl Leftovers {
 fn restore_volume(
     file: &mut LeftFile,
     volume: LeftVolume,
-    (path, image): (&Path, &OpenFile),
+    (path, image, writer): (&Path, &OpenFile, &ImageWriter),
     done: &mut RestoredImage,
 ) -> Result<(), ConfigError> {
     let (shown, size) = (path.display(), display_size(volume.bytes));
@@ -233,7 +235,7 @@ fn restore_volume(
         done.pending.push(PendingRestore {
             cache: Arc::clone(&file.cache),
             volume,
-            image: image.writer(),
+            image: writer.clone(),
             shown: shown.to_string(),
             left_in: file.name.clone(),
         });

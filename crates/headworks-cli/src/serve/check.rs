@@ -235,10 +235,12 @@ fn listener(spec: &ListenerSpec, specs: &[ExportSpec]) -> Value {
 }
 
 fn export(spec: &ExportSpec, assembly: &Assembly) -> Value {
-    let (kind, path) = match &spec.spec.base {
-        BaseDevice::File { path, .. } => ("file", Some(path)),
-        BaseDevice::Null { .. } => ("null", None),
-        BaseDevice::Mem { .. } => ("mem", None),
+    let path = spec.spec.base.path();
+    let kind = match &spec.spec.base {
+        BaseDevice::File { .. } => "file",
+        BaseDevice::Overlay { .. } => "overlay",
+        BaseDevice::Null { .. } => "null",
+        BaseDevice::Mem { .. } => "mem",
     };
     let served = assembly.exports.iter().find(|export| export.name == spec.name);
     let size = served.map(|export| assembly.volumes[usize::from(export.volume.0)].1.size);

@@ -28,7 +28,8 @@ Examples:
   HEADWORKS_CACHE=1G headworks serve disk.img       every option has an environment variable
   headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
 
-SPEC is a path or type:key=value,... Types are file (path, size, direct, read-only), null (size) and mem (size), and wrappers
+SPEC is a path or type:key=value,... Types are file (path, size, direct, read-only), overlay (path, backing, direct, read-only),
+null (size) and mem (size), and wrappers
 around another device (of=SPEC, the last key): delay (read, write, flush, discard, all, jitter) error (rate, errno, op,
 range, after, count) and powercut (seed, at, at-flush, rate, flush, cache, report).
 Keys of the export, set on the outermost type: weight, its share of the device relative to other exports (1 to 10000, default

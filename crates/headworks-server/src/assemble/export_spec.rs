@@ -135,8 +135,8 @@ fn twins(one: &str, other: &str) -> String {
 impl ExportSpec {
     /// Makes a relative path of an image start at `folder`.
     pub(crate) fn set_folder(&mut self, folder: &Path) {
-        let BaseDevice::File { path, .. } = &mut self.spec.base else { return };
-        *path = folder.join(path.as_path());
+        self.spec.base.set_folder(folder);
+        let Some(path) = self.spec.base.path() else { return };
         let mut layers = self.layers.to_vec();
         let words = layers.last_mut().into_iter().flat_map(|layer| &mut layer.words);
         for (_, word) in words.filter(|(key, _)| key == "path") {
@@ -147,23 +147,23 @@ impl ExportSpec {
 
     /// Identity of the export's file; none for other devices or a missing file.
     pub(crate) fn identity(&self) -> Option<Identity> {
-        match &self.spec.base {
-            BaseDevice::File { path, .. } => Identity::of(path).ok(),
-            _ => None,
-        }
+        self.spec.base.path().and_then(|path| Identity::of(path).ok())
     }
 
     /// Says that the image is missing, if it is and would not be made.
     pub(crate) fn missing_image(&self) -> Option<String> {
-        let BaseDevice::File { path, options } = &self.spec.base else { return None };
-        let options = FileOptions { read_only: !self.writes(), ..*options };
+        let (path, options) = match &self.spec.base {
+            BaseDevice::File { path, options } => (path, *options),
+            BaseDevice::Overlay { path, .. } => (path, FileOptions::default()),
+            BaseDevice::Null { .. } | BaseDevice::Mem { .. } => return None,
+        };
+        let options = FileOptions { read_only: !self.writes(), ..options };
         options.is_missing(path).then(|| format!("its image {} does not exist", path.display()))
     }
 
     /// Whether clients may write.
     pub(crate) fn writes(&self) -> bool {
-        !self.read_only
-            && !matches!(&self.spec.base, BaseDevice::File { options, .. } if options.read_only)
+        !self.read_only && !self.spec.base.is_read_only()
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {

@@ -15,8 +15,8 @@ use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, unclean_note};
 use crate::spec::{BaseDevice, ExportOptions, Spec, UncleanPolicy, Wrapper};
 use headworks::{
-    Device, Direct, FileDevice, FileOptions, Identity, MemDevice, NullDevice, OpenFile, SizeWatch,
-    display_size,
+    Device, Direct, FileDevice, FileOptions, Identity, ImageWriter, MemDevice, NullDevice,
+    OpenFile, OpenOverlay, OverlayOptions, SizeWatch, display_size, is_overlay,
 };
 
 /// Cache options of a volume, as far as its exports give them.
@@ -102,10 +102,17 @@ impl VolumeOrigin {
         if export.spec.wrappers != self.spec.wrappers {
             return differs("of", ": their wrappers must be the same");
         }
-        let (BaseDevice::File { options, .. }, BaseDevice::File { options: opened, .. }) =
-            (&export.spec.base, &self.spec.base)
-        else {
-            return Ok(());
+        let (options, opened) = match (&export.spec.base, &self.spec.base) {
+            (BaseDevice::File { options, .. }, BaseDevice::File { options: opened, .. }) => {
+                (options, opened)
+            }
+            (BaseDevice::Null { .. } | BaseDevice::Mem { .. }, _) => return Ok(()),
+            (BaseDevice::Overlay { options, .. }, BaseDevice::Overlay { options: opened, .. }) => {
+                let opened_by_it =
+                    OverlayOptions { read_only: opened.read_only, ..*options } == *opened;
+                return if opened_by_it { Ok(()) } else { differs("direct or backing", "") };
+            }
+            _ => return differs("path", ": it must be an overlay in each of them"),
         };
         if options.direct != Direct::default() && options.direct != opened.direct {
             return differs("direct", "");
@@ -177,6 +184,7 @@ pub struct OpenedImage {
 
 enum ImageBody {
     File(Box<OpenFile>),
+    Overlay(Box<OpenOverlay>),
     Fake(Box<dyn Device>),
 }
 
@@ -214,10 +222,11 @@ impl OpenedImage {
                     Opening::Inspect => OpenFile::inspect(path, &options),
                 };
                 let file = file.map_err(|error| meant(spec, error))?;
-                let (shown, mut notes) = (path.display(), Vec::new());
-                if file.in_use() {
-                    notes.push(format!("{shown} is in use by another process; unless that is the server to reload, a start is refused"));
+                if is_overlay(path) {
+                    return Err(not_raw(path));
                 }
+                let shown = path.display();
+                let mut notes: Vec<String> = in_use_note(path, &file).into_iter().collect();
                 if !file.locked() {
                     notes.push(format!("{shown} is not locked: its filesystem has no locks"));
                 }
@@ -236,6 +245,29 @@ impl OpenedImage {
                     alone: !spec.wrappers.is_empty(),
                 }
             }
+            BaseDevice::Overlay { path, options } => {
+                let options = OverlayOptions { read_only: !write, ..*options };
+                let overlay = match opening {
+                    Opening::Serve => OpenOverlay::open(path, &options, leftovers.lock_of(path)),
+                    Opening::Inspect => OpenOverlay::inspect(path, &options),
+                }?;
+                let mut notes: Vec<String> =
+                    in_use_note(path, overlay.file()).into_iter().collect();
+                if !overlay.is_locked() {
+                    notes.push(format!(
+                        "{} or a base of it is not locked: its filesystem has no locks",
+                        path.display()
+                    ));
+                }
+                Self {
+                    queue: overlay.queue_options(),
+                    options: overlay.volume_options(),
+                    what: wrapped(spec, &overlay.describe()),
+                    body: ImageBody::Overlay(Box::new(overlay)),
+                    notes,
+                    alone: true,
+                }
+            }
             BaseDevice::Null { size } => {
                 let size = size.ok_or_else(|| no_size("null"))?;
                 fake(size, NullDevice::queue_options(), Box::new(NullDevice), "null")
@@ -252,6 +284,15 @@ impl OpenedImage {
             return Err(ConfigError::new("size", message));
         }
         Ok(opened)
+    }
+
+    /// The file that is written, with a handle to write the volume.
+    fn file(&self) -> Option<(&OpenFile, ImageWriter)> {
+        match &self.body {
+            ImageBody::File(file) => Some((file, file.writer())),
+            ImageBody::Overlay(overlay) => Some((overlay.file(), overlay.writer())),
+            ImageBody::Fake(_) => None,
+        }
     }
 
     /// The image file, if this created it.
@@ -273,17 +314,15 @@ impl OpenedImage {
         export: &ExportSpec,
         leftovers: &Leftovers,
     ) -> Result<RestoredImage, ConfigError> {
-        let (ImageBody::File(file), BaseDevice::File { path, .. }) =
-            (&self.body, &export.spec.base)
-        else {
+        let (Some((file, writer)), Some(path)) = (self.file(), export.spec.base.path()) else {
             return Ok(RestoredImage::default());
         };
-        let mut restored = leftovers.restore_image(path, file)?;
+        let mut restored = leftovers.restore_image(path, file, &writer)?;
         if leftovers.lock_of(path).is_some() {
             // The mark is that of the server which hands over.
             return Ok(restored);
         }
-        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if let Some(unclean) = Marker::of(&absolute).found()
             && !(unclean.same_boot && restored.covered)
         {
@@ -296,10 +335,7 @@ impl OpenedImage {
 
     /// What the inventory records of the volume.
     pub fn origin(&self, spec: &Spec) -> VolumeOrigin {
-        let file = match &self.body {
-            ImageBody::File(file) => Some(file),
-            ImageBody::Fake(_) => None,
-        };
+        let file = self.file().map(|(file, _)| file);
         VolumeOrigin {
             identity: file.map(|file| file.identity()),
             what: self.what.clone(),
@@ -311,9 +347,16 @@ impl OpenedImage {
 
     /// The file whose size is watched while it is served.
     pub fn watched(&self, volume: VolumeId) -> Option<WatchedFile> {
-        let ImageBody::File(file) = &self.body else { return None };
         let VolumeOptions { size, block_size, .. } = self.options;
-        Some(WatchedFile::new(volume, file.size_watch(), size, block_size.into()))
+        match &self.body {
+            ImageBody::File(file) => {
+                Some(WatchedFile::new(volume, file.size_watch(), size, block_size.into()))
+            }
+            ImageBody::Overlay(overlay) => {
+                Some(WatchedFile::of_fixed_size(volume, overlay.file().size_watch()))
+            }
+            ImageBody::Fake(_) => None,
+        }
     }
 
     /// Key of the device that it may join; none if it needs its own.
@@ -358,10 +401,25 @@ impl OpenedImage {
     pub fn into_device(self, spec: &Spec, volume: VolumeId) -> (QueueOptions, Box<dyn Device>) {
         let body: Box<dyn Device> = match self.body {
             ImageBody::File(file) => Box::new(FileDevice::new(vec![(volume, *file)])),
+            ImageBody::Overlay(overlay) => Box::new(overlay.into_device()),
             ImageBody::Fake(body) => body,
         };
         (spec.wrap_queue_options(self.queue), spec.wrap(self.options.block_size, body))
     }
+}
+
+/// Notes that another process uses an inspected image.
+fn in_use_note(path: &Path, file: &OpenFile) -> Option<String> {
+    let shown = path.display();
+    file.in_use().then(|| format!("{shown} is in use by another process; unless that is the server to reload, a start is refused"))
+}
+
+/// An overlay is not served as raw bytes: a client that writes would ruin it.
+fn not_raw(path: &Path) -> ConfigError {
+    let shown = path.display();
+    let message =
+        format!("{shown} is an overlay, not a raw image; serve it as overlay:path={shown}");
+    ConfigError::new("path", message)
 }
 
 /// Explains a missing file whose name looks like keys without a type.

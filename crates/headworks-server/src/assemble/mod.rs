@@ -18,7 +18,7 @@ use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, Volu
 
 use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
 use crate::options::MissingImage;
-use crate::spec::{BaseDevice, Spec};
+use crate::spec::Spec;
 use headworks::{Device, FileDevice, OpenFile, display_size};
 use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin};
 
@@ -196,7 +196,7 @@ pub(crate) fn assembled(
         weight: export.share.weight,
         ioprio: export.share.ioprio,
         spec: export.clone(),
-        lasting: matches!(export.spec.base, BaseDevice::File { .. }),
+        lasting: export.spec.base.path().is_some(),
         description: format!("{what}, {}{access}", display_size(size)),
     }
 }
@@ -247,10 +247,7 @@ impl Builder {
 
     /// Finds the volume of an inspected image that is to be made, and so has no identity yet.
     fn find_imagined(&self, export: &ExportSpec) -> Option<VolumeId> {
-        let path = |spec: &Spec| match &spec.base {
-            BaseDevice::File { path, .. } => Some(path.clone()),
-            _ => None,
-        };
+        let path = |spec: &Spec| spec.base.path().map(std::path::Path::to_owned);
         let own = path(&export.spec).filter(|_| self.opening == Opening::Inspect)?;
         let mut origins = self.assembly.origins.iter();
         let found = origins.position(|origin| path(&origin.spec).as_ref() == Some(&own));

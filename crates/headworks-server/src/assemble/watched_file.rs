@@ -75,6 +75,8 @@ pub struct WatchedFile {
     facts: Arc<ImageFacts>,
     size: u64,
     block_size: u64,
+    /// The size of the file is not that of the volume.
+    has_own_size: bool,
     /// Size that the server itself is about to set.
     expected: Option<u64>,
     /// The deletion was reported.
@@ -90,7 +92,22 @@ impl WatchedFile {
             deleted: AtomicBool::new(false),
             asked: AtomicBool::new(false),
         });
-        Self { volume, facts, size, block_size, expected: None, deletion_told: false }
+        Self {
+            volume,
+            facts,
+            size,
+            block_size,
+            has_own_size: false,
+            expected: None,
+            deletion_told: false,
+        }
+    }
+
+    /// Watches a file whose size says nothing of its volume's.
+    pub(crate) fn of_fixed_size(volume: VolumeId, image: SizeWatch) -> Self {
+        let mut watched = Self::new(volume, image, 0, 1);
+        watched.has_own_size = true;
+        watched
     }
 
     /// Asks the thread to look, unless it is about to; never waits.
@@ -106,7 +123,7 @@ impl WatchedFile {
     pub(crate) fn changed_size(&mut self) -> Option<u64> {
         // Acquire: pairs with `look`.
         let size = self.facts.size.load(Ordering::Acquire) / self.block_size * self.block_size;
-        if size == std::mem::replace(&mut self.size, size) {
+        if self.has_own_size || size == std::mem::replace(&mut self.size, size) {
             return None;
         }
         // Once: a later change to this size is reported.

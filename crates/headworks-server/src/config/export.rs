@@ -24,7 +24,7 @@ use crate::assemble::{ExportSource, ExportSpec, split_name};
 use crate::cache_part::part_word;
 use crate::latency_target::latency_target_word;
 use crate::limit_words::{LIMIT_KEYS, limit_words};
-use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
+use crate::spec::{ExportOptions, Layer, Spec};
 use crate::units::parse_switch;
 
 /// Longest name that fits an NBD message.
@@ -407,5 +407,5 @@ fn read_part(
 
 /// Whether two exports have the same image in the same words.
 pub(super) fn same_image(one: &ExportSpec, other: &ExportSpec) -> bool {
-    matches!(one.spec.base, BaseDevice::File { .. }) && one.spec == other.spec
+    one.spec.base.path().is_some() && one.spec == other.spec
 }

@@ -138,7 +138,11 @@ fn problem_has_line_column_and_remedy() {
         ("[[device]]\nname = 'a b'", "f:2:8", "letters, digits"),
         ("[[device]]\nname = 'a'\nnr_requests = 1", "f:3:1", "it has name, queue"),
         ("[[export]]\nmem.size = 1", "f:1:1", "an [[export]] needs a name"),
-        ("[[export]]\nname = 'a'", "f:2:8", "needs one of file, null, mem, as in file = {"),
+        (
+            "[[export]]\nname = 'a'",
+            "f:2:8",
+            "needs one of file, null, mem, overlay, as in file = {",
+        ),
         (
             "[[export]]\nname = 'a'\nread_only = true\nmem.size = 1",
             "f:3:1",

@@ -3,6 +3,7 @@
 //! ```text
 //!   disk.img                                              a path is a file
 //!   file:path=disk.img,size=1G,direct=auto,read-only=on   size creates it if it does not exist
+//!   overlay:path=tenant.hwo,backing=allow                 its head names the base
 //!   null:size=1T          mem:size=64M
 //!   delay:read=5ms,all=1ms,of=disk.img                    wrappers end with of=, which takes the whole rest
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
@@ -15,12 +16,13 @@
 
 mod keys;
 mod layers;
+mod overlay;
 mod powercut;
 mod share;
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
@@ -31,7 +33,7 @@ pub use self::share::{ExportOptions, UncleanPolicy};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 use headworks::{
     DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,
-    PowercutDevice,
+    OverlayOptions, PowercutDevice,
 };
 
 /// Most wrappers of a device; each one adds a call.
@@ -56,6 +58,13 @@ pub enum BaseDevice {
         /// Options for opening it.
         options: FileOptions,
     },
+    /// A file with the blocks that differ from a base.
+    Overlay {
+        /// Path of the overlay.
+        path: PathBuf,
+        /// Options for opening it.
+        options: OverlayOptions,
+    },
     /// A device without data: reads return zeros.
     Null {
         /// Size in bytes, if it was given.
@@ -79,6 +88,33 @@ pub enum Wrapper {
     Powercut(Powercut),
 }
 
+impl BaseDevice {
+    /// Path of the file that is written; none of a device without one.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File { path, .. } | Self::Overlay { path, .. } => Some(path),
+            Self::Null { .. } | Self::Mem { .. } => None,
+        }
+    }
+
+    /// Makes a relative path start at `folder`.
+    pub(crate) fn set_folder(&mut self, folder: &Path) {
+        if let Self::File { path, .. } | Self::Overlay { path, .. } = self {
+            *path = folder.join(path.as_path());
+        }
+    }
+
+    /// Whether it is opened for reading alone, whatever its exports are.
+    pub(crate) fn is_read_only(&self) -> bool {
+        match self {
+            Self::File { options, .. } => options.read_only,
+            Self::Overlay { options, .. } => options.read_only,
+            Self::Null { .. } | Self::Mem { .. } => false,
+        }
+    }
+}
+
 impl Wrapper {
     /// Its type, as specifications name it.
     #[must_use]
@@ -96,7 +132,7 @@ impl Spec {
     pub(crate) fn size_of_new_image(&self) -> Option<u64> {
         match &self.base {
             BaseDevice::File { options, .. } => options.size,
-            BaseDevice::Null { .. } | BaseDevice::Mem { .. } => None,
+            BaseDevice::Overlay { .. } | BaseDevice::Null { .. } | BaseDevice::Mem { .. } => None,
         }
     }
 
@@ -137,6 +173,9 @@ impl Spec {
                 Kind::File => {
                     return Ok(Self { base: parse_file(keys)?, wrappers });
                 }
+                Kind::Overlay => {
+                    return Ok(Self { base: overlay::parse(keys)?, wrappers });
+                }
                 Kind::Null => {
                     let size = parse_sized(kind, keys)?;
                     return Ok(Self { base: BaseDevice::Null { size }, wrappers });
@@ -162,7 +201,7 @@ impl Spec {
     #[must_use]
     pub fn short_name(&self) -> String {
         match &self.base {
-            BaseDevice::File { path, .. } => {
+            BaseDevice::File { path, .. } | BaseDevice::Overlay { path, .. } => {
                 path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
             }
             BaseDevice::Null { .. } => "null".to_owned(),
@@ -192,6 +231,7 @@ impl Spec {
     pub fn size(&self) -> Option<u64> {
         match &self.base {
             BaseDevice::File { options, .. } => options.size,
+            BaseDevice::Overlay { .. } => None,
             BaseDevice::Null { size } | BaseDevice::Mem { size } => *size,
         }
     }
@@ -200,6 +240,8 @@ impl Spec {
     pub fn set_default_size(&mut self, default: u64) {
         let size = match &mut self.base {
             BaseDevice::File { options, .. } => &mut options.size,
+            // Its head has the size.
+            BaseDevice::Overlay { .. } => return,
             BaseDevice::Null { size } | BaseDevice::Mem { size } => size,
         };
         size.get_or_insert(default);
@@ -236,15 +278,17 @@ enum Kind {
     Delay,
     Error,
     Powercut,
+    Overlay,
 }
 
-const KINDS: [(Kind, &str); 6] = [
+const KINDS: [(Kind, &str); 7] = [
     (Kind::File, "file"),
     (Kind::Null, "null"),
     (Kind::Mem, "mem"),
     (Kind::Delay, "delay"),
     (Kind::Error, "error"),
     (Kind::Powercut, "powercut"),
+    (Kind::Overlay, "overlay"),
 ];
 
 const FILE_KEYS: [&str; 4] = ["path", "size", "direct", "read-only"];
@@ -271,6 +315,7 @@ impl Kind {
             Self::Delay => &DELAY_KEYS,
             Self::Error => &ERROR_KEYS,
             Self::Powercut => &powercut::KEYS,
+            Self::Overlay => &overlay::KEYS,
         }
     }
 }

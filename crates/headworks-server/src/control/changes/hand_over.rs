@@ -19,20 +19,27 @@ impl LiveChanges {
     /// Returns the volumes, and the locks of their images.
     ///
     /// # Errors
-    /// A volume is in the memory of this process.
+    /// A volume is in the memory of this process, or an overlay.
     pub fn volumes_to_hand_over(&self) -> Result<(Vec<HandedVolume>, Vec<ImageLock>), String> {
         let inventory = lock(&self.inventory);
         let (mut volumes, mut locks) = (Vec::new(), Vec::new());
         for (id, entry) in &inventory.volumes {
             let origin = &entry.origin;
-            if matches!(origin.spec.base, BaseDevice::Mem { .. }) {
+            let why = match origin.spec.base {
+                BaseDevice::Mem { .. } => {
+                    "are only in the memory of this process and would be lost; remove the export first"
+                }
+                // The new process would read the bitmap while this one still changes it.
+                BaseDevice::Overlay { .. } => {
+                    "are in an overlay, which cannot be handed over while it is served; restart the server instead"
+                }
+                BaseDevice::File { .. } | BaseDevice::Null { .. } => "",
+            };
+            if !why.is_empty() {
                 let exports = inventory.exports.values();
                 let mut of_volume = exports.filter(|export| export.volume == VolumeId(*id));
                 let name = of_volume.next().map_or("", |export| &export.spec.name);
-                return Err(format!(
-                    "the data of export {} are only in the memory of this process and would be lost; remove the export first",
-                    shown_name(name)
-                ));
+                return Err(format!("the data of export {} {why}", shown_name(name)));
             }
             let key = volume_key(origin, &volumes);
             volumes.push(HandedVolume { id: VolumeId(*id), home: entry.config.home, key });

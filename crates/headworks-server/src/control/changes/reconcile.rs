@@ -18,7 +18,6 @@ use crate::latency_target::latency_target_word;
 use crate::limit_words::shown_limits;
 use crate::options::MissingImage;
 use crate::reactor::limits::LimitTarget;
-use crate::spec::BaseDevice;
 use headworks::{Identity, display_size};
 
 /// Result of a reload.
@@ -218,7 +217,7 @@ impl LiveChanges {
 
 /// Whether the path now names another file, or none, since a file may have been renamed over the open one.
 fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
-    let (Some(image), BaseDevice::File { path, .. }) = (image, &new.spec.base) else {
+    let (Some(image), Some(path)) = (image, new.spec.base.path()) else {
         return false;
     };
     match Identity::of(path) {

@@ -10,6 +10,7 @@ use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
 use crate::messages::command::ShardCommand;
+use crate::spec::BaseDevice;
 use crate::units::parse_size;
 use headworks::{SizeWatch, display_size};
 use std::fmt;
@@ -87,6 +88,13 @@ impl LiveChanges {
         else {
             return Err(RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name())));
         };
+        if matches!(origin.spec.base, BaseDevice::Overlay { .. }) {
+            let name = entry.shown_name();
+            let message = format!(
+                "{name} is an overlay, whose size does not change; `headworks image create --size` makes a larger one on it"
+            );
+            return Err(RpcFault::refused("EINVAL", message));
+        }
         let block = u64::from(config.options.block_size);
         let size = match &origin.watch {
             Some(watch) => self.size_of_file(entry, watch, (wanted, now, block))?,
