@@ -36,6 +36,8 @@ pub struct InFlightBio {
     pub stage: BioStage,
     /// The bio is malformed and must be rejected.
     pub malformed: bool,
+    /// It waited for limits and was submitted when its connection or its volume ended, whether or not the shard had room.
+    pub was_released: bool,
     /// Virtual time of its submission.
     pub since: Instant,
     /// Its volume was shrunk below the end of the bio after submission.

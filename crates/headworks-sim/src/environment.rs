@@ -711,7 +711,8 @@ impl Environment {
         let is_cut_off = flight.is_cut_off
             && matches!(status, Err(IoError::Invalid | IoError::NoSpace))
             && bio.op != Op::Flush;
-        if stage != ReplyStage::Released && !is_cut_off {
+        let is_beyond_room = flight.was_released && status == Err(IoError::NoMemory);
+        if stage != ReplyStage::Released && !is_cut_off && !is_beyond_room {
             let overdue = self.is_overdue(&bio, flight.since);
             check_status(&self.scenario, &bio, flight.malformed, self.faulty, status, overdue)
                 .map_err(|violation| violation.after(self.now.since(flight.since)))?;

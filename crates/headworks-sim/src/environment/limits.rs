@@ -25,11 +25,17 @@ impl Environment {
         passed
     }
 
-    /// Submits everything that a connection has waiting for limits; returns the number of bios.
+    /// Submits everything that a connection has waiting for limits, more than the shard has room for if need be; returns the number
+    /// of bios. The server forgets them with the connection.
     pub fn release(&mut self, index: usize, inbox: &mut Vec<Input>) -> usize {
         let home = usize::from(self.connections[index].home.0);
         let waiting = self.limits.release(self.now, home, index);
         let released = waiting.len();
+        for bio in &waiting {
+            if let Some(slot) = self.connections[index].slot(bio.id) {
+                self.connections[index].slots[slot].was_released = true;
+            }
+        }
         inbox.extend(waiting.into_iter().map(Input::Bio));
         released
     }
