@@ -84,6 +84,11 @@ for name, params in CALLS:
     tap.check(f"{name} refuses an unknown parameter", wrong.get("error", {}).get("code") == -32602, wrong)
 # It takes no parameters; an upgrade itself has tests of its own.
 tap.check("upgrade refuses an unknown parameter", server.call("upgrade", nonsense=1).get("error", {}).get("code") == -32602)
-tap.check("every method of the page is tried", set(methods) == {name for name, _ in CALLS} | {"upgrade"}, sorted(methods))
+# A cut ends the server; see crashtest.test.sh.
+for name, params, error in [("cut", {"export": "db"}, "EINVAL"), ("cut", {"export": "none"}, "ENOENT")]:
+    answer = server.call(name, **params).get("error", {})
+    tap.check(f"cut of {params['export']} is refused", answer.get("data", {}).get("errno") == error, answer)
+tap.check("cut refuses an unknown parameter", server.call("cut", nonsense=1).get("error", {}).get("code") == -32602)
+tap.check("every method of the page is tried", set(methods) == {name for name, _ in CALLS} | {"cut", "upgrade"}, sorted(methods))
 client.shutdown()
 tap.done()

@@ -25,6 +25,21 @@ cannot_run() { # PATTERN ARGUMENTS...
     crashtest "${@:2}"
     [ $? -eq 2 ] && grep -E "$1" "$DIR/err" || { cat "$DIR/err"; return 1; }
 }
+# By hand: what was flushed is there, of what was not each sector may be, and the server has died.
+cut_by_hand() {
+    truncate -s 1M "$DIR/cut.img"
+    serve --cache 0 --control "$DIR/ctl" "powercut:seed=$1,of=file:path=$DIR/cut.img" other=mem:size=1M
+    "$HEADWORKS" ctl "$DIR/ctl" cut other 2>"$DIR/err" && return 1
+    grep -q 'has no power to cut; serve it as powercut:of=file:path=IMAGE (EINVAL)' "$DIR/err" || return 1
+    qemu-io -f raw -c 'write -P 1 0 64k' -c flush -c 'write -P 2 64k 64k' "nbd+unix:///cut.img?socket=$SOCKET" >/dev/null || return 1
+    "$HEADWORKS" ctl "$DIR/ctl" cut cut.img | grep -qx 'cut.img: the power is cut, the server ends' || return 1
+    wait "$SERVER"
+    [ $? -eq 137 ] || return 1
+    cmp -n 65536 "$DIR/cut.img" <(head -c 64K /dev/zero | tr '\0' '\1') &&
+        "$PYTHON" -c 'import sys; assert set(open(sys.argv[1], "rb").read()[65536:131072]) <= {0, 2}' "$DIR/cut.img"
+}
+check "ctl cut: what was flushed is there" cut_by_hand 1
+check "also with other luck" cut_by_hand 2
 check "a missing flush is found" finds_missing_flush
 check "the same cut finds it again" repeats
 rm -rf "$DIR"/headworks-crashtest.*

@@ -1,4 +1,4 @@
-//! Commands of `headworks ctl` about exports: `exports`, `add`, `remove`, `resize`, `drain`, `freeze`, `thaw`,
+//! Commands of `headworks ctl` about exports: `exports`, `add`, `remove`, `resize`, `drain`, `freeze`, `thaw`, `cut`,
 //! `refuse-clients`, `accept-clients`.
 
 use clap::{Args, Subcommand};
@@ -63,6 +63,11 @@ pub enum ExportCommand {
         #[arg(long, value_name = "COMMAND")]
         run: Option<String>,
     },
+    /// Cuts the power of a `powercut:` disk, which ends the server as kill -9 does
+    Cut {
+        /// Export name; `default` is the export without a name
+        export: String,
+    },
     /// Ends a freeze; exits with 1 if it had ended by itself, so that what was copied is not of one point in time
     Thaw {
         /// Export names; * stands for any text and ? for one byte
@@ -115,6 +120,7 @@ impl ExportCommand {
             }
             Self::RefuseClients(chosen) => ("refuse-clients", chosen.params()),
             Self::AcceptClients(chosen) => ("accept-clients", chosen.params()),
+            Self::Cut { export } => ("cut", json!({ "export": export })),
             Self::Thaw { exports } => ("thaw", json!({ "exports": exports })),
         }
     }
@@ -158,6 +164,7 @@ impl ExportCommand {
                 format!("{names}: no new clients; {clients} present\n")
             }
             Self::AcceptClients(_) => format!("{}: open for clients\n", names(&result["exports"])),
+            Self::Cut { .. } => format!("{export}: the power is cut, the server ends\n"),
             // The output is the command's.
             Self::Freeze { run: Some(_), .. } => String::new(),
             Self::Freeze { .. } => {

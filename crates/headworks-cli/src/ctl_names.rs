@@ -73,7 +73,8 @@ impl Wanted {
         let kind = match command.as_str() {
             "get" if arguments.is_empty() => Kind::Path,
             "set" if is_before_path(&arguments) => Kind::Path,
-            "remove" | "resize" | "drain" | "latency" | "why" | "failed" | "discard-failed"
+            "remove" | "resize" | "drain" | "cut" | "latency" | "why" | "failed"
+            | "discard-failed"
                 if arguments.is_empty() =>
             {
                 Kind::Export

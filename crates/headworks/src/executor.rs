@@ -420,6 +420,19 @@ impl Executor {
         self.deliver(id, inputs);
     }
 
+    /// Cuts the power of a device that can lose it; returns false for any other.
+    pub fn cut_power(
+        &mut self,
+        now: Instant,
+        device: DeviceId,
+        disk: &mut dyn DiskQueue,
+        inputs: &mut Vec<Input>,
+    ) -> bool {
+        let mut cut = false;
+        self.call(device, disk, inputs, |device, io| cut = device.cut_power(now, io));
+        cut
+    }
+
     /// Calls the devices whose time has come.
     pub fn on_timeout(&mut self, now: Instant, disk: &mut dyn DiskQueue, inputs: &mut Vec<Input>) {
         for index in 0..self.devices.len() {

@@ -324,6 +324,13 @@ pub const CONTROL_METHODS: &[ControlMethod] = &[
         fields: &[NAME_LIST, ("seconds", "time for which they were frozen")],
     },
     ControlMethod {
+        name: "cut",
+        about: "Cuts the power of a powercut: disk: the server ends as by kill -9, most often before its answer.",
+        parameters: &[EXPORT],
+        result: AN_OBJECT,
+        fields: &[EXPORT_NAME],
+    },
+    ControlMethod {
         name: "refuse-clients",
         about: "Refuses new clients of exports; present ones go on. It lasts until accept-clients, or the end of the process.",
         parameters: &[EXPORT_LIST],

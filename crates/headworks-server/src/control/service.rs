@@ -256,6 +256,7 @@ impl ControlService {
             "freeze" => self.changes.freeze(params),
             "refuse-clients" => self.changes.refuse_clients(params, true),
             "accept-clients" => self.changes.refuse_clients(params, false),
+            "cut" => self.changes.cut(params),
             "thaw" => self.changes.thaw(params),
             "reload" => self.reload(),
             // `upgrade` is carried out by the client's thread, see `upgrade` above.

@@ -58,6 +58,11 @@ pub enum ShardCommand {
         /// Whether the export is hidden.
         hidden: bool,
     },
+    /// Cuts the power of a disk that can lose it: the process ends.
+    CutPower {
+        /// Id of the device, for its owner.
+        device: DeviceId,
+    },
     /// Refuses new clients of an export, or takes them again.
     Refuse {
         /// Id of the export.

@@ -86,6 +86,12 @@ impl Reactor {
                 self.on_control(Control::ExportDirty { export: id, dirty_max });
             }
             ShardCommand::Hide { export, hidden } => self.exports.hide(export, hidden),
+            ShardCommand::CutPower { device } => {
+                let ReactorParts { driver, engine, .. } = &mut self.parts;
+                if !driver.cut_power(now, device, &mut **engine) {
+                    return Err(ChangeError::Busy("it has no powercut: disk"));
+                }
+            }
             ShardCommand::Refuse { export, refuses } => self.exports.refuse(export, refuses),
             ShardCommand::Forget { export } => {
                 self.exports.take(export);

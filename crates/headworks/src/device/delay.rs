@@ -168,6 +168,10 @@ impl Device for DelayDevice {
     fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
         self.below.grow(volume, size)
     }
+
+    fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
+        self.below.cut_power(now, io)
+    }
 }
 
 #[cfg(test)]

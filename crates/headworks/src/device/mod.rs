@@ -162,6 +162,11 @@ pub trait Device: Send {
     fn grow(&mut self, _volume: VolumeId, _size: u64) -> Result<(), IoError> {
         Err(IoError::Unsupported)
     }
+
+    /// Cuts the power of a disk that can lose it ([`PowercutDevice`]), in place of its next answer; returns false for any other.
+    fn cut_power(&mut self, _now: Instant, _io: &mut DeviceIo<'_>) -> bool {
+        false
+    }
 }
 
 /// The answer of a command that did all it was asked.

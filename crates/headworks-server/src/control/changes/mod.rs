@@ -18,6 +18,7 @@ mod absent;
 mod add;
 mod chosen;
 mod clients;
+mod cut;
 mod diff;
 mod drain;
 mod exports;

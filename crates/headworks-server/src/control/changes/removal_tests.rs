@@ -57,6 +57,7 @@ fn kind(order: &ShardCommand) -> &'static str {
         ShardCommand::AddListener { .. } => "add listener",
         ShardCommand::ChangeListener { .. } => "change listener",
         ShardCommand::RemoveListener { .. } => "remove listener",
+        ShardCommand::CutPower { .. } => "cut power",
     }
 }
 

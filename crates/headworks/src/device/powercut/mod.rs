@@ -104,6 +104,8 @@ pub struct PowercutDevice {
     retry_at: Option<Instant>,
     generation: u32,
     report: PowercutReport,
+    /// The power is cut once the job is done.
+    cut_asked: bool,
     off: bool,
 }
 
@@ -161,6 +163,7 @@ impl PowercutDevice {
             retry_at: None,
             generation: 0,
             report: PowercutReport::default(),
+            cut_asked: false,
             off: false,
         }
     }
@@ -266,6 +269,10 @@ impl PowercutDevice {
                 if !self.step(now, io) {
                     return;
                 }
+                continue;
+            }
+            if std::mem::take(&mut self.cut_asked) {
+                self.cut();
                 continue;
             }
             let Some(Waiting { command, spans }) = self.waiting.pop_front() else { return };
@@ -456,6 +463,12 @@ impl Device for PowercutDevice {
 
     fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
         self.below.grow(volume, size)
+    }
+
+    fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
+        self.cut_asked = true;
+        self.pump(now, io);
+        true
     }
 }
 
