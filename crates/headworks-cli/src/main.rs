@@ -19,6 +19,7 @@ mod ctl_socket;
 mod ctl_state;
 mod ctl_tenants;
 mod durability;
+mod image;
 mod info;
 mod known_words;
 mod lab;
@@ -53,6 +54,8 @@ enum Command {
     Check(serve::check::CheckArgs),
     /// Measures a device in this process, or an NBD server
     Bench(Box<bench::BenchArgs>),
+    /// Makes overlays (disks on a shared base), and commits, flattens and resets those that are not served
+    Image(image::ImageArgs),
     /// Runs a program on a served disk, cuts the power again and again, and checks what is left
     Crashtest(Box<crashtest::CrashtestArgs>),
     /// Controls a running server through its control socket
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(*options),
         Command::Crashtest(options) => crashtest::run(&options),
         Command::Ctl(options) => ctl::run(&options),
+        Command::Image(options) => image::run(&options),
         Command::Info(options) => info::run(&options),
         Command::Top(options) => top::run(&options),
         Command::Lab(options) => lab::run(&options),

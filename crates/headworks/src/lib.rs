@@ -70,9 +70,9 @@ pub use device::testing;
 pub use device::{
     Command, CommandBatch, DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorDevice,
     ErrorOptions, Fates, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, MemDevice,
-    NewOverlay, NullDevice, OpenFile, OpenOverlay, OverlayDevice, OverlayOptions, OverlayProgress,
-    PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability, SizeWatch,
-    is_overlay, sync_directory,
+    NewOverlay, NullDevice, OpenFile, OpenOverlay, OverlayDevice, OverlayLayer, OverlayOptions,
+    OverlayProgress, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability,
+    SizeWatch, is_overlay, sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

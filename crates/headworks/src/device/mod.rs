@@ -31,7 +31,8 @@ pub use file::{
 pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use overlay::{
-    NewOverlay, OpenOverlay, OverlayDevice, OverlayOptions, OverlayProgress, is_overlay,
+    NewOverlay, OpenOverlay, OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress,
+    is_overlay,
 };
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;

@@ -4,7 +4,7 @@
 //! torn write leaves one of the two. Numbers are little-endian:
 //!
 //! ```text
-//!   0 magic:8  version:4  block size:4  volume size:8  number:8  flags:4  base kind:4  uuid:16
+//!   0 magic:8  version:4  block size:4  volume size:8  number:8  task:4  base kind:4  uuid:16
 //!   56 base size:8  base changed (mtime, ns):8  base uuid:16  length of path:4  path ..         2044 CRC-32C:4
 //! ```
 //!
@@ -30,7 +30,6 @@ const PATH_AT: usize = 92;
 const DATA_ALIGN: u64 = 1 << 20;
 const MAGIC: [u8; 8] = *b"\x89HWO\r\n\x1a\n";
 const VERSION: u32 = 1;
-const COMMITTING: u32 = 1;
 
 /// What holds the blocks that the overlay does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,14 +54,30 @@ pub(super) struct BaseRecord {
     pub uuid: [u8; 16],
 }
 
+/// Work on an overlay that has begun and not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// None.
+    None,
+    /// A commit into the base, which may have changed since.
+    Commit,
+    /// A reset: some blocks are given up.
+    Reset,
+}
+
+impl Task {
+    fn of(flags: u32) -> Option<Self> {
+        [Self::None, Self::Commit, Self::Reset].into_iter().find(|task| *task as u32 == flags)
+    }
+}
+
 /// A valid head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub volume_size: u64,
     /// Counts the changes of the head.
     pub number: u64,
-    /// A commit into the base has begun and not ended: the base may have changed.
-    pub committing: bool,
+    pub task: Task,
     pub uuid: [u8; 16],
     pub base: BaseRecord,
 }
@@ -121,19 +136,17 @@ impl Head {
             1 => BaseKind::Overlay,
             _ => return Err("has a base of a kind that this version does not know"),
         };
-        let flags = int(32);
-        if u64::from(int(12)) != BLOCK
-            || !is_possible_size(volume_size)
-            || !(1..=PATH_MAX).contains(&path_len)
-            || flags & !COMMITTING != 0
-        {
+        let is_possible = u64::from(int(12)) == BLOCK
+            && is_possible_size(volume_size)
+            && (1..=PATH_MAX).contains(&path_len);
+        let Some(task) = Task::of(int(32)).filter(|_| is_possible) else {
             return Err("has a head with impossible values");
-        }
+        };
         let path = std::ffi::OsString::from_vec(copy[PATH_AT..PATH_AT + path_len].to_vec());
         Ok(Self {
             volume_size,
             number: long(24),
-            committing: flags & COMMITTING != 0,
+            task,
             uuid: uuid(40),
             base: BaseRecord {
                 kind,
@@ -156,7 +169,7 @@ impl Head {
         put(12, &(BLOCK as u32).to_le_bytes());
         put(16, &self.volume_size.to_le_bytes());
         put(24, &self.number.to_le_bytes());
-        put(32, &(if self.committing { COMMITTING } else { 0 }).to_le_bytes());
+        put(32, &(self.task as u32).to_le_bytes());
         put(36, &(self.base.kind as u32).to_le_bytes());
         put(40, &self.uuid);
         put(56, &self.base.size.to_le_bytes());
@@ -180,7 +193,7 @@ mod tests {
         Head {
             volume_size: 1 << 30,
             number,
-            committing: number == 3,
+            task: if number == 3 { Task::Commit } else { Task::None },
             uuid: [7; 16],
             base: BaseRecord {
                 kind: BaseKind::Overlay,
@@ -231,7 +244,7 @@ mod tests {
             (12, &512_u32.to_le_bytes()),
             (16, &4097_u64.to_le_bytes()),
             (16, &u64::MAX.to_le_bytes()),
-            (32, &4_u32.to_le_bytes()),
+            (32, &3_u32.to_le_bytes()),
             (36, &9_u32.to_le_bytes()),
             (88, &u32::MAX.to_le_bytes()),
         ];

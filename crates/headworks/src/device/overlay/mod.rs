@@ -42,7 +42,7 @@ use self::head::BLOCK;
 use self::ids::Ids;
 pub use self::new::NewOverlay;
 pub use self::offline::OverlayProgress;
-pub use self::open::{OpenOverlay, OverlayOptions, is_overlay};
+pub use self::open::{OpenOverlay, OverlayLayer, OverlayOptions, is_overlay};
 use self::pieces::{Cut, Source, cut_read, zero_spans};
 use self::rows::{Piece, Role, Row, Rows};
 use super::{Command, CommandBatch, Device, DeviceIo, done, failed, tell_extents};

@@ -14,8 +14,9 @@ use std::path::{Component, Path, PathBuf};
 use headworks_core::ConfigError;
 
 use super::head::{
-    BLOCK, BaseKind, BaseRecord, Head, PATH_MAX, VOLUME_MAX, data_start, is_possible_size,
+    BLOCK, BaseKind, BaseRecord, Head, PATH_MAX, Task, VOLUME_MAX, data_start, is_possible_size,
 };
+use super::ids::LAYERS_MAX;
 use super::open::{OpenOverlay, OverlayOptions, is_overlay, of_file};
 use crate::device::file::{FileOptions, OpenFile, folder_of, sync_directory};
 use crate::size::display_size;
@@ -48,6 +49,17 @@ pub(super) fn io_error(path: &Path, error: &io::Error) -> ConfigError {
     ConfigError::new("path", format!("{}: {error}", path.display()))
 }
 
+/// Refuses a base on which no further overlay can be.
+fn check_layers(path: &Path, open: &OpenOverlay) -> Result<(), ConfigError> {
+    if open.overlays() < usize::from(LAYERS_MAX) {
+        return Ok(());
+    }
+    let message = format!(
+        "is the highest of {LAYERS_MAX} overlays, which is the most; commit one of them into its base"
+    );
+    refuse(path, &message)
+}
+
 /// When a file was last modified, in nanoseconds since 1970.
 pub(super) fn modified(metadata: &Metadata) -> u64 {
     (metadata.mtime() as u64).wrapping_mul(1_000_000_000).wrapping_add(metadata.mtime_nsec() as u64)
@@ -65,6 +77,7 @@ impl NewOverlay {
             let options =
                 OverlayOptions { read_only: true, base_anywhere: true, ..Default::default() };
             let open = OpenOverlay::open(&base_path, &options, None)?;
+            check_layers(&base_path, &open)?;
             (open.as_base()?, HeldBase::Overlay(Box::new(open)))
         } else {
             let options = FileOptions { read_only: true, ..FileOptions::default() };
@@ -106,57 +119,79 @@ impl NewOverlay {
         Ok(Self { base, base_path, size: head.volume_size, like: Some(like), _held: None })
     }
 
+    /// Bytes of its volume.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
     /// Makes the file, durably. Returns the path of the base that was written into it.
     ///
     /// # Errors
     /// It exists, or cannot be made; no file is left.
     pub fn create(&self, path: &Path) -> Result<PathBuf, ConfigError> {
+        let base = self.base_for(path)?;
+        place_new_file(path, |file| self.write(file, &base))?;
+        Ok(base.path)
+    }
+
+    /// The base as the head of `path` names it.
+    pub(super) fn base_for(&self, path: &Path) -> Result<BaseRecord, ConfigError> {
         let folder = folder_of(path);
         let folder = folder.canonicalize().map_err(|error| io_error(folder, &error))?;
         let relative = relative_path(&folder, &self.base_path);
         if relative.as_os_str().len() > PATH_MAX {
             return refuse(&relative, "is too long a path for the head of an overlay");
         }
-        if path.symlink_metadata().is_ok() {
-            return refuse(path, "exists already; an overlay is a new file");
-        }
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(format!(".new-{}", std::process::id()));
-        let temporary = PathBuf::from(temporary);
-        let made = self.write(&temporary, relative.clone());
-        let linked = made.and_then(|()| std::fs::hard_link(&temporary, path));
-        // If this fails, a file remains that nothing names.
-        let _ = std::fs::remove_file(&temporary);
-        linked.and_then(|()| sync_directory(path)).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => {
-                let message =
-                    format!("{} exists already; an overlay is a new file", path.display());
-                ConfigError::new("path", message)
-            }
-            _ => ConfigError::new("path", format!("cannot make {}: {error}", path.display())),
-        })?;
-        Ok(relative)
+        Ok(BaseRecord { path: relative, ..self.base.clone() })
     }
 
-    fn write(&self, path: &Path, base: PathBuf) -> io::Result<()> {
-        let mut options = File::options();
-        options.read(true).write(true).create_new(true).mode(0o666);
-        let file = options.open(path)?;
+    fn write(&self, file: &File, base: &BaseRecord) -> io::Result<()> {
         if let Some(like) = &self.like {
             // Without the right to give a file away it stays ours; who serves the old one can serve this one.
-            let _ = fchown(&file, Some(like.uid()), Some(like.gid()));
+            let _ = fchown(file, Some(like.uid()), Some(like.gid()));
             file.set_permissions(PermissionsExt::from_mode(like.mode() & 0o777))?;
         }
         file.set_len(data_start(self.size) + self.size)?;
         let uuid = random_uuid()?;
         for number in [0, 1] {
-            let base = BaseRecord { path: base.clone(), ..self.base.clone() };
-            let head = Head { volume_size: self.size, number, committing: false, uuid, base };
+            let base = base.clone();
+            let head = Head { volume_size: self.size, number, task: Task::None, uuid, base };
             let (at, copy) = head.encode();
             file.write_all_at(&copy, at)?;
         }
-        file.sync_all()
+        Ok(())
     }
+}
+
+/// Makes a file that appears under its name when `write` has filled it and it is durable; never replaces another.
+pub(super) fn place_new_file<T>(
+    path: &Path,
+    write: impl FnOnce(&File) -> io::Result<T>,
+) -> Result<T, ConfigError> {
+    let error = |error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            let message = format!("{} exists already; give the name of a new file", path.display());
+            ConfigError::new("path", message)
+        }
+        _ => ConfigError::new("path", format!("cannot make {}: {error}", path.display())),
+    };
+    if path.symlink_metadata().is_ok() {
+        return Err(error(io::ErrorKind::AlreadyExists.into()));
+    }
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".new-{}", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true).mode(0o666);
+    let made = options.open(&temporary).and_then(|file| {
+        let made = write(&file).and_then(|made| file.sync_all().map(|()| made));
+        let linked = made.and_then(|made| std::fs::hard_link(&temporary, path).map(|()| made));
+        // If this fails, a file remains that nothing names.
+        let _ = std::fs::remove_file(&temporary);
+        linked
+    });
+    made.and_then(|made| sync_directory(path).map(|()| made)).map_err(error)
 }
 
 fn random_uuid() -> io::Result<[u8; 16]> {

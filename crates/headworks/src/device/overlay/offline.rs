@@ -1,13 +1,16 @@
-//! What is done with an overlay that is not served: commit, reset, flatten.
+//! What is done with an overlay that is not served: commit, reset, rebase, flatten.
 //!
 //! ```text
-//!   commit   head says "committing" --> our runs into the base, sync --> bits 0, sync --> head with the base as it is now --> data punched
-//!   reset                                                               bits 0, sync --> head with the base as it is now --> data punched
+//!   commit   head says "commit" --> our runs into the base, sync --> bits 0, sync --> head with the base as it is now --> data punched
+//!   reset    head says "reset" ------------------------------------> bits 0, sync --> head with the base as it is now --> data punched
+//!   rebase                                                                            head with another base
+//!   flatten  FILE.new-PID: all layers' data, fsync --link--> FILE
 //! ```
 //!
-//! A commit can be interrupted at any point and begun again: blocks stay ours until the base has them durably, and a block that both have
-//! reads the same from either. While the head says "committing" the base's time of modification does not count. Data are punched only when
-//! no bit on the disk names them.
+//! Each can be interrupted at any point and begun again. Commit: blocks stay ours until the base has them durably, and a block that both
+//! have reads the same from either, so it can be served in between; while the head says "commit" the base's time of modification does not
+//! count. Reset: in between it is refused, since some blocks are given up and some are not. Data are punched only when no bit on the disk
+//! names them.
 
 use std::fs::File;
 use std::io;
@@ -20,11 +23,11 @@ use std::sync::Arc;
 use headworks_core::ConfigError;
 
 use super::bitmap::PAGE_BYTES;
-use super::head::{BLOCK, HEAD_BYTES, Head, bitmap_bytes, data_start};
-use super::new::{io_error, refuse};
-use super::open::{OpenBase, OpenOverlay, OverlayOptions, Way, next_data};
+use super::head::{BLOCK, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start};
+use super::new::{NewOverlay, io_error, place_new_file, refuse};
+use super::open::{OpenBase, OpenOverlay, OverlayOptions, Way, next_data, read_head};
 use super::writer::WrittenBits;
-use crate::device::file::{Direct, WrittenRanges};
+use crate::device::file::{Direct, FileOptions, OpenFile, WrittenRanges};
 use crate::memory::Mapping;
 
 /// Bytes that are copied at a time.
@@ -87,6 +90,12 @@ fn tool_options(base_anywhere: bool) -> OverlayOptions {
     OverlayOptions { read_only: false, direct: Direct::Off, base_anywhere }
 }
 
+fn write_head(file: &File, head: &Head) -> io::Result<()> {
+    let (at, copy) = head.encode();
+    file.write_all_at(&copy, at)?;
+    file.sync_data()
+}
+
 impl OpenOverlay {
     /// Copies the overlay's blocks into its base, and empties the overlay. Needs both alone; other overlays on the base are refused
     /// afterwards. Returns the number of bytes that were the overlay's.
@@ -121,8 +130,35 @@ impl OpenOverlay {
             return refuse(path, "is smaller than its base now; make a new overlay instead");
         }
         let bytes = open.own_bytes();
+        open.begin(Task::Reset).map_err(|error| io_error(path, &error))?;
         open.empty(false)?;
         Ok(bytes)
+    }
+
+    /// Takes `base` as it is now as the base. Nothing is copied or compared: its bytes have to be those of the present base.
+    ///
+    /// # Errors
+    /// A sentence about what cannot be opened or written, or why it cannot be the base.
+    pub fn rebase(path: &Path, base: &Path) -> Result<(), ConfigError> {
+        let options =
+            FileOptions { read_only: false, size: None, direct: tool_options(true).direct };
+        let file = OpenFile::open(path, &options)?;
+        let (head, _) = read_head(path, file.file())?;
+        if head.task != Task::None {
+            return refuse(path, "is in the middle of a commit or a reset; end that first");
+        }
+        // Locks it against writers; the overlay itself is in use now and so is refused.
+        let new = NewOverlay::new(base, None)?;
+        let base = new.base_for(path)?;
+        if base.size > head.volume_size {
+            return refuse(path, "is smaller than that base; make a new overlay instead");
+        }
+        write_head(file.file(), &Head { base, number: head.number + 1, ..head })
+            .map_err(|error| io_error(path, &error))
+    }
+
+    pub(super) fn begin(&mut self, task: Task) -> io::Result<()> {
+        self.store_head(Head { task, ..self.head.clone() })
     }
 
     /// Refuses a commit that the base has no room for.
@@ -149,8 +185,7 @@ impl OpenOverlay {
     }
 
     fn copy_into_base(&mut self, progress: OverlayProgress<'_>) -> io::Result<()> {
-        let head = Head { committing: true, ..self.head.clone() };
-        self.store_head(head)?;
+        self.begin(Task::Commit)?;
         let target = self.target();
         let size = self.head.volume_size;
         if matches!(self.base, OpenBase::Raw(_)) && self.head.base.size < size {
@@ -223,8 +258,8 @@ impl OpenOverlay {
             }
             own.sync_data()?;
             let path = self.head.base.path.clone();
-            let base = super::head::BaseRecord { path, ..base };
-            self.store_head(Head { base, committing: false, ..self.head.clone() })?;
+            let base = BaseRecord { path, ..base };
+            self.store_head(Head { base, task: Task::None, ..self.head.clone() })?;
             // A filesystem that cannot punch keeps the space.
             let _ = punch(&own, data_start(self.head.volume_size), self.head.volume_size);
             own.sync_data()
@@ -239,9 +274,7 @@ impl OpenOverlay {
     /// Makes a changed head durable, in the place of the older copy.
     fn store_head(&mut self, head: Head) -> io::Result<()> {
         let head = Head { number: self.head.number + 1, ..head };
-        let (at, copy) = head.encode();
-        self.file.file().write_all_at(&copy, at)?;
-        self.file.file().sync_data()?;
+        write_head(self.file.file(), &head)?;
         self.head = head;
         Ok(())
     }
@@ -251,19 +284,7 @@ impl OpenOverlay {
     /// # Errors
     /// A sentence about what cannot be read or written; the new file is removed again.
     pub fn flatten(&self, out: &Path, progress: OverlayProgress<'_>) -> Result<u64, ConfigError> {
-        let file = File::options().write(true).create_new(true).open(out).map_err(|error| {
-            ConfigError::new("path", format!("cannot make {}: {error}", out.display()))
-        })?;
-        let written = self.write_raw(&file, progress).and_then(|bytes| {
-            file.sync_all()?;
-            crate::device::file::sync_directory(out)?;
-            Ok(bytes)
-        });
-        written.map_err(|error| {
-            // If this fails, a part of an image remains.
-            let _ = std::fs::remove_file(out);
-            io_error(out, &error)
-        })
+        place_new_file(out, |file| self.write_raw(file, progress))
     }
 
     fn write_raw(&self, file: &File, progress: OverlayProgress<'_>) -> io::Result<u64> {

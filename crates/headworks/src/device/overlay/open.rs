@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 
 use super::bitmap::{Bitmap, LiveBits};
 use super::head::{
-    BLOCK, BaseKind, BaseRecord, HEAD_BYTES, Head, bitmap_bytes, data_start, has_magic,
+    BLOCK, BaseKind, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start, has_magic,
 };
 use super::ids::LAYERS_MAX;
 use super::new::{io_error, modified, refuse};
@@ -163,6 +163,13 @@ impl OpenOverlay {
             FileOptions { read_only: options.read_only, size: None, direct: options.direct };
         let file = open_file(path, &wanted, (way, lock))?;
         let (head, _) = read_head(path, file.file())?;
+        if head.task == Task::Reset && way != Way::Reset {
+            let shown = path.display();
+            let message = format!(
+                "was being reset, and some of its blocks are given up; end that: headworks image reset {shown}"
+            );
+            return refuse(path, &message);
+        }
         let size = head.volume_size;
         if !file.is_regular() || file.found().size < data_start(size) + size {
             return refuse(
@@ -198,7 +205,7 @@ impl OpenOverlay {
     fn check_base(&self) -> Result<(), ConfigError> {
         let (was, is) = (&self.head.base, self.base_record()?);
         // An interrupted commit has changed it itself, and may have made it as long as the volume.
-        let committing = self.head.committing;
+        let committing = self.is_committing();
         let is_grown = committing && is.size == self.head.volume_size;
         let differs = match () {
             () if was.uuid != is.uuid => "is another overlay than when this was made",
@@ -212,8 +219,8 @@ impl OpenOverlay {
         };
         let (path, base) = (self.path.display(), self.base_path.display());
         let message = format!(
-            "{path}: its base {base} {differs}; put the right one there with its time of modification (cp -p keeps it), or give up the \
-             overlay's data and take this base: headworks image reset {path}"
+            "{path}: its base {base} {differs}; put the right one there with its time of modification (cp -p keeps it), take this one if its bytes are the \
+             same (headworks image rebase --base {base} {path}), or give up the overlay's data (headworks image reset {path})"
         );
         Err(ConfigError::new("path", message))
     }
@@ -263,6 +270,14 @@ impl OpenOverlay {
             discard_granularity: own.discard_granularity.max(BLOCK as u32),
             rotational: own.rotational || self.base_is_rotational(),
             ..own
+        }
+    }
+
+    /// Number of overlays, itself among them.
+    pub(super) fn overlays(&self) -> usize {
+        match &self.base {
+            OpenBase::Raw(_) => 1,
+            OpenBase::Overlay(open) => 1 + open.overlays(),
         }
     }
 
@@ -403,6 +418,19 @@ pub(super) fn next_data(file: &File, from: u64, end: u64) -> io::Result<Option<(
     Ok(Some((first.max(from), next)))
 }
 
+/// A layer of an overlay: itself, or a base.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlayLayer {
+    /// Path of the file.
+    pub path: PathBuf,
+    /// Bytes of its volume.
+    pub size: u64,
+    /// Bytes of the blocks that are its own; none of a raw base, whose are all.
+    pub own_bytes: Option<u64>,
+    /// Bytes that the file takes on the disk.
+    pub disk_bytes: u64,
+}
+
 /// What `headworks image info` shows.
 impl OpenOverlay {
     /// Bytes of the blocks that are its own.
@@ -420,7 +448,7 @@ impl OpenOverlay {
     /// Whether a commit was interrupted.
     #[must_use]
     pub fn is_committing(&self) -> bool {
-        self.head.committing
+        self.head.task == Task::Commit
     }
 
     /// Its id, in the usual form.
@@ -431,12 +459,18 @@ impl OpenOverlay {
         groups.map(|group| hex[group].concat()).join("-")
     }
 
-    /// Its layers from the top down: path, size in bytes, and own bytes of an overlay.
+    /// Its layers from the top down.
     #[must_use]
-    pub fn layers(&self) -> Vec<(PathBuf, u64, Option<u64>)> {
-        let own = (self.path.clone(), self.head.volume_size, Some(self.own_bytes()));
+    pub fn layers(&self) -> Vec<OverlayLayer> {
+        let layer = |path: &Path, size, own_bytes, file: &OpenFile| OverlayLayer {
+            path: path.to_owned(),
+            size,
+            own_bytes,
+            disk_bytes: file.file().metadata().map_or(0, |found| found.blocks() * 512),
+        };
+        let own = layer(&self.path, self.head.volume_size, Some(self.own_bytes()), &self.file);
         let below = match &self.base {
-            OpenBase::Raw(_) => vec![(self.base_path.clone(), self.head.base.size, None)],
+            OpenBase::Raw(file) => vec![layer(&self.base_path, self.head.base.size, None, file)],
             OpenBase::Overlay(open) => open.layers(),
         };
         std::iter::once(own).chain(below).collect()

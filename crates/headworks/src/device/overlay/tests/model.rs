@@ -111,9 +111,13 @@ fn chains_match_a_byte_model_and_never_change_their_bases() {
         }
         files.push(overlay);
     }
-    let ninth = TempFile::absent("ninth");
-    NewOverlay::new(files.last().unwrap().path(), None).unwrap().create(ninth.path()).unwrap();
-    assert!(refusal(ninth.path()).contains("below 8 overlays"));
+    let top = files.last().unwrap().path();
+    let refused = NewOverlay::new(top, None).unwrap_err().to_string();
+    assert!(refused.contains("highest of 8 overlays"), "{refused}");
+    // One more below is found when the chain is opened.
+    let lowest = create(files[0].path(), None);
+    OpenOverlay::rebase(files[1].path(), lowest.path()).unwrap();
+    assert!(refusal(top).contains("below 8 overlays"));
 }
 
 #[test]

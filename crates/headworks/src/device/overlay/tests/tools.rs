@@ -4,6 +4,8 @@ use std::path::Path;
 
 use headworks_core::{BioFlags, Op};
 
+use super::super::head::Task;
+use super::super::open::Way;
 use super::super::{OpenOverlay, OverlayOptions};
 use super::model::{SIZE, contents, create, file, open};
 use crate::device::testing::{Bench, TempFile};
@@ -126,4 +128,60 @@ fn reset_gives_the_base_as_it_is_now() {
     assert!(OpenOverlay::open(overlay.path(), &OverlayOptions::default(), None).is_err());
     assert_eq!(OpenOverlay::reset(overlay.path(), false).unwrap(), 15 << 12);
     assert!(contents(&mut open(overlay.path()), SIZE) == new);
+}
+
+#[test]
+fn interrupted_reset_is_refused_until_it_is_done_again() {
+    let base = file("base", SIZE);
+    let overlay = create(base.path(), None);
+    change(overlay.path(), SIZE);
+    let options = OverlayOptions { read_only: false, ..OverlayOptions::default() };
+    let mut open_one = OpenOverlay::open_for(overlay.path(), &options, Way::Reset).unwrap();
+    open_one.begin(Task::Reset).unwrap();
+    drop(open_one);
+    let refused = OpenOverlay::open(overlay.path(), &options, None).unwrap_err().to_string();
+    assert!(refused.contains("was being reset"), "{refused}");
+    let refused = OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap_err();
+    assert!(refused.to_string().contains("was being reset"), "{refused}");
+    assert_eq!(OpenOverlay::reset(overlay.path(), false).unwrap(), 15 << 12);
+    assert!(contents(&mut open(overlay.path()), SIZE) == std::fs::read(base.path()).unwrap());
+}
+
+#[test]
+fn middle_layer_goes_by_a_commit_and_a_rebase() {
+    let base = file("base", SIZE);
+    let middle = create(base.path(), None);
+    change(middle.path(), SIZE);
+    let top = create(middle.path(), None);
+    let mut bench = open(top.path());
+    bench.buffer()[..4096].fill(0x77);
+    bench.run(Op::Write, NONE, 99 << 12, 4096);
+    bench.run(Op::Flush, NONE, 0, 0);
+    let expected = contents(&mut bench, SIZE);
+    drop(bench);
+    OpenOverlay::commit(middle.path(), false, &mut |_, _| true).unwrap();
+    let refused = OpenOverlay::open(top.path(), &OverlayOptions::default(), None).unwrap_err();
+    assert!(refused.to_string().contains("image rebase --base"), "{refused}");
+    let itself = OpenOverlay::rebase(top.path(), top.path()).unwrap_err().to_string();
+    assert!(itself.contains("in use"), "{itself}");
+    OpenOverlay::rebase(top.path(), base.path()).unwrap();
+    std::fs::remove_file(middle.path()).unwrap();
+    assert!(contents(&mut open(top.path()), SIZE) == expected);
+    let large = file("large", 2 * SIZE);
+    let refused = OpenOverlay::rebase(top.path(), large.path()).unwrap_err().to_string();
+    assert!(refused.contains("is smaller than that base"), "{refused}");
+}
+
+#[test]
+fn flatten_that_ends_early_leaves_no_file() {
+    let base = file("base", SIZE);
+    let overlay = create(base.path(), None);
+    change(overlay.path(), SIZE);
+    let out = TempFile::absent("flat");
+    let open = OpenOverlay::open(overlay.path(), &OverlayOptions::default(), None).unwrap();
+    let stopped = open.flatten(out.path(), &mut |_, _| false).unwrap_err().to_string();
+    assert!(stopped.contains("stopped") && !out.path().exists(), "{stopped}");
+    open.flatten(out.path(), &mut |_, _| true).unwrap();
+    let again = open.flatten(out.path(), &mut |_, _| true).unwrap_err().to_string();
+    assert!(again.contains("exists already"), "{again}");
 }

@@ -1,0 +1,118 @@
+//! Arguments of `headworks image`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use headworks_server::parse_size;
+
+/// Makes overlays (disks on a shared base), and commits, flattens and resets those that are not served
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  headworks image create --base golden.img tenant.hwo   a disk that begins as golden.img, of the same size
+  headworks image create --base golden.img --size 100G big.hwo
+  headworks serve overlay:path=tenant.hwo               serve it
+  headworks image info tenant.hwo                       its layers, and what of it is its own
+  headworks image check tenant.hwo                      exit 0 if it can be served
+  headworks image commit tenant.hwo                     move its blocks into golden.img
+  headworks image flatten tenant.hwo whole.img          one raw image of all layers
+  headworks image reset tenant.hwo                      give its blocks up
+
+An overlay is a sparse file with the blocks that were written; all others are the base's, which nothing may change meanwhile. The
+base may be an overlay, up to 8 of them. A commit changes the base: other overlays on it are refused afterwards.
+
+Exit status: 0 done, 1 refused or failed, or a check found something, 2 usage.")]
+pub struct ImageArgs {
+    #[command(subcommand)]
+    pub(super) command: ImageCommand,
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum ImageCommand {
+    /// Makes an overlay on a base; the base is a raw image, a block device or an overlay
+    Create {
+        /// Image whose bytes it begins with
+        #[arg(long, value_name = "BASE")]
+        base: PathBuf,
+        /// Its size, if it shall be larger than the base; what is behind the base reads as zeros
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        size: Option<u64>,
+        /// File to make
+        file: PathBuf,
+    },
+    /// Shows an overlay and its bases, also while it is served
+    Info {
+        /// Overlay to show
+        file: PathBuf,
+        /// Where its bases may be
+        #[arg(long, value_name = "WHERE", default_value = "beside")]
+        backing: Backing,
+    },
+    /// Checks head, size, bitmap and bases of an overlay, also while it is served
+    Check {
+        /// Overlay to check
+        file: PathBuf,
+        /// Where its bases may be
+        #[arg(long, value_name = "WHERE", default_value = "beside")]
+        backing: Backing,
+    },
+    /// CHANGES THE BASE: moves the blocks of an overlay into its base, and empties the overlay
+    ///
+    /// Neither may be in use. Killed, it can be begun again. Other overlays on the base are refused afterwards.
+    Commit {
+        /// Overlay to commit
+        file: PathBuf,
+        /// Where its bases may be
+        #[arg(long, value_name = "WHERE", default_value = "beside")]
+        backing: Backing,
+    },
+    /// Writes an overlay with its bases to a new raw image
+    ///
+    /// The image appears under its name when it is complete; until then it is OUT.new-PID.
+    Flatten {
+        /// Overlay to read
+        file: PathBuf,
+        /// Raw image to make
+        out: PathBuf,
+        /// Where its bases may be
+        #[arg(long, value_name = "WHERE", default_value = "beside")]
+        backing: Backing,
+    },
+    /// DESTROYS DATA: gives up the blocks of an overlay; it begins anew with its base as that is now
+    Reset {
+        /// Overlay to empty
+        file: PathBuf,
+        /// Where its bases may be
+        #[arg(long, value_name = "WHERE", default_value = "beside")]
+        backing: Backing,
+    },
+    /// Tells an overlay that its base is another file with the same bytes, which are not compared
+    ///
+    /// After the base was moved or copied, or after a layer between was committed.
+    Rebase {
+        /// Image that is its base from now on
+        #[arg(long, value_name = "BASE")]
+        base: PathBuf,
+        /// Overlay to change
+        file: PathBuf,
+    },
+}
+
+/// Where the bases of an overlay may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backing {
+    /// In the directory of the overlay or below it
+    Beside,
+    /// Anywhere: the head of a hostile overlay may name any file
+    Allow,
+}
+
+impl Backing {
+    /// Whether a base may be in any directory.
+    pub fn is_anywhere(self) -> bool {
+        self == Self::Allow
+    }
+}

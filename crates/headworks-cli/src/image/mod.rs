@@ -1,0 +1,176 @@
+//! `headworks image`: makes overlays, and does to one that is not served what the server cannot do to it.
+//!
+//! Each command can be killed at any moment: it leaves what was, or what it can be told to continue. Anything that copies says every
+//! second how far it is.
+
+mod arguments;
+mod show;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use headworks::{NewOverlay, OpenOverlay, OverlayOptions, display_size};
+use headworks_core::ConfigError;
+use serde_json::json;
+
+pub use arguments::ImageArgs;
+use arguments::{Backing, ImageCommand};
+
+use crate::complain;
+
+/// Time between two lines of progress.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+
+/// The result of a command: a sentence or a table, and the same as JSON.
+struct Outcome {
+    text: String,
+    json: serde_json::Value,
+    /// What `check` found.
+    is_good: bool,
+}
+
+impl Outcome {
+    fn good(text: String, json: serde_json::Value) -> Self {
+        Self { text, json, is_good: true }
+    }
+}
+
+/// Carries out a command and returns the exit code.
+pub fn run(options: &ImageArgs) -> ExitCode {
+    match carry_out(&options.command) {
+        Ok(Outcome { text, json, is_good }) => {
+            let text = if options.json { format!("{json:#}\n") } else { text };
+            // Standard output may be closed.
+            let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+            if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            complain(error.message);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn carry_out(command: &ImageCommand) -> Result<Outcome, ConfigError> {
+    match command {
+        ImageCommand::Create { base, size, file } => create(base, *size, file),
+        ImageCommand::Info { file, backing } => Ok(show::info(&inspect(file, *backing)?)),
+        ImageCommand::Check { file, backing } => Ok(show::check(file, inspect(file, *backing))),
+        ImageCommand::Commit { file, backing } => commit(file, *backing),
+        ImageCommand::Flatten { file, out, backing } => flatten(file, out, *backing),
+        ImageCommand::Reset { file, backing } => reset(file, *backing),
+        ImageCommand::Rebase { base, file } => rebase(base, file),
+    }
+}
+
+fn inspect(file: &Path, backing: Backing) -> Result<OpenOverlay, ConfigError> {
+    OpenOverlay::inspect(file, &reading(backing))
+}
+
+fn reading(backing: Backing) -> OverlayOptions {
+    OverlayOptions {
+        read_only: true,
+        base_anywhere: backing.is_anywhere(),
+        ..OverlayOptions::default()
+    }
+}
+
+fn create(base: &Path, size: Option<u64>, file: &Path) -> Result<Outcome, ConfigError> {
+    let new = NewOverlay::new(base, size)?;
+    let named = new.create(file)?;
+    let size = new.size();
+    // Of the same options as `serve` by default.
+    let beside = OpenOverlay::inspect(file, &OverlayOptions::default()).is_ok();
+    let note = if beside {
+        ""
+    } else {
+        "\nits base is in another directory: it is opened with backing=allow (--backing allow)"
+    };
+    let text = format!("{}: {} on {}{note}\n", file.display(), display_size(size), named.display());
+    let json = json!({ "path": file, "size": size, "base": named, "needs_backing_allow": !beside });
+    Ok(Outcome::good(text, json))
+}
+
+fn commit(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
+    let mut progress = Progress::new("commit");
+    let bytes = OpenOverlay::commit(file, backing.is_anywhere(), &mut |done, all| {
+        progress.tell(done, all)
+    })?;
+    Ok(moved(file, bytes, "committed into its base; it is empty now"))
+}
+
+fn reset(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
+    let bytes = OpenOverlay::reset(file, backing.is_anywhere())?;
+    Ok(moved(file, bytes, "given up; it is its base now"))
+}
+
+fn moved(file: &Path, bytes: u64, what: &str) -> Outcome {
+    let text = format!("{}: {} {what}\n", file.display(), display_size(bytes));
+    Outcome::good(text, json!({ "path": file, "bytes": bytes }))
+}
+
+fn flatten(file: &Path, out: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
+    let open = OpenOverlay::open(file, &reading(backing), None)?;
+    let mut progress = Progress::new("flatten");
+    let bytes = open.flatten(out, &mut |done, all| progress.tell(done, all))?;
+    let size = open.volume_options().size;
+    let text = format!(
+        "{}: a raw image of {}, {} of it data\n",
+        out.display(),
+        display_size(size),
+        display_size(bytes)
+    );
+    Ok(Outcome::good(text, json!({ "path": out, "size": size, "bytes": bytes })))
+}
+
+fn rebase(base: &Path, file: &Path) -> Result<Outcome, ConfigError> {
+    OpenOverlay::rebase(file, base)?;
+    let text = format!("{}: its base is {} now\n", file.display(), base.display());
+    Ok(Outcome::good(text, json!({ "path": file, "base": base })))
+}
+
+/// Lines on standard error about work that takes long.
+struct Progress {
+    what: &'static str,
+    began: Instant,
+    told: Instant,
+}
+
+impl Progress {
+    fn new(what: &'static str) -> Self {
+        let now = Instant::now();
+        Self { what, began: now, told: now }
+    }
+
+    fn tell(&mut self, done: u64, all: u64) -> bool {
+        let now = Instant::now();
+        if now - self.told >= PROGRESS_EVERY {
+            self.told = now;
+            eprintln!("{}", self.line(now - self.began, done, all));
+        }
+        true
+    }
+
+    fn line(&self, took: Duration, done: u64, all: u64) -> String {
+        let rate = (done as f64 / took.as_secs_f64()) as u64;
+        let left = all.saturating_sub(done).checked_div(rate);
+        let left = left.map_or(String::new(), |seconds| format!(", about {seconds} s left"));
+        let [done, all, rate] = [done, all, rate].map(display_size);
+        format!("{}: {done} of {all}, {rate}/s{left}", self.what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_says_bytes_rate_and_time_left() {
+        let progress = Progress::new("commit");
+        let line = progress.line(Duration::from_secs(2), 64 << 20, 256 << 20);
+        assert_eq!(line, "commit: 64 MiB of 256 MiB, 32 MiB/s, about 6 s left");
+        let line = progress.line(Duration::from_secs(1), 0, 1 << 20);
+        assert_eq!(line, "commit: 0 bytes of 1 MiB, 0 bytes/s");
+    }
+}

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# matrix: engine
+# Overlays: foreign clients, kill -9 of the server and of a commit, a base that was changed, a full disk.
+. "$(dirname "$0")/lib.sh"
+
+BASE=$IMAGES/golden.img TENANT=$IMAGES/tenant.hwo
+image() { "$HEADWORKS" image "$@"; }
+refuses() { # PATTERN COMMAND...: one line, which says what is right
+    local output
+    output=$("${@:2}" 2>&1)
+    local status=$?
+    echo "exit $status: $output"
+    [ $status -eq 1 ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -Eq -- "$1" <<<"$output"
+}
+flat_is() { # EXPECTED OVERLAY
+    rm -f "$DIR/flat.img"
+    image flatten "$2" "$DIR/flat.img" && cmp "$1" "$DIR/flat.img"
+}
+
+pseudo_random 32 1 >"$BASE"
+cp -p "$BASE" "$DIR/base.copy"
+check "an overlay is made" image create --base "$BASE" "$TENANT"
+check "and checked" image check "$TENANT"
+check "it takes no place yet" test "$(du -k "$TENANT" | cut -f1)" -le 64
+check "its name is not taken twice" refuses 'exists already' image create --base "$BASE" "$TENANT"
+check "serve --config can be checked" sh -c 'printf "[[export]]\nname = \"t\"\noverlay = { path = \"%s\" }\n" "$1" >"$2/c.toml" && "$3" check "$2/c.toml" | tee /dev/stderr | grep -q "export: t: .*tenant.hwo, 32 MiB"' - "$TENANT" "$DIR" "$HEADWORKS"
+check "as a raw image it is refused" refuses 'serve it as overlay:path=' "$HEADWORKS" serve "$TENANT"
+
+# Foreign clients.
+for CACHE in 0 16M; do
+    rm -f "$TENANT"
+    image create --base "$BASE" "$TENANT" >/dev/null
+    serve --control "$CONTROL" "t=overlay:path=$TENANT"
+    check "cache $CACHE: it reads as its base" sh -c 'nbdcopy "$1" - | cmp - "$2"' - "$(at t)" "$BASE"
+    check "cache $CACHE: the base cannot be written meanwhile" refuses 'in use' "$HEADWORKS" serve "$BASE"
+    check "cache $CACHE: a second server is refused" refuses 'in use' "$HEADWORKS" serve "overlay:path=$TENANT"
+    pseudo_random 8 2 >"$DIR/part"
+    check "cache $CACHE: qemu-io writes, zeroes, discards" qemu-io -f raw -c 'write -P 7 1M 64k' -c 'write -z 2M 128k' \
+        -c 'discard 3M 1M' -c 'write -P 9 1234432 512' -c flush "$(at t)"
+    check "cache $CACHE: qemu-io reads them" qemu-io -r -f raw -c 'read -P 7 1M 64k' -c 'read -P 0 2M 128k' \
+        -c 'read -P 9 1234432 512' "$(at t)"
+    check "cache $CACHE: nbdcopy fills a part" nbdcopy "$DIR/part" -- [ qemu-nbd -f raw "json:{\"driver\":\"raw\",\"offset\":16777216,\"size\":8388608,\"file\":{\"driver\":\"nbd\",\"export\":\"t\",\"server\":{\"type\":\"unix\",\"path\":\"$SOCKET\"}}}" ]
+    check "cache $CACHE: its size stays" fails 1 'whose size does not change' resize t 1G
+    check "cache $CACHE: a copy of all" nbdcopy "$(at t)" "$DIR/all"
+    check "cache $CACHE: the part is in it" cmp -n 8388608 -i 16777216:0 "$DIR/all" "$DIR/part"
+    stop_server
+    check "cache $CACHE: the base is as it was" cmp "$BASE" "$DIR/base.copy"
+    check "cache $CACHE: flat it is what was served" flat_is "$DIR/all" "$TENANT"
+done
+CACHE=0
+
+# A commit that is killed changes no contents, and can be begun again.
+killed=0
+for limit in 0.002 0.004 0.006 0.008 0.010 0.012 0.016 0.020 0.030 60; do
+    (timeout -s KILL "$limit" "$HEADWORKS" image commit "$TENANT" || exit 1) >/dev/null 2>&1 && break
+    killed=$((killed + 1))
+    flat_is "$DIR/all" "$TENANT" >/dev/null || { say "not ok" "contents after a commit that was killed after $limit s"; break; }
+done
+check "a commit that was killed $killed times ends" test "$limit" = 60 -o $killed -gt 0
+check "the base has all then" cmp "$BASE" "$DIR/all"
+check "and the overlay nothing" sh -c '"$1" image info --json "$2" | grep -q "\"own_bytes\": 0"' - "$HEADWORKS" "$TENANT"
+
+# A changed base.
+touch "$BASE"
+check "a base that was modified is refused" refuses 'was modified since' "$HEADWORKS" serve "overlay:path=$TENANT"
+check "check says so, too" refuses 'was modified since' image check "$TENANT"
+check "rebase takes it" image rebase --base "$BASE" "$TENANT"
+check "and all is well" image check "$TENANT"
+mkdir -p "$IMAGES/elsewhere"
+mv "$TENANT" "$IMAGES/elsewhere/"
+check "a base that is not there is refused" refuses 'cannot be opened' image info "$IMAGES/elsewhere/tenant.hwo"
+check "rebase finds it" image rebase --base "$BASE" "$IMAGES/elsewhere/tenant.hwo"
+check "a base elsewhere needs a word" refuses 'backing=allow' "$HEADWORKS" serve "overlay:path=$IMAGES/elsewhere/tenant.hwo"
+check "with it it is found" image check --backing allow "$IMAGES/elsewhere/tenant.hwo"
+rm -rf "$IMAGES/elsewhere"
+
+# Killed servers under a client that flushes now and then.
+script overlay.py kill "$HEADWORKS" "$ENGINE" "$SOCKET" "$BASE" "$IMAGES/kill.hwo" "$DIR"
+
+# A disk without room.
+SMALL=$DIR/small
+mkdir -p "$SMALL"
+if ! reason=$(mount -t tmpfs -o size=8m small "$SMALL" 2>&1); then
+    skip "an overlay on a full disk" "a small filesystem cannot be mounted: $reason"
+    exit 0
+fi
+trap '[ "$SERVER" -eq 0 ] || kill -9 "$SERVER"; umount -l "$SMALL"; [ $BAD -eq 0 ] || exit 1' EXIT
+truncate -s 64M "$IMAGES/zeros.img"
+for mode in none writeback; do
+    rm -f "$SMALL"/* "$IMAGES/b.img"
+    image create --base "$IMAGES/zeros.img" "$SMALL/a.hwo" >/dev/null
+    dd if=/dev/zero of="$SMALL/filler" bs=1M count=4 status=none
+    CACHE=0
+    [ $mode = none ] || CACHE=16M
+    serve --control "$CONTROL" "a=overlay:path=$SMALL/a.hwo,backing=allow" "b=file:path=$IMAGES/b.img,size=16M"
+    script overlay.py full "$(at a)" "$SMALL/filler"
+    stop_server
+done
