@@ -96,7 +96,8 @@ check "a port for all hosts" start_says '^note: port 0 of 0.0.0.0 is open to oth
 check "a port for this host is nothing to note" start_is_silent '^note' -p 0 mem:size=1M
 check "the default address is nothing to note" start_is_silent '^note' mem:size=1M
 qemu-img create -q -f qcow2 "$DIR/image.qcow2" 64M && truncate -s 1M "$DIR/image.qcow2"
-check "a qcow2 image" start_says '^note: .*image.qcow2 is a qcow2 image and is served as it is' "$DIR/image.qcow2"
+check "a qcow2 image as raw bytes" fails serve "$DIR/image.qcow2"
+check "with what would be right" grep -q 'image.qcow2 begins like a qcow2 image: qcow2:path=' "$DIR/err"
 check "what is around a device" start_says '^export: default: memory behind 2 wrappers \(delay, error\), 1 MiB' delay:of=error:rate=1%,of=mem:size=1M
 check "every missing image" fails serve --control "$DIR/ctl" "a=$DIR/one.img" "b=$DIR/two.img"
 check "by name" grep -q '/one.img does not exist; .*/two.img does not exist; give size=1G' "$DIR/err"

@@ -48,7 +48,7 @@ pub(super) fn announced(assembly: &Assembly, cache: bool) -> Vec<AnnouncedExport
 pub(super) fn absent(absent: &AbsentExport) -> String {
     let AbsentExport { spec, reason } = absent;
     format!(
-        "export {} is absent: {reason}; it is served when the image is there and the configuration is reloaded, or by `ctl add`",
+        "export {} is absent: {reason}; it is served when that is remedied and the configuration is reloaded, or by `ctl add`",
         shown_export(&spec.name)
     )
 }

@@ -238,6 +238,7 @@ fn export(spec: &ExportSpec, assembly: &Assembly) -> Value {
     let path = spec.spec.base.path();
     let kind = match &spec.spec.base {
         BaseDevice::File { .. } => "file",
+        BaseDevice::Image { options, .. } => options.format.name(),
         BaseDevice::Overlay { .. } => "overlay",
         BaseDevice::Null { .. } => "null",
         BaseDevice::Mem { .. } => "mem",
@@ -356,7 +357,9 @@ fn show_export(export: &Value) -> String {
     }
     let made = export["made"] == true;
     text += if made { ", to be made" } else { "" };
-    text += if export["absent"].is_null() { "" } else { ", ABSENT: the image does not exist" };
+    if let Some(reason) = export["absent"].as_str() {
+        text += &format!(", ABSENT: {reason}");
+    }
     match export["wrappers"].as_u64() {
         Some(0) | None => {}
         Some(1) => text += " behind a wrapper",

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use headworks_core::{ConfigError, Tunable};
 
+use super::foreign;
+use crate::leftovers::Leftovers;
 use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
 use headworks::{FileOptions, Identity};
 
@@ -147,14 +149,19 @@ impl ExportSpec {
 
     /// Identity of the export's file; none for other devices or a missing file.
     pub(crate) fn identity(&self) -> Option<Identity> {
-        self.spec.base.path().and_then(|path| Identity::of(path).ok())
+        Identity::of(self.spec.base.path()?).ok()
     }
 
-    /// Says that the image is missing, if it is and would not be made.
-    pub(crate) fn missing_image(&self) -> Option<String> {
+    /// Says that the image is missing, if it is and would not be made, or that it is no raw image.
+    pub(crate) fn missing_image(&self, leftovers: &Leftovers) -> Option<String> {
+        if let Some(refusal) = foreign::refusal(&self.spec.base, leftovers) {
+            return Some(format!("its image {refusal}"));
+        }
         let (path, options) = match &self.spec.base {
-            BaseDevice::File { path, options } => (path, *options),
-            BaseDevice::Overlay { path, .. } => (path, FileOptions::default()),
+            BaseDevice::File { path, options, .. } => (path, *options),
+            BaseDevice::Image { path, .. } | BaseDevice::Overlay { path, .. } => {
+                (path, FileOptions::default())
+            }
             BaseDevice::Null { .. } | BaseDevice::Mem { .. } => return None,
         };
         let options = FileOptions { read_only: !self.writes(), ..options };

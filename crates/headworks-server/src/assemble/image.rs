@@ -3,21 +3,21 @@
 //! A file that is served already is not opened again: its exports share the volume and must agree on how it is cached.
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use headworks_core::{ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode};
 
 use super::export_spec::{ExportSpec, NamedDevice, no_size};
+use super::foreign;
 use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, unclean_note};
 use crate::spec::{BaseDevice, ExportOptions, Spec, UncleanPolicy, Wrapper};
 use headworks::{
     Device, Direct, FileDevice, FileOptions, Identity, ImageWriter, MemDevice, NullDevice,
-    OpenFile, OpenOverlay, OverlayOptions, SizeWatch, display_size, is_overlay,
+    OpenFile, OpenOverlay, OverlayOptions, SizeWatch, display_size,
 };
+use headworks_formats::{ImageOptions, OpenImage};
 
 /// Cache options of a volume, as far as its exports give them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -112,7 +112,14 @@ impl VolumeOrigin {
                     OverlayOptions { read_only: opened.read_only, ..*options } == *opened;
                 return if opened_by_it { Ok(()) } else { differs("direct or backing", "") };
             }
-            _ => return differs("path", ": it must be an overlay in each of them"),
+            (BaseDevice::Image { options, .. }, BaseDevice::Image { options: opened, .. }) => {
+                return if options == opened {
+                    Ok(())
+                } else {
+                    differs("path", " in its format or how it is opened")
+                };
+            }
+            _ => return differs("path", ": its type must be the same in each of them"),
         };
         if options.direct != Direct::default() && options.direct != opened.direct {
             return differs("direct", "");
@@ -180,6 +187,8 @@ pub struct OpenedImage {
     /// Messages for the user.
     pub notes: Vec<String>,
     alone: bool,
+    /// Identity of its file; none of devices without one.
+    identity: Option<Identity>,
 }
 
 enum ImageBody {
@@ -211,9 +220,14 @@ impl OpenedImage {
             what: wrapped(spec, what),
             notes: Vec::new(),
             alone: true,
+            identity: None,
         };
         let opened = match &spec.base {
-            BaseDevice::File { path, options } => {
+            BaseDevice::Image { path, options } => Self::resolve(opening, spec, path, options)?,
+            BaseDevice::File { path, options, .. } => {
+                if let Some(refusal) = foreign::refusal(&spec.base, leftovers) {
+                    return Err(ConfigError::new("path", refusal));
+                }
                 let options = FileOptions { read_only: !write, ..*options };
                 let file = match opening {
                     Opening::Serve => {
@@ -222,9 +236,6 @@ impl OpenedImage {
                     Opening::Inspect => OpenFile::inspect(path, &options),
                 };
                 let file = file.map_err(|error| meant(spec, error))?;
-                if is_overlay(path) {
-                    return Err(not_raw(path));
-                }
                 let shown = path.display();
                 let mut notes: Vec<String> = in_use_note(path, &file).into_iter().collect();
                 if !file.locked() {
@@ -235,11 +246,11 @@ impl OpenedImage {
                     notes.push(format!("created {shown}, sparse, {size}"));
                 }
                 notes.extend(larger(&shown, options.size, file.volume_options().size));
-                notes.extend(image_format(path).map(|format| format!("{shown} is a {format} image and is served as it is, as raw bytes; a client that writes may ruin it; `qemu-img convert -O raw` makes a raw image of it")));
                 Self {
                     queue: file.queue_options(),
                     options: file.volume_options(),
                     what: wrapped(spec, &format!("{shown} ({})", file.access())),
+                    identity: Some(file.identity()),
                     body: ImageBody::File(Box::new(file)),
                     notes,
                     alone: !spec.wrappers.is_empty(),
@@ -263,6 +274,7 @@ impl OpenedImage {
                     queue: overlay.queue_options(),
                     options: overlay.volume_options(),
                     what: wrapped(spec, &overlay.describe()),
+                    identity: Some(overlay.file().identity()),
                     body: ImageBody::Overlay(Box::new(overlay)),
                     notes,
                     alone: true,
@@ -293,6 +305,41 @@ impl OpenedImage {
             ImageBody::Overlay(overlay) => Some((overlay.file(), overlay.writer())),
             ImageBody::Fake(_) => None,
         }
+    }
+
+    /// Opens and resolves an image of a format.
+    fn resolve(
+        opening: Opening,
+        spec: &Spec,
+        path: &Path,
+        options: &ImageOptions,
+    ) -> Result<Self, ConfigError> {
+        let image = match opening {
+            Opening::Serve => OpenImage::open(path, options),
+            Opening::Inspect => OpenImage::inspect(path, options),
+        }?;
+        let mut notes = vec![format!(
+            "{} is served read-only, like every {} image",
+            path.display(),
+            options.format.name()
+        )];
+        let unlocked = image
+            .unlocked()
+            .map(|file| format!("{} is not locked: its filesystem has no locks", file.display()));
+        notes.extend(unlocked);
+        Ok(Self {
+            queue: image.queue_options(),
+            options: image.volume_options(),
+            what: wrapped(spec, &image.description()),
+            identity: Some(image.identity()),
+            body: ImageBody::Fake(match opening {
+                Opening::Serve => Box::new(image.into_device()?),
+                // It is not served, and needs no threads.
+                Opening::Inspect => Box::new(NullDevice),
+            }),
+            notes,
+            alone: true,
+        })
     }
 
     /// The image file, if this created it.
@@ -337,7 +384,7 @@ impl OpenedImage {
     pub fn origin(&self, spec: &Spec) -> VolumeOrigin {
         let file = self.file().map(|(file, _)| file);
         VolumeOrigin {
-            identity: file.map(|file| file.identity()),
+            identity: self.identity,
             what: self.what.clone(),
             spec: spec.clone(),
             caching: VolumeCaching::default(),
@@ -414,14 +461,6 @@ fn in_use_note(path: &Path, file: &OpenFile) -> Option<String> {
     file.in_use().then(|| format!("{shown} is in use by another process; unless that is the server to reload, a start is refused"))
 }
 
-/// An overlay is not served as raw bytes: a client that writes would ruin it.
-fn not_raw(path: &Path) -> ConfigError {
-    let shown = path.display();
-    let message =
-        format!("{shown} is an overlay, not a raw image; serve it as overlay:path={shown}");
-    ConfigError::new("path", message)
-}
-
 /// Explains a missing file whose name looks like keys without a type.
 fn meant(spec: &Spec, error: ConfigError) -> ConfigError {
     match (&spec.base, spec.meant()) {
@@ -438,25 +477,6 @@ fn larger(shown: &impl Display, wanted: Option<u64>, size: u64) -> Option<String
     let wanted = wanted.filter(|wanted| *wanted < size)?;
     let (size, wanted) = (display_size(size), display_size(wanted));
     Some(format!("{shown} has {size} and is served as it is; size={wanted} is for a new image"))
-}
-
-/// First bytes of image formats that Headworks does not interpret.
-const FORMATS: [(&[u8], &str); 5] = [
-    (b"QFI\xfb", "qcow2"),
-    (b"KDMV", "VMDK"),
-    (b"vhdxfile", "VHDX"),
-    (b"conectix", "VHD"),
-    (b"<<< ", "VDI"),
-];
-
-/// Name of the format that a regular file begins like; none for a raw image, and where it cannot be read.
-fn image_format(path: &Path) -> Option<&'static str> {
-    if !path.is_file() {
-        return None;
-    }
-    let mut bytes = [0; 8];
-    File::open(path).ok()?.read_exact(&mut bytes).ok()?;
-    FORMATS.into_iter().find(|(magic, _)| bytes.starts_with(magic)).map(|(_, name)| name)
 }
 
 fn wrapped(spec: &Spec, what: &str) -> String {

@@ -8,10 +8,13 @@
 pub(crate) mod cache_shares;
 pub(crate) mod export_info;
 mod export_spec;
+mod foreign;
 pub(crate) mod image;
 pub(crate) mod tenant_spec;
 pub(crate) mod topology;
 mod watched_file;
+
+use std::path::Path;
 
 use headworks_core::options::DEVICES_MAX;
 use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
@@ -58,9 +61,9 @@ pub struct AbsentExport {
 }
 
 impl AbsentExport {
-    /// The export as absent, if its image is missing.
-    pub(crate) fn of(spec: &ExportSpec) -> Option<Self> {
-        let reason = spec.missing_image()?;
+    /// The export as absent, if its image is missing or no raw image.
+    pub(crate) fn of(spec: &ExportSpec, leftovers: &Leftovers) -> Option<Self> {
+        let reason = spec.missing_image(leftovers)?;
         Some(Self { spec: spec.clone(), reason })
     }
 }
@@ -146,7 +149,7 @@ impl Assembly {
         }
         for (index, export) in exports.iter().enumerate() {
             if missing == MissingImage::Absent
-                && let Some(absent) = AbsentExport::of(export)
+                && let Some(absent) = AbsentExport::of(export, &builder.leftovers)
             {
                 builder.assembly.absent.push(absent);
                 continue;
@@ -247,7 +250,7 @@ impl Builder {
 
     /// Finds the volume of an inspected image that is to be made, and so has no identity yet.
     fn find_imagined(&self, export: &ExportSpec) -> Option<VolumeId> {
-        let path = |spec: &Spec| spec.base.path().map(std::path::Path::to_owned);
+        let path = |spec: &Spec| spec.base.path().map(Path::to_owned);
         let own = path(&export.spec).filter(|_| self.opening == Opening::Inspect)?;
         let mut origins = self.assembly.origins.iter();
         let found = origins.position(|origin| path(&origin.spec).as_ref() == Some(&own));

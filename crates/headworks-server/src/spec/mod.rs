@@ -5,6 +5,7 @@
 //!   file:path=disk.img,size=1G,direct=auto,read-only=on   size creates it if it does not exist
 //!   overlay:path=tenant.hwo,backing=allow                 its head names the base
 //!   null:size=1T          mem:size=64M
+//!   qcow2:path=base.qcow2,backing=beside                  an image of a format, read-only (also vmdk)
 //!   delay:read=5ms,all=1ms,of=disk.img                    wrappers end with of=, which takes the whole rest
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //!   powercut:seed=7,at-flush=3,of=disk.img
@@ -14,6 +15,7 @@
 //! (see `share`). A comma in a value is doubled. A path with a colon may need `./` before it. Errors name the key and list what
 //! would be right.
 
+mod image;
 mod keys;
 mod layers;
 mod overlay;
@@ -35,6 +37,7 @@ use headworks::{
     DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,
     OverlayOptions, PowercutDevice,
 };
+use headworks_formats::{ImageFormat, ImageOptions};
 
 /// Most wrappers of a device; each one adds a call.
 const WRAPPERS_MAX: usize = 8;
@@ -57,6 +60,15 @@ pub enum BaseDevice {
         path: PathBuf,
         /// Options for opening it.
         options: FileOptions,
+        /// Whether its bytes are meant even if they begin like an image of another format.
+        raw: bool,
+    },
+    /// An image of a format, read-only.
+    Image {
+        /// Path of the image.
+        path: PathBuf,
+        /// Its format, and options for opening it.
+        options: ImageOptions,
     },
     /// A file with the blocks that differ from a base.
     Overlay {
@@ -89,18 +101,22 @@ pub enum Wrapper {
 }
 
 impl BaseDevice {
-    /// Path of the file that is written; none of a device without one.
+    /// Path of its file or image; none of a device without one.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::File { path, .. } | Self::Overlay { path, .. } => Some(path),
+            Self::File { path, .. } | Self::Image { path, .. } | Self::Overlay { path, .. } => {
+                Some(path)
+            }
             Self::Null { .. } | Self::Mem { .. } => None,
         }
     }
 
     /// Makes a relative path start at `folder`.
     pub(crate) fn set_folder(&mut self, folder: &Path) {
-        if let Self::File { path, .. } | Self::Overlay { path, .. } = self {
+        if let Self::File { path, .. } | Self::Image { path, .. } | Self::Overlay { path, .. } =
+            self
+        {
             *path = folder.join(path.as_path());
         }
     }
@@ -109,6 +125,7 @@ impl BaseDevice {
     pub(crate) fn is_read_only(&self) -> bool {
         match self {
             Self::File { options, .. } => options.read_only,
+            Self::Image { .. } => true,
             Self::Overlay { options, .. } => options.read_only,
             Self::Null { .. } | Self::Mem { .. } => false,
         }
@@ -132,16 +149,19 @@ impl Spec {
     pub(crate) fn size_of_new_image(&self) -> Option<u64> {
         match &self.base {
             BaseDevice::File { options, .. } => options.size,
-            BaseDevice::Overlay { .. } | BaseDevice::Null { .. } | BaseDevice::Mem { .. } => None,
+            BaseDevice::Image { .. }
+            | BaseDevice::Overlay { .. }
+            | BaseDevice::Null { .. }
+            | BaseDevice::Mem { .. } => None,
         }
     }
 
-    /// Whether both describe one device; the size of a new image does not matter.
+    /// Whether both describe one device; the size of a new image and `format=raw` do not matter.
     pub(crate) fn is_same_device(&self, other: &Self) -> bool {
         let sizeless = |spec: &Self| {
             let mut spec = spec.clone();
-            if let BaseDevice::File { options, .. } = &mut spec.base {
-                options.size = None;
+            if let BaseDevice::File { options, raw, .. } = &mut spec.base {
+                (options.size, *raw) = (None, false);
             }
             spec
         };
@@ -166,7 +186,7 @@ impl Spec {
         let mut rest = Cow::Borrowed(text);
         loop {
             let Some((kind, keys)) = split_type(&rest)? else {
-                let base = file(PathBuf::from(&*rest), FileOptions::default())?;
+                let base = file(PathBuf::from(&*rest), FileOptions::default(), false)?;
                 return Ok(Self { wrappers, base });
             };
             let (wrapper, of) = match kind {
@@ -183,6 +203,14 @@ impl Spec {
                 Kind::Mem => {
                     let size = parse_sized(kind, keys)?;
                     return Ok(Self { base: BaseDevice::Mem { size }, wrappers });
+                }
+                Kind::Qcow2 => {
+                    let base = image::parse(ImageFormat::Qcow2, keys)?;
+                    return Ok(Self { base, wrappers });
+                }
+                Kind::Vmdk => {
+                    let base = image::parse(ImageFormat::Vmdk, keys)?;
+                    return Ok(Self { base, wrappers });
                 }
                 Kind::Delay => parse_delay(keys)?,
                 Kind::Error => parse_error(keys)?,
@@ -201,7 +229,9 @@ impl Spec {
     #[must_use]
     pub fn short_name(&self) -> String {
         match &self.base {
-            BaseDevice::File { path, .. } | BaseDevice::Overlay { path, .. } => {
+            BaseDevice::File { path, .. }
+            | BaseDevice::Image { path, .. }
+            | BaseDevice::Overlay { path, .. } => {
                 path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
             }
             BaseDevice::Null { .. } => "null".to_owned(),
@@ -231,7 +261,7 @@ impl Spec {
     pub fn size(&self) -> Option<u64> {
         match &self.base {
             BaseDevice::File { options, .. } => options.size,
-            BaseDevice::Overlay { .. } => None,
+            BaseDevice::Image { .. } | BaseDevice::Overlay { .. } => None,
             BaseDevice::Null { size } | BaseDevice::Mem { size } => *size,
         }
     }
@@ -240,8 +270,8 @@ impl Spec {
     pub fn set_default_size(&mut self, default: u64) {
         let size = match &mut self.base {
             BaseDevice::File { options, .. } => &mut options.size,
-            // Its head has the size.
-            BaseDevice::Overlay { .. } => return,
+            // They know their size.
+            BaseDevice::Image { .. } | BaseDevice::Overlay { .. } => return,
             BaseDevice::Null { size } | BaseDevice::Mem { size } => size,
         };
         size.get_or_insert(default);
@@ -279,9 +309,11 @@ enum Kind {
     Error,
     Powercut,
     Overlay,
+    Qcow2,
+    Vmdk,
 }
 
-const KINDS: [(Kind, &str); 7] = [
+const KINDS: [(Kind, &str); 9] = [
     (Kind::File, "file"),
     (Kind::Null, "null"),
     (Kind::Mem, "mem"),
@@ -289,9 +321,11 @@ const KINDS: [(Kind, &str); 7] = [
     (Kind::Error, "error"),
     (Kind::Powercut, "powercut"),
     (Kind::Overlay, "overlay"),
+    (Kind::Qcow2, "qcow2"),
+    (Kind::Vmdk, "vmdk"),
 ];
 
-const FILE_KEYS: [&str; 4] = ["path", "size", "direct", "read-only"];
+const FILE_KEYS: [&str; 5] = ["path", "size", "direct", "read-only", "format"];
 const SIZED_KEYS: [&str; 1] = ["size"];
 const DELAY_KEYS: [&str; 10] = [
     "read",
@@ -316,6 +350,7 @@ impl Kind {
             Self::Error => &ERROR_KEYS,
             Self::Powercut => &powercut::KEYS,
             Self::Overlay => &overlay::KEYS,
+            Self::Qcow2 | Self::Vmdk => &image::KEYS,
         }
     }
 }
@@ -347,14 +382,15 @@ fn parse_file(text: &str) -> Result<BaseDevice, ConfigError> {
         direct: keys.parse("direct", parse_direct)?.unwrap_or_default(),
         read_only: keys.parse("read-only", parse_switch)?.unwrap_or(false),
     };
-    file(PathBuf::from(path), options)
+    let raw = keys.parse("format", image::parse_raw)?.unwrap_or(false);
+    file(PathBuf::from(path), options, raw)
 }
 
-fn file(path: PathBuf, options: FileOptions) -> Result<BaseDevice, ConfigError> {
+fn file(path: PathBuf, options: FileOptions, raw: bool) -> Result<BaseDevice, ConfigError> {
     if path.as_os_str().is_empty() {
         return Err(ConfigError::new("path", "a file needs one: file:path=disk.img"));
     }
-    Ok(BaseDevice::File { path, options })
+    Ok(BaseDevice::File { path, options, raw })
 }
 
 fn parse_sized(kind: Kind, text: &str) -> Result<Option<u64>, ConfigError> {
@@ -465,7 +501,10 @@ mod tests {
     }
 
     fn file_spec(path: &str, options: FileOptions) -> Spec {
-        Spec { wrappers: Vec::new(), base: BaseDevice::File { path: path.into(), options } }
+        Spec {
+            wrappers: Vec::new(),
+            base: BaseDevice::File { path: path.into(), options, raw: false },
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl LiveChanges {
                 BaseDevice::Overlay { .. } => {
                     "are in an overlay, which cannot be handed over while it is served; restart the server instead"
                 }
-                BaseDevice::File { .. } | BaseDevice::Null { .. } => "",
+                BaseDevice::File { .. } | BaseDevice::Image { .. } | BaseDevice::Null { .. } => "",
             };
             if !why.is_empty() {
                 let exports = inventory.exports.values();

@@ -114,7 +114,8 @@ impl LiveChanges {
 
     /// The export as absent, if its image is missing and that is accepted.
     fn absent_if_missing(&self, export: &ExportSpec) -> Option<AbsentExport> {
-        AbsentExport::of(export).filter(|_| self.missing == MissingImage::Absent)
+        AbsentExport::of(export, self.shards.keeper().leftovers())
+            .filter(|_| self.missing == MissingImage::Absent)
     }
 
     /// Applies weight, class and limits of an export in both; other differences need a restart.

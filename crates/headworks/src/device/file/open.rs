@@ -331,9 +331,16 @@ impl OpenFile {
         SizeWatch::new(Arc::clone(&self.file), Arc::clone(&self.lock))
     }
 
-    /// The open file.
-    pub(in crate::device) fn file(&self) -> &Arc<File> {
+    /// The open file, for devices of other crates that push operations on its descriptor.
+    #[must_use]
+    pub fn file(&self) -> &Arc<File> {
         &self.file
+    }
+
+    /// Whether offsets, lengths and addresses of its operations are multiples of its block size (O_DIRECT).
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.mode == FileMode::Direct
     }
 
     pub(super) fn fd(&self) -> RawFd {

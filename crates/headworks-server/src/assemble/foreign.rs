@@ -1,0 +1,102 @@
+//! Refuses to serve a file as raw bytes that begins like an image of another format: clients would see the format's tables, and a
+//! client that writes would ruin them.
+//!
+//! A client may put such an image on its raw disk, so what is served already goes on: a disk that a running server hands over, and
+//! one that bears the mark of a server that was killed while it served it for writing. Otherwise `format=raw` says that the bytes
+//! are meant.
+
+use std::path::Path;
+
+use headworks::is_overlay;
+use headworks_formats::format_of;
+
+use crate::leftovers::Leftovers;
+use crate::marker::Marker;
+use crate::spec::BaseDevice;
+
+/// Why a device is not served, as a clause that begins with the path; `None` if it may be.
+pub(crate) fn refusal(base: &BaseDevice, leftovers: &Leftovers) -> Option<String> {
+    let BaseDevice::File { path, raw: false, .. } = base else { return None };
+    let shown = path.display();
+    let served_by =
+        |kind: &str, how: &str| format!("{kind}:path={shown} serves what is in it{how}");
+    let (name, remedy) = match format_of(path) {
+        Some((name, Some(format))) => (name, served_by(format.name(), ", read-only")),
+        Some((name, None)) => (name, "it is not read here".to_owned()),
+        None if path.is_file() && is_overlay(path) => {
+            ("Headworks overlay", served_by("overlay", ""))
+        }
+        None => return None,
+    };
+    if leftovers.lock_of(path).is_some() || was_served(path) {
+        return None;
+    }
+    Some(format!(
+        "{shown} begins like a {name} image: {remedy}; file:path={shown},format=raw serves its bytes as they are; qemu-img convert -O raw makes a raw image of it"
+    ))
+}
+
+/// Whether a server that was killed served the file for writing.
+fn was_served(path: &Path) -> bool {
+    let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    Marker::of(&absolute).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::assemble::{Assembly, ExportSpec};
+    use crate::options::MissingImage;
+    use crate::spec::Spec;
+
+    #[test]
+    fn foreign_image_is_served_as_raw_only_by_name_or_if_it_was() {
+        let folder = std::env::temp_dir().join(format!("headworks-foreign-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("disk");
+        let mut bytes = vec![0; 1 << 20];
+        bytes[..4].copy_from_slice(b"QFI\xfb");
+        std::fs::write(&path, &bytes).unwrap();
+        let export = |name: &str, text: &str| {
+            let text = text.replace("PATH", &path.display().to_string());
+            ExportSpec::new(name.to_owned(), Spec::parse(&text).unwrap(), false)
+        };
+        let serve = |text: &str| {
+            let made = Assembly::new(&[export("a", text)]);
+            made.map(|assembly| assembly.exports.len()).map_err(|error| error.to_string())
+        };
+        for text in ["PATH", "file:path=PATH,size=1M", "delay:of=PATH"] {
+            let said = serve(text).unwrap_err();
+            for part in ["begins like a qcow2 image", "qcow2:path=", ",format=raw", "convert"] {
+                assert!(said.contains(part), "{said}");
+            }
+        }
+        assert_eq!(serve("file:path=PATH,format=raw"), Ok(1));
+        // Beside others it is absent, and they are served.
+        let both = [export("a", "PATH"), export("b", "null:size=1M")];
+        let open = |missing| Assembly::open(&both, missing, &Leftovers::default());
+        let assembly = open(MissingImage::Absent).unwrap();
+        assert_eq!((assembly.exports.len(), assembly.absent.len()), (1, 1));
+        assert!(assembly.absent[0].reason.contains("begins like a qcow2 image"));
+        assert!(open(MissingImage::Refuse).is_err());
+        // The mark of a server that was killed.
+        let marker = Marker::of(&std::fs::canonicalize(&path).unwrap());
+        marker.make().unwrap();
+        assert_eq!(serve("PATH"), Ok(1));
+        marker.remove().unwrap();
+        // Other formats are not read.
+        bytes[..8].copy_from_slice(b"vhdxfile");
+        std::fs::write(&path, &bytes).unwrap();
+        let said = serve("PATH").unwrap_err();
+        assert!(said.contains("VHDX image: it is not read here"), "{said}");
+        // An overlay has a type of its own.
+        let (base, overlay) = (folder.join("base"), folder.join("overlay"));
+        std::fs::write(&base, [1; 8192]).unwrap();
+        headworks::NewOverlay::new(&base, None).unwrap().create(&overlay).unwrap();
+        let overlay = overlay.display();
+        let said = serve(&overlay.to_string()).unwrap_err();
+        assert!(said.contains("overlay image: overlay:path="), "{said}");
+        assert_eq!(serve(&format!("file:path={overlay},format=raw")), Ok(1));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
