@@ -3,7 +3,7 @@
 //!
 //! A client may put such an image on its raw disk, so what is served already goes on: a disk that a running server hands over, and
 //! one that bears the mark of a server that was killed while it served it for writing. Otherwise `format=raw` says that the bytes
-//! are meant.
+//! are meant. Of an overlay the mark says nothing: the server may have served it as one.
 
 use std::path::Path;
 
@@ -14,25 +14,28 @@ use crate::leftovers::Leftovers;
 use crate::marker::Marker;
 use crate::spec::BaseDevice;
 
+/// What makes raw images of other formats.
+const QEMU_IMG: &str = "qemu-img convert -O raw";
+const FLATTEN: &str = "headworks image flatten";
+
 /// Why a device is not served, as a clause that begins with the path; `None` if it may be.
 pub(crate) fn refusal(base: &BaseDevice, leftovers: &Leftovers) -> Option<String> {
     let BaseDevice::File { path, raw: false, .. } = base else { return None };
     let shown = path.display();
     let served_by =
         |kind: &str, how: &str| format!("{kind}:path={shown} serves what is in it{how}");
-    let (name, remedy) = match format_of(path) {
-        Some((name, Some(format))) => (name, served_by(format.name(), ", read-only")),
-        Some((name, None)) => (name, "it is not read here".to_owned()),
+    let (name, remedy, convert) = match format_of(path) {
+        _ if leftovers.lock_of(path).is_some() => return None,
+        Some(_) if was_served(path) => return None,
+        Some((name, Some(format))) => (name, served_by(format.name(), ", read-only"), QEMU_IMG),
+        Some((name, None)) => (name, "it is not read here".to_owned(), QEMU_IMG),
         None if path.is_file() && is_overlay(path) => {
-            ("Headworks overlay", served_by("overlay", ""))
+            ("Headworks overlay", served_by("overlay", ""), FLATTEN)
         }
         None => return None,
     };
-    if leftovers.lock_of(path).is_some() || was_served(path) {
-        return None;
-    }
     Some(format!(
-        "{shown} begins like a {name} image: {remedy}; file:path={shown},format=raw serves its bytes as they are; qemu-img convert -O raw makes a raw image of it"
+        "{shown} begins like a {name} image: {remedy}; file:path={shown},format=raw serves its bytes as they are; {convert} makes a raw image of it"
     ))
 }
 
@@ -93,9 +96,13 @@ mod tests {
         let (base, overlay) = (folder.join("base"), folder.join("overlay"));
         std::fs::write(&base, [1; 8192]).unwrap();
         headworks::NewOverlay::new(&base, None).unwrap().create(&overlay).unwrap();
+        let marker = Marker::of(&std::fs::canonicalize(&overlay).unwrap());
+        marker.make().unwrap();
         let overlay = overlay.display();
         let said = serve(&overlay.to_string()).unwrap_err();
         assert!(said.contains("overlay image: overlay:path="), "{said}");
+        assert!(said.contains("image flatten makes"), "{said}");
+        marker.remove().unwrap();
         assert_eq!(serve(&format!("file:path={overlay},format=raw")), Ok(1));
         std::fs::remove_dir_all(&folder).unwrap();
     }
