@@ -20,6 +20,7 @@
 //! than [`OPTION_BYTES_MAX`](wire::OPTION_BYTES_MAX) of memory a connection.
 
 pub mod client;
+pub mod device;
 pub mod export;
 pub mod handshake;
 pub mod meta;

@@ -17,7 +17,7 @@ mod crowd;
 mod handshake;
 mod histogram;
 mod pipeline;
-mod replies;
+pub(crate) mod replies;
 mod socket;
 mod stamp;
 mod status;

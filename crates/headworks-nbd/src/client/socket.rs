@@ -4,7 +4,7 @@
 //! per batch, not two.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -40,7 +40,7 @@ impl Socket {
                 _ => UnixStream::connect(path),
             }
             .map(Socket::Unix),
-            Target::Tcp(host, port) => TcpStream::connect((host.as_str(), *port)).map(Socket::Tcp),
+            Target::Tcp(host, port) => connect_tcp(host, *port, timeout).map(Socket::Tcp),
         };
         let limit = Some(timeout);
         socket
@@ -79,7 +79,7 @@ impl Socket {
     ///
     /// # Safety
     /// The memory of the spans is valid for reads during the call.
-    pub(super) unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+    pub(crate) unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
         let sent = match self {
             // SAFETY: the caller's contract.
             Socket::Tls(stream) => unsafe { stream.send(spans) },
@@ -93,7 +93,7 @@ impl Socket {
     }
 
     /// Sends ciphertext left by an earlier `send`; returns true when none is left.
-    pub(super) fn flush_some(&mut self) -> io::Result<bool> {
+    pub(crate) fn flush_some(&mut self) -> io::Result<bool> {
         match self {
             Socket::Tls(stream) => stream.flush_some(),
             _ => Ok(true),
@@ -151,8 +151,73 @@ impl Socket {
         }
     }
 
+    /// Receives into the spans in order without waiting; returns the count, or none when nothing has arrived.
+    ///
+    /// # Safety
+    /// The memory of the spans is valid for writes during the call.
+    pub(crate) unsafe fn receive_into(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
+        if let Socket::Tls(stream) = self {
+            // SAFETY: the caller's promise.
+            return unsafe { stream.receive_into(spans) };
+        }
+        // SAFETY: a msghdr of zeros is one without address and control data.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = spans.as_ptr().cast_mut().cast();
+        message.msg_iovlen = spans.len().min(SPANS_MAX) as _;
+        loop {
+            // SAFETY: the caller's promise; spans have iovec's layout.
+            let received =
+                unsafe { libc::recvmsg(self.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+            if let Ok(received) = usize::try_from(received) {
+                return Ok(Some(received));
+            }
+            match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                error => return Err(error),
+            }
+        }
+    }
+
+    /// Prepares for use by a device: no call waits, and a TCP connection whose other end is gone fails within half a minute.
+    pub(crate) fn prepare_for_device(&self) -> io::Result<()> {
+        let fd = self.as_raw_fd();
+        // SAFETY: no pointers.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        // SAFETY: as above.
+        if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if !self.is_tcp() {
+            return Ok(());
+        }
+        for (level, name, value) in [
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 10),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3),
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 30_000),
+        ] {
+            let value: libc::c_int = value;
+            let len = size_of_val(&value) as libc::socklen_t;
+            // SAFETY: an integer that lives during the call, with its length.
+            if unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), len) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    }
+
+    fn is_tcp(&self) -> bool {
+        match self {
+            Socket::Unix(_) => false,
+            Socket::Tcp(_) => true,
+            Socket::Tls(stream) => stream.is_tcp(),
+        }
+    }
+
     /// Returns true when received bytes wait in this process: then the socket does not become readable for them.
-    pub(super) fn has_plain(&self) -> bool {
+    pub(crate) fn has_plain(&self) -> bool {
         matches!(self, Socket::Tls(stream) if stream.has_plain())
     }
 
@@ -171,6 +236,18 @@ impl Socket {
             ready => Ok(ready > 0),
         }
     }
+}
+
+/// Connects to the first address of a host that answers, each within `timeout`.
+fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 impl AsRawFd for Socket {

@@ -102,6 +102,28 @@ impl Encrypted {
         Ok(Some(self.take(first) + self.take(second)))
     }
 
+    /// Receives and decrypts as [`Socket::receive_into`].
+    ///
+    /// # Safety
+    /// The contract of [`Socket::receive_into`].
+    pub unsafe fn receive_into(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
+        // Decrypted bytes, if there are any afterwards.
+        if !self.has_plain() && self.receive(&mut [], &mut [], false)?.is_none() {
+            return Ok(None);
+        }
+        let mut count = 0;
+        for span in spans {
+            // SAFETY: the caller's promise.
+            count += self.take(unsafe { span.bytes_mut() });
+        }
+        Ok(Some(count))
+    }
+
+    /// Returns true over TCP.
+    pub fn is_tcp(&self) -> bool {
+        matches!(self.socket, Socket::Tcp(_))
+    }
+
     fn take(&mut self, target: &mut [u8]) -> usize {
         let count = target.len().min(self.plain.len() - self.at);
         target[..count].copy_from_slice(&self.plain[self.at..self.at + count]);

@@ -1,0 +1,498 @@
+//! A device behind an NBD server: commands become requests on one or several connections, which are opened anew when they are lost.
+//!
+//! ```text
+//!   Down --timer--> Dialing --connected, same export--> Up --EOF, error, bad bytes, silence--> every connection closed, Down
+//!     ^                |  |
+//!     '---- failed ----'  '-- another size, access or offer --> Barred: everything fails, an operator must look
+//! ```
+//!
+//! `dial` opens connections on its thread, `connection` moves bytes, `slots` has the commands, `options` what the export offers.
+//!
+//! **A lost connection.** All connections are closed, since a server that still works on one could apply an old write after a newer one of
+//! the same block. Commands in flight wait and are sent again on the new ones: reads and flushes as they are, writes too, unless
+//! [`RemoteOptions::fail_writes`]. After [`RemoteOptions::reconnect_ns`] what waits and what comes fails with `TimedOut`; attempts go on, one
+//! at a time, after 0.1 to 5 s that double, with jitter, until the first reply on a new connection.
+//!
+//! **Lost acknowledgements.** If the remote has a volatile cache and acknowledged a write that no successful flush covers, that write may be
+//! gone with it. The device says so at the loss ([`DeviceIo::lose`]), and a flush in flight fails. If nothing is uncovered, or with
+//! [`RemoteOptions::stable`], nothing is lost.
+//!
+//! Invariants: each command is answered once; a closed connection is never read again; memory of a command is used only until its
+//! answer; a turn handles 64 replies or 256 KiB.
+
+mod connection;
+mod dial;
+mod options;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use headworks::driver::{Interest, PLACES, Span};
+use headworks::{Command, CommandBatch, Device, DeviceIo};
+use headworks_core::extent::ExtentWriter;
+use headworks_core::prng::Prng;
+use headworks_core::time::MS;
+use headworks_core::{BioFlags, Completion, ExtentState, Instant, IoError, Op, Status, VolumeId};
+use tracing::{error, info, warn};
+
+pub use self::dial::{Attempt, Dial, Dialer, Opened};
+pub use self::options::{RemoteOptions, queue_options, volume_options};
+
+use self::connection::{Budget, Connection};
+use self::slots::{Place, Slots};
+use crate::TransmissionFlags;
+use crate::client::{ClientError, Export, Uri};
+use crate::wire::{self, CommandFlags, NbdError, RequestHeader};
+
+/// The place of the dialer's descriptor; those of connections are their indices.
+const DIAL_PLACE: u16 = PLACES - 1;
+/// The first pause before an attempt, and the longest.
+const PAUSE_NS: (u64, u64) = (100 * MS, 5000 * MS);
+
+/// What a device does about its connections.
+#[derive(Debug)]
+enum State {
+    Up,
+    /// The next attempt begins at this time.
+    Down(Instant),
+    Dialing,
+    Barred,
+}
+
+/// A device whose bytes are behind an NBD server.
+pub struct NbdDevice<D = Dialer> {
+    /// The remote's name in the log.
+    name: String,
+    options: RemoteOptions,
+    dial: D,
+    /// The export as it was served first.
+    export: Export,
+    /// What the present server offers.
+    flags: TransmissionFlags,
+    state: State,
+    connections: Vec<Connection>,
+    slots: Slots,
+    /// Commands without a connection, in order.
+    waiting: VecDeque<u32>,
+    /// When the connection was lost, until there is a reply on a new one or a new one with nothing to send.
+    lost_at: Option<Instant>,
+    /// What waited too long was failed and logged.
+    gave_up: bool,
+    /// Attempts since the last reply.
+    attempts: u32,
+    prng: Prng,
+    /// Acknowledged writes, and how many of them a successful flush covers.
+    acknowledged: u64,
+    flushed: u64,
+    /// The volume of the last write.
+    volume: Option<VolumeId>,
+    /// Descriptors are watched.
+    started: bool,
+    /// Connections with received bytes that no turn has handled, a bit each.
+    unread: u16,
+    ended: Vec<u32>,
+    gather: Vec<Span>,
+}
+
+impl NbdDevice {
+    /// Connects to the server of `uri`, within 10 s. The attempts of the device are spread by `seed`.
+    ///
+    /// # Errors
+    /// The server cannot be reached, refuses, or breaks the protocol.
+    pub fn open(
+        uri: &Uri,
+        options: RemoteOptions,
+        seed: u64,
+    ) -> Result<(Self, Export), ClientError> {
+        let connections = options.connections.clamp(1, RemoteOptions::CONNECTIONS_MAX);
+        let mut dial = Dialer::new(uri.clone(), connections.into()).map_err(ClientError::Io)?;
+        let opened = dial.open()?;
+        let export = opened[0].1.clone();
+        Ok((Self::new(&uri.to_string(), options, seed, (dial, opened)), export))
+    }
+}
+
+impl<D: Dial> NbdDevice<D> {
+    /// A device over connections that were just opened, at least one, to one export.
+    #[must_use]
+    pub fn new(
+        name: &str,
+        options: RemoteOptions,
+        seed: u64,
+        (dial, opened): (D, Vec<Opened>),
+    ) -> Self {
+        let export = opened.first().map(|(_, export)| export.clone()).unwrap_or_default();
+        let mut device = Self {
+            name: name.to_owned(),
+            options,
+            dial,
+            flags: export.flags,
+            export,
+            state: State::Up,
+            connections: Vec::new(),
+            slots: Slots::default(),
+            waiting: VecDeque::new(),
+            lost_at: None,
+            gave_up: false,
+            attempts: 0,
+            prng: Prng::new(seed),
+            acknowledged: 0,
+            flushed: 0,
+            volume: None,
+            started: false,
+            unread: 0,
+            ended: Vec::with_capacity(128),
+            gather: Vec::with_capacity(1024),
+        };
+        device.connect(Instant(0), opened);
+        device
+    }
+
+    /// Uses new connections.
+    fn connect(&mut self, now: Instant, opened: Vec<Opened>) {
+        let most = usize::from(RemoteOptions::CONNECTIONS_MAX);
+        for (index, (socket, export)) in (0..).zip(opened.into_iter().take(most)) {
+            self.flags = export.flags;
+            self.connections.push(Connection::new(now, index, socket, &export));
+        }
+        self.state = State::Up;
+    }
+
+    /// Watches every descriptor.
+    fn watch(&mut self, io: &mut DeviceIo<'_>) {
+        for (place, connection) in (0..).zip(&self.connections) {
+            io.watch(place, connection.fd(), connection.interest());
+        }
+    }
+
+    /// Answers a command and frees its slot.
+    fn answer(&mut self, slot: u32, status: Status, io: &mut DeviceIo<'_>) {
+        let it = self.slots.slot(slot);
+        let transferred = if status.is_ok() { it.command.len } else { 0 };
+        let (id, hole) = (it.command.id, it.is_hole && status.is_ok());
+        self.slots.free(slot);
+        io.completions.push(Completion { id, transferred, status, hole });
+    }
+
+    /// Why commands fail at once, if they do.
+    fn refusal(&self, now: Instant) -> Option<IoError> {
+        match self.state {
+            State::Up => None,
+            State::Barred => Some(IoError::Medium),
+            State::Down(_) | State::Dialing => {
+                self.give_up_at().is_some_and(|at| at <= now).then_some(IoError::TimedOut)
+            }
+        }
+    }
+
+    /// When commands that wait for a connection fail.
+    fn give_up_at(&self) -> Option<Instant> {
+        self.lost_at.map(|at| at.after(self.options.reconnect_ns))
+    }
+
+    /// Gives every waiting command to a connection, and sends.
+    fn send_waiting(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        while let Some(slot) = self.waiting.pop_front() {
+            let op = self.slots.slot(slot).command.op;
+            let Some(index) = self.connection_for(op) else {
+                self.tell_all_data(slot, io);
+                continue;
+            };
+            self.slots.assign(slot, index as u8, self.flags);
+            if op == Op::Flush {
+                self.slots.slot_mut(slot).covers = self.acknowledged;
+            }
+            self.connections[index].push(now, &self.slots, slot);
+        }
+        for index in 0..self.connections.len() {
+            let connection = &mut self.connections[index];
+            if connection.interest() == Interest::Read {
+                continue;
+            }
+            if let Err(reason) = connection.send(&mut self.slots, &mut self.gather) {
+                return self.lose(now, &reason, io);
+            }
+            if self.started && connection.interest() == Interest::ReadWrite {
+                io.watch(index as u16, connection.fd(), Interest::ReadWrite);
+            }
+        }
+    }
+
+    /// The connection with the fewest bytes in flight; none for a block status that the remote cannot tell.
+    fn connection_for(&self, op: Op) -> Option<usize> {
+        let indices = 0..self.connections.len();
+        let index = indices.min_by_key(|&index| self.connections[index].bytes)?;
+        let tells = op != Op::BlockStatus || self.connections[index].tells_extents();
+        tells.then_some(index)
+    }
+
+    /// Answers a block status for a remote that does not know: all of it may be data.
+    fn tell_all_data(&mut self, slot: u32, io: &mut DeviceIo<'_>) {
+        let it = self.slots.slot(slot);
+        let Some(span) = it.spans.first() else {
+            return self.answer(slot, Err(IoError::Invalid), io);
+        };
+        // SAFETY: the memory of a command that was not answered.
+        let mut list = ExtentWriter::new(unsafe { span.bytes_mut() }, it.command.len, 1);
+        list.push(it.command.len.into(), ExtentState::DATA);
+        let status = if list.finish() == 0 { Err(IoError::Invalid) } else { Ok(()) };
+        self.answer(slot, status, io);
+    }
+
+    /// Handles what a connection received, within the budget, and watches it again.
+    fn receive(&mut self, now: Instant, index: usize, io: &mut DeviceIo<'_>) {
+        let Self { connections, slots, ended, gather, .. } = self;
+        let Some(connection) = connections.get_mut(index) else { return };
+        let mut budget = Budget::of_turn();
+        let received = connection.receive(now, slots, &mut budget, (ended, gather));
+        if !self.ended.is_empty() {
+            (self.attempts, self.lost_at) = (0, None);
+            self.answer_ended(io);
+        }
+        let bit = 1 << index;
+        self.unread &= !bit;
+        match received {
+            Err(reason) => self.lose(now, &reason, io),
+            Ok(more) => {
+                self.unread |= if more { bit } else { 0 };
+                let connection = &self.connections[index];
+                io.watch(index as u16, connection.fd(), connection.interest());
+            }
+        }
+    }
+
+    /// Answers the commands whose replies are complete.
+    fn answer_ended(&mut self, io: &mut DeviceIo<'_>) {
+        for index in 0..self.ended.len() {
+            let slot = self.ended[index];
+            let it = self.slots.slot(slot);
+            let (command, status) =
+                (it.command, it.error.map_or(Ok(()), |error| Err(error_of(error))));
+            if status.is_ok() {
+                let durable = command.flags.contains(BioFlags::FUA)
+                    && self.flags.contains(TransmissionFlags::SEND_FUA);
+                match command.op {
+                    Op::Flush => self.flushed = self.flushed.max(it.covers),
+                    Op::Write | Op::WriteZeroes if !durable => {
+                        self.acknowledged += 1;
+                        self.volume = Some(command.volume);
+                    }
+                    _ => {}
+                }
+            }
+            self.answer(slot, status, io);
+        }
+        self.ended.clear();
+    }
+
+    /// Closes every connection. What was in flight waits for new ones, or fails.
+    fn lose(&mut self, now: Instant, reason: &str, io: &mut DeviceIo<'_>) {
+        // Replies that came whole before the end count.
+        self.answer_ended(io);
+        let may_cache = self.flags.contains(TransmissionFlags::SEND_FLUSH);
+        let lost = may_cache && !self.options.stable && self.acknowledged > self.flushed;
+        if lost && let Some(volume) = self.volume {
+            io.lose(volume);
+        }
+        for slot in self.slots.in_flight() {
+            let it = self.slots.slot(slot);
+            let Place::InFlight { connection, sent } = it.place else { continue };
+            let begun = sent || self.connections[usize::from(connection)].has_begun(slot);
+            match it.command.op {
+                Op::Flush if lost => self.answer(slot, Err(IoError::Medium), io),
+                op if op.is_write() && begun && self.options.fail_writes => {
+                    self.answer(slot, Err(IoError::Medium), io);
+                }
+                _ => {
+                    self.slots.slot_mut(slot).place = Place::Waiting;
+                    self.waiting.push_back(slot);
+                }
+            }
+        }
+        // The operator hears of it once; what is acknowledged from here on counts anew.
+        self.flushed = self.acknowledged;
+        for (place, connection) in (0..).zip(self.connections.drain(..)) {
+            io.forget(place, connection.fd());
+        }
+        self.unread = 0;
+        self.lost_at.get_or_insert(now);
+        self.gave_up = false;
+        self.state = State::Down(now.after(self.pause()));
+        let wait = self.options.reconnect_ns / 1_000_000_000;
+        warn!(
+            waiting = self.slots.count(),
+            "{}: connection lost: {reason}; requests wait up to {wait} s for a new one", self.name
+        );
+        self.fail_waiting(now, io);
+    }
+
+    /// The pause before the next attempt: it doubles with each one, and is shortened by up to a half.
+    fn pause(&mut self) -> u64 {
+        let (least, most) = PAUSE_NS;
+        let pause = most.min(least << self.attempts.min(16));
+        self.attempts += 1;
+        self.prng.between(pause / 2, pause)
+    }
+
+    /// Fails the waiting commands if no connection can come in time.
+    fn fail_waiting(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        let Some(refusal) = self.refusal(now) else { return };
+        if !std::mem::replace(&mut self.gave_up, true) && !matches!(self.state, State::Barred) {
+            error!("{}: no new connection in time: requests fail until there is one", self.name);
+        }
+        while let Some(slot) = self.waiting.pop_front() {
+            self.answer(slot, Err(refusal), io);
+        }
+    }
+
+    /// Takes the result of an attempt.
+    fn on_dialed(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        let Some(attempt) = self.dial.take() else { return };
+        if !matches!(self.state, State::Dialing) {
+            return;
+        }
+        match attempt {
+            Ok(opened) if !opened.is_empty() => {
+                let differing = |(_, export): &Opened| options::difference(&self.export, export);
+                match opened.iter().find_map(differing) {
+                    Some(difference) => self.bar(now, &difference, io),
+                    None => self.reconnect(now, opened, io),
+                }
+            }
+            Ok(_) => self.state = State::Down(now.after(self.pause())),
+            Err(reason) => {
+                tracing::debug!("{}: no connection: {reason}", self.name);
+                self.state = State::Down(now.after(self.pause()));
+            }
+        }
+    }
+
+    fn reconnect(&mut self, now: Instant, opened: Vec<Opened>, io: &mut DeviceIo<'_>) {
+        let since = self.lost_at.map_or(0, |at| now.since(at) / MS);
+        // What waits has the time from the first loss on, until the server answers something.
+        self.lost_at = self.lost_at.filter(|_| !self.waiting.is_empty());
+        self.connect(now, opened);
+        info!(resent = self.waiting.len(), "{}: connected again after {since} ms", self.name);
+        self.watch(io);
+        self.send_waiting(now, io);
+    }
+
+    /// Fails everything from now on: the remote has another export under the name.
+    fn bar(&mut self, now: Instant, difference: &str, io: &mut DeviceIo<'_>) {
+        self.state = State::Barred;
+        error!(
+            "{}: the export is another one than before ({difference}): its requests fail until it is removed and added again",
+            self.name
+        );
+        self.fail_waiting(now, io);
+    }
+
+    /// When a connection with requests has been silent for too long.
+    fn silent_at(&self) -> Option<Instant> {
+        let busy = self.connections.iter().filter(|connection| connection.in_flight > 0);
+        busy.map(|connection| connection.heard.after(self.options.timeout_ns)).min()
+    }
+}
+
+/// What the path makes of a remote's error.
+fn error_of(error: NbdError) -> IoError {
+    match error {
+        NbdError::NotPermitted => IoError::ReadOnly,
+        NbdError::Io | NbdError::Overflow => IoError::Medium,
+        NbdError::NoMemory => IoError::NoMemory,
+        NbdError::Invalid => IoError::Invalid,
+        NbdError::NoSpace => IoError::NoSpace,
+        NbdError::NotSupported => IoError::Unsupported,
+        NbdError::ShutDown => IoError::ShutDown,
+    }
+}
+
+impl<D: Dial> Device for NbdDevice<D> {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
+        let refusal = self.refusal(now);
+        let fails = |command: &Command, error| Completion {
+            id: command.id,
+            transferred: 0,
+            status: Err(error),
+            hole: false,
+        };
+        for command in batch.commands {
+            if let Some(error) = refusal {
+                io.completions.push(fails(command, error));
+                continue;
+            }
+            match self.slots.take(command, batch) {
+                Some(slot) => self.waiting.push_back(slot),
+                None => io.completions.push(fails(command, IoError::Busy)),
+            }
+        }
+        if matches!(self.state, State::Up) {
+            self.send_waiting(now, io);
+        }
+    }
+
+    fn on_ready(&mut self, now: Instant, place: u16, io: &mut DeviceIo<'_>) {
+        if place == DIAL_PLACE {
+            self.on_dialed(now, io);
+            return io.watch(DIAL_PLACE, self.dial.fd(), Interest::Read);
+        }
+        let index = usize::from(place);
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        if connection.interest() == Interest::ReadWrite
+            && let Err(reason) = connection.send(&mut self.slots, &mut self.gather)
+        {
+            return self.lose(now, &reason, io);
+        }
+        self.receive(now, index, io);
+    }
+
+    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        if !std::mem::replace(&mut self.started, true) {
+            self.watch(io);
+            io.watch(DIAL_PLACE, self.dial.fd(), Interest::Read);
+        }
+        for index in 0..self.connections.len() {
+            if self.unread & 1 << index != 0 {
+                self.receive(now, index, io);
+            }
+        }
+        if self.silent_at().is_some_and(|at| at <= now) {
+            let seconds = self.options.timeout_ns / 1_000_000_000;
+            self.lose(now, &format!("the server did not answer for {seconds} s"), io);
+        }
+        if let State::Down(at) = self.state
+            && at <= now
+        {
+            self.state = State::Dialing;
+            self.dial.start();
+        }
+        self.fail_waiting(now, io);
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        if !self.started || self.unread != 0 {
+            return Some(Instant(0));
+        }
+        let attempt = match self.state {
+            State::Up => return self.silent_at(),
+            State::Down(at) => Some(at),
+            State::Dialing | State::Barred => None,
+        };
+        let give_up = self.give_up_at().filter(|_| !self.waiting.is_empty());
+        attempt.into_iter().chain(give_up).min()
+    }
+}
+
+impl<D> Drop for NbdDevice<D> {
+    /// Ends the sessions of idle connections; others are just closed.
+    fn drop(&mut self) {
+        let command = wire::Command::Disconnect as u16;
+        let flags = CommandFlags::NONE.0;
+        let request = RequestHeader { flags, command, ..RequestHeader::default() }.encode();
+        for connection in self.connections.iter_mut().filter(|it| it.in_flight == 0) {
+            connection.disconnect(request);
+        }
+    }
+}
