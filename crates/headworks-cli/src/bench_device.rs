@@ -291,7 +291,7 @@ fn one_thread(options: &DeviceBenchOptions, thread: u32) -> Result<ThreadResult,
 
 impl Driver {
     fn new(options: &DeviceBenchOptions, thread: u32) -> Result<Self, ConfigError> {
-        if options.threads > 1 && options.device.base.path().is_some() {
+        if options.threads > 1 && options.device.base.is_lasting() {
             let message = "with more than one thread each needs its own device; use null or mem";
             return Err(ConfigError::new("threads", message));
         }

@@ -129,7 +129,7 @@ impl ExportCommand {
     pub fn show(&self, result: &Value) -> String {
         let export = plain(&result["export"]);
         match self {
-            Self::Exports => table(result) + &absences(result),
+            Self::Exports => table(result) + &remarks(result),
             Self::Add { .. } => {
                 let notes = list(&result["notes"]).iter();
                 let notes: String = notes.map(|note| format!("note: {}\n", plain(note))).collect();
@@ -195,10 +195,17 @@ fn size(bytes: &Value) -> String {
     bytes.as_u64().map_or_else(|| "-".to_owned(), display_size)
 }
 
-/// Reasons why exports are not served, one line each.
-fn absences(exports: &Value) -> String {
-    let rows = list(exports).iter().filter(|row| row["reason"].is_string());
-    rows.map(|row| format!("{}: {}\n", plain(&row["name"]), plain(&row["reason"]))).collect()
+/// Reasons why exports are not served, and the servers behind them, one line each.
+fn remarks(exports: &Value) -> String {
+    let lines = |row: &Value| {
+        let name = plain(&row["name"]);
+        [&row["reason"], &row["remote"]["told"]]
+            .into_iter()
+            .filter(|text| text.is_string())
+            .map(|text| format!("{name}: {}\n", plain(text)))
+            .collect::<String>()
+    };
+    list(exports).iter().map(lines).collect()
 }
 
 /// Formats the list of exports; columns are as wide as their content.
@@ -267,7 +274,7 @@ mod tests {
         absent["reason"] = json!("its image /c does not exist");
         let both = json!([row("db", 0), absent]);
         assert!(table(&both).lines().nth(2).unwrap().starts_with("c     -      -       -  "));
-        assert_eq!(absences(&both), "c: its image /c does not exist\n");
+        assert_eq!(remarks(&both), "c: its image /c does not exist\n");
     }
 
     #[test]

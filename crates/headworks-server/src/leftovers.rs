@@ -23,6 +23,7 @@ use headworks::cache_memory::{
 };
 use headworks::{Identity, ImageWriter, OpenFile, display_size};
 use headworks_core::{ConfigError, VolumeId};
+use headworks_nbd::client::Export;
 
 /// Removes a file whose data are all on their images.
 type Remove = Box<dyn FnOnce() + Send>;
@@ -110,6 +111,7 @@ type HandedLock = (Identity, Arc<File>);
 pub struct Leftovers {
     files: Arc<Mutex<Vec<LeftFile>>>,
     locks: Arc<Mutex<Vec<HandedLock>>>,
+    remotes: Arc<Mutex<Vec<(Identity, Export)>>>,
 }
 
 impl fmt::Debug for Leftovers {
@@ -156,8 +158,21 @@ impl Leftovers {
         found.map(|(_, lock)| Arc::clone(lock))
     }
 
-    /// Forgets the locks that no image has taken: they go with their last descriptor.
+    /// Adds an export of another server that a running server hands over.
+    pub(crate) fn add_remote(&self, image: Identity, export: Export) {
+        self.remotes.lock().unwrap_or_else(PoisonError::into_inner).push((image, export));
+    }
+
+    /// The export behind an image, if a running server hands it over; the first device to ask has it.
+    pub(crate) fn remote_of(&self, image: Identity) -> Option<Export> {
+        let mut remotes = self.remotes.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = remotes.iter().position(|(other, _)| *other == image)?;
+        Some(remotes.swap_remove(index).1)
+    }
+
+    /// Forgets the locks and remotes that no image has taken: locks go with their last descriptor.
     pub(crate) fn drop_locks(&self) {
+        self.remotes.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.locks.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 

@@ -242,6 +242,11 @@ fn export(spec: &ExportSpec, assembly: &Assembly) -> Value {
         BaseDevice::Overlay { .. } => "overlay",
         BaseDevice::Null { .. } => "null",
         BaseDevice::Mem { .. } => "mem",
+        BaseDevice::Nbd(_) => "nbd",
+    };
+    let uri = match &spec.spec.base {
+        BaseDevice::Nbd(remote) => Some(remote.uri.to_string()),
+        _ => None,
     };
     let served = assembly.exports.iter().find(|export| export.name == spec.name);
     let size = served.map(|export| assembly.volumes[usize::from(export.volume.0)].1.size);
@@ -250,6 +255,7 @@ fn export(spec: &ExportSpec, assembly: &Assembly) -> Value {
         "name": spec.name,
         "type": kind,
         "path": path,
+        "uri": uri,
         "size": size,
         "made": absent.is_none() && path.is_some_and(|path| !path.exists()),
         "absent": absent.map(|absent| &absent.reason),
@@ -350,7 +356,11 @@ fn show(file: &Path, summary: &Value) -> String {
 
 fn show_export(export: &Value) -> String {
     let name = export["name"].as_str().unwrap_or_default();
-    let what = export["path"].as_str().or(export["type"].as_str()).unwrap_or_default();
+    let what = export["path"]
+        .as_str()
+        .or(export["uri"].as_str())
+        .or(export["type"].as_str())
+        .unwrap_or_default();
     let mut text = format!("export: {}: {what}", shown_name(name));
     if let Some(size) = export["size"].as_u64() {
         text += &format!(", {}", display_size(size));

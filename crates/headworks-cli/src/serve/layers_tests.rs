@@ -163,7 +163,7 @@ fn errors_name_their_position() {
         "7:1: config can only be set",
         "8:1: verbose: `x` is not a number",
         "9:1: spread: `7` is neither on nor off",
-        "12:8: export `5` needs one of file, null, mem, overlay",
+        "12:8: export `5` needs one of file, nbd, null, mem, overlay",
         "13:1: an [[export]] has no `foo`",
     ];
     for (line, wanted) in error.lines().zip(wanted) {

@@ -18,6 +18,7 @@ Examples:
   headworks serve --size 10G new.img -U /run/d.sock  create a sparse image, choose the socket
   headworks serve a=one.img b=two.img -p 10809      two exports on TCP, 127.0.0.1:10809
   headworks serve mem:size=1G --run 'nbdinfo $uri'  serve while a command runs
+  headworks serve nbd:uri=nbd://store/db            the export of another NBD server, behind our cache
   headworks serve delay:read=5ms,of=file:path=disk.img   a disk with slow reads, for tests
   headworks serve --cache 4G --set vm/dirty_bytes=256M disk.img   a larger page cache, at most 256 MiB of it dirty
   headworks serve a=file:path=a.img,cache=writethrough b=file:path=b.img,cache=none
@@ -29,7 +30,7 @@ Examples:
   headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
 
 SPEC is a path or type:key=value,... Types are file (path, size, direct, read-only), overlay (path, backing, direct, read-only),
-null (size) and mem (size), and wrappers
+nbd (uri, connections, reconnect, reconnect-writes, timeout, stable, read-only), null (size) and mem (size), and wrappers
 around another device (of=SPEC, the last key): delay (read, write, flush, discard, all, jitter) error (rate, errno, op,
 range, after, count) and powercut (seed, at, at-flush, rate, flush, cache, report).
 Keys of the export, set on the outermost type: weight, its share of the device relative to other exports (1 to 10000, default

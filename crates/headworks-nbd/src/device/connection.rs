@@ -76,7 +76,7 @@ pub(super) struct Connection {
     has_unsent: bool,
     /// Requests without their replies.
     pub in_flight: u32,
-    /// Bytes of them.
+    /// Bytes of those requests and their payloads.
     pub bytes: u64,
     /// When a byte came last, or the first request of those in flight.
     pub heard: Instant,

@@ -10,13 +10,16 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::TransmissionFlags;
 use crate::client::{ClientError, Export, OptionNegotiation, Socket, Uri};
 
-/// Limit of each wait while a connection is opened, and of the first opening in all.
+/// Limit of each wait while a connection is opened; the first opening of a device has twice as much in all.
 pub(super) const OPEN_LIMIT: Duration = Duration::from_secs(10);
+
+/// The least limit of each wait for a further connection.
+const FURTHER_LIMIT: Duration = Duration::from_millis(500);
 
 /// A connection in the transmission phase, and what the server says of the export.
 pub type Opened = (Socket, Export);
@@ -79,7 +82,8 @@ impl Dialer {
     /// As the attempt; or it took longer than the limit.
     pub fn open(&mut self) -> Attempt {
         self.start();
-        let attempt = match self.results.recv_timeout(OPEN_LIMIT) {
+        // The further connections have their own limits.
+        let attempt = match self.results.recv_timeout(OPEN_LIMIT * 2) {
             Ok(attempt) => attempt,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 Err(ClientError::TimedOut)
@@ -114,11 +118,14 @@ impl Dial for Dialer {
 
 /// Opens as many connections as the server permits for one client, and are wanted.
 fn open(uri: &Uri, connections: usize) -> Attempt {
-    let first = open_one(uri)?;
+    let began = Instant::now();
+    let first = open_one(uri, OPEN_LIMIT)?;
+    // A server that permits fewer clients than it says may let the next one wait.
+    let limit = (began.elapsed() * 4).clamp(FURTHER_LIMIT, OPEN_LIMIT);
     let shares = first.1.flags.contains(TransmissionFlags::CAN_MULTI_CONN);
     let mut opened = vec![first];
     while shares && opened.len() < connections {
-        match open_one(uri) {
+        match open_one(uri, limit) {
             Ok(another) => opened.push(another),
             Err(error) => {
                 tracing::debug!("{uri}: connection {} is refused: {error}", opened.len() + 1);
@@ -129,8 +136,8 @@ fn open(uri: &Uri, connections: usize) -> Attempt {
     Ok(opened)
 }
 
-fn open_one(uri: &Uri) -> Result<Opened, ClientError> {
-    let mut negotiation = OptionNegotiation::open(uri, OPEN_LIMIT)?;
+fn open_one(uri: &Uri, limit: Duration) -> Result<Opened, ClientError> {
+    let mut negotiation = OptionNegotiation::open(uri, limit)?;
     negotiation.ask_structured()?;
     negotiation.ask_allocation(&uri.export)?;
     let (socket, export) = negotiation.go(&uri.export)?;

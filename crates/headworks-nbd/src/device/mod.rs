@@ -15,7 +15,7 @@
 //!
 //! **Lost acknowledgements.** If the remote has a volatile cache and acknowledged a write that no successful flush covers, that write may be
 //! gone with it. The device says so at the loss ([`DeviceIo::lose`]), and a flush in flight fails. If nothing is uncovered, or with
-//! [`RemoteOptions::stable`], nothing is lost.
+//! [`RemoteOptions::stable`], nothing is lost. A barred remote counts as a loss in any case.
 //!
 //! Invariants: each command is answered once; a closed connection is never read again; memory of a command is used only until its
 //! answer; a turn handles 64 replies or 256 KiB.
@@ -24,10 +24,12 @@ mod connection;
 mod dial;
 mod options;
 mod slots;
+mod status;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use headworks::driver::{Interest, PLACES, Span};
 use headworks::{Command, CommandBatch, Device, DeviceIo};
@@ -39,6 +41,7 @@ use tracing::{error, info, warn};
 
 pub use self::dial::{Attempt, Dial, Dialer, Opened};
 pub use self::options::{RemoteOptions, queue_options, volume_options};
+pub use self::status::{RemoteReport, RemoteState, RemoteStatus};
 
 use self::connection::{Budget, Connection};
 use self::slots::{Place, Slots};
@@ -86,7 +89,9 @@ pub struct NbdDevice<D = Dialer> {
     /// Acknowledged writes, and how many of them a successful flush covers.
     acknowledged: u64,
     flushed: u64,
-    /// The volume of the last write.
+    /// A flush has succeeded, so no write of an earlier process needs one.
+    was_flushed: bool,
+    /// The volume of the last command.
     volume: Option<VolumeId>,
     /// Descriptors are watched.
     started: bool,
@@ -94,6 +99,7 @@ pub struct NbdDevice<D = Dialer> {
     unread: u16,
     ended: Vec<u32>,
     gather: Vec<Span>,
+    status: Arc<RemoteStatus>,
 }
 
 impl NbdDevice {
@@ -111,6 +117,25 @@ impl NbdDevice {
         let opened = dial.open()?;
         let export = opened[0].1.clone();
         Ok((Self::new(&uri.to_string(), options, seed, (dial, opened)), export))
+    }
+
+    /// A device that takes over from one in another process, which served `export` and flushed it last: it connects as after a loss.
+    ///
+    /// # Errors
+    /// The system has no thread or descriptor left.
+    pub fn take_over(
+        uri: &Uri,
+        options: RemoteOptions,
+        seed: u64,
+        export: Export,
+    ) -> Result<Self, ClientError> {
+        let connections = options.connections.clamp(1, RemoteOptions::CONNECTIONS_MAX);
+        let dial = Dialer::new(uri.clone(), connections.into()).map_err(ClientError::Io)?;
+        let mut device = Self::new(&uri.to_string(), options, seed, (dial, Vec::new()));
+        (device.flags, device.export) = (export.flags, export);
+        device.was_flushed = true;
+        device.set_state(Instant(0), State::Down(Instant(0)), "it was just taken over");
+        Ok(device)
     }
 }
 
@@ -140,11 +165,13 @@ impl<D: Dial> NbdDevice<D> {
             prng: Prng::new(seed),
             acknowledged: 0,
             flushed: 0,
+            was_flushed: false,
             volume: None,
             started: false,
             unread: 0,
             ended: Vec::with_capacity(128),
             gather: Vec::with_capacity(1024),
+            status: Arc::default(),
         };
         device.connect(Instant(0), opened);
         device
@@ -157,7 +184,37 @@ impl<D: Dial> NbdDevice<D> {
             self.flags = export.flags;
             self.connections.push(Connection::new(now, index, socket, &export));
         }
-        self.state = State::Up;
+        self.set_state(now, State::Up, "");
+    }
+
+    /// What the device tells of its remote, for other threads.
+    #[must_use]
+    pub fn status(&self) -> Arc<RemoteStatus> {
+        Arc::clone(&self.status)
+    }
+
+    /// Enters a state that is told, for `reason`.
+    fn set_state(&mut self, now: Instant, state: State, reason: &str) {
+        self.state = state;
+        let (connections, attempts) = (self.connections.len() as u32, self.attempts);
+        let state = match self.state {
+            State::Up => RemoteState::Up,
+            State::Down(_) | State::Dialing => RemoteState::Down,
+            State::Barred => RemoteState::Barred,
+        };
+        self.status.change(|report| {
+            if report.state != state {
+                (report.state, report.since) = (state, now);
+            }
+            (report.connections, report.attempts) = (connections, attempts);
+            reason.clone_into(&mut report.reason);
+        });
+    }
+
+    /// Waits for the next attempt, after one that failed for `reason`.
+    fn stay_down(&mut self, now: Instant, reason: &str) {
+        let next = now.after(self.pause());
+        self.set_state(now, State::Down(next), reason);
     }
 
     /// Watches every descriptor.
@@ -274,11 +331,11 @@ impl<D: Dial> NbdDevice<D> {
                 let durable = command.flags.contains(BioFlags::FUA)
                     && self.flags.contains(TransmissionFlags::SEND_FUA);
                 match command.op {
-                    Op::Flush => self.flushed = self.flushed.max(it.covers),
-                    Op::Write | Op::WriteZeroes if !durable => {
-                        self.acknowledged += 1;
-                        self.volume = Some(command.volume);
+                    Op::Flush => {
+                        self.flushed = self.flushed.max(it.covers);
+                        self.was_flushed = true;
                     }
+                    Op::Write | Op::WriteZeroes if !durable => self.acknowledged += 1,
                     _ => {}
                 }
             }
@@ -291,10 +348,9 @@ impl<D: Dial> NbdDevice<D> {
     fn lose(&mut self, now: Instant, reason: &str, io: &mut DeviceIo<'_>) {
         // Replies that came whole before the end count.
         self.answer_ended(io);
-        let may_cache = self.flags.contains(TransmissionFlags::SEND_FLUSH);
-        let lost = may_cache && !self.options.stable && self.acknowledged > self.flushed;
-        if lost && let Some(volume) = self.volume {
-            io.lose(volume);
+        let lost = self.has_uncovered() && !self.options.stable;
+        if lost {
+            self.tell_loss(io);
         }
         for slot in self.slots.in_flight() {
             let it = self.slots.slot(slot);
@@ -311,21 +367,41 @@ impl<D: Dial> NbdDevice<D> {
                 }
             }
         }
-        // The operator hears of it once; what is acknowledged from here on counts anew.
-        self.flushed = self.acknowledged;
         for (place, connection) in (0..).zip(self.connections.drain(..)) {
             io.forget(place, connection.fd());
         }
         self.unread = 0;
         self.lost_at.get_or_insert(now);
         self.gave_up = false;
-        self.state = State::Down(now.after(self.pause()));
+        self.stay_down(now, reason);
         let wait = self.options.reconnect_ns / 1_000_000_000;
         warn!(
             waiting = self.slots.count(),
             "{}: connection lost: {reason}; requests wait up to {wait} s for a new one", self.name
         );
         self.fail_waiting(now, io);
+    }
+
+    /// Whether the remote may have acknowledged writes only in a volatile cache.
+    fn has_uncovered(&self) -> bool {
+        let may_cache = self.flags.contains(TransmissionFlags::SEND_FLUSH);
+        may_cache && self.acknowledged > self.flushed
+    }
+
+    /// Says that acknowledged writes may be gone, once: what is acknowledged from here on counts anew.
+    fn tell_loss(&mut self, io: &mut DeviceIo<'_>) {
+        if let Some(volume) = self.volume {
+            io.lose(volume);
+            self.status.change(|report| report.losses += 1);
+        }
+        self.flushed = self.acknowledged;
+    }
+
+    /// The answer to a command that fails with `error` because there is no connection. A flush that covers nothing succeeds, so that an
+    /// export whose remote is gone can be removed.
+    fn answer_without_remote(&self, op: Op, error: IoError) -> Status {
+        let covers_nothing = self.was_flushed && !self.has_uncovered();
+        if op == Op::Flush && covers_nothing { Ok(()) } else { Err(error) }
     }
 
     /// The pause before the next attempt: it doubles with each one, and is shortened by up to a half.
@@ -343,7 +419,8 @@ impl<D: Dial> NbdDevice<D> {
             error!("{}: no new connection in time: requests fail until there is one", self.name);
         }
         while let Some(slot) = self.waiting.pop_front() {
-            self.answer(slot, Err(refusal), io);
+            let op = self.slots.slot(slot).command.op;
+            self.answer(slot, self.answer_without_remote(op, refusal), io);
         }
     }
 
@@ -361,10 +438,10 @@ impl<D: Dial> NbdDevice<D> {
                     None => self.reconnect(now, opened, io),
                 }
             }
-            Ok(_) => self.state = State::Down(now.after(self.pause())),
+            Ok(_) => self.stay_down(now, "no connection was opened"),
             Err(reason) => {
                 tracing::debug!("{}: no connection: {reason}", self.name);
-                self.state = State::Down(now.after(self.pause()));
+                self.stay_down(now, &reason.to_string());
             }
         }
     }
@@ -374,6 +451,7 @@ impl<D: Dial> NbdDevice<D> {
         // What waits has the time from the first loss on, until the server answers something.
         self.lost_at = self.lost_at.filter(|_| !self.waiting.is_empty());
         self.connect(now, opened);
+        self.status.change(|report| report.reconnects += 1);
         info!(resent = self.waiting.len(), "{}: connected again after {since} ms", self.name);
         self.watch(io);
         self.send_waiting(now, io);
@@ -381,7 +459,10 @@ impl<D: Dial> NbdDevice<D> {
 
     /// Fails everything from now on: the remote has another export under the name.
     fn bar(&mut self, now: Instant, difference: &str, io: &mut DeviceIo<'_>) {
-        self.state = State::Barred;
+        self.set_state(now, State::Barred, difference);
+        // Whatever it was, it is not there; after that there is nothing to flush.
+        self.tell_loss(io);
+        self.was_flushed = true;
         error!(
             "{}: the export is another one than before ({difference}): its requests fail until it is removed and added again",
             self.name
@@ -412,20 +493,22 @@ fn error_of(error: NbdError) -> IoError {
 impl<D: Dial> Device for NbdDevice<D> {
     unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         let refusal = self.refusal(now);
-        let fails = |command: &Command, error| Completion {
+        let answer = |command: &Command, status| Completion {
             id: command.id,
             transferred: 0,
-            status: Err(error),
+            status,
             hole: false,
         };
         for command in batch.commands {
+            self.volume = Some(command.volume);
             if let Some(error) = refusal {
-                io.completions.push(fails(command, error));
+                let status = self.answer_without_remote(command.op, error);
+                io.completions.push(answer(command, status));
                 continue;
             }
             match self.slots.take(command, batch) {
                 Some(slot) => self.waiting.push_back(slot),
-                None => io.completions.push(fails(command, IoError::Busy)),
+                None => io.completions.push(answer(command, Err(IoError::Busy))),
             }
         }
         if matches!(self.state, State::Up) {
@@ -452,6 +535,9 @@ impl<D: Dial> Device for NbdDevice<D> {
         if !std::mem::replace(&mut self.started, true) {
             self.watch(io);
             io.watch(DIAL_PLACE, self.dial.fd(), Interest::Read);
+            if !matches!(self.state, State::Up) {
+                self.lost_at.get_or_insert(now);
+            }
         }
         for index in 0..self.connections.len() {
             if self.unread & 1 << index != 0 {

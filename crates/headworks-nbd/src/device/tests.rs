@@ -292,6 +292,9 @@ fn run(bench: &mut TestBench, remote: &Shared, op: Op, offset: u64, len: u32) ->
     drain(bench, remote, 1)[0].status
 }
 
+/// Operation, block, memory, and the step of its submission.
+type InFlight = (Op, usize, Box<[u8]>, u64);
+
 /// What a user of the device knows, and what it has in flight: blocks of one value each.
 struct Model {
     bench: TestBench,
@@ -301,7 +304,7 @@ struct Model {
     values: Vec<Option<u8>>,
     /// Acknowledged at this step and not flushed since.
     dirty: BTreeMap<usize, u64>,
-    in_flight: BTreeMap<(u32, u32), (Op, usize, Box<[u8]>, u64)>,
+    in_flight: BTreeMap<(u32, u32), InFlight>,
     step: u64,
     failed_flushes: u32,
     losses: u32,
@@ -585,10 +588,35 @@ fn everything_fails_after_reconnect_time_and_works_again_later() {
     let took = bench.now.since(began);
     assert!((2 * SEC..3 * SEC).contains(&took), "{took}");
     assert_eq!(run(&mut bench, &remote, Op::Read, 0, 512), Err(IoError::TimedOut));
+    let flush = run(&mut bench, &remote, Op::Flush, 0, 0);
+    assert_eq!(flush, Err(IoError::TimedOut), "there may be writes of an earlier process");
     lock(&remote).is_there = true;
     bench.now = bench.now.after(6 * SEC);
     settle(&mut bench, &remote);
     assert_eq!(run(&mut bench, &remote, Op::Read, 0, 512), Ok(()));
+}
+
+#[test]
+fn flush_without_remote_succeeds_only_if_it_covers_nothing() {
+    for (stable, ops, expected) in [
+        (false, &[Op::Flush][..], Ok(())),
+        (true, &[Op::Flush, Op::Write], Err(IoError::TimedOut)),
+        (true, &[Op::Write, Op::Flush], Ok(())),
+    ] {
+        let options = RemoteOptions { stable, reconnect_ns: SEC, ..RemoteOptions::default() };
+        let (mut bench, remote) = started(all_flags(), true, options);
+        for &op in ops {
+            assert_eq!(
+                run(&mut bench, &remote, op, 0, if op == Op::Flush { 0 } else { 512 }),
+                Ok(())
+            );
+        }
+        lock(&remote).is_there = false;
+        while bench.step_now() {}
+        lock(&remote).restart();
+        while bench.step_now() {}
+        assert_eq!(run(&mut bench, &remote, Op::Flush, 0, 0), expected, "{stable} {ops:?}");
+    }
 }
 
 #[test]
@@ -673,7 +701,8 @@ fn silent_connection_is_given_up_and_the_command_sent_again() {
 
 #[test]
 fn another_export_under_the_name_is_barred() {
-    let change: [(&str, fn(&mut Export)); 3] = [
+    type Change = fn(&mut Export);
+    let change: [(&str, Change); 3] = [
         ("size", |export| export.size += 512),
         ("access", |export| export.flags = export.flags.with(TransmissionFlags::READ_ONLY)),
         ("offer", |export| export.flags = TransmissionFlags::SEND_FLUSH),
@@ -689,6 +718,11 @@ fn another_export_under_the_name_is_barred() {
         bench.now = bench.now.after(100 * SEC);
         while bench.step_now() {}
         assert_eq!(lock(&remote).attempts, 1, "{what}: no attempt follows");
+        let report = bench.device().status().report();
+        assert_eq!((report.state, report.losses), (RemoteState::Barred, 1), "{what}");
+        assert_eq!(std::mem::take(&mut bench.lost).len(), 1, "{what}: the shard fails flushes");
+        let flush = run(&mut bench, &remote, Op::Flush, 0, 0);
+        assert_eq!(flush, Ok(()), "{what}: an acknowledged loss leaves nothing to flush");
     }
 }
 

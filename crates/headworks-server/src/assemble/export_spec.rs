@@ -149,7 +149,10 @@ impl ExportSpec {
 
     /// Identity of the export's file; none for other devices or a missing file.
     pub(crate) fn identity(&self) -> Option<Identity> {
-        Identity::of(self.spec.base.path()?).ok()
+        match &self.spec.base {
+            BaseDevice::Nbd(remote) => Some(remote.identity()),
+            base => Identity::of(base.path()?).ok(),
+        }
     }
 
     /// Says that the image is missing, if it is and would not be made, or that it is no raw image.
@@ -162,7 +165,7 @@ impl ExportSpec {
             BaseDevice::Image { path, .. } | BaseDevice::Overlay { path, .. } => {
                 (path, FileOptions::default())
             }
-            BaseDevice::Null { .. } | BaseDevice::Mem { .. } => return None,
+            BaseDevice::Nbd(_) | BaseDevice::Null { .. } | BaseDevice::Mem { .. } => return None,
         };
         let options = FileOptions { read_only: !self.writes(), ..options };
         options.is_missing(path).then(|| format!("its image {} does not exist", path.display()))

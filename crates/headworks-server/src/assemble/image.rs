@@ -12,7 +12,7 @@ use super::foreign;
 use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, unclean_note};
-use crate::spec::{BaseDevice, ExportOptions, Spec, UncleanPolicy, Wrapper};
+use crate::spec::{BaseDevice, ExportOptions, RemoteLink, Spec, UncleanPolicy, Wrapper};
 use headworks::{
     Device, Direct, FileDevice, FileOptions, Identity, ImageWriter, MemDevice, NullDevice,
     OpenFile, OpenOverlay, OverlayOptions, SizeWatch, display_size,
@@ -88,6 +88,8 @@ pub struct VolumeOrigin {
     pub caching: VolumeCaching,
     /// Handle to read and extend the size of its file.
     pub watch: Option<SizeWatch>,
+    /// The server that it is behind.
+    pub remote: Option<RemoteLink>,
 }
 
 impl VolumeOrigin {
@@ -117,6 +119,14 @@ impl VolumeOrigin {
                     Ok(())
                 } else {
                     differs("path", " in its format or how it is opened")
+                };
+            }
+            (BaseDevice::Nbd(remote), BaseDevice::Nbd(opened)) => {
+                let is_same = remote.uri == opened.uri && remote.options == opened.options;
+                return if is_same {
+                    Ok(())
+                } else {
+                    differs("uri", ": their keys must be the same")
                 };
             }
             _ => return differs("path", ": its type must be the same in each of them"),
@@ -194,6 +204,7 @@ pub struct OpenedImage {
 enum ImageBody {
     File(Box<OpenFile>),
     Overlay(Box<OpenOverlay>),
+    Remote(Box<dyn Device>, Box<RemoteLink>),
     Fake(Box<dyn Device>),
 }
 
@@ -280,6 +291,19 @@ impl OpenedImage {
                     alone: true,
                 }
             }
+            BaseDevice::Nbd(remote) => {
+                let identity = remote.identity();
+                let opened = remote.open(write, leftovers.remote_of(identity))?;
+                Self {
+                    identity: Some(identity),
+                    body: ImageBody::Remote(opened.device, Box::new(opened.link)),
+                    queue: opened.queue,
+                    options: opened.options,
+                    what: wrapped(spec, &remote.uri.to_string()),
+                    notes: Vec::new(),
+                    alone: true,
+                }
+            }
             BaseDevice::Null { size } => {
                 let size = size.ok_or_else(|| no_size("null"))?;
                 fake(size, NullDevice::queue_options(), Box::new(NullDevice), "null")
@@ -303,7 +327,7 @@ impl OpenedImage {
         match &self.body {
             ImageBody::File(file) => Some((file, file.writer())),
             ImageBody::Overlay(overlay) => Some((overlay.file(), overlay.writer())),
-            ImageBody::Fake(_) => None,
+            ImageBody::Remote(..) | ImageBody::Fake(_) => None,
         }
     }
 
@@ -383,12 +407,17 @@ impl OpenedImage {
     /// What the inventory records of the volume.
     pub fn origin(&self, spec: &Spec) -> VolumeOrigin {
         let file = self.file().map(|(file, _)| file);
+        let remote = match &self.body {
+            ImageBody::Remote(_, link) => Some(RemoteLink::clone(link)),
+            _ => None,
+        };
         VolumeOrigin {
             identity: self.identity,
             what: self.what.clone(),
             spec: spec.clone(),
             caching: VolumeCaching::default(),
             watch: file.map(|file| file.size_watch()),
+            remote,
         }
     }
 
@@ -402,7 +431,7 @@ impl OpenedImage {
             ImageBody::Overlay(overlay) => {
                 Some(WatchedFile::of_fixed_size(volume, overlay.file().size_watch()))
             }
-            ImageBody::Fake(_) => None,
+            ImageBody::Remote(..) | ImageBody::Fake(_) => None,
         }
     }
 
@@ -449,7 +478,7 @@ impl OpenedImage {
         let body: Box<dyn Device> = match self.body {
             ImageBody::File(file) => Box::new(FileDevice::new(vec![(volume, *file)])),
             ImageBody::Overlay(overlay) => Box::new(overlay.into_device()),
-            ImageBody::Fake(body) => body,
+            ImageBody::Remote(body, ..) | ImageBody::Fake(body) => body,
         };
         (spec.wrap_queue_options(self.queue), spec.wrap(self.options.block_size, body))
     }

@@ -199,7 +199,7 @@ pub(crate) fn assembled(
         weight: export.share.weight,
         ioprio: export.share.ioprio,
         spec: export.clone(),
-        lasting: export.spec.base.path().is_some(),
+        lasting: export.spec.base.is_lasting(),
         description: format!("{what}, {}{access}", display_size(size)),
     }
 }

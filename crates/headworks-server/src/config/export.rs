@@ -407,5 +407,5 @@ fn read_part(
 
 /// Whether two exports have the same image in the same words.
 pub(super) fn same_image(one: &ExportSpec, other: &ExportSpec) -> bool {
-    one.spec.base.path().is_some() && one.spec == other.spec
+    one.spec.base.is_lasting() && one.spec == other.spec
 }

@@ -51,6 +51,7 @@ impl Queries {
         let facts = WhySnapshot {
             device: device_name(device),
             device_state: state,
+            remote: tree.remote_of(entry).map(|link| link.told(&link.status.report())),
             waits_for_write_out: slowness.waits_for_write_out(),
             export: entry.shown_name().to_owned(),
             nr_requests: options.nr_requests,

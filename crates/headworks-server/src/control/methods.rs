@@ -203,8 +203,15 @@ pub const CONTROL_METHODS: &[ControlMethod] = &[
             ("limited_seconds", "time for which requests waited for limits"),
             ("latency_target_us", "its target, or null"),
             ("target_missed", "requests that took longer than the target"),
-            ("state", "serving, refusing, frozen, draining, suspect, deleted or absent"),
+            (
+                "state",
+                "serving, refusing, frozen, draining, suspect, disconnected, deleted or absent",
+            ),
             ("reason", "why it is absent, or null"),
+            (
+                "remote",
+                "of an nbd: device, else null: uri; state up, down or barred; connections; reconnects; losses of acknowledged writes; told, a sentence",
+            ),
         ],
     },
     ControlMethod {

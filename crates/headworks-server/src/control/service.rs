@@ -53,11 +53,10 @@ impl ControlService {
         let devices = config.devices.iter().enumerate().map(|(index, device)| {
             let volumes = config.volumes.iter().enumerate();
             let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
-            DeviceNode {
-                id: DeviceId(index as u16),
-                owner: device.owner,
-                volumes: own.map(|(volume, _)| VolumeId(volume as u16)).collect(),
-            }
+            let own: Arc<[_]> = own.map(|(volume, _)| VolumeId(volume as u16)).collect();
+            let origins = own.iter().map(|volume| &assembly.origins[usize::from(volume.0)]);
+            let remote = origins.filter_map(|origin| origin.remote.clone()).next();
+            DeviceNode { id: DeviceId(index as u16), owner: device.owner, volumes: own, remote }
         });
         let exports = assembly.exports.iter().enumerate().map(|(index, export)| {
             let volume = &config.volumes[usize::from(export.volume.0)];

@@ -31,6 +31,7 @@ use crate::did_you_mean::distance;
 use crate::latency_target::{cgroup_latency, latency_target_word, parse_cgroup_latency};
 use crate::limit_words::LIMIT_KEYS;
 use crate::reactor::limits::LimitTarget;
+use crate::spec::RemoteLink;
 use crate::tenant::{TenantName, TenantOptions};
 
 /// A device in the tree, with its volumes.
@@ -42,6 +43,8 @@ pub struct DeviceNode {
     pub owner: ShardId,
     /// Volumes on the device.
     pub volumes: Arc<[VolumeId]>,
+    /// The server that it is behind.
+    pub remote: Option<RemoteLink>,
 }
 
 /// An export in the tree.
@@ -291,6 +294,11 @@ const NEAREST: usize = 3;
 const SLIP_MAX: usize = 200;
 
 impl Tree {
+    /// The server that an export's device is behind.
+    pub fn remote_of(&self, entry: &ExportNode) -> Option<&RemoteLink> {
+        self.devices.iter().find(|device| device.id == entry.device)?.remote.as_ref()
+    }
+
     /// Finds an export; none if it was removed.
     pub fn entry(&self, export: ExportId) -> Option<&ExportNode> {
         self.exports.iter().find(|entry| entry.id == export)
@@ -459,6 +467,7 @@ pub(super) mod tests {
             id: DeviceId(id),
             owner: ShardId(0),
             volumes: volumes.iter().copied().map(VolumeId).collect(),
+            remote: None,
         };
         let export = |name: &str, volume, device| ExportNode {
             id: ExportId(volume),

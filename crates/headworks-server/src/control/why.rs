@@ -28,6 +28,8 @@ pub struct WhySnapshot {
     pub device: String,
     /// Whether the device answers.
     pub device_state: DeviceState,
+    /// The server that the device is behind, and the state of its connections.
+    pub remote: Option<String>,
     /// Whether the time in the cache is that of flushes, see [`Slowness::waits_for_write_out`].
     pub waits_for_write_out: bool,
     /// Name of the export in paths.
@@ -179,6 +181,8 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> Value 
         if slow { hint(facts, shares[0].0).into_iter().collect() } else { vec![] };
     let blame = facts.blame.as_ref().filter(|_| slow);
     let notes = blame.map(Blame::sentence).into_iter();
+    let remote = facts.remote.iter().map(|told| format!("{} is {told}", facts.device));
+    let notes = notes.chain(remote);
     let notes = notes.chain(facts.target.iter().map(OwnTarget::note));
     let notes: Vec<String> = notes.chain(facts.held.iter().map(HeldByTarget::note)).collect();
     let share = |(part, share): &(usize, f64)| (name(*part).to_owned(), json!(share));
@@ -283,6 +287,9 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
                 Some(served) => format!("the elevator {scheduler} served others first: {served}"),
                 None => format!("the elevator {scheduler} held them back: {device} took no more"),
             }
+        }
+        Some(WaitKind::Device) if facts.remote.is_some() => {
+            format!("the server behind device {device} took that long")
         }
         Some(WaitKind::Device) => format!("device {device} took that long"),
         Some(WaitKind::Limit) => match &facts.limit {

@@ -1,10 +1,11 @@
 //! The old server's side: the standing part, the pause with the live part, and the way back.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use headworks_core::ShardId;
+use headworks_core::{ShardId, VolumeId};
 
 use super::live;
 use super::record::Handover;
@@ -93,7 +94,9 @@ impl Server {
     /// # Errors
     /// As [`Server::standing`].
     pub fn standing_for_restart(&self) -> Result<Handover, String> {
-        let (volumes, _) = self.service().changes().volumes_to_hand_over()?;
+        let (mut volumes, _) = self.service().changes().volumes_to_hand_over()?;
+        // The next process asks the remotes anew: they may have changed with the restart.
+        volumes.iter_mut().for_each(|volume| volume.remote = None);
         let (listeners, locks, has_memory) = (&[][..], Vec::new(), self.keeps_cache());
         StandingParts { listeners, locks, has_memory, volumes: &volumes, changes: "" }.write()
     }
@@ -102,6 +105,7 @@ impl Server {
         let ((answers, paused), (begun, begins)) = (channel(), channel());
         let mut pause = PauseInProgress {
             way,
+            flush: self.service().changes().remote_volumes().into(),
             deadline: Instant::now() + limit,
             ends: Vec::new(),
             begins,
@@ -117,8 +121,9 @@ impl Server {
     fn order(&self, pause: &mut PauseInProgress, shard: u16, begun: Option<Sender<Infallible>>) {
         let Some(answer) = pause.answers.clone() else { return };
         let (end, ended) = channel();
+        let flush = Arc::clone(&pause.flush);
         pause.ends.push(end);
-        let order = PauseOrder { way: pause.way, begun, answer, end: ended };
+        let order = PauseOrder { way: pause.way, flush, begun, answer, end: ended };
         self.shared().send(ShardId(shard), ControlMessage::Pause(order));
     }
 
@@ -162,6 +167,7 @@ impl Server {
 #[derive(Debug)]
 pub struct PauseInProgress {
     way: PauseWay,
+    flush: Arc<[VolumeId]>,
     deadline: Instant,
     ends: Vec<Sender<Infallible>>,
     /// Closed when the first shard has stopped to read.

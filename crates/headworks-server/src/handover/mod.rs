@@ -28,6 +28,6 @@ pub use give::PauseInProgress;
 pub use record::Handover;
 pub(crate) use request::AnswerGuard;
 pub use request::{UpgradeHook, UpgradeRefusal, UpgradeReport, UpgradeRequest, UpgradeResult};
-pub(crate) use standing::{HandedListener, HandedVolume, ListenerRole, volume_key};
+pub(crate) use standing::{HandedListener, HandedRemote, HandedVolume, ListenerRole, volume_key};
 pub(crate) use take::Adoption;
 pub use takeover::{Takeover, TakeoverStep, TakeoverSteps};

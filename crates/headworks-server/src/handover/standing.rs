@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks::Identity;
 use headworks_core::{ShardId, VolumeId};
+use headworks_nbd::TransmissionFlags;
+use headworks_nbd::client::Export;
+use headworks_nbd::export::BlockSizes;
 use serde_json::{Value, json};
 
 use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth};
@@ -86,6 +89,36 @@ pub(crate) struct HandedVolume {
     pub home: ShardId,
     /// Which image it is.
     pub key: String,
+    /// The remote behind it, as it was opened.
+    pub remote: Option<HandedRemote>,
+}
+
+/// A remote as both processes know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HandedRemote {
+    pub identity: Identity,
+    pub export: Export,
+}
+
+impl HandedRemote {
+    fn write(&self) -> Value {
+        let Identity { filesystem, inode } = self.identity;
+        let Export { size, flags, block_sizes, .. } = &self.export;
+        let sizes = block_sizes.map(|sizes| [sizes.min, sizes.preferred, sizes.max]);
+        json!({ "filesystem": filesystem, "inode": inode, "size": size, "flags": flags.0, "block_sizes": sizes })
+    }
+
+    fn read(entry: &Value) -> Result<Self, String> {
+        let identity =
+            Identity { filesystem: number(entry, "filesystem")?, inode: number(entry, "inode")? };
+        let size = |index: usize| entry.get("block_sizes")?.get(index)?.as_u64()?.try_into().ok();
+        let sizes = size(0).zip(size(1)).zip(size(2));
+        let block_sizes = sizes.map(|((min, preferred), max)| BlockSizes { min, preferred, max });
+        let flags = TransmissionFlags(fitting(entry, "flags")?);
+        let export =
+            Export { size: number(entry, "size")?, flags, block_sizes, ..Export::default() };
+        Ok(Self { identity, export })
+    }
 }
 
 /// The key by which two processes agree on a volume: its image, or how it was specified and the how-manieth such it is.
@@ -136,7 +169,10 @@ impl StandingParts<'_> {
                 json!({ "filesystem": filesystem, "inode": inode, "descriptor": descriptor }),
             );
         }
-        let volume = |volume: &HandedVolume| json!({ "id": volume.id.0, "home": volume.home.0, "key": volume.key });
+        let volume = |volume: &HandedVolume| {
+            json!({ "id": volume.id.0, "home": volume.home.0, "key": volume.key,
+            "remote": volume.remote.as_ref().map(HandedRemote::write) })
+        };
         let head = json!({
             "listeners": listeners?,
             "locks": locks,
@@ -174,6 +210,11 @@ impl Standing {
                 id: VolumeId(fitting(entry, "id")?),
                 home: ShardId(fitting(entry, "home")?),
                 key: text(entry, "key")?.to_owned(),
+                // A process before this version has none.
+                remote: match entry.get("remote").filter(|remote| !remote.is_null()) {
+                    Some(remote) => Some(HandedRemote::read(remote)?),
+                    None => None,
+                },
             });
         }
         let changes = text(&head, "changes")?.to_owned();
@@ -187,10 +228,12 @@ impl Standing {
         })
     }
 
-    /// Gives the locks to those that open images.
+    /// Gives locks and remotes to those that open images.
     pub fn give_locks(&self, leftovers: &Leftovers) {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.drain(..).for_each(|(identity, lock)| leftovers.add_lock(identity, lock));
+        let remotes = self.volumes.iter().filter_map(|volume| volume.remote.clone());
+        remotes.for_each(|remote| leftovers.add_remote(remote.identity, remote.export));
     }
 
     /// Closes the listeners that were not taken, and removes their files: this server does not listen there.

@@ -34,7 +34,7 @@ fn own_volumes(assembly: &Assembly, homes: &[ShardId]) -> Vec<HandedVolume> {
     let mut volumes = Vec::new();
     for (index, (origin, home)) in assembly.origins.iter().zip(homes).enumerate() {
         let key = volume_key(origin, &volumes);
-        volumes.push(HandedVolume { id: VolumeId(index as u16), home: *home, key });
+        volumes.push(HandedVolume { id: VolumeId(index as u16), home: *home, key, remote: None });
     }
     volumes
 }

@@ -1,6 +1,7 @@
 //! Messages of a hand-over between the server and its shards: pause, and adoption by a new process.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use headworks_core::{ExportId, ShardId, VolumeId};
@@ -24,6 +25,8 @@ pub enum PauseWay {
 pub struct PauseOrder {
     /// What is done with dirty data and with the contents of the cache.
     pub way: PauseWay,
+    /// Volumes that this process must flush in any case: what their devices acknowledged, the next process cannot make durable.
+    pub flush: Arc<[VolumeId]>,
     /// Dropped when the shard has begun: it moves no client to another shard any more.
     pub begun: Option<Sender<Infallible>>,
     /// Told when the shard is paused, or why it cannot be.

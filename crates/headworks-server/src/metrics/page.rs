@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::stats::TargetCounts;
 use headworks_core::{DeviceState, ExportId, Op, TenantId, WaitKind};
+use headworks_nbd::device::{RemoteReport, RemoteState};
 
 use super::exports::put_exports;
 use super::process::put_process;
@@ -74,6 +75,7 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
     for (device, report) in &reports {
         page.sample(name, &[("device", device)], u32::from(report.state == DeviceState::Stuck));
     }
+    put_remotes(page, tree);
     let name = "headworks_device_bulk_limit_bytes";
     let help = "Most bytes in the device of exports without a latency target or with a looser one; absent without a target.";
     page.family(name, MetricType::Gauge, help);
@@ -126,6 +128,52 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
         page.sample(name, &[("device", device)], report.tags_free);
     }
     Ok(())
+}
+
+/// Connections of devices behind other servers.
+fn put_remotes(page: &mut MetricsPage, tree: &Tree) {
+    let remotes: Vec<_> = tree
+        .devices
+        .iter()
+        .filter_map(|device| Some((device_name(device.id), device.remote.as_ref()?)))
+        .map(|(device, link)| (device, link.uri.as_str(), link.status.report()))
+        .collect();
+    type Of = fn(&RemoteReport) -> u64;
+    let rows: [(&str, MetricType, &str, Of); 4] = [
+        (
+            "headworks_remote_up",
+            MetricType::Gauge,
+            "1 while an nbd: device has connections.",
+            |it| u64::from(it.state == RemoteState::Up),
+        ),
+        (
+            "headworks_remote_connections",
+            MetricType::Gauge,
+            "Open connections of an nbd: device.",
+            |it| it.connections.into(),
+        ),
+        (
+            "headworks_remote_reconnects_total",
+            MetricType::Counter,
+            "How often an nbd: device connected anew.",
+            |it| it.reconnects,
+        ),
+        (
+            "headworks_remote_losses_total",
+            MetricType::Counter,
+            "How often acknowledged writes of an nbd: device may have been lost with the server.",
+            |it| it.losses,
+        ),
+    ];
+    if remotes.is_empty() {
+        return;
+    }
+    for (name, metric, help, of) in rows {
+        page.family(name, metric, help);
+        for (device, uri, report) in &remotes {
+            page.sample(name, &[("device", device.as_str()), ("remote", *uri)], of(report));
+        }
+    }
 }
 
 /// Metrics of the request buffers of all shards together.

@@ -7,13 +7,15 @@
 //!      '------------------'---------------------'--- the order was withdrawn --'---------------------------------------'
 //! ```
 //!
-//! Before a restart everything is written out, most of it before Draining, while clients are served.
+//! Before a restart everything is written out, most of it before Draining, while clients are served; so are, in any case, volumes that
+//! only this process can flush ([`PauseOrder::flush`]).
 //!
 //! While paused a shard accepts no client and reads no request. After the hand-over its thread waits for the end of the pause, or
 //! of the process: so nothing changes that the other process was told. Connections that cannot move (`Connection::hand_over`) stay
 //! and are closed by the end of the process.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 use headworks_core::{Control, Input, Instant, Status, VolumeId};
@@ -62,7 +64,11 @@ impl Reactor {
             return;
         }
         let stage = match order.way {
-            PauseWay::WrittenOutBefore => Stage::WritingOut(self.flush_own_volumes()),
+            PauseWay::WrittenOutBefore => Stage::WritingOut(self.flush_own_volumes(|_| true)),
+            // So that little is left to flush when clients wait.
+            PauseWay::AsItIs if self.parts.volumes.iter().any(|id| order.flush.contains(id)) => {
+                Stage::WritingOut(self.flush_own_volumes(|volume| order.flush.contains(&volume)))
+            }
             PauseWay::AsItIs | PauseWay::WrittenOut => {
                 order.begun = None;
                 Stage::Draining
@@ -130,17 +136,20 @@ impl Reactor {
     }
 
     fn clean_or_freeze(&mut self) {
-        if self.way() == PauseWay::AsItIs {
+        let Some(Pause { order, .. }) = &self.pause else { return };
+        let (all, flush) = (order.way != PauseWay::AsItIs, Arc::clone(&order.flush));
+        if !all && !self.parts.volumes.iter().any(|volume| flush.contains(volume)) {
             return self.freeze();
         }
-        let flushes = self.flush_own_volumes();
+        let flushes = self.flush_own_volumes(|volume| all || flush.contains(&volume));
         self.set_stage(Stage::Cleaning(flushes));
     }
 
-    /// Writes out and flushes the volumes of this shard; returns where the outcomes come.
-    fn flush_own_volumes(&mut self) -> Receiver<Status> {
+    /// Writes out and flushes those of this shard's volumes that `is_meant` selects; returns where the outcomes come.
+    fn flush_own_volumes(&mut self, is_meant: impl Fn(VolumeId) -> bool) -> Receiver<Status> {
         let (flushed, flushes) = channel();
-        for volume in self.parts.volumes.clone() {
+        let meant: Vec<_> = self.parts.volumes.iter().copied().filter(|id| is_meant(*id)).collect();
+        for volume in meant {
             let flush = self.own_flushes.submit_for(volume, flushed.clone());
             self.parts.driver.push(flush);
         }

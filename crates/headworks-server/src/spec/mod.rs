@@ -6,6 +6,7 @@
 //!   overlay:path=tenant.hwo,backing=allow                 its head names the base
 //!   null:size=1T          mem:size=64M
 //!   qcow2:path=base.qcow2,backing=beside                  an image of a format, read-only (also vmdk)
+//!   nbd:uri=nbd://host/export,reconnect=30s               an export of another NBD server
 //!   delay:read=5ms,all=1ms,of=disk.img                    wrappers end with of=, which takes the whole rest
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //!   powercut:seed=7,at-flush=3,of=disk.img
@@ -18,6 +19,7 @@
 mod image;
 mod keys;
 mod layers;
+mod nbd;
 mod overlay;
 mod powercut;
 mod share;
@@ -30,6 +32,8 @@ use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
 use self::keys::{Keys, is_of_export, list};
 pub use self::layers::Layer;
+pub use self::nbd::Remote;
+pub(crate) use self::nbd::RemoteLink;
 pub use self::powercut::Powercut;
 pub use self::share::{ExportOptions, UncleanPolicy};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
@@ -77,6 +81,8 @@ pub enum BaseDevice {
         /// Options for opening it.
         options: OverlayOptions,
     },
+    /// An export of another NBD server.
+    Nbd(Box<Remote>),
     /// A device without data: reads return zeros.
     Null {
         /// Size in bytes, if it was given.
@@ -108,8 +114,14 @@ impl BaseDevice {
             Self::File { path, .. } | Self::Image { path, .. } | Self::Overlay { path, .. } => {
                 Some(path)
             }
-            Self::Null { .. } | Self::Mem { .. } => None,
+            Self::Nbd(_) | Self::Null { .. } | Self::Mem { .. } => None,
         }
+    }
+
+    /// Whether its data are there after the server's end, so that two exports may have the same.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        self.path().is_some() || matches!(self, Self::Nbd(_))
     }
 
     /// Makes a relative path start at `folder`.
@@ -127,6 +139,7 @@ impl BaseDevice {
             Self::File { options, .. } => options.read_only,
             Self::Image { .. } => true,
             Self::Overlay { options, .. } => options.read_only,
+            Self::Nbd(remote) => remote.read_only,
             Self::Null { .. } | Self::Mem { .. } => false,
         }
     }
@@ -150,6 +163,7 @@ impl Spec {
         match &self.base {
             BaseDevice::File { options, .. } => options.size,
             BaseDevice::Image { .. }
+            | BaseDevice::Nbd(_)
             | BaseDevice::Overlay { .. }
             | BaseDevice::Null { .. }
             | BaseDevice::Mem { .. } => None,
@@ -196,6 +210,7 @@ impl Spec {
                 Kind::Overlay => {
                     return Ok(Self { base: overlay::parse(keys)?, wrappers });
                 }
+                Kind::Nbd => return Ok(Self { base: Remote::parse(keys)?, wrappers }),
                 Kind::Null => {
                     let size = parse_sized(kind, keys)?;
                     return Ok(Self { base: BaseDevice::Null { size }, wrappers });
@@ -234,6 +249,7 @@ impl Spec {
             | BaseDevice::Overlay { path, .. } => {
                 path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
             }
+            BaseDevice::Nbd(remote) => remote.short_name(),
             BaseDevice::Null { .. } => "null".to_owned(),
             BaseDevice::Mem { .. } => "mem".to_owned(),
         }
@@ -263,6 +279,7 @@ impl Spec {
             BaseDevice::File { options, .. } => options.size,
             BaseDevice::Image { .. } | BaseDevice::Overlay { .. } => None,
             BaseDevice::Null { size } | BaseDevice::Mem { size } => *size,
+            BaseDevice::Nbd(_) => None,
         }
     }
 
@@ -273,6 +290,7 @@ impl Spec {
             // They know their size.
             BaseDevice::Image { .. } | BaseDevice::Overlay { .. } => return,
             BaseDevice::Null { size } | BaseDevice::Mem { size } => size,
+            BaseDevice::Nbd(_) => return,
         };
         size.get_or_insert(default);
     }
@@ -303,6 +321,7 @@ impl Spec {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     File,
+    Nbd,
     Null,
     Mem,
     Delay,
@@ -313,8 +332,9 @@ enum Kind {
     Vmdk,
 }
 
-const KINDS: [(Kind, &str); 9] = [
+const KINDS: [(Kind, &str); 10] = [
     (Kind::File, "file"),
+    (Kind::Nbd, "nbd"),
     (Kind::Null, "null"),
     (Kind::Mem, "mem"),
     (Kind::Delay, "delay"),
@@ -345,6 +365,7 @@ impl Kind {
     const fn keys(self) -> &'static [&'static str] {
         match self {
             Self::File => &FILE_KEYS,
+            Self::Nbd => &nbd::KEYS,
             Self::Null | Self::Mem => &SIZED_KEYS,
             Self::Delay => &DELAY_KEYS,
             Self::Error => &ERROR_KEYS,
@@ -575,8 +596,8 @@ mod tests {
     #[test]
     fn errors_name_the_key_and_what_would_be_right() {
         for (text, words) in [
-            ("nul:size=1", &["nul:", "file, null, mem, delay, error", "./"] as &[_]),
-            ("nbd://host", &["no device type"]),
+            ("nul:size=1", &["nul:", "file, nbd, null, mem, delay, error", "./"] as &[_]),
+            ("nbd://host", &["nbd:uri=nbd://host"] as &[_]),
             ("file:path=x,sise=1G", &["file: has no key `sise`", "path, size, direct, read-only"]),
             ("file:size=1G", &["path: a file needs one"]),
             ("file:", &["path: a file needs one"]),

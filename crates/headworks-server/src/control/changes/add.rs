@@ -280,6 +280,7 @@ impl LiveChanges {
             read_only: assembled.read_only || config.options.read_only,
             volatile: device.queue.write_cache && !config.options.read_only,
         };
+        let remote = inventory.volumes.get(&volume.0).and_then(|it| it.origin.remote.clone());
         self.tree.change(|tree| {
             tree.exports.push(entry.clone());
             match tree.devices.iter_mut().find(|known| known.id == config.device) {
@@ -289,8 +290,8 @@ impl LiveChanges {
                 }
                 None => {
                     let volumes = [volume].into();
-                    let (id, owner) = (config.device, device.owner);
-                    tree.devices.push(DeviceNode { id, owner, volumes });
+                    let (id, owner, remote) = (config.device, device.owner, remote.clone());
+                    tree.devices.push(DeviceNode { id, owner, volumes, remote });
                     tree.devices.sort_by_key(|device| device.id);
                 }
             }

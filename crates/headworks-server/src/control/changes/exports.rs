@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use headworks_core::{DeviceState, ExportId, VolumeId};
+use headworks_nbd::device::RemoteState;
 use serde_json::{Value, json};
 
 use super::LiveChanges;
@@ -35,12 +36,16 @@ impl LiveChanges {
             let report = reports.get(&entry.id)?;
             let setting = self.settings.of(entry.id);
             let device_state = if report.stuck { DeviceState::Stuck } else { DeviceState::Live };
+            let remote = tree.remote_of(entry).map(|link| (link, link.status.report()));
             let state = match report {
                 ExportReport { frozen: true, .. } => "frozen",
                 _ if draining.contains(&entry.id) => "draining",
                 ExportReport { suspect: true, .. } => "suspect",
                 ExportReport { failed: 1.., .. } => "suspect",
                 _ if deleted.contains(&entry.volume) => "deleted",
+                _ if remote.as_ref().is_some_and(|(_, it)| it.state != RemoteState::Up) => {
+                    "disconnected"
+                }
                 ExportReport { refuses: true, .. } => "refusing",
                 _ => "serving",
             };
@@ -62,6 +67,7 @@ impl LiveChanges {
                 "state": state,
                 "device_state": device_state.name(),
                 "reason": deleted.contains(&entry.volume).then_some(DELETED),
+                "remote": remote.as_ref().map(|(link, report)| link.as_json(report)),
             }))
         };
         let absent = |absent: &AbsentExport| {
@@ -84,6 +90,7 @@ impl LiveChanges {
                 "state": "absent",
                 "device_state": null,
                 "reason": absent.reason,
+                "remote": null,
             })
         };
         let served = tree.exports.iter().filter_map(row);

@@ -9,13 +9,20 @@ use headworks_core::VolumeId;
 use super::LiveChanges;
 use crate::assemble::shown_name;
 use crate::control::tree::lock;
-use crate::handover::{HandedVolume, volume_key};
+use crate::handover::{HandedRemote, HandedVolume, volume_key};
 use crate::spec::BaseDevice;
 
 /// The open file that holds the lock of an image.
 type ImageLock = (Identity, Arc<File>);
 
 impl LiveChanges {
+    /// Volumes behind other servers: connections do not move, and only this process can flush what it was acknowledged on them.
+    pub fn remote_volumes(&self) -> Vec<VolumeId> {
+        let inventory = lock(&self.inventory);
+        let remote = inventory.volumes.iter().filter(|(_, entry)| entry.origin.remote.is_some());
+        remote.map(|(id, _)| VolumeId(*id)).collect()
+    }
+
     /// Returns the volumes, and the locks of their images.
     ///
     /// # Errors
@@ -33,7 +40,10 @@ impl LiveChanges {
                 BaseDevice::Overlay { .. } => {
                     "are in an overlay, which cannot be handed over while it is served; restart the server instead"
                 }
-                BaseDevice::File { .. } | BaseDevice::Image { .. } | BaseDevice::Null { .. } => "",
+                BaseDevice::File { .. }
+                | BaseDevice::Image { .. }
+                | BaseDevice::Nbd(_)
+                | BaseDevice::Null { .. } => "",
             };
             if !why.is_empty() {
                 let exports = inventory.exports.values();
@@ -42,7 +52,11 @@ impl LiveChanges {
                 return Err(format!("the data of export {} {why}", shown_name(name)));
             }
             let key = volume_key(origin, &volumes);
-            volumes.push(HandedVolume { id: VolumeId(*id), home: entry.config.home, key });
+            let remote = origin
+                .identity
+                .zip(origin.remote.as_ref())
+                .map(|(identity, link)| HandedRemote { identity, export: link.export.clone() });
+            volumes.push(HandedVolume { id: VolumeId(*id), home: entry.config.home, key, remote });
             let lock = origin.identity.zip(origin.watch.as_ref());
             locks.extend(lock.map(|(identity, image)| (identity, Arc::clone(image.lock()))));
         }
