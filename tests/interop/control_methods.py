@@ -85,10 +85,16 @@ for name, params in CALLS:
 # It takes no parameters; an upgrade itself has tests of its own.
 tap.check("upgrade refuses an unknown parameter", server.call("upgrade", nonsense=1).get("error", {}).get("code") == -32602)
 # A cut ends the server; see crashtest.test.sh.
-for name, params, error in [("cut", {"export": "db"}, "EINVAL"), ("cut", {"export": "none"}, "ENOENT")]:
+# A snapshot needs an overlay; see overlay.test.sh.
+for name, params, error in [
+    ("cut", {"export": "db"}, "EINVAL"),
+    ("cut", {"export": "none"}, "ENOENT"),
+    ("snapshot", {"export": "db", "file": "monday.hwo"}, "EINVAL"),
+]:
     answer = server.call(name, **params).get("error", {})
-    tap.check(f"cut of {params['export']} is refused", answer.get("data", {}).get("errno") == error, answer)
-tap.check("cut refuses an unknown parameter", server.call("cut", nonsense=1).get("error", {}).get("code") == -32602)
-tap.check("every method of the page is tried", set(methods) == {name for name, _ in CALLS} | {"cut", "upgrade"}, sorted(methods))
+    tap.check(f"{name} of {params['export']} is refused", answer.get("data", {}).get("errno") == error, answer)
+for name in ("cut", "snapshot"):
+    tap.check(f"{name} refuses an unknown parameter", server.call(name, nonsense=1).get("error", {}).get("code") == -32602)
+tap.check("every method of the page is tried", set(methods) == {name for name, _ in CALLS} | {"cut", "snapshot", "upgrade"}, sorted(methods))
 client.shutdown()
 tap.done()

@@ -1,6 +1,7 @@
 """Overlays under clients that know what they may find.
 
     overlay.py kill SERVER ENGINE SOCKET BASE OVERLAY DIR    a server that is killed: what was flushed is there
+    overlay.py snapshot SERVER CONTROL URI OVERLAY DIR       layers that are kept while clients write: each is of one point in time
     overlay.py full URI FILLER                               a disk without room: nothing that was acknowledged is lost
 """
 
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 
+import ctl_client
 import rawnbd
 import tap
 
@@ -106,6 +108,104 @@ def kill(server, engine, socket, base, overlay, folder):
             tap.same_bytes(file.read(), before)
 
 
+SLOTS = 64
+
+
+class Records(threading.Thread):
+    """Writes numbered blocks, one after the other, until it is told to stop; `acked` is the newest that was answered."""
+
+    def __init__(self, uri):
+        super().__init__(daemon=True)
+        self.connection, self.acked, self.stopping, self.failure = rawnbd.Raw(uri).go(b"t")[0], 0, False, None
+
+    def run(self):
+        try:
+            while not self.stopping:
+                number = self.acked + 1
+                self.connection.write(number % SLOTS * BLOCK, contents(number))
+                self.acked = number
+        except Exception as failure:
+            self.failure = failure
+
+    def end(self):
+        self.stopping = True
+        self.join(20)
+        assert not self.is_alive() and self.failure is None, self.failure
+
+
+class Reader(threading.Thread):
+    """Reads a block that was written before the snapshots, and blocks of the base, all the time."""
+
+    def __init__(self, uri, expected):
+        super().__init__(daemon=True)
+        self.connection, self.expected, self.rounds = rawnbd.Raw(uri).go(b"t")[0], expected, 0
+        self.stopping, self.failure = False, None
+
+    def run(self):
+        try:
+            while not self.stopping:
+                assert self.connection.read(SLOTS * BLOCK, len(self.expected)) == self.expected
+                self.rounds += 1
+        except Exception as failure:
+            self.failure = failure
+
+    end = Records.end
+
+
+def newest(copy):
+    """The newest record of a copy; all before it must be there, whole."""
+    numbers = [int.from_bytes(copy[at * BLOCK:][:8], "big") for at in range(SLOTS)]
+    last = max(numbers)
+    for slot, number in enumerate(numbers):
+        assert number == max(last - (last - slot) % SLOTS, 0), f"slot {slot} has record {number}, the last is {last}"
+        assert copy[slot * BLOCK:(slot + 1) * BLOCK] == contents(number), f"slot {slot} is torn"
+    return last
+
+
+def snapshot(server, control, uri, overlay, folder):
+    """The first blocks of the export are zeros, the others its base's."""
+    first = rawnbd.Raw(uri).go(b"t")[0]
+    first.write(SLOTS * BLOCK, contents(1 << 40) * 2)
+    expected = first.read(SLOTS * BLOCK, 16 * BLOCK)
+    records, reader = Records(uri), Reader(uri, expected)
+    records.start()
+    reader.start()
+    kept = []
+
+    def flat(path):
+        out = folder + "/kept.img"
+        subprocess.run([server, "image", "flatten", path, out], check=True, stdout=subprocess.DEVNULL)
+        with open(out, "rb") as image:
+            bytes_ = image.read()
+        os.unlink(out)
+        return bytes_
+
+    @tap.case
+    def snapshots():
+        """five snapshots under load: each has all that was acknowledged, in order, and does not change"""
+        for number in range(5):
+            goal, limit = records.acked + 50, time.monotonic() + 20
+            while records.acked < goal:
+                assert time.monotonic() < limit and records.failure is None, records.failure or "no new records"
+                time.sleep(0.002)
+            before = records.acked
+            answer = ctl_client.Client(control).ask("snapshot", export="t", file=f"monday-{number}.hwo")
+            assert "result" in answer, answer
+            after = records.acked
+            kept.append((answer["result"]["file"], flat(answer["result"]["file"])))
+            assert before <= newest(kept[-1][1]) <= after + 1, (before, newest(kept[-1][1]), after)
+        for path, bytes_ in kept:
+            tap.same_bytes(flat(path), bytes_)
+
+    @tap.case
+    def load():
+        """reads and writes went on"""
+        records.end()
+        reader.end()
+        assert reader.rounds > 10, reader.rounds
+        assert newest(first.read(0, SLOTS * BLOCK)) == records.acked
+
+
 def full(uri, filler):
     connection = rawnbd.Raw(uri).go(b"a")[0]
     model = {}
@@ -152,5 +252,5 @@ def full(uri, filler):
         verify()
 
 
-{"kill": kill, "full": full}[sys.argv[1]](*sys.argv[2:])
+{"kill": kill, "snapshot": snapshot, "full": full}[sys.argv[1]](*sys.argv[2:])
 tap.done()

@@ -17,13 +17,13 @@ flat_is() { # EXPECTED OVERLAY
     image flatten "$2" "$DIR/flat.img" && cmp "$1" "$DIR/flat.img"
 }
 
-pseudo_random 32 1 >"$BASE"
+pseudo_random 16 1 >"$BASE"
 cp -p "$BASE" "$DIR/base.copy"
 check "an overlay is made" image create --base "$BASE" "$TENANT"
 check "and checked" image check "$TENANT"
 check "it takes no place yet" test "$(du -k "$TENANT" | cut -f1)" -le 64
 check "its name is not taken twice" refuses 'exists already' image create --base "$BASE" "$TENANT"
-check "serve --config can be checked" sh -c 'printf "[[export]]\nname = \"t\"\noverlay = { path = \"%s\" }\n" "$1" >"$2/c.toml" && "$3" check "$2/c.toml" | tee /dev/stderr | grep -q "export: t: .*tenant.hwo, 32 MiB"' - "$TENANT" "$DIR" "$HEADWORKS"
+check "serve --config can be checked" sh -c 'printf "[[export]]\nname = \"t\"\noverlay = { path = \"%s\" }\n" "$1" >"$2/c.toml" && "$3" check "$2/c.toml" | tee /dev/stderr | grep -q "export: t: .*tenant.hwo, 16 MiB"' - "$TENANT" "$DIR" "$HEADWORKS"
 check "as a raw image it is refused" refuses 'serve it as overlay:path=' "$HEADWORKS" serve "$TENANT"
 
 # Foreign clients.
@@ -34,15 +34,15 @@ for CACHE in 0 16M; do
     check "cache $CACHE: it reads as its base" sh -c 'nbdcopy "$1" - | cmp - "$2"' - "$(at t)" "$BASE"
     check "cache $CACHE: the base cannot be written meanwhile" refuses 'in use' "$HEADWORKS" serve "$BASE"
     check "cache $CACHE: a second server is refused" refuses 'in use' "$HEADWORKS" serve "overlay:path=$TENANT"
-    pseudo_random 8 2 >"$DIR/part"
+    pseudo_random 4 2 >"$DIR/part"
     check "cache $CACHE: qemu-io writes, zeroes, discards" qemu-io -f raw -c 'write -P 7 1M 64k' -c 'write -z 2M 128k' \
         -c 'discard 3M 1M' -c 'write -P 9 1234432 512' -c flush "$(at t)"
     check "cache $CACHE: qemu-io reads them" qemu-io -r -f raw -c 'read -P 7 1M 64k' -c 'read -P 0 2M 128k' \
         -c 'read -P 9 1234432 512' "$(at t)"
-    check "cache $CACHE: nbdcopy fills a part" nbdcopy "$DIR/part" -- [ qemu-nbd -f raw "json:{\"driver\":\"raw\",\"offset\":16777216,\"size\":8388608,\"file\":{\"driver\":\"nbd\",\"export\":\"t\",\"server\":{\"type\":\"unix\",\"path\":\"$SOCKET\"}}}" ]
+    check "cache $CACHE: nbdcopy fills a part" nbdcopy "$DIR/part" -- [ qemu-nbd -f raw "json:{\"driver\":\"raw\",\"offset\":8388608,\"size\":4194304,\"file\":{\"driver\":\"nbd\",\"export\":\"t\",\"server\":{\"type\":\"unix\",\"path\":\"$SOCKET\"}}}" ]
     check "cache $CACHE: its size stays" fails 1 'whose size does not change' resize t 1G
     check "cache $CACHE: a copy of all" nbdcopy "$(at t)" "$DIR/all"
-    check "cache $CACHE: the part is in it" cmp -n 8388608 -i 16777216:0 "$DIR/all" "$DIR/part"
+    check "cache $CACHE: the part is in it" cmp -n 4194304 -i 8388608:0 "$DIR/all" "$DIR/part"
     stop_server
     check "cache $CACHE: the base is as it was" cmp "$BASE" "$DIR/base.copy"
     check "cache $CACHE: flat it is what was served" flat_is "$DIR/all" "$TENANT"
@@ -76,6 +76,30 @@ rm -rf "$IMAGES/elsewhere"
 
 # Killed servers under a client that flushes now and then.
 script overlay.py kill "$HEADWORKS" "$ENGINE" "$SOCKET" "$BASE" "$IMAGES/kill.hwo" "$DIR"
+
+# Snapshots while clients write; with a page cache, too.
+truncate -s 1M "$IMAGES/mixed.img"
+tail -c 15M "$DIR/base.copy" >>"$IMAGES/mixed.img"
+for CACHE in 0 16M; do
+    rm -f "$IMAGES"/monday-*.hwo "$TENANT"
+    image create --base "$IMAGES/mixed.img" "$TENANT" >/dev/null
+    printf '[[export]]\nname = "%s"\n%s\n' x "file = { path = \"$IMAGES/x.img\", size = \"1M\" }" t "overlay = { path = \"$TENANT\" }" >"$DIR/layers.toml"
+    serve --control "$CONTROL" --shards 2 --config "$DIR/layers.toml"
+    script overlay.py snapshot "$HEADWORKS" "$CONTROL" "$(at t)" "$TENANT" "$DIR"
+    check "cache $CACHE: a layer that is kept is not written" refuses 'in use' "$HEADWORKS" serve "overlay:path=$IMAGES/monday-1.hwo"
+    check "cache $CACHE: but read by others" "$HEADWORKS" serve --read-only "overlay:path=$IMAGES/monday-1.hwo" --run 'nbdinfo --size $uri'
+    check "cache $CACHE: a name is not taken twice" fails 1 'exists already' snapshot t monday-1.hwo
+    check "cache $CACHE: layers are together" fails 1 'backing=allow' snapshot t ../monday.hwo
+    check "cache $CACHE: an image has no layers" fails 1 'is no overlay' snapshot x y
+    check "cache $CACHE: a reload finds the same" says_like '^nothing changed$' reload
+    check "cache $CACHE: more snapshots" sh -c 'for i in 5 6; do "$1" ctl "$2" snapshot t monday-$i.hwo || exit; done' - "$HEADWORKS" "$CONTROL"
+    check "cache $CACHE: eight layers are the most" fails 1 'highest of 8 overlays' snapshot t monday-7.hwo
+    nbdcopy "$(at t)" "$DIR/all"
+    stop_server
+    check "cache $CACHE: flat it is what was served" flat_is "$DIR/all" "$TENANT"
+    check "cache $CACHE: no file is left over" sh -c '! ls "$1"/*.new-*' - "$IMAGES"
+done
+CACHE=0
 
 # A disk without room.
 SMALL=$DIR/small

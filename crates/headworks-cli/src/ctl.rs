@@ -59,6 +59,7 @@ Examples:
   headworks ctl /run/hw.ctl drain                       write out and flush everything; clients continue
   headworks ctl /run/hw.ctl refuse-clients db           present clients go on, new ones are refused until accept-clients
   headworks ctl /run/hw.ctl freeze db --run 'cp --reflink=always db.img db-snap.img'   a copy of one point in time
+  headworks ctl /run/hw.ctl snapshot db db-monday.hwo   keep what an overlay is now as a file of its own
   headworks ctl /run/hw.ctl add-tenant acme,weight=400   a share of every device for the exports of one customer
   headworks ctl /run/hw.ctl set exports/db/tenant acme  move an export to a tenant; none: to no tenant
   headworks ctl /run/hw.ctl tenants                     table of tenants
@@ -298,7 +299,8 @@ pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String>
         UnixStream::connect(socket).map_err(|error| ctl_socket::cannot_connect(socket, &error))?;
     // No time-out for these: a change waits for commands up to the server's io_timeout, a write-out as long as the
     // device takes, and the server itself ends both.
-    let waits = ["set", "add", "remove", "resize", "drain", "freeze", "reload"].contains(&method);
+    let waits = ["set", "add", "remove", "resize", "drain", "freeze", "snapshot", "reload"]
+        .contains(&method);
     let timeout = (!waits).then_some(ANSWER_TIMEOUT);
     let broken = |error: std::io::Error| format!("lost the control connection to {at}: {error}");
     stream.set_read_timeout(timeout).map_err(broken)?;

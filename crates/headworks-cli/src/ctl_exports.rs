@@ -1,4 +1,4 @@
-//! Commands of `headworks ctl` about exports: `exports`, `add`, `remove`, `resize`, `drain`, `freeze`, `thaw`, `cut`,
+//! Commands of `headworks ctl` about exports: `exports`, `add`, `remove`, `resize`, `drain`, `freeze`, `thaw`, `snapshot`, `cut`,
 //! `refuse-clients`, `accept-clients`.
 
 use clap::{Args, Subcommand};
@@ -63,6 +63,13 @@ pub enum ExportCommand {
         #[arg(long, value_name = "COMMAND")]
         run: Option<String>,
     },
+    /// Keeps what an overlay is now as a file of its own; what is written from then on goes to a new overlay on it
+    Snapshot {
+        /// Export name; `default` is the export without a name
+        export: String,
+        /// File that keeps the present state; a relative name starts in the directory of the overlay
+        file: String,
+    },
     /// Cuts the power of a `powercut:` disk, which ends the server as kill -9 does
     Cut {
         /// Export name; `default` is the export without a name
@@ -120,6 +127,9 @@ impl ExportCommand {
             }
             Self::RefuseClients(chosen) => ("refuse-clients", chosen.params()),
             Self::AcceptClients(chosen) => ("accept-clients", chosen.params()),
+            Self::Snapshot { export, file } => {
+                ("snapshot", json!({ "export": export, "file": file }))
+            }
             Self::Cut { export } => ("cut", json!({ "export": export })),
             Self::Thaw { exports } => ("thaw", json!({ "exports": exports })),
         }
@@ -164,6 +174,10 @@ impl ExportCommand {
                 format!("{names}: no new clients; {clients} present\n")
             }
             Self::AcceptClients(_) => format!("{}: open for clients\n", names(&result["exports"])),
+            Self::Snapshot { .. } => {
+                let (file, seconds) = (plain(&result["file"]), seconds(result));
+                format!("{export}: kept as {file}; writes waited for {seconds:.3} s\n")
+            }
             Self::Cut { .. } => format!("{export}: the power is cut, the server ends\n"),
             // The output is the command's.
             Self::Freeze { run: Some(_), .. } => String::new(),

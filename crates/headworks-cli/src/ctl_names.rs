@@ -73,7 +73,7 @@ impl Wanted {
         let kind = match command.as_str() {
             "get" if arguments.is_empty() => Kind::Path,
             "set" if is_before_path(&arguments) => Kind::Path,
-            "remove" | "resize" | "drain" | "cut" | "latency" | "why" | "failed"
+            "remove" | "resize" | "drain" | "snapshot" | "cut" | "latency" | "why" | "failed"
             | "discard-failed"
                 if arguments.is_empty() =>
             {

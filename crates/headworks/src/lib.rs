@@ -71,8 +71,8 @@ pub use device::{
     Command, CommandBatch, DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorDevice,
     ErrorOptions, Fates, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, MemDevice,
     NewOverlay, NullDevice, OpenFile, OpenOverlay, OverlayDevice, OverlayLayer, OverlayOptions,
-    OverlayProgress, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability,
-    SizeWatch, is_overlay, sync_directory,
+    OverlayProgress, OverlaySnapshot, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport,
+    Probability, SizeWatch, is_overlay, sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

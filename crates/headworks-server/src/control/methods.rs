@@ -331,6 +331,25 @@ pub const CONTROL_METHODS: &[ControlMethod] = &[
         fields: &[NAME_LIST, ("seconds", "time for which they were frozen")],
     },
     ControlMethod {
+        name: "snapshot",
+        about: "Keeps what an overlay is now as a file of its own, which is the base of a new overlay from then on. Writes wait for a flush meanwhile.",
+        parameters: &[
+            EXPORT,
+            parameter(
+                "file",
+                "string",
+                "name of the file that keeps the present state; relative to the directory of the overlay",
+            ),
+        ],
+        result: AN_OBJECT,
+        fields: &[
+            EXPORT_NAME,
+            ("file", "path of the file"),
+            ("bytes", "bytes written out"),
+            ("seconds", "time for which writes waited, at most"),
+        ],
+    },
+    ControlMethod {
         name: "cut",
         about: "Cuts the power of a powercut: disk: the server ends as by kill -9, most often before its answer.",
         parameters: &[EXPORT],

@@ -255,6 +255,7 @@ impl ControlService {
             "freeze" => self.changes.freeze(params),
             "refuse-clients" => self.changes.refuse_clients(params, true),
             "accept-clients" => self.changes.refuse_clients(params, false),
+            "snapshot" => self.changes.snapshot(params),
             "cut" => self.changes.cut(params),
             "thaw" => self.changes.thaw(params),
             "reload" => self.reload(),

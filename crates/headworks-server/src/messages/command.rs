@@ -9,7 +9,7 @@ use crate::access::AccessRules;
 use crate::assemble::WatchedFile;
 use crate::assemble::export_info::{ServedExport, UnavailableExport};
 use crate::listen::ClientListener;
-use headworks::{Device, OpenFile};
+use headworks::{Device, OpenFile, OverlayDevice};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// A command to one shard, which carries it out or refuses it at once.
@@ -119,6 +119,22 @@ pub enum ShardCommand {
         volume: VolumeId,
         /// New size in bytes.
         size: u64,
+    },
+    /// Makes an overlay the base of a new one.
+    Stack {
+        /// Id of its volume.
+        volume: VolumeId,
+        /// Id of the device.
+        device: DeviceId,
+        /// The new one.
+        top: Box<OverlayDevice>,
+    },
+    /// Watches another file for a volume.
+    WatchInstead {
+        /// Id of the volume.
+        volume: VolumeId,
+        /// The file.
+        file: WatchedFile,
     },
     /// Grows a volume to a new size.
     Grow {

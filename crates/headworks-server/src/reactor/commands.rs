@@ -92,6 +92,25 @@ impl Reactor {
                     return Err(ChangeError::Busy("it has no powercut: disk"));
                 }
             }
+            ShardCommand::Stack { volume, device, top } => {
+                let present = self.parts.driver.executor().device(device);
+                let refused = match present {
+                    Some(present) => present.stack(top).err(),
+                    None => Some(top),
+                };
+                if refused.is_some() {
+                    remains.keep(refused);
+                    let shown = self.exports.name_of(volume);
+                    tracing::debug!("{shown} has changes that no flush covers: not stacked");
+                    return Err(ChangeError::Busy("it has changes that no flush covers"));
+                }
+            }
+            ShardCommand::WatchInstead { volume, file } => {
+                let mut files = self.parts.files.iter_mut();
+                if let Some(old) = files.find(|old| old.volume == volume) {
+                    remains.keep(Some(std::mem::replace(old, file)));
+                }
+            }
             ShardCommand::Refuse { export, refuses } => self.exports.refuse(export, refuses),
             ShardCommand::Forget { export } => {
                 self.exports.take(export);

@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op, VolumeId};
 
-use super::{Command, CommandBatch, Device, DeviceIo};
+use super::{Command, CommandBatch, Device, DeviceIo, OverlayDevice};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 
@@ -167,6 +167,10 @@ impl Device for DelayDevice {
 
     fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
         self.below.grow(volume, size)
+    }
+
+    fn stack(&mut self, top: Box<OverlayDevice>) -> Result<(), Box<OverlayDevice>> {
+        self.below.stack(top)
     }
 
     fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {

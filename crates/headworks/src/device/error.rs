@@ -16,7 +16,7 @@ use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op, VolumeId};
 
 use super::Probability;
-use super::{Command, CommandBatch, Device, DeviceIo};
+use super::{Command, CommandBatch, Device, DeviceIo, OverlayDevice};
 use crate::engine::DiskDone;
 
 /// What fails, how often, and how.
@@ -137,6 +137,10 @@ impl Device for ErrorDevice {
 
     fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
         self.below.grow(volume, size)
+    }
+
+    fn stack(&mut self, top: Box<OverlayDevice>) -> Result<(), Box<OverlayDevice>> {
+        self.below.stack(top)
     }
 
     fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {

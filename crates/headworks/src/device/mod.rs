@@ -32,7 +32,7 @@ pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use overlay::{
     NewOverlay, OpenOverlay, OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress,
-    is_overlay,
+    OverlaySnapshot, is_overlay,
 };
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;
@@ -162,6 +162,14 @@ pub trait Device: Send {
     /// It cannot have them.
     fn grow(&mut self, _volume: VolumeId, _size: u64) -> Result<(), IoError> {
         Err(IoError::Unsupported)
+    }
+
+    /// Makes an overlay, which has nothing in flight that changes it and has been flushed, the base of `top`, which answers from now on.
+    ///
+    /// # Errors
+    /// The device, if this is no overlay, is the highest that there may be, or has changes that no flush covers.
+    fn stack(&mut self, top: Box<OverlayDevice>) -> Result<(), Box<OverlayDevice>> {
+        Err(top)
     }
 
     /// Cuts the power of a disk that can lose it ([`PowercutDevice`]), in place of its next answer; returns false for any other.

@@ -96,7 +96,11 @@ impl LiveChanges {
     }
 
     /// Freezes all images, or none.
-    fn close_gates(&self, images: &[ExportNode], limit: Duration) -> Result<(), RpcFault> {
+    pub(super) fn close_gates(
+        &self,
+        images: &[ExportNode],
+        limit: Duration,
+    ) -> Result<(), RpcFault> {
         let inventory = lock(&self.inventory);
         let limit_ns = limit.as_nanos() as u64;
         for (index, image) in images.iter().enumerate() {
@@ -122,7 +126,11 @@ impl LiveChanges {
     }
 
     /// Waits for what was accepted before the gates closed, writes it back and flushes; returns the bytes that were dirty.
-    fn bring_to_rest(&self, images: &[ExportNode], until: Instant) -> Result<u64, RpcFault> {
+    pub(super) fn bring_to_rest(
+        &self,
+        images: &[ExportNode],
+        until: Instant,
+    ) -> Result<u64, RpcFault> {
         for image in images {
             self.wait_for_writes(image, until)?;
         }
@@ -157,7 +165,11 @@ impl LiveChanges {
         Ok(bytes)
     }
 
-    fn wait_for_writes(&self, image: &ExportNode, until: Instant) -> Result<(), RpcFault> {
+    pub(super) fn wait_for_writes(
+        &self,
+        image: &ExportNode,
+        until: Instant,
+    ) -> Result<(), RpcFault> {
         while self.count_writes(image)? > 0 {
             if Instant::now() >= until {
                 return Err(too_slow(image, "writes in flight"));
@@ -180,7 +192,7 @@ impl LiveChanges {
     }
 
     /// Thaws images after a failure, which is what the client is told.
-    fn reopen(&self, images: &[ExportNode]) {
+    pub(super) fn reopen(&self, images: &[ExportNode]) {
         for image in images {
             // A shard that does not answer ends its freeze by itself.
             let _ = self.thaw_image(image);

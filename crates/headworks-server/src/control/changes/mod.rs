@@ -8,6 +8,7 @@
 //!   drain    flush each volume
 //!   refuse-clients, accept-clients   a mark of each export on each shard
 //!   freeze   gate of each volume -> flush each -> ... -> thaw
+//!   snapshot freeze -> a new file on top of the overlay -> thaw
 //! ```
 //!
 //! The lock of the inventory orders changes; it is not held while a device is waited for. `drain` and queries need no
@@ -31,6 +32,7 @@ pub(crate) mod removal;
 mod remove;
 mod resize;
 mod retune;
+mod snapshot;
 mod tenants;
 
 use std::path::PathBuf;

@@ -58,6 +58,8 @@ fn kind(order: &ShardCommand) -> &'static str {
         ShardCommand::ChangeListener { .. } => "change listener",
         ShardCommand::RemoveListener { .. } => "remove listener",
         ShardCommand::CutPower { .. } => "cut power",
+        ShardCommand::Stack { .. } => "stack",
+        ShardCommand::WatchInstead { .. } => "watch instead",
     }
 }
 

@@ -27,6 +27,11 @@ impl SizeWatch {
         &self.lock
     }
 
+    /// The open file.
+    pub(in crate::device) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// The image's size now.
     ///
     /// # Errors

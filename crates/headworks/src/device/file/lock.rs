@@ -103,6 +103,21 @@ fn set_shared(file: &File, byte: i64) -> io::Result<()> {
     }
 }
 
+/// Makes the lock of a writer that of a reader.
+///
+/// # Errors
+/// What the kernel says.
+pub fn share(file: &File) -> io::Result<()> {
+    for byte in bytes(PERMISSION_BASE, WRITE) {
+        let lock = flock(libc::F_UNLCK, byte);
+        // SAFETY: `lock` lives through the call, which only reads it.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 /// Whether another open file uses the image in a way that excludes this use; takes no lock.
 ///
 /// # Errors

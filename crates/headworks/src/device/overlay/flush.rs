@@ -75,6 +75,11 @@ impl<W> Flushes<W> {
         }
     }
 
+    /// Whether no round is under way.
+    pub fn is_idle(&self) -> bool {
+        self.stage == Stage::Idle
+    }
+
     /// Adds a command that ends with the next round to begin. Returns false when too many wait.
     pub fn join(&mut self, waiter: W) -> bool {
         let has_room = self.waiting.len() < WAITING_MAX;

@@ -31,6 +31,8 @@ mod offline;
 mod open;
 mod pieces;
 mod rows;
+mod snapshot;
+mod unsynced;
 mod writer;
 
 use headworks_core::extent::ExtentState;
@@ -45,6 +47,8 @@ pub use self::offline::OverlayProgress;
 pub use self::open::{OpenOverlay, OverlayLayer, OverlayOptions, is_overlay};
 use self::pieces::{Cut, Source, cut_read, zero_spans};
 use self::rows::{Piece, Role, Row, Rows};
+pub use self::snapshot::OverlaySnapshot;
+use self::unsynced::Unsynced;
 use super::{Command, CommandBatch, Device, DeviceIo, done, failed, tell_extents};
 use crate::engine::DiskDone;
 use crate::memory::Span;
@@ -80,6 +84,7 @@ pub struct OverlayDevice {
     ids: Ids,
     rows: Rows,
     flushes: Flushes<u32>,
+    unsynced: Unsynced,
     inbox: Inbox,
     own_batch: Outgoing,
     base_batch: Outgoing,
@@ -141,6 +146,7 @@ impl OverlayDevice {
             parts,
             rows: Rows::new(ROWS_MAX, PIECES_MAX),
             flushes: Flushes::new(),
+            unsynced: Unsynced::default(),
             inbox: Inbox::default(),
             own_batch: Outgoing::default(),
             base_batch: Outgoing::default(),
@@ -167,7 +173,10 @@ impl OverlayDevice {
             Op::Read => unsafe { self.start_read(row, command, spans, io) },
             // SAFETY: as above.
             Op::BlockStatus => unsafe { self.start_status(row, command, spans, io) },
-            Op::Write | Op::Discard | Op::WriteZeroes => self.start_change(row, command, spans),
+            Op::Write | Op::Discard | Op::WriteZeroes => {
+                self.start_change(row, command, spans);
+                self.end_if_complete(row, io);
+            }
             Op::Flush | Op::Prefetch => self.join_round(row, io),
         }
     }
@@ -301,6 +310,7 @@ impl OverlayDevice {
             self.rows.get_mut(row).joins = true;
         }
         let part = Command { flags, ..*command };
+        self.unsynced.begin();
         // Pieces run out after rows only if reads hold many: then the row ends as busy.
         self.send_part(row, 0, part, Source::Own, spans);
         self.rows.started(row, command.len);
@@ -315,6 +325,7 @@ impl OverlayDevice {
 
     /// Starts what rounds of flushes can start.
     fn start_flush_steps(&mut self) {
+        let was_idle = self.flushes.is_idle();
         let bitmap = &mut self.parts.bitmap;
         while let Some(step) = self.flushes.next_step(bitmap) {
             // Steps are few, and pieces for them are set aside.
@@ -341,6 +352,9 @@ impl OverlayDevice {
                 }
             }
         }
+        if was_idle && !self.flushes.is_idle() {
+            self.unsynced.begin_round();
+        }
     }
 
     /// Sends what was started, and deals with answers until there are none.
@@ -366,7 +380,11 @@ impl OverlayDevice {
     }
 
     fn take_answer(&mut self, answer: &Completion, io: &mut DeviceIo<'_>) {
-        let Some(index) = self.ids.index_of(answer.id) else { return };
+        let Some(index) = self.ids.index_of(answer.id) else {
+            // To a command from before a snapshot, which the layer below answers itself.
+            io.completions.push(*answer);
+            return;
+        };
         let Some(piece) = self.rows.take_piece(index) else { return };
         match piece.role {
             Role::Data { at } => {
@@ -378,8 +396,9 @@ impl OverlayDevice {
     }
 
     fn on_step(&mut self, status: Status, io: &mut DeviceIo<'_>) {
-        let Self { flushes, rows, parts, .. } = self;
+        let Self { flushes, rows, parts, unsynced, .. } = self;
         flushes.on_end(status, &mut parts.bitmap, |row, status| {
+            unsynced.end_round(status.is_ok());
             let Row { command, transferred, .. } = rows.remove(row);
             io.completions.push(match status {
                 Ok(()) if command.op == Op::Flush => done(&command),
@@ -393,6 +412,9 @@ impl OverlayDevice {
     fn end_if_complete(&mut self, row: u32, io: &mut DeviceIo<'_>) {
         let Some(end) = self.rows.end_of(row) else { return };
         let Row { command, joins, hole, .. } = *self.rows.get_mut(row);
+        if command.op.is_write() {
+            self.unsynced.end();
+        }
         let transferred = match end {
             Ok(transferred) => transferred,
             Err(error) => {
@@ -469,6 +491,18 @@ impl Device for OverlayDevice {
 
     fn next_timeout(&self) -> Option<Instant> {
         self.parts.below.next_timeout()
+    }
+
+    fn stack(&mut self, mut top: Box<OverlayDevice>) -> Result<(), Box<OverlayDevice>> {
+        let layer = self.parts.layer + 1;
+        if layer >= ids::LAYERS_MAX || !self.unsynced.is_none() || !self.flushes.is_idle() {
+            return Err(top);
+        }
+        self.parts.read_only = true;
+        (top.parts.layer, top.ids) = (layer, Ids::new(layer));
+        std::mem::swap(self, &mut *top);
+        self.parts.below = top;
+        Ok(())
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn io_error(path: &Path, error: &io::Error) -> ConfigError {
 }
 
 /// Refuses a base on which no further overlay can be.
-fn check_layers(path: &Path, open: &OpenOverlay) -> Result<(), ConfigError> {
+pub(super) fn check_layers(path: &Path, open: &OpenOverlay) -> Result<(), ConfigError> {
     if open.overlays() < usize::from(LAYERS_MAX) {
         return Ok(());
     }
@@ -99,16 +99,15 @@ impl NewOverlay {
         Ok(Self { base: record, base_path, size, like: None, _held: Some(held) })
     }
 
-    /// An overlay on one that is served and has nothing in flight, for a snapshot: as large, with the owner and permissions of its
-    /// file.
+    /// An overlay on one that is served and has nothing in flight, whose open file is `file` and whose name is `base` from now on: as
+    /// large, with the owner and permissions of its file.
     ///
     /// # Errors
     /// The file cannot be asked.
-    pub fn over(served: &Path, file: &OpenFile) -> Result<Self, ConfigError> {
-        let error = |error: io::Error| io_error(served, &error);
-        let base_path = served.canonicalize().map_err(error)?;
-        let (head, _) = super::open::read_head(served, file.file())?;
-        let like = file.file().metadata().map_err(error)?;
+    pub(super) fn over(served: &Path, file: &File, base: &Path) -> Result<Self, ConfigError> {
+        let (head, _) = super::open::read_head(served, file)?;
+        let like = file.metadata().map_err(|error| io_error(served, &error))?;
+        let base_path = base.to_owned();
         let base = BaseRecord {
             kind: BaseKind::Overlay,
             path: PathBuf::new(),

@@ -18,7 +18,7 @@ use super::head::{
     BLOCK, BaseKind, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start, has_magic,
 };
 use super::ids::LAYERS_MAX;
-use super::new::{io_error, modified, refuse};
+use super::new::{check_layers, io_error, modified, refuse};
 use super::writer::WrittenBits;
 use super::{ONLY, OverlayDevice, Parts};
 use crate::device::Device;
@@ -279,6 +279,14 @@ impl OpenOverlay {
             OpenBase::Raw(_) => 1,
             OpenBase::Overlay(open) => 1 + open.overlays(),
         }
+    }
+
+    /// Refuses the highest overlay that there may be.
+    ///
+    /// # Errors
+    /// It is that.
+    pub fn check_room_above(&self) -> Result<(), ConfigError> {
+        check_layers(&self.path, self)
     }
 
     fn base_is_rotational(&self) -> bool {

@@ -13,7 +13,7 @@ use super::super::bitmap::{Bitmap, LiveBits, PAGE_BLOCKS};
 use super::super::head::{BLOCK, HEAD_BYTES, bitmap_bytes, data_start};
 use super::super::{OverlayDevice, Parts};
 use crate::device::testing::TestDisk;
-use crate::device::{Command, CommandBatch, Device, DeviceIo, done, failed};
+use crate::device::{Command, CommandBatch, Device, DeviceIo, NullDevice, done, failed};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 
@@ -346,8 +346,14 @@ impl World {
         id
     }
 
-    /// Ends a random operation of a random file. Returns false if there is none.
     fn step(&mut self) -> bool {
+        let more = self.step_file();
+        self.take_completions();
+        more
+    }
+
+    /// Ends a random operation of a random file. Returns false if there is none.
+    fn step_file(&mut self) -> bool {
         let waiting = |disk: &Arc<Mutex<Disk>>| disk.lock().unwrap().pending.len();
         let choices: Vec<(usize, usize)> = (0..self.disks.len())
             .flat_map(|disk| (0..waiting(&self.disks[disk])).map(move |index| (disk, index)))
@@ -362,7 +368,6 @@ impl World {
         let (mut queue, mut lost) = (TestDisk::default(), Vec::new());
         let mut io = device_io(&mut self.completions, &mut queue, &mut lost);
         self.device.on_disk(Instant(1), done, &mut io);
-        self.take_completions();
         true
     }
 
@@ -469,6 +474,14 @@ impl World {
         words
     }
 
+    /// Ends an operation; answers stay in `completions`.
+    fn step_keeping_answers(&mut self) -> bool {
+        let answers = std::mem::take(&mut self.completions);
+        let more = self.step_file();
+        self.completions.splice(0..0, answers);
+        more
+    }
+
     fn step_read(&mut self) -> bool {
         assert!(self.changes.is_empty() && self.flushes.is_empty());
         let more = self.step();
@@ -486,8 +499,15 @@ impl World {
         self.settle();
         self.flush();
         self.settle();
-        self.disks.push(Arc::default());
-        self.device = open(&self.disks);
+        self.stack_new_file().unwrap();
+    }
+
+    fn stack_new_file(&mut self) -> Result<(), ()> {
+        let disk = Arc::default();
+        let top = layer(&disk, Box::new(NullDevice), 0, false);
+        self.device.stack(Box::new(top)).map_err(drop)?;
+        self.disks.push(disk);
+        Ok(())
     }
 
     /// Cuts the power and starts again; returns the number of sectors that hold what they may not.
@@ -612,6 +632,45 @@ fn failed_operation_fails_the_flush_and_the_next_one_writes_the_bits() {
         world.settle();
         assert_eq!(world.cut(), 0, "the second flush made all durable");
     }
+}
+
+#[test]
+fn snapshot_waits_for_a_flush_and_reads_in_flight_end_after_it() {
+    let mut world = World::new(4, Defect::None);
+    world.change();
+    assert!(world.changes.values().all(|change| !change.fua), "it would be covered at once");
+    assert!(world.stack_new_file().is_err(), "a change is in flight");
+    world.settle();
+    assert!(world.stack_new_file().is_err(), "no flush covers it");
+    world.flush();
+    assert!(world.stack_new_file().is_err(), "the flush is in flight");
+    world.settle();
+    // A read in flight of each layer, and a status, across two snapshots.
+    let mut bytes = vec![0xee_u8; (NEAR * BLOCK) as usize];
+    // SAFETY: kept until the reads have ended, below.
+    let span = unsafe { Span::new(bytes.as_mut_ptr(), bytes.len()) };
+    for place in PLACES {
+        world.submit(Op::Read, BioFlags::NONE, place * BLOCK, (NEAR * BLOCK) as u32, &[span]);
+    }
+    let before = world.completions.len() + world.top().pending.len();
+    assert!(world.top().pending.iter().any(|pending| pending.op == Op::Read));
+    world.stack_new_file().unwrap();
+    world.stack_new_file().unwrap();
+    while world.step_keeping_answers() {}
+    assert_eq!((before, world.completions.len()), (PLACES.len(), PLACES.len()));
+    world.completions.clear();
+    world.change();
+    world.settle();
+    world.check_reads();
+    for _ in 3..8 {
+        world.flush();
+        world.settle();
+        world.stack_new_file().unwrap();
+    }
+    world.flush();
+    world.settle();
+    assert!(world.stack_new_file().is_err(), "eight layers are the most");
+    assert_eq!(world.cut(), 0);
 }
 
 #[test]

@@ -1,0 +1,151 @@
+//! `snapshot`: what an overlay was becomes a base under a new name, and a new, empty overlay is written from then on.
+//!
+//! ```text
+//!   freeze, as for `freeze` -> new top made and put in place (`OverlaySnapshot`) -> device stacked, file watched -> thaw
+//!                                   `-- any of them fails: the names are as they were, thaw --'
+//! ```
+//!
+//! Clients see a pause of their writes for a flush and some small files; reads go on. The export's path names the newest layer before
+//! and after, so no configuration changes. The freeze has a time limit far above all steps: it ends only if this thread does.
+
+use std::time::{Duration, Instant};
+
+use headworks::{OverlayDevice, OverlayOptions, OverlaySnapshot};
+use headworks_core::ConfigError;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+use super::LiveChanges;
+use crate::assemble::WatchedFile;
+use crate::assemble::image::{OpenedImage, Opening, VolumeOrigin};
+use crate::control::params::text;
+use crate::control::rpc::{Params, RpcFault, RpcResult};
+use crate::control::tree::{ExportNode, lock};
+use crate::leftovers::Leftovers;
+use crate::messages::command::ShardCommand;
+use crate::spec::BaseDevice;
+
+/// Longest time that clients wait, while everything is written out.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Time limit of the freeze itself, for a control thread that ends in between.
+const FREEZE: Duration = Duration::from_secs(600);
+
+impl LiveChanges {
+    /// The method `snapshot`, with the parameters of a client.
+    pub fn snapshot(&self, params: &Params) -> RpcResult {
+        let tree = self.tree.current();
+        let entry = tree.find_export(text(params, "export")?)?;
+        let (path, options, origin) = self.overlay_of(entry)?;
+        let kept = path.parent().unwrap_or(Path::new("")).join(text(params, "file")?);
+        has_room_for_a_layer(&path, &options)?;
+        let since = Instant::now();
+        let images = [entry.clone()];
+        self.close_gates(&images, FREEZE)?;
+        let done = self
+            .bring_to_rest(&images, since + LIMIT)
+            .and_then(|bytes| Ok((bytes, self.stack(entry, (&path, &options), &origin, &kept)?)));
+        self.reopen(&images);
+        let (bytes, kept) = done?;
+        let seconds = since.elapsed().as_secs_f64();
+        let name = entry.shown_name();
+        tracing::info!("export {name}: a snapshot was made: {}", kept.display());
+        Ok(json!({ "export": name, "file": kept, "bytes": bytes, "seconds": seconds }))
+    }
+
+    /// The overlay of an export that can be written.
+    fn overlay_of(
+        &self,
+        entry: &ExportNode,
+    ) -> Result<(PathBuf, OverlayOptions, VolumeOrigin), RpcFault> {
+        let name = entry.shown_name();
+        let refused = |why: &str| Err(RpcFault::refused("EINVAL", format!("{name} {why}")));
+        let inventory = lock(&self.inventory);
+        let Some(record) = inventory.volumes.get(&entry.volume.0) else {
+            return refused("is gone");
+        };
+        match &record.origin.spec.base {
+            _ if record.config.options.read_only => {
+                refused("is read-only: a copy of its files is a snapshot")
+            }
+            BaseDevice::Overlay { path, options } => {
+                Ok((path.clone(), *options, record.origin.clone()))
+            }
+            _ => refused(
+                "is no overlay; `headworks image create --base IMAGE FILE` makes one, to be served as overlay:path=FILE",
+            ),
+        }
+    }
+
+    /// Puts a new top in place; returns the path of the layer that is kept.
+    fn stack(
+        &self,
+        entry: &ExportNode,
+        (path, options): (&Path, &OverlayOptions),
+        origin: &VolumeOrigin,
+        kept: &Path,
+    ) -> Result<PathBuf, RpcFault> {
+        let gone = || RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name()));
+        let open = origin.watch.as_ref().ok_or_else(gone)?;
+        let (mut snapshot, device) =
+            OverlaySnapshot::prepare(path, open, kept, options).map_err(refused)?;
+        let stacked = snapshot
+            .put_in_place()
+            .map_err(refused)
+            .and_then(|()| self.stack_device(entry, device));
+        if let Err(fault) = stacked {
+            return match snapshot.undo() {
+                Ok(()) => Err(fault),
+                Err(error) => Err(refused(error)),
+            };
+        }
+        let kept = snapshot.kept().to_owned();
+        self.note_new_top(entry, snapshot);
+        Ok(kept)
+    }
+
+    fn stack_device(&self, entry: &ExportNode, top: Box<OverlayDevice>) -> Result<(), RpcFault> {
+        let (volume, device) = (entry.volume, entry.device);
+        let owner = self.tree.current().owner(entry);
+        // If the freeze was ended meanwhile there may be changes that no flush covers.
+        self.wait_for_writes(entry, Instant::now() + LIMIT)?;
+        let order = ShardCommand::Stack { volume, device, top };
+        self.shards.command(owner, order)?.map(drop).map_err(|_| {
+            let message =
+                format!("export {}: it was thawed meanwhile; try again", entry.shown_name());
+            RpcFault::refused("EBUSY", message)
+        })
+    }
+
+    /// Remembers which file is served now. It is new and the same to clients, so nothing here can fail.
+    fn note_new_top(&self, entry: &ExportNode, snapshot: OverlaySnapshot) {
+        let (identity, watch) = snapshot.finish();
+        let volume = entry.volume;
+        let mut inventory = lock(&self.inventory);
+        let Some(record) = inventory.volumes.get_mut(&volume.0) else { return };
+        let spec = &record.origin.spec;
+        if let Ok(seen) = OpenedImage::by(Opening::Inspect, spec, true, &Leftovers::default()) {
+            record.origin.what = seen.origin(spec).what;
+        }
+        record.origin.identity = Some(identity);
+        record.origin.watch = Some(watch.clone());
+        if let Some(note) =
+            self.shards.keeper().open(volume, &record.origin, &record.config.options)
+        {
+            tracing::warn!("{note}");
+        }
+        let file = WatchedFile::of_fixed_size(volume, watch);
+        // A shard that has ended watches nothing.
+        let _ = self.shards.command(entry.home, ShardCommand::WatchInstead { volume, file });
+    }
+}
+
+/// Refuses a snapshot of the highest layer that there may be.
+fn has_room_for_a_layer(path: &Path, options: &OverlayOptions) -> Result<(), RpcFault> {
+    let options = OverlayOptions { read_only: true, ..*options };
+    let open = headworks::OpenOverlay::inspect(path, &options).map_err(refused)?;
+    open.check_room_above().map_err(refused)
+}
+
+fn refused(error: ConfigError) -> RpcFault {
+    RpcFault::refused("EINVAL", error.message)
+}
