@@ -325,7 +325,7 @@ each_kind(killed)
 def loss_is_told():
     """a flush after the remote's restart fails when acknowledged writes may be gone, until the operator clears it"""
     remote = Remote("loss", KINDS[0])
-    server = Server("loss", f"nbd:uri={remote.uri()}", cache="0")
+    server = Server("loss", f"nbd:uri={remote.uri()},keep=0", cache="0")
     client = server.client()
     client.write(0, b"a" * 4096)
     assert status(client, rawnbd.FLUSH) == 0
@@ -343,6 +343,36 @@ def loss_is_told():
     assert status(client, rawnbd.WRITE, 4096, 512, b"c" * 512, flags=1) == EIO, "FUA fails, too"
     server.ctl("discard-failed", "", "--yes")
     assert status(client, rawnbd.FLUSH) == 0
+    server.stop()
+    remote.end()
+
+
+@case
+def kept():
+    """a remote that loses what it did not flush, killed under load and by hand, gets it again: no byte is lost, no flush fails"""
+    # Its cache dies with it.
+    remote = Remote("kept", "headworks", "--cache", "32M")
+    server = Server("kept", f"nbd:uri={remote.uri()},keep=4M", cache="0")
+    clients = load(server, 2)
+    for times in range(1, 4):
+        until("the load has begun", lambda: server.ctl("exports")[0]["clients"] >= 4)
+        remote.kill()
+        remote.start()
+        until("it is up again", lambda: server.remote()["reconnects"] == times)
+    ended_well(clients, server)
+    client = server.client()
+    for row in range(8):
+        client.write(row * 4096, bytes([row + 1]) * 4096)
+    remote.kill()
+    assert remote.bytes(0, 4096) != bytes([1]) * 4096, "the remote had it in its memory alone"
+    remote.start()
+    for row in range(8):
+        assert client.read(row * 4096, 4096) == bytes([row + 1]) * 4096
+    assert status(client, rawnbd.FLUSH) == 0
+    remote.kill()
+    same_bytes(remote.bytes(0, 8 * 4096), b"".join(bytes([row + 1]) * 4096 for row in range(8)))
+    assert server.remote()["losses"] == 0 and server.ctl("exports")[0]["state"] != "suspect", server.remote()
+    remote.start()
     server.stop()
     remote.end()
 

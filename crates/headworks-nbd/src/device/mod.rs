@@ -22,7 +22,9 @@
 
 mod connection;
 mod dial;
+mod kept;
 mod options;
+mod repeat;
 mod slots;
 mod status;
 #[cfg(test)]
@@ -36,7 +38,7 @@ use headworks::{Command, CommandBatch, Device, DeviceIo};
 use headworks_core::extent::ExtentWriter;
 use headworks_core::prng::Prng;
 use headworks_core::time::MS;
-use headworks_core::{BioFlags, Completion, ExtentState, Instant, IoError, Op, Status, VolumeId};
+use headworks_core::{Completion, ExtentState, Instant, IoError, Op, Status, VolumeId};
 use tracing::{error, info, warn};
 
 pub use self::dial::{Attempt, Dial, Dialer, Opened};
@@ -44,7 +46,9 @@ pub use self::options::{RemoteOptions, queue_options, volume_options};
 pub use self::status::{RemoteReport, RemoteState, RemoteStatus};
 
 use self::connection::{Budget, Connection};
-use self::slots::{Place, Slots};
+use self::kept::Kept;
+use self::repeat::{Repeat, Settled};
+use self::slots::{Place, Purpose, Slots};
 use crate::TransmissionFlags;
 use crate::client::{ClientError, Export, Uri};
 use crate::wire::{self, CommandFlags, NbdError, RequestHeader};
@@ -79,6 +83,16 @@ pub struct NbdDevice<D = Dialer> {
     slots: Slots,
     /// Commands without a connection, in order.
     waiting: VecDeque<u32>,
+    /// Writes that wait for a flush, which makes room for their copies.
+    crowded: VecDeque<u32>,
+    /// Acknowledged writes that no flush covers.
+    kept: Kept,
+    /// The device flushes by itself.
+    is_releasing: bool,
+    /// What was kept is written again.
+    repeat: Option<Repeat>,
+    /// Whether what a told loss has left is durable.
+    settled: Settled,
     /// When the connection was lost, until there is a reply on a new one or a new one with nothing to send.
     lost_at: Option<Instant>,
     /// What waited too long was failed and logged.
@@ -159,6 +173,11 @@ impl<D: Dial> NbdDevice<D> {
             connections: Vec::new(),
             slots: Slots::default(),
             waiting: VecDeque::new(),
+            crowded: VecDeque::new(),
+            kept: Kept::new(options.keep as usize),
+            is_releasing: false,
+            repeat: None,
+            settled: Settled::Yes,
             lost_at: None,
             gave_up: false,
             attempts: 0,
@@ -226,6 +245,19 @@ impl<D: Dial> NbdDevice<D> {
 
     /// Answers a command and frees its slot.
     fn answer(&mut self, slot: u32, status: Status, io: &mut DeviceIo<'_>) {
+        self.give_room_back(slot);
+        let it = self.slots.slot(slot);
+        match it.purpose {
+            Purpose::Asked => {}
+            Purpose::Release => {
+                self.slots.free(slot);
+                return self.on_released(status, io);
+            }
+            Purpose::Repeat => {
+                self.slots.free(slot);
+                return self.on_repeated(slot, status, io);
+            }
+        }
         let it = self.slots.slot(slot);
         let transferred = if status.is_ok() { it.command.len } else { 0 };
         let (id, hole) = (it.command.id, it.is_hole && status.is_ok());
@@ -249,9 +281,19 @@ impl<D: Dial> NbdDevice<D> {
         self.lost_at.map(|at| at.after(self.options.reconnect_ns))
     }
 
-    /// Gives every waiting command to a connection, and sends.
+    /// Gives every waiting command to a connection, and sends. What was kept goes first, alone.
     fn send_waiting(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
-        while let Some(slot) = self.waiting.pop_front() {
+        self.release_if_due();
+        if self.repeat.is_some() {
+            self.send_kept(now);
+        }
+        while self.repeat.is_none()
+            && let Some(slot) = self.waiting.pop_front()
+        {
+            if !self.finds_room(slot) {
+                self.crowded.push_back(slot);
+                continue;
+            }
             let op = self.slots.slot(slot).command.op;
             let Some(index) = self.connection_for(op) else {
                 self.tell_all_data(slot, io);
@@ -302,11 +344,15 @@ impl<D: Dial> NbdDevice<D> {
     fn receive(&mut self, now: Instant, index: usize, io: &mut DeviceIo<'_>) {
         let Self { connections, slots, ended, gather, .. } = self;
         let Some(connection) = connections.get_mut(index) else { return };
-        let mut budget = Budget::of_turn();
+        let (mut budget, mut follow) = (Budget::of_turn(), false);
         let received = connection.receive(now, slots, &mut budget, (ended, gather));
         if !self.ended.is_empty() {
             (self.attempts, self.lost_at) = (0, None);
             self.answer_ended(io);
+            // A flush made room, the next of what was kept has its turn, or a flush is due.
+            if self.repeat.is_some() || !self.waiting.is_empty() || self.release_is_due() {
+                follow = true;
+            }
         }
         let bit = 1 << index;
         self.unread &= !bit;
@@ -316,6 +362,9 @@ impl<D: Dial> NbdDevice<D> {
                 self.unread |= if more { bit } else { 0 };
                 let connection = &self.connections[index];
                 io.watch(index as u16, connection.fd(), connection.interest());
+                if follow {
+                    self.send_waiting(now, io);
+                }
             }
         }
     }
@@ -327,15 +376,10 @@ impl<D: Dial> NbdDevice<D> {
             let it = self.slots.slot(slot);
             let (command, status) =
                 (it.command, it.error.map_or(Ok(()), |error| Err(error_of(error))));
-            if status.is_ok() {
-                let durable = command.flags.contains(BioFlags::FUA)
-                    && self.flags.contains(TransmissionFlags::SEND_FUA);
+            if status.is_ok() && it.purpose != Purpose::Repeat {
                 match command.op {
-                    Op::Flush => {
-                        self.flushed = self.flushed.max(it.covers);
-                        self.was_flushed = true;
-                    }
-                    Op::Write | Op::WriteZeroes if !durable => self.acknowledged += 1,
+                    Op::Flush => self.on_flushed(it.covers),
+                    op if op.is_write() => self.on_acknowledged(slot),
                     _ => {}
                 }
             }
@@ -348,14 +392,21 @@ impl<D: Dial> NbdDevice<D> {
     fn lose(&mut self, now: Instant, reason: &str, io: &mut DeviceIo<'_>) {
         // Replies that came whole before the end count.
         self.answer_ended(io);
-        let lost = self.has_uncovered() && !self.options.stable;
+        let is_complete = self.kept.is_complete() && self.settled == Settled::Yes;
+        let lost = self.has_uncovered() && !self.options.stable && !is_complete;
         if lost {
             self.tell_loss(io);
         }
+        self.repeat = None;
         for slot in self.slots.in_flight() {
+            self.give_room_back(slot);
             let it = self.slots.slot(slot);
             let Place::InFlight { connection, sent } = it.place else { continue };
             let begun = sent || self.connections[usize::from(connection)].has_begun(slot);
+            if it.purpose != Purpose::Asked {
+                self.slots.free(slot);
+                continue;
+            }
             match it.command.op {
                 Op::Flush if lost => self.answer(slot, Err(IoError::Medium), io),
                 op if op.is_write() && begun && self.options.fail_writes => {
@@ -367,6 +418,8 @@ impl<D: Dial> NbdDevice<D> {
                 }
             }
         }
+        self.is_releasing = false;
+        self.waiting.extend(self.crowded.drain(..));
         for (place, connection) in (0..).zip(self.connections.drain(..)) {
             io.forget(place, connection.fd());
         }
@@ -388,19 +441,11 @@ impl<D: Dial> NbdDevice<D> {
         may_cache && self.acknowledged > self.flushed
     }
 
-    /// Says that acknowledged writes may be gone, once: what is acknowledged from here on counts anew.
-    fn tell_loss(&mut self, io: &mut DeviceIo<'_>) {
-        if let Some(volume) = self.volume {
-            io.lose(volume);
-            self.status.change(|report| report.losses += 1);
-        }
-        self.flushed = self.acknowledged;
-    }
-
     /// The answer to a command that fails with `error` because there is no connection. A flush that covers nothing succeeds, so that an
     /// export whose remote is gone can be removed.
     fn answer_without_remote(&self, op: Op, error: IoError) -> Status {
-        let covers_nothing = self.was_flushed && !self.has_uncovered();
+        let covers_nothing =
+            self.was_flushed && (!self.has_uncovered() || self.settled != Settled::Yes);
         if op == Op::Flush && covers_nothing { Ok(()) } else { Err(error) }
     }
 
@@ -452,7 +497,12 @@ impl<D: Dial> NbdDevice<D> {
         self.lost_at = self.lost_at.filter(|_| !self.waiting.is_empty());
         self.connect(now, opened);
         self.status.change(|report| report.reconnects += 1);
-        info!(resent = self.waiting.len(), "{}: connected again after {since} ms", self.name);
+        let (resent, repeated) = (self.waiting.len(), self.kept.len());
+        info!(resent, repeated, "{}: connected again after {since} ms", self.name);
+        self.repeat = (repeated > 0).then(Repeat::default);
+        if self.settled == Settled::Refused {
+            self.settled = Settled::No;
+        }
         self.watch(io);
         self.send_waiting(now, io);
     }
@@ -462,7 +512,7 @@ impl<D: Dial> NbdDevice<D> {
         self.set_state(now, State::Barred, difference);
         // Whatever it was, it is not there; after that there is nothing to flush.
         self.tell_loss(io);
-        self.was_flushed = true;
+        (self.was_flushed, self.flushed, self.settled) = (true, self.acknowledged, Settled::Yes);
         error!(
             "{}: the export is another one than before ({difference}): its requests fail until it is removed and added again",
             self.name

@@ -16,6 +16,9 @@ pub struct RemoteOptions {
     pub fail_writes: bool,
     /// What the remote has acknowledged outlives it, also without a flush.
     pub stable: bool,
+    /// Memory for copies of acknowledged writes that no flush covers, in bytes: a remote that restarts gets them again. 0: what it lost is
+    /// told.
+    pub keep: u32,
     /// Time without a byte from a connection with requests, after which it is lost; nanoseconds.
     pub timeout_ns: u64,
 }
@@ -33,6 +36,7 @@ impl Default for RemoteOptions {
             reconnect_ns: 30 * second,
             fail_writes: false,
             stable: false,
+            keep: 32 << 20,
             timeout_ns: 30 * second,
         }
     }

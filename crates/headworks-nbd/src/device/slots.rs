@@ -33,10 +33,24 @@ pub(super) enum Place {
     },
 }
 
+/// What a command is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A client, or the cache, waits for its answer.
+    Asked,
+    /// The device flushes what it keeps.
+    Release,
+    /// The device writes what it has kept again.
+    Repeat,
+}
+
 /// One command.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub command: Command,
+    pub purpose: Purpose,
+    /// It is a write that has room in [`super::kept::Kept`].
+    pub has_room: bool,
     pub spans: Vec<Span>,
     pub place: Place,
     generation: u32,
@@ -136,11 +150,23 @@ pub(super) struct Slots {
 impl Slots {
     /// Takes a command in; none if there are too many.
     pub fn take(&mut self, command: &Command, batch: CommandBatch<'_>) -> Option<u32> {
+        self.take_for(Purpose::Asked, command, batch.spans_of(command).iter().copied())
+    }
+
+    /// Takes a command with its memory in; none if there are too many.
+    pub fn take_for(
+        &mut self,
+        purpose: Purpose,
+        command: &Command,
+        spans: impl Iterator<Item = Span>,
+    ) -> Option<u32> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.table.len() < SLOTS_MAX => {
                 self.table.push(Slot {
                     command: *command,
+                    purpose,
+                    has_room: false,
                     spans: Vec::new(),
                     place: Place::Free,
                     generation: 0,
@@ -156,9 +182,9 @@ impl Slots {
             None => return None,
         };
         let slot = &mut self.table[index as usize];
-        slot.command = *command;
+        (slot.command, slot.purpose, slot.has_room) = (*command, purpose, false);
         slot.spans.clear();
-        slot.spans.extend_from_slice(batch.spans_of(command));
+        slot.spans.extend(spans);
         slot.place = Place::Waiting;
         Some(index)
     }

@@ -14,11 +14,19 @@ use serde_json::{Value, json};
 
 use super::BaseDevice;
 use super::keys::Keys;
-use crate::units::{parse_switch, parse_time};
+use crate::units::{parse_size, parse_switch, parse_time};
 
 /// Keys of the device, in the order in which they are listed.
-pub const KEYS: [&str; 7] =
-    ["uri", "connections", "reconnect", "reconnect-writes", "timeout", "stable", "read-only"];
+pub const KEYS: [&str; 8] = [
+    "uri",
+    "connections",
+    "reconnect",
+    "reconnect-writes",
+    "timeout",
+    "stable",
+    "keep",
+    "read-only",
+];
 
 /// The filesystem of identities that are not of files.
 const REMOTE: u64 = u64::MAX;
@@ -112,6 +120,7 @@ impl Remote {
             fail_writes: keys.parse("reconnect-writes", parse_writes)?.unwrap_or(false),
             timeout_ns: keys.parse("timeout", parse_timeout)?.unwrap_or(usual.timeout_ns),
             stable: keys.parse("stable", parse_switch)?.unwrap_or(false),
+            keep: keys.parse("keep", parse_keep)?.unwrap_or(usual.keep),
         };
         Ok(BaseDevice::Nbd(Box::new(Self {
             uri: uri.map_err(|error| ConfigError::new("uri", error.to_string()))?,
@@ -173,6 +182,15 @@ fn parse_connections(word: &str) -> Result<u8, String> {
     number.ok_or_else(|| format!("`{word}` is not a number from 1 to {most}"))
 }
 
+fn parse_keep(word: &str) -> Result<u32, String> {
+    let bytes = parse_size(word)?;
+    let range = 1 << 20..=1 << 30;
+    match u32::try_from(bytes) {
+        Ok(bytes) if bytes == 0 || range.contains(&bytes) => Ok(bytes),
+        _ => Err(format!("`{word}` is neither 0 nor within 1M..=1G; 32M is the default")),
+    }
+}
+
 fn parse_writes(word: &str) -> Result<bool, String> {
     match word {
         "fail" => Ok(true),
@@ -206,7 +224,7 @@ mod tests {
         assert_eq!(usual.options, RemoteOptions::default());
         assert!(!usual.read_only && usual.uri.export == "a");
         let all = "nbd:uri=nbd+unix:///x?socket=/a,,b,connections=2,reconnect=0,\
-                   reconnect-writes=fail,timeout=5s,stable=yes,read-only=on";
+                   reconnect-writes=fail,timeout=5s,stable=yes,keep=64M,read-only=on";
         let all = remote(all);
         assert_eq!(all.uri.target.to_string(), "unix socket \"/a,b\"");
         let options = RemoteOptions {
@@ -215,6 +233,7 @@ mod tests {
             fail_writes: true,
             timeout_ns: 5_000_000_000,
             stable: true,
+            keep: 64 << 20,
         };
         assert!(all.read_only);
         assert_eq!(all.options, options);
@@ -230,6 +249,8 @@ mod tests {
             ("nbd:uri=http://x", "nbd://HOST:PORT/EXPORT"),
             ("nbd:uri=nbd://h,connections=9", "from 1 to 8"),
             ("nbd:uri=nbd://h,reconnect-writes=no", "neither resend nor fail"),
+            ("nbd:uri=nbd://h,keep=4k", "32M is the default"),
+            ("nbd:uri=nbd://h,keep=4G", "within 1M..=1G"),
             ("nbd:uri=nbd://h,timeout=0", "30s is the default"),
             ("nbd:uri=nbd://h,size=1G", "has no key `size`"),
         ] {

@@ -1,0 +1,201 @@
+//! When the device keeps a write, when it flushes by itself, and how it writes what it kept again.
+//!
+//! After a reconnection the kept writes are sent in order, several at a time as long as they do not overlap; everything else waits until
+//! they are acknowledged. They stay kept: the new server has not flushed them either. If one fails, or a flush of the device's own, the
+//! loss is told. After a loss was told the device flushes, so that what an operator then finds and accepts is durable; until that has
+//! succeeded each further loss is told, too.
+
+use headworks::driver::Span;
+use headworks::{Command, DeviceIo};
+use headworks_core::{BioFlags, Instant, IoError, Op, RequestId, Status};
+
+use super::dial::Dial;
+use super::slots::Purpose;
+use super::{NbdDevice, TransmissionFlags};
+
+/// Kept writes that are sent at once.
+const AT_ONCE: usize = 32;
+
+/// Whether what a told loss has left is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    Yes,
+    /// A flush is due.
+    No,
+    /// The remote has refused it: the next one is a client's, or on the next connection.
+    Refused,
+}
+
+/// The repetition of what was kept.
+#[derive(Debug, Default)]
+pub(super) struct Repeat {
+    /// The first record that is not sent.
+    next: usize,
+    /// What is sent: slot, offset and length.
+    sent: Vec<(u32, u64, u64)>,
+}
+
+impl<D: Dial> NbdDevice<D> {
+    /// Whether acknowledged writes may be lost with the remote.
+    fn is_volatile(&self) -> bool {
+        self.flags.contains(TransmissionFlags::SEND_FLUSH) && !self.options.stable
+    }
+
+    /// Whether a command may be sent: a write whose copy must be kept has room for it, or it waits for a flush.
+    pub(super) fn finds_room(&mut self, slot: u32) -> bool {
+        let it = self.slots.slot(slot);
+        let Command { op, len, .. } = it.command;
+        if !op.is_write()
+            || it.purpose != Purpose::Asked
+            || !self.is_volatile()
+            || !self.kept.can_keep(op, len)
+        {
+            return true;
+        }
+        let has_room = self.kept.reserve(op, len);
+        self.slots.slot_mut(slot).has_room = has_room;
+        has_room
+    }
+
+    /// Gives back the room of a command that needs it no longer.
+    pub(super) fn give_room_back(&mut self, slot: u32) {
+        let it = self.slots.slot_mut(slot);
+        if std::mem::take(&mut it.has_room) {
+            let Command { op, len, .. } = it.command;
+            self.kept.give_back(op, len);
+        }
+    }
+
+    /// Counts a change that was acknowledged, and keeps it. One that is durable by itself, and a discard, is kept only behind others:
+    /// repeated without it they would overwrite it.
+    pub(super) fn on_acknowledged(&mut self, slot: u32) {
+        let it = self.slots.slot_mut(slot);
+        let Command { op, flags, offset, len, .. } = it.command;
+        let durable = op == Op::Discard
+            || flags.contains(BioFlags::FUA) && self.flags.contains(TransmissionFlags::SEND_FUA);
+        if durable && self.kept.len() == 0 {
+            return;
+        }
+        self.acknowledged += 1;
+        if !self.is_volatile() {
+            return;
+        }
+        let it = self.slots.slot_mut(slot);
+        if !std::mem::take(&mut it.has_room) {
+            return self.kept.miss(self.acknowledged);
+        }
+        let parts = it.parts(0, len as usize);
+        // SAFETY: the memory of a command that was not answered.
+        unsafe { self.kept.keep(self.acknowledged, (op, flags), (offset, len), parts) };
+    }
+
+    /// Notes that a flush covers the first so many acknowledged writes.
+    pub(super) fn on_flushed(&mut self, covers: u64) {
+        (self.flushed, self.was_flushed) = (self.flushed.max(covers), true);
+        self.settled = Settled::Yes;
+        self.kept.release(covers);
+        self.waiting.extend(self.crowded.drain(..));
+    }
+
+    /// Whether the device should flush by itself.
+    pub(super) fn release_is_due(&self) -> bool {
+        let unsettled = self.settled == Settled::No;
+        let wanted = self.kept.wants_flush() || !self.crowded.is_empty() || unsettled;
+        wanted && !self.is_releasing && self.repeat.is_none()
+    }
+
+    /// Queues a flush if one is due.
+    pub(super) fn release_if_due(&mut self) {
+        let Some(volume) = self.volume.filter(|_| self.release_is_due()) else { return };
+        let flush = Command {
+            id: RequestId::default(),
+            volume,
+            op: Op::Flush,
+            flags: BioFlags::NONE,
+            offset: 0,
+            len: 0,
+            first_span: 0,
+            spans: 0,
+        };
+        if let Some(slot) = self.slots.take_for(Purpose::Release, &flush, [].into_iter()) {
+            self.is_releasing = true;
+            self.waiting.push_front(slot);
+        }
+    }
+
+    /// Takes the answer to a flush of the device's own.
+    pub(super) fn on_released(&mut self, status: Status, io: &mut DeviceIo<'_>) {
+        self.is_releasing = false;
+        match status {
+            // Without a connection nothing is known.
+            Ok(()) | Err(IoError::TimedOut) => {}
+            Err(_) => {
+                self.tell_loss(io);
+                self.settled = Settled::Refused;
+            }
+        }
+        self.waiting.extend(self.crowded.drain(..));
+    }
+
+    /// Says that acknowledged writes may be gone.
+    pub(super) fn tell_loss(&mut self, io: &mut DeviceIo<'_>) {
+        if let Some(volume) = self.volume {
+            io.lose(volume);
+            self.status.change(|report| report.losses += 1);
+        }
+        self.settled = Settled::No;
+        self.kept.clear();
+        self.repeat = None;
+    }
+
+    /// Sends the next kept writes that overlap none in flight.
+    pub(super) fn send_kept(&mut self, now: Instant) {
+        let Self { repeat, kept, slots, connections, volume, flags, .. } = self;
+        let (Some(repeat), Some(volume)) = (repeat, *volume) else { return };
+        while repeat.sent.len() < AT_ONCE && repeat.next < kept.len() {
+            let (record, parts) = kept.record(repeat.next);
+            let (from, to) = (record.offset, record.offset + u64::from(record.len));
+            if repeat.sent.iter().any(|&(_, other, end)| from < end && other < to) {
+                break;
+            }
+            // SAFETY: only read, and the ring is neither moved nor reused while the record is kept.
+            let spans = parts
+                .into_iter()
+                .filter(|part| !part.is_empty())
+                .map(|part| unsafe { Span::new(part.as_ptr().cast_mut(), part.len()) });
+            let command = Command {
+                id: RequestId::default(),
+                volume,
+                op: record.op,
+                flags: record.flags,
+                offset: record.offset,
+                len: record.len,
+                first_span: 0,
+                spans: if record.op == Op::Write { 1 } else { 0 },
+            };
+            let Some(slot) = slots.take_for(Purpose::Repeat, &command, spans) else { break };
+            let least = connections.iter_mut().zip(0..).min_by_key(|(it, _)| it.bytes);
+            let Some((connection, index)) = least else { break };
+            slots.assign(slot, index, *flags);
+            connection.push(now, slots, slot);
+            repeat.sent.push((slot, from, to));
+            repeat.next += 1;
+        }
+        if repeat.sent.is_empty() && repeat.next == kept.len() {
+            self.repeat = None;
+        }
+    }
+
+    /// Takes the answer to a kept write that was sent again.
+    pub(super) fn on_repeated(&mut self, slot: u32, status: Status, io: &mut DeviceIo<'_>) {
+        let Some(repeat) = &mut self.repeat else { return };
+        repeat.sent.retain(|&(other, ..)| other != slot);
+        match status {
+            Err(_) => self.tell_loss(io),
+            Ok(()) if repeat.sent.is_empty() && repeat.next == self.kept.len() => {
+                self.repeat = None
+            }
+            Ok(()) => {}
+        }
+    }
+}
