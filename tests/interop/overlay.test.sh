@@ -24,7 +24,11 @@ check "and checked" image check "$TENANT"
 check "it takes no place yet" test "$(du -k "$TENANT" | cut -f1)" -le 64
 check "its name is not taken twice" refuses 'exists already' image create --base "$BASE" "$TENANT"
 check "serve --config can be checked" sh -c 'printf "[[export]]\nname = \"t\"\noverlay = { path = \"%s\" }\n" "$1" >"$2/c.toml" && "$3" check "$2/c.toml" | tee /dev/stderr | grep -q "export: t: .*tenant.hwo, 16 MiB"' - "$TENANT" "$DIR" "$HEADWORKS"
-check "as a raw image it is refused" refuses 'serve it as overlay:path=' "$HEADWORKS" serve "$TENANT"
+check "as a raw image it is refused" refuses 'begins like a Headworks overlay' "$HEADWORKS" serve "$TENANT"
+
+printf 'QFI\xfb' >"$IMAGES/other.qcow2"
+truncate -s 1M "$IMAGES/other.qcow2"
+check "an image of another format is no base" refuses 'is a qcow2 image, and a base is' image create --base "$IMAGES/other.qcow2" "$IMAGES/other.hwo"
 
 # Foreign clients.
 for CACHE in 0 16M; do

@@ -38,7 +38,7 @@ def alive(pid):
 class Server:
     """The processes that serve one image, one after the other."""
 
-    def __init__(self, name, *options, kept=True, size=64 * MIB, manager=None):
+    def __init__(self, name, *options, kept=True, size=64 * MIB, manager=None, spec=None):
         self.image = os.path.join(IMAGES, name + ".img")
         if not os.path.exists(self.image):
             with open(self.image, "wb") as image:
@@ -46,7 +46,7 @@ class Server:
         self.socket, self.control = os.path.join(DIR, name + ".sock"), os.path.join(DIR, name + ".ctl")
         self.pid_file, self.log = os.path.join(DIR, name + ".pid"), os.path.join(DIR, name + ".log")
         command = [SERVER, "serve", *options, "-U", self.socket, "--control", self.control, "-P", self.pid_file]
-        command += ["--engine", ENGINE] + ([] if options and options[0] == "--config" else [self.image])
+        command += ["--engine", ENGINE] + ([] if options and options[0] == "--config" else [spec or self.image])
         environment = {**os.environ, "XDG_RUNTIME_DIR": MEMORY} if kept else without_runtime()
         passed = {}
         if manager:
@@ -243,6 +243,34 @@ def without_memory():
     assert client.read(0, BLOCK) == b"a" * BLOCK
     client.close()
     server.stop()
+
+
+@case
+def overlays_move():
+    """Overlays move while 8 clients verify every byte, with and without a cache, and so do layers that were kept in between"""
+    for cache in ("0", "16M"):
+        base, overlay = (os.path.join(IMAGES, name) for name in (f"golden{cache}.img", f"tenant{cache}.hwo"))
+        with open(base, "wb") as image:
+            image.truncate(16 * MIB)
+        create = [SERVER, "image", "create", "--base", base, overlay]
+        subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+        server = Server("layers" + cache, "--cache", cache, spec="overlay:path=" + overlay)
+        load = bench(server, "--rw", "randrw", "--verify", "--fill", "--threads", "8", "--iodepth", "4", "--size", "8M", "--runtime", "2s")
+        until("the load has begun", lambda: server.ctl("exports")[0]["clients"] == 8)
+        client = server.client()
+        for number in range(3):
+            client.write(12 * MIB + number * BLOCK, bytes([65 + number]) * BLOCK)
+            server.upgrade()
+            server.ctl("snapshot", "default", f"kept{cache}-{number}.hwo")
+        _, err = load.communicate(timeout=120)
+        assert load.returncode == 0, (err, server.said()[-3000:])
+        for number in range(3):
+            assert client.read(12 * MIB + number * BLOCK, BLOCK) == bytes([65 + number]) * BLOCK, number
+        client.close()
+        server.stop()
+        with open(base, "rb") as image:
+            assert not any(image.read()), "the base has changed"
+        subprocess.run([SERVER, "image", "check", overlay], check=True, stdout=subprocess.DEVNULL)
 
 
 @case

@@ -58,6 +58,8 @@ pub struct Server {
     memory: Option<MemoryWatch>,
     /// What ctl had changed when the standing part was handed over.
     handed_changes: Mutex<Option<String>>,
+    /// Which images were handed over last, by their keys.
+    handed_images: Mutex<Vec<String>>,
     /// The pause of all shards, while another process takes over.
     paused: Mutex<Option<PausedServer>>,
 }
@@ -274,6 +276,7 @@ impl Server {
             metrics: None,
             memory: None,
             handed_changes: Mutex::default(),
+            handed_images: Mutex::default(),
             paused: Mutex::default(),
         };
         let opened = restoring.unwrap_or(Ok(()));
@@ -321,6 +324,10 @@ impl Server {
     }
 
     /// What ctl had changed when the standing part was handed over; none before.
+    pub(crate) fn handed_images(&self) -> MutexGuard<'_, Vec<String>> {
+        self.handed_images.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn handed_changes(&self) -> MutexGuard<'_, Option<String>> {
         self.handed_changes.lock().unwrap_or_else(PoisonError::into_inner)
     }

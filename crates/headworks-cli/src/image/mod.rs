@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use headworks::{NewOverlay, OpenOverlay, OverlayOptions, display_size};
 use headworks_core::ConfigError;
+use headworks_server::format_of;
 use serde_json::json;
 
 pub use arguments::ImageArgs;
@@ -77,6 +78,7 @@ fn reading(backing: Backing) -> OverlayOptions {
 }
 
 fn create(base: &Path, size: Option<u64>, file: &Path) -> Result<Outcome, ConfigError> {
+    check_raw(base)?;
     let new = NewOverlay::new(base, size)?;
     let named = new.create(file)?;
     let size = new.size();
@@ -90,6 +92,16 @@ fn create(base: &Path, size: Option<u64>, file: &Path) -> Result<Outcome, Config
     let text = format!("{}: {} on {}{note}\n", file.display(), display_size(size), named.display());
     let json = json!({ "path": file, "size": size, "base": named, "needs_backing_allow": !beside });
     Ok(Outcome::good(text, json))
+}
+
+/// Refuses an image of another format as a base: its tables would be served as the disk.
+fn check_raw(base: &Path) -> Result<(), ConfigError> {
+    let Some((format, _)) = format_of(base) else { return Ok(()) };
+    let message = format!(
+        "{} is a {format} image, and a base is a raw image, a block device or an overlay; `qemu-img convert -O raw` makes a raw image of it",
+        base.display()
+    );
+    Err(ConfigError::new("base", message))
 }
 
 fn commit(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
@@ -125,6 +137,7 @@ fn flatten(file: &Path, out: &Path, backing: Backing) -> Result<Outcome, ConfigE
 }
 
 fn rebase(base: &Path, file: &Path) -> Result<Outcome, ConfigError> {
+    check_raw(base)?;
     OpenOverlay::rebase(file, base)?;
     let text = format!("{}: its base is {} now\n", file.display(), base.display());
     Ok(Outcome::good(text, json!({ "path": file, "base": base })))

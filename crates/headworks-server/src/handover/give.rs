@@ -9,11 +9,16 @@ use headworks_core::{ShardId, VolumeId};
 
 use super::live;
 use super::record::Handover;
-use super::standing::StandingParts;
+use super::standing::{HandedVolume, StandingParts};
 use crate::Server;
 use crate::control::rpc::RpcFault;
 use crate::messages::ControlMessage;
 use crate::messages::hand_over::{PauseOrder, PauseWay, PausedServer, PausedShard};
+
+/// Which images the volumes are.
+fn keys(volumes: &[HandedVolume]) -> Vec<String> {
+    volumes.iter().map(|volume| volume.key.clone()).collect()
+}
 
 impl Server {
     /// Listeners, image locks and settings, for a process that is to replace this one. The server goes on.
@@ -24,6 +29,7 @@ impl Server {
         let (volumes, locks) = self.service().changes().volumes_to_hand_over()?;
         let changes = self.unsaved_changes()?;
         *self.handed_changes() = Some(changes.clone());
+        *self.handed_images() = keys(&volumes);
         let parts = StandingParts {
             listeners: &self.handed(),
             locks,
@@ -50,9 +56,24 @@ impl Server {
         let mut pause = self.begin_pause(way, limit);
         loop {
             if let Some(outcome) = self.advance_pause(&mut pause, limit) {
-                return outcome;
+                return outcome.and_then(|live| self.check_images().map(|()| live));
             }
         }
+    }
+
+    /// Ends the pause if a snapshot was made since the new process opened the images: it would write to what is a base now. From here
+    /// on there can be none, because it freezes.
+    fn check_images(&self) -> Result<(), String> {
+        let now =
+            self.service().changes().volumes_to_hand_over().map(|(volumes, _)| keys(&volumes));
+        let is_same = now.as_ref() == Ok(&*self.handed_images());
+        if !is_same {
+            self.resume();
+            return Err(now
+                .err()
+                .unwrap_or_else(|| "a snapshot was made meanwhile; try again".to_owned()));
+        }
+        Ok(())
     }
 
     /// What `headworks ctl` has changed, as a configuration file.
@@ -105,7 +126,7 @@ impl Server {
         let ((answers, paused), (begun, begins)) = (channel(), channel());
         let mut pause = PauseInProgress {
             way,
-            flush: self.service().changes().remote_volumes().into(),
+            flush: self.service().changes().volumes_to_flush().into(),
             deadline: Instant::now() + limit,
             ends: Vec::new(),
             begins,

@@ -7,6 +7,7 @@ use headworks::Identity;
 use headworks_core::VolumeId;
 
 use super::LiveChanges;
+use crate::assemble::image::VolumeOrigin;
 use crate::assemble::shown_name;
 use crate::control::tree::lock;
 use crate::handover::{HandedRemote, HandedVolume, volume_key};
@@ -16,40 +17,34 @@ use crate::spec::BaseDevice;
 type ImageLock = (Identity, Arc<File>);
 
 impl LiveChanges {
-    /// Volumes behind other servers: connections do not move, and only this process can flush what it was acknowledged on them.
-    pub fn remote_volumes(&self) -> Vec<VolumeId> {
+    /// Volumes that only this process can flush: connections to other servers do not move, and of an overlay the new process reads from the
+    /// file which blocks are its own.
+    pub fn volumes_to_flush(&self) -> Vec<VolumeId> {
         let inventory = lock(&self.inventory);
-        let remote = inventory.volumes.iter().filter(|(_, entry)| entry.origin.remote.is_some());
-        remote.map(|(id, _)| VolumeId(*id)).collect()
+        let is_meant = |origin: &VolumeOrigin| {
+            origin.remote.is_some() || matches!(origin.spec.base, BaseDevice::Overlay { .. })
+        };
+        let meant = inventory.volumes.iter().filter(|(_, entry)| is_meant(&entry.origin));
+        meant.map(|(id, _)| VolumeId(*id)).collect()
     }
 
     /// Returns the volumes, and the locks of their images.
     ///
     /// # Errors
-    /// A volume is in the memory of this process, or an overlay.
+    /// A volume is in the memory of this process.
     pub fn volumes_to_hand_over(&self) -> Result<(Vec<HandedVolume>, Vec<ImageLock>), String> {
         let inventory = lock(&self.inventory);
         let (mut volumes, mut locks) = (Vec::new(), Vec::new());
         for (id, entry) in &inventory.volumes {
             let origin = &entry.origin;
-            let why = match origin.spec.base {
-                BaseDevice::Mem { .. } => {
-                    "are only in the memory of this process and would be lost; remove the export first"
-                }
-                // The new process would read the bitmap while this one still changes it.
-                BaseDevice::Overlay { .. } => {
-                    "are in an overlay, which cannot be handed over while it is served; restart the server instead"
-                }
-                BaseDevice::File { .. }
-                | BaseDevice::Image { .. }
-                | BaseDevice::Nbd(_)
-                | BaseDevice::Null { .. } => "",
-            };
-            if !why.is_empty() {
+            if matches!(origin.spec.base, BaseDevice::Mem { .. }) {
                 let exports = inventory.exports.values();
                 let mut of_volume = exports.filter(|export| export.volume == VolumeId(*id));
                 let name = of_volume.next().map_or("", |export| &export.spec.name);
-                return Err(format!("the data of export {} {why}", shown_name(name)));
+                return Err(format!(
+                    "the data of export {} are only in the memory of this process and would be lost; remove the export first",
+                    shown_name(name)
+                ));
             }
             let key = volume_key(origin, &volumes);
             let remote = origin

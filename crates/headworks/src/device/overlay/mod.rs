@@ -35,6 +35,9 @@ mod snapshot;
 mod unsynced;
 mod writer;
 
+use std::fs::File;
+use std::sync::Arc;
+
 use headworks_core::extent::ExtentState;
 use headworks_core::{BioFlags, Completion, Instant, IoError, Op, Status, VolumeId};
 
@@ -76,6 +79,8 @@ struct Parts {
     /// Number of overlays below this one.
     pub layer: u8,
     pub read_only: bool,
+    /// To be read again before the first command: another process wrote it until then.
+    pub late_bits: Option<Arc<File>>,
 }
 
 /// A disk whose unwritten blocks are those of a base.
@@ -179,6 +184,16 @@ impl OverlayDevice {
             }
             Op::Flush | Op::Prefetch => self.join_round(row, io),
         }
+    }
+
+    /// Reads the bits that a process which handed this overlay over wrote last. That waits for the disk, once, for some
+    /// milliseconds at most: the bitmap was written just before, and holes are not read.
+    fn read_late_bits(&mut self) -> Result<(), IoError> {
+        let Some(file) = &self.parts.late_bits else { return Ok(()) };
+        open::add_bits(file, self.parts.size, self.parts.bitmap.live())
+            .map_err(|_| IoError::Medium)?;
+        self.parts.late_bits = None;
+        Ok(())
     }
 
     fn check(&self, command: &Command) -> Result<(), IoError> {
@@ -460,6 +475,10 @@ fn step_status(step: FlushStep, answer: &Completion) -> Status {
 
 impl Device for OverlayDevice {
     unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
+        if let Err(error) = self.read_late_bits() {
+            io.completions.extend(batch.commands.iter().map(|command| failed(command, error)));
+            return;
+        }
         for command in batch.commands {
             // SAFETY: the caller's promise, passed on.
             unsafe { self.start(command, batch.spans_of(command), io) };

@@ -47,6 +47,8 @@ pub struct OpenOverlay {
     stray_bits: u64,
     pub(super) base: OpenBase,
     base_path: PathBuf,
+    /// Another process serves it still, and will have flushed it.
+    handed_over: bool,
 }
 
 #[derive(Debug)]
@@ -161,6 +163,7 @@ impl OpenOverlay {
         }
         let wanted =
             FileOptions { read_only: options.read_only, size: None, direct: options.direct };
+        let handed_over = lock.is_some();
         let file = open_file(path, &wanted, (way, lock))?;
         let (head, _) = read_head(path, file.file())?;
         if head.task == Task::Reset && way != Way::Reset {
@@ -194,7 +197,8 @@ impl OpenOverlay {
             }
         };
         let bitmap = Bitmap::new(Arc::new(live)).map_err(|error| io_error(path, &error))?;
-        let open = Self { path: path.into(), file, head, bitmap, stray_bits, base, base_path };
+        let path = path.to_owned();
+        let open = Self { path, file, head, bitmap, stray_bits, base, base_path, handed_over };
         if way != Way::Reset {
             open.check_base()?;
         }
@@ -337,7 +341,9 @@ impl OpenOverlay {
                 (Box::new(below), layer)
             }
         };
+        let late_bits = self.handed_over.then(|| Arc::clone(self.file.file()));
         OverlayDevice::from_parts(Parts {
+            late_bits,
             read_only: self.file.read_only(),
             own: Box::new(FileDevice::new(vec![(ONLY, self.file)])),
             below,
@@ -399,6 +405,20 @@ fn read_bits(file: &File, size: u64) -> io::Result<(LiveBits, u64)> {
         at = next;
     }
     Ok((live, stray))
+}
+
+/// Sets the bits that the file has now.
+pub(super) fn add_bits(file: &File, size: u64, live: &LiveBits) -> io::Result<()> {
+    let (now, _) = read_bits(file, size)?;
+    let (blocks, mut at) = (size.div_ceil(BLOCK), 0);
+    while at < blocks {
+        let (is_own, count) = now.run(at, blocks - at);
+        if is_own {
+            live.set(at, count, |_| {});
+        }
+        at += count;
+    }
+    Ok(())
 }
 
 /// The next pages with data in a range; `None` if there are none.

@@ -112,6 +112,7 @@ impl OverlaySnapshot {
             size,
             base_size: size,
             layer: 0,
+            late_bits: None,
         });
         Ok((Box::new(device), identity, watch))
     }

@@ -208,6 +208,7 @@ fn layer(
         base_size: SIZE,
         layer: number,
         read_only,
+        late_bits: None,
     })
 }
 
