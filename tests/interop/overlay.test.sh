@@ -24,11 +24,7 @@ check "and checked" image check "$TENANT"
 check "it takes no place yet" test "$(du -k "$TENANT" | cut -f1)" -le 64
 check "its name is not taken twice" refuses 'exists already' image create --base "$BASE" "$TENANT"
 check "serve --config can be checked" sh -c 'printf "[[export]]\nname = \"t\"\noverlay = { path = \"%s\" }\n" "$1" >"$2/c.toml" && "$3" check "$2/c.toml" | tee /dev/stderr | grep -q "export: t: .*tenant.hwo, 16 MiB"' - "$TENANT" "$DIR" "$HEADWORKS"
-check "as a raw image it is refused" refuses 'begins like a Headworks overlay' "$HEADWORKS" serve "$TENANT"
-
-printf 'QFI\xfb' >"$IMAGES/other.qcow2"
-truncate -s 1M "$IMAGES/other.qcow2"
-check "an image of another format is no base" refuses 'is a qcow2 image, and a base is' image create --base "$IMAGES/other.qcow2" "$IMAGES/other.hwo"
+check "as a raw image it is refused" refuses 'overlay:path=.* serves what is in it' "$HEADWORKS" serve "$TENANT"
 
 # Foreign clients.
 for CACHE in 0 16M; do
@@ -77,6 +73,24 @@ check "rebase finds it" image rebase --base "$BASE" "$IMAGES/elsewhere/tenant.hw
 check "a base elsewhere needs a word" refuses 'backing=allow' "$HEADWORKS" serve "overlay:path=$IMAGES/elsewhere/tenant.hwo"
 check "with it it is found" image check --backing allow "$IMAGES/elsewhere/tenant.hwo"
 rm -rf "$IMAGES/elsewhere"
+
+# A golden image of another format: compressed, on a backing file.
+qemu-img create -q -f qcow2 -F raw -b "$BASE" "$IMAGES/middle.qcow2" >/dev/null
+qemu-io -f qcow2 -c 'write -P 5 1M 1M' "$IMAGES/middle.qcow2" >/dev/null
+qemu-img convert -q -c -O qcow2 -B "$BASE" -F raw "$IMAGES/middle.qcow2" "$IMAGES/golden.qcow2"
+VM=$IMAGES/vm.hwo
+check "a qcow2 image is no base without a word" refuses '--base-format qcow2 takes' image create --base "$IMAGES/golden.qcow2" "$VM"
+check "with it it is" image create --base "$IMAGES/golden.qcow2" --base-format qcow2 "$VM"
+serve --control "$CONTROL" "vm=overlay:path=$VM"
+check "it reads as the image does" qemu-img compare -f raw -F qcow2 "$(at vm)" "$IMAGES/golden.qcow2"
+check "and is written" qemu-io -f raw -c 'write -P 6 1536k 4k' -c flush -c 'read -P 5 1M 512k' -c 'read -P 6 1536k 4k' "$(at vm)"
+kill -9 "$SERVER"
+wait "$SERVER" 2>/dev/null
+SERVER=0
+image flatten "$VM" "$DIR/vm.img" >/dev/null
+check "flat it has both" qemu-io -r -f raw -c 'read -P 5 1M 512k' -c 'read -P 6 1536k 4k' -c 'read -P 5 1540k 508k' "$DIR/vm.img"
+check "it is not committed" refuses 'which is not written' image commit "$VM"
+rm -f "$IMAGES/middle.qcow2" "$IMAGES/golden.qcow2" "$VM"
 
 # Killed servers under a client that flushes now and then.
 script overlay.py kill "$HEADWORKS" "$ENGINE" "$SOCKET" "$BASE" "$IMAGES/kill.hwo" "$DIR"

@@ -54,7 +54,7 @@ pub(crate) struct Decoded {
 
 /// What threads and device share.
 struct Shared {
-    access: FormatAccess<Storage>,
+    access: Arc<FormatAccess<Storage>>,
     /// Bytes that are inflated and kept as one.
     unit: u64,
     work: Mutex<Work>,
@@ -87,7 +87,7 @@ impl Decoder {
     ///
     /// # Errors
     /// There is no descriptor left, or no thread.
-    pub fn new(access: FormatAccess<Storage>, cluster_size: u64) -> io::Result<Self> {
+    pub fn new(access: Arc<FormatAccess<Storage>>, cluster_size: u64) -> io::Result<Self> {
         let (heard, bell) = UnixStream::pair()?;
         heard.set_nonblocking(true)?;
         bell.set_nonblocking(true)?;

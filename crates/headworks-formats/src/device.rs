@@ -16,15 +16,12 @@
 //! Block status comes from the runs. Holes of plain files (raw backing files, flat extents) are asked of the kernel, as `qemu-img map`
 //! does: one question for each run of such a file.
 
-use std::io;
 use std::os::fd::AsRawFd;
 
 use headworks::driver::{DiskDone, DiskKind, DiskOp, Interest, Span};
 use headworks::{Command, CommandBatch, Device, DeviceIo};
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
 use headworks_core::{BioFlags, Completion, ExtentState, Instant, IoError, Op, RequestId};
-use imago::FormatAccess;
-use imago::file::File as Storage;
 
 use crate::chain::ImageFile;
 use crate::decode::{Decoder, JOB_SPANS_MAX, Job};
@@ -68,21 +65,15 @@ struct Row {
 }
 
 impl FormatDevice {
-    pub(crate) fn new(
-        map: RunMap,
-        files: Vec<ImageFile>,
-        compressed: Option<FormatAccess<Storage>>,
-        cluster_size: u64,
-    ) -> io::Result<Self> {
-        let decoder = compressed.map(|access| Decoder::new(access, cluster_size)).transpose()?;
-        Ok(Self {
+    pub(crate) fn new(map: RunMap, files: Vec<ImageFile>, decoder: Option<Decoder>) -> Self {
+        Self {
             map,
             files,
             rows: Vec::with_capacity(ROWS_MAX),
             spans: Vec::with_capacity(SPANS_MAX),
             run_by_run: false,
             decoder,
-        })
+        }
     }
 
     /// # Safety

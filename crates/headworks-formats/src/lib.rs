@@ -19,6 +19,7 @@
 //! Not read, each with a sentence that names the way out (`qemu-img convert`): extended L2 entries, zstd, encryption, images
 //! that are marked dirty or corrupt, sparse VMDK extents. Internal snapshots are ignored.
 
+mod base;
 mod chain;
 mod decode;
 mod device;
@@ -29,6 +30,7 @@ mod open;
 #[cfg(test)]
 mod tests;
 
+pub use base::BASE_FORMATS;
 pub use device::FormatDevice;
 pub use magic::{ImageFormat, format_of};
 pub use open::{ImageOptions, OpenImage};

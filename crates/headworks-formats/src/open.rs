@@ -4,7 +4,10 @@
 //! the file, at a multiple of the file's block, and through the page cache of the kernel if one does not (a cluster that the end
 //! of the file cuts, clusters of 512 bytes on a disk of 4096). `direct=on` refuses the latter.
 
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use headworks::{Direct, Identity, display_size};
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
@@ -12,6 +15,7 @@ use imago::file::File as Storage;
 use imago::{FormatAccess, Mapping};
 
 use crate::chain::{Chain, ImageFile, refused, unreadable};
+use crate::decode::Decoder;
 use crate::device::FormatDevice;
 use crate::magic::ImageFormat;
 use crate::map::{MAP_BYTES_MAX, RUN_BYTES, Run, RunMap, Source};
@@ -34,7 +38,7 @@ pub struct OpenImage {
     map: RunMap,
     files: Vec<ImageFile>,
     /// Reads compressed clusters; none if there are no such.
-    compressed: Option<FormatAccess<Storage>>,
+    compressed: Option<Arc<FormatAccess<Storage>>>,
     cluster_size: u64,
     block_size: u32,
 }
@@ -69,7 +73,7 @@ impl OpenImage {
             path: path.to_owned(),
             map,
             files,
-            compressed: compressed.then_some(access),
+            compressed: compressed.then(|| Arc::new(access)),
             cluster_size,
             block_size,
         })
@@ -128,6 +132,32 @@ impl OpenImage {
         format!("{path} ({format}{others}, {fragments}, {access})")
     }
 
+    /// The image, its backing files and its data files.
+    pub(crate) fn files(&self) -> &[ImageFile] {
+        &self.files
+    }
+
+    pub(crate) fn map(&self) -> &RunMap {
+        &self.map
+    }
+
+    /// Reads bytes of the disk, which it has, and waits for them. Files must not be open for direct I/O.
+    pub(crate) fn read_waiting(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        for Run { start, len, source } in self.map.runs_from(offset, bytes.len() as u64) {
+            let from = (start - offset) as usize;
+            let part = &mut bytes[from..from + len as usize];
+            match (source, &self.compressed) {
+                (Source::Zeros, _) => part.fill(0),
+                (Source::File(file, at), _) => {
+                    self.files[usize::from(file)].file.file().read_exact_at(part, at)?;
+                }
+                (Source::Compressed, Some(access)) => access.read(part, start)?,
+                (Source::Compressed, None) => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+        Ok(())
+    }
+
     /// Memory of the map in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
@@ -144,10 +174,21 @@ impl OpenImage {
     /// # Errors
     /// There is no descriptor or thread left for them.
     pub fn into_device(self) -> Result<FormatDevice, ConfigError> {
-        let device = FormatDevice::new(self.map, self.files, self.compressed, self.cluster_size);
-        device.map_err(|error| {
+        let decoder = self.start_threads()?;
+        Ok(self.into_device_with(decoder))
+    }
+
+    /// Starts the threads that read compressed clusters, if there are such.
+    pub(crate) fn start_threads(&self) -> Result<Option<Decoder>, ConfigError> {
+        let access = self.compressed.as_ref();
+        let decoder = access.map(|access| Decoder::new(Arc::clone(access), self.cluster_size));
+        decoder.transpose().map_err(|error| {
             refused(&self.path, &format!("needs threads for its compressed clusters: {error}"))
         })
+    }
+
+    pub(crate) fn into_device_with(self, decoder: Option<Decoder>) -> FormatDevice {
+        FormatDevice::new(self.map, self.files, decoder)
     }
 }
 

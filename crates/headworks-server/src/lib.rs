@@ -92,7 +92,6 @@ pub use handover::{
     Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal,
     UpgradeReport, UpgradeRequest, UpgradeResult,
 };
-pub use headworks_formats::format_of;
 pub use latency_target::latency_target_word;
 pub use leftovers::Leftovers;
 pub use limit_words::{LIMIT_KEYS, check_limit, parse_limits, slow_limit};

@@ -68,11 +68,12 @@ pub use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions}
 #[doc(hidden)]
 pub use device::testing;
 pub use device::{
-    Command, CommandBatch, DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorDevice,
-    ErrorOptions, Fates, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, MemDevice,
-    NewOverlay, NullDevice, OpenFile, OpenOverlay, OverlayDevice, OverlayLayer, OverlayOptions,
-    OverlayProgress, OverlaySnapshot, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport,
-    Probability, SizeWatch, is_overlay, sync_directory,
+    BaseFormats, BaseImage, BaseImageOptions, Command, CommandBatch, DelayDevice, DelayOptions,
+    Device, DeviceIo, Direct, ErrorDevice, ErrorOptions, Fates, FileDevice, FileOptions, FoundFile,
+    Identity, ImageWriter, MemDevice, NewBase, NewOverlay, NullDevice, OpenBaseImage, OpenFile,
+    OpenOverlay, OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress, OverlaySnapshot,
+    PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability, SizeWatch,
+    is_overlay, sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

@@ -11,6 +11,7 @@ use headworks_server::parse_size;
 Examples:
   headworks image create --base golden.img tenant.hwo   a disk that begins as golden.img, of the same size
   headworks image create --base golden.img --size 100G big.hwo
+  headworks image create --base golden.qcow2 --base-format qcow2 vm.hwo
   headworks serve overlay:path=tenant.hwo               serve it
   headworks image info tenant.hwo                       its layers, and what of it is its own
   headworks image check tenant.hwo                      exit 0 if it can be served
@@ -19,7 +20,7 @@ Examples:
   headworks image reset tenant.hwo                      give its blocks up
 
 An overlay is a sparse file with the blocks that were written; all others are the base's, which nothing may change meanwhile. The
-base may be an overlay, up to 8 of them. A commit changes the base: other overlays on it are refused afterwards.
+base may be an overlay, up to 8 of them, and the lowest one an image of another format, which is only read. A commit changes the base: other overlays on it are refused afterwards.
 
 Exit status: 0 done, 1 refused or failed, or a check found something, 2 usage.")]
 pub struct ImageArgs {
@@ -32,11 +33,14 @@ pub struct ImageArgs {
 
 #[derive(Subcommand)]
 pub enum ImageCommand {
-    /// Makes an overlay on a base; the base is a raw image, a block device or an overlay
+    /// Makes an overlay on a base; the base is a raw image, a block device, an overlay, or a qcow2 or VMDK image
     Create {
         /// Image whose bytes it begins with
         #[arg(long, value_name = "BASE")]
         base: PathBuf,
+        /// Format of the base; without it an overlay or raw bytes
+        #[arg(long, value_name = "FORMAT")]
+        base_format: Option<BaseFormat>,
         /// Its size, if it shall be larger than the base; what is behind the base reads as zeros
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         size: Option<u64>,
@@ -96,9 +100,34 @@ pub enum ImageCommand {
         /// Image that is its base from now on
         #[arg(long, value_name = "BASE")]
         base: PathBuf,
+        /// Format of the base; without it an overlay or raw bytes
+        #[arg(long, value_name = "FORMAT")]
+        base_format: Option<BaseFormat>,
         /// Overlay to change
         file: PathBuf,
     },
+}
+
+/// Formats that a base may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BaseFormat {
+    /// The bytes of the file
+    Raw,
+    /// What is in a qcow2 image
+    Qcow2,
+    /// What is in a VMDK image of flat files
+    Vmdk,
+}
+
+impl BaseFormat {
+    /// The name of an image's format.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Raw => None,
+            Self::Qcow2 => Some("qcow2"),
+            Self::Vmdk => Some("vmdk"),
+        }
+    }
 }
 
 /// Where the bases of an overlay may be.

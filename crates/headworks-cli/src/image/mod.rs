@@ -10,13 +10,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use headworks::{NewOverlay, OpenOverlay, OverlayOptions, display_size};
+use headworks::{NewBase, NewOverlay, OpenOverlay, OverlayOptions, display_size};
 use headworks_core::ConfigError;
-use headworks_server::format_of;
+use headworks_formats::{BASE_FORMATS, format_of};
 use serde_json::json;
 
 pub use arguments::ImageArgs;
-use arguments::{Backing, ImageCommand};
+use arguments::{Backing, BaseFormat, ImageCommand};
 
 use crate::complain;
 
@@ -55,13 +55,17 @@ pub fn run(options: &ImageArgs) -> ExitCode {
 
 fn carry_out(command: &ImageCommand) -> Result<Outcome, ConfigError> {
     match command {
-        ImageCommand::Create { base, size, file } => create(base, *size, file),
+        ImageCommand::Create { base, base_format, size, file } => {
+            create(&new_base(base, *base_format)?, *size, file)
+        }
         ImageCommand::Info { file, backing } => Ok(show::info(&inspect(file, *backing)?)),
         ImageCommand::Check { file, backing } => Ok(show::check(file, inspect(file, *backing))),
         ImageCommand::Commit { file, backing } => commit(file, *backing),
         ImageCommand::Flatten { file, out, backing } => flatten(file, out, *backing),
         ImageCommand::Reset { file, backing } => reset(file, *backing),
-        ImageCommand::Rebase { base, file } => rebase(base, file),
+        ImageCommand::Rebase { base, base_format, file } => {
+            rebase(&new_base(base, *base_format)?, file)
+        }
     }
 }
 
@@ -73,17 +77,42 @@ fn reading(backing: Backing) -> OverlayOptions {
     OverlayOptions {
         read_only: true,
         base_anywhere: backing.is_anywhere(),
+        formats: BASE_FORMATS,
         ..OverlayOptions::default()
     }
 }
 
-fn create(base: &Path, size: Option<u64>, file: &Path) -> Result<Outcome, ConfigError> {
-    check_raw(base)?;
-    let new = NewOverlay::new(base, size)?;
+/// A base in the format that was said. A file that begins like an image is no base without a word: a client may have written its first
+/// bytes, and what such an image names would be read.
+fn new_base(path: &Path, format: Option<BaseFormat>) -> Result<NewBase<'_>, ConfigError> {
+    let format = match (format, format_of(path)) {
+        (Some(said), _) => said.name(),
+        (None, None) => None,
+        (None, Some((name, known))) => {
+            let shown = path.display();
+            let read = known.map_or_else(
+                || {
+                    "it is not read here; qemu-img convert -O raw makes a raw image of it"
+                        .to_owned()
+                },
+                |format| format!("--base-format {} takes what is in it", format.name()),
+            );
+            let message = format!(
+                "{shown} begins like a {name} image: {read}; --base-format raw takes its bytes as they are"
+            );
+            return Err(ConfigError::new("base", message));
+        }
+    };
+    Ok(NewBase { path, format, formats: BASE_FORMATS })
+}
+
+fn create(base: &NewBase<'_>, size: Option<u64>, file: &Path) -> Result<Outcome, ConfigError> {
+    let new = NewOverlay::on(base, size)?;
     let named = new.create(file)?;
     let size = new.size();
     // Of the same options as `serve` by default.
-    let beside = OpenOverlay::inspect(file, &OverlayOptions::default()).is_ok();
+    let usual = OverlayOptions { formats: BASE_FORMATS, ..OverlayOptions::default() };
+    let beside = OpenOverlay::inspect(file, &usual).is_ok();
     let note = if beside {
         ""
     } else {
@@ -92,16 +121,6 @@ fn create(base: &Path, size: Option<u64>, file: &Path) -> Result<Outcome, Config
     let text = format!("{}: {} on {}{note}\n", file.display(), display_size(size), named.display());
     let json = json!({ "path": file, "size": size, "base": named, "needs_backing_allow": !beside });
     Ok(Outcome::good(text, json))
-}
-
-/// Refuses an image of another format as a base: its tables would be served as the disk.
-fn check_raw(base: &Path) -> Result<(), ConfigError> {
-    let Some((format, _)) = format_of(base) else { return Ok(()) };
-    let message = format!(
-        "{} is a {format} image, and a base is a raw image, a block device or an overlay; `qemu-img convert -O raw` makes a raw image of it",
-        base.display()
-    );
-    Err(ConfigError::new("base", message))
 }
 
 fn commit(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
@@ -113,7 +132,7 @@ fn commit(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
 }
 
 fn reset(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
-    let bytes = OpenOverlay::reset(file, backing.is_anywhere())?;
+    let bytes = OpenOverlay::reset(file, backing.is_anywhere(), BASE_FORMATS)?;
     Ok(moved(file, bytes, "given up; it is its base now"))
 }
 
@@ -136,11 +155,10 @@ fn flatten(file: &Path, out: &Path, backing: Backing) -> Result<Outcome, ConfigE
     Ok(Outcome::good(text, json!({ "path": out, "size": size, "bytes": bytes })))
 }
 
-fn rebase(base: &Path, file: &Path) -> Result<Outcome, ConfigError> {
-    check_raw(base)?;
+fn rebase(base: &NewBase<'_>, file: &Path) -> Result<Outcome, ConfigError> {
     OpenOverlay::rebase(file, base)?;
-    let text = format!("{}: its base is {} now\n", file.display(), base.display());
-    Ok(Outcome::good(text, json!({ "path": file, "base": base })))
+    let text = format!("{}: its base is {} now\n", file.display(), base.path.display());
+    Ok(Outcome::good(text, json!({ "path": file, "base": base.path })))
 }
 
 /// Lines on standard error about work that takes long.

@@ -1,5 +1,6 @@
 //! Images against models: reads, block status, what is refused, and damaged images.
 
+mod base;
 mod damaged;
 mod image;
 

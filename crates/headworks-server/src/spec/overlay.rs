@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use headworks::OverlayOptions;
 use headworks_core::ConfigError;
+use headworks_formats::BASE_FORMATS;
 
 use super::keys::Keys;
 use super::{BaseDevice, parse_direct};
@@ -22,6 +23,7 @@ pub(super) fn parse(text: &str) -> Result<BaseDevice, ConfigError> {
         read_only: keys.parse("read-only", parse_switch)?.unwrap_or(false),
         direct: keys.parse("direct", parse_direct)?.unwrap_or_default(),
         base_anywhere: keys.parse("backing", parse_backing)?.unwrap_or(false),
+        formats: BASE_FORMATS,
     };
     Ok(BaseDevice::Overlay { path, options })
 }
@@ -48,7 +50,12 @@ mod tests {
         let plain = BaseDevice::Overlay { path: "a.hwo".into(), options };
         assert_eq!(base("overlay:path=a.hwo"), plain);
         assert_eq!(base("overlay:path=a.hwo,backing=beside"), plain);
-        let options = OverlayOptions { read_only: true, direct: Direct::Off, base_anywhere: true };
+        let options = OverlayOptions {
+            read_only: true,
+            direct: Direct::Off,
+            base_anywhere: true,
+            formats: BASE_FORMATS,
+        };
         let all = BaseDevice::Overlay { path: "a.hwo".into(), options };
         assert_eq!(base("overlay:path=a.hwo,read-only=on,direct=off,backing=allow"), all);
         for (wrong, words) in [

@@ -31,8 +31,8 @@ pub use file::{
 pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use overlay::{
-    NewOverlay, OpenOverlay, OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress,
-    OverlaySnapshot, is_overlay,
+    BaseFormats, BaseImage, BaseImageOptions, NewBase, NewOverlay, OpenBaseImage, OpenOverlay,
+    OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress, OverlaySnapshot, is_overlay,
 };
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;

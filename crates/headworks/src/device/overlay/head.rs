@@ -38,6 +38,10 @@ pub(super) enum BaseKind {
     Raw,
     /// Another overlay.
     Overlay,
+    /// An image of QEMU's format.
+    Qcow2,
+    /// A VMDK descriptor.
+    Vmdk,
 }
 
 /// The base as the overlay knows it.
@@ -134,6 +138,8 @@ impl Head {
         let kind = match int(36) {
             0 => BaseKind::Raw,
             1 => BaseKind::Overlay,
+            2 => BaseKind::Qcow2,
+            3 => BaseKind::Vmdk,
             _ => return Err("has a base of a kind that this version does not know"),
         };
         let is_possible = u64::from(int(12)) == BLOCK

@@ -17,7 +17,8 @@ use super::head::{
     BLOCK, BaseKind, BaseRecord, Head, PATH_MAX, Task, VOLUME_MAX, data_start, is_possible_size,
 };
 use super::ids::LAYERS_MAX;
-use super::open::{OpenOverlay, OverlayOptions, is_overlay, of_file};
+use super::image::BaseFormats;
+use super::open::{OpenBase, OpenOverlay, OverlayOptions, is_overlay, of_file, open_image};
 use crate::device::file::{FileOptions, OpenFile, folder_of, sync_directory};
 use crate::size::display_size;
 
@@ -38,6 +39,26 @@ pub struct NewOverlay {
 enum HeldBase {
     Raw(#[expect(dead_code, reason = "held for its lock")] Box<OpenFile>),
     Overlay(#[expect(dead_code, reason = "held for its lock")] Box<OpenOverlay>),
+    Image(#[expect(dead_code, reason = "held for its locks")] OpenBase),
+}
+
+/// What a new overlay is to be made on.
+#[derive(Clone, Copy, Debug)]
+pub struct NewBase<'a> {
+    /// The file or block device.
+    pub path: &'a Path,
+    /// Its format if it is an image of one, `qcow2` or `vmdk`; else it is an overlay, or raw.
+    pub format: Option<&'a str>,
+    /// What opens images of formats.
+    pub formats: BaseFormats,
+}
+
+impl<'a> NewBase<'a> {
+    /// An overlay, or raw bytes.
+    #[must_use]
+    pub fn of(path: &'a Path) -> Self {
+        Self { path, format: None, formats: BaseFormats::default() }
+    }
 }
 
 /// A sentence about a path.
@@ -72,10 +93,29 @@ impl NewOverlay {
     /// # Errors
     /// A sentence about a base that cannot be used, or a size that an overlay cannot have.
     pub fn new(base: &Path, size: Option<u64>) -> Result<Self, ConfigError> {
+        Self::on(&NewBase::of(base), size)
+    }
+
+    /// As [`NewOverlay::new`], also on an image of another format.
+    ///
+    /// # Errors
+    /// As [`NewOverlay::new`], and those of the image.
+    pub fn on(new: &NewBase<'_>, size: Option<u64>) -> Result<Self, ConfigError> {
+        let NewBase { path: base, format, formats } = *new;
         let base_path = base.canonicalize().map_err(|error| io_error(base, &error))?;
-        let (record, held) = if is_overlay(&base_path) {
-            let options =
-                OverlayOptions { read_only: true, base_anywhere: true, ..Default::default() };
+        let options = OverlayOptions {
+            read_only: true,
+            base_anywhere: true,
+            formats,
+            ..OverlayOptions::default()
+        };
+        let (record, held) = if let Some(format) = format {
+            let Some(kind) = BaseKind::of_format(format) else {
+                return refuse(base, &format!("cannot be a base of the format {format}"));
+            };
+            let open = open_image(&base_path, kind, &options, true)?;
+            (open.record(&base_path)?, HeldBase::Image(open))
+        } else if is_overlay(&base_path) {
             let open = OpenOverlay::open(&base_path, &options, None)?;
             check_layers(&base_path, &open)?;
             (open.as_base()?, HeldBase::Overlay(Box::new(open)))

@@ -24,7 +24,8 @@ use headworks_core::ConfigError;
 
 use super::bitmap::PAGE_BYTES;
 use super::head::{BLOCK, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start};
-use super::new::{NewOverlay, io_error, place_new_file, refuse};
+use super::image::BaseFormats;
+use super::new::{NewBase, NewOverlay, io_error, place_new_file, refuse};
 use super::open::{OpenBase, OpenOverlay, OverlayOptions, Way, next_data, read_head};
 use super::writer::WrittenBits;
 use crate::device::file::{Direct, FileOptions, OpenFile, WrittenRanges};
@@ -86,8 +87,8 @@ fn stopped() -> io::Error {
 }
 
 /// Options of a tool: through the kernel's page cache, because heads are smaller than blocks of direct I/O.
-fn tool_options(base_anywhere: bool) -> OverlayOptions {
-    OverlayOptions { read_only: false, direct: Direct::Off, base_anywhere }
+fn tool_options(base_anywhere: bool, formats: BaseFormats) -> OverlayOptions {
+    OverlayOptions { read_only: false, direct: Direct::Off, base_anywhere, formats }
 }
 
 fn write_head(file: &File, head: &Head) -> io::Result<()> {
@@ -107,7 +108,8 @@ impl OpenOverlay {
         base_anywhere: bool,
         progress: OverlayProgress<'_>,
     ) -> Result<u64, ConfigError> {
-        let mut open = Self::open_for(path, &tool_options(base_anywhere), Way::Commit)?;
+        let options = tool_options(base_anywhere, BaseFormats::default());
+        let mut open = Self::open_for(path, &options, Way::Commit)?;
         open.check_room()?;
         let bytes = open.own_bytes();
         open.copy_into_base(progress).map_err(|error| {
@@ -123,8 +125,13 @@ impl OpenOverlay {
     ///
     /// # Errors
     /// A sentence about what cannot be read or written.
-    pub fn reset(path: &Path, base_anywhere: bool) -> Result<u64, ConfigError> {
-        let mut open = Self::open_for(path, &tool_options(base_anywhere), Way::Reset)?;
+    pub fn reset(
+        path: &Path,
+        base_anywhere: bool,
+        formats: BaseFormats,
+    ) -> Result<u64, ConfigError> {
+        let options = tool_options(base_anywhere, formats);
+        let mut open = Self::open_for(path, &options, Way::Reset)?;
         let size = open.base_record()?.size;
         if size > open.head.volume_size {
             return refuse(path, "is smaller than its base now; make a new overlay instead");
@@ -139,16 +146,15 @@ impl OpenOverlay {
     ///
     /// # Errors
     /// A sentence about what cannot be opened or written, or why it cannot be the base.
-    pub fn rebase(path: &Path, base: &Path) -> Result<(), ConfigError> {
-        let options =
-            FileOptions { read_only: false, size: None, direct: tool_options(true).direct };
+    pub fn rebase(path: &Path, base: &NewBase<'_>) -> Result<(), ConfigError> {
+        let options = FileOptions { read_only: false, size: None, direct: Direct::Off };
         let file = OpenFile::open(path, &options)?;
         let (head, _) = read_head(path, file.file())?;
         if head.task != Task::None {
             return refuse(path, "is in the middle of a commit or a reset; end that first");
         }
         // Locks it against writers; the overlay itself is in use now and so is refused.
-        let new = NewOverlay::new(base, None)?;
+        let new = NewOverlay::on(base, None)?;
         let base = new.base_for(path)?;
         if base.size > head.volume_size {
             return refuse(path, "is smaller than that base; make a new overlay instead");
@@ -176,6 +182,8 @@ impl OpenOverlay {
     fn target(&self) -> Target {
         match &self.base {
             OpenBase::Raw(file) => Target { file: Arc::clone(file.file()), start: 0, bits: None },
+            // Refused when it was opened.
+            OpenBase::Image(..) => unreachable!("an image is not opened for a commit"),
             OpenBase::Overlay(open) => Target {
                 file: Arc::clone(open.file.file()),
                 start: data_start(open.head.volume_size),
@@ -325,6 +333,9 @@ impl OpenOverlay {
                 (false, OpenBase::Overlay(open)) => {
                     open.next_data(at, run_end.min(self.head.base.size))?
                 }
+                (false, OpenBase::Image(_, image)) => image
+                    .next_data(at, run_end.min(self.head.base.size))
+                    .map(|(first, next)| first..next),
             };
             if found.is_some() {
                 return Ok(found);
@@ -357,6 +368,7 @@ impl OpenOverlay {
                 match &self.base {
                     OpenBase::Raw(file) => file.file().read_exact_at(inside, at)?,
                     OpenBase::Overlay(open) => open.read_at(at, inside)?,
+                    OpenBase::Image(_, image) => image.read_at(at, inside)?,
                 }
             }
             at = run_end;

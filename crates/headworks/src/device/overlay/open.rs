@@ -18,6 +18,7 @@ use super::head::{
     BLOCK, BaseKind, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start, has_magic,
 };
 use super::ids::LAYERS_MAX;
+use super::image::{BaseFormats, BaseImage, BaseImageOptions};
 use super::new::{check_layers, io_error, modified, refuse};
 use super::writer::WrittenBits;
 use super::{ONLY, OverlayDevice, Parts};
@@ -34,6 +35,8 @@ pub struct OverlayOptions {
     pub direct: Direct,
     /// Whether a base may be in any directory, and not only in that of the overlay and below.
     pub base_anywhere: bool,
+    /// What opens bases that are images.
+    pub formats: BaseFormats,
 }
 
 /// An overlay that is open, locked and understood, with its bases.
@@ -55,6 +58,7 @@ pub struct OpenOverlay {
 pub(super) enum OpenBase {
     Raw(Box<OpenFile>),
     Overlay(Box<OpenOverlay>),
+    Image(BaseKind, Box<dyn BaseImage>),
 }
 
 /// How files are opened.
@@ -109,6 +113,34 @@ pub(super) fn of_file(path: &Path, file: &OpenFile) -> Result<BaseRecord, Config
     // A commit may have made it longer.
     let size = if file.is_regular() { found.len() } else { file.volume_options().size };
     Ok(BaseRecord { kind: BaseKind::Raw, path: path.into(), size, changed, uuid: [0; 16] })
+}
+
+/// Opens a base that is an image.
+pub(super) fn open_image(
+    path: &Path,
+    kind: BaseKind,
+    options: &OverlayOptions,
+    locks: bool,
+) -> Result<OpenBase, ConfigError> {
+    let (anywhere, direct) = (options.base_anywhere, options.direct);
+    let format = kind.format().unwrap_or_default();
+    let wanted = BaseImageOptions { format, anywhere, direct, locks };
+    Ok(OpenBase::Image(kind, options.formats.open(path, &wanted)?))
+}
+
+impl OpenBase {
+    /// The base at `path` as it is now.
+    pub(super) fn record(&self, path: &Path) -> Result<BaseRecord, ConfigError> {
+        match self {
+            Self::Raw(file) => of_file(path, file),
+            Self::Overlay(open) => open.as_base(),
+            Self::Image(kind, image) => {
+                let changed = image.changed().map_err(|error| io_error(path, &error))?;
+                let (kind, size) = (*kind, image.size());
+                Ok(BaseRecord { kind, path: path.into(), size, changed, uuid: [0; 16] })
+            }
+        }
+    }
 }
 
 impl OpenOverlay {
@@ -195,6 +227,15 @@ impl OpenOverlay {
                 let open = Self::open_layer(&base_path, &below, (way_below, None), layers + 1)?;
                 OpenBase::Overlay(Box::new(open))
             }
+            kind @ (BaseKind::Qcow2 | BaseKind::Vmdk) => {
+                if way == Way::Commit {
+                    return refuse(
+                        path,
+                        "has a base that is an image of another format, which is not written; `headworks image flatten` makes one raw image of both",
+                    );
+                }
+                open_image(&base_path, kind, options, way_below == Way::Use)?
+            }
         };
         let bitmap = Bitmap::new(Arc::new(live)).map_err(|error| io_error(path, &error))?;
         let path = path.to_owned();
@@ -231,10 +272,7 @@ impl OpenOverlay {
 
     /// The base as it is now.
     pub(super) fn base_record(&self) -> Result<BaseRecord, ConfigError> {
-        match &self.base {
-            OpenBase::Raw(file) => of_file(&self.base_path, file),
-            OpenBase::Overlay(open) => open.as_base(),
-        }
+        self.base.record(&self.base_path)
     }
 
     /// This overlay as the base of another.
@@ -280,7 +318,7 @@ impl OpenOverlay {
     /// Number of overlays, itself among them.
     pub(super) fn overlays(&self) -> usize {
         match &self.base {
-            OpenBase::Raw(_) => 1,
+            OpenBase::Raw(_) | OpenBase::Image(..) => 1,
             OpenBase::Overlay(open) => 1 + open.overlays(),
         }
     }
@@ -297,6 +335,7 @@ impl OpenOverlay {
         match &self.base {
             OpenBase::Raw(file) => file.queue_options().rotational,
             OpenBase::Overlay(open) => open.queue_options().rotational,
+            OpenBase::Image(_, image) => image.is_rotational(),
         }
     }
 
@@ -306,6 +345,7 @@ impl OpenOverlay {
         let below = match &self.base {
             OpenBase::Raw(file) => format!("{} ({})", self.base_path.display(), file.access()),
             OpenBase::Overlay(open) => open.describe(),
+            OpenBase::Image(_, image) => image.describe(),
         };
         format!("{} ({}) over {below}", self.path.display(), self.file.access())
     }
@@ -316,6 +356,7 @@ impl OpenOverlay {
         let below = match &self.base {
             OpenBase::Raw(file) => file.locked(),
             OpenBase::Overlay(open) => open.is_locked(),
+            OpenBase::Image(_, image) => image.is_locked(),
         };
         self.file.locked() && below
     }
@@ -340,6 +381,7 @@ impl OpenOverlay {
                 let layer = below.parts.layer + 1;
                 (Box::new(below), layer)
             }
+            OpenBase::Image(_, image) => (image.into_device(), 0),
         };
         let late_bits = self.handed_over.then(|| Arc::clone(self.file.file()));
         OverlayDevice::from_parts(Parts {
@@ -500,6 +542,12 @@ impl OpenOverlay {
         let below = match &self.base {
             OpenBase::Raw(file) => vec![layer(&self.base_path, self.head.base.size, None, file)],
             OpenBase::Overlay(open) => open.layers(),
+            OpenBase::Image(_, image) => vec![OverlayLayer {
+                path: self.base_path.clone(),
+                size: self.head.base.size,
+                own_bytes: None,
+                disk_bytes: image.disk_bytes(),
+            }],
         };
         std::iter::once(own).chain(below).collect()
     }

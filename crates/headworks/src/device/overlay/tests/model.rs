@@ -6,7 +6,7 @@ use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, ExtentState, IoError, Op};
 
-use super::super::{NewOverlay, OpenOverlay, OverlayDevice, OverlayOptions, is_overlay};
+use super::super::{NewBase, NewOverlay, OpenOverlay, OverlayDevice, OverlayOptions, is_overlay};
 use crate::device::testing::{Bench, TempFile, against_model, memory_directory};
 use crate::device::{Direct, FileOptions, OpenFile};
 
@@ -116,7 +116,7 @@ fn chains_match_a_byte_model_and_never_change_their_bases() {
     assert!(refused.contains("highest of 8 overlays"), "{refused}");
     // One more below is found when the chain is opened.
     let lowest = create(files[0].path(), None);
-    OpenOverlay::rebase(files[1].path(), lowest.path()).unwrap();
+    OpenOverlay::rebase(files[1].path(), &NewBase::of(lowest.path())).unwrap();
     assert!(refusal(top).contains("below 8 overlays"));
 }
 

@@ -6,7 +6,7 @@ use headworks_core::{BioFlags, Op};
 
 use super::super::head::Task;
 use super::super::open::Way;
-use super::super::{OpenOverlay, OverlayOptions};
+use super::super::{NewBase, OpenOverlay, OverlayOptions};
 use super::model::{SIZE, contents, create, file, open};
 use crate::device::testing::{Bench, TempFile};
 
@@ -126,7 +126,7 @@ fn reset_gives_the_base_as_it_is_now() {
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
     std::fs::File::options().write(true).open(base.path()).unwrap().set_modified(later).unwrap();
     assert!(OpenOverlay::open(overlay.path(), &OverlayOptions::default(), None).is_err());
-    assert_eq!(OpenOverlay::reset(overlay.path(), false).unwrap(), 15 << 12);
+    assert_eq!(OpenOverlay::reset(overlay.path(), false, Default::default()).unwrap(), 15 << 12);
     assert!(contents(&mut open(overlay.path()), SIZE) == new);
 }
 
@@ -143,7 +143,7 @@ fn interrupted_reset_is_refused_until_it_is_done_again() {
     assert!(refused.contains("was being reset"), "{refused}");
     let refused = OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap_err();
     assert!(refused.to_string().contains("was being reset"), "{refused}");
-    assert_eq!(OpenOverlay::reset(overlay.path(), false).unwrap(), 15 << 12);
+    assert_eq!(OpenOverlay::reset(overlay.path(), false, Default::default()).unwrap(), 15 << 12);
     assert!(contents(&mut open(overlay.path()), SIZE) == std::fs::read(base.path()).unwrap());
 }
 
@@ -162,13 +162,14 @@ fn middle_layer_goes_by_a_commit_and_a_rebase() {
     OpenOverlay::commit(middle.path(), false, &mut |_, _| true).unwrap();
     let refused = OpenOverlay::open(top.path(), &OverlayOptions::default(), None).unwrap_err();
     assert!(refused.to_string().contains("image rebase --base"), "{refused}");
-    let itself = OpenOverlay::rebase(top.path(), top.path()).unwrap_err().to_string();
+    let itself = OpenOverlay::rebase(top.path(), &NewBase::of(top.path())).unwrap_err().to_string();
     assert!(itself.contains("in use"), "{itself}");
-    OpenOverlay::rebase(top.path(), base.path()).unwrap();
+    OpenOverlay::rebase(top.path(), &NewBase::of(base.path())).unwrap();
     std::fs::remove_file(middle.path()).unwrap();
     assert!(contents(&mut open(top.path()), SIZE) == expected);
     let large = file("large", 2 * SIZE);
-    let refused = OpenOverlay::rebase(top.path(), large.path()).unwrap_err().to_string();
+    let refused =
+        OpenOverlay::rebase(top.path(), &NewBase::of(large.path())).unwrap_err().to_string();
     assert!(refused.contains("is smaller than that base"), "{refused}");
 }
 
