@@ -62,14 +62,16 @@ impl LiveBits {
         let mut beyond = 0;
         let range = bytes.start / 8..bytes.end / 8;
         for (index, word) in range.clone().zip(&self.words()[range]) {
-            let stored = u64::from_le(word.load(Relaxed));
+            let found = word.load(Relaxed);
+            let stored = u64::from_le(found);
             let first = index as u64 * 64;
             let valid = match blocks.saturating_sub(first) {
                 64.. => u64::MAX,
                 some => (1 << some) - 1,
             };
-            if stored != 0 {
-                beyond += u64::from((stored & !valid).count_ones());
+            beyond += u64::from((stored & !valid).count_ones());
+            // Most words are as they should be: no page is written for nothing.
+            if found != stored & valid {
                 word.store(stored & valid, Relaxed);
             }
         }
