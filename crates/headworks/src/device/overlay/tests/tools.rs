@@ -6,7 +6,7 @@ use headworks_core::{BioFlags, Op};
 
 use super::super::head::Task;
 use super::super::open::Way;
-use super::super::{NewBase, OpenOverlay, OverlayOptions};
+use super::super::{NewBase, OpenOverlay, OverlayOptions, OverlaySnapshot};
 use super::model::{SIZE, contents, create, file, open};
 use crate::device::testing::{Bench, TempFile};
 
@@ -185,4 +185,44 @@ fn flatten_that_ends_early_leaves_no_file() {
     open.flatten(out.path(), &mut |_, _| true).unwrap();
     let again = open.flatten(out.path(), &mut |_, _| true).unwrap_err().to_string();
     assert!(again.contains("exists already"), "{again}");
+}
+
+#[test]
+fn snapshot_that_is_killed_at_any_step_loses_nothing_and_can_be_made_again() {
+    let base = file("base", SIZE);
+    let overlay = create(base.path(), None);
+    let expected = change(overlay.path(), SIZE);
+    let kept = TempFile::absent("kept");
+    let options = OverlayOptions::default();
+    let snapshot = |steps: u32| {
+        let open = OpenOverlay::open(overlay.path(), &options, None).unwrap();
+        let watch = open.file().size_watch();
+        let (mut snapshot, device) =
+            OverlaySnapshot::prepare(overlay.path(), &watch, kept.path(), &options).unwrap();
+        if steps > 0 {
+            snapshot.put_in_place().unwrap();
+        }
+        if steps > 1 {
+            snapshot.undo().unwrap();
+        }
+        drop(device);
+    };
+    let is_whole = |path: &Path| contents(&mut open(path), SIZE) == expected;
+    // Killed before the new file has its name: the other name is a second one of the served file, and is taken again.
+    snapshot(0);
+    assert!(kept.path().exists() && is_whole(overlay.path()));
+    snapshot(2);
+    assert!(!kept.path().exists() && is_whole(overlay.path()), "taken back");
+    // Killed before the device took it.
+    snapshot(0);
+    snapshot(1);
+    assert!(is_whole(overlay.path()) && flattened(kept.path()) == expected);
+    let top = OpenOverlay::open(overlay.path(), &options, None).unwrap();
+    assert_eq!((top.own_bytes(), top.overlays()), (0, 2));
+    let watch = top.file().size_watch();
+    let refused = OverlaySnapshot::prepare(overlay.path(), &watch, kept.path(), &options);
+    assert!(refused.err().unwrap().to_string().contains("exists already"));
+    let elsewhere = Path::new("/dev/shm/kept");
+    let refused = OverlaySnapshot::prepare(overlay.path(), &watch, elsewhere, &options);
+    assert!(refused.err().unwrap().to_string().contains("backing=allow"));
 }
