@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Headworks, nbdkit and qemu-nbd side by side in one run, under one lean client (`headworks bench --uri`).
 #
-#   benches/nbd-peers.sh [--rounds 3] [--runtime 1s] [--size 1024] [--group null|mem|file|cache|tls]... [--cell RW-BS-DEPTH]... [--json FILE] [--before BINARY]
+#   benches/nbd-peers.sh [--rounds 3] [--runtime 1s] [--size 1024] [--group null|mem|file|cache|tls|qcow2|qcow2-disk]... [--cell RW-BS-DEPTH]... [--json FILE] [--before BINARY]
 #
 # A figure of another hour or another machine says nothing: ratios of one run do. So every round runs every server
 # once, in turn (A B C A B C), and the medians are compared. Where server and client run decides more than
@@ -31,7 +31,8 @@ placements=(same unpinned)
 [ "$(nproc)" -lt 2 ] || placements=(same other polled unpinned)
 
 in_memory=$(mktemp -d /dev/shm/headworks-bench.XXXXXX) || exit 1
-LEFTOVERS+=("$in_memory")
+on_disk=$(mktemp -d "$root/target/bench.XXXXXX") || exit 1
+LEFTOVERS+=("$in_memory" "$on_disk")
 declare -A PID URI
 servers=()
 
@@ -112,6 +113,25 @@ start_group() { # GROUP
         peer qemu-nbd qemu-nbd -t -e 16 -k "$(next_socket)" --object "$credentials" --tls-creds t --image-opts \
             driver=null-co,size=1T,read-zeroes=on
         ;;
+    qcow2 | qcow2-disk)
+        # One filled image, which all of them read: in memory through the kernel's cache, or on a disk with O_DIRECT.
+        local folder=$in_memory ours=off modes=(writeback:threads)
+        [ "$1" = qcow2 ] || { folder=$on_disk ours=on modes=(none:native none:io_uring); }
+        fill "$folder/filled" "$size"
+        qemu-img convert -O qcow2 "$folder/filled" "$folder/image.qcow2" && rm "$folder/filled" || exit 1
+        local image=$folder/image.qcow2 mode
+        peer headworks "$HEADWORKS" serve --cache 0 -U "$(next_socket)" "qcow2:path=$image,direct=$ours"
+        peer headworks-poll-0 "$HEADWORKS" serve --cache 0 --poll-us 0 -U "$(next_socket)" "qcow2:path=$image,direct=$ours"
+        for mode in "${modes[@]}"; do
+            peer "qemu-nbd-${mode%:*}-${mode#*:}" qemu-nbd -t -r -e 16 -f qcow2 --cache="${mode%:*}" --aio="${mode#*:}" \
+                -k "$(next_socket)" "$image"
+        done
+        if nbdkit --dump-plugin file --filter=qcow2dec >/dev/null 2>&1; then
+            peer nbdkit nbdkit -f -r -U "$(next_socket)" --filter=qcow2dec file "$image"
+        else
+            echo "nbd-peers: $(nbdkit --version) has no filter qcow2dec: not measured" >&2
+        fi
+        ;;
     *)
         echo "nbd-peers: error: there is no group $1" >&2
         exit 2
@@ -153,7 +173,7 @@ for group in "${groups[@]}"; do
         done
     done
     stop_all
-    rm -rf "${in_memory:?}"/*
+    rm -rf "${in_memory:?}"/* "${on_disk:?}"/*
 done
 echo >&2
 python3 "$root/benches/ratios.py" "$RESULTS" --ours headworks ${json:+--json "$json"}

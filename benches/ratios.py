@@ -35,10 +35,14 @@ GOALS = {
     "randread-4k-1": 1.0,
     "randwrite-4k-1": 1.0,
 }
+# How many times qemu-nbd's best our best must be, reading one qcow2 image; on a disk both may be at its limit.
+QCOW2_GOAL = 3.0
 
 
 def verdict(group, cell, peer, ratio):
     goal = GOALS.get(cell) if group in ("mem", "cache") and peer == "nbdkit" else None
+    if group.startswith("qcow2") and peer == "qemu-nbd" and cell == "randread-4k-32":
+        goal = QCOW2_GOAL
     if goal is None or ratio is None:
         return ""
     return f"{goal}: {'met' if ratio[0] >= goal else 'MISSED'}"
