@@ -37,6 +37,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Block I/O path in user space: an NBD server with a page cache, I/O schedulers and fair shares between its clients
 #[derive(Parser)]
@@ -86,6 +87,9 @@ pub fn command() -> clap::Command {
     Cli::command().mut_subcommand("serve", serve::switches)
 }
 
+/// How long images of clusters may take to close at the end.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
 fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
     // Parts of `serve` and of the completion scripts, not commands for users.
@@ -101,7 +105,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return explain_line(&error),
     };
-    match cli.command {
+    let code = match cli.command {
         Command::Serve(_) => serve::run(),
         Command::Check(options) => serve::check::run(&options),
         Command::Bench(options) => bench::run(*options),
@@ -113,7 +117,14 @@ fn main() -> ExitCode {
         Command::Lab(options) => lab::run(&options),
         Command::Completions(options) => completions::run(&options, command()),
         Command::Man(options) => man::run(&options, command()),
+    };
+    // Their locks are given back while the process still runs.
+    if !headworks_server::wait_for_closes(CLOSE_LIMIT) {
+        eprintln!(
+            "headworks: a Ceph cluster does not answer, so the lock of an image may stay for half a minute"
+        );
     }
+    code
 }
 
 /// Calls a function with the names of the commands of `ctl`.

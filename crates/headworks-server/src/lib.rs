@@ -92,6 +92,7 @@ pub use handover::{
     Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal,
     UpgradeReport, UpgradeRequest, UpgradeResult,
 };
+pub use headworks_rbd::wait_for_closes;
 pub use latency_target::latency_target_word;
 pub use leftovers::Leftovers;
 pub use limit_words::{LIMIT_KEYS, check_limit, parse_limits, slow_limit};

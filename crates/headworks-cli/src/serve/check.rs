@@ -240,6 +240,7 @@ fn export(spec: &ExportSpec, assembly: &Assembly) -> Value {
         BaseDevice::File { .. } => "file",
         BaseDevice::Image { options, .. } => options.format.name(),
         BaseDevice::Overlay { .. } => "overlay",
+        BaseDevice::Rbd(_) => "rbd",
         BaseDevice::Null { .. } => "null",
         BaseDevice::Mem { .. } => "mem",
         BaseDevice::Nbd(_) => "nbd",

@@ -151,6 +151,7 @@ impl ExportSpec {
     pub(crate) fn identity(&self) -> Option<Identity> {
         match &self.spec.base {
             BaseDevice::Nbd(remote) => Some(remote.identity()),
+            BaseDevice::Rbd(rbd) => Some(rbd.identity()),
             base => Identity::of(base.path()?).ok(),
         }
     }
@@ -165,7 +166,10 @@ impl ExportSpec {
             BaseDevice::Image { path, .. } | BaseDevice::Overlay { path, .. } => {
                 (path, FileOptions::default())
             }
-            BaseDevice::Nbd(_) | BaseDevice::Null { .. } | BaseDevice::Mem { .. } => return None,
+            BaseDevice::Nbd(_)
+            | BaseDevice::Rbd(_)
+            | BaseDevice::Null { .. }
+            | BaseDevice::Mem { .. } => return None,
         };
         let options = FileOptions { read_only: !self.writes(), ..options };
         options.is_missing(path).then(|| format!("its image {} does not exist", path.display()))

@@ -12,12 +12,13 @@ use super::foreign;
 use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, unclean_note};
-use crate::spec::{BaseDevice, ExportOptions, RemoteLink, Spec, UncleanPolicy, Wrapper};
+use crate::spec::{BaseDevice, ExportOptions, Rbd, RemoteLink, Spec, UncleanPolicy, Wrapper};
 use headworks::{
     Device, Direct, FileDevice, FileOptions, Identity, ImageWriter, MemDevice, NullDevice,
     OpenFile, OpenOverlay, OverlayOptions, SizeWatch, display_size,
 };
 use headworks_formats::{ImageOptions, OpenImage};
+use headworks_rbd::{Access, OpenRbd};
 
 /// Cache options of a volume, as far as its exports give them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -127,6 +128,14 @@ impl VolumeOrigin {
                     Ok(())
                 } else {
                     differs("uri", ": their keys must be the same")
+                };
+            }
+            (BaseDevice::Rbd(rbd), BaseDevice::Rbd(opened)) => {
+                let is_same = rbd.is_same(opened);
+                return if is_same {
+                    Ok(())
+                } else {
+                    differs("image", ": their keys must be the same")
                 };
             }
             _ => return differs("path", ": its type must be the same in each of them"),
@@ -304,6 +313,7 @@ impl OpenedImage {
                     alone: true,
                 }
             }
+            BaseDevice::Rbd(rbd) => Self::of_cluster(opening, spec, rbd, write)?,
             BaseDevice::Null { size } => {
                 let size = size.ok_or_else(|| no_size("null"))?;
                 fake(size, NullDevice::queue_options(), Box::new(NullDevice), "null")
@@ -329,6 +339,30 @@ impl OpenedImage {
             ImageBody::Overlay(overlay) => Some((overlay.file(), overlay.writer())),
             ImageBody::Remote(..) | ImageBody::Fake(_) => None,
         }
+    }
+
+    /// Opens an image of a cluster.
+    fn of_cluster(
+        opening: Opening,
+        spec: &Spec,
+        rbd: &Rbd,
+        write: bool,
+    ) -> Result<Self, ConfigError> {
+        let access = match opening {
+            Opening::Serve => Access::Serve,
+            Opening::Inspect => Access::Inspect,
+        };
+        let image = OpenRbd::open(&rbd.name, &rbd.options, access)?;
+        let options = image.volume_options();
+        Ok(Self {
+            queue: image.queue_options(),
+            options: VolumeOptions { read_only: options.read_only || !write, ..options },
+            what: wrapped(spec, &format!("rbd {}", rbd.name)),
+            identity: Some(rbd.identity()),
+            body: ImageBody::Fake(Box::new(image.into_device())),
+            notes: Vec::new(),
+            alone: true,
+        })
     }
 
     /// Opens and resolves an image of a format.

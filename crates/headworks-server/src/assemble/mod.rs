@@ -21,7 +21,7 @@ use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, Volu
 
 use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
 use crate::options::MissingImage;
-use crate::spec::Spec;
+use crate::spec::{BaseDevice, Spec};
 use headworks::{Device, FileDevice, OpenFile, display_size};
 use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin};
 
@@ -156,6 +156,13 @@ impl Assembly {
             }
             let named = device_of(exports, export);
             if let Err(error) = builder.add(export, wants_write(exports, export), named) {
+                // A cluster that does not answer yet keeps no other export from its clients.
+                if missing == MissingImage::Absent && matches!(export.spec.base, BaseDevice::Rbd(_))
+                {
+                    let (spec, reason) = (export.clone(), error.message);
+                    builder.assembly.absent.push(AbsentExport { spec, reason });
+                    continue;
+                }
                 refused.push((index, error));
                 if builder.opening == Opening::Serve {
                     break;

@@ -141,7 +141,7 @@ fn problem_has_line_column_and_remedy() {
         (
             "[[export]]\nname = 'a'",
             "f:2:8",
-            "needs one of file, nbd, null, mem, overlay, qcow2, vmdk, as in file = {",
+            "needs one of file, nbd, null, mem, overlay, qcow2, vmdk, rbd, as in file = {",
         ),
         (
             "[[export]]\nname = 'a'\nread_only = true\nmem.size = 1",

@@ -7,6 +7,7 @@
 //!   null:size=1T          mem:size=64M
 //!   qcow2:path=base.qcow2,backing=beside                  an image of a format, read-only (also vmdk)
 //!   nbd:uri=nbd://host/export,reconnect=30s               an export of another NBD server
+//!   rbd:image=pool/image,conf=ceph.conf                   an image of a Ceph cluster
 //!   delay:read=5ms,all=1ms,of=disk.img                    wrappers end with of=, which takes the whole rest
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //!   powercut:seed=7,at-flush=3,of=disk.img
@@ -22,6 +23,7 @@ mod layers;
 mod nbd;
 mod overlay;
 mod powercut;
+mod rbd;
 mod share;
 
 use std::borrow::Cow;
@@ -35,6 +37,7 @@ pub use self::layers::Layer;
 pub use self::nbd::Remote;
 pub(crate) use self::nbd::RemoteLink;
 pub use self::powercut::Powercut;
+pub use self::rbd::Rbd;
 pub use self::share::{ExportOptions, UncleanPolicy};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 use headworks::{
@@ -83,6 +86,8 @@ pub enum BaseDevice {
     },
     /// An export of another NBD server.
     Nbd(Box<Remote>),
+    /// An image of a Ceph cluster.
+    Rbd(Box<Rbd>),
     /// A device without data: reads return zeros.
     Null {
         /// Size in bytes, if it was given.
@@ -114,14 +119,14 @@ impl BaseDevice {
             Self::File { path, .. } | Self::Image { path, .. } | Self::Overlay { path, .. } => {
                 Some(path)
             }
-            Self::Nbd(_) | Self::Null { .. } | Self::Mem { .. } => None,
+            Self::Nbd(_) | Self::Rbd(_) | Self::Null { .. } | Self::Mem { .. } => None,
         }
     }
 
     /// Whether its data are there after the server's end, so that two exports may have the same.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
-        self.path().is_some() || matches!(self, Self::Nbd(_))
+        self.path().is_some() || matches!(self, Self::Nbd(_) | Self::Rbd(_))
     }
 
     /// Makes a relative path start at `folder`.
@@ -130,6 +135,8 @@ impl BaseDevice {
             self
         {
             *path = folder.join(path.as_path());
+        } else if let Self::Rbd(rbd) = self {
+            rbd.set_folder(folder);
         }
     }
 
@@ -140,6 +147,7 @@ impl BaseDevice {
             Self::Image { .. } => true,
             Self::Overlay { options, .. } => options.read_only,
             Self::Nbd(remote) => remote.read_only,
+            Self::Rbd(rbd) => rbd.is_read_only(),
             Self::Null { .. } | Self::Mem { .. } => false,
         }
     }
@@ -165,6 +173,7 @@ impl Spec {
             BaseDevice::Image { .. }
             | BaseDevice::Nbd(_)
             | BaseDevice::Overlay { .. }
+            | BaseDevice::Rbd(_)
             | BaseDevice::Null { .. }
             | BaseDevice::Mem { .. } => None,
         }
@@ -227,6 +236,7 @@ impl Spec {
                     let base = image::parse(ImageFormat::Vmdk, keys)?;
                     return Ok(Self { base, wrappers });
                 }
+                Kind::Rbd => return Ok(Self { base: Rbd::parse(keys)?, wrappers }),
                 Kind::Delay => parse_delay(keys)?,
                 Kind::Error => parse_error(keys)?,
                 Kind::Powercut => Powercut::parse(keys)?,
@@ -250,6 +260,7 @@ impl Spec {
                 path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
             }
             BaseDevice::Nbd(remote) => remote.short_name(),
+            BaseDevice::Rbd(rbd) => rbd.name.image.clone(),
             BaseDevice::Null { .. } => "null".to_owned(),
             BaseDevice::Mem { .. } => "mem".to_owned(),
         }
@@ -277,7 +288,7 @@ impl Spec {
     pub fn size(&self) -> Option<u64> {
         match &self.base {
             BaseDevice::File { options, .. } => options.size,
-            BaseDevice::Image { .. } | BaseDevice::Overlay { .. } => None,
+            BaseDevice::Image { .. } | BaseDevice::Overlay { .. } | BaseDevice::Rbd(_) => None,
             BaseDevice::Null { size } | BaseDevice::Mem { size } => *size,
             BaseDevice::Nbd(_) => None,
         }
@@ -288,7 +299,7 @@ impl Spec {
         let size = match &mut self.base {
             BaseDevice::File { options, .. } => &mut options.size,
             // They know their size.
-            BaseDevice::Image { .. } | BaseDevice::Overlay { .. } => return,
+            BaseDevice::Image { .. } | BaseDevice::Overlay { .. } | BaseDevice::Rbd(_) => return,
             BaseDevice::Null { size } | BaseDevice::Mem { size } => size,
             BaseDevice::Nbd(_) => return,
         };
@@ -330,9 +341,10 @@ enum Kind {
     Overlay,
     Qcow2,
     Vmdk,
+    Rbd,
 }
 
-const KINDS: [(Kind, &str); 10] = [
+const KINDS: [(Kind, &str); 11] = [
     (Kind::File, "file"),
     (Kind::Nbd, "nbd"),
     (Kind::Null, "null"),
@@ -343,6 +355,7 @@ const KINDS: [(Kind, &str); 10] = [
     (Kind::Overlay, "overlay"),
     (Kind::Qcow2, "qcow2"),
     (Kind::Vmdk, "vmdk"),
+    (Kind::Rbd, "rbd"),
 ];
 
 const FILE_KEYS: [&str; 5] = ["path", "size", "direct", "read-only", "format"];
@@ -372,6 +385,7 @@ impl Kind {
             Self::Powercut => &powercut::KEYS,
             Self::Overlay => &overlay::KEYS,
             Self::Qcow2 | Self::Vmdk => &image::KEYS,
+            Self::Rbd => &rbd::KEYS,
         }
     }
 }

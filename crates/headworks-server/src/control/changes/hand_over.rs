@@ -31,20 +31,31 @@ impl LiveChanges {
     /// Returns the volumes, and the locks of their images.
     ///
     /// # Errors
-    /// A volume is in the memory of this process.
+    /// A volume is in the memory of this process, or in an image of a cluster.
     pub fn volumes_to_hand_over(&self) -> Result<(Vec<HandedVolume>, Vec<ImageLock>), String> {
         let inventory = lock(&self.inventory);
         let (mut volumes, mut locks) = (Vec::new(), Vec::new());
         for (id, entry) in &inventory.volumes {
             let origin = &entry.origin;
-            if matches!(origin.spec.base, BaseDevice::Mem { .. }) {
+            let why = match origin.spec.base {
+                BaseDevice::Mem { .. } => {
+                    "are only in the memory of this process and would be lost; remove the export first"
+                }
+                // Two clients cannot have its lock.
+                BaseDevice::Rbd(_) => {
+                    "are in an image of a Ceph cluster, whose lock cannot be handed over; restart the server instead"
+                }
+                BaseDevice::File { .. }
+                | BaseDevice::Image { .. }
+                | BaseDevice::Overlay { .. }
+                | BaseDevice::Nbd(_)
+                | BaseDevice::Null { .. } => "",
+            };
+            if !why.is_empty() {
                 let exports = inventory.exports.values();
                 let mut of_volume = exports.filter(|export| export.volume == VolumeId(*id));
                 let name = of_volume.next().map_or("", |export| &export.spec.name);
-                return Err(format!(
-                    "the data of export {} are only in the memory of this process and would be lost; remove the export first",
-                    shown_name(name)
-                ));
+                return Err(format!("the data of export {} {why}", shown_name(name)));
             }
             let key = volume_key(origin, &volumes);
             let remote = origin
