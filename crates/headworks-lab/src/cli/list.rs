@@ -31,6 +31,7 @@ const LONG: &[(&str, u64)] = &[
     ("cached", 30),
     ("smoke", 60),
     ("crash", 1200),
+    ("remote", 60),
     ("null", 20),
 ];
 /// Runs of at most so many seconds say nothing of their time.

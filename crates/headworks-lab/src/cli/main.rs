@@ -9,6 +9,7 @@ mod cached;
 mod generate;
 mod list;
 mod output;
+mod remote;
 mod replay;
 mod run;
 mod seed002;

@@ -19,7 +19,7 @@ use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
-use crate::{USAGE, bfq, bfq_linux, cached, complain, list, seed002, seed003, tables};
+use crate::{USAGE, bfq, bfq_linux, cached, complain, list, remote, seed002, seed003, tables};
 
 /// An experiment of `headworks-lab run`.
 #[derive(Subcommand)]
@@ -102,6 +102,19 @@ pub enum Experiment {
         #[arg(long)]
         json: bool,
     },
+    /// A device behind a simulated NBD server that restarts, stalls and cuts its streams, checked by a
+    /// model
+    Remote {
+        /// Seed of the first schedule; random by default
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Number of schedules
+        #[arg(long, default_value_t = 10_000)]
+        schedules: u64,
+        /// Print one JSON object at the end
+        #[arg(long)]
+        json: bool,
+    },
     /// Speed of the simulation: simulated I/Os per real second
     Null {
         /// Seed of the run
@@ -135,6 +148,7 @@ impl Experiment {
             Self::Cached(_) => "cached",
             Self::Smoke { .. } => "smoke",
             Self::Crash { .. } => "crash",
+            Self::Remote { .. } => "remote",
             Self::Null { .. } => "null",
         }
     }
@@ -184,6 +198,12 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::Crash { seed, shards, cuts, minutes, json } => {
             let seed = seed.unwrap_or_else(fresh_seed);
             run_crash(CrashArgs { seed, shards, cuts, minutes, json })
+        }
+        Experiment::Remote { seed, schedules, json } => {
+            report_seed_on_panic(remote::repeat);
+            let seed = seed.unwrap_or_else(fresh_seed);
+            let args = remote::RemoteArgs { seed, schedules, json };
+            remote::run_remote(args, |seed| SEED.store(seed, Ordering::Relaxed))
         }
     };
     ExitCode::from(code as u8)

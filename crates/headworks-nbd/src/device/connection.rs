@@ -24,6 +24,8 @@ use crate::wire::{NbdError, REQUEST_BYTES, be32};
 
 /// Most bytes of one receive behind a payload: 31 reads of 4 KiB.
 const INPUT_BYTES: usize = 128 << 10;
+/// Requests and bytes in flight with which a connection is full.
+const FULL: (u32, u64) = (16, 256 << 10);
 /// Most pieces of one send.
 const PIECES_MAX: usize = 1024;
 
@@ -106,6 +108,12 @@ impl Connection {
     /// The socket, to be watched.
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
+    }
+
+    /// Whether further commands go to another connection, if there is one: with so many the servers of QEMU and nbdkit do not begin more, or
+    /// with so many bytes one connection is a bottleneck.
+    pub fn is_full(&self) -> bool {
+        self.in_flight >= FULL.0 || self.bytes >= FULL.1
     }
 
     /// Whether the remote tells extents.

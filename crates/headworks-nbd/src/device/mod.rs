@@ -21,6 +21,7 @@
 //! answer; a turn handles 64 replies or 256 KiB.
 
 mod connection;
+mod defect;
 mod dial;
 mod kept;
 mod options;
@@ -29,6 +30,8 @@ mod slots;
 mod status;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, feature = "world"))]
+pub mod world;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -46,6 +49,7 @@ pub use self::options::{RemoteOptions, queue_options, volume_options};
 pub use self::status::{RemoteReport, RemoteState, RemoteStatus};
 
 use self::connection::{Budget, Connection};
+use self::defect::Defects;
 use self::kept::Kept;
 use self::repeat::{Repeat, Settled};
 use self::slots::{Place, Purpose, Slots};
@@ -114,6 +118,7 @@ pub struct NbdDevice<D = Dialer> {
     ended: Vec<u32>,
     gather: Vec<Span>,
     status: Arc<RemoteStatus>,
+    defects: Defects,
 }
 
 impl NbdDevice {
@@ -191,6 +196,7 @@ impl<D: Dial> NbdDevice<D> {
             ended: Vec::with_capacity(128),
             gather: Vec::with_capacity(1024),
             status: Arc::default(),
+            defects: Defects::default(),
         };
         device.connect(Instant(0), opened);
         device
@@ -287,7 +293,7 @@ impl<D: Dial> NbdDevice<D> {
         if self.repeat.is_some() {
             self.send_kept(now);
         }
-        while self.repeat.is_none()
+        while (self.repeat.is_none() || self.defects.others_before_kept())
             && let Some(slot) = self.waiting.pop_front()
         {
             if !self.finds_room(slot) {
@@ -299,7 +305,7 @@ impl<D: Dial> NbdDevice<D> {
                 self.tell_all_data(slot, io);
                 continue;
             };
-            self.slots.assign(slot, index as u8, self.flags);
+            self.assign(slot, index);
             if op == Op::Flush {
                 self.slots.slot_mut(slot).covers = self.acknowledged;
             }
@@ -319,10 +325,25 @@ impl<D: Dial> NbdDevice<D> {
         }
     }
 
-    /// The connection with the fewest bytes in flight; none for a block status that the remote cannot tell.
+    /// Makes the request of a command for a connection.
+    fn assign(&mut self, slot: u32, index: usize) {
+        let got = self.slots.slot(slot).got;
+        let mut flags = self.flags;
+        if self.defects.fua_dropped() {
+            flags.0 &= !TransmissionFlags::SEND_FUA.0;
+        }
+        self.slots.assign(slot, index as u8, flags);
+        if self.defects.partial_read_kept() {
+            self.slots.slot_mut(slot).got = got;
+        }
+    }
+
+    /// The connection for a command; none for a block status that the remote cannot tell. The first that is not full, so that small
+    /// commands share system calls; else the one with the fewest bytes in flight.
     fn connection_for(&self, op: Op) -> Option<usize> {
         let indices = 0..self.connections.len();
-        let index = indices.min_by_key(|&index| self.connections[index].bytes)?;
+        let first = indices.clone().find(|&index| !self.connections[index].is_full());
+        let index = first.or_else(|| indices.min_by_key(|&index| self.connections[index].bytes))?;
         let tells = op != Op::BlockStatus || self.connections[index].tells_extents();
         tells.then_some(index)
     }
@@ -378,7 +399,10 @@ impl<D: Dial> NbdDevice<D> {
                 (it.command, it.error.map_or(Ok(()), |error| Err(error_of(error))));
             if status.is_ok() && it.purpose != Purpose::Repeat {
                 match command.op {
-                    Op::Flush => self.on_flushed(it.covers),
+                    Op::Flush => {
+                        let later = self.defects.flush_covers_later();
+                        self.on_flushed(if later { self.acknowledged } else { it.covers });
+                    }
                     op if op.is_write() => self.on_acknowledged(slot),
                     _ => {}
                 }
@@ -408,7 +432,12 @@ impl<D: Dial> NbdDevice<D> {
                 continue;
             }
             match it.command.op {
-                Op::Flush if lost => self.answer(slot, Err(IoError::Medium), io),
+                Op::Flush if lost && !self.defects.flush_forgets_loss() => {
+                    self.answer(slot, Err(IoError::Medium), io)
+                }
+                op if op.is_write() && self.defects.write_forgotten() => {
+                    self.answer(slot, Ok(()), io);
+                }
                 op if op.is_write() && begun && self.options.fail_writes => {
                     self.answer(slot, Err(IoError::Medium), io);
                 }
@@ -422,6 +451,9 @@ impl<D: Dial> NbdDevice<D> {
         self.waiting.extend(self.crowded.drain(..));
         for (place, connection) in (0..).zip(self.connections.drain(..)) {
             io.forget(place, connection.fd());
+            if self.defects.old_connections_kept() {
+                std::mem::forget(connection);
+            }
         }
         self.unread = 0;
         self.lost_at.get_or_insert(now);
@@ -499,7 +531,8 @@ impl<D: Dial> NbdDevice<D> {
         self.status.change(|report| report.reconnects += 1);
         let (resent, repeated) = (self.waiting.len(), self.kept.len());
         info!(resent, repeated, "{}: connected again after {since} ms", self.name);
-        self.repeat = (repeated > 0).then(Repeat::default);
+        let repeats = repeated > 0 && !self.defects.kept_not_repeated();
+        self.repeat = repeats.then(Repeat::default);
         if self.settled == Settled::Refused {
             self.settled = Settled::No;
         }

@@ -73,7 +73,7 @@ impl<D: Dial> NbdDevice<D> {
         let Command { op, flags, offset, len, .. } = it.command;
         let durable = op == Op::Discard
             || flags.contains(BioFlags::FUA) && self.flags.contains(TransmissionFlags::SEND_FUA);
-        if durable && self.kept.len() == 0 {
+        if durable && (self.kept.len() == 0 || self.defects.durable_not_kept()) {
             return;
         }
         self.acknowledged += 1;
@@ -93,7 +93,8 @@ impl<D: Dial> NbdDevice<D> {
     pub(super) fn on_flushed(&mut self, covers: u64) {
         (self.flushed, self.was_flushed) = (self.flushed.max(covers), true);
         self.settled = Settled::Yes;
-        self.kept.release(covers);
+        let all = self.defects.flush_releases_all();
+        self.kept.release(if all { u64::MAX } else { covers });
         self.waiting.extend(self.crowded.drain(..));
     }
 
@@ -139,7 +140,9 @@ impl<D: Dial> NbdDevice<D> {
 
     /// Says that acknowledged writes may be gone.
     pub(super) fn tell_loss(&mut self, io: &mut DeviceIo<'_>) {
-        if let Some(volume) = self.volume {
+        if let Some(volume) = self.volume
+            && !self.defects.untold_loss()
+        {
             io.lose(volume);
             self.status.change(|report| report.losses += 1);
         }
@@ -150,12 +153,13 @@ impl<D: Dial> NbdDevice<D> {
 
     /// Sends the next kept writes that overlap none in flight.
     pub(super) fn send_kept(&mut self, now: Instant) {
-        let Self { repeat, kept, slots, connections, volume, flags, .. } = self;
+        let Self { repeat, kept, slots, connections, volume, flags, defects, .. } = self;
         let (Some(repeat), Some(volume)) = (repeat, *volume) else { return };
         while repeat.sent.len() < AT_ONCE && repeat.next < kept.len() {
             let (record, parts) = kept.record(repeat.next);
             let (from, to) = (record.offset, record.offset + u64::from(record.len));
-            if repeat.sent.iter().any(|&(_, other, end)| from < end && other < to) {
+            let overlaps = repeat.sent.iter().any(|&(_, other, end)| from < end && other < to);
+            if overlaps && !defects.overlapping_at_once() {
                 break;
             }
             // SAFETY: only read, and the ring is neither moved nor reused while the record is kept.
