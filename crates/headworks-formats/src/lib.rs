@@ -1,7 +1,7 @@
 //! Image formats as read-only devices: qcow2, and VMDK whose data are flat files.
 //!
 //! An image is resolved when it is opened, on a thread that may block: `imago` says what each byte of the disk maps to, and the
-//! answers are joined to runs, a sorted array in memory ([`RunMap`]). From then on a read looks its runs up and becomes plain
+//! answers are joined to runs, a sorted array in memory (`RunMap`). From then on a read looks its runs up and becomes plain
 //! operations of the engine on the files, so the path of an image is that of a `file:` with one search more. Compressed
 //! clusters alone are read by threads of the device.
 //!
