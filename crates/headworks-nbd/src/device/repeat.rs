@@ -2,7 +2,7 @@
 //!
 //! After a reconnection the kept writes are sent in order, several at a time as long as they do not overlap; everything else waits until
 //! they are acknowledged. They stay kept: the new server has not flushed them either. If one fails, or a flush of the device's own, the
-//! loss is told. After a loss was told the device flushes, so that what an operator then finds and accepts is durable; until that has
+//! loss is told, once nothing of the ring is in flight. After a loss was told the device flushes, so that what an operator then finds and accepts is durable; until that has
 //! succeeded each further loss is told, too.
 
 use headworks::driver::Span;
@@ -31,8 +31,11 @@ pub(super) enum Settled {
 pub(super) struct Repeat {
     /// The first record that is not sent.
     next: usize,
-    /// What is sent: slot, offset and length.
+    /// What is sent: slot, first byte, end.
     sent: Vec<(u32, u64, u64)>,
+    /// One was refused: no further one is sent. The loss is told when those in flight are answered, since they lie in the ring, and could
+    /// overtake what is sent after them.
+    failed: bool,
 }
 
 impl<D: Dial> NbdDevice<D> {
@@ -155,7 +158,7 @@ impl<D: Dial> NbdDevice<D> {
     pub(super) fn send_kept(&mut self, now: Instant) {
         let Self { repeat, kept, slots, connections, volume, flags, defects, .. } = self;
         let (Some(repeat), Some(volume)) = (repeat, *volume) else { return };
-        while repeat.sent.len() < AT_ONCE && repeat.next < kept.len() {
+        while repeat.sent.len() < AT_ONCE && repeat.next < kept.len() && !repeat.failed {
             let (record, parts) = kept.record(repeat.next);
             let (from, to) = (record.offset, record.offset + u64::from(record.len));
             let overlaps = repeat.sent.iter().any(|&(_, other, end)| from < end && other < to);
@@ -194,12 +197,11 @@ impl<D: Dial> NbdDevice<D> {
     pub(super) fn on_repeated(&mut self, slot: u32, status: Status, io: &mut DeviceIo<'_>) {
         let Some(repeat) = &mut self.repeat else { return };
         repeat.sent.retain(|&(other, ..)| other != slot);
-        match status {
-            Err(_) => self.tell_loss(io),
-            Ok(()) if repeat.sent.is_empty() && repeat.next == self.kept.len() => {
-                self.repeat = None
-            }
-            Ok(()) => {}
+        repeat.failed |= status.is_err();
+        match repeat.sent.is_empty() {
+            true if repeat.failed => self.tell_loss(io),
+            true if repeat.next == self.kept.len() => self.repeat = None,
+            _ => {}
         }
     }
 }

@@ -135,6 +135,39 @@ fn only_uncovered_writes_are_lost() {
     assert!(bench.lost.is_empty());
 }
 
+/// A kept write that is refused is a loss, and what is sent after it is not overtaken by those that were sent beside it.
+#[test]
+fn refused_kept_write_is_a_loss_and_replaces_nothing_newer() {
+    const BLOCKS: u64 = 24;
+    for seed in 0..100 {
+        let (remote, dial) = Remote::new(seed, all_flags(), false);
+        lock(&remote).connections = 4;
+        let mut bench =
+            bench(RemoteOptions { keep: 32 << 10, ..RemoteOptions::default() }, &remote, dial);
+        bench.buffer()[..512].fill(1);
+        for block in 0..BLOCKS {
+            assert_eq!(run(&mut bench, &remote, Op::Write, block * 512, 512), Ok(()));
+        }
+        lock(&remote).restart();
+        lock(&remote).refused_writes = 1;
+        while bench.step_now() {}
+        // The ring is used again as these are acknowledged.
+        bench.buffer()[..512].fill(2);
+        for block in 0..BLOCKS {
+            bench.submit(Op::Write, NONE, block * 512, 512);
+        }
+        let answers = drain(&mut bench, &remote, BLOCKS as usize);
+        assert!(answers.iter().all(|done| done.status == Ok(())), "seed {seed}");
+        settle(&mut bench, &remote);
+        assert_eq!(bench.lost.len(), 1, "seed {seed}");
+        let remote = lock(&remote);
+        assert!(
+            remote.current[..BLOCKS as usize * 512].iter().all(|&byte| byte == 2),
+            "seed {seed}"
+        );
+    }
+}
+
 /// Sends bytes on every stream, as if the remote had made them.
 fn say(remote: &Shared, bytes: &[u8]) {
     for stream in &mut lock(remote).streams {

@@ -14,7 +14,7 @@ use headworks_core::prng::Prng;
 
 use crate::client::{ClientError, Export, Socket};
 use crate::device::{Attempt, Dial, Opened};
-use crate::wire::{self, CommandFlags, REQUEST_BYTES, RequestHeader};
+use crate::wire::{self, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader};
 use crate::{Replies, TransmissionFlags};
 
 /// Bytes of a block, which is written or lost as a whole.
@@ -45,7 +45,7 @@ pub struct Stream {
 pub struct Remote {
     /// What survives its end.
     pub stable: Vec<u8>,
-    current: Vec<u8>,
+    pub current: Vec<u8>,
     /// The export as it is told to those that connect.
     pub export: Export,
     /// Connections that an attempt opens.
@@ -56,6 +56,8 @@ pub struct Remote {
     pub is_there: bool,
     /// It does nothing, and lets those that connect wait.
     pub is_stalled: bool,
+    /// Writes that are refused from here on.
+    pub refused_writes: u32,
     attempt_waits: bool,
     results: VecDeque<Attempt>,
     bell: UnixStream,
@@ -126,6 +128,7 @@ impl Remote {
             streams: Vec::new(),
             is_there: true,
             is_stalled: false,
+            refused_writes: 0,
             attempt_waits: false,
             results: VecDeque::new(),
             bell,
@@ -311,6 +314,10 @@ impl Remote {
                 }
                 out.extend_from_slice(data);
                 return;
+            }
+            wire::Command::Write if self.refused_writes > 0 => {
+                self.refused_writes -= 1;
+                return replies.done(out, cookie, Err(NbdError::NoSpace));
             }
             wire::Command::Write => {
                 self.current[range.clone()].copy_from_slice(&request.data);
