@@ -371,9 +371,7 @@ impl<D: Dial> NbdDevice<D> {
             (self.attempts, self.lost_at) = (0, None);
             self.answer_ended(io);
             // A flush made room, the next of what was kept has its turn, or a flush is due.
-            if self.repeat.is_some() || !self.waiting.is_empty() || self.release_is_due() {
-                follow = true;
-            }
+            follow = self.repeat.is_some() || !self.waiting.is_empty() || self.release_is_due();
         }
         let bit = 1 << index;
         self.unread &= !bit;

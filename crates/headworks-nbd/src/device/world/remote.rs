@@ -45,6 +45,7 @@ pub struct Stream {
 pub struct Remote {
     /// What survives its end.
     pub stable: Vec<u8>,
+    /// What a read returns.
     pub current: Vec<u8>,
     /// The export as it is told to those that connect.
     pub export: Export,

@@ -187,7 +187,7 @@ impl NewOverlay {
 
     fn write(&self, file: &File, base: &BaseRecord) -> io::Result<()> {
         if let Some(like) = &self.like {
-            // Without the right to give a file away it stays ours; who serves the old one can serve this one.
+            // Without the right to give a file away it stays ours; a user that can serve the old one can serve this one.
             let _ = fchown(file, Some(like.uid()), Some(like.gid()));
             file.set_permissions(PermissionsExt::from_mode(like.mode() & 0o777))?;
         }
