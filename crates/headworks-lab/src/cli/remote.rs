@@ -59,7 +59,7 @@ pub fn run_remote(args: RemoteArgs, begin: impl Fn(u64)) -> i32 {
     i32::from(schedules >= MET_AFTER && !missed.is_empty())
 }
 
-fn faults(met: &Met) -> [(&'static str, u64); 6] {
+fn faults(met: &Met) -> [(&'static str, u64); 9] {
     [
         ("restarts", met.restarts),
         ("cuts", met.cuts),
@@ -67,6 +67,9 @@ fn faults(met: &Met) -> [(&'static str, u64); 6] {
         ("stalls", met.stalls),
         ("losses", met.losses),
         ("failed flushes", met.failed_flushes),
+        ("refused changes", met.refused_changes),
+        ("refused flushes", met.refused_flushes),
+        ("refused kept writes", met.refused_repeats),
     ]
 }
 

@@ -61,7 +61,7 @@ defects! {
     PartialReadKept partial_read_kept
     /// Kept writes are not sent again.
     KeptNotRepeated kept_not_repeated
-    /// Kept writes that overlap are sent again at once.
+    /// Kept writes that overlap are sent again at once, whole.
     OverlappingAtOnce overlapping_at_once
     /// Other commands are sent while kept writes are.
     OthersBeforeKept others_before_kept
@@ -69,4 +69,10 @@ defects! {
     DurableNotKept durable_not_kept
     /// A flush releases writes that were acknowledged after it was sent.
     FlushReleasesAll flush_releases_all
+    /// What newer kept writes have replaced is sent again before them, so that it stays when the newer ones are refused.
+    OlderRepeated older_repeated
+    /// A kept write that is refused when it is sent again counts as written.
+    RefusedRepeatIgnored refused_repeat_ignored
+    /// A flush that was refused covers what one that succeeds does.
+    RefusedFlushCovers refused_flush_covers
 }

@@ -1,7 +1,7 @@
 //! Copies of acknowledged writes that no flush of the remote covers yet: the answer to a remote that restarts.
 //!
 //! A server with a volatile cache may lose what it acknowledged. NFS clients keep such data until a commit whose verifier says that the
-//! server is still the same one; here, until a flush succeeds. After a restart the copies are written again, in order, before anything
+//! server is still the same one; here, until a flush succeeds. After a restart the newest copy of each byte is written again, before anything
 //! else: nothing is lost, and no client notices. When half of the memory is used the device flushes by itself, and when all of it
 //! is, writes wait for that flush.
 //!
@@ -21,6 +21,8 @@ use std::collections::VecDeque;
 use headworks::driver::Span;
 use headworks_core::{BioFlags, Op};
 
+use super::newest::Part;
+
 /// Records at most, each of 48 bytes.
 const RECORDS_MAX: usize = 1 << 16;
 
@@ -38,6 +40,12 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// A record without data of its own in a ring, for tests.
+    #[cfg(test)]
+    pub fn new(sequence: u64, (op, flags): (Op, BioFlags), (offset, len): (u64, u32)) -> Self {
+        Self { sequence, op, flags, offset, len, at: 0 }
+    }
+
     /// Bytes of its data in the ring.
     fn bytes(&self) -> usize {
         bytes_of(self.op, self.len)
@@ -182,13 +190,21 @@ impl Kept {
         self.records.len()
     }
 
-    /// A record in the order of answers, and the parts of its data; the memory stays until the record is released.
-    pub fn record(&self, index: usize) -> (Record, [&[u8]; 2]) {
-        let record = self.records[index];
-        let first = record.bytes().min(self.ring.len() - record.at);
-        let parts =
-            [&self.ring[record.at..record.at + first], &self.ring[..record.bytes() - first]];
-        (record, parts)
+    /// The records in the order of answers.
+    pub fn records(&self) -> impl DoubleEndedIterator<Item = &Record> + ExactSizeIterator {
+        self.records.iter()
+    }
+
+    /// A record, and the data of a part of it; the memory stays until the record is released.
+    pub fn part(&self, part: Part) -> (Record, [&[u8]; 2]) {
+        let record = self.records[part.record];
+        if record.bytes() == 0 {
+            return (record, [&[], &[]]);
+        }
+        let (skip, len) = ((part.from - record.offset) as usize, (part.to - part.from) as usize);
+        let at = (record.at + skip) % self.ring.len();
+        let first = len.min(self.ring.len() - at);
+        (record, [&self.ring[at..at + first], &self.ring[..len - first]])
     }
 }
 
@@ -196,6 +212,7 @@ impl Kept {
 mod tests {
     use headworks_core::prng::Prng;
 
+    use super::super::newest::newest_parts;
     use super::*;
 
     fn keep(kept: &mut Kept, sequence: u64, offset: u64, data: &mut [u8]) {
@@ -232,11 +249,9 @@ mod tests {
                 now[offset as usize..][..len].copy_from_slice(&data);
                 keep(&mut kept, sequence, offset, &mut data);
                 let mut again = flushed.clone();
-                for index in 0..kept.len() {
-                    let (record, parts) = kept.record(index);
-                    let bytes = parts.concat();
-                    assert_eq!(bytes.len(), record.len as usize);
-                    again[record.offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+                for part in newest_parts(kept.records(), false) {
+                    let bytes = kept.part(part).1.concat();
+                    again[part.from as usize..part.to as usize].copy_from_slice(&bytes);
                 }
                 assert!(again == now, "seed {seed}, write {sequence}");
             }
@@ -252,7 +267,7 @@ mod tests {
         assert!(kept.wants_flush());
         kept.release(2);
         assert_eq!((kept.len(), kept.used), (1, 300));
-        assert_eq!(kept.record(0).1.concat(), [3; 300]);
+        assert_eq!(kept.part(Part { record: 0, from: 0, to: 300 }).1.concat(), [3; 300]);
     }
 
     #[test]

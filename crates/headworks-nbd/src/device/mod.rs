@@ -24,6 +24,7 @@ mod connection;
 mod defect;
 mod dial;
 mod kept;
+mod newest;
 mod options;
 mod repeat;
 mod slots;
@@ -109,6 +110,8 @@ pub struct NbdDevice<D = Dialer> {
     flushed: u64,
     /// A flush has succeeded, so no write of an earlier process needs one.
     was_flushed: bool,
+    /// Losses that were told.
+    losses: u64,
     /// The volume of the last command.
     volume: Option<VolumeId>,
     /// Descriptors are watched.
@@ -190,6 +193,7 @@ impl<D: Dial> NbdDevice<D> {
             acknowledged: 0,
             flushed: 0,
             was_flushed: false,
+            losses: 0,
             volume: None,
             started: false,
             unread: 0,
@@ -393,13 +397,19 @@ impl<D: Dial> NbdDevice<D> {
         for index in 0..self.ended.len() {
             let slot = self.ended[index];
             let it = self.slots.slot(slot);
-            let (command, status) =
-                (it.command, it.error.map_or(Ok(()), |error| Err(error_of(error))));
-            if status.is_ok() && it.purpose != Purpose::Repeat {
+            let (command, purpose, mut status) =
+                (it.command, it.purpose, it.error.map_or(Ok(()), |error| Err(error_of(error))));
+            let counts =
+                status.is_ok() || command.op == Op::Flush && self.defects.refused_flush_covers();
+            if counts && purpose != Purpose::Repeat {
                 match command.op {
                     Op::Flush => {
                         let later = self.defects.flush_covers_later();
-                        self.on_flushed(if later { self.acknowledged } else { it.covers });
+                        let covers = if later { self.acknowledged } else { it.covers };
+                        self.on_flushed(slot, covers);
+                        if purpose == Purpose::Asked && self.is_before_loss(slot) {
+                            status = Err(IoError::Medium);
+                        }
                     }
                     op if op.is_write() => self.on_acknowledged(slot),
                     _ => {}
@@ -414,9 +424,8 @@ impl<D: Dial> NbdDevice<D> {
     fn lose(&mut self, now: Instant, reason: &str, io: &mut DeviceIo<'_>) {
         // Replies that came whole before the end count.
         self.answer_ended(io);
-        let is_complete = self.kept.is_complete() && self.settled == Settled::Yes;
-        let lost = self.has_uncovered() && !self.options.stable && !is_complete;
-        if lost {
+        let is_missing = self.has_uncovered() && !self.kept.is_complete();
+        if self.is_volatile() && (is_missing || self.settled != Settled::Yes) {
             self.tell_loss(io);
         }
         self.repeat = None;
@@ -430,7 +439,7 @@ impl<D: Dial> NbdDevice<D> {
                 continue;
             }
             match it.command.op {
-                Op::Flush if lost && !self.defects.flush_forgets_loss() => {
+                Op::Flush if self.is_before_loss(slot) => {
                     self.answer(slot, Err(IoError::Medium), io)
                 }
                 op if op.is_write() && self.defects.write_forgotten() => {
@@ -463,6 +472,11 @@ impl<D: Dial> NbdDevice<D> {
             "{}: connection lost: {reason}; requests wait up to {wait} s for a new one", self.name
         );
         self.fail_waiting(now, io);
+    }
+
+    /// Whether a loss was told since a flush was submitted: it fails, also where the remote has flushed what is left.
+    fn is_before_loss(&self, flush: u32) -> bool {
+        self.slots.slot(flush).losses != self.losses && !self.defects.flush_forgets_loss()
     }
 
     /// Whether the remote may have acknowledged writes only in a volatile cache.
@@ -529,8 +543,7 @@ impl<D: Dial> NbdDevice<D> {
         self.status.change(|report| report.reconnects += 1);
         let (resent, repeated) = (self.waiting.len(), self.kept.len());
         info!(resent, repeated, "{}: connected again after {since} ms", self.name);
-        let repeats = repeated > 0 && !self.defects.kept_not_repeated();
-        self.repeat = repeats.then(Repeat::default);
+        self.begin_repeat();
         if self.settled == Settled::Refused {
             self.settled = Settled::No;
         }
@@ -588,7 +601,10 @@ impl<D: Dial> Device for NbdDevice<D> {
                 continue;
             }
             match self.slots.take(command, batch) {
-                Some(slot) => self.waiting.push_back(slot),
+                Some(slot) => {
+                    self.slots.slot_mut(slot).losses = self.losses;
+                    self.waiting.push_back(slot);
+                }
                 None => io.completions.push(answer(command, Err(IoError::Busy))),
             }
         }

@@ -1,15 +1,17 @@
 //! When the device keeps a write, when it flushes by itself, and how it writes what it kept again.
 //!
-//! After a reconnection the kept writes are sent in order, several at a time as long as they do not overlap; everything else waits until
-//! they are acknowledged. They stay kept: the new server has not flushed them either. If one fails, or a flush of the device's own, the
-//! loss is told, once nothing of the ring is in flight. After a loss was told the device flushes, so that what an operator then finds and accepts is durable; until that has
-//! succeeded each further loss is told, too.
+//! After a reconnection the kept writes are sent, without what newer ones have replaced ([`super::newest`]), several at a time; a discard
+//! waits for writes that it overlaps, and everything else until all are acknowledged. They stay kept: the new server has not flushed them either. If one fails, or a
+//! flush of the device's own, the loss is told, once nothing of the ring is in flight. After a loss was told the device flushes, so that what an operator then finds and
+//! accepts is durable; until a flush that was submitted after it has succeeded, each further loss is told, too.
 
 use headworks::driver::Span;
 use headworks::{Command, DeviceIo};
 use headworks_core::{BioFlags, Instant, IoError, Op, RequestId, Status};
 
 use super::dial::Dial;
+use super::kept::Record;
+use super::newest::{Part, newest_parts};
 use super::slots::Purpose;
 use super::{NbdDevice, TransmissionFlags};
 
@@ -29,7 +31,9 @@ pub(super) enum Settled {
 /// The repetition of what was kept.
 #[derive(Debug, Default)]
 pub(super) struct Repeat {
-    /// The first record that is not sent.
+    /// What is to be sent.
+    parts: Vec<Part>,
+    /// The first part that is not sent.
     next: usize,
     /// What is sent: slot, first byte, end.
     sent: Vec<(u32, u64, u64)>,
@@ -40,7 +44,7 @@ pub(super) struct Repeat {
 
 impl<D: Dial> NbdDevice<D> {
     /// Whether acknowledged writes may be lost with the remote.
-    fn is_volatile(&self) -> bool {
+    pub(super) fn is_volatile(&self) -> bool {
         self.flags.contains(TransmissionFlags::SEND_FLUSH) && !self.options.stable
     }
 
@@ -92,10 +96,12 @@ impl<D: Dial> NbdDevice<D> {
         unsafe { self.kept.keep(self.acknowledged, (op, flags), (offset, len), parts) };
     }
 
-    /// Notes that a flush covers the first so many acknowledged writes.
-    pub(super) fn on_flushed(&mut self, covers: u64) {
+    /// Notes that a flush covers the first so many acknowledged writes. What a loss has left is durable if the flush came after it.
+    pub(super) fn on_flushed(&mut self, slot: u32, covers: u64) {
         (self.flushed, self.was_flushed) = (self.flushed.max(covers), true);
-        self.settled = Settled::Yes;
+        if !self.is_before_loss(slot) {
+            self.settled = Settled::Yes;
+        }
         let all = self.defects.flush_releases_all();
         self.kept.release(if all { u64::MAX } else { covers });
         self.waiting.extend(self.crowded.drain(..));
@@ -122,6 +128,7 @@ impl<D: Dial> NbdDevice<D> {
             spans: 0,
         };
         if let Some(slot) = self.slots.take_for(Purpose::Release, &flush, [].into_iter()) {
+            self.slots.slot_mut(slot).losses = self.losses;
             self.is_releasing = true;
             self.waiting.push_front(slot);
         }
@@ -147,6 +154,7 @@ impl<D: Dial> NbdDevice<D> {
             && !self.defects.untold_loss()
         {
             io.lose(volume);
+            self.losses += 1;
             self.status.change(|report| report.losses += 1);
         }
         self.settled = Settled::No;
@@ -158,25 +166,28 @@ impl<D: Dial> NbdDevice<D> {
     pub(super) fn send_kept(&mut self, now: Instant) {
         let Self { repeat, kept, slots, connections, volume, flags, defects, .. } = self;
         let (Some(repeat), Some(volume)) = (repeat, *volume) else { return };
-        while repeat.sent.len() < AT_ONCE && repeat.next < kept.len() && !repeat.failed {
-            let (record, parts) = kept.record(repeat.next);
-            let (from, to) = (record.offset, record.offset + u64::from(record.len));
+        while repeat.sent.len() < AT_ONCE
+            && !repeat.failed
+            && let Some(&part) = repeat.parts.get(repeat.next)
+        {
+            let (record, data) = kept.part(part);
+            let Part { from, to, .. } = part;
             let overlaps = repeat.sent.iter().any(|&(_, other, end)| from < end && other < to);
             if overlaps && !defects.overlapping_at_once() {
                 break;
             }
             // SAFETY: only read, and the ring is neither moved nor reused while the record is kept.
-            let spans = parts
+            let spans = data
                 .into_iter()
-                .filter(|part| !part.is_empty())
-                .map(|part| unsafe { Span::new(part.as_ptr().cast_mut(), part.len()) });
+                .filter(|piece| !piece.is_empty())
+                .map(|piece| unsafe { Span::new(piece.as_ptr().cast_mut(), piece.len()) });
             let command = Command {
                 id: RequestId::default(),
                 volume,
                 op: record.op,
                 flags: record.flags,
-                offset: record.offset,
-                len: record.len,
+                offset: from,
+                len: (to - from) as u32,
                 first_span: 0,
                 spans: if record.op == Op::Write { 1 } else { 0 },
             };
@@ -188,19 +199,38 @@ impl<D: Dial> NbdDevice<D> {
             repeat.sent.push((slot, from, to));
             repeat.next += 1;
         }
-        if repeat.sent.is_empty() && repeat.next == kept.len() {
+        if repeat.sent.is_empty() && repeat.next == repeat.parts.len() {
             self.repeat = None;
         }
+    }
+
+    /// Begins to send what is kept again, if anything is.
+    pub(super) fn begin_repeat(&mut self) {
+        if self.kept.len() == 0 || self.defects.kept_not_repeated() {
+            return;
+        }
+        let whole = |(record, it): (usize, &Record)| {
+            let (from, to) = (it.offset, it.offset + u64::from(it.len));
+            Part { record, from, to }
+        };
+        let parts = match self.defects.overlapping_at_once() || self.defects.older_repeated() {
+            true => self.kept.records().enumerate().map(whole).collect(),
+            false => {
+                let has_fua = self.flags.contains(TransmissionFlags::SEND_FUA);
+                newest_parts(self.kept.records(), has_fua)
+            }
+        };
+        self.repeat = Some(Repeat { parts, ..Repeat::default() });
     }
 
     /// Takes the answer to a kept write that was sent again.
     pub(super) fn on_repeated(&mut self, slot: u32, status: Status, io: &mut DeviceIo<'_>) {
         let Some(repeat) = &mut self.repeat else { return };
         repeat.sent.retain(|&(other, ..)| other != slot);
-        repeat.failed |= status.is_err();
+        repeat.failed |= status.is_err() && !self.defects.refused_repeat_ignored();
         match repeat.sent.is_empty() {
             true if repeat.failed => self.tell_loss(io),
-            true if repeat.next == self.kept.len() => self.repeat = None,
+            true if repeat.next == repeat.parts.len() => self.repeat = None,
             _ => {}
         }
     }

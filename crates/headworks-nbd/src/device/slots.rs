@@ -64,6 +64,8 @@ pub(super) struct Slot {
     pub error: Option<NbdError>,
     /// Of a flush: the number of acknowledged writes when it was sent.
     pub covers: u64,
+    /// The number of losses that had been told when it was submitted.
+    pub losses: u64,
 }
 
 impl Slot {
@@ -176,6 +178,7 @@ impl Slots {
                     is_hole: false,
                     error: None,
                     covers: 0,
+                    losses: 0,
                 });
                 self.table.len() as u32 - 1
             }

@@ -149,7 +149,7 @@ fn refused_kept_write_is_a_loss_and_replaces_nothing_newer() {
             assert_eq!(run(&mut bench, &remote, Op::Write, block * 512, 512), Ok(()));
         }
         lock(&remote).restart();
-        lock(&remote).refused_writes = 1;
+        lock(&remote).refusals.next_changes = 1;
         while bench.step_now() {}
         // The ring is used again as these are acknowledged.
         bench.buffer()[..512].fill(2);

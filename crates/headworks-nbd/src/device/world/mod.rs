@@ -1,10 +1,18 @@
-//! The world of a device behind a remote: random commands while the remote's streams are cut, its replies come in any order, and it restarts.
+//! The world of a device behind a remote: random commands while the remote's streams are cut, its replies come in any order, it restarts,
+//! and in half of the schedules refuses some changes and flushes, those of the device's own among them.
 //!
-//! A seed draws the number of connections, the protocol, whether the remote is stable, what the device may keep, and a schedule of commands and faults. The model
-//! knows what each block may contain. Its rules: a read returns what was acknowledged last, or is whole and unknown after a loss that was told;
-//! a loss is told before any flush succeeds; each command is answered once; in the end everything flushed is there after a
-//! restart. The same seed gives the same run.
+//! A seed draws the number of connections, the protocol, whether the remote is stable, what the device may keep, how often the remote
+//! refuses, and a schedule of commands and faults. The model knows what each block may contain (`content`). Its rules:
+//!
+//! - a read returns what was acknowledged last, or is whole and unknown after a loss that was told; after a refused change its bytes are
+//!   those of before or of the change until the next one succeeds;
+//! - a loss is told before any flush succeeds, and a remote that keeps or gets again what it acknowledged loses only what it refuses;
+//! - each command is answered once, with an error only if the remote refused it, and a flush after a loss; a refused flush covers nothing;
+//! - in the end everything flushed is there after a restart.
+//!
+//! The same seed gives the same run.
 
+mod content;
 pub mod remote;
 
 use std::collections::BTreeMap;
@@ -15,7 +23,8 @@ use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::{BioFlags, Completion, IoError, Op, RequestId, Status};
 
-use self::remote::{BLOCK, Remote, SIZE, Shared, TestDial, all_flags, lock};
+use self::content::Content;
+use self::remote::{BLOCK, Refusals, Remote, SIZE, Shared, TestDial, all_flags, lock};
 use super::{NbdDevice, RemoteOptions};
 
 /// Blocks that half of the commands are for.
@@ -40,8 +49,14 @@ pub struct Met {
     pub stalls: u64,
     /// Losses that the device told.
     pub losses: u64,
-    /// Flushes that failed with a loss.
+    /// Flushes that failed, for whatever reason.
     pub failed_flushes: u64,
+    /// Changes that the remote refused.
+    pub refused_changes: u64,
+    /// Flushes that the remote refused.
+    pub refused_flushes: u64,
+    /// Kept writes that the remote refused when they were sent again.
+    pub refused_repeats: u64,
     /// A hash of all answers, to compare runs.
     pub hash: u64,
 }
@@ -56,6 +71,9 @@ impl Met {
         self.stalls += other.stalls;
         self.losses += other.losses;
         self.failed_flushes += other.failed_flushes;
+        self.refused_changes += other.refused_changes;
+        self.refused_flushes += other.refused_flushes;
+        self.refused_repeats += other.refused_repeats;
         self.hash = self.hash.rotate_left(7) ^ other.hash;
     }
 }
@@ -81,10 +99,12 @@ struct World {
     is_stable: bool,
     /// The device keeps what no flush covers: nothing is lost.
     keeps: bool,
-    /// The byte of each block; unknown after a loss, until it is read or written.
-    values: Vec<Option<u8>>,
-    /// Blocks that were discarded last: they have what they had, or zeros.
-    discarded: Vec<bool>,
+    /// The remote refuses some changes and flushes.
+    refuses: bool,
+    /// Refusals that commands of this world have been answered with.
+    answered_refusals: u64,
+    /// What each block may have.
+    contents: Vec<Content>,
     /// Blocks that were acknowledged at a step and not flushed since.
     dirty: BTreeMap<usize, u64>,
     in_flight: BTreeMap<(u32, u32), InFlight>,
@@ -100,14 +120,25 @@ struct World {
 /// # Errors
 /// The broken rule in a sentence.
 pub fn run(seed: u64) -> Result<Met, String> {
-    run_with(seed, |_| {})
+    run_with(seed, true, |_| {})
 }
 
-fn run_with(seed: u64, prepare: impl FnOnce(&mut NbdDevice<TestDial>)) -> Result<Met, String> {
+/// Runs the schedule of a seed, without refusals unless they are permitted.
+fn run_with(
+    seed: u64,
+    may_refuse: bool,
+    prepare: impl FnOnce(&mut NbdDevice<TestDial>),
+) -> Result<Met, String> {
     let mut prng = Prng::new(seed);
     let (is_structured, is_stable) = (prng.below(3) > 0, prng.below(4) == 0);
     let (shared, dial) = Remote::new(prng.next(), all_flags(), is_structured);
     lock(&shared).connections = prng.between(1, 4) as usize;
+    let refuses = prng.below(2) == 0 && may_refuse;
+    if refuses {
+        let refusals = &mut lock(&shared).refusals;
+        refusals.changes_one_in = [0, 5, 50, 500][prng.below(4) as usize];
+        refusals.flushes_one_in = [0, 2, 10, 50][prng.below(4) as usize];
+    }
     // Nothing, room for a few writes, or for all.
     let keep = [0, 3 * BLOCK as u32, 1 << 20][prng.below(3) as usize];
     let options = RemoteOptions {
@@ -126,8 +157,9 @@ fn run_with(seed: u64, prepare: impl FnOnce(&mut NbdDevice<TestDial>)) -> Result
         prng,
         is_stable,
         keeps: keep > 0,
-        discarded: vec![false; SIZE / BLOCK],
-        values: vec![Some(0); SIZE / BLOCK],
+        refuses,
+        answered_refusals: 0,
+        contents: vec![Content::zeros(); SIZE / BLOCK],
         dirty: BTreeMap::new(),
         in_flight: BTreeMap::new(),
         step: 1,
@@ -148,6 +180,10 @@ impl World {
         let is_quiet = self.step < self.quiet_until;
         if !is_quiet && self.prng.below(25) == 0 {
             self.quiet_until = self.step + self.prng.between(5, 30);
+            let reads = if self.prng.below(2) == 0 { HOT } else { 0 };
+            for block in 0..reads {
+                self.submit_if_free(Op::Read, block, 0xee, false);
+            }
         }
         // A burst fills the first connection, so that others are used.
         let most = if self.prng.below(8) == 0 { 60 } else { 4 };
@@ -155,13 +191,27 @@ impl World {
             self.submit();
         }
         for _ in 0..self.prng.below(5) {
-            lock(&self.remote).pump();
+            self.pump();
             self.bench.step_now();
             self.collect()?;
         }
         self.fault();
         self.bench.now = self.bench.now.after(self.prng.below(20) * MS);
         Ok(())
+    }
+
+    /// Lets the remote do something; returns whether it did.
+    fn pump(&mut self) -> bool {
+        let mut remote = lock(&self.remote);
+        let before = remote.refusals.changes;
+        let moved = remote.pump();
+        // Nothing else is in flight while kept writes are sent again.
+        if self.bench.device().repeat.is_some() {
+            self.met.refused_repeats += remote.refusals.changes - before;
+        }
+        (self.met.refused_changes, self.met.refused_flushes) =
+            (remote.refusals.changes, remote.refusals.flushes);
+        moved
     }
 
     /// Draws a fault; most steps have none.
@@ -172,6 +222,13 @@ impl World {
         }
         // Most faults come while nothing is asked.
         let rarely = if self.step < self.quiet_until { 100 } else { 300 };
+        // What the device sends first after a fault is refused, or what a client sends.
+        if self.refuses && self.prng.below(rarely / 2) == 0 {
+            remote.refusals.next_changes = self.prng.between(1, 8) as u32;
+        }
+        if self.refuses && self.prng.below(rarely / 2) == 0 {
+            remote.refusals.next_flushes = self.prng.between(1, 20) as u32;
+        }
         match self.prng.below(rarely) {
             // What it has received is kept until it goes on.
             _ if remote.is_stalled => {}
@@ -182,6 +239,10 @@ impl World {
             0..=2 => {
                 self.met.restarts += 1;
                 remote.restart();
+                // Of what is written again, perhaps.
+                if self.refuses && self.prng.below(2) == 0 {
+                    remote.refusals.next_changes = self.prng.between(1, 8) as u32;
+                }
             }
             // A cut restarts it as one that loses.
             3..=4 if !self.is_stable => {
@@ -205,14 +266,18 @@ impl World {
         // Some blocks are written again and again.
         let blocks = if self.prng.below(2) == 0 { HOT } else { SIZE / BLOCK };
         let block = self.prng.below(blocks as u64) as usize;
-        if self.in_flight.values().any(|other| other.block == Some(block)) {
-            return;
-        }
         let ops = [Op::Read, Op::Write, Op::Write, Op::WriteZeroes, Op::Discard, Op::Flush];
         let op = ops[self.prng.below(ops.len() as u64) as usize];
         let value = if op == Op::Write { self.prng.next() as u8 } else { 0xee };
-        let is_durable = op.is_write() && self.prng.below(8) == 0;
-        self.submit_one(op, block, value, is_durable);
+        let is_durable = op.is_write() && self.prng.below(4) == 0;
+        self.submit_if_free(op, block, value, is_durable);
+    }
+
+    /// Submits a command unless another one of its block is in flight.
+    fn submit_if_free(&mut self, op: Op, block: usize, value: u8, is_durable: bool) {
+        if self.in_flight.values().all(|other| other.block != Some(block)) {
+            self.submit_one(op, block, value, is_durable);
+        }
     }
 
     fn submit_one(&mut self, op: Op, block: usize, value: u8, is_durable: bool) {
@@ -250,11 +315,11 @@ impl World {
         }
         if !std::mem::take(&mut self.bench.lost).is_empty() {
             self.met.losses += 1;
-            if self.is_stable || self.keeps {
+            if (self.is_stable || self.keeps) && !self.was_refused_unasked() {
                 return Err("a loss was told although nothing is lost".to_owned());
             }
             for block in std::mem::take(&mut self.dirty).into_keys() {
-                self.values[block] = None;
+                self.contents[block].lose(self.refuses);
             }
         }
         for (flush, done) in flushes {
@@ -269,36 +334,28 @@ impl World {
     fn take_answer(&mut self, command: InFlight, done: Completion) -> Result<(), String> {
         let InFlight { op, block, memory, is_durable, .. } = command;
         let Some(block) = block else { return Ok(()) };
+        let content = &mut self.contents[block];
+        let value = if op == Op::Write { memory[0] } else { 0 };
         if let Err(error) = done.status {
-            return Err(format!("{op:?} of block {block} failed: {error}"));
-        }
-        if op == Op::Read {
-            let value = memory[0];
-            if memory.iter().any(|&byte| byte != value) {
-                return Err(format!("block {block} was read torn at step {}", self.step));
+            if op == Op::Read || !self.take_refusal(error) {
+                return Err(format!("{op:?} of block {block} failed: {error}"));
             }
-            if self.discarded[block] {
+            self.contents[block].refuse(value);
+            return Ok(());
+        }
+        match op {
+            Op::Read => {
+                let wrong = |wrong| format!("block {block} {wrong}, at step {}", self.step);
+                if content.read(&memory).map_err(wrong)? {
+                    // It was not lost, and no flush covers it yet.
+                    self.dirty.insert(block, self.step);
+                }
                 return Ok(());
             }
-            let known = *self.values[block].get_or_insert_with(|| {
-                // It was not lost, and no flush covers it yet.
-                self.dirty.insert(block, self.step);
-                value
-            });
-            return match known == value {
-                true => Ok(()),
-                false => {
-                    Err(format!("block {block} has {value}, not {known}, at step {}", self.step))
-                }
-            };
+            Op::Discard => content.discard(),
+            _ => content.write(value),
         }
-        self.discarded[block] = op == Op::Discard;
-        self.values[block] = match op {
-            Op::Write => Some(memory[0]),
-            Op::WriteZeroes => Some(0),
-            _ => None,
-        };
-        match is_durable {
+        match is_durable && op != Op::Discard {
             true => self.dirty.remove(&block),
             false => self.dirty.insert(block, self.step),
         };
@@ -306,18 +363,36 @@ impl World {
     }
 
     fn take_flush(&mut self, flush: &InFlight, status: Status) -> Result<(), String> {
-        match status {
-            Ok(()) => self.dirty.retain(|_, acknowledged| *acknowledged >= flush.at),
-            Err(IoError::Medium) => self.met.failed_flushes += 1,
-            Err(error) => return Err(format!("a flush failed: {error}")),
+        let Err(error) = status else {
+            self.dirty.retain(|_, acknowledged| *acknowledged >= flush.at);
+            return Ok(());
+        };
+        self.met.failed_flushes += 1;
+        let was_lost = error == IoError::Medium && self.met.losses > flush.losses;
+        match was_lost || self.take_refusal(error) {
+            true => Ok(()),
+            false => Err(format!("a flush failed: {error}")),
         }
-        Ok(())
+    }
+
+    /// Takes an error of a command as one of the remote's refusals; false if there is none left.
+    fn take_refusal(&mut self, error: IoError) -> bool {
+        let is_one = matches!(error, IoError::Medium | IoError::NoSpace);
+        let is_left = self.was_refused_unasked();
+        self.answered_refusals += 1;
+        is_one && is_left
+    }
+
+    /// Whether the remote has refused something for which no command of this world has failed.
+    fn was_refused_unasked(&self) -> bool {
+        let refusals = lock(&self.remote).refusals;
+        refusals.changes + refusals.flushes > self.answered_refusals
     }
 
     /// Lets both sides do what they can, with time, until every command is answered.
     fn settle(&mut self) -> Result<(), String> {
         for _ in 0..20_000 {
-            let mut moved = lock(&self.remote).pump();
+            let mut moved = self.pump();
             moved |= self.bench.step_now();
             self.collect()?;
             if !moved && self.in_flight.is_empty() {
@@ -332,8 +407,13 @@ impl World {
 
     /// Reads every block, flushes, restarts the remote, and reads every block again.
     fn finish(&mut self) -> Result<(), String> {
-        lock(&self.remote).cut_after = None;
-        lock(&self.remote).resume();
+        {
+            let mut remote = lock(&self.remote);
+            remote.cut_after = None;
+            remote.resume();
+            let Refusals { changes, flushes, .. } = remote.refusals;
+            remote.refusals = Refusals { changes, flushes, ..Refusals::default() };
+        }
         self.settle()?;
         self.read_all()?;
         self.step += 1;
@@ -365,7 +445,7 @@ mod tests {
     use crate::device::defect::Defect;
 
     fn run_with_defect(seed: u64, defect: Defect) -> Result<Met, String> {
-        run_with(seed, |device| device.defects.active = defect)
+        run_with(seed, true, |device| device.defects.active = defect)
     }
 
     #[test]
@@ -375,7 +455,10 @@ mod tests {
             met.add(&run(seed).unwrap_or_else(|rule| panic!("seed {seed}: {rule}")));
         }
         let Met { restarts, cuts, disconnects, stalls, losses, failed_flushes, .. } = met;
-        let least = [restarts, cuts, disconnects, stalls, losses, failed_flushes].into_iter().min();
+        let Met { refused_changes, refused_flushes, refused_repeats, .. } = met;
+        let faults = [restarts, cuts, disconnects, stalls, losses, failed_flushes];
+        let refusals = [refused_changes, refused_flushes, refused_repeats];
+        let least = faults.into_iter().chain(refusals).min();
         assert!(least > Some(50), "every case was met: {met:?}");
     }
 
@@ -393,6 +476,18 @@ mod tests {
                 !matches!(outcome, Ok(Ok(_)))
             });
             assert!(found.is_some(), "{defect:?} was not found");
+        }
+    }
+
+    #[test]
+    fn some_defects_are_found_only_where_the_remote_refuses() {
+        let defects =
+            [Defect::OlderRepeated, Defect::RefusedRepeatIgnored, Defect::RefusedFlushCovers];
+        for defect in defects {
+            for seed in 0..100 {
+                let outcome = run_with(seed, false, |device| device.defects.active = defect);
+                assert!(outcome.is_ok(), "{defect:?}, seed {seed}: {outcome:?}");
+            }
         }
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! It takes parts of what arrives, answers in any order and sends in parts, all by a seed; so a run repeats. A connection that the
 //! device closed is executed or dropped at once, and always before a new one is accepted: that is the server for which the device
-//! promises its order of writes.
+//! promises its order of writes. It refuses changes and flushes as [`Refusals`] says.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,6 +42,45 @@ pub struct Stream {
     slowness: u64,
 }
 
+/// Which changes and flushes the remote answers with an error, of its disk or for lack of space.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Refusals {
+    /// One change (write, zeroes or discard) in so many is refused; 0: none.
+    pub changes_one_in: u64,
+    /// One flush in so many is refused; 0: none.
+    pub flushes_one_in: u64,
+    /// The next changes, all of which are refused.
+    pub next_changes: u32,
+    /// The next flushes, all of which are refused.
+    pub next_flushes: u32,
+    /// Changes that were refused so far.
+    pub changes: u64,
+    /// Flushes that were refused so far.
+    pub flushes: u64,
+}
+
+impl Refusals {
+    /// Whether the remote refuses a command that it has taken out.
+    fn strike(&mut self, command: wire::Command, prng: &mut Prng) -> bool {
+        let mut one_in = |count: u64| count > 0 && prng.below(count) == 0;
+        match command {
+            wire::Command::Write | wire::Command::WriteZeroes | wire::Command::Trim => {
+                let is_refused = self.next_changes > 0 || one_in(self.changes_one_in);
+                self.next_changes = self.next_changes.saturating_sub(1);
+                self.changes += u64::from(is_refused);
+                is_refused
+            }
+            wire::Command::Flush => {
+                let is_refused = self.next_flushes > 0 || one_in(self.flushes_one_in);
+                self.next_flushes = self.next_flushes.saturating_sub(1);
+                self.flushes += u64::from(is_refused);
+                is_refused
+            }
+            _ => false,
+        }
+    }
+}
+
 /// The simulated server of an export.
 pub struct Remote {
     /// What survives its end.
@@ -57,8 +97,8 @@ pub struct Remote {
     pub is_there: bool,
     /// It does nothing, and lets those that connect wait.
     pub is_stalled: bool,
-    /// Writes that are refused from here on.
-    pub refused_writes: u32,
+    /// Changes and flushes that are refused.
+    pub refusals: Refusals,
     attempt_waits: bool,
     results: VecDeque<Attempt>,
     bell: UnixStream,
@@ -129,7 +169,7 @@ impl Remote {
             streams: Vec::new(),
             is_there: true,
             is_stalled: false,
-            refused_writes: 0,
+            refusals: Refusals::default(),
             attempt_waits: false,
             results: VecDeque::new(),
             bell,
@@ -301,9 +341,15 @@ impl Remote {
         let RequestHeader { flags, command, cookie, offset, len } = request.header;
         let range = offset as usize..offset as usize + len as usize;
         let replies = Replies { structured: self.export.structured };
-        let out = &mut self.streams[index].output;
         let fua = CommandFlags(flags).contains(CommandFlags::FUA);
-        match wire::Command::from_code(command).expect("a known command") {
+        let command = wire::Command::from_code(command).expect("a known command");
+        if self.refusals.strike(command, &mut self.prng) {
+            let error = [NbdError::Io, NbdError::NoSpace][self.prng.below(2) as usize];
+            self.execute_in_part(command, range, &request.data, fua);
+            return replies.done(&mut self.streams[index].output, cookie, Err(error));
+        }
+        let out = &mut self.streams[index].output;
+        match command {
             wire::Command::Read => {
                 let data = &self.current[range];
                 let zeros = data.iter().all(|&byte| byte == 0);
@@ -315,10 +361,6 @@ impl Remote {
                 }
                 out.extend_from_slice(data);
                 return;
-            }
-            wire::Command::Write if self.refused_writes > 0 => {
-                self.refused_writes -= 1;
-                return replies.done(out, cookie, Err(NbdError::NoSpace));
             }
             wire::Command::Write => {
                 self.current[range.clone()].copy_from_slice(&request.data);
@@ -346,6 +388,41 @@ impl Remote {
             wire::Command::Disconnect | wire::Command::Cache => return,
         }
         replies.done(out, cookie, Ok(()));
+    }
+
+    /// What a refused command leaves: of a change nothing, all or some of its bytes; of a flush some of the blocks are stable.
+    fn execute_in_part(
+        &mut self,
+        command: wire::Command,
+        range: Range<usize>,
+        data: &[u8],
+        fua: bool,
+    ) {
+        if command == wire::Command::Flush {
+            let blocks = self.stable.chunks_exact_mut(BLOCK).zip(self.current.chunks_exact(BLOCK));
+            for (stable, current) in blocks {
+                if self.prng.below(2) == 0 {
+                    stable.copy_from_slice(current);
+                }
+            }
+            return;
+        }
+        let part = match self.prng.below(3) {
+            0 => 0..0,
+            1 => 0..range.len(),
+            _ => {
+                let from = self.prng.below(range.len() as u64);
+                from as usize..self.prng.between(from, range.len() as u64) as usize
+            }
+        };
+        let there = range.start + part.start..range.start + part.end;
+        match command {
+            wire::Command::Write => self.current[there.clone()].copy_from_slice(&data[part]),
+            _ => self.current[there.clone()].fill(0),
+        }
+        if fua && self.prng.below(2) == 0 {
+            self.stable[there.clone()].copy_from_slice(&self.current[there]);
+        }
     }
 }
 
