@@ -24,7 +24,7 @@ pub enum IoError {
     NoMemory = 7,
     /// The device refused the command for now and the queue retries it; never reaches a frontend (EAGAIN).
     Busy = 8,
-    /// The volume is being removed (ESHUTDOWN).
+    /// The volume is being removed, or belongs to another server now (ESHUTDOWN).
     ShutDown = 9,
 }
 

@@ -165,6 +165,13 @@ pub enum Control {
         /// The volume concerned.
         volume: VolumeId,
     },
+    /// Ends the use of a volume whose bytes belong to another server now: what is cached of it is void. Every later bio of it fails with
+    /// [`IoError::ShutDown`](crate::IoError::ShutDown) until it is removed. Sent to the volume's shard; also
+    /// makes it suspect, where its device is.
+    Void {
+        /// The volume concerned.
+        volume: VolumeId,
+    },
     /// Changes the size of a volume after its file changed. Sent to the volume's shard; requests beyond it fail.
     Resize {
         /// The volume concerned.

@@ -242,6 +242,7 @@ pub fn encode(input: &Input) -> InputWords {
         }
         Input::Control(Control::Acknowledge { volume }) => [8, volume.0.into(), 0, 0, 0, 0],
         Input::Control(Control::Suspect { volume }) => [18, volume.0.into(), 0, 0, 0, 0],
+        Input::Control(Control::Void { volume }) => [26, volume.0.into(), 0, 0, 0, 0],
         Input::Control(Control::Resize { volume, size }) => [9, volume.0.into(), size, 0, 0, 0],
         Input::Control(Control::Set { device, tunable, value, token }) => {
             [11, device.0.into(), tunable.code().into(), value, token.into(), 0]
@@ -357,6 +358,7 @@ pub fn decode(words: &InputWords) -> Option<Input> {
             return Some(Input::Control(Control::Acknowledge { volume: VolumeId(device.0) }));
         }
         18 => return Some(Input::Control(Control::Suspect { volume: VolumeId(device.0) })),
+        26 => return Some(Input::Control(Control::Void { volume: VolumeId(device.0) })),
         19 => return Some(Input::Control(Control::Freeze { on: words[1] != 0 })),
         25 => return Some(Input::Control(Control::CacheLimit { units: words[1] as u32 })),
         9 => {
@@ -467,7 +469,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(25) {
+        let message = match prng.below(26) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -479,6 +481,7 @@ mod tests {
             17 => return Input::Control(Control::Suspect { volume: id.volume }),
             18 => return Input::Control(Control::Freeze { on: hole }),
             24 => return Input::Control(Control::CacheLimit { units: cookie }),
+            25 => return Input::Control(Control::Void { volume: id.volume }),
             4 => {
                 return Input::Control(Control::Resize { volume: id.volume, size: bio.offset });
             }

@@ -70,6 +70,8 @@ struct VolumeEntry {
     config: VolumeConfig,
     /// A copy of the device's, which never changes.
     discard_granularity: u32,
+    /// Its bytes belong to another server: every bio fails.
+    is_void: bool,
 }
 
 /// The owner of unassigned devices and the home of free volume slots.
@@ -244,12 +246,16 @@ impl Shard {
             wait_times: WaitTimes::NONE,
         };
         let volume = self.volumes.get(usize::from(bio.id.volume.0));
-        let Some(VolumeEntry { config, discard_granularity: granularity }) =
+        let Some(VolumeEntry { config, discard_granularity: granularity, is_void }) =
             volume.filter(|volume| volume.config.home == self.id)
         else {
             self.pools.actions.list.push(reply(Err(IoError::Invalid)));
             return;
         };
+        if *is_void {
+            self.pools.actions.list.push(reply(Err(IoError::ShutDown)));
+            return;
+        }
         let granularity = *granularity;
         let mut bio = bio;
         let cached = self.cache.as_ref().is_some_and(|cache| cache.caches(bio.id.volume));
@@ -622,6 +628,15 @@ impl Shard {
             }
             Control::Suspect { volume } => {
                 let device = self.volume(volume).map(|config| config.device);
+                if let Some((queue, _)) = device.and_then(|device| self.local(device)) {
+                    queue.suspect(volume);
+                }
+            }
+            Control::Void { volume } => {
+                let device = self.volume(volume).map(|config| config.device);
+                if let Some(entry) = self.volumes.get_mut(usize::from(volume.0)) {
+                    entry.is_void = device.is_some();
+                }
                 if let Some((queue, _)) = device.and_then(|device| self.local(device)) {
                     queue.suspect(volume);
                 }

@@ -139,25 +139,30 @@ impl FlushSequence {
         self.running.append(bios, &mut self.next);
     }
 
-    /// Takes the device's answer; returns true when the volume became suspect.
-    fn on_answer(&mut self, bios: &mut Bios, status: Status) -> bool {
+    /// Takes the device's answer; returns what the bios are told, and whether the volume became suspect.
+    fn on_answer(&mut self, bios: &mut Bios, status: Status) -> (Status, bool) {
         debug_assert!(self.is_running(), "only a device flush in flight is answered");
         self.lost = false;
         match status {
+            // What was lost while the device flushed is not on the device.
+            Ok(()) if self.suspect => {
+                self.join_all(bios);
+                (Err(IoError::Medium), false)
+            }
             Ok(()) => {
                 debug_assert!(
                     self.covers <= self.writes_completed,
                     "a flush covers finished writes"
                 );
                 self.writes_flushed = self.covers;
-                false
+                (Ok(()), false)
             }
             // Refused after it timed out (before, it would have been sent again): nothing was flushed, and nothing was lost.
-            Err(IoError::Busy) => false,
+            Err(IoError::Busy) => (status, false),
             Err(_) => {
                 self.suspect = true;
                 self.join_all(bios);
-                true
+                (status, true)
             }
         }
     }
@@ -275,12 +280,13 @@ impl Queue {
         let volume = self.volumes.of_bio(volume_id);
         volume.stats.on_finish(Op::Flush, 0, &stamps, now);
         volume.stats.ops[Op::Flush as usize].errors += u64::from(status.is_err());
-        if volume.flush.on_answer(&mut pools.bios, status) {
+        let (told, is_news) = volume.flush.on_answer(&mut pools.bios, status);
+        if is_news {
             let notice = Notice::Suspect { volume: volume_id, status };
             pools.actions.list.push(Action::Notice(notice));
         }
         self.charge_flush(pools, volume_id, now.since(stamps[3]));
-        self.answer_flushed(now, pools, volume_id, status);
+        self.answer_flushed(now, pools, volume_id, told);
         if self.volumes.of_bio(volume_id).flush.end(&mut pools.bios) {
             let first = self.volumes.of_bio(volume_id).flush.running.head();
             let first = first.expect("the next flush has a bio");

@@ -91,14 +91,15 @@ impl VolumeEntry {
     /// Creates the entry of a volume on a device of `config`.
     pub fn new(config: &ShardConfig, volume: VolumeConfig) -> Self {
         let device = &config.devices[usize::from(volume.device.0)];
-        Self { config: volume, discard_granularity: device.queue.discard_granularity }
+        let discard_granularity = device.queue.discard_granularity;
+        Self { config: volume, discard_granularity, is_void: false }
     }
 
     /// A free slot for a volume.
     fn free() -> Self {
         let (home, device) = (NO_SHARD, DeviceId(u16::MAX));
         let config = VolumeConfig { home, device, options: VolumeOptions::default() };
-        Self { config, discard_granularity: 1 }
+        Self { config, discard_granularity: 1, is_void: false }
     }
 }
 

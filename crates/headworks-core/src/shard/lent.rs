@@ -3,7 +3,7 @@
 //! The same answer as that of a read without a buffer, without a turn: the driver looks at the frames before it calls the shard again, so
 //! nothing changes them meanwhile.
 
-use super::Shard;
+use super::{Shard, VolumeEntry};
 use crate::action::FrameRange;
 use crate::bio::{Bio, Op};
 use crate::time::Instant;
@@ -18,7 +18,8 @@ impl Shard {
     pub fn lend_frames(&mut self, now: Instant, bio: &Bio, ranges: &mut Vec<FrameRange>) -> bool {
         debug_assert!(bio.op == Op::Read, "only reads have frames");
         let volume = self.volumes.get(usize::from(bio.id.volume.0));
-        let Some(volume) = volume.filter(|volume| volume.config.home == self.id) else {
+        let usable = |volume: &&VolumeEntry| volume.config.home == self.id && !volume.is_void;
+        let Some(volume) = volume.filter(usable) else {
             return false;
         };
         let end = bio.offset.checked_add(u64::from(bio.len));

@@ -5,7 +5,7 @@ use crate::harness::{BLOCK, FAILS, Harness, MIB};
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::{DirtyTunable, ThrottlePolicy};
 use headworks_core::{
-    BioFlags, Control, DeviceId, IoError, Op, Status, VolumeConfig, VolumeId, WriteMode,
+    BioFlags, Control, DeviceId, Instant, IoError, Op, Status, VolumeConfig, VolumeId, WriteMode,
 };
 
 const LATE: Status = Err(IoError::TimedOut);
@@ -436,4 +436,21 @@ fn cached_operations_on_a_silent_device_end_in_time() {
     assert!(harness.answer(flush).is_some());
     assert_eq!(harness.answer(flush_after_errors), Some(Ok(())), "errors are reported once");
     assert_eq!(harness.stats().held, 0);
+}
+
+#[test]
+fn cache_of_a_volume_that_belongs_to_another_server_is_void() {
+    let mut harness = Harness::new(4096, |_| {});
+    harness.send(1, Op::Read, 0, 16 * BLOCK);
+    harness.settle(Ok(()));
+    harness.send(1, Op::Write, 0, BLOCK);
+    harness.control(Control::Void { volume: VolumeId(0) });
+    for op in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::Prefetch, Op::BlockStatus] {
+        let len = if op == Op::Flush { 0 } else { BLOCK };
+        let id = harness.send(1, op, 0, len);
+        assert_eq!(harness.answer(id), Some(Err(IoError::ShutDown)), "{op:?}");
+    }
+    let bio = harness.bio(1, Op::Read, 0, BLOCK, BioFlags::NONE);
+    let mut ranges = Vec::new();
+    assert!(!harness.shard.lend_frames(Instant(harness.now), &bio, &mut ranges));
 }

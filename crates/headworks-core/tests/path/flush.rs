@@ -225,3 +225,42 @@ fn refused_flush_is_resent_at_next_completion() {
     assert_eq!(bench.replies(), "1:ok 2:ok 3:ok");
     bench.assert_quiet();
 }
+
+#[test]
+fn flush_in_flight_at_a_loss_fails() {
+    let mut bench = Bench::new(|_| ());
+    bench.each("W0+4k F");
+    bench.done(0);
+    bench.control(Control::Suspect { volume: VOLUME });
+    bench.each("F");
+    bench.done(1);
+    assert_eq!(
+        (bench.replies().as_str(), bench.notices().as_str()),
+        ("1:ok 3:medium 2:medium", "")
+    );
+    assert_eq!(unflushed(&bench), (1, true), "what was lost is not covered");
+    bench.control(Control::Acknowledge { volume: VOLUME });
+    bench.bios("F");
+    bench.done(2);
+    assert_eq!(bench.replies(), "4:ok");
+    bench.assert_quiet();
+}
+
+#[test]
+fn volume_of_another_server_answers_nothing() {
+    let mut bench = Bench::new(|_| ());
+    bench.each("W0+4k F");
+    bench.done(0);
+    bench.control(Control::Void { volume: VOLUME });
+    bench.bios("R0+4k W0+4k F D0+4k");
+    assert_eq!(bench.sent(), "W0+4k F", "nothing more reaches the device");
+    let replies = bench.replies();
+    let shut: Vec<_> = replies.split(' ').filter(|reply| reply.ends_with(":shutdown")).collect();
+    assert_eq!((replies.split(' ').count(), shut.len()), (5, 4), "{replies}");
+    bench.done(1);
+    assert_eq!(bench.replies(), "2:medium");
+    bench.control(Control::Acknowledge { volume: VOLUME });
+    bench.bios("R0+4k");
+    assert!(bench.replies().ends_with(":shutdown"), "until it is removed");
+    bench.assert_quiet();
+}
