@@ -163,12 +163,13 @@ impl Connection {
         self.until_close = self.job.options.close_after;
     }
 
-    /// The slot of a bio in flight.
+    /// The slot of a bio in flight. A read that goes on at the base of its volume has the base's id there.
     #[must_use]
     pub fn slot(&self, id: BioId) -> Option<usize> {
         let slot = (id.sequence & 0xff) as usize;
         let flight = self.slots.get(slot)?;
-        (flight.stage != BioStage::Free && flight.bio.id == id).then_some(slot)
+        let own = BioId { volume: id.volume, ..flight.bio.id };
+        (flight.stage != BioStage::Free && own == id).then_some(slot)
     }
 
     /// Advances the state of a bio; `None` if this answer is not allowed now.

@@ -105,9 +105,11 @@ impl CrashRun {
         self.hash.0
     }
 
-    /// The coverage points that a long run must pass. These worlds have no hot-plug.
+    /// The coverage points that a long run must pass. These worlds have neither hot-plug nor volumes on a base.
     pub fn asked(&self) -> impl Iterator<Item = &'static Point> {
-        Point::asked(self.shards).filter(|point| !point.name().starts_with("hot-plug:"))
+        let others = ["hot-plug:", "layer:"];
+        Point::asked(self.shards)
+            .filter(move |point| !others.iter().any(|theirs| point.name().starts_with(theirs)))
     }
 
     /// Required coverage points that were not passed; none for a short run.

@@ -7,11 +7,10 @@
 mod history;
 mod lent;
 mod limits;
+mod no_disk;
 mod waits;
 
-use std::os::fd::RawFd;
-
-use headworks::driver::{ActionSink, DiskOp, DiskQueue, Interest, Span, Watch};
+use headworks::driver::{ActionSink, Span};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::time::MS;
@@ -36,6 +35,7 @@ use crate::tenants::TenantEdits;
 
 use history::{History, HistoryEvent};
 use lent::LentFrames;
+pub use no_disk::NoDisk;
 
 /// An event in the queue of the simulation.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +70,13 @@ pub enum Event {
     },
     /// The operator changes a limit.
     LimitChange,
+    /// The next step to put a volume on its base.
+    Layer {
+        /// Index of the layer in the scenario.
+        layer: u16,
+        /// The plan that it belongs to.
+        plan: u32,
+    },
     /// The operator acknowledges failed data.
     Acknowledge {
         /// The volume with failed data.
@@ -155,6 +162,11 @@ impl Environment {
             false => Vec::new(),
         };
         let shards = usize::from(scenario.shards);
+        let mut oracle = Oracle::new(&contracts);
+        for volume in scenario.layered().filter(|_| scenario.checked) {
+            let size = scenario.volumes[usize::from(volume.0)].options.size;
+            oracle.preset(volume.0, size, |sector| scenario.initial(volume, sector));
+        }
         Self {
             now: Instant(0),
             events: EventQueue::with_capacity(4096),
@@ -162,7 +174,7 @@ impl Environment {
             ready: Vec::with_capacity(connections.len()),
             owed_errors: OwedErrors::new(connections.len()),
             turn: 0,
-            oracle: Oracle::new(&contracts),
+            oracle,
             frames: Frames::new(scenario.shards, scenario.cache.units),
             lent: LentFrames::default(),
             flushed: vec![None; scenario.volumes.len()],
@@ -372,9 +384,13 @@ impl Environment {
         self.coverage.hit(point);
     }
 
-    /// Replaces a volume by a new one of zeros.
-    pub fn replace(&mut self, volume: VolumeId) {
+    /// Replaces a volume by a new one of zeros, or of what its base has.
+    pub fn replace(&mut self, volume: VolumeId, size: u64) {
         self.oracle.replace(volume.0);
+        if self.scenario.base(volume).is_some() {
+            let scenario = &self.scenario;
+            self.oracle.preset(volume.0, size, |sector| scenario.initial(volume, sector));
+        }
         self.suspect[usize::from(volume.0)] = None;
         self.owed_errors.on_replaced(volume);
         for index in 0..self.connections.len() {
@@ -634,6 +650,15 @@ impl Environment {
             return self.fail(violation(ONCE, detail));
         };
         let flight = self.connections[index].slots[slot];
+        if id.volume != flight.bio.id.volume {
+            let shares = matches!(flight.bio.op, Op::Read | Op::Prefetch);
+            if !shares || !self.scenario.is_below(id.volume, flight.bio.id.volume) {
+                let detail = format!("{:?} was answered as {id:?}", flight.bio);
+                return self.fail(violation("only reads go on, at a base of their volume", detail));
+            }
+            self.coverage.hit(Point::LayerRead);
+        }
+        let id = flight.bio.id;
         if self.connections[index].answer(slot, stage).is_none() {
             let detail = format!("{stage:?} {status:?} for {id:?}, which is {:?}", flight.stage);
             return self.fail(violation(ONCE, detail));
@@ -961,24 +986,5 @@ unsafe impl ActionSink for ShardPort<'_> {
 
     fn notice(&mut self, notice: Notice) {
         self.env.notice(notice);
-    }
-}
-
-/// A disk queue that takes no operation: the simulation does no real I/O.
-pub struct NoDisk;
-
-impl Watch for NoDisk {
-    fn watch_place(&mut self, _: DeviceId, _: u16, _: RawFd, _: Interest) {
-        unreachable!("modelled devices have no descriptors");
-    }
-
-    fn forget_place(&mut self, _: DeviceId, _: u16, _: RawFd) {}
-
-    fn forget_device(&mut self, _: DeviceId) {}
-}
-
-impl DiskQueue for NoDisk {
-    unsafe fn push(&mut self, _: DiskOp, _: &[Span]) -> bool {
-        false
     }
 }

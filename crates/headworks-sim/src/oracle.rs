@@ -379,6 +379,17 @@ impl Oracle {
         self.volumes[usize::from(volume)].flushed = self.tick;
     }
 
+    /// Sets what the first `size` bytes of a volume of zeros hold instead, before they are written: by sector, a version.
+    pub fn preset(&mut self, volume: u16, size: u64, initial: impl Fn(u64) -> u64) {
+        let (first, end) = self.cells_from(volume, 0);
+        for cell in first..end {
+            let (sector, ..) = self.volumes[usize::from(volume)].place(cell);
+            if sector * (SECTOR as u64) < size {
+                self.cells[cell] = CellState { base: initial(sector), head: NIL };
+            }
+        }
+    }
+
     /// Cuts a volume off at `end`: bytes beyond it may be zero or old from now on, as after a
     /// discard.
     pub fn cut_off(&mut self, volume: u16, end: u64, old_end: u64) {
@@ -521,7 +532,9 @@ impl Oracle {
             ended: NEVER,
             settled: NEVER,
             outcome: Outcome::Pending,
-            fua: bio.flags.contains(BioFlags::FUA),
+            // An unsafe volume ignores it.
+            fua: bio.flags.contains(BioFlags::FUA)
+                && self.volumes[usize::from(bio.id.volume.0)].mode != WriteMode::Unsafe,
             discards: bio.op == Op::Discard,
             by_frames: bio.op == Op::Write
                 && !bio.flags.contains(BioFlags::DIRECT)

@@ -122,6 +122,7 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
         option_changes: 0,
         tenants: TenantScenario::default(),
         limits: LimitScenario::default(),
+        layers: Vec::new(),
         hotplug_changes: 0,
         deaths: false,
         upgrades: 0,

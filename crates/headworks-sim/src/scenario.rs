@@ -20,7 +20,10 @@ use crate::sector_pattern::SECTOR;
 use crate::tenants::TenantScenario;
 use crate::workload::{AccessPattern, JobOptions, SectorCuts};
 
+mod layers;
 mod many_tenants;
+
+pub use layers::LayerScenario;
 
 /// Bios of a hot-plugged volume's job after each addition.
 const HOTPLUGGED_BIOS: u32 = 100;
@@ -112,6 +115,8 @@ pub struct Scenario {
     pub tenants: TenantScenario,
     /// Limits in front of the shards.
     pub limits: LimitScenario,
+    /// The volumes on a base; one that is a base, too, comes first.
+    pub layers: Vec<LayerScenario>,
     /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
     /// removed permanently, or resized.
     pub hotplug_changes: u32,
@@ -245,6 +250,7 @@ impl Scenario {
             option_changes: root.split("switches").below(12) as u32,
             tenants,
             limits: LimitScenario::draw(&mut root.split("limits"), &tenants),
+            layers: Vec::new(),
             hotplug_changes,
             rounds,
             defect: WorldDefect::None,

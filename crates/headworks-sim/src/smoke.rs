@@ -22,6 +22,21 @@ const OUTAGE_EVERY: u64 = 256;
 /// Of so many worlds one has many tenants.
 const TENANTS_EVERY: u64 = 64;
 
+/// Of so many worlds one has volumes on a base.
+const LAYERS_EVERY: u64 = 8;
+
+/// Which worlds a run has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SmokeKind {
+    /// All kinds, drawn by the seed.
+    #[default]
+    Mixed,
+    /// Worlds with many tenants alone.
+    ManyTenants,
+    /// Worlds with volumes on a base alone.
+    Layers,
+}
+
 /// A smoke run in progress.
 #[derive(Clone, Debug, Default)]
 pub struct SmokeRun {
@@ -29,8 +44,8 @@ pub struct SmokeRun {
     pub seed: u64,
     /// Forces the number of shards.
     pub shards: Option<u16>,
-    /// Every world has many tenants.
-    pub many_tenants: bool,
+    /// Which worlds it has.
+    pub kind: SmokeKind,
     /// Scenarios that ended without a violation.
     pub scenarios: u64,
     /// Bios answered so far.
@@ -53,12 +68,19 @@ impl SmokeRun {
     /// The violation; [`SmokeRun::seed`] still names the scenario.
     pub fn run_next(&mut self) -> Result<(), Box<Failure>> {
         let (seed, shards) = (self.seed, self.shards);
-        let outcome = if self.many_tenants || seed % TENANTS_EVERY == 1 {
-            world::run(Scenario::draw_many_tenants(seed, shards))?
-        } else if seed.is_multiple_of(OUTAGE_EVERY) {
-            outage::run_drawn(seed, shards)?
-        } else {
-            world::run(Scenario::draw(seed, shards))?
+        let outcome = match self.kind {
+            SmokeKind::ManyTenants => world::run(Scenario::draw_many_tenants(seed, shards))?,
+            SmokeKind::Layers => world::run(Scenario::draw_layers(seed, shards))?,
+            SmokeKind::Mixed if seed % TENANTS_EVERY == 1 => {
+                world::run(Scenario::draw_many_tenants(seed, shards))?
+            }
+            SmokeKind::Mixed if seed % LAYERS_EVERY == 2 => {
+                world::run(Scenario::draw_layers(seed, shards))?
+            }
+            SmokeKind::Mixed if seed.is_multiple_of(OUTAGE_EVERY) => {
+                outage::run_drawn(seed, shards)?
+            }
+            SmokeKind::Mixed => world::run(Scenario::draw(seed, shards))?,
         };
         self.hash.add(outcome.hash);
         self.hash.add(outcome.bios);
@@ -76,10 +98,10 @@ impl SmokeRun {
         self.hash.0
     }
 
-    /// Required coverage points that were not passed; none for a short run, or one of worlds with many tenants alone.
+    /// Required coverage points that were not passed; none for a short run, or one of a single kind of world.
     #[must_use]
     pub fn missed(&self) -> Vec<Point> {
-        if self.scenarios < COVERED_AFTER || self.many_tenants {
+        if self.scenarios < COVERED_AFTER || self.kind != SmokeKind::Mixed {
             return Vec::new();
         }
         let asked = Point::asked(self.shards);

@@ -80,6 +80,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Fa
         option_changes: 0,
         tenants: TenantScenario::default(),
         limits: LimitScenario::default(),
+        layers: Vec::new(),
         hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,

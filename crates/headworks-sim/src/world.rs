@@ -37,10 +37,12 @@ use crate::workload::{AccessPattern, Job, JobOptions};
 mod caps;
 mod death;
 mod hotplug;
+mod layers;
 mod sizes;
 mod upgrade;
 
 use hotplug::Hotplug;
+use layers::Layers;
 use upgrade::Upgrades;
 
 /// A shard with its executor and its pending inputs.
@@ -75,6 +77,8 @@ pub struct World {
     prepare: Prepare,
     order: Prng,
     hotplug: Hotplug,
+    /// The volumes on a base.
+    layers: Layers,
     /// What tenants may have dirty.
     caps: caps::CapCheck,
     hash: RunHash,
@@ -179,14 +183,16 @@ impl World {
         }
         let shards = make_shards(&scenario, &disks, prepare);
         let hotplug = Hotplug::new(root.split("mover"), &scenario);
+        let layers = Layers::new(root.split("laying"), &scenario);
         let env = Environment::new(scenario, connections);
-        Self {
+        let mut world = Self {
             shards,
             env,
             disks,
             prepare,
             order: root.split("order"),
             hotplug,
+            layers,
             caps: caps::CapCheck::default(),
             hash: RunHash::default(),
             turns: 0,
@@ -196,7 +202,9 @@ impl World {
             death: root.split("deaths"),
             upgrades: Upgrades::new(root.split("upgrading")),
             idle_left: 0,
-        }
+        };
+        world.lay_all();
+        world
     }
 
     fn run_round(&mut self, round: u32) {
@@ -425,10 +433,13 @@ impl World {
                     self.shards[usize::from(to.0)].inbox.push(input);
                 }
                 Event::Issue { connection } => self.env.ready.push(connection),
-                Event::HotplugChange | Event::Switch { .. } if self.env.paused => {
+                Event::HotplugChange | Event::Switch { .. } | Event::Layer { .. }
+                    if self.env.paused =>
+                {
                     self.env.events.push(now.after(MS), happening);
                 }
                 Event::HotplugChange => self.continue_hotplug(),
+                Event::Layer { layer, plan } => self.continue_layer(layer, plan),
                 Event::Switch { device } if self.hotplug.affects(device) => {
                     // No change of a device that is absent, or not yet known to all shards.
                     if self.hotplug.is_active() {
@@ -635,6 +646,7 @@ impl World {
         self.shards = make_shards(&self.env.scenario, &self.disks, self.prepare);
         self.caps.replace();
         self.restore_hotplugged();
+        self.lay_all();
     }
 
     fn finish(mut self) -> Result<Outcome, Box<Failure>> {
@@ -873,14 +885,18 @@ fn make_disks(scenario: &Scenario) -> Vec<SharedDisk> {
             block_size: volume.options.block_size.max(SECTOR as u32),
             read_only: volume.options.read_only,
         });
-        SharedDisk::new(DiskOptions {
+        let disk = SharedDisk::new(DiskOptions {
             queue: device.config.queue,
             files: files.collect(),
             model: device.model,
             faults: device.faults,
             defect: device.defect,
             seed: root.split("disk").next() ^ index as u64,
-        })
+        });
+        for volume in scenario.layered() {
+            disk.lock().preset(volume, |sector| scenario.initial(volume, sector));
+        }
+        disk
     });
     disks.collect()
 }

@@ -78,6 +78,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         option_changes: 0,
         tenants: TenantScenario::default(),
         limits: LimitScenario::default(),
+        layers: Vec::new(),
         hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,

@@ -2,7 +2,7 @@
 
 use headworks_sim::SmokeRun;
 use headworks_sim::coverage::Point;
-use headworks_sim::smoke::COVERED_AFTER;
+use headworks_sim::smoke::{COVERED_AFTER, SmokeKind};
 
 #[test]
 fn swarm_scenarios_pass_with_full_coverage() {
@@ -30,7 +30,7 @@ fn equal_seeds_give_equal_hashes() {
 #[test]
 fn worlds_with_many_tenants_pass() {
     let mut smoke = SmokeRun::new(1, None);
-    smoke.many_tenants = true;
+    smoke.kind = SmokeKind::ManyTenants;
     for _ in 0..6 {
         smoke.run_next().unwrap_or_else(|failure| panic!("{failure}"));
     }

@@ -54,7 +54,11 @@ impl Cache {
         if entry.unclean() > 0 {
             return Some("the volume has dirty data");
         }
-        let outstanding = self.state.waiters.iter().any(|(_, op)| op.bio.id.volume == volume);
+        if self.state.volumes.has_layers(volume) {
+            return Some("other volumes read it as their base");
+        }
+        let mut ops = self.state.waiters.iter().map(|(_, op)| op);
+        let outstanding = ops.any(|op| [op.bio.id.volume, op.by].contains(&volume));
         outstanding.then_some("requests of the volume are outstanding")
     }
 

@@ -68,6 +68,10 @@ defects! {
     HandoverCleans handover_cleans
     /// The contents for another process name no errors that connections have not seen.
     HandoverForgetsErrors handover_forgets_errors
+    /// A change of a volume does not make its blocks the volume's own.
+    ForgetsOwnBlocks forgets_own_blocks
+    /// What was accepted before a volume was put on its base is not noted as its own.
+    ForgetsEarlierChanges forgets_earlier_changes
     /// The folios of a removed volume stay in the cache.
     FoliosStay folios_stay
 }

@@ -42,6 +42,7 @@ mod expiry;
 mod flusher;
 mod freeze;
 mod hold;
+mod layers;
 mod limit;
 mod pool;
 mod readahead;
@@ -114,7 +115,8 @@ impl Cache {
     /// Returns where in the pool the first byte of a read most likely is; it may be past the pool.
     #[inline]
     pub fn guess(&self, bio: &Bio) -> Option<u64> {
-        let unit = self.state.pool.guess(bio.id.volume, bio.offset >> BLOCK_SHIFT)?;
+        let volume = self.state.read_volume(bio);
+        let unit = self.state.pool.guess(volume, bio.offset >> BLOCK_SHIFT)?;
         Some((u64::from(unit) << BLOCK_SHIFT) | (bio.offset % u64::from(BLOCK)))
     }
 
@@ -146,6 +148,8 @@ impl Cache {
     /// Handles a bio that its volume has accepted.
     pub fn on_bio(&mut self, ctx: &mut CallContext, bio: Bio) {
         debug_assert!(self.caches(bio.id.volume), "the volume is cached");
+        let by = bio.id.volume;
+        let bio = self.state.lead_to_base(bio);
         let state = &mut self.state;
         let volume = &state.volumes[bio.id.volume];
         let unsafe_mode = volume.mode() == WriteMode::Unsafe;
@@ -180,7 +184,10 @@ impl Cache {
                 let op = Operation { direct: true, ..Operation::new(ctx.now, bio, OpStep::Range) };
                 self.begin(ctx, op);
             }
-            Op::Read => self.begin(ctx, Operation::new(ctx.now, bio, OpStep::Read)),
+            Op::Read => {
+                let op = Operation { by, ..Operation::new(ctx.now, bio, OpStep::Read) };
+                self.begin(ctx, op);
+            }
             Op::Write => self.begin_write(ctx, bio),
         }
     }
@@ -193,7 +200,8 @@ impl Cache {
         ranges: &mut Vec<FrameRange>,
     ) -> bool {
         debug_assert!(self.caches(bio.id.volume), "the volume is cached");
-        steps::lend_frames(&mut self.state, ctx, bio, ranges)
+        let bio = self.state.lead_to_base(*bio);
+        steps::lend_frames(&mut self.state, ctx, &bio, ranges)
     }
 
     /// Begins a write: after the paused ones of its connection, or at once.

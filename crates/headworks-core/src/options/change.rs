@@ -28,6 +28,29 @@ pub enum Change {
         /// Home, device and options of the volume.
         config: VolumeConfig,
     },
+    /// Puts a cached volume on a cached, read-only one on the same shard, whose blocks it has except for its own: from now on its
+    /// changes make blocks its own, and so do those that the cache has not written out yet. The base stays until the volume is removed. Reads that go on at the base
+    /// have its id in place of the volume's, in their replies and copies, too.
+    SetBase {
+        /// The volume on top.
+        volume: VolumeId,
+        /// The volume below.
+        base: VolumeId,
+    },
+    /// Names own blocks of a volume on a base: those of `bits`, from block `64 * word` on.
+    OwnBlocks {
+        /// The volume on top.
+        volume: VolumeId,
+        /// The first block, by 64 blocks of 4 KiB.
+        word: u64,
+        /// A bit for each block, the lowest first.
+        bits: u64,
+    },
+    /// Has reads of a volume that need none of its own blocks go on at its base: all own blocks were named.
+    ReadBase {
+        /// The volume on top.
+        volume: VolumeId,
+    },
     /// Removes a volume without outstanding bios and dirty data, and frees its slot.
     RemoveVolume {
         /// The volume to be removed.
@@ -77,6 +100,11 @@ impl Change {
             Self::AddVolume { volume, config } => {
                 format!("add-volume {} {}", volume.0, config.to_numbers())
             }
+            Self::SetBase { volume, base } => format!("set-base {} {}", volume.0, base.0),
+            Self::OwnBlocks { volume, word, bits } => {
+                format!("own-blocks {} {word} {bits}", volume.0)
+            }
+            Self::ReadBase { volume } => format!("read-base {}", volume.0),
             Self::RemoveVolume { volume } => format!("remove-volume {}", volume.0),
             Self::RemoveDevice { device } => format!("remove-device {}", device.0),
         }
@@ -106,6 +134,11 @@ impl Change {
             ("add-volume", numbers) => {
                 Some(Self::AddVolume { volume, config: VolumeConfig::from_numbers(numbers)? })
             }
+            ("set-base", &[base]) => {
+                Some(Self::SetBase { volume, base: VolumeId(base.try_into().ok()?) })
+            }
+            ("own-blocks", &[word, bits]) => Some(Self::OwnBlocks { volume, word, bits }),
+            ("read-base", []) => Some(Self::ReadBase { volume }),
             ("remove-volume", []) => Some(Self::RemoveVolume { volume }),
             ("remove-device", []) => Some(Self::RemoveDevice { device }),
             _ => None,
@@ -138,6 +171,9 @@ mod tests {
                 volume: VolumeId(4095),
                 config: VolumeConfig { home: ShardId(2), device: DeviceId(63), options },
             },
+            Change::SetBase { volume: VolumeId(3), base: VolumeId(4095) },
+            Change::OwnBlocks { volume: VolumeId(3), word: 1 << 40, bits: u64::MAX },
+            Change::ReadBase { volume: VolumeId(3) },
             Change::RemoveVolume { volume: VolumeId(7) },
             Change::RemoveDevice { device: DeviceId(9) },
         ];

@@ -21,7 +21,7 @@
 
 use super::{DeviceRoute, NO_SHARD, Shard, VolumeEntry, room_for_actions};
 use crate::bio::{DeviceId, VolumeId};
-use crate::cache::DeviceCaching;
+use crate::cache::{Cache, DeviceCaching};
 use crate::error::ConfigError;
 use crate::options::{
     Change, ChangeError, DeviceConfig, QueueOptions, ShardConfig, VolumeConfig, VolumeOptions,
@@ -140,6 +140,8 @@ impl Shard {
     ///
     /// - `AddDevice`, then `AddVolume`: the owner of the device first, then the others, each change on all shards before the next.
     ///   Bios and changes of the device's options are allowed once all shards have applied it.
+    /// - `SetBase` on the home shard of both; then `OwnBlocks` with what the device had of its own when it was done, and `ReadBase`.
+    ///   Other shards ignore the three.
     /// - `RemoveVolume`: its home shard first, repeated until it succeeds; from then on its bios are answered
     ///   [`IoError::Invalid`](crate::IoError::Invalid). Then the owner of its device, until it succeeds, then the others.
     /// - `RemoveDevice`: the owner last, each until it succeeds. (An idle lease is returned after some milliseconds.)
@@ -154,6 +156,19 @@ impl Shard {
         match *change {
             Change::AddDevice { device, config } => self.add_device(device, config),
             Change::AddVolume { volume, config } => self.add_volume(volume, config),
+            Change::SetBase { volume, base } => self.set_base(volume, base),
+            Change::OwnBlocks { volume, word, bits } => {
+                if let Some(cache) = self.cache_of(volume)? {
+                    cache.add_own_blocks(volume, word, bits);
+                }
+                Ok(())
+            }
+            Change::ReadBase { volume } => {
+                if let Some(cache) = self.cache_of(volume)? {
+                    cache.read_base(volume);
+                }
+                Ok(())
+            }
             Change::RemoveVolume { volume } => self.remove_volume(volume),
             Change::RemoveDevice { device } => self.remove_device(device),
         }
@@ -219,6 +234,32 @@ impl Shard {
         self.volumes[index] = entry;
         if let Some(cache) = &mut self.cache {
             cache.add_volume(volume, &config);
+        }
+        Ok(())
+    }
+
+    /// The cache of a volume that exists, if that is here.
+    fn cache_of(&mut self, volume: VolumeId) -> Result<Option<&mut Cache>, ChangeError> {
+        let config = self.volume(volume).copied();
+        check_slot("volume", volume.0, self.topology.volumes_max, (config.is_some(), true))?;
+        let is_home = config.is_some_and(|config| config.home == self.id);
+        Ok(self.cache.as_deref_mut().filter(|_| is_home))
+    }
+
+    fn set_base(&mut self, volume: VolumeId, base: VolumeId) -> Result<(), ChangeError> {
+        let most = self.topology.volumes_max;
+        let below = self.volume(base).copied();
+        check_slot("volume", base.0, most, (below.is_some(), true))?;
+        let home = self.volume(volume).map(|config| config.home);
+        let shares = below.is_some_and(|config| {
+            config.options.read_only && home.is_none_or(|home| home == config.home)
+        });
+        if !shares {
+            let message = "a base is read-only, and on the shard of the volume on it";
+            return Err(ConfigError::new("base", message).into());
+        }
+        if let Some(cache) = self.cache_of(volume)? {
+            cache.set_base(volume, base).map_err(|why| ConfigError::new("base", why))?;
         }
         Ok(())
     }

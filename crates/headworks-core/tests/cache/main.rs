@@ -9,6 +9,7 @@ mod freeze;
 mod from_frames;
 mod handover;
 mod harness;
+mod layers;
 mod limit;
 mod resize;
 mod status;

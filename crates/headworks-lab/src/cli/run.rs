@@ -15,6 +15,7 @@ use clap::Subcommand;
 use headworks_core::prng::Prng;
 use headworks_lab::crash;
 use headworks_lab::experiment::ExperimentName;
+use headworks_sim::smoke::SmokeKind;
 use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
@@ -80,6 +81,9 @@ pub enum Experiment {
         /// Run worlds with 50 tenants alone: limits, latency targets, weights, and changes of all of them
         #[arg(long)]
         many_tenants: bool,
+        /// Run worlds with volumes on a base alone: what is cached of it is shared
+        #[arg(long, conflicts_with = "many_tenants")]
+        layers: bool,
         /// Print one JSON object at the end
         #[arg(long)]
         json: bool,
@@ -102,8 +106,8 @@ pub enum Experiment {
         #[arg(long)]
         json: bool,
     },
-    /// A device behind a simulated NBD server that restarts, stalls and cuts its streams, checked by a
-    /// model
+    /// A device behind a simulated NBD server that restarts, stalls, cuts its streams and refuses
+    /// writes and flushes, checked by a model
     Remote {
         /// Seed of the first schedule; random by default
         #[arg(long)]
@@ -191,9 +195,14 @@ pub fn run(experiment: Experiment) -> ExitCode {
             complain(format!("invalid value {shards} for --shards; expected 1, 2 or 4"));
             return ExitCode::from(USAGE);
         }
-        Experiment::Smoke { seed, shards, scenarios, minutes, many_tenants, json } => {
+        Experiment::Smoke { seed, shards, scenarios, minutes, many_tenants, layers, json } => {
             let seed = seed.unwrap_or_else(fresh_seed);
-            run_smoke(SmokeArgs { seed, shards, scenarios, minutes, many_tenants, json })
+            let kind = match (many_tenants, layers) {
+                (true, _) => SmokeKind::ManyTenants,
+                (_, true) => SmokeKind::Layers,
+                _ => SmokeKind::Mixed,
+            };
+            run_smoke(SmokeArgs { seed, shards, scenarios, minutes, kind, json })
         }
         Experiment::Crash { seed, shards, cuts, minutes, json } => {
             let seed = seed.unwrap_or_else(fresh_seed);
@@ -226,8 +235,8 @@ pub struct SmokeArgs {
     pub scenarios: Option<u64>,
     /// Minutes within which scenarios are started.
     pub minutes: u64,
-    /// Runs worlds with many tenants alone.
-    pub many_tenants: bool,
+    /// Which worlds it runs.
+    pub kind: SmokeKind,
     /// Prints the result as one JSON object.
     pub json: bool,
 }
@@ -240,7 +249,7 @@ static SEED: AtomicU64 = AtomicU64::new(0);
 pub fn run_smoke(options: SmokeArgs) -> i32 {
     report_seed_on_panic(move |seed| repeat(seed, options));
     let (mut smoke, start) = (SmokeRun::new(options.seed, options.shards), Instant::now());
-    smoke.many_tenants = options.many_tenants;
+    smoke.kind = options.kind;
     let time = Duration::from_secs(60 * options.minutes);
     loop {
         let enough = match options.scenarios {
@@ -313,7 +322,11 @@ fn run_crash(options: CrashArgs) -> i32 {
 
 fn repeat(seed: u64, options: SmokeArgs) -> String {
     let shards = options.shards.map_or(String::new(), |shards| format!(" --shards {shards}"));
-    let kind = if options.many_tenants { " --many-tenants" } else { "" };
+    let kind = match options.kind {
+        SmokeKind::Mixed => "",
+        SmokeKind::ManyTenants => " --many-tenants",
+        SmokeKind::Layers => " --layers",
+    };
     format!("headworks-lab run smoke --seed {seed} --scenarios 1{shards}{kind}")
 }
 

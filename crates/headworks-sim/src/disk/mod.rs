@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks::driver::Span;
 use headworks::{Command, CommandBatch, Device, DeviceIo};
+use headworks_core::cache::folio::BLOCK;
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
 use headworks_core::prng::Prng;
 use headworks_core::{
@@ -48,7 +49,7 @@ pub use timing::LatencyModel;
 pub use virtual_disk::{VirtualDisk, VirtualDiskProfile};
 
 use crate::events::EventQueue;
-use crate::sector_pattern::SECTOR;
+use crate::sector_pattern::{self, SECTOR};
 use store::ReplacedVersion;
 use timing::Timing;
 
@@ -249,6 +250,42 @@ impl Disk {
         if let Some(file) = self.options.files.iter_mut().find(|file| file.volume == volume) {
             file.size = size;
         }
+    }
+
+    /// Gives an unused file its initial contents: by sector, a version.
+    pub fn preset(&mut self, volume: VolumeId, initial: impl Fn(u64) -> u64) {
+        let Some(Some(store)) = self.files.get_mut(usize::from(volume.0)) else { return };
+        for sector in 0..store.size() / SECTOR as u64 {
+            match initial(sector) {
+                0 => {}
+                version => store.preset(sector, |bytes| {
+                    sector_pattern::fill(bytes, version, volume.0, sector);
+                }),
+            }
+        }
+    }
+
+    /// The blocks of a volume that are not those of another one on the disk, past whose end are zeros: a bit for each of the 64
+    /// from block `64 * word` on.
+    #[must_use]
+    pub fn own_blocks(&self, volume: VolumeId, base: VolumeId, word: u64) -> u64 {
+        let store = |volume: VolumeId| self.files.get(usize::from(volume.0))?.as_ref();
+        let (Some(top), Some(below)) = (store(volume), store(base)) else { return 0 };
+        let sector = SECTOR as u64;
+        let differs = |number: u64| {
+            let at = number * sector;
+            let bytes = top.read(at, SECTOR);
+            match at < below.size() {
+                true => bytes != below.read(at, SECTOR),
+                false => bytes.iter().any(|&byte| byte != 0),
+            }
+        };
+        let per_block = u64::from(BLOCK) / sector;
+        let own = |block: u64| {
+            let first = (64 * word + block) * per_block;
+            (first..(first + per_block).min(top.size() / sector)).any(differs)
+        };
+        (0..64).filter(|&block| own(block)).fold(0, |bits, block| bits | 1 << block)
     }
 
     /// Resizes a file: grown ranges are zero; data beyond a new end are gone, except for writes in

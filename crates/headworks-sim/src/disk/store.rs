@@ -61,6 +61,13 @@ impl Store {
         }
     }
 
+    /// The bytes of a sector that are there from the start.
+    pub fn preset(&mut self, sector: u64, fill: impl FnOnce(&mut [u8])) {
+        let range = sector as usize * SECTOR..(sector as usize + 1) * SECTOR;
+        fill(&mut self.cache[range.clone()]);
+        self.durable[range.clone()].copy_from_slice(&self.cache[range]);
+    }
+
     /// Size of the store in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {

@@ -62,6 +62,12 @@ impl OracleTest {
         answer.is_ok()
     }
 
+    /// Which of `contents` may be there after the process dies now.
+    fn left(mut self, contents: &[&[u8]]) -> Vec<bool> {
+        self.oracle.die();
+        self.survivors(contents)
+    }
+
     /// Which of `contents` may survive a power cut now.
     fn survivors(mut self, contents: &[&[u8]]) -> Vec<bool> {
         self.oracle.cut();
@@ -201,6 +207,20 @@ fn power_cut_of_unsafe_volume_may_leave_any_version() {
     let mut foreign = one.clone();
     sector_pattern::fill(&mut foreign, 1, 0, 1);
     assert_eq!(oracle.survivors(&[&ZEROS, &one, &two, &foreign]), [true, true, true, false]);
+}
+
+#[test]
+fn discard_in_flight_may_drop_a_write_of_an_unsafe_volume_that_asked_for_fua() {
+    for is_answered in [false, true] {
+        let mut oracle = OracleTest::of(WriteMode::Unsafe);
+        let one = oracle.write();
+        let discard = oracle.start(Op::Discard, BioFlags::NONE);
+        if is_answered {
+            oracle.end(&discard, Ok(()), ReplyStage::Final);
+        }
+        let two = oracle.run(Op::Write, BioFlags::FUA);
+        assert_eq!(oracle.left(&[&one, &two]), [!is_answered, true]);
+    }
 }
 
 #[test]

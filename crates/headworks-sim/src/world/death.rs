@@ -50,6 +50,7 @@ impl World {
         self.shards = super::make_shards(&self.env.scenario, &self.disks, self.prepare);
         self.caps.replace();
         self.restore_hotplugged();
+        self.lay_all();
     }
 
     /// Begins the turn of a shard that has inputs, and stops at a drawn place in its actions.

@@ -103,6 +103,12 @@ impl Hotplug {
         self.volumes[usize::from(volume.0)]
     }
 
+    /// Whether a volume is being added or removed.
+    pub fn changes(&self, volume: VolumeId) -> bool {
+        let at = self.under_way.filter(|at| at.volume == volume);
+        at.is_some_and(|at| at.goal != HotplugGoal::Resize)
+    }
+
     /// Whether a change is in progress.
     pub fn is_under_way(&self) -> bool {
         self.under_way.is_some()
@@ -229,6 +235,10 @@ impl World {
             (None, Some(volume)) => (HotplugGoal::Replace, volume),
             (None, None) => return,
         };
+        if self.env.scenario.has_layers(volume) {
+            self.check_base_stays(volume);
+            return self.schedule_step(5 * MS);
+        }
         let device = self.env.scenario.volumes[usize::from(volume.0)].device;
         let at = HotplugChange { goal, volume, device, stage: HotplugStage::Emptying, tries: 0 };
         match goal {
@@ -299,7 +309,7 @@ impl World {
         self.schedule_step(5 * MS);
     }
 
-    fn ask(&mut self, shard: usize, change: &Change) -> Result<(), ChangeError> {
+    pub(super) fn ask(&mut self, shard: usize, change: &Change) -> Result<(), ChangeError> {
         let asked = self.shards[shard].core.change(self.env.now, change);
         if matches!(asked, Err(ChangeError::Busy(_))) {
             self.env.coverage.hit(Point::ChangeBusy);
@@ -333,6 +343,7 @@ impl World {
                     self.hotplug.volumes[usize::from(at.volume.0)] = false;
                     self.env.coverage.hit(Point::VolumeRemoved);
                 }
+                self.lift(at.volume);
                 self.replace(at.volume);
                 match self.device_is_empty(&at) {
                     true => HotplugStage::RemovingDevice(0),
@@ -353,7 +364,11 @@ impl World {
             HotplugStage::AddingDevice(n) if !all => HotplugStage::AddingDevice(n + 1),
             HotplugStage::AddingDevice(_) => return self.begin_addition(at),
             HotplugStage::AddingVolume(n) if !all => HotplugStage::AddingVolume(n + 1),
-            HotplugStage::AddingVolume(_) | HotplugStage::Shrunk => return self.end_change(at),
+            HotplugStage::AddingVolume(_) => {
+                self.end_change(at);
+                return self.lay(at.volume);
+            }
+            HotplugStage::Shrunk => return self.end_change(at),
         };
         self.hotplug.under_way = Some(HotplugChange { stage, tries: 0, ..at });
         self.schedule_step(100 * US);

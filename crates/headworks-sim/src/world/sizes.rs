@@ -12,14 +12,19 @@ use crate::coverage::Point;
 use crate::sector_pattern::SECTOR;
 
 impl World {
-    /// Replaces the volume's file by a new one of zeros.
+    /// Replaces the volume's file by a new one of zeros, or of what its base has.
     pub(super) fn replace(&mut self, volume: VolumeId) {
         let VolumeConfig { device, options, .. } = self.env.scenario.volumes[usize::from(volume.0)];
         let (old, same) = (options.size, self.hotplug.prng.below(2) == 0);
         let size = if same { old } else { self.draw_size(volume) };
         if let Some(disk) = self.disks.get(usize::from(device.0)) {
-            disk.lock().replace(volume, size);
-            self.env.replace(volume);
+            let mut disk = disk.lock();
+            disk.replace(volume, size);
+            if self.env.scenario.base(volume).is_some() {
+                disk.preset(volume, |sector| self.env.scenario.initial(volume, sector));
+            }
+            drop(disk);
+            self.env.replace(volume, size);
             self.env.scenario.volumes[usize::from(volume.0)].options.size = size;
             self.env.fit(volume, old, size);
             self.env.coverage.add(Point::ReplacedResized, (size != old).into());

@@ -13,7 +13,7 @@ use super::{CacheContents, CachedFolio, CachedVolumeContents, ContentsError};
 use crate::action::Actions;
 use crate::bio::{ExportId, VolumeId};
 use crate::cache::Cache;
-use crate::cache::pool::folio::{Folio, FolioKey, block};
+use crate::cache::pool::folio::{BLOCK_SHIFT, Folio, FolioKey, block};
 use crate::cache::pool::{AdoptedFolio, Pool};
 use crate::cache::state::CacheState;
 use crate::options::WriteMode;
@@ -199,6 +199,9 @@ fn adopt_folio(
     let CachedFolio { unit, order, main, freq, unused, .. } = *folio;
     let adopted = AdoptedFolio { unit, order, key, export, main, freq, unused };
     let dirty = state.pool.adopt(&adopted, states);
+    if let Some(layer) = state.volumes[volume].layer_mut() {
+        layer.note_change(folio.block << BLOCK_SHIFT, u64::from(folio.blocks()) << BLOCK_SHIFT);
+    }
     if dirty > 0 {
         let device = state.volumes[volume].device();
         state.volumes[volume].add_unclean(dirty);

@@ -76,8 +76,12 @@ pub(super) fn window(
     let caching = state.volumes.caching(volume);
     // A window is a small part of the pool, or streams would evict each other.
     let window_max = (caching.read_ahead_kb / 4).min(state.pool.limit() / 16);
+    let of = &state.volumes[volume];
+    let read_end = first + u64::from(blocks);
+    // What the base has is cached there, for all volumes on it.
+    let own_end = of.layer().map(|layer| layer.own_end(read_end, window_max.into()));
     let limits = ReadAheadLimits {
-        end: state.volumes[volume].blocks(),
+        end: own_end.map_or(of.blocks(), |end| end.min(of.blocks())),
         window_max,
         order_max: caching.max_folio_order.min(state.pool.order_cap()),
     };

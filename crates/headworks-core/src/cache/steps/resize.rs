@@ -22,7 +22,7 @@ pub(in crate::cache) fn resize(
     if size > old {
         while !continue_truncation(state, ctx, volume) {}
     }
-    state.volumes[volume].set_size(size);
+    state.volumes.set_size(volume, size);
     if size < old {
         let (start, end) = (size.div_ceil(u64::from(BLOCK)), old.div_ceil(u64::from(BLOCK)));
         let truncation = Truncation::new(start, end, state.volumes.truncation(volume));

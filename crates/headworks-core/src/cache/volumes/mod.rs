@@ -3,9 +3,11 @@
 //! Tables reach to the last slot that was ever used, so spare slots cost nothing.
 
 mod errors;
+mod layer;
 mod truncation;
 mod volume;
 
+pub(in crate::cache) use layer::Layer;
 pub(in crate::cache) use truncation::Truncation;
 pub(in crate::cache) use volume::{CachedVolume, GENERATIONS};
 
@@ -90,6 +92,23 @@ impl Volumes {
     #[inline]
     pub fn device_index(&self, volume: VolumeId) -> usize {
         usize::from(self[volume].device().0)
+    }
+
+    /// Sets the size of a volume, in bytes. What it loses or gets is not shared with a base, nor with volumes on it.
+    pub fn set_size(&mut self, volume: VolumeId, size: u64) {
+        self[volume].set_size(size);
+        for (id, entry) in (0..).map(VolumeId).zip(&mut self.entries) {
+            if let Some(layer) = entry.layer_mut()
+                && (id == volume || layer.base() == volume)
+            {
+                layer.resize(size);
+            }
+        }
+    }
+
+    /// Returns true if a volume is the base of another one.
+    pub fn has_layers(&self, base: VolumeId) -> bool {
+        self.entries.iter().any(|entry| entry.layer().is_some_and(|layer| layer.base() == base))
     }
 
     /// Returns true if a volume is on a device.

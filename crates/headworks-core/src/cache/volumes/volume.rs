@@ -13,6 +13,7 @@
 //! its outstanding write-outs.
 
 use super::errors::ErrorSequence;
+use super::layer::Layer;
 use super::truncation::Truncation;
 use crate::bio::DeviceId;
 use crate::cache::pool::folio::BLOCK;
@@ -70,6 +71,8 @@ pub(in crate::cache) struct CachedVolume {
     retry_at: Option<Instant>,
     /// The delay that led to `retry_at`.
     backoff_ns: u64,
+    /// The base of the volume, whose cached blocks it shares.
+    layer: Option<Box<Layer>>,
 }
 
 impl CachedVolume {
@@ -96,6 +99,7 @@ impl CachedVolume {
             errors: ErrorSequence::default(),
             retry_at: None,
             backoff_ns: 0,
+            layer: None,
         }
     }
 
@@ -132,6 +136,24 @@ impl CachedVolume {
     /// Sets the size in bytes.
     pub fn set_size(&mut self, size: u64) {
         self.size = size;
+    }
+
+    /// Returns the base of the volume, if it shares what is cached of one.
+    #[inline]
+    pub fn layer(&self) -> Option<&Layer> {
+        self.layer.as_deref()
+    }
+
+    /// Returns the base of the volume, to note changes.
+    #[inline]
+    pub fn layer_mut(&mut self) -> Option<&mut Layer> {
+        self.layer.as_deref_mut()
+    }
+
+    /// Puts the volume on a base.
+    pub fn set_layer(&mut self, layer: Layer) {
+        assert!(self.layer.is_none() && !self.is_free_slot(), "a volume is put on one base, once");
+        self.layer = Some(Box::new(layer));
     }
 
     /// Returns the block size that clients must align to, in bytes.

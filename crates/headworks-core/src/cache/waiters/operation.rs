@@ -14,7 +14,7 @@
 //!   Flush ---> all older dirty data written -------> Device (flush) ---> completed
 //! ```
 
-use crate::bio::{Bio, BioFlags, ExportId};
+use crate::bio::{Bio, BioFlags, ExportId, VolumeId};
 use crate::cache::dirty::AccountId;
 use crate::cache::pool::folio::BLOCK;
 use crate::error::Status;
@@ -79,6 +79,8 @@ pub(in crate::cache) enum WaitFor {
 pub(in crate::cache) struct Operation {
     /// The bio of the client.
     pub bio: Bio,
+    /// The volume that the client reads, where the bio names the base on which that goes on.
+    pub by: VolumeId,
     /// The cursor: bytes of the bio that are done.
     pub done: u32,
     /// The end of the part that is written now, in bytes of the bio (an unaligned zeroing has three parts).
@@ -138,6 +140,7 @@ impl Default for Operation {
     fn default() -> Self {
         Self {
             bio: Bio::default(),
+            by: VolumeId(0),
             done: 0,
             part_end: 0,
             progress: 0,
@@ -171,7 +174,8 @@ impl Default for Operation {
 impl Operation {
     /// Creates the operation of a bio that arrives now, and of which nothing is done.
     pub fn new(now: Instant, bio: Bio, step: OpStep) -> Self {
-        Self { bio, step, part_end: bio.len, came: now, since: now, ..Self::default() }
+        let by = bio.id.volume;
+        Self { bio, by, step, part_end: bio.len, came: now, since: now, ..Self::default() }
     }
 
     /// Returns the byte of the volume at the cursor.
