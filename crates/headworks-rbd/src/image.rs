@@ -5,7 +5,10 @@
 //!
 //! **Closing** waits for operations in flight and gives the lock back, and both wait for the cluster, which may be gone. So a thread
 //! closes, with what operations in flight use, and [`wait_for_closes`] gives it time before the process ends. Without that time the lock
-//! stays until the cluster notices that its owner is gone (30 s).
+//! stays until the cluster notices that its owner is gone (30 s). librbd never frees a completion that was not taken, so the thread takes
+//! those of all operations in flight before it closes the image.
+//!
+//! Invariant: `in_flight` is the number of completions that were created and not released.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -98,6 +101,8 @@ pub struct RbdImage {
     /// Always there until the image is dropped.
     handles: Option<Handles>,
     completed: OwnedFd,
+    /// Operations whose completions were not collected.
+    in_flight: usize,
 }
 
 impl RbdImage {
@@ -115,7 +120,7 @@ impl RbdImage {
             (handles.library.rbd_set_image_notification)(handles.image, fd, EVENT_TYPE_EVENTFD)
         };
         match result {
-            0.. => Ok(Self { handles: Some(handles), completed }),
+            0.. => Ok(Self { handles: Some(handles), completed, in_flight: 0 }),
             error => Err(std::io::Error::from_raw_os_error(-error)),
         }
     }
@@ -123,9 +128,12 @@ impl RbdImage {
     fn end(&mut self, keep: Box<dyn Any + Send>) {
         let Some(handles) = self.handles.take() else { return };
         // librbd writes to it until the image is closed.
-        let completed = self.completed.try_clone();
+        let (completed, in_flight) = (self.completed.try_clone(), self.in_flight);
         closing().count += 1;
         let close = move || {
+            if let Ok(completed) = &completed {
+                release_rest(&handles, completed, in_flight);
+            }
             drop(handles);
             drop((completed, keep));
             closing().count -= 1;
@@ -184,38 +192,16 @@ impl Backend for RbdImage {
                 return Err(-started);
             }
         }
+        self.in_flight += 1;
         Ok(())
     }
 
     fn collect(&mut self, most: usize, into: &mut Vec<(u64, i64)>) -> bool {
-        let Some(Handles { library, image, .. }) = &self.handles else { return false };
-        let mut count = [0u8; 8];
-        // SAFETY: our descriptor, and as many bytes as it gives. It may be empty.
-        unsafe { libc::read(self.completed.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
-        let mut taken = 0;
-        while taken < most {
-            let mut completions = [null_mut(); BATCH];
-            let batch = BATCH.min(most - taken) as c_int;
-            // SAFETY: the image is open, and the array has as much room. What it gives is ours, once.
-            let found =
-                unsafe { (library.rbd_poll_io_events)(*image, completions.as_mut_ptr(), batch) };
-            for &completion in &completions[..found.max(0) as usize] {
-                // SAFETY: a completion that was just given to us; it is not used after its release.
-                unsafe {
-                    let argument = (library.rbd_aio_get_arg)(completion) as usize as u64;
-                    into.push((argument, (library.rbd_aio_get_return_value)(completion) as i64));
-                    (library.rbd_aio_release)(completion);
-                }
-            }
-            taken += found.max(0) as usize;
-            if found < batch {
-                return false;
-            }
-        }
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: our descriptor and our bytes.
-        unsafe { libc::write(self.completed.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-        true
+        let Some(handles) = &self.handles else { return false };
+        let before = into.len();
+        let more = collect(handles, &self.completed, most, into);
+        self.in_flight -= into.len() - before;
+        more
     }
 
     fn fd(&self) -> RawFd {
@@ -224,6 +210,56 @@ impl Backend for RbdImage {
 
     fn close(mut self, keep: Box<dyn Any + Send>) {
         self.end(keep);
+    }
+}
+
+/// Takes up to `most` completions and releases them; returns true if there may be more, and then the descriptor is readable.
+fn collect(
+    Handles { library, image, .. }: &Handles,
+    completed: &OwnedFd,
+    most: usize,
+    into: &mut Vec<(u64, i64)>,
+) -> bool {
+    let mut count = [0u8; 8];
+    // SAFETY: our descriptor, and as many bytes as it gives. It may be empty.
+    unsafe { libc::read(completed.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    let mut taken = 0;
+    while taken < most {
+        let mut completions = [null_mut(); BATCH];
+        let batch = BATCH.min(most - taken) as c_int;
+        // SAFETY: the image is open, and the array has as much room. What it gives is ours, once.
+        let found =
+            unsafe { (library.rbd_poll_io_events)(*image, completions.as_mut_ptr(), batch) };
+        for &completion in &completions[..found.max(0) as usize] {
+            // SAFETY: a completion that was just given to us; it is not used after its release.
+            unsafe {
+                let argument = (library.rbd_aio_get_arg)(completion) as usize as u64;
+                into.push((argument, (library.rbd_aio_get_return_value)(completion) as i64));
+                (library.rbd_aio_release)(completion);
+            }
+        }
+        taken += found.max(0) as usize;
+        if found < batch {
+            return false;
+        }
+    }
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: our descriptor and our bytes.
+    unsafe { libc::write(completed.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    true
+}
+
+/// Waits for the completions of all operations in flight, however long the cluster takes, and releases them.
+fn release_rest(handles: &Handles, completed: &OwnedFd, mut in_flight: usize) {
+    let mut ended = Vec::with_capacity(BATCH);
+    while in_flight > 0 {
+        let mut wanted =
+            libc::pollfd { fd: completed.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, and our descriptor.
+        unsafe { libc::poll(&raw mut wanted, 1, -1) };
+        ended.clear();
+        collect(handles, completed, BATCH, &mut ended);
+        in_flight -= ended.len();
     }
 }
 
@@ -244,4 +280,158 @@ pub fn wait_for_closes(limit: Duration) -> bool {
     let waited = CLOSED.wait_timeout_while(closing(), limit, |closing| closing.count > 0);
     let (closing, _) = waited.unwrap_or_else(PoisonError::into_inner);
     closing.count == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    /// Completions that were created and not released.
+    static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+    /// librbd's image: its operations end when the test says so.
+    #[derive(Default)]
+    struct Image {
+        fd: c_int,
+        started: VecDeque<usize>,
+        ended: VecDeque<usize>,
+        is_closed: bool,
+    }
+
+    fn image_of(image: Ptr) -> std::sync::MutexGuard<'static, Image> {
+        // SAFETY: the test keeps the image until it has ended.
+        unsafe { &*image.cast_const().cast::<Mutex<Image>>() }.lock().unwrap()
+    }
+
+    impl Image {
+        fn complete_one(&mut self) {
+            let completion = self.started.pop_front().unwrap();
+            self.ended.push_back(completion);
+            // SAFETY: the descriptor is open as long as the image.
+            unsafe { libc::write(self.fd, 1u64.to_ne_bytes().as_ptr().cast(), 8) };
+        }
+    }
+
+    unsafe extern "C" fn set_notification(image: Ptr, fd: c_int, _: c_int) -> c_int {
+        image_of(image).fd = fd;
+        0
+    }
+
+    unsafe extern "C" fn create(argument: Ptr, _: Ptr, completion: *mut Ptr) -> c_int {
+        LIVE.fetch_add(1, SeqCst);
+        // SAFETY: the caller's room for a pointer.
+        unsafe { *completion = Box::into_raw(Box::new(argument as usize)).cast() };
+        0
+    }
+
+    unsafe extern "C" fn start(
+        image: Ptr,
+        _: crate::library::Vectors,
+        _: c_int,
+        _: u64,
+        completion: Ptr,
+    ) -> c_int {
+        image_of(image).started.push_back(completion as usize);
+        0
+    }
+
+    unsafe extern "C" fn refuse(_: Ptr, _: Ptr) -> c_int {
+        -libc::ENOMEM
+    }
+
+    unsafe extern "C" fn poll(image: Ptr, into: *mut Ptr, most: c_int) -> c_int {
+        let mut image = image_of(image);
+        let count = image.ended.len().min(most as usize);
+        for (at, completion) in image.ended.drain(..count).enumerate() {
+            // SAFETY: the caller's room for `most`.
+            unsafe { *into.add(at) = completion as Ptr };
+        }
+        count as c_int
+    }
+
+    unsafe extern "C" fn argument_of(completion: Ptr) -> Ptr {
+        // SAFETY: a completion of `create` that was not released.
+        unsafe { *completion.cast::<usize>() as Ptr }
+    }
+
+    unsafe extern "C" fn result_of(_: Ptr) -> isize {
+        0
+    }
+
+    unsafe extern "C" fn release(completion: Ptr) {
+        LIVE.fetch_sub(1, SeqCst);
+        // SAFETY: a completion of `create`, released once.
+        drop(unsafe { Box::from_raw(completion.cast::<usize>()) });
+    }
+
+    unsafe extern "C" fn close(image: Ptr) -> c_int {
+        let mut image = image_of(image);
+        assert!(image.started.is_empty() && !image.is_closed);
+        image.is_closed = true;
+        0
+    }
+
+    #[test]
+    fn closing_releases_every_completion_and_keeps_memory_until_then() {
+        let library = Box::leak(Box::new(Library {
+            rbd_set_image_notification: set_notification,
+            rbd_aio_create_completion: create,
+            rbd_aio_readv: start,
+            rbd_aio_writev: start,
+            rbd_aio_flush: refuse,
+            rbd_poll_io_events: poll,
+            rbd_aio_get_arg: argument_of,
+            rbd_aio_get_return_value: result_of,
+            rbd_aio_release: release,
+            rbd_close: close,
+            ..Library::absent()
+        }));
+        let state = Arc::new(Mutex::new(Image::default()));
+        let handles = Handles {
+            library,
+            cluster: null_mut(),
+            pool: null_mut(),
+            image: Arc::as_ptr(&state).cast_mut().cast(),
+        };
+        let mut image = RbdImage::new(handles).unwrap();
+        let fd = image.fd();
+        let memory = Arc::new(vec![0u8; 4096]);
+        let mut run = |operation, argument| {
+            // SAFETY: there is no memory.
+            unsafe { image.start(operation, (0, 512), &[], argument) }
+        };
+        for argument in 0..100 {
+            let operation = if argument % 2 == 0 { Operation::Read } else { Operation::Write };
+            assert_eq!(run(operation, argument), Ok(()));
+        }
+        assert_eq!(run(Operation::Flush, 100), Err(libc::ENOMEM));
+        assert_eq!(LIVE.load(SeqCst), 100, "one that did not start is released");
+        for _ in 0..60 {
+            state.lock().unwrap().complete_one();
+        }
+        let mut collected = Vec::new();
+        assert!(image.collect(40, &mut collected));
+        assert_eq!((collected.len(), collected[39], LIVE.load(SeqCst)), (40, (39, 0), 60));
+        // Twenty have ended and were not collected, forty are in flight.
+        image.close(Box::new(Arc::clone(&memory)));
+        for _ in 0..40 {
+            assert!(
+                !wait_for_closes(Duration::ZERO),
+                "it waits for operations, but no caller has to"
+            );
+            assert_eq!(Arc::strong_count(&memory), 2, "operations in flight use it");
+            let mut state = state.lock().unwrap();
+            assert!(!state.is_closed);
+            state.complete_one();
+        }
+        assert!(wait_for_closes(Duration::from_secs(60)));
+        assert!(state.lock().unwrap().is_closed);
+        assert_eq!((LIVE.load(SeqCst), Arc::strong_count(&memory)), (0, 1));
+        // SAFETY: it has no requirements.
+        assert_eq!(unsafe { libc::fcntl(fd, libc::F_GETFD) }, -1, "the descriptor is closed");
+    }
 }

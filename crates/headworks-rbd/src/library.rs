@@ -29,6 +29,19 @@ macro_rules! functions {
             fn new(objects: &[Object]) -> Result<Self, String> {
                 Ok(Self { $($name: symbol(objects, stringify!($name))?,)* })
             }
+
+            /// Functions that end the process when they are called, for tests that have some of their own.
+            #[cfg(test)]
+            pub fn absent() -> Self {
+                Self {
+                    $($name: {
+                        unsafe extern "C" fn absent($(_: $argument),*) $(-> $result)? {
+                            unreachable!("{} is called", stringify!($name))
+                        }
+                        absent
+                    },)*
+                }
+            }
         }
     };
 }

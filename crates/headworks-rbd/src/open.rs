@@ -260,25 +260,21 @@ impl Opening {
         }
     }
 
-    /// Takes the exclusive lock.
+    /// Takes the exclusive lock. With a takeover its owners are shut out before: one that has died would be asked for it, for half a minute.
     fn lock(&self, image: Ptr) -> Result<(), String> {
-        // SAFETY: the image is open.
-        let acquire = || unsafe { (self.library.rbd_lock_acquire)(image, EXCLUSIVE) };
-        let mut result = -acquire();
-        if result == libc::EROFS {
-            let owners = self.owners(image);
-            let owner = owners.join(", ");
-            if !self.options.takeover {
-                return Err(format!(
-                    "another client has its lock ({owner}); stop that client, or shut it out with takeover=on"
-                ));
-            }
-            for owner in &owners {
+        if self.options.takeover {
+            for owner in &self.owners(image) {
                 self.shut_out(image, owner)?;
             }
-            result = -acquire();
         }
-        match result {
+        // SAFETY: the image is open.
+        match -unsafe { (self.library.rbd_lock_acquire)(image, EXCLUSIVE) } {
+            libc::EROFS if !self.options.takeover => {
+                let owner = self.owners(image).join(", ");
+                Err(format!(
+                    "another client has its lock ({owner}); stop that client, or shut it out with takeover=on"
+                ))
+            }
             ..=0 => Ok(()),
             libc::EROFS => Err("another client took its lock again".to_owned()),
             libc::EINVAL => Err(format!(
