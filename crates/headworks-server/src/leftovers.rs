@@ -14,9 +14,10 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use headworks::cache_memory::{
     LeftCache, LeftVolume, VolumeRow, difference, write_beside, write_image,
@@ -47,6 +48,42 @@ impl LeftFile {
             display_size(bytes),
             row.path.display()
         )
+    }
+}
+
+/// Locks the file of a server; false if another open file has the lock.
+pub type TryLock = fn(&File) -> io::Result<bool>;
+
+/// Longest wait for a process that is ending to give up its memory.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// A file that another process has locked: one that serves, or one that was killed and is not quite gone.
+struct HeldFile {
+    file: File,
+    name: String,
+    lock: TryLock,
+    remove: Remove,
+}
+
+impl HeldFile {
+    /// Whether it has dirty data of an image.
+    fn has_data_of(&self, image: Identity) -> bool {
+        // One that cannot be read is not ours to judge.
+        let seen = self.file.try_clone().and_then(LeftCache::look).ok().flatten();
+        let left = seen.map(|cache| cache.volumes()).unwrap_or_default();
+        left.iter().any(|volume| volume.row.as_ref().is_some_and(|row| row.identity == image))
+    }
+
+    /// Waits until its process is gone; false if that takes too long.
+    fn wait(&self) -> bool {
+        let since = Instant::now();
+        while !(self.lock)(&self.file).unwrap_or(false) {
+            if since.elapsed() > ENDING {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
     }
 }
 
@@ -110,6 +147,8 @@ type HandedLock = (Identity, Arc<File>);
 #[derive(Clone, Default)]
 pub struct Leftovers {
     files: Arc<Mutex<Vec<LeftFile>>>,
+    /// Files that other processes had at the start, until the images are open.
+    held: Arc<Mutex<Vec<HeldFile>>>,
     locks: Arc<Mutex<Vec<HandedLock>>>,
     remotes: Arc<Mutex<Vec<(Identity, Export)>>>,
 }
@@ -140,6 +179,37 @@ impl Leftovers {
                 let file = LeftFile { cache, name, remove, claimed };
                 self.files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
             }
+        }
+        Ok(())
+    }
+
+    /// Adds a file that another process has locked. If that is one that was killed and is not quite gone, its data are waited for when
+    /// their image is opened.
+    pub fn add_held(
+        &self,
+        file: File,
+        name: &str,
+        lock: TryLock,
+        remove: impl FnOnce() + Send + 'static,
+    ) {
+        let held = HeldFile { file, name: name.to_owned(), lock, remove: Box::new(remove) };
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(held);
+    }
+
+    /// Takes in files with dirty data of an image whose lock is ours: their processes are ending, since one that serves has the lock of
+    /// its images. A killed process may give up its locks one after the other, some milliseconds apart.
+    fn await_ending(&self, path: &Path, image: &OpenFile) -> Result<(), ConfigError> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(index) = held.iter().position(|file| file.has_data_of(image.identity())) {
+            if !held[index].wait() {
+                let (name, path) = (&held[index].name, path.display());
+                let message = format!(
+                    "{name} has acknowledged writes to {path}, and a process that was killed has not given it up; start again when that is gone"
+                );
+                return Err(ConfigError::new("cache-file", message));
+            }
+            let HeldFile { file, name, remove, .. } = held.swap_remove(index);
+            self.add(file, &name, remove)?;
         }
         Ok(())
     }
@@ -184,6 +254,9 @@ impl Leftovers {
         image: &OpenFile,
         writer: &ImageWriter,
     ) -> Result<RestoredImage, ConfigError> {
+        if image.locked() && self.lock_of(path).is_none() {
+            self.await_ending(path, image)?;
+        }
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = RestoredImage::default();
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -211,6 +284,8 @@ impl Leftovers {
 
     /// Removes the files that are not needed any more; returns a sentence about each image that has data in one of the others.
     pub fn remove_empty(&self) -> Vec<String> {
+        // Their memory is to go with their processes.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut notes, mut kept) = (Vec::new(), Vec::new());
         for file in files.drain(..) {

@@ -9,7 +9,8 @@
 //!   off                                                      --> anonymous memory
 //! ```
 //!
-//! A running server locks its file, so a file that can be locked was left by a dead one. Its data go to the images that this
+//! A running server locks its file, so a file that can be locked was left by a dead one; so was one with dirty data of an image that
+//! can be locked, which a killed process gives up a moment later. Its data go to the images that this
 //! server opens (`Leftovers`); then it is removed. The file of this server goes at a clean stop. A server that replaces a running
 //! one gets that one's memory; its file is left alone until then.
 
@@ -181,10 +182,11 @@ impl CacheStore {
             let message = format!("{} is no file of this user; it is left alone", path.display());
             return Err(wrong(message));
         }
+        let (shown, gone) = (path.display().to_string(), path.to_owned());
         if !lock(&file).map_err(cannot)? {
+            self.leftovers.add_held(file, &shown, lock, move || remove_file(&gone));
             return Ok(());
         }
-        let (shown, gone) = (path.display().to_string(), path.to_owned());
         self.leftovers.add(file, &shown, move || remove_file(&gone))
     }
 

@@ -3,10 +3,11 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use headworks::EngineChoice;
 use headworks::testing::TempFile;
+use headworks::{EngineChoice, FileOptions, OpenFile};
 use headworks_core::ConfigError;
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::transmission::Request;
@@ -335,4 +336,31 @@ fn pause_for_restart_writes_everything_out_while_clients_are_served() {
     server.resume();
     client.disconnect().unwrap();
     end(server);
+}
+
+#[test]
+fn memory_of_a_process_that_is_ending_is_waited_for() {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    fn lock(_: &std::fs::File) -> std::io::Result<bool> {
+        Ok(ASKED.fetch_add(1, Ordering::Relaxed) >= 3)
+    }
+    let place = Place::new("handover-ending", 1, true);
+    let server = place.start(None).unwrap();
+    let mut client = place.client();
+    client.write(0, &[5; BLOCK], CommandFlags::NONE).unwrap();
+    let (copy, other) = (TempFile::new("handover-ending-copy"), TempFile::new("handover-other"));
+    std::fs::copy(place.memory.path(), copy.path()).unwrap();
+    std::fs::write(other.path(), vec![7; 1 << 20]).unwrap();
+    client.disconnect().unwrap();
+    end(server);
+    let leftovers = Leftovers::default();
+    let held = std::fs::File::options().read(true).write(true).open(copy.path()).unwrap();
+    leftovers.add_held(held, "the copy", lock, || {});
+    let restored = |path: &Path| {
+        let image = OpenFile::open_locked(path, &FileOptions::default(), None).unwrap();
+        let done = leftovers.restore_image(path, &image, &image.writer()).unwrap();
+        (done.covered, ASKED.load(Ordering::Relaxed))
+    };
+    assert_eq!(restored(other.path()), (false, 0), "a server that runs may have it");
+    assert_eq!(restored(place.image.path()), (true, 4));
 }

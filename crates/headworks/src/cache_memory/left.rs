@@ -93,6 +93,19 @@ impl LeftCache {
     /// # Errors
     /// A sentence: it is no such file, of another version, or damaged.
     pub fn open(file: File) -> io::Result<Option<Self>> {
+        Self::read(file, true)
+    }
+
+    /// Opens a file whose process may be running or ending: nothing is changed, and what is dirty is that of a moment, for
+    /// [`LeftCache::volumes`] alone.
+    ///
+    /// # Errors
+    /// As [`LeftCache::open`].
+    pub fn look(file: File) -> io::Result<Option<Self>> {
+        Self::read(file, false)
+    }
+
+    fn read(file: File, redo: bool) -> io::Result<Option<Self>> {
         let len = file.metadata()?.len();
         if len == 0 {
             return Ok(None);
@@ -125,14 +138,14 @@ impl LeftCache {
         let (rows, shards_found, settled) = (rows as usize, Vec::new(), Mutex::default());
         let mut left = Self { control, rows, shards: shards_found, settled, file };
         for index in 0..shards as usize {
-            let shard = left.shard(index, len)?;
+            let shard = left.shard(index, len, redo)?;
             left.shards.extend(shard);
         }
         Ok(Some(left))
     }
 
     /// Maps a shard; none if it has no cache.
-    fn shard(&self, index: usize, file_len: u64) -> io::Result<Option<LeftShard>> {
+    fn shard(&self, index: usize, file_len: u64, redo: bool) -> io::Result<Option<LeftShard>> {
         let at = shard_at(self.rows, index);
         let get = |offset| word(&self.control, at + offset).load(Ordering::Acquire);
         let units = get(shard::UNITS);
@@ -157,7 +170,9 @@ impl LeftCache {
         let buffers = Mapping::shared(&self.file, buffers_at as usize, buffers as usize)?;
         let (frames_base, buffers_base) = (get(shard::FRAMES_BASE), get(shard::BUFFERS_BASE));
         let entry = |frame| word(&self.control, table_at as usize + frame * 8);
-        self.redo(at, (&frames, frames_base), (&buffers, buffers_base))?;
+        if redo {
+            self.redo(at, (&frames, frames_base), (&buffers, buffers_base))?;
+        }
         let table = (0..units as usize).map(entry).map(|word| word.load(Ordering::Acquire));
         let blocks = dirty_blocks(table.map(DirtyEntry));
         Ok(Some(LeftShard { at, table_at: table_at as usize, frames, buffers, blocks }))

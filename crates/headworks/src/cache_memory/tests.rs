@@ -168,6 +168,23 @@ fn zeroing_that_was_cut_short_is_done_again() {
 }
 
 #[test]
+fn look_at_a_running_process_changes_nothing() {
+    let process = Process::new("left-look");
+    process.dirty(3, 4, 6);
+    let to = process.shard.frames.as_ref().unwrap().at(3 * BLOCK, BLOCK);
+    process.log().begin_change(to, std::ptr::null(), BLOCK);
+    let file = File::from(process.memory.as_fd().try_clone_to_owned().unwrap());
+    let seen = LeftCache::look(file).unwrap().unwrap().volumes();
+    assert_eq!(seen[0].row.as_ref().unwrap().path, process.image.path());
+    // SAFETY: a frame of the process, which nothing else uses.
+    assert_eq!(unsafe { to.read() }, 6, "the zeroing is the process's own");
+    let (left, image) = process.die();
+    restore_all(&left, image.path());
+    let bytes = std::fs::read(image.path()).unwrap();
+    assert!(bytes[4 * BLOCK..5 * BLOCK].iter().all(|&byte| byte == 0), "it is still recorded");
+}
+
+#[test]
 fn changed_image_is_left_alone_and_data_lie_beside_it() {
     type Change = fn(&Path);
     let replaced: Change = |path| {
