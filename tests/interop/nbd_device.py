@@ -144,7 +144,7 @@ class Server:
         try:
             with open(f"/proc/{self.pid}/stat") as stat:
                 return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return False
 
     def stop(self, status=0, seconds=30):

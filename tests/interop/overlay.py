@@ -2,6 +2,8 @@
 
     overlay.py kill SERVER ENGINE SOCKET BASE OVERLAY DIR    a server that is killed: what was flushed is there
     overlay.py snapshot SERVER CONTROL URI OVERLAY DIR       layers that are kept while clients write: each is of one point in time
+    overlay.py many URI CONTROL BASE IMAGES COUNT            exports t1, t2...: each has its own blocks, when others come and go, too
+    overlay.py again URI BASE COUNT                          what `many` has flushed is there
     overlay.py full URI FILLER                               a disk without room: nothing that was acknowledged is lost
 """
 
@@ -206,6 +208,76 @@ def snapshot(server, control, uri, overlay, folder):
         assert newest(first.read(0, SLOTS * BLOCK)) == records.acked
 
 
+def own_block(number):
+    return number * 5
+
+
+def verify_one(connection, number, base):
+    """The block of this overlay, and that of the next one, which is the base's here."""
+    assert connection.read(own_block(number) * BLOCK, BLOCK) == contents(number), f"t{number}"
+    at = own_block(number + 1) * BLOCK
+    assert connection.read(at, 2 * BLOCK) == base[at:at + 2 * BLOCK], f"t{number}"
+
+
+def connect_all(uri, base, count):
+    with open(base, "rb") as file:
+        bytes_ = file.read((own_block(count + 1) + 2) * BLOCK)
+    return {number: rawnbd.Raw(uri).go(b"t%d" % number)[0] for number in range(1, count + 1)}, bytes_
+
+
+def many(uri, control, base, images, count):
+    connections, base = connect_all(uri, base, int(count))
+
+    @tap.case
+    def each():
+        """all at once: each overlay reads its base, is written and flushed, and has its own block"""
+        at = own_block(7) * BLOCK
+        for connection in connections.values():
+            connection.request(rawnbd.READ, 1, at, BLOCK)
+        for connection in connections.values():
+            assert connection.reply() == (0, 1) and connection.receive(BLOCK) == base[at:at + BLOCK]
+        for number, connection in connections.items():
+            connection.request(WRITE, 2, own_block(number) * BLOCK, BLOCK, contents(number))
+        for connection in connections.values():
+            assert connection.reply() == (0, 2)
+            connection.request(FLUSH, 3, 0, 0)
+        for connection in connections.values():
+            assert connection.reply() == (0, 3)
+        for number, connection in connections.items():
+            verify_one(connection, number, base)
+
+    @tap.case
+    def come_and_go():
+        """one is removed and added again while all others have requests in flight"""
+        gone = len(connections) // 2
+        connections.pop(gone).close()
+        for number, connection in connections.items():
+            connection.request(WRITE, 4, own_block(number) * BLOCK, BLOCK, contents(number))
+        client = ctl_client.Client(control)
+        answer = client.ask("remove", export=f"t{gone}", force=True)
+        assert "result" in answer, answer
+        answer = client.ask("add", spec=f"t{gone}=overlay:path={images}/t{gone}.hwo")
+        assert "result" in answer, answer
+        for connection in connections.values():
+            assert connection.reply() == (0, 4)
+            connection.request(FLUSH, 5, 0, 0)
+        for connection in connections.values():
+            assert connection.reply() == (0, 5)
+        connections[gone] = rawnbd.Raw(uri).go(b"t%d" % gone)[0]
+        for number, connection in connections.items():
+            verify_one(connection, number, base)
+
+
+def again(uri, base, count):
+    connections, base = connect_all(uri, base, int(count))
+
+    @tap.case
+    def flushed():
+        """after a kill -9 each has what was flushed"""
+        for number, connection in connections.items():
+            verify_one(connection, number, base)
+
+
 def full(uri, filler):
     connection = rawnbd.Raw(uri).go(b"a")[0]
     model = {}
@@ -252,5 +324,5 @@ def full(uri, filler):
         verify()
 
 
-{"kill": kill, "snapshot": snapshot, "full": full}[sys.argv[1]](*sys.argv[2:])
+{"kill": kill, "snapshot": snapshot, "many": many, "again": again, "full": full}[sys.argv[1]](*sys.argv[2:])
 tap.done()

@@ -95,6 +95,26 @@ rm -f "$IMAGES/middle.qcow2" "$IMAGES/golden.qcow2" "$VM"
 # Killed servers under a client that flushes now and then.
 script overlay.py kill "$HEADWORKS" "$ENGINE" "$SOCKET" "$BASE" "$IMAGES/kill.hwo" "$DIR"
 
+# A hundred tenants on one base, and a plain file: one device, more images than there are devices.
+COUNT=100 exports=("plain=file:path=$IMAGES/plain.img,size=1M")
+for ((number = 1; number <= COUNT; number++)); do
+    image create --base "$BASE" "$IMAGES/t$number.hwo" >/dev/null
+    exports+=("t$number=overlay:path=$IMAGES/t$number.hwo")
+done
+serve --control "$CONTROL" --shards 2 "${exports[@]}"
+check "$COUNT overlays and a file have one device" sh -c '[ "$("$1" ctl "$2" diskstats | wc -l)" -eq 1 ]' - "$HEADWORKS" "$CONTROL"
+script overlay.py many "$(at t1)" "$CONTROL" "$BASE" "$IMAGES" $COUNT
+check "a snapshot of one of them" ctl snapshot t3 t3-kept.hwo
+check "the file is read beside them" qemu-io -f raw -c 'write -P 3 0 64k' -c flush -c 'read -P 3 0 64k' "$(at plain)"
+kill -9 "$SERVER"
+wait "$SERVER" 2>/dev/null
+SERVER=0
+rm -f "$SOCKET"
+serve --control "$CONTROL" "${exports[@]}"
+script overlay.py again "$(at t1)" "$BASE" $COUNT
+stop_server
+rm -f "$IMAGES"/t[0-9]*.hwo
+
 # Snapshots while clients write; with a page cache, too.
 truncate -s 1M "$IMAGES/mixed.img"
 tail -c 15M "$DIR/base.copy" >>"$IMAGES/mixed.img"

@@ -122,6 +122,47 @@ kill "$second"
 wait "$second"
 check "the second server ends with 0" test $? -eq 0
 
+# With a cache: what it holds is void then.
+CACHE=32M serve --control "$CONTROL" "$VOL"
+rm -f "$DIR/ready"
+script rbd.py void "$SOCKET" "$DIR/ready" &
+client=$!
+check "a client of a cached export reads and writes" wait_until 20 test -e "$DIR/ready"
+"$HEADWORKS" serve --engine "$ENGINE" --cache 0 -U "$DIR/third" "$VOL,takeover=on" >"$DIR/third.out" 2>&1 &
+third=$!
+check "a third server takes over" wait_until 20 qemu-io -f raw -c "write -P 77 0 8M" -c flush "nbd+unix:///?socket=$DIR/third"
+wait $client
+check "the cache of the other answers nothing any more" test $? -eq 0
+check "what it did not write is named" says_like '^default .* suspect' exports
+stop_with TERM
+no_panic
+check "its dirty data do not arrive" qemu-io -f raw -c "read -P 77 0 8M" "nbd+unix:///?socket=$DIR/third"
+kill "$third"
+wait "$third"
+
+# Reads and writes wait for an OSD that stopped: the server ends in its time, and the next one has what was flushed.
+serve --control "$CONTROL" --stop-timeout 3s "$VOL"
+script rbd.py stuck "$SOCKET" "$DIR/flushed" &
+client=$!
+check "a client has flushed" wait_until 20 test -e "$DIR/flushed"
+check "the OSD stops again" kill -STOP "$(osd)"
+touch "$DIR/flushed.go"
+check "many operations wait for it" wait_until 20 says_like ', 6[0-9] in flight; depth' stats
+began=$SECONDS
+stop_with TERM 10
+check "a stop with operations in flight ends" test "$STATUS" -eq 1
+check "within its limit" test $((SECONDS - began)) -le 4
+no_panic
+wait $client
+check "the OSD goes on after it" kill -CONT "$(osd)"
+began=$SECONDS
+serve --control "$CONTROL" "$VOL,takeover=on"
+check "the next server has the image at once" test $((SECONDS - began)) -le 10
+check "with what was flushed" qemu-io -f raw -c "read -P 0x46 0 256k" "$(at '')"
+check "which writes" qemu-io -f raw -c "write -P 67 1M 256k" -c flush "$(at '')"
+check "nothing late replaces that" qemu-io -f raw -c "read -P 67 1M 256k" "$(at '')"
+stop_server
+
 # The cluster is gone: the server stops in its time, and says what is not written.
 CACHE=32M serve --stop-timeout 2s "$VOL"
 kill -STOP "$(osd)"

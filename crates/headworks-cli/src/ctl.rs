@@ -77,7 +77,7 @@ SOCKET with a slash, or the name of a socket's file in the working directory, is
 A word that is a command is never SOCKET; with a slash it is: ./get.
 
 Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; names of Headworks begin with hw_. hw0 is the first
-device. Images on one filesystem share a device; `get exports/NAME/device` prints it. A refused value changes nothing.")]
+device. Images on one filesystem, files and overlays, share a device; `get exports/NAME/device` prints it. A refused value changes nothing.")]
 pub struct CtlArgs {
     #[arg(value_name = "SOCKET", help = ctl_socket::HELP)]
     socket: Option<PathBuf>,

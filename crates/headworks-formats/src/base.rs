@@ -25,8 +25,8 @@ impl OpenBaseImage for Formats {
         options: &BaseImageOptions,
     ) -> Result<Box<dyn BaseImage>, ConfigError> {
         let BaseImageOptions { format, anywhere, direct, locks } = *options;
-        let known = [ImageFormat::Qcow2, ImageFormat::Vmdk];
-        let format = known.into_iter().find(|known| known.name() == format).ok_or_else(|| {
+        let mut known = ImageFormat::ALL.into_iter();
+        let format = known.find(|known| known.name() == format).ok_or_else(|| {
             ConfigError::new("format", format!("{format} is none of qcow2 and vmdk"))
         })?;
         let options = ImageOptions { format, outside: anywhere, direct };

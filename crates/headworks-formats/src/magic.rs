@@ -14,6 +14,9 @@ pub enum ImageFormat {
 }
 
 impl ImageFormat {
+    /// Every format that is read.
+    pub const ALL: [Self; 2] = [Self::Qcow2, Self::Vmdk];
+
     /// Its name in specifications and messages.
     #[must_use]
     pub fn name(self) -> &'static str {

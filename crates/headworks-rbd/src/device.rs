@@ -6,7 +6,7 @@
 //! ```
 //!
 //! **The lock is lost** when an operation answers that the cluster has shut this client out (ESHUTDOWN), or that the image is not writable
-//! any more (EROFS). Another client writes the image then, so what a cache has of it is void: the volume becomes suspect, and every
+//! any more (EROFS). Another client writes the image then, so what a cache has of it is void: the device gives the volume up, and every
 //! further command fails. An idle image would not notice, so its device reads a block if it heard nothing of the cluster for
 //! [`PROBE_NS`].
 //!
@@ -198,7 +198,7 @@ impl<B: Backend> RbdDevice<B> {
         }
         // Each time, since an operator may have acknowledged it meanwhile.
         if let Some(volume) = self.volume {
-            io.lose(volume);
+            io.give_up(volume);
         }
         IoError::ShutDown
     }

@@ -271,7 +271,8 @@ fn prepare(
         .filter(|device| device.owner == id)
         .map(|device| device.queue.queue_depth as usize + 64)
         .sum();
-    let disk_depth = disk_depth + if options.live { DEPTH_SPARE } else { 0 };
+    let has_spare_devices = config.spare.devices > 0;
+    let disk_depth = disk_depth + if has_spare_devices { DEPTH_SPARE } else { 0 };
     let (engine, line) = open_engine(options.engine, disk_depth.max(1))?;
     let ShardStorage { pool, frames, pages, log } = storage(&config, setup)?;
     let recorder = options.record.as_ref().map(|path| open_record(path, &config)).transpose()?;

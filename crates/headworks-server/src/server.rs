@@ -279,6 +279,7 @@ impl Server {
             handed_images: Mutex::default(),
             paused: Mutex::default(),
         };
+        server.notes.extend(server.service.changes().share_bases());
         let opened = restoring.unwrap_or(Ok(()));
         match opened.and_then(|()| server.open_endpoints(control, metrics)) {
             Ok(()) => Ok(server),

@@ -11,11 +11,11 @@ use headworks_core::extent::ExtentWriter;
 use headworks_core::{
     Action, Actions, BioId, Completion, Control, CopyDirection, DeviceId, EXTENTS_BYTES,
     ExtentState, Input, Instant, Message, Notice, Op, REPLY_RANGES_MAX, ReplyStage, Shard, ShardId,
-    Status, VolumeId, WaitTimes,
+    Status, WaitTimes,
 };
 
 use crate::cache_memory::DirtyLog;
-use crate::device::{Command, CommandBatch, Device, DeviceIo};
+use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss};
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::{Copier, STREAM, Span, fetch};
 
@@ -141,9 +141,9 @@ pub struct Executor {
     spans: Vec<Span>,
     completions: Vec<Completion>,
     /// Volumes that the device which is called has lost data of.
-    lost: Vec<VolumeId>,
-    /// Volumes that devices lost data of, until they are taken.
-    losses: Vec<VolumeId>,
+    lost: Vec<Loss>,
+    /// What devices have lost, until it is taken.
+    losses: Vec<Loss>,
     /// The frames of one reply.
     reply: Vec<Span>,
     copier: Copier,
@@ -199,8 +199,8 @@ impl Executor {
         Some(body)
     }
 
-    /// Takes the volumes of which devices have lost acknowledged data since the last call.
-    pub fn take_losses(&mut self) -> Option<Vec<VolumeId>> {
+    /// Takes what devices have lost since the last call. A shard of another device's volume has to be told of [`Loss::Everything`].
+    pub fn take_losses(&mut self) -> Option<Vec<Loss>> {
         (!self.losses.is_empty()).then(|| std::mem::take(&mut self.losses))
     }
 
@@ -455,8 +455,13 @@ impl Executor {
     fn deliver(&mut self, device: DeviceId, inputs: &mut Vec<Input>) {
         if !self.lost.is_empty() {
             // Before the completions: no flush may succeed from here on.
-            let suspect = |&volume: &VolumeId| Input::Control(Control::Suspect { volume });
-            inputs.extend(self.lost.iter().map(suspect));
+            let told = |loss: &Loss| {
+                Input::Control(match *loss {
+                    Loss::Unflushed(volume) => Control::Suspect { volume },
+                    Loss::Everything(volume) => Control::Void { volume },
+                })
+            };
+            inputs.extend(self.lost.iter().map(told));
             self.losses.append(&mut self.lost);
         }
         let inputs_of =

@@ -69,11 +69,12 @@ pub use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions}
 pub use device::testing;
 pub use device::{
     BaseFormats, BaseImage, BaseImageOptions, Command, CommandBatch, DelayDevice, DelayOptions,
-    Device, DeviceIo, Direct, ErrorDevice, ErrorOptions, Fates, FileDevice, FileOptions, FoundFile,
-    Identity, ImageWriter, MemDevice, NewBase, NewOverlay, NullDevice, OpenBaseImage, OpenFile,
-    OpenOverlay, OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress, OverlaySnapshot,
-    PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability, SizeWatch,
-    is_overlay, sync_directory,
+    Device, DeviceIo, Direct, ErrorDevice, ErrorOptions, Fates, FileDevice, FileOptions,
+    FilesystemDevice, FoundFile, Identity, ImageWriter, Loss, MemDevice, NewBase, NewOverlay,
+    NullDevice, OpenBaseImage, OpenFile, OpenOverlay, OpenVolume, OverlayBase, OverlayBaseKind,
+    OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress, OverlaySnapshot, PowercutDevice,
+    PowercutEnd, PowercutOptions, PowercutReport, Probability, SizeWatch, is_overlay,
+    sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use headworks::testing::Bench;
-use headworks::{BaseFormats, Device, NewBase, NewOverlay, OpenOverlay, OverlayOptions};
-use headworks_core::{BioFlags, Op};
+use headworks::{
+    BaseFormats, Device, FilesystemDevice, NewBase, NewOverlay, OpenOverlay, OverlayOptions,
+};
+use headworks_core::{BioFlags, Op, VolumeId};
 
 use super::Folder;
 use super::image::{CLUSTER, Cluster, Image};
@@ -78,6 +80,10 @@ fn overlay_reads_what_is_in_the_image_and_keeps_what_is_written() {
     let mut bench = Bench::new(open(&two).unwrap().into_device());
     assert!(contents(&mut bench, expected.len()) == expected);
     drop(bench);
+    // The image below waits for descriptors, so the overlay shares no device.
+    let shared = open(&two).unwrap();
+    assert!(!shared.can_share_device());
+    assert!(FilesystemDevice::new().attach_image(VolumeId(0), shared.into()).is_err());
     let buffered = OverlayOptions { direct: headworks::Direct::Off, read_only: true, ..OPTIONS };
     let whole = OpenOverlay::open(&two, &buffered, None).unwrap();
     assert_eq!(whole.layers().len(), 3);

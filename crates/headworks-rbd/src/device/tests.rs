@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
+use headworks::Loss;
 use headworks::driver::Span;
 use headworks::testing::Bench;
 use headworks_core::extent::extents;
@@ -233,7 +234,7 @@ fn client_that_is_shut_out_fails_everything_and_says_so() {
         while world.bench.step_now() {}
         let failed: Vec<_> = world.bench.completions.drain(..).map(|done| done.status).collect();
         assert_eq!(failed, [Err(IoError::ShutDown); 3]);
-        assert_eq!(world.bench.lost.first(), Some(&world.bench.volume));
+        assert_eq!(world.bench.lost.first(), Some(&Loss::Everything(world.bench.volume)));
         for op in [Op::Read, Op::Write, Op::Flush, Op::BlockStatus, Op::Discard] {
             world.bench.submit(op, BioFlags::NONE, 0, 0);
             assert_eq!(world.bench.completions.pop().unwrap().status, Err(IoError::ShutDown));
@@ -272,7 +273,7 @@ fn idle_device_asks_the_cluster_and_a_busy_one_does_not() {
     world.state.lock().unwrap().fail.push_back(-i64::from(libc::ESHUTDOWN));
     world.complete(0);
     while world.bench.step_now() {}
-    assert_eq!(world.bench.lost, [world.bench.volume]);
+    assert_eq!(world.bench.lost, [Loss::Everything(world.bench.volume)]);
     assert!(world.bench.completions.is_empty());
 }
 

@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 
 use headworks_core::{ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode};
 
-use super::export_spec::{ExportSpec, NamedDevice, no_size};
+use super::export_spec::{EXPORTS_MAX, ExportSpec, NamedDevice, no_size};
 use super::foreign;
 use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, unclean_note};
 use crate::spec::{BaseDevice, ExportOptions, Rbd, RemoteLink, Spec, UncleanPolicy, Wrapper};
 use headworks::{
-    Device, Direct, FileDevice, FileOptions, Identity, ImageWriter, MemDevice, NullDevice,
-    OpenFile, OpenOverlay, OverlayOptions, SizeWatch, display_size,
+    Device, Direct, FileDevice, FileOptions, FilesystemDevice, Identity, ImageWriter, MemDevice,
+    NullDevice, OpenFile, OpenOverlay, OpenVolume, OverlayBase, OverlayOptions, SizeWatch,
+    display_size,
 };
 use headworks_formats::{ImageOptions, OpenImage};
 use headworks_rbd::{Access, OpenRbd};
@@ -91,6 +92,8 @@ pub struct VolumeOrigin {
     pub watch: Option<SizeWatch>,
     /// The server that it is behind.
     pub remote: Option<RemoteLink>,
+    /// The base of an overlay without wrappers.
+    pub base: Option<OverlayBase>,
 }
 
 impl VolumeOrigin {
@@ -290,14 +293,18 @@ impl OpenedImage {
                         path.display()
                     ));
                 }
+                let alone = !spec.wrappers.is_empty() || !overlay.can_share_device();
                 Self {
-                    queue: overlay.queue_options(),
+                    queue: match alone {
+                        true => overlay.queue_options(),
+                        false => overlay.shared_queue_options(),
+                    },
                     options: overlay.volume_options(),
                     what: wrapped(spec, &overlay.describe()),
                     identity: Some(overlay.file().identity()),
                     body: ImageBody::Overlay(Box::new(overlay)),
                     notes,
-                    alone: true,
+                    alone,
                 }
             }
             BaseDevice::Nbd(remote) => {
@@ -452,6 +459,14 @@ impl OpenedImage {
             caching: VolumeCaching::default(),
             watch: file.map(|file| file.size_watch()),
             remote,
+            base: match (&self.body, &spec.base) {
+                (ImageBody::Overlay(overlay), BaseDevice::Overlay { options, .. })
+                    if spec.wrappers.is_empty() =>
+                {
+                    Some(overlay.base_link(options))
+                }
+                _ => None,
+            },
         }
     }
 
@@ -471,12 +486,8 @@ impl OpenedImage {
 
     /// Key of the device that it may join; none if it needs its own.
     pub fn common(&self, export: &ExportSpec) -> Option<SharedDeviceKey> {
-        match &self.body {
-            ImageBody::File(file) if !self.alone => {
-                Some(SharedDeviceKey::of(file.identity().filesystem, export.device.as_ref()))
-            }
-            _ => None,
-        }
+        let (file, _) = self.file().filter(|_| !self.alone)?;
+        Some(SharedDeviceKey::of(file.identity().filesystem, export.device.as_ref()))
     }
 
     /// Whether a queue with these options issues only operations that this image supports.
@@ -499,23 +510,47 @@ impl OpenedImage {
         spec.wrap_queue_options(self.queue)
     }
 
-    /// The open file and its filesystem, if it may join a device.
-    pub fn joins(self) -> Result<(u64, OpenFile), Box<Self>> {
+    /// The open image and its filesystem, if it may join a device.
+    pub fn joins(self) -> Result<(u64, OpenVolume), Box<Self>> {
         match self.body {
-            ImageBody::File(file) if !self.alone => Ok((file.identity().filesystem, *file)),
+            _ if self.alone => Err(Box::new(self)),
+            ImageBody::File(file) => Ok((file.identity().filesystem, OpenVolume::File(file))),
+            ImageBody::Overlay(overlay) => {
+                Ok((overlay.file().identity().filesystem, OpenVolume::Overlay(overlay)))
+            }
             body => Err(Box::new(Self { body, ..self })),
         }
     }
 
     /// Makes a device of its own.
     pub fn into_device(self, spec: &Spec, volume: VolumeId) -> (QueueOptions, Box<dyn Device>) {
-        let body: Box<dyn Device> = match self.body {
-            ImageBody::File(file) => Box::new(FileDevice::new(vec![(volume, *file)])),
-            ImageBody::Overlay(overlay) => Box::new(overlay.into_device()),
-            ImageBody::Remote(body, ..) | ImageBody::Fake(body) => body,
+        let (queue, block_size) = (self.queue, self.options.block_size);
+        let body: Box<dyn Device> = match self.joins().map_err(|alone| alone.body) {
+            Ok((_, image)) => Box::new(filesystem_device([(volume, image)])),
+            Err(ImageBody::File(file)) => Box::new(FileDevice::new(vec![(volume, *file)])),
+            Err(ImageBody::Overlay(overlay)) => Box::new(overlay.into_device()),
+            Err(ImageBody::Remote(body, ..) | ImageBody::Fake(body)) => body,
         };
-        (spec.wrap_queue_options(self.queue), spec.wrap(self.options.block_size, body))
+        (spec.wrap_queue_options(queue), spec.wrap(block_size, body))
     }
+}
+
+// Every volume can be an overlay: there are no more of them than exports.
+const _: () = assert!(EXPORTS_MAX <= FilesystemDevice::OVERLAYS_MAX);
+
+/// Makes the device of images of one filesystem.
+pub(super) fn filesystem_device(
+    images: impl IntoIterator<Item = (VolumeId, OpenVolume)>,
+) -> FilesystemDevice {
+    let mut device = FilesystemDevice::new();
+    for (volume, image) in images {
+        let taken = device.attach_image(volume, image);
+        assert!(
+            taken.is_ok(),
+            "an image that joins a device can share it, and is its volume's only one"
+        );
+    }
+    device
 }
 
 /// Notes that another process uses an inspected image.

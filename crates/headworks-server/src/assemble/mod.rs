@@ -1,7 +1,7 @@
 //! Makes devices, volumes and exports from specifications.
 //!
-//! Images on one filesystem share one device and its queue, so that tenants compete for the real resource; a wrapped
-//! image, a null or a memory disk has a device of its own. A named device is shared by the exports that name it. Two
+//! Images on one filesystem, files and overlays, share one device and its queue, so that tenants compete for the real
+//! resource; a wrapped image, an overlay on an image of another format, a null or a memory disk has a device of its own. A named device is shared by the exports that name it. Two
 //! exports of one file share a volume and must agree on its cache options. A read-only export of a volume that another
 //! export may write refuses writes itself.
 
@@ -22,8 +22,8 @@ use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, Volu
 use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
 use crate::options::MissingImage;
 use crate::spec::{BaseDevice, Spec};
-use headworks::{Device, FileDevice, OpenFile, display_size};
-use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin};
+use headworks::{Device, OpenVolume, display_size};
+use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
 
 pub use export_spec::{ExportSource, ExportSpec, NamedDevice, check_exports};
 pub(crate) use export_spec::{shown_name, split_name};
@@ -99,7 +99,7 @@ pub struct Assembly {
 struct DeviceGroup {
     common: SharedDeviceKey,
     device: DeviceId,
-    images: Vec<(VolumeId, OpenFile)>,
+    images: Vec<(VolumeId, OpenVolume)>,
 }
 
 impl Assembly {
@@ -276,7 +276,7 @@ impl Builder {
             .is_some_and(|key| self.groups.iter().any(|group| group.common == key));
         if !joins && self.devices.len() == DEVICES_MAX {
             let message = format!(
-                "export `{}` needs a device of its own, and a server has at most {DEVICES_MAX}; images of one filesystem without wrappers share one",
+                "export `{}` needs a device of its own, and a server has at most {DEVICES_MAX}; files and overlays of one filesystem without wrappers share one",
                 shown_name(&export.name)
             );
             return Err(ConfigError::new("export", message));
@@ -296,7 +296,7 @@ impl Builder {
         self.assembly.origins.push(opened.origin(&export.spec));
         self.assembly.files.extend(opened.watched(volume));
         let device = match opened.joins() {
-            Ok((filesystem, file)) => self.join_group(filesystem, named, volume, file),
+            Ok((filesystem, image)) => self.join_group(filesystem, named, volume, image),
             Err(opened) => {
                 let device = opened.into_device(&export.spec, volume);
                 self.add_device(None, named, Some(device))
@@ -323,21 +323,21 @@ impl Builder {
         filesystem: u64,
         named: Option<&NamedDevice>,
         volume: VolumeId,
-        file: OpenFile,
+        image: OpenVolume,
     ) -> DeviceId {
         let common = SharedDeviceKey::of(filesystem, named);
         if let Some(group) = self.groups.iter_mut().find(|group| group.common == common) {
-            group.images.push((volume, file));
+            group.images.push((volume, image));
             return group.device;
         }
         let device = self.add_device(Some(common.clone()), named, None);
-        self.groups.push(DeviceGroup { common, device, images: vec![(volume, file)] });
+        self.groups.push(DeviceGroup { common, device, images: vec![(volume, image)] });
         device
     }
 
     fn finish(mut self) -> Assembly {
         for DeviceGroup { device, images, .. } in self.groups {
-            let made = FileDevice::new(images);
+            let made = filesystem_device(images);
             self.devices[usize::from(device.0)] = Some((made.queue_options(), Box::new(made)));
         }
         self.assembly.devices = self.devices.into_iter().flatten().collect();
@@ -431,6 +431,47 @@ mod tests {
         drop(either);
         let differ = Assembly::new(&[file("a", Some("slow")), again("DIR/a", Some("fast"))]);
         assert!(differ.err().unwrap().to_string().contains("device: export `again` differs"));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn files_and_overlays_of_a_filesystem_share_a_device() {
+        let folder = std::env::temp_dir().join(format!("headworks-shared-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("base"), vec![1; 1 << 20]).unwrap();
+        for name in ["a", "b", "c", "d"] {
+            let new = headworks::NewOverlay::new(&folder.join("base"), None).unwrap();
+            new.create(&folder.join(name)).unwrap();
+        }
+        let export = |text: &str, device: Option<&str>| {
+            let named = |name: &str| NamedDevice { name: name.to_owned(), queue: Vec::new() };
+            let text = text.replace("DIR", &folder.display().to_string());
+            let spec = Spec::parse(&text).unwrap();
+            let device = device.map(named);
+            ExportSpec { device, ..ExportSpec::new(text, spec, false) }
+        };
+        let exports = [
+            export("overlay:path=DIR/a", None),
+            export("file:path=DIR/plain,size=1M", None),
+            export("overlay:path=DIR/b", None),
+            export("delay:read=1us,of=overlay:path=DIR/c", None),
+            export("overlay:path=DIR/d", Some("fast")),
+            export("file:path=DIR/named,size=1M", Some("fast")),
+        ];
+        let device_ids = |assembly: &Assembly| -> Vec<u16> {
+            assembly.volumes.iter().map(|(device, _)| device.0).collect()
+        };
+        let (seen, refused) = Assembly::inspect(&exports, MissingImage::Refuse);
+        assert!(refused.is_empty() && device_ids(&seen) == [0, 0, 0, 1, 2, 2]);
+        drop(seen);
+        let assembly = Assembly::new(&exports).unwrap();
+        assert_eq!(device_ids(&assembly), [0, 0, 0, 1, 2, 2]);
+        let shared = assembly.devices[0].0;
+        drop(assembly);
+        // The file loses nothing by its neighbours, but that discards are as coarse as their blocks.
+        let mut alone = Assembly::new(&exports[1..2]).unwrap().devices[0].0;
+        alone.discard_granularity = alone.discard_granularity.max(4096);
+        assert_eq!(shared, alone);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -61,8 +61,13 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
             .collect(),
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
-        spare: if options.live { spare(assembly) } else { SpareSlots::default() },
+        spare: if is_live(assembly, options) { spare(assembly) } else { SpareSlots::default() },
     }
+}
+
+/// Returns true if devices and volumes may be added while the server runs: by its users, or as bases of overlays.
+fn is_live(assembly: &Assembly, options: &ServerOptions) -> bool {
+    options.live || assembly.origins.iter().any(|origin| origin.base.is_some())
 }
 
 /// Reserves [`DEVICES_MAX`] devices and [`EXPORTS_MAX`] exports in all, and tags for the devices.

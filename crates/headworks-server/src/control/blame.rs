@@ -69,6 +69,8 @@ pub struct Holder {
     pub exports: Vec<ExportId>,
     /// Their names, as clients use them.
     pub names: Vec<String>,
+    /// It is the base of overlays, which several exports read.
+    pub is_base: bool,
     /// Their tenant, if they have one.
     pub tenant: Option<String>,
     /// How much: nanoseconds of tags, of the device or of requests in flight, or bytes, summed over the seconds.
@@ -257,6 +259,7 @@ impl Blame {
 /// `export a of tenant acme`; exports of one image: `exports a and b`.
 fn whole_name(holder: &Holder) -> String {
     let names = match &holder.names[..] {
+        [] if holder.is_base => "the overlays on a shared base".to_owned(),
         [] => "a removed export".to_owned(),
         [name] => format!("export {name}"),
         several => format!("exports {} (of one image)", several.join(" and ")),

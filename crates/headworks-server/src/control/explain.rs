@@ -137,6 +137,7 @@ impl Queries {
                 let ids = exports().map(|export| export.id).collect();
                 let DeviceUse { tag_ns, tag_squares, .. } = one.used;
                 Holder {
+                    is_base: tree.bases.contains(&one.volume),
                     weight: tag_squares,
                     // The squares are in units of 1024 ns.
                     hold_ns: (tag_squares / (tag_ns >> 10).max(1)) << 10,

@@ -15,6 +15,8 @@ use headworks_core::{
 use super::changes::removal::RemovalSteps;
 use crate::assemble::image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
 use crate::assemble::{Assembly, ExportSpec, NamedDevice, shown_name};
+use crate::spec::Spec;
+use headworks::Identity;
 
 /// A device in use.
 #[derive(Clone, Debug)]
@@ -31,6 +33,28 @@ pub struct DeviceEntry {
 pub struct VolumeEntry {
     pub config: VolumeConfig,
     pub origin: VolumeOrigin,
+    /// The volume of its base, whose cache it shares.
+    pub base: Option<VolumeId>,
+    /// Of a volume that is only the base of others: which image it is.
+    pub base_key: Option<BaseKey>,
+}
+
+/// Which image a shared base is, and where its cache is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BaseKey {
+    /// The image with its options.
+    pub spec: Spec,
+    /// The file that has its name now.
+    pub identity: Identity,
+    /// The shard with the cache.
+    pub home: ShardId,
+}
+
+impl VolumeEntry {
+    /// A volume that exports lead to.
+    pub fn new(config: VolumeConfig, origin: VolumeOrigin) -> Self {
+        Self { config, origin, base: None, base_key: None }
+    }
 }
 
 /// An export in use.
@@ -118,7 +142,7 @@ impl Inventory {
                 .collect(),
             volumes: (0..)
                 .zip(volumes)
-                .map(|(id, (&config, origin))| (id, VolumeEntry { config, origin: origin.clone() }))
+                .map(|(id, (&config, origin))| (id, VolumeEntry::new(config, origin.clone())))
                 .collect(),
             exports: (0..)
                 .zip(exports)
@@ -162,9 +186,24 @@ impl Inventory {
     /// Finds the volume of a file that is served already.
     pub fn find(&self, spec: &ExportSpec) -> Option<VolumeId> {
         let identity = spec.identity()?;
-        let mut volumes = self.volumes.iter();
+        // What is only a base is closed with the last volume on it.
+        let mut volumes = self.volumes.iter().filter(|(_, volume)| volume.base_key.is_none());
         let found = volumes.find(|(_, volume)| volume.origin.identity == Some(identity));
         found.map(|(id, _)| VolumeId(*id))
+    }
+
+    /// Finds the volume of a shared base.
+    pub fn find_base(&self, key: &BaseKey) -> Option<VolumeId> {
+        let is_it = |(_, entry): &(&u16, &VolumeEntry)| entry.base_key.as_ref() == Some(key);
+        self.volumes.iter().find(is_it).map(|(id, _)| VolumeId(*id))
+    }
+
+    /// Finds a shared base that no volume is on any more.
+    pub fn unused_base(&self) -> Option<(VolumeId, VolumeConfig)> {
+        let is_used = |id: u16| self.volumes.values().any(|one| one.base == Some(VolumeId(id)));
+        let mut bases = self.volumes.iter().filter(|(_, entry)| entry.base_key.is_some());
+        let found = bases.find(|(id, _)| !is_used(**id));
+        found.map(|(id, entry)| (VolumeId(*id), entry.config))
     }
 
     /// Checks whether a further export of a volume may have this specification.
@@ -172,7 +211,7 @@ impl Inventory {
     /// # Errors
     /// The specification differs from the volume in use.
     pub fn may_share(&self, volume: VolumeId, spec: &ExportSpec) -> Result<(), ConfigError> {
-        let Some(VolumeEntry { config, origin }) = self.volumes.get(&volume.0) else {
+        let Some(VolumeEntry { config, origin, .. }) = self.volumes.get(&volume.0) else {
             return Ok(());
         };
         let (options, what) = (&config.options, &origin.what);

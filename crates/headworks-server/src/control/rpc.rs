@@ -73,6 +73,11 @@ impl RpcFault {
         &self.message
     }
 
+    /// Name of the errno, if the method failed.
+    pub fn errno(&self) -> Option<&'static str> {
+        self.errno
+    }
+
     fn to_json(&self) -> Value {
         let mut error = json!({ "code": self.code, "message": self.message });
         if let Some(errno) = self.errno {

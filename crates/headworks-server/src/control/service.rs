@@ -83,6 +83,7 @@ impl ControlService {
         });
         let tree = Tree {
             devices: devices.collect(),
+            bases: Vec::new(),
             exports: exports.collect(),
             tenants: Vec::new(),
             caching: cache_shares::caching_shards(config, options.cache),

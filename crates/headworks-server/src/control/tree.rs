@@ -224,6 +224,8 @@ impl TenantKey {
 pub struct Tree {
     /// Devices in ascending order of their ids.
     pub devices: Vec<DeviceNode>,
+    /// Volumes that no export leads to: the bases of overlays.
+    pub bases: Vec<VolumeId>,
     /// Exports in the order in which they were added.
     pub exports: Vec<ExportNode>,
     /// Tenants in the order of their numbers.
@@ -294,6 +296,35 @@ const NEAREST: usize = 3;
 const SLIP_MAX: usize = 200;
 
 impl Tree {
+    /// Notes that a volume is on a device, which may be new.
+    pub fn put_volume(
+        &mut self,
+        volume: VolumeId,
+        (device, owner): (DeviceId, ShardId),
+        remote: Option<&RemoteLink>,
+    ) {
+        match self.devices.iter_mut().find(|known| known.id == device) {
+            Some(known) if known.volumes.contains(&volume) => {}
+            Some(known) => {
+                known.volumes = known.volumes.iter().copied().chain([volume]).collect();
+            }
+            None => {
+                let (volumes, remote) = ([volume].into(), remote.cloned());
+                self.devices.push(DeviceNode { id: device, owner, volumes, remote });
+                self.devices.sort_by_key(|device| device.id);
+            }
+        }
+    }
+
+    /// Notes that a volume is on no device any more.
+    pub fn take_volume(&mut self, volume: VolumeId) {
+        self.bases.retain(|base| *base != volume);
+        for device in self.devices.iter_mut().filter(|device| device.volumes.contains(&volume)) {
+            let others = device.volumes.iter().copied().filter(|other| *other != volume);
+            device.volumes = others.collect();
+        }
+    }
+
     /// The server that an export's device is behind.
     pub fn remote_of(&self, entry: &ExportNode) -> Option<&RemoteLink> {
         self.devices.iter().find(|device| device.id == entry.device)?.remote.as_ref()
@@ -482,6 +513,7 @@ pub(super) mod tests {
         };
         Tree {
             devices: vec![device(0, &[0, 1]), device(1, &[2])],
+            bases: Vec::new(),
             exports: vec![export("db", 0, 0), export("logs", 1, 0), export("", 2, 1)],
             tenants: vec![TenantNode { id: TenantId(3), name: TenantName::parse("acme").unwrap() }],
             caching: vec![ShardId(0), ShardId(1)],

@@ -9,7 +9,7 @@ use crate::access::AccessRules;
 use crate::assemble::WatchedFile;
 use crate::assemble::export_info::{ServedExport, UnavailableExport};
 use crate::listen::ClientListener;
-use headworks::{Device, OpenFile, OverlayDevice};
+use headworks::{Device, OpenVolume, OverlayDevice};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// A command to one shard, which carries it out or refuses it at once.
@@ -30,9 +30,28 @@ pub enum ShardCommand {
         /// Home shard, device and options of the volume.
         config: VolumeConfig,
         /// Image of a volume that joins a device, for the device's owner.
-        file: Option<OpenFile>,
+        image: Option<OpenVolume>,
         /// File whose size the home shard watches.
         watched: Option<WatchedFile>,
+    },
+    /// Puts a volume on the volume of its base; both are at home on the shard.
+    SetBase {
+        /// The volume on top.
+        volume: VolumeId,
+        /// The volume below.
+        base: VolumeId,
+    },
+    /// Names own blocks of a volume on a base, 64 at a time: number of the first one divided by 64, and a bit for each.
+    OwnBlocks {
+        /// The volume on top.
+        volume: VolumeId,
+        /// The blocks.
+        words: Vec<(u64, u64)>,
+    },
+    /// Lets a volume share what is cached of its base: all own blocks were named.
+    ReadBase {
+        /// The volume on top.
+        volume: VolumeId,
     },
     /// Removes a volume from the shard.
     RemoveVolume {

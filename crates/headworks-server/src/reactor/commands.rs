@@ -43,18 +43,27 @@ impl Reactor {
                     self.parts.driver.executor().put(device, body);
                 }
             }
-            ShardCommand::AddVolume { volume, config, file, watched } => {
+            ShardCommand::AddVolume { volume, config, image, watched } => {
                 self.change(now, Change::AddVolume { volume, config })?;
-                if let Some(file) = file {
+                if let Some(image) = image {
                     let device = self.parts.driver.executor().device(config.device);
-                    let taken = device.map(|device| device.attach_image(volume, file));
-                    assert!(matches!(taken, Some(Ok(()))), "images join devices of files");
+                    let taken = device.map(|device| device.attach_image(volume, image));
+                    assert!(matches!(taken, Some(Ok(()))), "images join devices of filesystems");
                 }
                 self.parts.files.extend(watched);
                 if config.home == self.parts.id {
                     self.parts.volumes.push(volume);
                 }
             }
+            ShardCommand::SetBase { volume, base } => {
+                self.change(now, Change::SetBase { volume, base })?;
+            }
+            ShardCommand::OwnBlocks { volume, words } => {
+                for (word, bits) in words {
+                    self.change(now, Change::OwnBlocks { volume, word, bits })?;
+                }
+            }
+            ShardCommand::ReadBase { volume } => self.change(now, Change::ReadBase { volume })?,
             ShardCommand::RemoveVolume { volume, device } => {
                 self.change(now, Change::RemoveVolume { volume })?;
                 self.freezes.forget(volume);
@@ -95,7 +104,7 @@ impl Reactor {
             ShardCommand::Stack { volume, device, top } => {
                 let present = self.parts.driver.executor().device(device);
                 let refused = match present {
-                    Some(present) => present.stack(top).err(),
+                    Some(present) => present.stack(volume, top).err(),
                     None => Some(top),
                 };
                 if refused.is_some() {

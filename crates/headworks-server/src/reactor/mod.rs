@@ -75,6 +75,7 @@ use device_use::DeviceUse;
 use driver::ShardDriver;
 use exports::ExportTable;
 use freezes::Freezes;
+use headworks::Loss;
 use headworks::driver::{Clock, DiskQueue, Engine, Event, Sleeper, Span, Wait, Waker};
 use held_log::HeldLog;
 use hot_list::HotList;
@@ -547,9 +548,15 @@ impl Reactor {
     }
 
     /// Notes that acknowledged data of volumes may be gone, for this process and the next one.
-    fn note_losses(&self, volumes: &[VolumeId]) {
-        for &volume in volumes {
+    fn note_losses(&self, losses: &[Loss]) {
+        for &loss in losses {
+            let volume = loss.volume();
             self.parts.shared.keeper().set_suspect(volume, true);
+            if let Loss::Everything(volume) = loss {
+                // Its cache may be on another shard. The device has said what happened.
+                self.parts.shared.send_all(|| ControlMessage::Control(Control::Void { volume }));
+                continue;
+            }
             error!(
                 "{}: its device may have lost writes that it had acknowledged since the last flush: flushes and FUA fail until the \
                  server restarts or the error is cleared (headworks ctl SOCKET discard-failed EXPORT)",

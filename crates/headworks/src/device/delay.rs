@@ -169,8 +169,12 @@ impl Device for DelayDevice {
         self.below.grow(volume, size)
     }
 
-    fn stack(&mut self, top: Box<OverlayDevice>) -> Result<(), Box<OverlayDevice>> {
-        self.below.stack(top)
+    fn stack(
+        &mut self,
+        volume: VolumeId,
+        top: Box<OverlayDevice>,
+    ) -> Result<(), Box<OverlayDevice>> {
+        self.below.stack(volume, top)
     }
 
     fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
-use headworks_core::{BioFlags, Completion, DeviceId, Instant, IoError, Op, RequestId, VolumeId};
+use headworks_core::{
+    BioFlags, Completion, DeviceId, Instant, IoError, Op, RequestId, VolumeId, VolumeOptions,
+};
 
 use std::os::fd::RawFd;
 
@@ -13,6 +15,7 @@ use crate::memory::Span;
 mod delay;
 mod error;
 mod file;
+mod filesystem;
 mod mem;
 mod null;
 mod overlay;
@@ -28,11 +31,13 @@ pub use file::{
     Direct, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch,
     sync_directory,
 };
+pub use filesystem::FilesystemDevice;
 pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use overlay::{
     BaseFormats, BaseImage, BaseImageOptions, NewBase, NewOverlay, OpenBaseImage, OpenOverlay,
-    OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress, OverlaySnapshot, is_overlay,
+    OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress,
+    OverlaySnapshot, is_overlay,
 };
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;
@@ -84,8 +89,27 @@ pub struct DeviceIo<'a> {
     pub completions: &'a mut Vec<Completion>,
     /// Where it sends file operations, and has its descriptors watched.
     pub disk: &'a mut dyn DiskQueue,
-    /// Volumes of which acknowledged data may be gone; see [`DeviceIo::lose`].
-    pub lost: &'a mut Vec<VolumeId>,
+    /// Volumes of which something is lost; see [`DeviceIo::lose`] and [`DeviceIo::give_up`].
+    pub lost: &'a mut Vec<Loss>,
+}
+
+/// What a device has lost of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Writes that were acknowledged since its last successful flush may be gone.
+    Unflushed(VolumeId),
+    /// It belongs to another server now: what is cached of it is void, and nothing more can be written.
+    Everything(VolumeId),
+}
+
+impl Loss {
+    /// The volume that is concerned.
+    #[must_use]
+    pub const fn volume(self) -> VolumeId {
+        match self {
+            Self::Unflushed(volume) | Self::Everything(volume) => volume,
+        }
+    }
 }
 
 impl DeviceIo<'_> {
@@ -103,7 +127,45 @@ impl DeviceIo<'_> {
     /// Says that writes of a volume which were acknowledged since its last successful flush may be gone. Its flushes and FUA writes fail
     /// from then on until an operator acknowledges it. The shard hears it before any completion of this call and of later ones.
     pub fn lose(&mut self, volume: VolumeId) {
-        self.lost.push(volume);
+        self.lost.push(Loss::Unflushed(volume));
+    }
+
+    /// Says that a volume belongs to another server now. Its shard answers nothing from its cache any more and fails every request, until
+    /// the volume is removed; flushes fail as after [`DeviceIo::lose`].
+    pub fn give_up(&mut self, volume: VolumeId) {
+        self.lost.push(Loss::Everything(volume));
+    }
+}
+
+/// An open image that becomes a volume of a device with several.
+#[derive(Debug)]
+pub enum OpenVolume {
+    /// A plain file or a block device.
+    File(Box<OpenFile>),
+    /// An overlay with its bases.
+    Overlay(Box<OpenOverlay>),
+}
+
+impl From<OpenFile> for OpenVolume {
+    fn from(file: OpenFile) -> Self {
+        Self::File(Box::new(file))
+    }
+}
+
+impl From<OpenOverlay> for OpenVolume {
+    fn from(overlay: OpenOverlay) -> Self {
+        Self::Overlay(Box::new(overlay))
+    }
+}
+
+impl OpenVolume {
+    /// What the volume should be.
+    #[must_use]
+    pub fn volume_options(&self) -> VolumeOptions {
+        match self {
+            Self::File(file) => file.volume_options(),
+            Self::Overlay(overlay) => overlay.volume_options(),
+        }
     }
 }
 
@@ -136,14 +198,14 @@ pub trait Device: Send {
     /// Attaches an image as a new volume of the device.
     ///
     /// # Errors
-    /// The image, if the device holds no images or has one for this volume already.
-    fn attach_image(&mut self, _volume: VolumeId, file: OpenFile) -> Result<(), Box<OpenFile>> {
-        Err(Box::new(file))
+    /// The image, if the device holds no images of its kind or has one for this volume already.
+    fn attach_image(&mut self, _volume: VolumeId, image: OpenVolume) -> Result<(), OpenVolume> {
+        Err(image)
     }
 
-    /// Detaches the image of a volume that has no command in flight; `None` if there is none. Dropping the image closes and unlocks
-    /// it.
-    fn detach_image(&mut self, _volume: VolumeId) -> Option<OpenFile> {
+    /// Detaches the image of a volume that has no command in flight; `None` if there is none. Dropping what is returned closes and
+    /// unlocks the image.
+    fn detach_image(&mut self, _volume: VolumeId) -> Option<Box<dyn Send>> {
         None
     }
 
@@ -164,11 +226,16 @@ pub trait Device: Send {
         Err(IoError::Unsupported)
     }
 
-    /// Makes an overlay, which has nothing in flight that changes it and has been flushed, the base of `top`, which answers from now on.
+    /// Makes the overlay of a volume, which has nothing in flight that changes it and has been flushed, the base of `top`, which answers
+    /// from now on.
     ///
     /// # Errors
-    /// The device, if this is no overlay, is the highest that there may be, or has changes that no flush covers.
-    fn stack(&mut self, top: Box<OverlayDevice>) -> Result<(), Box<OverlayDevice>> {
+    /// The device, if the volume is no overlay, is the highest that there may be, or has changes that no flush covers.
+    fn stack(
+        &mut self,
+        _volume: VolumeId,
+        top: Box<OverlayDevice>,
+    ) -> Result<(), Box<OverlayDevice>> {
         Err(top)
     }
 

@@ -11,7 +11,7 @@ use headworks_core::{
     BioFlags, Completion, DeviceId, Extent, ExtentState, Instant, Op, RequestId, Status, VolumeId,
 };
 
-use super::{Command, CommandBatch, Device, DeviceIo, file};
+use super::{Command, CommandBatch, Device, DeviceIo, Loss, file};
 use crate::engine::{DiskDone, DiskOp, DiskQueue, Interest, Watch};
 use crate::memory::{Buffer, Pool, Span};
 
@@ -59,7 +59,12 @@ impl DiskQueue for TestDisk {
 impl TestDisk {
     /// Executes the oldest operation.
     pub fn step(&mut self) -> Option<DiskDone> {
-        let (op, spans) = self.queue.pop_front()?;
+        self.step_at(0)
+    }
+
+    /// Executes an operation out of turn: the oldest after `older` others.
+    pub fn step_at(&mut self, older: usize) -> Option<DiskDone> {
+        let (op, spans) = self.queue.remove(older)?;
         let result = match self.script.pop_front().flatten() {
             Some(result) => result,
             // SAFETY: the spans are valid by the promise of the command's submitter.
@@ -94,7 +99,7 @@ pub struct Bench<D> {
     /// Completions not yet taken by the test.
     pub completions: Vec<Completion>,
     /// Volumes that the device said it has lost data of.
-    pub lost: Vec<VolumeId>,
+    pub lost: Vec<Loss>,
     /// The volume of the next commands.
     pub volume: VolumeId,
     pool: Pool,
@@ -206,6 +211,15 @@ impl<D: Device> Bench<D> {
         let now = self.now;
         self.call(|device, io| device.on_timeout(now, io));
         true
+    }
+
+    /// Executes one operation out of turn, after `older` others; returns false when there is none.
+    pub fn step_at(&mut self, older: usize) -> bool {
+        let (now, done) = (self.now, self.disk.step_at(older));
+        if let Some(done) = done {
+            self.call(|device, io| device.on_disk(now, done, io));
+        }
+        done.is_some()
     }
 
     /// A step that needs no time: an operation, a ready descriptor, or a time-out that has come.

@@ -373,8 +373,9 @@ impl Driver {
         if let Some(image) = image {
             let body = self.executor.device(device);
             let body = body.ok_or_else(|| ConfigError::new("device", "there is no such device"))?;
-            body.attach_image(id, *image)
-                .map_err(|_| ConfigError::new("device", "the device holds no images"))?;
+            body.attach_image(id, image).map_err(|_| {
+                ConfigError::new("device", "the device holds no images of this kind")
+            })?;
         }
         let config = VolumeConfig { home: ShardId(0), device, options };
         if let Err(error) = self.change(now, &Change::AddVolume { volume: id, config }) {
@@ -444,7 +445,7 @@ impl Driver {
         }
         if let Some(losses) = executor.take_losses() {
             let suspect = |volume| Notice::Suspect { volume, status: Err(IoError::Medium) };
-            losses.into_iter().for_each(|volume| desk.notice(suspect(volume)));
+            losses.into_iter().for_each(|loss| desk.notice(suspect(loss.volume())));
         }
         self.publish_replies();
         true

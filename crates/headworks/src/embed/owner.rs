@@ -20,7 +20,7 @@ use super::thread::OwnerThread;
 use super::{
     Buffers, DeviceSetup, JOINING, OwnerOptions, OwnerState, SHUTTING_DOWN, ShutdownGuard,
 };
-use crate::device::{Device, FileDevice, OpenFile};
+use crate::device::{Device, FileDevice, OpenFile, OpenVolume};
 use crate::ring::{Sleeper, ring};
 
 /// The statistics of an owner that has ended.
@@ -56,7 +56,7 @@ pub(super) enum Command {
 /// A volume of a device, or an image for a device that holds images.
 pub(super) enum NewVolume {
     Range(VolumeOptions),
-    Image(Box<OpenFile>, WriteMode),
+    Image(OpenVolume, WriteMode),
 }
 
 /// The owner of devices, volumes and the cache, with a thread of its own.
@@ -177,17 +177,18 @@ impl Owner {
         self.ask(|answer| Command::AddVolume(device, NewVolume::Range(options), answer))?
     }
 
-    /// Adds an image to a [`FileDevice`]. Without a cache `mode` has no effect.
+    /// Adds an image to a device that holds several: a file to a [`FileDevice`], a file or an overlay to a
+    /// [`FilesystemDevice`](crate::FilesystemDevice). Without a cache `mode` has no effect.
     ///
     /// # Errors
-    /// As [`Owner::add_volume`]; or the device holds no images.
+    /// As [`Owner::add_volume`]; or the device holds no images of this kind.
     pub fn add_image(
         &self,
         device: DeviceId,
-        image: OpenFile,
+        image: impl Into<OpenVolume>,
         mode: WriteMode,
     ) -> Result<VolumeId, ConfigError> {
-        let image = NewVolume::Image(Box::new(image), mode);
+        let image = NewVolume::Image(image.into(), mode);
         self.ask(|answer| Command::AddVolume(device, image, answer))?
     }
 

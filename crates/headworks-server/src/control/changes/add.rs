@@ -17,7 +17,7 @@ use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::settings::ExportSettings;
 use crate::control::shards::stopping;
-use crate::control::tree::{DeviceNode, ExportNode, lock};
+use crate::control::tree::{ExportNode, lock};
 use crate::messages::command::ShardCommand;
 use crate::spec::ExportOptions;
 use headworks::Device;
@@ -57,6 +57,8 @@ impl LiveChanges {
                 if let Some(made) = made {
                     made.undo();
                 }
+                drop(inventory);
+                self.remove_unused_bases()?;
                 return Err(fault);
             }
         };
@@ -82,7 +84,8 @@ impl LiveChanges {
             self.may_share_tenant(inventory, volume, spec)?;
             return Ok((self.serve(inventory, export, volume, spec)?, Vec::new()));
         }
-        let (volume, notes) = self.add_volume(inventory, spec, made)?;
+        let (volume, mut notes) = self.add_volume(inventory, spec, None, made)?;
+        notes.extend(self.share_base(inventory, volume)?);
         match self.serve(inventory, export, volume, spec) {
             Ok(entry) => Ok((entry, notes)),
             Err(fault) => {
@@ -134,10 +137,12 @@ impl LiveChanges {
         }
     }
 
-    fn add_volume(
+    /// Adds the volume of an image; on the shard `home`, if that is given.
+    pub(super) fn add_volume(
         &self,
         inventory: &mut Inventory,
         spec: &ExportSpec,
+        home: Option<ShardId>,
         made: &mut Option<CreatedImage>,
     ) -> Result<(VolumeId, Vec<String>), RpcFault> {
         inventory.may_open(spec).map_err(|error| wrong(&error))?;
@@ -150,15 +155,16 @@ impl LiveChanges {
         let written: Vec<String> =
             written.collect::<Result<_, _>>().map_err(|error| wrong(&error))?;
         self.shards.keeper().leftovers().remove_empty();
-        let Placement { volume, config, device, owner } =
+        let Placement { volume, mut config, device, owner } =
             inventory.place(spec, &opened).map_err(|error| wrong(&error))?;
+        config.home = home.unwrap_or(config.home);
         let (mut notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
         origin.caching = spec.caching();
         notes.extend(restored.notes);
         notes.extend(written);
         notes.extend(self.shards.keeper().open(volume, &origin, &config.options));
         let mut watched = opened.watched(volume);
-        let (mut file, common) = (None, opened.common(spec));
+        let (mut image, common) = (None, opened.common(spec));
         if let Some(queue) = device {
             let (_, body) = opened.into_device(&spec.spec, volume);
             let config_of = DeviceConfig { owner, queue };
@@ -167,13 +173,13 @@ impl LiveChanges {
             let record = DeviceEntry { config: config_of, common, name };
             inventory.devices.insert(config.device.0, record);
         } else {
-            file = opened.joins().ok().map(|(_, file)| file);
+            image = opened.joins().ok().map(|(_, image)| image);
         }
         for shard in self.shards.ids_from(owner) {
             let order = ShardCommand::AddVolume {
                 volume,
                 config,
-                file: file.take_if(|_| shard == owner),
+                image: image.take_if(|_| shard == owner),
                 watched: watched.take_if(|_| shard == config.home),
             };
             if let Err(error) = self.shards.command(shard, order)? {
@@ -185,7 +191,7 @@ impl LiveChanges {
             self.shards.tell(owner, Control::Suspect { volume });
             self.shards.keeper().set_suspect(volume, true);
         }
-        inventory.volumes.insert(volume.0, VolumeEntry { config, origin });
+        inventory.volumes.insert(volume.0, VolumeEntry::new(config, origin));
         Ok((volume, notes))
     }
 
@@ -283,18 +289,7 @@ impl LiveChanges {
         let remote = inventory.volumes.get(&volume.0).and_then(|it| it.origin.remote.clone());
         self.tree.change(|tree| {
             tree.exports.push(entry.clone());
-            match tree.devices.iter_mut().find(|known| known.id == config.device) {
-                Some(known) if known.volumes.contains(&volume) => {}
-                Some(known) => {
-                    known.volumes = known.volumes.iter().copied().chain([volume]).collect();
-                }
-                None => {
-                    let volumes = [volume].into();
-                    let (id, owner, remote) = (config.device, device.owner, remote.clone());
-                    tree.devices.push(DeviceNode { id, owner, volumes, remote });
-                    tree.devices.sort_by_key(|device| device.id);
-                }
-            }
+            tree.put_volume(volume, (config.device, device.owner), remote.as_ref());
         });
         self.settings.divide_parts()?;
         Ok(entry)

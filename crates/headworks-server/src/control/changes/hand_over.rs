@@ -24,7 +24,8 @@ impl LiveChanges {
         let is_meant = |origin: &VolumeOrigin| {
             origin.remote.is_some() || matches!(origin.spec.base, BaseDevice::Overlay { .. })
         };
-        let meant = inventory.volumes.iter().filter(|(_, entry)| is_meant(&entry.origin));
+        let served = inventory.volumes.iter().filter(|(_, entry)| entry.base_key.is_none());
+        let meant = served.filter(|(_, entry)| is_meant(&entry.origin));
         meant.map(|(id, _)| VolumeId(*id)).collect()
     }
 
@@ -35,7 +36,9 @@ impl LiveChanges {
     pub fn volumes_to_hand_over(&self) -> Result<(Vec<HandedVolume>, Vec<ImageLock>), String> {
         let inventory = lock(&self.inventory);
         let (mut volumes, mut locks) = (Vec::new(), Vec::new());
-        for (id, entry) in &inventory.volumes {
+        // The new process finds out by itself which bases are shared.
+        let served = inventory.volumes.iter().filter(|(_, entry)| entry.base_key.is_none());
+        for (id, entry) in served {
             let origin = &entry.origin;
             let why = match origin.spec.base {
                 BaseDevice::Mem { .. } => {

@@ -8,6 +8,7 @@
 //!   drain    flush each volume
 //!   refuse-clients, accept-clients   a mark of each export on each shard
 //!   freeze   gate of each volume -> flush each -> ... -> thaw
+//!   (bases   the volume of an overlay's base, shared by all overlays on it: with the first added, with the last removed)
 //!   snapshot freeze -> a new file on top of the overlay -> thaw
 //! ```
 //!
@@ -17,6 +18,7 @@
 
 mod absent;
 mod add;
+mod bases;
 mod chosen;
 mod clients;
 mod cut;

@@ -60,6 +60,9 @@ fn kind(order: &ShardCommand) -> &'static str {
         ShardCommand::CutPower { .. } => "cut power",
         ShardCommand::Stack { .. } => "stack",
         ShardCommand::WatchInstead { .. } => "watch instead",
+        ShardCommand::SetBase { .. } => "set base",
+        ShardCommand::OwnBlocks { .. } => "own blocks",
+        ShardCommand::ReadBase { .. } => "read base",
     }
 }
 

@@ -27,9 +27,9 @@ use crate::messages::command::{ExportReport, Released, ShardCommand};
 /// Time limit of clients that do not read their last replies; as in a shutdown.
 const UNREAD: Duration = Duration::from_secs(5);
 /// Time limit of a device without progress: twice the usual `io_timeout`, so that everything that can time out has.
-const LEAVING: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+pub(super) const LEAVING: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Longest pause before a shard is asked again.
-const PAUSE_MAX: Duration = Duration::from_millis(64);
+pub(super) const PAUSE_MAX: Duration = Duration::from_millis(64);
 
 /// A removal in progress.
 struct ExportRemoval {
@@ -70,6 +70,7 @@ impl LiveChanges {
         };
         let ExportRemoval { entry, clients, released, .. } = removal;
         close(released);
+        self.remove_unused_bases()?;
         tracing::info!("export {} was removed", entry.shown_name());
         Ok(json!({ "export": entry.shown_name(), "clients": clients, "closed": closed }))
     }
@@ -301,9 +302,7 @@ impl LiveChanges {
 
 fn remove_from_tree(tree: &mut Tree, export: ExportId, volume: VolumeId) {
     tree.exports.retain(|entry| entry.id != export);
-    for device in tree.devices.iter_mut().filter(|device| device.volumes.contains(&volume)) {
-        device.volumes = device.volumes.iter().copied().filter(|other| *other != volume).collect();
-    }
+    tree.take_volume(volume);
 }
 
 /// A busy shard is asked again; other errors end the removal.

@@ -84,7 +84,7 @@ impl LiveChanges {
         let now = report.and_then(|report| report.size).unwrap_or_default();
         // The inventory is locked, so no other resize comes between.
         let wanted = wanted.map(|wanted| size_of(entry, now, wanted)).transpose()?;
-        let Some(VolumeEntry { config, origin }) = inventory.volumes.get_mut(&entry.volume.0)
+        let Some(VolumeEntry { config, origin, .. }) = inventory.volumes.get_mut(&entry.volume.0)
         else {
             return Err(RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name())));
         };

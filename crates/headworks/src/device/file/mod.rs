@@ -30,7 +30,7 @@ use headworks_core::{
     BioFlags, Completion, DeviceId, Instant, IoError, Op, QueueOptions, RequestId, Status, VolumeId,
 };
 
-use super::{Command, CommandBatch, Device, DeviceIo};
+use super::{Command, CommandBatch, Device, DeviceIo, OpenVolume};
 use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::memory::Span;
 
@@ -107,17 +107,17 @@ impl FileDevice {
     /// What its queue should know: what every one of its images can do.
     #[must_use]
     pub fn queue_options(&self) -> QueueOptions {
-        let each = self.files.iter().flatten().map(OpenFile::queue_options);
-        each.reduce(|all, one| QueueOptions {
-            discard: all.discard && one.discard,
-            write_zeroes: all.write_zeroes && one.write_zeroes,
-            fua: all.fua && one.fua,
-            discard_granularity: all.discard_granularity.max(one.discard_granularity),
-            discard_max_bytes: all.discard_max_bytes.min(one.discard_max_bytes),
-            rotational: all.rotational || one.rotational,
-            ..all
-        })
-        .unwrap_or_default()
+        all_can(self.each_queue_options()).unwrap_or_default()
+    }
+
+    /// What the queue of each image alone should know.
+    pub(super) fn each_queue_options(&self) -> impl Iterator<Item = QueueOptions> {
+        self.files.iter().flatten().map(OpenFile::queue_options)
+    }
+
+    /// Whether it has an image for the volume.
+    pub(super) fn has(&self, volume: VolumeId) -> bool {
+        self.files.get(usize::from(volume.0)).is_some_and(Option::is_some)
     }
 
     /// # Safety
@@ -247,26 +247,28 @@ impl Device for FileDevice {
         }
     }
 
-    fn attach_image(&mut self, volume: VolumeId, file: OpenFile) -> Result<(), Box<OpenFile>> {
+    fn attach_image(&mut self, volume: VolumeId, image: OpenVolume) -> Result<(), OpenVolume> {
+        let OpenVolume::File(file) = image else { return Err(image) };
         let place = usize::from(volume.0);
         if self.files.len() <= place {
             self.files.resize_with(place + 1, || None);
         }
         match &mut self.files[place] {
-            Some(_) => Err(Box::new(file)),
+            Some(_) => Err(OpenVolume::File(file)),
             vacant => {
-                *vacant = Some(file);
+                *vacant = Some(*file);
                 Ok(())
             }
         }
     }
 
-    fn detach_image(&mut self, volume: VolumeId) -> Option<OpenFile> {
+    fn detach_image(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
         let steps = self.stepped.iter().any(|row| row.command.volume == volume);
         if steps {
             return None;
         }
-        self.files.get_mut(usize::from(volume.0))?.take()
+        let file = self.files.get_mut(usize::from(volume.0))?.take()?;
+        Some(Box::new(file))
     }
 
     fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
@@ -274,6 +276,19 @@ impl Device for FileDevice {
         file.ok_or(IoError::Invalid)?.grow(size);
         Ok(())
     }
+}
+
+/// What every one of some images can do; `None` of none.
+pub(super) fn all_can(each: impl Iterator<Item = QueueOptions>) -> Option<QueueOptions> {
+    each.reduce(|all, one| QueueOptions {
+        discard: all.discard && one.discard,
+        write_zeroes: all.write_zeroes && one.write_zeroes,
+        fua: all.fua && one.fua,
+        discard_granularity: all.discard_granularity.max(one.discard_granularity),
+        discard_max_bytes: all.discard_max_bytes.min(one.discard_max_bytes),
+        rotational: all.rotational || one.rotational,
+        ..all
+    })
 }
 
 const CHECKED: &str = "a command's volume was checked when it started";

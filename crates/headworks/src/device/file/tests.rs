@@ -325,8 +325,8 @@ fn removed_image_is_unlocked_and_its_slot_reused() {
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 4096).status, Err(IoError::Invalid));
     let (first, second) = (TempFile::absent("come"), TempFile::absent("go"));
     let device = bench.device_mut();
-    device.attach_image(VolumeId(5), image(first.path(), Direct::Auto)).unwrap();
-    let refused = device.attach_image(VolumeId(5), image(second.path(), Direct::Auto));
+    device.attach_image(VolumeId(5), image(first.path(), Direct::Auto).into()).unwrap();
+    let refused = device.attach_image(VolumeId(5), image(second.path(), Direct::Auto).into());
     assert!(refused.is_err(), "a volume has one image");
     drop(refused);
     bench.buffer()[..4096].fill(7);
@@ -339,7 +339,7 @@ fn removed_image_is_unlocked_and_its_slot_reused() {
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 4096).status, Err(IoError::Invalid));
     // The same volume id with another image reads that image's data.
     let device = bench.device_mut();
-    device.attach_image(VolumeId(5), image(second.path(), Direct::Auto)).unwrap();
+    device.attach_image(VolumeId(5), image(second.path(), Direct::Auto).into()).unwrap();
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 4096, 4096).status, Ok(()));
     assert_eq!(bench.buffer()[..4096], [0; 4096]);
 }

@@ -126,6 +126,13 @@ impl LiveBits {
         }
     }
 
+    /// The words in which these or other bits of the same volume are set, with both.
+    pub fn or(&self, other: &Self) -> Vec<(u64, u64)> {
+        let both = self.words().iter().zip(other.words());
+        let words = both.map(|(one, other)| one.load(Relaxed) | other.load(Relaxed));
+        (0..).zip(words).filter(|(_, bits)| *bits != 0).collect()
+    }
+
     /// A word as it is stored in the file.
     pub fn stored_word(&self, index: u64) -> [u8; 8] {
         self.words()[index as usize].load(Relaxed).to_le_bytes()

@@ -17,15 +17,17 @@
 //! ```
 //!
 //! Bits are set before the completion goes up, so a read that is submitted after an acknowledged write finds it. The base is never
-//! written. Both sides are devices, so a base may be an overlay. Their operations carry ids of our own (`ids`), which lead an answer
+//! written. Both sides are devices, so a base may be an overlay. An overlay has its device alone, or is one of many volumes of a
+//! [`FilesystemDevice`](crate::FilesystemDevice); it does not look at the volume of its commands. Their operations carry ids of our own (`ids`), which lead an answer
 //! to its piece. Bounded: [`ROWS_MAX`] commands, [`PIECES_MAX`] pieces in flight, 64 pieces of a command; the queue continues a command
 //! that was cut short.
 
+mod base_link;
 mod bitmap;
 mod checksum;
 mod flush;
 mod head;
-mod ids;
+pub(super) mod ids;
 mod image;
 mod new;
 mod offline;
@@ -42,6 +44,7 @@ use std::sync::Arc;
 use headworks_core::extent::ExtentState;
 use headworks_core::{BioFlags, Completion, Instant, IoError, Op, Status, VolumeId};
 
+pub use self::base_link::{OverlayBase, OverlayBaseKind};
 use self::bitmap::{Bitmap, LiveBits};
 use self::flush::{FlushStep, Flushes};
 use self::head::BLOCK;
@@ -54,7 +57,7 @@ use self::pieces::{Cut, Source, cut_read, zero_spans};
 use self::rows::{Piece, Role, Row, Rows};
 pub use self::snapshot::OverlaySnapshot;
 use self::unsynced::Unsynced;
-use super::{Command, CommandBatch, Device, DeviceIo, done, failed, tell_extents};
+use super::{Command, CommandBatch, Device, DeviceIo, Loss, done, failed, tell_extents};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 
@@ -80,6 +83,8 @@ struct Parts {
     pub base_size: u64,
     /// Number of overlays below this one.
     pub layer: u8,
+    /// Place among the overlays of one device.
+    pub place: u16,
     pub read_only: bool,
     /// To be read again before the first command: another process wrote it until then.
     pub late_bits: Option<Arc<File>>,
@@ -130,7 +135,7 @@ impl Outgoing {
 struct Inbox {
     answers: Vec<Completion>,
     /// Neither of the two loses what was acknowledged: our file says so by a failed sync, and the base is only read.
-    lost: Vec<VolumeId>,
+    lost: Vec<Loss>,
 }
 
 impl Inbox {
@@ -149,7 +154,7 @@ impl Inbox {
 impl OverlayDevice {
     fn from_parts(parts: Parts) -> Self {
         Self {
-            ids: Ids::new(parts.layer),
+            ids: Ids::new(parts.place, parts.layer),
             parts,
             rows: Rows::new(ROWS_MAX, PIECES_MAX),
             flushes: Flushes::new(),
@@ -514,13 +519,18 @@ impl Device for OverlayDevice {
         self.parts.below.next_timeout()
     }
 
-    fn stack(&mut self, mut top: Box<OverlayDevice>) -> Result<(), Box<OverlayDevice>> {
-        let layer = self.parts.layer + 1;
+    fn stack(
+        &mut self,
+        _volume: VolumeId,
+        mut top: Box<OverlayDevice>,
+    ) -> Result<(), Box<OverlayDevice>> {
+        let (place, layer) = (self.parts.place, self.parts.layer + 1);
         if layer >= ids::LAYERS_MAX || !self.unsynced.is_none() || !self.flushes.is_idle() {
             return Err(top);
         }
         self.parts.read_only = true;
-        (top.parts.layer, top.ids) = (layer, Ids::new(layer));
+        (top.parts.place, top.parts.layer) = (place, layer);
+        top.ids = Ids::new(place, layer);
         std::mem::swap(self, &mut *top);
         self.parts.below = top;
         Ok(())

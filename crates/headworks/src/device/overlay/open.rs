@@ -287,6 +287,11 @@ impl OpenOverlay {
         })
     }
 
+    /// Path of the base, without links.
+    pub(super) fn base_path(&self) -> &Path {
+        &self.base_path
+    }
+
     /// The overlay's own file.
     #[must_use]
     pub fn file(&self) -> &OpenFile {
@@ -313,6 +318,13 @@ impl OpenOverlay {
             rotational: own.rotational || self.base_is_rotational(),
             ..own
         }
+    }
+
+    /// What the queue of a device that it shares should know: that is the queue of the overlay's own disk, wherever its bases lie.
+    #[must_use]
+    pub fn shared_queue_options(&self) -> QueueOptions {
+        let rotational = self.file.queue_options().rotational;
+        QueueOptions { rotational, ..self.queue_options() }
     }
 
     /// Number of overlays, itself among them.
@@ -369,15 +381,31 @@ impl OpenOverlay {
         ImageWriter::with_ranges(Arc::clone(self.file.file()), size, data_start(size), ranges)
     }
 
+    /// Whether it can be one of several volumes of a [`FilesystemDevice`](crate::FilesystemDevice): none of its bases is an image of a
+    /// format, whose device waits for descriptors of its own.
+    #[must_use]
+    pub fn can_share_device(&self) -> bool {
+        match &self.base {
+            OpenBase::Raw(_) => true,
+            OpenBase::Overlay(open) => open.can_share_device(),
+            OpenBase::Image(..) => false,
+        }
+    }
+
     /// Makes the device, whose only volume it is, whatever its number.
     #[must_use]
     pub fn into_device(self) -> OverlayDevice {
+        self.into_device_at(0)
+    }
+
+    /// Makes the device as a part of another, which has it in `place`.
+    pub(in crate::device) fn into_device_at(self, place: u16) -> OverlayDevice {
         let size = self.head.volume_size;
         let base_size = self.head.base.size;
         let (below, layer): (Box<dyn Device>, u8) = match self.base {
             OpenBase::Raw(file) => (Box::new(FileDevice::new(vec![(ONLY, *file)])), 0),
             OpenBase::Overlay(open) => {
-                let below = open.into_device();
+                let below = open.into_device_at(place);
                 let layer = below.parts.layer + 1;
                 (Box::new(below), layer)
             }
@@ -394,6 +422,7 @@ impl OpenOverlay {
             size,
             base_size,
             layer,
+            place,
         })
     }
 }

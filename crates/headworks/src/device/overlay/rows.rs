@@ -43,6 +43,11 @@ pub(super) struct Piece {
     pub len: u32,
 }
 
+/// Most entries of a table of pieces with room for `pieces` of commands.
+pub(super) const fn pieces_most(pieces: usize) -> usize {
+    pieces + STEPS
+}
+
 #[derive(Debug)]
 struct Table<T> {
     entries: Vec<Option<T>>,
@@ -87,7 +92,7 @@ pub(super) struct Rows {
 
 impl Rows {
     pub fn new(rows: usize, pieces: usize) -> Self {
-        Self { rows: Table::new(rows), pieces: Table::new(pieces + STEPS) }
+        Self { rows: Table::new(rows), pieces: Table::new(pieces_most(pieces)) }
     }
 
     /// Adds a command; `None` when there is no room.

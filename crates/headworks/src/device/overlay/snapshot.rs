@@ -111,7 +111,9 @@ impl OverlaySnapshot {
             data: data_start(size),
             size,
             base_size: size,
+            // Those of the old one, when it is stacked.
             layer: 0,
+            place: 0,
             late_bits: None,
         });
         Ok((Box::new(device), identity, watch))

@@ -13,7 +13,7 @@ use super::super::bitmap::{Bitmap, LiveBits, PAGE_BLOCKS};
 use super::super::head::{BLOCK, HEAD_BYTES, bitmap_bytes, data_start};
 use super::super::{OverlayDevice, Parts};
 use crate::device::testing::TestDisk;
-use crate::device::{Command, CommandBatch, Device, DeviceIo, NullDevice, done, failed};
+use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss, NullDevice, done, failed};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 
@@ -23,6 +23,8 @@ const SIZE: u64 = 3 * PAGE_BLOCKS * BLOCK;
 /// Adjacent blocks around borders of words, sectors and pages of the bitmap.
 const PLACES: [u64; 4] = [60, 4096 - 4, PAGE_BLOCKS - 4, 2 * PAGE_BLOCKS + 100];
 const NEAR: u64 = 8;
+/// As that of one of many overlays of a device.
+const PLACE: u16 = 77;
 const BLOCKS: usize = PLACES.len() * NEAR as usize;
 
 /// A wrong order, as the file sees it.
@@ -33,8 +35,12 @@ enum Defect {
     LiveBits,
     /// The sync between data and bits is left out.
     NoFirstSync,
+    /// The sync between bits and acknowledgement is left out.
+    NoSecondSync,
     /// A new bit is left out of a bitmap write now and then.
     LostBit,
+    /// A zeroing or discard leaves the data of blocks whose bit is 0, where a cut may have left bytes.
+    NoPunch,
 }
 
 type Sector = u64;
@@ -174,7 +180,7 @@ impl Device for Base {
 fn device_io<'a>(
     completions: &'a mut Vec<Completion>,
     disk: &'a mut TestDisk,
-    lost: &'a mut Vec<VolumeId>,
+    lost: &'a mut Vec<Loss>,
 ) -> DeviceIo<'a> {
     DeviceIo { device: DeviceId(1), completions, disk, lost }
 }
@@ -186,7 +192,7 @@ fn block_at(index: usize) -> u64 {
 fn layer(
     disk: &Arc<Mutex<Disk>>,
     below: Box<dyn Device>,
-    number: u8,
+    (place, number): (u16, u8),
     read_only: bool,
 ) -> OverlayDevice {
     let mut live = LiveBits::new(SIZE).unwrap();
@@ -200,6 +206,7 @@ fn layer(
     }
     live.adopt(0..bitmap_bytes(SIZE) as usize);
     OverlayDevice::from_parts(Parts {
+        place,
         own: Box::new(VolatileFile(Arc::clone(disk))),
         below,
         bitmap: Bitmap::new(Arc::new(live)).unwrap(),
@@ -217,9 +224,9 @@ fn open(disks: &[Arc<Mutex<Disk>>]) -> OverlayDevice {
     let mut below: Box<dyn Device> = Box::new(Base);
     let top = disks.len() - 1;
     for (index, disk) in disks[..top].iter().enumerate() {
-        below = Box::new(layer(disk, below, index as u8, true));
+        below = Box::new(layer(disk, below, (PLACE, index as u8), true));
     }
-    layer(&disks[top], below, top as u8, false)
+    layer(&disks[top], below, (PLACE, top as u8), false)
 }
 
 struct World {
@@ -383,9 +390,13 @@ impl World {
             Op::Flush => {
                 disk.syncs += 1;
                 // The first sync of a round comes before any of its bitmap writes.
-                let newest_is_bits =
-                    disk.cached.iter().any(|write| write.1 * SECTOR < data_start(SIZE));
-                if self.defect != Defect::NoFirstSync || newest_is_bits {
+                let has_bits = disk.cached.iter().any(|write| write.1 * SECTOR < data_start(SIZE));
+                let is_left_out = match self.defect {
+                    Defect::NoFirstSync => !has_bits,
+                    Defect::NoSecondSync => has_bits,
+                    _ => false,
+                };
+                if !is_left_out {
                     disk.sync(pending.began);
                 }
                 0
@@ -402,13 +413,25 @@ impl World {
                 pending.spans.iter().map(|span| span.len()).sum::<usize>() as i32
             }
             _ => {
-                disk.write(pending.offset, &bytes);
+                let is_punch = pending.op != Op::Write || pending.spans.is_empty();
+                for (at, part) in
+                    (pending.offset..).step_by(BLOCK as usize).zip(bytes.chunks(BLOCK as usize))
+                {
+                    let is_spared = self.defect == Defect::NoPunch && is_punch;
+                    if !is_spared || self.is_live((at - data_start(SIZE)) / BLOCK) {
+                        disk.write(at, part);
+                    }
+                }
                 if pending.fua {
                     disk.settle(pending.offset, bytes.len());
                 }
                 bytes.len() as i32
             }
         }
+    }
+
+    fn is_live(&self, block: u64) -> bool {
+        self.device.live().stored_word(block / 64)[block as usize % 64 / 8] >> (block % 8) & 1 == 1
     }
 
     fn spoil(&mut self, bytes: &mut [u8], from: u64) {
@@ -505,8 +528,8 @@ impl World {
 
     fn stack_new_file(&mut self) -> Result<(), ()> {
         let disk = Arc::default();
-        let top = layer(&disk, Box::new(NullDevice), 0, false);
-        self.device.stack(Box::new(top)).map_err(drop)?;
+        let top = layer(&disk, Box::new(NullDevice), (0, 0), false);
+        self.device.stack(VolumeId(0), Box::new(top)).map_err(drop)?;
         self.disks.push(disk);
         Ok(())
     }
@@ -592,6 +615,16 @@ fn bits_of_later_writes_in_a_round_are_found() {
 #[test]
 fn missing_sync_between_data_and_bits_is_found() {
     assert!(cuts(0..60, Defect::NoFirstSync).1 > 0);
+}
+
+#[test]
+fn missing_sync_behind_the_bits_is_found() {
+    assert!(cuts(0..60, Defect::NoSecondSync).1 > 0);
+}
+
+#[test]
+fn bytes_of_a_cut_left_below_zeros_are_found() {
+    assert!(cuts(0..60, Defect::NoPunch).1 > 0);
 }
 
 #[test]
@@ -682,7 +715,7 @@ fn snapshot_waits_for_a_flush_and_reads_in_flight_end_after_it() {
 #[test]
 fn read_only_layer_refuses_changes_and_bad_ranges_fail() {
     let disk = Arc::default();
-    let mut device = layer(&disk, Box::new(Base), 0, true);
+    let mut device = layer(&disk, Box::new(Base), (0, 0), true);
     let mut run = |op, offset, len| {
         let (mut completions, mut queue, mut lost) = (Vec::new(), TestDisk::default(), Vec::new());
         let command = Command {
