@@ -80,6 +80,16 @@ check "while the head changes" change -c "write -P 77 0 1M"
 check "it is as it was" bash -c 'nbdcopy "$1" - | cmp - "$2"' - "$(at snap)" "$DIR/before"
 check "and read-only" bash -c '! qemu-io -f raw -c "write 0 512" "$1" 2>/dev/null' - "$(at snap)"
 check "it is removed" ctl remove snap
+
+# Overlays on a snapshot, from a local file.
+overlay=$IMAGES/on-snapshot.hwo
+check "an overlay on a snapshot is made" "$HEADWORKS" image create --base "rbd:image=rbd/vol@before,conf=$CEPH_CONF" "$overlay"
+check "it is served beside the image" ctl add "over=overlay:path=$overlay,backing=allow"
+check "it reads as the snapshot" bash -c 'nbdcopy "$1" - | cmp - "$2"' - "$(at over)" "$DIR/before"
+check "it is written" qemu-io -f raw -c 'write -P 66 1M 64k' -c flush -c 'read -P 66 1M 64k' "$(at over)"
+check "the overlay is removed" ctl remove over
+check "flat it is the snapshot with what was written" bash -c '"$1" image flatten --backing allow "$2" "$3.flat" && cp "$3" "$3.wanted" &&
+    qemu-io -f raw -c "write -P 66 1M 64k" "$3.wanted" >/dev/null && cmp "$3.flat" "$3.wanted"' - "$HEADWORKS" "$overlay" "$DIR/before"
 stop_server
 check "the lock is given back" bash -c '[ -z "$(rbd lock ls rbd/vol)" ]'
 

@@ -14,11 +14,13 @@ use crate::map::Source;
 use crate::{ImageOptions, OpenImage};
 
 /// Lets overlays have images as bases.
-pub const BASE_FORMATS: BaseFormats = BaseFormats::new(&Formats);
+pub const BASE_FORMATS: BaseFormats = BaseFormats::new(&ImageBases);
 
-struct Formats;
+/// Opens images as bases.
+#[derive(Clone, Copy, Debug)]
+pub struct ImageBases;
 
-impl OpenBaseImage for Formats {
+impl OpenBaseImage for ImageBases {
     fn open(
         &self,
         path: &Path,

@@ -30,7 +30,7 @@ mod open;
 #[cfg(test)]
 mod tests;
 
-pub use base::BASE_FORMATS;
+pub use base::{BASE_FORMATS, ImageBases};
 pub use device::FormatDevice;
 pub use magic::{ImageFormat, format_of};
 pub use open::{ImageOptions, OpenImage};

@@ -106,6 +106,8 @@ pub use recorder::{Replayed, replay_recording, replay_slots};
 pub use reload_request::{ReloadHook, ReloadOutcome, ReloadRequest};
 pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};
-pub use spec::{BaseDevice, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper};
+pub use spec::{
+    BASES, BaseDevice, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper, is_remote_base,
+};
 pub use tenant::{TENANT_KEYS, TenantName, TenantOptions};
 pub use units::{parse_size, parse_switch, parse_time};

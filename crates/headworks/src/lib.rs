@@ -73,7 +73,7 @@ pub use device::{
     FilesystemDevice, FoundFile, Identity, ImageWriter, Loss, MemDevice, NewBase, NewOverlay,
     NullDevice, OpenBaseImage, OpenFile, OpenOverlay, OpenVolume, OverlayBase, OverlayBaseKind,
     OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress, OverlaySnapshot, PowercutDevice,
-    PowercutEnd, PowercutOptions, PowercutReport, Probability, SizeWatch, is_overlay,
+    PowercutEnd, PowercutOptions, PowercutReport, Probability, REMOTE_BASE, SizeWatch, is_overlay,
     sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]

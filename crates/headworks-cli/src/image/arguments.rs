@@ -12,6 +12,8 @@ Examples:
   headworks image create --base golden.img tenant.hwo   a disk that begins as golden.img, of the same size
   headworks image create --base golden.img --size 100G big.hwo
   headworks image create --base golden.qcow2 --base-format qcow2 vm.hwo
+  headworks image create --base nbd:uri=nbd://host/golden vm.hwo
+  headworks image create --base rbd:image=rbd/golden@v1 vm.hwo
   headworks serve overlay:path=tenant.hwo               serve it
   headworks image info tenant.hwo                       its layers, and what of it is its own
   headworks image check tenant.hwo                      exit 0 if it can be served
@@ -20,7 +22,7 @@ Examples:
   headworks image reset tenant.hwo                      give its blocks up
 
 An overlay is a sparse file with the blocks that were written; all others are the base's, which nothing may change meanwhile. The
-base may be an overlay, up to 8 of them, and the lowest one an image of another format, which is only read. A commit changes the base: other overlays on it are refused afterwards.
+base may be an overlay, up to 8 of them, and the lowest one an image of another format or a remote, which is only read. A commit changes the base: other overlays on it are refused afterwards.
 
 Exit status: 0 done, 1 refused or failed, or a check found something, 2 usage.")]
 pub struct ImageArgs {
@@ -33,9 +35,10 @@ pub struct ImageArgs {
 
 #[derive(Subcommand)]
 pub enum ImageCommand {
-    /// Makes an overlay on a base; the base is a raw image, a block device, an overlay, or a qcow2 or VMDK image
+    /// Makes an overlay on a base; the base is a raw image, a block device, an overlay, a qcow2 or VMDK image, an export of an NBD server,
+    /// or a snapshot of an image of a Ceph cluster
     Create {
-        /// Image whose bytes it begins with
+        /// Image whose bytes it begins with, or nbd:uri=URI or rbd:image=POOL/IMAGE@SNAPSHOT
         #[arg(long, value_name = "BASE")]
         base: PathBuf,
         /// Format of the base; without it an overlay or raw bytes
@@ -97,7 +100,7 @@ pub enum ImageCommand {
     ///
     /// After the base was moved or copied, or after a layer between was committed.
     Rebase {
-        /// Image that is its base from now on
+        /// Image that is its base from now on, or nbd:uri=URI or rbd:image=POOL/IMAGE@SNAPSHOT
         #[arg(long, value_name = "BASE")]
         base: PathBuf,
         /// Format of the base; without it an overlay or raw bytes

@@ -10,9 +10,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use headworks::{NewBase, NewOverlay, OpenOverlay, OverlayOptions, display_size};
+use headworks::{NewBase, NewOverlay, OpenOverlay, OverlayOptions, REMOTE_BASE, display_size};
 use headworks_core::ConfigError;
-use headworks_formats::{BASE_FORMATS, format_of};
+use headworks_formats::format_of;
+use headworks_server::{BASES, is_remote_base};
 use serde_json::json;
 
 pub use arguments::ImageArgs;
@@ -77,7 +78,7 @@ fn reading(backing: Backing) -> OverlayOptions {
     OverlayOptions {
         read_only: true,
         base_anywhere: backing.is_anywhere(),
-        formats: BASE_FORMATS,
+        formats: BASES,
         ..OverlayOptions::default()
     }
 }
@@ -85,6 +86,9 @@ fn reading(backing: Backing) -> OverlayOptions {
 /// A base in the format that was said. A file that begins like an image is no base without a word: a client may have written its first
 /// bytes, and what such an image names would be read.
 fn new_base(path: &Path, format: Option<BaseFormat>) -> Result<NewBase<'_>, ConfigError> {
+    if format.is_none() && is_remote_base(path) {
+        return Ok(NewBase { path, format: Some(REMOTE_BASE), formats: BASES });
+    }
     let format = match (format, format_of(path)) {
         (Some(said), _) => said.name(),
         (None, None) => None,
@@ -103,7 +107,7 @@ fn new_base(path: &Path, format: Option<BaseFormat>) -> Result<NewBase<'_>, Conf
             return Err(ConfigError::new("base", message));
         }
     };
-    Ok(NewBase { path, format, formats: BASE_FORMATS })
+    Ok(NewBase { path, format, formats: BASES })
 }
 
 fn create(base: &NewBase<'_>, size: Option<u64>, file: &Path) -> Result<Outcome, ConfigError> {
@@ -111,12 +115,16 @@ fn create(base: &NewBase<'_>, size: Option<u64>, file: &Path) -> Result<Outcome,
     let named = new.create(file)?;
     let size = new.size();
     // Of the same options as `serve` by default.
-    let usual = OverlayOptions { formats: BASE_FORMATS, ..OverlayOptions::default() };
+    let usual = OverlayOptions { formats: BASES, ..OverlayOptions::default() };
     let beside = OpenOverlay::inspect(file, &usual).is_ok();
-    let note = if beside {
-        ""
-    } else {
-        "\nits base is in another directory: it is opened with backing=allow (--backing allow)"
+    let note = match (beside, base.format) {
+        (true, _) => "",
+        (false, Some(REMOTE_BASE)) => {
+            "\nits base is a remote: it is opened with backing=allow (--backing allow)"
+        }
+        (false, _) => {
+            "\nits base is in another directory: it is opened with backing=allow (--backing allow)"
+        }
     };
     let text = format!("{}: {} on {}{note}\n", file.display(), display_size(size), named.display());
     let json = json!({ "path": file, "size": size, "base": named, "needs_backing_allow": !beside });
@@ -132,7 +140,7 @@ fn commit(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
 }
 
 fn reset(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
-    let bytes = OpenOverlay::reset(file, backing.is_anywhere(), BASE_FORMATS)?;
+    let bytes = OpenOverlay::reset(file, backing.is_anywhere(), BASES)?;
     Ok(moved(file, bytes, "given up; it is its base now"))
 }
 

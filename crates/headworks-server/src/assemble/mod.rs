@@ -156,9 +156,7 @@ impl Assembly {
             }
             let named = device_of(exports, export);
             if let Err(error) = builder.add(export, wants_write(exports, export), named) {
-                // A cluster that does not answer yet keeps no other export from its clients.
-                if missing == MissingImage::Absent && matches!(export.spec.base, BaseDevice::Rbd(_))
-                {
+                if missing == MissingImage::Absent && is_away(&export.spec.base, &error) {
                     let (spec, reason) = (export.clone(), error.message);
                     builder.assembly.absent.push(AbsentExport { spec, reason });
                     continue;
@@ -170,6 +168,16 @@ impl Assembly {
             }
         }
         (builder.finish(), refused)
+    }
+}
+
+/// Whether a remote cannot be used now: one that does not answer yet keeps no other export from its clients.
+fn is_away(base: &BaseDevice, error: &ConfigError) -> bool {
+    match base {
+        BaseDevice::Rbd(_) => true,
+        // Of an overlay its base: what is wrong with files has other names.
+        BaseDevice::Nbd(_) | BaseDevice::Overlay { .. } => ["uri", "image"].contains(&error.option),
+        _ => false,
     }
 }
 

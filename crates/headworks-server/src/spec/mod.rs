@@ -24,6 +24,7 @@ mod nbd;
 mod overlay;
 mod powercut;
 mod rbd;
+mod remote_base;
 mod share;
 
 use std::borrow::Cow;
@@ -38,6 +39,8 @@ pub use self::nbd::Remote;
 pub(crate) use self::nbd::RemoteLink;
 pub use self::powercut::Powercut;
 pub use self::rbd::Rbd;
+pub(crate) use self::remote_base::base_device;
+pub use self::remote_base::{BASES, is_remote_base};
 pub use self::share::{ExportOptions, UncleanPolicy};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 use headworks::{

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use headworks::OverlayOptions;
 use headworks_core::ConfigError;
-use headworks_formats::BASE_FORMATS;
 
 use super::keys::Keys;
-use super::{BaseDevice, parse_direct};
+use super::{BASES, BaseDevice, parse_direct};
 use crate::units::parse_switch;
 
 /// Keys of the type.
@@ -23,7 +22,7 @@ pub(super) fn parse(text: &str) -> Result<BaseDevice, ConfigError> {
         read_only: keys.parse("read-only", parse_switch)?.unwrap_or(false),
         direct: keys.parse("direct", parse_direct)?.unwrap_or_default(),
         base_anywhere: keys.parse("backing", parse_backing)?.unwrap_or(false),
-        formats: BASE_FORMATS,
+        formats: BASES,
     };
     Ok(BaseDevice::Overlay { path, options })
 }
@@ -54,7 +53,7 @@ mod tests {
             read_only: true,
             direct: Direct::Off,
             base_anywhere: true,
-            formats: BASE_FORMATS,
+            formats: BASES,
         };
         let all = BaseDevice::Overlay { path: "a.hwo".into(), options };
         assert_eq!(base("overlay:path=a.hwo,read-only=on,direct=off,backing=allow"), all);

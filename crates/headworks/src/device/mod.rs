@@ -37,7 +37,7 @@ pub use null::NullDevice;
 pub use overlay::{
     BaseFormats, BaseImage, BaseImageOptions, NewBase, NewOverlay, OpenBaseImage, OpenOverlay,
     OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress,
-    OverlaySnapshot, is_overlay,
+    OverlaySnapshot, REMOTE_BASE, is_overlay,
 };
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;

@@ -169,7 +169,13 @@ impl DeviceSetup {
     /// A device with the elevator that `queue` names.
     #[must_use]
     pub fn new(device: impl Device + 'static, queue: QueueOptions) -> Self {
-        Self { device: Box::new(device), queue, elevator: None }
+        Self::boxed(Box::new(device), queue)
+    }
+
+    /// As [`DeviceSetup::new`], of a device whose type is not known.
+    #[must_use]
+    pub fn boxed(device: Box<dyn Device>, queue: QueueOptions) -> Self {
+        Self { device, queue, elevator: None }
     }
 
     /// Uses an elevator of the caller.

@@ -13,7 +13,7 @@
 
 use std::time::Instant;
 
-use headworks::{FileOptions, Identity, OverlayBase, OverlayBaseKind};
+use headworks::{FileOptions, Identity, OverlayBase, OverlayBaseKind, REMOTE_BASE};
 use headworks_core::{VolumeConfig, VolumeId, WriteMode};
 use headworks_formats::{ImageFormat, ImageOptions};
 
@@ -25,7 +25,7 @@ use crate::control::rpc::RpcFault;
 use crate::control::shards::stopping;
 use crate::control::tree::lock;
 use crate::messages::command::{Released, ShardCommand};
-use crate::spec::{BaseDevice, Spec};
+use crate::spec::{BaseDevice, Spec, base_device};
 
 /// Words of own blocks in one command, which takes a shard well below a millisecond.
 const WORDS: usize = 8192;
@@ -39,6 +39,7 @@ fn spec_of(base: &OverlayBase) -> Option<Spec> {
             BaseDevice::File { path, options, raw: true }
         }
         OverlayBaseKind::Overlay => BaseDevice::Overlay { path, options: *options },
+        OverlayBaseKind::Image(REMOTE_BASE) => base_device(&path).ok()?,
         OverlayBaseKind::Image(name) => {
             let format = ImageFormat::ALL.into_iter().find(|format| format.name() == name)?;
             let (outside, direct) = (options.base_anywhere, options.direct);
@@ -119,7 +120,11 @@ impl LiveChanges {
     ) -> Result<VolumeId, RpcFault> {
         let invalid = |message: String| RpcFault::refused("EINVAL", message);
         let spec = spec_of(base).ok_or_else(|| invalid("its format is not known".into()))?;
-        let identity = Identity::of(base.path()).map_err(|error| invalid(error.to_string()))?;
+        let identity = match &spec.base {
+            BaseDevice::Nbd(remote) => remote.identity(),
+            BaseDevice::Rbd(rbd) => rbd.identity(),
+            _ => Identity::of(base.path()).map_err(|error| invalid(error.to_string()))?,
+        };
         let key = BaseKey { spec, identity, home: above.home };
         if let Some(volume) = inventory.find_base(&key) {
             return Ok(volume);

@@ -31,7 +31,7 @@ pub enum OverlayBaseKind {
     Raw,
     /// An overlay itself.
     Overlay,
-    /// An image of the format with this name.
+    /// An image of the format with this name, or a remote ([`REMOTE_BASE`](super::REMOTE_BASE)).
     Image(&'static str),
 }
 
@@ -55,7 +55,7 @@ impl OpenOverlay {
 }
 
 impl OverlayBase {
-    /// Path of the base, without links.
+    /// Path of the base, without links; of a remote its specification.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

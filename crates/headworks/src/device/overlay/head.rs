@@ -42,13 +42,15 @@ pub(super) enum BaseKind {
     Qcow2,
     /// A VMDK descriptor.
     Vmdk,
+    /// A device that is no file of this machine; the path is its specification.
+    Remote,
 }
 
 /// The base as the overlay knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BaseRecord {
     pub kind: BaseKind,
-    /// Path, relative to the directory of the overlay unless absolute.
+    /// Path, relative to the directory of the overlay unless absolute; of a remote its specification.
     pub path: PathBuf,
     /// Size of the base's volume in bytes.
     pub size: u64,
@@ -140,6 +142,7 @@ impl Head {
             1 => BaseKind::Overlay,
             2 => BaseKind::Qcow2,
             3 => BaseKind::Vmdk,
+            4 => BaseKind::Remote,
             _ => return Err("has a base of a kind that this version does not know"),
         };
         let is_possible = u64::from(int(12)) == BLOCK

@@ -1,5 +1,5 @@
-//! Bases in image formats (qcow2, VMDK), which a crate above reads: it brings what opens them, and an overlay names their format in its
-//! head, so nothing is guessed from bytes that a client may have written.
+//! Bases in image formats (qcow2, VMDK), and remotes, which crates above read: they bring what opens them, and an overlay names their
+//! format in its head, so nothing is guessed from bytes that a client may have written. A remote has a specification in place of a path.
 
 use std::fmt::{self, Debug, Formatter};
 use std::io;
@@ -11,10 +11,13 @@ use super::head::BaseKind;
 use crate::device::Device;
 use crate::device::file::Direct;
 
+/// The name in place of a format of bases that are remotes, whose paths are specifications.
+pub const REMOTE_BASE: &str = "remote";
+
 /// How an image is opened as a base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseImageOptions {
-    /// Name of the format: `qcow2` or `vmdk`.
+    /// Name of the format: `qcow2`, `vmdk`, or [`REMOTE_BASE`].
     pub format: &'static str,
     /// Whether files that the image names may lie anywhere, and not only beside it.
     pub anywhere: bool,
@@ -41,6 +44,11 @@ pub trait BaseImage: Debug + Send {
     /// Whether one of its files is on a disk that rotates.
     fn is_rotational(&self) -> bool;
 
+    /// The largest read that it takes, in KiB.
+    fn request_kb(&self) -> u32 {
+        u32::MAX
+    }
+
     /// Whether all of its files are locked.
     fn is_locked(&self) -> bool;
 
@@ -62,7 +70,7 @@ pub trait BaseImage: Debug + Send {
 
 /// Opens images as bases.
 pub trait OpenBaseImage: Sync {
-    /// Opens the image at `path`.
+    /// Opens the image at `path`; a remote, if that is the format, as `path` specifies it.
     ///
     /// # Errors
     /// A sentence about what is wrong with it.
@@ -92,9 +100,13 @@ impl BaseFormats {
         match self.0 {
             Some(opens) => opens.open(path, options),
             None => {
-                let (path, format) = (path.display(), options.format);
+                let what = match options.format {
+                    REMOTE_BASE => "a remote".to_owned(),
+                    format => format!("a {format} image"),
+                };
                 let message = format!(
-                    "{path} is a {format} image, which this program does not read; `headworks image flatten` makes a raw image of the overlay"
+                    "{} is {what}, which this program does not read; `headworks image flatten` makes a raw image of the overlay",
+                    path.display()
                 );
                 Err(ConfigError::new("path", message))
             }
@@ -123,11 +135,12 @@ impl BaseKind {
             Self::Raw | Self::Overlay => None,
             Self::Qcow2 => Some("qcow2"),
             Self::Vmdk => Some("vmdk"),
+            Self::Remote => Some(REMOTE_BASE),
         }
     }
 
     /// The kind of a base in a format.
     pub(super) fn of_format(name: &str) -> Option<Self> {
-        [Self::Qcow2, Self::Vmdk].into_iter().find(|kind| kind.format() == Some(name))
+        [Self::Qcow2, Self::Vmdk, Self::Remote].into_iter().find(|kind| kind.format() == Some(name))
     }
 }

@@ -49,7 +49,7 @@ use self::bitmap::{Bitmap, LiveBits};
 use self::flush::{FlushStep, Flushes};
 use self::head::BLOCK;
 use self::ids::Ids;
-pub use self::image::{BaseFormats, BaseImage, BaseImageOptions, OpenBaseImage};
+pub use self::image::{BaseFormats, BaseImage, BaseImageOptions, OpenBaseImage, REMOTE_BASE};
 pub use self::new::{NewBase, NewOverlay};
 pub use self::offline::OverlayProgress;
 pub use self::open::{OpenOverlay, OverlayLayer, OverlayOptions, is_overlay};

@@ -17,7 +17,7 @@ use super::head::{
     BLOCK, BaseKind, BaseRecord, Head, PATH_MAX, Task, VOLUME_MAX, data_start, is_possible_size,
 };
 use super::ids::LAYERS_MAX;
-use super::image::BaseFormats;
+use super::image::{BaseFormats, REMOTE_BASE};
 use super::open::{OpenBase, OpenOverlay, OverlayOptions, is_overlay, of_file, open_image};
 use crate::device::file::{FileOptions, OpenFile, folder_of, sync_directory};
 use crate::size::display_size;
@@ -26,7 +26,7 @@ use crate::size::display_size;
 #[derive(Debug)]
 pub struct NewOverlay {
     base: BaseRecord,
-    /// The base's path without links.
+    /// The base's path without links, or a remote's specification.
     base_path: PathBuf,
     size: u64,
     /// The file whose owner and permissions the new one gets.
@@ -45,9 +45,9 @@ enum HeldBase {
 /// What a new overlay is to be made on.
 #[derive(Clone, Copy, Debug)]
 pub struct NewBase<'a> {
-    /// The file or block device.
+    /// The file or block device; of a remote its specification.
     pub path: &'a Path,
-    /// Its format if it is an image of one, `qcow2` or `vmdk`; else it is an overlay, or raw.
+    /// Its format if it is an image of one, `qcow2` or `vmdk`, or [`REMOTE_BASE`]; else it is an overlay, or raw.
     pub format: Option<&'a str>,
     /// What opens images of formats.
     pub formats: BaseFormats,
@@ -102,7 +102,11 @@ impl NewOverlay {
     /// As [`NewOverlay::new`], and those of the image.
     pub fn on(new: &NewBase<'_>, size: Option<u64>) -> Result<Self, ConfigError> {
         let NewBase { path: base, format, formats } = *new;
-        let base_path = base.canonicalize().map_err(|error| io_error(base, &error))?;
+        let is_remote = format == Some(REMOTE_BASE);
+        let base_path = match is_remote {
+            true => base.to_owned(),
+            false => base.canonicalize().map_err(|error| io_error(base, &error))?,
+        };
         let options = OverlayOptions {
             read_only: true,
             base_anywhere: true,
@@ -178,7 +182,10 @@ impl NewOverlay {
     pub(super) fn base_for(&self, path: &Path) -> Result<BaseRecord, ConfigError> {
         let folder = folder_of(path);
         let folder = folder.canonicalize().map_err(|error| io_error(folder, &error))?;
-        let relative = relative_path(&folder, &self.base_path);
+        let relative = match self.base.kind {
+            BaseKind::Remote => self.base_path.clone(),
+            _ => relative_path(&folder, &self.base_path),
+        };
         if relative.as_os_str().len() > PATH_MAX {
             return refuse(&relative, "is too long a path for the head of an overlay");
         }

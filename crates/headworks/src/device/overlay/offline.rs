@@ -306,8 +306,11 @@ impl OpenOverlay {
             for from in (start..end).step_by(CHUNK) {
                 let part = &mut bytes[..(end - from).min(CHUNK as u64) as usize];
                 self.read_at(from, part)?;
-                file.write_all_at(part, from)?;
-                written += part.len() as u64;
+                // A remote does not say where its zeros are.
+                if part.iter().any(|&byte| byte != 0) {
+                    file.write_all_at(part, from)?;
+                    written += part.len() as u64;
+                }
                 if !progress(from, size) {
                     return Err(stopped());
                 }

@@ -227,11 +227,11 @@ impl OpenOverlay {
                 let open = Self::open_layer(&base_path, &below, (way_below, None), layers + 1)?;
                 OpenBase::Overlay(Box::new(open))
             }
-            kind @ (BaseKind::Qcow2 | BaseKind::Vmdk) => {
+            kind @ (BaseKind::Qcow2 | BaseKind::Vmdk | BaseKind::Remote) => {
                 if way == Way::Commit {
                     return refuse(
                         path,
-                        "has a base that is an image of another format, which is not written; `headworks image flatten` makes one raw image of both",
+                        "has a base that is an image of another format, or remote, which is not written; `headworks image flatten` makes one raw image of both",
                     );
                 }
                 open_image(&base_path, kind, options, way_below == Way::Use)?
@@ -316,6 +316,7 @@ impl OpenOverlay {
         QueueOptions {
             discard_granularity: own.discard_granularity.max(BLOCK as u32),
             rotational: own.rotational || self.base_is_rotational(),
+            max_sectors_kb: own.max_sectors_kb.min(self.base_request_kb()),
             ..own
         }
     }
@@ -348,6 +349,15 @@ impl OpenOverlay {
             OpenBase::Raw(file) => file.queue_options().rotational,
             OpenBase::Overlay(open) => open.queue_options().rotational,
             OpenBase::Image(_, image) => image.is_rotational(),
+        }
+    }
+
+    /// The largest read that its base takes, in KiB.
+    fn base_request_kb(&self) -> u32 {
+        match &self.base {
+            OpenBase::Raw(file) => file.queue_options().max_sectors_kb,
+            OpenBase::Overlay(open) => open.queue_options().max_sectors_kb,
+            OpenBase::Image(_, image) => image.request_kb(),
         }
     }
 
@@ -444,6 +454,17 @@ fn find_base(
     base: &BaseRecord,
     options: &OverlayOptions,
 ) -> Result<PathBuf, ConfigError> {
+    if base.kind == BaseKind::Remote {
+        let remote = base.path.clone();
+        if options.base_anywhere {
+            return Ok(remote);
+        }
+        let (path, remote) = (path.display(), remote.display());
+        let message = format!(
+            "{path}: its base is {remote}; backing=allow (--backing allow) connects to it if you trust the overlay"
+        );
+        return Err(ConfigError::new("backing", message));
+    }
     let folder = folder_of(path).canonicalize().map_err(|error| io_error(path, &error))?;
     let named = folder.join(&base.path);
     let (shown, base) = (path.display(), base.path.display());
