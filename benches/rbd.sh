@@ -4,9 +4,11 @@
 #
 #   benches/rbd.sh [--rounds 5] [--runtime 2s] [--size 256]
 #
-# 1. Uncached random reads and writes of 4 KiB, depth 16: headworks without a cache, over NBD, and fio in process with rbd_cache=false. 2. Cached
+# 1. Uncached random reads and writes of 4 KiB, depth 16: headworks without a cache, over NBD and in process (`bench --device`), and fio, which is in process,
+# with rbd_cache=false. 2. Cached
 # reads that hit and writes that stay in the cache, depth 16, over the first 64 MiB: rbd: beside file:. 3. Sequential writes of 64 KiB, depth 16, with a flush at the end,
-# which is in the time: headworks with its cache, qemu-storage-daemon without and with rbd_cache; images of 1.5 GiB, written once before, so that at up to
+# which is in the time: headworks with its cache, qemu-storage-daemon without and with rbd_cache, and what the cluster takes at most: fio in process with
+# requests of 4 MiB, 8 at once; images of 1.5 GiB, written once before, so that at up to
 # 768 MiB/s no run of 2 s comes to a block again. Every other image is filled before, and each client has its own. Every round runs each of them once,
 # in turn; medians are compared, and least and greatest are shown.
 # Goals: 1. at least 0.95 times fio's rate; 2. at least 0.95 times the rate of file:; 3. at least 3 times qemu-storage-daemon's rate without
@@ -72,11 +74,12 @@ qsd() { # NAME DIRECT
 }
 # Nothing is written out while a run lasts.
 in_cache=(--cache $((size + 256))M --set vm/dirty_bytes=256M --set vm/dirty_background_bytes=192M --set vm/dirty_expire_centisecs=60000)
+image in-process
 image uncached && ours uncached "rbd:image=rbd/uncached,conf=$CONF" --cache 0
 image cached && ours cached-rbd "rbd:image=rbd/cached,conf=$CONF" "${in_cache[@]}"
 cp "$filled" "$SCRATCH/file" && ours cached-file "file:path=$SCRATCH/file" "${in_cache[@]}"
 sequential headworks && ours headworks "rbd:image=rbd/headworks,conf=$CONF" --cache "$((size + 256))M"
-! has_fio || image fio
+! has_fio || { image fio && sequential fio-large; }
 ! has_qsd || { qsd qsd on && qsd qsd-cache off; }
 
 run() { # NAME RW BS SIZE: leaves the JSON
@@ -97,12 +100,19 @@ written() { # NAME: MiB/s, the flush included
     read -r _ total <<<"$(iops_of "$SCRATCH/run.json")"
     result sequential write "$1" - "$(awk -v a="$began" -v b="$EPOCHREALTIME" -v n="$total" 'BEGIN { print n / 16 / (b - a) }')" 0
 }
-fio_rate() { # RW
-    CEPH_CONF=$SCRATCH/uncached.conf fio --name=j --ioengine=rbd --clientname=admin --pool=rbd --rbdname=fio --rw="$1" --bs=4k --iodepth=16 \
-        --norandommap --randrepeat=0 --time_based --runtime="$runtime" --output-format=json --output="$SCRATCH/fio.json" >/dev/null || fail "fio failed ($1)"
-    result uncached "$1" fio - "$(python3 -c 'import json, sys
+in_process() { # RW
+    local iops
+    "$HEADWORKS" bench --device "rbd:image=rbd/in-process,conf=$CONF" --rw "$1" --bs 4k --iodepth 16 --size "${size}M" --runtime "$runtime" --json \
+        >"$SCRATCH/run.json" || fail "the bench in process failed ($1)"
+    read -r iops _ <<<"$(iops_of "$SCRATCH/run.json")"
+    result uncached "$1" in-process - "$iops" 0
+}
+fio_rate() { # IMAGE RW BS DEPTH: requests a second
+    CEPH_CONF=$SCRATCH/uncached.conf fio --name=j --ioengine=rbd --clientname=admin --pool=rbd --rbdname="$1" --rw="$2" --bs="$3" --iodepth="$4" \
+        --norandommap --randrepeat=0 --time_based --runtime="$runtime" --output-format=json --output="$SCRATCH/fio.json" >/dev/null || fail "fio failed ($2)"
+    python3 -c 'import json, sys
 job = json.load(open(sys.argv[1]))["jobs"][0]
-print(job[sys.argv[2]]["iops"])' "$SCRATCH/fio.json" "${1#rand}")" 0
+print(job[sys.argv[2]]["iops"])' "$SCRATCH/fio.json" "${2#rand}"
 }
 
 for kind in rbd file; do
@@ -113,7 +123,8 @@ run headworks write 64k 1536M && flush headworks
 for ((round = 1; round <= rounds; round++)); do
     for rw in randread randwrite; do
         rate uncached "$rw" headworks uncached "$rw" 4k "${size}M"
-        ! has_fio || fio_rate "$rw"
+        in_process "$rw"
+        ! has_fio || result uncached "$rw" fio - "$(fio_rate fio "$rw" 4k 16)" 0
         for kind in rbd file; do
             rate cached "$rw" "$kind" "cached-$kind" "$rw" 4k 64M
             flush "cached-$kind"
@@ -121,6 +132,7 @@ for ((round = 1; round <= rounds; round++)); do
     done
     written headworks
     ! has_qsd || { written qsd && written qsd-cache; }
+    ! has_fio || result sequential write fio-4M - "$(fio_rate fio-large write 4M 8 | awk '{ print 4 * $1 }')" 0
 done
 echo >&2
 
@@ -148,6 +160,7 @@ def goal(group, cell, ours, other, wanted):
     print(f"{group}, {cell}: {ours} over {other}: {times:.2f}x, wanted {wanted}x or more: {'met' if times >= wanted else 'MISSED'}")
 
 for cell in ["randread", "randwrite"]:
+    goal("uncached", cell, "in-process", "fio", 0.95)
     goal("uncached", cell, "headworks", "fio", 0.95)
     goal("cached", cell, "rbd", "file", 0.95)
 goal("sequential", "write", "headworks", "qsd", 3)

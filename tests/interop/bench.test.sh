@@ -25,6 +25,7 @@ check "the range before it is free" bench --uri "$URI" --size 32M --rw write --v
 for rw in randwrite randrw write read randread; do
     check "bench --rw $rw --verify" bench --uri "$URI" --overwrite --rw $rw --verify
 done
+check "it is the device of a bench in process, too" timeout 60 "$HEADWORKS" bench --engine "$ENGINE" --device "nbd:uri=$URI" --rw randrw --ios 2000
 check "structured replies, 64 KiB" bench --uri "$URI" --overwrite --rw randrw --bs 64k --structured --verify
 check "two connections" bench --uri "$URI" --rw randread --threads 2
 check "300 connections on few threads" bench --uri "$URI" --overwrite --rw randrw --threads 300 --iodepth 2 --verify

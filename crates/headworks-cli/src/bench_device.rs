@@ -389,8 +389,16 @@ impl Driver {
         let now = self.clock.now();
         self.generator.now = now;
         for event in self.events.drain(..) {
-            if let Event::Disk(done) = event {
-                self.executor.on_disk(now, done, &mut *self.engine, &mut self.inputs);
+            match event {
+                Event::Disk(done) => {
+                    self.executor.on_disk(now, done, &mut *self.engine, &mut self.inputs);
+                }
+                // A device behind a server, or a cluster.
+                Event::Place { device, place } => {
+                    let at = (device, place);
+                    self.executor.on_ready(now, at, &mut *self.engine, &mut self.inputs);
+                }
+                Event::Ready { .. } | Event::Woken => {}
             }
         }
         Ok(())
