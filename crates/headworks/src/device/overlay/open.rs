@@ -492,7 +492,10 @@ fn read_bits(file: &File, size: u64) -> io::Result<(LiveBits, u64)> {
     let (mut at, mut stray) = (start, 0);
     while let Some((first, next)) = next_data(file, at, end)? {
         let range = (first - start) as usize..(next - start) as usize;
-        file.read_exact_at(&mut live.bytes_mut()[range.clone()], first)?;
+        let bytes = &mut live.bytes_mut()[range.clone()];
+        // The pages of a full bitmap would be faulted in one by one.
+        Mapping::tables_in_huge_pages(std::iter::once(bytes.as_ptr_range()));
+        file.read_exact_at(bytes, first)?;
         stray += live.adopt(range);
         at = next;
     }
