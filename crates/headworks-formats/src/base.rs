@@ -75,11 +75,11 @@ impl BaseImage for Base {
         Ok(changed)
     }
 
-    fn disk_bytes(&self) -> u64 {
+    fn disk_bytes(&self) -> Option<u64> {
         let blocks = |file: &crate::chain::ImageFile| {
             file.file.file().metadata().map_or(0, |found| found.blocks())
         };
-        self.image.files().iter().map(blocks).sum::<u64>() * 512
+        Some(self.image.files().iter().map(blocks).sum::<u64>() * 512)
     }
 
     fn is_rotational(&self) -> bool {

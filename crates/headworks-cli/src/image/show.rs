@@ -15,7 +15,7 @@ pub(super) fn info(open: &OpenOverlay) -> Outcome {
     let mut rows = vec![["LAYER", "SIZE", "ITS OWN", "ON DISK"].map(str::to_owned).to_vec()];
     rows.extend(layers.iter().map(|layer| {
         let own = layer.own_bytes.map_or("all".to_owned(), display_size);
-        let disk = display_size(layer.disk_bytes);
+        let disk = layer.disk_bytes.map_or("-".to_owned(), display_size);
         vec![layer.path.display().to_string(), display_size(layer.size), own, disk]
     }));
     let mut text = aligned(&rows);
@@ -29,7 +29,7 @@ fn as_json(open: &OpenOverlay, layers: &[OverlayLayer]) -> Value {
     let layer = |layer: &OverlayLayer| {
         json!({
             "path": layer.path,
-            "kind": if layer.own_bytes.is_some() { "overlay" } else { "raw" },
+            "kind": layer.kind.name(),
             "size": layer.size,
             "own_bytes": layer.own_bytes,
             "disk_bytes": layer.disk_bytes,

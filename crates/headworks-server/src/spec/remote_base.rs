@@ -142,8 +142,8 @@ impl BaseImage for RemoteBase {
         Ok(0)
     }
 
-    fn disk_bytes(&self) -> u64 {
-        0
+    fn disk_bytes(&self) -> Option<u64> {
+        None
     }
 
     fn is_rotational(&self) -> bool {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::OverlayOptions;
 use super::bitmap::LiveBits;
 use super::head::BaseKind;
+use super::image::OverlayBaseKind;
 use super::open::{OpenBase, OpenOverlay, add_bits};
 
 /// The base of an open overlay, and which blocks are the overlay's own.
@@ -22,17 +23,6 @@ pub struct OverlayBase {
     size: u64,
     live: Arc<LiveBits>,
     file: Arc<File>,
-}
-
-/// What a base is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OverlayBaseKind {
-    /// A file of raw bytes, or a block device.
-    Raw,
-    /// An overlay itself.
-    Overlay,
-    /// An image of the format with this name, or a remote ([`REMOTE_BASE`](super::REMOTE_BASE)).
-    Image(&'static str),
 }
 
 impl OpenOverlay {
@@ -64,11 +54,7 @@ impl OverlayBase {
     /// What the base is.
     #[must_use]
     pub fn kind(&self) -> OverlayBaseKind {
-        match (self.kind, self.kind.format()) {
-            (_, Some(format)) => OverlayBaseKind::Image(format),
-            (BaseKind::Overlay, None) => OverlayBaseKind::Overlay,
-            (_, None) => OverlayBaseKind::Raw,
-        }
+        self.kind.into()
     }
 
     /// How the base is opened, if it is an overlay; what concerns all kinds holds for the others, too.

@@ -38,8 +38,8 @@ pub trait BaseImage: Debug + Send {
     /// A file cannot be asked.
     fn changed(&self) -> io::Result<u64>;
 
-    /// Bytes that its files take on the disk.
-    fn disk_bytes(&self) -> u64;
+    /// Bytes that its files take on the disk; none of a remote.
+    fn disk_bytes(&self) -> Option<u64>;
 
     /// Whether one of its files is on a disk that rotates.
     fn is_rotational(&self) -> bool;
@@ -125,6 +125,39 @@ impl Eq for BaseFormats {}
 impl Debug for BaseFormats {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "BaseFormats(known)" } else { "BaseFormats(none)" })
+    }
+}
+
+/// What a base is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OverlayBaseKind {
+    /// A file of raw bytes, or a block device.
+    Raw,
+    /// An overlay itself.
+    Overlay,
+    /// An image of the format with this name, or a remote ([`REMOTE_BASE`]).
+    Image(&'static str),
+}
+
+impl From<BaseKind> for OverlayBaseKind {
+    fn from(kind: BaseKind) -> Self {
+        match (kind, kind.format()) {
+            (_, Some(format)) => Self::Image(format),
+            (BaseKind::Overlay, None) => Self::Overlay,
+            (_, None) => Self::Raw,
+        }
+    }
+}
+
+impl OverlayBaseKind {
+    /// Its name: `raw`, `overlay`, `qcow2`, `vmdk` or `remote`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Overlay => "overlay",
+            Self::Image(name) => name,
+        }
     }
 }
 

@@ -44,12 +44,14 @@ use std::sync::Arc;
 use headworks_core::extent::ExtentState;
 use headworks_core::{BioFlags, Completion, Instant, IoError, Op, Status, VolumeId};
 
-pub use self::base_link::{OverlayBase, OverlayBaseKind};
+pub use self::base_link::OverlayBase;
 use self::bitmap::{Bitmap, LiveBits};
 use self::flush::{FlushStep, Flushes};
 use self::head::BLOCK;
 use self::ids::Ids;
-pub use self::image::{BaseFormats, BaseImage, BaseImageOptions, OpenBaseImage, REMOTE_BASE};
+pub use self::image::{
+    BaseFormats, BaseImage, BaseImageOptions, OpenBaseImage, OverlayBaseKind, REMOTE_BASE,
+};
 pub use self::new::{NewBase, NewOverlay};
 pub use self::offline::OverlayProgress;
 pub use self::open::{OpenOverlay, OverlayLayer, OverlayOptions, is_overlay};

@@ -18,7 +18,7 @@ use super::head::{
     BLOCK, BaseKind, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start, has_magic,
 };
 use super::ids::LAYERS_MAX;
-use super::image::{BaseFormats, BaseImage, BaseImageOptions};
+use super::image::{BaseFormats, BaseImage, BaseImageOptions, OverlayBaseKind};
 use super::new::{check_layers, io_error, modified, refuse};
 use super::writer::WrittenBits;
 use super::{ONLY, OverlayDevice, Parts};
@@ -544,14 +544,16 @@ pub(super) fn next_data(file: &File, from: u64, end: u64) -> io::Result<Option<(
 /// A layer of an overlay: itself, or a base.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverlayLayer {
-    /// Path of the file.
+    /// Path of the file; of a remote its specification.
     pub path: PathBuf,
+    /// Raw bytes, an overlay, an image of a format, or a remote.
+    pub kind: OverlayBaseKind,
     /// Bytes of its volume.
     pub size: u64,
     /// Bytes of the blocks that are its own; none of a raw base, whose are all.
     pub own_bytes: Option<u64>,
-    /// Bytes that the file takes on the disk.
-    pub disk_bytes: u64,
+    /// Bytes that its files take on the disk; none of a remote.
+    pub disk_bytes: Option<u64>,
 }
 
 /// What `headworks image info` shows.
@@ -585,18 +587,23 @@ impl OpenOverlay {
     /// Its layers from the top down.
     #[must_use]
     pub fn layers(&self) -> Vec<OverlayLayer> {
-        let layer = |path: &Path, size, own_bytes, file: &OpenFile| OverlayLayer {
+        let layer = |path: &Path, size, own_bytes: Option<u64>, file: &OpenFile| OverlayLayer {
             path: path.to_owned(),
+            kind: match own_bytes {
+                Some(_) => OverlayBaseKind::Overlay,
+                None => OverlayBaseKind::Raw,
+            },
             size,
             own_bytes,
-            disk_bytes: file.file().metadata().map_or(0, |found| found.blocks() * 512),
+            disk_bytes: file.file().metadata().ok().map(|found| found.blocks() * 512),
         };
         let own = layer(&self.path, self.head.volume_size, Some(self.own_bytes()), &self.file);
         let below = match &self.base {
             OpenBase::Raw(file) => vec![layer(&self.base_path, self.head.base.size, None, file)],
             OpenBase::Overlay(open) => open.layers(),
-            OpenBase::Image(_, image) => vec![OverlayLayer {
+            OpenBase::Image(kind, image) => vec![OverlayLayer {
                 path: self.base_path.clone(),
+                kind: (*kind).into(),
                 size: self.head.base.size,
                 own_bytes: None,
                 disk_bytes: image.disk_bytes(),
