@@ -83,7 +83,11 @@ impl TestDisk {
         let poll = |&(_, fd, interest)| libc::pollfd { fd, events: events(interest), revents: 0 };
         let mut polls: Vec<_> = self.watches.iter().map(poll).collect();
         // SAFETY: the list lives during the call.
-        unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as _, wait) };
+        while unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as _, wait) } < 0 {
+            let error = std::io::Error::last_os_error();
+            // A fuzzer's alarm comes every some seconds.
+            assert_eq!(error.kind(), std::io::ErrorKind::Interrupted, "{error}");
+        }
         let index = polls.iter().position(|poll| poll.revents != 0)?;
         Some(self.watches.remove(index).0)
     }
@@ -449,5 +453,37 @@ impl Device for Box<dyn Device> {
     }
     fn next_timeout(&self) -> Option<Instant> {
         (**self).next_timeout()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::os::unix::thread::JoinHandleExt;
+
+    use super::*;
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    #[test]
+    fn wait_for_descriptors_goes_on_after_signals() {
+        let handler: extern "C" fn(libc::c_int) = nothing;
+        // SAFETY: the handler does nothing, and nothing else in this process uses the signal.
+        unsafe { libc::signal(libc::SIGUSR1, handler as *const () as libc::sighandler_t) };
+        let (heard, mut bell) = UnixStream::pair().unwrap();
+        let waiting = std::thread::spawn(move || {
+            let mut disk = TestDisk::default();
+            disk.watch_place(DeviceId(0), 3, heard.as_raw_fd(), Interest::Read);
+            disk.ready(60_000)
+        });
+        for _ in 0..1000 {
+            // SAFETY: a thread that was not joined.
+            unsafe { libc::pthread_kill(waiting.as_pthread_t(), libc::SIGUSR1) };
+            std::thread::yield_now();
+        }
+        bell.write_all(&[0]).unwrap();
+        assert_eq!(waiting.join().unwrap(), Some(3));
     }
 }
