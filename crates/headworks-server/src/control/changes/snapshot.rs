@@ -15,7 +15,7 @@ use headworks_core::ConfigError;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-use super::LiveChanges;
+use super::{LiveChanges, PAUSE};
 use crate::assemble::WatchedFile;
 use crate::assemble::image::{OpenedImage, Opening, VolumeOrigin};
 use crate::control::params::text;
@@ -29,6 +29,8 @@ use crate::spec::BaseDevice;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of the freeze itself, for a control thread that ends in between.
 const FREEZE: Duration = Duration::from_secs(600);
+/// How long a device is asked again that is flushing.
+const FLUSHING: Duration = Duration::from_secs(5);
 
 impl LiveChanges {
     /// The method `snapshot`, with the parameters of a client.
@@ -41,9 +43,9 @@ impl LiveChanges {
         let since = Instant::now();
         let images = [entry.clone()];
         self.close_gates(&images, FREEZE)?;
-        let done = self
-            .bring_to_rest(&images, since + LIMIT)
-            .and_then(|bytes| Ok((bytes, self.stack(entry, (&path, &options), &origin, &kept)?)));
+        let done = self.bring_to_rest(&images, since + LIMIT).and_then(|bytes| {
+            Ok((bytes, self.stack_at_rest(entry, (&path, &options), &origin, &kept)?))
+        });
         self.reopen(&images);
         let (bytes, kept) = done?;
         let seconds = since.elapsed().as_secs_f64();
@@ -76,7 +78,26 @@ impl LiveChanges {
         }
     }
 
-    /// Puts a new top in place; returns the path of the layer that is kept.
+    /// Puts a new top in place, again while the device is not at rest: a freeze holds writes, and a client's flush may be on its way.
+    fn stack_at_rest(
+        &self,
+        entry: &ExportNode,
+        top: (&Path, &OverlayOptions),
+        origin: &VolumeOrigin,
+        kept: &Path,
+    ) -> Result<PathBuf, RpcFault> {
+        let since = Instant::now();
+        loop {
+            match self.stack(entry, top, origin, kept) {
+                Err(fault) if fault.errno() == Some("EBUSY") && since.elapsed() < FLUSHING => {
+                    std::thread::sleep(PAUSE);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Puts a new top in place; returns the path of the layer that is kept. After an error everything is as before.
     fn stack(
         &self,
         entry: &ExportNode,
@@ -110,8 +131,10 @@ impl LiveChanges {
         self.wait_for_writes(entry, Instant::now() + LIMIT)?;
         let order = ShardCommand::Stack { volume, device, top };
         self.shards.command(owner, order)?.map(drop).map_err(|_| {
-            let message =
-                format!("export {}: it was thawed meanwhile; try again", entry.shown_name());
+            let message = format!(
+                "export {}: it was thawed meanwhile, or is flushed all the time; try again",
+                entry.shown_name()
+            );
             RpcFault::refused("EBUSY", message)
         })
     }
