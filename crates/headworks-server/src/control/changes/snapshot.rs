@@ -78,7 +78,7 @@ impl LiveChanges {
         }
     }
 
-    /// Puts a new top in place, again while the device is not at rest: a freeze holds writes, and a client's flush may be on its way.
+    /// Puts a new top in place, again while the device is not at rest: a freeze holds writes, and a client's flush may be in flight.
     fn stack_at_rest(
         &self,
         entry: &ExportNode,
