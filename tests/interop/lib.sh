@@ -173,6 +173,14 @@ fails() { # STATUS PATTERN ARGUMENTS...: one line, which says what is right
     [ $status -eq "$1" ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -q '^headworks: error: ' <<<"$output" && grep -Eq -- "$2" <<<"$output"
 }
 
+refuses() { # PATTERN COMMAND...: one line, which says what is right
+    local output
+    output=$("${@:2}" 2>&1)
+    local status=$?
+    echo "exit $status: $output"
+    [ $status -eq 1 ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -Eq -- "$1" <<<"$output"
+}
+
 # The same bytes every time for a seed, and none of them a run of zeros.
 pseudo_random() { # MIB SEED
     "$PYTHON" -c 'import random, sys; sys.stdout.buffer.write(random.Random(sys.argv[2]).randbytes(int(sys.argv[1]) << 20))' "$1" "$2"

@@ -5,13 +5,6 @@
 
 BASE=$IMAGES/golden.img TENANT=$IMAGES/tenant.hwo
 image() { "$HEADWORKS" image "$@"; }
-refuses() { # PATTERN COMMAND...: one line, which says what is right
-    local output
-    output=$("${@:2}" 2>&1)
-    local status=$?
-    echo "exit $status: $output"
-    [ $status -eq 1 ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -Eq -- "$1" <<<"$output"
-}
 flat_is() { # EXPECTED OVERLAY
     rm -f "$DIR/flat.img"
     image flatten "$2" "$DIR/flat.img" && cmp "$1" "$DIR/flat.img"

@@ -4,13 +4,6 @@
 . "$(dirname "$0")/lib.sh"
 
 image() { "$HEADWORKS" image "$@"; }
-refuses() { # PATTERN COMMAND...: one line, which says what is right
-    local output
-    output=$("${@:2}" 2>&1)
-    local status=$?
-    echo "exit $status: $output"
-    [ $status -eq 1 ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -Eq -- "$1" <<<"$output"
-}
 GOLDEN=$DIR/golden.img BEHIND=$DIR/golden.sock BEHIND_PID=0
 REMOTE="nbd:uri=nbd+unix:///?socket=$BEHIND,connections=1"
 behind() { # starts the server of the base

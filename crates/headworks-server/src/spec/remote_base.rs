@@ -12,8 +12,8 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use headworks::{
-    BaseFormats, BaseImage, BaseImageOptions, Device, DeviceSetup, Handle, Io, NullDevice,
-    OpenBaseImage, Owner, OwnerOptions, REMOTE_BASE,
+    BaseFormats, BaseImage, BaseImageOptions, Device, DeviceSetup, ErrorDevice, ErrorOptions,
+    Handle, Io, NullDevice, OpenBaseImage, Owner, OwnerOptions, REMOTE_BASE,
 };
 use headworks_core::{ConfigError, QueueOptions, VolumeId, VolumeOptions};
 use headworks_formats::ImageBases;
@@ -184,8 +184,10 @@ impl BaseImage for RemoteBase {
     fn into_device(self: Box<Self>) -> Box<dyn Device> {
         match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
             State::Device(device) => device,
-            // What was read by an owner is not served.
-            State::Reader(_) | State::Failed => Box::new(NullDevice),
+            // An owner has the device. To be served the base is opened anew; until then no read takes zeros for its bytes.
+            State::Reader(_) | State::Failed => {
+                Box::new(ErrorDevice::new(ErrorOptions::default(), Box::new(NullDevice)))
+            }
         }
     }
 }
@@ -242,7 +244,25 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
+    use headworks::testing::Bench;
+    use headworks_core::{BioFlags, IoError, Op};
+
     use super::*;
+
+    #[test]
+    fn base_that_an_owner_has_read_is_read_as_no_zeros() {
+        let (queue, options) = (
+            NullDevice::queue_options(),
+            VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() },
+        );
+        let state = Mutex::new(State::Device(Box::new(NullDevice)));
+        let base = Box::new(RemoteBase { text: "a remote".into(), queue, options, state });
+        let mut bytes = [7; 5000];
+        base.read_at(100, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 5000], "all of them, with blocks that are read in part");
+        let mut bench = Bench::new(base.into_device());
+        assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 512).status, Err(IoError::Medium));
+    }
 
     #[test]
     fn remotes_that_cannot_change_are_bases() {

@@ -12,7 +12,7 @@ use super::OverlayOptions;
 use super::bitmap::LiveBits;
 use super::head::BaseKind;
 use super::image::OverlayBaseKind;
-use super::open::{OpenBase, OpenOverlay, add_bits};
+use super::open::{OpenOverlay, add_bits};
 
 /// The base of an open overlay, and which blocks are the overlay's own.
 #[derive(Clone, Debug)]
@@ -31,11 +31,7 @@ impl OpenOverlay {
     pub fn base_link(&self, options: &OverlayOptions) -> OverlayBase {
         OverlayBase {
             path: self.base_path().to_owned(),
-            kind: match &self.base {
-                OpenBase::Raw(_) => BaseKind::Raw,
-                OpenBase::Overlay(_) => BaseKind::Overlay,
-                OpenBase::Image(kind, _) => *kind,
-            },
+            kind: self.head.base.kind,
             options: OverlayOptions { read_only: true, ..*options },
             size: self.volume_options().size,
             live: Arc::clone(self.bitmap.live()),
