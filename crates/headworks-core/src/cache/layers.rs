@@ -12,12 +12,11 @@ use crate::options::WriteMode;
 impl CacheState {
     /// Notes the blocks that a bio changes, and gives a read that its volume shares with its base the id of the base.
     #[inline]
-    pub fn lead_to_base(&mut self, mut bio: Bio) -> Bio {
+    pub fn lead_to_base(&mut self, bio: &mut Bio) {
         if self.volumes[bio.id.volume].layer().is_some() {
-            self.note_change(&bio);
-            bio.id.volume = self.read_volume(&bio);
+            self.note_change(bio);
+            bio.id.volume = self.read_volume(bio);
         }
-        bio
     }
 
     fn note_change(&mut self, bio: &Bio) {

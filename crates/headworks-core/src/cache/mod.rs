@@ -148,15 +148,14 @@ impl Cache {
     /// Handles a bio that its volume has accepted.
     pub fn on_bio(&mut self, ctx: &mut CallContext, bio: Bio) {
         debug_assert!(self.caches(bio.id.volume), "the volume is cached");
-        let by = bio.id.volume;
-        let bio = self.state.lead_to_base(bio);
+        let (mut bio, by) = (bio, bio.id.volume);
+        self.state.lead_to_base(&mut bio);
         let state = &mut self.state;
         let volume = &state.volumes[bio.id.volume];
         let unsafe_mode = volume.mode() == WriteMode::Unsafe;
         let aligned = (bio.offset | u64::from(bio.len)) & u64::from(volume.block_size() - 1) == 0;
         // A flush with FUA is the driver's own, at its end: it writes even what was never promised.
         let ignored = unsafe_mode && !bio.flags.contains(BioFlags::FUA);
-        let mut bio = bio;
         if unsafe_mode || bio.op == Op::Flush {
             bio.flags = bio.flags.without(BioFlags::FUA);
         }
@@ -185,7 +184,8 @@ impl Cache {
                 self.begin(ctx, op);
             }
             Op::Read => {
-                let op = Operation { by, ..Operation::new(ctx.now, bio, OpStep::Read) };
+                let mut op = Operation::new(ctx.now, bio, OpStep::Read);
+                op.by = by;
                 self.begin(ctx, op);
             }
             Op::Write => self.begin_write(ctx, bio),
@@ -200,7 +200,8 @@ impl Cache {
         ranges: &mut Vec<FrameRange>,
     ) -> bool {
         debug_assert!(self.caches(bio.id.volume), "the volume is cached");
-        let bio = self.state.lead_to_base(*bio);
+        let mut bio = *bio;
+        self.state.lead_to_base(&mut bio);
         steps::lend_frames(&mut self.state, ctx, &bio, ranges)
     }
 
