@@ -153,15 +153,32 @@ impl std::error::Error for IoError {}
 pub struct ConfigError {
     /// The option's name as the user writes it.
     pub option: &'static str,
-    /// The value and what is accepted instead, in one sentence.
+    /// The value and what is accepted instead, in one sentence, which is one line without control characters.
     pub message: String,
 }
 
 impl ConfigError {
-    /// Creates an error about an option.
+    /// Creates an error about an option. Control characters of the message are escaped: it may hold names that an image or a
+    /// peer chose, and goes to terminals and logs.
     pub fn new(option: &'static str, message: impl Into<String>) -> Self {
-        Self { option, message: message.into() }
+        let message = message.into();
+        let message = match message.contains(char::is_control) {
+            true => escape_controls(&message),
+            false => message,
+        };
+        Self { option, message }
     }
+}
+
+fn escape_controls(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for character in text.chars() {
+        match character.is_control() {
+            true => escaped.extend(character.escape_default()),
+            false => escaped.push(character),
+        }
+    }
+    escaped
 }
 
 impl fmt::Display for ConfigError {
@@ -185,5 +202,13 @@ mod tests {
         }
         assert_eq!(IoError::from_code(200), Err(IoError::Medium));
         assert_eq!([4, 11, 16].map(IoError::from_errno), [IoError::Busy; 3], "tried again");
+    }
+
+    #[test]
+    fn message_is_one_line_whatever_names_it_holds() {
+        let error =
+            ConfigError::new("path", "a\nb \u{1b}[31m \u{9b}2J größe \"c\" \\ is not there");
+        let shown = "path: a\\nb \\u{1b}[31m \\u{9b}2J größe \"c\" \\ is not there";
+        assert_eq!(error.to_string(), shown);
     }
 }

@@ -70,6 +70,11 @@ fn files_are_opened_only_beside_the_image() {
         assert!(said(name).expect(name).contains("that is no path"), "{name}");
     }
     assert!(said("nowhere").unwrap().contains("needs its backing file"));
+    // Names with control characters must not forge lines of a log, or write to a terminal.
+    for name in ["no\nwhere", "no\u{1b}[2Jwhere", "json:\n"] {
+        let said = said(name).expect(name);
+        assert!(!said.contains(char::is_control), "{said:?}");
+    }
     assert_eq!(said("inside"), None);
     // A link to an image leads to its neighbours, too.
     Image::over(&[Cluster::Absent], "inside", Some("raw")).write(&top);
