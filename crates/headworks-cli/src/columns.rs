@@ -1,15 +1,28 @@
 //! Tables of plain text: columns as wide as their widest cell.
 
-/// Aligns rows of equal length to the left, with two spaces between columns.
+/// Aligns rows of equal length to the left, with two spaces between columns. Control characters are escaped: a cell may be a
+/// path that an image chose.
 pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
-    let columns = rows.first().map_or(0, |row| row.as_ref().len());
-    let width = |column: usize| rows.iter().map(|row| row.as_ref()[column].len()).max();
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.as_ref().iter().map(|cell| shown(cell)).collect()).collect();
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    let line = |row: &R| {
-        let cells = row.as_ref().iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
         format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
     rows.iter().map(line).collect()
+}
+
+fn shown(cell: &str) -> String {
+    cell.chars().fold(String::with_capacity(cell.len()), |mut shown, character| {
+        match character.is_control() {
+            true => shown.extend(character.escape_default()),
+            false => shown.push(character),
+        }
+        shown
+    })
 }
 
 #[cfg(test)]
@@ -21,5 +34,7 @@ mod tests {
         let rows = [["A", "LONG", "C"], ["abc", "d", ""]].map(|row| row.map(str::to_owned));
         assert_eq!(aligned(&rows), "A    LONG  C\nabc  d\n");
         assert_eq!(aligned::<[String; 2]>(&[]), "");
+        let rows = [["a\n\u{1b}[2J", "b"], ["größe", "c"]].map(|row| row.map(str::to_owned));
+        assert_eq!(aligned(&rows), "a\\n\\u{1b}[2J  b\ngröße         c\n");
     }
 }
