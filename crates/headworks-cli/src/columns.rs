@@ -34,7 +34,8 @@ mod tests {
         let rows = [["A", "LONG", "C"], ["abc", "d", ""]].map(|row| row.map(str::to_owned));
         assert_eq!(aligned(&rows), "A    LONG  C\nabc  d\n");
         assert_eq!(aligned::<[String; 2]>(&[]), "");
-        let rows = [["a\n\u{1b}[2J", "b"], ["größe", "c"]].map(|row| row.map(str::to_owned));
-        assert_eq!(aligned(&rows), "a\\n\\u{1b}[2J  b\ngröße         c\n");
+        let rows =
+            [["a\n\u{1b}[2J", "b"], ["gr\u{f6}\u{df}e", "c"]].map(|row| row.map(str::to_owned));
+        assert_eq!(aligned(&rows), "a\\n\\u{1b}[2J  b\ngr\u{f6}\u{df}e         c\n");
     }
 }

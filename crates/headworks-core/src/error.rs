@@ -206,9 +206,11 @@ mod tests {
 
     #[test]
     fn message_is_one_line_whatever_names_it_holds() {
-        let error =
-            ConfigError::new("path", "a\nb \u{1b}[31m \u{9b}2J größe \"c\" \\ is not there");
-        let shown = "path: a\\nb \\u{1b}[31m \\u{9b}2J größe \"c\" \\ is not there";
+        let error = ConfigError::new(
+            "path",
+            "a\nb \u{1b}[31m \u{9b}2J gr\u{f6}\u{df}e \"c\" \\ is not there",
+        );
+        let shown = "path: a\\nb \\u{1b}[31m \\u{9b}2J gr\u{f6}\u{df}e \"c\" \\ is not there";
         assert_eq!(error.to_string(), shown);
     }
 }
