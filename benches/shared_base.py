@@ -6,7 +6,7 @@
 
 Cells: `read`, bytes that came from the disk while all guests booted, and `memory`, bytes of the cache then (Headworks: frames in use; else the
 base's pages in the kernel's cache), both over the bytes that a boot touches; `one`, memory after one guest, whose read-ahead brings more than it
-asks for; `boots`, MiB/s that guests read, all but the first;
+asks for; `first`, MiB/s that the first guest reads from the disk; `boots`, MiB/s of all others;
 `second`, the same after each has written; `written`, memory then, over what a boot touches and what was written.
 """
 
@@ -79,7 +79,9 @@ def client(server, socket, pid, base, guests, control):
     connections = [rawnbd.Raw(f"nbd+unix:///?socket={socket}", 120).go(b"g%d" % guest)[0] for guest in range(guests)]
     memory = (lambda: frames(control)) if server.startswith("headworks") else (lambda: resident(base))
     before = disk_bytes(pid)
+    began = time.perf_counter()
     boot(connections[0], requests)
+    print(server, "first", requested / (time.perf_counter() - began) / MIB, sep="\t")
     print(server, "one", memory() / bytes_, sep="\t")
     began = time.perf_counter()
     for connection in connections[1:]:
@@ -119,7 +121,7 @@ def table(path):
         server, cell, value = line.split("\t")
         values[server, cell].append(float(value))
     median = {key: statistics.median(each) for key, each in values.items()}
-    units = {"boots": "MiB/s", "second": "MiB/s"}
+    units = dict.fromkeys(["first", "boots", "second"], "MiB/s")
     for (server, cell), each in sorted(values.items(), key=lambda item: (item[0][1], item[0][0])):
         print(f"{cell:8} {server:10} {median[server, cell]:9.3f} {units.get(cell, 'times'):6} ({min(each):.3f}..{max(each):.3f})")
 

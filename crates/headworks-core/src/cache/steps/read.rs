@@ -5,6 +5,7 @@ use crate::action::{Action, CopyDirection};
 use crate::bio::Bio;
 use crate::cache::context::CallContext;
 use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use crate::cache::readahead::ReadEvent;
 use crate::cache::state::CacheState;
 use crate::cache::waiters::operation::{Operation, WaitFor};
 use crate::error::IoError;
@@ -157,14 +158,15 @@ pub(super) fn touch(
     if folio.marks & (Folio::MARKER | Folio::UNUSED) == 0 {
         return;
     }
-    if folio.is(Folio::UNUSED) {
-        state.ahead.on_used(bio.id.volume, folio.blocks());
-    }
     let marker = folio.is(Folio::MARKER);
+    let blocks = (bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
+    if folio.is(Folio::UNUSED) {
+        let read = ReadEvent { volume: bio.id.volume, block: at, blocks, marker };
+        state.ahead.on_used(bio.id.connection, read, folio.blocks());
+    }
     state.pool.clear_marks(unit, Folio::MARKER | Folio::UNUSED);
     if marker {
         state.needs_run = true;
-        let blocks = (bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
         if let Some(window) = fill::window(state, bio, at, blocks, true) {
             fill::read_ahead(state, now, bio, &window, window.start);
         }
