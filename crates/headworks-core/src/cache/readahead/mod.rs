@@ -432,7 +432,7 @@ impl Stream {
         let up = end.next_multiple_of(folio);
         let down = end - end % folio;
         let end = match () {
-            () if up - start <= u64::from(ramp.max) && !cut => up,
+            () if up - start <= u64::from(ramp.max) && up <= likely => up,
             () if down > start => down,
             () => end,
         };
