@@ -91,6 +91,7 @@ impl StreamLengths {
             self.grown[class] /= 2;
             self.ended[class] /= 2;
         }
+        debug_assert!(self.grown[class] + self.ended[class] < COUNTED, "old streams are forgotten");
     }
 
     /// Returns the length in blocks that nine of ten streams of `blocks` reach, or `None` if it has no limit. Those that end
@@ -103,6 +104,7 @@ impl StreamLengths {
             let all = u64::from(self.grown[class]) + u64::from(PRIOR) + ended;
             // The streams of the class that end in the rest of it.
             let lost = share * ended * (end - at) / (all * (end - first));
+            debug_assert!(at < end && lost <= share, "a part of those that came as far");
             if share - lost < USED {
                 return Some((at + (end - at) * (share - USED) / lost) as u32);
             }

@@ -331,7 +331,7 @@ impl Stream {
     }
 
     /// Returns true if the stream was at the read before: with several reads in flight, one that misses may be seen before one
-    /// whose blocks are on their way.
+    /// whose blocks are in flight.
     fn has_passed(&self, read: &ReadEvent) -> bool {
         let known = self.next + u64::from(self.beyond);
         let same = self.size > 0 && self.volume == read.volume;
@@ -363,6 +363,7 @@ impl Stream {
         let grown = to.saturating_sub(self.next).min(u16::MAX.into()) as u16;
         self.next = self.next.max(to);
         self.beyond = self.beyond.saturating_sub(grown);
+        debug_assert!(self.len > 0, "a stream has read something");
     }
 
     /// Ends and is free.
@@ -440,6 +441,7 @@ impl Stream {
         assert!(self.end >= start, "a window does not end before it starts");
         let blocks = (self.end - start) as u32;
         debug_assert!(blocks <= ramp.max, "a window is at most the largest one");
+        debug_assert!(self.end <= likely, "a window ends where most streams do");
         if cut {
             self.marker += u64::from(blocks / 2);
         }
@@ -911,7 +913,7 @@ mod tests {
         assert!(missed < 100, "{missed} of 160,000 blocks waited");
     }
 
-    /// With several reads in flight, reads that miss are seen before earlier ones whose blocks are on their way.
+    /// With several reads in flight, reads that miss are seen before earlier ones whose blocks are in flight.
     #[test]
     fn late_marker_of_own_stream_begins_no_other() {
         let mut ahead = ReadAhead::new(4);
