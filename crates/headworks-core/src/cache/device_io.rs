@@ -114,6 +114,13 @@ impl DeviceIo {
         self.bios.total()
     }
 
+    /// Returns true if one of the own bios is outstanding and not late.
+    pub fn is_any_in_time(&self) -> bool {
+        let late: u32 = self.unresponsive.iter().map(|device| device.late.get()).sum();
+        debug_assert!(late <= self.in_flight(), "a late bio is outstanding");
+        self.in_flight() > late
+    }
+
     /// Returns the bios that are outstanding or passed to the queues.
     pub fn below(&self) -> u32 {
         self.in_flight() + self.passed.get()

@@ -483,11 +483,27 @@ impl CacheState {
             Eviction::Evicted(units) => Some(units),
             Eviction::NoneClean if self.defects.evicts_dirty() => self.evict_dirty(),
             Eviction::NoneClean => {
+                if self.pool.is_divided()
+                    && self.nothing_becomes_clean()
+                    && let Eviction::Evicted(units) = self.pool.evict_any(&mut self.ahead)
+                {
+                    return Some(units);
+                }
                 self.dirty.want_clean();
                 None
             }
             Eviction::Empty => None,
         }
+    }
+
+    /// Returns true if no folio becomes clean by itself: nothing is in a device but what is late, and what is dirty is held, or its
+    /// device does not answer. Then a wait for a frame would have no end, and what tenants have within their minimums is evicted.
+    fn nothing_becomes_clean(&self) -> bool {
+        let is_written = |device: usize| {
+            let dirty = self.dirty.throttle().device_stats(DeviceId(device as u16)).reclaimable;
+            !self.dirty.is_silent(device) && dirty > u64::from(self.dirty.held(device))
+        };
+        !self.io.is_any_in_time() && !(0..self.volumes.devices()).any(is_written)
     }
 
     /// Evicts a dirty folio (a defect).

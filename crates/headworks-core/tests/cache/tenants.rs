@@ -5,7 +5,7 @@ use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::ThrottlePolicy;
 use headworks_core::{
-    Control, DeviceId, ExportConfig, ExportId, Op, ShardConfig, TenantConfig, TenantId,
+    Control, DeviceId, ExportConfig, ExportId, IoError, Op, ShardConfig, TenantConfig, TenantId,
     TenantMemory, VolumeConfig,
 };
 
@@ -214,6 +214,35 @@ fn scan_of_one_tenant_leaves_the_minimum_of_another() {
             assert!(missed > 300, "the scan took it without a minimum: {missed}");
         }
     }
+}
+
+/// All that is not within a minimum is held, so nothing else ever becomes clean: reads of others take from the minimum, and the tenant
+/// itself reads on.
+#[test]
+fn held_blocks_beside_minimums_stop_no_read() {
+    let mut harness = Harness::new(256, |config| {
+        tenants(config, [TenantMemory::default(); 2]);
+        config.devices[0].queue.max_folio_order = 0;
+    });
+    let read = |harness: &mut Harness, export: u16, block: u64| {
+        let id = harness.send_as(export, Op::Read, block * BLOCK, BLOCK);
+        harness.settle(Ok(()));
+        assert_eq!(harness.answer(id), Some(Ok(())), "the read of {block} by {export} waits");
+    };
+    for block in 0..3 {
+        harness.send_as(2, Op::Write, (9000 + 2 * block) * BLOCK, BLOCK);
+    }
+    harness.send_as(2, Op::Flush, 0, 0);
+    harness.settle(Err(IoError::Medium));
+    assert_eq!(harness.stats().held, 3);
+    (0..2000).for_each(|block| read(&mut harness, 0, block));
+    let own = cached(&harness, &[0]) as u32;
+    let memory = TenantMemory { cache_min: own, ..TenantMemory::default() };
+    harness.control(Control::TenantMemory { tenant: A, memory });
+    (2000..4000).for_each(|block| read(&mut harness, 0, block));
+    (4000..6000).for_each(|block| read(&mut harness, 2, block));
+    (6000..6300).for_each(|block| read(&mut harness, (block % 2 * 2) as u16, block));
+    assert!(cached(&harness, &[0]) as u32 + 8 > own, "a few frames are enough");
 }
 
 /// A minimum that is set while the cache is full holds for what is cached already, and nothing waits for frames meanwhile.

@@ -206,6 +206,12 @@ impl Pool {
         self.end_victim(ahead, victim)
     }
 
+    /// Evicts a clean folio of any part, as [`Pool::evict`] does, although it is within its minimum.
+    pub fn evict_any(&mut self, ahead: &mut ReadAhead) -> Eviction {
+        let victim = self.reclaim.victim_of_any(&mut self.folios, VICTIM_STEPS);
+        self.end_victim(ahead, victim)
+    }
+
     /// Evicts folios of a part until `units` more fit its maximum, or until no clean one is found: what is dirty stays. A part whose
     /// maximum was lowered shrinks by as much again as is added.
     pub fn make_room(&mut self, ahead: &mut ReadAhead, part: u16, units: u32) {

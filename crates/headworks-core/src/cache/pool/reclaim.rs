@@ -250,7 +250,23 @@ impl Reclaim {
             }
             self.parts.pass();
         }
-        found
+        // Those above their minimums have nothing clean: the asking part gives way.
+        match self.victim_within(folios, asking, steps) {
+            Victim::Clean(unit) => Victim::Clean(unit),
+            _ => found,
+        }
+    }
+
+    /// Finds a folio of any part, within its minimum or not, as [`Reclaim::victim`] does.
+    pub fn victim_of_any(&mut self, folios: &mut Folios, steps: u32) -> Victim {
+        let found = (0..self.parts.len()).find_map(|part| match self.parts.units(part) {
+            0 => None,
+            _ => match self.victim_within(folios, part, steps) {
+                Victim::Clean(unit) => Some(Victim::Clean(unit)),
+                Victim::Dirty | Victim::None => None,
+            },
+        });
+        found.unwrap_or(Victim::Dirty)
     }
 
     /// Finds a folio of one part, as [`Reclaim::victim`] does.
