@@ -9,7 +9,8 @@
 //! ```
 //!
 //! So others never evict what a tenant has within its minimum, but for the rest of one folio. When every part is within its minimum,
-//! the asking one gives way, then the common one, then the others in turn.
+//! the asking one gives way, then the common one, then the others in turn. When parts above their minimums have nothing clean, the asking one
+//! gives way; and when nothing else becomes clean, because all that is dirty is held, any part does, or a read would wait without end.
 //!
 //! When a part begins or ends, or an export changes its tenant, folios stay where they are and move when eviction examines them: a
 //! change costs nothing, and each folio moves once.
