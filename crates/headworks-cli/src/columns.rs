@@ -1,10 +1,14 @@
 //! Tables of plain text: columns as wide as their widest cell.
 
+use headworks_core::escape_controls;
+
 /// Aligns rows of equal length to the left, with two spaces between columns. Control characters are escaped: a cell may be a
 /// path that an image chose.
 pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
-    let rows: Vec<Vec<String>> =
-        rows.iter().map(|row| row.as_ref().iter().map(|cell| shown(cell)).collect()).collect();
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.as_ref().iter().map(|cell| escape_controls(cell)).collect())
+        .collect();
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
@@ -13,16 +17,6 @@ pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
         format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
     rows.iter().map(line).collect()
-}
-
-fn shown(cell: &str) -> String {
-    cell.chars().fold(String::with_capacity(cell.len()), |mut shown, character| {
-        match character.is_control() {
-            true => shown.extend(character.escape_default()),
-            false => shown.push(character),
-        }
-        shown
-    })
 }
 
 #[cfg(test)]

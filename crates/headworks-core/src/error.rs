@@ -161,17 +161,15 @@ impl ConfigError {
     /// Creates an error about an option. Control characters of the message are escaped: it may hold names that an image or a
     /// peer chose, and goes to terminals and logs.
     pub fn new(option: &'static str, message: impl Into<String>) -> Self {
-        let message = message.into();
-        let message = match message.contains(char::is_control) {
-            true => escape_controls(&message),
-            false => message,
-        };
-        Self { option, message }
+        Self { option, message: escape_controls(&message.into()) }
     }
 }
 
-fn escape_controls(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len() + 8);
+/// The text without control characters: each is written as an escape (`\n`, `\u{1b}`). For what others chose, such as the name of
+/// an image's backing file, before it goes to a terminal or a log.
+#[must_use]
+pub fn escape_controls(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character.is_control() {
             true => escaped.extend(character.escape_default()),

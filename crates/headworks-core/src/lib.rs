@@ -79,7 +79,7 @@ pub use bio::{
     Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, TenantId, VolumeId,
 };
 pub use dirty_entry::DirtyEntry;
-pub use error::{ConfigError, IoError, Status};
+pub use error::{ConfigError, IoError, Status, escape_controls};
 pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
