@@ -234,9 +234,7 @@ impl<'a> Chain<'a> {
             false => OpenFile::inspect(path, &options),
         }?;
         let again = reopen(path)?;
-        if Identity::from(&again.metadata().map_err(|error| unreadable(path, &error))?)
-            != file.identity()
-        {
+        if Identity::of_file(&again).map_err(|error| unreadable(path, &error))? != file.identity() {
             return Err(refused(path, "was replaced while it was opened; try again"));
         }
         self.files.push(ImageFile { file, path: path.to_owned(), plain });

@@ -90,7 +90,7 @@ impl Keeper {
                 "{shown} cannot be marked as in use ({why}): after a power failure the next start cannot tell whether it lost writes"
             ))
         };
-        if identity.inode == 0 {
+        if identity.is_disk() {
             return cannot("it is a block device");
         }
         let marker = Marker::of(path);

@@ -71,7 +71,7 @@ impl HeldFile {
         // One that cannot be read is not ours to judge.
         let seen = self.file.try_clone().and_then(LeftCache::look).ok().flatten();
         let left = seen.map(|cache| cache.volumes()).unwrap_or_default();
-        left.iter().any(|volume| volume.row.as_ref().is_some_and(|row| row.identity == image))
+        left.iter().any(|volume| volume.row.as_ref().is_some_and(|row| row.may_be_of(&image)))
     }
 
     /// Waits until its process is gone; false if that takes too long.
@@ -214,7 +214,8 @@ impl Leftovers {
         Ok(())
     }
 
-    /// Adds the lock of an image that a running server hands over: a descriptor of the open file that holds it.
+    /// Adds the lock of an image that a running server hands over: a descriptor of the open file that holds it. That server has the
+    /// image open, so its numbers tell which it is.
     pub(crate) fn add_lock(&self, image: Identity, lock: File) {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.push((image, Arc::new(lock)));
@@ -224,7 +225,7 @@ impl Leftovers {
     pub(crate) fn lock_of(&self, path: &Path) -> Option<Arc<File>> {
         let image = Identity::of(path).ok()?;
         let locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = locks.iter().find(|(other, _)| *other == image);
+        let found = locks.iter().find(|(other, _)| other.has_numbers_of(&image));
         found.map(|(_, lock)| Arc::clone(lock))
     }
 
@@ -236,7 +237,7 @@ impl Leftovers {
     /// The export behind an image, if a running server hands it over; the first device to ask has it.
     pub(crate) fn remote_of(&self, image: Identity) -> Option<Export> {
         let mut remotes = self.remotes.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = remotes.iter().position(|(other, _)| *other == image)?;
+        let index = remotes.iter().position(|(other, _)| other.has_numbers_of(&image))?;
         Some(remotes.swap_remove(index).1)
     }
 
@@ -262,7 +263,7 @@ impl Leftovers {
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         for file in files.iter_mut() {
             let rows = file.cache.rows();
-            let is_same = |row: &VolumeRow| row.identity == image.identity();
+            let is_same = |row: &VolumeRow| row.may_be_of(&image.identity());
             let is_this = |row: &VolumeRow| is_same(row) || row.path == absolute;
             done.covered |= rows.iter().any(is_same);
             if rows.iter().any(|row| is_this(row) && row.suspect) {

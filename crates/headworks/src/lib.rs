@@ -56,6 +56,7 @@ mod memory;
 mod owner_call;
 mod ring;
 mod runtime;
+pub mod safe_open;
 mod size;
 #[cfg(doctest)]
 mod soundness;

@@ -102,15 +102,14 @@ pub(crate) struct HandedRemote {
 
 impl HandedRemote {
     fn write(&self) -> Value {
-        let Identity { filesystem, inode } = self.identity;
+        let Identity { filesystem, inode, .. } = self.identity;
         let Export { size, flags, block_sizes, .. } = &self.export;
         let sizes = block_sizes.map(|sizes| [sizes.min, sizes.preferred, sizes.max]);
         json!({ "filesystem": filesystem, "inode": inode, "size": size, "flags": flags.0, "block_sizes": sizes })
     }
 
     fn read(entry: &Value) -> Result<Self, String> {
-        let identity =
-            Identity { filesystem: number(entry, "filesystem")?, inode: number(entry, "inode")? };
+        let identity = Identity::of_numbers(number(entry, "filesystem")?, number(entry, "inode")?);
         let size = |index: usize| entry.get("block_sizes")?.get(index)?.as_u64()?.try_into().ok();
         let sizes = size(0).zip(size(1)).zip(size(2));
         let block_sizes = sizes.map(|((min, preferred), max)| BlockSizes { min, preferred, max });
@@ -123,7 +122,7 @@ impl HandedRemote {
 
 /// The key by which two processes agree on a volume: its image, or how it was specified and the how-manieth such it is.
 pub(crate) fn volume_key(origin: &VolumeOrigin, before: &[HandedVolume]) -> String {
-    if let Some(Identity { filesystem, inode }) = origin.identity {
+    if let Some(Identity { filesystem, inode, .. }) = origin.identity {
         return format!("file {filesystem} {inode}");
     }
     let what = format!("{} #", origin.what);
@@ -163,7 +162,7 @@ impl StandingParts<'_> {
         let listeners: Result<Vec<_>, _> =
             self.listeners.iter().map(|listener| listener.write(&mut writer)).collect();
         let mut locks = Vec::new();
-        for (Identity { filesystem, inode }, lock) in &self.locks {
+        for (Identity { filesystem, inode, .. }, lock) in &self.locks {
             let descriptor = writer.duplicate(lock)?;
             locks.push(
                 json!({ "filesystem": filesystem, "inode": inode, "descriptor": descriptor }),
@@ -197,10 +196,8 @@ impl Standing {
         }
         let mut locks = Vec::new();
         for entry in list(&head, "locks")? {
-            let identity = Identity {
-                filesystem: number(entry, "filesystem")?,
-                inode: number(entry, "inode")?,
-            };
+            let numbers = (number(entry, "filesystem")?, number(entry, "inode")?);
+            let identity = Identity::of_numbers(numbers.0, numbers.1);
             locks.push((identity, File::from(reader.descriptor(&entry["descriptor"])?)));
         }
         let has_memory = truth(&head, "memory")?;

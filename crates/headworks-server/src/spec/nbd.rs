@@ -164,7 +164,7 @@ impl Remote {
         let key = format!("{}\0{}", self.uri.target, self.uri.export);
         let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let inode = key.bytes().fold(0xcbf2_9ce4_8422_2325, step);
-        Identity { filesystem: REMOTE, inode: inode.max(1) }
+        Identity::named(REMOTE, inode)
     }
 
     /// Default name of an export.

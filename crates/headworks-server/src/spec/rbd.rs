@@ -75,7 +75,7 @@ impl Rbd {
         let key = format!("{}\0{:?}", self.name, self.options.conf);
         let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let inode = key.bytes().fold(0xcbf2_9ce4_8422_2325, step);
-        Identity { filesystem: CLUSTERS, inode: inode.max(1) }
+        Identity::named(CLUSTERS, inode)
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headworks_core::{DirtyEntry, VolumeId};
 
 use super::dirty_log::DirtyLog;
-use super::layout::{MAGIC, ROW_BYTES, VERSION, VolumeRow, head, shard, shard_at, word};
+use super::layout::{MAGIC, READABLE, ROW_BYTES, VERSION, VolumeRow, head, shard, shard_at, word};
 use crate::display_size;
 use crate::memory::{HUGE, Mapping, PAGE};
 
@@ -107,7 +107,7 @@ impl CacheMemory {
         let len = len.ok_or_else(wrong)?;
         let first = Mapping::shared(file, 0, PAGE)?;
         let get = |at| word(&first, at).load(Ordering::Acquire) as usize;
-        if [get(head::MAGIC) as u64, get(head::VERSION) as u64] != [MAGIC, VERSION] {
+        if get(head::MAGIC) as u64 != MAGIC || !READABLE.contains(&(get(head::VERSION) as u64)) {
             return Err(wrong());
         }
         let (shards, rows, control) =
@@ -176,8 +176,8 @@ impl CacheMemory {
         }
         let control = Arc::new(Mapping::shared(&file, 0, offsets.control)?);
         let get = |at| word(&control, at).load(Ordering::Acquire);
-        let head = [get(head::MAGIC), get(head::VERSION), get(head::READY)];
-        if head != [MAGIC, VERSION, 1] {
+        let is_readable = READABLE.contains(&get(head::VERSION));
+        if [get(head::MAGIC), get(head::READY)] != [MAGIC, 1] || !is_readable {
             return Err(wrong("it has another layout"));
         }
         let counts = [get(head::SHARDS), get(head::ROWS), get(head::CONTROL_LEN)];
@@ -205,7 +205,8 @@ impl CacheMemory {
         {
             return Err(wrong("its parts are others: cache, buffers or shards were changed"));
         }
-        let pending = Some(Mutex::new(vec![(head::PID, std::process::id().into())]));
+        let ours = vec![(head::VERSION, VERSION), (head::PID, std::process::id().into())];
+        let pending = Some(Mutex::new(ours));
         Ok(Self { file, control, rows, geometry, storing: Mutex::new(()), pending })
     }
 

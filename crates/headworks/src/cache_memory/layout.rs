@@ -1,6 +1,8 @@
 //! The layout of the file: words of 64 bits in the machine's byte order, at fixed offsets.
 //!
-//! A change of this layout needs a new [`VERSION`]: another version's file is refused with a sentence, never read wrongly.
+//! A change of this layout needs a new [`VERSION`]: another version's file is refused with a sentence, never read wrongly. What
+//! version 1 has lies where version 2 has it, except that a row knows an image by its numbers alone ([`Identity::of_numbers`]); such
+//! files are read, and adopted from a process that hands over.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,7 +17,9 @@ use crate::memory::{Mapping, PAGE};
 /// The first word of a file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hwcache\n");
 /// The layout that this program reads and writes.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
+/// The layouts that this program reads.
+pub const READABLE: [u64; 2] = [1, VERSION];
 
 /// Offsets of the head's words.
 pub mod head {
@@ -58,15 +62,21 @@ mod row {
     pub const SUSPECT: usize = 32;
     pub const PATH_LEN: usize = 40;
     pub const PATH: usize = 64;
+    /// The identity without its numbers, behind the longest path. Version 1 has the rest of the path there.
+    pub const IDENTITY: usize = 512 - 24;
 }
 
 /// Bytes of a row.
 pub const ROW_BYTES: usize = 512;
 /// The longest path that a row keeps; a longer one is left out, and the image is known by its identity alone.
-const PATH_MAX: usize = ROW_BYTES - row::PATH;
+const PATH_MAX: usize = row::IDENTITY - row::PATH;
+/// The same in version 1.
+const PATH_MAX_1: usize = ROW_BYTES - row::PATH;
 
-/// Kind of a row: none, an image.
-const IMAGE: u64 = 1;
+/// Kind of a row with the numbers of an image, which version 1 writes; 0 is no row.
+const NUMBERS: u64 = 1;
+/// Kind of a row with the whole identity of an image.
+const IMAGE: u64 = 2;
 
 /// Offset of the rows.
 pub const ROWS_AT: usize = PAGE;
@@ -101,18 +111,30 @@ pub struct VolumeRow {
 }
 
 impl VolumeRow {
+    /// Whether it is the row of this image, or may be: by numbers alone, if no more is known of it.
+    #[must_use]
+    pub fn may_be_of(&self, image: &Identity) -> bool {
+        self.identity == *image || !self.identity.is_known() && self.identity.has_numbers_of(image)
+    }
+
     /// Stores the row of a volume. The kind is stored last: a row is complete or not there.
     pub(super) fn store(&self, memory: &Mapping, volume: VolumeId) {
         let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
         let set = |offset, value| word(memory, at + offset).store(value, Ordering::Relaxed);
-        let is_same = |row: Self| row.identity == self.identity && row.path == self.path;
-        if Self::load(memory, volume.0.into()).is_some_and(is_same) {
+        // The process that has handed over has the image open: its numbers tell which it is.
+        let is_same =
+            |row: Self| row.identity.has_numbers_of(&self.identity) && row.path == self.path;
+        let is_there = Self::load(memory, volume.0.into()).is_some_and(is_same);
+        if is_there && self.path.as_os_str().len() <= PATH_MAX {
             // There may be dirty blocks of it already: the row is there all the time.
             set(row::SIZE, self.size);
             set(row::SUSPECT, self.suspect.into());
+            self.store_identity(memory, at);
+            word(memory, at + row::KIND).store(IMAGE, Ordering::Release);
             return;
         }
         Self::clear(memory, volume);
+        self.store_identity(memory, at);
         set(row::FILESYSTEM, self.identity.filesystem);
         set(row::INODE, self.identity.inode);
         set(row::SIZE, self.size);
@@ -124,6 +146,29 @@ impl VolumeRow {
         // SAFETY: `PATH_MAX` bytes of our mapping, which nothing reads before the kind is stored.
         unsafe { target.copy_from_nonoverlapping(path.as_ptr(), path.len()) };
         word(memory, at + row::KIND).store(IMAGE, Ordering::Release);
+    }
+
+    fn store_identity(&self, memory: &Mapping, at: usize) {
+        let bytes = self.identity.to_bytes();
+        for (index, chunk) in bytes[16..].chunks_exact(8).enumerate() {
+            let value = u64::from_le_bytes(std::array::from_fn(|index| chunk[index]));
+            word(memory, at + row::IDENTITY + index * 8).store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn load_identity(memory: &Mapping, at: usize) -> Identity {
+        let get = |offset| word(memory, at + offset).load(Ordering::Relaxed);
+        let (filesystem, inode) = (get(row::FILESYSTEM), get(row::INODE));
+        if get(row::KIND) != IMAGE {
+            return Identity::of_numbers(filesystem, inode);
+        }
+        let rest = [0, 8, 16].map(|offset| get(row::IDENTITY + offset));
+        let words = [filesystem, inode, rest[0], rest[1], rest[2]];
+        let mut bytes = [0; Identity::BYTES];
+        for (chunk, value) in bytes.chunks_exact_mut(8).zip(words) {
+            chunk.copy_from_slice(&value.to_le_bytes());
+        }
+        Identity::from_bytes(&bytes)
     }
 
     /// Removes the row of a volume that has no dirty data.
@@ -148,15 +193,17 @@ impl VolumeRow {
     pub(super) fn load(memory: &Mapping, index: usize) -> Option<Self> {
         let at = ROWS_AT + index * ROW_BYTES;
         let get = |offset| word(memory, at + offset).load(Ordering::Relaxed);
-        if get(row::KIND) != IMAGE {
-            return None;
-        }
-        let len = (get(row::PATH_LEN) as usize).min(PATH_MAX);
+        let path_max = match get(row::KIND) {
+            NUMBERS => PATH_MAX_1,
+            IMAGE => PATH_MAX,
+            _ => return None,
+        };
+        let len = (get(row::PATH_LEN) as usize).min(path_max);
         let source = memory.at(at + row::PATH, len);
         // SAFETY: inside the mapping; the process that wrote it is dead.
         let path = unsafe { std::slice::from_raw_parts(source, len) };
         Some(Self {
-            identity: Identity { filesystem: get(row::FILESYSTEM), inode: get(row::INODE) },
+            identity: Self::load_identity(memory, at),
             path: Path::new(OsStr::from_bytes(path)).to_path_buf(),
             size: get(row::SIZE),
             suspect: get(row::SUSPECT) != 0,
@@ -171,7 +218,7 @@ mod tests {
     #[test]
     fn row_is_read_back_and_too_long_path_is_left_out() {
         let memory = Mapping::new(ROWS_AT + 4 * ROW_BYTES).unwrap();
-        let identity = Identity { filesystem: 7, inode: 8 };
+        let identity = Identity::named(7, 8);
         let row = VolumeRow { identity, path: "/a/b.img".into(), size: 1 << 20, suspect: false };
         row.store(&memory, VolumeId(3));
         assert_eq!(VolumeRow::load(&memory, 3).as_ref(), Some(&row));
@@ -183,5 +230,20 @@ mod tests {
         assert_eq!(VolumeRow::load(&memory, 0).unwrap().path, PathBuf::new());
         VolumeRow::clear(&memory, VolumeId(3));
         assert_eq!(VolumeRow::load(&memory, 3), None);
+    }
+
+    #[test]
+    fn row_of_the_first_layout_is_read_and_gets_its_identity_in_place() {
+        let memory = Mapping::new(ROWS_AT + 4 * ROW_BYTES).unwrap();
+        let identity = Identity::named(7, 8);
+        let row = VolumeRow { identity, path: "/a/b.img".into(), size: 1 << 20, suspect: false };
+        row.store(&memory, VolumeId(1));
+        let at = ROWS_AT + ROW_BYTES;
+        word(&memory, at + row::KIND).store(NUMBERS, Ordering::Relaxed);
+        let old = VolumeRow::load(&memory, 1).unwrap();
+        assert_eq!(old.identity, Identity::of_numbers(7, 8));
+        assert_eq!((old.path.as_path(), old.size), (row.path.as_path(), row.size));
+        row.store(&memory, VolumeId(1));
+        assert_eq!(VolumeRow::load(&memory, 1), Some(row));
     }
 }

@@ -10,7 +10,7 @@ use headworks_core::cache::folio::BLOCK;
 use headworks_core::{DirtyEntry, VolumeId};
 
 use super::dirty_log::now;
-use super::layout::{MAGIC, ROWS_AT, VERSION, VolumeRow, head, shard, shard_at, word};
+use super::layout::{MAGIC, READABLE, ROWS_AT, VERSION, VolumeRow, head, shard, shard_at, word};
 use crate::memory::Mapping;
 
 /// Most shards and rows that a file may claim to have: far more than any server has.
@@ -121,10 +121,10 @@ impl LeftCache {
         if get(head::MAGIC) != MAGIC {
             return Err(wrong("is no cache file of headworks"));
         }
-        if get(head::VERSION) != VERSION {
+        if !READABLE.contains(&get(head::VERSION)) {
             let theirs = get(head::VERSION);
             return Err(wrong(format!(
-                "has layout {theirs}, and this version reads layout {VERSION}: start the version that wrote it, which writes its \
+                "has layout {theirs}, and this version reads layouts up to {VERSION}: start the version that wrote it, which writes its \
                  data to the images at a clean stop, or remove the file to give the data up"
             )));
         }

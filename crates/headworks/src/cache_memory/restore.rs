@@ -31,8 +31,12 @@ const RUN_MAX: usize = 512;
 pub fn difference(left: &LeftCache, volume: &LeftVolume, image: &OpenFile) -> Option<String> {
     let row = volume.row.as_ref()?;
     let found = image.found();
-    if row.identity != image.identity() {
+    if !row.may_be_of(&image.identity()) {
         return Some("it is another file".to_owned());
+    }
+    // Of a row without more than numbers, its server is all that is known.
+    if !row.identity.is_known() && image.identity().birth().is_none_or(|born| born > left.alive()) {
+        return Some("it may be another file with the same number".to_owned());
     }
     if found.size < row.size {
         return Some(format!("it had {} bytes and has {}", row.size, found.size));

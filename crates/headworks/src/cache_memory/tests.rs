@@ -259,7 +259,7 @@ fn incomplete_foreign_and_damaged_files_are_told_apart() {
     assert_eq!(file(|_| ()), Ok(true));
     assert_eq!(file(|memory| word(memory, head::READY).store(0, Ordering::Relaxed)), Ok(false));
     let other = file(|memory| word(memory, head::VERSION).store(9, Ordering::Relaxed));
-    assert!(other.unwrap_err().contains("has layout 9, and this version reads layout 1"));
+    assert!(other.unwrap_err().contains("has layout 9, and this version reads layouts up to 2"));
     let foreign = file(|memory| word(memory, head::MAGIC).store(9, Ordering::Relaxed));
     assert!(foreign.unwrap_err().contains("no cache file"));
     for at in [head::ROWS, head::SHARDS, head::CONTROL_LEN] {

@@ -22,6 +22,7 @@
 mod call;
 mod directory;
 mod handles;
+mod identity;
 pub(super) mod lock;
 mod open;
 mod probe;
@@ -40,8 +41,9 @@ pub(super) use directory::folder_of;
 pub use directory::sync_directory;
 pub(super) use handles::WrittenRanges;
 pub use handles::{ImageWriter, SizeWatch};
+pub use identity::Identity;
 use open::FileMode;
-pub use open::{Direct, FileOptions, FoundFile, Identity, OpenFile};
+pub use open::{Direct, FileOptions, FoundFile, OpenFile};
 
 /// Commands of several steps at once; one more is `Busy`. They are flushes and discards, of which few help.
 const STEPPED_MAX: usize = 64;

@@ -26,8 +26,10 @@ use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 
 use super::directory::{folder_of, sync_directory};
 use super::handles::{ImageWriter, SizeWatch, size_of_file};
+use super::identity::Identity;
 use super::lock::{Lock, is_taken, lock_patiently};
 use super::probe;
+use crate::safe_open::open_image;
 use crate::size::display_size;
 
 /// Whether to go past the kernel's page cache.
@@ -78,35 +80,6 @@ pub(super) enum FileMode {
     Buffered,
     /// A filesystem in memory: a system call in place, which never waits for a disk.
     Inline,
-}
-
-/// Which file it is, whatever its paths are. Two exports of one identity are one volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Identity {
-    /// The disk or filesystem it is on (`st_dev`, or `st_rdev` of a block device): files that share it share one queue.
-    pub filesystem: u64,
-    /// Its number there; 0 for a block device.
-    pub inode: u64,
-}
-
-impl Identity {
-    /// The identity of what is at `path`, without opening it.
-    ///
-    /// # Errors
-    /// When there is nothing.
-    pub fn of(path: &Path) -> io::Result<Self> {
-        std::fs::metadata(path).map(|metadata| Self::from(&metadata))
-    }
-}
-
-impl From<&Metadata> for Identity {
-    fn from(metadata: &Metadata) -> Self {
-        let block = metadata.file_type().is_block_device();
-        match block {
-            true => Self { filesystem: metadata.rdev(), inode: 0 },
-            false => Self { filesystem: metadata.dev(), inode: metadata.ino() },
-        }
-    }
 }
 
 /// An image that is open, locked and understood.
@@ -214,6 +187,7 @@ impl OpenFile {
             return Err(tail(path, size, block_size, mode));
         }
         let metadata = file.metadata().map_err(io)?;
+        let identity = Identity::of_file(&file).map_err(io)?;
         let queue = probe::queue_options(path, &file, &metadata, size, mode, !try_holes);
         let file = Arc::new(file);
         Ok(Self {
@@ -225,7 +199,7 @@ impl OpenFile {
             created,
             locked,
             in_use,
-            identity: Identity::from(&metadata),
+            identity,
             found,
             queue,
             file,
@@ -279,7 +253,7 @@ impl OpenFile {
     /// Returns true for a regular file, false for a block device.
     #[must_use]
     pub fn is_regular(&self) -> bool {
-        self.identity.inode != 0
+        !self.identity.is_disk()
     }
 
     /// A handle to write the image before it is served. It keeps image and lock open.
@@ -390,7 +364,7 @@ fn exists(path: &Path, options: &FileOptions) -> Result<bool, ConfigError> {
 fn open_or_create(path: &Path, options: &FileOptions) -> Result<(File, bool), ConfigError> {
     let io = |error: io::Error| io_error(path, &error);
     if exists(path, options)? {
-        let file = File::options().read(true).write(!options.read_only).open(path);
+        let file = open_image(path, File::options().read(true).write(!options.read_only));
         return file.map(|file| (file, false)).map_err(io);
     }
     let mut create = File::options();
@@ -408,7 +382,8 @@ fn open_or_imagine(path: &Path, options: &FileOptions) -> Result<(File, bool), C
         if !options.read_only {
             may_access(path, libc::R_OK | libc::W_OK).map_err(io)?;
         }
-        return File::open(path).map(|file| (file, false)).map_err(io);
+        let file = open_image(path, File::options().read(true));
+        return file.map(|file| (file, false)).map_err(io);
     }
     let folder = folder_of(path);
     may_access(folder, libc::W_OK | libc::X_OK).map_err(io)?;
@@ -682,20 +657,6 @@ mod tests {
         drop(watch);
         let _reader = OpenFile::open(image.path(), &read_only).unwrap();
         assert!(OpenFile::open(image.path(), &read_only).is_ok());
-    }
-
-    #[test]
-    fn hard_links_of_one_file_have_one_identity() {
-        let (image, other) = (TempFile::new("identity"), TempFile::new("identity"));
-        let link = TempFile::absent("identity-link");
-        std::fs::hard_link(image.path(), link.path()).unwrap();
-        let of = |file: &TempFile| Identity::of(file.path()).unwrap();
-        assert_eq!(of(&image), of(&link));
-        assert_ne!(of(&image), of(&other));
-        assert_eq!(of(&image).filesystem, of(&other).filesystem);
-        std::fs::write(image.path(), [0; 4096]).unwrap();
-        let opened = OpenFile::open(link.path(), &FileOptions::default()).unwrap();
-        assert_eq!(opened.identity(), of(&image));
     }
 
     #[test]
