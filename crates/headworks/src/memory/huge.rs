@@ -109,7 +109,8 @@ impl Mapping {
             libc::munmap(base.add(whole).cast(), HUGE - head);
         }
         let base = NonNull::new(base).ok_or_else(too_long)?;
-        Ok(Self { base, len: whole, giving_back: mapping.giving_back })
+        let (page, giving_back) = (mapping.page, mapping.giving_back);
+        Ok(Self { base, len: whole, mapped: whole, page, giving_back })
     }
 
     /// Asks for transparent huge pages; none if the kernel has none.
@@ -130,7 +131,8 @@ impl Mapping {
             return None;
         }
         let giving_back = libc::MADV_DONTNEED;
-        NonNull::new(base.cast()).map(|base| Self { base, len: whole, giving_back })
+        let (mapped, page) = (whole, HUGE);
+        NonNull::new(base.cast()).map(|base| Self { base, len: whole, mapped, page, giving_back })
     }
 }
 

@@ -1,7 +1,11 @@
 //! A range of memory whose pages cost nothing until they are written: anonymous, or of a file in memory.
 //!
-//! It is mapped with MAP_NORESERVE, so it may be larger than the machine's memory: what counts is what is touched. Its pages
-//! read as zeros until written, and again after [`Mapping::forget`].
+//! Anonymous memory is mapped with MAP_NORESERVE, so it may be larger than the machine's memory: what counts is what is touched. Its
+//! pages read as zeros until written, and again after [`Mapping::forget`].
+//!
+//! Invariant: a mapping never reaches beyond the address space that was reserved for it. The kernel maps and unmaps whole pages of the
+//! file's filesystem, 2 MiB or more on hugetlbfs, and MAP_FIXED replaces whatever lies there. So the room is reserved, mapped
+//! and unmapped in whole pages of that size ([`page_size`]), and `mapped` is what the kernel has mapped: at least `len`.
 
 use std::fs::File;
 use std::io;
@@ -13,12 +17,18 @@ use super::huge::HUGE;
 
 /// The unit in which memory is had from and given back to the kernel.
 pub const PAGE: usize = 4096;
+/// The filesystem of files in huge pages, as `fstatfs` names it.
+const HUGETLBFS: u32 = 0x9584_58f6;
 
 /// Anonymous memory, unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
     pub(super) base: NonNull<u8>,
     pub(super) len: usize,
+    /// Bytes that the kernel has mapped: `len` in whole pages of `page` bytes.
+    pub(super) mapped: usize,
+    /// The unit in which the kernel maps this memory and takes it back.
+    pub(super) page: usize,
     /// How the pages of a range are given back.
     pub(super) giving_back: libc::c_int,
 }
@@ -34,11 +44,13 @@ impl Mapping {
     /// # Errors
     /// When `len` is 0 or the kernel has no address space for it.
     pub fn new(len: usize) -> io::Result<Self> {
+        let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let mapped = len.checked_next_multiple_of(PAGE).ok_or_else(too_long)?;
         // SAFETY: a new private mapping at an address of the kernel's choice touches no memory of ours.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                len,
+                mapped,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -50,19 +62,28 @@ impl Mapping {
         }
         // Huge pages would make one written byte cost 2 MiB and gain little: 5-13 % on random 4 KiB copies over 256 MiB.
         // SAFETY: advice about our own mapping; a kernel without huge pages refuses it, which is as good.
-        unsafe { libc::madvise(base, len, libc::MADV_NOHUGEPAGE) };
+        unsafe { libc::madvise(base, mapped, libc::MADV_NOHUGEPAGE) };
         let base = NonNull::new(base.cast()).expect("mmap never answers null without MAP_FIXED");
-        Ok(Self { base, len, giving_back: libc::MADV_DONTNEED })
+        Ok(Self { base, len, mapped, page: PAGE, giving_back: libc::MADV_DONTNEED })
     }
 
     /// Maps `len` bytes of a file in memory from `offset` on, shared with every process that maps it; aligned to huge pages, and in
     /// huge pages where the file's filesystem allows that.
     ///
     /// # Errors
-    /// When `len` is 0 or the kernel has no address space, or no pages, for it.
+    /// When `len` is 0, the range is not inside the file or does not begin with a page of its filesystem, or the kernel has no address
+    /// space, or no pages, for it.
     pub fn shared(file: &File, offset: usize, len: usize) -> io::Result<Self> {
         let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
-        let wide = len.checked_add(HUGE).ok_or_else(too_long)?;
+        let page = page_size(file)?;
+        if !offset.is_multiple_of(page) {
+            let message =
+                format!("its filesystem has pages of {page} bytes, and {offset} is inside of one");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+        }
+        let align = HUGE.max(page);
+        let mapped = len.checked_next_multiple_of(page).ok_or_else(too_long)?;
+        let wide = mapped.checked_add(align).filter(|_| len > 0).ok_or_else(too_long)?;
         // Address space for an aligned mapping; its ends are given back.
         // SAFETY: a new private mapping at an address of the kernel's choice touches no memory of ours.
         let room = unsafe {
@@ -72,13 +93,14 @@ impl Mapping {
         if room == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let head = room.align_offset(HUGE);
+        let head = room.align_offset(align);
         let target = room.wrapping_byte_add(head);
-        // SAFETY: replaces a part of the room, to which there is no other pointer, and gives back the rest of it.
+        // SAFETY: replaces a part of the room, to which there is no other pointer, and gives back the rest of it: `mapped` is whole
+        // pages of the file's filesystem, so the kernel does not replace more, and `head + mapped` is at most `wide`.
         unsafe {
             let rights = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-            let base = libc::mmap(target, len, rights, flags, file.as_raw_fd(), offset as i64);
+            let base = libc::mmap(target, mapped, rights, flags, file.as_raw_fd(), offset as i64);
             if base == libc::MAP_FAILED {
                 let error = io::Error::last_os_error();
                 libc::munmap(room, wide);
@@ -87,15 +109,14 @@ impl Mapping {
             if head > 0 {
                 libc::munmap(room, head);
             }
-            let used = len.next_multiple_of(PAGE);
-            if HUGE - head > used - len {
-                libc::munmap(target.byte_add(used), wide - head - used);
+            if head < align {
+                libc::munmap(target.byte_add(mapped), align - head);
             }
             // A filesystem without huge pages refuses it, which is as good.
-            libc::madvise(target, len, libc::MADV_HUGEPAGE);
+            libc::madvise(target, mapped, libc::MADV_HUGEPAGE);
         }
         let base = NonNull::new(target.cast()).ok_or_else(too_long)?;
-        Ok(Self { base, len, giving_back: libc::MADV_REMOVE })
+        Ok(Self { base, len, mapped, page, giving_back: libc::MADV_REMOVE })
     }
 
     /// Makes the mapping longer. The new bytes read as zeros. The mapping may move: pointers and spans of it are invalid
@@ -107,14 +128,17 @@ impl Mapping {
         if len <= self.len {
             return Ok(());
         }
+        let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let mapped = len.checked_next_multiple_of(self.page).ok_or_else(too_long)?;
         // SAFETY: this mapping's own range. Nothing borrows it: `base`, `at` and `span` hand out raw pointers, and their users
         // promise in unsafe code not to use them after a move.
-        let base = unsafe { libc::mremap(self.base().cast(), self.len, len, libc::MREMAP_MAYMOVE) };
+        let base =
+            unsafe { libc::mremap(self.base().cast(), self.mapped, mapped, libc::MREMAP_MAYMOVE) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         self.base = NonNull::new(base.cast()).expect("mremap answers no null");
-        self.len = len;
+        (self.len, self.mapped) = (len, mapped);
         Ok(())
     }
 
@@ -169,6 +193,9 @@ impl Mapping {
         let len = part.len();
         assert!(offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE), "a range of whole pages");
         let start = self.at(offset, len);
+        if self.is_reserved() {
+            return;
+        }
         let is_anonymous = self.giving_back == libc::MADV_DONTNEED;
         // SAFETY: the range is ours and unused by the caller's promise.
         unsafe {
@@ -188,8 +215,9 @@ impl Mapping {
         assert!(offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE), "a range of whole pages");
         let start = self.at(offset, len);
         // SAFETY: the range is ours and unused by the caller's promise.
-        let failed = unsafe { libc::madvise(start.cast(), len, self.giving_back) } != 0;
-        if failed {
+        let given_back = !self.is_reserved()
+            && unsafe { libc::madvise(start.cast(), len, self.giving_back) } == 0;
+        if !given_back {
             // Locked memory (mlockall) refuses; what counts is that the range reads as zeros.
             // SAFETY: as above.
             unsafe { start.write_bytes(0, len) };
@@ -197,16 +225,41 @@ impl Mapping {
     }
 }
 
+impl Mapping {
+    /// Whether the pages come from the operator's reserve of huge pages. One that is given back can be taken by others, and the next
+    /// touch would raise SIGBUS; so they are kept.
+    fn is_reserved(&self) -> bool {
+        self.page > PAGE
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this base and length, and unmapped only here.
-        unsafe { libc::munmap(self.base().cast(), self.len) };
+        // SAFETY: mapped in `new` or `shared` with this base and length in whole pages, and unmapped only here.
+        unsafe { libc::munmap(self.base().cast(), self.mapped) };
     }
+}
+
+/// Returns the unit in which the kernel maps a file: the size of a huge page on hugetlbfs, else [`PAGE`].
+///
+/// # Errors
+/// The kernel does not say.
+pub fn page_size(file: &File) -> io::Result<usize> {
+    // SAFETY: a struct of integers, which the kernel fills in.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `found` lives through the call.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let is_huge = found.f_type as u32 == HUGETLBFS;
+    let size = usize::try_from(found.f_bsize).ok().filter(|size| size.is_power_of_two());
+    Ok(size.filter(|size| is_huge && *size >= PAGE).unwrap_or(PAGE))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::FromRawFd;
 
     #[test]
     fn grown_mapping_keeps_bytes_and_new_bytes_are_zero() {
@@ -241,6 +294,75 @@ mod tests {
         assert!(Mapping::new(16 << 40).is_ok());
         assert!(Mapping::new(usize::MAX & !(PAGE - 1)).is_err());
         assert!(Mapping::new(0).is_err());
+    }
+
+    /// A memfd in huge pages; none without such pages, whose number an operator sets.
+    fn huge_file(bytes: usize) -> Option<File> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB;
+        // SAFETY: makes a new descriptor.
+        let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
+        // SAFETY: it is new, and ours alone.
+        let file = (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })?;
+        file.set_len(bytes as u64).ok()?;
+        // Where the pool has none, the kernel has no pages to map.
+        Mapping::shared(&file, 0, bytes).ok()?;
+        Some(file)
+    }
+
+    #[test]
+    fn mapping_in_huge_pages_stays_within_its_room_and_is_unmapped() {
+        let Some(file) = huge_file(2 * HUGE) else {
+            eprintln!("skipped: the machine has no reserved huge pages (vm.nr_hugepages)");
+            return;
+        };
+        assert_eq!(page_size(&file).unwrap(), HUGE);
+        for len in [1, PAGE, HUGE - PAGE, HUGE, HUGE + PAGE] {
+            let mapping = Mapping::shared(&file, 0, len).unwrap();
+            assert_eq!((mapping.len(), mapping.mapped), (len, len.next_multiple_of(HUGE)));
+            let (base, mapped) = (mapping.base(), mapping.mapped);
+            // SAFETY: memory of this mapping, whose byte is inside.
+            unsafe { mapping.at(len - 1, 1).write(7) };
+            drop(mapping);
+            // Nothing of it is left: its addresses can be had again, and by nobody else than asked for.
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            // SAFETY: a new mapping that replaces nothing, unmapped at once.
+            unsafe {
+                let again = libc::mmap(base.cast(), mapped, libc::PROT_NONE, flags, -1, 0);
+                assert!(again == base.cast(), "the mapping of {len} bytes is still there");
+                libc::munmap(again, mapped);
+            }
+        }
+        let inside = Mapping::shared(&file, PAGE, PAGE).unwrap_err().to_string();
+        assert!(inside.contains("pages of 2097152 bytes"), "{inside}");
+    }
+
+    #[test]
+    fn part_of_a_huge_page_reads_as_zeros_after_forget() {
+        let Some(file) = huge_file(HUGE) else { return };
+        let mapping = Mapping::shared(&file, 0, HUGE).unwrap();
+        let byte = mapping.at(3 * PAGE, 1);
+        // SAFETY: inside a mapping that only this test knows.
+        unsafe {
+            byte.write(7);
+            mapping.release(mapping.span().part(3 * PAGE, PAGE));
+            mapping.forget(3 * PAGE, PAGE);
+            assert_eq!(byte.read(), 0);
+        }
+    }
+
+    #[test]
+    fn lengths_are_mapped_in_whole_pages() {
+        let mapping = Mapping::new(5).unwrap();
+        assert_eq!((mapping.len(), mapping.mapped, mapping.page), (5, PAGE, PAGE));
+        // SAFETY: makes a new descriptor, which is ours alone.
+        let file =
+            unsafe { File::from_raw_fd(libc::memfd_create(c"pages".as_ptr(), libc::MFD_CLOEXEC)) };
+        file.set_len(3 * PAGE as u64).unwrap();
+        let mapping = Mapping::shared(&file, PAGE, PAGE + 1).unwrap();
+        assert_eq!((mapping.len(), mapping.mapped, mapping.page), (PAGE + 1, 2 * PAGE, PAGE));
+        assert!(
+            Mapping::shared(&file, 0, 0).is_err() && Mapping::shared(&file, 0, usize::MAX).is_err()
+        );
     }
 
     #[test]
