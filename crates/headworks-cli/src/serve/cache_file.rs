@@ -13,6 +13,12 @@
 //! can be locked, which a killed process gives up a moment later. Its data go to the images that this
 //! server opens (`Leftovers`); then it is removed. The file of this server goes at a clean stop. A server that replaces a running
 //! one gets that one's memory; its file is left alone until then.
+//!
+//! Invariant: a name is removed only by the process that has locked the file of that name, and a file is used only by one that has
+//! locked it and found it under its name afterwards (`is_named`). So of servers that start together none takes or removes
+//! another's file: between open and lock the file may have been taken for a dead server's, and then another name is used.
+//!
+//! A name that is no regular file of this user is somebody else's: it is skipped, with a sentence, and stops nobody.
 
 use std::ffi::{CStr, OsString};
 use std::fs::File;
@@ -128,7 +134,15 @@ impl CacheStore {
         }
         if let Place::Files { path, required } = store.place.clone() {
             for path in candidates(&path).filter(|path| Some(path.as_path()) != in_use) {
-                match store.take_in(&path) {
+                let taken = match store.open_own(&path) {
+                    Ok(None) => continue,
+                    Ok(Some(file)) => store.take_in(file, &path),
+                    Err(stranger) => {
+                        store.notes.push(stranger.to_string());
+                        continue;
+                    }
+                };
+                match taken {
                     Err(error) if required => return Err(error),
                     Err(error) => store.notes.push(error.to_string()),
                     Ok(()) => {}
@@ -162,32 +176,46 @@ impl CacheStore {
         Ok(Some(StoredMemory { file: file.try_clone()?, shown, path, stored_as }))
     }
 
-    /// Takes in a file that no running server has.
-    fn take_in(&self, path: &Path) -> Result<(), ConfigError> {
+    /// Opens a regular file of this user; none if there is no such name.
+    fn open_own(&self, path: &Path) -> Result<Option<File>, ConfigError> {
         let opened = File::options()
             .read(true)
             .write(true)
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(path);
-        let cannot = |error: io::Error| wrong(format!("cannot open {}: {error}", path.display()));
+        let shown = path.display();
+        let left = |why: &str| wrong(format!("{shown} {why}; it is left alone"));
         let file = match opened {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            opened => opened.map_err(cannot)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(|error| left(&format!("cannot be opened ({error})")))?,
         };
-        let metadata = file.metadata().map_err(cannot)?;
+        let metadata =
+            file.metadata().map_err(|error| left(&format!("cannot be examined ({error})")))?;
         // SAFETY: asks for a number.
         let own = unsafe { libc::geteuid() };
         let is_ours = metadata.uid() == own || Some(metadata.uid()) == self.user;
-        if !metadata.is_file() || !is_ours {
-            let message = format!("{} is no file of this user; it is left alone", path.display());
-            return Err(wrong(message));
+        match metadata.is_file() && is_ours {
+            true => Ok(Some(file)),
+            false => Err(left("is no file of this user")),
         }
-        let (shown, gone) = (path.display().to_string(), path.to_owned());
+    }
+
+    /// Takes in a file that no running server has.
+    fn take_in(&self, file: File, path: &Path) -> Result<(), ConfigError> {
+        let cannot = |error: io::Error| wrong(format!("cannot open {}: {error}", path.display()));
+        let shown = path.display().to_string();
+        let (gone, locked) = (path.to_owned(), file.try_clone().map_err(cannot)?);
+        // With this descriptor the lock is kept until the name is gone.
+        let remove = move || remove_file(&locked, &gone);
         if !lock(&file).map_err(cannot)? {
-            self.leftovers.add_held(file, &shown, lock, move || remove_file(&gone));
+            self.leftovers.add_held(file, &shown, lock, remove);
             return Ok(());
         }
-        self.leftovers.add(file, &shown, move || remove_file(&gone))
+        if !is_named(&file, path) {
+            // A server that was stopping has removed it meanwhile.
+            return Ok(());
+        }
+        self.leftovers.add(file, &shown, remove)
     }
 
     /// Removes files without any use left, once the images are open, and makes the file of this server.
@@ -232,12 +260,13 @@ impl CacheStore {
     pub(super) fn remove(&self) {
         let Some(own) = &self.own else { return };
         match &own.path {
-            Some(path) => {
+            Some(path) if is_named(&own.file, path) => {
                 if std::fs::remove_file(path).is_err() {
                     // Where that is not allowed any more: an empty file is none.
                     let _ = own.file.set_len(0);
                 }
             }
+            Some(_) => {}
             None => own.stored_as.iter().for_each(|name| forget_descriptor(name)),
         }
     }
@@ -319,6 +348,14 @@ fn lock(file: &File) -> io::Result<bool> {
     }
 }
 
+/// Whether the file is still the one of this name. Asked by the holder of its lock, the answer holds as long as the lock.
+fn is_named(file: &File, path: &Path) -> bool {
+    let (Ok(own), Ok(named)) = (file.metadata(), std::fs::symlink_metadata(path)) else {
+        return false;
+    };
+    own.nlink() > 0 && (own.dev(), own.ino()) == (named.dev(), named.ino())
+}
+
 fn create_file(path: &Path) -> io::Result<OwnFile> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     if !is_memory(parent) {
@@ -330,20 +367,25 @@ fn create_file(path: &Path) -> io::Result<OwnFile> {
         if number > 0 {
             name.push(format!(".{number}"));
         }
-        let mut options = File::options();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        match options.open(&name) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => {
-                let (file, path) = (made?, PathBuf::from(name));
-                lock(&file)?;
-                let name = path.display().to_string();
-                let (file, path, stored_as) = (Arc::new(file), Some(path), None);
-                return Ok(OwnFile { file, path, name, stored_as, required: false });
-            }
+        if let Some(file) = create_locked(Path::new(&name))? {
+            let (file, path) = (Arc::new(file), PathBuf::from(name));
+            let name = path.display().to_string();
+            return Ok(OwnFile { file, path: Some(path), name, stored_as: None, required: false });
         }
     }
     Err(io::Error::new(io::ErrorKind::AlreadyExists, "too many servers use this name"))
+}
+
+/// Makes a file of this name and locks it; none if the name is another's, also by the time the file is locked.
+fn create_locked(name: &Path) -> io::Result<Option<File>> {
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true).mode(0o600);
+    let file = match options.open(name) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+        made => made?,
+    };
+    // A server that starts meanwhile may have taken the empty file for a dead one's: it removes it.
+    Ok((lock(&file)? && is_named(&file, name)).then_some(file))
 }
 
 /// The name of this process's descriptor in the store.
@@ -374,7 +416,11 @@ pub(super) fn forget_descriptor(name: &str) {
     let _ = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
 }
 
-fn remove_file(path: &Path) {
+/// Removes the file of a dead server, whose lock this process has.
+fn remove_file(locked: &File, path: &Path) {
+    if !is_named(locked, path) {
+        return;
+    }
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -415,6 +461,109 @@ mod tests {
         assert_eq!(chosen("store", &[("NOTIFY_SOCKET", "/n")]), Ok(Place::Store));
         assert!(chosen("store", &[]).unwrap_err().contains("no service manager"));
         assert!(chosen("", &[]).unwrap_err().contains("give a path on tmpfs, auto, store or off"));
+    }
+
+    /// A new directory in memory, removed when dropped.
+    struct Memory(PathBuf);
+
+    impl Memory {
+        fn new(name: &str) -> Option<Self> {
+            let path = Path::new("/dev/shm").join(format!("hw-{name}-{}", std::process::id()));
+            (is_memory(Path::new("/dev/shm")) && std::fs::create_dir(&path).is_ok())
+                .then_some(Self(path))
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = std::fs::read_dir(&self.0).unwrap().flatten();
+            let mut names: Vec<String> =
+                entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn servers_that_start_together_have_a_file_each() {
+        const SERVERS: usize = 8;
+        let Some(memory) = Memory::new("together") else { return };
+        let option = memory.0.join("cache").to_str().unwrap().to_owned();
+        for round in 0..200 {
+            let start = std::sync::Barrier::new(SERVERS);
+            let begin = || {
+                start.wait();
+                let mut store = CacheStore::find(&option, Vec::new(), None, None).unwrap();
+                store.create().unwrap();
+                store
+            };
+            let stores: Vec<CacheStore> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..SERVERS).map(|_| scope.spawn(begin)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            for store in &stores {
+                let own = store.own.as_ref().unwrap();
+                let path = own.path.as_ref().unwrap();
+                assert!(is_named(&own.file, path), "round {round}: {} is not ours", own.name);
+            }
+            // Half of them stop: the files of the others stay.
+            let (stopped, killed) = stores.split_at(SERVERS / 2);
+            stopped.iter().for_each(CacheStore::remove);
+            assert!(killed.iter().all(|store| store.path().unwrap().exists()), "round {round}");
+        }
+    }
+
+    #[test]
+    fn file_that_was_taken_for_a_dead_servers_is_not_used() {
+        let Some(memory) = Memory::new("taken") else { return };
+        let path = memory.0.join("cache");
+        // Another server has opened the file that this one makes, and locks it first.
+        std::fs::write(&path, "").unwrap();
+        let taken = File::options().read(true).write(true).open(&path).unwrap();
+        assert!(lock(&taken).unwrap());
+        let late = File::options().read(true).write(true).open(&path).unwrap();
+        assert!(!lock(&late).unwrap(), "it has the lock");
+        remove_file(&taken, &path);
+        drop(taken);
+        assert!(lock(&late).unwrap() && !is_named(&late, &path), "the lock alone says nothing");
+        // A removed file's owner leaves the name alone, which is another's by now.
+        let other = create_locked(&path).unwrap().unwrap();
+        remove_file(&late, &path);
+        assert!(is_named(&other, &path));
+    }
+
+    #[test]
+    fn strangers_beside_the_file_are_skipped_with_a_sentence() {
+        let Some(memory) = Memory::new("strangers") else { return };
+        let path = memory.0.join("cache");
+        let beside = |number: u32| memory.0.join(format!("cache.{number}"));
+        std::fs::create_dir(beside(1)).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", beside(2)).unwrap();
+        let fifo = std::ffi::CString::new(beside(3).to_str().unwrap()).unwrap();
+        // SAFETY: a string that lives through the call.
+        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        std::fs::write(beside(4), "not ours").unwrap();
+        // Only root can give a file away.
+        let foreign = std::os::unix::fs::chown(beside(4), Some(65_534), None).is_ok();
+        let option = path.to_str().unwrap();
+        let store = CacheStore::find(option, Vec::new(), None, None);
+        if !foreign {
+            // Of this user, and no cache file: the name was given for such.
+            assert!(store.err().unwrap().to_string().contains("too short to be a cache file"));
+            std::fs::remove_file(beside(4)).unwrap();
+        }
+        let mut store = CacheStore::find(option, Vec::new(), None, None).unwrap();
+        let notes = store.notes.clone();
+        assert_eq!(notes.len(), if foreign { 4 } else { 3 }, "{notes:?}");
+        assert!(notes.iter().all(|note| note.ends_with("it is left alone")), "{notes:?}");
+        assert!(store.create().unwrap().is_some() && store.path() == Some(&*path));
+        store.remove();
+        let left = memory.names();
+        assert_eq!(left.len(), notes.len(), "{left:?}");
     }
 
     #[test]
