@@ -95,13 +95,21 @@ fn after(query: &str) -> u64 {
 fn is_own_name(host: &[u8], own_host: &str) -> bool {
     let Ok(host) = std::str::from_utf8(host) else { return false };
     if let Some(rest) = host.strip_prefix('[') {
-        return rest
-            .split_once(']')
-            .is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
+        return rest.split_once(']').is_some_and(|(address, port)| {
+            address.parse::<Ipv6Addr>().is_ok() && is_port_suffix(port)
+        });
     }
-    let name = host.split_once(':').map_or(host, |(name, _)| name);
+    let (name, port) = host.split_at(host.find(':').unwrap_or(host.len()));
     let is = |known: &str| name.eq_ignore_ascii_case(known);
-    name.parse::<IpAddr>().is_ok() || is("localhost") || (!own_host.is_empty() && is(own_host))
+    let is_own =
+        name.parse::<IpAddr>().is_ok() || is("localhost") || (!own_host.is_empty() && is(own_host));
+    is_own && is_port_suffix(port)
+}
+
+/// Whether the text behind a host is nothing, or a colon and a port, which may be empty (RFC 3986).
+fn is_port_suffix(text: &str) -> bool {
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    text.is_empty() || text.strip_prefix(':').is_some_and(is_port)
 }
 
 /// Builds the response with the metrics.
@@ -211,8 +219,16 @@ mod tests {
 
     #[test]
     fn page_is_served_only_to_names_that_no_other_site_has() {
-        let own =
-            ["127.0.0.1", "10.1.2.3:80", "[::1]:9100", "localhost:1", "LOCALHOST", "Store-1:9100"];
+        let own = [
+            "127.0.0.1",
+            "10.1.2.3:80",
+            "[::1]:9100",
+            "localhost:1",
+            "LOCALHOST",
+            "Store-1:9100",
+            "[::1]",
+            "localhost:",
+        ];
         for host in own {
             assert!(matches!(head("GET /", host), HeadStatus::Request { .. }), "{host}");
         }
@@ -223,6 +239,14 @@ mod tests {
             "",
             "[x]",
             "127.0.0.1.evil.example",
+            "[::1]evil.example",
+            "[::1].evil.example:80",
+            "[::1]:80.evil.example",
+            "[::1",
+            "[::1]]:80",
+            "127.0.0.1:evil.example",
+            "localhost:80:80",
+            "localhost:@evil.example",
         ];
         for host in foreign {
             for path in ["/", files::DATA_PATH] {

@@ -1,6 +1,10 @@
 //! The metrics endpoint: one thread that serves Prometheus scrapers, and browsers with the status page.
 //!
-//! At most 16 clients are served at once, each for at most 5 seconds; while all slots are in use no client is accepted.
+//! At most 16 clients are served at once, each for at most 5 seconds. A request that has arrived is answered at once, without a slot if
+//! the socket takes the answer. While all slots are in use a new client takes that of a request that has not arrived: the oldest one
+//! of the address with most of them, so many half requests of one address cost nobody else a slot. While all clients are taking their
+//! answers none is accepted.
+//!
 //! The metrics are made for each request, from the same queries as the control socket's. While a status page is open the thread takes
 //! its samples between requests.
 //!
@@ -13,7 +17,7 @@ mod process;
 mod text;
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -129,6 +133,7 @@ struct MetricsEndpoint {
 
 struct Client {
     stream: TcpStream,
+    peer: IpAddr,
     until: Instant,
     head: Vec<u8>,
     answer: Vec<u8>,
@@ -140,7 +145,7 @@ impl MetricsEndpoint {
     fn turn(&mut self, stopped: &UnixStream) -> bool {
         let now = Instant::now();
         self.paused_until = self.paused_until.filter(|until| *until > now);
-        let accepts = self.clients.len() < CLIENTS_MAX && self.paused_until.is_none();
+        let accepts = self.has_slot() && self.paused_until.is_none();
         let poll = |fd, events| libc::pollfd { fd, events, revents: 0 };
         let mut fds = vec![poll(stopped.as_raw_fd(), libc::POLLIN)];
         // `poll` ignores negative descriptors.
@@ -173,15 +178,17 @@ impl MetricsEndpoint {
         true
     }
 
+    /// Whether a new client finds a slot, or one that it may take.
+    fn has_slot(&self) -> bool {
+        self.clients.len() < CLIENTS_MAX || victim(&self.clients).is_some()
+    }
+
     fn accept(&mut self, now: Instant) {
+        if !self.has_slot() {
+            return;
+        }
         match self.listener.accept() {
-            Ok((stream, _)) => {
-                if stream.set_nonblocking(true).is_ok() {
-                    let (head, answer) = (Vec::new(), Vec::new());
-                    let until = now + CLIENT_TIMEOUT;
-                    self.clients.push(Client { stream, until, head, answer, sent: 0 });
-                }
-            }
+            Ok((stream, peer)) => self.admit(now, stream, peer.ip()),
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionAborted) => {
             }
@@ -191,6 +198,35 @@ impl MetricsEndpoint {
             }
         }
     }
+
+    /// Serves a new client as far as possible; what is left needs a slot.
+    fn admit(&mut self, now: Instant, stream: TcpStream, peer: IpAddr) {
+        if stream.set_nonblocking(true).is_err() {
+            return;
+        }
+        let until = now + CLIENT_TIMEOUT;
+        let mut client =
+            Client { stream, peer, until, head: Vec::new(), answer: Vec::new(), sent: 0 };
+        if client.progress(now, &mut self.served).is_err() {
+            return;
+        }
+        if self.clients.len() >= CLIENTS_MAX
+            && let Some(victim) = victim(&self.clients)
+        {
+            self.clients.remove(victim);
+        }
+        self.clients.push(client);
+    }
+}
+
+/// The client that gives up its slot, of clients in the order of their arrival: of those whose requests have not arrived the oldest of
+/// the address that has most of them.
+fn victim(clients: &[Client]) -> Option<usize> {
+    let waits = |client: &Client| client.answer.is_empty();
+    let of_peer = |peer| clients.iter().filter(|it| waits(it) && it.peer == peer).count();
+    let waiting = clients.iter().enumerate().filter(|(_, client)| waits(client));
+    // `max_by_key` returns the last of equal elements, here the oldest.
+    waiting.rev().max_by_key(|(_, client)| of_peer(client.peer)).map(|(index, _)| index)
 }
 
 impl Served {
@@ -256,5 +292,39 @@ impl Client {
             }
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(listener: &TcpListener, peer: &str, answer: &str) -> Client {
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, until) = (peer.parse().unwrap(), Instant::now() + CLIENT_TIMEOUT);
+        Client { stream, peer, until, head: Vec::new(), answer: answer.into(), sent: 0 }
+    }
+
+    /// The slot comes from the address with most half requests, oldest first, and never from a client that takes its answer.
+    #[test]
+    fn oldest_half_request_of_the_busiest_address_gives_up_its_slot() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut clients: Vec<_> = [
+            ("10.0.0.2", ""),
+            ("10.0.0.1", "metrics"),
+            ("10.0.0.1", "metrics"),
+            ("10.0.0.1", ""),
+            ("10.0.0.1", ""),
+            ("10.0.0.3", ""),
+        ]
+        .iter()
+        .map(|(peer, answer)| client(&listener, peer, answer))
+        .collect();
+        let mut order = Vec::new();
+        while let Some(index) = victim(&clients) {
+            order.push(clients.remove(index).peer.to_string());
+        }
+        assert_eq!(order, ["10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.3"]);
+        assert_eq!(clients.len(), 2, "these have their requests");
     }
 }
