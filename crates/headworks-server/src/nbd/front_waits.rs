@@ -30,6 +30,12 @@ impl FrontWaits {
         Self { buffer_ns: self.buffer_ns + ns, ..self }
     }
 
+    /// Adds the waits of a later stage.
+    #[must_use]
+    pub fn and(self, later: Self) -> Self {
+        self.and_limits(later.limit_ns).and_buffer(later.buffer_ns)
+    }
+
     /// Whether the request waited for nothing.
     #[inline]
     #[must_use]

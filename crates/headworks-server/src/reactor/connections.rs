@@ -175,10 +175,11 @@ impl Reactor {
         self.receive_from(now, slot, (room, &mut large), &mut true, Received::Before)
     }
 
-    /// Bio slots of the shard that are not reserved for other shards.
-    fn free_slots(&self) -> u32 {
+    /// Bio slots of the shard that are not reserved for other shards, nor wanted by the inputs of its next step.
+    pub(super) fn free_slots(&self) -> u32 {
         let kept = self.parts.reserve.saturating_sub(self.parts.io.foreign() as u32);
-        self.parts.driver.shard().room().saturating_sub(kept)
+        let wanted = u32::try_from(self.parts.driver.waiting_inputs()).unwrap_or(u32::MAX);
+        self.parts.driver.shard().room().saturating_sub(kept.saturating_add(wanted))
     }
 
     /// Submits returned reads again while nothing is received; returns whether it did.
@@ -275,7 +276,9 @@ impl Reactor {
                 ReceiveOutcome::NoBuffer
             });
         }
-        if !connection.reread(&mut context) || !connection.resubmit(&mut context) {
+        let waits = !connection.reread(&mut context) || !connection.resubmit(&mut context);
+        // A payload that is incomplete goes on: only the client's bytes return its buffer.
+        if waits && !connection.awaits_payload() {
             return Some(ReceiveOutcome::NoBuffer);
         }
         let received = receive_some(connection, &mut context);

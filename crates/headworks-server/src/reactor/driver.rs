@@ -57,6 +57,11 @@ impl ShardDriver {
         &mut self.inputs
     }
 
+    /// Number of inputs that wait for the next step.
+    pub fn waiting_inputs(&self) -> usize {
+        self.inputs.len()
+    }
+
     /// Whether inputs wait for the next step.
     pub fn has_inputs(&self) -> bool {
         !self.inputs.is_empty()

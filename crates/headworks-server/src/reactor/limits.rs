@@ -295,7 +295,7 @@ impl Reactor {
     /// Submits what a connection has parked, as far as there are buffers: a stop or a removal does not wait for limits.
     pub(super) fn submit_parked(&mut self, now: Instant, slot: u32) {
         self.pass_parked(now, slot);
-        let mut room = self.parts.driver.shard().room();
+        let mut room = self.free_slots();
         let Some((connection, pool)) = self.parts.io.connection(slot) else { return };
         if connection.parked() == 0 {
             return;

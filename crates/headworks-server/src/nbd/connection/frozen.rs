@@ -10,7 +10,7 @@
 
 use headworks_core::Instant;
 
-use super::{Connection, HeldSince, Phase, ReceiveContext, ReceiveOutcome, Transmission};
+use super::{Connection, HeldSince, Phase, ReceiveOutcome, Transmission};
 use crate::nbd::front_waits::FrontWaits;
 use headworks_nbd::transmission::Request;
 
@@ -54,15 +54,6 @@ impl Connection {
         }
         ReceiveOutcome::Frozen
     }
-
-    /// Submits a write whose payload became whole while its volume was frozen.
-    pub(super) fn submit_thawed(&mut self, context: &mut ReceiveContext<'_>) {
-        if let Phase::Transmission(transmission) = &mut self.phase
-            && transmission.end_frozen_payload(context.now)
-        {
-            self.submit_received(context);
-        }
-    }
 }
 
 impl Transmission {
@@ -75,17 +66,6 @@ impl Transmission {
         }
         self.held_since = HeldSince::Frozen(now);
     }
-
-    /// Ends the wait of a payload that became whole under a freeze; returns whether there is one.
-    fn end_frozen_payload(&mut self, now: Instant) -> bool {
-        let HeldSince::Frozen(since) = self.held_since else { return false };
-        let Some(receiving) = self.receiving.as_mut().filter(|it| it.changes_volume()) else {
-            return false;
-        };
-        receiving.waits = receiving.waits.and_limits(now.since(since));
-        self.held_since = HeldSince::Turn;
-        true
-    }
 }
 
 #[cfg(test)]
@@ -95,7 +75,7 @@ mod tests {
 
     use super::*;
     use crate::nbd::buffer_limits::BufferLimits;
-    use crate::nbd::connection::{BufferPolicy, ConnectionLimits, ExportBinding};
+    use crate::nbd::connection::{BufferPolicy, ConnectionLimits, ExportBinding, ReceiveContext};
     use headworks::driver::Pool;
     use headworks_core::{Input, Op, ReplyStage, WaitTimes};
     use headworks_nbd::{ExportInfo, Negotiated};
@@ -111,6 +91,7 @@ mod tests {
         theirs: UnixStream,
         pool: Pool,
         inputs: Vec<Input>,
+        room: u32,
     }
 
     impl Rig {
@@ -127,7 +108,7 @@ mod tests {
             let export = ExportInfo { size: 1 << 30, ..ExportInfo::default() };
             connection.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
             let pool = Pool::new(BUFFER).unwrap();
-            let mut rig = Self { connection, theirs, pool, inputs: Vec::new() };
+            let mut rig = Self { connection, theirs, pool, inputs: Vec::new(), room: 64 };
             rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
             rig
         }
@@ -156,7 +137,7 @@ mod tests {
                 frozen,
                 limits: None,
                 exports: &Vec::<ExportInfo>::new(),
-                room: &mut 64,
+                room: &mut self.room,
                 large_reads: &mut (1 << 20),
                 large_payloads: &mut (1 << 20),
                 inputs: &mut self.inputs,
@@ -220,6 +201,25 @@ mod tests {
         let answer = (Ok(()), false, ReplyStage::Final);
         let write = rig.connection.reply(Instant(10 * MS), 1, answer, &mut rig.pool).unwrap();
         assert_eq!(write.front, WaitTimes::of_front(6 * MS, 0));
+    }
+
+    /// A freeze ends while all bio slots are taken: the payload waits for one, and both waits are counted.
+    #[test]
+    fn thawed_payload_waits_for_a_bio_slot() {
+        let mut rig = Rig::new();
+        rig.request(WRITE, 1, &[7; 4096]);
+        while rig.receive(MS, true) != ReceiveOutcome::Frozen {}
+        rig.room = 0;
+        assert_eq!(rig.receive(5 * MS, false), ReceiveOutcome::NoBuffer);
+        assert_eq!(rig.receive(6 * MS, true), ReceiveOutcome::Frozen, "and another one begins");
+        assert_eq!(rig.receive(8 * MS, false), ReceiveOutcome::NoBuffer);
+        assert_eq!(rig.submitted(), []);
+        rig.room = 1;
+        rig.receive_all(10 * MS);
+        assert_eq!((rig.submitted(), rig.room), (vec![Op::Write], 0));
+        let answer = (Ok(()), false, ReplyStage::Final);
+        let write = rig.connection.reply(Instant(11 * MS), 1, answer, &mut rig.pool).unwrap();
+        assert_eq!(write.front, WaitTimes::of_front(6 * MS, 3 * MS));
     }
 
     #[test]

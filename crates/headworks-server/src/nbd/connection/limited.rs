@@ -9,6 +9,9 @@
 //! payload in the socket, so nothing is read behind it, and the client's sends fill the socket. Neither is anything read while the
 //! newest parked request would wait for more than a second.
 //!
+//! Reads may pass while the payload of a write behind them is incomplete. One that finds no buffer then stays parked, as a passed one:
+//! the payload has its buffer and goes on, and the read is tried again with each part of it.
+//!
 //! Invariants: the passed requests of a direction are its first ones; a write with a payload is the last one of its direction;
 //! only a direction without parked requests asks the gate.
 
@@ -209,25 +212,32 @@ impl Connection {
                 return Some(ReceiveOutcome::NoBuffer);
             }
             let reads = if request.op() == Op::Read { request.len as usize } else { 0 };
-            if reads >= LARGE_PAYLOAD {
-                if *context.large_reads == 0 {
-                    return Some(ReceiveOutcome::NextTurn);
-                }
-                *context.large_reads = context.large_reads.saturating_sub(reads);
+            if reads >= LARGE_PAYLOAD && *context.large_reads == 0 {
+                return Some(ReceiveOutcome::NextTurn);
             }
-            self.parked_queue(direction)?.take_passed();
+            let waits = FrontWaits::for_limits(context.now.since(since));
             if context.frozen && request.op().is_write() {
-                let waits = FrontWaits::for_limits(context.now.since(since));
+                if is_receiving {
+                    return None;
+                }
+                self.parked_queue(direction)?.take_passed();
                 return Some(self.hold_frozen(request, waits, context.now));
             }
             if self.refuses && (*context.room == 0 || !self.has_window_room()) {
+                self.parked_queue(direction)?.take_passed();
                 self.refuse(request);
-            } else if !self.admit(
-                request,
-                FrontWaits::for_limits(context.now.since(since)),
-                context,
-            ) {
-                return Some(ReceiveOutcome::NoBuffer);
+                continue;
+            }
+            let admitted = self.admit(request, waits, context);
+            if !admitted && is_receiving {
+                return None;
+            }
+            self.parked_queue(direction)?.take_passed();
+            if !admitted {
+                return Some(self.hold_for_buffer(request, waits, context.now));
+            }
+            if reads >= LARGE_PAYLOAD {
+                *context.large_reads = context.large_reads.saturating_sub(reads);
             }
         }
         Some(ReceiveOutcome::Some)

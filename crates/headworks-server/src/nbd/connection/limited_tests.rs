@@ -26,6 +26,7 @@ struct LimitedRig {
     tree: LimitTree,
     leaf: NodeId,
     room: u32,
+    frozen: bool,
 }
 
 fn limits(kind: LimitKind, rate: u64) -> Limits {
@@ -63,7 +64,8 @@ impl LimitedRig {
         tree.set_limits(Instant(0), LimitTree::ROOT, &limits(kind, rate));
         let pool = Pool::new(1 << 20).unwrap();
         let inputs = Vec::new();
-        let mut rig = Self { connection, theirs, pool, inputs, tree, leaf, room: 4096 };
+        let mut rig =
+            Self { connection, theirs, pool, inputs, tree, leaf, room: 4096, frozen: false };
         rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
         rig
     }
@@ -89,7 +91,7 @@ impl LimitedRig {
             in_place: false,
             buffer_limits: BufferLimits::new(1 << 20, 1),
             device: None,
-            frozen: false,
+            frozen: self.frozen,
             limits: Some(LimitGate { tree: &mut self.tree, leaf: self.leaf }),
             exports: &Vec::<headworks_nbd::ExportInfo>::new(),
             room: &mut self.room,
@@ -135,6 +137,48 @@ impl LimitedRig {
             self.connection.reply(Instant(now), bio.id.sequence, result, &mut self.pool);
         }
     }
+}
+
+/// A rig whose pool is used up, with a parked read and a part of a write behind it.
+fn rig_with_half_a_payload() -> (LimitedRig, [headworks::driver::Buffer; 2]) {
+    let mut rig = LimitedRig::new(LimitKind::IopsRead, 100);
+    rig.request(READ, 1, 512, &[]);
+    rig.request(READ, 2, 256 << 10, &[]);
+    rig.request(WRITE, 3, 64 << 10, &[3; 1000]);
+    assert_eq!(rig.receive_all(0), ReceiveOutcome::Nothing);
+    let taken = [1 << 19, 1 << 18].map(|len| rig.pool.try_take(len).unwrap());
+    (rig, taken)
+}
+
+/// A read passes its limit during a payload and finds no buffer: the payload goes on, and the read follows it.
+#[test]
+fn passed_read_without_buffer_does_not_stop_the_payload() {
+    let (mut rig, taken) = rig_with_half_a_payload();
+    assert_eq!((rig.inputs.len(), rig.connection.parked()), (1, 1));
+    assert_eq!(rig.pass(20 * MS), 1);
+    assert_eq!(rig.receive(20 * MS), ReceiveOutcome::Nothing, "the client is to send more");
+    assert_eq!(rig.receive(21 * MS), ReceiveOutcome::Nothing);
+    assert!(rig.connection.deadline().is_some(), "and has its time for that");
+    rig.theirs.write_all(&[3; (64 << 10) - 1000]).unwrap();
+    while rig.receive(22 * MS) == ReceiveOutcome::Some && rig.inputs.len() < 2 {}
+    assert!(matches!(&rig.inputs[1..], [Input::Bio(bio)] if bio.op == Op::Write));
+    assert_eq!(rig.receive(23 * MS), ReceiveOutcome::NoBuffer, "now it waits in the queue");
+    taken.into_iter().for_each(|buffer| rig.pool.put(buffer));
+    rig.receive(24 * MS);
+    assert!(matches!(&rig.inputs[2..], [Input::Bio(bio)] if bio.op == Op::Read));
+}
+
+/// The read is tried again with each part of the payload.
+#[test]
+fn passed_read_gets_its_buffer_before_the_payload_is_whole() {
+    let (mut rig, taken) = rig_with_half_a_payload();
+    rig.pass(20 * MS);
+    assert_eq!(rig.receive(20 * MS), ReceiveOutcome::Nothing);
+    taken.into_iter().for_each(|buffer| rig.pool.put(buffer));
+    rig.theirs.write_all(&[3; 10]).unwrap();
+    assert_eq!(rig.receive_all(21 * MS), ReceiveOutcome::Nothing);
+    assert_eq!((rig.inputs.len(), rig.connection.parked()), (2, 0));
+    assert!(rig.connection.awaits_payload());
 }
 
 #[test]
@@ -208,6 +252,35 @@ fn long_waits_stop_the_reading() {
     assert_eq!(rig.pass(96 * MS), 1);
     assert_eq!(rig.receive_all(96 * MS), ReceiveOutcome::Limited);
     assert_eq!(rig.inputs.len(), 2);
+}
+
+/// Reads, writes and frozen writes that pass while the shard has no bio slot wait for one.
+#[test]
+fn passed_request_waits_for_a_bio_slot() {
+    for command in [READ, WRITE] {
+        let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
+        rig.request(READ, 1, 512, &[]);
+        rig.request(command, 2, 512, if command == WRITE { &[2; 512] } else { &[] });
+        rig.receive_all(0);
+        rig.room = 0;
+        assert_eq!(rig.pass(6 * MS), 1);
+        assert_eq!(rig.receive(6 * MS), ReceiveOutcome::NoBuffer);
+        rig.room = 1;
+        rig.receive_all(7 * MS);
+        assert_eq!((rig.inputs.len(), rig.room), (2, 0));
+    }
+    let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
+    rig.request(READ, 1, 512, &[]);
+    rig.request(WRITE, 2, 512, &[2; 512]);
+    rig.receive_all(0);
+    (rig.frozen, rig.room) = (true, 1);
+    rig.pass(6 * MS);
+    assert_eq!(rig.receive_all(6 * MS), ReceiveOutcome::Frozen);
+    (rig.frozen, rig.room) = (false, 0);
+    assert_eq!(rig.receive_all(7 * MS), ReceiveOutcome::NoBuffer, "held, and the freeze has ended");
+    rig.room = 1;
+    rig.receive_all(8 * MS);
+    assert_eq!((rig.inputs.len(), rig.room), (2, 0));
 }
 
 #[test]

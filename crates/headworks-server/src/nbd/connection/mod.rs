@@ -125,9 +125,9 @@ struct Transmission {
     binding: ExportBinding,
     /// The class was set for this connection, not inherited from its export.
     own_ioprio: bool,
-    /// A parsed request that waits for a buffer.
+    /// A parsed request that waits for a buffer or a bio slot; none while a payload is received.
     held: Option<Request>,
-    /// Its waits before that.
+    /// Its waits before that, or those of a whole payload.
     held_waits: FrontWaits,
     /// Since when a request waits, and for what.
     held_since: HeldSince,
@@ -144,7 +144,7 @@ enum HeldSince {
     /// Its turn alone, or there is none.
     #[default]
     Turn,
-    /// A buffer.
+    /// A buffer, or a bio slot.
     Buffer(Instant),
     /// The end of a freeze.
     Frozen(Instant),
@@ -714,10 +714,15 @@ impl Connection {
         if let Some(receiving) = transmission.receiving.take()
             && let Some(buffer) = receiving.buffer
         {
-            assert!(self.buffer_bytes >= buffer.len(), "buffers in flight are counted");
-            self.buffer_bytes -= buffer.len();
-            pool.put(buffer);
+            self.return_buffer(buffer, pool);
         }
+    }
+
+    /// Returns the buffer of a payload that is dropped.
+    fn return_buffer(&mut self, buffer: Buffer, pool: &mut Pool) {
+        assert!(self.buffer_bytes >= buffer.len(), "buffers in flight are counted");
+        self.buffer_bytes -= buffer.len();
+        pool.put(buffer);
     }
 
     /// Whether nothing of the connection is left.

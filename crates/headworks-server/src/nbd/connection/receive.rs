@@ -3,6 +3,15 @@
 //! A payload is received into its own buffer where possible, otherwise copied there; the bio is submitted when the
 //! payload is complete. Bytes that cannot be used in this turn wait in the stash, and a request without a buffer is
 //! held; both come first in the next turn.
+//!
+//! Invariants:
+//! - Nothing waits for a buffer before an incomplete payload: it has its own already, and the client's bytes alone return that. So a
+//!   request is held, or a payload is being received, never both, and requests that passed a limit meanwhile stay parked. Otherwise
+//!   connections with half a payload each could wait for one another's buffers.
+//! - A bio is made only while the shard has a slot for it (`room`): whatever becomes ready without one waits as it is, a whole
+//!   payload with its buffer. The shard would answer it with ENOMEM.
+//! - A turn that returns [`ReceiveOutcome::Some`] has used bytes or submitted what was held, or nothing is left to do: the reactor
+//!   calls again without a wait.
 
 use std::io;
 
@@ -48,7 +57,6 @@ impl Connection {
         if context.frozen && self.waits_for_thaw() {
             return self.wait_for_thaw(context.now);
         }
-        self.submit_thawed(context);
         if self.has_passed()
             && let Some(stopped) = self.submit_passed(context)
         {
@@ -61,12 +69,8 @@ impl Connection {
         if self.is_held_by_limit() && !self.holds_request() {
             return ReceiveOutcome::Limited;
         }
-        if self.has_stash() || self.holds_request() {
-            let mut stash = std::mem::take(&mut self.stash);
-            let (used, received) = self.parse_bytes(&stash, context);
-            stash.drain(..used);
-            self.stash = stash;
-            return received;
+        if self.has_stash() || self.holds_request() || self.payload_is_whole() {
+            return self.parse_kept(context);
         }
         let mut direct = self.payload_rest();
         let large = self.expects_large(direct);
@@ -113,7 +117,7 @@ impl Connection {
         }
         let placed = count.min(direct.map_or(0, Span::len));
         if placed > 0 {
-            self.note_payload(placed, context);
+            self.note_payload(placed);
         }
         let scratch = std::mem::take(&mut context.scratch);
         let received = self.parse_or_stash(&scratch[..count - placed], context);
@@ -178,14 +182,43 @@ impl Connection {
         Some(unsafe { Span::new(buffer.base().add(receiving.filled), rest) })
     }
 
+    /// Whether the client is to send more of a payload that has its buffer already.
+    #[must_use]
+    pub fn awaits_payload(&self) -> bool {
+        self.payload_rest().is_some_and(|rest| !rest.is_empty())
+    }
+
     /// Whether the payload of a write is being received or dropped.
     pub(super) fn payload_is_expected(&self) -> bool {
         matches!(&self.phase, Phase::Transmission(transmission) if transmission.receiving.is_some())
     }
 
+    /// Whether a payload is complete, and waits for a bio slot or the end of a freeze.
+    fn payload_is_whole(&self) -> bool {
+        matches!(&self.phase, Phase::Transmission(transmission)
+            if transmission.receiving.as_ref().is_some_and(Receiving::is_complete))
+    }
+
     /// Whether the next bytes belong to a large payload, or follow one.
     fn expects_large(&self, direct: Option<Span>) -> bool {
         self.brings_large_payloads() || direct.is_some_and(|span| span.len() >= LARGE_PAYLOAD)
+    }
+
+    /// Goes on with what earlier turns kept, without receiving.
+    fn parse_kept(&mut self, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
+        let mut stash = std::mem::take(&mut self.stash);
+        let is_held = self.holds_request() || self.payload_is_whole();
+        let (used, received) = self.parse_bytes(&stash, context);
+        stash.drain(..used);
+        self.stash = stash;
+        // Not in release builds: a thread that spins hurts less than a server that is gone.
+        debug_assert!(
+            received != ReceiveOutcome::Some
+                || used > 0
+                || is_held && !self.holds_request() && !self.payload_is_whole(),
+            "a turn that is followed by another has done something"
+        );
+        received
     }
 
     /// Parses received bytes; bytes that cannot be used now go into the stash.
@@ -284,24 +317,29 @@ impl Connection {
                 if context.frozen && receiving.changes_volume() {
                     return (used, self.wait_for_thaw(context.now));
                 }
-                self.submit_received(context);
+                if !self.submit_received(context) {
+                    return (used, ReceiveOutcome::NoBuffer);
+                }
                 bios += 1;
                 continue;
             }
             if bios >= TURN_BIOS || copied >= TURN_BYTES {
                 return (used, ReceiveOutcome::Some);
             }
-            let held = transmission.held.take();
+            let has_slot = *context.room > 0 || self.refuses;
+            let held = transmission.held.take_if(|_| has_slot);
             let mut waits = FrontWaits::default();
             let request = match held {
                 Some(request) => {
                     waits = transmission.end_hold(context.now);
                     request
                 }
-                None if !self.has_room() => return (used, ReceiveOutcome::Full),
-                None if *context.room == 0 && !self.refuses => {
+                None if transmission.held.is_some() => {
+                    transmission.begin_wait(context.now);
                     return (used, ReceiveOutcome::NoBuffer);
                 }
+                None if !self.has_room() => return (used, ReceiveOutcome::Full),
+                None if !has_slot => return (used, ReceiveOutcome::NoBuffer),
                 None => {
                     let Phase::Transmission(transmission) = &mut self.phase else {
                         continue;
@@ -346,7 +384,7 @@ impl Connection {
                 return (used, ReceiveOutcome::NextTurn);
             }
             if !self.admit(request, waits, context) {
-                return (used, ReceiveOutcome::NoBuffer);
+                return (used, self.hold_for_buffer(request, waits, context.now));
             }
             // Data of reads will be copied, too, and count against the turn's share.
             (bios, copied) = (bios + 1, copied + reads);
@@ -359,8 +397,26 @@ impl Connection {
     /// Keeps a parsed request for a later turn.
     pub(super) fn hold(&mut self, request: Request, waits: FrontWaits) {
         if let Phase::Transmission(transmission) = &mut self.phase {
+            assert!(
+                transmission.receiving.is_none(),
+                "nothing is held before an incomplete payload"
+            );
             (transmission.held, transmission.held_waits) = (Some(request), waits);
         }
+    }
+
+    /// Keeps a parsed request until there is a buffer for it.
+    pub(super) fn hold_for_buffer(
+        &mut self,
+        request: Request,
+        waits: FrontWaits,
+        now: Instant,
+    ) -> ReceiveOutcome {
+        self.hold(request, waits);
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.held_since = HeldSince::Buffer(now);
+        }
+        ReceiveOutcome::NoBuffer
     }
 
     /// Fails a request without a buffer or a bio, because its device does not answer; the payload of a write is received and
@@ -376,8 +432,8 @@ impl Connection {
         self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
     }
 
-    /// Gives a request, which has had `waits`, its buffer and submits it, unless a payload comes first; false if
-    /// no buffer is free.
+    /// Gives a request, which has had `waits`, its buffer and submits it, unless a payload comes first; false, and nothing
+    /// is changed, if no buffer is free.
     pub(super) fn admit(
         &mut self,
         request: Request,
@@ -418,8 +474,6 @@ impl Connection {
                     self.refuse(request);
                     return true;
                 }
-                (transmission.held, transmission.held_waits) = (Some(request), waits);
-                transmission.held_since = HeldSince::Buffer(context.now);
                 return false;
             }
             if let (Some(device), Some(buffer)) = (&mut context.device, &buffer) {
@@ -440,33 +494,41 @@ impl Connection {
         true
     }
 
-    fn note_payload(&mut self, count: usize, context: &mut ReceiveContext<'_>) {
-        let Phase::Transmission(transmission) = &mut self.phase else {
-            return;
-        };
-        let Some(receiving) = &mut transmission.receiving else {
-            return;
-        };
-        receiving.filled += count;
-        // Of a frozen volume it is kept by what parses the bytes behind it.
-        if receiving.is_complete() && !(context.frozen && receiving.changes_volume()) {
-            self.submit_received(context);
+    /// Counts bytes of a payload that were received in its buffer. What parses the bytes behind them submits it.
+    fn note_payload(&mut self, count: usize) {
+        if let Phase::Transmission(transmission) = &mut self.phase
+            && let Some(receiving) = &mut transmission.receiving
+        {
+            receiving.filled += count;
         }
     }
 
-    pub(super) fn submit_received(&mut self, context: &mut ReceiveContext<'_>) {
+    /// Submits a whole payload, or answers a refused one; false if it must wait for a bio slot.
+    fn submit_received(&mut self, context: &mut ReceiveContext<'_>) -> bool {
         let Phase::Transmission(transmission) = &mut self.phase else {
-            return;
+            return true;
         };
+        let goes_on = |receiving: &Receiving| receiving.buffer.is_some() && !self.refuses;
+        if *context.room == 0 && transmission.receiving.as_ref().is_some_and(goes_on) {
+            transmission.begin_wait(context.now);
+            return false;
+        }
+        let waits = transmission.end_hold(context.now);
         match transmission.receiving.take() {
-            Some(Receiving { buffer: None, request, .. }) => {
-                self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
+            Some(Receiving { buffer: Some(buffer), request, waits: before, .. })
+                if *context.room > 0 =>
+            {
+                self.submit(&request, before.and(waits), Some(buffer), context);
             }
-            Some(Receiving { buffer, request, waits, .. }) => {
-                self.submit(&request, waits, buffer, context);
+            Some(Receiving { buffer, request, .. }) => {
+                if let Some(buffer) = buffer {
+                    self.return_buffer(buffer, context.pool);
+                }
+                self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
             }
             None => {}
         }
+        true
     }
 
     fn submit(
@@ -502,7 +564,7 @@ impl Connection {
             in_flight.front = waits.wait_times();
             in_flight.since = waits.began(in_flight.since);
         }
-        *context.room = context.room.saturating_sub(1);
+        *context.room = context.room.checked_sub(1).expect("a bio is made only with a slot for it");
         context.inputs.push(Input::Bio(Bio {
             id: BioId { connection: self.id, volume, export, sequence },
             offset,
@@ -540,7 +602,19 @@ impl Receiving {
 }
 
 impl Transmission {
-    /// The waits of the held request, which is tried again.
+    /// Begins a wait for a bio slot, of the held request or of a whole payload, unless it waits already.
+    fn begin_wait(&mut self, now: Instant) {
+        match self.held_since {
+            HeldSince::Buffer(_) => {}
+            HeldSince::Frozen(_) => {
+                self.held_waits = self.end_hold(now);
+                self.held_since = HeldSince::Buffer(now);
+            }
+            HeldSince::Turn => self.held_since = HeldSince::Buffer(now),
+        }
+    }
+
+    /// The waits of the held request, or of a whole payload, which is tried again.
     pub(super) fn end_hold(&mut self, now: Instant) -> FrontWaits {
         let waits = std::mem::take(&mut self.held_waits);
         match std::mem::take(&mut self.held_since) {
@@ -709,6 +783,74 @@ mod tests {
         assert_eq!(rig.inputs.len(), 1, "the first request is complete");
         assert_eq!(rig.receive(70 * SECOND, 8), ReceiveOutcome::Some);
         assert_eq!(rig.connection.deadline(), Some(Instant(73 * SECOND)));
+    }
+
+    fn write_header(cookie: u64, len: u32) -> [u8; 28] {
+        let mut header = read_header(cookie);
+        header[7] = 1;
+        header[24..].copy_from_slice(&len.to_be_bytes());
+        header
+    }
+
+    /// A rig with a write, of which all but its last half has arrived.
+    fn rig_with_half_a_write(len: usize) -> Rig {
+        let mut rig = Rig::new();
+        rig.theirs.write_all(&write_header(1, len as u32)).unwrap();
+        rig.theirs.write_all(&vec![7; len / 2]).unwrap();
+        while rig.receive(SECOND, 8) == ReceiveOutcome::Some {}
+        assert!(rig.connection.awaits_payload());
+        rig
+    }
+
+    /// A payload becomes whole while all bio slots are taken: it keeps its buffer and waits for one, whether it was received in
+    /// its buffer or copied there.
+    #[test]
+    fn whole_payload_waits_for_a_bio_slot() {
+        for len in [4096, 64 << 10] {
+            let mut rig = rig_with_half_a_write(len);
+            let held = rig.connection.held();
+            rig.theirs.write_all(&vec![7; len - len / 2]).unwrap();
+            assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::NoBuffer);
+            assert_eq!((rig.inputs.len(), rig.connection.held()), (0, held));
+            assert_eq!(rig.connection.deadline(), None, "the client has done its part");
+            assert_eq!(rig.receive(60 * SECOND, 0), ReceiveOutcome::NoBuffer);
+            rig.theirs.write_all(&read_header(2)).unwrap();
+            assert_eq!(rig.receive(62 * SECOND, 1), ReceiveOutcome::NoBuffer, "for the read");
+            assert!(matches!(rig.inputs[..], [Input::Bio(bio)] if bio.op == Op::Write));
+            let result = (Ok(()), false, headworks_core::ReplyStage::Final);
+            let write = rig.connection.reply(Instant(62 * SECOND), 1, result, &mut rig.pool);
+            let buffer_wait = headworks_core::WaitTimes::of_front(0, 60 * SECOND);
+            assert_eq!(write.map(|write| write.front), Some(buffer_wait));
+            assert_eq!((rig.pool.taken(), rig.connection.held()), (0, 0));
+        }
+    }
+
+    /// The device of a whole payload ceases to answer while all bio slots are taken: the write fails, and its buffer is returned.
+    #[test]
+    fn whole_payload_of_a_stuck_device_fails_without_a_bio_slot() {
+        let mut rig = rig_with_half_a_write(4096);
+        rig.theirs.write_all(&[7; 2048]).unwrap();
+        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::NoBuffer);
+        rig.connection.set_refuses(true);
+        assert_eq!(rig.receive(3 * SECOND, 0), ReceiveOutcome::Some);
+        assert_eq!((rig.inputs.len(), rig.pool.taken(), rig.connection.held()), (0, 0, 0));
+        assert!(rig.connection.has_outgoing(), "an error");
+    }
+
+    /// A held request, too, waits for a slot that another one has taken meanwhile.
+    #[test]
+    fn held_request_waits_for_a_bio_slot() {
+        let mut rig = Rig::new();
+        let taken = [1 << 19, 1 << 18].map(|len| rig.pool.try_take(len).unwrap());
+        let mut read = read_header(1);
+        read[24..].copy_from_slice(&(256_u32 << 10).to_be_bytes());
+        rig.theirs.write_all(&read).unwrap();
+        assert_eq!(rig.receive(SECOND, 8), ReceiveOutcome::NoBuffer);
+        taken.into_iter().for_each(|buffer| rig.pool.put(buffer));
+        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::NoBuffer);
+        assert_eq!(rig.inputs.len(), 0);
+        rig.receive(3 * SECOND, 1);
+        assert_eq!(rig.inputs.len(), 1);
     }
 
     #[test]
