@@ -16,7 +16,7 @@ fn talk(stream: &[u8], plan: u8) -> Result<(), ClientError> {
     let (ours, mut theirs) = UnixStream::pair()?;
     theirs.write_all(stream)?;
     theirs.shutdown(Shutdown::Write)?;
-    let mut negotiation = OptionNegotiation::start(Socket::Unix(ours))?;
+    let mut negotiation = OptionNegotiation::start(Socket::from(ours))?;
     if plan & 1 > 0 {
         negotiation.ask_structured()?;
     }

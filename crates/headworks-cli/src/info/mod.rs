@@ -139,6 +139,7 @@ fn all(uri: &Uri) -> Result<Server, ClientError> {
 }
 
 fn ask(negotiation: &mut OptionNegotiation, name: &str) -> Result<Export, ClientError> {
+    negotiation.renew_limit();
     let export = negotiation.info(name)?;
     let contexts = negotiation.contexts(name)?;
     Ok(Export { contexts, ..export })

@@ -59,7 +59,7 @@ pub fn run_remote(args: RemoteArgs, begin: impl Fn(u64)) -> i32 {
     i32::from(schedules >= MET_AFTER && !missed.is_empty())
 }
 
-fn faults(met: &Met) -> [(&'static str, u64); 9] {
+fn faults(met: &Met) -> [(&'static str, u64); 10] {
     [
         ("restarts", met.restarts),
         ("cuts", met.cuts),
@@ -70,6 +70,7 @@ fn faults(met: &Met) -> [(&'static str, u64); 9] {
         ("refused changes", met.refused_changes),
         ("refused flushes", met.refused_flushes),
         ("refused kept writes", met.refused_repeats),
+        ("reads with a gap", met.gaps),
     ]
 }
 

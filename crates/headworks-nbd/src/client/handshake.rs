@@ -6,6 +6,10 @@
 //! ```
 //!
 //! A server without GO (older than 2017) is asked by EXPORT_NAME, which reports size and flags only.
+//!
+//! Rule: a server takes neither time nor memory. Connecting and all options together have one deadline ([`Socket`]). Each reply has at most
+//! `REPLY_BYTES_MAX`, each option a number of replies that its question allows, and what was not asked for ends the connection before it is
+//! kept: another context, a text over the protocol's limit.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -15,14 +19,21 @@ use crate::meta::BASE_ALLOCATION;
 use crate::tls::Session;
 use crate::wire::{
     GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC,
-    TransmissionFlags, be16, be32, be64, handshake_flags, info, option, option_reply,
+    STRING_BYTES_MAX, TransmissionFlags, be16, be32, be64, handshake_flags, info, option,
+    option_reply,
 };
 use crate::{BlockSizes, wire};
 
-/// Longest option reply that is accepted, in bytes.
-const REPLY_BYTES_MAX: u32 = 64 << 10;
-/// Longest list of exports that is accepted.
-const LIST_MAX: usize = 100_000;
+/// Longest option reply that is accepted, in bytes: two of the protocol's strings, and what comes before them.
+const REPLY_BYTES_MAX: u32 = 2 * STRING_BYTES_MAX as u32 + 64;
+/// Longest list of exports that is accepted, and its bytes.
+const LIST_MAX: (usize, usize) = (100_000, 64 << 20);
+/// Most metadata contexts of an export.
+const CONTEXTS_MAX: usize = 256;
+/// Most pieces of information about an export: the protocol has four kinds, and unknown ones are ignored.
+const INFO_MAX: u32 = 32;
+/// Characters of a server's message that are shown.
+const MESSAGE_MAX: usize = 256;
 
 /// A server's description of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,18 +77,24 @@ pub struct OptionNegotiation {
 }
 
 impl OptionNegotiation {
-    /// Connects to the server of `uri`, through TLS if it demands that.
-    pub fn open(uri: &Uri, timeout: Duration) -> Result<Self, ClientError> {
+    /// Connects to the server of `uri`, through TLS if it demands that. This and all options wait for at most `limit` together; then each
+    /// wait of the connection has that limit.
+    pub fn open(uri: &Uri, limit: Duration) -> Result<Self, ClientError> {
         // Errors of certificates are reported before a connection is opened.
         let session = match &uri.tls {
             Some(trust) => Some(trust.session(uri.host()).map_err(ClientError::Usage)?),
             None => None,
         };
-        let negotiation = Self::start(Socket::connect(&uri.target, timeout)?)?;
+        let negotiation = Self::start(Socket::connect(&uri.target, limit)?)?;
         match session {
             Some(session) => negotiation.start_tls(session),
             None => Ok(negotiation),
         }
+    }
+
+    /// Gives the options that follow the whole limit again.
+    pub fn renew_limit(&mut self) {
+        self.socket.renew_deadline();
     }
 
     fn start_tls(mut self, session: Session) -> Result<Self, ClientError> {
@@ -154,13 +171,20 @@ impl OptionNegotiation {
             data.extend(query.as_bytes());
         }
         self.ask(code, &data)?;
-        let mut contexts = Vec::new();
+        let most = if queries.is_empty() { CONTEXTS_MAX } else { queries.len() };
+        let mut contexts: Vec<(u32, String)> = Vec::new();
         loop {
             let (kind, data) = self.answer(code)?;
             match kind {
                 option_reply::ACK => return Ok(contexts),
-                option_reply::META_CONTEXT if data.len() >= 4 && contexts.len() < LIST_MAX => {
-                    let name = String::from_utf8_lossy(&data[4..]).into_owned();
+                option_reply::META_CONTEXT if data.len() >= 4 => {
+                    if contexts.len() == most {
+                        return Err(protocol(format!("it sends more than {most} contexts")));
+                    }
+                    let name = text(&data[4..])?;
+                    if !queries.is_empty() && !queries.contains(&name.as_str()) {
+                        return Err(protocol("it sends a context that was not requested"));
+                    }
                     contexts.push((be32(&data, 0), name));
                 }
                 // An unknown export is reported when it is opened.
@@ -173,12 +197,16 @@ impl OptionNegotiation {
     /// Lists the exports of the server.
     pub fn list(&mut self) -> Result<Vec<Listed>, ClientError> {
         self.ask(option::LIST, &[])?;
-        let mut exports = Vec::new();
+        let (mut exports, mut bytes) = (Vec::new(), 0);
         loop {
             let (kind, data) = self.answer(option::LIST)?;
+            bytes += data.len();
             match kind {
                 option_reply::ACK => return Ok(exports),
-                option_reply::SERVER if exports.len() < LIST_MAX => exports.push(listed(&data)?),
+                option_reply::SERVER if exports.len() == LIST_MAX.0 || bytes > LIST_MAX.1 => {
+                    return Err(protocol("its list of exports does not end"));
+                }
+                option_reply::SERVER => exports.push(listed(&data)?),
                 _ => return Err(refused(kind, &data)),
             }
         }
@@ -193,6 +221,7 @@ impl OptionNegotiation {
     pub fn go(mut self, name: &str) -> Result<(Socket, Export), ClientError> {
         match self.ask_info(option::GO, name)? {
             Ok(export) => {
+                self.socket.end_negotiation()?;
                 let allocation = self.allocation;
                 Ok((self.socket, Export { allocation, ..export }))
             }
@@ -221,6 +250,7 @@ impl OptionNegotiation {
         if !self.no_zeroes {
             self.socket.read_exact(&mut [0; wire::EXPORT_NAME_PADDING_BYTES])?;
         }
+        self.socket.end_negotiation()?;
         let export = Export {
             name: name.into(),
             size: be64(&head, 0),
@@ -247,10 +277,14 @@ impl OptionNegotiation {
         self.ask(code, &data)?;
         let (structured, tls) = (self.structured, self.socket.tls());
         let mut export = Export { name: name.into(), structured, tls, ..Export::default() };
-        let mut sized = false;
+        let (mut sized, mut replies) = (false, 0);
         loop {
             let (kind, data) = self.answer(code)?;
+            replies += 1;
             match kind {
+                option_reply::INFO if replies > INFO_MAX => {
+                    return Err(protocol("its information about the export does not end"));
+                }
                 option_reply::INFO => sized |= learn(&mut export, &data)?,
                 option_reply::ACK if sized => return Ok(Ok(export)),
                 option_reply::ACK => {
@@ -292,7 +326,6 @@ fn learn(export: &mut Export, data: &[u8]) -> Result<bool, ClientError> {
     let Some((kind, rest)) = data.split_first_chunk::<2>() else {
         return Err(protocol("it sends information without a kind"));
     };
-    let text = || String::from_utf8_lossy(rest).into_owned();
     match (u16::from_be_bytes(*kind), rest.len()) {
         (info::EXPORT, 10) => {
             export.size = be64(rest, 0);
@@ -306,8 +339,8 @@ fn learn(export: &mut Export, data: &[u8]) -> Result<bool, ClientError> {
                 max: be32(rest, 8),
             });
         }
-        (info::NAME, _) => export.name = text(),
-        (info::DESCRIPTION, _) => export.description = text(),
+        (info::NAME, _) => export.name = text(rest)?,
+        (info::DESCRIPTION, _) => export.description = text(rest)?,
         (info::EXPORT | info::BLOCK_SIZE, len) => {
             return Err(protocol(format!("it sends information of {len} bytes")));
         }
@@ -323,10 +356,15 @@ fn listed(data: &[u8]) -> Result<Listed, ClientError> {
         .and_then(|(len, rest)| rest.split_at_checked(u32::from_be_bytes(*len) as usize));
     let (name, description) =
         named.ok_or_else(|| protocol("it lists a name longer than its reply"))?;
-    Ok(Listed {
-        name: String::from_utf8_lossy(name).into_owned(),
-        description: String::from_utf8_lossy(description).into_owned(),
-    })
+    Ok(Listed { name: text(name)?, description: text(description)? })
+}
+
+/// Decodes a string of the protocol.
+fn text(bytes: &[u8]) -> Result<String, ClientError> {
+    if bytes.len() > STRING_BYTES_MAX {
+        return Err(protocol(format!("it sends a text of {} bytes", bytes.len())));
+    }
+    Ok(String::from_utf8_lossy(bytes).into_owned())
 }
 
 fn unexpected(kind: u32) -> ClientError {
@@ -336,7 +374,8 @@ fn unexpected(kind: u32) -> ClientError {
 /// Formats an error reply, with the server's message if it has one.
 fn refused(kind: u32, data: &[u8]) -> ClientError {
     // Control characters stay out of logs and terminals.
-    let said = String::from_utf8_lossy(data).replace(char::is_control, " ");
+    let said: String = String::from_utf8_lossy(data).chars().take(MESSAGE_MAX).collect();
+    let said = said.replace(char::is_control, " ");
     let meaning = match kind {
         option_reply::ERR_UNSUP => "it does not know the option",
         option_reply::ERR_POLICY => "its policy forbids the option",

@@ -13,6 +13,7 @@ use crate::wire::{Command, CommandFlags, NbdError, RequestHeader, SIMPLE_REPLY_B
 
 pub mod bench;
 mod contents;
+pub(crate) mod coverage;
 mod crowd;
 mod handshake;
 mod histogram;
@@ -33,6 +34,7 @@ pub use uri::{Target, Uri};
 
 pub use status::Map;
 
+use coverage::Coverage;
 use replies::{Next, Reply};
 
 /// An error of the client.
@@ -229,12 +231,13 @@ impl Client {
         let header = self.header(command, flags, range);
         self.socket.write_all(&header.encode())?;
         self.socket.write_all(data)?;
-        let (mut outcome, mut got) = (Ok(()), 0);
+        let (mut outcome, mut covered) = (Ok(()), Coverage::default());
         loop {
             let reply = self.next_reply()?;
             if reply.cookie() != self.cookie {
                 return Err(protocol("a reply that matches no request"));
             }
+            covered.count(range.1).map_err(protocol)?;
             match reply {
                 Reply::Simple { error: Some(error), .. } => {
                     return Err(ClientError::Request(error));
@@ -244,19 +247,20 @@ impl Client {
                     return Ok(());
                 }
                 Reply::Data { offset, len, .. } => {
-                    self.socket.read_exact(piece(buffer, range.0, offset, len)?)?;
-                    got += u64::from(len);
+                    let piece = piece(buffer, range.0, offset, len)?;
+                    covered.add((offset - range.0) as u32, len).map_err(protocol)?;
+                    self.socket.read_exact(piece)?;
                 }
                 Reply::Hole { offset, len, .. } => {
                     piece(buffer, range.0, offset, len)?.fill(0);
-                    got += u64::from(len);
+                    covered.add((offset - range.0) as u32, len).map_err(protocol)?;
                 }
                 Reply::Failed { error, .. } => outcome = Err(ClientError::Request(error)),
                 Reply::Nothing { .. } => {}
                 Reply::Status { .. } => return Err(protocol("an unrequested block status")),
             }
             if reply.is_last() {
-                if outcome.is_ok() && got != buffer.len() as u64 {
+                if outcome.is_ok() && !covered.is_whole(buffer.len() as u32) {
                     return Err(protocol("a read was answered only in part"));
                 }
                 return outcome;

@@ -18,6 +18,7 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
+use super::coverage::Coverage;
 use super::replies::{self, Next, Reply};
 use super::{ClientError, Export, Socket, protocol};
 use crate::wire::{Command, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader};
@@ -37,14 +38,14 @@ pub enum Waiting {
     Poll,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Slot {
     cookie: u64,
     command: Command,
     offset: u64,
     len: u32,
-    /// Received bytes of a read.
-    got: u32,
+    /// Received parts of a read.
+    covered: Coverage,
     error: Option<NbdError>,
 }
 
@@ -106,7 +107,7 @@ impl Pipeline {
             command: Command::Disconnect,
             offset: 0,
             len: 0,
-            got: 0,
+            covered: Coverage::default(),
             error: None,
         };
         Self {
@@ -173,7 +174,9 @@ impl Pipeline {
         let slot = &mut self.slots[index];
         // The use count starts so that the first cookie has 0.
         let cookie = (slot.cookie | SLOT_MASK).wrapping_add(1) | index as u64;
-        *slot = Slot { cookie, command, offset, len, got: 0, error: None };
+        (slot.cookie, slot.command, slot.offset, slot.len) = (cookie, command, offset, len);
+        slot.covered.clear();
+        slot.error = None;
         let header = RequestHeader { flags: flags.0, command: command as u16, cookie, offset, len };
         self.push_header(&header.encode());
         if command == Command::Write {
@@ -360,6 +363,7 @@ impl Pipeline {
             return Err(protocol("a reply that matches no request"));
         }
         let is_read = slot.command == Command::Read;
+        slot.covered.count(slot.len).map_err(protocol)?;
         match reply {
             Reply::Simple { .. } if is_read && self.structured => {
                 return Err(protocol(
@@ -367,7 +371,7 @@ impl Pipeline {
                 ));
             }
             Reply::Simple { error: None, .. } if is_read => {
-                slot.got = slot.len;
+                slot.covered.add(0, slot.len).map_err(protocol)?;
                 self.payload =
                     Some(Payload { slot: index, at: 0, left: slot.len as usize, last: true });
                 return Ok(());
@@ -380,10 +384,10 @@ impl Pipeline {
                 let at = offset.wrapping_sub(slot.offset);
                 let inside =
                     at <= u64::from(slot.len) && u64::from(len) <= u64::from(slot.len) - at;
-                if !is_read || !inside || len > slot.len - slot.got {
+                if !is_read || !inside {
                     return Err(protocol("a chunk outside the requested range"));
                 }
-                slot.got += len;
+                slot.covered.add(at as u32, len).map_err(protocol)?;
                 let (at, left) = (at as usize, len as usize);
                 if let Reply::Data { last, .. } = reply {
                     let slot = index;
@@ -402,7 +406,7 @@ impl Pipeline {
     #[inline]
     fn finish(&mut self, index: usize, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
         let slot = &mut self.slots[index];
-        let complete = slot.got == slot.len || slot.command != Command::Read;
+        let complete = slot.covered.is_whole(slot.len) || slot.command != Command::Read;
         if !complete && slot.error.is_none() {
             return Err(protocol("a read was answered only in part"));
         }

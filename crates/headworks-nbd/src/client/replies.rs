@@ -118,6 +118,9 @@ fn parse_chunk(bytes: &[u8]) -> Result<Next, ClientError> {
         return Ok(Next::Needs(whole));
     }
     let body = &bytes[CHUNK_HEADER_BYTES..whole];
+    if kind == chunk::OFFSET_HOLE && be32(body, 8) == 0 {
+        return Err(protocol("a hole of 0 bytes"));
+    }
     let reply = match kind {
         chunk::NONE => Reply::Nothing { cookie },
         chunk::OFFSET_DATA => Reply::Data { cookie, offset: be64(body, 0), len: len - 8, last },
@@ -182,7 +185,7 @@ mod tests {
             parse(&bytes)
         };
         assert!(chunk(0, 0, 0).is_err() && chunk(0, 1, 1).is_err());
-        assert!(chunk(1, 1, 8).is_err() && chunk(2, 1, 13).is_err());
+        assert!(chunk(1, 1, 8).is_err() && chunk(2, 1, 13).is_err() && chunk(2, 1, 12).is_err());
         assert!(
             chunk(5, 1, 8).is_err() && chunk(5, 1, 16).is_err() && chunk(5, 1, 2 << 20).is_err()
         );

@@ -2,14 +2,17 @@
 //!
 //! The socket stays in blocking mode; calls that must not block pass `MSG_DONTWAIT`. So waiting for replies costs one system call
 //! per batch, not two.
+//!
+//! Rule: from the call to connect until the end of negotiation every wait ends at one deadline, below TLS too: a server that sends a byte now
+//! and then gains no time by it. Afterwards each wait has a limit of its own.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::linux::net::SocketAddrExt;
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
-use std::time::Duration;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::tls::Encrypted;
 use super::{ClientError, Target};
@@ -21,56 +24,108 @@ pub(super) const SPANS_MAX: usize = 1024;
 
 /// A connection to a server.
 #[derive(Debug)]
-pub enum Socket {
-    /// A unix stream socket.
+pub struct Socket {
+    stream: Stream,
+    limits: Limits,
+}
+
+/// What carries the bytes.
+#[derive(Debug)]
+enum Stream {
     Unix(UnixStream),
-    /// A TCP socket with TCP_NODELAY.
+    /// With TCP_NODELAY.
     Tcp(TcpStream),
     /// Either of the two through TLS.
     Tls(Box<Encrypted>),
 }
 
+/// How long calls wait.
+#[derive(Clone, Copy, Debug, Default)]
+struct Limits {
+    /// Limit of a wait after negotiation, and of negotiation as a whole; none for a socket that was given.
+    each: Option<Duration>,
+    /// End of negotiation.
+    deadline: Option<Instant>,
+}
+
+impl From<UnixStream> for Socket {
+    /// A socket whose waits have the limits that it was given.
+    fn from(stream: UnixStream) -> Self {
+        Self { stream: Stream::Unix(stream), limits: Limits::default() }
+    }
+}
+
 impl Socket {
-    /// Connects; reads and writes fail after `timeout`.
-    pub fn connect(target: &Target, timeout: Duration) -> Result<Self, ClientError> {
-        let socket = match target {
-            Target::Unix(path) => match path.as_os_str().as_bytes() {
-                [0, name @ ..] => SocketAddr::from_abstract_name(name)
-                    .and_then(|address| UnixStream::connect_addr(&address)),
-                _ => UnixStream::connect(path),
-            }
-            .map(Socket::Unix),
-            Target::Tcp(host, port) => connect_tcp(host, *port, timeout).map(Socket::Tcp),
+    /// Connects; this and everything up to the end of negotiation waits for at most `limit` in all.
+    pub fn connect(target: &Target, limit: Duration) -> Result<Self, ClientError> {
+        let deadline = Instant::now() + limit;
+        let stream = match target {
+            Target::Unix(path) => connect_unix(path, deadline).map(Stream::Unix),
+            Target::Tcp(host, port) => connect_tcp(host, *port, deadline).map(Stream::Tcp),
         };
-        let limit = Some(timeout);
-        socket
-            .and_then(|socket| {
-                match &socket {
-                    Socket::Unix(stream) => {
-                        stream.set_read_timeout(limit)?;
-                        stream.set_write_timeout(limit)?;
-                    }
-                    Socket::Tcp(stream) => {
-                        stream.set_read_timeout(limit)?;
-                        stream.set_write_timeout(limit)?;
-                        stream.set_nodelay(true)?;
-                    }
-                    Socket::Tls(_) => unreachable!("a socket is plain at first"),
-                }
-                Ok(socket)
-            })
-            .map_err(|error| ClientError::Connect(target.to_string(), error))
+        let limits = Limits { each: Some(limit), deadline: Some(deadline) };
+        let late = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+        };
+        match stream {
+            Ok(stream) => Ok(Self { stream, limits }),
+            Err(error) if late(&error) => Err(ClientError::TimedOut),
+            Err(error) => Err(ClientError::Connect(target.to_string(), error)),
+        }
+    }
+
+    /// Gives negotiation the whole limit again.
+    pub(super) fn renew_deadline(&mut self) {
+        self.set_deadline(self.limits.each.map(|each| Instant::now() + each));
+    }
+
+    /// From now on each wait has the limit by itself.
+    pub(super) fn end_negotiation(&mut self) -> io::Result<()> {
+        self.set_deadline(None);
+        match self.limits.each {
+            Some(each) => self.set_timeouts(each),
+            None => Ok(()),
+        }
+    }
+
+    fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.limits.deadline = deadline;
+        if let Stream::Tls(stream) = &mut self.stream {
+            stream.socket_mut().set_deadline(deadline);
+        }
+    }
+
+    /// Before a call that may wait: it ends at the deadline.
+    fn limit_wait(&self) -> io::Result<()> {
+        let Some(deadline) = self.limits.deadline else { return Ok(()) };
+        self.set_timeouts(left_until(deadline)?)
+    }
+
+    fn set_timeouts(&self, limit: Duration) -> io::Result<()> {
+        let some = Some(limit);
+        match &self.stream {
+            Stream::Unix(stream) => {
+                stream.set_read_timeout(some)?;
+                stream.set_write_timeout(some)
+            }
+            Stream::Tcp(stream) => {
+                stream.set_read_timeout(some)?;
+                stream.set_write_timeout(some)
+            }
+            Stream::Tls(stream) => stream.socket().set_timeouts(limit),
+        }
     }
 
     /// Starts TLS; the server has accepted STARTTLS.
     pub(super) fn encrypt(self, session: Session) -> Result<Self, ClientError> {
-        Ok(Socket::Tls(Box::new(Encrypted::start(self, session)?)))
+        let limits = self.limits;
+        Ok(Self { stream: Stream::Tls(Box::new(Encrypted::start(self, session)?)), limits })
     }
 
     /// Returns version and cipher of TLS; none in the clear.
     pub(super) fn tls(&self) -> Option<String> {
-        match self {
-            Socket::Tls(stream) => stream.terms(),
+        match &self.stream {
+            Stream::Tls(stream) => stream.terms(),
             _ => None,
         }
     }
@@ -80,9 +135,9 @@ impl Socket {
     /// # Safety
     /// The memory of the spans is valid for reads during the call.
     pub(crate) unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
-        let sent = match self {
+        let sent = match &mut self.stream {
             // SAFETY: the caller's contract.
-            Socket::Tls(stream) => unsafe { stream.send(spans) },
+            Stream::Tls(stream) => unsafe { stream.send(spans) },
             // SAFETY: the caller promised it; spans have iovec's layout.
             _ => unsafe { self.send_iovecs(spans.as_ptr().cast(), spans.len()) },
         };
@@ -94,8 +149,8 @@ impl Socket {
 
     /// Sends ciphertext left by an earlier `send`; returns true when none is left.
     pub(crate) fn flush_some(&mut self) -> io::Result<bool> {
-        match self {
-            Socket::Tls(stream) => stream.flush_some(),
+        match &mut self.stream {
+            Stream::Tls(stream) => stream.flush_some(),
             _ => Ok(true),
         }
     }
@@ -128,8 +183,11 @@ impl Socket {
         second: &mut [u8],
         wait: bool,
     ) -> io::Result<Option<usize>> {
-        if let Socket::Tls(stream) = self {
+        if let Stream::Tls(stream) = &mut self.stream {
             return stream.receive(first, second, wait);
+        }
+        if wait {
+            self.limit_wait()?;
         }
         let mut slices = [IoSliceMut::new(first), IoSliceMut::new(second)];
         // SAFETY: a msghdr of zeros is one without address and control data.
@@ -156,7 +214,7 @@ impl Socket {
     /// # Safety
     /// The memory of the spans is valid for writes during the call.
     pub(crate) unsafe fn receive_into(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
-        if let Socket::Tls(stream) = self {
+        if let Stream::Tls(stream) = &mut self.stream {
             // SAFETY: the caller's promise.
             return unsafe { stream.receive_into(spans) };
         }
@@ -208,17 +266,17 @@ impl Socket {
         Ok(())
     }
 
-    fn is_tcp(&self) -> bool {
-        match self {
-            Socket::Unix(_) => false,
-            Socket::Tcp(_) => true,
-            Socket::Tls(stream) => stream.is_tcp(),
+    pub(super) fn is_tcp(&self) -> bool {
+        match &self.stream {
+            Stream::Unix(_) => false,
+            Stream::Tcp(_) => true,
+            Stream::Tls(stream) => stream.socket().is_tcp(),
         }
     }
 
     /// Returns true when received bytes wait in this process: then the socket does not become readable for them.
     pub(crate) fn has_plain(&self) -> bool {
-        matches!(self, Socket::Tls(stream) if stream.has_plain())
+        matches!(&self.stream, Stream::Tls(stream) if stream.has_plain())
     }
 
     /// Waits until the socket is readable, or writable; returns false after `timeout`.
@@ -238,52 +296,97 @@ impl Socket {
     }
 }
 
-/// Connects to the first address of a host that answers, each within `timeout`.
-fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+/// The time until a deadline; an error when it has passed.
+fn left_until(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Connects to the first address of a host that answers. The resolver of the C library has its own limits.
+fn connect_tcp(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
     let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, timeout) {
-            Ok(stream) => return Ok(stream),
+        match TcpStream::connect_timeout(&address, left_until(deadline)?) {
+            Ok(stream) => return stream.set_nodelay(true).map(|()| stream),
             Err(error) => failed = error,
         }
     }
     Err(failed)
 }
 
+/// Connects to a unix socket; where nobody accepts and the backlog is full, the call waits until the deadline.
+fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let path = path.as_os_str().as_bytes();
+    // SAFETY: an address of zeros is one without a name.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    if path.is_empty() || path.len() >= address.sun_path.len() {
+        let message = format!("the path has {} bytes instead of 1 to 107", path.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    address.sun_family = libc::AF_UNIX as _;
+    for (to, from) in address.sun_path.iter_mut().zip(path) {
+        *to = *from as libc::c_char;
+    }
+    // The name of an abstract address ends with its length, a path with a zero.
+    let name = path.len() + usize::from(path[0] != 0);
+    let len = (std::mem::offset_of!(libc::sockaddr_un, sun_path) + name) as libc::socklen_t;
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened, with no other owner.
+    let stream = unsafe { UnixStream::from_raw_fd(fd) };
+    loop {
+        stream.set_write_timeout(Some(left_until(deadline)?))?;
+        // SAFETY: an address that lives during the call, with its length.
+        if unsafe { libc::connect(fd, (&raw const address).cast(), len) } == 0 {
+            return Ok(stream);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
 impl AsRawFd for Socket {
     fn as_raw_fd(&self) -> RawFd {
-        match self {
-            Socket::Unix(stream) => stream.as_raw_fd(),
-            Socket::Tcp(stream) => stream.as_raw_fd(),
-            Socket::Tls(stream) => stream.as_raw_fd(),
+        match &self.stream {
+            Stream::Unix(stream) => stream.as_raw_fd(),
+            Stream::Tcp(stream) => stream.as_raw_fd(),
+            Stream::Tls(stream) => stream.as_raw_fd(),
         }
     }
 }
 
 impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Unix(stream) => stream.read(buffer),
-            Socket::Tcp(stream) => stream.read(buffer),
-            Socket::Tls(stream) => stream.read(buffer),
+        self.limit_wait()?;
+        match &mut self.stream {
+            Stream::Unix(stream) => stream.read(buffer),
+            Stream::Tcp(stream) => stream.read(buffer),
+            Stream::Tls(stream) => stream.read(buffer),
         }
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Unix(stream) => stream.write(bytes),
-            Socket::Tcp(stream) => stream.write(bytes),
-            Socket::Tls(stream) => stream.write(bytes),
+        self.limit_wait()?;
+        match &mut self.stream {
+            Stream::Unix(stream) => stream.write(bytes),
+            Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Tls(stream) => stream.write(bytes),
         }
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Socket::Unix(stream) => stream.write_vectored(pieces),
-            Socket::Tcp(stream) => stream.write_vectored(pieces),
-            Socket::Tls(stream) => stream.write_vectored(pieces),
+        self.limit_wait()?;
+        match &mut self.stream {
+            Stream::Unix(stream) => stream.write_vectored(pieces),
+            Stream::Tcp(stream) => stream.write_vectored(pieces),
+            Stream::Tls(stream) => stream.write_vectored(pieces),
         }
     }
 

@@ -119,9 +119,14 @@ impl Encrypted {
         Ok(Some(count))
     }
 
-    /// Returns true over TCP.
-    pub fn is_tcp(&self) -> bool {
-        matches!(self.socket, Socket::Tcp(_))
+    /// Returns the socket that carries the records.
+    pub fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Returns the socket that carries the records.
+    pub fn socket_mut(&mut self) -> &mut Socket {
+        &mut self.socket
     }
 
     fn take(&mut self, target: &mut [u8]) -> usize {

@@ -288,6 +288,7 @@ impl Connection {
         let index = found.ok_or("it sent a reply that matches no request")?;
         let slot = slots.slot_mut(index);
         let (op, len) = (slot.command.op, slot.command.len);
+        slot.covered.count(len)?;
         match reply {
             Reply::Simple { error: Some(error), .. } | Reply::Failed { error, .. } => {
                 if error == NbdError::ShutDown {
@@ -296,6 +297,8 @@ impl Connection {
                 slot.error.get_or_insert(error);
             }
             Reply::Simple { error: None, .. } if op == Op::Read => {
+                // A simple reply has no offset, and all the data.
+                slot.covered.add(0, len)?;
                 self.payload =
                     Some(Payload { slot: index, at: 0, left: len as usize, is_last: true });
                 return Ok(());
@@ -308,23 +311,21 @@ impl Connection {
                 let at = place_in(slot.command.offset, (op, len), (offset, count))?;
                 self.payload =
                     Some(Payload { slot: index, at, left: count as usize, is_last: last });
-                settle_scattered(slot, at);
-                slot.got = slot.got.saturating_add(count);
+                slot.covered.add(at as u32, count)?;
                 return Ok(());
             }
             Reply::Hole { offset, len: count, last, .. } => {
                 let at = place_in(slot.command.offset, (op, len), (offset, count))?;
                 let hole_ok = slot.command.flags.contains(BioFlags::HOLE_OK);
-                if count == len && last && slot.got == 0 && hole_ok {
+                slot.covered.add(at as u32, count)?;
+                if count == len && last && hole_ok {
                     slot.is_hole = true;
                 } else {
-                    settle_scattered(slot, at);
                     slot.zero(at, count as usize);
                 }
-                slot.got = slot.got.saturating_add(count);
             }
             Reply::Status { context, len: bytes, last, .. } => {
-                if op != Op::BlockStatus || Some(context) != self.allocation || slot.got > 0 {
+                if op != Op::BlockStatus || Some(context) != self.allocation || slot.is_told {
                     return Err("it sent a block status that was not requested".to_owned());
                 }
                 self.extents.clear();
@@ -363,12 +364,8 @@ impl Connection {
         }
         let Payload { slot: index, is_last, .. } = *payload;
         self.payload = None;
-        let slot = slots.slot_mut(index);
-        if slot.command.op == Op::BlockStatus {
+        if slots.slot(index).command.op == Op::BlockStatus {
             self.tell(slots, index)?;
-        } else if slot.got == 0 {
-            // A simple reply has no offset, and all the data.
-            slot.got = slot.command.len;
         }
         if is_last { self.end(slots, index, ended) } else { Ok(()) }
     }
@@ -390,19 +387,19 @@ impl Connection {
         if writer.finish() == 0 {
             return Err("it sent an empty block status".to_owned());
         }
-        slot.got = 1;
+        slot.is_told = true;
         Ok(())
     }
 
     /// Ends a command, whose reply is complete.
     fn end(&mut self, slots: &Slots, index: u32, ended: &mut Vec<u32>) -> Result<(), String> {
         let slot = slots.slot(index);
-        let wanted = match slot.command.op {
-            Op::Read => slot.command.len,
-            Op::BlockStatus => 1,
-            _ => 0,
+        let is_whole = match slot.command.op {
+            Op::Read => slot.covered.is_whole(slot.command.len),
+            Op::BlockStatus => slot.is_told,
+            _ => true,
         };
-        if slot.error.is_none() && slot.got != wanted {
+        if slot.error.is_none() && !is_whole {
             return Err("it answered a request only in part".to_owned());
         }
         self.in_flight -= 1;
@@ -434,14 +431,4 @@ fn place_in(start: u64, (op, len): (Op, u32), chunk: (u64, u32)) -> Result<usize
     at.filter(|&at| at <= len && u64::from(chunk.1) <= len - at)
         .map(|at| at as usize)
         .ok_or_else(|| "it sent a chunk outside the requested range".to_owned())
-}
-
-/// Before a chunk at `at`: if chunks come in another order than that of their offsets, what is not received yet is zeroed, so that
-/// chunks which overlap instead of covering the range show no older bytes of the memory.
-fn settle_scattered(slot: &mut super::slots::Slot, at: usize) {
-    let got = slot.got.min(slot.command.len) as usize;
-    if at != got && !slot.is_scattered {
-        slot.is_scattered = true;
-        slot.zero(got, slot.command.len as usize - got);
-    }
 }

@@ -1,10 +1,11 @@
 //! Opening connections, on a thread of its own: names are resolved and certificates checked by code that waits.
 //!
 //! ```text
-//!   device --start--> thread: connect, TLS, options, GO (each within 10 s) --result, eventfd--> device
+//!   device --start--> thread: connect, TLS, options, GO (all within one limit) --result, eventfd--> device
 //! ```
 //!
-//! Invariant: one attempt at a time. The thread ends when the device does, at the latest after the attempt that it makes.
+//! Invariants: one attempt at a time, which ends, with its descriptors, at [`RemoteOptions::connect_ns`], whatever the server sends (names are
+//! resolved by the C library, within its own limits). The thread ends when the device does, at the latest after the attempt that it makes.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -12,14 +13,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use super::RemoteOptions;
 use crate::TransmissionFlags;
 use crate::client::{ClientError, Export, OptionNegotiation, Socket, Uri};
 
-/// Limit of each wait while a connection is opened; the first opening of a device has twice as much in all.
-pub(super) const OPEN_LIMIT: Duration = Duration::from_secs(10);
-
-/// The least limit of each wait for a further connection.
+/// The least limit of a further connection, if the attempt has as much left.
 const FURTHER_LIMIT: Duration = Duration::from_millis(500);
+/// Time in which the result of an attempt arrives after its limit.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// A connection in the transmission phase, and what the server says of the export.
 pub type Opened = (Socket, Export);
@@ -43,6 +44,7 @@ pub struct Dialer {
     orders: SyncSender<()>,
     results: Receiver<Attempt>,
     bell: Arc<OwnedFd>,
+    limit: Duration,
 }
 
 impl Dialer {
@@ -50,7 +52,9 @@ impl Dialer {
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
-    pub fn new(uri: Uri, connections: usize) -> io::Result<Self> {
+    pub fn new(uri: Uri, options: &RemoteOptions) -> io::Result<Self> {
+        let limit = Duration::from_nanos(options.connect_ns);
+        let connections = options.connections.clamp(1, RemoteOptions::CONNECTIONS_MAX).into();
         // SAFETY: no pointers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
@@ -63,7 +67,7 @@ impl Dialer {
         let ring = Arc::clone(&bell);
         std::thread::Builder::new().name("headworks-dial".into()).spawn(move || {
             while inbox.recv().is_ok() {
-                let attempt = open(&uri, connections);
+                let attempt = open(&uri, connections, limit);
                 // The device may have ended.
                 if sender.send(attempt).is_err() {
                     break;
@@ -73,7 +77,7 @@ impl Dialer {
                 unsafe { libc::write(ring.as_raw_fd(), one.as_ptr().cast(), one.len()) };
             }
         })?;
-        Ok(Self { orders, results, bell })
+        Ok(Self { orders, results, bell, limit })
     }
 
     /// Makes an attempt and waits for it.
@@ -82,8 +86,7 @@ impl Dialer {
     /// As the attempt; or it took longer than the limit.
     pub fn open(&mut self) -> Attempt {
         self.start();
-        // The further connections have their own limits.
-        let attempt = match self.results.recv_timeout(OPEN_LIMIT * 2) {
+        let attempt = match self.results.recv_timeout(self.limit + GRACE) {
             Ok(attempt) => attempt,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 Err(ClientError::TimedOut)
@@ -117,15 +120,16 @@ impl Dial for Dialer {
 }
 
 /// Opens as many connections as the server permits for one client, and are wanted.
-fn open(uri: &Uri, connections: usize) -> Attempt {
+fn open(uri: &Uri, connections: usize, limit: Duration) -> Attempt {
     let began = Instant::now();
-    let first = open_one(uri, OPEN_LIMIT)?;
+    let first = open_one(uri, limit)?;
     // A server that permits fewer clients than it says may let the next one wait.
-    let limit = (began.elapsed() * 4).clamp(FURTHER_LIMIT, OPEN_LIMIT);
+    let further = (began.elapsed() * 4).max(FURTHER_LIMIT);
     let shares = first.1.flags.contains(TransmissionFlags::CAN_MULTI_CONN);
     let mut opened = vec![first];
     while shares && opened.len() < connections {
-        match open_one(uri, limit) {
+        let left = limit.saturating_sub(began.elapsed());
+        match open_one(uri, further.min(left)) {
             Ok(another) => opened.push(another),
             Err(error) => {
                 tracing::debug!("{uri}: connection {} is refused: {error}", opened.len() + 1);

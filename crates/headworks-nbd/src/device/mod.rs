@@ -23,6 +23,8 @@
 mod connection;
 mod defect;
 mod dial;
+#[cfg(test)]
+mod hostile_tests;
 mod kept;
 mod newest;
 mod options;
@@ -125,7 +127,7 @@ pub struct NbdDevice<D = Dialer> {
 }
 
 impl NbdDevice {
-    /// Connects to the server of `uri`, within 10 s. The attempts of the device are spread by `seed`.
+    /// Connects to the server of `uri`, within [`RemoteOptions::connect_ns`]. The attempts of the device are spread by `seed`.
     ///
     /// # Errors
     /// The server cannot be reached, refuses, or breaks the protocol.
@@ -134,8 +136,7 @@ impl NbdDevice {
         options: RemoteOptions,
         seed: u64,
     ) -> Result<(Self, Export), ClientError> {
-        let connections = options.connections.clamp(1, RemoteOptions::CONNECTIONS_MAX);
-        let mut dial = Dialer::new(uri.clone(), connections.into()).map_err(ClientError::Io)?;
+        let mut dial = Dialer::new(uri.clone(), &options).map_err(ClientError::Io)?;
         let opened = dial.open()?;
         let export = opened[0].1.clone();
         Ok((Self::new(&uri.to_string(), options, seed, (dial, opened)), export))
@@ -151,8 +152,7 @@ impl NbdDevice {
         seed: u64,
         export: Export,
     ) -> Result<Self, ClientError> {
-        let connections = options.connections.clamp(1, RemoteOptions::CONNECTIONS_MAX);
-        let dial = Dialer::new(uri.clone(), connections.into()).map_err(ClientError::Io)?;
+        let dial = Dialer::new(uri.clone(), &options).map_err(ClientError::Io)?;
         let mut device = Self::new(&uri.to_string(), options, seed, (dial, Vec::new()));
         (device.flags, device.export) = (export.flags, export);
         device.was_flushed = true;
@@ -331,14 +331,15 @@ impl<D: Dial> NbdDevice<D> {
 
     /// Makes the request of a command for a connection.
     fn assign(&mut self, slot: u32, index: usize) {
-        let got = self.slots.slot(slot).got;
+        let kept = self.defects.partial_read_kept();
+        let covered = kept.then(|| self.slots.slot(slot).covered.clone());
         let mut flags = self.flags;
         if self.defects.fua_dropped() {
             flags.0 &= !TransmissionFlags::SEND_FUA.0;
         }
         self.slots.assign(slot, index as u8, flags);
-        if self.defects.partial_read_kept() {
-            self.slots.slot_mut(slot).got = got;
+        if let Some(covered) = covered {
+            self.slots.slot_mut(slot).covered = covered;
         }
     }
 

@@ -19,6 +19,8 @@ pub struct RemoteOptions {
     /// Memory for copies of acknowledged writes that no flush covers, in bytes: a remote that restarts gets them again. 0: what it lost is
     /// told.
     pub keep: u32,
+    /// Time for an attempt to connect: all connections with TLS and options; nanoseconds.
+    pub connect_ns: u64,
     /// Time without a byte from a connection with requests, after which it is lost; nanoseconds.
     pub timeout_ns: u64,
 }
@@ -37,6 +39,7 @@ impl Default for RemoteOptions {
             fail_writes: false,
             stable: false,
             keep: 32 << 20,
+            connect_ns: 10 * second,
             timeout_ns: 30 * second,
         }
     }

@@ -11,6 +11,7 @@ use headworks::driver::Span;
 use headworks::{Command, CommandBatch};
 use headworks_core::Op;
 
+use crate::client::coverage::Coverage;
 use crate::wire::{self, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader, TransmissionFlags};
 use headworks_core::BioFlags;
 
@@ -55,10 +56,10 @@ pub(super) struct Slot {
     pub place: Place,
     generation: u32,
     pub header: [u8; REQUEST_BYTES],
-    /// Received bytes of a read; 1 when a block status was received.
-    pub got: u32,
-    /// A chunk of the read did not begin where the last one ended.
-    pub is_scattered: bool,
+    /// Received parts of a read.
+    pub covered: Coverage,
+    /// A block status was received.
+    pub is_told: bool,
     /// The whole read is a hole, and its buffer was not touched.
     pub is_hole: bool,
     pub error: Option<NbdError>,
@@ -173,8 +174,8 @@ impl Slots {
                     place: Place::Free,
                     generation: 0,
                     header: [0; REQUEST_BYTES],
-                    got: 0,
-                    is_scattered: false,
+                    covered: Coverage::default(),
+                    is_told: false,
                     is_hole: false,
                     error: None,
                     covers: 0,
@@ -215,7 +216,8 @@ impl Slots {
         let slot = &mut self.table[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
         slot.place = Place::InFlight { connection, sent: false };
-        (slot.got, slot.is_scattered, slot.is_hole, slot.error) = (0, false, false, None);
+        slot.covered.clear();
+        (slot.is_told, slot.is_hole, slot.error) = (false, false, None);
         let (command, command_flags) = request_of(&slot.command, flags);
         slot.header = RequestHeader {
             flags: command_flags.0,

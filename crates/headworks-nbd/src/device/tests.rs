@@ -225,25 +225,70 @@ fn random_bytes_of_a_server_never_panic_and_commands_are_answered() {
     }
 }
 
-#[test]
-fn overlapping_chunks_show_no_older_memory() {
+/// A chunk of data for the first command: `last`, offset, bytes.
+fn data_chunk(last: bool, offset: u64, data: &[u8]) -> Vec<u8> {
+    let mut bytes = wire::STRUCTURED_REPLY_MAGIC.to_be_bytes().to_vec();
+    bytes.extend([0, u8::from(last), 0, 1]);
+    bytes.extend((1_u64 << 32).to_be_bytes());
+    bytes.extend((8 + data.len() as u32).to_be_bytes());
+    bytes.extend(offset.to_be_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+/// Lets the remote answer the first read of 1024 bytes by hand; returns the attempts to connect that follow.
+fn answer_read(chunks: &[(u64, &[u8])]) -> (TestBench, Shared, u32) {
     let (mut bench, remote) = started(all_flags(), true, RemoteOptions::default());
+    lock(&remote).stable[..1024].fill(3);
+    lock(&remote).current[..1024].fill(3);
     bench.buffer()[..1024].fill(0x55);
     bench.submit(Op::Read, NONE, 0, 1024);
-    let mut bytes = Vec::new();
-    for (last, offset) in [(0_u8, 512_u64), (1, 512)] {
-        bytes.extend(wire::STRUCTURED_REPLY_MAGIC.to_be_bytes());
-        bytes.extend([0, last, 0, 1]);
-        bytes.extend((1_u64 << 32).to_be_bytes());
-        bytes.extend((8_u32 + 512).to_be_bytes());
-        bytes.extend(offset.to_be_bytes());
-        bytes.extend([9; 512]);
-    }
-    lock(&remote).streams[0].socket.write_all(&bytes).unwrap();
     while bench.step_now() {}
-    assert_eq!(std::mem::take(&mut bench.completions).len(), 1);
-    assert!(bench.buffer()[..512].iter().all(|&byte| byte == 0));
-    assert!(bench.buffer()[512..1024].iter().all(|&byte| byte == 9));
+    let bytes: Vec<u8> = (1..)
+        .zip(chunks)
+        .flat_map(|(number, (offset, data))| data_chunk(number == chunks.len(), *offset, data))
+        .collect();
+    // The device may close before it has taken all.
+    let _ = lock(&remote).streams[0].socket.write_all(&bytes);
+    while bench.step_now() {}
+    let attempts = lock(&remote).attempts;
+    (bench, remote, attempts)
+}
+
+#[test]
+fn chunks_that_leave_a_gap_end_the_connection() {
+    let half: &[u8] = &[9; 512];
+    let cases: [&[(u64, &[u8])]; 6] = [
+        &[(512, half), (512, half)],
+        &[(0, half), (0, half)],
+        &[(0, half), (256, half)],
+        &[(0, &[9; 1024]), (0, &[9; 1024])],
+        &[(512, half)],
+        &[(0, &[9; 256]), (256, &[9; 256]), (0, half)],
+    ];
+    for (number, chunks) in cases.iter().enumerate() {
+        let (mut bench, remote, _) = answer_read(chunks);
+        assert_eq!(drain(&mut bench, &remote, 1)[0].status, Ok(()), "{number}: asked again");
+        assert_eq!(lock(&remote).attempts, 1, "{number}");
+        assert!(bench.buffer()[..1024].iter().all(|&byte| byte == 3), "{number}");
+    }
+    let (mut bench, _, attempts) = answer_read(&[(512, half), (0, half)]);
+    assert_eq!(std::mem::take(&mut bench.completions)[0].status, Ok(()), "in any order");
+    assert!(attempts == 0 && bench.buffer()[..1024].iter().all(|&byte| byte == 9));
+}
+
+#[test]
+fn reply_of_endless_chunks_ends_the_connection() {
+    let (mut bench, remote) = started(all_flags(), true, RemoteOptions::default());
+    bench.submit(Op::Flush, NONE, 0, 0);
+    while bench.step_now() {}
+    let mut error = wire::STRUCTURED_REPLY_MAGIC.to_be_bytes().to_vec();
+    error.extend([0, 0, 0x80, 1]);
+    error.extend((1_u64 << 32).to_be_bytes());
+    error.extend([0, 0, 0, 6, 0, 0, 0, 5, 0, 0]);
+    let _ = lock(&remote).streams[0].socket.write_all(&error.repeat(200));
+    assert_eq!(drain(&mut bench, &remote, 1)[0].status, Ok(()), "asked again");
+    assert_eq!(lock(&remote).attempts, 1);
 }
 
 #[test]

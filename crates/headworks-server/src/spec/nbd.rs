@@ -121,6 +121,7 @@ impl Remote {
             timeout_ns: keys.parse("timeout", parse_timeout)?.unwrap_or(usual.timeout_ns),
             stable: keys.parse("stable", parse_switch)?.unwrap_or(false),
             keep: keys.parse("keep", parse_keep)?.unwrap_or(usual.keep),
+            ..usual
         };
         Ok(BaseDevice::Nbd(Box::new(Self {
             uri: uri.map_err(|error| ConfigError::new("uri", error.to_string()))?,
@@ -129,7 +130,7 @@ impl Remote {
         })))
     }
 
-    /// Connects to the server, within 20 s. With `served`, the export as a running server knows it, the device connects later: that
+    /// Connects to the server, within 10 s. With `served`, the export as a running server knows it, the device connects later: that
     /// server may have the only connection that the remote permits.
     ///
     /// # Errors
@@ -234,6 +235,7 @@ mod tests {
             timeout_ns: 5_000_000_000,
             stable: true,
             keep: 64 << 20,
+            ..RemoteOptions::default()
         };
         assert!(all.read_only);
         assert_eq!(all.options, options);

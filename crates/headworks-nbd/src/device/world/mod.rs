@@ -4,7 +4,7 @@
 //! A seed draws the number of connections, the protocol, whether the remote is stable, what the device may keep, how often the remote
 //! refuses, and a schedule of commands and faults. The model knows what each block may contain (`content`). Its rules:
 //!
-//! - a read returns what was acknowledged last, or is whole and unknown after a loss that was told; after a refused change its bytes are
+//! - a read returns what was acknowledged last (also where chunks overlap and leave a gap: it is sent again), or is whole and unknown after a loss that was told; after a refused change its bytes are
 //!   those of before or of the change until the next one succeeds;
 //! - a loss is told before any flush succeeds, and a remote that keeps or gets again what it acknowledged loses only what it refuses;
 //! - each command is answered once, with an error only if the remote refused it, and a flush after a loss; a refused flush covers nothing;
@@ -57,6 +57,8 @@ pub struct Met {
     pub refused_flushes: u64,
     /// Kept writes that the remote refused when they were sent again.
     pub refused_repeats: u64,
+    /// Reads that were answered with a gap.
+    pub gaps: u64,
     /// A hash of all answers, to compare runs.
     pub hash: u64,
 }
@@ -74,6 +76,7 @@ impl Met {
         self.refused_changes += other.refused_changes;
         self.refused_flushes += other.refused_flushes;
         self.refused_repeats += other.refused_repeats;
+        self.gaps += other.gaps;
         self.hash = self.hash.rotate_left(7) ^ other.hash;
     }
 }
@@ -139,6 +142,7 @@ fn run_with(
         refusals.changes_one_in = [0, 5, 50, 500][prng.below(4) as usize];
         refusals.flushes_one_in = [0, 2, 10, 50][prng.below(4) as usize];
     }
+    lock(&shared).gaps_one_in = [0, 0, 60][prng.below(3) as usize];
     // Nothing, room for a few writes, or for all.
     let keep = [0, 3 * BLOCK as u32, 1 << 20][prng.below(3) as usize];
     let options = RemoteOptions {
@@ -171,6 +175,7 @@ fn run_with(
         world.one_step()?;
     }
     world.finish()?;
+    world.met.gaps = lock(&world.remote).gaps;
     Ok(world.met)
 }
 
@@ -412,6 +417,7 @@ impl World {
             remote.cut_after = None;
             remote.resume();
             let Refusals { changes, flushes, .. } = remote.refusals;
+            remote.gaps_one_in = 0;
             remote.refusals = Refusals { changes, flushes, ..Refusals::default() };
         }
         self.settle()?;
@@ -455,8 +461,8 @@ mod tests {
             met.add(&run(seed).unwrap_or_else(|rule| panic!("seed {seed}: {rule}")));
         }
         let Met { restarts, cuts, disconnects, stalls, losses, failed_flushes, .. } = met;
-        let Met { refused_changes, refused_flushes, refused_repeats, .. } = met;
-        let faults = [restarts, cuts, disconnects, stalls, losses, failed_flushes];
+        let Met { refused_changes, refused_flushes, refused_repeats, gaps, .. } = met;
+        let faults = [restarts, cuts, disconnects, stalls, losses, failed_flushes, gaps];
         let refusals = [refused_changes, refused_flushes, refused_repeats];
         let least = faults.into_iter().chain(refusals).min();
         assert!(least > Some(50), "every case was met: {met:?}");
@@ -471,7 +477,7 @@ mod tests {
     #[test]
     fn every_defect_is_found() {
         for &defect in Defect::ALL {
-            let found = (0..400).find(|&seed| {
+            let found = (0..1000).find(|&seed| {
                 let outcome = std::panic::catch_unwind(|| run_with_defect(seed, defect));
                 !matches!(outcome, Ok(Ok(_)))
             });

@@ -2,7 +2,8 @@
 //!
 //! It takes parts of what arrives, answers in any order and sends in parts, all by a seed; so a run repeats. A connection that the
 //! device closed is executed or dropped at once, and always before a new one is accepted: that is the server for which the device
-//! promises its order of writes. It refuses changes and flushes as [`Refusals`] says.
+//! promises its order of writes. It refuses changes and flushes as [`Refusals`] says. Structured reads come in chunks, in any order, and
+//! some of them overlap and leave a gap.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -99,6 +100,10 @@ pub struct Remote {
     pub is_stalled: bool,
     /// Changes and flushes that are refused.
     pub refusals: Refusals,
+    /// One structured read in so many is answered with chunks that overlap; 0: none.
+    pub gaps_one_in: u64,
+    /// Reads that were answered so.
+    pub gaps: u64,
     attempt_waits: bool,
     results: VecDeque<Attempt>,
     bell: UnixStream,
@@ -170,6 +175,8 @@ impl Remote {
             is_there: true,
             is_stalled: false,
             refusals: Refusals::default(),
+            gaps_one_in: 0,
+            gaps: 0,
             attempt_waits: false,
             results: VecDeque::new(),
             bell,
@@ -219,7 +226,7 @@ impl Remote {
             let (is_closed, slowness) = (false, [1, 1, 2, 8][self.prng.below(4) as usize]);
             let stream = Stream { socket: ours, input, output, pending, is_closed, slowness };
             self.streams.push(stream);
-            (Socket::Unix(theirs), self.export.clone())
+            (Socket::from(theirs), self.export.clone())
         };
         (0..self.connections).map(one).collect()
     }
@@ -348,6 +355,10 @@ impl Remote {
             self.execute_in_part(command, range, &request.data, fua);
             return replies.done(&mut self.streams[index].output, cookie, Err(error));
         }
+        let in_chunks = replies.structured && len >= 8 && self.prng.below(2) == 0;
+        if command == wire::Command::Read && in_chunks {
+            return self.read_in_chunks(index, request.header);
+        }
         let out = &mut self.streams[index].output;
         match command {
             wire::Command::Read => {
@@ -388,6 +399,37 @@ impl Remote {
             wire::Command::Disconnect | wire::Command::Cache => return,
         }
         replies.done(out, cookie, Ok(()));
+    }
+
+    /// Answers a read with up to four chunks in any order; with a gap, one of them comes twice and the next one is left out.
+    fn read_in_chunks(&mut self, index: usize, header: RequestHeader) {
+        let RequestHeader { cookie, offset, len, .. } = header;
+        let quarter = u64::from(len / 4);
+        let end = |number: u64| if number == 3 { u64::from(len) } else { (number + 1) * quarter };
+        let mut chunks: Vec<_> =
+            (0..4).map(|at| (offset + at * quarter, offset + end(at))).collect();
+        for at in (1..4).rev() {
+            chunks.swap(at, self.prng.below(at as u64 + 1) as usize);
+        }
+        if self.gaps_one_in > 0 && self.prng.below(self.gaps_one_in) == 0 {
+            self.gaps += 1;
+            chunks[1] = chunks[0];
+        }
+        for (number, (from, to)) in (1..=4).zip(chunks) {
+            let data = &self.current[from as usize..to as usize];
+            let is_hole = data.iter().all(|&byte| byte == 0);
+            let own = if is_hole { 12 } else { 8 + data.len() as u32 };
+            let out = &mut self.streams[index].output;
+            out.extend(wire::STRUCTURED_REPLY_MAGIC.to_be_bytes());
+            out.extend([0, u8::from(number == 4), 0, if is_hole { 2 } else { 1 }]);
+            out.extend(cookie.to_be_bytes());
+            out.extend(own.to_be_bytes());
+            out.extend(from.to_be_bytes());
+            match is_hole {
+                true => out.extend((data.len() as u32).to_be_bytes()),
+                false => out.extend(data),
+            }
+        }
     }
 
     /// What a refused command leaves: of a change nothing, all or some of its bytes; of a flush some of the blocks are stable.
