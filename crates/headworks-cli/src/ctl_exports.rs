@@ -43,6 +43,9 @@ pub enum ExportCommand {
     Drain {
         /// Export name; without it all exports
         export: Option<String>,
+        /// Name the exports that are not written out after this time, and fail; at most 3600s
+        #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
+        timeout: u64,
     },
     /// Refuses new clients of exports; present ones go on
     RefuseClients(ChosenExports),
@@ -119,8 +122,13 @@ impl ExportCommand {
             }
             Self::Resize { export, size: None } => ("resize", json!({ "export": export })),
             Self::Resize { export, size } => ("resize", json!({ "export": export, "size": size })),
-            Self::Drain { export: None } => ("drain", json!({})),
-            Self::Drain { export } => ("drain", json!({ "export": export })),
+            Self::Drain { export, timeout } => {
+                let mut params = json!({ "timeout": *timeout as f64 / 1e9 });
+                if let Some(export) = export {
+                    params["export"] = json!(export);
+                }
+                ("drain", params)
+            }
             Self::Freeze { exports, timeout, .. } => {
                 let seconds = *timeout as f64 / 1e9;
                 ("freeze", json!({ "exports": exports, "timeout": seconds }))

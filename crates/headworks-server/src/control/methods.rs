@@ -296,7 +296,14 @@ pub const CONTROL_METHODS: &[ControlMethod] = &[
     ControlMethod {
         name: "drain",
         about: "Writes out and flushes what is dirty now; clients continue.",
-        parameters: &[parameter("export", "string, may be missing", "one export; without it all")],
+        parameters: &[
+            parameter("export", "string, may be missing", "one export; without it all"),
+            parameter(
+                "timeout",
+                "number, 60 if missing",
+                "seconds after which it fails with ETIMEDOUT and names the exports that are not written out, at most 3600",
+            ),
+        ],
         result: AN_OBJECT,
         fields: &[
             ("bytes", "bytes written out"),

@@ -1,5 +1,7 @@
 //! Typed access to the parameters of a method.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::rpc::{Params, RpcFault};
@@ -46,6 +48,22 @@ pub fn slow_filter(params: &Params) -> Result<SlowFilter, RpcFault> {
         }
     };
     Ok(SlowFilter { op, seconds })
+}
+
+/// Longest time limit that a client can ask for, in seconds.
+const SECONDS_MAX: u64 = 3600;
+
+/// The time limit `timeout` in seconds; `default` if it is missing.
+pub fn time_limit(params: &Params, default: Duration) -> Result<Duration, RpcFault> {
+    let seconds = match params.get("timeout") {
+        None | Some(Value::Null) => return Ok(default),
+        Some(value) => value.as_f64(),
+    };
+    let fits = |seconds: &f64| (0.001..=SECONDS_MAX as f64).contains(seconds);
+    seconds.filter(fits).map(Duration::from_secs_f64).ok_or_else(|| {
+        let message = format!("timeout is a number of seconds, 0.001 to {SECONDS_MAX}");
+        RpcFault::refused("EINVAL", message)
+    })
 }
 
 /// A string parameter that may be missing.

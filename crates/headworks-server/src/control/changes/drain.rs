@@ -1,48 +1,58 @@
 //! `drain`: writes back what is dirty now and flushes the devices, while clients continue.
+//!
+//! All exports are written out at the same time, and each wait has a limit: an export whose device does not answer delays the
+//! write-out of no other, and is named with its device when the time is over.
 
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use headworks_core::{IoError, ShardId, Status, VolumeId};
 use serde_json::json;
 
 use super::{Draining, LiveChanges, PAUSE};
-use crate::control::params::optional_text;
+use crate::control::params::{optional_text, time_limit};
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::shards::stopping;
-use crate::control::tree::{ExportNode, Tree};
+use crate::control::tree::{ExportNode, Tree, device_name};
 use crate::messages::query::ControlQuery;
+use headworks::display_size;
 
-/// A write-back in progress.
-struct WriteOut<'a> {
-    entry: &'a ExportNode,
-    bytes: u64,
+/// Time limit if a client asks for none: twice the usual `io_timeout`, so that everything that can time out has.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A write-out of a volume.
+pub(super) struct WriteOut {
+    /// An export of the volume.
+    pub entry: ExportNode,
+    /// Bytes that were dirty at its begin.
+    pub bytes: u64,
     status: Receiver<Status>,
+    /// How it ended; none while it goes on.
+    pub outcome: Option<Status>,
 }
 
 impl LiveChanges {
     pub fn drain(&self, params: &Params) -> RpcResult {
-        let since = std::time::Instant::now();
+        let since = Instant::now();
+        let limit = time_limit(params, LIMIT)?;
         let tree = self.tree.current();
         let entries = match optional_text(params, "export")? {
-            Some(name) => vec![tree.find_export(name)?],
+            Some(name) => vec![tree.find_export(name)?.clone()],
             None => volumes(&tree),
         };
         let _shown = Draining::new(self, entries.iter().map(|entry| entry.id).collect());
-        // All are started first: devices work in parallel.
-        let started: Vec<WriteOut<'_>> = entries
-            .into_iter()
-            .map(|entry| {
-                let (bytes, status) = self.start_drain(entry.home, entry.volume)?;
-                Ok(WriteOut { entry, bytes, status })
-            })
-            .collect::<Result<_, RpcFault>>()?;
-        let (mut rows, mut failures, mut sum) = (Vec::new(), Vec::new(), 0);
-        for WriteOut { entry, bytes, status } in started {
-            match self.end_drain(entry.home, entry.volume, status)? {
-                Ok(()) => rows.push(json!({ "export": entry.shown_name(), "bytes": bytes })),
-                Err(error) => failures.push(format!("{}: {error}", entry.shown_name())),
+        let all = self.write_out(entries, since + limit)?;
+        let (mut rows, mut failures, mut late) = (Vec::new(), Vec::new(), Vec::new());
+        for WriteOut { entry, bytes, outcome, .. } in &all {
+            let name = entry.shown_name();
+            match outcome {
+                Some(Ok(())) => rows.push(json!({ "export": name, "bytes": bytes })),
+                Some(Err(error)) => failures.push(format!("{name}: {error}")),
+                None => {
+                    let (device, size) = (device_name(entry.device), display_size(*bytes));
+                    late.push(format!("{name} (device {device}, {size} dirty at the begin)"));
+                }
             }
-            sum += bytes;
         }
         if !failures.is_empty() {
             let message = format!("could not write everything out: {}", failures.join("; "));
@@ -51,8 +61,56 @@ impl LiveChanges {
             );
             return Err(RpcFault::refused("EIO", message));
         }
+        if !late.is_empty() {
+            let (seconds, late) = (limit.as_secs_f64(), late.join(", "));
+            let message = format!(
+                "not written out and flushed within {seconds} s, because the device does not answer or needs longer (--timeout): {late}; {} of {} exports are",
+                rows.len(),
+                all.len()
+            );
+            return Err(RpcFault::refused("ETIMEDOUT", message));
+        }
         let seconds = since.elapsed().as_secs_f64();
+        let sum: u64 = all.iter().map(|one| one.bytes).sum();
         Ok(json!({ "exports": rows, "bytes": sum, "seconds": seconds }))
+    }
+
+    /// Writes back and flushes volumes side by side; those that have not ended at `until` have no outcome.
+    pub(super) fn write_out(
+        &self,
+        entries: Vec<ExportNode>,
+        until: Instant,
+    ) -> Result<Vec<WriteOut>, RpcFault> {
+        let begin = |entry: ExportNode| {
+            let (bytes, status) = self.start_drain(entry.home, entry.volume)?;
+            Ok(WriteOut { entry, bytes, status, outcome: None })
+        };
+        let mut all: Vec<WriteOut> = entries.into_iter().map(begin).collect::<Result<_, _>>()?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            // One pause a round; the first write-out's end ends it.
+            let (mut pause, mut again, mut is_done) = (left.min(PAUSE), Vec::new(), true);
+            for one in all.iter_mut().filter(|one| one.outcome.is_none()) {
+                match one.status.recv_timeout(std::mem::take(&mut pause)) {
+                    // A flush may time out, and a full shard takes it later: retry.
+                    Ok(Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy)) => {
+                        again.push(one)
+                    }
+                    Ok(ended) => one.outcome = Some(ended),
+                    Err(RecvTimeoutError::Timeout) => is_done = false,
+                    Err(RecvTimeoutError::Disconnected) => return Err(stopping()),
+                }
+            }
+            if (is_done && again.is_empty()) || left.is_zero() {
+                return Ok(all);
+            }
+            if !again.is_empty() {
+                std::thread::sleep(left.min(PAUSE));
+            }
+            for one in again {
+                one.status = self.start_drain(one.entry.home, one.entry.volume)?.1;
+            }
+        }
     }
 
     /// Starts the write-back and flush of a volume; returns its dirty bytes and the channel for the status.
@@ -63,33 +121,14 @@ impl LiveChanges {
     ) -> Result<(u64, Receiver<Status>), RpcFault> {
         self.shards.ask(home, |answer| ControlQuery::Drain { volume, answer })
     }
-
-    /// Waits for the status without a limit; the server's stop ends the wait.
-    fn end_drain(
-        &self,
-        home: ShardId,
-        volume: VolumeId,
-        mut status: Receiver<Status>,
-    ) -> Result<Status, RpcFault> {
-        loop {
-            match status.recv().map_err(|_| stopping())? {
-                // A flush may time out, and a full shard takes it later: retry.
-                Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {
-                    std::thread::sleep(PAUSE);
-                    status = self.start_drain(home, volume)?.1;
-                }
-                end => return Ok(end),
-            }
-        }
-    }
 }
 
 /// One export of every volume.
-fn volumes(tree: &Tree) -> Vec<&ExportNode> {
-    let mut entries: Vec<&ExportNode> = Vec::new();
+fn volumes(tree: &Tree) -> Vec<ExportNode> {
+    let mut entries: Vec<ExportNode> = Vec::new();
     for entry in &tree.exports {
         if !entries.iter().any(|known| known.volume == entry.volume) {
-            entries.push(entry);
+            entries.push(entry.clone());
         }
     }
     entries

@@ -11,30 +11,28 @@
 //! script that dies nor this process's threads can leave one behind. While an image is frozen its export is not removed or resized;
 //! the lock of the inventory orders these.
 
-use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use headworks_core::{IoError, Status};
-use serde_json::{Value, json};
+use headworks_core::IoError;
+use serde_json::json;
 
 use super::chosen::chosen_exports;
+use super::drain::WriteOut;
 use super::remove::being_removed;
 use super::{LiveChanges, PAUSE};
 use crate::control::inventory::ExportState;
+use crate::control::params::time_limit;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
-use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, lock};
 use crate::messages::query::{ControlQuery, Thawed};
 
-/// Length of a freeze if none is given, in seconds.
-const SECONDS: u64 = 60;
-/// Longest freeze in seconds.
-const SECONDS_MAX: u64 = 3600;
+/// Length of a freeze if none is given.
+const LIMIT: Duration = Duration::from_secs(60);
 
 impl LiveChanges {
     /// The method `freeze`, with the parameters of a client.
     pub fn freeze(&self, params: &Params) -> RpcResult {
-        let limit = limit(params)?;
+        let limit = time_limit(params, LIMIT)?;
         let (chosen, images) = self.images(params)?;
         let since = Instant::now();
         let done = self.close_gates(&images, limit).and_then(|()| {
@@ -134,28 +132,14 @@ impl LiveChanges {
         for image in images {
             self.wait_for_writes(image, until)?;
         }
-        let start = |image: &ExportNode| self.start_drain(image.home, image.volume);
-        // All are started first: devices work in parallel.
-        let started: Vec<_> = images.iter().map(start).collect::<Result<_, _>>()?;
         let mut bytes = 0;
-        for (image, (dirty, mut status)) in images.iter().zip(started) {
+        for written in self.write_out(images.to_vec(), until)? {
+            let WriteOut { entry, bytes: dirty, outcome, .. } = &written;
             bytes += dirty;
-            loop {
-                let left = until.saturating_duration_since(Instant::now());
-                let ended: Status = match status.recv_timeout(left) {
-                    Ok(ended) => ended,
-                    Err(RecvTimeoutError::Disconnected) => return Err(stopping()),
-                    Err(RecvTimeoutError::Timeout) => return Err(too_slow(image, "write-back")),
-                };
-                match ended {
-                    Ok(()) => break,
-                    // A flush may time out, and a full shard takes it later: retry.
-                    Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {
-                        std::thread::sleep(PAUSE);
-                        status = start(image)?.1;
-                    }
-                    Err(error) => return Err(not_written(image, error)),
-                }
+            match outcome {
+                None => return Err(too_slow(entry, "write-back")),
+                Some(Err(error)) => return Err(not_written(entry, *error)),
+                Some(Ok(())) => {}
             }
         }
         for image in images {
@@ -209,19 +193,6 @@ impl LiveChanges {
             }
         }
     }
-}
-
-/// How long a freeze may last.
-fn limit(params: &Params) -> Result<Duration, RpcFault> {
-    let seconds = match params.get("timeout") {
-        None | Some(Value::Null) => Some(SECONDS as f64),
-        Some(value) => value.as_f64(),
-    };
-    let fits = |seconds: &f64| (0.001..=SECONDS_MAX as f64).contains(seconds);
-    seconds.filter(fits).map(Duration::from_secs_f64).ok_or_else(|| {
-        let message = format!("timeout is a number of seconds, 0.001 to {SECONDS_MAX}");
-        RpcFault::refused("EINVAL", message)
-    })
 }
 
 /// The error for an image that is not at rest before its freeze ends.

@@ -9,6 +9,7 @@
 //! The lock is held for commands and never for a device, so other changes proceed meanwhile. Requests about an export
 //! that is being removed fail with EBUSY. Invariant: a volume whose exports are all leaving gets no new export.
 
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
@@ -127,7 +128,7 @@ impl LiveChanges {
                 return Ok(false);
             }
             check_failed_data(&removal.entry, &self.report_of(&removal.entry)?)?;
-            self.write_out(&removal.entry)?;
+            self.write_out_removed(&removal.entry)?;
         }
         let (since, mut pause) = (Instant::now(), PAUSE);
         while let Some(what) = self.remove_from_shards(removal)? {
@@ -203,24 +204,29 @@ impl LiveChanges {
     }
 
     /// Writes back all dirty data, as long as the device makes progress.
-    fn write_out(&self, entry: &ExportNode) -> Result<(), RpcFault> {
+    fn write_out_removed(&self, entry: &ExportNode) -> Result<(), RpcFault> {
         let name = entry.shown_name();
         let (mut since, mut least) = (Instant::now(), u64::MAX);
+        let (mut dirty, mut status) = self.start_drain(entry.home, entry.volume)?;
         loop {
-            let (dirty, status) = self.start_drain(entry.home, entry.volume)?;
             if dirty < least {
                 (since, least) = (Instant::now(), dirty);
             }
-            match status.recv().map_err(|_| stopping())? {
-                Ok(()) => return Ok(()),
+            match status.recv_timeout(PAUSE_MAX) {
+                Ok(Ok(())) => return Ok(()),
                 // A flush may time out, and a full shard takes it later: retry.
-                Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {}
-                Err(error) => {
+                Ok(Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy)) => {
+                    std::thread::sleep(PAUSE);
+                    (dirty, status) = self.start_drain(entry.home, entry.volume)?;
+                }
+                Ok(Err(error)) => {
                     let message = format!(
                         "export {name} could not be written out ({error}), so it is not removed; `failed {name}` lists the bytes, `discard-failed {name}` discards them"
                     );
                     return Err(RpcFault::refused("EIO", message));
                 }
+                Err(RecvTimeoutError::Timeout) => dirty = self.report_of(entry)?.dirty,
+                Err(RecvTimeoutError::Disconnected) => return Err(stopping()),
             }
             if since.elapsed() > LEAVING {
                 let message = format!(
@@ -228,7 +234,6 @@ impl LiveChanges {
                 );
                 return Err(RpcFault::refused("EBUSY", message));
             }
-            std::thread::sleep(PAUSE);
         }
     }
 
