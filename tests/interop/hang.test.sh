@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # matrix: engine
 # A device that answers nothing, with 66 and 1000 clients, and with large reads: another export of its thread is read as before, every
-# client is answered in time, and the log and `ctl` say what happens.
+# client is answered in time, and the log and `ctl` say what happens. Stops and drains beside one delay no other export.
 . "$(dirname "$0")/lib.sh"
 
 hang() { script hang.py "$1" "$URI" "$SERVER" "$DIR/control" "$LOG" "${@:2}"; }
@@ -21,3 +21,4 @@ serve --io-timeout 2s --cache 32M --control "$DIR/control" "${EXPORTS[@]}"
 hang many 66
 stop_with KILL; no_panic
 ulimit -S -n "$limits"
+script stop_hung.py

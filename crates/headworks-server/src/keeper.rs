@@ -110,6 +110,11 @@ impl Keeper {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.0, marker);
     }
 
+    /// Whether a volume's image has a mark.
+    pub fn has_mark(&self, volume: VolumeId) -> bool {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&volume.0)
+    }
+
     /// Notes that a volume was written out and closed.
     pub fn close(&self, volume: VolumeId) {
         let mark = self.marks.lock().unwrap_or_else(PoisonError::into_inner).remove(&volume.0);

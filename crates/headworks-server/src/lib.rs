@@ -106,6 +106,7 @@ pub use recorder::{Replayed, replay_recording, replay_slots};
 pub use reload_request::{ReloadHook, ReloadOutcome, ReloadRequest};
 pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};
+pub use shared::{VolumeProgress, VolumeStop};
 pub use spec::{
     BASES, BaseDevice, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper, is_remote_base,
 };

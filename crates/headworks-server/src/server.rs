@@ -22,7 +22,7 @@ use crate::cache_part::check_parts;
 use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::shards::ShardLink;
-use crate::control::tree::ExportNode;
+use crate::control::tree::{ExportNode, device_name};
 use crate::handover::{Adoption, HandedListener};
 use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
@@ -36,7 +36,7 @@ use crate::metrics::Metrics;
 use crate::opened_listeners::OpenedListeners;
 use crate::options::CacheFile;
 use crate::restoring::StartRestores;
-use crate::shared::ServerShared;
+use crate::shared::{ServerShared, VolumeProgress};
 use crate::{Reloader, ServerOptions};
 use headworks::cache_memory::{CacheMemory, ShardGeometry};
 use headworks::display_size;
@@ -69,12 +69,14 @@ pub struct Server {
 pub struct ActiveExport {
     /// Name of the export; `default` if it has none.
     pub name: String,
-    /// Its volume, as an index of [`Server::left`] and [`Server::unflushed`].
-    pub volume: usize,
+    /// Name of its device, as `ctl` takes it.
+    pub device: String,
     /// Whether clients may only read.
     pub read_only: bool,
     /// Whether writes need a flush to survive a power failure.
     pub volatile: bool,
+    /// How far its stop is, as published. Complete after a [`Server::barrier`] that began after the stop.
+    pub progress: VolumeProgress,
 }
 
 /// A barrier across all shards.
@@ -440,23 +442,17 @@ impl Server {
         let tree = self.service.tree();
         let now = |entry: &ExportNode| ActiveExport {
             name: entry.shown_name().to_owned(),
-            volume: entry.volume.0.into(),
+            device: device_name(entry.device),
             read_only: entry.read_only,
             volatile: entry.volatile,
+            progress: self.shared.progress_of(entry.volume),
         };
         tree.exports.iter().map(now).collect()
     }
 
-    /// Completed writes by volume that no flush covers, as published during a stop; none where unknown. Complete after
-    /// a [`Server::barrier`] that began after the stop.
+    /// Bytes of all volumes that are in the cache only, as published during a stop.
     #[must_use]
-    pub fn unflushed(&self) -> Vec<Option<u64>> {
-        self.shared.unflushed()
-    }
-
-    /// Dirty bytes by volume, as published during a stop; none for volumes without a cache.
-    #[must_use]
-    pub fn left(&self) -> Vec<Option<u64>> {
+    pub fn left(&self) -> u64 {
         self.shared.left()
     }
 
@@ -494,10 +490,7 @@ impl Server {
             }
         }
         match self.shared.failures() {
-            0 => {
-                self.shared.keeper().close_all();
-                Ok(())
-            }
+            0 => Ok(()),
             failures => Err(format!("{failures} final flushes failed; see the messages above")),
         }
     }
@@ -549,5 +542,7 @@ mod limit_tests;
 mod listener_tests;
 #[cfg(test)]
 mod status_page_tests;
+#[cfg(test)]
+mod stop_tests;
 #[cfg(test)]
 mod tenant_tests;

@@ -1,10 +1,10 @@
 //! State shared by all threads of a server: mailboxes and the progress of a stop.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use headworks_core::ShardId;
+use headworks_core::{ShardId, VolumeId};
 
 use crate::keeper::Keeper;
 use crate::messages::ControlMessage;
@@ -13,6 +13,95 @@ use headworks::driver::Waker;
 /// A figure that no shard has published.
 const UNKNOWN: u64 = u64::MAX;
 
+/// Phases of a volume's stop, in order.
+///
+/// ```text
+///   Serving --stop--> Draining --its clients have left--> Flushing --written out, flushed--> Closing --mark gone--> Closed
+///                                                             '--- write-out or flush failed ---> Failed
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum VolumeStop {
+    /// No stop has begun, or the volume has no place in it.
+    Serving,
+    /// Requests of its clients are in flight.
+    Draining,
+    /// Its last flush is in flight.
+    Flushing,
+    /// Everything is on the image; its mark is being removed.
+    Closing,
+    /// Nothing of the volume is left for the next start.
+    Closed,
+    /// Acknowledged writes may not be on the image; its mark stays.
+    Failed,
+}
+
+impl VolumeStop {
+    const ALL: [Self; 6] =
+        [Self::Serving, Self::Draining, Self::Flushing, Self::Closing, Self::Closed, Self::Failed];
+
+    /// Whether the stop of the volume has ended.
+    #[must_use]
+    pub fn has_ended(self) -> bool {
+        matches!(self, Self::Closed | Self::Failed)
+    }
+}
+
+/// How far the stop of a volume is, as its shards have published it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeProgress {
+    /// Phase of the stop.
+    pub stop: VolumeStop,
+    /// Requests in flight of its clients.
+    pub requests: u64,
+    /// Bytes that are in the cache only; none without a cache or before a shard published.
+    pub left: Option<u64>,
+    /// Completed writes that no flush covers; none before a shard published.
+    pub unflushed: Option<u64>,
+    /// A flush of its device has failed.
+    pub suspect: bool,
+}
+
+/// What is published of a volume's stop.
+struct VolumeFigures {
+    stop: AtomicU8,
+    requests: AtomicU64,
+    unflushed: AtomicU64,
+    left: AtomicU64,
+    suspect: AtomicBool,
+}
+
+impl Default for VolumeFigures {
+    fn default() -> Self {
+        Self {
+            stop: AtomicU8::new(VolumeStop::Serving as u8),
+            requests: AtomicU64::new(0),
+            unflushed: AtomicU64::new(UNKNOWN),
+            left: AtomicU64::new(UNKNOWN),
+            suspect: AtomicBool::new(false),
+        }
+    }
+}
+
+impl VolumeFigures {
+    fn progress(&self) -> VolumeProgress {
+        let known = |figure: &AtomicU64| {
+            // Relaxed: pairs with `publish` and `publish_left`.
+            Some(figure.load(Ordering::Relaxed)).filter(|figure| *figure != UNKNOWN)
+        };
+        VolumeProgress {
+            // Acquire: pairs with `publish_stop`.
+            stop: VolumeStop::ALL[usize::from(self.stop.load(Ordering::Acquire))],
+            // Relaxed: shown to people only.
+            requests: self.requests.load(Ordering::Relaxed),
+            left: known(&self.left),
+            unflushed: known(&self.unflushed),
+            // Relaxed: shown to people only.
+            suspect: self.suspect.load(Ordering::Relaxed),
+        }
+    }
+}
+
 /// Mailboxes of the shards, and counters of a stop.
 pub struct ServerShared {
     boxes: Mutex<Vec<Sender<ControlMessage>>>,
@@ -20,8 +109,7 @@ pub struct ServerShared {
     shards: usize,
     waiting: AtomicUsize,
     failures: AtomicU64,
-    unflushed: Vec<AtomicU64>,
-    left: Vec<AtomicU64>,
+    volumes: Vec<VolumeFigures>,
     /// Memory and marks for the next server.
     keeper: Keeper,
     /// Dirty bytes of all shards when each began the stop.
@@ -44,8 +132,7 @@ impl ServerShared {
             wakers: OnceLock::new(),
             waiting: AtomicUsize::new(0),
             failures: AtomicU64::new(0),
-            unflushed: (0..volumes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
-            left: (0..volumes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
+            volumes: (0..volumes).map(|_| VolumeFigures::default()).collect(),
             keeper: Keeper::default(),
             dirty_at_stop: AtomicU64::new(0),
             ended,
@@ -129,19 +216,57 @@ impl ServerShared {
     /// Number of volume slots.
     #[must_use]
     pub fn volumes(&self) -> usize {
-        self.unflushed.len()
+        self.volumes.len()
     }
 
-    /// Publishes the completed writes of a volume that no flush covers.
-    pub fn publish(&self, volume: usize, writes: u64) {
+    /// Publishes the completed writes of a volume that no flush covers, and whether a flush has failed.
+    pub fn publish(&self, volume: usize, (writes, suspect): (u64, bool)) {
         // Relaxed: shown to people only.
-        self.unflushed[volume].store(writes, Ordering::Relaxed);
+        self.volumes[volume].unflushed.store(writes, Ordering::Relaxed);
+        self.volumes[volume].suspect.store(suspect, Ordering::Relaxed);
     }
 
     /// Publishes the bytes of a volume that are in the cache and not in the device.
     pub fn publish_left(&self, volume: usize, bytes: u64) {
         // Relaxed: shown to people only.
-        self.left[volume].store(bytes, Ordering::Relaxed);
+        self.volumes[volume].left.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Publishes how far the stop of a volume is, and how many requests of its clients are in flight.
+    pub fn publish_stop(&self, volume: VolumeId, stop: VolumeStop, requests: u64) {
+        let figures = &self.volumes[usize::from(volume.0)];
+        // Relaxed: shown to people only.
+        figures.requests.store(requests, Ordering::Relaxed);
+        // Release: pairs with `stop_of`.
+        figures.stop.store(stop as u8, Ordering::Release);
+    }
+
+    /// How far the stop of a volume is.
+    #[must_use]
+    pub fn progress_of(&self, volume: VolumeId) -> VolumeProgress {
+        self.volumes[usize::from(volume.0)].progress()
+    }
+
+    /// Removes the mark of a volume that is written out and flushed, on a thread of its own, which then wakes its shard: a
+    /// file system that does not answer delays no other volume.
+    pub fn close_volume(self: &Arc<Self>, volume: VolumeId, home: ShardId) {
+        let close = {
+            let shared = Arc::clone(self);
+            move || {
+                shared.keeper.close(volume);
+                shared.publish_stop(volume, VolumeStop::Closed, 0);
+                shared.send(home, ControlMessage::Wake);
+            }
+        };
+        if !self.keeper.has_mark(volume) {
+            return close();
+        }
+        self.publish_stop(volume, VolumeStop::Closing, 0);
+        let thread = std::thread::Builder::new().name("headworks-mark".into());
+        if let Err(error) = thread.spawn(close.clone()) {
+            tracing::debug!(%error, "no thread for the mark of an image");
+            close();
+        }
     }
 
     /// Adds the dirty bytes with which a shard begins the stop.
@@ -157,21 +282,9 @@ impl ServerShared {
         self.dirty_at_stop.load(Ordering::Relaxed)
     }
 
-    /// Bytes by volume that are in the cache only; none without a cache or before a shard published.
+    /// Bytes of all volumes that are in the cache only, as far as shards have published them.
     #[must_use]
-    pub fn left(&self) -> Vec<Option<u64>> {
-        figures(&self.left)
+    pub fn left(&self) -> u64 {
+        self.volumes.iter().filter_map(|volume| volume.progress().left).sum()
     }
-
-    /// Unflushed writes by volume; none before a shard published.
-    #[must_use]
-    pub fn unflushed(&self) -> Vec<Option<u64>> {
-        figures(&self.unflushed)
-    }
-}
-
-fn figures(cells: &[AtomicU64]) -> Vec<Option<u64>> {
-    // Relaxed: pairs with `publish` and `publish_left`.
-    let figures = cells.iter().map(|cell| cell.load(Ordering::Relaxed));
-    figures.map(|figure| (figure != UNKNOWN).then_some(figure)).collect()
 }

@@ -449,11 +449,13 @@ fn serve(
         predecessor.serving();
     }
     let (status, took) = match wait(&running, signals, &mut manager, child, upkeep) {
-        StopOutcome::AtOnce => end_at_once(&running, "before another signal ended the server"),
-        StopOutcome::TimedOut => {
+        StopOutcome::AtOnce(took) => {
+            end_at_once(&running, "before another signal ended the server", took)
+        }
+        StopOutcome::TimedOut(took) => {
             let time =
                 format!("within the {} s of --stop-timeout", options.stop_timeout / 1_000_000_000);
-            end_at_once(&running, &time)
+            end_at_once(&running, &time, took)
         }
         StopOutcome::HandedOver(done) => done.exit(),
         StopOutcome::Left(connections) => {

@@ -3,7 +3,7 @@
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-use headworks_server::ReloadRequest;
+use headworks_server::{ActiveExport, ReloadRequest, VolumeProgress, VolumeStop};
 
 use super::Running;
 use super::reload::Reload;
@@ -44,9 +44,9 @@ impl OngoingStop {
     fn report(&mut self, running: &Running, manager: &ServiceManager) -> bool {
         if self.reported.elapsed() >= REPORT_INTERVAL {
             self.reported = Instant::now();
-            let left = running.server.left().into_iter().flatten().sum();
             let at = self.since.elapsed().as_nanos() as u64;
-            let line = self.progress.line(at, left);
+            let waits = progress::waits(&running.server.exports());
+            let line = self.progress.line(at, running.server.left(), waits.as_deref());
             tracing::info!("{line}");
             manager.still_stopping(&line);
         }
@@ -57,10 +57,10 @@ impl OngoingStop {
 pub(super) enum StopOutcome {
     /// The server has ended; with the status of the child, if there was one, and the time since the shutdown began.
     Ended(Option<ExitStatus>, Duration),
-    /// Another signal asks for an immediate exit.
-    AtOnce,
+    /// Another signal asks for an immediate exit; with the time since the shutdown began.
+    AtOnce(Duration),
     /// The time limit of the shutdown has passed.
-    TimedOut,
+    TimedOut(Duration),
     /// Another process serves now.
     HandedOver(HandedOver),
     /// Everything is written out, and so many connections wait for the next start.
@@ -70,7 +70,8 @@ pub(super) enum StopOutcome {
 /// Begins a shutdown: connections and cache are left for the next start where that is possible; otherwise the server stops.
 fn begin_stop(running: &Running) -> Option<Leaving> {
     if restart::is_possible(running) {
-        match Leaving::begin(running, running.stop.unwrap_or(LEAVE_LIMIT)) {
+        // The other half is for an ordinary stop, if one export cannot be left.
+        match Leaving::begin(running, running.stop.map_or(LEAVE_LIMIT, |stop| stop / 2)) {
             Ok(leaving) => return Some(leaving),
             Err(reason) => {
                 tracing::info!("clients have to connect again after a restart: {reason}")
@@ -122,7 +123,7 @@ pub(super) fn wait(
                 ),
                 StopSignal::AtOnce => {
                     tracing::warn!("another stop signal: ending at once");
-                    return StopOutcome::AtOnce;
+                    return StopOutcome::AtOnce(took(stop.as_ref()));
                 }
             },
             MainEvent::Child => {
@@ -181,8 +182,7 @@ pub(super) fn wait(
             }
             MainEvent::Ended => {
                 upgrades.cancel();
-                let took = stop.map_or(Duration::ZERO, |stop: OngoingStop| stop.since.elapsed());
-                return StopOutcome::Ended(status, took);
+                return StopOutcome::Ended(status, took(stop.as_ref()));
             }
             MainEvent::TimedOut => {}
         }
@@ -198,9 +198,14 @@ pub(super) fn wait(
         if let Some(stop) = &mut stop
             && stop.report(running, manager)
         {
-            return StopOutcome::TimedOut;
+            return StopOutcome::TimedOut(stop.since.elapsed());
         }
     }
+}
+
+/// Time since a shutdown began.
+fn took(stop: Option<&OngoingStop>) -> Duration {
+    stop.map_or(Duration::ZERO, |stop| stop.since.elapsed())
 }
 
 /// What else is in progress that excludes an upgrade, or a reload that the control socket asks for.
@@ -226,38 +231,24 @@ fn begin(
     }
 }
 
-/// Exits at once, after another signal or the time limit, and prints what was not written and not flushed. Threads
-/// may be blocked in a device, so nothing waits for them and nothing that they use is dropped.
-pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
-    let _ = running.server.barrier().wait(LOSS_REPORT_TIMEOUT);
-    let (unflushed, left) = (running.server.unflushed(), running.server.left());
-    let mut all_flushed = true;
+/// Exits at once, after another signal or the time limit, and prints which exports held the stop up for `took`, and what was not written
+/// and not flushed of them. Threads may be blocked in a device, so nothing waits for them and nothing that they use is dropped.
+pub(super) fn end_at_once(running: &Running, reason: &str, took: Duration) -> ! {
+    let has_reported = running.server.barrier().wait(LOSS_REPORT_TIMEOUT);
     let exports = running.server.exports();
-    for export in exports.iter().filter(|export| !export.read_only) {
-        let bytes = left.get(export.volume).copied().flatten().unwrap_or(0);
-        if bytes > 0 {
-            complain(match running.kept_in() {
-                Some(place) => progress::kept(&export.name, bytes, place),
-                None => progress::lost(&export.name, bytes, reason),
-            });
+    let seconds = took.as_secs_f64();
+    if let Some(waits) = progress::waits(&exports) {
+        complain(format!("the stop waited {seconds:.1} s for {waits}"));
+    }
+    let mut all_flushed = has_reported;
+    for export in exports.iter().filter(|export| export.progress.stop != VolumeStop::Closed) {
+        for line in losses(export, running.kept_in(), reason) {
+            complain(line);
             all_flushed = false;
         }
     }
-    for export in exports.iter().filter(|export| export.volatile) {
-        let name = &export.name;
-        match unflushed.get(export.volume).copied().flatten() {
-            Some(0) => continue,
-            Some(writes) => {
-                complain(format!("export {name}: {writes} acknowledged writes were not flushed"));
-            }
-            None => complain(format!(
-                "export {name}: unknown whether all acknowledged writes were flushed"
-            )),
-        }
-        all_flushed = false;
-    }
     if all_flushed {
-        complain("stopped at once; all acknowledged writes were flushed");
+        complain(format!("stopped after {seconds:.1} s; all acknowledged writes were flushed"));
     }
     if let Some(file) = &running.pid_file {
         file.remove();
@@ -266,4 +257,34 @@ pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
         let _ = std::fs::remove_dir_all(private.path());
     }
     std::process::exit(1)
+}
+
+/// What was not written and not flushed of an export, a sentence each.
+fn losses(export: &ActiveExport, kept_in: Option<&str>, reason: &str) -> Vec<String> {
+    let ActiveExport { name, progress: VolumeProgress { left, unflushed, suspect, .. }, .. } =
+        export;
+    let mut lines = Vec::new();
+    let bytes = left.filter(|bytes| *bytes > 0 && !export.read_only);
+    lines.extend(bytes.map(|bytes| match kept_in {
+        Some(place) => progress::kept(name, bytes, place),
+        None => progress::lost(name, bytes, reason),
+    }));
+    if !export.volatile {
+        return lines;
+    }
+    match unflushed {
+        Some(0) => {}
+        Some(1) => lines.push(format!("export {name}: 1 acknowledged write was not flushed")),
+        Some(writes) => {
+            lines.push(format!("export {name}: {writes} acknowledged writes were not flushed"));
+        }
+        None => lines
+            .push(format!("export {name}: unknown whether all acknowledged writes were flushed")),
+    }
+    if *suspect {
+        lines.push(format!(
+            "export {name}: a flush failed, so acknowledged writes before it may be lost"
+        ));
+    }
+    lines
 }

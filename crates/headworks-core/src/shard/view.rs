@@ -239,6 +239,12 @@ impl Shard {
         (config.home == self.id).then(|| cache.dirty_bytes(volume))
     }
 
+    /// Whether a volume takes no writes.
+    #[must_use]
+    pub fn is_read_only(&self, volume: VolumeId) -> bool {
+        self.volume(volume).is_some_and(|config| config.options.read_only)
+    }
+
     /// Whether the bios of a volume go through this shard's cache.
     #[must_use]
     pub fn is_cached(&self, volume: VolumeId) -> bool {

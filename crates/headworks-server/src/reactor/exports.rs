@@ -180,6 +180,11 @@ impl ExportTable {
         self.place(id).map(|place| place.export.binding.device)
     }
 
+    /// The volume of an export.
+    pub fn volume_of(&self, id: ExportId) -> Option<VolumeId> {
+        self.place(id).map(|place| place.export.binding.volume)
+    }
+
     /// The name of an export in messages.
     pub fn shown(&self, id: ExportId) -> &str {
         self.place(id).map_or("", |place| shown_name(&place.export.info.name))

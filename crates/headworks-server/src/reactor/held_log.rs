@@ -23,12 +23,13 @@ enum HeldChange {
 }
 
 impl HeldLog {
-    /// Checks this shard's volumes, if the counter moved or a recovery may be logged; called every turn.
+    /// Checks this shard's volumes, if the counter moved or a recovery may be logged; called every turn. A server that `stops` keeps
+    /// nothing in its memory, and has no client whose flushes fail.
     pub fn check(
         &mut self,
         shard: &Shard,
         volumes: &[VolumeId],
-        at_tick: bool,
+        (at_tick, stops): (bool, bool),
         name: impl Fn(VolumeId) -> String,
     ) {
         let news = shard.held_news();
@@ -41,9 +42,15 @@ impl HeldLog {
             match self.note(volume, held.is_some(), at_tick && !shard.is_failing(volume)) {
                 Some(HeldChange::Began) => {
                     let (bytes, why) = held.expect("it began");
+                    let then = match stops {
+                        true => "",
+                        false => {
+                            "; they are kept in memory, and flushes fail until they are written or discarded (headworks ctl SOCKET \
+                             failed EXPORT, discard-failed EXPORT)"
+                        }
+                    };
                     error!(
-                        "{}: {bytes} acknowledged bytes could not be written out ({why}); they are kept in memory, and flushes fail until \
-                         they are written or discarded (headworks ctl SOCKET failed EXPORT, discard-failed EXPORT)",
+                        "{}: {bytes} acknowledged bytes could not be written out ({why}){then}",
                         name(volume)
                     );
                 }

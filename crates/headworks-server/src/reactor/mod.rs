@@ -100,25 +100,22 @@ const SKIPPED_PAYLOADS: usize = 1 << 20;
 /// Messages taken from one ring in one turn.
 const MESSAGES_MAX: usize = 1024;
 
-/// Phases of a shard's shutdown, in order.
+/// Phases of a shard's shutdown, in order; each of its volumes has phases of its own ([`crate::shared::VolumeStop`]).
 ///
 /// ```text
-/// Running --stop--> Draining --nothing in flight--> Flushing --all completed--> Waiting --every shard waits--> ended
+/// Running --stop--> Stopping --every volume closed, every connection gone--> Waiting --every shard waits--> ended
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ShutdownPhase {
     Running,
-    /// No connection is read from; requests in flight complete.
-    Draining {
+    /// No connection is read from; requests in flight complete, and volumes are flushed.
+    Stopping {
         /// Time at which the stop arrived.
         since: Instant,
-    },
-    /// The last flushes are in flight. `first` is the sequence number of the first one; earlier flushes belong to
-    /// waiters that are gone.
-    Flushing {
-        left: usize,
+        /// Sequence number of the first last flush; earlier flushes belong to waiters that are gone.
         first: u64,
-        since: Instant,
+        /// Clients that have not left were given their time.
+        late: bool,
     },
     /// Finished; other shards may still use this shard's devices.
     Waiting,
@@ -691,7 +688,9 @@ impl Reactor {
 
     fn log_held(&mut self, at_tick: bool) {
         let ReactorParts { driver, volumes, .. } = &self.parts;
-        self.held.check(driver.shard(), volumes, at_tick, |volume| self.exports.name_of(volume));
+        let stops = self.phase != ShutdownPhase::Running;
+        let name = |volume| self.exports.name_of(volume);
+        self.held.check(driver.shard(), volumes, (at_tick, stops), name);
     }
 
     /// Returns idle memory of the pool to the kernel once no buffer is in use.

@@ -1,17 +1,28 @@
-//! Shutdown of a shard: complete what is in flight, flush, wait until no other shard needs this shard's devices.
+//! Shutdown of a shard and of its volumes: requests in flight complete, each volume is written out, flushed and closed.
 //!
 //! ```text
-//! Running --stop--> Draining --nothing in flight--> Flushing --all completed--> Waiting --every shard waits--> ended
+//!   shard:   Running --stop--> Stopping --volumes have ended, connections are gone--> Waiting --every shard waits--> ended
+//!   volume:  Serving --stop--> Draining --its clients have left--> Flushing --> Closing --mark removed--> Closed
+//!                                                                     '--- error ---> Failed
 //! ```
 //!
-//! Invariant: acknowledged data are flushed before the thread ends. A client that does not read delays the end by at
-//! most five seconds, a device that does not answer by at most `stop_ns`. A flush that times out is submitted again
-//! until then.
+//! **A volume's stop waits for nothing of another volume**: not for its clients, its device, its flush or the file system of its mark.
+//! So a volume whose device does not answer keeps the process until `stop_ns`, and of the others everything is on the images by
+//! then, and no mark is left.
+//!
+//! Invariants: acknowledged data are flushed before a volume is closed. A client that does not read delays its volume by at most
+//! five seconds, a device that does not answer by at most `stop_ns`; a flush that times out is submitted again until then. A
+//! volume whose clients are still there after five seconds is flushed for the first time then: what was acknowledged does not
+//! wait for a request that hangs.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use headworks_core::{Instant, IoError, Status, VolumeId};
 use tracing::{error, info, warn};
 
-use super::{DRAIN_NS, Reactor, ShutdownPhase};
+use super::{DRAIN_NS, Reactor, ReactorParts, ShutdownPhase};
+use crate::shared::VolumeStop;
 
 impl Reactor {
     pub(super) fn stop(&mut self, now: Instant) {
@@ -26,7 +37,8 @@ impl Reactor {
         if self.has_pause() {
             self.end_pause();
         }
-        self.phase = ShutdownPhase::Draining { since: now };
+        let first = self.own_flushes.next_sequence();
+        self.phase = ShutdownPhase::Stopping { since: now, first, late: false };
         // Published at once: the loss is known even to a stop without time.
         self.publish_unflushed();
         let volumes = (0..self.parts.shared.volumes()).map(|volume| VolumeId(volume as u16));
@@ -54,30 +66,77 @@ impl Reactor {
 
     pub(super) fn advance_shutdown(&mut self, now: Instant) {
         self.publish_unflushed();
-        match self.phase {
-            ShutdownPhase::Draining { since } => {
-                if now.since(since) > DRAIN_NS {
-                    self.parts.io.slots().for_each(|slot| self.close_if_only_sending(slot));
+        let ShutdownPhase::Stopping { since, first, late } = self.phase else { return };
+        let is_late = now.since(since) > DRAIN_NS;
+        if is_late {
+            self.parts.io.slots().for_each(|slot| self.close_if_only_sending(slot));
+        }
+        if is_late && !late {
+            self.phase = ShutdownPhase::Stopping { since, first, late: true };
+            self.flush_undrained();
+        }
+        let in_time = self.parts.stop_ns == 0 || now.since(since) < self.parts.stop_ns;
+        self.take_last_flushes(first, in_time);
+        self.flush_drained();
+        let ReactorParts { io, shared, volumes, .. } = &self.parts;
+        let ended = volumes.iter().all(|volume| shared.progress_of(*volume).stop.has_ended());
+        if ended && io.connections() == 0 && self.frames_are_idle() {
+            self.wait_for_others();
+        }
+    }
+
+    /// Begins the last flush of each volume whose clients have left.
+    fn flush_drained(&mut self) {
+        let requests = self.requests_by_volume();
+        let shared = Arc::clone(&self.parts.shared);
+        for index in 0..self.parts.volumes.len() {
+            let volume = self.parts.volumes[index];
+            if shared.progress_of(volume).stop > VolumeStop::Draining {
+                continue;
+            }
+            match requests[usize::from(volume.0)] {
+                Some(count) => shared.publish_stop(volume, VolumeStop::Draining, count),
+                // Nothing was written, so a device that does not answer delays nothing.
+                None if self.parts.driver.shard().is_read_only(volume) => {
+                    shared.close_volume(volume, self.parts.id);
                 }
-                if self.parts.io.connections() == 0 {
-                    self.flush_all(now, since);
+                None => {
+                    shared.publish_stop(volume, VolumeStop::Flushing, 0);
+                    self.flush(volume);
                 }
             }
-            ShutdownPhase::Flushing { left, first, since } => {
-                let in_time = self.parts.stop_ns == 0 || now.since(since) < self.parts.stop_ns;
-                let mut answers = std::mem::take(&mut self.parts.io.own_flushes);
-                let ended = answers
-                    .drain(..)
-                    .filter(|(id, _)| id.sequence >= first)
-                    .filter(|(id, status)| self.take_flush_status((id.volume, *status), in_time));
-                let ended = ended.count();
-                assert!(ended <= left, "a last flush completes once");
-                match left - ended {
-                    0 if self.frames_are_idle() => self.wait_for_others(),
-                    left => self.phase = ShutdownPhase::Flushing { left, first, since },
-                }
+        }
+    }
+
+    /// Requests in flight by volume; none for a volume without clients.
+    fn requests_by_volume(&mut self) -> Vec<Option<u64>> {
+        let mut requests = vec![None; self.parts.shared.volumes()];
+        for slot in self.parts.io.slots() {
+            let export = self.connections.state(slot).export;
+            let volume = export.and_then(|export| self.exports.volume_of(export));
+            if let (Some(volume), Some((connection, _))) = (volume, self.parts.io.connection(slot))
+            {
+                *requests[usize::from(volume.0)].get_or_insert(0) += connection.in_flight() as u64;
             }
-            ShutdownPhase::Running | ShutdownPhase::Waiting => {}
+        }
+        requests
+    }
+
+    /// Flushes what was acknowledged of volumes with requests that hang; nobody waits for it.
+    fn flush_undrained(&mut self) {
+        let ReactorParts { shared, volumes, driver, .. } = &mut self.parts;
+        for &volume in volumes.iter() {
+            if shared.progress_of(volume).stop == VolumeStop::Draining {
+                driver.push(self.own_flushes.submit_for(volume, channel().0));
+            }
+        }
+    }
+
+    /// Takes the statuses of last flushes; `first` is the sequence number of the first one.
+    fn take_last_flushes(&mut self, first: u64, in_time: bool) {
+        let mut answers = std::mem::take(&mut self.parts.io.own_flushes);
+        for (id, status) in answers.drain(..).filter(|(id, _)| id.sequence >= first) {
+            self.take_flush_status(id.volume, status, in_time);
         }
     }
 
@@ -88,24 +147,24 @@ impl Reactor {
         }
     }
 
-    /// Takes the status of a last flush; returns false if the flush is submitted again.
-    fn take_flush_status(&mut self, (volume, status): (VolumeId, Status), in_time: bool) -> bool {
+    /// Takes the status of a last flush: the volume is closed, or has failed, or is flushed again.
+    fn take_flush_status(&mut self, volume: VolumeId, status: Status, in_time: bool) {
         match status {
-            Ok(()) => {}
-            Err(IoError::TimedOut) if in_time => {
+            Ok(()) => self.parts.shared.close_volume(volume, self.parts.id),
+            // A full shard takes the flush later.
+            Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) if in_time => {
                 if self.own_flushes.retry(volume) {
                     let name = self.exports.name_of(volume);
                     warn!("{name}: the final flush is slow; still waiting for the device");
                 }
-                return false;
             }
             Err(error) => {
                 let name = self.exports.name_of(volume);
                 error!("{name}: the final flush failed: {error}");
+                self.parts.shared.publish_stop(volume, VolumeStop::Failed, 0);
                 self.parts.shared.note_failure();
             }
         }
-        true
     }
 
     pub(super) fn retry_flushes(&mut self) {
@@ -117,19 +176,6 @@ impl Reactor {
     fn flush(&mut self, volume: VolumeId) {
         let flush = self.own_flushes.submit(volume);
         self.parts.driver.push(flush);
-    }
-
-    fn flush_all(&mut self, now: Instant, since: Instant) {
-        let volumes = self.parts.volumes.clone();
-        self.phase = ShutdownPhase::Flushing {
-            left: volumes.len(),
-            first: self.own_flushes.next_sequence(),
-            since,
-        };
-        volumes.into_iter().for_each(|volume| self.flush(volume));
-        self.step(now);
-        self.push_messages();
-        self.advance_shutdown(now);
     }
 
     fn wait_for_others(&mut self) {
@@ -154,8 +200,8 @@ impl Reactor {
             if let Some(bytes) = self.parts.driver.shard().dirty_bytes(id) {
                 self.parts.shared.publish_left(volume, bytes);
             }
-            if let Some((writes, suspect)) = self.parts.driver.shard().unflushed(id) {
-                self.parts.shared.publish(volume, writes + u64::from(suspect));
+            if let Some(unflushed) = self.parts.driver.shard().unflushed(id) {
+                self.parts.shared.publish(volume, unflushed);
             }
         }
     }
