@@ -14,6 +14,10 @@
 //!
 //! So one writer excludes everybody else, and readers live together. The locks belong to the open file, not to the process:
 //! they go when it is closed, also by kill -9.
+//!
+//! Rule: a process never releases a lock that another one holds. A server that hands over shares its open file, and with it the lock,
+//! with the process that is to replace it. So a wait that finds the image taken gives back only locks of an own open file
+//! ([`lock_patiently`]); with a handed-over one it looks and waits ([`lock_handed_over`]).
 
 use std::fs::File;
 use std::io;
@@ -144,22 +148,43 @@ fn wanted(read_only: bool) -> (u8, u8) {
     }
 }
 
-/// [`lock`], but a lock that is taken is asked for again for a while: of a server that was killed the kernel gives back the
-/// ring, and with it the image, some milliseconds after the process is gone (17 ms measured).
+/// [`lock`] of an own open file, but a lock that is taken is asked for again for a while: of a server that was killed the kernel gives
+/// back the ring, and with it the image, some milliseconds after the process is gone (17 ms measured).
 ///
 /// # Errors
 /// As [`lock`].
 pub fn lock_patiently(file: &File, read_only: bool) -> io::Result<Lock> {
+    // Not while we wait: two processes that start together would block each other without end.
+    patiently(|| lock(file, read_only), || release(file))
+}
+
+/// [`lock_patiently`] of an open file that another process hands over and still needs: none of its locks is released, whatever the
+/// answer is. The image is taken for the moment in which a third process tries to lock it.
+///
+/// # Errors
+/// As [`lock`].
+pub fn lock_handed_over(file: &File, read_only: bool) -> io::Result<Lock> {
+    let look_first = || match is_taken(file, read_only)? {
+        true => Ok(Lock::Taken),
+        false => lock(file, read_only),
+    };
+    patiently(look_first, || Ok(()))
+}
+
+/// Tries until the image is not taken any more, for a while; `before_wait` comes before each wait.
+fn patiently(
+    attempt: impl Fn() -> io::Result<Lock>,
+    before_wait: impl Fn() -> io::Result<()>,
+) -> io::Result<Lock> {
     for _ in 0..PATIENCE_TRIES {
-        match lock(file, read_only)? {
+        match attempt()? {
             Lock::Taken => {}
             answer => return Ok(answer),
         }
-        // Not while we wait: two processes that start together would block each other without end.
-        release(file)?;
+        before_wait()?;
         std::thread::sleep(PATIENCE_PAUSE);
     }
-    lock(file, read_only)
+    attempt()
 }
 
 fn release(file: &File) -> io::Result<()> {
@@ -231,5 +256,30 @@ mod tests {
             assert_eq!(lock(&ours, false).unwrap(), Lock::Held);
             assert_eq!(qemu("write 0 512"), Some(false));
         }
+    }
+
+    #[test]
+    fn handed_over_lock_stays_while_its_new_holder_waits() {
+        let image = TempFile::new("lock-handed");
+        let open = || File::options().read(true).write(true).open(image.path()).unwrap();
+        let old = open();
+        assert_eq!(lock(&old, false).unwrap(), Lock::Held);
+        let handed = old.try_clone().unwrap();
+        // A third process is in the middle of its attempt: its locks are set, and it looks next.
+        let third = open();
+        assert_eq!(lock(&third, false).unwrap(), Lock::Taken);
+        let watch = open();
+        let new = std::thread::spawn(move || lock_handed_over(&handed, false).unwrap());
+        // As long as the new process waits, and after it has given up.
+        while !new.is_finished() {
+            assert!(others_hold(&watch, PERMISSION_BASE + 1).unwrap());
+            assert_eq!(lock(&third, false).unwrap(), Lock::Taken, "the old server has it");
+        }
+        assert_eq!(new.join().unwrap(), Lock::Taken);
+        release(&third).unwrap();
+        assert_eq!(lock(&third, false).unwrap(), Lock::Taken);
+        release(&third).unwrap();
+        let handed = old.try_clone().unwrap();
+        assert_eq!(lock_handed_over(&handed, false).unwrap(), Lock::Held);
     }
 }

@@ -27,7 +27,7 @@ use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 use super::directory::{folder_of, sync_directory};
 use super::handles::{ImageWriter, SizeWatch, size_of_file};
 use super::identity::Identity;
-use super::lock::{Lock, is_taken, lock_patiently};
+use super::lock::{Lock, is_taken, lock_handed_over, lock_patiently};
 use super::probe;
 use crate::safe_open::open_image;
 use crate::size::display_size;
@@ -156,13 +156,15 @@ impl OpenFile {
         (created, lock): (bool, Option<Arc<File>>),
         options: &FileOptions,
     ) -> Result<Self, ConfigError> {
-        let locks = lock.as_deref().unwrap_or(&file);
-        let locked =
-            match lock_patiently(locks, options.read_only).map_err(|e| io_error(path, &e))? {
-                Lock::Held => true,
-                Lock::Unavailable => false,
-                Lock::Taken => return Err(in_use(path, options)),
-            };
+        let answer = match &lock {
+            Some(handed) => lock_handed_over(handed, options.read_only),
+            None => lock_patiently(&file, options.read_only),
+        };
+        let locked = match answer.map_err(|error| io_error(path, &error))? {
+            Lock::Held => true,
+            Lock::Unavailable => false,
+            Lock::Taken => return Err(in_use(path, options)),
+        };
         let facts = Facts { created, locked, in_use: false, try_holes: !options.read_only };
         let opened = Self::describe(path, file, facts, options)?;
         let lock = lock.unwrap_or(opened.lock);
