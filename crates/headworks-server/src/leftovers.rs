@@ -15,7 +15,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -150,6 +150,8 @@ pub struct Leftovers {
     /// Files that other processes had at the start, until the images are open.
     held: Arc<Mutex<Vec<HeldFile>>>,
     locks: Arc<Mutex<Vec<HandedLock>>>,
+    /// Paths of images that a server which hands over may have marked.
+    marked: Arc<Mutex<Vec<PathBuf>>>,
     remotes: Arc<Mutex<Vec<(Identity, Export)>>>,
 }
 
@@ -229,6 +231,17 @@ impl Leftovers {
         found.map(|(_, lock)| Arc::clone(lock))
     }
 
+    /// Adds the path of an image that a running server may have marked, and hands over.
+    pub(crate) fn add_marked(&self, path: PathBuf) {
+        self.marked.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+    }
+
+    /// Whether the mark beside the image at `path` is that of a running server which hands over. The image may be another one by now.
+    pub(crate) fn is_marked(&self, path: &Path) -> bool {
+        let marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
+        marked.iter().any(|other| other == path)
+    }
+
     /// Adds an export of another server that a running server hands over.
     pub(crate) fn add_remote(&self, image: Identity, export: Export) {
         self.remotes.lock().unwrap_or_else(PoisonError::into_inner).push((image, export));
@@ -241,9 +254,10 @@ impl Leftovers {
         Some(remotes.swap_remove(index).1)
     }
 
-    /// Forgets the locks and remotes that no image has taken: locks go with their last descriptor.
+    /// Forgets the locks, marks and remotes that no image has taken: locks go with their last descriptor.
     pub(crate) fn drop_locks(&self) {
         self.remotes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.marked.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.locks.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 

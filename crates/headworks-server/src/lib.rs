@@ -89,8 +89,8 @@ pub use control::{
 };
 pub use did_you_mean::nearest_name;
 pub use handover::{
-    Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UpgradeHook, UpgradeRefusal,
-    UpgradeReport, UpgradeRequest, UpgradeResult,
+    Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UnmatchedClients,
+    UpgradeHook, UpgradeRefusal, UpgradeReport, UpgradeRequest, UpgradeResult,
 };
 pub use headworks_rbd::wait_for_closes;
 pub use latency_target::latency_target_word;

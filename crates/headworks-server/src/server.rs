@@ -14,7 +14,7 @@ use headworks_core::{
 
 use crate::assemble::cache_shares;
 use crate::assemble::export_info::{served_exports, unavailable};
-use crate::assemble::image::VolumeOrigin;
+use crate::assemble::image::{CreatedImage, VolumeOrigin};
 use crate::assemble::tenant_spec::check_tenants;
 use crate::assemble::topology::topology;
 use crate::assemble::{Assembly, ImageWatcher};
@@ -23,7 +23,7 @@ use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::shards::ShardLink;
 use crate::control::tree::{ExportNode, device_name};
-use crate::handover::{Adoption, HandedListener};
+use crate::handover::{Adoption, HandedListener, HandedVolume};
 use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
 use crate::listen::{Address, Listener, check_unix};
@@ -58,8 +58,8 @@ pub struct Server {
     memory: Option<MemoryWatch>,
     /// What ctl had changed when the standing part was handed over.
     handed_changes: Mutex<Option<String>>,
-    /// Which images were handed over last, by their keys.
-    handed_images: Mutex<Vec<String>>,
+    /// The volumes as they were handed over last.
+    handed_volumes: Mutex<Vec<HandedVolume>>,
     /// The pause of all shards, while another process takes over.
     paused: Mutex<Option<PausedServer>>,
 }
@@ -164,6 +164,17 @@ impl Server {
         ended: impl Fn() + Send + Sync + 'static,
         opened: impl FnOnce() -> Result<(), ConfigError>,
     ) -> Result<Self, ConfigError> {
+        let created = std::mem::take(&mut assembly.created);
+        let started = Self::start_assembled(assembly, options, ended, opened);
+        started.inspect_err(|_| created.into_iter().for_each(CreatedImage::undo))
+    }
+
+    fn start_assembled(
+        mut assembly: Assembly,
+        options: &ServerOptions,
+        ended: impl Fn() + Send + Sync + 'static,
+        opened: impl FnOnce() -> Result<(), ConfigError>,
+    ) -> Result<Self, ConfigError> {
         let Prepared { mut acceptors, config, mut caches } = Prepared::new(&assembly, options)?;
         let OpenedListeners { clients, control, metrics, set } =
             OpenedListeners::open(options, &mut acceptors)?;
@@ -242,7 +253,7 @@ impl Server {
         let launched = launched.inspect_err(|_| shared.keeper().close_all());
         let Launched { threads, engine, pages } = launched?;
         if let Some(adoption) = adoption {
-            adoption.finish(&shared, &setup.exports, options, || {
+            let finished = adoption.finish(&shared, &setup.exports, options, || {
                 let keeper = shared.keeper();
                 if let Some(takeover) = &options.takeover {
                     // Release: what the old process did comes first.
@@ -253,7 +264,12 @@ impl Server {
                 }
                 notes.extend(open_volumes(keeper));
                 options.leftovers.drop_locks();
-            })?;
+            });
+            if let Err(error) = finished {
+                // They have the images open, which another start may need.
+                threads.into_iter().for_each(|thread| drop(thread.join()));
+                return Err(error);
+            }
             if let Some(takeover) = &options.takeover {
                 takeover.standing().close_listeners();
             }
@@ -278,7 +294,7 @@ impl Server {
             metrics: None,
             memory: None,
             handed_changes: Mutex::default(),
-            handed_images: Mutex::default(),
+            handed_volumes: Mutex::default(),
             paused: Mutex::default(),
         };
         server.notes.extend(server.service.changes().share_bases());
@@ -326,11 +342,12 @@ impl Server {
         self.listeners.handed()
     }
 
-    /// What ctl had changed when the standing part was handed over; none before.
-    pub(crate) fn handed_images(&self) -> MutexGuard<'_, Vec<String>> {
-        self.handed_images.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The volumes as they were handed over last.
+    pub(crate) fn handed_volumes(&self) -> MutexGuard<'_, Vec<HandedVolume>> {
+        self.handed_volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What ctl had changed when the standing part was handed over; none before.
     pub(crate) fn handed_changes(&self) -> MutexGuard<'_, Option<String>> {
         self.handed_changes.lock().unwrap_or_else(PoisonError::into_inner)
     }

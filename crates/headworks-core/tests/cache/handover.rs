@@ -164,6 +164,20 @@ fn volume_that_is_gone_must_be_clean() {
 }
 
 #[test]
+fn dirty_blocks_move_to_a_volume_that_has_grown() {
+    let mut harness = mixed(1024);
+    let dirty = harness.shard.dirty_bytes(VolumeId(0)).unwrap();
+    assert!(dirty > 0);
+    harness.hand_over(|config| config.volumes[0].options.size += MIB, SAME).unwrap();
+    assert_eq!(harness.shard.dirty_bytes(VolumeId(0)), Some(dirty));
+    // The last block of an odd size is cached with zeros where the image has bytes now.
+    let odd = |config: &mut headworks_core::ShardConfig| config.volumes[0].options.size += 512;
+    harness.hand_over(odd, SAME).unwrap();
+    let refused = harness.hand_over(odd, SAME).unwrap_err();
+    assert!(refused.contains("bytes and now has"), "{refused}");
+}
+
+#[test]
 fn contents_that_do_not_fit_are_refused_with_a_sentence() {
     type Change = fn(&mut headworks_core::ShardConfig);
     let cases: [(Change, &str); 4] = [

@@ -430,11 +430,11 @@ impl OpenedImage {
             return Ok(RestoredImage::default());
         };
         let mut restored = leftovers.restore_image(path, file, &writer)?;
-        if leftovers.lock_of(path).is_some() {
+        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if leftovers.lock_of(path).is_some() || leftovers.is_marked(&absolute) {
             // The mark is that of the server which hands over.
             return Ok(restored);
         }
-        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if let Some(unclean) = Marker::of(&absolute).found()
             && !(unclean.same_boot && restored.covered)
         {

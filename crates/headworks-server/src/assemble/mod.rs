@@ -23,7 +23,7 @@ use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
 use crate::options::MissingImage;
 use crate::spec::{BaseDevice, Spec};
 use headworks::{Device, OpenVolume, display_size};
-use image::{OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
+use image::{CreatedImage, OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
 
 pub use export_spec::{ExportSource, ExportSpec, NamedDevice, check_exports};
 pub(crate) use export_spec::{shown_name, split_name};
@@ -91,6 +91,8 @@ pub struct Assembly {
     pub named: Vec<Option<NamedDevice>>,
     /// Volumes whose flushes fail until the operator acknowledges them.
     pub(super) suspect: Vec<VolumeId>,
+    /// Images that did not exist before; a start that fails removes them again.
+    pub(super) created: Vec<CreatedImage>,
     /// Dirty data of dead servers that are not on the images yet.
     pub(super) pending: Vec<(VolumeId, PendingRestore)>,
 }
@@ -167,7 +169,11 @@ impl Assembly {
                 }
             }
         }
-        (builder.finish(), refused)
+        let mut assembly = builder.finish();
+        if !refused.is_empty() {
+            assembly.created.drain(..).for_each(CreatedImage::undo);
+        }
+        (assembly, refused)
     }
 }
 
@@ -291,6 +297,9 @@ impl Builder {
         }
         let volume = VolumeId(self.assembly.volumes.len() as u16);
         let options = opened.options;
+        if self.opening == Opening::Serve {
+            self.assembly.created.extend(opened.made(&export.spec));
+        }
         self.assembly.notes.extend(opened.notes.iter().cloned());
         let restored = match self.opening {
             Opening::Serve => opened.recover(export, &self.leftovers)?,

@@ -9,16 +9,11 @@ use headworks_core::{ShardId, VolumeId};
 
 use super::live;
 use super::record::Handover;
-use super::standing::{HandedVolume, StandingParts};
+use super::standing::StandingParts;
 use crate::Server;
 use crate::control::rpc::RpcFault;
 use crate::messages::ControlMessage;
 use crate::messages::hand_over::{PauseOrder, PauseWay, PausedServer, PausedShard};
-
-/// Which images the volumes are.
-fn keys(volumes: &[HandedVolume]) -> Vec<String> {
-    volumes.iter().map(|volume| volume.key.clone()).collect()
-}
 
 impl Server {
     /// Listeners, image locks and settings, for a process that is to replace this one. The server goes on.
@@ -29,7 +24,7 @@ impl Server {
         let (volumes, locks) = self.service().changes().volumes_to_hand_over()?;
         let changes = self.unsaved_changes()?;
         *self.handed_changes() = Some(changes.clone());
-        *self.handed_images() = keys(&volumes);
+        (*self.handed_volumes()).clone_from(&volumes);
         let parts = StandingParts {
             listeners: &self.handed(),
             locks,
@@ -61,17 +56,16 @@ impl Server {
         }
     }
 
-    /// Ends the pause if a snapshot was made since the new process opened the images: it would write to what is a base now. From here
-    /// on there can be none, because it freezes.
+    /// Ends the pause if a snapshot or a resize was made since the new process opened the images: it would write to what is a base
+    /// now, or have less than clients use. From here on there can be none, because they change what paused shards know.
     fn check_images(&self) -> Result<(), String> {
-        let now =
-            self.service().changes().volumes_to_hand_over().map(|(volumes, _)| keys(&volumes));
-        let is_same = now.as_ref() == Ok(&*self.handed_images());
+        let now = self.service().changes().volumes_to_hand_over().map(|(volumes, _)| volumes);
+        let is_same = now.as_ref() == Ok(&*self.handed_volumes());
         if !is_same {
             self.resume();
-            return Err(now
-                .err()
-                .unwrap_or_else(|| "a snapshot was made meanwhile; try again".to_owned()));
+            return Err(now.err().unwrap_or_else(|| {
+                "a snapshot or a resize was made meanwhile; try again".to_owned()
+            }));
         }
         Ok(())
     }
@@ -116,8 +110,10 @@ impl Server {
     /// As [`Server::standing`].
     pub fn standing_for_restart(&self) -> Result<Handover, String> {
         let (mut volumes, _) = self.service().changes().volumes_to_hand_over()?;
-        // The next process asks the remotes anew: they may have changed with the restart.
-        volumes.iter_mut().for_each(|volume| volume.remote = None);
+        // Another image may get the numbers of one that is closed.
+        volumes.retain(|volume| volume.is_known);
+        // The next process asks the remotes anew: they may have changed with the restart. The marks are gone by then.
+        volumes.iter_mut().for_each(|volume| (volume.remote, volume.path) = (None, None));
         let (listeners, locks, has_memory) = (&[][..], Vec::new(), self.keeps_cache());
         StandingParts { listeners, locks, has_memory, volumes: &volumes, changes: "" }.write()
     }

@@ -3,11 +3,12 @@
 //! Connections with what is unfinished of them, the contents of the caches, and volumes whose device failed a flush.
 
 use headworks_core::{Ioprio, VolumeId};
-use headworks_nbd::Negotiated;
 use headworks_nbd::transmission::Refusal;
 use headworks_nbd::wire::NbdError;
+use headworks_nbd::{Negotiated, TransmissionFlags};
 use serde_json::{Value, json};
 
+use super::disk::ToldExport;
 use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth};
 use crate::messages::hand_over::PausedShard;
 use crate::nbd::connection::HandedConnection;
@@ -16,8 +17,8 @@ use crate::nbd::outgoing::UnsentPiece;
 /// What a new process takes over of a paused one.
 #[derive(Debug, Default)]
 pub(crate) struct Live {
-    /// Connections with the names of their exports.
-    pub connections: Vec<(String, HandedConnection)>,
+    /// Connections, each with what its client was told of its export.
+    pub connections: Vec<(ToldExport, HandedConnection)>,
     /// Contents of the caches, by shard.
     pub contents: Vec<Option<Vec<u64>>>,
     /// Volumes whose flushes fail until an operator acknowledges it.
@@ -29,8 +30,8 @@ pub(super) fn write(shards: Vec<PausedShard>) -> Handover {
     let mut writer = Writer::default();
     let (mut connections, mut caches, mut suspect) = (Vec::new(), Vec::new(), Vec::new());
     for shard in shards {
-        for (export, handed) in shard.connections {
-            connections.push(write_connection(&export, handed, &mut writer));
+        for (told, handed) in shard.connections {
+            connections.push(write_connection(&told, handed, &mut writer));
         }
         caches.push(match shard.contents {
             Some(words) => {
@@ -44,7 +45,7 @@ pub(super) fn write(shards: Vec<PausedShard>) -> Handover {
     writer.finish(&json!({ "connections": connections, "caches": caches, "suspect": suspect }))
 }
 
-fn write_connection(export: &str, handed: HandedConnection, writer: &mut Writer) -> Value {
+fn write_connection(told: &ToldExport, handed: HandedConnection, writer: &mut Writer) -> Value {
     let HandedConnection {
         socket,
         id,
@@ -69,7 +70,11 @@ fn write_connection(export: &str, handed: HandedConnection, writer: &mut Writer)
         })
         .collect();
     json!({
-        "export": export,
+        "export": told.name,
+        "volume": told.volume.0,
+        "size": told.size,
+        "block_size": told.block_size,
+        "flags": told.flags.0,
         "id": id,
         "peer": peer,
         "listener": listener,
@@ -93,8 +98,7 @@ impl Live {
         let (head, mut reader) = Reader::open(handover)?;
         let mut live = Self::default();
         for entry in list(&head, "connections")? {
-            let export = text(entry, "export")?.to_owned();
-            live.connections.push((export, read_connection(entry, &mut reader)?));
+            live.connections.push((read_told(entry)?, read_connection(entry, &mut reader)?));
         }
         for cache in list(&head, "caches")? {
             live.contents.push(match cache {
@@ -111,6 +115,16 @@ impl Live {
         }
         Ok(live)
     }
+}
+
+fn read_told(entry: &Value) -> Result<ToldExport, String> {
+    Ok(ToldExport {
+        name: text(entry, "export")?.to_owned(),
+        volume: VolumeId(fitting(entry, "volume")?),
+        size: number(entry, "size")?,
+        block_size: fitting(entry, "block_size")?,
+        flags: TransmissionFlags(fitting(entry, "flags")?),
+    })
 }
 
 fn read_connection(entry: &Value, reader: &mut Reader) -> Result<HandedConnection, String> {

@@ -12,8 +12,9 @@
 //! the new process was told to serve, it changes nothing that the old one needs to continue.
 //!
 //! `standing` and `live` are the two parts, `record` their form; `give` is the old server's side, `take` the new one's, `takeover`
-//! what its options say; `request` is an operator's request for all of it.
+//! what its options say; `disk` the rule which disk a connection may go on with; `request` is an operator's request for all of it.
 
+mod disk;
 mod give;
 mod live;
 mod record;
@@ -24,10 +25,11 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use disk::{HandedVolume, ToldExport, disk_key, image_path, is_known};
 pub use give::PauseInProgress;
 pub use record::Handover;
 pub(crate) use request::AnswerGuard;
 pub use request::{UpgradeHook, UpgradeRefusal, UpgradeReport, UpgradeRequest, UpgradeResult};
-pub(crate) use standing::{HandedListener, HandedRemote, HandedVolume, ListenerRole, volume_key};
+pub(crate) use standing::{HandedListener, HandedRemote, ListenerRole};
 pub(crate) use take::Adoption;
-pub use takeover::{Takeover, TakeoverStep, TakeoverSteps};
+pub use takeover::{Takeover, TakeoverStep, TakeoverSteps, UnmatchedClients};

@@ -3,8 +3,10 @@
 //! Listening sockets, the open files that hold the images' locks, which volume is which image, and what was changed over the control
 //! socket. Sockets that a service manager passed, and the memory of the cache, are the program's to hand over: it opened them.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -17,8 +19,8 @@ use headworks_nbd::client::Export;
 use headworks_nbd::export::BlockSizes;
 use serde_json::{Value, json};
 
+use super::disk::HandedVolume;
 use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth};
-use crate::assemble::image::VolumeOrigin;
 use crate::leftovers::Leftovers;
 
 /// What a listening socket is for.
@@ -82,17 +84,6 @@ impl HandedListener {
     }
 }
 
-/// A volume as both processes know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HandedVolume {
-    pub id: VolumeId,
-    pub home: ShardId,
-    /// Which image it is.
-    pub key: String,
-    /// The remote behind it, as it was opened.
-    pub remote: Option<HandedRemote>,
-}
-
 /// A remote as both processes know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HandedRemote {
@@ -120,14 +111,11 @@ impl HandedRemote {
     }
 }
 
-/// The key by which two processes agree on a volume: its image, or how it was specified and the how-manieth such it is.
-pub(crate) fn volume_key(origin: &VolumeOrigin, before: &[HandedVolume]) -> String {
-    if let Some(Identity { filesystem, inode, .. }) = origin.identity {
-        return format!("file {filesystem} {inode}");
-    }
-    let what = format!("{} #", origin.what);
-    let count = before.iter().filter(|volume| volume.key.starts_with(&what)).count();
-    format!("{what}{count}")
+/// A path as bytes; none of a volume without an image.
+fn read_path(value: &Value) -> Option<PathBuf> {
+    let byte = |byte: &Value| byte.as_u64().and_then(|byte| u8::try_from(byte).ok());
+    let bytes: Option<Vec<u8>> = value.as_array()?.iter().map(byte).collect();
+    Some(OsString::from_vec(bytes?).into())
 }
 
 /// What a new process takes over before it starts to serve.
@@ -169,8 +157,10 @@ impl StandingParts<'_> {
             );
         }
         let volume = |volume: &HandedVolume| {
-            json!({ "id": volume.id.0, "home": volume.home.0, "key": volume.key,
-            "remote": volume.remote.as_ref().map(HandedRemote::write) })
+            let HandedVolume { id, home, export, key, path, size, read_only, remote, .. } = volume;
+            let path = path.as_ref().map(|path| path.as_os_str().as_bytes());
+            json!({ "id": id.0, "home": home.0, "export": export, "key": key, "path": path,
+            "size": size, "read_only": read_only, "remote": remote.as_ref().map(HandedRemote::write) })
         };
         let head = json!({
             "listeners": listeners?,
@@ -206,7 +196,13 @@ impl Standing {
             volumes.push(HandedVolume {
                 id: VolumeId(fitting(entry, "id")?),
                 home: ShardId(fitting(entry, "home")?),
+                export: text(entry, "export")?.to_owned(),
                 key: text(entry, "key")?.to_owned(),
+                // Of the others a process that ends hands nothing over.
+                is_known: true,
+                path: read_path(&entry["path"]),
+                size: number(entry, "size")?,
+                read_only: truth(entry, "read_only")?,
                 // A process before this version has none.
                 remote: match entry.get("remote").filter(|remote| !remote.is_null()) {
                     Some(remote) => Some(HandedRemote::read(remote)?),
@@ -225,10 +221,14 @@ impl Standing {
         })
     }
 
-    /// Gives locks and remotes to those that open images.
+    /// Gives locks, marks and remotes to those that open images.
     pub fn give_locks(&self, leftovers: &Leftovers) {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.drain(..).for_each(|(identity, lock)| leftovers.add_lock(identity, lock));
+        let written = self.volumes.iter().filter(|volume| !volume.read_only);
+        written
+            .filter_map(|volume| volume.path.clone())
+            .for_each(|path| leftovers.add_marked(path));
         let remotes = self.volumes.iter().filter_map(|volume| volume.remote.clone());
         remotes.for_each(|remote| leftovers.add_remote(remote.identity, remote.export));
     }

@@ -5,18 +5,22 @@
 //!         --> memory, rows and marks are ours --> shards go on --> connections, then new clients
 //!   an error before that: the shards end, and nothing was changed
 //! ```
+//!
+//! Every connection passes `Disks::export_of`, which has the rule of `disk`: an export's name alone binds nothing.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 
-use headworks_core::{ConfigError, Control, Instant, ShardId, VolumeId};
+use headworks_core::{ConfigError, Control, Instant, ShardId, VolumeId, VolumeOptions};
 
+use super::disk::{HandedVolume, ToldExport, disk_key, image_path, is_known};
 use super::live::Live;
-use super::standing::{HandedVolume, volume_key};
-use super::takeover::{LaterSteps, Takeover, refused};
+use super::takeover::{LaterSteps, Takeover, UnmatchedClients, refused};
 use crate::ServerOptions;
 use crate::assemble::export_info::ServedExport;
 use crate::assemble::{Assembly, shown_name};
+use crate::marker::Marker;
 use crate::messages::ControlMessage;
 use crate::messages::hand_over::{AdoptOrder, AdoptedClient};
 use crate::nbd::connection::{Connection, HandedConnection};
@@ -25,16 +29,86 @@ use crate::shared::ServerShared;
 /// A takeover in progress.
 pub(crate) struct Adoption {
     steps: LaterSteps,
-    /// By the old server's ids: the ids here.
+    unmatched: UnmatchedClients,
+    disks: Disks,
+    /// By the old server's ids: the ids here of the volumes that get what was cached of the old ones.
     volumes: Vec<Option<VolumeId>>,
+    /// Why others get nothing, as sentences about their exports.
+    refusals: Vec<String>,
+}
+
+/// The disks of both processes.
+struct Disks {
+    old: Vec<HandedVolume>,
+    own: Vec<HandedVolume>,
+    /// Exports that are not served, and why.
+    absent: Vec<(String, String)>,
+}
+
+impl Disks {
+    fn new(old: &[HandedVolume], assembly: &Assembly, homes: &[ShardId]) -> Self {
+        let absent = assembly.absent.iter();
+        let absent = absent.map(|absent| (absent.spec.name.clone(), absent.reason.clone()));
+        Self { old: old.to_vec(), own: own_volumes(assembly, homes), absent: absent.collect() }
+    }
+
+    /// Images that the old process may have written, all of it out, and that this one does not write.
+    fn images_without_writer(&self) -> impl Iterator<Item = &Path> {
+        let written = |volumes: &[HandedVolume], path: &Path| {
+            volumes.iter().any(|one| !one.read_only && one.path.as_deref() == Some(path))
+        };
+        let before = self.old.iter().filter(|volume| !volume.read_only);
+        before
+            .filter_map(|volume| volume.path.as_deref())
+            .filter(move |path| !written(&self.own, path))
+    }
+
+    /// The export with which a connection goes on, of those that are served now.
+    ///
+    /// # Errors
+    /// Why there is none, as a clause about the export that the connection was bound to.
+    fn export_of<'a>(
+        &self,
+        told: &ToldExport,
+        exports: &'a [ServedExport],
+    ) -> Result<&'a ServedExport, String> {
+        let named = exports.iter().find(|served| served.info.name == told.name);
+        let served = named.ok_or_else(|| {
+            let absent = self.absent.iter().find(|(name, _)| *name == told.name);
+            absent.map_or_else(|| "it is not served any more".to_owned(), |(_, why)| why.clone())
+        })?;
+        let by_id = |volumes: &[HandedVolume], id| {
+            volumes.iter().find(|volume: &&HandedVolume| volume.id == id).cloned()
+        };
+        let before = by_id(&self.old, told.volume);
+        let now = by_id(&self.own, served.binding.volume);
+        let (before, now) = before.zip(now).ok_or("it is not known which image it was")?;
+        match before.difference(&now).or_else(|| told.difference(&served.info)) {
+            None => Ok(served),
+            Some(why) => Err(why),
+        }
+    }
 }
 
 /// The volumes of a server that starts, as [`HandedVolume`]s.
 fn own_volumes(assembly: &Assembly, homes: &[ShardId]) -> Vec<HandedVolume> {
     let mut volumes = Vec::new();
     for (index, (origin, home)) in assembly.origins.iter().zip(homes).enumerate() {
-        let key = volume_key(origin, &volumes);
-        volumes.push(HandedVolume { id: VolumeId(index as u16), home: *home, key, remote: None });
+        let key = disk_key(origin, &volumes);
+        let VolumeOptions { size, read_only, .. } = assembly.volumes[index].1;
+        let (id, home, export) = (VolumeId(index as u16), *home, origin.what.clone());
+        let (is_known, path, remote) = (is_known(origin), image_path(origin), None);
+        volumes.push(HandedVolume {
+            id,
+            home,
+            export,
+            key,
+            is_known,
+            path,
+            size,
+            read_only,
+            remote,
+        });
     }
     volumes
 }
@@ -51,11 +125,19 @@ impl Adoption {
     ) -> Result<Self, ConfigError> {
         let steps =
             takeover.take().ok_or_else(|| refused("the takeover was used before".to_owned()))?;
-        let (own, old) = (own_volumes(assembly, homes), &takeover.standing().volumes);
-        let slots = old.iter().map(|volume| usize::from(volume.id.0) + 1).max().unwrap_or(0);
-        let mut volumes = vec![None; slots];
-        for volume in old {
-            let Some(same) = own.iter().find(|same| same.key == volume.key) else { continue };
+        let disks = Disks::new(&takeover.standing().volumes, assembly, homes);
+        let slots = disks.old.iter().map(|volume| usize::from(volume.id.0) + 1).max().unwrap_or(0);
+        let (mut volumes, mut refusals) = (vec![None; slots], Vec::new());
+        for volume in &disks.old {
+            let same = disks.own.iter().find(|same| same.key == volume.key);
+            let refusal = match same {
+                Some(same) => volume.refusal_of_contents(same),
+                None => Some("its image is not served any more".to_owned()),
+            };
+            refusals.extend(
+                refusal.iter().map(|why| format!("export {}: {why}", shown_name(&volume.export))),
+            );
+            let Some(same) = same.filter(|_| refusal.is_none()) else { continue };
             // Each shard has a part of the memory.
             if same.home != volume.home && takeover.has_memory() {
                 return Err(refused(format!(
@@ -65,13 +147,14 @@ impl Adoption {
             }
             volumes[usize::from(volume.id.0)] = Some(same.id);
         }
-        Ok(Self { steps, volumes })
+        let unmatched = takeover.unmatched();
+        Ok(Self { steps, unmatched, disks, volumes, refusals })
     }
 
     /// Takes over: returns when the old process has left. `before_serving` is called before the shards go on.
     ///
     /// # Errors
-    /// What is handed over does not fit, or the old server goes on; nothing was changed then.
+    /// What is handed over does not fit, or the old server goes on; nothing was changed then, and the shards end.
     pub fn finish(
         self,
         shared: &ServerShared,
@@ -79,7 +162,24 @@ impl Adoption {
         options: &ServerOptions,
         before_serving: impl FnOnce(),
     ) -> Result<(), ConfigError> {
-        let (live, adopted) = self.steps;
+        let taken = self.take_over(shared, exports, options, before_serving);
+        if taken.is_err() {
+            for shard in (0..shared.shards() as u16).map(ShardId) {
+                // One that has ended reads nothing.
+                shared.send(shard, ControlMessage::Adopt(AdoptOrder::withdrawn()));
+            }
+        }
+        taken
+    }
+
+    fn take_over(
+        self,
+        shared: &ServerShared,
+        exports: &[ServedExport],
+        options: &ServerOptions,
+        before_serving: impl FnOnce(),
+    ) -> Result<(), ConfigError> {
+        let Self { steps: (live, adopted), unmatched, disks, volumes: known, refusals } = self;
         let Live { connections, mut contents, suspect } = Live::read(live()?).map_err(refused)?;
         let (answers, outcomes) = channel();
         let mut goes: Vec<Sender<()>> = Vec::new();
@@ -87,12 +187,13 @@ impl Adoption {
         if contents.len() > shared.shards() {
             return Err(refused("the number of shards was changed: restart instead".to_owned()));
         }
-        let count = connections.len();
-        let mut clients = clients_by_shard(connections, exports, options);
+        let bound = bind(connections, |told| disks.export_of(told, exports), unmatched)?;
+        let count = bound.len();
+        let mut clients = clients_by_shard(bound, options);
         for (shard, contents) in (0..).map(ShardId).zip(contents) {
             let (go, goes_on) = channel();
             goes.push(go);
-            let volumes = self.volumes.clone();
+            let volumes = known.clone();
             let connections = clients.remove(&shard.0).unwrap_or_default();
             let answer = answers.clone();
             let order = AdoptOrder { contents, volumes, connections, answer, go: goes_on };
@@ -101,12 +202,16 @@ impl Adoption {
         drop(answers);
         for _ in 0..shared.shards() {
             let outcome = outcomes.recv().unwrap_or_else(|_| Err("a shard has ended".to_owned()));
-            outcome.map_err(refused)?;
+            outcome.map_err(|error| match &refusals[..] {
+                [] => refused(error),
+                refusals => refused(format!("{error} ({})", refusals.join("; "))),
+            })?;
         }
         adopted()?;
-        renumber(shared, &self.volumes);
+        renumber(shared, &known);
         before_serving();
-        for volume in suspect.iter().filter_map(|volume| self.volumes.get(usize::from(volume.0))) {
+        remove_marks(disks.images_without_writer());
+        for volume in suspect.iter().filter_map(|volume| known.get(usize::from(volume.0))) {
             let Some(volume) = *volume else { continue };
             shared.send_all(|| ControlMessage::Control(Control::Suspect { volume }));
             shared.keeper().set_suspect(volume, true);
@@ -142,22 +247,48 @@ fn renumber(shared: &ServerShared, volumes: &[Option<VolumeId>]) {
     }
 }
 
-/// The clients of each shard; those of exports that are gone are closed.
+/// Removes the marks of images that are not written any more: nothing of them is dirty, or the takeover would have been refused.
+fn remove_marks<'a>(images: impl Iterator<Item = &'a Path>) {
+    for image in images {
+        if let Err(error) = Marker::of(image).remove() {
+            let image = image.display();
+            tracing::warn!("cannot remove the mark of {image}, which is written out: {error}");
+        }
+    }
+}
+
+/// The connections with the exports that they go on with; one without an export ends the takeover, or is closed.
+fn bind<'a>(
+    connections: Vec<(ToldExport, HandedConnection)>,
+    export_of: impl Fn(&ToldExport) -> Result<&'a ServedExport, String>,
+    unmatched: UnmatchedClients,
+) -> Result<Vec<(&'a ServedExport, HandedConnection)>, ConfigError> {
+    let mut bound = Vec::new();
+    for (told, handed) in connections {
+        match export_of(&told) {
+            Ok(served) => bound.push((served, handed)),
+            Err(why) if unmatched == UnmatchedClients::Close => {
+                let export = shown_name(&told.name);
+                tracing::warn!(peer = handed.peer, "export {export}: connection closed: {why}");
+            }
+            Err(why) => {
+                let export = shown_name(&told.name);
+                return Err(refused(format!(
+                    "export {export} has clients, and {why}; undo that, disconnect them, or restart the server, which closes their connections"
+                )));
+            }
+        }
+    }
+    Ok(bound)
+}
+
+/// The clients of each shard.
 fn clients_by_shard(
-    connections: Vec<(String, HandedConnection)>,
-    exports: &[ServedExport],
+    connections: Vec<(&ServedExport, HandedConnection)>,
     options: &ServerOptions,
 ) -> BTreeMap<u16, Vec<AdoptedClient>> {
     let mut clients: BTreeMap<u16, Vec<AdoptedClient>> = BTreeMap::new();
-    for (name, handed) in connections {
-        let Some(served) = exports.iter().find(|served| served.info.name == name) else {
-            tracing::warn!(
-                peer = handed.peer,
-                "closed: export {} is not served any more",
-                shown_name(&name)
-            );
-            continue;
-        };
+    for (served, handed) in connections {
         let (old_id, terms) = (handed.id, handed.terms);
         let connection = Connection::adopt(handed, options.connection_limits(), Instant(0));
         let (connection, export) = (Box::new(connection), served.binding.export);

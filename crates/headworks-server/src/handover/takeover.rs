@@ -12,8 +12,19 @@ use crate::leftovers::Leftovers;
 /// A step of the new process that waits for the old one.
 pub type TakeoverStep<T> = Box<dyn FnOnce() -> Result<T, ConfigError> + Send>;
 
+/// What becomes of clients whose disk the new server does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnmatchedClients {
+    /// They end the takeover: the old server goes on with them.
+    Refuse,
+    /// Their connections are closed: the old server is gone.
+    Close,
+}
+
 /// What a starting server takes over, and how it tells the old one of its progress.
 pub struct TakeoverSteps {
+    /// What becomes of clients whose disk the new server does not have.
+    pub unmatched: UnmatchedClients,
     /// Listeners, locks and settings, handed over while the old server serves.
     pub standing: Handover,
     /// Says that the new server is prepared, and waits until the old one is paused: connections and contents of caches.
@@ -28,6 +39,7 @@ pub(crate) type LaterSteps = (TakeoverStep<Handover>, TakeoverStep<()>);
 /// A takeover in the options of a server. A server that starts takes the steps out, so that no clone can use them a second time.
 #[derive(Clone)]
 pub struct Takeover {
+    unmatched: UnmatchedClients,
     standing: Arc<Standing>,
     steps: Arc<Mutex<Option<LaterSteps>>>,
 }
@@ -38,10 +50,10 @@ impl Takeover {
     /// # Errors
     /// The running server is of a version whose record this one cannot read.
     pub fn new(steps: TakeoverSteps) -> Result<Self, ConfigError> {
-        let TakeoverSteps { standing, live, adopted } = steps;
+        let TakeoverSteps { unmatched, standing, live, adopted } = steps;
         let standing = Standing::read(standing).map_err(refused)?;
         let steps = Some((live, adopted));
-        Ok(Self { standing: Arc::new(standing), steps: Arc::new(Mutex::new(steps)) })
+        Ok(Self { unmatched, standing: Arc::new(standing), steps: Arc::new(Mutex::new(steps)) })
     }
 
     /// Gives the locks of the images to `leftovers`, with which the images are opened.
@@ -60,6 +72,10 @@ impl Takeover {
     #[must_use]
     pub fn changes(&self) -> &str {
         &self.standing.changes
+    }
+
+    pub(crate) fn unmatched(&self) -> UnmatchedClients {
+        self.unmatched
     }
 
     pub(crate) fn standing(&self) -> &Standing {

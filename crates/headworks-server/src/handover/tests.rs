@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headworks::testing::TempFile;
 use headworks::{EngineChoice, FileOptions, OpenFile};
@@ -14,7 +14,7 @@ use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
 
 use super::takeover::refused;
-use super::{Handover, Takeover, TakeoverSteps};
+use super::{Handover, Takeover, TakeoverSteps, UnmatchedClients};
 use crate::options::{CacheFile, MissingImage};
 use crate::{Address, Assembly, ExportSpec, Leftovers, Server, ServerOptions};
 
@@ -93,15 +93,26 @@ impl Place {
 
     fn replace_by(&self, old: Server, texts: &[&str]) -> Server {
         let old = Arc::new(old);
-        let paused = Arc::clone(&old);
+        let new = self.try_replace(&old, texts, UnmatchedClients::Refuse).unwrap();
+        std::mem::forget(old);
+        new
+    }
+
+    /// The new server; after an error the old one is paused, and may go on.
+    fn try_replace(
+        &self,
+        old: &Arc<Server>,
+        texts: &[&str],
+        unmatched: UnmatchedClients,
+    ) -> Result<Server, ConfigError> {
+        let paused = Arc::clone(old);
         let takeover = Takeover::new(TakeoverSteps {
+            unmatched,
             standing: old.standing().unwrap(),
             live: Box::new(move || paused.pause(LIMIT).map_err(refused)),
             adopted: Box::new(|| Ok(())),
         });
-        let new = self.serve(texts, Some(takeover.unwrap())).unwrap();
-        std::mem::forget(old);
-        new
+        self.serve(texts, Some(takeover.unwrap()))
     }
 }
 
@@ -111,9 +122,28 @@ impl Drop for Place {
     }
 }
 
-fn dirty(server: &Server) -> u64 {
+fn exports(server: &Server) -> serde_json::Value {
     let call = server.service().call("exports", &serde_json::Map::new());
-    call.map_err(|fault| fault.into_message()).unwrap()[0]["dirty"].as_u64().unwrap()
+    call.map_err(|fault| fault.into_message()).unwrap()
+}
+
+fn dirty(server: &Server) -> u64 {
+    exports(server)[0]["dirty"].as_u64().unwrap()
+}
+
+fn until(holds: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !holds() {
+        assert!(since.elapsed() < LIMIT);
+        std::thread::yield_now();
+    }
+}
+
+/// Exports with clients.
+fn with_clients(server: &Server) -> Vec<String> {
+    let exports = exports(server);
+    let rows = exports.as_array().unwrap().iter().filter(|row| row["clients"] != 0);
+    rows.map(|row| row["name"].as_str().unwrap().to_owned()).collect()
 }
 
 fn block_of(image: &Path, block: usize) -> u8 {
@@ -209,6 +239,7 @@ fn old_server_goes_on_when_new_one_fails() {
     for at_adoption in [false, true] {
         let paused = Arc::clone(&server);
         let takeover = Takeover::new(TakeoverSteps {
+            unmatched: UnmatchedClients::Refuse,
             standing: server.standing().unwrap(),
             live: Box::new(move || match at_adoption {
                 true => paused.pause(LIMIT).map_err(refused),
@@ -363,4 +394,250 @@ fn memory_of_a_process_that_is_ending_is_waited_for() {
     };
     assert_eq!(restored(other.path()), (false, 0), "a server that runs may have it");
     assert_eq!(restored(place.image.path()), (true, 4));
+}
+
+/// What is done to the images `a` and `b` before the new server starts, and what it serves then.
+struct DiskChange {
+    label: &'static str,
+    act: fn(&Path, &Path),
+    /// With the paths in place of `A` and `B`.
+    exports: &'static [&'static str],
+    /// What the refusal says; empty if there is none.
+    refusal: &'static str,
+    /// Exports with clients after a restart.
+    stay: &'static [&'static str],
+}
+
+fn replace_image(image: &Path, _: &Path) {
+    let new = image.with_extension("new");
+    std::fs::write(&new, vec![9; 4 << 20]).unwrap();
+    std::fs::rename(new, image).unwrap();
+}
+
+fn set_size(image: &Path, size: u64) {
+    std::fs::File::options().write(true).open(image).unwrap().set_len(size).unwrap();
+}
+
+const DISK_CHANGES: [DiskChange; 9] = [
+    DiskChange {
+        label: "grown, reordered and wrapped",
+        act: |a, _| set_size(a, 8 << 20),
+        exports: &["b=B", "a=delay:read=1us,of=A"],
+        refusal: "",
+        stay: &["a", "b"],
+    },
+    DiskChange {
+        label: "swapped",
+        act: |_, _| (),
+        exports: &["a=B", "b=A"],
+        refusal: "export a has clients, and its image changed",
+        stay: &[],
+    },
+    DiskChange {
+        label: "renamed",
+        act: |_, _| (),
+        exports: &["other=A", "b=B"],
+        refusal: "export a has clients, and it is not served any more",
+        stay: &["b"],
+    },
+    DiskChange {
+        label: "replaced",
+        act: replace_image,
+        exports: &["a=A", "b=B"],
+        refusal: "export a has clients, and its image changed",
+        stay: &["b"],
+    },
+    DiskChange {
+        label: "shortened",
+        act: |a, _| set_size(a, 1 << 20),
+        exports: &["a=A", "b=B"],
+        refusal: "export a has clients, and it has 1 MiB now, less than the 4 MiB before",
+        stay: &["b"],
+    },
+    DiskChange {
+        label: "read-only",
+        act: |_, _| (),
+        exports: &["a=file:path=A,read-only=on", "b=B"],
+        refusal: "export a has clients, and it is read-only now",
+        stay: &["b"],
+    },
+    DiskChange {
+        label: "another type",
+        act: |_, _| (),
+        exports: &["a=null:size=4M", "b=B"],
+        refusal: "export a has clients, and its image changed",
+        stay: &["b"],
+    },
+    DiskChange {
+        label: "a volatile cache around it",
+        act: |_, _| (),
+        exports: &["a=powercut:of=A", "b=B"],
+        refusal: "export a has clients, and its image changed",
+        stay: &["b"],
+    },
+    DiskChange {
+        label: "another cache mode",
+        act: |_, _| (),
+        exports: &["a=file:path=A,cache=unsafe", "b=B"],
+        refusal: "export a has clients, and its cache mode does not keep",
+        stay: &["b"],
+    },
+];
+
+#[test]
+fn connection_moves_only_to_the_disk_it_was_bound_to() {
+    for (number, change) in DISK_CHANGES.iter().enumerate() {
+        let place = Place::new(&format!("handover-disk-{number}"), 1, true);
+        let other = TempFile::new(&format!("handover-disk-{number}-b"));
+        std::fs::write(other.path(), vec![8; 4 << 20]).unwrap();
+        let (a, b) = (place.image.path().to_owned(), other.path().to_owned());
+        let path = |path: &Path| path.display().to_string();
+        let texts: Vec<String> = change
+            .exports
+            .iter()
+            .map(|text| text.replace('A', &path(&a)).replace('B', &path(&b)))
+            .collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let (first, second) = (format!("a={}", path(&a)), format!("b={}", path(&b)));
+        let old = Arc::new(place.serve(&[&first, &second], None).unwrap());
+        let (mut on_a, mut on_b) = (place.client_of("a"), place.client_of("b"));
+        (change.act)(&a, &b);
+        let label = change.label;
+        let server = match place.try_replace(&old, &texts, UnmatchedClients::Refuse) {
+            Ok(new) => {
+                assert_eq!(change.refusal, "", "{label}");
+                new
+            }
+            Err(error) => {
+                assert!(error.message.contains(change.refusal), "{label}: {error}");
+                assert_ne!(change.refusal, "", "{label}: {error}");
+                old.resume();
+                let mut found = [[0; BLOCK]; 2];
+                on_a.read(0, &mut found[0]).unwrap();
+                on_b.read(0, &mut found[1]).unwrap();
+                assert_eq!(found, [[7; BLOCK], [8; BLOCK]], "{label}: the old server goes on");
+                // What a service manager does in its place: the old server is gone.
+                place.try_replace(&old, &texts, UnmatchedClients::Close).unwrap()
+            }
+        };
+        std::mem::forget(old);
+        let mut stay = with_clients(&server);
+        stay.sort();
+        assert_eq!(stay, change.stay, "{label}");
+        for (client, name, byte) in [(on_a, "a", 7), (on_b, "b", 8)] {
+            let mut client = client;
+            if change.stay.contains(&name) {
+                let mut found = [0; BLOCK];
+                client.read(0, &mut found).unwrap();
+                assert_eq!(found, [byte; BLOCK], "{label}");
+                client.disconnect().unwrap();
+            }
+        }
+        end(server);
+    }
+}
+
+#[test]
+fn refused_takeover_removes_the_images_that_it_made() {
+    let place = Place::new("handover-made", 1, true);
+    let old = Arc::new(place.start(None).unwrap());
+    let mut client = place.client();
+    std::fs::remove_file(place.image.path()).unwrap();
+    let text = format!("disk=file:path={},size=4M", place.image.path().display());
+    let refused = place.try_replace(&old, &[&text], UnmatchedClients::Refuse).err().unwrap();
+    assert!(
+        refused.message.contains("export disk has clients, and its image changed"),
+        "{refused}"
+    );
+    assert!(!place.image.path().exists(), "the old server serves the deleted image");
+    old.resume();
+    let mut found = [0; BLOCK];
+    client.read(0, &mut found).unwrap();
+    assert_eq!(found, [7; BLOCK]);
+    client.disconnect().unwrap();
+    end(Arc::into_inner(old).unwrap());
+}
+
+#[test]
+fn dirty_blocks_without_their_disk_refuse_and_name_the_export() {
+    let place = Place::new("handover-dirty-gone", 1, true);
+    let old = Arc::new(place.start(None).unwrap());
+    let mut client = place.client();
+    client.write(0, &[1; BLOCK], CommandFlags::NONE).unwrap();
+    client.disconnect().unwrap();
+    until(|| with_clients(&old).is_empty());
+    let path = place.image.path().display();
+    let read_only = format!("disk=file:path={path},read-only=on");
+    let kept = TempFile::absent("handover-dirty-gone-kept");
+    let replaced = |text: &str| {
+        let refused = place.try_replace(&old, &[text], UnmatchedClients::Refuse).err().unwrap();
+        old.resume();
+        refused.message
+    };
+    let said = replaced(&read_only);
+    assert!(
+        said.contains("1 dirty blocks") && said.contains("export disk: it is read-only now"),
+        "{said}"
+    );
+    std::fs::rename(place.image.path(), kept.path()).unwrap();
+    std::fs::write(place.image.path(), vec![9; 4 << 20]).unwrap();
+    let said = replaced(&format!("disk={path}"));
+    assert!(
+        said.contains("1 dirty blocks")
+            && said.contains("export disk: its image is not served any more"),
+        "{said}"
+    );
+    let mut client = place.client();
+    client.flush().unwrap();
+    client.disconnect().unwrap();
+    assert_eq!([block_of(kept.path(), 0), block_of(place.image.path(), 0)], [1, 9]);
+    end(Arc::into_inner(old).unwrap());
+}
+
+#[test]
+fn mark_goes_with_the_last_writer_of_its_image() {
+    let place = Place::new("handover-marks", 1, true);
+    let other = TempFile::new("handover-marks-b");
+    std::fs::write(other.path(), vec![8; 4 << 20]).unwrap();
+    let (a, b) = (place.image.path().display(), other.path().display());
+    let mark = |path: &Path| PathBuf::from(format!("{}.headworks-dirty", path.display())).exists();
+    let marks = || [place.image.path(), other.path()].map(mark);
+    let server = place.serve(&[&format!("a={a}"), &format!("b={b}")], None).unwrap();
+    assert_eq!(marks(), [true, true]);
+    let server = place.replace_by(server, &[&format!("a={a}")]);
+    assert_eq!(marks(), [true, false], "b is written out");
+    // Another image in its place: the mark is that of the old server, and says nothing of a kill.
+    replace_image(place.image.path(), other.path());
+    let server = place.replace_by(server, &[&format!("a={a}")]);
+    assert!(server.notes().iter().all(|note| !note.contains("killed")), "{:?}", server.notes());
+    assert_eq!(marks(), [true, false]);
+    let server = place.replace_by(server, &[&format!("a=file:path={a},read-only=on")]);
+    assert_eq!(marks(), [false, false]);
+    end(server);
+}
+
+#[test]
+fn volume_that_holds_writes_in_memory_refuses() {
+    let place = Place::new("handover-powercut", 1, true);
+    let text = format!("disk=powercut:of={}", place.image.path().display());
+    let server = place.serve(&[&text], None).unwrap();
+    let refused = server.standing().unwrap_err();
+    assert!(refused.contains("partly in the memory of this process"), "{refused}");
+    end(server);
+}
+
+#[test]
+fn resize_after_standing_part_refuses_pause() {
+    let place = Place::new("handover-resized", 1, true);
+    let server = place.start(None).unwrap();
+    server.standing().unwrap();
+    let size = serde_json::json!({ "export": "disk", "size": 8 << 20 });
+    assert!(server.service().call("resize", size.as_object().unwrap()).is_ok());
+    let refused = server.pause(LIMIT).unwrap_err();
+    assert!(refused.contains("a resize was made meanwhile"), "{refused}");
+    server.standing().unwrap();
+    server.pause(LIMIT).unwrap();
+    server.resume();
+    place.client().disconnect().unwrap();
+    end(server);
 }

@@ -2,11 +2,12 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use headworks_core::{ExportId, ShardId, VolumeId};
 use headworks_nbd::Negotiated;
 
+use crate::handover::ToldExport;
 use crate::nbd::connection::{Connection, HandedConnection};
 
 /// How a pause treats the cache.
@@ -40,8 +41,8 @@ pub struct PauseOrder {
 pub struct PausedShard {
     /// The shard that is paused.
     pub shard: ShardId,
-    /// Connections with the names of their exports.
-    pub connections: Vec<(String, HandedConnection)>,
+    /// Connections, each with what its client was told of its export.
+    pub connections: Vec<(ToldExport, HandedConnection)>,
     /// Connections that cannot move.
     pub stay: usize,
     /// Contents of the cache; none without a cache whose memory moves.
@@ -63,6 +64,14 @@ pub struct AdoptOrder {
     pub answer: Sender<Result<(), String>>,
     /// Gets a message when the old process has left; disconnected, the shard ends and has changed nothing.
     pub go: Receiver<()>,
+}
+
+impl AdoptOrder {
+    /// An order that ends a shard which was to take over.
+    pub fn withdrawn() -> Self {
+        let (contents, volumes, connections) = (None, Vec::new(), Vec::new());
+        Self { contents, volumes, connections, answer: channel().0, go: channel().1 }
+    }
 }
 
 /// A client that comes from another process.

@@ -22,6 +22,7 @@ use headworks_core::{Control, Input, Instant, Status, VolumeId};
 
 use super::connections::TOO_MANY;
 use super::{Reactor, ReactorParts, ShutdownPhase};
+use crate::handover::ToldExport;
 use crate::messages::hand_over::{AdoptOrder, AdoptedClient, PauseOrder, PauseWay, PausedShard};
 
 /// A shard's own state of a pause.
@@ -193,7 +194,9 @@ impl Reactor {
             let binding = connection.binding();
             let export = binding.and_then(|binding| self.exports.open(binding.export));
             match connection.hand_over().zip(export) {
-                Some((handed, (_, info))) => paused.connections.push((info.name.clone(), handed)),
+                Some((handed, (binding, info))) => {
+                    paused.connections.push((ToldExport::new(info, binding.volume), handed));
+                }
                 None => paused.stay += 1,
             }
         }

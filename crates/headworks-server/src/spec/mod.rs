@@ -166,6 +166,11 @@ impl Wrapper {
             Self::Powercut(_) => "powercut",
         }
     }
+
+    /// Whether acknowledged writes may be in its memory alone.
+    pub(crate) fn holds_writes(&self) -> bool {
+        matches!(self, Self::Powercut(_))
+    }
 }
 
 impl Spec {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headworks_core::ConfigError;
-use headworks_server::{Handover, Takeover, TakeoverSteps};
+use headworks_server::{Handover, Takeover, TakeoverSteps, UnmatchedClients};
 
 use super::VARIABLE;
 use super::channel::{Channel, Message, VERSION};
@@ -69,6 +69,7 @@ impl Predecessor {
         let (state, standing) = ProcessState::split(joined).map_err(error)?;
         let (one, other) = (Arc::clone(&self.0), Arc::clone(&self.0));
         let steps = TakeoverSteps {
+            unmatched: UnmatchedClients::Refuse,
             standing,
             live: Box::new(move || live(&one)),
             adopted: Box::new(move || adopted(&other)),

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use headworks_core::ConfigError;
-use headworks_server::{Handover, PauseInProgress, Takeover, TakeoverSteps};
+use headworks_server::{Handover, PauseInProgress, Takeover, TakeoverSteps, UnmatchedClients};
 use sd_notify::NotifyState;
 
 use super::channel::memory_with;
@@ -164,6 +164,7 @@ impl Left {
             return Ok(None);
         }
         Takeover::new(TakeoverSteps {
+            unmatched: UnmatchedClients::Close,
             standing,
             live: Box::new(|| Ok(live)),
             adopted: Box::new(|| Ok(())),

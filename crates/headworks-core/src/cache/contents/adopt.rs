@@ -1,8 +1,9 @@
 //! Adopting the contents of another process's cache into an empty one, whose frames hold the same bytes.
 //!
 //! Everything is checked before anything changes, so after an error the cache is still empty. Volumes are named by their ids in the
-//! old process; the caller says which ids they have now. What is clean of a volume that is not served, not cached or not of this
-//! size any more is forgotten. Dirty blocks of such a volume are an error: they would be lost.
+//! old process; the caller says which ids they have now. What is clean of a volume that is not served, not cached or smaller now
+//! is forgotten, and also of one that has grown behind a block that was not whole. Dirty blocks of such a volume are an error: they
+//! would be lost.
 //!
 //! The dirty table already has the entries of the dirty frames. Where the id of a volume has changed they are set again, once the
 //! cache is not frozen: until then the old process may come back to the table.
@@ -184,8 +185,9 @@ fn refusal(
     if entry.mode() == WriteMode::None {
         return Some("it is not cached any more".into());
     }
-    (entry.size() != known.size)
-        .then(|| format!("it had {} bytes and now has {}", known.size, entry.size()))
+    let keeps_last_block = known.size.is_multiple_of(1 << BLOCK_SHIFT);
+    let fits = entry.size() == known.size || entry.size() > known.size && keeps_last_block;
+    (!fits).then(|| format!("it had {} bytes and now has {}", known.size, entry.size()))
 }
 
 /// Adopts a folio, and counts its dirty blocks.

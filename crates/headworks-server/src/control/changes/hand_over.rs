@@ -4,14 +4,14 @@ use std::fs::File;
 use std::sync::Arc;
 
 use headworks::Identity;
-use headworks_core::VolumeId;
+use headworks_core::{VolumeId, VolumeOptions};
 
 use super::LiveChanges;
 use crate::assemble::image::VolumeOrigin;
 use crate::assemble::shown_name;
 use crate::control::tree::lock;
-use crate::handover::{HandedRemote, HandedVolume, volume_key};
-use crate::spec::BaseDevice;
+use crate::handover::{HandedRemote, HandedVolume, disk_key, image_path, is_known};
+use crate::spec::{BaseDevice, Wrapper};
 
 /// The open file that holds the lock of an image.
 type ImageLock = (Identity, Arc<File>);
@@ -32,7 +32,7 @@ impl LiveChanges {
     /// Returns the volumes, and the locks of their images.
     ///
     /// # Errors
-    /// A volume is in the memory of this process, or in an image of a cluster.
+    /// Data of a volume are in the memory of this process, or in an image of a cluster.
     pub fn volumes_to_hand_over(&self) -> Result<(Vec<HandedVolume>, Vec<ImageLock>), String> {
         let inventory = lock(&self.inventory);
         let (mut volumes, mut locks) = (Vec::new(), Vec::new());
@@ -44,6 +44,9 @@ impl LiveChanges {
                 BaseDevice::Mem { .. } => {
                     "are only in the memory of this process and would be lost; remove the export first"
                 }
+                _ if origin.spec.wrappers.iter().any(Wrapper::holds_writes) => {
+                    "are partly in the memory of this process (powercut:) and would be lost; remove the export first"
+                }
                 // Two clients cannot have its lock.
                 BaseDevice::Rbd(_) => {
                     "are in an image of a Ceph cluster, whose lock cannot be handed over; restart the server instead"
@@ -54,18 +57,31 @@ impl LiveChanges {
                 | BaseDevice::Nbd(_)
                 | BaseDevice::Null { .. } => "",
             };
+            let exports = inventory.exports.values();
+            let mut of_volume = exports.filter(|export| export.volume == VolumeId(*id));
+            let name = of_volume.next().map_or("", |export| &export.spec.name);
             if !why.is_empty() {
-                let exports = inventory.exports.values();
-                let mut of_volume = exports.filter(|export| export.volume == VolumeId(*id));
-                let name = of_volume.next().map_or("", |export| &export.spec.name);
                 return Err(format!("the data of export {} {why}", shown_name(name)));
             }
-            let key = volume_key(origin, &volumes);
+            let key = disk_key(origin, &volumes);
             let remote = origin
                 .identity
                 .zip(origin.remote.as_ref())
                 .map(|(identity, link)| HandedRemote { identity, export: link.export.clone() });
-            volumes.push(HandedVolume { id: VolumeId(*id), home: entry.config.home, key, remote });
+            let VolumeOptions { size, read_only, .. } = entry.config.options;
+            let (id, home, export) = (VolumeId(*id), entry.config.home, name.to_owned());
+            let (path, is_known) = (image_path(origin), is_known(origin));
+            volumes.push(HandedVolume {
+                id,
+                home,
+                export,
+                key,
+                is_known,
+                path,
+                size,
+                read_only,
+                remote,
+            });
             let lock = origin.identity.zip(origin.watch.as_ref());
             locks.extend(lock.map(|(identity, image)| (identity, Arc::clone(image.lock()))));
         }
