@@ -162,6 +162,11 @@ impl Queue {
         self.waiting.elevator_state(now)
     }
 
+    /// Returns the command that the device has had for the longest time.
+    pub fn oldest_command(&self) -> Option<SlotId> {
+        self.in_flight.oldest()
+    }
+
     /// Returns what the queue counted, and how many requests it has now.
     pub fn stats(&self) -> QueueStats {
         let in_flight = self.gate.waiters() + self.waiting.len() + self.in_flight.len();

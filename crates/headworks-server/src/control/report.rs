@@ -405,6 +405,7 @@ mod tests {
             tags_depth: 0,
             tags_free: 0,
             smallest_ns: None,
+            oldest: None,
             ops: [counts(1), counts(2), counts(3), counts(4), counts(5), counts(6), counts(7)],
         };
         let line = diskstats(DeviceId(3), &report);

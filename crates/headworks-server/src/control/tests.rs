@@ -64,6 +64,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                     tags_depth: 0,
                     tags_free: 0,
                     smallest_ns: None,
+                    oldest: None,
                     ops: Default::default(),
                 };
                 answer.send(report).unwrap();

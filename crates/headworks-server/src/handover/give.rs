@@ -15,6 +15,13 @@ use crate::control::rpc::RpcFault;
 use crate::messages::ControlMessage;
 use crate::messages::hand_over::{PauseOrder, PauseWay, PausedServer, PausedShard};
 
+/// Age of a command that makes a pause wait while clients are served.
+const SLOW: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
+/// Time until the devices are asked again.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Why a pause failed; the oldest command follows.
+const LATE: &str = "requests in flight did not end in time";
+
 impl Server {
     /// Listeners, image locks and settings, for a process that is to replace this one. The server goes on.
     ///
@@ -38,9 +45,12 @@ impl Server {
     /// Pauses the service: no accept, no read, no write-out, nothing in flight; then hands over connections and contents of caches.
     /// Without memory that another process can map, everything dirty is written out first, and the next cache begins empty.
     ///
+    /// Clients are served as long as a device has a command for so long that it may not answer in time.
+    ///
     /// # Errors
     /// A sentence why requests in flight did not end within `limit`; the server already serves on.
     pub fn pause(&self, limit: Duration) -> Result<Handover, String> {
+        self.await_devices(Instant::now() + limit)?;
         let way = if self.keeps_cache() { PauseWay::AsItIs } else { PauseWay::WrittenOut };
         // Before the pause: the shards are asked. While they are paused they refuse changes.
         let changes = self.unsaved_changes()?;
@@ -54,6 +64,17 @@ impl Server {
                 return outcome.and_then(|live| self.check_images().map(|()| live));
             }
         }
+    }
+
+    fn await_devices(&self, deadline: Instant) -> Result<(), String> {
+        let oldest = || self.service().changes().oldest_command().filter(|one| one.age >= SLOW);
+        while let Some(oldest) = oldest() {
+            if Instant::now() >= deadline {
+                return Err(format!("{LATE}: {oldest}"));
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        Ok(())
     }
 
     /// Ends the pause if a snapshot or a resize was made since the new process opened the images: it would write to what is a base
@@ -168,7 +189,12 @@ impl Server {
             Err(reason) => {
                 drop(ends);
                 self.resume();
-                Err(reason)
+                // What it has by now it had before: a paused shard sends nothing new.
+                let oldest = self.service().changes().oldest_command();
+                Err(match oldest.filter(|_| reason == LATE) {
+                    Some(oldest) => format!("{LATE}: {oldest}"),
+                    None => reason,
+                })
             }
         })
     }
@@ -231,7 +257,6 @@ impl PauseInProgress {
 
     /// The outcome after the time limit; none before.
     fn late(&self) -> Option<Result<Vec<PausedShard>, String>> {
-        let late = "requests in flight did not end in time: a device is slow, or does not answer";
-        (Instant::now() >= self.deadline).then(|| Err(late.to_owned()))
+        (Instant::now() >= self.deadline).then(|| Err(LATE.to_owned()))
     }
 }

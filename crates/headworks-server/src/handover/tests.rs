@@ -641,3 +641,40 @@ fn resize_after_standing_part_refuses_pause() {
     place.client().disconnect().unwrap();
     end(server);
 }
+
+#[test]
+fn hung_export_refuses_pause_by_name_while_others_are_served() {
+    let place = Place::new("handover-hung", 1, true);
+    let other = TempFile::new("handover-hung-b");
+    std::fs::write(other.path(), vec![8; 4 << 20]).unwrap();
+    let hung = format!("hung=delay:read=3s,of={}", place.image.path().display());
+    let server = place.serve(&[&hung, &format!("b={}", other.path().display())], None).unwrap();
+    let mut socket = place.client_of("hung").into_parts().0;
+    let (command, flags) = (Command::Read, CommandFlags::NONE);
+    let request = Request { cookie: 1, offset: 0, len: BLOCK as u32, command, flags };
+    socket.write_all(&request.header()).unwrap();
+    let age = || server.service().changes().oldest_command().map(|oldest| oldest.age);
+    until(|| age().is_some_and(|age| age > Duration::from_millis(200)));
+    let mut client = place.client_of("b");
+    let mut answers = 0;
+    let refused = std::thread::scope(|scope| {
+        let pause = scope.spawn(|| server.pause(Duration::from_millis(300)));
+        while !pause.is_finished() {
+            client.read(0, &mut [0; BLOCK]).unwrap();
+            answers += 1;
+        }
+        pause.join().unwrap().unwrap_err()
+    });
+    let expected = "requests in flight did not end in time: export hung, device hw";
+    assert!(refused.starts_with(expected) && refused.contains(", oldest "), "{refused}");
+    assert!(answers > 0, "the other export was served meanwhile");
+    // The device answers in the end, and then it can be paused.
+    let mut reply = [0; 16 + BLOCK];
+    socket.read_exact(&mut reply).unwrap();
+    server.standing().unwrap();
+    server.pause(LIMIT).unwrap();
+    server.resume();
+    client.disconnect().unwrap();
+    drop(socket);
+    end(server);
+}

@@ -302,6 +302,8 @@ pub struct DeviceReport {
     pub tags_free: u32,
     /// Smallest latency of small synchronous requests on the idle device in nanoseconds, as far as it was measured.
     pub smallest_ns: Option<u64>,
+    /// The command that the device has had for the longest time: its volume, and its age in nanoseconds.
+    pub oldest: Option<(VolumeId, u64)>,
     /// Counters of each operation.
     pub ops: [OpCounts; Op::COUNT],
 }

@@ -204,6 +204,9 @@ impl Reactor {
             tags_depth: shard.tag_options(device)?.depth,
             tags_free: shard.tags_free(device)?,
             smallest_ns: shard.smallest_latency(now, device),
+            oldest: shard
+                .oldest_command(device)
+                .map(|(volume, sent)| (volume, now.0.saturating_sub(sent.0))),
             ops,
         })
     }

@@ -27,6 +27,7 @@ mod drain;
 mod exports;
 mod freeze;
 mod hand_over;
+pub(crate) mod held_up;
 mod listeners;
 mod loaded;
 mod reconcile;

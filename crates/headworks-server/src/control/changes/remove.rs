@@ -176,8 +176,9 @@ impl LiveChanges {
             }
             if since.elapsed() > LEAVING {
                 let name = entry.shown_name();
+                let held = self.held_up_by(entry.device);
                 let message = format!(
-                    "requests of {left} clients of export {name} are still in flight; try again when the device has completed them"
+                    "requests of {left} clients of export {name} are still in flight{held}; try again when the device has completed them"
                 );
                 return Err(RpcFault::refused("EBUSY", message));
             }
@@ -229,8 +230,9 @@ impl LiveChanges {
                 Err(RecvTimeoutError::Disconnected) => return Err(stopping()),
             }
             if since.elapsed() > LEAVING {
+                let held = self.held_up_by(entry.device);
                 let message = format!(
-                    "the device of export {name} makes no progress writing {dirty} dirty bytes, so the export is not removed; try again when the device answers"
+                    "the device of export {name} makes no progress writing {dirty} dirty bytes{held}; the export is not removed, try again when the device answers"
                 );
                 return Err(RpcFault::refused("EBUSY", message));
             }
