@@ -97,7 +97,7 @@ pub use latency_target::latency_target_word;
 pub use leftovers::Leftovers;
 pub use limit_words::{LIMIT_KEYS, check_limit, parse_limits, slow_limit};
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
-pub use listen::{Address, FileOwner};
+pub use listen::{Address, FileOwner, PATH_MAX as SOCKET_PATH_MAX};
 pub use loaded::{ConfiguredTunables, LoadedConfiguration};
 pub use log_level::{LOG_LEVELS, LogLevel};
 pub use memory::{AutoCache, CacheSize, MemoryLimit};

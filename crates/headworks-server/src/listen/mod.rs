@@ -2,13 +2,18 @@
 //!
 //! The file of a unix socket is replaced when no server listens behind it, refused when one does, created with the
 //! user's mode, and removed at the end if it is still the same file. Files of inherited sockets are left alone.
+//!
+//! Rule: a socket's file is never more permissive than the mode that was asked for, whatever the umask is, and never looked at through
+//! a link: it is bound under a hidden name with the mode of the unbound socket (which the umask can only narrow), gets its owner and
+//! mode through a descriptor of the socket's own file, and only then its name. All unix sockets of the server pass [`bind_unix`].
 
 pub(crate) mod inherited;
 
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -22,7 +27,10 @@ use crate::handover::{HandedListener, ListenerRole};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Longest path of a unix socket: `sun_path` without its NUL.
-const PATH_MAX: usize = 107;
+pub const PATH_MAX: usize = 107;
+
+/// Clients that may wait to be accepted; the kernel has a bound of its own (net.core.somaxconn).
+const BACKLOG: libc::c_int = libc::c_int::MAX;
 
 /// Attempts to connect to a possibly dead server, or to listen in its place: half a second in all.
 const CONNECT_TRIES: u32 = 20;
@@ -49,7 +57,11 @@ impl Address {
     #[must_use]
     pub fn key(&self) -> Option<String> {
         match self {
-            Self::Unix { path, .. } => Some(path.to_string_lossy().into_owned()),
+            // Two paths that are not UTF-8 are not to have one text.
+            Self::Unix { path, .. } => Some(path.to_str().map_or_else(
+                || path.as_os_str().as_bytes().escape_ascii().to_string(),
+                str::to_owned,
+            )),
             Self::Tcp(address) => Some(address.to_string()),
             Self::InheritedSocket(_) => None,
         }
@@ -227,16 +239,8 @@ impl Listener {
     ) -> Result<(), ConfigError> {
         let Address::Unix { mode, .. } = address else { return Ok(()) };
         let Socket::Unix { file: Some(file), .. } = &self.0 else { return Ok(()) };
-        let found = fs::symlink_metadata(&file.path);
         // Without its file a socket has only the clients that it has.
-        let Some(found) = found.ok().filter(|found| found.ino() == file.inode) else {
-            return Ok(());
-        };
-        let FileOwner { user, group } = owner.unwrap_or_default();
-        let is_so = found.mode() & 0o777 == *mode
-            && user.is_none_or(|user| user == found.uid())
-            && group.is_none_or(|group| group == found.gid());
-        if is_so {
+        if !fs::symlink_metadata(&file.path).is_ok_and(|found| found.ino() == file.inode) {
             return Ok(());
         }
         dress_file(&file.path, Some(file.inode), *mode, owner)
@@ -315,16 +319,13 @@ fn bind_unix(path: &Path, mode: u32, owner: Option<FileOwner>) -> Result<Listene
     let fail = |what: &str, error: io::Error| format!("{what} {}: {error}", path.display());
     suits_socket(path)?;
     remove_stale(path)?;
-    // Bound under a temporary name and linked with its mode: no client can connect before the mode is set.
     let (hidden, _folder) = hidden_name(path).map_err(|error| fail("cannot listen at", error))?;
     let _ = fs::remove_file(&hidden);
-    let listener = UnixListener::bind(&hidden).map_err(|error| fail("cannot listen at", error))?;
-    let dressed = match owner {
-        Some(_) => dress_file(&hidden, None, mode, owner),
-        None => fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))
-            .map_err(|error| error.to_string()),
-    };
-    let placed = dressed.and_then(|()| {
+    // Closed to all until it has its owner.
+    let first_mode = if owner.is_some() { 0 } else { mode };
+    let listener = bind_with_mode(&hidden, first_mode);
+    let listener = listener.map_err(|error| fail("cannot listen at", error))?;
+    let placed = dress_file(&hidden, None, mode, owner).and_then(|()| {
         listener
             .set_nonblocking(true)
             .and_then(|()| fs::hard_link(&hidden, path))
@@ -336,6 +337,35 @@ fn bind_unix(path: &Path, mode: u32, owner: Option<FileOwner>) -> Result<Listene
     let ours = Arc::new(AtomicBool::new(true));
     let file = OwnFile { path: path.to_owned(), inode: file.ino(), ours };
     Ok(Listener(Socket::Unix { listener, file: Some(file) }))
+}
+
+/// Listens at a path whose file gets `mode`, less the umask, in the same step: Linux gives it the mode of the unbound socket.
+fn bind_with_mode(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    let done = |result: libc::c_int| match result {
+        -1 => Err(io::Error::last_os_error()),
+        value => Ok(value),
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers; the descriptor is owned from here on.
+    let socket = unsafe { OwnedFd::from_raw_fd(done(libc::socket(libc::AF_UNIX, kind, 0))?) };
+    // SAFETY: plain data, zeros of which are a valid value.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.len() > PATH_MAX || bytes.contains(&0) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (place, byte) in address.sun_path.iter_mut().zip(bytes) {
+        *place = *byte as libc::c_char;
+    }
+    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: a descriptor that is ours, and an address of this length whose path ends with a NUL.
+    unsafe {
+        done(libc::fchmod(socket.as_raw_fd(), mode))?;
+        done(libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length))?;
+        done(libc::listen(socket.as_raw_fd(), BACKLOG))?;
+    }
+    Ok(socket.into())
 }
 
 /// Gives the file of a socket its owner and mode. Another kind of file, or another socket than `inode`, is left alone: another user
@@ -358,6 +388,9 @@ pub(crate) fn dress_file(
     let FileOwner { user, group } = owner.unwrap_or_default();
     let [user, group] =
         [user.filter(|id| *id != found.uid()), group.filter(|id| *id != found.gid())];
+    if user.or(group).is_none() && found.mode() & 0o777 == mode {
+        return Ok(());
+    }
     if user.or(group).is_some() {
         std::os::unix::fs::chown(&own, user, group).map_err(|error| {
             let path = path.display();
@@ -478,6 +511,32 @@ mod tests {
                 Err(error) => assert!(len > PATH_MAX, "{error}"),
             }
         }
+    }
+
+    /// Between its bind and the mode that was asked for, whatever the umask is: a test's is that of its process.
+    #[test]
+    fn bound_socket_never_has_more_than_its_mode() {
+        for mode in [0, 0o600, 0o660, 0o666] {
+            let path = place("mode");
+            let listener = bind_with_mode(&path, mode).unwrap();
+            let found = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+            assert_eq!(found & !mode, 0, "{found:o} of {mode:o}");
+            if mode & 0o200 != 0 {
+                assert!(UnixStream::connect(&path).is_ok() && listener.accept().is_ok());
+            }
+            fs::remove_file(&path).unwrap();
+        }
+    }
+
+    #[test]
+    fn paths_that_are_not_utf8_have_keys_of_their_own() {
+        use std::os::unix::ffi::OsStringExt;
+        let key = |bytes: &[u8]| {
+            let path = std::ffi::OsString::from_vec(bytes.to_vec()).into();
+            Address::Unix { path, mode: 0o600 }.key().unwrap()
+        };
+        assert_eq!(key("/run/\u{fc}".as_bytes()), "/run/\u{fc}");
+        assert_ne!(key(b"/run/\xfe"), key(b"/run/\xff"));
     }
 
     #[test]
