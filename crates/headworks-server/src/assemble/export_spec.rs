@@ -9,6 +9,7 @@ use super::foreign;
 use crate::leftovers::Leftovers;
 use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
 use headworks::{FileOptions, Identity};
+use headworks_nbd::wire::STRING_BYTES_MAX;
 
 /// Most exports of a server.
 pub(crate) const EXPORTS_MAX: usize = 1024;
@@ -115,6 +116,20 @@ pub fn check_exports(exports: &[ExportSpec]) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Whether clients can ask for a name. Control characters are escaped where a name is shown.
+fn check_name(name: &str) -> Result<(), ConfigError> {
+    let wrong = |what: String| Err(ConfigError::new("export", what));
+    match name.len() {
+        len if len > STRING_BYTES_MAX => wrong(format!(
+            "the name of an export has {len} bytes; NBD has names of at most {STRING_BYTES_MAX} bytes"
+        )),
+        _ if name.contains('\0') => wrong(format!(
+            "the name `{name}` of an export has a zero byte, which NBD does not permit"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Shown name of the export without a name.
 const DEFAULT: &str = "default";
 
@@ -180,7 +195,9 @@ impl ExportSpec {
         !self.read_only && !self.spec.base.is_read_only()
     }
 
+    /// Checks what can be checked without opening anything; every export passes it, wherever it comes from.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        check_name(&self.name)?;
         match (&self.spec.base, self.spec.size()) {
             (_, Some(0)) => {
                 Err(ConfigError::new("size", "a size of 0 cannot be served; use size=1G"))
@@ -195,4 +212,26 @@ impl ExportSpec {
 /// Error for a device without a file that has no size.
 pub(crate) fn no_size(kind: &str) -> ConfigError {
     ConfigError::new("size", format!("{kind}: needs a size, as in {kind}:size=1G"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_clients_can_ask_for() {
+        let checked = |name: &str| {
+            let spec = Spec::parse("mem:size=1M").unwrap();
+            check_exports(&[ExportSpec::new(name.to_owned(), spec, false)])
+        };
+        assert!(checked("").is_ok() && checked(&"n".repeat(STRING_BYTES_MAX)).is_ok());
+        let long = checked(&"n".repeat(STRING_BYTES_MAX + 1)).unwrap_err();
+        assert_eq!(
+            long.message,
+            "the name of an export has 4097 bytes; NBD has names of at most 4096 bytes"
+        );
+        let zero = checked("a\0b").unwrap_err();
+        assert!(zero.message.contains("a\\u{0}b") && zero.message.contains("zero byte"), "{zero}");
+        assert!(checked("a\nb").is_ok(), "it is escaped where it is shown");
+    }
 }
