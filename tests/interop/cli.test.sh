@@ -31,6 +31,8 @@ check "an unknown type" names flie serve -U - flie:path=x
 check "mem without a size" names size serve -U - mem:
 check "null with a bad size" names 12Q serve -U - null:size=12Q
 check "a size in kB, which could mean either" refused serve -U - mem:size=64kB
+check "a specification that is not UTF-8" names 'd\xff.img` is not UTF-8' serve $'d\xff.img'
+check "a name that NBD does not have" names '4096 bytes' serve "$(printf 'n%.0s' {1..5000})=mem:size=1M"
 check "a negative size" refused serve -U - mem:size=-1M
 check "a size beyond 64 bits" refused serve -U - null:size=99999999999E
 check "an unknown key" names colour serve -U - mem:size=1M,colour=red

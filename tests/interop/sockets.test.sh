@@ -76,4 +76,19 @@ uri=$(sed -n 's/.*uri: //p' "$OUT" "$LOG" | head -n 1)
 check "-U - makes a private socket, which the printed URI names" test "$(nbdinfo --size "$uri")" = $((5 << 20))
 stop_with TERM
 check "and which goes with the server" test ! -e "${uri##*socket=}"
+
+# Names that others chose: control characters, and bytes that are no UTF-8.
+forged=$IMAGES/$'n\nERROR fake.img'
+truncate -s 1M "$forged"
+serve_at -U "$DIR/"$'s\xff' --control "$CONTROL" "file:path=$forged"
+check "a name of an image is no line of the start message" bash -c '! grep -q "^ERROR" "$1" && grep -qF "n\nERROR fake.img" "$1"' - "$OUT"
+check "nor of ctl's answers" bash -c '! "$1" ctl "$2" exports | grep -q "^ERROR"' - "$HEADWORKS" "$CONTROL"
+check "the URI has the bytes of the path" test "$(nbdinfo --size "$(sed -n 's/^uri: //p' "$OUT")")" = $((1 << 20))
+truncate -s 1M "$DIR/base.img"
+"$HEADWORKS" image create --base "$DIR/base.img" "$DIR/top.hwo" >/dev/null
+check "an overlay on it" ctl add "top=overlay:path=$DIR/top.hwo"
+check "a snapshot's name is no line of the answer" bash -c '! "$1" ctl "$2" snapshot top "$3" | grep -q "^ERROR"' - "$HEADWORKS" "$CONTROL" "$DIR/"$'m\nERROR.hwo'
+check "an export's name is one that NBD has" bash -c '! "$1" ctl "$2" add "$3=mem:size=1M" 2>"$4" && grep -q "5000 bytes; NBD has names of at most 4096" "$4"' - \
+    "$HEADWORKS" "$CONTROL" "$(printf 'n%.0s' {1..5000})" "$DIR/second.out"
+stop_server
 no_panic

@@ -22,6 +22,7 @@ use crate::ctl_save;
 use crate::ctl_socket;
 use crate::ctl_state::show_state;
 use crate::ctl_tenants::TenantCommand;
+use crate::shown::escaped;
 use crate::{USAGE, complain, observe};
 
 /// Time-out for an answer. The server gives up a stuck shard earlier and says so.
@@ -205,7 +206,7 @@ pub fn run(options: &CtlArgs) -> ExitCode {
             let text = match (&options.command, options.json) {
                 (CtlCommand::Save { print }, _) => ctl_save::save(&result, *print),
                 (_, true) => Ok(format!("{result:#}\n")),
-                (command, false) => Ok(show(command, &result)),
+                (command, false) => Ok(show(command, &escaped(&result))),
             };
             let text = match text {
                 Ok(text) => text,

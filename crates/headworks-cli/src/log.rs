@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsRawFd;
 
 use clap::ValueEnum;
-use headworks_core::ConfigError;
+use headworks_core::{ConfigError, escape_controls};
 use headworks_server::{LOG_LEVELS, LogLevel};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
@@ -40,10 +40,8 @@ pub fn install(to: LogTo, verbose: u8) -> Result<LogLevel, ConfigError> {
     let sink = Sink::open(to)?;
     let layer = tracing_subscriber::fmt::layer().with_target(false);
     let layer = match sink {
-        Sink::Stderr => {
-            let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            layer.with_ansi(colours).with_writer(sink).boxed()
-        }
+        Sink::Terminal => layer.with_ansi(true).with_writer(sink).boxed(),
+        Sink::Stderr => layer.with_ansi(false).with_writer(sink).boxed(),
         _ => layer.with_ansi(false).with_level(false).without_time().with_writer(sink).boxed(),
     };
     tracing_subscriber::registry().with(layer.with_filter(filter)).init();
@@ -66,6 +64,8 @@ fn name(level: LevelFilter) -> &'static str {
 #[derive(Clone, Copy)]
 enum Sink {
     Stderr,
+    /// Standard error that shows colours.
+    Terminal,
     Journal,
     Syslog,
     Null,
@@ -75,6 +75,11 @@ impl Sink {
     fn open(to: LogTo) -> Result<Self, ConfigError> {
         match to {
             LogTo::Stderr if is_journal() => Ok(Self::Journal),
+            LogTo::Stderr
+                if io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none() =>
+            {
+                Ok(Self::Terminal)
+            }
             LogTo::Stderr => Ok(Self::Stderr),
             LogTo::Null => Ok(Self::Null),
             LogTo::Syslog if std::path::Path::new("/dev/log").exists() => {
@@ -138,11 +143,13 @@ struct Line {
 impl Write for Line {
     /// Writes a complete message.
     fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        let text = one_line(message, matches!(self.sink, Sink::Terminal));
         match self.sink {
-            Sink::Stderr => io::stderr().write_all(message)?,
-            Sink::Journal => io::stderr().write_all(&marked(self.priority, message))?,
+            Sink::Stderr | Sink::Terminal => {
+                io::stderr().write_all(format!("{text}\n").as_bytes())?
+            }
+            Sink::Journal => io::stderr().write_all(marked(self.priority, &text).as_bytes())?,
             Sink::Syslog => {
-                let text: Vec<u8> = message.trim_ascii_end().to_vec();
                 if let Ok(text) = CString::new(text) {
                     // SAFETY: two strings that end, the first a format that takes the second.
                     unsafe { libc::syslog(self.priority, c"%s".as_ptr(), text.as_ptr()) };
@@ -158,15 +165,20 @@ impl Write for Line {
     }
 }
 
-/// Prefixes every line with the priority: the journal makes an entry of each line.
-fn marked(priority: libc::c_int, message: &[u8]) -> Vec<u8> {
-    let mut marked = Vec::with_capacity(message.len() + 8);
-    for line in message.trim_ascii_end().split(|byte| *byte == b'\n') {
-        marked.extend_from_slice(format!("<{priority}>").as_bytes());
-        marked.extend_from_slice(line);
-        marked.push(b'\n');
+/// A message as one line: names and paths in it may have control characters. The colours of a terminal stay; the formatter itself
+/// escapes their first byte in what it is given.
+fn one_line(message: &[u8], colours: bool) -> String {
+    let text = String::from_utf8_lossy(message);
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    match colours {
+        true => text.split('\x1b').map(escape_controls).collect::<Vec<_>>().join("\x1b"),
+        false => escape_controls(text),
     }
-    marked
+}
+
+/// Prefixes a message with its priority, as the journal wants it.
+fn marked(priority: libc::c_int, text: &str) -> String {
+    format!("<{priority}>{text}\n")
 }
 
 #[cfg(test)]
@@ -174,21 +186,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_gets_the_journal_priority() {
+    fn message_is_one_line_with_the_journal_priority() {
         let warning = priority(Level::WARN);
-        assert_eq!(marked(warning, b"one\n"), b"<4>one\n");
-        assert_eq!(marked(priority(Level::ERROR), b"one\n two\n"), b"<3>one\n<3> two\n");
+        assert_eq!(marked(warning, &one_line(b"one\n", false)), "<4>one\n");
+        let forged = b"export a\n<0>b\x1b[2J is frozen\n";
+        assert_eq!(one_line(forged, false), "export a\\n<0>b\\u{1b}[2J is frozen");
+        assert_eq!(one_line(b"\x1b[33mWARN\x1b[0m a\nb\n", true), "\x1b[33mWARN\x1b[0m a\\nb");
         assert_eq!(
             [priority(Level::INFO), priority(Level::DEBUG), priority(Level::TRACE)],
             [6, 7, 7]
         );
-    }
-
-    #[test]
-    fn names_and_levels_map_both_ways() {
-        for level in LOG_LEVELS {
-            assert_eq!(name(level.parse().unwrap()), level);
-        }
-        assert_eq!(name(LevelFilter::OFF), "off");
     }
 }

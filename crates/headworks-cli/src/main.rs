@@ -29,6 +29,7 @@ mod man_control;
 mod observe;
 mod progress;
 mod serve;
+mod shown;
 mod signals;
 mod top;
 mod tunables;
@@ -76,10 +77,20 @@ enum Command {
 /// Exit code of a usage error; nothing was done.
 pub const USAGE: u8 = 2;
 
-/// Prints an error to standard error in the form that all commands share.
+/// Prints an error, one line, to standard error in the form that all commands share.
 pub fn complain(error: impl std::fmt::Display) {
     // Standard error may be closed; the exit code still tells.
-    let _ = writeln!(std::io::stderr(), "headworks: error: {error}");
+    let error = shown::line(error.to_string());
+    let _ = write!(std::io::stderr(), "headworks: error: {error}");
+}
+
+/// Prints an error about the command line, with lines of usage.
+fn complain_with_usage(text: &str) {
+    let (error, usage) = text.split_once('\n').unwrap_or((text, ""));
+    complain(error);
+    let mut lines = shown::Lines::default();
+    usage.lines().for_each(|line| lines.push(line));
+    let _ = write!(std::io::stderr(), "{}", lines.into_text());
 }
 
 /// The description of the whole command line.
@@ -159,16 +170,32 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        complain("no command; see `headworks --help`\n");
-        let _ = write!(std::io::stderr(), "{text}");
+        complain("no command; see `headworks --help`");
+        let _ = write!(std::io::stderr(), "\n{text}");
         return ExitCode::from(USAGE);
     }
     if let Some(new) = renamed_command(error).or_else(|| background(error)) {
         complain(new);
         return ExitCode::from(USAGE);
     }
-    complain(text.trim_end());
+    if let Some(sentence) = no_text(error, std::env::args_os()) {
+        complain(sentence);
+        return ExitCode::from(USAGE);
+    }
+    complain_with_usage(text.trim_end());
     ExitCode::from(USAGE)
+}
+
+/// The message for a word that is not UTF-8 where text is expected; options and operands that are paths take any bytes.
+fn no_text(error: &clap::Error, words: impl Iterator<Item = OsString>) -> Option<String> {
+    if error.kind() != clap::error::ErrorKind::InvalidUtf8 {
+        return None;
+    }
+    let word = words.skip(1).find(|word| word.to_str().is_none())?;
+    Some(format!(
+        "`{}` is not UTF-8, as specifications, names and values are; rename the file, or name a symbolic link to it",
+        word.as_encoded_bytes().escape_ascii()
+    ))
 }
 
 /// The message for a command that was renamed.
@@ -220,6 +247,20 @@ mod tests {
             assert!(command().try_get_matches_from(["headworks", "serve", option, "x"]).is_err());
         }
         assert_eq!(background_sentence("--read-only"), None);
+    }
+
+    #[test]
+    fn word_that_is_not_utf8_is_named_in_one_sentence() {
+        use std::os::unix::ffi::OsStringExt;
+        let line = || {
+            let words = [&b"headworks"[..], b"serve", b"d\xff.img"];
+            words.into_iter().map(|word| OsString::from_vec(word.to_vec()))
+        };
+        let error = command().try_get_matches_from(line()).unwrap_err();
+        let said = no_text(&error, line()).unwrap();
+        assert!(said.starts_with("`d\\xff.img` is not UTF-8"), "{said}");
+        let other = command().try_get_matches_from(["headworks", "serve", "--daemon"]).unwrap_err();
+        assert_eq!(no_text(&other, line()), None);
     }
 
     #[test]

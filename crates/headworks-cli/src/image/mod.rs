@@ -20,6 +20,7 @@ pub use arguments::ImageArgs;
 use arguments::{Backing, BaseFormat, ImageCommand};
 
 use crate::complain;
+use crate::shown::{Lines, line, path_text};
 
 /// Time between two lines of progress.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -117,18 +118,24 @@ fn create(base: &NewBase<'_>, size: Option<u64>, file: &Path) -> Result<Outcome,
     // Of the same options as `serve` by default.
     let usual = OverlayOptions { formats: BASES, ..OverlayOptions::default() };
     let beside = OpenOverlay::inspect(file, &usual).is_ok();
-    let note = match (beside, base.format) {
-        (true, _) => "",
+    let mut text = Lines::default();
+    text.push(format!("{}: {} on {}", file.display(), display_size(size), named.display()));
+    match (beside, base.format) {
+        (true, _) => {}
         (false, Some(REMOTE_BASE)) => {
-            "\nits base is a remote: it is opened with backing=allow (--backing allow)"
+            text.push("its base is a remote: it is opened with backing=allow (--backing allow)");
         }
-        (false, _) => {
-            "\nits base is in another directory: it is opened with backing=allow (--backing allow)"
-        }
-    };
-    let text = format!("{}: {} on {}{note}\n", file.display(), display_size(size), named.display());
-    let json = json!({ "path": file, "size": size, "base": named, "needs_backing_allow": !beside });
-    Ok(Outcome::good(text, json))
+        (false, _) => text.push(
+            "its base is in another directory: it is opened with backing=allow (--backing allow)",
+        ),
+    }
+    let json = json!({
+        "path": path_text(file),
+        "size": size,
+        "base": path_text(&named),
+        "needs_backing_allow": !beside,
+    });
+    Ok(Outcome::good(text.into_text(), json))
 }
 
 fn commit(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
@@ -145,8 +152,8 @@ fn reset(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
 }
 
 fn moved(file: &Path, bytes: u64, what: &str) -> Outcome {
-    let text = format!("{}: {} {what}\n", file.display(), display_size(bytes));
-    Outcome::good(text, json!({ "path": file, "bytes": bytes }))
+    let text = line(format!("{}: {} {what}", file.display(), display_size(bytes)));
+    Outcome::good(text, json!({ "path": path_text(file), "bytes": bytes }))
 }
 
 fn flatten(file: &Path, out: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
@@ -154,19 +161,19 @@ fn flatten(file: &Path, out: &Path, backing: Backing) -> Result<Outcome, ConfigE
     let mut progress = Progress::new("flatten");
     let bytes = open.flatten(out, &mut |done, all| progress.tell(done, all))?;
     let size = open.volume_options().size;
-    let text = format!(
-        "{}: a raw image of {}, {} of it data\n",
+    let text = line(format!(
+        "{}: a raw image of {}, {} of it data",
         out.display(),
         display_size(size),
         display_size(bytes)
-    );
-    Ok(Outcome::good(text, json!({ "path": out, "size": size, "bytes": bytes })))
+    ));
+    Ok(Outcome::good(text, json!({ "path": path_text(out), "size": size, "bytes": bytes })))
 }
 
 fn rebase(base: &NewBase<'_>, file: &Path) -> Result<Outcome, ConfigError> {
     OpenOverlay::rebase(file, base)?;
-    let text = format!("{}: its base is {} now\n", file.display(), base.path.display());
-    Ok(Outcome::good(text, json!({ "path": file, "base": base.path })))
+    let text = line(format!("{}: its base is {} now", file.display(), base.path.display()));
+    Ok(Outcome::good(text, json!({ "path": path_text(file), "base": path_text(base.path) })))
 }
 
 /// Lines on standard error about work that takes long.

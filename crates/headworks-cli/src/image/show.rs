@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::Outcome;
 use crate::columns::aligned;
+use crate::shown::{line, path_text};
 
 /// The layers of an overlay from the top down.
 pub(super) fn info(open: &OpenOverlay) -> Outcome {
@@ -28,7 +29,7 @@ pub(super) fn info(open: &OpenOverlay) -> Outcome {
 fn as_json(open: &OpenOverlay, layers: &[OverlayLayer]) -> Value {
     let layer = |layer: &OverlayLayer| {
         json!({
-            "path": layer.path,
+            "path": path_text(&layer.path),
             "kind": layer.kind.name(),
             "size": layer.size,
             "own_bytes": layer.own_bytes,
@@ -36,7 +37,7 @@ fn as_json(open: &OpenOverlay, layers: &[OverlayLayer]) -> Value {
         })
     };
     json!({
-        "path": layers[0].path,
+        "path": path_text(&layers[0].path),
         "size": layers[0].size,
         "uuid": open.uuid(),
         "committing": open.is_committing(),
@@ -57,9 +58,13 @@ pub(super) fn check(file: &Path, opened: Result<OpenOverlay, ConfigError>) -> Ou
         Ok(_) => None,
     };
     let text = match &problem {
-        Some(problem) => format!("{problem}\n"),
-        None => format!("{shown}: no errors\n"),
+        Some(problem) => line(problem),
+        None => line(format!("{shown}: no errors")),
     };
     let is_good = problem.is_none();
-    Outcome { text, json: json!({ "path": file, "ok": is_good, "problem": problem }), is_good }
+    Outcome {
+        text,
+        json: json!({ "path": path_text(file), "ok": is_good, "problem": problem }),
+        is_good,
+    }
 }

@@ -2,15 +2,19 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
 use headworks_server::config::{ConfigFile, Origin};
-use headworks_server::{Address, InheritedAddress};
+use headworks_server::{Address, InheritedAddress, SOCKET_PATH_MAX};
 
 use super::ServeArgs;
 use super::plan::unix_mode;
 use super::systemd::{InheritedSockets, unix_path};
+
+/// Names that are tried for a private directory.
+const ATTEMPTS: u32 = 100;
 
 /// A directory for the private socket, removed on drop if it belongs to this process.
 pub(super) struct PrivateDirectory {
@@ -73,7 +77,7 @@ pub(super) fn addresses(
         None if !listen.is_empty() || has_others => None,
         _ => {
             let directory = private.take().map_or_else(private_directory, Ok)?;
-            let path = directory.path.join("headworks.sock");
+            let path = directory.path.join(PRIVATE_SOCKET);
             private = Some(directory);
             Some(path)
         }
@@ -130,12 +134,19 @@ pub(super) fn absolute(path: &PathBuf) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.clone())
 }
 
-/// Creates a new directory with mode 0700.
+/// Name of the socket in a private directory.
+const PRIVATE_SOCKET: &str = "headworks.sock";
+
+/// Creates a new directory with mode 0700, whose path leaves room for that of its socket.
 fn private_directory() -> Result<PrivateDirectory, ConfigError> {
     use std::os::unix::fs::DirBuilderExt;
     let base = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
-    for attempt in 0..100 {
-        let path = base.join(format!("headworks-{}-{attempt}", std::process::id()));
+    let name = |attempt: u32| format!("headworks-{}-{attempt}", std::process::id());
+    let longest = base.join(name(ATTEMPTS)).join(PRIVATE_SOCKET);
+    let base =
+        if longest.as_os_str().len() > SOCKET_PATH_MAX { PathBuf::from("/tmp") } else { base };
+    for attempt in 0..ATTEMPTS {
+        let path = base.join(name(attempt));
         match std::fs::DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(PrivateDirectory { path, is_own: true }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -159,17 +170,17 @@ pub(super) fn uri(
 ) -> String {
     match (unix, port) {
         (Some(path), _) => {
-            format!("nbd+unix:///{}?socket={}", encode(name), encode(&path.to_string_lossy()))
+            format!("nbd+unix:///{}?socket={}", encode(name), encode(path.as_os_str().as_bytes()))
         }
         (None, Some(port)) => format!("nbd://{}/{}", SocketAddr::new(address, port), encode(name)),
         (None, None) => String::new(),
     }
 }
 
-/// Percent-encodes a name or path for a URI.
-pub(super) fn encode(text: &str) -> String {
+/// Percent-encodes a name or path for a URI, byte by byte: a path need not be UTF-8.
+pub(super) fn encode(text: impl AsRef<[u8]>) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-    let encoded = text.bytes().map(|byte| match plain(byte) {
+    let encoded = text.as_ref().iter().map(|&byte| match plain(byte) {
         true => char::from(byte).to_string(),
         false => format!("%{byte:02X}"),
     });
@@ -179,6 +190,14 @@ pub(super) fn encode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A path has any bytes, and a URI has them all.
+    #[test]
+    fn uri_has_the_bytes_of_a_path() {
+        let path = Path::new(std::ffi::OsStr::from_bytes(b"/run/a\xff b'\n"));
+        let uri = uri("\u{fc}/x", Some(path), IpAddr::from([127, 0, 0, 1]), None);
+        assert_eq!(uri, "nbd+unix:///%C3%BC/x?socket=/run/a%FF%20b%27%0A");
+    }
 
     #[test]
     fn every_address_but_that_of_the_uris_is_named() {

@@ -9,6 +9,7 @@ use headworks_server::{AbsentExport, Assembly, BaseDevice, ExportOptions};
 
 use super::{Running, ServeArgs};
 use crate::durability::{self, ExportDurability};
+use crate::shown::Lines;
 
 /// An export in the start message.
 pub(super) struct AnnouncedExport {
@@ -66,48 +67,50 @@ pub(super) fn announce(options: &ServeArgs, running: &Running) {
 }
 
 fn announcement(running: &Running) -> String {
-    let mut text = String::new();
+    let mut text = Lines::default();
     for note in &running.notes {
-        text += &format!("note: {note}\n");
+        text.push(format!("note: {note}"));
     }
     for export in &running.exports {
         let (name, share) = (export.shown_name(), export.share());
-        text += &format!("export: {name}: {}{share}\n", export.description);
+        text.push(format!("export: {name}: {}{share}", export.description));
     }
     let durabilities = durabilities(&running.exports);
     for export in running.exports.iter().filter(|export| export.mode == WriteMode::Unsafe) {
         let name = export.shown_name();
-        text +=
-            &format!("WARNING: export {name} is cache=unsafe: flushes and FUA guarantee nothing\n");
+        text.push(format!(
+            "WARNING: export {name} is cache=unsafe: flushes and FUA guarantee nothing"
+        ));
     }
-    text += &format!("engine: {}\n", running.server.engine());
-    text += &format!("cache: {}\n", running.server.cache().unwrap_or("none"));
-    text += &format!("write mode: {}\n", durability::write_modes(&durabilities));
+    text.push(format!("engine: {}", running.server.engine()));
+    text.push(format!("cache: {}", running.server.cache().unwrap_or("none")));
+    text.push(format!("write mode: {}", durability::write_modes(&durabilities)));
     if running.cache_bytes > 0 {
-        text += &format!("dirty data: {}\n", running.dirty_place());
+        text.push(format!("dirty data: {}", running.dirty_place()));
     }
     let kept = running.server.keeps_cache();
     let loss = durability::loss(&durabilities, running.dirty_limit, kept);
-    text += &format!("kill -9 loses: {loss}\n");
+    text.push(format!("kill -9 loses: {loss}"));
     for export in running.exports.iter().filter(|_| running.has_default) {
-        text += &format!("uri: {}\n", export.uri);
+        text.push(format!("uri: {}", export.uri));
     }
     for listener in &running.listeners {
-        text += &listener.lines();
+        listener.tell(&mut text);
     }
     if let Some(uri) = running.first_uri() {
-        text += &format!("try: nbdinfo '{uri}'\n");
+        text.push(format!("try: nbdinfo '{uri}'"));
     }
     for address in &running.further {
-        text += &format!("{address}, same exports\n");
+        text.push(format!("{address}, same exports"));
     }
     if let Some(address) = running.server.metrics() {
-        text += &format!("metrics: http://{address}/metrics\nstatus page: http://{address}/\n");
+        text.push(format!("metrics: http://{address}/metrics"));
+        text.push(format!("status page: http://{address}/"));
     }
     if let Some(path) = &running.control {
-        text += &format!("control: headworks ctl '{}' get\n", path.display());
+        text.push(format!("control: headworks ctl '{}' get", path.display()));
     }
-    text
+    text.into_text()
 }
 
 fn durabilities(exports: &[AnnouncedExport]) -> Vec<ExportDurability<'_>> {

@@ -27,6 +27,7 @@ use super::{
     EffectiveOptions, OptionError, OptionSources, images, listen, memory, plan, report_error,
 };
 use crate::complain;
+use crate::shown::{escaped, line, path_text};
 
 /// Checks a configuration file: prints what would be served, or every error with its position
 #[derive(clap::Args)]
@@ -75,7 +76,7 @@ pub fn run(options: &CheckArgs) -> ExitCode {
     let summary = summary(&effective, &specs, &assembly, &access);
     let text = match options.json {
         true => format!("{summary}\n"),
-        false => show(&options.file, &summary),
+        false => show(&options.file, &escaped(&summary)),
     };
     // Standard output may be closed.
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -203,10 +204,10 @@ fn summary(
     let private = (!has_own).then(|| PathBuf::from("-"));
     let listeners: Vec<Value> = access.listeners.iter().map(|spec| listener(spec, specs)).collect();
     json!({
-        "unix": options.unix.clone().or(private),
+        "unix": options.unix.as_ref().or(private.as_ref()).map(|path| path_text(path)),
         "port": options.port,
         "ip_addr": options.port.map(|_| options.ip_addr.to_string()),
-        "control": options.control,
+        "control": options.control.as_ref().map(|path| path_text(path)),
         "listeners": listeners,
         "cache_bytes": memory::cache_size(options.cache).0,
         "cache_auto": options.cache == CacheSize::Auto,
@@ -290,7 +291,7 @@ fn queue(config: &ConfigFile, device: Option<&str>) -> Value {
 
 /// Formats the summary as text.
 fn show(file: &Path, summary: &Value) -> String {
-    let mut text = format!("{}: no errors\n", file.display());
+    let mut text = line(format!("{}: no errors", file.display()));
     let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let mut listen = Vec::new();
     match summary["unix"].as_str() {

@@ -15,6 +15,7 @@ use super::address::{absolute, uri};
 use super::plan::{blame, unix_mode};
 use super::tls::encrypted;
 use super::user;
+use crate::shown::Lines;
 
 /// The listeners and lists of certificates of a configuration, with the server's values where they have none.
 pub(super) fn plan_access(
@@ -144,8 +145,8 @@ impl Place {
 }
 
 impl AnnouncedListener {
-    /// The lines of the start message.
-    pub fn lines(&self) -> String {
+    /// Adds its lines to the start message.
+    pub fn tell(&self, text: &mut Lines) {
         let Self { name, address, exports, .. } = self;
         let at = if name == address { String::new() } else { format!(" at {address}") };
         let offers = match (self.offers_all, exports.len()) {
@@ -157,11 +158,10 @@ impl AnnouncedListener {
                 names.join(", ")
             }
         };
-        let mut text = format!("listener: {name}{at}: offers {offers}\n");
+        text.push(format!("listener: {name}{at}: offers {offers}"));
         for (_, uri) in exports {
-            text += &format!("uri: {uri}\n");
+            text.push(format!("uri: {uri}"));
         }
-        text
     }
 }
 
@@ -199,11 +199,16 @@ mod tests {
             offers_all,
             exports: exports.iter().map(|name| ((*name).to_owned(), format!("u:{name}"))).collect(),
         };
+        let lines = |listener: &AnnouncedListener| {
+            let mut text = Lines::default();
+            listener.tell(&mut text);
+            text.into_text()
+        };
         assert_eq!(
-            listener(false, &["a", ""]).lines(),
+            lines(&listener(false, &["a", ""])),
             "listener: acme at /run/a: offers a, default\nuri: u:a\nuri: u:\n"
         );
-        assert_eq!(listener(true, &[]).lines(), "listener: acme at /run/a: offers every export\n");
-        assert!(listener(false, &[]).lines().contains("no export at present"));
+        assert_eq!(lines(&listener(true, &[])), "listener: acme at /run/a: offers every export\n");
+        assert!(lines(&listener(false, &[])).contains("no export at present"));
     }
 }

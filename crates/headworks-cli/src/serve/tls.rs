@@ -1,5 +1,6 @@
 //! TLS options: mode, certificates, and the URIs that clients need.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use headworks_core::ConfigError;
@@ -49,7 +50,7 @@ pub(super) fn encrypted(uri: String, tls: &TlsOptions) -> String {
 
 fn with_certificates(uri: &str, directory: &Path) -> String {
     let mark = if uri.contains('?') { '&' } else { '?' };
-    format!("{uri}{mark}tls-certificates={}", encode(&directory.to_string_lossy()))
+    format!("{uri}{mark}tls-certificates={}", encode(directory.as_os_str().as_bytes()))
 }
 
 /// Line of the start message.
@@ -87,7 +88,7 @@ mod tests {
         let uri = |uri: &str| encrypted(uri.to_owned(), &tls);
         assert_eq!(uri("nbd://127.0.0.1:10809/nbd"), "nbds://127.0.0.1:10809/nbd");
         std::fs::write(directory.join("ca-cert.pem"), "").unwrap();
-        let encoded = encode(&directory.to_string_lossy());
+        let encoded = encode(directory.as_os_str().as_bytes());
         assert!(encoded.contains("headworks%20uri"));
         assert_eq!(
             uri("nbd+unix:///?socket=/s"),

@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use headworks_core::escape_controls;
+
 /// Most problems that are listed; the rest is counted.
 pub const PROBLEMS_MAX: usize = 20;
 
@@ -61,9 +63,9 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with a value of this origin.
+    /// A problem with a value of this origin; one line, as every message about an option.
     pub fn new(origin: &Origin, what: impl Into<String>) -> Self {
-        Self { origin: origin.clone(), what: what.into() }
+        Self { origin: origin.clone(), what: escape_controls(&what.into()) }
     }
 }
 
