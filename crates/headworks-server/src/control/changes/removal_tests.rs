@@ -248,7 +248,8 @@ fn failed_write_back_keeps_export_until_later_remove() {
     let a = bench.remove("a");
     let silent = (0..6_000).find_map(|_| {
         if let Ok(end) = bench.drains.recv_timeout(Duration::from_millis(10)) {
-            end.send(Err(IoError::TimedOut)).unwrap();
+            // A removal that has given up waits for no status.
+            let _ = end.send(Err(IoError::TimedOut));
         }
         a.answered.try_recv().ok()
     });
