@@ -295,7 +295,7 @@ impl Reactor {
             }
             if self.phase == ShutdownPhase::Waiting
                 && self.parts.shared.all_waiting()
-                && self.frames_are_idle()
+                && self.devices_are_idle()
             {
                 return Ok(());
             }

@@ -10,6 +10,9 @@
 //! So a volume whose device does not answer keeps the process until `stop_ns`, and of the others everything is on the images by
 //! then, and no mark is left.
 //!
+//! **A shard ends when nothing is in its devices**: their memory and descriptors go with it, and what has them by number would write into
+//! those of another owner.
+//!
 //! Invariants: acknowledged data are flushed before a volume is closed. A client that does not read delays its volume by at most
 //! five seconds, a device that does not answer by at most `stop_ns`; a flush that times out is submitted again until then. A
 //! volume whose clients are still there after five seconds is flushed for the first time then: what was acknowledged does not
@@ -80,7 +83,7 @@ impl Reactor {
         self.flush_drained();
         let ReactorParts { io, shared, volumes, .. } = &self.parts;
         let ended = volumes.iter().all(|volume| shared.progress_of(*volume).stop.has_ended());
-        if ended && io.connections() == 0 && self.frames_are_idle() {
+        if ended && io.connections() == 0 && self.devices_are_idle() {
             self.wait_for_others();
         }
     }
@@ -187,6 +190,12 @@ impl Reactor {
             Some(Err(error)) => error!("the record is incomplete: {error}"),
         }
         self.parts.shared.wait();
+    }
+
+    /// Whether no device has a command, not even one that timed out: it uses memory, and the number of a descriptor, that end with the
+    /// shard.
+    pub(super) fn devices_are_idle(&self) -> bool {
+        self.parts.driver.shard().is_quiet()
     }
 
     /// Whether no device uses frames of the cache; a read-ahead or a retried write-back may.
