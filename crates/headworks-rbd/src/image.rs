@@ -3,15 +3,21 @@
 //! librbd counts completions on an eventfd (`rbd_set_image_notification`), so none of its threads runs our code. It keeps a
 //! pointer to the array of an operation's spans until the operation completes, so arrays live in the device's slots.
 //!
+//! **What librbd was given stays until it has closed the image**: the descriptor, whose *number* it keeps and writes to whenever an
+//! operation ends, and the memory of operations in flight. A descriptor that is closed before gives its number to another file, which
+//! librbd would write to then. So handles and descriptor are one value ([`OpenImage`]) that drops the handles first, and nothing duplicates
+//! the descriptor.
+//!
 //! **Closing** waits for operations in flight and gives the lock back, and both wait for the cluster, which may be gone. So a thread
 //! closes, with what operations in flight use, and [`wait_for_closes`] gives it time before the process ends. Without that time the lock
 //! stays until the cluster notices that its owner is gone (30 s). librbd never frees a completion that was not taken, so the thread takes
-//! those of all operations in flight before it closes the image.
+//! those of all operations in flight before it closes the image. Without a thread all of it stays until the process ends.
 //!
 //! Invariant: `in_flight` is the number of completions that were created and not released.
 
 use std::any::Any;
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -96,11 +102,17 @@ impl Drop for Handles {
     }
 }
 
+/// What librbd has and uses until it has closed the image. Fields are dropped in their order.
+struct OpenImage {
+    handles: Handles,
+    /// librbd writes to its number.
+    completed: OwnedFd,
+}
+
 /// An open image of a cluster.
 pub struct RbdImage {
-    /// Always there until the image is dropped.
-    handles: Option<Handles>,
-    completed: OwnedFd,
+    /// Always there until the image is closed or dropped.
+    open: Option<OpenImage>,
     /// Operations whose completions were not collected.
     in_flight: usize,
 }
@@ -115,33 +127,36 @@ impl RbdImage {
         }
         // SAFETY: the descriptor is new and ours.
         let completed = unsafe { OwnedFd::from_raw_fd(fd) };
+        // Before librbd gets the descriptor: an error below closes the image first.
+        let open = OpenImage { handles, completed };
+        let Handles { library, image, .. } = open.handles;
         // SAFETY: the image is open, and the descriptor is open as long as it is.
-        let result = unsafe {
-            (handles.library.rbd_set_image_notification)(handles.image, fd, EVENT_TYPE_EVENTFD)
-        };
+        let result = unsafe { (library.rbd_set_image_notification)(image, fd, EVENT_TYPE_EVENTFD) };
         match result {
-            0.. => Ok(Self { handles: Some(handles), completed, in_flight: 0 }),
+            0.. => Ok(Self { open: Some(open), in_flight: 0 }),
             error => Err(std::io::Error::from_raw_os_error(-error)),
         }
     }
 
     fn end(&mut self, keep: Box<dyn Any + Send>) {
-        let Some(handles) = self.handles.take() else { return };
-        // librbd writes to it until the image is closed.
-        let (completed, in_flight) = (self.completed.try_clone(), self.in_flight);
+        let Some(open) = self.open.take() else { return };
+        let in_flight = self.in_flight;
         closing().count += 1;
+        // Without a thread nothing of it is dropped: librbd, or the cluster for it, may use it until the process ends.
+        let used = ManuallyDrop::new((open, keep));
         let close = move || {
-            if let Ok(completed) = &completed {
-                release_rest(&handles, completed, in_flight);
-            }
-            drop(handles);
-            drop((completed, keep));
+            let (open, keep) = ManuallyDrop::into_inner(used);
+            release_rest(&open, in_flight);
+            drop(open);
+            drop(keep);
             closing().count -= 1;
             CLOSED.notify_all();
         };
         let thread = std::thread::Builder::new().name("headworks-rbd".into());
-        if thread.spawn(close).is_err() {
-            // What the thread was to close stays open until the process ends.
+        if let Err(error) = thread.spawn(close) {
+            tracing::error!(
+                "no thread to close an image of the cluster, which stays open: {error}"
+            );
             closing().count -= 1;
         }
     }
@@ -161,7 +176,9 @@ impl Backend for RbdImage {
         spans: &[Span],
         argument: u64,
     ) -> Result<(), i32> {
-        let Some(Handles { library, image, .. }) = &self.handles else { return Err(libc::EBADF) };
+        let Some(OpenImage { handles: Handles { library, image, .. }, .. }) = &self.open else {
+            return Err(libc::EBADF);
+        };
         let mut completion = null_mut();
         // SAFETY: the image is open; the completion is released below or when it was collected; spans are laid out as `struct iovec`,
         // and their lives are the caller's promise.
@@ -197,15 +214,15 @@ impl Backend for RbdImage {
     }
 
     fn collect(&mut self, most: usize, into: &mut Vec<(u64, i64)>) -> bool {
-        let Some(handles) = &self.handles else { return false };
+        let Some(open) = &self.open else { return false };
         let before = into.len();
-        let more = collect(handles, &self.completed, most, into);
+        let more = collect(open, most, into);
         self.in_flight -= into.len() - before;
         more
     }
 
     fn fd(&self) -> RawFd {
-        self.completed.as_raw_fd()
+        self.open.as_ref().map_or(-1, |open| open.completed.as_raw_fd())
     }
 
     fn close(mut self, keep: Box<dyn Any + Send>) {
@@ -215,8 +232,7 @@ impl Backend for RbdImage {
 
 /// Takes up to `most` completions and releases them; returns true if there may be more, and then the descriptor is readable.
 fn collect(
-    Handles { library, image, .. }: &Handles,
-    completed: &OwnedFd,
+    OpenImage { handles: Handles { library, image, .. }, completed }: &OpenImage,
     most: usize,
     into: &mut Vec<(u64, i64)>,
 ) -> bool {
@@ -250,15 +266,15 @@ fn collect(
 }
 
 /// Waits for the completions of all operations in flight, however long the cluster takes, and releases them.
-fn release_rest(handles: &Handles, completed: &OwnedFd, mut in_flight: usize) {
+fn release_rest(open: &OpenImage, mut in_flight: usize) {
     let mut ended = Vec::with_capacity(BATCH);
     while in_flight > 0 {
         let mut wanted =
-            libc::pollfd { fd: completed.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            libc::pollfd { fd: open.completed.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry, and our descriptor.
         unsafe { libc::poll(&raw mut wanted, 1, -1) };
         ended.clear();
-        collect(handles, completed, BATCH, &mut ended);
+        collect(open, BATCH, &mut ended);
         in_flight -= ended.len();
     }
 }
@@ -418,6 +434,12 @@ mod tests {
         assert_eq!((collected.len(), collected[39], LIVE.load(SeqCst)), (40, (39, 0), 60));
         // Twenty have ended and were not collected, forty are in flight.
         image.close(Box::new(Arc::clone(&memory)));
+        // However late the thread begins: nothing else gets the number.
+        // SAFETY: it has no requirements.
+        assert_ne!(unsafe { libc::fcntl(fd, libc::F_GETFD) }, -1, "librbd writes to it");
+        let victim = headworks::testing::TempFile::new("victim");
+        let opened = std::fs::File::options().write(true).open(victim.path()).unwrap();
+        assert_ne!(opened.as_raw_fd(), fd);
         for _ in 0..40 {
             assert!(
                 !wait_for_closes(Duration::ZERO),
@@ -431,6 +453,7 @@ mod tests {
         assert!(wait_for_closes(Duration::from_secs(60)));
         assert!(state.lock().unwrap().is_closed);
         assert_eq!((LIVE.load(SeqCst), Arc::strong_count(&memory)), (0, 1));
+        assert!(std::fs::read(victim.path()).unwrap().is_empty(), "written by librbd");
         // SAFETY: it has no requirements.
         assert_eq!(unsafe { libc::fcntl(fd, libc::F_GETFD) }, -1, "the descriptor is closed");
     }
