@@ -10,6 +10,7 @@
 //! every wait.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use headworks_core::{Bio, Input, Instant};
 
@@ -40,6 +41,8 @@ pub(super) struct SharedDriver {
     /// Wakes the owner's thread.
     pub owner: Waker,
     pub state: Arc<OwnerState>,
+    /// The thread that has lent bytes, as `lent.rs` names it; 0 if none has.
+    pub lender: AtomicUsize,
 }
 
 /// What became of a batch that a feeder carried in.

@@ -8,10 +8,16 @@
 //! only in turns of the shard, a turn needs the right, and `LentBytes` has it; a device with commands in flight has frames without data
 //! alone. What the look-up caused in the shard (read-ahead, evictions) is carried out after the drop.
 //!
+//! The owner waits while bytes are lent. So a call of the owner by the thread that has them would wait for itself: it fails at once
+//! (`SharedDriver::lends_here`), and calls with a time limit end by the caller's clock (`Owner::ask_within`).
+//!
+//! Nothing that a program gives makes this panic: a range that a volume, its device or the cache does not have is not lent.
+//!
 //! Invariants: the spans lie in the mapping of the frames or of a device, which stays as long as the driver, and the driver is taken out
 //! only by a thread with the right; a panic while bytes are lent leaves the right as a drop does.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 
 use headworks_core::{Bio, BioFlags, BioId, FrameRange, Instant, Op, REPLY_RANGES_MAX, VolumeId};
 
@@ -27,8 +33,8 @@ const TAKE_SPINS: u32 = 256;
 /// Bytes of a volume, read where the cache or the device has them ([`Handle::lend`]).
 ///
 /// While it exists no other thread reads or writes any volume of the owner: it has the right to drive the path. What others submit
-/// meanwhile is answered after the drop, timers and completions of devices wait, too, and so does the end of the owner; so
-/// copy what takes long to work on. It borrows its handle, so a thread drops it before it submits or waits again. One that is
+/// meanwhile is answered after the drop, timers and completions of devices wait, too, and so do calls and the end of the owner; so
+/// copy what takes long to work on. Calls of the owner by the same thread fail at once. It borrows its handle, so a thread drops it before it submits or waits again. One that is
 /// leaked ([`std::mem::forget`]) stops the owner for good.
 #[must_use]
 pub struct LentBytes<'a> {
@@ -173,12 +179,31 @@ impl Handle {
         let (mut driving, others) = shared.take_for_lending().ok_or(NotLent::Busy)?;
         let now = shared.clock.now();
         let found = driving.with(|driver| driver.lend(now, handle, (volume, offset, len), lent));
+        // Relaxed: only the thread itself has to find it.
+        shared.lender.store(this_thread(), Ordering::Relaxed);
         let bytes = LentBytes { driving: Some(driving), shared, others, spans: &lent.spans };
         if found { Ok(bytes) } else { Err(NotLent::NotInMemory) }
     }
 }
 
+thread_local! {
+    /// Its address names the thread.
+    static HERE: u8 = const { 0 };
+}
+
+/// A number that no other living thread has, and never 0.
+#[inline]
+fn this_thread() -> usize {
+    HERE.with(|here| std::ptr::from_ref(here).addr())
+}
+
 impl SharedDriver {
+    /// Whether the calling thread has lent bytes: the owner's thread waits for it.
+    pub(super) fn lends_here(&self) -> bool {
+        // Relaxed: pairs with stores of the same thread.
+        self.lender.load(Ordering::Relaxed) == this_thread()
+    }
+
     /// Takes the right, or gives up after a while.
     #[inline]
     fn take_for_lending(&self) -> Option<(Driving<'_, Driver>, bool)> {
@@ -194,6 +219,8 @@ impl SharedDriver {
     /// Takes lent bytes back: drives if there is anything to do, and leaves the right.
     #[inline]
     fn take_back(&self, mut driving: Driving<'_, Driver>, others: bool) {
+        // Relaxed: as the store before.
+        self.lender.store(0, Ordering::Relaxed);
         if others || driving.with(|driver| driver.has_inputs()) {
             self.drive(driving, None, true);
             return;
@@ -228,9 +255,11 @@ impl Driver {
             let memory = memory.and_then(|device| device.memory(volume));
             let end = offset.checked_add(len.into());
             let inside = end.is_some_and(|end| len > 0 && end <= known.size);
-            let Some(memory) = memory.filter(|_| inside) else { return false };
-            lent.spans.push(memory.part(offset as usize, len as usize));
-            return true;
+            // A volume may be larger than its device.
+            let bytes =
+                memory.filter(|_| inside).and_then(|memory| memory.get(offset, len as usize));
+            lent.spans.extend(bytes);
+            return bytes.is_some();
         }
         let id = BioId { connection: handle, volume, ..BioId::default() };
         let bio = Bio { id, offset, len, op: Op::Read, flags: BioFlags::SYNC, ..Bio::default() };

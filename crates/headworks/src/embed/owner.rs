@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,12 +16,23 @@ use super::driver::Client;
 use super::driving::SharedDriver;
 use super::handle::{Handle, Parts, RingCounts};
 use super::parker::Parker;
+use super::removal::Claim;
 use super::thread::OwnerThread;
 use super::{
     Buffers, DeviceSetup, JOINING, OwnerOptions, OwnerState, SHUTTING_DOWN, ShutdownGuard,
 };
 use crate::device::{Device, FileDevice, OpenFile, OpenVolume};
 use crate::ring::{Sleeper, ring};
+
+/// How long a caller whose time is over waits for the owner's own answer.
+const OWN_ANSWER: Duration = Duration::from_millis(100);
+/// Time between two tries to give a removal up.
+const STEP: Duration = Duration::from_millis(1);
+const LENDS_HERE: &str = "this thread has lent bytes, and the owner waits until they are dropped: drop them before the call";
+
+fn ended() -> ConfigError {
+    ConfigError::new("owner", "the owner's thread has ended")
+}
 
 /// The statistics of an owner that has ended.
 #[derive(Clone, Debug, Default)]
@@ -48,8 +59,8 @@ pub struct OwnerReport {
 pub(super) enum Command {
     AddDevice(DeviceSetup, Sender<Result<DeviceId, ConfigError>>),
     AddVolume(DeviceId, NewVolume, Sender<Result<VolumeId, ConfigError>>),
-    RemoveVolume(VolumeId, Duration, Sender<Result<(), ChangeError>>),
-    RemoveDevice(DeviceId, Duration, Sender<Result<Box<dyn Device>, ChangeError>>),
+    RemoveVolume(VolumeId, (Duration, Claim), Sender<Result<(), ChangeError>>),
+    RemoveDevice(DeviceId, (Duration, Claim), Sender<Result<Box<dyn Device>, ChangeError>>),
     Stats(VolumeId, Sender<Option<VolumeStats>>),
 }
 
@@ -209,7 +220,7 @@ impl Owner {
     /// # Errors
     /// There is no such volume, its flush failed, or something still used it when `timeout` expired. It then works as before.
     pub fn remove_volume(&self, volume: VolumeId, timeout: Duration) -> Result<(), ChangeError> {
-        self.ask(|answer| Command::RemoveVolume(volume, timeout, answer))?
+        self.ask_within(timeout, |until, answer| Command::RemoveVolume(volume, until, answer))
     }
 
     /// Removes a device without volumes, and returns it.
@@ -221,10 +232,10 @@ impl Owner {
         device: DeviceId,
         timeout: Duration,
     ) -> Result<Box<dyn Device>, ChangeError> {
-        self.ask(|answer| Command::RemoveDevice(device, timeout, answer))?
+        self.ask_within(timeout, |until, answer| Command::RemoveDevice(device, until, answer))
     }
 
-    /// The statistics of a volume; `None` if there is no such volume or the owner has ended.
+    /// The statistics of a volume; `None` if there is no such volume, the owner has ended or this thread has [`LentBytes`](super::LentBytes).
     #[must_use]
     pub fn stats(&self, volume: VolumeId) -> Option<VolumeStats> {
         self.ask(|answer| Command::Stats(volume, answer)).ok()?
@@ -243,7 +254,7 @@ impl Owner {
     /// completed.
     ///
     /// # Errors
-    /// As [`Owner::join`].
+    /// As [`Owner::join`]; or this thread has [`LentBytes`](super::LentBytes): the owner ends when they are dropped.
     pub fn shutdown(mut self) -> io::Result<OwnerReport> {
         self.end(SHUTTING_DOWN)
     }
@@ -255,17 +266,52 @@ impl Owner {
         // Release: pairs with `OwnerState::is_ending`.
         self.shared.state.end.store(how, Ordering::Release);
         self.shared.owner.wake();
+        if self.shared.lends_here() {
+            return Err(io::Error::other(LENDS_HERE));
+        }
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the owner's thread panicked")))
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, ConfigError> {
-        let ended = |()| ConfigError::new("owner", "the owner's thread has ended");
+        self.send(command)?.recv().map_err(|_| ended())
+    }
+
+    /// As [`Owner::ask`], for at most `timeout` of the caller's clock, and a little for the owner's own answer, which says what
+    /// is in flight. After [`ChangeError::Busy`] nothing has changed, and nothing will.
+    fn ask_within<T>(
+        &self,
+        timeout: Duration,
+        command: impl FnOnce((Duration, Claim), Sender<Result<T, ChangeError>>) -> Command,
+    ) -> Result<T, ChangeError> {
+        let claim = Claim::default();
+        let answered = self.send(|answer| command((timeout, claim.clone()), answer))?;
+        let mut wait = timeout.saturating_add(OWN_ANSWER);
+        loop {
+            match answered.recv_timeout(wait) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Disconnected) => return Err(ended().into()),
+                Err(RecvTimeoutError::Timeout) if claim.give_up() => {
+                    return Err(ChangeError::Busy("the owner's thread waits for lent bytes"));
+                }
+                // A step of the owner's thread takes microseconds.
+                Err(RecvTimeoutError::Timeout) => wait = STEP,
+            }
+        }
+    }
+
+    fn send<T>(
+        &self,
+        command: impl FnOnce(Sender<T>) -> Command,
+    ) -> Result<Receiver<T>, ConfigError> {
+        if self.shared.lends_here() {
+            return Err(ConfigError::new("owner", LENDS_HERE));
+        }
         let (answer, answered) = mpsc::channel();
-        self.commands.send(command(answer)).map_err(|_| ended(()))?;
+        self.commands.send(command(answer)).map_err(|_| ended())?;
         // Release: pairs with the swap in `OwnerThread::take_commands`.
         self.shared.state.command.store(true, Ordering::Release);
         self.shared.owner.wake();
-        answered.recv().map_err(|_| ended(()))
+        Ok(answered)
     }
 }
 

@@ -5,7 +5,12 @@
 //!   device:                                        asks the shard until nothing uses it --> removed
 //!           time-out or failed flush, at any step --> refused, works as before
 //! ```
+//!
+//! The caller's clock counts: the owner's thread may wait for lent bytes meanwhile. A step takes the [`Claim`], and a caller that gives up
+//! takes it, too: the second one leaves everything as it is. So what a caller is told is what happened.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
 
 use headworks_core::{ChangeError, ConfigError, DeviceId, Instant, VolumeId};
@@ -16,9 +21,41 @@ use crate::device::Device;
 /// The pause between two questions to the shard.
 const RETRY_NS: u64 = 1_000_000;
 
+const OPEN: u8 = 0;
+const REMOVING: u8 = 1;
+const GIVEN_UP: u8 = 2;
+
+/// The right to decide how a removal ends, of its caller or of the owner's thread.
+#[derive(Clone, Default)]
+pub(super) struct Claim(Arc<AtomicU8>);
+
+impl Claim {
+    /// Gives up; false if the owner's thread is in a step or has ended the removal: an answer follows, or the claim is open again.
+    pub fn give_up(&self) -> bool {
+        self.change(OPEN, GIVEN_UP)
+    }
+
+    /// Begins a step; false if the caller has given up.
+    fn begin(&self) -> bool {
+        self.change(OPEN, REMOVING)
+    }
+
+    /// Leaves the decision open after a step that was refused.
+    fn leave(&self) {
+        // Release: pairs with `change`.
+        self.0.store(OPEN, Ordering::Release);
+    }
+
+    fn change(&self, from: u8, to: u8) -> bool {
+        // AcqRel: both sides see what the other one did before.
+        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
 /// A removal in progress.
 pub(super) struct Removal {
     target: Target,
+    claim: Claim,
     step: Step,
     deadline: Instant,
 }
@@ -39,19 +76,19 @@ enum Step {
 impl Removal {
     pub fn volume(
         volume: VolumeId,
-        deadline: Instant,
+        (deadline, claim): (Instant, Claim),
         answer: Sender<Result<(), ChangeError>>,
     ) -> Self {
-        Self { target: Target::Volume(volume, answer), step: Step::Start, deadline }
+        Self { target: Target::Volume(volume, answer), claim, step: Step::Start, deadline }
     }
 
     pub fn device(
         device: DeviceId,
-        deadline: Instant,
+        (deadline, claim): (Instant, Claim),
         answer: Sender<Result<Box<dyn Device>, ChangeError>>,
     ) -> Self {
         let step = Step::Removing(Instant(0));
-        Self { target: Target::Device(device, answer), step, deadline }
+        Self { target: Target::Device(device, answer), claim, step, deadline }
     }
 
     /// Returns true if new bios of `volume` are rejected.
@@ -61,6 +98,17 @@ impl Removal {
 
     /// A step; true when the removal has ended.
     fn advance(&mut self, driver: &mut Driver, now: Instant) -> bool {
+        if !self.claim.begin() {
+            return true;
+        }
+        let ended = self.try_step(driver, now);
+        if !ended {
+            self.claim.leave();
+        }
+        ended
+    }
+
+    fn try_step(&mut self, driver: &mut Driver, now: Instant) -> bool {
         match &self.target {
             Target::Volume(volume, answer) => {
                 let result = remove_volume(*volume, &mut self.step, driver, now);

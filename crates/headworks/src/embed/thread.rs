@@ -15,7 +15,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 
 use headworks_core::{ConfigError, Instant};
@@ -117,7 +117,8 @@ impl OwnerThread {
         let (engine, _) = open_engine(options.engine, disk_depth)?;
         let (clock, owner) = (Clock::start(), engine.waker());
         let (right, call) = (DrivingRight::new(driver), OwnerCall::new(Arc::clone(&sleeper)));
-        let shared = SharedDriver { right, clock, call, owner, state };
+        let lender = AtomicUsize::new(0);
+        let shared = SharedDriver { right, clock, call, owner, state, lender };
         Ok(Self {
             shared: Arc::new(shared),
             engine,
@@ -322,11 +323,13 @@ impl OwnerThread {
                 Command::AddVolume(device, volume, answer) => {
                     let _ = answer.send(driver.add_volume(now, device, volume));
                 }
-                Command::RemoveVolume(volume, timeout, answer) => {
-                    driver.removals.push(Removal::volume(volume, deadline(timeout), answer));
+                Command::RemoveVolume(volume, (timeout, claim), answer) => {
+                    let until = (deadline(timeout), claim);
+                    driver.removals.push(Removal::volume(volume, until, answer));
                 }
-                Command::RemoveDevice(device, timeout, answer) => {
-                    driver.removals.push(Removal::device(device, deadline(timeout), answer));
+                Command::RemoveDevice(device, (timeout, claim), answer) => {
+                    let until = (deadline(timeout), claim);
+                    driver.removals.push(Removal::device(device, until, answer));
                 }
                 Command::Stats(volume, answer) => {
                     let _ = answer.send(driver.shard.stats(volume).cloned());

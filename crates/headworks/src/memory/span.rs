@@ -67,6 +67,15 @@ impl Span {
         Self { base: self.base.wrapping_add(offset), len }
     }
 
+    /// The `len` bytes from `offset` on; `None` if they are not inside the span: for ranges that a program gives.
+    #[inline]
+    #[must_use]
+    pub fn get(self, offset: u64, len: usize) -> Option<Self> {
+        let offset = usize::try_from(offset).ok()?;
+        let inside = offset <= self.len && len <= self.len - offset;
+        inside.then(|| self.part(offset, len))
+    }
+
     /// The frames of a pool from number `unit` to the end of the pool; empty if there are none. The span is the whole pool.
     #[inline]
     #[must_use]

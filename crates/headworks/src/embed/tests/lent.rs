@@ -2,6 +2,8 @@
 
 use std::sync::atomic::AtomicU32;
 
+use headworks_core::DeviceId;
+
 use super::files::EngineDevice;
 use super::*;
 
@@ -38,6 +40,19 @@ fn lend(handle: &mut Handle, volume: VolumeId, offset: u64, len: u32) -> Option<
             Err(NotLent::Busy) => std::thread::yield_now(),
         }
     }
+}
+
+/// The first block of a volume in memory, held.
+macro_rules! lent {
+    ($handle:expr, $volume:expr) => {
+        loop {
+            match $handle.lend($volume, 0, 4096) {
+                Ok(bytes) => break bytes,
+                Err(NotLent::Busy) => std::thread::yield_now(),
+                Err(NotLent::NotInMemory) => panic!("a device in memory lends"),
+            }
+        }
+    };
 }
 
 #[test]
@@ -201,4 +216,122 @@ fn lent_reads_continue_read_ahead() {
     assert!(read < 4, "{read} blocks were read with a buffer");
     drop(handles);
     owner.join().unwrap();
+}
+
+/// A mistake of the program: the volume is larger than the memory of its device.
+#[test]
+fn range_beyond_the_device_is_not_lent() {
+    let (owner, mut handles) = Owner::start(options()).unwrap();
+    let device = owner.add_device(memory()).unwrap();
+    let volume = owner.add_volume(device, VolumeOptions { size: 2 * MIB, ..mebibyte() }).unwrap();
+    let handle = &mut handles[0];
+    for (offset, len) in [(MIB, 4096), (MIB - 4096, 8192), (2 * MIB - 1, 1)] {
+        assert_eq!(lend(handle, volume, offset, len), None);
+    }
+    assert_eq!(lend(handle, volume, MIB - 4096, 4096), Some(vec![0; 4096]));
+    let slot = handle.slot().unwrap();
+    handle.put(volume, slot, Io::read(MIB, 4096)).unwrap();
+    assert_eq!(one(handle).status, Err(IoError::Invalid));
+    assert!(owner.stats(volume).is_some(), "the owner answers");
+}
+
+#[test]
+fn call_by_the_thread_that_has_lent_bytes_fails_at_once() {
+    let (owner, mut handles, volume) = over(memory(), 1);
+    let bytes = lent!(handles[0], volume);
+    let told = owner.remove_volume(volume, SOON).unwrap_err();
+    assert!(told.to_string().contains("this thread has lent bytes"), "{told}");
+    let told = owner.add_device(null()).unwrap_err();
+    assert!(told.to_string().contains("drop them before the call"), "{told}");
+    assert!(owner.stats(volume).is_none());
+    drop(bytes);
+    assert!(owner.stats(volume).is_some());
+    assert_eq!(owner.remove_volume(volume, SOON), Ok(()));
+}
+
+#[test]
+fn shutdown_by_the_thread_that_has_lent_bytes_does_not_wait_for_itself() {
+    let (owner, mut handles, volume) = over(memory(), 1);
+    let bytes = lent!(handles[0], volume);
+    let told = owner.shutdown().unwrap_err();
+    assert!(told.to_string().contains("this thread has lent bytes"), "{told}");
+    drop(bytes);
+    let slot = handles[0].slot().unwrap();
+    handles[0].put(volume, slot, Io::read(0, 4096)).unwrap();
+    assert!(matches!(handles[0].wait(), WaitOutcome::OwnerEnded | WaitOutcome::Ready));
+}
+
+#[test]
+fn time_limit_of_a_removal_holds_while_another_thread_has_lent_bytes() {
+    let (owner, mut handles, volume) = over(memory(), 1);
+    let bytes = lent!(handles[0], volume);
+    std::thread::scope(|scope| {
+        let removal = scope.spawn(|| owner.remove_volume(volume, Duration::from_millis(20)));
+        // It ends although the bytes stay lent.
+        assert!(matches!(removal.join().unwrap(), Err(ChangeError::Busy(_))));
+    });
+    drop(bytes);
+    // Given up is given up: it works as before.
+    let handle = &mut handles[0];
+    write(handle, volume, (0, 4096), 7);
+    assert_eq!(lend(handle, volume, 0, 4096), Some(vec![7; 4096]));
+    assert!(owner.stats(volume).is_some());
+    assert_eq!(owner.remove_volume(volume, SOON), Ok(()));
+}
+
+/// What a program gives is answered, whatever it is.
+#[test]
+fn mistakes_of_a_program_are_errors() {
+    let (owner, mut handles, volume) = over(memory(), 2);
+    let device = owner.add_device(memory()).unwrap();
+    let wrong = [
+        VolumeOptions { size: 0, ..mebibyte() },
+        VolumeOptions { size: MIB + 1, ..mebibyte() },
+        VolumeOptions { size: u64::MAX, ..mebibyte() },
+        VolumeOptions { block_size: 0, ..mebibyte() },
+        VolumeOptions { block_size: 513, ..mebibyte() },
+        VolumeOptions { block_size: 1 << 31, ..mebibyte() },
+    ];
+    for options in wrong {
+        let _ = owner.add_volume(device, options);
+    }
+    let unknown = VolumeId(u16::MAX);
+    assert!(owner.add_volume(DeviceId(u16::MAX), mebibyte()).is_err());
+    assert!(owner.remove_volume(unknown, SOON).is_err());
+    assert!(owner.remove_device(DeviceId(u16::MAX), SOON).is_err());
+    assert!(owner.remove_device(DeviceId(0), Duration::ZERO).is_err(), "it has a volume");
+    assert!(owner.stats(unknown).is_none());
+    let (first, second) = handles.split_at_mut(1);
+    for id in [volume, unknown] {
+        for (offset, len) in
+            [(0, 0), (1, 1), (MIB, 1), (u64::MAX, 1), (0, u32::MAX), (u64::MAX, u32::MAX)]
+        {
+            let _ = lend(&mut first[0], id, offset, len);
+            for io in [
+                Io::read(offset, len),
+                Io::write(offset, len),
+                Io::discard(offset, len),
+                Io::write_zeroes(offset, len),
+            ] {
+                let slot = first[0].slot().unwrap();
+                match first[0].put(id, slot, io) {
+                    Ok(()) => {
+                        let done = one(&mut first[0]);
+                        first[0].release(done.slot.unwrap());
+                    }
+                    Err(rejected) => first[0].release(rejected.slot),
+                }
+            }
+        }
+    }
+    // A slot of another handle comes back, or is lost to its own; neither handle is harmed.
+    let foreign = first[0].slot().unwrap();
+    let rejected = second[0].put(volume, foreign, Io::read(0, 4096)).unwrap_err();
+    second[0].release(rejected.slot);
+    for handle in [&mut first[0], &mut second[0]] {
+        write(handle, volume, (0, 4096), 3);
+        assert_eq!(lend(handle, volume, 0, 4096), Some(vec![3; 4096]));
+    }
+    drop(handles);
+    assert!(owner.join().unwrap().flush_errors.is_empty());
 }
