@@ -82,7 +82,14 @@ pub fn check_status(
     let by_cache = cached
         && (faulty || waits_for_flush)
         && (faults.any() || device.defect == DiskDefect::ClaimsTooMuch);
+    // An overlay has no space where less than a block of a write or of its bits is written; a failed step fails the flush.
+    let by_bits = faulty
+        && faults.any()
+        && scenario.is_overlaid(bio.id.volume)
+        && (waits_for_flush && error == IoError::Medium
+            || (waits_for_flush || bio.op.is_write()) && error == IoError::NoSpace);
     let caused = match error {
+        _ if by_bits => true,
         IoError::Medium | IoError::NoSpace | IoError::TimedOut if by_cache => true,
         IoError::TimedOut if cached && waits_for_flush => true,
         IoError::Medium => {

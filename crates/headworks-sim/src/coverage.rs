@@ -82,6 +82,9 @@ points! {
     LayerRead = "layer: read gone on at the base",
     LayerUpgraded = "layer: put on its base again by new shards",
     BaseKept = "layer: removal of a base refused",
+    StopHung = "stop: beside a device that does not answer",
+    Snapshot = "overlay: new layer on an idle volume",
+    SnapshotBusy = "overlay: new layer under load",
     Timer = "timer came",
     TenantChanged = "tenant: export moved, weight or part of the cache changed under load",
     TenantCapped = "tenant: at its cap of dirty data",
@@ -193,6 +196,12 @@ impl Point {
     #[must_use]
     pub fn is_of_death(self) -> bool {
         self.name().starts_with("process death")
+    }
+
+    /// Whether only joined worlds can pass the point.
+    #[must_use]
+    pub fn is_of_joints(self) -> bool {
+        ["overlay:", "stop:"].iter().any(|theirs| self.name().starts_with(theirs))
     }
 
     /// Whether a run of some hundreds of worlds may miss the point by chance.

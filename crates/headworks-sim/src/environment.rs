@@ -215,7 +215,7 @@ impl Environment {
 
     /// As [`Environment::cut`] after the death of the process: everything acknowledged is to be there.
     pub fn die(&mut self) {
-        self.oracle.die();
+        self.oracle.die(!self.scenario.cuts);
         self.cut();
     }
 

@@ -18,6 +18,7 @@ pub mod events;
 pub mod frames;
 pub mod front_limits;
 pub mod harness;
+pub mod joints;
 pub mod operator;
 pub mod oracle;
 pub mod outage;
@@ -32,6 +33,7 @@ pub mod world;
 
 pub use check::Failure;
 pub use crash::CrashRun;
+pub use joints::JointsRun;
 pub use scenario::Scenario;
 pub use smoke::SmokeRun;
 pub use world::{Outcome, run};

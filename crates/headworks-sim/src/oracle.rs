@@ -265,6 +265,10 @@ pub struct Oracle {
     recovering: bool,
     /// The cut was the death of the process: memory was kept.
     died: bool,
+    /// What the death left is durable with the next flush only: a power cut may leave what was there before.
+    volatile: bool,
+    /// The write that stands for what was found of a version after a death.
+    found: Option<(u16, u64, u32)>,
     /// Parts of blocks that writes in flight covered at the death of the process.
     torn: Vec<TornPart>,
     /// Counts after power cuts, by write mode.
@@ -298,6 +302,8 @@ impl Oracle {
             version: 0,
             recovering: false,
             died: false,
+            volatile: false,
+            found: None,
             torn: Vec::new(),
             survived: [CutReport::default(); WriteMode::ALL.len()],
         }
@@ -421,9 +427,10 @@ impl Oracle {
         self.recovering = true;
     }
 
-    /// Records the death of the process; call [`Oracle::cut`] next.
-    pub fn die(&mut self) {
+    /// Records the death of the process; call [`Oracle::cut`] next. What it leaves may be `durable`, or is with the next flush.
+    pub fn die(&mut self, durable: bool) {
         self.died = true;
+        self.volatile = !durable;
         self.torn.clear();
         for cell in 0..self.cells.len() {
             let mut found: Vec<(u64, u64)> = Vec::new();
@@ -449,6 +456,27 @@ impl Oracle {
                 }
             }
         }
+        if self.volatile {
+            self.end_all();
+        }
+    }
+
+    /// Ends the writes in flight at the death of the process: of each block there is the old or the new, which the next flush makes durable.
+    fn end_all(&mut self) {
+        self.tick += 1;
+        let tick = self.tick;
+        for write in 0..self.writes.len() as u32 {
+            let record = &mut self.writes[write as usize];
+            if record.uses == 0 || record.settled != NEVER {
+                continue;
+            }
+            record.settled = tick;
+            if record.ended == NEVER {
+                record.ended = tick;
+                record.outcome = if record.discards { Outcome::Discarded } else { Outcome::Failed };
+            }
+            self.release(write);
+        }
     }
 
     /// The volume and block of a cell.
@@ -463,7 +491,7 @@ impl Oracle {
         for TornPart { version, block: (volume, block), cells, over } in
             std::mem::take(&mut self.torn)
         {
-            let found: Vec<u64> = cells.clone().map(|cell| self.cells[cell].base).collect();
+            let found: Vec<u64> = cells.clone().map(|cell| self.newest(cell)).collect();
             let is_new = |(at, base): (usize, &u64)| *base == version || over[at].contains(base);
             let has_it = found.contains(&version);
             if has_it && !found.iter().enumerate().all(is_new) {
@@ -491,6 +519,10 @@ impl Oracle {
             true => self.check_torn(),
             false => Ok(()),
         };
+        self.release_found();
+        if std::mem::take(&mut self.volatile) {
+            return mixed;
+        }
         self.writes.clear();
         self.free_writes.clear();
         self.entries.clear();
@@ -542,7 +574,18 @@ impl Oracle {
             volume: bio.id.volume.0,
             uses: 1,
         };
-        let write = match self.free_writes.pop() {
+        let write = self.new_write(record);
+        if bio.op == Op::Discard {
+            self.cancel_unflushed(bio);
+        }
+        for cell in self.range(bio) {
+            self.add(cell, write, start);
+        }
+        write
+    }
+
+    fn new_write(&mut self, record: WriteRecord) -> u32 {
+        match self.free_writes.pop() {
             Some(free) => {
                 self.writes[free as usize] = record;
                 free
@@ -551,14 +594,7 @@ impl Oracle {
                 self.writes.push(record);
                 self.writes.len() as u32 - 1
             }
-        };
-        if bio.op == Op::Discard {
-            self.cancel_unflushed(bio);
         }
-        for cell in self.range(bio) {
-            self.add(cell, write, start);
-        }
-        write
     }
 
     /// At submission and end of a discard: writes that are not durable may be dropped from memory.
@@ -860,9 +896,53 @@ impl Oracle {
             survived.cells += 1;
             survived.unflushed += u64::from(newest.is_some());
             survived.stale += u64::from(newest.is_some_and(|newest| newest != version));
-            self.cells[cell] = CellState { base: version, head: NIL };
+            match self.volatile && self.cells[cell].head != NIL {
+                true => self.add_found(cell, version),
+                false => self.cells[cell] = CellState { base: version, head: NIL },
+            }
         }
         fits
+    }
+
+    /// Records what a death left in a cell as a write that has just been acknowledged.
+    fn add_found(&mut self, cell: usize, version: u64) {
+        self.tick += 1;
+        let (tick, volume) = (self.tick, self.volume_of(cell));
+        let write = match self.found {
+            Some((of, found, write)) if (of, found) == (volume, version) => write,
+            _ => {
+                self.release_found();
+                let write = self.new_write(WriteRecord {
+                    version,
+                    ended: tick,
+                    settled: tick,
+                    outcome: Outcome::Done,
+                    fua: false,
+                    discards: false,
+                    by_frames: false,
+                    volume,
+                    uses: 1,
+                });
+                self.found = Some((volume, version, write));
+                write
+            }
+        };
+        self.add(cell, write, tick);
+    }
+
+    fn release_found(&mut self) {
+        if let Some((.., write)) = self.found.take() {
+            self.release(write);
+        }
+    }
+
+    /// The version of a cell that was found last.
+    fn newest(&self, cell: usize) -> u64 {
+        self.list(cell).next().map_or(self.cells[cell].base, |(_, write)| write.version)
+    }
+
+    fn volume_of(&self, cell: usize) -> u16 {
+        self.volumes.partition_point(|volume| volume.first_cell <= cell) as u16 - 1
     }
 
     /// Whether a cut may leave any version, including dropped ones; whole sectors identify theirs.

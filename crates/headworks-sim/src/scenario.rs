@@ -22,8 +22,10 @@ use crate::workload::{AccessPattern, JobOptions, SectorCuts};
 
 mod layers;
 mod many_tenants;
+mod overlays;
 
 pub use layers::LayerScenario;
+pub use overlays::OverlayScenario;
 
 /// Bios of a hot-plugged volume's job after each addition.
 const HOTPLUGGED_BIOS: u32 = 100;
@@ -60,6 +62,8 @@ pub enum WorldDefect {
     TornCopies,
     /// Frames of answered reads are still taken for unchanged when their change was announced.
     KeepsLentFrames,
+    /// A stop flushes a volume only when all clients have left.
+    StopsTogether,
     /// Caches and dirty tables are not examined after an upgrade: only lost data or errors tell of a defect.
     UncheckedUpgrades,
 }
@@ -107,6 +111,10 @@ pub struct Scenario {
     pub cut_after: Option<u64>,
     /// The process dies, with its memory kept, where other worlds have power cuts.
     pub deaths: bool,
+    /// With deaths: some ends are power cuts, and what a dead process left in the kernel is not durable.
+    pub cuts: bool,
+    /// The server stops while a device does not answer, where other worlds have power cuts.
+    pub stops: bool,
     /// Number of live upgrades in a round: new shards take over the frames, dirty tables and connections of the old ones.
     pub upgrades: u32,
     /// Number of tunable changes in a round.
@@ -117,6 +125,8 @@ pub struct Scenario {
     pub limits: LimitScenario,
     /// The volumes on a base; one that is a base, too, comes first.
     pub layers: Vec<LayerScenario>,
+    /// The volumes that are overlays, with their files on the modelled disk.
+    pub overlays: Vec<OverlayScenario>,
     /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
     /// removed permanently, or resized.
     pub hotplug_changes: u32,
@@ -246,11 +256,14 @@ impl Scenario {
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
             cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
             deaths: false,
+            cuts: false,
+            stops: false,
             upgrades: 0,
             option_changes: root.split("switches").below(12) as u32,
             tenants,
             limits: LimitScenario::draw(&mut root.split("limits"), &tenants),
             layers: Vec::new(),
+            overlays: Vec::new(),
             hotplug_changes,
             rounds,
             defect: WorldDefect::None,

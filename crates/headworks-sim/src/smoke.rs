@@ -105,6 +105,8 @@ impl SmokeRun {
             return Vec::new();
         }
         let asked = Point::asked(self.shards);
-        self.coverage.missed(asked.filter(|point| !point.is_of_death() && !point.is_rare()))
+        self.coverage.missed(
+            asked.filter(|point| !point.is_of_death() && !point.is_of_joints() && !point.is_rare()),
+        )
     }
 }

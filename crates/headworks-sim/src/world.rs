@@ -27,7 +27,10 @@ use headworks_core::{
 use crate::check::{Failure, check_idle, violation};
 use crate::connection::Connection;
 use crate::coverage::{Coverage, Point};
-use crate::disk::{Disk, DiskFile, DiskOptions, Fault, LatencyModel, NullDisk, SharedDisk};
+use crate::disk::{
+    Disk, DiskFile, DiskOptions, Fault, LatencyModel, NullDisk, OverlaidDisk, OverlaidVolume,
+    SharedDisk, keep_top,
+};
 use crate::environment::{Environment, Event, NoDisk, ShardPort};
 use crate::oracle::CutReport;
 use crate::scenario::{Scenario, WorldDefect};
@@ -39,7 +42,11 @@ mod death;
 mod hotplug;
 mod layers;
 mod sizes;
+mod snapshots;
+mod stop;
 mod upgrade;
+
+pub use stop::STOP_RULE;
 
 use hotplug::Hotplug;
 use layers::Layers;
@@ -90,6 +97,8 @@ pub struct World {
     death: Prng,
     /// Draws when shards are replaced, and how.
     upgrades: Upgrades,
+    /// Draws when overlays get a new layer.
+    snapshots: Prng,
     /// Timers that still fire once no bio is outstanding.
     idle_left: u32,
 }
@@ -201,6 +210,7 @@ impl World {
             deaths: 0,
             death: root.split("deaths"),
             upgrades: Upgrades::new(root.split("upgrading")),
+            snapshots: root.split("snapshots"),
             idle_left: 0,
         };
         world.lay_all();
@@ -244,7 +254,8 @@ impl World {
         match stop {
             Stop::Broken => return,
             Stop::Idle => self.check_idle(),
-            Stop::Cut if self.env.scenario.deaths => self.die(),
+            Stop::Cut if self.env.scenario.stops => self.stop_beside_hung(),
+            Stop::Cut if self.dies() => self.die(),
             Stop::Cut => self.cut(),
         }
         if self.env.broken.is_some() || !self.env.scenario.checked {
@@ -255,8 +266,11 @@ impl World {
             self.upgrade_idle();
         }
         self.verify();
+        if stop == Stop::Idle {
+            self.snapshot_idle();
+        }
         // The contents of memory were verified. Now flush, cut the power, and verify the disk.
-        if stop == Stop::Idle && self.env.scenario.deaths {
+        if stop == Stop::Idle && self.dies() {
             // What was acknowledged and never flushed survives, too.
             self.die();
             self.verify();
@@ -267,6 +281,12 @@ impl World {
                 self.verify();
             }
         }
+    }
+
+    /// Whether the process dies where a round ends, or the power is cut.
+    fn dies(&mut self) -> bool {
+        let Scenario { deaths, cuts, .. } = self.env.scenario;
+        deaths && (!cuts || self.death.below(2) == 0)
     }
 
     /// Flushes every volume; the operator acknowledges failed data where needed.
@@ -360,6 +380,7 @@ impl World {
                 self.upgrade();
                 continue;
             }
+            self.try_snapshot();
             if !self.step() {
                 return match self.env.broken {
                     Some(_) => Stop::Broken,
@@ -885,16 +906,26 @@ fn make_disks(scenario: &Scenario) -> Vec<SharedDisk> {
             block_size: volume.options.block_size.max(SECTOR as u32),
             read_only: volume.options.read_only,
         });
+        let overlaid = scenario.overlays_of(DeviceId(index as u16));
+        let files: Vec<_> = match overlaid.is_empty() {
+            true => files.collect(),
+            false => overlaid.iter().map(OverlaidVolume::base).collect(),
+        };
         let disk = SharedDisk::new(DiskOptions {
             queue: device.config.queue,
-            files: files.collect(),
+            files,
             model: device.model,
             faults: device.faults,
             defect: device.defect,
+            overlaid: !overlaid.is_empty(),
             seed: root.split("disk").next() ^ index as u64,
         });
         for volume in scenario.layered() {
             disk.lock().preset(volume, |sector| scenario.initial(volume, sector));
+        }
+        for overlay in &scenario.overlays {
+            let is_here = overlaid.contains(&overlay.volume);
+            (0..overlay.layers).filter(|_| is_here).for_each(|_| keep_top(&disk, overlay.volume));
         }
         disk
     });
@@ -910,7 +941,7 @@ fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> V
                 return None;
             }
             let made: Box<dyn Device> = match disks.get(index) {
-                Some(disk) => Box::new(disk.clone()),
+                Some(disk) => open_device(scenario, disk, DeviceId(index as u16)),
                 None => Box::new(NullDisk::new(10_000, device.config.queue.queue_depth as usize)),
             };
             Some(made)
@@ -923,6 +954,15 @@ fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> V
         SimShard { core, executor, inbox: Vec::with_capacity(1024), turn: Vec::with_capacity(1024) }
     });
     shards.collect()
+}
+
+/// The device over a disk: the disk itself, or the overlays whose files it has.
+fn open_device(scenario: &Scenario, disk: &SharedDisk, device: DeviceId) -> Box<dyn Device> {
+    let overlaid = scenario.overlays_of(device);
+    match overlaid.is_empty() {
+        true => Box::new(disk.clone()),
+        false => Box::new(OverlaidDisk::open(disk, &overlaid)),
+    }
 }
 
 fn make_core(scenario: &Scenario, prepare: Prepare, id: ShardId) -> Shard {

@@ -73,9 +73,9 @@ pub use device::{
     Device, DeviceIo, Direct, ErrorDevice, ErrorOptions, Fates, FileDevice, FileOptions,
     FilesystemDevice, FoundFile, Identity, ImageWriter, Loss, MemDevice, NewBase, NewOverlay,
     NullDevice, OpenBaseImage, OpenFile, OpenOverlay, OpenVolume, OverlayBase, OverlayBaseKind,
-    OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress, OverlaySnapshot, PowercutDevice,
-    PowercutEnd, PowercutOptions, PowercutReport, Probability, REMOTE_BASE, SizeWatch, is_overlay,
-    sync_directory,
+    OverlayDevice, OverlayLayer, OverlayOptions, OverlayParts, OverlayProgress, OverlaySnapshot,
+    PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability, REMOTE_BASE,
+    SizeWatch, is_overlay, sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

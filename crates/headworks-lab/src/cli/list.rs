@@ -32,6 +32,7 @@ const LONG: &[(&str, u64)] = &[
     ("smoke", 60),
     ("crash", 1200),
     ("remote", 60),
+    ("joints", 30),
     ("null", 20),
 ];
 /// Runs of at most so many seconds say nothing of their time.

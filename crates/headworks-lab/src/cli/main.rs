@@ -7,6 +7,7 @@ mod bfq;
 mod bfq_linux;
 mod cached;
 mod generate;
+mod joints;
 mod list;
 mod output;
 mod remote;

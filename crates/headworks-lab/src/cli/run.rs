@@ -15,12 +15,15 @@ use clap::Subcommand;
 use headworks_core::prng::Prng;
 use headworks_lab::crash;
 use headworks_lab::experiment::ExperimentName;
+use headworks_sim::joints::JointKind;
 use headworks_sim::smoke::SmokeKind;
 use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
-use crate::{USAGE, bfq, bfq_linux, cached, complain, list, remote, seed002, seed003, tables};
+use crate::{
+    USAGE, bfq, bfq_linux, cached, complain, joints, list, remote, seed002, seed003, tables,
+};
 
 /// An experiment of `headworks-lab run`.
 #[derive(Subcommand)]
@@ -119,6 +122,24 @@ pub enum Experiment {
         #[arg(long)]
         json: bool,
     },
+    /// Joined worlds: overlays under kills and power cuts, stops beside a hung device
+    Joints {
+        /// The first seed; random by default
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Number of seeds, each a world of every kind
+        #[arg(long, default_value_t = 200)]
+        worlds: u64,
+        /// Minutes to run, in place of a number of seeds
+        #[arg(long)]
+        minutes: Option<u64>,
+        /// Run worlds of this kind alone
+        #[arg(long, value_parser = parse_kind)]
+        kind: Option<JointKind>,
+        /// Print one JSON object at the end
+        #[arg(long)]
+        json: bool,
+    },
     /// Speed of the simulation: simulated I/Os per real second
     Null {
         /// Seed of the run
@@ -153,6 +174,7 @@ impl Experiment {
             Self::Smoke { .. } => "smoke",
             Self::Crash { .. } => "crash",
             Self::Remote { .. } => "remote",
+            Self::Joints { .. } => "joints",
             Self::Null { .. } => "null",
         }
     }
@@ -162,9 +184,9 @@ impl Experiment {
         match self {
             // As many as are asked for may take any time.
             Self::Smoke { scenarios: Some(_), .. } => Some(0),
-            Self::Smoke { minutes, .. } | Self::Crash { minutes: Some(minutes), .. } => {
-                Some(minutes.saturating_mul(60))
-            }
+            Self::Smoke { minutes, .. }
+            | Self::Crash { minutes: Some(minutes), .. }
+            | Self::Joints { minutes: Some(minutes), .. } => Some(minutes.saturating_mul(60)),
             _ => None,
         }
     }
@@ -214,8 +236,19 @@ pub fn run(experiment: Experiment) -> ExitCode {
             let args = remote::RemoteArgs { seed, schedules, json };
             remote::run_remote(args, |seed| SEED.store(seed, Ordering::Relaxed))
         }
+        Experiment::Joints { seed, worlds, minutes, kind, json } => {
+            report_seed_on_panic(joints::repeat_all);
+            let seed = seed.unwrap_or_else(fresh_seed);
+            let args = joints::JointsArgs { seed, worlds, minutes, kind, json };
+            joints::run_joints(args, |seed| SEED.store(seed, Ordering::Relaxed))
+        }
     };
     ExitCode::from(code as u8)
+}
+
+fn parse_kind(name: &str) -> Result<JointKind, String> {
+    let names = JointKind::ALL.map(JointKind::name).join(", ");
+    JointKind::named(name).ok_or_else(|| format!("expected one of {names}"))
 }
 
 /// A random seed for a run; reports name it, so failures can be reproduced.
@@ -339,7 +372,7 @@ fn report_seed_on_panic(repeat: impl Fn(u64) -> String + Send + Sync + 'static) 
     }));
 }
 
-fn print_failure(failure: &Failure, command: String, json: bool) {
+pub(super) fn print_failure(failure: &Failure, command: String, json: bool) {
     if json {
         let object = json!({
             "result": "failed",

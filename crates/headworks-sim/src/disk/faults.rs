@@ -142,6 +142,12 @@ pub enum DiskDefect {
     SkipsFua,
     /// Some commands are completed twice; the path must tolerate it.
     AnswersTwice,
+    /// Of the files of overlays: the sync between data and bits is answered and not performed.
+    SkipsDataSync,
+    /// The sync behind the bits is.
+    SkipsBitsSync,
+    /// A bit is missing from some writes of bits.
+    LosesBits,
     /// Some completions report more bytes than requested; the path must tolerate it.
     ClaimsTooMuch,
 }

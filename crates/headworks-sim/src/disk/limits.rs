@@ -107,7 +107,7 @@ impl Disk {
         // Each volume's flush bypasses the gate, so there may be one more for each.
         let flushes = if self.options.queue.write_cache { self.options.files.len() } else { 0 };
         let depth = self.options.queue.queue_depth as usize + flushes;
-        if self.in_flight() >= depth {
+        if !self.options.overlaid && self.in_flight() >= depth {
             return Some(format!("{} commands are already in flight", self.in_flight()));
         }
         if self.options.faults.late == 0 || !command.op.is_write() {

@@ -19,6 +19,7 @@ mod faults;
 mod hdd;
 mod limits;
 mod null;
+mod overlaid;
 mod ssd;
 mod store;
 mod stream;
@@ -42,6 +43,9 @@ pub use device_model::{DeviceModel, ModelCommand, ModelCounters, PerCommand, Two
 pub use faults::{BadRange, DiskDefect, Fault, Faults, Outage};
 pub use hdd::{Hdd, HddProfile};
 pub use null::NullDisk;
+pub use overlaid::{
+    LAYERS_MAX, OVERLAID_MAX, OverlaidDisk, OverlaidVolume, keep_top, layer_file, new_top,
+};
 pub use ssd::{Ssd, SsdProfile};
 pub use store::Store;
 pub use stream::{Stream, StreamProfile};
@@ -79,6 +83,8 @@ pub struct DiskOptions {
     pub faults: Faults,
     /// A lie of the device.
     pub defect: DiskDefect,
+    /// Its files are those of overlays: each is synced by itself, and takes any number of commands.
+    pub overlaid: bool,
     /// Seed of the disk's random stream.
     pub seed: u64,
 }
@@ -158,6 +164,8 @@ pub struct Disk {
     /// Counts events, so that two of them never have the same time.
     tick: u64,
     flushes_pending: u32,
+    /// Operations of the files of overlays.
+    file_ops: overlaid::FileOps,
     faulty: bool,
     counters: DiskCounters,
     broken: Option<String>,
@@ -217,6 +225,7 @@ impl Disk {
             last: Vec::with_capacity(1024),
             tick: 1,
             flushes_pending: 0,
+            file_ops: overlaid::FileOps::default(),
             faulty: true,
             counters: DiskCounters::default(),
             broken: None,
@@ -300,6 +309,11 @@ impl Disk {
         }
     }
 
+    /// Sets the time in which it does not answer.
+    pub fn set_outage(&mut self, outage: Option<Outage>) {
+        self.options.faults.outage = outage;
+    }
+
     /// Switches fault injection on or off.
     pub fn set_faulty(&mut self, faulty: bool) {
         self.faulty = faulty;
@@ -312,6 +326,7 @@ impl Disk {
         self.pending.clear();
         self.free.clear();
         self.flushes_pending = 0;
+        self.file_ops.clear();
         self.timing.reset(now);
         for store in self.files.iter_mut().flatten() {
             store.cut(&mut self.prng);
@@ -341,6 +356,7 @@ impl Disk {
         self.pending.clear();
         self.free.clear();
         self.flushes_pending = 0;
+        self.file_ops.clear();
         self.timing.reset(now);
         for store in self.files.iter_mut().flatten() {
             store.cut_off();
@@ -367,10 +383,21 @@ impl Disk {
 
     /// Makes everything durable that the disk was given.
     pub fn sync(&mut self) {
-        for store in self.files.iter_mut().flatten() {
-            let size = store.size() as usize;
-            store.persist(0, size);
+        self.files.iter_mut().flatten().for_each(Store::sync);
+    }
+
+    /// Makes durable what a file was given.
+    pub fn sync_file(&mut self, volume: VolumeId) {
+        if let Some(Some(store)) = self.files.get_mut(usize::from(volume.0)) {
+            store.sync();
         }
+    }
+
+    /// Bytes of a file, as reads return them.
+    #[must_use]
+    pub fn bytes_of(&self, volume: VolumeId, offset: u64, len: usize) -> Vec<u8> {
+        let store = self.files.get(usize::from(volume.0)).and_then(Option::as_ref);
+        store.map_or_else(Vec::new, |store| store.read(offset, len).to_vec())
     }
 
     fn start(
@@ -617,8 +644,8 @@ impl Disk {
             });
             return;
         }
-        // A discard may as well do nothing.
-        if command.op == Op::Discard && self.prng.below(4) == 0 {
+        // A discard may as well do nothing; that of a file is a hole.
+        if command.op == Op::Discard && !self.options.overlaid && self.prng.below(4) == 0 {
             return;
         }
         let (flushing, prng) = (self.flushes_pending > 0, &mut self.prng);
@@ -638,6 +665,9 @@ impl Disk {
                     .copy_to_nonoverlapping(bytes[at..at + span.len()].as_mut_ptr(), span.len());
             }
         });
+        if self.options.defect == DiskDefect::LosesBits && offset < overlaid::bits_end() {
+            overlaid::lose_bits(bytes, prng);
+        }
     }
 
     fn end(&mut self, slot: u32) -> Option<Completion> {
@@ -658,7 +688,7 @@ impl Disk {
         let mut hole = false;
         if command.op == Op::Flush {
             self.flushes_pending -= 1;
-            self.end_flush(status, submitted);
+            self.end_flush(&command, status, submitted);
         } else {
             if may_be_hole {
                 hole = self.end_hole(slot, transferred);
@@ -679,13 +709,32 @@ impl Disk {
         })
     }
 
-    fn end_flush(&mut self, status: Status, submitted: u64) {
-        if status.is_err() || self.options.defect == DiskDefect::SkipsFlush {
+    fn end_flush(&mut self, command: &Command, status: Status, submitted: u64) {
+        if status.is_err() || self.skips(command) {
             self.counters.lies += u64::from(status.is_ok());
             return;
         }
-        for store in self.files.iter_mut().flatten() {
+        let file = usize::from(command.volume.0);
+        let synced = match self.options.overlaid {
+            true => &mut self.files[file..=file],
+            false => &mut self.files[..],
+        };
+        for store in synced.iter_mut().flatten() {
             store.flush(submitted, &mut self.prng);
+        }
+    }
+
+    /// Whether the device does not perform a flush.
+    fn skips(&self, command: &Command) -> bool {
+        let has_bits = || {
+            let store = self.files[usize::from(command.volume.0)].as_ref();
+            store.is_some_and(|store| store.is_dirty_below(overlaid::bits_end()))
+        };
+        match self.options.defect {
+            DiskDefect::SkipsFlush => true,
+            DiskDefect::SkipsDataSync => !has_bits(),
+            DiskDefect::SkipsBitsSync => has_bits(),
+            _ => false,
         }
     }
 

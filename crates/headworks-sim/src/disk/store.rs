@@ -140,6 +140,17 @@ impl Store {
         dirty.retain(|&index| sectors[index as usize].dirty);
     }
 
+    /// Whether something before `end` is not durable.
+    #[must_use]
+    pub fn is_dirty_below(&self, end: u64) -> bool {
+        self.dirty.iter().any(|&sector| u64::from(sector) * (SECTOR as u64) < end)
+    }
+
+    /// Makes everything durable that is in the cache.
+    pub fn sync(&mut self) {
+        self.settle(|_| true);
+    }
+
     /// Ends a flush that was submitted at tick `submitted`.
     pub fn flush(&mut self, submitted: u64, prng: &mut Prng) {
         self.settle(|sector| sector.done < submitted || prng.next() & 1 == 0);

@@ -64,8 +64,16 @@ impl OracleTest {
 
     /// Which of `contents` may be there after the process dies now.
     fn left(mut self, contents: &[&[u8]]) -> Vec<bool> {
-        self.oracle.die();
+        self.oracle.die(true);
         self.survivors(contents)
+    }
+
+    /// The process dies, and what it leaves in the kernel is read: it is durable with the next flush only.
+    fn die_and_read(&mut self, found: &[u8]) {
+        self.oracle.die(false);
+        self.oracle.cut();
+        assert!(self.may_see(found));
+        self.oracle.recovered().unwrap();
     }
 
     /// Which of `contents` may survive a power cut now.
@@ -271,4 +279,27 @@ fn foreign_data_are_reported() {
     let mut bytes = oracle.write();
     bytes[100] ^= 1;
     assert!(!oracle.may_see(&bytes) && !oracle.may_see(&[sector_pattern::POISON; 512]));
+}
+
+#[test]
+fn what_a_death_left_is_durable_with_the_next_flush() {
+    let mut oracle = OracleTest::new();
+    let one = oracle.write();
+    oracle.flush();
+    let two = oracle.write();
+    let three = oracle.start(Op::Write, BioFlags::NONE);
+    oracle.die_and_read(&two);
+    assert!(oracle.may_see(&two) && !oracle.may_see(&one) && !oracle.may_see(&three.2));
+    let flushed = |flush: bool| {
+        let mut oracle = OracleTest::new();
+        let one = oracle.write();
+        oracle.flush();
+        let two = oracle.write();
+        oracle.die_and_read(&two);
+        if flush {
+            oracle.flush();
+        }
+        oracle.survivors(&[&one, &two])
+    };
+    assert_eq!((flushed(false), flushed(true)), (vec![true, true], vec![false, true]));
 }

@@ -145,10 +145,14 @@ impl Scenario {
         std::iter::successors(self.base(volume), |&below| self.base(below)).any(|it| it == base)
     }
 
-    /// The bases and the volumes on them.
+    /// The volumes with contents from the start: bases, volumes on them, and overlays.
     pub fn layered(&self) -> impl Iterator<Item = VolumeId> {
         let volumes = (0..self.volumes.len() as u16).map(VolumeId);
-        volumes.filter(|&volume| self.base(volume).is_some() || self.has_layers(volume))
+        volumes.filter(|&volume| {
+            self.base(volume).is_some()
+                || self.has_layers(volume)
+                || self.overlay_base_size(volume).is_some()
+        })
     }
 
     /// The version of a sector of a base, or of a volume on one, before it is written.
@@ -158,6 +162,10 @@ impl Scenario {
         let drawn = Prng::new(self.seed ^ u64::from(volume.0) << 48 ^ block).split("base").next();
         let own = sector_pattern::initial(volume.0);
         let Some(base) = self.base(volume) else {
+            let base_size = self.overlay_base_size(volume).unwrap_or(u64::MAX);
+            if sector * SECTOR as u64 >= base_size {
+                return 0;
+            }
             return if drawn.is_multiple_of(4) { 0 } else { own };
         };
         let below = &self.volumes[usize::from(base.0)].options;

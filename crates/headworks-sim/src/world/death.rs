@@ -9,15 +9,18 @@
 //!
 //! Frames, dirty tables and buffers are what the process leaves; everything else is new.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
 use headworks::cache_memory::{DirtyLog, dirty_blocks};
 use headworks::driver::ActionSink;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{Action, Actions, CopyDirection, DirtyEntry, ShardId, VolumeId};
-use std::sync::atomic::Ordering;
 
 use super::World;
 use crate::check::violation;
 use crate::coverage::Point;
+use crate::disk::OverlaidDisk;
 use crate::environment::{NoDisk, ShardPort};
 use crate::scenario::WorldDefect;
 
@@ -39,11 +42,18 @@ impl World {
         for disk in &self.disks {
             disk.lock().outlive(self.env.now);
         }
+        let mut left: BTreeMap<VolumeId, Vec<(u64, Vec<u8>)>> = BTreeMap::new();
         for shard in 0..self.shards.len() {
-            self.recover(shard);
+            for (volume, offset, bytes) in self.recover(shard) {
+                left.entry(volume).or_default().push((offset, bytes));
+            }
         }
-        for disk in &self.disks {
-            disk.lock().sync();
+        left.into_iter().for_each(|(volume, blocks)| self.restore(volume, blocks));
+        // Otherwise what is not restored is durable with the next flush, as far as the kernel has it.
+        if !self.env.scenario.cuts {
+            for disk in &self.disks {
+                disk.lock().sync();
+            }
         }
         self.env.die();
         self.stop_hotplug();
@@ -134,27 +144,42 @@ impl World {
         self.env.coverage.hit(if dirty { Point::DeathInOverwrite } else { Point::DeathInCopy });
     }
 
-    /// Brings what a shard left to the disks.
-    fn recover(&mut self, index: usize) {
-        let Some(log) = self.shards[index].executor.log() else { return };
+    /// The dirty blocks that a shard left: volume, offset and bytes.
+    fn recover(&mut self, index: usize) -> Vec<(VolumeId, u64, Vec<u8>)> {
+        let Some(log) = self.shards[index].executor.log() else { return Vec::new() };
         let frames = self.env.frames.span(index as u16);
         redo(log);
         let table = log.table().iter().map(|word| DirtyEntry(word.load(Ordering::Relaxed)));
         let shadows = table.clone().filter(|entry| entry.is_shadow()).count();
         self.env.coverage.add(Point::DeathShadow, shadows as u64);
-        for block in dirty_blocks(table) {
+        let blocks = dirty_blocks(table).into_iter().map(|block| {
             let volume = &self.env.scenario.volumes[usize::from(block.volume)];
             let (offset, size) = (block.block * u64::from(BLOCK), volume.options.size);
             let len = size.saturating_sub(offset).min(BLOCK.into()) as usize;
             let at = block.frame as usize * BLOCK as usize;
             // SAFETY: a frame of the pool; nothing else runs.
             let bytes = unsafe { frames.part(at, len).bytes() };
-            let disk = &self.disks[usize::from(volume.device.0)];
-            if len > 0 && !disk.lock().restore(VolumeId(block.volume), offset, bytes) {
-                let detail = format!("{block:?} names a volume that is not there");
-                self.env.fail(violation("the dirty table names blocks of volumes", detail));
-            }
+            (VolumeId(block.volume), offset, bytes.to_vec())
+        });
+        blocks.filter(|(_, _, bytes)| !bytes.is_empty()).collect()
+    }
+
+    /// Brings blocks to a disk, and syncs the file that has them now.
+    fn restore(&mut self, volume: VolumeId, blocks: Vec<(u64, Vec<u8>)>) {
+        let device = self.env.scenario.volumes[usize::from(volume.0)].device;
+        let disk = &self.disks[usize::from(device.0)];
+        let overlaid = self.env.scenario.overlays_of(device);
+        if !overlaid.is_empty() {
+            disk.lock().set_faulty(false);
+            OverlaidDisk::open(disk, &overlaid).restore(self.env.now, volume, &blocks);
+            return disk.lock().set_faulty(self.env.faulty);
         }
+        let mut disk = disk.lock();
+        if !blocks.iter().all(|(offset, bytes)| disk.restore(volume, *offset, bytes)) {
+            let detail = format!("it names volume {}, which is not there", volume.0);
+            self.env.fail(violation("the dirty table names blocks of volumes", detail));
+        }
+        disk.sync_file(volume);
     }
 }
 

@@ -36,8 +36,8 @@ pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use overlay::{
     BaseFormats, BaseImage, BaseImageOptions, NewBase, NewOverlay, OpenBaseImage, OpenOverlay,
-    OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions, OverlayProgress,
-    OverlaySnapshot, REMOTE_BASE, is_overlay,
+    OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions, OverlayParts,
+    OverlayProgress, OverlaySnapshot, REMOTE_BASE, is_overlay,
 };
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;

@@ -32,6 +32,7 @@ mod image;
 mod new;
 mod offline;
 mod open;
+mod over;
 mod pieces;
 mod rows;
 mod snapshot;
@@ -55,6 +56,7 @@ pub use self::image::{
 pub use self::new::{NewBase, NewOverlay};
 pub use self::offline::OverlayProgress;
 pub use self::open::{OpenOverlay, OverlayLayer, OverlayOptions, is_overlay};
+pub use self::over::OverlayParts;
 use self::pieces::{Cut, Source, cut_read, zero_spans};
 use self::rows::{Piece, Role, Row, Rows};
 pub use self::snapshot::OverlaySnapshot;

@@ -154,10 +154,13 @@ impl Rows {
         let row = self.get_mut(row);
         row.pieces -= 1;
         match answer.status {
-            Ok(()) if answer.transferred < len => {
-                row.transferred = row.transferred.min(at + answer.transferred);
+            // A hole may be short, too: its bytes were not touched.
+            Ok(()) => {
+                row.hole |= answer.hole;
+                if answer.transferred < len {
+                    row.transferred = row.transferred.min(at + answer.transferred);
+                }
             }
-            Ok(()) => row.hole |= answer.hole,
             Err(error) => {
                 let worse = row.failure.is_none_or(|failure| failure == IoError::Busy);
                 row.failure = if worse { Some(error) } else { row.failure };
@@ -209,6 +212,18 @@ mod tests {
             rows.on_piece(row, at, 4096, &Completion { id, transferred, status, hole: false });
         }
         rows.end_of(row).unwrap()
+    }
+
+    #[test]
+    fn short_hole_is_still_one() {
+        let mut rows = Rows::new(1, 1);
+        let row = rows.add(&command()).unwrap();
+        rows.add_piece(Piece { row, role: Role::Data { at: 0 }, len: 12288 }).unwrap();
+        rows.started(row, 12288);
+        let id = RequestId::default();
+        let answer = Completion { id, transferred: 4096, status: Ok(()), hole: true };
+        rows.on_piece(row, 0, 12288, &answer);
+        assert_eq!((rows.end_of(row), rows.get_mut(row).hole), (Some(Ok(4096)), true));
     }
 
     #[test]
