@@ -48,6 +48,7 @@ install:         ## the release binary, man pages, completions, systemd units: P
 	install -D -m 644 packaging/tmpfiles.d/headworks.conf $(LIB)/tmpfiles.d/headworks.conf
 	install -D -m 644 packaging/prometheus/headworks.rules.yml $(SHARE)/doc/headworks/headworks.rules.yml
 	install -D -m 644 packaging/grafana/headworks.json $(SHARE)/doc/headworks/grafana-headworks.json
+	install -D -m 644 packaging/separate-user.conf $(SHARE)/doc/headworks/separate-user.conf
 	for example in packaging/*.toml; do test ! -e $$example || install -D -m 644 $$example $(SHARE)/doc/headworks/$${example##*/}; done
 
 # The installed program makes the list: what `install` would lay down now, in a scratch directory. Directories that others may

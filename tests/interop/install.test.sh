@@ -105,6 +105,18 @@ if command -v systemd-analyze >/dev/null; then
         said=$(systemd-analyze verify --man=no "$DIR"/units/* 2>&1) && [ -z "$said" ] || { echo "$said"; return 1; }
     }
     check "systemd takes the units and warns of nothing" takes
+    # A user of its own for one instance: nothing that names the shared user, its images or its runtime directory is left.
+    separate() {
+        local drop=$INSTALLED/share/doc/headworks/separate-user.conf key said
+        for key in $(sed -n 's/^\([A-Za-z]*\)=\(.*[/= ]\)\?headworks$/\1/p' "$UNITS/headworks@.service" | sort -u); do
+            grep -q "^$key=.*headworks-%i$" "$drop" || { echo "$key is shared"; return 1; }
+        done
+        mkdir -p "$DIR/units/headworks@acme.service.d"
+        cp "$DIR/units/headworks@.service" "$DIR/units/headworks@acme.service"
+        cp "$drop" "$DIR/units/headworks@acme.service.d/user.conf"
+        said=$(systemd-analyze verify --man=no "$DIR/units/headworks@acme.service" 2>&1) && [ -z "$said" ] || { echo "$said"; return 1; }
+    }
+    check "a drop-in separates an instance from the others" separate
     check "the service is closed: exposure 3.5 at most" systemd-analyze security --offline=yes --threshold=35 "$UNITS/headworks@.service"
     check "sysusers.d is taken" bash -c '! systemd-sysusers --dry-run "$1" 2>&1 | tee /dev/stderr | grep -qi fail' - "$INSTALLED/lib/sysusers.d/headworks.conf"
 else
