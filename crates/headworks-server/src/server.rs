@@ -15,6 +15,7 @@ use headworks_core::{
 use crate::assemble::cache_shares;
 use crate::assemble::export_info::{served_exports, unavailable};
 use crate::assemble::image::{CreatedImage, VolumeOrigin};
+use crate::assemble::side_by_side::LateImage;
 use crate::assemble::tenant_spec::check_tenants;
 use crate::assemble::topology::topology;
 use crate::assemble::{Assembly, ImageWatcher};
@@ -176,6 +177,7 @@ impl Server {
         opened: impl FnOnce() -> Result<(), ConfigError>,
     ) -> Result<Self, ConfigError> {
         let Prepared { mut acceptors, config, mut caches } = Prepared::new(&assembly, options)?;
+        let late = std::mem::take(&mut assembly.late);
         let OpenedListeners { clients, control, metrics, set } =
             OpenedListeners::open(options, &mut acceptors)?;
         let served = assembly.exports.iter().map(|export| export.name.as_str());
@@ -300,11 +302,36 @@ impl Server {
         server.notes.extend(server.service.changes().share_bases());
         let opened = restoring.unwrap_or(Ok(()));
         match opened.and_then(|()| server.open_endpoints(control, metrics)) {
-            Ok(()) => Ok(server),
+            Ok(()) => {
+                server.add_late(late);
+                Ok(server)
+            }
             Err(error) => {
                 server.stop();
                 let _ = server.join();
                 Err(error)
+            }
+        }
+    }
+
+    /// Serves late images as soon as they are open, each on a thread that ends then; exports of one image one after the other.
+    fn add_late(&self, late: Vec<LateImage>) {
+        let mut groups: Vec<Vec<LateImage>> = Vec::new();
+        for one in late {
+            match groups
+                .iter_mut()
+                .find(|group| one.identity.is_some() && group[0].identity == one.identity)
+            {
+                Some(group) => group.push(one),
+                None => groups.push(vec![one]),
+            }
+        }
+        for group in groups {
+            let service = Arc::clone(&self.service);
+            let add = move || service.changes().add_late(group);
+            if let Err(error) = std::thread::Builder::new().name("headworks-late".into()).spawn(add)
+            {
+                tracing::warn!("an export stays absent until `ctl add` or a reload: {error}");
             }
         }
     }

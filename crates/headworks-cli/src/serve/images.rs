@@ -4,10 +4,15 @@
 //! file, or by `ctl add`. Otherwise, and with `--strict`, the start is refused. It is also refused when nothing at all
 //! would be served and no file can be loaded again, since that is a mistyped command line.
 
+use std::time::Duration;
+
 use headworks_core::ConfigError;
 use headworks_server::{Assembly, ExportSpec, Leftovers, MissingImage};
 
 use super::EffectiveOptions;
+
+/// How long a remote may take to answer before others are served without it.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// Opens all images for serving; `live` servers can add exports later.
 ///
@@ -16,10 +21,13 @@ use super::EffectiveOptions;
 pub(super) fn open(
     effective: &EffectiveOptions,
     specs: &[ExportSpec],
-    live: bool,
+    (live, takes_over): (bool, bool),
     leftovers: &Leftovers,
 ) -> Result<Assembly, ConfigError> {
-    let mut assembly = Assembly::open(specs, missing(effective, live), leftovers)?;
+    // The clients of a server that is replaced wait for all of them.
+    let within = (!takes_over).then_some(ANSWER);
+    let missing = missing(effective, live);
+    let mut assembly = Assembly::open_within(specs, missing, leftovers, within)?;
     finish(effective, &mut assembly)?;
     Ok(assembly)
 }

@@ -290,7 +290,8 @@ fn start(
     }
     server_options.live |= sockets.control.is_some();
     server_options.config = options.config.as_ref().map(address::absolute);
-    let mut assembly = images::open(effective, &specs, server_options.live, &store.leftovers)?;
+    let kind = (server_options.live, is_takeover);
+    let mut assembly = images::open(effective, &specs, kind, &store.leftovers)?;
     if server_options.cache > 0 {
         server_options.cache_file = store.create()?;
         memory::fit_cache(&mut server_options)?;

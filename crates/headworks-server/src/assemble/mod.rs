@@ -10,11 +10,13 @@ pub(crate) mod export_info;
 mod export_spec;
 mod foreign;
 pub(crate) mod image;
+pub(crate) mod side_by_side;
 pub(crate) mod tenant_spec;
 pub(crate) mod topology;
 mod watched_file;
 
 use std::path::Path;
+use std::time::Duration;
 
 use headworks_core::options::DEVICES_MAX;
 use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
@@ -24,6 +26,7 @@ use crate::options::MissingImage;
 use crate::spec::{BaseDevice, Spec};
 use headworks::{Device, OpenVolume, display_size};
 use image::{CreatedImage, OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
+use side_by_side::{LateImage, OpenedOrNot, OpeningImages};
 
 pub use export_spec::{ExportSource, ExportSpec, NamedDevice, check_exports};
 pub(crate) use export_spec::{shown_name, split_name};
@@ -83,6 +86,8 @@ pub struct Assembly {
     pub notes: Vec<String>,
     /// Exports whose images are missing.
     pub absent: Vec<AbsentExport>,
+    /// Those of them whose images are being opened.
+    pub(super) late: Vec<LateImage>,
     /// Origins of the volumes, by volume.
     pub(super) origins: Vec<VolumeOrigin>,
     /// Keys by which images share devices, by device; none if no image may join.
@@ -122,8 +127,23 @@ impl Assembly {
         missing: MissingImage,
         leftovers: &Leftovers,
     ) -> Result<Self, ConfigError> {
+        Self::open_within(exports, missing, leftovers, None)
+    }
+
+    /// As [`Assembly::open`], but while anything else can be served an image on a network that is not open `within` this time is absent at
+    /// first: the server goes on opening it.
+    ///
+    /// # Errors
+    /// The first export that cannot be served, and the reason.
+    pub fn open_within(
+        exports: &[ExportSpec],
+        missing: MissingImage,
+        leftovers: &Leftovers,
+        within: Option<Duration>,
+    ) -> Result<Self, ConfigError> {
         let builder = Builder { leftovers: leftovers.clone(), ..Builder::default() };
-        let (assembly, refused) = Self::build(exports, missing, builder);
+        let within = within.filter(|_| missing == MissingImage::Absent);
+        let (assembly, refused) = Self::build(exports, missing, builder, within);
         refused.into_iter().next().map_or(Ok(assembly), |(_, error)| Err(error))
     }
 
@@ -136,7 +156,7 @@ impl Assembly {
         missing: MissingImage,
     ) -> (Self, Vec<(usize, ConfigError)>) {
         let builder = Builder { opening: Opening::Inspect, ..Builder::default() };
-        Self::build(exports, missing, builder)
+        Self::build(exports, missing, builder, None)
     }
 
     /// Opens or inspects exports. A start ends with the first error, an inspection finds all.
@@ -144,11 +164,17 @@ impl Assembly {
         exports: &[ExportSpec],
         missing: MissingImage,
         mut builder: Builder,
+        within: Option<Duration>,
     ) -> (Self, Vec<(usize, ConfigError)>) {
-        let mut refused = Vec::new();
+        let (mut refused, mut late) = (Vec::new(), Vec::new());
         if let Err(error) = check_exports(exports) {
             return (builder.finish(), vec![(0, error)]);
         }
+        let write = |export: &ExportSpec| wants_write(exports, export);
+        let mut opening = match builder.opening {
+            Opening::Serve => OpeningImages::start(exports, &builder.leftovers, write),
+            Opening::Inspect => OpeningImages::start(&[], &builder.leftovers, write),
+        };
         for (index, export) in exports.iter().enumerate() {
             if missing == MissingImage::Absent
                 && let Some(absent) = AbsentExport::of(export, &builder.leftovers)
@@ -156,11 +182,24 @@ impl Assembly {
                 builder.assembly.absent.push(absent);
                 continue;
             }
-            let named = device_of(exports, export);
-            if let Err(error) = builder.add(export, wants_write(exports, export), named) {
+            let (spec, identity) = (export.clone(), export.identity());
+            let is_late =
+                |one: &(usize, LateImage)| identity.is_some() && one.1.identity == identity;
+            if late.iter().any(is_late) {
+                late.push((index, LateImage { spec, identity, image: None }));
+                continue;
+            }
+            match opening.take(index, within) {
+                Some(Err(image)) => {
+                    late.push((index, LateImage { spec, identity, image: Some(image) }));
+                    continue;
+                }
+                Some(Ok(opened)) => builder.opened = Some(opened),
+                None => {}
+            }
+            if let Err(error) = builder.add(export, write(export), device_of(exports, export)) {
                 if missing == MissingImage::Absent && is_away(&export.spec.base, &error) {
-                    let (spec, reason) = (export.clone(), error.message);
-                    builder.assembly.absent.push(AbsentExport { spec, reason });
+                    builder.assembly.absent.push(AbsentExport { spec, reason: error.message });
                     continue;
                 }
                 refused.push((index, error));
@@ -169,6 +208,7 @@ impl Assembly {
                 }
             }
         }
+        builder.take_late(exports, late);
         let mut assembly = builder.finish();
         if !refused.is_empty() {
             assembly.created.drain(..).for_each(CreatedImage::undo);
@@ -176,6 +216,10 @@ impl Assembly {
         (assembly, refused)
     }
 }
+
+/// Why an export is absent whose image is being opened.
+const NOT_YET: &str =
+    "its image is on a remote that has not answered yet; it is served when it does";
 
 /// Whether a remote cannot be used now: one that does not answer yet keeps no other export from its clients.
 fn is_away(base: &BaseDevice, error: &ConfigError) -> bool {
@@ -233,9 +277,37 @@ struct Builder {
     devices: Vec<Option<(QueueOptions, Box<dyn Device>)>>,
     groups: Vec<DeviceGroup>,
     leftovers: Leftovers,
+    /// The image of the export that is added next, if it is open already.
+    opened: Option<OpenedOrNot>,
 }
 
 impl Builder {
+    /// Leaves late images to the server that serves the others. Without others it waits for them.
+    fn take_late(&mut self, exports: &[ExportSpec], late: Vec<(usize, LateImage)>) {
+        let has_others = !self.assembly.exports.is_empty();
+        for (_, late) in late {
+            let reason = match has_others {
+                true => Some(NOT_YET.into()),
+                false => self.wait_for(exports, &late),
+            };
+            if let Some(reason) = reason {
+                let spec = late.spec.clone();
+                self.assembly.absent.push(AbsentExport { spec, reason });
+            }
+            if has_others {
+                self.assembly.late.push(late);
+            }
+        }
+    }
+
+    /// Waits for a late image; returns the reason if it cannot be served.
+    fn wait_for(&mut self, exports: &[ExportSpec], late: &LateImage) -> Option<String> {
+        let spec = &late.spec;
+        self.opened = late.image.as_ref().and_then(|image| image.recv().ok());
+        let added = self.add(spec, wants_write(exports, spec), device_of(exports, spec));
+        added.err().map(|error| error.message)
+    }
+
     fn add(
         &mut self,
         export: &ExportSpec,
@@ -284,7 +356,9 @@ impl Builder {
         write: bool,
         named: Option<&NamedDevice>,
     ) -> Result<VolumeId, ConfigError> {
-        let opened = OpenedImage::by(self.opening, &export.spec, write, &self.leftovers)?;
+        let opened = self.opened.take().unwrap_or_else(|| {
+            OpenedImage::by(self.opening, &export.spec, write, &self.leftovers)
+        })?;
         let joins = opened
             .common(export)
             .is_some_and(|key| self.groups.iter().any(|group| group.common == key));

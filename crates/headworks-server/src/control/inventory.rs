@@ -3,9 +3,12 @@
 //! Images of one filesystem share a device and so its queue; an image that supports less than the queue expects gets a
 //! device of its own. A file that is served already is the same volume. A cached volume lives on a shard with a cache.
 //!
+//! An export that is being added has its name, and its image, before its ids: the image is opened while the lock is not held.
+//!
 //! Invariant: an id is in use from before the first shard adds it until after the last shard has removed it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use headworks_core::{
     ConfigError, DeviceConfig, DeviceId, ExportId, QueueOptions, ShardConfig, ShardId, Tunable,
@@ -86,6 +89,31 @@ pub enum ExportState {
     Stuck(RemovalSteps),
 }
 
+/// An export whose image is being opened.
+#[derive(Clone, Debug)]
+pub struct Addition {
+    /// Name of the export.
+    pub name: String,
+    /// Identity of its image, as far as there is one.
+    pub identity: Option<Identity>,
+    /// Path of its image, which may be yet to be created.
+    pub path: Option<PathBuf>,
+}
+
+impl Addition {
+    /// The addition of an export, whose image has this identity.
+    pub fn new(spec: &ExportSpec, identity: Option<Identity>) -> Self {
+        let path = spec.spec.base.path().map(ToOwned::to_owned);
+        Self { name: spec.name.clone(), identity, path }
+    }
+
+    /// Whether both are of one image.
+    fn is_same_image(&self, other: &Self) -> bool {
+        self.identity.is_some() && self.identity == other.identity
+            || self.path.is_some() && self.path == other.path
+    }
+}
+
 /// Limits of the numbers of devices, volumes and exports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -99,6 +127,10 @@ pub struct Inventory {
     pub devices: BTreeMap<u16, DeviceEntry>,
     pub volumes: BTreeMap<u16, VolumeEntry>,
     pub exports: BTreeMap<u16, ExportEntry>,
+    /// Exports that are being added: they have a name and no ids.
+    pub adding: Vec<Addition>,
+    /// A volume is being put on the volume of its base: no base counts as unused.
+    pub is_sharing: bool,
     /// Serial number of the next export.
     pub serial: u64,
     capacity: Capacity,
@@ -152,6 +184,8 @@ impl Inventory {
                     (id, ExportEntry { volume: export.volume, spec, state })
                 })
                 .collect(),
+            adding: Vec::new(),
+            is_sharing: false,
             serial: assembly.exports.len() as u64,
             capacity: Capacity {
                 devices: config.devices_max(),
@@ -184,8 +218,8 @@ impl Inventory {
     }
 
     /// Finds the volume of a file that is served already.
-    pub fn find(&self, spec: &ExportSpec) -> Option<VolumeId> {
-        let identity = spec.identity()?;
+    pub fn find(&self, identity: Option<Identity>) -> Option<VolumeId> {
+        let identity = identity?;
         // What is only a base is closed with the last volume on it.
         let mut volumes = self.volumes.iter().filter(|(_, volume)| volume.base_key.is_none());
         let found = volumes.find(|(_, volume)| volume.origin.identity == Some(identity));
@@ -200,6 +234,9 @@ impl Inventory {
 
     /// Finds a shared base that no volume is on any more.
     pub fn unused_base(&self) -> Option<(VolumeId, VolumeConfig)> {
+        if self.is_sharing {
+            return None;
+        }
         let is_used = |id: u16| self.volumes.values().any(|one| one.base == Some(VolumeId(id)));
         let mut bases = self.volumes.iter().filter(|(_, entry)| entry.base_key.is_some());
         let found = bases.find(|(id, _)| !is_used(**id));
@@ -330,6 +367,16 @@ impl Inventory {
         let by = |name: &str| self.exports.iter().find(|(_, record)| record.spec.name == name);
         let unnamed = || (name == shown_name("")).then(|| by("")).flatten();
         by(name).or_else(unnamed).map(|(id, record)| (ExportId(*id), record))
+    }
+
+    /// Finds the export that is being added under a name.
+    pub fn addition(&self, name: &str) -> Option<&Addition> {
+        self.adding.iter().find(|other| shown_name(&other.name) == shown_name(name))
+    }
+
+    /// Finds an export that is being added, of the same image as this one.
+    pub fn addition_of_image(&self, own: &Addition) -> Option<&Addition> {
+        self.adding.iter().find(|other| other.is_same_image(own))
     }
 
     /// Whether every export of a volume is being removed.

@@ -10,9 +10,11 @@ use serde_json::json;
 
 use crate::assemble::{Assembly, ExportSource, ExportSpec, NamedDevice, TenantSpec};
 use crate::control::{ReloadReport, RetuneReport, TenantReport};
+use crate::leftovers::Leftovers;
 use crate::loaded::{ConfiguredTunables, LoadedConfiguration};
 use crate::messages::ControlMessage;
 use crate::messages::query::ControlQuery;
+use crate::options::MissingImage;
 use crate::{Server, ServerOptions};
 use headworks::EngineChoice;
 use headworks::testing::TempFile;
@@ -425,4 +427,115 @@ fn stop_waits_only_for_its_own_flushes() {
     server.stop();
     server.join().unwrap();
     assert!(waiting.iter().all(|status| !matches!(status.recv(), Ok(Err(_)))));
+}
+
+/// A remote that accepts connections and answers nothing; the receiver gets each connection.
+fn silent_remote(
+    name: &str,
+) -> (TempFile, std::sync::mpsc::Receiver<std::os::unix::net::UnixStream>) {
+    let path = TempFile::absent(name);
+    let listener = std::os::unix::net::UnixListener::bind(path.path()).unwrap();
+    let (sender, connections) = channel();
+    std::thread::spawn(move || {
+        let accepted = listener.incoming().map_while(Result::ok);
+        accepted.take_while(|socket| sender.send(socket.try_clone().unwrap()).is_ok()).count()
+    });
+    (path, connections)
+}
+
+fn remote_spec(path: &TempFile, export: &str) -> String {
+    format!("{export}=nbd:uri=nbd+unix:///{export}?socket={}", path.path().display())
+}
+
+#[test]
+fn remote_that_is_being_added_delays_no_other_change() {
+    let image = TempFile::new("beside-slow-add");
+    std::fs::write(image.path(), vec![0; 1 << 20]).unwrap();
+    let server = server(&[&format!("a={}", image.path().display())], &options(1));
+    let (path, connections) = silent_remote("slow-add");
+    let spec = remote_spec(&path, "slow");
+    std::thread::scope(|scope| {
+        let add = scope.spawn(|| call(&server, "add", json!({ "spec": spec })));
+        let connection = connections.recv().unwrap();
+        // The addition waits for the remote now.
+        call(&server, "freeze", json!({ "exports": ["a"] })).unwrap();
+        call(&server, "thaw", json!({ "exports": ["a"] })).unwrap();
+        call(&server, "add", json!({ "spec": "b=mem:size=1M" })).unwrap();
+        call(&server, "remove", json!({ "export": "b" })).unwrap();
+        call(&server, "resize", json!({ "export": "a", "size": "2M" })).unwrap();
+        for (method, params) in [
+            ("add", json!({ "spec": "slow=mem:size=1M" })),
+            ("add", json!({ "spec": remote_spec(&path, "slow") })),
+            ("remove", json!({ "export": "slow" })),
+        ] {
+            let refused = call(&server, method, params).unwrap_err();
+            assert!(refused.contains("export slow is being added"), "{refused}");
+        }
+        let twin = remote_spec(&path, "slow").replacen("slow", "twin", 1);
+        let refused = call(&server, "add", json!({ "spec": twin })).unwrap_err();
+        assert!(refused.contains("is being opened for export slow"), "{refused}");
+        let refused = server.service.changes().volumes_to_hand_over().err().unwrap();
+        assert!(refused.contains("slow is being added"), "{refused}");
+        assert!(!add.is_finished(), "the changes did not wait for the addition");
+        connection.shutdown(std::net::Shutdown::Both).unwrap();
+        let refused = add.join().unwrap().unwrap_err();
+        assert!(refused.contains("closed the connection"), "{refused}");
+    });
+    call(&server, "add", json!({ "spec": "slow=mem:size=1M" })).unwrap();
+    assert_eq!(names(&server), "a slow");
+    end(server);
+}
+
+#[test]
+fn start_serves_others_while_remotes_do_not_answer() {
+    let (path, connections) = silent_remote("slow-start");
+    let texts = [
+        remote_spec(&path, "r0"),
+        "ok=mem:size=1M".to_owned(),
+        remote_spec(&path, "r1"),
+        remote_spec(&path, "r1").replacen("r1", "same", 1),
+    ];
+    let specs: Vec<ExportSpec> = texts.iter().map(|text| spec(text)).collect();
+    let within = Some(std::time::Duration::ZERO);
+    let (missing, leftovers) = (MissingImage::Absent, Leftovers::default());
+    let assembly = Assembly::open_within(&specs, missing, &leftovers, within).unwrap();
+    let server = Server::start(assembly, &options(1), || ()).unwrap();
+    assert_eq!(names(&server), "ok");
+    let reason = |name: &str| {
+        let tree = server.service.tree();
+        tree.absent(name).map(|absent| absent.reason.clone())
+    };
+    assert!(reason("r0").unwrap().contains("has not answered yet"));
+    // What was removed meanwhile is not added.
+    call(&server, "remove", json!({ "export": "r1" })).unwrap();
+    for _ in 0..2 {
+        connections.recv().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
+    }
+    // The last of the group makes an attempt of its own.
+    connections.recv().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
+    let ended = |name: &str| reason(name).is_some_and(|why| why.contains("closed the connection"));
+    let since = std::time::Instant::now();
+    while !(ended("r0") && ended("same")) {
+        assert!(since.elapsed().as_secs() < 60, "{:?} {:?}", reason("r0"), reason("same"));
+        std::thread::yield_now();
+    }
+    assert_eq!((reason("r1"), names(&server)), (None, "ok".to_owned()));
+    end(server);
+}
+
+#[test]
+fn reload_opens_remotes_side_by_side() {
+    let server = server(&["a=mem:size=1M"], &options(1));
+    let (path, connections) = silent_remote("slow-reload");
+    let mut wanted = vec![spec("a=mem:size=1M")];
+    wanted.extend((0..5).map(|number| spec(&remote_spec(&path, &format!("r{number}")))));
+    let reload = std::thread::scope(|scope| {
+        let reload = scope.spawn(|| server.reloader().reconcile(wanted));
+        let all: Vec<_> = (0..5).map(|_| connections.recv().unwrap()).collect();
+        all.iter().for_each(|one| one.shutdown(std::net::Shutdown::Both).unwrap());
+        reload.join().unwrap().unwrap()
+    });
+    let failed: Vec<&str> = reload.failed.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(failed, ["r0", "r1", "r2", "r3", "r4"]);
+    end(server);
 }

@@ -1,4 +1,12 @@
 //! `add`: adds an export while the server runs.
+//!
+//! ```text
+//!   lock: name and image reserved | image opened, what dead servers left of it written | lock: ids, volume on every shard
+//!     `-- the image is served already: lock: serve        | its base shared | lock: serve, or all of it undone
+//! ```
+//!
+//! Rule: nothing that waits for a network or a disk runs under the lock of the inventory, so an image that takes seconds to open delays no
+//! other change. What was checked before is checked again after it.
 
 use std::path::Path;
 
@@ -8,16 +16,18 @@ use serde_json::{Value, json};
 use super::remove::being_removed;
 use super::{LiveChanges, refused, wrong};
 use crate::assemble::export_info::served;
-use crate::assemble::image::{CreatedImage, OpenedImage};
-use crate::assemble::{ExportSource, ExportSpec, assembled, shown_name};
+use crate::assemble::image::OpenedImage;
+use crate::assemble::side_by_side::LateImage;
+use crate::assemble::{AbsentExport, ExportSource, ExportSpec, assembled, shown_name};
 use crate::control::inventory::{
-    DeviceEntry, ExportEntry, ExportState, Inventory, Placement, VolumeEntry,
+    Addition, DeviceEntry, ExportEntry, ExportState, Inventory, Placement, VolumeEntry,
 };
 use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::settings::ExportSettings;
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, lock};
+use crate::leftovers::RestoredImage;
 use crate::messages::command::ShardCommand;
 use crate::spec::ExportOptions;
 use headworks::Device;
@@ -44,54 +54,109 @@ impl LiveChanges {
 
     /// Adds an export; clients may choose it when this returns.
     pub fn add(&self, spec: ExportSpec) -> RpcResult {
+        self.add_opened(spec, None)
+    }
+
+    /// Adds an export, whose image may be open already.
+    fn add_opened(&self, spec: ExportSpec, opened: Option<OpenedImage>) -> RpcResult {
         spec.check().map_err(|error| wrong(&error))?;
-        let mut inventory = lock(&self.inventory);
-        self.check_name(&inventory, &spec.name)?;
-        self.settings.tenants().named(spec.share.tenant)?;
-        let export = inventory.free_export().map_err(|error| wrong(&error))?;
-        let mut made = None;
-        let (entry, notes) = match self.put(&mut inventory, export, &spec, &mut made) {
-            Ok(added) => added,
-            Err(fault) => {
-                // No client has written to the new image.
-                if let Some(made) = made {
-                    made.undo();
-                }
-                drop(inventory);
-                self.remove_unused_bases()?;
-                return Err(fault);
-            }
+        let (entry, notes) = match self.reserve(&spec)? {
+            Reserved::Serving(entry) => (*entry, Vec::new()),
+            Reserved::Name(_reservation) => self.add_new(&spec, opened)?,
         };
-        drop(inventory);
         self.take_absent(&spec.name)?;
         tracing::info!("export {} was added", entry.shown_name());
         Ok(json!({ "export": entry.shown_name(), "notes": notes }))
     }
 
-    /// Adds an export of a volume in use, or of a new volume whose image may be created in `made`.
-    fn put(
-        &self,
-        inventory: &mut Inventory,
-        export: ExportId,
-        spec: &ExportSpec,
-        made: &mut Option<CreatedImage>,
-    ) -> Result<(ExportNode, Vec<String>), RpcFault> {
-        if let Some(volume) = inventory.find(spec) {
+    /// Adds exports of one image that was not open when the server started, as soon as it is; unless they were removed meanwhile.
+    pub fn add_late(&self, exports: Vec<LateImage>) {
+        for LateImage { spec, image, .. } in exports {
+            let name = spec.name.clone();
+            // Without an answer another attempt is made here.
+            let opened = image.and_then(|image| image.recv().ok()).transpose();
+            let is_absent = || self.tree.current().absent(&name).is_some();
+            if !is_absent() {
+                continue;
+            }
+            let added = opened.map_err(|error| wrong(&error));
+            if let Err(fault) = added.and_then(|opened| self.add_opened(spec.clone(), opened))
+                && is_absent()
+            {
+                let reason = fault.message().to_owned();
+                tracing::warn!("export {} stays absent: {reason}", shown_name(&name));
+                // A server that stops lists nothing.
+                let _ = self.put_absent(AbsentExport { spec, reason });
+            }
+        }
+    }
+
+    /// Serves an export of a volume in use, or reserves the name and the image of one that is to be opened.
+    fn reserve(&self, spec: &ExportSpec) -> Result<Reserved<'_>, RpcFault> {
+        let addition = Addition::new(spec, spec.identity());
+        let mut inventory = lock(&self.inventory);
+        self.check_name(&inventory, &spec.name)?;
+        self.settings.tenants().named(spec.share.tenant)?;
+        let export = inventory.free_export().map_err(|error| wrong(&error))?;
+        if let Some(other) = inventory.addition_of_image(&addition) {
+            let message = format!(
+                "the image is being opened for export {}; try again when that is added",
+                shown_name(&other.name)
+            );
+            return Err(RpcFault::refused("EBUSY", message));
+        }
+        if let Some(volume) = inventory.find(addition.identity) {
             if inventory.is_leaving(volume) {
                 return Err(image_being_removed(spec));
             }
             inventory.may_share(volume, spec).map_err(|error| wrong(&error))?;
-            self.may_share_tenant(inventory, volume, spec)?;
-            return Ok((self.serve(inventory, export, volume, spec)?, Vec::new()));
+            self.may_share_tenant(&inventory, volume, spec)?;
+            let entry = self.serve(&mut inventory, export, volume, spec)?;
+            return Ok(Reserved::Serving(Box::new(entry)));
         }
-        let (volume, mut notes) = self.add_volume(inventory, spec, None, made)?;
-        notes.extend(self.share_base(inventory, volume)?);
-        match self.serve(inventory, export, volume, spec) {
+        inventory.may_open(spec).map_err(|error| wrong(&error))?;
+        inventory.adding.push(addition);
+        Ok(Reserved::Name(Reservation { changes: self, name: spec.name.clone() }))
+    }
+
+    /// Adds an export of a new volume, whose name is reserved; after an error an image that was created is gone.
+    fn add_new(
+        &self,
+        spec: &ExportSpec,
+        opened: Option<OpenedImage>,
+    ) -> Result<(ExportNode, Vec<String>), RpcFault> {
+        let image = self.open_image(spec, opened)?;
+        let made = image.opened.made(&spec.spec);
+        let done = self.serve_new(spec, image);
+        if done.is_err() {
+            // No client has written to the new image.
+            if let Some(made) = made {
+                made.undo();
+            }
+            self.remove_unused_bases()?;
+        }
+        done
+    }
+
+    fn serve_new(
+        &self,
+        spec: &ExportSpec,
+        image: ImageToAdd,
+    ) -> Result<(ExportNode, Vec<String>), RpcFault> {
+        let (volume, mut notes) = self.add_volume(&mut lock(&self.inventory), spec, None, image)?;
+        let served = self.share_base(volume).and_then(|note| {
+            notes.extend(note);
+            let mut inventory = lock(&self.inventory);
+            let export = inventory.free_export().map_err(|error| wrong(&error))?;
+            self.serve(&mut inventory, export, volume, spec)
+        });
+        match served {
             Ok(entry) => Ok((entry, notes)),
             Err(fault) => {
+                let mut inventory = lock(&self.inventory);
                 // A volume without an export could never be removed.
                 if let Some(record) = inventory.volumes.remove(&volume.0) {
-                    let _ = self.forget_volume(inventory, volume, record.config);
+                    let _ = self.forget_volume(&mut inventory, volume, record.config);
                 }
                 Err(fault)
             }
@@ -121,6 +186,9 @@ impl LiveChanges {
     fn check_name(&self, inventory: &Inventory, name: &str) -> Result<(), RpcFault> {
         let name = shown_name(name);
         let is_called = |record: &&ExportEntry| shown_name(&record.spec.name) == name;
+        if inventory.addition(name).is_some() {
+            return Err(being_added(name));
+        }
         let mut others = inventory.exports.values().filter(is_called);
         match others.next().map(|record| &record.state) {
             None => Ok(()),
@@ -137,24 +205,45 @@ impl LiveChanges {
         }
     }
 
-    /// Adds the volume of an image; on the shard `home`, if that is given.
+    /// Opens an image, and writes to it what dead servers have left of it. The lock of the inventory is not held.
+    pub(super) fn open_image(
+        &self,
+        spec: &ExportSpec,
+        opened: Option<OpenedImage>,
+    ) -> Result<ImageToAdd, RpcFault> {
+        let wrong = |error| wrong(&error);
+        let open = || OpenedImage::new(&spec.spec, spec.writes());
+        let opened = opened.map_or_else(open, Ok).map_err(wrong)?;
+        let made = opened.made(&spec.spec);
+        let leftovers = self.shards.keeper().leftovers();
+        let restored = opened.recover(spec, leftovers).and_then(|restored| {
+            let written = restored.pending.iter().map(|pending| pending.write());
+            Ok((written.collect::<Result<Vec<String>, _>>()?, restored))
+        });
+        let (written, restored) = match restored {
+            Ok(restored) => restored,
+            Err(error) => {
+                if let Some(made) = made {
+                    made.undo();
+                }
+                return Err(wrong(error));
+            }
+        };
+        leftovers.remove_empty();
+        Ok(ImageToAdd { opened, restored, written })
+    }
+
+    /// Adds the volume of an image that was opened; on the shard `home`, if that is given.
     pub(super) fn add_volume(
         &self,
         inventory: &mut Inventory,
         spec: &ExportSpec,
         home: Option<ShardId>,
-        made: &mut Option<CreatedImage>,
+        image: ImageToAdd,
     ) -> Result<(VolumeId, Vec<String>), RpcFault> {
+        // Others may have taken the last id while it was opened.
         inventory.may_open(spec).map_err(|error| wrong(&error))?;
-        let opened = OpenedImage::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
-        *made = opened.made(&spec.spec);
-        let restored = opened
-            .recover(spec, self.shards.keeper().leftovers())
-            .map_err(|error| wrong(&error))?;
-        let written = restored.pending.iter().map(|pending| pending.write());
-        let written: Vec<String> =
-            written.collect::<Result<_, _>>().map_err(|error| wrong(&error))?;
-        self.shards.keeper().leftovers().remove_empty();
+        let ImageToAdd { opened, restored, written } = image;
         let Placement { volume, mut config, device, owner } =
             inventory.place(spec, &opened).map_err(|error| wrong(&error))?;
         config.home = home.unwrap_or(config.home);
@@ -294,6 +383,40 @@ impl LiveChanges {
         self.settings.divide_parts()?;
         Ok(entry)
     }
+}
+
+/// An export that is served at once, or one whose image is to be opened.
+enum Reserved<'a> {
+    Serving(Box<ExportNode>),
+    Name(Reservation<'a>),
+}
+
+/// Keeps the name of an export that is being added.
+struct Reservation<'a> {
+    changes: &'a LiveChanges,
+    name: String,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        let name = &self.name;
+        lock(&self.changes.inventory).adding.retain(|other| other.name != *name);
+    }
+}
+
+/// An image that was opened, with what dead servers had left of it.
+pub(super) struct ImageToAdd {
+    opened: OpenedImage,
+    restored: RestoredImage,
+    /// What was written to it, a sentence each.
+    written: Vec<String>,
+}
+
+/// The error for an export that is being added.
+pub(super) fn being_added(name: &str) -> RpcFault {
+    let name = shown_name(name);
+    let message = format!("export {name} is being added; try again when its image is open");
+    RpcFault::refused("EBUSY", message)
 }
 
 /// The error for an image whose last export is being removed.

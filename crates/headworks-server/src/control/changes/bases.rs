@@ -9,6 +9,9 @@
 //! Which blocks are an overlay's own is read after the shard has begun to note changes, so none is missed. A base that cannot be shared is
 //! no error: its overlays read it by themselves, as before, and a sentence says so. No client sees these volumes: they have no export.
 //!
+//! Opening a base and reading which blocks are an overlay's own wait for a disk or a network, so the lock of the inventory is not held then;
+//! another lock orders additions of overlays among themselves, and no base counts as unused while one is in progress.
+//!
 //! Invariant: the volume of a base is there as long as a volume is on it.
 
 use std::time::Instant;
@@ -52,9 +55,9 @@ fn spec_of(base: &OverlayBase) -> Option<Spec> {
 impl LiveChanges {
     /// Lets all overlays share what is cached of their bases; returns a sentence for each that cannot.
     pub(crate) fn share_bases(&self) -> Vec<String> {
-        let mut inventory = lock(&self.inventory);
-        let volumes: Vec<VolumeId> = inventory.volumes.keys().copied().map(VolumeId).collect();
-        let shared = volumes.into_iter().map(|volume| self.share_base(&mut inventory, volume));
+        let volumes: Vec<VolumeId> =
+            lock(&self.inventory).volumes.keys().copied().map(VolumeId).collect();
+        let shared = volumes.into_iter().map(|volume| self.share_base(volume));
         // Without an answer the server stops.
         shared.filter_map(|note| note.ok().flatten()).collect()
     }
@@ -63,18 +66,33 @@ impl LiveChanges {
     ///
     /// # Errors
     /// The server stops.
-    pub(super) fn share_base(
-        &self,
-        inventory: &mut Inventory,
-        volume: VolumeId,
-    ) -> Result<Option<String>, RpcFault> {
-        let Some(entry) = inventory.volumes.get(&volume.0) else { return Ok(None) };
-        let (base, config) = (entry.origin.base.clone(), entry.config);
-        let Some(base) = base.filter(|_| entry.base.is_none()) else { return Ok(None) };
-        if config.options.mode == WriteMode::None {
+    pub(super) fn share_base(&self, volume: VolumeId) -> Result<Option<String>, RpcFault> {
+        if self.own_base(volume).is_none() {
             return Ok(None);
         }
-        let fault = match self.put_on_base(inventory, (volume, config), &base) {
+        let sharing = lock(&self.sharing);
+        lock(&self.inventory).is_sharing = true;
+        let done = self.share_own_base(volume);
+        lock(&self.inventory).is_sharing = false;
+        drop(sharing);
+        // Removals meanwhile have left them.
+        self.remove_unused_bases()?;
+        done
+    }
+
+    /// The base of an overlay that could share what is cached of it, and does not yet.
+    fn own_base(&self, volume: VolumeId) -> Option<(OverlayBase, VolumeConfig)> {
+        let inventory = lock(&self.inventory);
+        let entry = inventory.volumes.get(&volume.0)?;
+        let shares = entry.base.is_none() && entry.config.options.mode != WriteMode::None;
+        let base = entry.origin.base.clone().filter(|_| shares)?;
+        Some((base, entry.config))
+    }
+
+    /// As [`LiveChanges::share_base`], for the only thread that does it.
+    fn share_own_base(&self, volume: VolumeId) -> Result<Option<String>, RpcFault> {
+        let Some((base, config)) = self.own_base(volume) else { return Ok(None) };
+        let fault = match self.put_on_base((volume, config), &base) {
             Ok(()) => return Ok(None),
             Err(fault) if fault.errno() == stopping().errno() => return Err(fault),
             Err(fault) => fault,
@@ -86,15 +104,14 @@ impl LiveChanges {
 
     fn put_on_base(
         &self,
-        inventory: &mut Inventory,
         (volume, config): (VolumeId, VolumeConfig),
         base: &OverlayBase,
     ) -> Result<(), RpcFault> {
-        let below = self.base_volume(inventory, config, base)?;
+        let below = self.base_volume(config, base)?;
         let order = ShardCommand::SetBase { volume, base: below };
         self.carry_out_at(config, order)?;
         // From here on the base stays, whatever comes next.
-        if let Some(entry) = inventory.volumes.get_mut(&volume.0) {
+        if let Some(entry) = lock(&self.inventory).volumes.get_mut(&volume.0) {
             entry.base = Some(below);
         }
         let own = base.own_blocks().map_err(|error| {
@@ -112,12 +129,7 @@ impl LiveChanges {
     }
 
     /// The volume of a base for an overlay with this configuration; it is added if there is none.
-    fn base_volume(
-        &self,
-        inventory: &mut Inventory,
-        above: VolumeConfig,
-        base: &OverlayBase,
-    ) -> Result<VolumeId, RpcFault> {
+    fn base_volume(&self, above: VolumeConfig, base: &OverlayBase) -> Result<VolumeId, RpcFault> {
         let invalid = |message: String| RpcFault::refused("EINVAL", message);
         let spec = spec_of(base).ok_or_else(|| invalid("its format is not known".into()))?;
         let identity = match &spec.base {
@@ -126,11 +138,14 @@ impl LiveChanges {
             _ => Identity::of(base.path()).map_err(|error| invalid(error.to_string()))?,
         };
         let key = BaseKey { spec, identity, home: above.home };
-        if let Some(volume) = inventory.find_base(&key) {
+        if let Some(volume) = lock(&self.inventory).find_base(&key) {
             return Ok(volume);
         }
         let export = ExportSpec::new(base.path().display().to_string(), key.spec.clone(), true);
-        let (volume, _) = self.add_volume(inventory, &export, Some(above.home), &mut None)?;
+        let image = self.open_image(&export, None)?;
+        let mut guard = lock(&self.inventory);
+        let inventory = &mut *guard;
+        let (volume, _) = self.add_volume(inventory, &export, Some(above.home), image)?;
         let entry = inventory.volumes.get_mut(&volume.0).ok_or_else(stopping)?;
         entry.base_key = Some(key);
         let device = entry.config.device;
@@ -139,8 +154,9 @@ impl LiveChanges {
             tree.bases.push(volume);
             tree.put_volume(volume, (device, owner), None);
         });
+        drop(guard);
         // Before anything is put on it.
-        if let Some(note) = self.share_base(inventory, volume)? {
+        if let Some(note) = self.share_own_base(volume)? {
             tracing::info!("{note}");
         }
         Ok(volume)

@@ -35,6 +35,10 @@ impl LiveChanges {
     /// Data of a volume are in the memory of this process, or in an image of a cluster.
     pub fn volumes_to_hand_over(&self) -> Result<(Vec<HandedVolume>, Vec<ImageLock>), String> {
         let inventory = lock(&self.inventory);
+        if let Some(addition) = inventory.adding.first() {
+            let name = shown_name(&addition.name);
+            return Err(format!("export {name} is being added; try again when its image is open"));
+        }
         let (mut volumes, mut locks) = (Vec::new(), Vec::new());
         // The new process finds out by itself which bases are shared.
         let served = inventory.volumes.iter().filter(|(_, entry)| entry.base_key.is_none());

@@ -1,7 +1,7 @@
 //! Hot-add, hot-remove and resize of exports, `drain`, `freeze` and `thaw`.
 //!
 //! ```text
-//!   add      reserve ids -> open -> device, volume on every shard -> serve
+//!   add      reserve name -> open -> ids, device, volume on every shard -> serve
 //!   remove   hide -> disconnect clients -> write back, flush -> remove volume, device from every shard -> close, free ids
 //!                `-- a client is connected, or write-back fails: shown again, as before
 //!   resize   extend the file -> device, then every shard
@@ -12,7 +12,7 @@
 //!   snapshot freeze -> a new file on top of the overlay -> thaw
 //! ```
 //!
-//! The lock of the inventory orders changes; it is not held while a device is waited for. `drain` and queries need no
+//! The lock of the inventory orders changes; it is not held while a device is waited for, nor while an image is opened. `drain` and queries need no
 //! lock. Each step is a command to every shard, completed before the next; inventory and tree are changed when all
 //! shards have agreed. A stop of the server ends every wait.
 
@@ -72,6 +72,8 @@ pub struct LiveChanges {
     settings: Arc<Settings>,
     /// Locked for one change at a time, and never while a device is waited for.
     inventory: Mutex<Inventory>,
+    /// Locked before the inventory while a volume is put on the volume of its base.
+    sharing: Mutex<()>,
     /// Exports that are being written back.
     draining: Mutex<Vec<ExportId>>,
     /// What a missing image of a reloaded configuration means.
@@ -106,6 +108,7 @@ impl LiveChanges {
             tree,
             settings,
             inventory,
+            sharing: Mutex::default(),
             draining,
             missing: MissingImage::Absent,
             tunables: Mutex::default(),

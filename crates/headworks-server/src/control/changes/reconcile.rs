@@ -9,10 +9,11 @@ use std::io::ErrorKind;
 use headworks_core::{ConfigError, Ioprio, VolumeId};
 
 use super::LiveChanges;
+use crate::assemble::side_by_side::side_by_side;
 use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
 use crate::cache_part::part_word;
 use crate::control::inventory::{ExportEntry, ExportState};
-use crate::control::rpc::RpcFault;
+use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::lock;
 use crate::latency_target::latency_target_word;
 use crate::limit_words::shown_limits;
@@ -35,6 +36,15 @@ pub struct ReloadReport {
     pub absent: Vec<(String, String)>,
     /// Exports that could not be added, and the reasons.
     pub failed: Vec<(String, String)>,
+}
+
+impl ReloadReport {
+    fn note_added(&mut self, name: String, added: &RpcResult) {
+        match added {
+            Ok(_) => self.added.push(name),
+            Err(fault) => self.failed.push((name, sentence(fault))),
+        }
+    }
 }
 
 /// An export in use, and the identity of its file.
@@ -90,6 +100,7 @@ impl LiveChanges {
                 reload.removed.push(shown(&gone.spec.name));
             }
         }
+        let mut slow = Vec::new();
         for new in wanted {
             let name = shown(&new.name);
             let is_there = there.iter().any(|old| old.spec.name == new.name);
@@ -103,11 +114,13 @@ impl LiveChanges {
             }
             match there.iter().find(|old| old.spec.name == new.name) {
                 Some(old) => self.update(old, &new, &mut reload),
-                None => match self.add(new) {
-                    Ok(_) => reload.added.push(name),
-                    Err(fault) => reload.failed.push((name, sentence(&fault))),
-                },
+                None if new.spec.base.may_wait() => slow.push(new),
+                None => reload.note_added(name, &self.add(new)),
             }
+        }
+        let names: Vec<String> = slow.iter().map(|new| shown(&new.name)).collect();
+        for (name, added) in names.into_iter().zip(side_by_side(slow, |new| self.add(new))) {
+            reload.note_added(name, &added);
         }
         Ok(reload)
     }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
 use serde_json::{Value, json};
 
+use super::add::being_added;
 use super::removal::{RemovalStep, RemovalSteps};
 use super::{Draining, LiveChanges, PAUSE, close, refused};
 use crate::assemble::shown_name;
@@ -87,6 +88,7 @@ impl LiveChanges {
                 let entry = steps.entry.clone();
                 ExportRemoval { entry, clients: 0, steps: Some(steps), released: Vec::new() }
             }
+            None if inventory.addition(name).is_some() => return Err(being_added(name)),
             Some(ExportState::Serving) | None => {
                 let entry = self.tree.current().find_export(name)?.clone();
                 let report = self.report_of(&entry)?;

@@ -23,7 +23,7 @@ use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
 use crate::leftovers::Leftovers;
 use crate::messages::command::ShardCommand;
-use crate::spec::BaseDevice;
+use crate::spec::{BaseDevice, Spec};
 
 /// Longest time that clients wait, while everything is written out.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -120,7 +120,7 @@ impl LiveChanges {
             };
         }
         let kept = snapshot.kept().to_owned();
-        self.note_new_top(entry, snapshot);
+        self.note_new_top(entry, &origin.spec, snapshot);
         Ok(kept)
     }
 
@@ -140,13 +140,13 @@ impl LiveChanges {
     }
 
     /// Remembers which file is served now. It is new and the same to clients, so nothing here can fail.
-    fn note_new_top(&self, entry: &ExportNode, snapshot: OverlaySnapshot) {
+    fn note_new_top(&self, entry: &ExportNode, spec: &Spec, snapshot: OverlaySnapshot) {
         let (identity, watch) = snapshot.finish();
         let volume = entry.volume;
+        let seen = OpenedImage::by(Opening::Inspect, spec, true, &Leftovers::default());
         let mut inventory = lock(&self.inventory);
         let Some(record) = inventory.volumes.get_mut(&volume.0) else { return };
-        let spec = &record.origin.spec;
-        if let Ok(seen) = OpenedImage::by(Opening::Inspect, spec, true, &Leftovers::default()) {
+        if let Ok(seen) = seen {
             record.origin.what = seen.origin(spec).what;
         }
         record.origin.identity = Some(identity);
