@@ -1,6 +1,7 @@
 """Overlays under clients that know what they may find.
 
     overlay.py kill SERVER ENGINE SOCKET BASE OVERLAY DIR    a server that is killed: what was flushed is there
+    overlay.py reconnect SERVER ENGINE SOCKET BASE IMAGES MEMORY   clients that outlive a killed server find what was acknowledged
     overlay.py snapshot SERVER CONTROL URI OVERLAY DIR       layers that are kept while clients write: each is of one point in time
     overlay.py many URI CONTROL BASE IMAGES COUNT            exports t1, t2...: each has its own blocks, when others come and go, too
     overlay.py again URI BASE COUNT                          what `many` has flushed is there
@@ -8,6 +9,7 @@
 """
 
 import errno
+import json
 import os
 import random
 import signal
@@ -108,6 +110,71 @@ def kill(server, engine, socket, base, overlay, folder):
         assert process.wait(20) == 0 and blocks.version > 20, blocks.version
         with open(base, "rb") as file:
             tap.same_bytes(file.read(), before)
+
+
+def reconnect(server, engine, socket, base, images, memory):
+    pattern = b"\xaa" * (1 << 20)
+
+    def start(overlay, mode):
+        command = [server, "serve", f"overlay:path={overlay},cache={mode}", "-U", socket, "--engine", engine]
+        command += ["--cache", "16M", "--buffers", "64M", "--cache-file", memory + "/reconnect.cache"]
+        command += ["--set", "vm/dirty_expire_centisecs=10", "--set", "vm/dirty_writeback_centisecs=5"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def until_up(process):
+        lines = iter(process.stdout.readline, "")
+        return next((line for line in lines if line.startswith("uri: ")), None) or "it does not start"
+
+    def own_bytes(overlay):
+        found = subprocess.run([server, "image", "info", "--json", overlay], capture_output=True, check=True)
+        return json.loads(found.stdout)["layers"][0]["own_bytes"]
+
+    def is_written_out(overlay):
+        limit = time.monotonic() + 20
+        while own_bytes(overlay) < 2 << 20:
+            assert time.monotonic() < limit, own_bytes(overlay)
+            time.sleep(0.02)
+
+    def one(mode):
+        overlay = f"{images}/reconnect-{mode}.hwo"
+        subprocess.run([server, "image", "create", "--base", base, overlay], check=True, stdout=subprocess.DEVNULL)
+        process = start(overlay, mode)
+        until_up(process)
+        image = f"driver=nbd,server.type=unix,server.path={socket},reconnect-delay=20"
+        guest = subprocess.Popen(["qemu-io", "-t", "writeback", "--image-opts", image], text=True,
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        guest.stdin.write("write -P 0xaa 0 1M\n")
+        guest.stdin.flush()
+        while "wrote 1048576" not in guest.stdout.readline():
+            assert guest.poll() is None
+        raw = rawnbd.Raw("nbd+unix:///?socket=" + socket).go()[0]
+        raw.write(2 << 20, pattern)
+        is_written_out(overlay)
+        process.kill()
+        process.wait()
+        flat = images + "/reconnect.flat"
+        subprocess.run([server, "image", "flatten", overlay, flat], check=True, stdout=subprocess.DEVNULL)
+        with open(flat, "rb") as file:
+            found = file.read(3 << 20)
+            tap.same_bytes(found[:1 << 20] + found[2 << 20:], pattern * 2)
+        os.unlink(flat)
+        process = start(overlay, mode)
+        until_up(process)
+        output, _ = guest.communicate("flush\nread -P 0xaa 0 1M\nquit\n", timeout=60)
+        assert "read 1048576/1048576" in output and "failed" not in output, output
+        raw = rawnbd.Raw("nbd+unix:///?socket=" + socket).go()[0]
+        raw.request(FLUSH, 1, 0, 0)
+        assert raw.reply() == (0, 1)
+        tap.same_bytes(raw.read(2 << 20, 1 << 20), pattern)
+        raw.close()
+        process.terminate()
+        assert process.wait(20) == 0
+
+    for mode in ["writeback", "writethrough", "none"]:
+        def survives():
+            one(mode)
+        survives.__doc__ = f"{mode}: qemu-io and a client that connect again after kill -9 find their first writes, and so does flatten"
+        tap.case(survives)
 
 
 SLOTS = 64
@@ -324,5 +391,5 @@ def full(uri, filler):
         verify()
 
 
-{"kill": kill, "snapshot": snapshot, "many": many, "again": again, "full": full}[sys.argv[1]](*sys.argv[2:])
+{"kill": kill, "reconnect": reconnect, "snapshot": snapshot, "many": many, "again": again, "full": full}[sys.argv[1]](*sys.argv[2:])
 tap.done()

@@ -88,6 +88,11 @@ rm -f "$IMAGES/middle.qcow2" "$IMAGES/golden.qcow2" "$VM"
 # Killed servers under a client that flushes now and then.
 script overlay.py kill "$HEADWORKS" "$ENGINE" "$SOCKET" "$BASE" "$IMAGES/kill.hwo" "$DIR"
 
+# Clients that outlive a killed server, in each cache mode.
+memory=$(mktemp -d /dev/shm/hw-overlay.XXXXXX) || exit 1
+script overlay.py reconnect "$HEADWORKS" "$ENGINE" "$SOCKET" "$BASE" "$IMAGES" "$memory"
+rm -rf "$memory"
+
 # A hundred tenants on one base, and a plain file: one device, more images than there are devices.
 COUNT=100 exports=("plain=file:path=$IMAGES/plain.img,size=1M")
 for ((number = 1; number <= COUNT; number++)); do

@@ -1,6 +1,7 @@
 """kill -9 of a server under clients that reconnect and verify every byte.
 
     process_death.py --server BIN --image PATH --memory DIR --kills N [--engine E] [--clients 16] [--cache 24M] [--seed S]
+        [--overlays N] [--mode MODE]
 
 A client owns a part of the image and keeps a journal of what it was told. Every block carries its number and a version, in each
 16 bytes; so a block that is not of one version is mixed, and one of an older version than was acknowledged is lost. Clients
@@ -8,6 +9,10 @@ write single blocks, runs, and parts of blocks (in sectors, which carry versions
 the time, zero, discard, and send FUA and flushes; up to 16 requests of one client are in flight, never two for one block. When
 the connection breaks, what was in flight may be old or new; the client connects again, reads its part back and goes on.
 The server is killed at random moments, with its memory in DIR. Exit 0: nothing lost, nothing mixed.
+
+With --overlays the image is the base of a chain of so many, the highest of which is served, and between kills snapshots add more while
+clients write. In the end, where no memory has blocks that are not in the files, the chain is flattened after a last kill, and the clients find
+their bytes there.
 """
 
 import argparse
@@ -54,12 +59,13 @@ class Unit:
 
 
 class Client:
-    def __init__(self, index, path, seed):
+    def __init__(self, index, path, seed, sectored):
+        self.plain = BLOCKS - sectored
         self.path, self.random = path, random.Random(seed * 1000 + index)
         self.base = index * BLOCKS
         self.units = []
         for block in range(BLOCKS):
-            if block < BLOCKS - SECTORED:
+            if block < self.plain:
                 self.units.append([Unit((self.base + block) * 8, BLOCK)])
             else:
                 self.units.append([Unit((self.base + block) * 8 + at, SECTOR) for at in range(8)])
@@ -113,11 +119,10 @@ class Client:
                 continue
             block = self.random.randrange(HOT if kind < 0.5 else BLOCKS)
             count = 1 if kind < 0.8 else self.random.randrange(1, 17)
-            plain = BLOCKS - SECTORED
-            if block >= plain:
+            if block >= self.plain:
                 units, offset = self.sectors(block)
             else:
-                blocks = range(block, min(block + count, plain))
+                blocks = range(block, min(block + count, self.plain))
                 units = [unit for block in blocks for unit in self.units[block]]
                 offset = (self.base + block) * BLOCK
             if any(unit.busy for unit in units):
@@ -179,9 +184,9 @@ class Client:
                 self.connection.close()
 
 
-def client(index, path, seed, stop, results):
+def client(index, path, seed, sectored, stop, results):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    one = Client(index, path, seed)
+    one = Client(index, path, seed, sectored)
     try:
         results.put((index, *one.run(stop), None))
     except Exception as error:  # told to the parent, which ends the test
@@ -191,12 +196,27 @@ def client(index, path, seed, stop, results):
 class Server:
     def __init__(self, arguments):
         self.arguments, self.log = arguments, arguments.image + ".log"
-        self.socket = arguments.socket
+        self.socket, self.control, self.served = arguments.socket, arguments.image + ".ctl", arguments.image
         self.process = None
+
+    def make_chain(self):
+        for number in range(self.arguments.overlays):
+            new = f"{self.arguments.image}.{number}.hwo"
+            self.image("create", "--base", self.served, new)
+            self.served = new
+
+    def image(self, *arguments):
+        subprocess.run([self.arguments.server, "image", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+    def snapshot(self, number):
+        command = [self.arguments.server, "ctl", self.control, "snapshot", "default", f"kept-{number}.hwo"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
     def start(self):
         a = self.arguments
-        command = [a.server, "serve", a.image, "-U", self.socket, "--engine", a.engine, "--cache", a.cache]
+        spec = f"overlay:path={self.served}" if a.overlays else f"file:path={self.served}"
+        command = [a.server, "serve", f"{spec},cache={a.mode}", "--control", self.control, "-U", self.socket, "--engine", a.engine, "--cache", a.cache]
         command += ["--cache-file", os.path.join(a.memory, "cache"), "--buffers", "64M", *a.extra]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -222,6 +242,24 @@ class Server:
         return self.process.wait(120)
 
 
+def flat_differs(server):
+    """Kills the server and flattens what it served; it is started again. Returns what is wrong."""
+    path, flat = server.socket, server.arguments.image + ".flat"
+    connection, _ = rawnbd.Raw(f"nbd+unix:///?socket={path}", 60).go()
+    connection.write(0, b"first   " * (BLOCK // 8))
+    size = server.arguments.clients * BLOCKS * BLOCK
+    seen = b"".join(connection.read(at, min(1 << 20, size - at)) for at in range(0, size, 1 << 20))
+    connection.close()
+    server.kill()
+    server.image("flatten", server.served, flat)
+    with open(flat, "rb") as file:
+        same = file.read() == seen
+    os.unlink(flat)
+    server.start()
+    server.wait_up()
+    return [] if same else ["a chain that is flattened after a kill has other bytes than clients saw"]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--server", required=True)
@@ -234,21 +272,31 @@ def main():
     parser.add_argument("--cache", default="24M")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--longest", type=float, default=0.25, help="seconds from a start to its kill")
+    parser.add_argument("--overlays", type=int, default=0, help="overlays over the image, the highest of which is served")
+    parser.add_argument("--mode", default="writeback", choices=["writeback", "writethrough", "none"])
     parser.add_argument("extra", nargs="*", help="more arguments of serve")
     a = parser.parse_args()
     with open(a.image, "wb") as image:
         image.truncate(a.clients * BLOCKS * BLOCK)
     server, rng = Server(a), random.Random(a.seed)
+    server.make_chain()
+    # Eight layers are the most.
+    snapshots = {a.kills * (number + 1) // 6 for number in range(8 - a.overlays)} if a.overlays else set()
     server.start()
     server.wait_up()
     stop, results = multiprocessing.Event(), multiprocessing.Queue()
-    start = (a.socket, a.seed, stop, results)
+    # Without a cache an overlay takes whole blocks.
+    sectored = 0 if a.overlays and a.mode == "none" else SECTORED
+    start = (a.socket, a.seed, sectored, stop, results)
     clients = [multiprocessing.Process(target=client, args=(index, *start)) for index in range(a.clients)]
     for one in clients:
         one.start()
     restored, failures = 0, []
-    for _ in range(a.kills):
+    for number in range(a.kills):
         time.sleep(rng.uniform(0.01, a.longest))
+        if number in snapshots:
+            server.snapshot(number)
+            time.sleep(rng.uniform(0.01, a.longest))
         server.kill()
         if not results.empty():
             break
@@ -262,16 +310,21 @@ def main():
         failures += [error] if error else []
     for one in clients:
         one.join()
+    if a.overlays and a.mode != "writeback" and not failures:
+        failures += flat_differs(server)
     status = server.stop()
     left = os.listdir(a.memory) + [name for name in os.listdir(os.path.dirname(a.image)) if ".headworks-" in name]
     what = f"{a.kills} kills, {restored} starts restored data, {breaks} connections broke, {done} requests, {checked} units checked"
     for failure in failures[:5]:
         print(f"not ok - {failure}")
-    print(f"{'not ok' if failures else 'ok'} - no acknowledged write lost and no block mixed: {what}")
-    print(f"{'ok' if restored or not a.kills else 'not ok'} - a killed server left data to restore")
+    name = f"{a.mode}, a chain of {a.overlays} overlays" if a.overlays else a.mode
+    print(f"{'not ok' if failures else 'ok'} - {name}: no acknowledged write lost and no block mixed: {what}")
+    restores = a.mode != "writeback" or restored or not a.kills
+    if a.mode == "writeback":
+        print(f"{'ok' if restores else 'not ok'} - a killed server left data to restore")
     print(f"{'ok' if status == 0 else 'not ok'} - the last server stops with 0")
     print(f"{'not ok' if left else 'ok'} - a clean stop leaves no memory, mark or recovery file {left or ''}")
-    return 1 if failures or status or left or not restored else 0
+    return 1 if failures or status or left or not restores else 0
 
 
 if __name__ == "__main__":

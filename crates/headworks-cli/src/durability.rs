@@ -12,8 +12,6 @@ pub struct ExportDurability<'a> {
     pub lasting: bool,
     /// Clients cannot write to it.
     pub read_only: bool,
-    /// Which blocks are its own is on the disk after a flush only.
-    pub overlay: bool,
     /// When a write is acknowledged.
     pub mode: WriteMode,
 }
@@ -51,15 +49,6 @@ pub fn loss(exports: &[ExportDurability], dirty: u64, kept: bool) -> String {
         let lost = match export.mode {
             _ if !export.lasting => "everything: its data is in memory".to_owned(),
             _ if export.read_only => "nothing: read-only".to_owned(),
-            WriteMode::Writeback if export.overlay && !kept => {
-                "acknowledged unflushed writes; a power cut, too".to_owned()
-            }
-            WriteMode::Writethrough | WriteMode::None | WriteMode::Writeback if export.overlay => {
-                "unflushed first writes of blocks of an overlay; a power cut may lose unflushed writes".into()
-            }
-            WriteMode::Unsafe if export.overlay => {
-                "acknowledged writes, flushed or not; a power cut may lose any".into()
-            }
             WriteMode::Writethrough | WriteMode::None => {
                 "no acknowledged write; a power cut may lose unflushed writes".into()
             }
@@ -118,7 +107,7 @@ mod tests {
     use super::*;
 
     fn export(name: &str, mode: WriteMode) -> ExportDurability<'_> {
-        ExportDurability { name, lasting: true, read_only: false, overlay: false, mode }
+        ExportDurability { name, lasting: true, read_only: false, mode }
     }
 
     #[test]
@@ -148,11 +137,6 @@ mod tests {
         assert_eq!(one(WriteMode::None), one(WriteMode::Writethrough));
         assert!(one(WriteMode::Writeback).contains("unflushed writes, at most 50 MiB"));
         assert!(one(WriteMode::Unsafe).contains("flushed or not, at most 50 MiB"));
-        for mode in WriteMode::ALL {
-            let overlay = ExportDurability { overlay: true, ..export("o", mode) };
-            let (kept, gone) = (loss(&[overlay], 0, true), one(mode));
-            assert!(!kept.contains("no acknowledged write") && kept != gone, "{kept}");
-        }
         let memory = ExportDurability { lasting: false, ..export("m", WriteMode::None) };
         let read_only = ExportDurability { read_only: true, ..export("r", WriteMode::Writeback) };
         let text = loss(&[memory, read_only, export("w", WriteMode::None)], 0, false);

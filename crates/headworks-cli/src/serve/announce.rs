@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use headworks_core::{ErrorPolicy, Ioprio, WriteMode};
-use headworks_server::{AbsentExport, Assembly, BaseDevice, ExportOptions};
+use headworks_server::{AbsentExport, Assembly, ExportOptions};
 
 use super::{Running, ServeArgs};
 use crate::durability::{self, ExportDurability};
@@ -24,7 +24,6 @@ pub(super) struct AnnouncedExport {
     pub on_error: ErrorPolicy,
     /// The data outlives the process.
     pub lasting: bool,
-    pub overlay: bool,
 }
 
 pub(super) fn announced(assembly: &Assembly, cache: bool) -> Vec<AnnouncedExport> {
@@ -41,7 +40,6 @@ pub(super) fn announced(assembly: &Assembly, cache: bool) -> Vec<AnnouncedExport
             mode: if cache { volume.mode } else { WriteMode::None },
             on_error: volume.on_error,
             lasting: export.lasting,
-            overlay: matches!(export.spec.spec.base, BaseDevice::Overlay { .. }),
         }
     });
     exports.collect()
@@ -128,8 +126,8 @@ impl AnnouncedExport {
     }
 
     fn durability(&self) -> ExportDurability<'_> {
-        let Self { lasting, read_only, overlay, mode, .. } = *self;
-        ExportDurability { name: self.shown_name(), lasting, read_only, overlay, mode }
+        let Self { lasting, read_only, mode, .. } = *self;
+        ExportDurability { name: self.shown_name(), lasting, read_only, mode }
     }
 
     /// Weight and class, if they differ from the default.

@@ -240,6 +240,26 @@ impl OpenFile {
         self.mode
     }
 
+    /// A second handle of the image at `path`, through the kernel's page cache, for bytes that direct I/O never writes. The lock is that of
+    /// this one.
+    ///
+    /// # Errors
+    /// It cannot be opened again, or the path names another file by now.
+    pub(in crate::device) fn buffered(&self, path: &Path) -> io::Result<Self> {
+        let (file, mode) = match self.mode {
+            FileMode::Direct => {
+                let file = open_image(path, File::options().read(true).write(!self.read_only))?;
+                if Identity::of_file(&file)? != self.identity {
+                    return Err(io::Error::other("was replaced while it was opened"));
+                }
+                (Arc::new(file), FileMode::Buffered)
+            }
+            mode => (Arc::clone(&self.file), mode),
+        };
+        let lock = Arc::clone(&self.lock);
+        Ok(Self { file, lock, mode, ..*self })
+    }
+
     /// Which file it is.
     #[must_use]
     pub fn identity(&self) -> Identity {

@@ -11,8 +11,10 @@ use std::sync::Arc;
 use super::OverlayOptions;
 use super::bitmap::LiveBits;
 use super::head::BaseKind;
+use super::here::Tag;
 use super::image::OverlayBaseKind;
-use super::open::{OpenOverlay, add_bits};
+use super::load::add_bits;
+use super::open::OpenOverlay;
 
 /// The base of an open overlay, and which blocks are the overlay's own.
 #[derive(Clone, Debug)]
@@ -23,6 +25,7 @@ pub struct OverlayBase {
     size: u64,
     live: Arc<LiveBits>,
     file: Arc<File>,
+    tag: Option<Tag>,
 }
 
 impl OpenOverlay {
@@ -36,6 +39,7 @@ impl OpenOverlay {
             size: self.volume_options().size,
             live: Arc::clone(self.bitmap.live()),
             file: Arc::clone(self.file.file()),
+            tag: Tag::of_this_boot(self.head.number),
         }
     }
 }
@@ -66,7 +70,7 @@ impl OverlayBase {
     /// The bitmap cannot be read.
     pub fn own_blocks(&self) -> io::Result<Vec<(u64, u64)>> {
         let all = LiveBits::new(self.size)?;
-        add_bits(&self.file, self.size, &all)?;
+        add_bits(&*self.file, self.size, self.tag, &all)?;
         Ok(self.live.or(&all))
     }
 }

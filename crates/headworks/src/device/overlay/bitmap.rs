@@ -58,17 +58,12 @@ impl LiveBits {
 
     /// Makes whole words of the file words of this machine, and clears bits beyond the end. Returns the number of those.
     pub fn adopt(&mut self, bytes: Range<usize>) -> u64 {
-        let blocks = self.blocks;
         let mut beyond = 0;
         let range = bytes.start / 8..bytes.end / 8;
         for (index, word) in range.clone().zip(&self.words()[range]) {
             let found = word.load(Relaxed);
             let stored = u64::from_le(found);
-            let first = index as u64 * 64;
-            let valid = match blocks.saturating_sub(first) {
-                64.. => u64::MAX,
-                some => (1 << some) - 1,
-            };
+            let valid = self.valid(index as u64);
             beyond += u64::from((stored & !valid).count_ones());
             // Most words are as they should be: no page is written for nothing.
             if found != stored & valid {
@@ -126,6 +121,27 @@ impl LiveBits {
         }
     }
 
+    /// Sets the bits that stored words have, which belong at a byte of the stored bitmap; calls `changed` with each word in which a bit
+    /// is new. Bits beyond the end are ignored.
+    pub fn add(&self, at: u64, stored: &[u8], mut changed: impl FnMut(u64)) {
+        for (index, word) in (at / 8..).zip(stored.chunks_exact(8)) {
+            let bits = u64::from_le_bytes(word.try_into().unwrap_or_default()) & self.valid(index);
+            let word = &self.words()[index as usize];
+            if bits & !word.load(Relaxed) != 0 {
+                word.fetch_or(bits, Relaxed);
+                changed(index);
+            }
+        }
+    }
+
+    /// The bits of a word that belong to blocks of the volume.
+    fn valid(&self, word: u64) -> u64 {
+        match self.blocks.saturating_sub(word * 64) {
+            64.. => u64::MAX,
+            some => (1 << some) - 1,
+        }
+    }
+
     /// The words in which these or other bits of the same volume are set, with both.
     pub fn or(&self, other: &Self) -> Vec<(u64, u64)> {
         let both = self.words().iter().zip(other.words());
@@ -173,10 +189,19 @@ impl Bitmap {
         &self.live
     }
 
-    /// The blocks are ours: their write has completed.
-    pub fn set(&mut self, first: u64, count: u64) {
+    /// The blocks are ours: their write has completed. Calls `changed` with the page of each word in which a bit is new.
+    pub fn set(&mut self, first: u64, count: u64, mut changed: impl FnMut(u32)) {
         let Self { live, pages, dirty, .. } = self;
-        live.set(first, count, |word| mark(pages, dirty, (word / PAGE_WORDS as u64) as u32));
+        live.set(first, count, |word| {
+            let page = (word / PAGE_WORDS as u64) as u32;
+            mark(pages, dirty, page);
+            changed(page);
+        });
+    }
+
+    /// `live` has bits of these pages that are not on the disk.
+    pub fn mark_pending(&mut self, pending: &[u32]) {
+        pending.iter().for_each(|&page| mark(&mut self.pages, &mut self.dirty, page));
     }
 
     /// Whether the bits of these blocks are set and on the disk.
@@ -290,10 +315,10 @@ mod tests {
         assert!(!bitmap.begin_round());
         bitmap.end_round(true);
         for page in [3, 0, 1] {
-            bitmap.set(page * PAGE_BLOCKS, 1);
+            bitmap.set(page * PAGE_BLOCKS, 1, |_| {});
         }
         assert!(bitmap.begin_round());
-        bitmap.set(1, 1);
+        bitmap.set(1, 1, |_| {});
         assert_eq!(bitmap.pages_to_write(0, 64), Some((0, 2)));
         assert_eq!(bitmap.pages_to_write(0, 1), Some((0, 1)));
         assert_eq!(bitmap.pages_to_write(2, 64), Some((3, 1)));

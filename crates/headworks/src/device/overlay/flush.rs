@@ -16,7 +16,7 @@ use headworks_core::{IoError, Status};
 use super::bitmap::Bitmap;
 
 /// Most writes of bitmap pages in flight.
-const WRITES_MAX: usize = 16;
+pub(super) const WRITES_MAX: usize = 16;
 /// Most pages in a write.
 const PAGES_MAX: usize = 64;
 /// Most flushes that wait for the next round; one more is `Busy`.
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn new_bits_are_written_between_two_syncs() {
         let (mut flushes, mut bitmap) = (Flushes::new(), bitmap(100));
-        (0..100).for_each(|page| bitmap.set(page * PAGE_BLOCKS + 5, 1));
+        (0..100).for_each(|page| bitmap.set(page * PAGE_BLOCKS + 5, 1, |_| {}));
         flushes.join(1);
         let (steps, _) = run(&mut flushes, &mut bitmap);
         let expected = [
@@ -213,8 +213,8 @@ mod tests {
     fn failed_step_fails_its_round_and_the_next_writes_the_bits() {
         for fails in 0..4 {
             let (mut flushes, mut bitmap) = (Flushes::new(), bitmap(3));
-            bitmap.set(0, 1);
-            bitmap.set(2 * PAGE_BLOCKS, 1);
+            bitmap.set(0, 1, |_| {});
+            bitmap.set(2 * PAGE_BLOCKS, 1, |_| {});
             flushes.join(1);
             let (mut step, mut answers) = (0, Vec::new());
             while flushes.next_step(&mut bitmap).is_some() {

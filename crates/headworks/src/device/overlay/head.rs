@@ -98,6 +98,16 @@ pub(super) fn data_start(volume_size: u64) -> u64 {
     (HEAD_BYTES as u64 + bitmap_bytes(volume_size)).next_multiple_of(DATA_ALIGN)
 }
 
+/// Offset of the tag of here bits in the file; the bits follow a page later.
+pub(super) fn here_start(volume_size: u64) -> u64 {
+    (data_start(volume_size) + volume_size).next_multiple_of(DATA_ALIGN)
+}
+
+/// Bytes of the file.
+pub(super) fn file_bytes(volume_size: u64) -> u64 {
+    here_start(volume_size) + super::here::TAG_PAGE + bitmap_bytes(volume_size)
+}
+
 /// Whether a volume of an overlay may have this size.
 pub(super) fn is_possible_size(size: u64) -> bool {
     (1..=VOLUME_MAX).contains(&size) && size.is_multiple_of(BLOCK)

@@ -1,7 +1,7 @@
 //! `overlay:` devices: blocks that were written are in a file of our own, all others are the base's.
 //!
 //! ```text
-//!   head 4 KiB | bitmap, 1 bit per 4 KiB block | pad to 1 MiB | data: block b at data + 4096 b
+//!   head 4 KiB | bitmap, 1 bit per 4 KiB block | pad to 1 MiB | data: block b at data + 4096 b | pad | here bits
 //! ```
 //!
 //! Bit 0: the block is the base's. Bit 1: it is ours, and a hole in our data reads as zeros. Nothing is copied up, and the file system
@@ -9,14 +9,15 @@
 //!
 //! ```text
 //!   read                 cut where bits change --> pieces, each to our file or to the base (beyond its end: zeros) --> one answer
-//!   write                our file --> bits set --> answered
+//!   write                our file --> bits set --> here bits written, if one is new --> answered
 //!   zeroes, discard      punched in our file, also where the bit is 0: an unflushed write before a cut may have left bytes there
-//!                        --> bits set ("ours, a hole") --> answered
+//!                        --> bits set ("ours, a hole") --> here bits --> answered
 //!   write etc. with FUA  with FUA to our file if all of its bits are on the disk, else it ends with the next round of flushes
 //!   flush                a round, see `flush`
 //! ```
 //!
-//! Bits are set before the completion goes up, so a read that is submitted after an acknowledged write finds it. The base is never
+//! Bits are set before the completion goes up, so a read that is submitted after an acknowledged write finds it; a process that is killed
+//! leaves them in the here bits ([`here`]). The base is never
 //! written. Both sides are devices, so a base may be an overlay. An overlay has its device alone, or is one of many volumes of a
 //! [`FilesystemDevice`](crate::FilesystemDevice); it does not look at the volume of its commands. Their operations carry ids of our own (`ids`), which lead an answer
 //! to its piece. Bounded: [`ROWS_MAX`] commands, [`PIECES_MAX`] pieces in flight, 64 pieces of a command; the queue continues a command
@@ -27,8 +28,10 @@ mod bitmap;
 mod checksum;
 mod flush;
 mod head;
+mod here;
 pub(super) mod ids;
 mod image;
+mod load;
 mod new;
 mod offline;
 mod open;
@@ -43,12 +46,13 @@ use std::fs::File;
 use std::sync::Arc;
 
 use headworks_core::extent::ExtentState;
-use headworks_core::{BioFlags, Completion, Instant, IoError, Op, Status, VolumeId};
+use headworks_core::{BioFlags, Completion, Instant, IoError, Op, RequestId, Status, VolumeId};
 
 pub use self::base_link::OverlayBase;
 use self::bitmap::{Bitmap, LiveBits};
 use self::flush::{FlushStep, Flushes};
 use self::head::BLOCK;
+use self::here::{Here, HereStep};
 use self::ids::Ids;
 pub use self::image::{
     BaseFormats, BaseImage, BaseImageOptions, OpenBaseImage, OverlayBaseKind, REMOTE_BASE,
@@ -71,14 +75,17 @@ const ROWS_MAX: usize = 4096;
 const PIECES_MAX: usize = 16384;
 /// The volume of our file and of the base on the devices that hold them.
 const ONLY: VolumeId = VolumeId(0);
+/// The volume of our file for here bits: the same file, never by direct I/O.
+const HERE: VolumeId = VolumeId(1);
 
 /// What an overlay is made of.
 struct Parts {
-    /// Holds our file as its volume 0.
+    /// Holds our file as its volume 0, and as its volume 1 for here bits.
     pub own: Box<dyn Device>,
     /// Holds the base as its volume 0.
     pub below: Box<dyn Device>,
     pub bitmap: Bitmap,
+    pub here: Here,
     /// Offset of the data in our file.
     pub data: u64,
     /// Bytes of the volume, in whole blocks.
@@ -199,10 +206,15 @@ impl OverlayDevice {
 
     /// Reads the bits that a process which handed this overlay over wrote last. That waits for the disk, once, for some
     /// milliseconds at most: the bitmap was written just before, and holes are not read.
+    ///
+    /// Which of these are durable only that process knew, so the next round of flushes writes their pages again.
     fn read_late_bits(&mut self) -> Result<(), IoError> {
-        let Some(file) = &self.parts.late_bits else { return Ok(()) };
-        open::add_bits(file, self.parts.size, self.parts.bitmap.live())
-            .map_err(|_| IoError::Medium)?;
+        let Parts { late_bits, size, bitmap, here, .. } = &mut self.parts;
+        let Some(file) = late_bits else { return Ok(()) };
+        let found = load::add_bits(&**file, *size, here.tag(), bitmap.live());
+        let found = found.map_err(|_| IoError::Medium)?;
+        bitmap.mark_pending(&found.pending);
+        here.found(&found);
         self.parts.late_bits = None;
         Ok(())
     }
@@ -355,18 +367,9 @@ impl OverlayDevice {
         let bitmap = &mut self.parts.bitmap;
         while let Some(step) = self.flushes.next_step(bitmap) {
             // Steps are few, and pieces for them are set aside.
-            let index = self.rows.add_step(step);
+            let index = self.rows.add_step(Role::Flush(step));
             let id = self.ids.of(index, false);
-            let command = |op, offset, len| Command {
-                id,
-                volume: ONLY,
-                op,
-                flags: BioFlags::NONE,
-                offset,
-                len,
-                first_span: 0,
-                spans: 0,
-            };
+            let command = |op, offset, len| step_command(id, ONLY, op, (offset, len));
             match step {
                 FlushStep::Sync => self.own_batch.push(command(Op::Flush, 0, 0), [].into_iter()),
                 FlushStep::WriteBits { page, pages } => {
@@ -383,12 +386,30 @@ impl OverlayDevice {
         }
     }
 
+    /// Starts what can be started of here bits.
+    fn start_here_steps(&mut self) {
+        let Parts { here, bitmap, .. } = &mut self.parts;
+        while let Some(step) = here.next_step(bitmap.live()) {
+            let index = self.rows.add_step(Role::Here(step));
+            let id = self.ids.of(index, false);
+            // SAFETY: only read, and the device answers before the step ends.
+            let span = unsafe { here.span(step) };
+            let len = match step {
+                HereStep::Clear { len, .. } => len,
+                HereStep::Tag | HereStep::Bits { .. } => bitmap::PAGE_BYTES as u32,
+            };
+            let command = step_command(id, HERE, Op::Write, (here.offset(step), len));
+            self.own_batch.push(command, span.into_iter());
+        }
+    }
+
     /// Sends what was started, and deals with answers until there are none.
     fn pump(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
         loop {
             self.start_flush_steps();
+            self.start_here_steps();
             let Self { parts, own_batch, base_batch, inbox, .. } = self;
-            // SAFETY: the spans are parts of those of commands that are not answered yet, or of the bitmap.
+            // SAFETY: the spans are parts of those of commands that are not answered yet, or of the bitmaps.
             unsafe {
                 own_batch.send(now, &mut *parts.own, &mut inbox.io(io));
                 base_batch.send(now, &mut *parts.below, &mut inbox.io(io));
@@ -417,11 +438,28 @@ impl OverlayDevice {
                 self.rows.on_piece(piece.row, at, piece.len, answer);
                 self.end_if_complete(piece.row, io);
             }
-            Role::Step(step) => self.on_step(step_status(step, answer), io),
+            Role::Flush(step) => self.on_flush_step(step_status(step, answer), io),
+            Role::Here(step) => self.on_here_step(step, answer, io),
         }
     }
 
-    fn on_step(&mut self, status: Status, io: &mut DeviceIo<'_>) {
+    fn on_here_step(&mut self, step: HereStep, answer: &Completion, io: &mut DeviceIo<'_>) {
+        let Self { parts, rows, flushes, .. } = self;
+        parts.here.on_end(step, answer, |row, failure| {
+            let joins = rows.get_mut(row).joins && failure.is_none();
+            if joins && flushes.join(row) {
+                return;
+            }
+            let Row { command, transferred, .. } = rows.remove(row);
+            io.completions.push(match failure {
+                None if joins => failed(&command, IoError::Busy),
+                None => Completion { transferred, ..done(&command) },
+                Some(error) => failed(&command, error),
+            });
+        });
+    }
+
+    fn on_flush_step(&mut self, status: Status, io: &mut DeviceIo<'_>) {
         let Self { flushes, rows, parts, unsynced, .. } = self;
         flushes.on_end(status, &mut parts.bitmap, |row, status| {
             unsynced.end_round(status.is_ok());
@@ -460,10 +498,18 @@ impl OverlayDevice {
                 io.completions.push(failed(&command, IoError::NoSpace));
                 return;
             }
-            self.parts.bitmap.set(command.offset / BLOCK, blocks);
+            let first = command.offset / BLOCK;
+            let Parts { bitmap, here, .. } = &mut self.parts;
+            bitmap.set(first, blocks, |page| here.mark(page));
             answer.transferred = (blocks * BLOCK) as u32;
+            self.rows.get_mut(row).transferred = answer.transferred;
+            // Also a change of blocks whose bits are set: their first write may be waiting for them still.
+            let is_safe = || joins || bitmap.is_on_disk(first, blocks);
+            if here.must_wait(first, blocks, is_safe) {
+                here.wait(row, first, blocks);
+                return;
+            }
             if joins {
-                self.rows.get_mut(row).transferred = answer.transferred;
                 self.join_round(row, io);
                 return;
             }
@@ -471,6 +517,12 @@ impl OverlayDevice {
         self.rows.remove(row);
         io.completions.push(answer);
     }
+}
+
+/// A command of a step, which has its spans added.
+fn step_command(id: RequestId, volume: VolumeId, op: Op, (offset, len): (u64, u32)) -> Command {
+    let (flags, first_span, spans) = (BioFlags::NONE, 0, 0);
+    Command { id, volume, op, flags, offset, len, first_span, spans }
 }
 
 /// How a step ended: a bitmap write that was cut short has failed, and is done again with the next round.
@@ -529,7 +581,8 @@ impl Device for OverlayDevice {
         mut top: Box<OverlayDevice>,
     ) -> Result<(), Box<OverlayDevice>> {
         let (place, layer) = (self.parts.place, self.parts.layer + 1);
-        if layer >= ids::LAYERS_MAX || !self.unsynced.is_none() || !self.flushes.is_idle() {
+        let is_idle = self.flushes.is_idle() && self.parts.here.is_idle();
+        if layer >= ids::LAYERS_MAX || !self.unsynced.is_none() || !is_idle {
             return Err(top);
         }
         self.parts.read_only = true;

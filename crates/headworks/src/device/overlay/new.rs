@@ -14,12 +14,12 @@ use std::path::{Component, Path, PathBuf};
 use headworks_core::ConfigError;
 
 use super::head::{
-    BLOCK, BaseKind, BaseRecord, Head, PATH_MAX, Task, VOLUME_MAX, data_start, is_possible_size,
+    BLOCK, BaseKind, BaseRecord, Head, PATH_MAX, Task, VOLUME_MAX, file_bytes, is_possible_size,
 };
 use super::ids::LAYERS_MAX;
 use super::image::{BaseFormats, REMOTE_BASE};
 use super::open::{OpenBase, OpenOverlay, OverlayOptions, is_overlay, of_file, open_image};
-use crate::device::file::{FileOptions, OpenFile, folder_of, sync_directory};
+use crate::device::file::{Direct, FileOptions, OpenFile, folder_of, sync_directory};
 use crate::size::display_size;
 
 /// An overlay that is to be made.
@@ -86,6 +86,22 @@ pub(super) fn modified(metadata: &Metadata) -> u64 {
     (metadata.mtime() as u64).wrapping_mul(1_000_000_000).wrapping_add(metadata.mtime_nsec() as u64)
 }
 
+/// Opens an overlay that is to be a base. What a killed server left in its here bits, or in the kernel's pages alone, is made durable
+/// first, for a flush of an overlay on it covers nothing of its base.
+fn open_settled(path: &Path, options: &OverlayOptions) -> Result<OpenOverlay, ConfigError> {
+    let open = OpenOverlay::open(path, options, None)?;
+    open.file().file().sync_all().map_err(|error| io_error(path, &error))?;
+    if open.pending.is_empty() {
+        return Ok(open);
+    }
+    drop(open);
+    let writing = OverlayOptions { read_only: false, direct: Direct::Off, ..*options };
+    let mut open = OpenOverlay::open(path, &writing, None)?;
+    open.settle().map_err(|error| io_error(path, &error))?;
+    drop(open);
+    OpenOverlay::open(path, options, None)
+}
+
 impl NewOverlay {
     /// An overlay on a base, which stays locked against writers until this is dropped. Its size is that of the base, in whole blocks,
     /// unless one is given.
@@ -120,7 +136,7 @@ impl NewOverlay {
             let open = open_image(&base_path, kind, &options, true)?;
             (open.record(&base_path)?, HeldBase::Image(open))
         } else if is_overlay(&base_path) {
-            let open = OpenOverlay::open(&base_path, &options, None)?;
+            let open = open_settled(&base_path, &options)?;
             check_layers(&base_path, &open)?;
             (open.as_base()?, HeldBase::Overlay(Box::new(open)))
         } else {
@@ -198,7 +214,7 @@ impl NewOverlay {
             let _ = fchown(file, Some(like.uid()), Some(like.gid()));
             file.set_permissions(PermissionsExt::from_mode(like.mode() & 0o777))?;
         }
-        file.set_len(data_start(self.size) + self.size)?;
+        file.set_len(file_bytes(self.size))?;
         let uuid = random_uuid()?;
         for number in [0, 1] {
             let base = base.clone();

@@ -24,10 +24,12 @@ use headworks_core::ConfigError;
 
 use super::bitmap::PAGE_BYTES;
 use super::head::{BLOCK, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start};
+use super::here::Tag;
 use super::image::BaseFormats;
+use super::load::{next_data, read_bits, read_here};
 use super::new::{NewBase, NewOverlay, io_error, place_new_file, refuse};
-use super::open::{OpenBase, OpenOverlay, OverlayOptions, Way, next_data, read_head};
-use super::writer::WrittenBits;
+use super::open::{OpenBase, OpenOverlay, OverlayOptions, Way, read_head};
+use super::writer::{WrittenBits, store_pages};
 use crate::device::file::{Direct, FileOptions, OpenFile, WrittenRanges};
 use crate::memory::Mapping;
 
@@ -89,6 +91,21 @@ fn stopped() -> io::Error {
 /// Options of a tool: through the kernel's page cache, because heads are smaller than blocks of direct I/O.
 fn tool_options(base_anywhere: bool, formats: BaseFormats) -> OverlayOptions {
     OverlayOptions { read_only: false, direct: Direct::Off, base_anywhere, formats }
+}
+
+/// Makes what is only in the here bits durable, in the bitmap: a head with another number ends them.
+fn settle(file: &File, head: &Head) -> io::Result<()> {
+    let (live, _) = read_bits(file, head.volume_size)?;
+    let tag = Tag::of_this_boot(head.number);
+    let found = read_here(file, head.volume_size, tag, &live)?;
+    file.sync_data()?;
+    store_pages(file, &live, found.pending.into_iter())
+}
+
+/// The number of a changed head. Numbers begin at 0, so only a damaged or hostile head is at their end, where a change would look older.
+fn next_number(head: &Head) -> io::Result<u64> {
+    let end = "the number of its head is at its end, so it cannot be changed; `headworks image flatten` makes a raw image of it";
+    head.number.checked_add(1).ok_or_else(|| io::Error::other(end))
 }
 
 fn write_head(file: &File, head: &Head) -> io::Result<()> {
@@ -153,13 +170,15 @@ impl OpenOverlay {
         if head.task != Task::None {
             return refuse(path, "is in the middle of a commit or a reset; end that first");
         }
+        settle(file.file(), &head).map_err(|error| io_error(path, &error))?;
         // Locks it against writers; the overlay itself is in use now and so is refused.
         let new = NewOverlay::on(base, None)?;
         let base = new.base_for(path)?;
         if base.size > head.volume_size {
             return refuse(path, "is smaller than that base; make a new overlay instead");
         }
-        write_head(file.file(), &Head { base, number: head.number + 1, ..head })
+        next_number(&head)
+            .and_then(|number| write_head(file.file(), &Head { base, number, ..head }))
             .map_err(|error| io_error(path, &error))
     }
 
@@ -193,6 +212,8 @@ impl OpenOverlay {
     }
 
     fn copy_into_base(&mut self, progress: OverlayProgress<'_>) -> io::Result<()> {
+        // A head with another number ends the here bits.
+        self.settle()?;
         self.begin(Task::Commit)?;
         let target = self.target();
         let size = self.head.volume_size;
@@ -281,7 +302,7 @@ impl OpenOverlay {
 
     /// Makes a changed head durable, in the place of the older copy.
     fn store_head(&mut self, head: Head) -> io::Result<()> {
-        let head = Head { number: self.head.number + 1, ..head };
+        let head = Head { number: next_number(&self.head)?, ..head };
         write_head(self.file.file(), &head)?;
         self.head = head;
         Ok(())

@@ -3,25 +3,28 @@
 //! Our own file is locked as any image is; bases are opened read-only and locked shared, so nothing can write one meanwhile. A head may be
 //! hostile: a base is opened only in the overlay's directory or below it, links resolved, unless the user allows others. A base that is
 //! missing or not as the head says is refused.
+//!
+//! What a killed process left may be in the kernel's pages alone. So a file that is opened for writing is synced once before anything takes
+//! its bits for durable: without that, a FUA write of a block whose bit was not synced would go past the bitmap, and a power cut would
+//! take it.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 
-use super::bitmap::{Bitmap, LiveBits};
-use super::head::{
-    BLOCK, BaseKind, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start, has_magic,
-};
+use super::bitmap::Bitmap;
+use super::head::{BLOCK, BaseKind, BaseRecord, HEAD_BYTES, Head, Task, data_start, has_magic};
+use super::here::{Here, HereFound, Tag};
 use super::ids::LAYERS_MAX;
 use super::image::{BaseFormats, BaseImage, BaseImageOptions, OverlayBaseKind};
+use super::load::{read_bits, read_here};
 use super::new::{check_layers, io_error, modified, refuse};
-use super::writer::WrittenBits;
-use super::{ONLY, OverlayDevice, Parts};
+use super::writer::{WrittenBits, store_pages};
+use super::{HERE, ONLY, OverlayDevice, Parts};
 use crate::device::Device;
 use crate::device::file::{Direct, FileDevice, FileOptions, ImageWriter, OpenFile, folder_of};
 use crate::memory::Mapping;
@@ -46,6 +49,11 @@ pub struct OpenOverlay {
     pub(super) file: OpenFile,
     pub(super) head: Head,
     pub(super) bitmap: Bitmap,
+    here: Here,
+    /// The file for here bits; none of a layer that is only read.
+    here_file: Option<OpenFile>,
+    /// Pages with bits that are only here.
+    pub(super) pending: Vec<u32>,
     /// Bits behind the end of the volume that the file has set.
     stray_bits: u64,
     pub(super) base: OpenBase,
@@ -212,8 +220,20 @@ impl OpenOverlay {
                 "is cut short: it is smaller than its head says; restore it from a copy",
             );
         }
-        let (live, stray_bits) =
-            read_bits(file.file(), size).map_err(|error| io_error(path, &error))?;
+        let io = |error: io::Error| io_error(path, &error);
+        let (live, stray_bits) = read_bits(&**file.file(), size).map_err(io)?;
+        // What made a base made its bits durable.
+        let tag = Tag::of_this_boot(head.number).filter(|_| layers == 1);
+        let found = read_here(&**file.file(), size, tag, &live).map_err(io)?;
+        let writes = !options.read_only && way != Way::Inspect;
+        if writes {
+            file.file().sync_data().map_err(io)?;
+        }
+        let (here, here_file) = match writes && layers == 1 {
+            true => (Here::new(tag, size, &found), Some(file.buffered(path).map_err(io)?)),
+            false => (Ok(Here::none()), None),
+        };
+        let here = here.map_err(io)?;
         let base_path = find_base(path, &head.base, options)?;
         let read_only = way != Way::Commit;
         let way_below = if way == Way::Inspect { way } else { Way::Use };
@@ -237,9 +257,23 @@ impl OpenOverlay {
                 open_image(&base_path, kind, options, way_below == Way::Use)?
             }
         };
-        let bitmap = Bitmap::new(Arc::new(live)).map_err(|error| io_error(path, &error))?;
+        let mut bitmap = Bitmap::new(Arc::new(live)).map_err(io)?;
+        let HereFound { pending, .. } = found;
+        bitmap.mark_pending(&pending);
         let path = path.to_owned();
-        let open = Self { path, file, head, bitmap, stray_bits, base, base_path, handed_over };
+        let open = Self {
+            path,
+            file,
+            head,
+            bitmap,
+            here,
+            here_file,
+            pending,
+            stray_bits,
+            base,
+            base_path,
+            handed_over,
+        };
         if way != Way::Reset {
             open.check_base()?;
         }
@@ -326,6 +360,12 @@ impl OpenOverlay {
     pub fn shared_queue_options(&self) -> QueueOptions {
         let rotational = self.file.queue_options().rotational;
         QueueOptions { rotational, ..self.queue_options() }
+    }
+
+    /// Makes what is only in the here bits durable, in the bitmap; the file is open for writing, and was synced when it was opened.
+    pub(super) fn settle(&mut self) -> io::Result<()> {
+        let pending = std::mem::take(&mut self.pending);
+        store_pages(self.file.file(), self.bitmap.live(), pending.into_iter())
     }
 
     /// Number of overlays, itself among them.
@@ -422,12 +462,16 @@ impl OpenOverlay {
             OpenBase::Image(_, image) => (image.into_device(), 0),
         };
         let late_bits = self.handed_over.then(|| Arc::clone(self.file.file()));
+        let read_only = self.file.read_only();
+        let here_file = self.here_file.map(|file| (HERE, file));
+        let images = std::iter::once((ONLY, self.file)).chain(here_file).collect();
         OverlayDevice::from_parts(Parts {
             late_bits,
-            read_only: self.file.read_only(),
-            own: Box::new(FileDevice::new(vec![(ONLY, self.file)])),
+            read_only,
+            own: Box::new(FileDevice::new(images)),
             below,
             bitmap: self.bitmap,
+            here: self.here,
             data: data_start(size),
             size,
             base_size,
@@ -482,63 +526,6 @@ fn find_base(
         return Err(ConfigError::new("backing", message));
     }
     Ok(found)
-}
-
-/// Reads the bitmap; also the number of bits behind the end. Holes are skipped, because a large volume has a large and mostly
-/// empty bitmap.
-fn read_bits(file: &File, size: u64) -> io::Result<(LiveBits, u64)> {
-    let mut live = LiveBits::new(size)?;
-    let (start, end) = (HEAD_BYTES as u64, HEAD_BYTES as u64 + bitmap_bytes(size));
-    let (mut at, mut stray) = (start, 0);
-    while let Some((first, next)) = next_data(file, at, end)? {
-        let range = (first - start) as usize..(next - start) as usize;
-        let bytes = &mut live.bytes_mut()[range.clone()];
-        // The pages of a full bitmap would be faulted in one by one.
-        Mapping::tables_in_huge_pages(std::iter::once(bytes.as_ptr_range()));
-        file.read_exact_at(bytes, first)?;
-        stray += live.adopt(range);
-        at = next;
-    }
-    Ok((live, stray))
-}
-
-/// Sets the bits that the file has now.
-pub(super) fn add_bits(file: &File, size: u64, live: &LiveBits) -> io::Result<()> {
-    let (now, _) = read_bits(file, size)?;
-    let (blocks, mut at) = (size.div_ceil(BLOCK), 0);
-    while at < blocks {
-        let (is_own, count) = now.run(at, blocks - at);
-        if is_own {
-            live.set(at, count, |_| {});
-        }
-        at += count;
-    }
-    Ok(())
-}
-
-/// The next pages with data in a range; `None` if there are none.
-pub(super) fn next_data(file: &File, from: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
-    let seek = |at: u64, whence| {
-        // SAFETY: a plain call on an open file, whose position is not used otherwise.
-        let found = unsafe { libc::lseek(file.as_raw_fd(), at as i64, whence) };
-        u64::try_from(found).map_err(|_| io::Error::last_os_error())
-    };
-    if from >= end {
-        return Ok(None);
-    }
-    let data = match seek(from, libc::SEEK_DATA) {
-        Ok(data) => data,
-        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(None),
-        // A filesystem that knows no holes.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(Some((from, end))),
-        Err(error) => return Err(error),
-    };
-    if data >= end {
-        return Ok(None);
-    }
-    let hole = seek(data, libc::SEEK_HOLE)?;
-    let (first, next) = (data / BLOCK * BLOCK, hole.next_multiple_of(BLOCK).min(end));
-    Ok(Some((first.max(from), next)))
 }
 
 /// A layer of an overlay: itself, or a base.

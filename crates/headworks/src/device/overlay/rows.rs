@@ -6,10 +6,12 @@
 use headworks_core::{Completion, IoError, Op};
 
 use super::flush::FlushStep;
+use super::here::{HereStep, SLOTS};
 use crate::device::Command;
 
-/// Pieces that only steps of flushes may take.
+/// Pieces that only steps of flushes and of here bits may take.
 const STEPS: usize = 32;
+const _: () = assert!(super::flush::WRITES_MAX + SLOTS <= STEPS);
 
 /// A command in flight.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +34,9 @@ pub(super) enum Role {
     /// Bytes of the command from `at` on.
     Data { at: u32 },
     /// A step of a flush; the row does not count.
-    Step(FlushStep),
+    Flush(FlushStep),
+    /// A step of here bits; the row does not count.
+    Here(HereStep),
 }
 
 /// A command that was given to our file or to the base.
@@ -125,12 +129,10 @@ impl Rows {
         self.pieces.add(piece)
     }
 
-    /// Adds a step of a flush, of which there are few at a time.
-    pub fn add_step(&mut self, step: FlushStep) -> u32 {
-        let piece = Piece { row: u32::MAX, role: Role::Step(step), len: 0 };
-        self.pieces
-            .add(piece)
-            .expect("steps of flushes are fewer than the pieces set aside for them")
+    /// Adds a step, of which there are few at a time.
+    pub fn add_step(&mut self, role: Role) -> u32 {
+        let piece = Piece { row: u32::MAX, role, len: 0 };
+        self.pieces.add(piece).expect("steps are fewer than the pieces set aside for them")
     }
 
     /// Takes a piece whose answer has come.

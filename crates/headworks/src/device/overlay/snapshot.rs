@@ -22,9 +22,10 @@ use headworks_core::ConfigError;
 
 use super::bitmap::{Bitmap, LiveBits};
 use super::head::data_start;
+use super::here::{Here, HereFound, Tag};
 use super::new::{NewOverlay, io_error, refuse};
 use super::open::read_head;
-use super::{ONLY, OverlayDevice, OverlayOptions, Parts};
+use super::{HERE, ONLY, OverlayDevice, OverlayOptions, Parts};
 use crate::device::NullDevice;
 use crate::device::file::{
     FileDevice, FileOptions, Identity, OpenFile, SizeWatch, folder_of, sync_directory,
@@ -100,14 +101,18 @@ impl OverlaySnapshot {
         let file = OpenFile::open(temporary, &wanted)?;
         let (head, _) = read_head(temporary, file.file())?;
         let size = head.volume_size;
+        let error = |error: io::Error| io_error(temporary, &error);
+        let here_file = file.buffered(temporary).map_err(error)?;
+        let here = Here::new(Tag::of_this_boot(head.number), size, &HereFound::default());
         let bits = LiveBits::new(size).and_then(|live| Bitmap::new(Arc::new(live)));
         let (identity, watch) = (file.identity(), file.size_watch());
         let device = OverlayDevice::from_parts(Parts {
             read_only: false,
-            own: Box::new(FileDevice::new(vec![(ONLY, file)])),
+            own: Box::new(FileDevice::new(vec![(ONLY, file), (HERE, here_file)])),
             // Until it is stacked.
             below: Box::new(NullDevice),
-            bitmap: bits.map_err(|error| io_error(temporary, &error))?,
+            bitmap: bits.map_err(error)?,
+            here: here.map_err(error)?,
             data: data_start(size),
             size,
             base_size: size,

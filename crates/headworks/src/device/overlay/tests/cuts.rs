@@ -1,4 +1,5 @@
-//! Power cuts at any step: every unsynced sector of our file is old or any newer version by itself.
+//! Power cuts and kills at any step. After a cut every unsynced sector of our file is old or any newer version by itself; after a kill the
+//! kernel has all that was written, and each operation in flight is carried out or not.
 //!
 //! The same harness plants defects in the file, as a device with a wrong order would cause them, and finds each.
 
@@ -9,8 +10,10 @@ use std::sync::{Arc, Mutex};
 use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, Completion, DeviceId, Instant, IoError, Op, RequestId, VolumeId};
 
-use super::super::bitmap::{Bitmap, LiveBits, PAGE_BLOCKS};
-use super::super::head::{BLOCK, HEAD_BYTES, bitmap_bytes, data_start};
+use super::super::bitmap::{Bitmap, PAGE_BLOCKS};
+use super::super::head::{BLOCK, HEAD_BYTES, data_start, here_start};
+use super::super::here::{Here, TAG_PAGE, Tag};
+use super::super::load::{Stored, read_bits, read_here};
 use super::super::{OverlayDevice, Parts};
 use crate::device::testing::TestDisk;
 use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss, NullDevice, done, failed};
@@ -41,7 +44,29 @@ enum Defect {
     LostBit,
     /// A zeroing or discard leaves the data of blocks whose bit is 0, where a cut may have left bytes.
     NoPunch,
+    /// A write is answered without its here bits now and then.
+    LostHere,
+    /// Here bits are in the file before the data.
+    HereFirst,
+    /// Here bits are believed in another boot.
+    OtherBoot,
+    /// Here bits of another boot are not cleared before the tag is written.
+    NoClear,
+    /// Here bits are taken for bits on the disk.
+    HereIsDurable,
+    /// The file is not synced before its bits are taken for durable.
+    NoOpenSync,
 }
+
+/// The defects that a kill shows, or a power cut after one.
+const OF_KILLS: [Defect; 6] = [
+    Defect::LostHere,
+    Defect::HereFirst,
+    Defect::OtherBoot,
+    Defect::NoClear,
+    Defect::LiveBits,
+    Defect::HereIsDurable,
+];
 
 type Sector = u64;
 
@@ -118,6 +143,27 @@ impl Disk {
     }
 }
 
+impl Stored for Mutex<Disk> {
+    fn next_data(&self, from: u64, end: u64) -> std::io::Result<Option<(u64, u64)>> {
+        let disk = self.lock().unwrap();
+        let pages = (from..end).step_by(BLOCK as usize);
+        let sectors = |page: u64| page / SECTOR..(page + BLOCK) / SECTOR;
+        let has_data = |page: u64| {
+            disk.stable.range(sectors(page)).next().is_some()
+                || disk.cached.iter().any(|write| sectors(page).contains(&write.1))
+        };
+        Ok(pages.into_iter().find(|&page| has_data(page)).map(|page| (page, page + BLOCK)))
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
+        let disk = self.lock().unwrap();
+        for (sector, part) in (at / SECTOR..).zip(bytes.chunks_mut(SECTOR as usize)) {
+            part.copy_from_slice(&disk.read(sector));
+        }
+        Ok(())
+    }
+}
+
 /// Our file, as a device whose operations end when the test says so.
 struct VolatileFile(Arc<Mutex<Disk>>);
 
@@ -189,27 +235,34 @@ fn block_at(index: usize) -> u64 {
     PLACES[index / NEAR as usize] + index as u64 % NEAR
 }
 
+/// Opens a file as [`super::super::OpenOverlay`] does, in a boot.
 fn layer(
     disk: &Arc<Mutex<Disk>>,
     below: Box<dyn Device>,
     (place, number): (u16, u8),
     read_only: bool,
+    (boot, defect): (u8, Defect),
 ) -> OverlayDevice {
-    let mut live = LiveBits::new(SIZE).unwrap();
-    for sector in 0..bitmap_bytes(SIZE) / SECTOR {
-        let at = (sector * SECTOR) as usize;
-        let stored =
-            disk.lock().unwrap().stable.get(&(HEAD_BYTES as u64 / SECTOR + sector)).cloned();
-        if let Some(stored) = stored {
-            live.bytes_mut()[at..at + SECTOR as usize].copy_from_slice(&stored);
-        }
+    let (live, _) = read_bits(&**disk, SIZE).unwrap();
+    let boot = if defect == Defect::OtherBoot { 1 } else { boot };
+    let tag = (!read_only).then_some(Tag { boot: [boot; 16], number: 5 });
+    let mut found = read_here(&**disk, SIZE, tag, &live).unwrap();
+    if !read_only && defect != Defect::NoOpenSync {
+        disk.lock().unwrap().sync(u64::MAX);
     }
-    live.adopt(0..bitmap_bytes(SIZE) as usize);
+    if defect == Defect::NoClear {
+        found.stale.clear();
+    }
+    let mut bitmap = Bitmap::new(Arc::new(live)).unwrap();
+    if defect != Defect::HereIsDurable {
+        bitmap.mark_pending(&found.pending);
+    }
     OverlayDevice::from_parts(Parts {
         place,
         own: Box::new(VolatileFile(Arc::clone(disk))),
         below,
-        bitmap: Bitmap::new(Arc::new(live)).unwrap(),
+        bitmap,
+        here: Here::new(tag, SIZE, &found).unwrap(),
         data: data_start(SIZE),
         size: SIZE,
         base_size: SIZE,
@@ -220,19 +273,20 @@ fn layer(
 }
 
 /// The overlay over the given files, the first of which is the lowest.
-fn open(disks: &[Arc<Mutex<Disk>>]) -> OverlayDevice {
+fn open(disks: &[Arc<Mutex<Disk>>], opened: (u8, Defect)) -> OverlayDevice {
     let mut below: Box<dyn Device> = Box::new(Base);
     let top = disks.len() - 1;
     for (index, disk) in disks[..top].iter().enumerate() {
-        below = Box::new(layer(disk, below, (PLACE, index as u8), true));
+        below = Box::new(layer(disk, below, (PLACE, index as u8), true, opened));
     }
-    layer(&disks[top], below, (PLACE, top as u8), false)
+    layer(&disks[top], below, (PLACE, top as u8), false, opened)
 }
 
 struct World {
     disks: Vec<Arc<Mutex<Disk>>>,
     device: OverlayDevice,
     prng: Prng,
+    boot: u8,
     defect: Defect,
     completions: Vec<Completion>,
     generation: u32,
@@ -252,6 +306,12 @@ struct Change {
     _bytes: Vec<u8>,
 }
 
+impl Change {
+    fn sectors(&self) -> Range<usize> {
+        self.first * SECTORS..(self.first + self.count) * SECTORS
+    }
+}
+
 impl World {
     fn new(seed: u64, defect: Defect) -> Self {
         let disks = vec![Arc::default()];
@@ -260,9 +320,10 @@ impl World {
                 .map(move |at| vec![base_word(block_at(index) * SECTORS as u64 + at)])
         });
         Self {
-            device: open(&disks),
+            device: open(&disks, (1, defect)),
             disks,
             prng: Prng::new(seed),
+            boot: 1,
             defect,
             completions: Vec::new(),
             generation: 0,
@@ -334,11 +395,24 @@ impl World {
         };
         let flags = if fua { BioFlags::FUA } else { BioFlags::NONE };
         let (offset, len) = (block_at(first) * BLOCK, (count as u64 * BLOCK) as u32);
+        if self.defect == Defect::HereFirst {
+            self.write_here(block_at(first), count as u64);
+        }
         // A completion may come at once, so the change is known before.
         let id = RequestId { slot: self.generation + 1, generation: 1 };
         self.changes.insert(id, Change { first, count, fua, _bytes: bytes });
         assert_eq!(self.submit(op, flags, offset, len, spans), id);
         self.take_completions();
+    }
+
+    /// Sets here bits in the file.
+    fn write_here(&mut self, first: u64, count: u64) {
+        for block in first..first + count {
+            let byte = here_start(SIZE) + TAG_PAGE + block / 8;
+            let mut sector = self.top().read(byte / SECTOR);
+            sector[(byte % SECTOR) as usize] |= 1 << (block % 8);
+            self.top().write(byte / SECTOR * SECTOR, &sector);
+        }
     }
 
     fn flush(&mut self) -> RequestId {
@@ -411,6 +485,19 @@ impl World {
                     }
                 }
                 pending.spans.iter().map(|span| span.len()).sum::<usize>() as i32
+            }
+            _ if pending.offset >= here_start(SIZE) => {
+                let is_clear = pending.spans.is_empty();
+                let is_tag = pending.offset == here_start(SIZE);
+                let is_left_out = match self.defect {
+                    Defect::LostHere => !is_clear && !is_tag && self.prng.below(4) == 0,
+                    Defect::NoClear => is_clear,
+                    _ => false,
+                };
+                if !is_left_out {
+                    disk.write(pending.offset, &bytes);
+                }
+                bytes.len() as i32
             }
             _ => {
                 let is_punch = pending.op != Op::Write || pending.spans.is_empty();
@@ -528,7 +615,7 @@ impl World {
 
     fn stack_new_file(&mut self) -> Result<(), ()> {
         let disk = Arc::default();
-        let top = layer(&disk, Box::new(NullDevice), (0, 0), false);
+        let top = layer(&disk, Box::new(NullDevice), (0, 0), false, (self.boot, self.defect));
         self.device.stack(VolumeId(0), Box::new(top)).map_err(drop)?;
         self.disks.push(disk);
         Ok(())
@@ -542,14 +629,44 @@ impl World {
             let disk = disk.lock().unwrap();
             assert!(disk.cached.is_empty(), "a base has nothing that is not on the disk");
         }
-        self.changes.clear();
-        self.flushes.clear();
-        self.completions.clear();
-        self.device = open(&self.disks);
+        self.boot += 1;
+        self.reopen();
         let words = self.read_all();
         let wrong = words.iter().zip(&self.may).filter(|(word, may)| !may.contains(word)).count();
         // What a reader has seen is what there is from now on.
         self.may = words.into_iter().map(|word| vec![word]).collect();
+        wrong
+    }
+
+    fn reopen(&mut self) {
+        self.changes.clear();
+        self.flushes.clear();
+        self.completions.clear();
+        self.device = open(&self.disks, (self.boot, self.defect));
+    }
+
+    /// Kills the process and starts it again; returns the number of sectors in which an acknowledged change is not found.
+    fn kill(&mut self) -> usize {
+        for index in 0..self.disks.len() {
+            let pending = std::mem::take(&mut self.disks[index].lock().unwrap().pending);
+            for pending in pending.into_iter().filter(|pending| pending.op != Op::Read) {
+                if self.prng.below(2) == 0 {
+                    self.execute(index, &pending);
+                }
+            }
+        }
+        let in_flight: Vec<Range<usize>> = self.changes.values().map(Change::sectors).collect();
+        self.reopen();
+        let words = self.read_all();
+        let mut wrong = 0;
+        for (at, (word, may)) in words.iter().zip(&mut self.may).enumerate() {
+            // Of a change that was not answered either state is right, and it is what there is from now on.
+            let is_open = in_flight.iter().any(|range| range.contains(&at));
+            if is_open && may.last() != Some(word) {
+                may.pop();
+            }
+            wrong += usize::from(may.last() != Some(word));
+        }
         wrong
     }
 
@@ -594,6 +711,91 @@ fn cuts(seeds: Range<u64>, defect: Defect) -> (usize, usize) {
         }
     }
     (cuts, wrong)
+}
+
+/// One step of a schedule in which processes are killed, too.
+fn random_step(world: &mut World) {
+    match world.prng.below(16) {
+        0..=5 => world.change(),
+        6 => {
+            world.flush();
+        }
+        7 if world.prng.below(10) == 0 && world.disks.len() < 3 => world.snapshot(),
+        _ => {
+            world.step();
+        }
+    }
+}
+
+/// Ends schedules by a kill and by a power cut after each of their steps, and after a second life of some steps by either again. Returns
+/// the number of ends, and of schedules in which a sector was wrong.
+fn ends(seeds: Range<u64>, steps: u64, defect: Defect) -> (usize, usize) {
+    let (mut ends, mut wrong) = (0, 0);
+    for seed in seeds {
+        let mut is_wrong = false;
+        for (length, power) in (0..steps).flat_map(|length| [(length, false), (length, true)]) {
+            let mut world = World::new(seed, defect);
+            (0..length).for_each(|_| random_step(&mut world));
+            is_wrong |= (if power { world.cut() } else { world.kill() }) > 0;
+            (0..world.prng.below(16)).for_each(|_| random_step(&mut world));
+            is_wrong |= (if world.prng.below(2) == 0 { world.cut() } else { world.kill() }) > 0;
+            ends += 2;
+            if is_wrong {
+                break;
+            }
+        }
+        wrong += usize::from(is_wrong);
+    }
+    (ends, wrong)
+}
+
+#[test]
+fn no_sector_is_wrong_after_kills_and_power_cuts_at_every_step() {
+    let seeds = seeds() / 50;
+    assert_eq!(ends(0..seeds, 60, Defect::None), (seeds as usize * 60 * 4, 0));
+}
+
+#[test]
+fn each_defect_of_here_bits_is_found() {
+    for defect in OF_KILLS {
+        assert!((0..60).any(|seed| ends(seed..seed + 1, 60, defect).1 > 0), "{defect:?}");
+    }
+}
+
+/// A process is killed between the write of bits and their sync; the next one finds them in the kernel's pages. It acknowledges a FUA
+/// write of 88, and the power goes. Returns what is there then.
+fn fua_write_between_kill_and_cut(defect: Defect) -> Sector {
+    let mut world = World::new(1, defect);
+    let (mut bytes, mut newer) = (vec![0_u8; 4096], vec![0_u8; 4096]);
+    bytes.chunks_mut(512).for_each(|sector| sector[0] = 77);
+    newer.chunks_mut(512).for_each(|sector| sector[0] = 88);
+    // SAFETY: kept to the end of the test.
+    let (span, newer_span) =
+        unsafe { (Span::new(bytes.as_mut_ptr(), 4096), Span::new(newer.as_mut_ptr(), 4096)) };
+    let at = block_at(0) * BLOCK;
+    world.submit(Op::Write, BioFlags::NONE, at, 4096, &[span]);
+    while world.step_keeping_answers() {}
+    world.submit(Op::Flush, BioFlags::NONE, 0, 0, &[]);
+    // The sync of the data, and the write of the bits; the second sync is in flight when the process is killed.
+    assert!(world.step_keeping_answers() && world.step_keeping_answers());
+    assert_eq!(world.top().pending.len(), 1);
+    world.top().pending.clear();
+    world.reopen();
+    assert_eq!(world.device.live().count(), 1, "the bit is in the kernel's pages");
+    world.submit(Op::Write, BioFlags::FUA, at, 4096, &[newer_span]);
+    while world.step_keeping_answers() {}
+    assert_eq!(world.completions.len(), 1, "the FUA write is acknowledged");
+    // The power goes: nothing of what was not synced has come.
+    world.top().cached.clear();
+    world.boot += 1;
+    world.reopen();
+    world.read_all()[0]
+}
+
+#[test]
+fn fua_write_after_a_kill_outlives_a_power_cut() {
+    assert_eq!(fua_write_between_kill_and_cut(Defect::None), 88);
+    assert_ne!(fua_write_between_kill_and_cut(Defect::NoOpenSync), 88, "the defect is found");
 }
 
 #[test]
@@ -715,7 +917,7 @@ fn snapshot_waits_for_a_flush_and_reads_in_flight_end_after_it() {
 #[test]
 fn read_only_layer_refuses_changes_and_bad_ranges_fail() {
     let disk = Arc::default();
-    let mut device = layer(&disk, Box::new(Base), (0, 0), true);
+    let mut device = layer(&disk, Box::new(Base), (0, 0), true, (1, Defect::None));
     let mut run = |op, offset, len| {
         let (mut completions, mut queue, mut lost) = (Vec::new(), TestDisk::default(), Vec::new());
         let command = Command {
