@@ -26,6 +26,9 @@ pub enum IoError {
     Busy = 8,
     /// The volume is being removed, or belongs to another server now (ESHUTDOWN).
     ShutDown = 9,
+    /// The device could not write what a flush needs for want of room: nothing was lost, and the next flush may succeed. The queue tells
+    /// clients of no room; never reaches a frontend (ENOSPC).
+    NotFlushed = 10,
 }
 
 /// The outcome of an I/O.
@@ -51,7 +54,7 @@ mod errno {
 
 impl IoError {
     /// Every error, in the order of their codes.
-    pub const ALL: [IoError; 9] = [
+    pub const ALL: [IoError; 10] = [
         IoError::Medium,
         IoError::NoSpace,
         IoError::TimedOut,
@@ -61,6 +64,7 @@ impl IoError {
         IoError::NoMemory,
         IoError::Busy,
         IoError::ShutDown,
+        IoError::NotFlushed,
     ];
 
     /// The name of the errno that stands for this error, without its `E`, in lower case: `io`, `nospc`.
@@ -68,7 +72,7 @@ impl IoError {
     pub const fn name(self) -> &'static str {
         match self {
             IoError::Medium => "io",
-            IoError::NoSpace => "nospc",
+            IoError::NoSpace | IoError::NotFlushed => "nospc",
             IoError::TimedOut => "timedout",
             IoError::Invalid => "inval",
             IoError::ReadOnly => "perm",
@@ -84,7 +88,7 @@ impl IoError {
     pub const fn errno(self) -> i32 {
         match self {
             IoError::Medium => errno::EIO,
-            IoError::NoSpace => errno::ENOSPC,
+            IoError::NoSpace | IoError::NotFlushed => errno::ENOSPC,
             IoError::TimedOut => errno::ETIMEDOUT,
             IoError::Invalid => errno::EINVAL,
             IoError::ReadOnly => errno::EPERM,
@@ -134,7 +138,7 @@ impl fmt::Display for IoError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             IoError::Medium => "input/output error",
-            IoError::NoSpace => "no space left on the device",
+            IoError::NoSpace | IoError::NotFlushed => "no space left on the device",
             IoError::TimedOut => "the device did not answer in time",
             IoError::Invalid => "invalid request",
             IoError::ReadOnly => "the volume is read-only",
@@ -196,7 +200,8 @@ mod tests {
         assert_eq!(IoError::from_code(IoError::code(Ok(()))), Ok(()));
         for error in IoError::ALL {
             assert_eq!(IoError::from_code(error as u8), Err(error));
-            assert_eq!(IoError::from_errno(error.errno()), error);
+            let from_errno = IoError::from_errno(error.errno());
+            assert!(from_errno == error || error == IoError::NotFlushed);
         }
         assert_eq!(IoError::from_code(200), Err(IoError::Medium));
         assert_eq!([4, 11, 16].map(IoError::from_errno), [IoError::Busy; 3], "tried again");

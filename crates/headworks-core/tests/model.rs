@@ -357,6 +357,9 @@ impl World {
         match self.prng.below(10) {
             0..=2 => self.answer(id, Ok(()), part, hole),
             3..=4 => self.answer(id, Err(IoError::Medium), part, false),
+            5 if self.in_flight[&id].submit.op == Op::Flush && self.prng.below(2) == 0 => {
+                self.answer(id, Err(IoError::NotFlushed), 0, false)
+            }
             5 => self.answer(id, Err(IoError::NoSpace), 0, false),
             6..=7 => self.answer(id, Err(IoError::Busy), 0, false),
             8 => self.answer(id, Err(IoError::Unsupported), 0, false),
@@ -434,7 +437,7 @@ impl World {
         let lost = std::mem::take(&mut volume.lost);
         match status {
             Ok(()) => volume.flushed = volume.flushed.max(command.sent_event),
-            Err(IoError::Busy) => {}
+            Err(IoError::Busy | IoError::NotFlushed) => {}
             Err(_) => volume.suspect = true,
         }
         assert!(!lost || self.now >= command.sent_at + self.queue.io_timeout_ns);

@@ -307,7 +307,7 @@ impl From<IoError> for NbdError {
     fn from(error: IoError) -> Self {
         match error {
             IoError::Medium | IoError::TimedOut => NbdError::Io,
-            IoError::NoSpace => NbdError::NoSpace,
+            IoError::NoSpace | IoError::NotFlushed => NbdError::NoSpace,
             IoError::Invalid => NbdError::Invalid,
             IoError::ReadOnly => NbdError::NotPermitted,
             IoError::Unsupported => NbdError::NotSupported,

@@ -106,7 +106,11 @@ pub fn check_status(
             bio.op == Op::WriteZeroes && bio.flags.contains(BioFlags::FAST_ZERO) && unable
         }
         IoError::NoMemory => scenario.tight && faulty,
-        IoError::Invalid | IoError::ReadOnly | IoError::Busy | IoError::ShutDown => false,
+        IoError::Invalid
+        | IoError::ReadOnly
+        | IoError::Busy
+        | IoError::ShutDown
+        | IoError::NotFlushed => false,
     };
     if caused {
         return Ok(());

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! A failed device flush does not tell which writes are lost, so the volume is *suspect*: every flush and FUA write fails until
-//! the operator acknowledges. A later flush that succeeds would hide the loss (fsyncgate, 2018).
+//! the operator acknowledges. A later flush that succeeds would hide the loss (fsyncgate, 2018). Only a device that synced nothing can
+//! know that nothing is lost, and says so by [`IoError::NotFlushed`]: its flush fails for want of room, and the next one may succeed.
 //!
 //! Invariants: `request` is a slot while a device flush is running; `running` and `next` are empty while it is idle;
 //! `covers <= writes_completed` and `writes_flushed <= writes_completed`.
@@ -159,6 +160,7 @@ impl FlushSequence {
             }
             // Refused after it timed out (before, it would have been sent again): nothing was flushed, and nothing was lost.
             Err(IoError::Busy) => (status, false),
+            Err(IoError::NotFlushed) => (Err(IoError::NoSpace), false),
             Err(_) => {
                 self.suspect = true;
                 self.join_all(bios);

@@ -21,6 +21,7 @@ use headworks_core::{
 pub const EIO: Status = Err(IoError::Medium);
 /// A refusal by the device.
 pub const BUSY: Status = Err(IoError::Busy);
+pub const NOT_FLUSHED: Status = Err(IoError::NotFlushed);
 
 /// A command that the shard sent.
 #[derive(Clone, Debug)]
@@ -430,6 +431,7 @@ pub fn error_word(status: Status) -> &'static str {
         Err(IoError::NoMemory) => "nomemory",
         Err(IoError::Busy) => "busy",
         Err(IoError::ShutDown) => "shutdown",
+        Err(IoError::NotFlushed) => "notflushed",
     }
 }
 

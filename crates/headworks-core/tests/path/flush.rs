@@ -3,7 +3,7 @@
 use headworks_core::time::MS;
 use headworks_core::{Control, VolumeId};
 
-use crate::bench::{BUSY, Bench, EIO};
+use crate::bench::{BUSY, Bench, EIO, NOT_FLUSHED};
 
 const VOLUME: VolumeId = VolumeId(0);
 
@@ -192,6 +192,26 @@ fn suspect_volume_fails_flushes_until_acknowledged() {
     bench.bios("F");
     bench.done(1);
     assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("F", "4:ok"));
+    bench.assert_quiet();
+}
+
+#[test]
+fn flush_without_room_is_told_and_the_next_one_succeeds() {
+    let mut bench = Bench::new(|_| ());
+    bench.each("W0+4k F");
+    bench.done(0);
+    bench.failed(1, NOT_FLUSHED);
+    assert_eq!((bench.notices().as_str(), bench.replies().as_str()), ("", "1:ok 2:nospace"));
+    assert_eq!(unflushed(&bench), (1, false), "nothing is lost, and nothing is flushed");
+    bench.each("F");
+    bench.done(2);
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W0+4k F F", "3:ok"));
+    assert_eq!(unflushed(&bench), (0, false));
+    bench.each("F");
+    bench.failed(3, Err(headworks_core::IoError::NoSpace));
+    assert_eq!(bench.notices(), "suspect:nospace", "a sync that failed for want of room is a loss");
+    bench.replies();
+    bench.sent();
     bench.assert_quiet();
 }
 

@@ -10,6 +10,9 @@
 //! sync begins, bits are set when their data have completed, and only `covered` is written. One round at a time: a flush that arrives
 //! during a round waits for the next one, because the sync of the current one may have begun before data that the flush is to cover. A
 //! failed step fails the flushes of its round, and its bits wait for the next.
+//!
+//! **A write of bits that finds no room loses nothing**: the bits are still in memory, and the data are in the file. Its flushes fail
+//! with [`IoError::NotFlushed`], and with room again the next one succeeds. A sync that fails is a loss, whatever its error is.
 
 use headworks_core::{IoError, Status};
 
@@ -119,8 +122,10 @@ impl<W> Flushes<W> {
         mut answer: impl FnMut(W, Status),
     ) {
         self.in_flight -= 1;
-        if let Err(error) = status {
-            self.failure.get_or_insert(error);
+        if let Err(error) = status
+            && self.failure.is_none_or(|failure| failure == IoError::NotFlushed)
+        {
+            self.failure = Some(error);
         }
         if self.in_flight > 0 {
             return;

@@ -467,6 +467,10 @@ impl OverlayDevice {
             io.completions.push(match status {
                 Ok(()) if command.op == Op::Flush => done(&command),
                 Ok(()) => Completion { transferred, ..done(&command) },
+                // Of a write there is nothing that a later one could make good.
+                Err(IoError::NotFlushed) if command.op != Op::Flush => {
+                    failed(&command, IoError::NoSpace)
+                }
                 Err(error) => failed(&command, error),
             });
         });
@@ -525,12 +529,16 @@ fn step_command(id: RequestId, volume: VolumeId, op: Op, (offset, len): (u64, u3
     Command { id, volume, op, flags, offset, len, first_span, spans }
 }
 
-/// How a step ended: a bitmap write that was cut short has failed, and is done again with the next round.
+/// How a step ended: a bitmap write that was cut short has found no room. It is done again with the next round, so nothing is lost.
 fn step_status(step: FlushStep, answer: &Completion) -> Status {
     match step {
         FlushStep::WriteBits { pages, .. } => {
             let short = (answer.transferred as usize) < pages * bitmap::PAGE_BYTES;
-            answer.status.and(if short { Err(IoError::NoSpace) } else { Ok(()) })
+            match answer.status {
+                Err(IoError::NoSpace) => Err(IoError::NotFlushed),
+                Ok(()) if short => Err(IoError::NotFlushed),
+                status => status,
+            }
         }
         FlushStep::Sync => answer.status,
     }

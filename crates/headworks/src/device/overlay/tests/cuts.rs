@@ -191,7 +191,7 @@ impl Device for VolatileFile {
     }
 
     fn on_disk(&mut self, _: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
-        let status = if done.result < 0 { Err(IoError::Medium) } else { Ok(()) };
+        let status = if done.result < 0 { Err(IoError::from_errno(-done.result)) } else { Ok(()) };
         let transferred = done.result.max(0) as u32;
         io.completions.push(Completion { id: done.id, transferred, status, hole: false });
     }
@@ -446,11 +446,16 @@ impl World {
         let (disk, index) = choices[self.prng.below(choices.len() as u64) as usize];
         let pending = self.disks[disk].lock().unwrap().pending.swap_remove(index);
         let result = self.execute(disk, &pending);
+        self.end(&pending, result);
+        true
+    }
+
+    /// Ends an operation of a file.
+    fn end(&mut self, pending: &Pending, result: i32) {
         let done = DiskDone { device: DeviceId(1), id: pending.id, result };
         let (mut queue, mut lost) = (TestDisk::default(), Vec::new());
         let mut io = device_io(&mut self.completions, &mut queue, &mut lost);
         self.device.on_disk(Instant(1), done, &mut io);
-        true
     }
 
     fn execute(&mut self, index: usize, pending: &Pending) -> i32 {
@@ -860,10 +865,7 @@ fn failed_operation_fails_the_flush_and_the_next_one_writes_the_bits() {
             let Some(pending) = world.top().pending.pop() else { break };
             let result = if step == fails { -libc::EIO } else { world.execute(0, &pending) };
             failed_one |= step == fails;
-            let done = DiskDone { device: DeviceId(1), id: pending.id, result };
-            let (mut queue, mut lost) = (TestDisk::default(), Vec::new());
-            let mut io = device_io(&mut world.completions, &mut queue, &mut lost);
-            world.device.on_disk(Instant(1), done, &mut io);
+            world.end(&pending, result);
         }
         assert!(failed_one);
         let completion = world.completions.pop().unwrap();
@@ -872,6 +874,28 @@ fn failed_operation_fails_the_flush_and_the_next_one_writes_the_bits() {
         world.flush();
         world.settle();
         assert_eq!(world.cut(), 0, "the second flush made all durable");
+    }
+}
+
+#[test]
+fn flush_whose_bits_find_no_room_says_that_nothing_is_lost() {
+    for (fails, expected) in
+        [(0, IoError::NoSpace), (1, IoError::NotFlushed), (2, IoError::NoSpace)]
+    {
+        let mut world = World::new(2, Defect::None);
+        world.change();
+        world.settle();
+        world.flush();
+        for step in 0.. {
+            let Some(pending) = world.top().pending.pop() else { break };
+            let result = if step == fails { -libc::ENOSPC } else { world.execute(0, &pending) };
+            world.end(&pending, result);
+        }
+        assert_eq!(world.completions.pop().unwrap().status, Err(expected), "step {fails}");
+        world.flushes.clear();
+        world.flush();
+        world.settle();
+        assert_eq!(world.cut(), 0, "with room again all is made durable");
     }
 }
 
