@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::bitmap::{Bitmap, LiveBits};
 use super::head::{HEAD_BYTES, bitmap_bytes, data_start};
+use super::here::Here;
 use super::{OverlayDevice, Parts};
 use crate::device::Device;
 
@@ -45,6 +46,8 @@ impl OverlayDevice {
             own,
             below,
             bitmap,
+            // A simulated disk has no boots, so nothing could be believed.
+            here: Here::none(),
             data: data_start(size),
             size,
             base_size,
