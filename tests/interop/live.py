@@ -207,7 +207,7 @@ def changes():
     def _():
         """an image grows under its client, who reads and writes up to the new end"""
         make("grow", MIB)
-        must("add", spec=f"grow={image('grow')}")
+        must("add", spec=f"grow=file:path={image('grow')},describe=on")
         old = connect("grow")
         old.set_strict_mode(0)
         old.pwrite(b"1" * BLOCK, MIB - BLOCK)

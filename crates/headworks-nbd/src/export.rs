@@ -115,6 +115,7 @@ pub(super) fn find(offer: &dyn Offer, name: &[u8]) -> Result<usize, String> {
     let index = index.ok_or_else(|| format!("there is no export {shown:?}"))?;
     match &exports[index].unavailable {
         None => Ok(index),
+        Some(reason) if reason.is_empty() => Err(format!("export {shown:?} is not available")),
         Some(reason) => Err(format!("export {shown:?} is not available: {reason}")),
     }
 }

@@ -267,6 +267,20 @@ fn export_that_refuses_clients_is_listed_and_not_opened() {
 }
 
 #[test]
+fn unavailable_export_without_a_reason_is_just_not_available() {
+    let absent = ExportInfo {
+        name: "absent".into(),
+        unavailable: Some(String::new()),
+        ..ExportInfo::default()
+    };
+    let mut out = Vec::new();
+    let mut handshake = Handshake::new(&mut out);
+    let bytes = client(3, &[option(option::GO, &info_data("absent", &[]))]);
+    assert_eq!(handshake.feed(&vec![absent], &bytes, &mut out).1, Outcome::Reply);
+    assert!(out.ends_with(b"export \"absent\" is not available"));
+}
+
+#[test]
 fn unavailable_export_is_not_listed_and_refused_with_its_reason() {
     let absent = ExportInfo {
         name: "absent".into(),

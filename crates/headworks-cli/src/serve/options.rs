@@ -41,7 +41,8 @@ hold (kept; flushes fail until they are written or discarded) or retry (also ret
 on-unclean, after a power failure: serve or refuse-flush (flushes fail until acknowledged), default serve; tenant, the
 tenant (--tenant) whose share of the device it uses together with the tenant's other exports; latency-target (5ms), for 99 of
 100 small reads and synchronous writes in the device: while it is missed, other exports have less there; dirty (64M), the most
-of its data in the page cache that is not written yet; limits of bytes and
+of its data in the page cache that is not written yet; describe=on, to tell clients what the export is made of: paths, bases
+and URIs (default off: nothing); limits of bytes and
 I/Os per second: bps-total, bps-read, bps-write, iops-total, iops-read, iops-write, each with -max and -max-length for a burst,
 and iops-size.
 The command line overrides environment variables (HEADWORKS_ and the option's name), and these override the file. A switch can

@@ -1,4 +1,7 @@
 //! What clients are told of an export: size, flags, block sizes and description.
+//!
+//! Rule: a client is told no path, base or URI, neither of an export that is served nor of one that is absent, unless the export says
+//! `describe=on`. The log and the control socket have the whole description and reason.
 
 use headworks_core::limits::Limits;
 use headworks_core::{ExportId, ShardConfig, ShardId, TenantId, VolumeConfig, WriteMode};
@@ -65,7 +68,10 @@ pub(crate) fn served(
     ServedExport {
         info: ExportInfo {
             name: export.name.clone(),
-            description: description(&export.description, volume.options.mode),
+            description: description(
+                export.spec.share.describe.then_some(&export.description),
+                volume.options.mode,
+            ),
             size,
             flags: transmission_flags(read_only, volume.options.mode),
             block_sizes: BlockSizes {
@@ -115,18 +121,26 @@ pub struct UnavailableExport {
 pub(crate) fn unavailable(absent: &[AbsentExport]) -> Vec<UnavailableExport> {
     let info = |absent: &AbsentExport| ExportInfo {
         name: absent.spec.name.clone(),
-        unavailable: Some(absent.reason.clone()),
+        unavailable: Some(match absent.spec.share.describe {
+            true => absent.reason.clone(),
+            false => String::new(),
+        }),
         ..ExportInfo::default()
     };
     let known = |absent| UnavailableExport { info: info(absent), owner: owner_of(&absent.spec) };
     absent.iter().map(known).collect()
 }
 
-/// Adds a warning to the description in the mode `unsafe`.
-fn description(what: &str, mode: WriteMode) -> String {
-    match mode {
-        WriteMode::Unsafe => fitting(what, ", UNSAFE: flushes and FUA promise nothing"),
-        _ => fitting(what, ""),
+/// Warning of the mode `unsafe`.
+const UNSAFE: &str = "UNSAFE: flushes and FUA promise nothing";
+
+/// The description for clients, who are told `what` it is or nothing, with a warning in the mode `unsafe`.
+fn description(what: Option<&str>, mode: WriteMode) -> String {
+    match (what, mode) {
+        (Some(what), WriteMode::Unsafe) => fitting(what, &format!(", {UNSAFE}")),
+        (Some(what), _) => fitting(what, ""),
+        (None, WriteMode::Unsafe) => UNSAFE.to_owned(),
+        (None, _) => String::new(),
     }
 }
 
@@ -167,15 +181,40 @@ fn transmission_flags(read_only: bool, mode: WriteMode) -> TransmissionFlags {
 
 #[cfg(test)]
 mod tests {
+    use headworks_core::VolumeId;
+
     use super::*;
+    use crate::assemble::assembled;
+
+    #[test]
+    fn clients_are_told_no_paths_unless_the_export_says_so() {
+        let what = "/srv/o.hwo (direct I/O) over nbd://store/golden";
+        let told = |keys: &str, mode| {
+            let spec = ExportSpec::parse(&format!("a=file:path=/srv/o.hwo{keys}"), false).unwrap();
+            let export = assembled(&spec, VolumeId(0), what, 1 << 20);
+            let mut volume = VolumeConfig::default();
+            volume.options.mode = mode;
+            let tenant = (TenantId::default(), TenantOptions::default());
+            let served = served(&export, (ExportId(0), tenant), &volume, 1 << 20, 0);
+            let reason = "its image /srv/o.hwo does not exist".to_owned();
+            let absent = unavailable(&[AbsentExport { spec, reason }]).remove(0);
+            (served.info.description, absent.info.unavailable.unwrap())
+        };
+        let nothing = (String::new(), String::new());
+        assert_eq!(told("", WriteMode::Writeback), nothing);
+        assert_eq!(told(",describe=off", WriteMode::None), nothing);
+        assert_eq!(told("", WriteMode::Unsafe).0, UNSAFE);
+        let (description, reason) = told(",describe=on", WriteMode::Writeback);
+        assert!(description.starts_with(what) && reason.contains("/srv/o.hwo"));
+    }
 
     #[test]
     fn long_description_is_cut_to_protocol_limit() {
         let sentence = |len: usize| format!("/{} (direct I/O), 1 GiB", "\u{e9}".repeat(len / 2));
-        assert_eq!(description(&sentence(1000), WriteMode::None), sentence(1000));
+        assert_eq!(description(Some(&sentence(1000)), WriteMode::None), sentence(1000));
         for len in (3900..4300).chain([9000]) {
             for (mode, end) in [(WriteMode::None, ", 1 GiB"), (WriteMode::Unsafe, "nothing")] {
-                let shown = description(&sentence(len), mode);
+                let shown = description(Some(&sentence(len)), mode);
                 assert!(shown.len() + 16 <= STRING_BYTES_MAX && shown.ends_with(end), "{len}");
                 assert!(shown.contains("(direct I/O), 1 GiB"), "{len}");
                 let is_cut = !shown.starts_with(&sentence(len));

@@ -33,7 +33,7 @@ pub const NAME_MAX: usize = 4096;
 const WRAPPERS_MAX: usize = 8;
 
 /// Keys of an export; those from `weight` on are keys of a specification, too.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "enabled",
     "device",
     "read-only",
@@ -45,6 +45,7 @@ const KEYS: [&str; 11] = [
     "tenant",
     "latency-target",
     "dirty",
+    "describe",
 ];
 
 fn is_key(key: &str) -> bool {
@@ -111,6 +112,7 @@ impl ExportSection {
             (share.latency_target_us > 0)
                 .then(|| setting("latency-target", latency_target_word(share.latency_target_us))),
             (share.dirty > 0).then(|| setting("dirty", part_word(share.dirty))),
+            share.describe.then(|| setting("describe", "on".to_owned())),
         ];
         let mut settings: Vec<_> = said.into_iter().flatten().collect();
         settings.extend(limit_words(&share.limits).map(|(name, word)| setting(name, word)));

@@ -8,8 +8,17 @@ use headworks_core::ConfigError;
 use crate::limit_words::LIMIT_KEYS;
 
 /// Keys of every export, which [`super::ExportOptions`] removes before the device parses the others.
-pub const EXPORT_KEYS: [&str; 8] =
-    ["weight", "ioprio", "cache", "on-error", "on-unclean", "tenant", "latency-target", "dirty"];
+pub const EXPORT_KEYS: [&str; 9] = [
+    "weight",
+    "ioprio",
+    "cache",
+    "on-error",
+    "on-unclean",
+    "tenant",
+    "latency-target",
+    "dirty",
+    "describe",
+];
 
 /// Whether a key belongs to the export, limits included.
 pub fn is_of_export(key: &str) -> bool {

@@ -16,7 +16,7 @@ use crate::cache_part::parse_part;
 use crate::latency_target::parse_latency_target;
 use crate::limit_words::{LIMIT_KEYS, set_limit};
 use crate::tenant::TenantName;
-use crate::units::{parse_ioprio, parse_weight};
+use crate::units::{parse_ioprio, parse_switch, parse_weight};
 
 /// Weight, class and cache options of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub struct ExportOptions {
     pub latency_target_us: u32,
     /// Most dirty data of it in the page cache, in bytes; 0 for no cap.
     pub dirty: u64,
+    /// Clients are told what the export is made of: paths, bases and URIs.
+    pub describe: bool,
     /// Limits of bytes and I/Os a second of all its clients together.
     pub limits: Limits,
 }
@@ -77,6 +79,7 @@ impl Default for ExportOptions {
             tenant: None,
             latency_target_us: 0,
             dirty: 0,
+            describe: false,
             limits: Limits::default(),
         }
     }
@@ -111,7 +114,7 @@ impl ExportOptions {
             rest = next;
         }
         left.push_str(rest);
-        let [weight, ioprio, mode, on_error, on_unclean, tenant, target, dirty] = given;
+        let [weight, ioprio, mode, on_error, on_unclean, tenant, target, dirty, describe] = given;
         let wrong = |key| move |message: String| ConfigError::new(key, message);
         let mut share = Self::default();
         if let Some(word) = weight {
@@ -135,6 +138,8 @@ impl ExportOptions {
         share.latency_target_us = target.map_err(wrong("latency-target"))?.unwrap_or(0);
         let dirty = dirty.as_deref().map(parse_part).transpose();
         share.dirty = dirty.map_err(wrong("dirty"))?.unwrap_or(0);
+        let describe = describe.as_deref().map(parse_switch).transpose();
+        share.describe = describe.map_err(wrong("describe"))?.unwrap_or(false);
         Ok((share, left))
     }
 }
@@ -223,6 +228,7 @@ mod tests {
             ("mem:cache=wb", "cache: `wb` is none of writeback, writethrough, none, unsafe"),
             ("mem:on-error=stop", "on-error: `stop` is none of hold, retry"),
             ("mem:dirty=1K", "dirty: `1K` is too little; 64K and more, or none, are accepted"),
+            ("mem:describe=1x", "describe: "),
             ("mem:on-unclean=no", "on-unclean: `no` is none of serve, refuse-flush"),
         ] {
             let message = ExportOptions::take(text).unwrap_err().to_string();

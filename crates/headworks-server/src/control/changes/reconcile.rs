@@ -161,6 +161,9 @@ impl LiveChanges {
         if old.share.on_error != new.share.on_error {
             differs.push("on-error");
         }
+        if old.share.describe != new.share.describe {
+            differs.push("describe");
+        }
         if !differs.is_empty() {
             let why = format!(
                 "{} changed; restart the server, or remove and add the export",
