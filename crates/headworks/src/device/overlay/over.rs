@@ -55,6 +55,7 @@ impl OverlayDevice {
             place,
             read_only,
             late_bits: None,
+            here: Here::none(),
         }))
     }
 
