@@ -18,7 +18,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::ctl::{ask, list};
-use crate::ctl_socket;
+use crate::{ctl_socket, shown};
 
 /// First word of the command line; a part of the completion scripts, not a command for users.
 pub const COMMAND: &str = "complete-ctl";
@@ -55,7 +55,7 @@ pub fn run(words: impl Iterator<Item = OsString>, commands: &[&str]) -> ExitCode
     if asking.is_ok()
         && let Ok(names) = names.recv_timeout(TIME_LIMIT)
     {
-        let lines: String = names.iter().map(|name| format!("{name}\n")).collect();
+        let lines: String = names.iter().map(shown::line).collect();
         // Standard output may be closed.
         let _ = std::io::stdout().write_all(lines.as_bytes());
     }

@@ -2,7 +2,7 @@
 //!
 //! Rule: text for people has no control characters but the line feeds that are written here. Each way out escapes once, whatever it
 //! carries: a line by [`Lines`], a cell of a table by `columns::aligned`, the answer of a server by [`escaped`], an error by
-//! `complain`, a message of the log by `log`. JSON has escapes of its own and gets the text as it is.
+//! `complain`, a message of the log by `log`, a status for systemd by `serve::systemd`. JSON has escapes of its own and gets the text as it is.
 
 use std::path::Path;
 

@@ -46,7 +46,7 @@ use crate::durability;
 use crate::log;
 use crate::progress;
 use crate::signals::Signals;
-use crate::{USAGE, complain};
+use crate::{USAGE, complain, shown};
 use address::{PrivateDirectory, addresses, socket_addresses, uri};
 use announce::{AnnouncedExport, announce, announced};
 use cache_file::{CacheStore, StoredMemory};
@@ -176,7 +176,8 @@ pub fn report_error(wrong: &OptionError) -> ExitCode {
 
 /// Prints the effective options in the form of a configuration file.
 fn dump(effective: EffectiveOptions) -> ExitCode {
-    let notes: String = effective.notes.iter().map(|note| format!("# note: {note}\n")).collect();
+    let notes = effective.notes.iter();
+    let notes: String = notes.map(|note| shown::line(format!("# note: {note}"))).collect();
     let text = notes + &effective.config.with_defaults().to_string();
     // Standard output may be closed.
     let _ = std::io::stdout().write_all(text.as_bytes());

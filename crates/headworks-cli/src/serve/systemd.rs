@@ -14,7 +14,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use headworks_core::ConfigError;
+use headworks_core::{ConfigError, escape_controls};
 use headworks_server::{InheritedAddress, InheritedSocket, Server, ShardBarrier};
 use sd_notify::NotifyState;
 
@@ -176,7 +176,8 @@ impl ServiceManager {
     /// Reports a continuing shutdown; `line` is its progress.
     pub(super) fn still_stopping(&self, line: &str) {
         let more = NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32);
-        notify(&[more, NotifyState::Status(line)]);
+        // A line feed in a name would begin another variable of the message.
+        notify(&[more, NotifyState::Status(&escape_controls(line))]);
     }
 
     /// Time until `ping_watchdog` is due; none without a watchdog.
