@@ -14,7 +14,8 @@ counter() { # PATH OF NAMES: a number of `ctl stats`
 print(functools.reduce(lambda table, name: table[name], sys.argv[1].split("."), json.load(sys.stdin)))' "$1"
 }
 client() { "$PYTHON" "$HERE/cache.py" "$@"; }
-file() { echo "file:path=$IMAGE,size=$SIZE${1:+,$1}"; }
+file() { echo "file:path=$IMAGE,size=$SIZE${1:+,$1}"; } # KEYS
+SERVED=on-unclean=serve # After a kill that lost memory: nobody is to be told.
 drop_server() { # kill -9
     kill -9 "$SERVER"
     wait "$SERVER" 2>/dev/null
@@ -95,7 +96,7 @@ check "written through, the image holds them" cmp -n $((8 << 20)) "$IMAGE" "$DIR
 
 # A stop writes out, says how far it is, and has an end.
 pseudo_random 16 stop >"$DIR/source"
-slow="delay:write=100ms,of=$(file)"
+slow="delay:write=100ms,$SERVED,of=$(file)"
 few=(--cache 64M --queue-depth 1 --max-sectors-kb 512 --set vm/dirty_bytes=48M --set vm/dirty_background_bytes=40M)
 serve "${few[@]}" "$slow"
 check "16 MiB for a slow disk" nbdcopy "$DIR/source" "$URI"
@@ -135,7 +136,7 @@ stop_server
 
 # Unsafe promises nothing to crashes; a stop is none.
 pseudo_random 8 unsafe >"$DIR/source"
-serve --cache 64M "$(file cache=unsafe)"
+serve --cache 64M "$(file cache=unsafe,$SERVED)"
 check "8 MiB are written to an unsafe export" nbdcopy --flush "$DIR/source" "$URI"
 stop_server
 check "a stop writes them out" cmp -n $((8 << 20)) "$IMAGE" "$DIR/source"

@@ -14,6 +14,7 @@ import rawnbd
 
 SERVER, ENGINE = os.environ["HW_SERVER"], os.environ["HW_ENGINE"]
 DIR, IMAGES, MEMORY = os.environ["HW_DIR"], os.environ["HW_IMAGES"], os.environ["HW_MEMORY"]
+STATE = os.environ["STATE_DIRECTORY"] = os.path.join(DIR, "state")
 BLOCK, SIZE = 4096, 8 << 20
 bad = 0
 
@@ -139,7 +140,19 @@ def kept_file():
     check("a clean stop leaves nothing", beside(image) == [] and os.listdir(MEMORY) == [], (beside(image), os.listdir(MEMORY)))
 
 
-def changed_image():
+def recovered(image):
+    """The recovery files of an image in the state directory: their paths, and the ranges of each."""
+    folder, name, found = os.path.join(STATE, "recovery"), os.path.basename(image), {}
+    for other in sorted(os.listdir(folder) if os.path.exists(folder) else []):
+        if other.startswith(name + ".headworks-recovery") and not other.endswith(".map"):
+            path = os.path.join(folder, other)
+            with open(path + ".map") as table:
+                found[path] = [tuple(map(int, line.split())) for line in table if not line.startswith("#")]
+    return found
+
+
+def other_image():
+    """Another file at the path of an image gets nothing of it, and suffers nothing for it."""
     image = new_image("kept-changed.img")
     option = ["--cache-file", os.path.join(MEMORY, "cache")]
     server = Server(image, *option)
@@ -149,15 +162,141 @@ def changed_image():
     os.rename(image + ".new", image)
     server = Server(image, *option)
     check("an image that was replaced is not overwritten", server.byte(5) == 0 and "it is another file" in server.said(), server.said())
-    found = beside(image)
-    check("the data lie beside it", found == [".headworks-dirty", ".headworks-recovery", ".headworks-recovery.map"], found)
-    with open(image + ".headworks-recovery", "rb") as recovery, open(image + ".headworks-recovery.map") as table:
-        ranges = [tuple(map(int, line.split())) for line in table if not line.startswith("#")]
+    check("nothing lies beside it", beside(image) == [".headworks-dirty"], beside(image))
+    found = recovered(image)
+    check("the data are in the state directory, with a map", list(found.values()) == [[(5 * BLOCK, 2 * BLOCK)]], found)
+    with open(next(iter(found)), "rb") as recovery:
         recovery.seek(5 * BLOCK)
-        check("at their places, with a map", ranges == [(5 * BLOCK, 2 * BLOCK)] and recovery.read(2 * BLOCK) == b"\x09" * 2 * BLOCK, ranges)
+        check("at their places", recovery.read(2 * BLOCK) == b"\x09" * 2 * BLOCK)
+    modes = [os.stat(path).st_mode & 0o777 for path in (os.path.join(STATE, "recovery"), next(iter(found)))]
+    check("which is this user's alone", modes == [0o700, 0o600], modes)
+    check("its flushes succeed", server.flush() == 0)
+    check("it stops with 0", server.stop() == 0)
+    # An image that was renamed while it was served is restored under its new name, and the file in its place gets nothing.
+    server = Server(image, *option)
+    os.rename(image, image + ".moved")
+    server.write(5, 4)
+    server.kill()
+    new_image("kept-changed.img")
+    server = Server(f"new={image}", *option, f"old={image}.moved")
+    raw, _ = rawnbd.Raw(f"nbd+unix:///?socket={server.socket}").go(b"old")
+    data = raw.read(5 * BLOCK, BLOCK)
+    raw.close()
+    check("a renamed image is restored where it is now", data == b"\x04" * BLOCK and "restored 4 KiB" in server.said(), server.said())
+    check("and nothing is recovered", len(recovered(image)) == 1, recovered(image))
+    check("it stops with 0", server.stop() == 0)
+
+
+def reused_number():
+    """The next file gets the inode of a deleted image on ext4 and XFS, the next disk the number of a detached loop device."""
+    option = ["--cache-file", os.path.join(MEMORY, "reused")]
+    image = new_image("kept-deleted.img")
+    number = os.stat(image).st_ino
+    server = Server(image, *option)
+    server.write(5, 9)
+    server.kill()
+    for path in (image, image + ".headworks-dirty"):
+        os.unlink(path)
+    other = new_image("kept-next.img")
+    server = Server(other, *option)
+    reused = os.stat(other).st_ino == number
+    check(f"a new image gets nothing of a deleted one (inode used again: {reused})", server.byte(5) == 0 and server.flush() == 0, server.said())
+    check("whose data are in the state directory" if reused else "whose data stay in memory", len(recovered(image)) == reused, recovered(image))
+    check("it stops with 0", server.stop() == 0)
+    if not reused:
+        os.unlink(option[1])
+
+    def attach(path):
+        made = subprocess.run(["losetup", "-f", "--show", path], capture_output=True, text=True)
+        return made.stdout.strip() if made.returncode == 0 else None
+
+    disks = [new_image(f"kept-disk-{letter}.img") for letter in "ab"]
+    device = attach(disks[0])
+    if device is None:
+        print("skip - the number of a loop device that is used again # no loop devices")
+        return
+    server = Server(device, *option)
+    server.write(5, 9)
+    server.kill()
+    subprocess.run(["losetup", "-d", device], check=True)
+    other = attach(disks[1])
+    server = Server(other, *option)
+    check(f"a new disk gets nothing of a detached one (number used again: {device == other})", server.byte(5) == 0 and server.flush() == 0, server.said())
+    check("it stops with 0", server.stop() == 0)
+    subprocess.run(["losetup", "-d", other], check=True)
+    check("and the start says why", "it is another disk" in server.said() or device != other, server.said())
+
+
+def restored_backup():
+    """A backup that is copied over the image right after the kill is a change that only the kernel's times tell."""
+    image, option = new_image("kept-backup.img"), ["--cache-file", os.path.join(MEMORY, "backup")]
+    with open(image + ".saved", "wb") as saved:
+        saved.write(b"\x02" * SIZE)
+    server = Server(image, *option)
+    server.write(5, 9)
+    server.kill()
+    killed = time.monotonic()
+    # The times of files have steps of at most 10 ms.
+    while time.monotonic() < killed + 0.03:
+        shutil.copy(image + ".saved", image)
+    server = Server(image, *option)
+    check("a backup that is copied over the image is not overwritten", server.byte(5) == 2 and "it was changed" in server.said(), server.said())
+    found = [".headworks-dirty", ".headworks-recovery", ".headworks-recovery.map"]
+    check("the data lie beside it", [name for name in beside(image) if name != ".saved"] == found, beside(image))
     check("its flushes fail", server.flush() == 5)
     told = subprocess.run([SERVER, "ctl", server.control, "discard-failed", "default", "--yes"], capture_output=True, text=True)
     check("until they are acknowledged", told.returncode == 0 and server.flush() == 0, told.stderr)
+    check("it stops with 0", server.stop() == 0)
+
+
+def failed_start():
+    """A start that fails late leaves marks, data and memory as they were."""
+    image, option = new_image("kept-failed.img"), ["--cache-file", os.path.join(MEMORY, "failed")]
+    mark = image + ".headworks-dirty"
+    fails = lambda: subprocess.run(
+        [SERVER, "serve", image, "-U", os.path.join(DIR, "failed.sock"), "--pid-file", "/nonexistent/pid", "--cache", "8M", *option],
+        capture_output=True,
+        text=True,
+    )
+    refused = fails()
+    check("a start with a wrong pid file fails", refused.returncode == 1 and "pid-file" in refused.stderr, refused.stderr)
+    check("and leaves no mark", beside(image) == [], beside(image))
+    server = Server(image, *option)
+    server.write(5, 9)
+    server.kill()
+    with open(mark) as old:
+        before = old.read()
+    fails()
+    with open(mark) as old:
+        check("after a kill it leaves the mark as it was", old.read() == before)
+    memory = os.path.join(MEMORY, "failed")
+    shutil.copy(memory, memory + "-saved")
+    os.unlink(memory)
+    server = Server(image, *option)
+    check("so that lost memory is told of", "its memory is gone" in server.said() and server.flush() == 5, server.said())
+    server.kill()
+    os.unlink(memory)
+    os.rename(memory + "-saved", memory)
+    server = Server(image, *option)
+    check("and memory that is there is restored", server.byte(5) == 9, server.said())
+    check("it stops with 0", server.stop() == 0)
+
+
+def hostile_marks():
+    """The directory of an image may be its tenant's."""
+    server = Server(new_image("kept-honest.img"))
+    plants = {
+        "a FIFO": os.mkfifo,
+        "a link to /dev/zero": lambda path: os.symlink("/dev/zero", path),
+        "a directory": os.mkdir,
+    }
+    for what, plant in plants.items():
+        image = new_image("kept-hostile.img")
+        plant(image + ".headworks-dirty")
+        told = subprocess.run([SERVER, "ctl", server.control, "add", f"t={image}"], capture_output=True, text=True, timeout=20)
+        check(f"an image with {what} for a mark is added at once", told.returncode == 0, told.stderr)
+        subprocess.run([SERVER, "ctl", server.control, "remove", "t"], capture_output=True, check=True, timeout=20)
+        shutil.rmtree(image + ".headworks-dirty", ignore_errors=True)
     check("it stops with 0", server.stop() == 0)
 
 
@@ -187,30 +326,58 @@ def grown_image():
         check("so has the image", written.read() == bytes([11]) * sector + bytes(BLOCK - sector))
 
 
-def lost_memory():
+def discard(server):
+    command = [SERVER, "ctl", server.control, "discard-failed", "default", "--yes"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def lost_memory(image, spec):
     """No memory outlives the process; or the host went down."""
-    image = new_image("kept-lost.img")
-    server = Server(image, "--cache-file", "off")
+    server = Server(spec, "--cache-file", "off")
     check("anonymous memory is said to go with a killed server", "which a killed server takes with it" in server.said(), server.said())
     server.write(1, 1)
     server.kill()
-    server = Server(image, "--cache-file", "off")
-    check("the next start says that writes may be lost", "was killed, and its memory is gone" in server.said(), server.said())
-    check("and serves", server.flush() == 0)
+    server = Server(spec, "--cache-file", "off")
+    said = "was killed, and its memory is gone" in server.said() and "flushes fail until" in server.said()
+    check("the next start says that writes may be lost, and has flushes fail", said and server.flush() == 5, server.said())
+    server.stop()
+    server = Server(spec, "--cache-file", "off")
+    check("also after a stop", server.flush() == 5, server.said())
+    check("until that is acknowledged", discard(server) and server.flush() == 0)
     server.write(1, 1)
     server.kill()
-    server = Server(f"file:path={image},on-unclean=refuse-flush", "--cache-file", "off")
-    check("on-unclean=refuse-flush has flushes fail", server.flush() == 5 and "flushes fail until" in server.said(), server.said())
+    server = Server(f"{spec},on-unclean=serve", "--cache-file", "off")
+    check("on-unclean=serve has them succeed", server.flush() == 0 and "is not told" in server.said(), server.said())
     server.kill()
     mark = image + ".headworks-dirty"
-    with open(mark) as old:
-        text = old.read().replace("boot-id ", "boot-id 0")
-    with open(mark, "w") as new:
-        new.write(text)
-    server = Server(image, "--cache-file", "off")
-    check("after a power failure the next start says it", "went down with its host" in server.said(), server.said())
+
+    def reboot():
+        with open(mark) as old:
+            text = old.read().replace("boot-id ", "boot-id 0")
+        with open(mark, "w") as new:
+            new.write(text)
+
+    reboot()
+    server = Server(spec, "--cache-file", "off")
+    check("after a power failure the next start says it, and serves", "went down with its host" in server.said() and server.flush() == 0, server.said())
+    server.kill()
+    reboot()
+    server = Server(f"{spec},on-unclean=refuse-flush", "--cache-file", "off")
+    check("on-unclean=refuse-flush has flushes fail", server.flush() == 5 and "flushes fail until" in server.said(), server.said())
+    check("until that is acknowledged", discard(server) and server.flush() == 0)
     check("it stops with 0", server.stop() == 0)
     check("and removes the mark", beside(image) == [], beside(image))
+
+
+def lost_memory_of_a_file():
+    image = new_image("kept-lost.img")
+    lost_memory(image, f"file:path={image}")
+
+
+def lost_memory_of_an_overlay():
+    base, image = new_image("kept-base.img"), os.path.join(IMAGES, "kept-lost.hwo")
+    subprocess.run([SERVER, "image", "create", "--base", base, image], capture_output=True, check=True)
+    lost_memory(image, f"overlay:path={image}")
 
 
 class Manager:
@@ -369,6 +536,8 @@ def huge_file():
         undo()
 
 
-for part in (kept_file, huge_file, changed_image, cut_after_growth, other_user, grown_image, lost_memory, descriptor_store):
+PARTS = [kept_file, huge_file, other_image, reused_number, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
+PARTS += [lost_memory_of_a_file, lost_memory_of_an_overlay, descriptor_store]
+for part in PARTS:
     part()
 sys.exit(1 if bad else 0)

@@ -91,6 +91,7 @@ check "and an image beside it" qemu-img compare -q -U -f qcow2 -F raw "$IMAGES/m
 kill_server() { kill -9 "$SERVER" && wait_until 20 is_gone "$SERVER"; }
 check "it is killed" kill_server
 SERVER=0
+sed -i 's/^name = "disk"$/&\non-unclean = "serve"/' "$DIR/main.toml"
 CACHE=16M serve_at --config "$DIR/main.toml"
 check "and served again after that" qemu-img check -q -f qcow2 "$(at disk)"
 stop_server

@@ -8,10 +8,11 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use headworks_server::config::{ConfigFile, Origin};
+use headworks_server::config::{ConfigFile, Origin, TEXT_MAX};
 use serde_json::Value;
 
 use crate::ctl::{list, plain};
+use headworks::safe_open::read_named_text;
 use headworks::sync_directory;
 
 /// Name of the drop-in; drop-ins are read in the order of their names.
@@ -55,7 +56,7 @@ pub fn save(result: &Value, print: bool) -> Result<String, String> {
     if changes == ConfigFile::default() {
         return Ok("nothing to save\n".to_owned() + &notes(result));
     }
-    let before = match fs::read_to_string(&path) {
+    let before = match read_named_text(&path, TEXT_MAX as u64) {
         Ok(text) => parse(&path.to_string_lossy(), &text)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => ConfigFile::default(),
         Err(error) => return Err(format!("cannot read {}: {error}", path.display())),

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use headworks::safe_open::open_image;
 use headworks::{Direct, FileOptions, Identity, OpenFile};
 use headworks_core::ConfigError;
 use imago::file::File as Storage;
@@ -292,13 +293,14 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 fn reopen(path: &Path) -> Result<File, ConfigError> {
-    File::open(path).map_err(|error| unreadable(path, &error))
+    open_image(path, File::options().read(true)).map_err(|error| unreadable(path, &error))
 }
 
 fn starts_with(path: &Path, magic: &[u8]) -> bool {
     use std::io::Read as _;
     let mut bytes = vec![0; magic.len()];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
+    let opened = open_image(path, File::options().read(true));
+    let read = opened.and_then(|mut file| file.read_exact(&mut bytes));
     read.is_ok() && bytes == magic
 }
 

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
+use headworks::safe_open::open_image;
+
 /// A format that can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFormat {
@@ -47,7 +49,7 @@ pub fn format_of(path: &Path) -> Option<(&'static str, Option<ImageFormat>)> {
         return None;
     }
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(32).read_to_end(&mut bytes).ok()?;
+    open_image(path, File::options().read(true)).ok()?.take(32).read_to_end(&mut bytes).ok()?;
     let known = FORMATS.into_iter().find(|(magic, ..)| bytes.starts_with(magic));
     known.map(|(_, name, format)| (name, format))
 }

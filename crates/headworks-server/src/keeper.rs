@@ -1,11 +1,13 @@
 //! What a server leaves for the next one: memory with its dirty data, and a mark beside every image that may have some.
 //!
 //! Invariants: a volume's row is stored, and its mark is durable, before the volume is served; the mark goes when the volume was
-//! written out and closed.
+//! written out and closed, after a clean stop alone. A start that fails puts the marks back as it found them.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks::Identity;
 use headworks::cache_memory::{CacheMemory, VolumeRow};
@@ -13,7 +15,7 @@ use headworks_core::{VolumeId, VolumeOptions, WriteMode};
 
 use crate::assemble::image::VolumeOrigin;
 use crate::leftovers::Leftovers;
-use crate::marker::Marker;
+use crate::marker::{Marker, nanoseconds};
 
 /// The memory and the marks of a running server.
 #[derive(Debug, Default)]
@@ -22,13 +24,17 @@ pub(crate) struct Keeper {
     leftovers: Leftovers,
     /// Marks were made by the server that this one replaces.
     has_marks: bool,
-    marks: Mutex<BTreeMap<u16, Marker>>,
+    marks: Mutex<BTreeMap<u16, (Marker, Identity)>>,
+    /// Marks of the server that this one replaces, opened while that was allowed.
+    held: Mutex<BTreeMap<PathBuf, Marker>>,
+    /// The start has failed: what is closed was not served.
+    has_failed: AtomicBool,
 }
 
 impl Keeper {
     /// A keeper of this memory; without memory dirty data die with the process.
     pub fn new(memory: Option<Arc<CacheMemory>>, leftovers: Leftovers) -> Self {
-        Self { memory, leftovers, has_marks: false, marks: Mutex::default() }
+        Self { memory, leftovers, ..Self::default() }
     }
 
     /// The same for a server that replaces another one, whose marks it finds.
@@ -44,6 +50,15 @@ impl Keeper {
     /// The memory that outlives the process, if there is such.
     pub fn memory(&self) -> Option<&Arc<CacheMemory>> {
         self.memory.as_ref()
+    }
+
+    /// Opens the marks of volumes that a running server hands over, before this one becomes another user.
+    pub fn hold_marks<'a>(&self, origins: impl Iterator<Item = &'a VolumeOrigin>) {
+        for path in origins.filter_map(|origin| origin.spec.base.path()) {
+            let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            let marker = Marker::of(&absolute).hold();
+            self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(absolute, marker);
+        }
     }
 
     /// Prepares for dirty data of a volume that is about to be served; returns a sentence if its image cannot be marked.
@@ -63,7 +78,9 @@ impl Keeper {
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if let Some(memory) = &self.memory {
             let size = options.size;
-            let row = VolumeRow { identity, path: absolute.clone(), size, suspect: false };
+            let (path, disk) = (absolute.clone(), identity.disk_of_filesystem());
+            let ahead = clock_ahead(&absolute);
+            let row = VolumeRow { identity, path, size, suspect: false, disk, ahead };
             memory.set_row(volume, &row);
         }
         if holds_dirty {
@@ -71,8 +88,8 @@ impl Keeper {
         }
         // The mark of an earlier server has been told of; it goes with a clean stop.
         let marker = Marker::of(&absolute);
-        if marker.found().is_some() {
-            self.add(volume, marker);
+        if marker.found(identity).is_some() {
+            self.add(volume, marker, identity);
         }
         None
     }
@@ -96,35 +113,80 @@ impl Keeper {
         let marker = Marker::of(path);
         // Durable already; the time of the pause is short, and the mark may belong to another user by now.
         if self.has_marks && marker.exists() {
-            self.add(volume, marker);
+            let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
+            self.add(volume, held.unwrap_or(marker), identity);
             return None;
         }
-        if let Err(error) = marker.make() {
-            return cannot(&error.to_string());
+        match marker.make(identity) {
+            Ok(made) => {
+                if let Some(memory) = &self.memory {
+                    memory.set_ahead(volume, made.clock_ahead().max(clock_ahead(path)));
+                }
+                self.add(volume, made, identity);
+            }
+            Err(error) => return cannot(&error.to_string()),
         }
-        self.add(volume, marker);
         None
     }
 
-    fn add(&self, volume: VolumeId, marker: Marker) {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.0, marker);
+    fn add(&self, volume: VolumeId, marker: Marker, image: Identity) {
+        self.marks().insert(volume.0, (marker, image));
+    }
+
+    fn marks(&self) -> MutexGuard<'_, BTreeMap<u16, (Marker, Identity)>> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a volume's image has a mark.
     pub fn has_mark(&self, volume: VolumeId) -> bool {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&volume.0)
+        self.marks().contains_key(&volume.0)
     }
 
     /// Notes that a volume was written out and closed.
     pub fn close(&self, volume: VolumeId) {
-        let mark = self.marks.lock().unwrap_or_else(PoisonError::into_inner).remove(&volume.0);
-        remove(mark);
+        // Acquire: pairs with `fail_start`.
+        if self.has_failed.load(Ordering::Acquire) {
+            return self.undo(volume);
+        }
+        let mark = self.marks().remove(&volume.0);
+        remove(mark.map(|(mark, _)| mark));
+    }
+
+    /// Notes that the start has failed and that clients were told nothing: every volume that is closed from here on is undone.
+    pub fn fail_start(&self) {
+        // Release: pairs with `close`.
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// Notes that a volume was not served: its mark says again what it said before.
+    pub fn undo(&self, volume: VolumeId) {
+        let mark = self.marks().remove(&volume.0);
+        self.put_back(mark);
+    }
+
+    /// Notes that nothing was served: the marks say again what they said before.
+    pub fn undo_all(&self) {
+        let marks = std::mem::take(&mut *self.marks());
+        self.put_back(marks.into_values());
+    }
+
+    fn put_back(&self, marks: impl IntoIterator<Item = (Marker, Identity)>) {
+        for (mark, image) in marks {
+            // What the mark told of is on the image, and the memory that showed it may be gone.
+            let undone = match self.leftovers.is_restored(image) {
+                true => mark.remove(),
+                false => mark.undo(),
+            };
+            if let Err(error) = undone {
+                tracing::warn!("cannot put the mark of an image back as it was: {error}");
+            }
+        }
     }
 
     /// Notes that every volume was written out and closed.
     pub fn close_all(&self) {
-        let marks = std::mem::take(&mut *self.marks.lock().unwrap_or_else(PoisonError::into_inner));
-        remove(marks.into_values());
+        let marks = std::mem::take(&mut *self.marks());
+        remove(marks.into_values().map(|(mark, _)| mark));
     }
 
     /// Notes that a volume is about to have `size` bytes.
@@ -140,6 +202,14 @@ impl Keeper {
             memory.set_suspect(volume, suspect);
         }
     }
+}
+
+/// How far the times of an image are ahead of this machine's clock, in nanoseconds: that was set back, or is not their clock.
+fn clock_ahead(image: &Path) -> u64 {
+    let changed = std::fs::metadata(image).map_or(0, |found| {
+        (found.ctime() as u64).wrapping_mul(1_000_000_000).wrapping_add(found.ctime_nsec() as u64)
+    });
+    changed.saturating_sub(nanoseconds())
 }
 
 fn remove(marks: impl IntoIterator<Item = Marker>) {

@@ -350,7 +350,7 @@ fn storage(config: &ShardConfig, setup: &ThreadSetup) -> Result<ShardStorage, Co
     let ShardMemory { frames, buffers: region, log } = mapped
         .map_err(|error| ConfigError::new("cache-file", format!("cannot map it: {error}")))?;
     let pool = Pool::over(region).map_err(buffers)?;
-    Ok(ShardStorage { pool, frames, pages: Some("shared memory"), log })
+    Ok(ShardStorage { pool, frames, pages: Some("shared memory"), log: Some(log) })
 }
 
 fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder, ConfigError> {

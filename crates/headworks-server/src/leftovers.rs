@@ -4,9 +4,14 @@
 //!   start: every file that a dead server left --> `Leftovers` --image opened and locked--> `PendingRestore`
 //!            image as it was, and memory of our own that outlives us  --> written into the cache, dirty; served at once
 //!            image as it was, otherwise                               --> written to the image, synced
-//!            image changed                                            --> beside it
+//!            image changed, or perhaps another one                    --> a recovery file; flushes of the export fail
+//!            another image at its path or with its number             --> a recovery file, once all images are open
 //!            image not served                                         --> the file stays, and a note says so
 //! ```
+//!
+//! Rule: an image suffers only for data that are its own. Those of another image, whose path or number it has, change nothing of it:
+//! its flushes succeed, and nothing is written into its directory. Recovery files of a changed image lie beside it, all others in the
+//! state directory ([`crate::recovery`]).
 //!
 //! An image is restored before a client can use it. A file is removed when nothing in it is dirty any more, and its entries are
 //! cleared when their blocks are on the image or in our own dirty table; so a server that dies while it restores leaves everything to
@@ -20,11 +25,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use headworks::cache_memory::{
-    LeftCache, LeftVolume, VolumeRow, difference, write_beside, write_image,
+    LeftCache, LeftVolume, Verdict, VolumeRow, judge, write_image, write_recovery,
 };
 use headworks::{Identity, ImageWriter, OpenFile, display_size};
 use headworks_core::{ConfigError, VolumeId};
 use headworks_nbd::client::Export;
+
+use crate::recovery::write_to_state;
 
 /// Removes a file whose data are all on their images.
 type Remove = Box<dyn FnOnce() + Send>;
@@ -37,9 +44,38 @@ struct LeftFile {
     remove: Remove,
     /// Its volumes whose data are being restored.
     claimed: Vec<VolumeId>,
+    /// Its volumes in whose place another image is, and why it is another.
+    strays: Vec<(VolumeId, String)>,
 }
 
 impl LeftFile {
+    /// Writes data of images in whose place others are to the state directory; returns a sentence about each.
+    fn settle_strays(&mut self) -> Vec<String> {
+        let strays = std::mem::take(&mut self.strays);
+        let left = self.cache.volumes();
+        let settle = |(id, why): &(VolumeId, String)| {
+            let volume = left.iter().find(|left| left.volume == *id)?;
+            if self.claimed.contains(id) {
+                return None;
+            }
+            let path = volume.row.as_ref()?.path.display();
+            let size = display_size(volume.bytes);
+            Some(match write_to_state(&self.cache, volume) {
+                Ok(file) => format!(
+                    "{size} of acknowledged writes to {path}, which a killed server left, are in {}: what is served in its place is another \
+                     image ({why}), which they do not concern",
+                    file.display()
+                ),
+                Err(error) => format!(
+                    "{size} of acknowledged writes to {path} stay in {}: what is served in its place is another image ({why}), and they \
+                     cannot be written to the state directory: {error}",
+                    self.name
+                ),
+            })
+        };
+        strays.iter().filter_map(settle).collect()
+    }
+
     /// A sentence about data of an image that is not served.
     fn note(&self, row: &VolumeRow, bytes: u64) -> String {
         format!(
@@ -153,6 +189,8 @@ pub struct Leftovers {
     /// Paths of images that a server which hands over may have marked.
     marked: Arc<Mutex<Vec<PathBuf>>>,
     remotes: Arc<Mutex<Vec<(Identity, Export)>>>,
+    /// Images whose dead server left its memory.
+    covered: Arc<Mutex<Vec<Identity>>>,
 }
 
 impl fmt::Debug for Leftovers {
@@ -178,7 +216,7 @@ impl Leftovers {
             Some(cache) => {
                 let (cache, name) = (Arc::new(cache), name.to_owned());
                 let (remove, claimed) = (Box::new(remove), Vec::new());
-                let file = LeftFile { cache, name, remove, claimed };
+                let file = LeftFile { cache, name, remove, claimed, strays: Vec::new() };
                 self.files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
             }
         }
@@ -276,11 +314,11 @@ impl Leftovers {
         let mut done = RestoredImage::default();
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         for file in files.iter_mut() {
-            let rows = file.cache.rows();
-            let is_same = |row: &VolumeRow| row.may_be_of(&image.identity());
-            let is_this = |row: &VolumeRow| is_same(row) || row.path == absolute;
-            done.covered |= rows.iter().any(is_same);
-            if rows.iter().any(|row| is_this(row) && row.suspect) {
+            let verdict = |row: &VolumeRow| judge(&file.cache, row, image, writer.is_plain());
+            let is_its = |row: &VolumeRow| !matches!(verdict(row), Verdict::Other(_));
+            let its: Vec<_> = file.cache.rows().into_iter().filter(|row| is_its(row)).collect();
+            done.covered |= !its.is_empty();
+            if its.iter().any(|row| row.suspect) {
                 done.suspect = true;
                 done.notes.push(format!(
                     "{}: a device flush had failed when the server was killed: flushes fail until it is acknowledged (headworks ctl SOCKET \
@@ -289,12 +327,41 @@ impl Leftovers {
                 ));
             }
             for volume in file.cache.volumes() {
-                if volume.row.as_ref().is_some_and(is_this) {
-                    restore_volume(file, volume, (path, image, writer), &mut done)?;
+                let Some(row) = &volume.row else { continue };
+                match judge(&file.cache, row, image, writer.is_plain()) {
+                    // An image that is nowhere to be seen may be served later.
+                    Verdict::Other(why) => {
+                        if row.path == absolute || row.identity.has_numbers_of(&image.identity()) {
+                            file.strays.push((volume.volume, why));
+                        }
+                    }
+                    verdict => {
+                        restore_volume(file, volume, verdict, (path, image, writer), &mut done)?;
+                    }
                 }
             }
         }
+        if done.covered {
+            let mut covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
+            covered.push(image.identity());
+        }
         Ok(done)
+    }
+
+    /// Whether the dead server of an image left its memory, and nothing of that is needed any more: everything is on the image.
+    pub(crate) fn is_restored(&self, image: Identity) -> bool {
+        // In the order of `restore_image`.
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = |file: &LeftFile| file.cache.rows().iter().any(|row| row.may_be_of(&image));
+        covered.contains(&image) && !files.iter().any(names)
+    }
+
+    /// Writes data of images in whose place others are to the state directory; returns a sentence about each. To be called when
+    /// every image that may be theirs is open.
+    pub(crate) fn settle_strays(&self) -> Vec<String> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.iter_mut().flat_map(LeftFile::settle_strays).collect()
     }
 
     /// Removes the files that are not needed any more; returns a sentence about each image that has data in one of the others.
@@ -302,7 +369,8 @@ impl Leftovers {
         // Their memory is to go with their processes.
         self.held.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut notes, mut kept) = (Vec::new(), Vec::new());
+        let mut notes: Vec<_> = files.iter_mut().flat_map(LeftFile::settle_strays).collect();
+        let mut kept = Vec::new();
         for file in files.drain(..) {
             let left = file.cache.volumes();
             // Of a volume in memory nothing outlives its server.
@@ -320,10 +388,11 @@ impl Leftovers {
     }
 }
 
-/// Finds out where the dirty data of one volume belong.
+/// Takes the dirty data of an image, or of what may be it: they are to be written to it, or are written to a recovery file.
 fn restore_volume(
     file: &mut LeftFile,
     volume: LeftVolume,
+    verdict: Verdict,
     (path, image, writer): (&Path, &OpenFile, &ImageWriter),
     done: &mut RestoredImage,
 ) -> Result<(), ConfigError> {
@@ -335,21 +404,30 @@ fn restore_volume(
         );
         return Err(ConfigError::new("read-only", message));
     }
-    let Some(why) = difference(&file.cache, &volume, image) else {
-        file.claimed.push(volume.volume);
-        done.pending.push(PendingRestore {
-            cache: Arc::clone(&file.cache),
-            volume,
-            image: writer.clone(),
-            shown: shown.to_string(),
-            left_in: file.name.clone(),
-        });
-        return Ok(());
+    let (why, beside) = match verdict {
+        Verdict::Unchanged => {
+            file.claimed.push(volume.volume);
+            done.pending.push(PendingRestore {
+                cache: Arc::clone(&file.cache),
+                volume,
+                image: writer.clone(),
+                shown: shown.to_string(),
+                left_in: file.name.clone(),
+            });
+            return Ok(());
+        }
+        // Its own directory has room for it, most likely.
+        Verdict::Changed(why) => (why, !image.identity().is_disk()),
+        Verdict::Unknown(why) | Verdict::Other(why) => (why, false),
     };
-    let beside = write_beside(&file.cache, &volume, path).map_err(|error| {
+    let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let folder = absolute.parent().filter(|_| beside);
+    let beside = folder.and_then(|folder| write_recovery(&file.cache, &volume, folder).ok());
+    let written = beside.map_or_else(|| write_to_state(&file.cache, &volume), Ok);
+    let written = written.map_err(|error| {
         let message = format!(
             "{shown} is not the image that a killed server used ({why}), and {size} of acknowledged writes to that cannot be written \
-             beside it: {error}; they stay in {}",
+             to a recovery file: {error}; they stay in {}",
             file.name
         );
         ConfigError::new("path", message)
@@ -358,7 +436,7 @@ fn restore_volume(
     done.notes.push(format!(
         "{shown} is not the image that a killed server used ({why}): {size} of acknowledged writes to that are in {}, and flushes of the \
          export fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --yes)",
-        beside.display()
+        written.display()
     ));
     Ok(())
 }

@@ -30,7 +30,7 @@
 //! | `latency` | histograms of wait times |
 //! | `access` | which clients see which exports |
 //! | `nbd` | connections: receive, parse, reply, send |
-//! | `keeper`, `leftovers`, `marker` | what a server leaves for the next one: dirty data in shared memory, marks beside images |
+//! | `keeper`, `leftovers`, `marker`, `recovery` | what a server leaves for the next one: dirty data in shared memory, marks beside images, and where data go that have none |
 //! | `assemble`, [`config`] | exports from specifications and from the configuration file |
 //! | `messages`, `shared` | what threads of the server exchange, outside the data path |
 //! | `reactor` | the event loop of a shard's thread |
@@ -67,6 +67,7 @@ mod opened_listeners;
 mod options;
 mod reactor;
 mod recorder;
+mod recovery;
 mod reload_request;
 mod reloader;
 mod restoring;

@@ -214,8 +214,9 @@ impl Server {
             };
             volumes.iter().filter_map(open).collect()
         };
-        if adoption.is_none() {
-            notes.extend(open_volumes(&keeper));
+        match adoption {
+            None => notes.extend(open_volumes(&keeper)),
+            Some(_) => keeper.hold_marks(volumes.iter().map(|(_, (origin, _))| origin)),
         }
         let shared = ServerShared::new(boxes, config.volumes_max(), Box::new(ended));
         let shared = Arc::new(shared.with_keeper(keeper));
@@ -248,11 +249,11 @@ impl Server {
             broken: Arc::clone(&broken),
             access: rules,
             listens: restores.is_empty() && adoption.is_none(),
-            watcher: ImageWatcher::start()?,
+            watcher: ImageWatcher::start().inspect_err(|_| shared.keeper().undo_all())?,
         };
         let launched = launch(seeds, &setup, opened);
         // Nothing was served.
-        let launched = launched.inspect_err(|_| shared.keeper().close_all());
+        let launched = launched.inspect_err(|_| shared.keeper().undo_all());
         let Launched { threads, engine, pages } = launched?;
         if let Some(adoption) = adoption {
             let finished = adoption.finish(&shared, &setup.exports, options, || {
@@ -307,6 +308,8 @@ impl Server {
                 Ok(server)
             }
             Err(error) => {
+                // No client was told of a loss that a mark is of: it stays.
+                server.shared.keeper().fail_start();
                 server.stop();
                 let _ = server.join();
                 Err(error)

@@ -369,11 +369,14 @@ impl Executor {
         inputs: &mut Vec<Input>,
     ) {
         let Some(id) = device else { return };
-        let Self { devices, commands, spans, completions, lost, .. } = self;
+        let Self { devices, commands, spans, completions, lost, log, .. } = self;
         let device =
             devices[usize::from(id.0)].as_mut().expect("a shard submits only to its own devices");
         let mut io = DeviceIo { device: id, completions, disk, lost };
         sink.before_commands(commands);
+        if let Some(log) = log {
+            log.begin_commands(commands.len());
+        }
         // SAFETY: buffers stay valid and untouched until `Reply` says otherwise, which the shard's contract puts after the
         // completion; the spans were checked against their buffers.
         unsafe { device.submit(now, CommandBatch { commands, spans }, &mut io) };
@@ -467,6 +470,9 @@ impl Executor {
         let inputs_of =
             |completion: &Completion| Input::Complete { device, completion: *completion };
         inputs.extend(self.completions.iter().map(inputs_of));
+        if let Some(log) = &self.log {
+            log.end_commands(self.completions.len());
+        }
         self.completions.clear();
     }
 }

@@ -38,7 +38,8 @@ Keys of the export, set on the outermost type: weight, its share of the device r
 is acknowledged: writeback (from the page cache; durable after a flush or with FUA), writethrough (by the device), none (no
 cache), unsafe (flushes do nothing); default writeback, for mem and null none; on-error, for blocks whose write-back failed:
 hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold;
-on-unclean, after a power failure: serve or refuse-flush (flushes fail until acknowledged), default serve; tenant, the
+on-unclean, where memory of a server that died is gone: auto (refuse-flush, but serve after a reboot), serve or refuse-flush
+(flushes fail until acknowledged), default auto; tenant, the
 tenant (--tenant) whose share of the device it uses together with the tenant's other exports; latency-target (5ms), for 99 of
 100 small reads and synchronous writes in the device: while it is missed, other exports have less there; dirty (64M), the most
 of its data in the page cache that is not written yet; describe=on, to tell clients what the export is made of: paths, bases

@@ -2,12 +2,13 @@
 //!
 //! It is created before privileges are dropped, so that it may lie where only root can write. Such a file can only be
 //! truncated at shutdown, through the open descriptor. It is never given to the user, because root may act on its
-//! content, and a symbolic link is refused, which could lead to any file. A process that replaces another one opens it as early, and changes it when it serves.
+//! content, and a symbolic link is refused, which could lead to any file, as is everything but a regular file ([`open_own`]). A process that replaces another one opens it as early, and changes it when it serves.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use headworks::safe_open::open_own;
 use headworks_core::ConfigError;
 
 /// A pid file, removed on drop once it has this process's id.
@@ -28,8 +29,8 @@ impl PidFile {
     /// Opens the file, which may have the id of the process that is to be replaced, and changes nothing.
     pub(super) fn open(path: &Path) -> Result<Self, ConfigError> {
         let mut options = File::options();
-        options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
-        let opened = options.open(path);
+        options.write(true).create(true).truncate(false);
+        let opened = open_own(path, &mut options);
         let file = opened.map_err(|error| cannot_write(path, &error))?;
         Ok(Self { path: path.to_owned(), file, is_own: false })
     }
@@ -65,10 +66,6 @@ impl Drop for PidFile {
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> ConfigError {
-    if error.raw_os_error() == Some(libc::ELOOP) {
-        let message = format!("{} is a symbolic link; name the file itself", path.display());
-        return ConfigError::new("pid-file", message);
-    }
     ConfigError::new("pid-file", format!("cannot write {}: {error}", path.display()))
 }
 
@@ -104,9 +101,25 @@ mod tests {
         std::fs::write(&target, "precious").unwrap();
         std::os::unix::fs::symlink(&target, &link).unwrap();
         let refused = PidFile::write(&link).err().unwrap();
-        assert!(refused.message.contains("is a symbolic link"), "{refused}");
+        assert!(refused.message.contains("it is a symbolic link"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+        std::fs::remove_file(&link).unwrap();
+        std::fs::hard_link(&target, &link).unwrap();
+        let refused = PidFile::write(&link).err().unwrap();
+        assert!(refused.message.contains("hard links"), "{refused}");
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
         std::fs::remove_file(&link).unwrap();
         std::fs::remove_file(&target).unwrap();
+    }
+
+    #[test]
+    fn fifo_is_refused_at_once() {
+        let path = std::env::temp_dir().join(format!("headworks-pid-fifo-{}", std::process::id()));
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a valid C string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let refused = PidFile::write(&path).err().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(refused.message.ends_with("it is a FIFO, not a regular file"), "{refused}");
     }
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use headworks::safe_open::open_named;
 use headworks_server::config::{ConfigFile, Origin, Position, Problem, Problems, TEXT_MAX};
 
 use super::layers::{EffectiveOptions, OptionError, resolve};
@@ -99,7 +100,7 @@ fn read(path: &Path) -> Result<(ConfigFile, Problems), OptionError> {
     let mut bytes = Vec::new();
     // One byte more than the limit, to detect longer files.
     let most = TEXT_MAX as u64 + 1;
-    fs::File::open(path)
+    open_named(path, fs::File::options().read(true))
         .and_then(|file| file.take(most).read_to_end(&mut bytes))
         .map_err(|error| unreadable(path, &error))?;
     let name = path.to_string_lossy();

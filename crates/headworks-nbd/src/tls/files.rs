@@ -6,13 +6,17 @@
 //! | `server-cert.pem`, `server-key.pem` | server | its certificate with all intermediates, and its key |
 //! | `client-cert.pem`, `client-key.pem` | client | the same, for servers that verify clients |
 //!
-//! An error is one sentence with the name of the file.
+//! An error is one sentence with the name of the file. A file is a regular one, perhaps behind a symbolic link, of at most 1 MiB.
 
 use std::path::{Path, PathBuf};
 
+use headworks::safe_open::read_named;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// Most bytes of a file.
+const BYTES_MAX: u64 = 1 << 20;
 
 /// The certificate chain and key of one side.
 pub struct Identity {
@@ -29,7 +33,7 @@ pub struct Identity {
 pub fn identity(directory: &Path, side: &str) -> Result<Identity, String> {
     let chain = certificates(&directory.join(format!("{side}-cert.pem")))?;
     let path = directory.join(format!("{side}-key.pem"));
-    let key = PrivateKeyDer::from_pem_file(&path).map_err(|error| match error {
+    let key = PrivateKeyDer::from_pem_slice(&read(&path)?).map_err(|error| match error {
         pem::Error::NoItemsFound => {
             format!("{} has no private key in PEM without a password", path.display())
         }
@@ -82,9 +86,7 @@ pub fn authorities_path(directory: &Path) -> PathBuf {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, _> =
-        CertificateDer::pem_file_iter(path).and_then(|certificates| certificates.collect());
-    match found {
+    match CertificateDer::pem_slice_iter(&read(path)?).collect::<Result<Vec<_>, _>>() {
         Ok(found) if found.is_empty() => {
             Err(format!("{} has no certificate in PEM", path.display()))
         }
@@ -93,11 +95,12 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    read_named(path, BYTES_MAX).map_err(|error| format!("cannot read {}: {error}", path.display()))
+}
+
 fn bad(path: &Path, error: &pem::Error) -> String {
-    match error {
-        pem::Error::Io(error) => format!("cannot read {}: {error}", path.display()),
-        other => format!("{} is not in PEM: {other}", path.display()),
-    }
+    format!("{} is not in PEM: {error}", path.display())
 }
 
 #[cfg(test)]
@@ -129,6 +132,11 @@ mod tests {
         assert!(complaint(directory).contains("server-cert.pem has no certificate in PEM"));
         std::fs::remove_file(&certificate).unwrap();
         assert!(complaint(directory).starts_with("cannot read "), "{}", complaint(directory));
+        let made = std::process::Command::new("mkfifo").arg(&certificate).status().unwrap();
+        assert!(made.success());
+        assert!(
+            complaint(directory).ends_with("server-cert.pem: it is a FIFO, not a regular file")
+        );
         std::fs::remove_file(authorities_path(directory)).unwrap();
         assert!(authorities(directory).err().unwrap().contains("ca-cert.pem: No such file"));
     }

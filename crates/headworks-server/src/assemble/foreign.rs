@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use headworks::is_overlay;
+use headworks::{Identity, is_overlay};
 use headworks_formats::format_of;
 
 use crate::leftovers::Leftovers;
@@ -42,7 +42,7 @@ pub(crate) fn refusal(base: &BaseDevice, leftovers: &Leftovers) -> Option<String
 /// Whether a server that was killed served the file for writing.
 fn was_served(path: &Path) -> bool {
     let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    Marker::of(&absolute).exists()
+    Identity::of(path).is_ok_and(|image| Marker::of(&absolute).may_tell_of(image))
 }
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ mod tests {
         assert!(open(MissingImage::Refuse).is_err());
         // The mark of a server that was killed.
         let marker = Marker::of(&std::fs::canonicalize(&path).unwrap());
-        marker.make().unwrap();
+        let marker = marker.make(Identity::of(&path).unwrap()).unwrap();
         assert_eq!(serve("PATH"), Ok(1));
         marker.remove().unwrap();
         // Other formats are not read.
@@ -97,7 +97,7 @@ mod tests {
         std::fs::write(&base, [1; 8192]).unwrap();
         headworks::NewOverlay::new(&base, None).unwrap().create(&overlay).unwrap();
         let marker = Marker::of(&std::fs::canonicalize(&overlay).unwrap());
-        marker.make().unwrap();
+        let marker = marker.make(Identity::of(&overlay).unwrap()).unwrap();
         let overlay = overlay.display();
         let said = serve(&overlay.to_string()).unwrap_err();
         assert!(said.contains("overlay image: overlay:path="), "{said}");

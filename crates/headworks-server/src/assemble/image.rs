@@ -12,7 +12,7 @@ use super::foreign;
 use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, unclean_note};
-use crate::spec::{BaseDevice, ExportOptions, Rbd, RemoteLink, Spec, UncleanPolicy, Wrapper};
+use crate::spec::{BaseDevice, ExportOptions, Rbd, RemoteLink, Spec, Wrapper};
 use headworks::{
     Device, Direct, FileDevice, FileOptions, FilesystemDevice, Identity, ImageWriter, MemDevice,
     NullDevice, OpenFile, OpenOverlay, OpenVolume, OverlayBase, OverlayOptions, SizeWatch,
@@ -435,10 +435,11 @@ impl OpenedImage {
             // The mark is that of the server which hands over.
             return Ok(restored);
         }
-        if let Some(unclean) = Marker::of(&absolute).found()
+        if let Some(unclean) = Marker::of(&absolute).found(file.identity())
             && !(unclean.same_boot && restored.covered)
         {
-            let refuses = export.share.on_unclean == Some(UncleanPolicy::RefuseFlush);
+            let policy = export.share.on_unclean.unwrap_or_default();
+            let refuses = policy.refuses(unclean.same_boot);
             restored.suspect |= refuses;
             restored.notes.push(unclean_note(path, unclean, refuses));
         }

@@ -29,7 +29,7 @@ pub struct ExportOptions {
     pub mode: Option<WriteMode>,
     /// Policy for failed write-back; none leaves it open, too.
     pub on_error: Option<ErrorPolicy>,
-    /// What clients are told after an unclean end; none is [`UncleanPolicy::Serve`].
+    /// What clients are told after an unclean end; none is [`UncleanPolicy::Auto`].
     pub on_unclean: Option<UncleanPolicy>,
     /// The tenant whose share it uses.
     pub tenant: Option<TenantName>,
@@ -46,8 +46,10 @@ pub struct ExportOptions {
 /// What an export does after its server died and acknowledged writes may be lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UncleanPolicy {
-    /// It is served as it is, with a warning at the start.
+    /// As `RefuseFlush` if the host has not been started since: clients may have survived. As `Serve` after a power failure.
     #[default]
+    Auto,
+    /// It is served as it is, with a warning at the start.
     Serve,
     /// Its flushes and FUA writes fail until the operator acknowledges it: a client that survived learns of the loss.
     RefuseFlush,
@@ -55,14 +57,26 @@ pub enum UncleanPolicy {
 
 impl UncleanPolicy {
     /// Every policy, in the order of their numbers.
-    pub const ALL: [Self; 2] = [Self::Serve, Self::RefuseFlush];
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Serve, Self::RefuseFlush];
 
     /// The word that users give.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::Serve => "serve",
             Self::RefuseFlush => "refuse-flush",
+        }
+    }
+
+    /// Whether flushes fail after a server that ended uncleanly and whose memory is gone; `same_boot` if the host has not been started
+    /// since.
+    #[must_use]
+    pub const fn refuses(self, same_boot: bool) -> bool {
+        match self {
+            Self::Auto => same_boot,
+            Self::Serve => false,
+            Self::RefuseFlush => true,
         }
     }
 }
@@ -229,7 +243,7 @@ mod tests {
             ("mem:on-error=stop", "on-error: `stop` is none of hold, retry"),
             ("mem:dirty=1K", "dirty: `1K` is too little; 64K and more, or none, are accepted"),
             ("mem:describe=1x", "describe: "),
-            ("mem:on-unclean=no", "on-unclean: `no` is none of serve, refuse-flush"),
+            ("mem:on-unclean=no", "on-unclean: `no` is none of auto, serve, refuse-flush"),
         ] {
             let message = ExportOptions::take(text).unwrap_err().to_string();
             assert!(message.contains(words), "{text}: {message}");

@@ -31,8 +31,8 @@ pub struct ShardMemory {
     pub frames: Option<Mapping>,
     /// Memory of the request buffers.
     pub buffers: Mapping,
-    /// The dirty log; none without a cache.
-    pub log: Option<DirtyLog>,
+    /// The dirty log, without entries if there is no cache: its shard may have the devices of others' volumes.
+    pub log: DirtyLog,
 }
 
 /// The file of a process that runs.
@@ -238,12 +238,12 @@ impl CacheMemory {
                 .push((at + offset, base.addr() as u64)),
         };
         set(shard::BUFFERS_BASE, buffers.base());
-        let log = frames.as_ref().map(|frames| {
+        if let Some(frames) = &frames {
             set(shard::FRAMES_BASE, frames.base());
-            let table = (get(shard::TABLE_AT), units as usize);
-            let memory = Arc::clone(&self.control);
-            DirtyLog::new(memory, at + shard::REDO, at + shard::ALIVE, table)
-        });
+        }
+        let table = (get(shard::TABLE_AT), units as usize);
+        let memory = Arc::clone(&self.control);
+        let log = DirtyLog::new(memory, at + shard::REDO, at + shard::ALIVE, table);
         Ok(ShardMemory { frames, buffers, log })
     }
 
@@ -295,6 +295,13 @@ impl CacheMemory {
     pub fn set_size(&self, volume: VolumeId, size: u64) {
         if usize::from(volume.0) < self.rows {
             VolumeRow::set_size(&self.control, volume, size);
+        }
+    }
+
+    /// Notes how far the clock of the filesystem of a volume's image is ahead of this machine's, in nanoseconds.
+    pub fn set_ahead(&self, volume: VolumeId, ahead: u64) {
+        if usize::from(volume.0) < self.rows {
+            VolumeRow::set_ahead(&self.control, volume, ahead);
         }
     }
 

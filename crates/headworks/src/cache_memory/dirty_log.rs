@@ -18,9 +18,9 @@ const LEN: usize = 16;
 /// The dirty table of a shard's frames, with the redo record of its executor.
 #[derive(Debug)]
 pub struct DirtyLog {
-    /// The redo record, the word of the time and the table, in `_memory`.
+    /// The redo record, the words of time and commands in flight, and the table, in `_memory`.
     redo: NonNull<[AtomicU64; 3]>,
-    alive: NonNull<AtomicU64>,
+    alive: NonNull<[AtomicU64; 2]>,
     table: NonNull<AtomicU64>,
     frames: usize,
     _memory: Arc<Mapping>,
@@ -30,8 +30,8 @@ pub struct DirtyLog {
 unsafe impl Send for DirtyLog {}
 
 impl DirtyLog {
-    /// A log in `memory`: the redo record at `redo_at`, the word of the last time at `alive_at`, and an entry for each of `frames`
-    /// frames at `table_at`.
+    /// A log in `memory`: the redo record at `redo_at`, the words of the last time and of commands in flight at `alive_at`, and an
+    /// entry for each of `frames` frames at `table_at`.
     ///
     /// # Panics
     /// If something of it is not inside the memory, or not aligned.
@@ -46,7 +46,9 @@ impl DirtyLog {
         let redo = NonNull::from(last).cast::<AtomicU64>();
         // SAFETY: the mapping has bytes from its start on, so the two words before are inside.
         let redo = unsafe { redo.sub(LEN / 8) }.cast();
-        let alive = NonNull::from(word(&memory, alive_at));
+        let in_flight = NonNull::from(word(&memory, alive_at + 8)).cast::<AtomicU64>();
+        // SAFETY: the word before is inside, too.
+        let alive = unsafe { in_flight.sub(1) }.cast();
         let bytes = frames.checked_mul(8).expect("the length of a table");
         let table = NonNull::new(memory.at(table_at, bytes)).expect("inside a mapping").cast();
         assert!(table.is_aligned(), "words are aligned");
@@ -117,10 +119,40 @@ impl DirtyLog {
         (len > 0).then_some((to, from, len))
     }
 
-    /// Stores the current time: the process lives.
-    pub fn stamp(&self) {
+    #[inline]
+    fn alive(&self) -> &[AtomicU64; 2] {
         // SAFETY: as for the table.
-        unsafe { self.alive.as_ref() }.store(now(), Ordering::Relaxed);
+        unsafe { self.alive.as_ref() }
+    }
+
+    /// Stores the current time: the process lives. A time before one that was stored is not: file times of then are ours.
+    #[inline]
+    pub fn stamp(&self) {
+        let [alive, _] = self.alive();
+        let last = alive.load(Ordering::Relaxed);
+        alive.store(last.max(now()), Ordering::Relaxed);
+    }
+
+    /// Notes that `count` commands are about to be given to a device: its files may change until they are answered.
+    #[inline]
+    pub fn begin_commands(&self, count: usize) {
+        let [_, in_flight] = self.alive();
+        // This thread alone stores it. Release: before anything of the commands.
+        let before = in_flight.load(Ordering::Relaxed);
+        in_flight.store(before.wrapping_add(count as u64), Ordering::Release);
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// Notes that `count` commands were answered. When none is left, the time is stored: later changes of files are not this shard's.
+    #[inline]
+    pub fn end_commands(&self, count: usize) {
+        let [_, in_flight] = self.alive();
+        let left = in_flight.load(Ordering::Relaxed).wrapping_sub(count as u64);
+        if left == 0 && count > 0 {
+            self.stamp();
+        }
+        compiler_fence(Ordering::SeqCst);
+        in_flight.store(left, Ordering::Release);
     }
 }
 
@@ -130,6 +162,14 @@ pub(super) fn now() -> u64 {
     // SAFETY: the kernel writes a time into `now`.
     unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &raw mut now) };
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+/// Steps of the coarse clock, in nanoseconds: file times may be finer, and later by less than one.
+pub(super) fn tick() -> u64 {
+    let mut step = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    // SAFETY: the kernel writes a time into `step`; if it does not, 10 ms stay, the longest step that there is.
+    unsafe { libc::clock_getres(libc::CLOCK_REALTIME_COARSE, &raw mut step) };
+    (step.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(step.tv_nsec as u64)
 }
 
 #[cfg(test)]
@@ -156,6 +196,23 @@ mod tests {
                 DirtyEntry::CLEAN
             ]
         );
+    }
+
+    #[test]
+    fn time_never_goes_back_and_is_stored_when_the_last_command_ends() {
+        let log = DirtyLog::anonymous(1);
+        let [alive, in_flight] = log.alive();
+        log.begin_commands(2);
+        log.end_commands(1);
+        assert_eq!(alive.load(Ordering::Relaxed), 0, "one is in flight");
+        log.end_commands(1);
+        assert_eq!(in_flight.load(Ordering::Relaxed), 0);
+        assert!(alive.load(Ordering::Relaxed) > 0);
+        // As if the clock had been set back since.
+        let later = now() + 3_600_000_000_000;
+        alive.store(later, Ordering::Relaxed);
+        log.stamp();
+        assert_eq!(alive.load(Ordering::Relaxed), later);
     }
 
     #[test]

@@ -47,8 +47,10 @@ pub mod shard {
     pub const BUFFERS_BASE: usize = 48;
     /// The redo record, in a cache line of its own.
     pub const REDO: usize = 64;
-    /// The time of the last batch of actions (realtime, nanoseconds).
+    /// The latest time at which the shard has done anything (realtime, nanoseconds). A clock that is set back does not set it back.
     pub const ALIVE: usize = 128;
+    /// Commands that devices have and have not answered; version 1 does not count them.
+    pub const IN_FLIGHT: usize = ALIVE + 8;
     /// Bytes of an entry.
     pub const BYTES: usize = 256;
 }
@@ -62,14 +64,19 @@ mod row {
     pub const SUSPECT: usize = 32;
     pub const PATH_LEN: usize = 40;
     pub const PATH: usize = 64;
-    /// The identity without its numbers, behind the longest path. Version 1 has the rest of the path there.
+    // Behind the longest path. Version 1 has the rest of the path there.
+    /// How far the clock of the image's filesystem is ahead of this machine's, in nanoseconds.
+    pub const AHEAD: usize = 512 - 40;
+    /// Sequence of the disk that the image's filesystem is on; 0 if that is not known.
+    pub const DISK: usize = 512 - 32;
+    /// The identity without its numbers.
     pub const IDENTITY: usize = 512 - 24;
 }
 
 /// Bytes of a row.
 pub const ROW_BYTES: usize = 512;
 /// The longest path that a row keeps; a longer one is left out, and the image is known by its identity alone.
-const PATH_MAX: usize = row::IDENTITY - row::PATH;
+const PATH_MAX: usize = row::AHEAD - row::PATH;
 /// The same in version 1.
 const PATH_MAX_1: usize = ROW_BYTES - row::PATH;
 
@@ -108,6 +115,10 @@ pub struct VolumeRow {
     pub size: u64,
     /// A device flush failed and was not acknowledged.
     pub suspect: bool,
+    /// Sequence of the disk that its filesystem is on ([`Identity::disk_of_filesystem`]); 0 if that is not known.
+    pub disk: u64,
+    /// How far the clock of its filesystem is ahead of this machine's, in nanoseconds.
+    pub ahead: u64,
 }
 
 impl VolumeRow {
@@ -129,11 +140,19 @@ impl VolumeRow {
             // There may be dirty blocks of it already: the row is there all the time.
             set(row::SIZE, self.size);
             set(row::SUSPECT, self.suspect.into());
+            // How far the clock is ahead is known from the process that has handed over, or not known.
+            let is_old = word(memory, at + row::KIND).load(Ordering::Relaxed) == NUMBERS;
+            if is_old || self.ahead > 0 {
+                set(row::AHEAD, self.ahead);
+            }
+            set(row::DISK, self.disk);
             self.store_identity(memory, at);
             word(memory, at + row::KIND).store(IMAGE, Ordering::Release);
             return;
         }
         Self::clear(memory, volume);
+        set(row::AHEAD, self.ahead);
+        set(row::DISK, self.disk);
         self.store_identity(memory, at);
         set(row::FILESYSTEM, self.identity.filesystem);
         set(row::INODE, self.identity.inode);
@@ -183,6 +202,12 @@ impl VolumeRow {
         word(memory, at + row::SIZE).store(size, Ordering::Relaxed);
     }
 
+    /// Notes how far the clock of a volume's filesystem is ahead.
+    pub(super) fn set_ahead(memory: &Mapping, volume: VolumeId, ahead: u64) {
+        let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
+        word(memory, at + row::AHEAD).store(ahead, Ordering::Relaxed);
+    }
+
     /// Notes whether a volume is suspect.
     pub(super) fn set_suspect(memory: &Mapping, volume: VolumeId, suspect: bool) {
         let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
@@ -193,9 +218,9 @@ impl VolumeRow {
     pub(super) fn load(memory: &Mapping, index: usize) -> Option<Self> {
         let at = ROWS_AT + index * ROW_BYTES;
         let get = |offset| word(memory, at + offset).load(Ordering::Relaxed);
-        let path_max = match get(row::KIND) {
-            NUMBERS => PATH_MAX_1,
-            IMAGE => PATH_MAX,
+        let (path_max, disk, ahead) = match get(row::KIND) {
+            NUMBERS => (PATH_MAX_1, 0, 0),
+            IMAGE => (PATH_MAX, get(row::DISK), get(row::AHEAD)),
             _ => return None,
         };
         let len = (get(row::PATH_LEN) as usize).min(path_max);
@@ -207,6 +232,8 @@ impl VolumeRow {
             path: Path::new(OsStr::from_bytes(path)).to_path_buf(),
             size: get(row::SIZE),
             suspect: get(row::SUSPECT) != 0,
+            disk,
+            ahead,
         })
     }
 }
@@ -219,7 +246,8 @@ mod tests {
     fn row_is_read_back_and_too_long_path_is_left_out() {
         let memory = Mapping::new(ROWS_AT + 4 * ROW_BYTES).unwrap();
         let identity = Identity::named(7, 8);
-        let row = VolumeRow { identity, path: "/a/b.img".into(), size: 1 << 20, suspect: false };
+        let path = "/a/b.img".into();
+        let row = VolumeRow { identity, path, size: 1 << 20, suspect: false, disk: 4, ahead: 5 };
         row.store(&memory, VolumeId(3));
         assert_eq!(VolumeRow::load(&memory, 3).as_ref(), Some(&row));
         assert_eq!(VolumeRow::load(&memory, 2), None);
@@ -236,7 +264,8 @@ mod tests {
     fn row_of_the_first_layout_is_read_and_gets_its_identity_in_place() {
         let memory = Mapping::new(ROWS_AT + 4 * ROW_BYTES).unwrap();
         let identity = Identity::named(7, 8);
-        let row = VolumeRow { identity, path: "/a/b.img".into(), size: 1 << 20, suspect: false };
+        let path = "/a/b.img".into();
+        let row = VolumeRow { identity, path, size: 1 << 20, suspect: false, disk: 4, ahead: 5 };
         row.store(&memory, VolumeId(1));
         let at = ROWS_AT + ROW_BYTES;
         word(&memory, at + row::KIND).store(NUMBERS, Ordering::Relaxed);

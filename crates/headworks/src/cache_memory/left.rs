@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use headworks_core::cache::folio::BLOCK;
@@ -11,6 +11,7 @@ use headworks_core::{DirtyEntry, VolumeId};
 
 use super::dirty_log::now;
 use super::layout::{MAGIC, READABLE, ROWS_AT, VERSION, VolumeRow, head, shard, shard_at, word};
+use crate::Identity;
 use crate::memory::Mapping;
 
 /// Most shards and rows that a file may claim to have: far more than any server has.
@@ -64,7 +65,6 @@ pub struct LeftVolume {
 /// Frames and tables of a shard.
 #[derive(Debug)]
 struct LeftShard {
-    at: usize,
     table_at: usize,
     frames: Mapping,
     buffers: Mapping,
@@ -76,6 +76,8 @@ struct LeftShard {
 pub struct LeftCache {
     control: Mapping,
     rows: usize,
+    /// Shards of the process, with caches and without.
+    shards_all: usize,
     shards: Vec<LeftShard>,
     /// Volumes whose dirty blocks are somewhere else now.
     settled: Mutex<BTreeSet<u16>>,
@@ -136,8 +138,9 @@ impl LeftCache {
         }
         let control = Mapping::shared(&file, 0, control as usize)?;
         let (rows, shards_found, settled) = (rows as usize, Vec::new(), Mutex::default());
-        let mut left = Self { control, rows, shards: shards_found, settled, file };
-        for index in 0..shards as usize {
+        let shards_all = shards as usize;
+        let mut left = Self { control, rows, shards_all, shards: shards_found, settled, file };
+        for index in 0..shards_all {
             let shard = left.shard(index, len, redo)?;
             left.shards.extend(shard);
         }
@@ -175,7 +178,7 @@ impl LeftCache {
         }
         let table = (0..units as usize).map(entry).map(|word| word.load(Ordering::Acquire));
         let blocks = dirty_blocks(table.map(DirtyEntry));
-        Ok(Some(LeftShard { at, table_at: table_at as usize, frames, buffers, blocks }))
+        Ok(Some(LeftShard { table_at: table_at as usize, frames, buffers, blocks }))
     }
 
     /// Does the copy again that the process did not finish. A source outside of the buffers was a frame of an even earlier
@@ -275,27 +278,43 @@ impl LeftCache {
         self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.0);
     }
 
-    /// The time of the process's last batch of actions, in nanoseconds of real time.
+    /// The word at `offset` in the entry of each shard.
+    fn shard_words(&self, offset: usize) -> impl Iterator<Item = &AtomicU64> {
+        let at = move |index| shard_at(self.rows, index) + offset;
+        (0..self.shards_all).map(move |index| word(&self.control, at(index)))
+    }
+
+    /// The latest time at which the process is known to have lived, in nanoseconds of real time.
     #[must_use]
     pub fn alive(&self) -> u64 {
-        let alive = |shard: &LeftShard| word(&self.control, shard.at + shard::ALIVE);
-        let times = self.shards.iter().map(alive).map(|word| word.load(Ordering::Relaxed));
+        let times = self.shard_words(shard::ALIVE).map(|word| word.load(Ordering::Relaxed));
         times.max().unwrap_or(0)
     }
 
-    /// Makes now the time of [`LeftCache::alive`]: the image is about to be written by this process.
+    /// Whether its devices had answered every command when the process died: nothing of it reached a file after
+    /// [`LeftCache::alive`].
+    #[must_use]
+    pub fn was_idle(&self) -> bool {
+        let counts = word(&self.control, head::VERSION).load(Ordering::Relaxed) == VERSION;
+        counts && self.shard_words(shard::IN_FLIGHT).all(|word| word.load(Ordering::Acquire) == 0)
+    }
+
+    /// When the memory was made, in nanoseconds of real time: the process started then, or later.
+    #[must_use]
+    pub fn birth(&self) -> Option<u64> {
+        Identity::of_file(&self.file).ok()?.birth()
+    }
+
+    /// Makes now the time of [`LeftCache::alive`], and commands in flight: the image is about to be written by this process.
     pub fn touch(&self) {
-        for shard in &self.shards {
-            word(&self.control, shard.at + shard::ALIVE).store(now(), Ordering::Relaxed);
-        }
+        self.shard_words(shard::IN_FLIGHT).for_each(|word| word.store(1, Ordering::Release));
+        self.shard_words(shard::ALIVE).for_each(|word| word.store(now(), Ordering::Relaxed));
     }
 
     /// Sets the time of [`LeftCache::alive`].
     #[cfg(test)]
     pub(super) fn set_alive(&self, ns: u64) {
-        for shard in &self.shards {
-            word(&self.control, shard.at + shard::ALIVE).store(ns, Ordering::Relaxed);
-        }
+        self.shard_words(shard::ALIVE).for_each(|word| word.store(ns, Ordering::Relaxed));
     }
 
     /// The process that wrote it.

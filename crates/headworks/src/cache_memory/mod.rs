@@ -34,4 +34,4 @@ pub use create::{CacheMemory, ShardGeometry, ShardMemory};
 pub use dirty_log::DirtyLog;
 pub use layout::VolumeRow;
 pub use left::{DirtyBlock, LeftBlock, LeftCache, LeftVolume, dirty_blocks};
-pub use restore::{difference, write_beside, write_image};
+pub use restore::{Verdict, judge, write_image, write_recovery};

@@ -1,54 +1,112 @@
-//! Writes the dirty blocks of a file that a dead process left: to their image, or beside it if the image changed meanwhile.
+//! Writes the dirty blocks of a file that a dead process left: to their image, or to a recovery file.
 //!
 //! ```text
-//!   image as the process left it --> written, synced
-//!   changed since, replaced, shorter --> IMAGE.headworks-recovery: a sparse file with the blocks at their places
-//!                                       IMAGE.headworks-recovery.map: a line "offset length" for each run of blocks
+//!   the image, as the process left it          --> written, synced
+//!   the image, changed since or shorter        --> DIRECTORY/IMAGE.headworks-recovery: a sparse file with the blocks at their places
+//!   perhaps the image; another image                                IMAGE.headworks-recovery.map: a line "offset length" for each run of blocks
 //! ```
 //!
-//! An image is as the process left it if it is the same file (device and inode), not shorter, and its status change time is not
-//! later than the process's last batch of actions by more than [`GRACE`]: what the process had given to the kernel may be written
-//! a moment after its death, and the kernel sets that time when it begins to write. The caller holds the image's lock, so
-//! nothing of the dead process is still being written.
+//! Rule: data go back only to the image that they are of ([`judge`]). It is that image if the identities are equal and known; where
+//! only numbers are, it is not if it was born after the process had died. It is as the process left it if it is not shorter, and its status change time is not
+//! later than the last thing that the process did. The kernel sets that time when a write begins; so if the devices had answered
+//! every command at the death ([`LeftCache::was_idle`]), no later time is the process's, and otherwise it may be later by [`GRACE`].
+//! The caller holds the image's lock, so nothing of the dead process is still being written.
+//!
+//! Both times are of one clock, and what the process did is stored only forward: a clock that is set back makes changes by others in
+//! the time that it repeats look older, and nothing else. A filesystem with another clock (a server's), or with files of before the
+//! clock was set back, is ahead by what the process saw when it opened the image ([`VolumeRow::ahead`]).
+//!
+//! A recovery file is made anew, with its map, where nothing has their names: no link is followed, and nothing is written over.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IoSlice, Write as _};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::dirty_log::tick;
+use super::layout::VolumeRow;
 use super::left::{LeftBlock, LeftCache, LeftVolume};
 use crate::device::sync_directory;
 use crate::{ImageWriter, OpenFile};
 use headworks_core::cache::folio::BLOCK;
 
-/// Time after the process's last batch of actions in which its own writes may reach an image: 2 s.
+/// Time after the process's last sign of life in which its own writes may reach an image, if it had commands in flight: 2 s.
 const GRACE: u64 = 2_000_000_000;
+/// Most recovery files of one name in a directory.
+const RECOVERIES_MAX: u32 = 100;
 /// Blocks that are written with one call.
 const RUN_MAX: usize = 512;
 
-/// Returns what is different about an image since the process died, if anything is: then its blocks go beside it.
-#[must_use]
-pub fn difference(left: &LeftCache, volume: &LeftVolume, image: &OpenFile) -> Option<String> {
-    let row = volume.row.as_ref()?;
-    let found = image.found();
-    if !row.may_be_of(&image.identity()) {
-        return Some("it is another file".to_owned());
-    }
-    // Of a row without more than numbers, its server is all that is known.
-    if !row.identity.is_known() && image.identity().birth().is_none_or(|born| born > left.alive()) {
-        return Some("it may be another file with the same number".to_owned());
-    }
-    if found.size < row.size {
-        return Some(format!("it had {} bytes and has {}", row.size, found.size));
-    }
-    // Writes through a block device do not change the times of its node.
-    let changed = image.is_regular() && found.changed > left.alive().saturating_add(GRACE);
-    changed.then(|| {
-        let later = (found.changed - left.alive()) / 1_000_000_000;
-        format!("it was changed {later} s after the server that used it had died")
-    })
+/// How an image is related to the dirty blocks of a volume. All but the first say why in a clause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is the volume's image, as the process left it.
+    Unchanged,
+    /// It is the volume's image, and was changed since.
+    Changed(String),
+    /// It cannot be told whether it is the volume's image.
+    Unknown(String),
+    /// It is another image.
+    Other(String),
 }
 
+/// Finds out whether `image`, which is locked, is the one of a row. A device that writes by itself is not `is_plain`
+/// ([`ImageWriter::is_plain`]).
+#[must_use]
+pub fn judge(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool) -> Verdict {
+    let (found, identity) = (image.found(), image.identity());
+    // The clock of the filesystem, at the last sign of life.
+    let alive = left.alive().saturating_add(row.ahead);
+    if !row.identity.has_numbers_of(&identity) {
+        return Verdict::Other("it is another file".to_owned());
+    }
+    // With known identities the birth is compared as well, and not by a clock.
+    let is_told = identity.is_known() && row.identity.is_known();
+    if !is_told && identity.birth().is_some_and(|born| born > alive.saturating_add(tick())) {
+        return Verdict::Other("it was made after that server had died".to_owned());
+    }
+    if !identity.is_known() {
+        let why = match identity.is_disk() {
+            true => "this kernel does not tell disks apart that get one number after the other",
+            false => "its filesystem does not tell files apart that get one number after the other",
+        };
+        return Verdict::Unknown(why.to_owned());
+    }
+    if !row.identity.is_known() {
+        let started = left.birth().unwrap_or(0).saturating_add(row.ahead);
+        if identity.birth().is_none_or(|born| born > started) {
+            let why = "that server has noted its number alone, and it is not older than the server";
+            return Verdict::Unknown(why.to_owned());
+        }
+    } else if row.identity != identity {
+        let what = if identity.is_disk() { "disk" } else { "file" };
+        return Verdict::Other(format!("it is another {what}, with a number that is used again"));
+    }
+    let disk = identity.disk_of_filesystem();
+    if disk != 0 && row.disk != 0 && disk != row.disk {
+        return Verdict::Unknown(
+            "its filesystem was on another disk, or was detached since".to_owned(),
+        );
+    }
+    let is_shorter = found.size < row.size || identity.is_partition() && found.size != row.size;
+    if is_shorter {
+        return Verdict::Changed(format!("it had {} bytes and has {}", row.size, found.size));
+    }
+    let exact = left.was_idle() && is_plain && image.has_local_times();
+    let latest = alive.saturating_add(if exact { tick() } else { GRACE });
+    // Writes through a block device do not change the times of its node.
+    if image.is_regular() && found.changed > latest {
+        let later = (found.changed - alive) / 100_000_000;
+        return Verdict::Changed(format!(
+            "it was changed {}.{} s after the server that used it had died",
+            later / 10,
+            later % 10
+        ));
+    }
+    Verdict::Unchanged
+}
 /// Writes the dirty blocks of `volume` to its image, syncs it, and forgets them in `left`.
 ///
 /// # Errors
@@ -88,44 +146,80 @@ fn write_runs<'a>(
     }
 }
 
-/// The path with `suffix` behind its name.
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
-}
-
-/// Makes a new file beside `path`; an older one stays, and the new one gets a number.
-fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
-    for number in 1..1000 {
-        let suffix = match number {
-            1 => ".headworks-recovery".to_owned(),
-            number => format!(".headworks-recovery-{number}"),
+/// Makes a recovery file and its map in `directory`; older ones stay, and new ones get a number.
+fn create_pair(directory: &Path, image: &OsStr) -> io::Result<(File, File, PathBuf)> {
+    // A name may have 255 bytes.
+    let image = &image.as_bytes()[..image.len().min(200)];
+    let create = |path: &Path| File::options().write(true).create_new(true).mode(0o600).open(path);
+    for number in 1..=RECOVERIES_MAX {
+        let mut name = OsStr::from_bytes(image).to_owned();
+        name.push(".headworks-recovery");
+        if number > 1 {
+            name.push(format!("-{number}"));
+        }
+        let path = directory.join(&name);
+        name.push(".map");
+        let is_there = |error: &io::Error| error.kind() == io::ErrorKind::AlreadyExists;
+        let file = match create(&path) {
+            Err(error) if is_there(&error) => continue,
+            made => made?,
         };
-        let file = with_suffix(path, &suffix);
-        match File::options().write(true).create_new(true).mode(0o600).open(&file) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => return made.map(|made| (made, file)),
+        match create(&directory.join(name)) {
+            Ok(map) => return Ok((file, map, path)),
+            Err(error) => {
+                std::fs::remove_file(&path)?;
+                if !is_there(&error) {
+                    return Err(error);
+                }
+            }
         }
     }
-    Err(io::Error::new(io::ErrorKind::AlreadyExists, "there are 999 recovery files"))
+    let message = format!("there are {RECOVERIES_MAX} recovery files of this name; remove some");
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, message))
 }
 
-/// Writes the dirty blocks of `volume` beside the image at `path`, and forgets them in `left`; returns the file.
+/// Writes the dirty blocks of `volume` to a new recovery file in `directory`, named after the image, and forgets them in `left`; returns
+/// the file.
 ///
 /// # Errors
-/// A write or sync failed; the blocks are still in `left`.
-pub fn write_beside(left: &LeftCache, volume: &LeftVolume, path: &Path) -> io::Result<PathBuf> {
+/// A write or sync failed; the blocks are still in `left`, and no file is.
+pub fn write_recovery(
+    left: &LeftCache,
+    volume: &LeftVolume,
+    directory: &Path,
+) -> io::Result<PathBuf> {
+    let path = volume.row.as_ref().map(|row| row.path.as_path());
+    let name = path.and_then(Path::file_name).unwrap_or(OsStr::new("image"));
+    let (file, index, made) = create_pair(directory, name)?;
+    let written = write_pair(left, volume, (&file, &index)).and_then(|()| sync_directory(&made));
+    if let Err(error) = written {
+        // Half of the blocks, perhaps: all of them are in `left`.
+        let mut map = made.clone().into_os_string();
+        map.push(".map");
+        let _ = (std::fs::remove_file(&made), std::fs::remove_file(map));
+        return Err(error);
+    }
+    left.settle(volume.volume);
+    Ok(made)
+}
+
+fn write_pair(
+    left: &LeftCache,
+    volume: &LeftVolume,
+    (file, mut index): (&File, &File),
+) -> io::Result<()> {
     let size = volume.row.as_ref().map_or(u64::MAX, |row| row.size);
     // A volume may have grown after its row was written.
     let end = left.blocks(volume.volume, u64::MAX).map(|block| block.block + 1).max().unwrap_or(0);
     let end = end * u64::from(BLOCK);
     let size = if end >= size && end - size < u64::from(BLOCK) { size } else { size.max(end) };
-    let (file, name) = create_beside(path)?;
     file.set_len(size)?;
     let mut map =
         "# Blocks that a killed server had not written to the image: offset length, in bytes\n"
             .to_owned();
+    if let Some(row) = &volume.row {
+        map += &format!("# {}\n", row.path.display().to_string().escape_debug());
+    }
     write_runs(left.blocks(volume.volume, size), |offset, run| {
         let mut at = offset;
         for piece in run.iter() {
@@ -136,15 +230,6 @@ pub fn write_beside(left: &LeftCache, volume: &LeftVolume, path: &Path) -> io::R
         Ok(())
     })?;
     file.sync_all()?;
-    let mut index = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(with_suffix(&name, ".map"))?;
     index.write_all(map.as_bytes())?;
-    index.sync_all()?;
-    sync_directory(path)?;
-    left.settle(volume.volume);
-    Ok(name)
+    index.sync_all()
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, FromRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -9,7 +10,7 @@ use headworks_core::{DirtyEntry, VolumeId};
 
 use super::layout::{head, word};
 use super::*;
-use crate::device::testing::TempFile;
+use crate::device::testing::{TempFile, memory_directory};
 use crate::memory::Mapping;
 use crate::{FileOptions, OpenFile};
 
@@ -35,20 +36,22 @@ impl Process {
         let geometry = vec![ShardGeometry { units: UNITS, buffers: 1 << 20 }];
         let memory = CacheMemory::new(memfd(), 8, geometry).unwrap();
         let shard = memory.shard(0).unwrap();
-        shard.log.as_ref().unwrap().stamp();
+        shard.log.stamp();
         let opened = open(image.path());
         let row = VolumeRow {
             identity: opened.identity(),
             path: image.path().to_owned(),
             size: opened.found().size,
             suspect: false,
+            disk: opened.identity().disk_of_filesystem(),
+            ahead: 0,
         };
         memory.set_row(VolumeId(2), &row);
         Self { memory, shard, image }
     }
 
     fn log(&self) -> &DirtyLog {
-        self.shard.log.as_ref().unwrap()
+        &self.shard.log
     }
 
     fn fill(&self, frame: u32, byte: u8) {
@@ -85,13 +88,17 @@ enum Restored {
 
 fn restore_all(left: &LeftCache, path: &Path) -> Vec<Restored> {
     let image = open(path);
-    let restore = |volume: &LeftVolume| match difference(left, volume, &image) {
-        None => {
-            write_image(left, volume, &image.writer()).unwrap();
-            Restored::Image { bytes: volume.bytes }
-        }
-        Some(why) => Restored::Beside { file: write_beside(left, volume, path).unwrap(), why },
-    };
+    let restore =
+        |volume: &LeftVolume| match judge(left, volume.row.as_ref().unwrap(), &image, true) {
+            Verdict::Unchanged => {
+                write_image(left, volume, &image.writer()).unwrap();
+                Restored::Image { bytes: volume.bytes }
+            }
+            Verdict::Changed(why) | Verdict::Unknown(why) | Verdict::Other(why) => {
+                let file = write_recovery(left, volume, path.parent().unwrap()).unwrap();
+                Restored::Beside { file, why }
+            }
+        };
     left.volumes().iter().map(restore).collect()
 }
 
@@ -228,10 +235,46 @@ fn changed_image_is_left_alone_and_data_lie_beside_it() {
     }
 }
 
+/// The verdict on an image after `change` has seen it, for a process that died with `in_flight` commands.
+fn verdict_after(name: &str, in_flight: usize, is_plain: bool, change: fn(&Path)) -> Verdict {
+    let process = Process::new(name);
+    process.dirty(3, 5, 8);
+    process.log().begin_commands(in_flight + 1);
+    process.log().end_commands(1);
+    let (left, image) = process.die();
+    change(image.path());
+    judge(&left, left.volumes()[0].row.as_ref().unwrap(), &open(image.path()), is_plain)
+}
+
+fn waits_and_changes(path: &Path) {
+    let written = std::fs::metadata(path).unwrap().ctime_nsec();
+    // The times of files have steps of some milliseconds.
+    while std::fs::metadata(path).unwrap().ctime_nsec() - written < 50_000_000 {
+        let image = File::options().write(true).open(path).unwrap();
+        image.write_all_at(&[3; 512], 0).unwrap();
+        if std::fs::metadata(path).unwrap().ctime_nsec() < written {
+            return;
+        }
+    }
+}
+
+#[test]
+fn change_after_the_death_of_an_idle_server_is_found_at_once() {
+    assert_eq!(verdict_after("left-idle", 0, true, |_| ()), Verdict::Unchanged);
+    let Verdict::Changed(why) = verdict_after("left-soon", 0, true, waits_and_changes) else {
+        panic!("a backup that is copied over the image is not seen");
+    };
+    assert!(why.starts_with("it was changed 0.") && why.contains("s after the server"), "{why}");
+    // Its own writes may be late.
+    assert_eq!(verdict_after("left-late", 1, true, waits_and_changes), Verdict::Unchanged);
+    assert_eq!(verdict_after("left-overlay", 0, false, waits_and_changes), Verdict::Unchanged);
+}
+
 #[test]
 fn image_that_changed_long_after_the_death_is_left_alone() {
     let process = Process::new("left-later");
     process.dirty(3, 5, 8);
+    process.log().begin_commands(1);
     let (left, image) = process.die();
     assert!(left.alive() > 0);
     // As if the process had died ten seconds earlier.
@@ -240,10 +283,118 @@ fn image_that_changed_long_after_the_death_is_left_alone() {
     let done = restore_all(&left, image.path()).pop().unwrap();
     let Restored::Beside { file, why } = done else { panic!("{done:?}") };
     assert!(why.starts_with("it was changed ") && why.contains("s after the server"), "{why}");
-    std::fs::remove_file(
-        file.with_file_name(format!("{}.map", file.file_name().unwrap().to_str().unwrap())),
-    )
-    .unwrap();
+    remove_recovery(&file);
+}
+
+#[test]
+fn clock_that_was_set_back_loses_nothing() {
+    // The clock of the filesystem, or of before, is an hour ahead.
+    let process = Process::new("left-clock");
+    process.dirty(3, 5, 8);
+    process.memory.set_ahead(VolumeId(2), 3_600_000_000_000);
+    let (left, image) = process.die();
+    left.set_alive(left.alive() - 3_600_000_000_000);
+    assert_eq!(restore_all(&left, image.path()), [Restored::Image { bytes: BLOCK as u64 }]);
+}
+
+#[test]
+fn image_with_the_inode_of_a_deleted_one_gets_nothing_of_it() {
+    for directory in [Some(std::env::temp_dir()), memory_directory()].into_iter().flatten() {
+        let process = Process::new("left-reused");
+        process.dirty(3, 5, 8);
+        let (left, image) = process.die();
+        let mut row = left.volumes()[0].row.clone().unwrap();
+        let mut reused = false;
+        for _ in 0..20 {
+            let (old, new) =
+                (TempFile::new("left-old"), TempFile::absent_in(&directory, "left-new"));
+            row.identity = crate::Identity::of(old.path()).unwrap();
+            drop(old);
+            std::fs::write(new.path(), vec![2; 10 * BLOCK + 512]).unwrap();
+            let image = open(new.path());
+            reused |= row.identity.has_numbers_of(&image.identity());
+            let Verdict::Other(why) = judge(&left, &row, &image, true) else {
+                panic!("{directory:?}: data of a deleted image");
+            };
+            assert!(why.starts_with("it is another file"), "{why}");
+        }
+        println!("{directory:?}: number used again: {reused}");
+        drop(image);
+    }
+}
+
+#[test]
+fn row_with_numbers_alone_is_believed_for_older_images_only() {
+    let process = Process::new("left-numbers");
+    process.dirty(3, 5, 8);
+    let (left, image) = process.die();
+    let row = left.volumes()[0].row.clone().unwrap();
+    let numbers = crate::Identity::of_numbers(row.identity.filesystem, row.identity.inode);
+    let row = VolumeRow { identity: numbers, ..row };
+    let verdict = |row: &VolumeRow, image: &Path| judge(&left, row, &open(image), true);
+    assert_eq!(verdict(&row, image.path()), Verdict::Unchanged, "older than the memory");
+    left.set_alive(1);
+    let late = Verdict::Other("it was made after that server had died".to_owned());
+    assert_eq!(verdict(&row, image.path()), late);
+    left.set_alive(u64::MAX / 2);
+    // The times of files have steps of some milliseconds.
+    let younger = loop {
+        let younger = TempFile::absent("left-younger");
+        std::fs::write(younger.path(), vec![2; 10 * BLOCK + 512]).unwrap();
+        let identity = crate::Identity::of(younger.path()).unwrap();
+        if identity.birth() > left.birth() {
+            break younger;
+        }
+    };
+    let found = crate::Identity::of(younger.path()).unwrap();
+    let identity = crate::Identity::of_numbers(found.filesystem, found.inode);
+    let verdict = verdict(&VolumeRow { identity, ..row }, younger.path());
+    assert!(matches!(verdict, Verdict::Unknown(_)), "{verdict:?}");
+}
+
+#[test]
+fn copy_of_a_whole_filesystem_is_not_known_to_be_the_same() {
+    let process = Process::new("left-disk");
+    process.dirty(3, 5, 8);
+    let (left, image) = process.die();
+    let row = left.volumes()[0].row.clone().unwrap();
+    if row.disk == 0 {
+        println!("the test directory is on no disk with a sequence");
+        return;
+    }
+    let row = VolumeRow { disk: row.disk + 1, ..row };
+    assert!(matches!(judge(&left, &row, &open(image.path()), true), Verdict::Unknown(_)));
+}
+
+#[test]
+fn recovery_files_follow_no_link_and_replace_nothing() {
+    let process = Process::new("left-links");
+    process.dirty(3, 5, 8);
+    let (left, image) = process.die();
+    let precious = TempFile::absent("left-precious");
+    std::fs::write(precious.path(), "precious").unwrap();
+    let name = image.path().file_name().unwrap().to_str().unwrap().to_owned();
+    let planted = |suffix: &str| {
+        let path = image.path().with_file_name(format!("{name}.headworks-recovery{suffix}"));
+        std::os::unix::fs::symlink(precious.path(), &path).unwrap();
+        path
+    };
+    let links = [planted(".map"), planted("-2"), planted("-3.map")];
+    let volume = &left.volumes()[0];
+    let file = write_recovery(&left, volume, image.path().parent().unwrap()).unwrap();
+    assert!(file.to_str().unwrap().ends_with(".headworks-recovery-4"), "{file:?}");
+    assert_eq!(std::fs::read_to_string(precious.path()).unwrap(), "precious");
+    for link in links {
+        std::fs::remove_file(link).unwrap();
+    }
+    remove_recovery(&file);
+    assert!(!image.path().with_file_name(format!("{name}.headworks-recovery")).exists());
+}
+
+fn remove_recovery(file: &Path) {
+    let mut map = file.as_os_str().to_owned();
+    map.push(".map");
+    std::fs::remove_file(map).unwrap();
     std::fs::remove_file(file).unwrap();
 }
 

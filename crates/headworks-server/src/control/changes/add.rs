@@ -229,6 +229,8 @@ impl LiveChanges {
                 return Err(wrong(error));
             }
         };
+        let mut written = written;
+        written.extend(leftovers.settle_strays());
         leftovers.remove_empty();
         Ok(ImageToAdd { opened, restored, written })
     }
@@ -315,7 +317,7 @@ impl LiveChanges {
                 .shards
                 .command(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
         }
-        self.shards.keeper().close(volume);
+        self.shards.keeper().undo(volume);
         let mut others = inventory.volumes.values();
         if !others.any(|other| other.config.device == config.device)
             && let Some(record) = inventory.devices.remove(&config.device.0)

@@ -113,6 +113,12 @@ impl ImageWriter {
         self.size
     }
 
+    /// Whether the volume is the file itself: its device writes nothing but what commands ask for.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.ranges.is_none()
+    }
+
     /// Writes pieces one after the other, before the image is served.
     ///
     /// # Errors

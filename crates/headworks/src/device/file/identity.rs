@@ -114,6 +114,13 @@ impl Identity {
         self.is_disk() && folder_of_disk(self.filesystem).join("partition").exists()
     }
 
+    /// Sequence of the disk that a file's filesystem is on; 0 where that is no disk, or is not known. A copy of a whole filesystem has
+    /// the same files, on another disk.
+    #[must_use]
+    pub fn disk_of_filesystem(&self) -> u64 {
+        if self.is_disk() { 0 } else { Self::of_disk(self.filesystem).born }
+    }
+
     /// When a file was born, in nanoseconds of real time since 1970.
     #[must_use]
     pub fn birth(&self) -> Option<u64> {

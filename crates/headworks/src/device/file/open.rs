@@ -272,6 +272,12 @@ impl OpenFile {
         self.found
     }
 
+    /// Whether the times of the file are set by this machine's clock when it is written, and not later or by a server.
+    #[must_use]
+    pub fn has_local_times(&self) -> bool {
+        probe::has_local_times(&self.file)
+    }
+
     /// Returns true for a regular file, false for a block device.
     #[must_use]
     pub fn is_regular(&self) -> bool {

@@ -28,6 +28,7 @@ use super::{HERE, ONLY, OverlayDevice, Parts};
 use crate::device::Device;
 use crate::device::file::{Direct, FileDevice, FileOptions, ImageWriter, OpenFile, folder_of};
 use crate::memory::Mapping;
+use crate::safe_open;
 
 /// What a user may say about an overlay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,7 +86,7 @@ pub(super) enum Way {
 /// Whether the file at `path` is an overlay: it has a valid head and the size that this says.
 #[must_use]
 pub fn is_overlay(path: &Path) -> bool {
-    let Ok(file) = File::open(path) else { return false };
+    let Ok(file) = safe_open::open_image(path, File::options().read(true)) else { return false };
     let whole = |head: &Head| {
         file.metadata().is_ok_and(|found| {
             found.is_file() && found.len() >= data_start(head.volume_size) + head.volume_size
