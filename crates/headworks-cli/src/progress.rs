@@ -14,21 +14,26 @@ const NAMED: usize = 3;
 pub struct Progress {
     /// Time in nanoseconds and bytes left at the first sample.
     first: Option<(u64, u64)>,
+    /// Bytes left at the last sample.
+    last: Option<u64>,
 }
 
 impl Progress {
     /// Creates a progress without samples.
     pub fn new() -> Self {
-        Self { first: None }
+        Self { first: None, last: None }
     }
 
-    /// Returns the line for `left` bytes at `at` nanoseconds after the start, and what is waited for.
+    /// Returns the line for `left` bytes at `at` nanoseconds after the start, with what is waited for if nothing was written since the
+    /// last one.
     pub fn line(&mut self, at: u64, left: u64, waits: Option<&str>) -> String {
         let line = self.line_of(at, left);
-        match (waits, left) {
-            (Some(waits), _) => format!("{line}; waiting for {waits}"),
-            (None, 0) => format!("{line}, waiting for requests of devices"),
-            (None, _) => line,
+        let stands = left == 0 || self.last.is_some_and(|last| left >= last);
+        self.last = Some(left);
+        match waits {
+            Some(waits) if stands => format!("{line}; waiting for {waits}"),
+            None if left == 0 => format!("{line}, waiting for requests of devices"),
+            _ => line,
         }
     }
 
@@ -137,6 +142,11 @@ mod tests {
         assert_eq!(waits(&[export("a", Closed, 0, 0), export("b", Failed, 0, 4096)]), None);
         let waits_for = Progress::new().line(0, 0, Some("export x"));
         assert_eq!(waits_for, "stopping: nothing left to write; waiting for export x");
+        let mut progress = Progress::new();
+        assert_eq!(progress.line(SEC, 8192, Some("export x")), "stopping: 8 KiB left to write");
+        assert!(!progress.line(2 * SEC, 4096, Some("export x")).contains("waiting"));
+        let line = progress.line(3 * SEC, 4096, Some("export x"));
+        assert!(line.ends_with("; waiting for export x"), "nothing was written: {line}");
         let mut all = vec![export("a", Closed, 0, 0), export("b", Draining, 1, 0)];
         assert_eq!(waits(&all).unwrap(), "export b (device hw3, 1 request in flight)");
         all.push(export("c", Flushing, 0, 4096));
