@@ -69,13 +69,13 @@ pub use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions}
 #[doc(hidden)]
 pub use device::testing;
 pub use device::{
-    BaseFormats, BaseImage, BaseImageOptions, Command, CommandBatch, DelayDevice, DelayOptions,
-    Device, DeviceIo, Direct, ErrorDevice, ErrorOptions, Fates, FileDevice, FileOptions,
-    FilesystemDevice, FoundFile, Identity, ImageWriter, Loss, MemDevice, NewBase, NewOverlay,
-    NullDevice, OpenBaseImage, OpenFile, OpenOverlay, OpenVolume, OverlayBase, OverlayBaseKind,
-    OverlayDevice, OverlayLayer, OverlayOptions, OverlayParts, OverlayProgress, OverlaySnapshot,
-    PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability, REMOTE_BASE,
-    SizeWatch, is_overlay, sync_directory,
+    BaseFormats, BaseImage, BaseImageOptions, Command, CommandBatch, CommitOptions, DelayDevice,
+    DelayOptions, Device, DeviceIo, Direct, ErrorDevice, ErrorOptions, Fates, FileDevice,
+    FileOptions, FilesystemDevice, FoundFile, Identity, ImageWriter, Loss, MemDevice, NewBase,
+    NewOverlay, NullDevice, OpenBaseImage, OpenFile, OpenOverlay, OpenVolume, OverlayBase,
+    OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions, OverlayParts, OverlayProgress,
+    OverlaySnapshot, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability,
+    REMOTE_BASE, ResetOptions, SizeWatch, is_overlay, sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

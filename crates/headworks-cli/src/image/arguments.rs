@@ -19,10 +19,10 @@ Examples:
   headworks image check tenant.hwo                      exit 0 if it can be served
   headworks image commit tenant.hwo                     move its blocks into golden.img
   headworks image flatten tenant.hwo whole.img          one raw image of all layers
-  headworks image reset tenant.hwo                      give its blocks up
+  headworks image reset tenant.hwo                      bytes that would be lost; --yes gives them up
 
 An overlay is a sparse file with the blocks that were written; all others are the base's, which nothing may change meanwhile. The
-base may be an overlay, up to 8 of them, and the lowest one an image of another format or a remote, which is only read. A commit changes the base: other overlays on it are refused afterwards.
+base may be an overlay, up to 8 of them, and the lowest one an image of another format or a remote, which is only read. A commit changes the base: other overlays on it would be lost, so it is refused if there are some.
 
 Exit status: 0 done, 1 refused or failed, or a check found something, 2 usage.")]
 pub struct ImageArgs {
@@ -60,6 +60,10 @@ pub enum ImageCommand {
     },
     /// Checks head, size, bitmap and bases of an overlay, also while it is served
     Check {
+        /// DESTROYS DATA: first give up writes that a killed server acknowledged and no flush covered; for a file system that lost data and
+        /// was mounted again without a reboot
+        #[arg(long)]
+        forget_here: bool,
         /// Overlay to check
         file: PathBuf,
         /// Where its bases may be
@@ -68,8 +72,12 @@ pub enum ImageCommand {
     },
     /// CHANGES THE BASE: moves the blocks of an overlay into its base, and empties the overlay
     ///
-    /// Neither may be in use. Killed, it can be begun again. Other overlays on the base are refused afterwards.
+    /// Neither may be in use. Killed, it can be begun again. Other overlays on the base would be lost: if there are some in its directory or
+    /// in that of the overlay, it is refused.
     Commit {
+        /// Go on although other overlays lie on the base
+        #[arg(long)]
+        others_are_lost: bool,
         /// Overlay to commit
         file: PathBuf,
         /// Where its bases may be
@@ -89,7 +97,15 @@ pub enum ImageCommand {
         backing: Backing,
     },
     /// DESTROYS DATA: gives up the blocks of an overlay; it begins anew with its base as that is now
+    ///
+    /// Without --yes it prints how many bytes would be lost, changes nothing and exits with 1.
     Reset {
+        /// Give them up
+        #[arg(long)]
+        yes: bool,
+        /// Also when a commit was interrupted, which leaves the base with some of the blocks
+        #[arg(long)]
+        keep_mixture: bool,
         /// Overlay to empty
         file: PathBuf,
         /// Where its bases may be

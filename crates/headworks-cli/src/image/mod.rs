@@ -10,7 +10,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use headworks::{NewBase, NewOverlay, OpenOverlay, OverlayOptions, REMOTE_BASE, display_size};
+use headworks::{
+    CommitOptions, NewBase, NewOverlay, OpenOverlay, OverlayOptions, REMOTE_BASE, ResetOptions,
+    display_size,
+};
 use headworks_core::ConfigError;
 use headworks_formats::format_of;
 use headworks_server::{BASES, is_remote_base};
@@ -61,10 +64,22 @@ fn carry_out(command: &ImageCommand) -> Result<Outcome, ConfigError> {
             create(&new_base(base, *base_format)?, *size, file)
         }
         ImageCommand::Info { file, backing } => Ok(show::info(&inspect(file, *backing)?)),
-        ImageCommand::Check { file, backing } => Ok(show::check(file, inspect(file, *backing))),
-        ImageCommand::Commit { file, backing } => commit(file, *backing),
+        ImageCommand::Check { file, backing, forget_here } => {
+            if *forget_here {
+                let bytes = OpenOverlay::forget_here(file)?;
+                eprintln!("{}: {} forgotten", file.display(), display_size(bytes));
+            }
+            Ok(show::check(file, inspect(file, *backing)))
+        }
+        ImageCommand::Commit { file, backing, others_are_lost } => {
+            let (base_anywhere, others_are_lost) = (backing.is_anywhere(), *others_are_lost);
+            commit(file, &CommitOptions { base_anywhere, others_are_lost })
+        }
         ImageCommand::Flatten { file, out, backing } => flatten(file, out, *backing),
-        ImageCommand::Reset { file, backing } => reset(file, *backing),
+        ImageCommand::Reset { file, backing, yes, keep_mixture } => {
+            let (base_anywhere, keep_mixture) = (backing.is_anywhere(), *keep_mixture);
+            reset(file, &ResetOptions { base_anywhere, formats: BASES, keep_mixture }, *yes)
+        }
         ImageCommand::Rebase { base, base_format, file } => {
             rebase(&new_base(base, *base_format)?, file)
         }
@@ -138,17 +153,27 @@ fn create(base: &NewBase<'_>, size: Option<u64>, file: &Path) -> Result<Outcome,
     Ok(Outcome::good(text.into_text(), json))
 }
 
-fn commit(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
+fn commit(file: &Path, options: &CommitOptions) -> Result<Outcome, ConfigError> {
     let mut progress = Progress::new("commit");
-    let bytes = OpenOverlay::commit(file, backing.is_anywhere(), &mut |done, all| {
-        progress.tell(done, all)
-    })?;
-    Ok(moved(file, bytes, "committed into its base; it is empty now"))
+    let bytes = OpenOverlay::commit(file, options, &mut |done, all| progress.tell(done, all))?;
+    let mut outcome = moved(file, bytes, "committed into its base; it is empty now");
+    for above in OpenOverlay::overlays_on(file, file) {
+        let (above, file) = (above.display(), file.display());
+        outcome.text += &format!(
+            "{above} lies on it: give that another base (headworks image rebase) before {file} is removed\n"
+        );
+    }
+    Ok(outcome)
 }
 
-fn reset(file: &Path, backing: Backing) -> Result<Outcome, ConfigError> {
-    let bytes = OpenOverlay::reset(file, backing.is_anywhere(), BASES)?;
-    Ok(moved(file, bytes, "given up; it is its base now"))
+fn reset(file: &Path, options: &ResetOptions, yes: bool) -> Result<Outcome, ConfigError> {
+    if yes {
+        let bytes = OpenOverlay::reset(file, options)?;
+        return Ok(moved(file, bytes, "given up; it is its base now"));
+    }
+    let bytes = OpenOverlay::bytes_to_reset(file, options)?;
+    let what = "would be lost; nothing was changed; repeat with --yes to give them up";
+    Ok(Outcome { is_good: false, ..moved(file, bytes, what) })
 }
 
 fn moved(file: &Path, bytes: u64, what: &str) -> Outcome {

@@ -102,7 +102,9 @@ fn image_as_a_base_is_refused_when_it_changes_is_to_be_written_or_is_not_read() 
     let without = OverlayOptions { formats: BaseFormats::default(), ..OPTIONS };
     let said = OpenOverlay::open(&overlay, &without, None).unwrap_err().to_string();
     assert!(said.contains("is a qcow2 image, which this program does not read"), "{said}");
-    let said = OpenOverlay::commit(&overlay, false, &mut |_, _| true).unwrap_err().to_string();
+    let said = OpenOverlay::commit(&overlay, &Default::default(), &mut |_, _| true)
+        .unwrap_err()
+        .to_string();
     assert!(said.contains("which is not written"), "{said}");
     let said = NewOverlay::on(&NewBase { format: Some("vhdx"), ..on_qcow2(&above) }, None);
     assert!(said.unwrap_err().to_string().contains("of the format vhdx"));

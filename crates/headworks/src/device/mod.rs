@@ -35,9 +35,9 @@ pub use filesystem::FilesystemDevice;
 pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use overlay::{
-    BaseFormats, BaseImage, BaseImageOptions, NewBase, NewOverlay, OpenBaseImage, OpenOverlay,
-    OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions, OverlayParts,
-    OverlayProgress, OverlaySnapshot, REMOTE_BASE, is_overlay,
+    BaseFormats, BaseImage, BaseImageOptions, CommitOptions, NewBase, NewOverlay, OpenBaseImage,
+    OpenOverlay, OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions,
+    OverlayParts, OverlayProgress, OverlaySnapshot, REMOTE_BASE, ResetOptions, is_overlay,
 };
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;

@@ -40,6 +40,7 @@ mod pieces;
 mod rows;
 mod snapshot;
 mod unsynced;
+mod users;
 mod writer;
 
 use std::fs::File;
@@ -58,7 +59,7 @@ pub use self::image::{
     BaseFormats, BaseImage, BaseImageOptions, OpenBaseImage, OverlayBaseKind, REMOTE_BASE,
 };
 pub use self::new::{NewBase, NewOverlay};
-pub use self::offline::OverlayProgress;
+pub use self::offline::{CommitOptions, OverlayProgress, ResetOptions};
 pub use self::open::{OpenOverlay, OverlayLayer, OverlayOptions, is_overlay};
 pub use self::over::OverlayParts;
 use self::pieces::{Cut, Source, cut_read, zero_spans};

@@ -10,7 +10,8 @@
 //! Each can be interrupted at any point and begun again. Commit: blocks stay ours until the base has them durably, and a block that both
 //! have reads the same from either, so it can be served in between; while the head says "commit" the base's time of modification does not
 //! count. Reset: in between it is refused, since some blocks are given up and some are not. Data are punched only when no bit on the disk
-//! names them.
+//! names them. A reset after an interrupted commit would leave the base a mixture and throw the only complete copy away, so it needs a word.
+//! Whatever changes the head makes durable first what is only in the here bits, which end with it.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +24,9 @@ use std::sync::Arc;
 use headworks_core::ConfigError;
 
 use super::bitmap::PAGE_BYTES;
-use super::head::{BLOCK, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start};
+use super::head::{
+    BLOCK, BaseRecord, HEAD_BYTES, Head, Task, bitmap_bytes, data_start, here_start,
+};
 use super::here::Tag;
 use super::image::BaseFormats;
 use super::load::{next_data, read_bits, read_here};
@@ -38,6 +41,26 @@ const CHUNK: usize = 1 << 20;
 
 /// Is told how much of the work is done, in bytes, and of how much; false ends it.
 pub type OverlayProgress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
+
+/// How an overlay is committed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommitOptions {
+    /// Whether the base may be in any directory.
+    pub base_anywhere: bool,
+    /// Whether other overlays that lie on the base may be lost.
+    pub others_are_lost: bool,
+}
+
+/// How an overlay is reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResetOptions {
+    /// Whether the base may be in any directory.
+    pub base_anywhere: bool,
+    /// What opens bases that are images.
+    pub formats: BaseFormats,
+    /// Whether the blocks are given up although an interrupted commit has written only some of them to the base.
+    pub keep_mixture: bool,
+}
 
 /// Where a commit writes.
 struct Target {
@@ -115,19 +138,23 @@ fn write_head(file: &File, head: &Head) -> io::Result<()> {
 }
 
 impl OpenOverlay {
-    /// Copies the overlay's blocks into its base, and empties the overlay. Needs both alone; other overlays on the base are refused
-    /// afterwards. Returns the number of bytes that were the overlay's.
+    /// Copies the overlay's blocks into its base, and empties the overlay. Needs both alone; other overlays on the base would be refused
+    /// afterwards, so those that are found ([`OpenOverlay::overlays_on`]) forbid it unless they may be lost. Returns the number of bytes that were the overlay's.
     ///
     /// # Errors
     /// A sentence about what cannot be read or written. The commit can be begun again.
     pub fn commit(
         path: &Path,
-        base_anywhere: bool,
+        options: &CommitOptions,
         progress: OverlayProgress<'_>,
     ) -> Result<u64, ConfigError> {
-        let options = tool_options(base_anywhere, BaseFormats::default());
-        let mut open = Self::open_for(path, &options, Way::Commit)?;
+        let wanted = tool_options(options.base_anywhere, BaseFormats::default());
+        let mut open = Self::open_for(path, &wanted, Way::Commit)?;
         open.check_room()?;
+        // The base of an interrupted commit has changed already.
+        if !options.others_are_lost && !open.is_committing() {
+            open.check_others()?;
+        }
         let bytes = open.own_bytes();
         open.copy_into_base(progress).map_err(|error| {
             let message =
@@ -142,21 +169,58 @@ impl OpenOverlay {
     ///
     /// # Errors
     /// A sentence about what cannot be read or written.
-    pub fn reset(
-        path: &Path,
-        base_anywhere: bool,
-        formats: BaseFormats,
-    ) -> Result<u64, ConfigError> {
-        let options = tool_options(base_anywhere, formats);
-        let mut open = Self::open_for(path, &options, Way::Reset)?;
-        let size = open.base_record()?.size;
-        if size > open.head.volume_size {
-            return refuse(path, "is smaller than its base now; make a new overlay instead");
-        }
+    pub fn reset(path: &Path, options: &ResetOptions) -> Result<u64, ConfigError> {
+        let mut open = Self::open_to_reset(path, options)?;
         let bytes = open.own_bytes();
         open.begin(Task::Reset).map_err(|error| io_error(path, &error))?;
         open.empty(false)?;
         Ok(bytes)
+    }
+
+    /// The number of bytes that [`OpenOverlay::reset`] would give up; nothing is changed.
+    ///
+    /// # Errors
+    /// As [`OpenOverlay::reset`].
+    pub fn bytes_to_reset(path: &Path, options: &ResetOptions) -> Result<u64, ConfigError> {
+        Self::open_to_reset(path, options).map(|open| open.own_bytes())
+    }
+
+    fn open_to_reset(path: &Path, options: &ResetOptions) -> Result<Self, ConfigError> {
+        let wanted = tool_options(options.base_anywhere, options.formats);
+        let open = Self::open_for(path, &wanted, Way::Reset)?;
+        if open.is_committing() && !options.keep_mixture {
+            let message = format!(
+                "is in the middle of a commit: its base has only some of its blocks, and it has the others; end the commit (headworks image commit {}), \
+                 or give them up and keep the mixture (--keep-mixture)",
+                path.display()
+            );
+            return refuse(path, &message);
+        }
+        let size = open.base_record()?.size;
+        if size > open.head.volume_size {
+            return refuse(path, "is smaller than its base now; make a new overlay instead");
+        }
+        Ok(open)
+    }
+
+    /// Forgets what is only in the here bits: first writes that a killed process acknowledged and no flush covered. For a file system that
+    /// lost data and was mounted again in the same boot. Returns the number of bytes that are given up.
+    ///
+    /// # Errors
+    /// A sentence about what cannot be read or written.
+    pub fn forget_here(path: &Path) -> Result<u64, ConfigError> {
+        let options = FileOptions { read_only: false, size: None, direct: Direct::Off };
+        let file = OpenFile::open(path, &options)?;
+        let (head, _) = read_head(path, file.file())?;
+        let forget = |file: &File| {
+            let (live, _) = read_bits(file, head.volume_size)?;
+            let durable = live.count();
+            read_here(file, head.volume_size, Tag::of_this_boot(head.number), &live)?;
+            file.write_all_at(&[0; PAGE_BYTES], here_start(head.volume_size))?;
+            file.sync_data()?;
+            Ok((live.count() - durable) * BLOCK)
+        };
+        forget(file.file()).map_err(|error: io::Error| io_error(path, &error))
     }
 
     /// Takes `base` as it is now as the base. Nothing is copied or compared: its bytes have to be those of the present base.

@@ -10,7 +10,9 @@ use headworks_core::{BioFlags, Op};
 use super::super::head::{HEAD_BYTES, bitmap_bytes, data_start, here_start};
 use super::super::here::TAG_PAGE;
 use super::super::open::read_head;
-use super::super::{NewBase, NewOverlay, OpenOverlay, OverlayDevice, OverlayOptions};
+use super::super::{
+    CommitOptions, NewBase, NewOverlay, OpenOverlay, OverlayDevice, OverlayOptions, ResetOptions,
+};
 use super::model::{SIZE, contents, create, file, open};
 use crate::device::Direct;
 use crate::device::testing::{Bench, TempFile, memory_directory};
@@ -139,12 +141,16 @@ fn another_head_ends_here_bits_and_tools_make_them_durable_before() {
     let (overlay, expected) = killed(base.path());
     OpenOverlay::rebase(overlay.path(), &NewBase::of(copied.path())).unwrap();
     assert!(flattened(overlay.path()) == expected);
+    drop(overlay);
     let (overlay, expected) = killed(copied.path());
-    assert_eq!(OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap(), 13 << 12);
+    assert_eq!(
+        OpenOverlay::commit(overlay.path(), &CommitOptions::default(), &mut |_, _| true).unwrap(),
+        13 << 12
+    );
     assert!(std::fs::read(copied.path()).unwrap() == expected);
     assert!(contents(&mut open(overlay.path()), SIZE) == expected);
     let (overlay, _) = killed(base.path());
-    assert_eq!(OpenOverlay::reset(overlay.path(), false, Default::default()).unwrap(), 13 << 12);
+    assert_eq!(OpenOverlay::reset(overlay.path(), &ResetOptions::default()).unwrap(), 13 << 12);
     assert!(contents(&mut open(overlay.path()), SIZE) == before);
 }
 
@@ -160,6 +166,15 @@ fn overlay_that_becomes_a_base_has_its_bits_durable() {
     // What the reboot of this test wrote changes the time of modification; the bits are what counts.
     assert!(later.contains("was modified"), "{later}");
     assert!(flattened(lower.path()) == expected);
+}
+
+#[test]
+fn here_bits_are_forgotten_when_told() {
+    let base = file("base", SIZE);
+    let (overlay, _) = killed(base.path());
+    assert_eq!(OpenOverlay::forget_here(overlay.path()).unwrap(), 13 << 12);
+    assert!(contents(&mut open(overlay.path()), SIZE) == std::fs::read(base.path()).unwrap());
+    assert_eq!(OpenOverlay::forget_here(overlay.path()).unwrap(), 0);
 }
 
 fn open_error(path: &Path) -> String {

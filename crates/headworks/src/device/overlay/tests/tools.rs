@@ -5,12 +5,15 @@ use std::path::Path;
 use headworks_core::{BioFlags, Op};
 
 use super::super::head::Task;
-use super::super::open::Way;
-use super::super::{NewBase, OpenOverlay, OverlayOptions, OverlaySnapshot};
+use super::super::open::{Way, read_head};
+use super::super::{
+    CommitOptions, NewBase, OpenOverlay, OverlayOptions, OverlaySnapshot, ResetOptions,
+};
 use super::model::{SIZE, contents, create, file, open};
 use crate::device::testing::{Bench, TempFile};
 
 const NONE: BioFlags = BioFlags::NONE;
+const LOSING: CommitOptions = CommitOptions { base_anywhere: false, others_are_lost: true };
 
 /// Writes, zeroes and discards some blocks; the volume's contents afterwards.
 fn change(path: &Path, size: usize) -> Vec<u8> {
@@ -40,7 +43,11 @@ fn commit_moves_the_blocks_into_the_base_and_empties_the_overlay() {
     let (overlay, other) = (create(base.path(), None), create(base.path(), None));
     let expected = change(overlay.path(), SIZE);
     assert!(flattened(overlay.path()) == expected);
-    let bytes = OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap();
+    let refused = OpenOverlay::commit(overlay.path(), &CommitOptions::default(), &mut |_, _| true);
+    let (refused, name) = (refused.unwrap_err().to_string(), other.path().display().to_string());
+    assert!(refused.contains(&name) && refused.contains("--others-are-lost"), "{refused}");
+    assert!(flattened(overlay.path()) == expected, "nothing was changed");
+    let bytes = OpenOverlay::commit(overlay.path(), &LOSING, &mut |_, _| true).unwrap();
     assert_eq!(bytes, 15 << 12);
     assert!(std::fs::read(base.path()).unwrap() == expected);
     let options = OverlayOptions::default();
@@ -70,7 +77,10 @@ fn commit_into_an_overlay_makes_the_blocks_its_own() {
     expected[77 << 12..78 << 12].fill(9);
     expected[..4096].fill(0);
     assert!(flattened(upper.path()) == expected);
-    assert_eq!(OpenOverlay::commit(upper.path(), false, &mut |_, _| true).unwrap(), 8192);
+    assert_eq!(
+        OpenOverlay::commit(upper.path(), &CommitOptions::default(), &mut |_, _| true).unwrap(),
+        8192
+    );
     assert!(contents(&mut open(lower.path()), SIZE) == expected);
     assert!(std::fs::read(base.path()).unwrap() == before);
 }
@@ -86,14 +96,18 @@ fn interrupted_commit_changes_no_contents_and_can_be_begun_again() {
             calls += 1;
             calls <= stop_at
         };
-        let ended = OpenOverlay::commit(overlay.path(), false, &mut stop);
+        let ended = OpenOverlay::commit(overlay.path(), &CommitOptions::default(), &mut stop);
         if let Err(error) = &ended {
             assert!(error.to_string().contains("begin it again"));
             let options = OverlayOptions::default();
             let open = OpenOverlay::open(overlay.path(), &options, None).unwrap();
             assert!(open.is_committing() && open.own_bytes() == 15 << 12);
             assert!(contents(&mut Bench::new(open.into_device()), SIZE) == expected);
-            OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap();
+            let refused = OpenOverlay::reset(overlay.path(), &ResetOptions::default());
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains("--keep-mixture"), "{refused}");
+            OpenOverlay::commit(overlay.path(), &CommitOptions::default(), &mut |_, _| true)
+                .unwrap();
         }
         assert!(std::fs::read(base.path()).unwrap() == expected);
         assert!(contents(&mut open(overlay.path()), SIZE) == expected);
@@ -110,10 +124,55 @@ fn base_in_use_is_not_committed_into() {
     let base = file("base", SIZE);
     let (overlay, other) = (create(base.path(), None), create(base.path(), None));
     let served = open(other.path());
-    let refused = OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap_err();
+    let refused = OpenOverlay::commit(overlay.path(), &CommitOptions::default(), &mut |_, _| true)
+        .unwrap_err();
     assert!(refused.to_string().contains("in use by another process"));
     drop(served);
-    OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap();
+    OpenOverlay::commit(overlay.path(), &LOSING, &mut |_, _| true).unwrap();
+}
+
+#[test]
+fn reset_after_an_interrupted_commit_keeps_the_mixture_when_told() {
+    let base = file("base", SIZE);
+    let overlay = create(base.path(), None);
+    change(overlay.path(), SIZE);
+    OpenOverlay::commit(overlay.path(), &CommitOptions::default(), &mut |_, _| false).unwrap_err();
+    let options = ResetOptions { keep_mixture: true, ..ResetOptions::default() };
+    assert_eq!(OpenOverlay::reset(overlay.path(), &options).unwrap(), 15 << 12);
+    assert!(contents(&mut open(overlay.path()), SIZE) == std::fs::read(base.path()).unwrap());
+}
+
+#[test]
+fn overlays_on_a_file_are_found_by_their_heads() {
+    let base = file("base", SIZE);
+    let (one, two) = (create(base.path(), None), create(base.path(), None));
+    let above = create(one.path(), None);
+    let found = |base: &Path, beside: &Path| OpenOverlay::overlays_on(base, beside);
+    assert_eq!(found(base.path(), one.path()), [two.path().canonicalize().unwrap()]);
+    assert_eq!(found(one.path(), one.path()), [above.path().canonicalize().unwrap()]);
+    assert_eq!(found(above.path(), above.path()), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn head_whose_number_is_at_its_end_is_not_changed() {
+    use std::os::unix::fs::FileExt;
+    let base = file("base", SIZE);
+    let (overlay, other) = (create(base.path(), None), file("other", SIZE));
+    let opened = std::fs::File::options().read(true).write(true).open(overlay.path()).unwrap();
+    let (mut head, _) = read_head(overlay.path(), &opened).unwrap();
+    head.number = u64::MAX;
+    let (at, copy) = head.encode();
+    opened.write_all_at(&copy, at).unwrap();
+    drop(opened);
+    let results = [
+        OpenOverlay::rebase(overlay.path(), &NewBase::of(other.path())),
+        OpenOverlay::reset(overlay.path(), &ResetOptions::default()).map(drop),
+        OpenOverlay::commit(overlay.path(), &CommitOptions::default(), &mut |_, _| true).map(drop),
+    ];
+    for result in results {
+        let refused = result.unwrap_err().to_string();
+        assert!(refused.contains("number of its head is at its end"), "{refused}");
+    }
 }
 
 #[test]
@@ -126,7 +185,7 @@ fn reset_gives_the_base_as_it_is_now() {
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
     std::fs::File::options().write(true).open(base.path()).unwrap().set_modified(later).unwrap();
     assert!(OpenOverlay::open(overlay.path(), &OverlayOptions::default(), None).is_err());
-    assert_eq!(OpenOverlay::reset(overlay.path(), false, Default::default()).unwrap(), 15 << 12);
+    assert_eq!(OpenOverlay::reset(overlay.path(), &ResetOptions::default()).unwrap(), 15 << 12);
     assert!(contents(&mut open(overlay.path()), SIZE) == new);
 }
 
@@ -141,9 +200,10 @@ fn interrupted_reset_is_refused_until_it_is_done_again() {
     drop(open_one);
     let refused = OpenOverlay::open(overlay.path(), &options, None).unwrap_err().to_string();
     assert!(refused.contains("was being reset"), "{refused}");
-    let refused = OpenOverlay::commit(overlay.path(), false, &mut |_, _| true).unwrap_err();
+    let refused = OpenOverlay::commit(overlay.path(), &CommitOptions::default(), &mut |_, _| true)
+        .unwrap_err();
     assert!(refused.to_string().contains("was being reset"), "{refused}");
-    assert_eq!(OpenOverlay::reset(overlay.path(), false, Default::default()).unwrap(), 15 << 12);
+    assert_eq!(OpenOverlay::reset(overlay.path(), &ResetOptions::default()).unwrap(), 15 << 12);
     assert!(contents(&mut open(overlay.path()), SIZE) == std::fs::read(base.path()).unwrap());
 }
 
@@ -159,7 +219,7 @@ fn middle_layer_goes_by_a_commit_and_a_rebase() {
     bench.run(Op::Flush, NONE, 0, 0);
     let expected = contents(&mut bench, SIZE);
     drop(bench);
-    OpenOverlay::commit(middle.path(), false, &mut |_, _| true).unwrap();
+    OpenOverlay::commit(middle.path(), &CommitOptions::default(), &mut |_, _| true).unwrap();
     let refused = OpenOverlay::open(top.path(), &OverlayOptions::default(), None).unwrap_err();
     assert!(refused.to_string().contains("image rebase --base"), "{refused}");
     let itself = OpenOverlay::rebase(top.path(), &NewBase::of(top.path())).unwrap_err().to_string();
