@@ -55,7 +55,6 @@ impl OverlayDevice {
             place,
             read_only,
             late_bits: None,
-            here: Here::none(),
         }))
     }
 
