@@ -164,6 +164,8 @@ pub struct Disk {
     /// Counts events, so that two of them never have the same time.
     tick: u64,
     flushes_pending: u32,
+    /// Power cuts so far, after each of which the host has started again.
+    boots: u64,
     /// Operations of the files of overlays.
     file_ops: overlaid::FileOps,
     faulty: bool,
@@ -225,6 +227,7 @@ impl Disk {
             last: Vec::with_capacity(1024),
             tick: 1,
             flushes_pending: 0,
+            boots: 0,
             file_ops: overlaid::FileOps::default(),
             faulty: true,
             counters: DiskCounters::default(),
@@ -322,6 +325,7 @@ impl Disk {
     /// Cuts the power: commands are lost, and unflushed sectors survive at random.
     pub fn cut(&mut self, now: Instant) {
         self.counters.torn += self.in_flight() as u64;
+        self.boots += u64::from(self.options.defect != DiskDefect::SameBoot);
         self.events.clear();
         self.pending.clear();
         self.free.clear();
@@ -391,13 +395,6 @@ impl Disk {
         if let Some(Some(store)) = self.files.get_mut(usize::from(volume.0)) {
             store.sync();
         }
-    }
-
-    /// Bytes of a file, as reads return them.
-    #[must_use]
-    pub fn bytes_of(&self, volume: VolumeId, offset: u64, len: usize) -> Vec<u8> {
-        let store = self.files.get(usize::from(volume.0)).and_then(Option::as_ref);
-        store.map_or_else(Vec::new, |store| store.read(offset, len).to_vec())
     }
 
     fn start(
@@ -626,8 +623,12 @@ impl Disk {
     /// Moves the bytes `first..end` of a command.
     fn run_piece(&mut self, slot: u32, first: u32, end: u32) {
         self.pending[slot as usize].moved = true;
+        let PendingCommand { command, ref spans, .. } = self.pending[slot as usize];
+        let is_zeros = spans.is_empty();
+        if command.op.is_write() && self.leaves_out(&command, is_zeros) {
+            return;
+        }
         let pending = &self.pending[slot as usize];
-        let command = pending.command;
         let (offset, len) = (command.offset + u64::from(first), (end - first) as usize);
         let store = self.files[usize::from(command.volume.0)]
             .as_mut()

@@ -17,7 +17,7 @@ use headworks::{Command, CommandBatch, Device, DeviceIo, NullDevice, OverlayDevi
 use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, Completion, DeviceId, Instant, Op, RequestId, VolumeId};
 
-use super::{Disk, DiskFile, SharedDisk, Store};
+use super::{Disk, DiskDefect, DiskFile, SharedDisk, Store};
 use crate::environment::NoDisk;
 
 /// Most volumes of a disk with overlays: the numbers of their files follow from theirs.
@@ -69,7 +69,7 @@ impl OverlaidVolume {
     /// The file of a layer.
     #[must_use]
     pub fn layer(&self, layer: u8) -> DiskFile {
-        let size = OverlayDevice::data_offset(self.size) + self.size;
+        let size = OverlayDevice::file_bytes(self.size);
         DiskFile {
             volume: layer_file(self.volume, layer),
             size,
@@ -137,6 +137,37 @@ impl Disk {
         self.file_ops.end(answers);
     }
 
+    /// What a file is synced for when it is opened: what a process that was killed wrote may not be durable.
+    fn sync_opened(&mut self, file: VolumeId) {
+        if self.options.defect != DiskDefect::SkipsOpenSync {
+            self.sync_file(file);
+        }
+    }
+
+    /// Reads bytes of a file, as a process does; behind its end they are zeros.
+    fn read_file(&self, file: VolumeId, at: u64, bytes: &mut [u8]) {
+        bytes.fill(0);
+        let Some(Some(store)) = self.files.get(usize::from(file.0)) else { return };
+        let len = bytes.len().min(store.size().saturating_sub(at) as usize);
+        bytes[..len].copy_from_slice(store.read(at, len));
+    }
+
+    /// The id of the boot.
+    fn boot(&self) -> [u8; 16] {
+        u128::from(self.boots + 1).to_le_bytes()
+    }
+
+    /// Whether a defect leaves out a write of here bits, which are the last page of a file of a small volume; the page of their tag is before it.
+    pub(super) fn leaves_out(&mut self, command: &Command, is_zeros: bool) -> bool {
+        let Some(file) = self.file(command).filter(|_| self.options.overlaid) else { return false };
+        let is_here = file.size >= bits_end() && command.offset + u64::from(BLOCK) == file.size;
+        match self.options.defect {
+            DiskDefect::LosesHereBits => is_here && !is_zeros && self.prng.below(4) == 0,
+            DiskDefect::KeepsHereBits => is_here && is_zeros,
+            _ => false,
+        }
+    }
+
     /// Number of layers that a volume has.
     fn layers(&self, volume: VolumeId) -> u8 {
         let is_there = |layer: &u8| {
@@ -174,7 +205,7 @@ pub fn new_top(disk: &SharedDisk, volume: OverlaidVolume) -> Option<Box<OverlayD
     };
     // The layer below is as long as the volume.
     let volume = OverlaidVolume { base_size: volume.size, ..volume };
-    let top = || Box::new(make(volume, own, Box::new(NullDevice), (0, false), Vec::new()));
+    let top = || Box::new(make(disk, volume, own, Box::new(NullDevice), (0, true)));
     (layers < LAYERS_MAX).then(top)
 }
 
@@ -273,13 +304,14 @@ impl OverlaidDisk {
 fn open_chain(disk: &SharedDisk, volume: OverlaidVolume) -> OverlayDevice {
     let file = |file| LayerFile { disk: disk.clone(), file, place: volume.volume.0 };
     let layers = disk.lock().layers(volume.volume);
-    let (offset, len) = OverlayDevice::bitmap_range(volume.size);
     let mut below: Box<dyn Device> = Box::new(file(volume.volume));
     for layer in 0..layers {
         let number = layer_file(volume.volume, layer);
-        let stored = disk.lock().bytes_of(number, offset, len as usize);
         let is_top = layer + 1 == layers;
-        let overlay = make(volume, file(number), below, (layer, !is_top), stored);
+        if is_top {
+            disk.lock().sync_opened(number);
+        }
+        let overlay = make(disk, volume, file(number), below, (layer, is_top));
         if is_top {
             return overlay;
         }
@@ -289,26 +321,19 @@ fn open_chain(disk: &SharedDisk, volume: OverlaidVolume) -> OverlayDevice {
 }
 
 fn make(
+    disk: &SharedDisk,
     volume: OverlaidVolume,
     own: LayerFile,
     below: Box<dyn Device>,
-    (layer, read_only): (u8, bool),
-    stored: Vec<u8>,
+    (layer, is_top): (u8, bool),
 ) -> OverlayDevice {
     let OverlaidVolume { volume: VolumeId(place), size, base_size } = volume;
     let base_size = if layer == 0 { base_size } else { size };
-    let own = Box::new(own);
-    OverlayDevice::over(OverlayParts {
-        own,
-        below,
-        stored,
-        size,
-        base_size,
-        place,
-        layer,
-        read_only,
-    })
-    .expect("there is address space for a small bitmap")
+    let (file, boot) = (own.file, is_top.then(|| disk.lock().boot()));
+    let read = |at: u64, bytes: &mut [u8]| disk.lock().read_file(file, at, bytes);
+    let (own, read) = (Box::new(own), &read);
+    OverlayDevice::over(OverlayParts { own, below, read, boot, size, base_size, place, layer })
+        .expect("there is address space for a small bitmap")
 }
 
 impl Device for OverlaidDisk {

@@ -3,20 +3,23 @@
 use std::io;
 use std::sync::Arc;
 
-use super::bitmap::{Bitmap, LiveBits};
-use super::head::{HEAD_BYTES, bitmap_bytes, data_start};
-use super::here::Here;
+use super::bitmap::{Bitmap, PAGE_BYTES};
+use super::head::{data_start, file_bytes};
+use super::here::{Here, Tag};
+use super::load::{Stored, read_bits, read_here};
 use super::{OverlayDevice, Parts};
 use crate::device::Device;
 
 /// What an overlay over devices is made of.
-pub struct OverlayParts {
-    /// Holds the overlay's own bytes, laid out as a file of it is, as its volume 0.
+pub struct OverlayParts<'a> {
+    /// Holds the overlay's own bytes, laid out as a file of it is, as its volumes 0 and 1.
     pub own: Box<dyn Device>,
     /// Holds the base as its volume 0.
     pub below: Box<dyn Device>,
-    /// The bitmap as `own` has it now; see [`OverlayDevice::bitmap_range`].
-    pub stored: Vec<u8>,
+    /// Reads what `own` has now, from an offset on.
+    pub read: &'a dyn Fn(u64, &mut [u8]),
+    /// The boot in which it is opened for writing; none for a layer that is only read.
+    pub boot: Option<[u8; 16]>,
     /// Bytes of the volume, in whole blocks of 4 KiB.
     pub size: u64,
     /// Bytes of the base.
@@ -25,43 +28,61 @@ pub struct OverlayParts {
     pub place: u16,
     /// Number of overlays below this one, fewer than 8.
     pub layer: u8,
-    /// Whether changes are refused.
-    pub read_only: bool,
+}
+
+/// The bytes of a device, as files are read.
+struct Bytes<'a>(&'a dyn Fn(u64, &mut [u8]));
+
+impl Stored for Bytes<'_> {
+    fn next_data(&self, from: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
+        let mut page = [0; PAGE_BYTES];
+        let found = (from..end).step_by(PAGE_BYTES).find(|&at| {
+            (self.0)(at, &mut page);
+            page.iter().any(|&byte| byte != 0)
+        });
+        Ok(found.map(|at| (at, at + PAGE_BYTES as u64)))
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        (self.0)(at, bytes);
+        Ok(())
+    }
 }
 
 impl OverlayDevice {
-    /// An overlay over devices.
+    /// An overlay over devices. What `own` has is durable, if it is opened for writing: the caller has synced it.
     ///
     /// # Errors
     /// The kernel has no address space for its bitmap.
-    pub fn over(parts: OverlayParts) -> io::Result<Self> {
-        let OverlayParts { own, below, stored, size, base_size, place, layer, read_only } = parts;
-        let mut live = LiveBits::new(size)?;
-        let bytes = live.bytes_mut();
-        let len = stored.len().min(bytes.len());
-        bytes[..len].copy_from_slice(&stored[..len]);
-        live.adopt(0..len);
-        let bitmap = Bitmap::new(Arc::new(live))?;
+    pub fn over(parts: OverlayParts<'_>) -> io::Result<Self> {
+        let OverlayParts { own, below, read, boot, size, base_size, place, layer } = parts;
+        let file = Bytes(read);
+        let (live, _) = read_bits(&file, size)?;
+        // What made a base made its bits durable.
+        let tag = boot.map(|boot| Tag { boot, number: 0 });
+        let found = read_here(&file, size, tag, &live)?;
+        let here = Here::new(tag, size, &found)?;
+        let mut bitmap = Bitmap::new(Arc::new(live))?;
+        bitmap.mark_pending(&found.pending);
         Ok(Self::from_parts(Parts {
             own,
             below,
             bitmap,
-            // A simulated disk has no boots, so nothing could be believed.
-            here: Here::none(),
+            here,
             data: data_start(size),
             size,
             base_size,
             layer,
             place,
-            read_only,
+            read_only: boot.is_none(),
             late_bits: None,
         }))
     }
 
-    /// Where the file of an overlay of a volume of `size` bytes has its bitmap: offset and length.
+    /// Bytes of the file of an overlay of a volume of `size` bytes.
     #[must_use]
-    pub fn bitmap_range(size: u64) -> (u64, u64) {
-        (HEAD_BYTES as u64, bitmap_bytes(size))
+    pub fn file_bytes(size: u64) -> u64 {
+        file_bytes(size)
     }
 
     /// Where the file of an overlay of a volume of `size` bytes has the volume's first byte.
