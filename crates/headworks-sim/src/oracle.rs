@@ -30,10 +30,10 @@
 //!
 //! Time is a tick that counts submissions and answers, so two events never have the same time.
 
-use headworks_core::cache::folio::BLOCK;
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, BioId, Op, ReplyStage, Status, VolumeId, WriteMode};
 
+mod death;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -176,6 +176,18 @@ struct TornPart {
 struct CellState {
     base: u64,
     head: u32,
+    /// Entries of its list.
+    entries: u16,
+    /// The list is searched for permanently superseded entries when it is longer: twice what was left the last time, or entries that
+    /// cannot go would be searched with every write.
+    search_at: u16,
+}
+
+impl CellState {
+    /// A cell that holds a version.
+    const fn of(base: u64) -> Self {
+        Self { base, head: NIL, entries: 0, search_at: LIST_LONG as u16 }
+    }
 }
 
 /// The contract of a volume that the oracle checks.
@@ -217,6 +229,8 @@ struct Volume {
     durable_at_once: bool,
     /// Writes acknowledged before this tick are durable.
     flushed: u64,
+    /// Discards in flight.
+    discarding: u32,
 }
 
 impl Volume {
@@ -286,12 +300,12 @@ impl Oracle {
                 lasting && matches!(mode, WriteMode::None | WriteMode::Writethrough);
             let first_cell = cells;
             cells += size as usize / SECTOR * cuts.len();
-            Volume { first_cell, cuts, mode, durable_at_once, flushed: 0 }
+            Volume { first_cell, cuts, mode, durable_at_once, flushed: 0, discarding: 0 }
         });
         let volumes: Vec<_> = volumes.collect();
         Self {
             volumes,
-            cells: vec![CellState { base: 0, head: NIL }; cells],
+            cells: vec![CellState::of(0); cells],
             entries: Vec::with_capacity(4096),
             free_entry: NIL,
             writes: Vec::with_capacity(1024),
@@ -373,8 +387,7 @@ impl Oracle {
         self.tick += 1;
         let (first, end) = self.cells_from(volume, 0);
         for cell in first..end {
-            let mut at =
-                std::mem::replace(&mut self.cells[cell], CellState { base: 0, head: NIL }).head;
+            let mut at = std::mem::replace(&mut self.cells[cell], CellState::of(0)).head;
             while at != NIL {
                 let Entry { write, next, .. } = self.entries[at as usize];
                 self.release(write);
@@ -391,7 +404,7 @@ impl Oracle {
         for cell in first..end {
             let (sector, ..) = self.volumes[usize::from(volume)].place(cell);
             if sector * (SECTOR as u64) < size {
-                self.cells[cell] = CellState { base: initial(sector), head: NIL };
+                self.cells[cell] = CellState::of(initial(sector));
             }
         }
     }
@@ -410,7 +423,7 @@ impl Oracle {
     /// Records that the volume ended at `end` at a power cut: bytes beyond it are zero.
     pub fn forget_beyond(&mut self, volume: u16, end: u64) {
         let (first, last) = self.cells_from(volume, end);
-        self.cells[first..last].fill(CellState { base: 0, head: NIL });
+        self.cells[first..last].fill(CellState::of(0));
     }
 
     /// The cells of a volume from byte `offset` on.
@@ -422,89 +435,10 @@ impl Oracle {
 
     /// Records a power cut: bios in flight are never answered, and reads determine what survived.
     pub fn cut(&mut self) {
+        self.volumes.iter_mut().for_each(|volume| volume.discarding = 0);
         self.reads.clear();
         self.free_reads.clear();
         self.recovering = true;
-    }
-
-    /// Records the death of the process; call [`Oracle::cut`] next. What it leaves may be `durable`, or is with the next flush.
-    pub fn die(&mut self, durable: bool) {
-        self.died = true;
-        self.volatile = !durable;
-        self.torn.clear();
-        for cell in 0..self.cells.len() {
-            let mut found: Vec<(u64, u64)> = Vec::new();
-            for (entry, write) in self.list(cell) {
-                if write.by_frames && write.settled == NEVER && !entry.lost {
-                    found.push((write.version, entry.submitted));
-                }
-            }
-            for (version, submitted) in found {
-                let over = self.list(cell).filter(|(_, write)| write.ended >= submitted);
-                let over = over.map(|(_, write)| write.version).collect();
-                let block = self.block_of(cell);
-                let last = self.torn.iter_mut().rev().find(|part| part.version == version);
-                match last.filter(|part| part.cells.end == cell && part.block == block) {
-                    Some(part) => {
-                        part.cells.end += 1;
-                        part.over.push(over);
-                    }
-                    None => {
-                        let (cells, over) = (cell..cell + 1, vec![over]);
-                        self.torn.push(TornPart { version, block, cells, over });
-                    }
-                }
-            }
-        }
-        if self.volatile {
-            self.end_all();
-        }
-    }
-
-    /// Ends the writes in flight at the death of the process: of each block there is the old or the new, which the next flush makes durable.
-    fn end_all(&mut self) {
-        self.tick += 1;
-        let tick = self.tick;
-        for write in 0..self.writes.len() as u32 {
-            let record = &mut self.writes[write as usize];
-            if record.uses == 0 || record.settled != NEVER {
-                continue;
-            }
-            record.settled = tick;
-            if record.ended == NEVER {
-                record.ended = tick;
-                record.outcome = if record.discards { Outcome::Discarded } else { Outcome::Failed };
-            }
-            self.release(write);
-        }
-    }
-
-    /// The volume and block of a cell.
-    fn block_of(&self, cell: usize) -> (usize, u64) {
-        let next = self.volumes.partition_point(|volume| volume.first_cell <= cell);
-        let (sector, _, _) = self.volumes[next - 1].place(cell);
-        (next - 1, sector * SECTOR as u64 / u64::from(BLOCK))
-    }
-
-    /// Checks that every block that was being written is old or new.
-    fn check_torn(&mut self) -> Result<(), Violation> {
-        for TornPart { version, block: (volume, block), cells, over } in
-            std::mem::take(&mut self.torn)
-        {
-            let found: Vec<u64> = cells.clone().map(|cell| self.newest(cell)).collect();
-            let is_new = |(at, base): (usize, &u64)| *base == version || over[at].contains(base);
-            let has_it = found.contains(&version);
-            if has_it && !found.iter().enumerate().all(is_new) {
-                return Err(Violation {
-                    rule: MIXED_RULE,
-                    detail: format!(
-                        "of version {version}, block {block} of volume {volume} has {found:?}"
-                    ),
-                    place: Some((volume as u16, block * u64::from(BLOCK))),
-                });
-            }
-        }
-        Ok(())
     }
 
     /// Ends the recovery after a power cut: every sector was read.
@@ -576,6 +510,7 @@ impl Oracle {
         };
         let write = self.new_write(record);
         if bio.op == Op::Discard {
+            self.volumes[usize::from(bio.id.volume.0)].discarding += 1;
             self.cancel_unflushed(bio);
         }
         for cell in self.range(bio) {
@@ -642,6 +577,7 @@ impl Oracle {
         }
         if stage != ReplyStage::Early {
             write.settled = tick;
+            self.volumes[usize::from(bio.id.volume.0)].discarding -= u32::from(write.discards);
             self.release(ticket.index);
         }
         if bio.op == Op::Discard {
@@ -655,14 +591,16 @@ impl Oracle {
     }
 
     fn add(&mut self, cell: usize, write: u32, placed: u64) {
-        if self.list_len(cell) > LIST_LONG {
+        let CellState { entries, search_at, .. } = self.cells[cell];
+        if entries > search_at {
             self.prune(cell);
         }
         // A pending discard may still drop this write from memory, even if a flush intervenes: the
         // data are then never written.
         let record = &self.writes[write as usize];
         let volume = &self.volumes[usize::from(record.volume)];
-        let caught = volume.writes_back() && !volume.durable_at_once && !record.fua;
+        let caught =
+            volume.discarding > 0 && volume.writes_back() && !volume.durable_at_once && !record.fua;
         let under_way = |other: &WriteRecord| other.discards && other.settled == NEVER;
         let lost = caught && self.list(cell).any(|(_, other)| under_way(other));
         let entry = Entry { write, next: self.cells[cell].head, submitted: placed, placed, lost };
@@ -676,6 +614,7 @@ impl Oracle {
             free
         };
         self.cells[cell].head = index;
+        self.cells[cell].entries = self.cells[cell].entries.saturating_add(1);
         self.writes[write as usize].uses += 1;
     }
 
@@ -685,10 +624,6 @@ impl Oracle {
         if record.uses == 0 {
             self.free_writes.push(write);
         }
-    }
-
-    fn list_len(&self, cell: usize) -> usize {
-        self.list(cell).count()
     }
 
     fn list(&self, cell: usize) -> impl Iterator<Item = (&Entry, &WriteRecord)> {
@@ -736,10 +671,10 @@ impl Oracle {
             !entry.lost && self.is_lasting(write) && write.ended < oldest
         };
         let line = self.list(cell).filter(counts).map(|(entry, _)| entry.placed_for(oldest)).max();
-        let Some(line) = line else { return };
+        let Some(line) = line else { return self.search_later(cell) };
         self.cells[cell].base = DEAD;
         let mut at = std::mem::replace(&mut self.cells[cell].head, NIL);
-        let mut tail = NIL;
+        let (mut tail, mut left) = (NIL, 0);
         while at != NIL {
             let entry = self.entries[at as usize];
             let Entry { write, next, .. } = entry;
@@ -753,10 +688,18 @@ impl Oracle {
                     tail => self.entries[tail as usize].next = at,
                 }
                 self.entries[at as usize].next = NIL;
-                tail = at;
+                (tail, left) = (at, left + 1);
             }
             at = next;
         }
+        self.cells[cell].entries = left;
+        self.search_later(cell);
+    }
+
+    /// The list is searched again when it is twice as long.
+    fn search_later(&mut self, cell: usize) {
+        let cell = &mut self.cells[cell];
+        cell.search_at = cell.entries.saturating_mul(2).max(LIST_LONG as u16);
     }
 
     fn check_read(
@@ -898,51 +841,10 @@ impl Oracle {
             survived.stale += u64::from(newest.is_some_and(|newest| newest != version));
             match self.volatile && self.cells[cell].head != NIL {
                 true => self.add_found(cell, version),
-                false => self.cells[cell] = CellState { base: version, head: NIL },
+                false => self.cells[cell] = CellState::of(version),
             }
         }
         fits
-    }
-
-    /// Records what a death left in a cell as a write that has just been acknowledged.
-    fn add_found(&mut self, cell: usize, version: u64) {
-        self.tick += 1;
-        let (tick, volume) = (self.tick, self.volume_of(cell));
-        let write = match self.found {
-            Some((of, found, write)) if (of, found) == (volume, version) => write,
-            _ => {
-                self.release_found();
-                let write = self.new_write(WriteRecord {
-                    version,
-                    ended: tick,
-                    settled: tick,
-                    outcome: Outcome::Done,
-                    fua: false,
-                    discards: false,
-                    by_frames: false,
-                    volume,
-                    uses: 1,
-                });
-                self.found = Some((volume, version, write));
-                write
-            }
-        };
-        self.add(cell, write, tick);
-    }
-
-    fn release_found(&mut self) {
-        if let Some((.., write)) = self.found.take() {
-            self.release(write);
-        }
-    }
-
-    /// The version of a cell that was found last.
-    fn newest(&self, cell: usize) -> u64 {
-        self.list(cell).next().map_or(self.cells[cell].base, |(_, write)| write.version)
-    }
-
-    fn volume_of(&self, cell: usize) -> u16 {
-        self.volumes.partition_point(|volume| volume.first_cell <= cell) as u16 - 1
     }
 
     /// Whether a cut may leave any version, including dropped ones; whole sectors identify theirs.

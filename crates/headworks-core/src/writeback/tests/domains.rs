@@ -51,8 +51,9 @@ fn assert_shares(model: &Model, weights: &[u16], off: f64) {
     let all: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
     for (part, weight) in parts(model, weights.len()).iter().zip(weights) {
         let wanted = f64::from(*weight) / all;
-        let told = format!("{:.4?} of {weights:?}: {}", parts(model, weights.len()), report(model));
-        assert!((part / wanted - 1.0).abs() <= off, "{told}");
+        let all = || parts(model, weights.len());
+        let is_near = (part / wanted - 1.0).abs() <= off;
+        assert!(is_near, "{:.4?} of {weights:?}: {}", all(), report(model));
     }
 }
 
