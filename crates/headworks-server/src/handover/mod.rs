@@ -24,6 +24,8 @@ mod take;
 mod takeover;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod world;
 
 pub(crate) use disk::{HandedVolume, ToldExport, disk_key, image_path, is_known};
 pub use give::PauseInProgress;

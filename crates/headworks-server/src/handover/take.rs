@@ -38,7 +38,7 @@ pub(crate) struct Adoption {
 }
 
 /// The disks of both processes.
-struct Disks {
+pub(super) struct Disks {
     old: Vec<HandedVolume>,
     own: Vec<HandedVolume>,
     /// Exports that are not served, and why.
@@ -46,7 +46,7 @@ struct Disks {
 }
 
 impl Disks {
-    fn new(old: &[HandedVolume], assembly: &Assembly, homes: &[ShardId]) -> Self {
+    pub fn new(old: &[HandedVolume], assembly: &Assembly, homes: &[ShardId]) -> Self {
         let absent = assembly.absent.iter();
         let absent = absent.map(|absent| (absent.spec.name.clone(), absent.reason.clone()));
         Self { old: old.to_vec(), own: own_volumes(assembly, homes), absent: absent.collect() }
@@ -63,11 +63,21 @@ impl Disks {
             .filter(move |path| !written(&self.own, path))
     }
 
+    /// The volume that gets what was cached of an old one.
+    ///
+    /// # Errors
+    /// Why there is none, as a clause about an export of the old volume.
+    pub fn heir_of(&self, old: &HandedVolume) -> Result<&HandedVolume, String> {
+        let same = self.own.iter().find(|same| same.key == old.key);
+        let same = same.ok_or_else(|| "its image is not served any more".to_owned())?;
+        old.refusal_of_contents(same).map_or(Ok(same), Err)
+    }
+
     /// The export with which a connection goes on, of those that are served now.
     ///
     /// # Errors
     /// Why there is none, as a clause about the export that the connection was bound to.
-    fn export_of<'a>(
+    pub fn export_of<'a>(
         &self,
         told: &ToldExport,
         exports: &'a [ServedExport],
@@ -87,6 +97,19 @@ impl Disks {
             None => Ok(served),
             Some(why) => Err(why),
         }
+    }
+}
+
+#[cfg(test)]
+impl Disks {
+    /// The disks of the process that starts.
+    pub fn own(&self) -> &[HandedVolume] {
+        &self.own
+    }
+
+    /// Changes what is known of the disks of both, to plant defects.
+    pub fn edit(&mut self, change: impl Fn(&mut HandedVolume)) {
+        self.old.iter_mut().chain(&mut self.own).for_each(change);
     }
 }
 
@@ -129,15 +152,13 @@ impl Adoption {
         let slots = disks.old.iter().map(|volume| usize::from(volume.id.0) + 1).max().unwrap_or(0);
         let (mut volumes, mut refusals) = (vec![None; slots], Vec::new());
         for volume in &disks.old {
-            let same = disks.own.iter().find(|same| same.key == volume.key);
-            let refusal = match same {
-                Some(same) => volume.refusal_of_contents(same),
-                None => Some("its image is not served any more".to_owned()),
+            let same = match disks.heir_of(volume) {
+                Ok(same) => same,
+                Err(why) => {
+                    refusals.push(format!("export {}: {why}", shown_name(&volume.export)));
+                    continue;
+                }
             };
-            refusals.extend(
-                refusal.iter().map(|why| format!("export {}: {why}", shown_name(&volume.export))),
-            );
-            let Some(same) = same.filter(|_| refusal.is_none()) else { continue };
             // Each shard has a part of the memory.
             if same.home != volume.home && takeover.has_memory() {
                 return Err(refused(format!(
