@@ -161,7 +161,8 @@ def live():
         for hidden in ("a-db", "a-web", "shared", "a-gone"):
             same_as_unknown("globex", hidden)
         kind, data = answers("acme", rawnbd.OPT_GO, "a-gone")
-        assert kind == rawnbd.REP_ERR_UNKNOWN and b"gone.img" in data, "its owner is told why"
+        assert kind == rawnbd.REP_ERR_UNKNOWN and b"is not available" in data, "its owner is told"
+        assert b"gone.img" not in data, "and no path"
 
     @case
     def default():

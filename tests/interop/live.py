@@ -437,7 +437,7 @@ def empty():
         assert rows() == {} and absent("") and absent("base")
         assert must("drain")["bytes"] == 0 and must("stats")["exports"] == {}
         make("first", MIB)
-        must("add", spec=f"first={image('first')}")
+        must("add", spec=f"first=file:path={image('first')},describe=on")
         # The first that serves is the default.
         assert connect("").get_export_description() == connect("first").get_export_description()
         must("add", spec="second=null:size=2M")
