@@ -30,8 +30,9 @@ def check(what, holds, seen=""):
 class Server:
     """A server of one image; `fds` are passed as by a service manager."""
 
-    def __init__(self, image, *options, environment=None, fds=()):
-        self.socket, self.control = os.path.join(DIR, "kept.sock"), os.path.join(DIR, "kept.ctl")
+    def __init__(self, image, *options, environment=None, fds=(), name="kept"):
+        self.image = image
+        self.socket, self.control = os.path.join(DIR, f"{name}.sock"), os.path.join(DIR, f"{name}.ctl")
         command = [SERVER, "serve", image, "-U", self.socket, "--control", self.control, "--engine", ENGINE]
         command += ["--cache", "8M", "--buffers", "64M", *options]
         environment = {**{k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"}, **(environment or {})}
@@ -45,7 +46,7 @@ class Server:
         if fds:
             environment.update(LISTEN_FDS=str(len(fds)), LISTEN_FDNAMES=names)
             command = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *command]
-        self.log = os.path.join(DIR, "kept.log")
+        self.log = os.path.join(DIR, f"{name}.log")
         with open(self.log, "wb") as log:
             keep = tuple(range(3, 3 + len(fds)))
             self.process = subprocess.Popen(
@@ -91,6 +92,11 @@ class Server:
     def stop(self):
         self.process.terminate()
         return self.process.wait(60)
+
+    def end(self, block, byte):
+        """Stops; whether a block had its bytes, and the server ended well."""
+        had = self.byte(block) == byte
+        return self.stop() == 0 and had
 
 
 FD_NAMES = {}
@@ -536,7 +542,81 @@ def huge_file():
         undo()
 
 
-PARTS = [kept_file, huge_file, other_image, reused_number, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
+@contextlib.contextmanager
+def small_memory(name, size):
+    """A tmpfs of so many MiB, or none."""
+    place = os.path.join(DIR, name)
+    os.mkdir(place)
+    mounted = os.geteuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}M", "none", place], capture_output=True).returncode == 0
+    if not mounted:
+        print(f"skip - memory of {size} MiB that becomes full # needs root and a tmpfs of its own")
+    try:
+        yield place if mounted else None
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", place], capture_output=True)
+        os.rmdir(place)
+
+
+def fill(path):
+    """Takes all that a filesystem has left, as another of its users."""
+    with open(path, "wb", buffering=0) as other, contextlib.suppress(OSError):
+        while True:
+            other.write(bytes(BLOCK))
+
+
+def full_memory():
+    """Others fill the filesystem of the memory after the start."""
+    with small_memory("full", 300) as place:
+        if not place:
+            return
+        image, other = new_image("kept-full.img"), os.path.join(place, "other")
+        os.truncate(image, 8 * SIZE)
+        options = ["--cache-file", os.path.join(place, "cache"), "--cache", "48M"]
+        server = Server(image, *options)
+        server.write(0, 1)
+        fill(other)
+        for part in range(1, 20):
+            server.write(part * 512, part, 512)
+        check("a server whose memory others fill serves on", server.process.poll() is None and server.byte(0) == 1, server.said())
+        check("and says that its cache stays smaller", "the filesystem is nearly full, so the cache stays at about" in server.said(), server.said())
+        seen = [server.byte(part * 512) for part in range(1, 20)]
+        check("with all data", seen == list(range(1, 20)), seen)
+        server.kill()
+        os.remove(other)
+        server = Server(image, *options)
+        seen = [server.byte(part * 512) for part in range(1, 20)]
+        check("a kill loses nothing of it", server.byte(0) == 1 and seen == list(range(1, 20)), seen)
+        check("it stops with 0", server.stop() == 0)
+
+
+def shared_memory():
+    """Two servers of automatic size, which would take more than the filesystem of the memory has."""
+    with small_memory("shared", 220) as place:
+        if not place:
+            return
+        servers = []
+        for number in range(2):
+            image = new_image(f"kept-shared-{number}.img")
+            os.truncate(image, 16 * SIZE)
+            server = Server(image, "--cache", "auto", environment={"XDG_RUNTIME_DIR": place}, name=f"shared-{number}")
+            check(f"server {number} keeps its memory", f"dirty data: in {place}" in server.said(), server.said())
+            servers.append(server)
+        for server in servers:
+            server.write(0, 3)
+            with server.client() as raw:
+                for part in range(96):
+                    raw.read(part << 20, 1 << 20)
+        check("both serve", [server.process.poll() for server in servers] == [None, None], servers[0].said() + servers[1].said())
+        space = os.statvfs(place)
+        part = space.f_bavail / space.f_blocks
+        check("and leave a part to others", part > 0.05, part)
+        for server in servers:
+            server.kill()
+            check("the data of a killed one are there", Server(server.image, "--cache", "auto", environment={"XDG_RUNTIME_DIR": place}, name="shared").end(0, 3))
+
+
+PARTS = [kept_file, full_memory, shared_memory, huge_file, other_image, reused_number, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
 PARTS += [lost_memory_of_a_file, lost_memory_of_an_overlay, descriptor_store]
 for part in PARTS:
     part()

@@ -156,7 +156,8 @@ pub enum Action {
         /// Length in bytes.
         len: u32,
     },
-    /// Names frames that the cache will use next, so that the driver can have their memory made before.
+    /// Names frames that the cache will use next, so that the driver can have their memory made before. Where
+    /// [`crate::CacheOptions::backed`] asks for it, none is used before [`crate::Control::CacheMemory`] has answered.
     Prepare {
         /// Offset within the pool.
         at: u64,

@@ -18,7 +18,8 @@
 //! unused memory stays untouched, so that an idle server is small. The tables themselves can begin with a part of the region and
 //! grow within the room that was reserved for them.
 //!
-//! Free blocks can be *withheld*: they are neither free nor taken until they are restored, and their memory can be given back.
+//! Free blocks can be *withheld*: they are neither free nor taken until they are restored, and their memory can be given back. A
+//! withheld block can be *asked for*, in no list, until its memory is there again or is refused; it counts as withheld.
 //!
 //! Invariants: taken + withheld + recent + listed == units; a bit of `orders_free` is set exactly while that free list has a
 //! block; no two buddies of one order are both in a free list.
@@ -41,6 +42,7 @@ const FREE: u8 = 0x40;
 const TAKEN: u8 = 0x80;
 const RECENT: u8 = 0xc0;
 const WITHHELD: u8 = 0x20;
+const ASKED: u8 = 0x60;
 
 /// A bounded stack of blocks that were freed last.
 #[derive(Clone, Copy, Debug)]
@@ -236,6 +238,38 @@ impl Buddy {
         before - self.units_withheld.get()
     }
 
+    /// Withholds the free block of `order` at `unit`; false, without a change, if it is not free.
+    pub fn withhold_at(&mut self, unit: u32, order: u8) -> bool {
+        if !self.take_at(unit, order) {
+            return false;
+        }
+        self.units_taken.sub(1 << order);
+        self.units_withheld.add(1 << order);
+        self.push_withheld(unit, order.into());
+        true
+    }
+
+    /// Asks for a withheld block of at most `units` units; [`Buddy::answer`] must follow. `None` when none is withheld.
+    pub fn ask(&mut self, units: u32) -> Option<(u32, u8)> {
+        let (unit, order) = self.pop_withheld(units)?;
+        self.state[unit as usize] = ASKED | order as u8;
+        Some((unit, order as u8))
+    }
+
+    /// Makes a block that was asked for free, or withholds it again; false, without a change, if it was not asked for.
+    pub fn answer(&mut self, unit: u32, order: u8, free: bool) -> bool {
+        if self.state.get(unit as usize) != Some(&(ASKED | order)) {
+            return false;
+        }
+        if free {
+            self.units_withheld.sub(1 << order);
+            self.join(unit, order.into());
+        } else {
+            self.push_withheld(unit, order.into());
+        }
+        true
+    }
+
     /// Takes a block of at most `units` units off the withheld ones, the largest there is, or the first part of a larger one.
     fn pop_withheld(&mut self, units: u32) -> Option<(u32, usize)> {
         let most = (units.checked_ilog2()? as usize).min(self.orders - 1);
@@ -382,6 +416,21 @@ mod tests {
         let whole = buddy.take(6).unwrap();
         assert_eq!((buddy.take(0), buddy.taken()), (None, 64));
         buddy.put(whole, 6);
+    }
+
+    #[test]
+    fn withheld_block_that_is_asked_for_is_free_only_after_the_answer() {
+        let mut buddy = Buddy::new(64, 7);
+        assert!(buddy.withhold_at(16, 4) && !buddy.withhold_at(16, 4), "it is free once");
+        assert_eq!((buddy.withheld(), buddy.free(), buddy.taken()), (16, 48, 0));
+        let (unit, order) = buddy.ask(8).unwrap();
+        assert_eq!((unit.is_multiple_of(8), order, buddy.withheld()), (true, 3, 16));
+        assert_eq!(buddy.restore(64), 8, "what is asked for is not restored");
+        assert!(buddy.answer(unit, order, false) && !buddy.answer(unit, order, true));
+        assert_eq!((buddy.withheld(), buddy.free()), (8, 56));
+        assert_eq!(buddy.ask(64), Some((unit, order)));
+        assert!(buddy.answer(unit, order, true));
+        assert_eq!((buddy.withheld(), buddy.take(6)), (0, Some(0)), "the blocks join again");
     }
 
     #[test]

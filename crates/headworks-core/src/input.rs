@@ -211,6 +211,16 @@ pub enum Control {
         /// Frames of 4 KiB; fewer than [`crate::CacheOptions::UNITS_MIN`] count as that.
         units: u32,
     },
+    /// Answers [`crate::Action::Prepare`] for a part of its frames, where [`crate::CacheOptions::backed`] asks for answers.
+    CacheMemory {
+        /// The first frame.
+        first: u32,
+        /// Number of frames.
+        units: u32,
+        /// They have memory from now on. Otherwise there is none at present: the cache stays as it is until the same frames are
+        /// answered again.
+        had: bool,
+    },
     /// Changes the weight of an export. Sent to every shard.
     Weight {
         /// The export concerned.

@@ -271,6 +271,9 @@ pub fn encode(input: &Input) -> InputWords {
         }
         Input::Control(Control::Freeze { on }) => [19, on.into(), 0, 0, 0, 0],
         Input::Control(Control::CacheLimit { units }) => [25, units.into(), 0, 0, 0, 0],
+        Input::Control(Control::CacheMemory { first, units, had }) => {
+            [27, first.into(), units.into(), had.into(), 0, 0]
+        }
         Input::Close { connection } => [14, connection.into(), 0, 0, 0, 0],
     }
 }
@@ -361,6 +364,10 @@ pub fn decode(words: &InputWords) -> Option<Input> {
         26 => return Some(Input::Control(Control::Void { volume: VolumeId(device.0) })),
         19 => return Some(Input::Control(Control::Freeze { on: words[1] != 0 })),
         25 => return Some(Input::Control(Control::CacheLimit { units: words[1] as u32 })),
+        27 => {
+            let (first, units, had) = (words[1] as u32, words[2] as u32, words[3] != 0);
+            return Some(Input::Control(Control::CacheMemory { first, units, had }));
+        }
         9 => {
             let (volume, size) = (VolumeId(device.0), words[2]);
             return Some(Input::Control(Control::Resize { volume, size }));
@@ -469,7 +476,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(26) {
+        let message = match prng.below(27) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -482,6 +489,10 @@ mod tests {
             18 => return Input::Control(Control::Freeze { on: hole }),
             24 => return Input::Control(Control::CacheLimit { units: cookie }),
             25 => return Input::Control(Control::Void { volume: id.volume }),
+            26 => {
+                let (first, units) = (cookie, bio.len);
+                return Input::Control(Control::CacheMemory { first, units, had: hole });
+            }
             4 => {
                 return Input::Control(Control::Resize { volume: id.volume, size: bio.offset });
             }

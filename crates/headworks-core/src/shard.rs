@@ -657,6 +657,11 @@ impl Shard {
                     cache.set_limit(units);
                 }
             }
+            Control::CacheMemory { first, units, had } => {
+                if let Some((cache, _)) = self.cache(now) {
+                    cache.on_memory((first, units), had);
+                }
+            }
             Control::Freeze { on } => {
                 if let Some((cache, mut turn)) = self.cache(now) {
                     cache.set_frozen(&mut turn, on);

@@ -18,6 +18,7 @@ use super::assemble::export_info::ServedExport;
 use super::assemble::{Assembly, ImageWatcher, WatchedFile};
 use super::cache_part::{CachePart, set_parts};
 use super::listen::ClientListener;
+use super::memory::start_populator;
 use super::messages::ControlMessage;
 use super::options::ServerOptions;
 use super::reactor::driver::ShardDriver;
@@ -28,8 +29,8 @@ use super::recorder::Recorder;
 use super::shared::ServerShared;
 use headworks::cache_memory::{DirtyLog, ShardMemory};
 use headworks::driver::{
-    Clock, Consumer, Executor, Mapping, Pool, Producer, Sleeper, Waker, open_engine, pin_thread,
-    ring,
+    Clock, Consumer, Executor, Mapping, Pool, Populator, Producer, Sleeper, Waker, open_engine,
+    pin_thread, ring,
 };
 use headworks::{Device, display_size};
 
@@ -274,7 +275,7 @@ fn prepare(
     let has_spare_devices = config.spare.devices > 0;
     let disk_depth = disk_depth + if has_spare_devices { DEPTH_SPARE } else { 0 };
     let (engine, line) = open_engine(options.engine, disk_depth.max(1))?;
-    let ShardStorage { pool, frames, pages, log } = storage(&config, setup)?;
+    let ShardStorage { pool, frames, pages, log, populator } = storage(&config, setup)?;
     let recorder = options.record.as_ref().map(|path| open_record(path, &config)).transpose()?;
     let volumes = (0..config.volumes.len() as u16)
         .map(VolumeId)
@@ -297,7 +298,7 @@ fn prepare(
             id,
             options.connections,
             pool,
-            frames,
+            (frames, populator),
             peers,
             options.foreign_bios() as usize,
         ),
@@ -333,6 +334,8 @@ struct ShardStorage {
     frames: Option<Mapping>,
     pages: Option<&'static str>,
     log: Option<DirtyLog>,
+    /// Prepares frames; none without a cache or a thread.
+    populator: Option<Populator>,
 }
 
 /// Maps the memory of a shard: shared memory that outlives the process, if the server has such, else anonymous memory.
@@ -344,13 +347,22 @@ fn storage(config: &ShardConfig, setup: &ThreadSetup) -> Result<ShardStorage, Co
     let Some(memory) = setup.shared.keeper().memory().filter(|_| config.cache.is_on()) else {
         let pool = Pool::new(bytes).map_err(buffers)?;
         let (frames, pages) = Mapping::for_frames(&config.cache)?.unzip();
-        return Ok(ShardStorage { pool, frames, pages, log: None });
+        let populator = frames.as_ref().and_then(|_| Populator::start().ok());
+        return Ok(ShardStorage { pool, frames, pages, log: None, populator });
     };
     let mapped = memory.shard(config.id.0.into());
-    let ShardMemory { frames, buffers: region, log } = mapped
+    let ShardMemory { frames, buffers: region, log, space } = mapped
         .map_err(|error| ConfigError::new("cache-file", format!("cannot map it: {error}")))?;
-    let pool = Pool::over(region).map_err(buffers)?;
-    Ok(ShardStorage { pool, frames, pages: Some("shared memory"), log: Some(log) })
+    let (frame_space, buffer_space) = space.unzip();
+    let pool = match buffer_space {
+        None => Pool::over(region),
+        Some(space) => Pool::growing(region, space.floor, move |at, len| space.reserve(at, len)),
+    };
+    let pool = pool.map_err(buffers)?;
+    let name = setup.options.cache_file.as_ref().map_or("", |file| file.name.as_str());
+    let start = |frames| start_populator(config.id, frames, frame_space, (&setup.shared, name));
+    let populator = frames.as_ref().and_then(start);
+    Ok(ShardStorage { pool, frames, pages: Some("shared memory"), log: Some(log), populator })
 }
 
 fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder, ConfigError> {

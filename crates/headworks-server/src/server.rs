@@ -189,8 +189,10 @@ impl Server {
         let adoption = options.takeover.as_ref();
         let adoption = adoption.map(|from| Adoption::begin(from, &assembly, &homes)).transpose()?;
         let (memory, note) = cache_memory(&config, &caches, options)?;
-        for (cache, _) in &mut caches {
+        for (index, (cache, _)) in caches.iter_mut().enumerate() {
             cache.dirty_table = memory.is_some() && cache.is_on();
+            let backed = memory.as_ref().and_then(|memory| memory.backed(index));
+            cache.backed = backed.unwrap_or(u32::MAX);
         }
         let mut notes: Vec<String> = note.into_iter().collect();
         let suspect = assembly.suspect.clone();
@@ -560,10 +562,12 @@ fn cache_memory(
         .map(|(cache, _)| ShardGeometry { units: cache.units, buffers: options.buffers });
     // As many again, for ids that change when a process takes over.
     let (rows, geometry) = (2 * config.volumes_max(), geometry.collect());
+    // A cache of automatic size begins with what it keeps under any pressure.
+    let least = options.auto_cache.map_or(0, |bounds| bounds.floor);
     let adopts = options.takeover.as_ref().is_some_and(|from| from.has_memory());
     let made = file.try_clone().and_then(|file| match adopts {
         true => CacheMemory::adopt(file, rows, geometry),
-        false => CacheMemory::new(file, rows, geometry),
+        false => CacheMemory::new(file, rows, geometry, least),
     });
     if let (true, Err(error)) = (adopts, &made) {
         let message = format!("cannot take over the cache in {name}: {error}; restart instead");

@@ -3,6 +3,11 @@
 //! A lower limit is approached turn by turn: clean folios are evicted in the order of eviction, and their frames are released. What is
 //! dirty is written out first, and what is held or outstanding is waited for. Dirty limits follow the limit.
 //!
+//! Memory may be refused: a filesystem of fixed size that others fill has none. Where the driver answers for the memory of frames
+//! ([`CacheOptions::backed`]), the pool uses none before it was had; while memory is refused the limit is what the pool has.
+//!
+//! [`CacheOptions::backed`]: crate::CacheOptions::backed
+//!
 //! Invariant: a turn evicts and releases a bounded number of times; while nothing can be evicted the next completion tries again.
 
 use super::Cache;
@@ -15,11 +20,29 @@ use crate::action::Action;
 /// Releases of a turn: each is one or two system calls, 1 to 4 us.
 const RELEASES_MAX: u32 = 32;
 
+/// Ranges of frames that are named in a turn.
+const PREPARES_MAX: usize = 32;
+
 impl Cache {
     /// Sets how many frames the cache may use.
     pub fn set_limit(&mut self, units: u32) {
+        self.state.pool.set_limit(units);
+        self.follow_limit();
+    }
+
+    /// Takes the answer to a part of [`Action::Prepare`]: frames have memory, or get none at present.
+    pub fn on_memory(&mut self, (first, units): (u32, u32), had: bool) {
+        let before = self.state.pool.limit();
+        self.state.pool.on_memory(first, units, had);
+        if self.state.pool.limit() != before {
+            self.follow_limit();
+        }
+        // An operation may have waited for a frame.
+        self.state.needs_run = true;
+    }
+
+    fn follow_limit(&mut self) {
         let state = &mut self.state;
-        state.pool.set_limit(units);
         state.io.set_units(state.pool.limit());
         state.dirty.throttle_mut().set_limit_units(state.pool.dirtyable());
         state.apply_limits();
@@ -37,7 +60,7 @@ impl CacheState {
         if let Some((at, len)) = self.pool.unprepare().map(bytes) {
             ctx.actions.list.push(Action::Release { at, len });
         }
-        if let Some((at, len)) = self.pool.prepare().map(bytes) {
+        for (at, len) in std::iter::from_fn(|| self.pool.prepare()).take(PREPARES_MAX).map(bytes) {
             ctx.actions.list.push(Action::Prepare { at, len });
         }
     }

@@ -74,11 +74,16 @@ pub struct CacheOptions {
     pub dirtyable_max: u32,
     /// Report with [`crate::Action::SetDirty`] which frames hold dirty blocks.
     pub dirty_table: bool,
+    /// Frames that have memory at the start, at least [`CacheOptions::BACKED_MIN`] or all. Others are used only after the driver has
+    /// answered [`crate::Action::Prepare`] with [`crate::Control::CacheMemory`]. `u32::MAX`: memory needs no answer.
+    pub backed: u32,
 }
 
 impl CacheOptions {
     /// The smallest pool: 1 MiB of frames.
     pub const UNITS_MIN: u32 = 256;
+    /// Frames that have memory from the start: 4 MiB, or the whole pool.
+    pub const BACKED_MIN: u32 = 1024;
     /// The largest pool: 4 TiB of frames.
     pub const UNITS_MAX: u32 = 1 << 30;
 
@@ -106,6 +111,10 @@ impl CacheOptions {
             );
             return Err(ConfigError::new("cache", message));
         }
+        if self.backed < self.units.min(Self::BACKED_MIN) {
+            let message = format!("{} frames are too few at the start", self.backed);
+            return Err(ConfigError::new("cache", message));
+        }
         if !(1..=65_536).contains(&self.writers_max) {
             let message = format!("{} is not within 1..=65536", self.writers_max);
             return Err(ConfigError::new("writers_max", message));
@@ -129,6 +138,7 @@ impl Default for CacheOptions {
             account: u32::MAX,
             dirtyable_max: u32::MAX,
             dirty_table: false,
+            backed: u32::MAX,
         }
     }
 }

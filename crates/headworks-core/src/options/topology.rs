@@ -289,10 +289,11 @@ impl ShardConfig {
         text +=
             &format!("cache {} {} {} {}", c.units, c.writers_max, c.flush_timeout_ns, c.account);
         // Left out when off, as in the records of versions that had no dirty table, and no bound of what may be dirty.
-        text += &match (c.dirty_table, c.dirtyable_max) {
-            (false, u32::MAX) => "\n".to_owned(),
-            (true, u32::MAX) => " 1\n".to_owned(),
-            (table, most) => format!(" {} {most}\n", u8::from(table)),
+        text += &match (c.dirty_table, c.dirtyable_max, c.backed) {
+            (false, u32::MAX, u32::MAX) => "\n".to_owned(),
+            (true, u32::MAX, u32::MAX) => " 1\n".to_owned(),
+            (table, most, u32::MAX) => format!(" {} {most}\n", u8::from(table)),
+            (table, most, backed) => format!(" {} {most} {backed}\n", u8::from(table)),
         };
         text += "dirty";
         for number in self.dirty.to_numbers() {
@@ -382,12 +383,16 @@ impl ShardConfig {
                     flush_timeout_ns,
                     account: account.try_into().ok()?,
                     dirty_table: match table {
-                        [] | [0, _] => false,
-                        [1] | [1, _] => true,
+                        [] | [0, _] | [0, _, _] => false,
+                        [1] | [1, _] | [1, _, _] => true,
                         _ => return None,
                     },
                     dirtyable_max: match table {
-                        [_, most] => u32::try_from(*most).ok()?,
+                        [_, most] | [_, most, _] => u32::try_from(*most).ok()?,
+                        _ => u32::MAX,
+                    },
+                    backed: match table {
+                        [_, _, backed] => u32::try_from(*backed).ok()?,
                         _ => u32::MAX,
                     },
                 };

@@ -43,6 +43,8 @@ pub struct Harness {
     pub dirtied: Vec<(u64, Option<u64>)>,
     /// Frames that were released: the offset in the pool, and bytes.
     pub released: Vec<(u64, u32)>,
+    /// Frames that were prepared, in the same way.
+    pub prepared: Vec<(u64, u32)>,
     device_frames: DeviceFrames,
     table: Vec<DirtyEntry>,
     sequence: u64,
@@ -78,6 +80,7 @@ impl Harness {
             told: Vec::new(),
             dirtied: Vec::new(),
             released: Vec::new(),
+            prepared: Vec::new(),
             device_frames: DeviceFrames::default(),
             sequence: 0,
             turns: 0,
@@ -157,6 +160,7 @@ impl Harness {
                 Action::Data { bio, len } => self.told.push((bio, len)),
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Release { at, len } => self.released.push((at, len)),
+                Action::Prepare { at, len } => self.prepared.push((at, len)),
                 Action::Zero { at, len } => zeroed = at..at + u64::from(len),
                 Action::SetDirty { unit, count, entry } => {
                     if entry.is_dirty() {

@@ -130,3 +130,76 @@ fn contents_move_to_a_shard_whose_tables_have_not_grown() {
     assert_eq!(hits(&mut harness, 0..256), 256);
     harness.shard.check_cache();
 }
+
+/// A cache of 16 MiB, of which 4 MiB have memory.
+fn partly_backed() -> Harness {
+    Harness::new(4096, |config| {
+        config.cache.backed = 1024;
+        config.dirty.policy = ThrottlePolicy::None;
+    })
+}
+
+/// Answers the last range that was prepared.
+fn answer(harness: &mut Harness, had: bool) {
+    let (at, len) = *harness.prepared.last().unwrap();
+    let (first, units) = ((at / BLOCK) as u32, len / BLOCK as u32);
+    harness.control(Control::CacheMemory { first, units, had });
+}
+
+#[test]
+fn operation_without_a_frame_continues_when_memory_is_had() {
+    let mut harness = partly_backed();
+    for at in 0..5 {
+        harness.send(1, Op::Read, at * MIB, MIB);
+    }
+    let before = harness.in_flight.len();
+    assert_eq!(harness.prepared, [(1024 * BLOCK, 1024 * BLOCK as u32)]);
+    answer(&mut harness, true);
+    assert!(harness.in_flight.len() > before, "the frames with memory are used");
+    harness.settle(Ok(()));
+    assert_eq!(harness.answers.len(), 5);
+    harness.shard.check_cache();
+}
+
+#[test]
+fn refused_memory_is_a_smaller_cache_that_serves() {
+    let mut harness = partly_backed();
+    harness.send(1, Op::Read, 0, BLOCK);
+    answer(&mut harness, false);
+    assert_eq!(harness.stats().units, 1024);
+    for at in 0..15 {
+        harness.send(1, Op::Read, at * MIB, MIB);
+        harness.send(1, Op::Write, at * MIB, MIB);
+        harness.settle(Ok(()));
+    }
+    assert!(harness.stats().resident <= 1024 && harness.prepared.len() == 1);
+    answer(&mut harness, true);
+    assert_eq!(harness.stats().units, 4096);
+    harness.shard.check_cache();
+}
+
+#[test]
+fn memory_that_was_given_back_is_asked_for_again() {
+    let mut harness = partly_backed();
+    let mut done = 0;
+    let mut read = |harness: &mut Harness, parts: std::ops::Range<u64>| {
+        for at in parts {
+            harness.send(1, Op::Read, at * MIB, MIB);
+            harness.settle(Ok(()));
+            while done < harness.prepared.len() {
+                let (at, len) = harness.prepared[done];
+                let (first, units) = ((at / BLOCK) as u32, len / BLOCK as u32);
+                harness.control(Control::CacheMemory { first, units, had: true });
+                done += 1;
+            }
+        }
+    };
+    read(&mut harness, 0..20);
+    let prepared = harness.prepared.len();
+    limit(&mut harness, 1024);
+    harness.control(Control::CacheLimit { units: 4096 });
+    read(&mut harness, 20..60);
+    assert!(harness.prepared.len() > prepared, "withheld frames have no memory");
+    assert!(harness.stats().resident > 3000, "{:?}", harness.stats());
+    harness.shard.check_cache();
+}

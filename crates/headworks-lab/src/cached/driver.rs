@@ -29,7 +29,7 @@ fn memory(config: &ShardConfig, kept: bool) -> Result<DriverMemory, ConfigError>
     if kept {
         let geometry = ShardGeometry { units: config.cache.units, buffers: BATCH_BYTES_MAX };
         let memory = CacheMemory::in_memfd(1, vec![geometry]).map_err(no_memory)?;
-        let ShardMemory { frames, buffers, log } = memory.shard(0).map_err(no_memory)?;
+        let ShardMemory { frames, buffers, log, .. } = memory.shard(0).map_err(no_memory)?;
         return Ok((frames.ok_or_else(no_cache)?, buffers, Some(log)));
     }
     let buffers = Mapping::new(BATCH_BYTES_MAX).map_err(no_memory)?;

@@ -10,6 +10,7 @@
 
 mod available;
 mod policy;
+mod space;
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -22,6 +23,7 @@ use available::MemoryFiles;
 pub use available::MemoryLimit;
 pub use policy::AutoCache;
 use policy::{CachePolicy, CacheReading, UNIT};
+pub(crate) use space::start_populator;
 
 use crate::control::shards::ShardLink;
 use crate::messages::query::ControlQuery;

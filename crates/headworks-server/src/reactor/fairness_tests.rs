@@ -85,7 +85,7 @@ pub(super) fn cached_parts(
             Executor::new(vec![Some(device)]),
             None,
         ),
-        io: ShardIo::new(ShardId(0), 64, Pool::new(pool).unwrap(), frames, vec![None], 0),
+        io: ShardIo::new(ShardId(0), 64, Pool::new(pool).unwrap(), (frames, None), vec![None], 0),
         sleeper: Arc::default(),
         wakers: vec![engine.waker()],
         engine,

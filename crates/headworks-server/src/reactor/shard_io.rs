@@ -124,7 +124,7 @@ impl ShardIo {
         shard: ShardId,
         connections: usize,
         pool: Pool,
-        frames: Option<Mapping>,
+        (frames, populator): (Option<Mapping>, Option<Populator>),
         peers: Vec<Option<Peer>>,
         foreign_bios: usize,
     ) -> Self {
@@ -132,8 +132,6 @@ impl ShardIo {
         let places = (0..connections)
             .map(|_| ConnectionSlot { generation: 0, connection: None, listed: false })
             .collect();
-        // Without a thread the memory is made when it is used.
-        let populator = frames.as_ref().and_then(|_| Populator::start().ok());
         Self {
             shard,
             populator,

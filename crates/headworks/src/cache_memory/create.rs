@@ -8,10 +8,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headworks_core::{DirtyEntry, VolumeId};
+use headworks_core::{CacheOptions, DirtyEntry, VolumeId};
 
 use super::dirty_log::DirtyLog;
-use super::layout::{MAGIC, READABLE, ROW_BYTES, VERSION, VolumeRow, head, shard, shard_at, word};
+use super::layout::{
+    MAGIC, READABLE, ROW_BYTES, VERSION, VolumeRow, entries, head, shard, shard_at, word,
+};
+use super::reserve::{BufferSpace, FrameSpace, Space, free_space};
 use crate::display_size;
 use crate::memory::{HUGE, Mapping, PAGE};
 
@@ -33,6 +36,8 @@ pub struct ShardMemory {
     pub buffers: Mapping,
     /// The dirty log, without entries if there is no cache: its shard may have the devices of others' volumes.
     pub log: DirtyLog,
+    /// What reserves more frames and buffers; none where memory needs no reservation.
+    pub space: Option<(FrameSpace, BufferSpace)>,
 }
 
 /// The file of a process that runs.
@@ -42,6 +47,10 @@ pub struct CacheMemory {
     control: Arc<Mapping>,
     rows: usize,
     geometry: Vec<ShardGeometry>,
+    /// Its filesystem, if that can be full.
+    space: Option<Space>,
+    /// Bytes that an adopted file had.
+    had: u64,
     /// Held while a row is stored.
     storing: Mutex<()>,
     /// Words of an adopted file that are stored when it is taken over; none for a file of our own.
@@ -52,13 +61,16 @@ pub struct CacheMemory {
 struct Offsets {
     /// Table, frames and buffers of each shard.
     shards: Vec<[usize; 3]>,
+    /// Length of what is before the first table.
+    head: usize,
     control: usize,
     len: usize,
 }
 
 impl Offsets {
     fn new(rows: usize, geometry: &[ShardGeometry]) -> Self {
-        let mut at = shard_at(rows, geometry.len()).next_multiple_of(PAGE);
+        let head = shard_at(rows, geometry.len()).next_multiple_of(PAGE);
+        let mut at = head;
         let mut shards = Vec::new();
         for shard in geometry {
             shards.push([at, 0, 0]);
@@ -72,7 +84,7 @@ impl Offsets {
             offsets[2] = at;
             at += shard.buffers.next_multiple_of(HUGE);
         }
-        Self { shards, control, len: at }
+        Self { shards, head, control, len: at }
     }
 }
 
@@ -88,13 +100,7 @@ impl CacheMemory {
     /// # Errors
     /// The kernel does not say.
     pub fn space(file: &File) -> io::Result<Option<u64>> {
-        // SAFETY: a struct of integers, which the kernel fills in.
-        let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
-        // SAFETY: `found` lives through the call.
-        if unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut found) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok((found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_bsize)))
+        Ok(free_space(file)?.map(|(free, _)| free))
     }
 
     /// Frames of all shards in the file of a running process.
@@ -129,18 +135,32 @@ impl CacheMemory {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: it is new, and ours alone.
-        Self::new(unsafe { File::from_raw_fd(fd) }, rows, geometry)
+        Self::new(unsafe { File::from_raw_fd(fd) }, rows, geometry, 0)
     }
 
     /// Makes the empty `file` the memory of `geometry`, with room for the images of `rows` volumes. Pages are allocated when they
-    /// are first written.
+    /// are first written; on a filesystem of limited size they are reserved before that. Its cache grows with what is free there
+    /// beyond the first `least` bytes of frames; 0: there must be room for all.
     ///
     /// # Errors
-    /// The kernel cannot make the file so long, or map it.
-    pub fn new(file: File, rows: usize, geometry: Vec<ShardGeometry>) -> io::Result<Self> {
+    /// The filesystem has not the room, or the kernel cannot make the file so long, or map it.
+    pub fn new(
+        file: File,
+        rows: usize,
+        geometry: Vec<ShardGeometry>,
+        least: u64,
+    ) -> io::Result<Self> {
         let offsets = Offsets::new(rows, &geometry);
-        check_space(&file, offsets.len as u64)?;
+        let floors = geometry.iter().map(|shard| shard.first_buffers() as u64).sum::<u64>();
+        match least {
+            0 => check_space(&file, offsets.len as u64)?,
+            least => check_space(&file, offsets.head as u64 + least + floors)?,
+        }
         file.set_len(offsets.len as u64)?;
+        let space = Space::of(&file, least > 0)?;
+        if let Some(space) = &space {
+            space.reserve(0, offsets.head)?;
+        }
         let control = Arc::new(Mapping::shared(&file, 0, offsets.control)?);
         let set = |at, value| word(&control, at).store(value, Ordering::Relaxed);
         set(head::MAGIC, MAGIC);
@@ -160,8 +180,55 @@ impl CacheMemory {
             set(at + shard::BUFFERS_AT, *buffers as u64);
             set(at + shard::BUFFERS_LEN, entry.buffers as u64);
         }
-        word(&control, head::READY).store(1, Ordering::Release);
-        Ok(Self { file, control, rows, geometry, storing: Mutex::new(()), pending: None })
+        let storing = Mutex::new(());
+        let memory = Self { file, control, rows, geometry, space, had: 0, storing, pending: None };
+        memory.reserve_first()?;
+        word(&memory.control, head::READY).store(1, Ordering::Release);
+        Ok(memory)
+    }
+
+    /// Reserves what each shard has from the start, or has had in the process that made the file.
+    fn reserve_first(&self) -> io::Result<()> {
+        for (index, geometry) in self.geometry.iter().enumerate() {
+            let space = self.space_of(index).filter(|_| geometry.units > 0);
+            let Some((frames, buffers)) = space else { continue };
+            frames.reserve_first(self.backed_of(index, geometry))?;
+            buffers.space.reserve(buffers.at, buffers.floor)?;
+        }
+        Ok(())
+    }
+
+    /// Frames of a shard that have space, or are to have it at the start; an adopted cache may grow a little as it is adopted.
+    fn backed_of(&self, index: usize, geometry: &ShardGeometry) -> u32 {
+        let entry = shard_at(self.rows, index) + shard::BACKED;
+        let backed = word(&self.control, entry).load(Ordering::Acquire) as u32;
+        let wanted = match (backed, &self.pending) {
+            (_, None) => geometry.first_units(),
+            // A process that reserved nothing may have used any of them.
+            (0, Some(_)) => geometry.units,
+            (backed, Some(_)) => backed.saturating_add(CacheOptions::BACKED_MIN),
+        };
+        wanted.min(geometry.units)
+    }
+
+    /// Frames of a shard that may be used at the start; none if their memory needs no reservation. For
+    /// [`CacheOptions::backed`].
+    #[must_use]
+    pub fn backed(&self, index: usize) -> Option<u32> {
+        self.space.as_ref()?;
+        let entry = shard_at(self.rows, index) + shard::BACKED;
+        Some(word(&self.control, entry).load(Ordering::Acquire) as u32)
+    }
+
+    fn space_of(&self, index: usize) -> Option<(FrameSpace, BufferSpace)> {
+        let space = self.space.clone()?;
+        let entry = shard_at(self.rows, index);
+        let get = |offset| word(&self.control, entry + offset).load(Ordering::Relaxed) as usize;
+        let (table_at, frames_at) = (get(shard::TABLE_AT), get(shard::FRAMES_AT));
+        let (at, floor) = (get(shard::BUFFERS_AT), self.geometry[index].first_buffers());
+        let buffers = BufferSpace { space: space.clone(), at, floor };
+        let control = Arc::clone(&self.control);
+        Some((FrameSpace { space, control, entry, table_at, frames_at }, buffers))
     }
 
     /// Maps the file of a process that hands over, which still uses it, as memory of the same `geometry`.
@@ -207,12 +274,23 @@ impl CacheMemory {
         }
         let ours = vec![(head::VERSION, VERSION), (head::PID, std::process::id().into())];
         let pending = Some(Mutex::new(ours));
-        Ok(Self { file, control, rows, geometry, storing: Mutex::new(()), pending })
+        // It may leave a part of the filesystem to others, whether the other process's cache grows or not.
+        let (space, storing) = (Space::of(&file, true)?, Mutex::new(()));
+        let mut memory = Self { file, control, rows, geometry, space, had: 0, storing, pending };
+        // What is withheld there has no memory; here it is free.
+        memory.reserve_first()?;
+        memory.had = memory.space.as_ref().map_or(Ok(0), Space::had)?;
+        Ok(memory)
     }
 
     /// Makes an adopted file this process's own: the other process will not touch it again. No effect on a file of our own.
     pub fn take_over(&self) {
         let Some(pending) = &self.pending else { return };
+        let had = self.space.as_ref().and_then(|space| space.had().ok());
+        if had.is_some_and(|had| had < self.had) {
+            // It gave memory back meanwhile; where others have taken that, there is nothing better.
+            let _ = self.reserve_first();
+        }
         for (at, value) in pending.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             word(&self.control, at).store(value, Ordering::Release);
         }
@@ -244,7 +322,7 @@ impl CacheMemory {
         let table = (get(shard::TABLE_AT), units as usize);
         let memory = Arc::clone(&self.control);
         let log = DirtyLog::new(memory, at + shard::REDO, at + shard::ALIVE, table);
-        Ok(ShardMemory { frames, buffers, log })
+        Ok(ShardMemory { frames, buffers, log, space: self.space_of(index) })
     }
 
     /// Notes what the image of a volume is; before anything of it can be dirty.
@@ -273,7 +351,8 @@ impl CacheMemory {
         for (index, geometry) in self.geometry.iter().enumerate() {
             let at = shard_at(self.rows, index) + shard::TABLE_AT;
             let table = word(&self.control, at).load(Ordering::Relaxed) as usize;
-            for frame in 0..geometry.units as usize {
+            let entry = shard_at(self.rows, index);
+            for frame in 0..entries(&self.control, entry, geometry.units.into()) as usize {
                 let place = word(&self.control, table + frame * 8);
                 let entry = DirtyEntry(place.load(Ordering::Acquire));
                 if entry.is_dirty() && entry.volume() == from {
@@ -319,7 +398,8 @@ impl CacheMemory {
         for (index, geometry) in self.geometry.iter().enumerate() {
             let at = shard_at(self.rows, index) + shard::TABLE_AT;
             let table = word(&self.control, at).load(Ordering::Relaxed) as usize;
-            for frame in 0..geometry.units as usize {
+            let first = shard_at(self.rows, index);
+            for frame in 0..entries(&self.control, first, geometry.units.into()) as usize {
                 let entry = word(&self.control, table + frame * 8).load(Ordering::Acquire);
                 frames += u64::from(DirtyEntry(entry).is_dirty());
             }
@@ -328,13 +408,12 @@ impl CacheMemory {
     }
 }
 
-/// Refuses a filesystem without room for the whole file: a page that cannot be had later would kill the process. A memfd has no
-/// limit but the machine's memory.
+/// Refuses a filesystem without so much room. A memfd has no limit but the machine's memory.
 fn check_space(file: &File, bytes: u64) -> io::Result<()> {
     if let Some(free) = CacheMemory::space(file)?.filter(|free| *free < bytes) {
         let (bytes, free) = (display_size(bytes), display_size(free));
         let message = format!(
-            "cache and buffers take {bytes}, and its filesystem has {free} free; use less (--cache, --buffers), or a larger filesystem"
+            "cache and buffers need {bytes}, and its filesystem has {free} free; use less (--cache, --buffers), or a larger filesystem"
         );
         return Err(io::Error::new(io::ErrorKind::StorageFull, message));
     }

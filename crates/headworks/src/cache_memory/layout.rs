@@ -45,6 +45,8 @@ pub mod shard {
     /// Addresses of frames and buffers in the process that runs.
     pub const FRAMES_BASE: usize = 40;
     pub const BUFFERS_BASE: usize = 48;
+    /// Frames that have space, with their entries; 0: all, or as in files of earlier versions.
+    pub const BACKED: usize = 56;
     /// The redo record, in a cache line of its own.
     pub const REDO: usize = 64;
     /// The latest time at which the shard has done anything (realtime, nanoseconds). A clock that is set back does not set it back.
@@ -102,6 +104,14 @@ pub fn word(memory: &Mapping, offset: usize) -> &AtomicU64 {
     let at: *mut u64 = memory.at(offset, 8).cast();
     // SAFETY: eight aligned bytes of a mapping that lives as long as the reference. Every access to these words is atomic.
     unsafe { AtomicU64::from_ptr(at) }
+}
+
+/// The frames of a shard whose entries may be read: those beyond were never used, and may have no space.
+pub(super) fn entries(memory: &Mapping, shard_at: usize, units: u64) -> u64 {
+    match word(memory, shard_at + shard::BACKED).load(Ordering::Acquire) {
+        0 => units,
+        backed => backed.min(units),
+    }
 }
 
 /// What the image of a volume is, for the next process.

@@ -10,7 +10,9 @@ use headworks_core::cache::folio::BLOCK;
 use headworks_core::{DirtyEntry, VolumeId};
 
 use super::dirty_log::now;
-use super::layout::{MAGIC, READABLE, ROWS_AT, VERSION, VolumeRow, head, shard, shard_at, word};
+use super::layout::{
+    MAGIC, READABLE, ROWS_AT, VERSION, VolumeRow, entries, head, shard, shard_at, word,
+};
 use crate::Identity;
 use crate::memory::Mapping;
 
@@ -66,6 +68,8 @@ pub struct LeftVolume {
 #[derive(Debug)]
 struct LeftShard {
     table_at: usize,
+    /// Frames whose entries may be read.
+    entries: usize,
     frames: Mapping,
     buffers: Mapping,
     blocks: Vec<DirtyBlock>,
@@ -176,9 +180,11 @@ impl LeftCache {
         if redo {
             self.redo(at, (&frames, frames_base), (&buffers, buffers_base))?;
         }
-        let table = (0..units as usize).map(entry).map(|word| word.load(Ordering::Acquire));
+        let entries = entries(&self.control, at, units) as usize;
+        let table = (0..entries).map(entry).map(|word| word.load(Ordering::Acquire));
         let blocks = dirty_blocks(table.map(DirtyEntry));
-        Ok(Some(LeftShard { table_at: table_at as usize, frames, buffers, blocks }))
+        let table_at = table_at as usize;
+        Ok(Some(LeftShard { table_at, entries, frames, buffers, blocks }))
     }
 
     /// Does the copy again that the process did not finish. A source outside of the buffers was a frame of an even earlier
@@ -267,7 +273,7 @@ impl LeftCache {
     /// Forgets the dirty blocks of a volume, which are somewhere else now.
     pub fn settle(&self, volume: VolumeId) {
         for shard in &self.shards {
-            for frame in 0..shard.frames.len() / BLOCK as usize {
+            for frame in 0..shard.entries {
                 let entry = word(&self.control, shard.table_at + frame * 8);
                 let value = DirtyEntry(entry.load(Ordering::Relaxed));
                 if value.is_dirty() && value.volume() == volume {

@@ -26,6 +26,7 @@ mod create;
 mod dirty_log;
 mod layout;
 mod left;
+mod reserve;
 mod restore;
 #[cfg(test)]
 mod tests;
@@ -34,4 +35,5 @@ pub use create::{CacheMemory, ShardGeometry, ShardMemory};
 pub use dirty_log::DirtyLog;
 pub use layout::VolumeRow;
 pub use left::{DirtyBlock, LeftBlock, LeftCache, LeftVolume, dirty_blocks};
+pub use reserve::{BufferSpace, FrameSpace};
 pub use restore::{Verdict, judge, write_image, write_recovery};

@@ -34,7 +34,7 @@ impl Process {
         let image = TempFile::absent(name);
         std::fs::write(image.path(), vec![1; 10 * BLOCK + 512]).unwrap();
         let geometry = vec![ShardGeometry { units: UNITS, buffers: 1 << 20 }];
-        let memory = CacheMemory::new(memfd(), 8, geometry).unwrap();
+        let memory = CacheMemory::new(memfd(), 8, geometry, 0).unwrap();
         let shard = memory.shard(0).unwrap();
         shard.log.stamp();
         let opened = open(image.path());
@@ -403,7 +403,7 @@ fn incomplete_foreign_and_damaged_files_are_told_apart() {
     let file = |change: fn(&Mapping)| {
         let (memory, rows) = (memfd(), 8);
         let geometry = vec![ShardGeometry { units: UNITS, buffers: 1 << 20 }];
-        drop(CacheMemory::new(memory.try_clone().unwrap(), rows, geometry).unwrap());
+        drop(CacheMemory::new(memory.try_clone().unwrap(), rows, geometry, 0).unwrap());
         change(&Mapping::shared(&memory, 0, 1 << 16).unwrap());
         LeftCache::open(memory).map(|left| left.is_some()).map_err(|error| error.to_string())
     };
@@ -416,10 +416,54 @@ fn incomplete_foreign_and_damaged_files_are_told_apart() {
     for at in [head::ROWS, head::SHARDS, head::CONTROL_LEN] {
         let memory = memfd();
         let geometry = vec![ShardGeometry { units: UNITS, buffers: 1 << 20 }];
-        drop(CacheMemory::new(memory.try_clone().unwrap(), 8, geometry).unwrap());
+        drop(CacheMemory::new(memory.try_clone().unwrap(), 8, geometry, 0).unwrap());
         let head = Mapping::shared(&memory, 0, 1 << 16).unwrap();
         word(&head, at).store(u64::MAX / 2, Ordering::Relaxed);
         let error = LeftCache::open(memory).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("damaged"), "{error}");
     }
+}
+
+/// An empty file on a tmpfs of limited size; none where /dev/shm is no such.
+fn limited_file(name: &str) -> Option<(File, TempFile)> {
+    let gone = TempFile::absent_in(Path::new("/dev/shm"), name);
+    let mut options = File::options();
+    let file = options.read(true).write(true).create_new(true).open(gone.path()).ok()?;
+    let limited = super::reserve::Space::of(&file, false).unwrap().is_some();
+    limited.then_some((file, gone))
+}
+
+fn bytes_of(file: &File) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    file.metadata().unwrap().blocks() * 512
+}
+
+#[test]
+fn space_is_reserved_before_it_is_used() {
+    let Some((file, _gone)) = limited_file("reserved") else {
+        eprintln!("skipped: /dev/shm is no tmpfs of limited size");
+        return;
+    };
+    let geometry = vec![ShardGeometry { units: 1 << 20, buffers: 64 << 20 }];
+    let memory = CacheMemory::new(file.try_clone().unwrap(), 8, geometry.clone(), 1 << 20).unwrap();
+    let first = bytes_of(&file);
+    assert_eq!(memory.backed(0), Some(1024));
+    let floors = (32 << 20) + (4 << 20);
+    assert!((floors..floors + (1 << 20)).contains(&first), "{first} bytes at the start");
+    let shard = memory.shard(0).unwrap();
+    let (frames, buffers) = shard.space.as_ref().unwrap();
+    // Looks and counts touch what is reserved alone.
+    assert_eq!(memory.dirty_bytes(), 0);
+    assert!(LeftCache::look(file.try_clone().unwrap()).unwrap().unwrap().volumes().is_empty());
+    assert_eq!(bytes_of(&file), first);
+    frames.reserve(4 << 20, 2 << 20).unwrap();
+    assert!(buffers.reserve(32 << 20, 1 << 20));
+    let more = bytes_of(&file) - first;
+    assert!((3 << 20..(3 << 20) + 8192).contains(&more), "{more}");
+    // A process that takes over has it, and some to grow.
+    let adopted = CacheMemory::adopt(file.try_clone().unwrap(), 8, geometry).unwrap();
+    assert_eq!(adopted.backed(0), Some(1024 + 512 + 1024));
+    let too_much = vec![ShardGeometry { units: 1 << 30, buffers: 64 << 20 }];
+    let whole = CacheMemory::new(file, 8, too_much, 0).unwrap_err().to_string();
+    assert!(whole.contains("cache and buffers need 4 TiB"), "{whole}");
 }

@@ -1,9 +1,13 @@
 //! The buffers of requests: one region, cut by a buddy allocator into blocks of 4 KiB to 32 MiB.
 //!
+//! Memory that must be reserved before it is used (a file on a filesystem of limited size) is added to the pool in pieces, when no block
+//! is free; a reservation that is refused is a pool that is full. What an idle server gives back is reserved again first.
+//!
 //! Hard bound: the region is mapped once and nothing is allocated after that; full is an ordinary answer. A request for `len`
 //! bytes gets the smallest block of 4 KiB * 2^order that holds it. [`Buddy`] keeps the allocations, beside the region (9
 //! bytes per 4 KiB): memory that no request used stays untouched.
 
+use std::fmt;
 use std::io;
 
 use headworks_core::buddy::Buddy;
@@ -55,11 +59,32 @@ impl Buffer {
     }
 }
 
+/// Units that are added to a pool at once: 1 MiB.
+const GROWTH: usize = 256;
+
+/// Reserves a range of the region, in bytes: offset and length.
+type Reserve = Box<dyn Fn(usize, usize) -> bool + Send>;
+
+/// How a pool grows within its region.
+struct Growth {
+    reserve: Reserve,
+    /// Units that are never given back.
+    floor: u32,
+}
+
+impl fmt::Debug for Growth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Growth(floor: {})", self.floor)
+    }
+}
+
 /// The buffers of a shard.
 #[derive(Debug)]
 pub struct Pool {
     region: Mapping,
     buddy: Buddy,
+    /// None if the whole region may be used.
+    growth: Option<Growth>,
 }
 
 impl Pool {
@@ -87,14 +112,61 @@ impl Pool {
         if units == 0 || units >= u32::MAX as usize {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        Ok(Self { region, buddy: Buddy::new(units as u32, ORDERS) })
+        Ok(Self { region, buddy: Buddy::new(units as u32, ORDERS), growth: None })
+    }
+
+    /// A pool of a mapping's memory, of which the first `floor` bytes may be used and the rest after `reserve` has returned true for it.
+    ///
+    /// # Errors
+    /// When the floor has no whole page, or the mapping too many.
+    pub fn growing(
+        region: Mapping,
+        floor: usize,
+        reserve: impl Fn(usize, usize) -> bool + Send + 'static,
+    ) -> io::Result<Self> {
+        let (units, floor) = (region.len() / PAGE, floor.min(region.len()) / PAGE);
+        if floor == 0 || units >= u32::MAX as usize {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let mut buddy = Buddy::with_room(units as u32, ORDERS);
+        buddy.grow(floor as u32);
+        let growth = Some(Growth { reserve: Box::new(reserve), floor: floor as u32 });
+        Ok(Self { region, buddy, growth })
+    }
+
+    /// Takes a block of memory that is reserved for it; `None` if there is none to be had.
+    #[cold]
+    fn grow(&mut self, order: u8) -> Option<u32> {
+        let Growth { reserve, .. } = self.growth.as_ref()?;
+        // What was given back comes first.
+        while let Some((unit, had)) = self.buddy.ask(u32::MAX) {
+            let reserved = reserve(unit as usize * PAGE, PAGE << had);
+            self.buddy.answer(unit, had, reserved);
+            if !reserved {
+                return None;
+            }
+            if let Some(unit) = self.buddy.take(order) {
+                return Some(unit);
+            }
+        }
+        let (units, all) = (self.buddy.units() as usize, self.region.len() / PAGE);
+        let wanted = GROWTH.max(1 << order);
+        let end = (units.next_multiple_of(1 << order) + wanted).min(all);
+        if units == end || !reserve(units * PAGE, (end - units) * PAGE) {
+            return None;
+        }
+        self.buddy.grow((end - units) as u32);
+        self.buddy.take(order)
     }
 
     /// A buffer of at least `len` bytes; `None` when no block is large enough now, or ever.
     #[inline]
     pub fn try_take(&mut self, len: usize) -> Option<Buffer> {
         let order = order_of(len)?;
-        let unit = self.buddy.take(order)?;
+        let unit = match self.buddy.take(order) {
+            Some(unit) => unit,
+            None => self.grow(order)?,
+        };
         let base = self.region.at(unit as usize * PAGE, PAGE << order);
         Some(Buffer { base, order })
     }
@@ -132,6 +204,18 @@ impl Pool {
     /// Gives the memory of free blocks back to the kernel; for a server that has become idle. Some system calls.
     pub fn trim(&mut self) {
         self.buddy.join_recent();
+        if let Some(Growth { floor, .. }) = self.growth {
+            let beyond = |&(unit, _): &(u32, u8)| unit >= floor;
+            loop {
+                let next = self.buddy.free_blocks(TRIM_ORDER_MIN).find(beyond);
+                let Some((unit, order)) = next else { return };
+                if !self.buddy.withhold_at(unit, order) {
+                    return;
+                }
+                // SAFETY: a withheld block has no user.
+                unsafe { self.region.forget(unit as usize * PAGE, PAGE << order) };
+            }
+        }
         for (unit, order) in self.buddy.free_blocks(TRIM_ORDER_MIN) {
             // SAFETY: a free block has no user.
             unsafe { self.region.forget(unit as usize * PAGE, PAGE << order) };
@@ -233,5 +317,39 @@ mod tests {
         // SAFETY: `kept` is ours; `gone_at` is in the pool's mapping and has no user.
         unsafe { assert_eq!((kept.base().read(), gone_at.read()), (7, 0)) };
         pool.put(kept);
+    }
+
+    #[test]
+    fn growing_pool_uses_only_what_was_reserved() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        use std::sync::{Arc, Mutex};
+        let (left, reserved) = (Arc::new(AtomicUsize::new(3 * MIB)), Arc::new(Mutex::new(vec![])));
+        let (budget, list) = (Arc::clone(&left), Arc::clone(&reserved));
+        let region = Mapping::new(128 * MIB).unwrap();
+        let mut pool = Pool::growing(region, 32 * MIB, move |at, len| {
+            let had = budget
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(len));
+            list.lock().unwrap().push((at, len, had.is_ok()));
+            had.is_ok()
+        })
+        .unwrap();
+        let floor = pool.try_take(32 * MIB).unwrap();
+        assert!(reserved.lock().unwrap().is_empty(), "the floor is there");
+        let mut buffers: Vec<_> = std::iter::from_fn(|| pool.try_take(MIB)).collect();
+        assert_eq!(buffers.len(), 3, "what could be reserved");
+        let end = pool.region.base() as usize + 35 * MIB;
+        assert!(buffers.iter().all(|buffer| buffer.base() as usize + buffer.len() <= end));
+        assert!(pool.try_take(32 * MIB).is_none());
+        buffers.drain(..).chain([floor]).for_each(|buffer| pool.put(buffer));
+        pool.trim();
+        // Others have taken what was given back.
+        assert!(pool.try_take(32 * MIB).map(|buffer| pool.put(buffer)).is_some(), "but the floor");
+        let floor = pool.try_take(32 * MIB).unwrap();
+        assert!(pool.try_take(MIB).is_none());
+        left.store(2 * MIB, Ordering::Relaxed);
+        let again: Vec<_> = std::iter::from_fn(|| pool.try_take(MIB)).collect();
+        assert_eq!((again.len(), pool.taken()), (2, 34 * MIB), "{:?}", reserved.lock().unwrap());
+        again.into_iter().chain([floor]).for_each(|buffer| pool.put(buffer));
+        assert_eq!(pool.taken(), 0);
     }
 }

@@ -11,15 +11,23 @@
 //! the pool comes by withholding: free frames, and those of evicted folios, whose memory is given back. A raised limit restores
 //! withheld frames before the tables grow, when they are needed.
 //!
+//! Where the driver answers for memory, the tables grow only over frames that have it, and a withheld frame, whose memory was given
+//! back, is asked for before it is restored:
+//!
+//! ```text
+//!   frames   |  units of the tables  |  backed: have memory  |  prepared: asked for  |
+//! ```
+//!
 //! Invariants: `usable` = units of the tables - withheld; the tables grow and frames are restored only while `usable` < limit
-//! <= room.
+//! <= room; with answers units of the tables <= backed <= prepared, and while memory is refused limit <= backed - withheld, or the
+//! smallest pool.
 
 use super::Pool;
 use crate::options::CacheOptions;
 use crate::slab::NIL;
 
 /// Units of the tables at the start: 4 MiB of frames.
-pub(super) const UNITS_FIRST: u32 = 1024;
+pub(super) const UNITS_FIRST: u32 = CacheOptions::BACKED_MIN;
 /// Units by which the tables grow, and that are restored, at once: 4 MiB of frames, whose tables are written in some 10 us.
 const UNITS_MORE: u32 = 1024;
 /// The most units that are prepared beyond the tables: 64 MiB of frames. Less while the cache is small.
@@ -38,12 +46,34 @@ pub(super) struct Limit {
     pub dirtyable: u32,
     /// Units whose memory was asked for; those of the tables and some beyond.
     pub prepared: u32,
+    /// The limit that was set; `most` is less while memory is refused.
+    set: u32,
+    /// Units that have memory; none without answers.
+    backed: Option<u32>,
+    /// Withheld units whose memory was asked for.
+    asked: u32,
+    /// Withheld frames are needed.
+    wants_withheld: bool,
+    /// Memory was refused, and not had since.
+    refused: bool,
 }
 
 impl Limit {
     /// The limit of a pool that may use all of its room.
-    pub const fn of(room: u32, dirtyable: u32) -> Self {
-        Self { room, most: room, dirtyable, prepared: 0 }
+    pub fn of(cache: &CacheOptions) -> Self {
+        let room = cache.units;
+        let backed = (cache.backed != u32::MAX).then_some(cache.backed.min(room));
+        Self {
+            room,
+            most: room,
+            dirtyable: cache.dirtyable_max,
+            prepared: backed.unwrap_or(0),
+            set: room,
+            backed,
+            asked: 0,
+            wants_withheld: false,
+            refused: false,
+        }
     }
 }
 
@@ -83,9 +113,37 @@ impl Pool {
     /// Sets the units that the pool may use: at most its room, at least the smallest pool. What it uses beyond that is withheld by
     /// [`Pool::withhold`].
     pub fn set_limit(&mut self, units: u32) {
-        let least = UNITS_LEAST.min(self.limit.room);
-        self.limit.most = units.clamp(least, self.limit.room);
+        self.limit.set = units.clamp(self.least(), self.limit.room);
+        self.apply_limit();
+    }
+
+    /// Returns the smallest limit.
+    fn least(&self) -> u32 {
+        UNITS_LEAST.min(self.limit.room)
+    }
+
+    fn apply_limit(&mut self) {
+        let has = self.limit.backed.filter(|_| self.limit.refused);
+        let has = has.map_or(u32::MAX, |backed| backed - self.frames.withheld());
+        self.limit.most = self.limit.set.min(has.max(self.least()));
         self.reclaim.set_units(self.limit.most);
+    }
+
+    /// Takes an answer for frames whose memory was asked for: they have it, or there is none at present.
+    pub fn on_memory(&mut self, first: u32, units: u32, had: bool) {
+        let (tables, prepared) = (self.units(), self.limit.prepared);
+        let Some(backed) = &mut self.limit.backed else { return };
+        self.limit.refused = !had;
+        if first < tables {
+            let order = units.checked_ilog2().unwrap_or(0) as u8;
+            if had && self.frames.answer(first, order, true) {
+                self.limit.asked -= 1 << order;
+            }
+        } else if had {
+            debug_assert!(first == *backed, "memory is answered in the order of the frames");
+            *backed = first.saturating_add(units).clamp(*backed, prepared);
+        }
+        self.apply_limit();
     }
 
     /// Returns the units that the pool uses beyond its limit.
@@ -102,6 +160,12 @@ impl Pool {
         if wanted == 0 {
             return false;
         }
+        if let Some(backed) = self.limit.backed {
+            self.limit.wants_withheld = self.frames.withheld() > self.limit.asked;
+            let more = wanted.min(backed - self.units());
+            self.grow(more);
+            return more > 0;
+        }
         if self.frames.withheld() > 0 {
             return self.frames.restore(wanted) > 0;
         }
@@ -117,16 +181,28 @@ impl Pool {
     }
 
     fn grow(&mut self, more: u32) {
-        debug_assert!(self.units() + more <= self.limit.room, "the tables stay within their room");
+        let most = self.limit.backed.unwrap_or(self.limit.room);
+        debug_assert!(self.units() + more <= most, "the tables stay within their room");
         self.folios.grow(more);
         self.frames.grow(more);
     }
 
     /// Returns the units beyond the tables that are to be prepared, once each: their first one, and how many. As many as the tables
-    /// have, so that a small cache takes little; none before the tables grow.
+    /// have, so that a small cache takes little; none before the tables grow. With answers also withheld units that are needed,
+    /// and one range beyond the tables at a time.
     pub fn prepare(&mut self) -> Option<(u32, u32)> {
-        let units = self.units();
-        if units <= UNITS_FIRST {
+        let (units, answers) = (self.units(), self.limit.backed.is_some());
+        if self.limit.wants_withheld {
+            let left = self.limit.most.saturating_sub(self.usable()).min(UNITS_MORE);
+            let asked = self.frames.ask(left.saturating_sub(self.limit.asked));
+            self.limit.wants_withheld = asked.is_some();
+            if let Some((unit, order)) = asked {
+                self.limit.asked += 1 << order;
+                return Some((unit, 1 << order));
+            }
+        }
+        let is_early = units <= UNITS_FIRST && !answers;
+        if is_early || self.limit.backed.is_some_and(|backed| backed < self.limit.prepared) {
             return None;
         }
         let first = self.limit.prepared.max(units);
@@ -139,9 +215,14 @@ impl Pool {
 
     /// Returns prepared units beyond the tables that the limit does not allow any more, to be released.
     pub fn unprepare(&mut self) -> Option<(u32, u32)> {
+        if self.limit.backed.is_some_and(|backed| backed < self.limit.prepared) {
+            // What is asked for may be had at any moment.
+            return None;
+        }
         let first = self.limit.most.max(self.units());
         let count = self.limit.prepared.saturating_sub(first);
         self.limit.prepared -= count;
+        self.limit.backed = self.limit.backed.map(|backed| backed - count);
         (count > 0).then_some((first, count))
     }
 
@@ -230,6 +311,73 @@ mod tests {
         small.set_limit(0);
         assert_eq!(small.unprepare(), Some((first, count)));
         assert_eq!((small.unprepare(), small.prepare()), (None, None));
+    }
+
+    /// A pool whose memory is answered for, of which the first frames have some.
+    fn answered(units: u32) -> Pool {
+        let config = ShardConfig::single(QueueOptions::default(), VolumeOptions::default(), 8);
+        let backed = CacheOptions::BACKED_MIN;
+        let cache = CacheOptions { units, backed, ..CacheOptions::default() };
+        Pool::new(&ShardConfig { cache, ..config })
+    }
+
+    #[test]
+    fn frames_are_used_only_after_their_memory_was_had() {
+        let mut pool = answered(100_000);
+        let taken = fill(&mut pool) + pool.shadow_frames().1;
+        assert_eq!((taken, pool.units()), (UNITS_FIRST, UNITS_FIRST), "what has memory");
+        let (first, count) = pool.prepare().unwrap();
+        assert_eq!((first, pool.prepare(), pool.unprepare()), (UNITS_FIRST, None, None));
+        assert!(!pool.extend(0), "it is asked for");
+        pool.on_memory(first, 512, true);
+        assert_eq!((fill(&mut pool), pool.units()), (512, UNITS_FIRST + 512));
+        assert_eq!(pool.prepare(), None, "the rest is asked for");
+        pool.on_memory(first + 512, count - 512, true);
+        assert!(pool.extend(0) && pool.prepare().is_some());
+    }
+
+    #[test]
+    fn refused_memory_is_a_smaller_pool_until_it_is_had() {
+        let mut pool = answered(100_000);
+        let (first, count) = pool.prepare().unwrap();
+        pool.on_memory(first, count, false);
+        assert_eq!((pool.limit(), pool.excess()), (UNITS_FIRST, 0));
+        pool.set_limit(50_000);
+        assert_eq!((pool.limit(), pool.prepare()), (UNITS_FIRST, None), "still refused");
+        pool.on_memory(first, count, true);
+        assert_eq!(pool.limit(), 50_000);
+        assert!(fill(&mut pool) >= count);
+    }
+
+    #[test]
+    fn withheld_frames_are_restored_after_their_memory_was_had() {
+        let mut pool = answered(4096);
+        let mut taken = Vec::new();
+        loop {
+            taken.extend(std::iter::from_fn(|| pool.take_frames(0)));
+            if let Some((first, count)) = pool.prepare() {
+                pool.on_memory(first, count, true);
+            }
+            if !pool.extend(0) {
+                break;
+            }
+        }
+        assert_eq!(pool.units(), 4096);
+        taken[..2048].iter().for_each(|&unit| pool.put_frames(unit, 0));
+        pool.set_limit(2048);
+        while pool.withhold().is_some() {}
+        let withheld = pool.withheld();
+        assert!(withheld >= 2000 && pool.free() == 0, "{withheld}");
+        pool.set_limit(4096);
+        assert!(!pool.extend(0), "their memory was given back");
+        let asked: Vec<_> = std::iter::from_fn(|| pool.prepare()).collect();
+        let units: u32 = asked.iter().map(|&(_, units)| units).sum();
+        assert_eq!((units, pool.withheld()), (UNITS_MORE, withheld), "{asked:?}");
+        for (first, units) in asked {
+            assert!(units.is_power_of_two());
+            pool.on_memory(first, units, true);
+        }
+        assert_eq!((pool.free(), pool.withheld()), (UNITS_MORE, withheld - UNITS_MORE));
     }
 
     #[test]

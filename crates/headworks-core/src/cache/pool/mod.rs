@@ -97,7 +97,7 @@ impl Pool {
             index: Index::new(units),
             reclaim: Reclaim::new(units, &config.exports, &config.tenants),
             shadows,
-            limit: Limit::of(units, config.cache.dirtyable_max),
+            limit: Limit::of(&config.cache),
             dirty_table,
             volume_folios: vec![Gauge32::default(); volumes],
             drop_position: 0,
