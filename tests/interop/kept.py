@@ -35,7 +35,7 @@ class Server:
         self.socket, self.control = os.path.join(DIR, f"{name}.sock"), os.path.join(DIR, f"{name}.ctl")
         command = [SERVER, "serve", image, "-U", self.socket, "--control", self.control, "--engine", ENGINE]
         command += ["--cache", "8M", "--buffers", "64M", *options]
-        environment = {**{k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"}, **(environment or {})}
+        environment = {**{k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"}, "HEADWORKS_CACHE_FILE": "auto", **(environment or {})}
 
         def pass_on():
             for number, fd in enumerate(fds, 3):
@@ -124,7 +124,7 @@ def kept_file():
     server.write(3, 7)
     server.kill()
     refused = subprocess.run(
-        [SERVER, "serve", image, "-U", server.socket, "--read-only"], env={**os.environ, **runtime}, capture_output=True, text=True
+        [SERVER, "serve", image, "-U", server.socket, "--read-only", "--cache-file", "auto"], env={**os.environ, **runtime}, capture_output=True, text=True
     )
     check("a read-only start is refused while writes wait for the image", refused.returncode == 1 and "serve it once without read-only" in refused.stderr, refused.stderr)
     other = Server(new_image("kept-other.img"), environment=runtime)
@@ -144,6 +144,43 @@ def kept_file():
     check("a writethrough start has them on the image before it serves", data == b"\x07" * BLOCK + b"\x08" * BLOCK, server.said())
     check("it stops with 0", server.stop() == 0)
     check("a clean stop leaves nothing", beside(image) == [] and os.listdir(MEMORY) == [], (beside(image), os.listdir(MEMORY)))
+
+
+def bare_shell():
+    """No runtime directory, as in a shell of root, cron or a container."""
+    own = [path for path in ("/run", "/dev/shm") if os.geteuid() == 0 or path != "/run"]
+    own = [os.path.join(path, f"headworks-{os.geteuid()}") for path in own]
+    before = {path: os.path.isdir(path) and os.listdir(path) for path in own}
+    image = new_image("kept-bare.img")
+    bare = {"HEADWORKS_CACHE_FILE": "auto", "RUNTIME_DIRECTORY": ""}
+    server = Server(image, environment=bare)
+    places = [path for path in own if f"dirty data: in {path}/headworks-cache" in server.said()]
+    if not places and "in anonymous memory" in server.said() and "free" in server.said():
+        print("skip - memory is kept in a bare shell # no tmpfs with room")
+        server.stop()
+        return
+    check("without a runtime directory the memory is in a directory of the user", places, server.said())
+    check("that others cannot enter", os.stat(places[0]).st_mode & 0o7777 == 0o700)
+    server.write(3, 7)
+    server.kill()
+    server = Server(image, environment={**bare, "XDG_RUNTIME_DIR": MEMORY})
+    check("a start with a runtime directory finds it", server.byte(3) == 7 and f"dirty data: in {MEMORY}" in server.said(), server.said())
+    server.write(4, 8)
+    server.kill()
+    server = Server(image, environment={**bare, "XDG_RUNTIME_DIR": MEMORY})
+    check("and the next one", server.byte(4) == 8 and server.stop() == 0, server.said())
+    after = {path: os.path.isdir(path) and os.listdir(path) for path in own}
+    check("a clean stop leaves no file", all((after[path] or []) == (before[path] or []) for path in own), after)
+    server = Server(image, environment={**bare, "XDG_RUNTIME_DIR": MEMORY}, name="gone")
+    server.write(5, 9)
+    server.kill()
+    os.remove(image)
+    left = os.path.join(MEMORY, os.listdir(MEMORY)[0])
+    other = Server(new_image("kept-beside.img"), environment={**bare, "XDG_RUNTIME_DIR": MEMORY})
+    check("data of an image that is gone are named", f"does not exist; remove {left} to give them up" in other.said(), other.said())
+    check("and nothing else of them is kept", os.stat(left).st_blocks * 512 < 2 << 20, os.stat(left).st_blocks)
+    check("it stops with 0", other.stop() == 0)
+    os.remove(left)
 
 
 def recovered(image):
@@ -616,7 +653,7 @@ def shared_memory():
             check("the data of a killed one are there", Server(server.image, "--cache", "auto", environment={"XDG_RUNTIME_DIR": place}, name="shared").end(0, 3))
 
 
-PARTS = [kept_file, full_memory, shared_memory, huge_file, other_image, reused_number, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
+PARTS = [kept_file, bare_shell, full_memory, shared_memory, huge_file, other_image, reused_number, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
 PARTS += [lost_memory_of_a_file, lost_memory_of_an_overlay, descriptor_store]
 for part in PARTS:
     part()

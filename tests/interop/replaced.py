@@ -44,9 +44,10 @@ class Server:
         self.pid_file, self.log = os.path.join(DIR, name + ".pid"), os.path.join(DIR, name + ".log")
         command = [SERVER, "serve", *options, "-U", self.socket, "--control", self.control, "-P", self.pid_file]
         command += ["--engine", ENGINE] + ([] if options and options[0] == "--config" else [spec or self.image])
-        environment = {**os.environ, "XDG_RUNTIME_DIR": MEMORY} if kept else without_runtime()
+        environment = {**os.environ, "XDG_RUNTIME_DIR": MEMORY, "HEADWORKS_CACHE_FILE": "auto"} if kept else without_runtime()
         passed = {}
         if manager:
+            environment["HEADWORKS_CACHE_FILE"] = "auto"
             passed = manager.start(environment)
             command = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *command]
         with open(self.log, "ab") as log:

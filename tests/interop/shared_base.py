@@ -37,7 +37,7 @@ class Server:
         command = [SERVER, "serve", "-U", self.socket, "--control", self.control, "-P", self.pid_file]
         command += ["--engine", ENGINE, "--cache", cache, *options]
         command += [f"{name}=overlay:path={path}" for name, path in exports.items()]
-        environment = {**os.environ, "XDG_RUNTIME_DIR": MEMORY}
+        environment = {**os.environ, "XDG_RUNTIME_DIR": MEMORY, "HEADWORKS_CACHE_FILE": "auto"}
         with open(self.log, "wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         limit = time.monotonic() + 20

@@ -78,12 +78,12 @@ impl LeftFile {
 
     /// A sentence about data of an image that is not served.
     fn note(&self, row: &VolumeRow, bytes: u64) -> String {
-        format!(
-            "{} holds {} of acknowledged writes to {}, which is not served; serve it to have them written",
-            self.name,
-            display_size(bytes),
-            row.path.display()
-        )
+        let (name, size, path) = (&self.name, display_size(bytes), row.path.display());
+        let way = match row.path.exists() {
+            true => "is not served; serve it to have them written".to_owned(),
+            false => format!("does not exist; remove {name} to give them up"),
+        };
+        format!("{name} holds {size} of acknowledged writes to {path}, which {way}")
     }
 }
 
@@ -380,7 +380,11 @@ impl Leftovers {
                 .extend(waiting.filter_map(|left| Some(file.note(left.row.as_ref()?, left.bytes))));
             match images.is_empty() {
                 true => (file.remove)(),
-                false => kept.push(file),
+                false => {
+                    // They may stay for long.
+                    file.cache.shrink();
+                    kept.push(file);
+                }
             }
         }
         *files = kept;

@@ -579,6 +579,8 @@ fn cache_memory(
             Err(ConfigError::new("cache-file", format!("cannot use {name}: {error}")))
         }
         Err(error) => {
+            // It is not to keep what was reserved.
+            let _ = file.set_len(0);
             let note = format!("the cache is in anonymous memory: cannot use {name}: {error}");
             Ok((None, Some(note)))
         }

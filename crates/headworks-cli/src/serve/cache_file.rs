@@ -1,13 +1,7 @@
 //! Where the cache's memory lies, and what earlier servers left there (`--cache-file`).
 //!
-//! ```text
-//!   auto  service manager with a descriptor store (FDSTORE)  --> memfd, kept there
-//!         RUNTIME_DIRECTORY, XDG_RUNTIME_DIR                 --> DIR/headworks-cache, then headworks-cache.1, ..
-//!         neither                                            --> anonymous memory
-//!   PATH  in a directory on tmpfs or hugetlbfs               --> PATH, then PATH.1, ..
-//!   store                                                    --> memfd, kept by the service manager, which does not say whether it does
-//!   off                                                      --> anonymous memory
-//! ```
+//! `place` chooses where. Files are named DIRECTORY/headworks-cache, then headworks-cache.1, and so on; with a PATH they are PATH, then
+//! PATH.1.
 //!
 //! A running server locks its file, so a file that can be locked was left by a dead one; so was one with dirty data of an image that
 //! can be locked, which a killed process gives up a moment later. Its data go to the images that this
@@ -20,6 +14,8 @@
 //!
 //! A name that is no regular file of this user is somebody else's: it is skipped, with a sentence, and stops nobody.
 
+mod place;
+
 use std::ffi::{CStr, OsString};
 use std::fs::File;
 use std::io;
@@ -28,29 +24,16 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use headworks::safe_open::open_own;
 use headworks_core::ConfigError;
 use headworks_server::{CacheFile, Leftovers};
 use sd_notify::NotifyState;
 
-/// Names of files and of passed descriptors start with this.
-pub(super) const NAME: &str = "headworks-cache";
+pub(super) use place::NAME;
+use place::{Chosen, Place, Surroundings, choose, is_memory, shared_directories, wrong};
+
 /// Most files of one name: that many servers may share a runtime directory.
 const FILES_MAX: u32 = 1000;
-
-/// File systems whose files are memory.
-const MEMORY: [libc::c_long; 3] =
-    [0x0102_1994, 0x9584_58f6_u32 as libc::c_long, 0x8584_58f6_u32 as libc::c_long];
-
-/// The place that the options and the environment choose.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
-    /// Memory of the process.
-    Anonymous,
-    /// Files of this name.
-    Files { path: PathBuf, required: bool },
-    /// The service manager's descriptor store.
-    Store,
-}
 
 /// The file of this server.
 struct OwnFile {
@@ -103,10 +86,6 @@ pub(super) struct CacheStore {
     pub notes: Vec<String>,
 }
 
-fn wrong(message: impl Into<String>) -> ConfigError {
-    ConfigError::new("cache-file", message.into())
-}
-
 impl CacheStore {
     /// Chooses the place, and takes in what earlier servers left there and with the service manager; not the file of the server
     /// that this one replaces.
@@ -115,26 +94,34 @@ impl CacheStore {
         passed: Vec<(OwnedFd, String)>,
         of_predecessor: Option<&StoredMemory>,
         user: Option<libc::uid_t>,
+        is_used: bool,
     ) -> Result<Self, ConfigError> {
         let in_use = of_predecessor.and_then(|memory| memory.path.as_deref());
-        let place = choose(option, |name| std::env::var_os(name).filter(|word| !word.is_empty()))?;
-        let mut store = Self {
-            place,
-            user,
-            own: None,
-            is_taken_over: false,
-            leftovers: Leftovers::default(),
-            notes: Vec::new(),
+        // SAFETY: asks for a number.
+        let own = unsafe { libc::geteuid() };
+        let around = Surroundings {
+            variable: &|name| std::env::var_os(name).filter(|word| !word.is_empty()),
+            shared: shared_directories(own),
+            user: own,
+            is_used,
         };
+        let Chosen { place, others, notes } = choose(option, &around)?;
+        let (leftovers, is_taken_over) = (Leftovers::default(), false);
+        let mut store = Self { place, user, own: None, is_taken_over, leftovers, notes };
         for (fd, name) in passed {
             let shown = format!("the descriptor {name} in the service manager's store");
             let forgotten = name.clone();
             let remove = move || forget_descriptor(&forgotten);
             store.leftovers.add(File::from(fd), &shown, remove)?;
         }
-        if let Place::Files { path, required } = store.place.clone() {
+        let new = match &store.place {
+            Place::Files { path, required } => Some((path.clone(), *required)),
+            Place::Anonymous { .. } | Place::Store => None,
+        };
+        let others = others.into_iter().map(|path| (path, false));
+        for (path, required) in new.into_iter().chain(others) {
             for path in candidates(&path).filter(|path| Some(path.as_path()) != in_use) {
-                let taken = match store.open_own(&path) {
+                let taken = match store.open_file(&path) {
                     Ok(None) => continue,
                     Ok(Some(file)) => store.take_in(file, &path),
                     Err(stranger) => {
@@ -177,12 +164,8 @@ impl CacheStore {
     }
 
     /// Opens a regular file of this user; none if there is no such name.
-    fn open_own(&self, path: &Path) -> Result<Option<File>, ConfigError> {
-        let opened = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(path);
+    fn open_file(&self, path: &Path) -> Result<Option<File>, ConfigError> {
+        let opened = open_own(path, File::options().read(true).write(true));
         let shown = path.display();
         let left = |why: &str| wrong(format!("{shown} {why}; it is left alone"));
         let file = match opened {
@@ -226,7 +209,7 @@ impl CacheStore {
         }
         let required = matches!(self.place, Place::Files { required: true, .. });
         let made = match self.place.clone() {
-            Place::Anonymous => return Ok(None),
+            Place::Anonymous { .. } => return Ok(None),
             Place::Files { path, .. } => create_file(&path)
                 .map_err(|error| wrong(format!("cannot make {}: {error}", path.display()))),
             Place::Store => {
@@ -246,6 +229,14 @@ impl CacheStore {
         }
     }
 
+    /// Why the memory is anonymous, where that was not asked for.
+    pub(super) fn why_anonymous(&self) -> Option<&str> {
+        match &self.place {
+            Place::Anonymous { why } => why.as_deref().filter(|why| !why.is_empty()),
+            Place::Files { .. } | Place::Store => None,
+        }
+    }
+
     /// Where the dirty data of this server are kept, in words.
     pub(super) fn shown(&self) -> Option<&str> {
         self.own.as_ref().map(|own| own.name.as_str())
@@ -260,60 +251,15 @@ impl CacheStore {
     pub(super) fn remove(&self) {
         let Some(own) = &self.own else { return };
         match &own.path {
-            Some(path) if is_named(&own.file, path) => {
-                if std::fs::remove_file(path).is_err() {
+            Some(path) => {
+                if !is_named(&own.file, path) || std::fs::remove_file(path).is_err() {
                     // Where that is not allowed any more: an empty file is none.
                     let _ = own.file.set_len(0);
                 }
             }
-            Some(_) => {}
             None => own.stored_as.iter().for_each(|name| forget_descriptor(name)),
         }
     }
-}
-
-fn choose(option: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<Place, ConfigError> {
-    match option {
-        "off" | "none" => return Ok(Place::Anonymous),
-        "store" if variable("NOTIFY_SOCKET").is_some() => return Ok(Place::Store),
-        "store" => {
-            return Err(wrong(
-                "there is no service manager (NOTIFY_SOCKET) with a descriptor store",
-            ));
-        }
-        "auto" => {}
-        "" => return Err(wrong("is empty; give a path on tmpfs, auto, store or off")),
-        path => {
-            let path = std::path::absolute(path).map_err(|error| wrong(error.to_string()))?;
-            return Ok(Place::Files { path, required: true });
-        }
-    }
-    let has_manager = variable("NOTIFY_SOCKET").is_some();
-    let stores = |word: OsString| word.to_str().and_then(|word| word.parse::<u32>().ok());
-    if has_manager && variable("FDSTORE").and_then(stores).is_some_and(|most| most > 0) {
-        return Ok(Place::Store);
-    }
-    for name in ["RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"] {
-        // A unit may have several, with colons between.
-        let Some(word) = variable(name) else { continue };
-        let first = word.to_str().and_then(|word| word.split(':').next()).map(PathBuf::from);
-        let directory = first.filter(|path| path.is_absolute() && is_memory(path));
-        if let Some(directory) = directory {
-            return Ok(Place::Files { path: directory.join(NAME), required: false });
-        }
-    }
-    // A manager before version 254 does not say whether it has a store for this unit.
-    Ok(Place::Anonymous)
-}
-
-/// Whether what is made in a directory is in memory.
-fn is_memory(directory: &Path) -> bool {
-    let Ok(file) = File::open(directory) else { return false };
-    // SAFETY: a struct of integers, which the kernel fills in.
-    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `found` lives through the call.
-    let failed = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0;
-    !failed && MEMORY.contains(&(found.f_type as libc::c_long))
 }
 
 /// The names that files of servers may have, in order.
@@ -432,37 +378,6 @@ fn remove_file(locked: &File, path: &Path) {
 mod tests {
     use super::*;
 
-    fn chosen(option: &str, variables: &[(&str, &str)]) -> Result<Place, String> {
-        let variable = |name: &str| {
-            let found = variables.iter().find(|(other, _)| *other == name);
-            found.map(|(_, value)| OsString::from(value))
-        };
-        choose(option, variable).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn place_is_chosen_by_option_and_environment() {
-        let files = |path: &str, required| Ok(Place::Files { path: path.into(), required });
-        assert_eq!(
-            chosen("off", &[("FDSTORE", "1"), ("NOTIFY_SOCKET", "/n")]),
-            Ok(Place::Anonymous)
-        );
-        assert_eq!(chosen("/dev/shm/x", &[]), files("/dev/shm/x", true));
-        assert_eq!(chosen("auto", &[]), Ok(Place::Anonymous));
-        let store = [("NOTIFY_SOCKET", "/n"), ("FDSTORE", "2"), ("XDG_RUNTIME_DIR", "/dev/shm")];
-        assert_eq!(chosen("auto", &store), Ok(Place::Store));
-        let none = [("NOTIFY_SOCKET", "/n"), ("FDSTORE", "0"), ("XDG_RUNTIME_DIR", "/dev/shm")];
-        assert_eq!(chosen("auto", &none), files("/dev/shm/headworks-cache", false));
-        let two = [("RUNTIME_DIRECTORY", "/dev/shm:/tmp"), ("XDG_RUNTIME_DIR", "/run")];
-        assert_eq!(chosen("auto", &two), files("/dev/shm/headworks-cache", false));
-        let disk = [("XDG_RUNTIME_DIR", "/proc")];
-        assert_eq!(chosen("auto", &disk), Ok(Place::Anonymous), "not in memory");
-        assert_eq!(chosen("auto", &[("NOTIFY_SOCKET", "/n")]), Ok(Place::Anonymous));
-        assert_eq!(chosen("store", &[("NOTIFY_SOCKET", "/n")]), Ok(Place::Store));
-        assert!(chosen("store", &[]).unwrap_err().contains("no service manager"));
-        assert!(chosen("", &[]).unwrap_err().contains("give a path on tmpfs, auto, store or off"));
-    }
-
     /// A new directory in memory, removed when dropped.
     struct Memory(PathBuf);
 
@@ -497,7 +412,7 @@ mod tests {
             let start = std::sync::Barrier::new(SERVERS);
             let begin = || {
                 start.wait();
-                let mut store = CacheStore::find(&option, Vec::new(), None, None).unwrap();
+                let mut store = CacheStore::find(&option, Vec::new(), None, None, true).unwrap();
                 store.create().unwrap();
                 store
             };
@@ -550,13 +465,13 @@ mod tests {
         // Only root can give a file away.
         let foreign = std::os::unix::fs::chown(beside(4), Some(65_534), None).is_ok();
         let option = path.to_str().unwrap();
-        let store = CacheStore::find(option, Vec::new(), None, None);
+        let store = CacheStore::find(option, Vec::new(), None, None, true);
         if !foreign {
             // Of this user, and no cache file: the name was given for such.
             assert!(store.err().unwrap().to_string().contains("too short to be a cache file"));
             std::fs::remove_file(beside(4)).unwrap();
         }
-        let mut store = CacheStore::find(option, Vec::new(), None, None).unwrap();
+        let mut store = CacheStore::find(option, Vec::new(), None, None, true).unwrap();
         let notes = store.notes.clone();
         assert_eq!(notes.len(), if foreign { 4 } else { 3 }, "{notes:?}");
         assert!(notes.iter().all(|note| note.ends_with("it is left alone")), "{notes:?}");
@@ -574,21 +489,24 @@ mod tests {
         }
         let path = directory.join("cache");
         let option = path.to_str().unwrap().to_owned();
-        let mut first = CacheStore::find(&option, Vec::new(), None, None).unwrap();
+        let mut first = CacheStore::find(&option, Vec::new(), None, None, true).unwrap();
         assert!(first.create().unwrap().is_some());
-        let mut second = CacheStore::find(&option, Vec::new(), None, None).unwrap();
+        let mut second = CacheStore::find(&option, Vec::new(), None, None, true).unwrap();
         second.create().unwrap();
         assert_eq!(second.path(), Some(&*directory.join("cache.1")));
         // The first one dies before its memory is complete: nothing is in it.
         drop(first);
-        let third = CacheStore::find(&option, Vec::new(), None, None).unwrap();
+        let third = CacheStore::find(&option, Vec::new(), None, None, true).unwrap();
         assert!(!path.exists() && directory.join("cache.1").exists());
         second.remove();
         drop((second, third));
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&directory).unwrap();
-        let refused =
-            CacheStore::find("/proc/x", Vec::new(), None, None).unwrap().create().err().unwrap();
+        let refused = CacheStore::find("/proc/x", Vec::new(), None, None, true)
+            .unwrap()
+            .create()
+            .err()
+            .unwrap();
         assert!(refused.to_string().contains("not on tmpfs or hugetlbfs"), "{refused}");
     }
 }

@@ -258,7 +258,11 @@ impl Running {
         match self.kept_in() {
             Some(place) => format!("in {place}, where the next server finds them"),
             None => {
-                "in anonymous memory, which a killed server takes with it (--cache-file)".into()
+                let why = self.store.why_anonymous();
+                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+                format!(
+                    "in anonymous memory, which a killed server takes with it (--cache-file){why}"
+                )
             }
         }
     }
@@ -281,6 +285,7 @@ fn start(
         memory,
         state.memory.as_ref(),
         user.as_ref().map(User::uid),
+        server_options.cache > 0,
     )?;
     let is_takeover = server_options.takeover.is_some();
     if let Some(takeover) = &server_options.takeover {

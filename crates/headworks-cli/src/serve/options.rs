@@ -142,7 +142,7 @@ pub struct ServeArgs {
     #[arg(long, value_parser = CacheSize::parse, default_value = "auto", value_name = "auto|SIZE")]
     pub(super) cache: CacheSize,
     /// Memory of the cache that outlives the server, so that a kill loses nothing: a path on tmpfs or hugetlbfs, auto (the service
-    /// manager's descriptor store or the runtime directory), store or off
+    /// manager's descriptor store, the runtime directory, or a directory of this user in /run or /dev/shm), store or off
     #[arg(long, value_name = "PATH|auto|store|off", default_value = "auto")]
     pub(super) cache_file: String,
     /// Memory for request data, per shard

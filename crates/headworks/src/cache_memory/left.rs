@@ -14,7 +14,7 @@ use super::layout::{
     MAGIC, READABLE, ROWS_AT, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
 use crate::Identity;
-use crate::memory::Mapping;
+use crate::memory::{Mapping, PAGE};
 
 /// Most shards and rows that a file may claim to have: far more than any server has.
 const COUNT_MAX: u64 = 1 << 16;
@@ -86,6 +86,16 @@ pub struct LeftCache {
     /// Volumes whose dirty blocks are somewhere else now.
     settled: Mutex<BTreeSet<u16>>,
     file: File,
+}
+
+/// Gives the memory between two offsets back to the kernel.
+fn give_back(memory: &Mapping, at: usize, end: usize) {
+    // In whole pages; the last one of the buffers may be a part.
+    let len = end.saturating_sub(at) / PAGE * PAGE;
+    if len > 0 {
+        // SAFETY: memory of a dead process, in which nothing is dirty, and of which no span is made here but this one.
+        unsafe { memory.release(memory.span().part(at, len)) };
+    }
 }
 
 fn wrong(message: impl Into<String>) -> io::Error {
@@ -290,6 +300,20 @@ impl LeftCache {
         (0..self.shards_all).map(move |index| word(&self.control, at(index)))
     }
 
+    /// Gives back the memory of what is not dirty: all buffers, and the other frames. What is dirty is all that the next start needs.
+    pub fn shrink(&self) {
+        for shard in &self.shards {
+            give_back(&shard.buffers, 0, shard.buffers.len());
+            let mut dirty: Vec<usize> =
+                shard.blocks.iter().map(|block| block.frame as usize * BLOCK as usize).collect();
+            dirty.sort_unstable();
+            let end = shard.entries * BLOCK as usize;
+            let ends = dirty.iter().copied().chain([end]);
+            let starts = [0].into_iter().chain(dirty.iter().map(|at| at + BLOCK as usize));
+            starts.zip(ends).for_each(|(at, end)| give_back(&shard.frames, at, end));
+        }
+    }
+
     /// The latest time at which the process is known to have lived, in nanoseconds of real time.
     #[must_use]
     pub fn alive(&self) -> u64 {
@@ -315,6 +339,11 @@ impl LeftCache {
     pub fn touch(&self) {
         self.shard_words(shard::IN_FLIGHT).for_each(|word| word.store(1, Ordering::Release));
         self.shard_words(shard::ALIVE).for_each(|word| word.store(now(), Ordering::Relaxed));
+    }
+
+    #[cfg(test)]
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Sets the time of [`LeftCache::alive`].

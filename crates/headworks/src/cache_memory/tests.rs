@@ -439,6 +439,26 @@ fn bytes_of(file: &File) -> u64 {
 }
 
 #[test]
+fn what_stays_for_the_next_start_is_what_is_dirty() {
+    let process = Process::new("left-shrunk");
+    (0..40).for_each(|frame| process.fill(frame, 1));
+    process.dirty(3, 4, 6);
+    process.dirty(9, 5, 7);
+    let buffers = &process.shard.buffers;
+    // SAFETY: our own mapping.
+    unsafe { buffers.at(0, 1 << 20).write_bytes(1, 1 << 20) };
+    let (left, image) = process.die();
+    let frames_and_buffers = (40 * BLOCK + (1 << 20)) as u64;
+    let before = bytes_of(left.file());
+    left.shrink();
+    let given = before - bytes_of(left.file());
+    assert_eq!(given, frames_and_buffers - 2 * BLOCK as u64);
+    restore_all(&left, image.path());
+    let bytes = std::fs::read(image.path()).unwrap();
+    assert_eq!((bytes[4 * BLOCK], bytes[6 * BLOCK - 1]), (6, 7));
+}
+
+#[test]
 fn space_is_reserved_before_it_is_used() {
     let Some((file, _gone)) = limited_file("reserved") else {
         eprintln!("skipped: /dev/shm is no tmpfs of limited size");
