@@ -4,7 +4,8 @@
 //! dirty is written out first, and what is held or outstanding is waited for. Dirty limits follow the limit.
 //!
 //! Memory may be refused: a filesystem of fixed size that others fill has none. Where the driver answers for the memory of frames
-//! ([`CacheOptions::backed`]), the pool uses none before it was had; while memory is refused the limit is what the pool has.
+//! ([`CacheOptions::backed`]), the pool uses none before it was had: an operation waits for a frame until the answer, as it does for a frame
+//! that becomes clean. While memory is refused the limit is what the pool has.
 //!
 //! [`CacheOptions::backed`]: crate::CacheOptions::backed
 //!

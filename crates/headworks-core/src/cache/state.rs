@@ -459,6 +459,10 @@ impl CacheState {
                 .rev()
                 .find_map(|order| Some((self.pool.take_frames(order)?, order)));
         }
+        if self.pool.awaits_memory() && !self.is_frozen() {
+            // Nothing is evicted for the time that an answer takes.
+            return None;
+        }
         let mut missing = 1_i64 << order;
         while missing > 0 {
             let Some(units) = self.evict(asking) else {

@@ -162,6 +162,33 @@ fn operation_without_a_frame_continues_when_memory_is_had() {
 }
 
 #[test]
+fn nothing_is_evicted_while_memory_is_asked_for() {
+    let mut harness = partly_backed();
+    for at in 0..3 {
+        harness.send(1, Op::Read, at * MIB, MIB);
+        harness.settle(Ok(()));
+    }
+    // More than has memory: what does not fit waits.
+    harness.send(1, Op::Read, 3 * MIB, MIB);
+    harness.send(1, Op::Read, 4 * MIB, MIB);
+    harness.settle(Ok(()));
+    assert_eq!((harness.answers.len(), harness.stats().evicted_folios), (3, 0));
+    answer(&mut harness, true);
+    harness.settle(Ok(()));
+    assert_eq!((harness.answers.len(), harness.stats().evicted_folios), (5, 0));
+    // A frozen cache asks for nothing.
+    for at in 5..9 {
+        harness.send(1, Op::Read, at * MIB, MIB);
+        harness.settle(Ok(()));
+    }
+    assert!(harness.answers.len() < 9);
+    harness.control(Control::Freeze { on: true });
+    harness.settle(Ok(()));
+    assert_eq!(harness.answers.len(), 9);
+    harness.shard.check_cache();
+}
+
+#[test]
 fn refused_memory_is_a_smaller_cache_that_serves() {
     let mut harness = partly_backed();
     harness.send(1, Op::Read, 0, BLOCK);

@@ -174,6 +174,11 @@ impl Pool {
         more > 0
     }
 
+    /// Returns true if the pool may grow as soon as memory is answered for, which is asked for at the end of the turn at the latest.
+    pub fn awaits_memory(&self) -> bool {
+        self.limit.backed.is_some() && !self.limit.refused && self.usable() < self.limit.most
+    }
+
     /// Grows the tables so that they hold at least `units`.
     pub fn grow_to(&mut self, units: u32) {
         assert!(units <= self.limit.room, "the tables stay within their room");
