@@ -111,8 +111,9 @@ impl Keeper {
             return cannot("it is a block device");
         }
         let marker = Marker::of(path);
-        // Durable already; the time of the pause is short, and the mark may belong to another user by now.
-        if self.has_marks && marker.exists() {
+        // Durable already; the time of the pause is short, and the mark may belong to another user by now. One of the image that
+        // was here before tells nothing of this one.
+        if self.has_marks && marker.may_tell_of(identity) {
             let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
             self.add(volume, held.unwrap_or(marker), identity);
             return None;

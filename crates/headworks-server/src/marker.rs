@@ -112,6 +112,7 @@ impl Marker {
     }
 
     /// Whether there is a mark, which this process may be unable to read.
+    #[cfg(test)]
     pub fn exists(&self) -> bool {
         self.path.symlink_metadata().is_ok()
     }

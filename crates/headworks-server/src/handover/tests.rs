@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use headworks::testing::TempFile;
-use headworks::{EngineChoice, FileOptions, OpenFile};
+use headworks::{EngineChoice, FileOptions, Identity, OpenFile};
 use headworks_core::ConfigError;
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::transmission::Request;
@@ -15,6 +15,7 @@ use headworks_nbd::wire::{Command, CommandFlags};
 
 use super::takeover::refused;
 use super::{Handover, Takeover, TakeoverSteps, UnmatchedClients};
+use crate::marker::Marker;
 use crate::options::{CacheFile, MissingImage};
 use crate::{Address, Assembly, ExportSpec, Leftovers, Server, ServerOptions};
 
@@ -610,6 +611,8 @@ fn mark_goes_with_the_last_writer_of_its_image() {
     replace_image(place.image.path(), other.path());
     let server = place.replace_by(server, &[&format!("a={a}")]);
     assert!(server.notes().iter().all(|note| !note.contains("killed")), "{:?}", server.notes());
+    let image = Identity::of(place.image.path()).unwrap();
+    assert!(Marker::of(place.image.path()).found(image).is_some(), "it is marked as the new one");
     assert_eq!(marks(), [true, false]);
     let server = place.replace_by(server, &[&format!("a=file:path={a},read-only=on")]);
     assert_eq!(marks(), [false, false]);
