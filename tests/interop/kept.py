@@ -174,9 +174,11 @@ def bare_shell():
     server = Server(image, environment={**bare, "XDG_RUNTIME_DIR": MEMORY}, name="gone")
     server.write(5, 9)
     server.kill()
+    # Made before the other is gone: it does not get its number.
+    beside_it = new_image("kept-beside.img")
     os.remove(image)
     left = os.path.join(MEMORY, os.listdir(MEMORY)[0])
-    other = Server(new_image("kept-beside.img"), environment={**bare, "XDG_RUNTIME_DIR": MEMORY})
+    other = Server(beside_it, environment={**bare, "XDG_RUNTIME_DIR": MEMORY})
     check("data of an image that is gone are named", f"does not exist; remove {left} to give them up" in other.said(), other.said())
     check("and nothing else of them is kept", os.stat(left).st_blocks * 512 < 2 << 20, os.stat(left).st_blocks)
     check("it stops with 0", other.stop() == 0)
