@@ -172,7 +172,8 @@ def kill_after_the_signal(memory):
     said = server.said()
     try:
         restored = [index for index in range(COUNT) if f"/e{index}.img: restored" in said]
-        assert restored == [HUNG] and "killed, and its memory is gone" not in said, said
+        # None, if the kill came later than the flush beside requests that hang.
+        assert restored in ([HUNG], []) and "killed, and its memory is gone" not in said, said
         assert server.connect(f"e{HUNG}").pread(MIB, 0) == pattern(HUNG)
     finally:
         server.process.terminate()
