@@ -128,9 +128,14 @@ impl DirtyLog {
     /// Stores the current time: the process lives. A time before one that was stored is not: file times of then are ours.
     #[inline]
     pub fn stamp(&self) {
+        self.stamp_at(now());
+    }
+
+    #[inline]
+    fn stamp_at(&self, now: u64) {
         let [alive, _] = self.alive();
         let last = alive.load(Ordering::Relaxed);
-        alive.store(last.max(now()), Ordering::Relaxed);
+        alive.store(last.max(now), Ordering::Relaxed);
     }
 
     /// Notes that `count` commands are about to be given to a device: its files may change until they are answered.
@@ -149,7 +154,8 @@ impl DirtyLog {
         let [_, in_flight] = self.alive();
         let left = in_flight.load(Ordering::Relaxed).wrapping_sub(count as u64);
         if left == 0 && count > 0 {
-            self.stamp();
+            // File times may be of the fine clock, which a loaded machine's coarse one can be far behind.
+            self.stamp_at(time_of(libc::CLOCK_REALTIME));
         }
         compiler_fence(Ordering::SeqCst);
         in_flight.store(left, Ordering::Release);
@@ -158,18 +164,14 @@ impl DirtyLog {
 
 /// The real time in nanoseconds, by the coarse clock: the one of file times, which takes no system call.
 pub(super) fn now() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes a time into `now`.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &raw mut now) };
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+    time_of(libc::CLOCK_REALTIME_COARSE)
 }
 
-/// Steps of the coarse clock, in nanoseconds: file times may be finer, and later by less than one.
-pub(super) fn tick() -> u64 {
-    let mut step = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-    // SAFETY: the kernel writes a time into `step`; if it does not, 10 ms stay, the longest step that there is.
-    unsafe { libc::clock_getres(libc::CLOCK_REALTIME_COARSE, &raw mut step) };
-    (step.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(step.tv_nsec as u64)
+fn time_of(clock: libc::clockid_t) -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes a time into `now`.
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
 #[cfg(test)]

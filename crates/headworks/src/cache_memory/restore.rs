@@ -25,7 +25,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::dirty_log::tick;
 use super::layout::VolumeRow;
 use super::left::{LeftBlock, LeftCache, LeftVolume};
 use crate::device::sync_directory;
@@ -34,6 +33,8 @@ use headworks_core::cache::folio::BLOCK;
 
 /// Time after the process's last sign of life in which its own writes may reach an image, if it had commands in flight: 2 s.
 const GRACE: u64 = 2_000_000_000;
+/// Steps of the coarse clock, by which file times may be later: 20 ms.
+const TICKS: u64 = 20_000_000;
 /// Most recovery files of one name in a directory.
 const RECOVERIES_MAX: u32 = 100;
 /// Blocks that are written with one call.
@@ -64,7 +65,7 @@ pub fn judge(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool
     }
     // With known identities the birth is compared as well, and not by a clock.
     let is_told = identity.is_known() && row.identity.is_known();
-    if !is_told && identity.birth().is_some_and(|born| born > alive.saturating_add(tick())) {
+    if !is_told && identity.birth().is_some_and(|born| born > alive.saturating_add(TICKS)) {
         return Verdict::Other("it was made after that server had died".to_owned());
     }
     if !identity.is_known() {
@@ -95,7 +96,7 @@ pub fn judge(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool
         return Verdict::Changed(format!("it had {} bytes and has {}", row.size, found.size));
     }
     let exact = left.was_idle() && is_plain && image.has_local_times();
-    let latest = alive.saturating_add(if exact { tick() } else { GRACE });
+    let latest = alive.saturating_add(if exact { TICKS } else { GRACE });
     // Writes through a block device do not change the times of its node.
     if image.is_regular() && found.changed > latest {
         let later = (found.changed - alive) / 100_000_000;
