@@ -212,6 +212,11 @@ class Run:
         counts = lambda: sum(row["clients"] for row in self.server.ctl("exports"))
         until("they have left", lambda: counts() == len(self.clients))
 
+    def moved(self):
+        """Every client uses what its export has now, and cannot go back to less."""
+        for client in self.clients:
+            client.size = client.image.size
+
     def all_work(self):
         """Every client answers, and has seen no foreign byte."""
         before = [(client, client.done) for client in self.clients]
@@ -224,6 +229,7 @@ class Run:
         if not affected:
             self.server.upgrade()
             self.counts["upgraded"] += 1
+            self.moved()
             return
         said = self.server.ctl("upgrade", ok=False)
         names = {client.name_of_export for client in affected}
@@ -237,6 +243,7 @@ class Run:
             client.join(60)
             assert client.closed, (client.name_of_export, client.wrong, self.server.said()[-2000:])
             self.clients.remove(client)
+        self.moved()
         self.counts["restarted"] += 1
         self.counts["closed"] += len(affected)
 
