@@ -572,7 +572,7 @@ mod tests {
         ];
         (config.shards, config.id) = (4, ShardId(2));
         config.cache = CacheOptions { units: 512, writers_max: 9, ..CacheOptions::default() };
-        config.cache.dirtyable_max = 77;
+        (config.cache.dirtyable_max, config.cache.backed) = (77, 1024);
         config.dirty.dirty_ratio = 33;
         config.spare = SpareSlots { devices: 2, volumes: 9, exports: 11, tags: 512 };
         assert_eq!(ShardConfig::from_lines(&config.to_lines()), Ok(config));
