@@ -150,12 +150,8 @@ pub enum DiskDefect {
     LosesBits,
     /// A write of here bits is left out now and then.
     LosesHereBits,
-    /// Here bits of another boot are not cleared.
-    KeepsHereBits,
     /// A boot has the id of the one before.
     SameBoot,
-    /// A file of an overlay is not synced when it is opened.
-    SkipsOpenSync,
     /// Some completions report more bytes than requested; the path must tolerate it.
     ClaimsTooMuch,
 }

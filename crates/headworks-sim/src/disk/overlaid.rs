@@ -137,13 +137,6 @@ impl Disk {
         self.file_ops.end(answers);
     }
 
-    /// What a file is synced for when it is opened: what a process that was killed wrote may not be durable.
-    fn sync_opened(&mut self, file: VolumeId) {
-        if self.options.defect != DiskDefect::SkipsOpenSync {
-            self.sync_file(file);
-        }
-    }
-
     /// Reads bytes of a file, as a process does; behind its end they are zeros.
     fn read_file(&self, file: VolumeId, at: u64, bytes: &mut [u8]) {
         bytes.fill(0);
@@ -161,11 +154,8 @@ impl Disk {
     pub(super) fn leaves_out(&mut self, command: &Command, is_zeros: bool) -> bool {
         let Some(file) = self.file(command).filter(|_| self.options.overlaid) else { return false };
         let is_here = file.size >= bits_end() && command.offset + u64::from(BLOCK) == file.size;
-        match self.options.defect {
-            DiskDefect::LosesHereBits => is_here && !is_zeros && self.prng.below(4) == 0,
-            DiskDefect::KeepsHereBits => is_here && is_zeros,
-            _ => false,
-        }
+        let loses = self.options.defect == DiskDefect::LosesHereBits && !is_zeros;
+        loses && is_here && self.prng.below(4) == 0
     }
 
     /// Number of layers that a volume has.
@@ -309,7 +299,8 @@ fn open_chain(disk: &SharedDisk, volume: OverlaidVolume) -> OverlayDevice {
         let number = layer_file(volume.volume, layer);
         let is_top = layer + 1 == layers;
         if is_top {
-            disk.lock().sync_opened(number);
+            // What a process that was killed wrote may not be durable.
+            disk.lock().sync_file(number);
         }
         let overlay = make(disk, volume, file(number), below, (layer, is_top));
         if is_top {

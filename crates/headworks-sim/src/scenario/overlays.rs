@@ -31,7 +31,8 @@ impl Scenario {
         let mut scenario = Self::draw_with(seed, shards, true, 0);
         scenario.rounds = prng.between(3, 8) as u32;
         scenario.cut_after = Some(prng.between(1 << 6, 1 << 13));
-        (scenario.deaths, scenario.cuts) = (false, true);
+        (scenario.deaths, scenario.cuts) =
+            [(false, true), (true, false), (true, true), (true, true)][prng.below(4) as usize];
         scenario.cache.dirty_table = scenario.deaths;
         scenario.lay_overlays(&mut prng);
         scenario.draw_overlay_jobs(&mut prng.split("jobs"));

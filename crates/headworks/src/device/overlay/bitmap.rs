@@ -210,6 +210,11 @@ impl Bitmap {
         self.live.all(first, count) && pages.clone().all(|page| self.pages[page as usize] == 0)
     }
 
+    /// Whether all bits are on the disk. Those that a killed process left in the here bits are not, before the first round.
+    pub fn is_all_on_disk(&self) -> bool {
+        self.dirty.is_empty() && self.writing.is_empty()
+    }
+
     /// Starts a round: from here on later bits wait for the next one. Returns true if there is something to write.
     pub fn begin_round(&mut self) -> bool {
         std::mem::swap(&mut self.dirty, &mut self.writing);

@@ -591,7 +591,9 @@ impl Device for OverlayDevice {
     ) -> Result<(), Box<OverlayDevice>> {
         let (place, layer) = (self.parts.place, self.parts.layer + 1);
         let is_idle = self.flushes.is_idle() && self.parts.here.is_idle();
-        if layer >= ids::LAYERS_MAX || !self.unsynced.is_none() || !is_idle {
+        // Here bits of a base are never looked at, so those of a killed process have to be on the disk, too.
+        let is_durable = self.unsynced.is_none() && self.parts.bitmap.is_all_on_disk();
+        if layer >= ids::LAYERS_MAX || !is_durable || !is_idle {
             return Err(top);
         }
         self.parts.read_only = true;

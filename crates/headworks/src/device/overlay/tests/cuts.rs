@@ -939,6 +939,19 @@ fn snapshot_waits_for_a_flush_and_reads_in_flight_end_after_it() {
 }
 
 #[test]
+fn snapshot_waits_for_bits_that_a_killed_process_left() {
+    let mut world = World::new(4, Defect::None);
+    world.change();
+    world.settle();
+    assert_eq!(world.kill(), 0);
+    assert!(world.stack_new_file().is_err(), "they are here bits alone");
+    world.flush();
+    world.settle();
+    world.stack_new_file().unwrap();
+    assert_eq!(world.kill(), 0);
+}
+
+#[test]
 fn read_only_layer_refuses_changes_and_bad_ranges_fail() {
     let disk = Arc::default();
     let mut device = layer(&disk, Box::new(Base), (0, 0), true, (1, Defect::None));
