@@ -75,5 +75,10 @@ fn print_summary(run: &JointsRun, args: JointsArgs, seeds: u64) {
             "{worlds} worlds of {seeds} seeds from {}, {cuts} power cuts, {deaths} process deaths, no violation; hash {hash}",
             args.seed
         );
+        let images = &run.images;
+        println!(
+            "kept blocks of {} volumes: {} to their image, {} elsewhere, {} that could not be told",
+            images.volumes, images.restored, images.beside, images.not_told
+        );
     }
 }

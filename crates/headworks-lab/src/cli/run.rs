@@ -122,7 +122,7 @@ pub enum Experiment {
         #[arg(long)]
         json: bool,
     },
-    /// Joined worlds: overlays under kills and power cuts, stops beside a hung device
+    /// Joined worlds: overlays under kills and power cuts, images that change before a start, stops beside a hung device
     Joints {
         /// The first seed; random by default
         #[arg(long)]

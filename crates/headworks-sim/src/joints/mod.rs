@@ -3,12 +3,16 @@
 //! | kind | what is joined | real code that decides |
 //! |---|---|---|
 //! | `overlays` | whole shards over overlays, whose process dies and whose power is cut | shards, executor, `OverlayDevice` |
+//! | `images` | images that are deleted, replaced, renamed and restored between a death and the next start | `cache_memory::judge_state` |
 //! | `stops` | a stop while the device of some volumes does not answer | shards, executor |
 
+pub mod images;
 pub mod stops;
 
+use headworks_core::Instant;
 use headworks_core::record::RunHash;
 
+use self::images::{ImagesDefect, ImagesMet};
 use crate::check::Failure;
 use crate::coverage::{Coverage, Point};
 use crate::scenario::Scenario;
@@ -17,24 +21,30 @@ use crate::world::{self, Outcome};
 /// A run of at least this many seeds must pass every coverage point of its kinds.
 pub const COVERED_AFTER: u64 = 40;
 
+/// Hosts with images of a seed.
+const IMAGES_EACH: u64 = 100;
+
 /// A kind of joined world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JointKind {
     /// Overlays behind whole shards.
     Overlays,
+    /// Images that change between a death and the next start.
+    Images,
     /// Stops beside a hung device.
     Stops,
 }
 
 impl JointKind {
     /// All kinds, in the order in which a seed runs them.
-    pub const ALL: [Self; 2] = [Self::Overlays, Self::Stops];
+    pub const ALL: [Self; 3] = [Self::Overlays, Self::Images, Self::Stops];
 
     /// Its name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Overlays => "overlays",
+            Self::Images => "images",
             Self::Stops => "stops",
         }
     }
@@ -55,6 +65,8 @@ pub struct JointsRun {
     pub cuts: u64,
     /// Process deaths so far.
     pub deaths: u64,
+    /// What hosts with images have met.
+    pub images: ImagesMet,
     /// Coverage points passed so far.
     pub coverage: Coverage,
     hash: RunHash,
@@ -69,8 +81,24 @@ impl JointsRun {
         let outcome = match kind {
             JointKind::Overlays => world::run(Scenario::draw_overlays(seed, None))?,
             JointKind::Stops => stops::run(seed)?,
+            JointKind::Images => return self.run_images(seed),
         };
         self.add(&outcome);
+        Ok(())
+    }
+
+    /// Runs hosts with images: many, as each takes microseconds.
+    fn run_images(&mut self, seed: u64) -> Result<(), Box<Failure>> {
+        for at in 0..IMAGES_EACH {
+            let own = seed.wrapping_mul(IMAGES_EACH).wrapping_add(at);
+            let met = images::run(own, ImagesDefect::None).map_err(|(violation, history)| {
+                let (at, state) = (Instant(0), format!("  of host {own}"));
+                Box::new(Failure { seed, at, violation, history, state })
+            })?;
+            self.images.add(&met);
+            self.hash.add(met.restored << 32 | met.beside << 16 | met.not_told);
+        }
+        self.worlds += IMAGES_EACH;
         Ok(())
     }
 

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use super::layout::VolumeRow;
 use super::left::{LeftBlock, LeftCache, LeftVolume};
 use crate::device::sync_directory;
-use crate::{ImageWriter, OpenFile};
+use crate::{Identity, ImageWriter, OpenFile};
 use headworks_core::cache::folio::BLOCK;
 
 /// Time after the process's last sign of life in which its own writes may reach an image, if it had commands in flight: 2 s.
@@ -53,13 +53,73 @@ pub enum Verdict {
     Other(String),
 }
 
+/// What is known of a server that died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadServer {
+    /// The last sign of life, in nanoseconds since 1970.
+    pub alive: u64,
+    /// When it began to use the memory; 0 if that is not known.
+    pub started: u64,
+    /// Its devices had answered every command.
+    pub was_idle: bool,
+}
+
+/// What the kernel says of an image now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageState {
+    /// Which image it is.
+    pub identity: Identity,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its status change time in nanoseconds since 1970; none of a block device, whose node does not change with its bytes.
+    pub changed: Option<u64>,
+    /// The sequence of the disk below its filesystem; 0 if there is none or it is not known.
+    pub disk: u64,
+    /// Whether it is a partition of a disk.
+    pub is_partition: bool,
+    /// Whether its times are of this machine's clock.
+    pub has_local_times: bool,
+}
+
+impl DeadServer {
+    fn of(left: &LeftCache) -> Self {
+        let started = left.birth().unwrap_or(0);
+        Self { alive: left.alive(), started, was_idle: left.was_idle() }
+    }
+}
+
+impl ImageState {
+    fn of(image: &OpenFile) -> Self {
+        let (found, identity) = (image.found(), image.identity());
+        Self {
+            identity,
+            size: found.size,
+            changed: image.is_regular().then_some(found.changed),
+            disk: identity.disk_of_filesystem(),
+            is_partition: identity.is_partition(),
+            has_local_times: image.has_local_times(),
+        }
+    }
+}
+
 /// Finds out whether `image`, which is locked, is the one of a row. A device that writes by itself is not `is_plain`
 /// ([`ImageWriter::is_plain`]).
 #[must_use]
 pub fn judge(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool) -> Verdict {
-    let (found, identity) = (image.found(), image.identity());
+    judge_state(&DeadServer::of(left), row, &ImageState::of(image), is_plain)
+}
+
+/// As [`judge`], by what is known of both.
+#[must_use]
+pub fn judge_state(
+    left: &DeadServer,
+    row: &VolumeRow,
+    image: &ImageState,
+    is_plain: bool,
+) -> Verdict {
+    let identity = image.identity;
     // The clock of the filesystem, at the last sign of life.
-    let alive = left.alive().saturating_add(row.ahead);
+    let alive = left.alive.saturating_add(row.ahead);
     if !row.identity.has_numbers_of(&identity) {
         return Verdict::Other("it is another file".to_owned());
     }
@@ -76,7 +136,7 @@ pub fn judge(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool
         return Verdict::Unknown(why.to_owned());
     }
     if !row.identity.is_known() {
-        let started = left.birth().unwrap_or(0).saturating_add(row.ahead);
+        let started = left.started.saturating_add(row.ahead);
         if identity.birth().is_none_or(|born| born > started) {
             let why = "that server has noted its number alone, and it is not older than the server";
             return Verdict::Unknown(why.to_owned());
@@ -85,21 +145,19 @@ pub fn judge(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool
         let what = if identity.is_disk() { "disk" } else { "file" };
         return Verdict::Other(format!("it is another {what}, with a number that is used again"));
     }
-    let disk = identity.disk_of_filesystem();
-    if disk != 0 && row.disk != 0 && disk != row.disk {
+    if image.disk != 0 && row.disk != 0 && image.disk != row.disk {
         return Verdict::Unknown(
             "its filesystem was on another disk, or was detached since".to_owned(),
         );
     }
-    let is_shorter = found.size < row.size || identity.is_partition() && found.size != row.size;
+    let is_shorter = image.size < row.size || image.is_partition && image.size != row.size;
     if is_shorter {
-        return Verdict::Changed(format!("it had {} bytes and has {}", row.size, found.size));
+        return Verdict::Changed(format!("it had {} bytes and has {}", row.size, image.size));
     }
-    let exact = left.was_idle() && is_plain && image.has_local_times();
+    let exact = left.was_idle && is_plain && image.has_local_times;
     let latest = alive.saturating_add(if exact { TICKS } else { GRACE });
-    // Writes through a block device do not change the times of its node.
-    if image.is_regular() && found.changed > latest {
-        let later = (found.changed - alive) / 100_000_000;
+    if let Some(changed) = image.changed.filter(|&changed| changed > latest) {
+        let later = (changed - alive) / 100_000_000;
         return Verdict::Changed(format!(
             "it was changed {}.{} s after the server that used it had died",
             later / 10,
@@ -108,6 +166,7 @@ pub fn judge(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool
     }
     Verdict::Unchanged
 }
+
 /// Writes the dirty blocks of `volume` to its image, syncs it, and forgets them in `left`.
 ///
 /// # Errors
