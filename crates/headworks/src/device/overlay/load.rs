@@ -22,6 +22,9 @@ pub(super) trait Stored {
 
     /// Reads bytes; behind the end of the file they are zeros. Memory and offset are in whole pages.
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()>;
+
+    /// Makes what was read durable.
+    fn sync(&self) -> io::Result<()>;
 }
 
 impl Stored for File {
@@ -44,6 +47,34 @@ impl Stored for File {
         }
         Ok(())
     }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+}
+
+/// What a file says of its blocks.
+pub(super) struct FoundBits {
+    pub live: LiveBits,
+    /// Bits behind the end of the volume.
+    pub stray: u64,
+    pub here: HereFound,
+}
+
+/// Reads what a file says of its blocks. Of one that is to be written, the bits are durable then: those that a killed process wrote may have
+/// been in the kernel's pages alone, and a power cut would take them from under a write that counts on them.
+pub(super) fn read_found(
+    file: &impl Stored,
+    size: u64,
+    tag: Option<Tag>,
+    is_written: bool,
+) -> io::Result<FoundBits> {
+    let (live, stray) = read_bits(file, size)?;
+    let here = read_here(file, size, tag, &live)?;
+    if is_written {
+        file.sync()?;
+    }
+    Ok(FoundBits { live, stray, here })
 }
 
 /// Reads the bitmap; also the number of bits behind the end.

@@ -29,7 +29,7 @@ use super::head::{
 };
 use super::here::Tag;
 use super::image::BaseFormats;
-use super::load::{next_data, read_bits, read_here};
+use super::load::{FoundBits, next_data, read_bits, read_found, read_here};
 use super::new::{NewBase, NewOverlay, io_error, place_new_file, refuse};
 use super::open::{OpenBase, OpenOverlay, OverlayOptions, Way, read_head};
 use super::writer::{WrittenBits, store_pages};
@@ -118,10 +118,8 @@ fn tool_options(base_anywhere: bool, formats: BaseFormats) -> OverlayOptions {
 
 /// Makes what is only in the here bits durable, in the bitmap: a head with another number ends them.
 fn settle(file: &File, head: &Head) -> io::Result<()> {
-    let (live, _) = read_bits(file, head.volume_size)?;
     let tag = Tag::of_this_boot(head.number);
-    let found = read_here(file, head.volume_size, tag, &live)?;
-    file.sync_data()?;
+    let FoundBits { live, here: found, .. } = read_found(file, head.volume_size, tag, true)?;
     store_pages(file, &live, found.pending.into_iter())
 }
 

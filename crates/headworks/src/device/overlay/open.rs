@@ -21,7 +21,7 @@ use super::head::{BLOCK, BaseKind, BaseRecord, HEAD_BYTES, Head, Task, data_star
 use super::here::{Here, HereFound, Tag};
 use super::ids::LAYERS_MAX;
 use super::image::{BaseFormats, BaseImage, BaseImageOptions, OverlayBaseKind};
-use super::load::{read_bits, read_here};
+use super::load::{FoundBits, read_found};
 use super::new::{check_layers, io_error, modified, refuse};
 use super::writer::{WrittenBits, store_pages};
 use super::{HERE, ONLY, OverlayDevice, Parts};
@@ -222,14 +222,11 @@ impl OpenOverlay {
             );
         }
         let io = |error: io::Error| io_error(path, &error);
-        let (live, stray_bits) = read_bits(&**file.file(), size).map_err(io)?;
         // What made a base made its bits durable.
         let tag = Tag::of_this_boot(head.number).filter(|_| layers == 1);
-        let found = read_here(&**file.file(), size, tag, &live).map_err(io)?;
         let writes = !options.read_only && way != Way::Inspect;
-        if writes {
-            file.file().sync_data().map_err(io)?;
-        }
+        let bits = read_found(&**file.file(), size, tag, writes).map_err(io)?;
+        let FoundBits { live, stray: stray_bits, here: found } = bits;
         let (here, here_file) = match writes && layers == 1 {
             true => (Here::new(tag, size, &found), Some(file.buffered(path).map_err(io)?)),
             false => (Ok(Here::none()), None),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::bitmap::{Bitmap, PAGE_BYTES};
 use super::head::{data_start, file_bytes};
 use super::here::{Here, Tag};
-use super::load::{Stored, read_bits, read_here};
+use super::load::{FoundBits, Stored, read_found};
 use super::{OverlayDevice, Parts};
 use crate::device::Device;
 
@@ -47,6 +47,10 @@ impl Stored for Bytes<'_> {
         (self.0)(at, bytes);
         Ok(())
     }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl OverlayDevice {
@@ -57,10 +61,9 @@ impl OverlayDevice {
     pub fn over(parts: OverlayParts<'_>) -> io::Result<Self> {
         let OverlayParts { own, below, read, boot, size, base_size, place, layer } = parts;
         let file = Bytes(read);
-        let (live, _) = read_bits(&file, size)?;
         // What made a base made its bits durable.
         let tag = boot.map(|boot| Tag { boot, number: 0 });
-        let found = read_here(&file, size, tag, &live)?;
+        let FoundBits { live, here: found, .. } = read_found(&file, size, tag, boot.is_some())?;
         let here = Here::new(tag, size, &found)?;
         let mut bitmap = Bitmap::new(Arc::new(live))?;
         bitmap.mark_pending(&found.pending);

@@ -13,7 +13,7 @@ use headworks_core::{BioFlags, Completion, DeviceId, Instant, IoError, Op, Reque
 use super::super::bitmap::{Bitmap, PAGE_BLOCKS};
 use super::super::head::{BLOCK, HEAD_BYTES, data_start, here_start};
 use super::super::here::{Here, TAG_PAGE, Tag};
-use super::super::load::{Stored, read_bits, read_here};
+use super::super::load::{FoundBits, Stored, read_found};
 use super::super::{OverlayDevice, Parts};
 use crate::device::testing::TestDisk;
 use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss, NullDevice, done, failed};
@@ -162,6 +162,11 @@ impl Stored for Mutex<Disk> {
         }
         Ok(())
     }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.lock().unwrap().sync(u64::MAX);
+        Ok(())
+    }
 }
 
 /// Our file, as a device whose operations end when the test says so.
@@ -243,13 +248,11 @@ fn layer(
     read_only: bool,
     (boot, defect): (u8, Defect),
 ) -> OverlayDevice {
-    let (live, _) = read_bits(&**disk, SIZE).unwrap();
     let boot = if defect == Defect::OtherBoot { 1 } else { boot };
     let tag = (!read_only).then_some(Tag { boot: [boot; 16], number: 5 });
-    let mut found = read_here(&**disk, SIZE, tag, &live).unwrap();
-    if !read_only && defect != Defect::NoOpenSync {
-        disk.lock().unwrap().sync(u64::MAX);
-    }
+    let is_synced = !read_only && defect != Defect::NoOpenSync;
+    let FoundBits { live, here: mut found, .. } =
+        read_found(&**disk, SIZE, tag, is_synced).unwrap();
     if defect == Defect::NoClear {
         found.stale.clear();
     }
