@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks_core::{CacheOptions, DirtyEntry, VolumeId};
 
-use super::dirty_log::DirtyLog;
+use super::dirty_log::{DirtyLog, exact_now};
 use super::layout::{
     MAGIC, READABLE, ROW_BYTES, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
@@ -333,6 +333,11 @@ impl CacheMemory {
         assert!(usize::from(volume.0) < self.rows, "a row for every volume");
         let _alone = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
         row.store(&self.control, volume);
+        // Changes of the image until now are not of after the death.
+        for index in 0..self.geometry.len() {
+            let alive = word(&self.control, shard_at(self.rows, index) + shard::ALIVE);
+            alive.fetch_max(exact_now(), Ordering::Relaxed);
+        }
     }
 
     /// Gives the dirty blocks of volume `from` and its row the id `to`, whose row is free. A process that dies meanwhile leaves

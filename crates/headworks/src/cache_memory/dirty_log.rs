@@ -155,7 +155,7 @@ impl DirtyLog {
         let left = in_flight.load(Ordering::Relaxed).wrapping_sub(count as u64);
         if left == 0 && count > 0 {
             // File times may be of the fine clock, which a loaded machine's coarse one can be far behind.
-            self.stamp_at(time_of(libc::CLOCK_REALTIME));
+            self.stamp_at(exact_now());
         }
         compiler_fence(Ordering::SeqCst);
         in_flight.store(left, Ordering::Release);
@@ -165,6 +165,11 @@ impl DirtyLog {
 /// The real time in nanoseconds, by the coarse clock: the one of file times, which takes no system call.
 pub(super) fn now() -> u64 {
     time_of(libc::CLOCK_REALTIME_COARSE)
+}
+
+/// The real time in nanoseconds, by the fine clock: not before any file time that was set until now.
+pub(super) fn exact_now() -> u64 {
+    time_of(libc::CLOCK_REALTIME)
 }
 
 fn time_of(clock: libc::clockid_t) -> u64 {

@@ -33,8 +33,6 @@ use headworks_core::cache::folio::BLOCK;
 
 /// Time after the process's last sign of life in which its own writes may reach an image, if it had commands in flight: 2 s.
 const GRACE: u64 = 2_000_000_000;
-/// Steps of the coarse clock, by which file times may be later: 20 ms.
-const TICKS: u64 = 20_000_000;
 /// Most recovery files of one name in a directory.
 const RECOVERIES_MAX: u32 = 100;
 /// Blocks that are written with one call.
@@ -125,7 +123,7 @@ pub fn judge_state(
     }
     // With known identities the birth is compared as well, and not by a clock.
     let is_told = identity.is_known() && row.identity.is_known();
-    if !is_told && identity.birth().is_some_and(|born| born > alive.saturating_add(TICKS)) {
+    if !is_told && identity.birth().is_some_and(|born| born > alive) {
         return Verdict::Other("it was made after that server had died".to_owned());
     }
     if !identity.is_known() {
@@ -155,7 +153,7 @@ pub fn judge_state(
         return Verdict::Changed(format!("it had {} bytes and has {}", row.size, image.size));
     }
     let exact = left.was_idle && is_plain && image.has_local_times;
-    let latest = alive.saturating_add(if exact { TICKS } else { GRACE });
+    let latest = alive.saturating_add(if exact { 0 } else { GRACE });
     if let Some(changed) = image.changed.filter(|&changed| changed > latest) {
         let later = (changed - alive) / 100_000_000;
         return Verdict::Changed(format!(
