@@ -15,6 +15,8 @@
 //! A name that is no regular file of this user is somebody else's: it is skipped, with a sentence, and stops nobody.
 
 mod place;
+#[cfg(test)]
+mod starts;
 
 use std::ffi::{CStr, OsString};
 use std::fs::File;
@@ -284,6 +286,7 @@ fn candidates(path: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Locks a file; false if another open file has the lock.
 fn lock(file: &File) -> io::Result<bool> {
+    step();
     // SAFETY: a call on an open descriptor.
     match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
         0 => Ok(true),
@@ -296,6 +299,11 @@ fn lock(file: &File) -> io::Result<bool> {
 
 /// Whether the file is still the one of this name. Asked by the holder of its lock, the answer holds as long as the lock.
 fn is_named(file: &File, path: &Path) -> bool {
+    step();
+    #[cfg(test)]
+    if !starts::looks_again() {
+        return true;
+    }
     let (Ok(own), Ok(named)) = (file.metadata(), std::fs::symlink_metadata(path)) else {
         return false;
     };
@@ -326,6 +334,7 @@ fn create_file(path: &Path) -> io::Result<OwnFile> {
 fn create_locked(name: &Path) -> io::Result<Option<File>> {
     let mut options = File::options();
     options.read(true).write(true).create_new(true).mode(0o600);
+    step();
     let file = match options.open(name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
         made => made?,
@@ -333,6 +342,12 @@ fn create_locked(name: &Path) -> io::Result<Option<File>> {
     // A server that starts meanwhile may have taken the empty file for a dead one's: it removes it.
     Ok((lock(&file)? && is_named(&file, name)).then_some(file))
 }
+
+/// A step on the file system that servers which start together may take in any order; tests decide whose is next.
+#[cfg(not(test))]
+const fn step() {}
+#[cfg(test)]
+use starts::step;
 
 /// The name of this process's descriptor in the store.
 fn descriptor_name() -> String {
@@ -367,6 +382,7 @@ fn remove_file(locked: &File, path: &Path) {
     if !is_named(locked, path) {
         return;
     }
+    step();
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
