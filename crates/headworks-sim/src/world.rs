@@ -99,6 +99,8 @@ pub struct World {
     upgrades: Upgrades,
     /// Draws when overlays get a new layer.
     snapshots: Prng,
+    /// When flushes of a stop were last submitted again.
+    flushed_again: Instant,
     /// Timers that still fire once no bio is outstanding.
     idle_left: u32,
 }
@@ -211,6 +213,7 @@ impl World {
             death: root.split("deaths"),
             upgrades: Upgrades::new(root.split("upgrading")),
             snapshots: root.split("snapshots"),
+            flushed_again: Instant(0),
             idle_left: 0,
         };
         world.lay_all();
@@ -281,12 +284,6 @@ impl World {
                 self.verify();
             }
         }
-    }
-
-    /// Whether the process dies where a round ends, or the power is cut.
-    fn dies(&mut self) -> bool {
-        let Scenario { deaths, cuts, .. } = self.env.scenario;
-        deaths && (!cuts || self.death.below(2) == 0)
     }
 
     /// Flushes every volume; the operator acknowledges failed data where needed.

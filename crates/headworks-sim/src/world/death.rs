@@ -22,9 +22,15 @@ use crate::check::violation;
 use crate::coverage::Point;
 use crate::disk::OverlaidDisk;
 use crate::environment::{NoDisk, ShardPort};
-use crate::scenario::WorldDefect;
+use crate::scenario::{Scenario, WorldDefect};
 
 impl World {
+    /// Whether the process dies where a round ends, or the power is cut.
+    pub(super) fn dies(&mut self) -> bool {
+        let Scenario { deaths, cuts, .. } = self.env.scenario;
+        deaths && (!cuts || self.death.below(2) == 0)
+    }
+
     /// Ends the process, starts new shards, and gives the disks what was only in memory.
     pub(super) fn die(&mut self) {
         self.check_commands();

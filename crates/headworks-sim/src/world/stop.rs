@@ -6,7 +6,7 @@
 //!   the power is cut --> every byte that was acknowledged on the other devices is there
 //! ```
 
-use headworks_core::time::SEC;
+use headworks_core::time::{MS, SEC};
 use headworks_core::{DeviceId, IoError, VolumeId};
 
 use super::{FLUSHES, World};
@@ -19,6 +19,8 @@ use crate::scenario::WorldDefect;
 pub const STOP_RULE: &str = "a stop beside a hung device flushes all other volumes";
 /// Time of a stop.
 const LIMIT: u64 = 60 * SEC;
+/// Time after which flushes that timed out are submitted again.
+const AGAIN: u64 = 10 * MS;
 /// How long the device does not answer.
 const HANGS: u64 = 3_600 * SEC;
 
@@ -80,10 +82,16 @@ impl World {
         };
         let all_wait = self.env.scenario.defect == WorldDefect::StopsTogether
             && self.env.connections[..jobs].iter().any(|connection| connection.in_flight() > 0);
+        let again = self.flushed_again.after(AGAIN);
+        if self.env.now >= again {
+            self.flushed_again = self.env.now;
+        }
         for index in jobs..self.env.connections.len() {
             let volume = VolumeId((index - jobs) as u16);
             let flushed = self.env.flushed[usize::from(volume.0)];
-            let is_due = matches!(flushed, None | Some(Err(IoError::TimedOut)));
+            // A device that is known not to answer fails flushes at once.
+            let is_due = flushed.is_none()
+                || flushed == Some(Err(IoError::TimedOut)) && self.env.now >= again;
             let left = self.env.connections[index].job.left;
             if all_wait || !is_due || left > 0 || waits(&self.env.connections, volume) {
                 continue;
