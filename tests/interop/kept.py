@@ -274,6 +274,24 @@ def reused_number():
     check("and the start says why", "it is another disk" in server.said() or device != other, server.said())
 
 
+def block_device():
+    """A block device that was attached all the time gets its blocks back."""
+    option = ["--cache-file", os.path.join(MEMORY, "disk")]
+    made = subprocess.run(["losetup", "-f", "--show", new_image("kept-attached.img")], capture_output=True, text=True)
+    if made.returncode != 0:
+        print("skip - kept blocks of a block device # no loop devices")
+        return
+    device = made.stdout.strip()
+    server = Server(device, *option)
+    server.write(5, 9)
+    server.kill()
+    server = Server(device, *option)
+    check("a block device gets its kept blocks back", server.byte(5) == 9 and server.flush() == 0, server.said())
+    check("and the start says so", "restored 4 KiB of acknowledged writes" in server.said(), server.said())
+    check("it stops with 0", server.stop() == 0)
+    subprocess.run(["losetup", "-d", device], check=True)
+
+
 def restored_backup():
     """A backup that is copied over the image right after the kill is a change that only the kernel's times tell."""
     image, option = new_image("kept-backup.img"), ["--cache-file", os.path.join(MEMORY, "backup")]
@@ -657,7 +675,7 @@ def shared_memory():
             check("the data of a killed one are there", Server(server.image, "--cache", "auto", environment={"XDG_RUNTIME_DIR": place}, name="shared").end(0, 3))
 
 
-PARTS = [kept_file, bare_shell, full_memory, shared_memory, huge_file, other_image, reused_number, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
+PARTS = [kept_file, bare_shell, full_memory, shared_memory, huge_file, other_image, reused_number, block_device, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
 PARTS += [lost_memory_of_a_file, lost_memory_of_an_overlay, descriptor_store]
 for part in PARTS:
     part()

@@ -327,6 +327,24 @@ each_kind(killed)
 
 
 @case
+def server_killed():
+    """a server that is killed in front of a remote loses nothing that the remote had, or that a flush covered"""
+    for mode in ("none", "writethrough", "writeback"):
+        remote = Remote("front", KINDS[0])
+        spec = f"nbd:uri={remote.uri()},cache={mode}"
+        server = Server("front", spec)
+        client = server.client()
+        client.write(0, b"f" * 65536)
+        if mode == "writeback":
+            assert status(client, rawnbd.FLUSH) == 0
+        server.make_sure()
+        server = Server("front", spec)
+        assert server.client().read(0, 65536) == b"f" * 65536, mode
+        server.stop()
+        remote.end()
+
+
+@case
 def loss_is_told():
     """a flush after the remote's restart fails when acknowledged writes may be gone, until the operator clears it"""
     remote = Remote("loss", KINDS[0])
