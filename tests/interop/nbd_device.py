@@ -59,7 +59,9 @@ class Remote:
             return ["qemu-nbd", "-f", "raw", "-t", "-x", "", "-k", self.socket, *self.options, self.image]
         if self.kind == "nbdkit":
             return ["nbdkit", "-f", "-U", self.socket, *self.options, "file", self.image]
-        return [SERVER, "serve", "--engine", ENGINE, "-U", self.socket, "--cache", "0", *self.options, self.image]
+        # Its clients keep what it has not flushed, and nobody else uses it: a loss of its memory is none.
+        spec = f"file:path={self.image},on-unclean=serve"
+        return [SERVER, "serve", "--engine", ENGINE, "-U", self.socket, "--cache", "0", *self.options, spec]
 
     def start(self):
         with open(os.path.join(DIR, "remotes.log"), "ab") as log:
