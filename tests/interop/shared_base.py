@@ -41,7 +41,8 @@ class Server:
         with open(self.log, "wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         limit = time.monotonic() + 20
-        while not os.path.exists(self.pid_file):
+        # The pid file comes before bases are shared, the announcement after it.
+        while not os.path.exists(self.pid_file) or "uri: " not in self.said():
             assert process.poll() is None and time.monotonic() < limit, self.said()
             time.sleep(0.005)
         self.process = process

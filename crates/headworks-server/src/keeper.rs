@@ -16,6 +16,7 @@ use headworks_core::{VolumeId, VolumeOptions, WriteMode};
 use crate::assemble::image::VolumeOrigin;
 use crate::leftovers::Leftovers;
 use crate::marker::{Marker, nanoseconds};
+use crate::spec::Wrapper;
 
 /// The memory and the marks of a running server.
 #[derive(Debug, Default)]
@@ -72,7 +73,8 @@ impl Keeper {
         let (Some(path), Some(identity)) = (origin.spec.base.path(), origin.identity) else {
             return None;
         };
-        if options.read_only {
+        // What a disk that is meant to lose its memory has lost is no fault, and is not restored.
+        if options.read_only || origin.spec.wrappers.iter().any(Wrapper::holds_writes) {
             return None;
         }
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());

@@ -21,7 +21,7 @@ discarded() { # EXPORT: bytes, as the server counts them
 print(json.load(sys.stdin)["exports"][sys.argv[1]]["ops"].get("discard", {}).get("bytes", 0))' "$1"
 }
 start() {
-    serve --cache 16M --control "$CONTROL" "disk=file:path=$IMAGE,size=128M" "memory=mem:size=64M,cache=none" \
+    serve --cache 16M --control "$CONTROL" "disk=file:path=$IMAGE,size=128M,on-unclean=serve" "memory=mem:size=64M,cache=none" \
         "bad=error:rate=100%,errno=ENOSPC,op=write,cache=none,of=mem:size=16M" "$@"
 }
 
@@ -66,7 +66,7 @@ check "a discarded device reads as zeros" sh -c 'blkdiscard /dev/nbd1 && cmp -n 
 check "the server was told of all of it: $(discarded memory) bytes" test "$(discarded memory)" -ge $((64 << 20))
 check "detach the others" sh -c 'nbd-client -d /dev/nbd1 && nbd-client -d /dev/nbd2'
 
-# The server dies. What was synced is there, what was not is ext4's business: its journal is replayed.
+# The server dies, and its memory with it; the file system is mounted anew as after a power cut. What was synced is there, what was not is ext4's business: its journal is replayed.
 sync -f "$MOUNT"
 rm -r "$MOUNT/third"
 kill -9 "$SERVER"
