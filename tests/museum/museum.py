@@ -58,7 +58,7 @@ class Server:
     def __init__(self, *words, socket=SOCKET, control=CONTROL):
         self.socket, self.control, self.out = socket, control, f"{DIR}/log.{random.getrandbits(32)}"
         log = open(self.out, "w")
-        words = [HEADWORKS, "serve", "-U", socket, "--control", control, "--cache-file", "off", "--cache", "16M", *words]
+        words = [HEADWORKS, "serve", "-U", socket, "--control", control, "--cache", "16M", *words]
         self.process = subprocess.Popen(words, stdout=log, stderr=log)
         atexit.register(self.kill)
         until("the server starts", lambda: "uri" in self.said().lower() or self.process.poll() is not None)
