@@ -2,7 +2,7 @@
 # matrix: engine
 # A server that is killed loses nothing: kill -9 under verified load, of a file and of chains of overlays, and what the next start finds.
 #
-# KILLS=1000 for a long run: so many of the file, and as many of the overlays in the three modes together.
+# KILLS=1000 LIMIT=1800 for a long run: so many of the file, and as many of the overlays in the three modes together.
 . "$(dirname "$0")/lib.sh"
 
 memory=$(mktemp -d /dev/shm/hw-death.XXXXXX) || exit 1
