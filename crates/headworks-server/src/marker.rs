@@ -13,7 +13,7 @@
 //! The user that a server becomes may be unable to remove it: then it is emptied through a descriptor of before, and an empty mark is
 //! none.
 //!
-//! The directory may belong to somebody else. A mark is a regular file of at most [`MARK_MAX`] bytes; whatever else has its name says
+//! The directory may belong to another user. A mark is a regular file of at most [`MARK_MAX`] bytes; whatever else has its name says
 //! nothing, and is replaced. A start that fails puts back what it found ([`Marker::undo`]).
 
 use headworks::safe_open::{open_own, read_own};

@@ -12,7 +12,7 @@
 //! locked it and found it under its name afterwards (`is_named`). So of servers that start together none takes or removes
 //! another's file: between open and lock the file may have been taken for a dead server's, and then another name is used.
 //!
-//! A name that is no regular file of this user is somebody else's: it is skipped, with a sentence, and stops nobody.
+//! A name that is no regular file of this user belongs to another user: it is skipped, with a sentence, and prevents no start.
 
 mod place;
 #[cfg(test)]

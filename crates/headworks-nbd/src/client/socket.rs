@@ -314,7 +314,7 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream
     Err(failed)
 }
 
-/// Connects to a unix socket; where nobody accepts and the backlog is full, the call waits until the deadline.
+/// Connects to a unix socket; if the backlog is full and no connection is accepted, the call waits until the deadline.
 fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let path = path.as_os_str().as_bytes();
     // SAFETY: an address of zeros is one without a name.

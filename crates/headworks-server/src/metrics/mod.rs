@@ -2,7 +2,7 @@
 //!
 //! At most 16 clients are served at once, each for at most 5 seconds. A request that has arrived is answered at once, without a slot if
 //! the socket takes the answer. While all slots are in use a new client takes that of a request that has not arrived: the oldest one
-//! of the address with most of them, so many half requests of one address cost nobody else a slot. While all clients are taking their
+//! of the address with most of them, so many half requests of one address cost clients of other addresses no slot. While all clients are taking their
 //! answers none is accepted.
 //!
 //! The metrics are made for each request, from the same queries as the control socket's. While a status page is open the thread takes

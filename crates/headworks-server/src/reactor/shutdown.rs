@@ -125,7 +125,7 @@ impl Reactor {
         requests
     }
 
-    /// Flushes what was acknowledged of volumes with requests that hang; nobody waits for it.
+    /// Flushes what was acknowledged of volumes with requests that hang; the status of this flush is not used.
     fn flush_undrained(&mut self) {
         let ReactorParts { shared, volumes, driver, .. } = &mut self.parts;
         for &volume in volumes.iter() {

@@ -98,7 +98,7 @@ pub(super) struct FileOps {
 }
 
 impl FileOps {
-    /// Forgets all: nobody is told any more.
+    /// Forgets all waiters without an answer.
     pub fn clear(&mut self) {
         self.ops.clear();
         self.ended.clear();

@@ -10,7 +10,7 @@
 //!
 //! - a kept block goes only to the object that it is of, unless the kernel says the same of both;
 //! - it does not go to an object that others changed since, unless the kernel does not say so (a block device, a clock set back);
-//! - it goes to its object if nobody touched that and the kernel's names tell so, whatever its path is now;
+//! - it goes to its object if no other program changed it and the kernel's names tell so, whatever its path is now;
 //! - it is kept, in a recovery file or in the memory of the dead server, where it goes to no image.
 
 use std::collections::BTreeMap;

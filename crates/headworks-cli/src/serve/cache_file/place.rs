@@ -12,7 +12,7 @@
 //!
 //! Files of earlier servers are looked for in all of these directories: a server that cron started finds what one of a login shell left.
 //!
-//! Invariant: a directory that this program makes is used only if it is a directory of this user and nobody else can enter it; its
+//! Invariant: a directory that this program makes is used only if it is a directory of this user that no other user can enter; its
 //! parent belongs to root, and others cannot replace what is in there.
 
 use std::ffi::OsString;

@@ -3,7 +3,7 @@
 //!
 //! The code is the server's, over real files. A server is a thread that runs only in its turns; a seed draws whose turn is next. Rules, after
 //! every step: the name of a running server's file names that file, and no two servers have the same one. In the end a server
-//! alone finds nothing but files that nobody has, and leaves one.
+//! alone finds only files that no process has locked, and leaves one.
 //!
 //! `HEADWORKS_SEED=N` runs one seed, `HEADWORKS_SCHEDULES=N` more of them.
 
@@ -174,7 +174,7 @@ fn run(seed: u64, defect: bool) -> Result<(), String> {
     broken.and(left)
 }
 
-/// A server that starts alone removes what nobody has any more.
+/// A server that starts alone removes the files that no process has locked.
 fn last_start(path: &Path) -> Result<(), String> {
     let option = path.to_str().expect("the test's own path");
     let mut store = CacheStore::find(option, Vec::new(), None, None, true)

@@ -178,7 +178,7 @@ fn folder_of_disk(device: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
-/// FNV-1a of 128 bits, never 0. The bytes are the kernel's: nobody can look for two of one digest.
+/// FNV-1a of 128 bits, never 0. The bytes are the kernel's: a user cannot search for two of one digest.
 fn digest(bytes: &[u8]) -> u128 {
     let step = |hash: u128, byte: &u8| {
         (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
