@@ -25,7 +25,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use headworks::cache_memory::{
-    LeftCache, LeftVolume, Verdict, VolumeRow, judge, write_image, write_recovery,
+    DeadServer, ImageState, LeftCache, LeftVolume, Verdict, VolumeRow, judge, write_image,
+    write_recovery,
 };
 use headworks::{Identity, ImageWriter, OpenFile, display_size};
 use headworks_core::{ConfigError, VolumeId};
@@ -313,8 +314,10 @@ impl Leftovers {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = RestoredImage::default();
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let (state, is_plain) = (ImageState::of(image), writer.is_plain());
         for file in files.iter_mut() {
-            let verdict = |row: &VolumeRow| judge(&file.cache, row, image, writer.is_plain());
+            let dead = DeadServer::of(&file.cache);
+            let verdict = |row: &VolumeRow| judge(&dead, row, &state, is_plain);
             let is_its = |row: &VolumeRow| !matches!(verdict(row), Verdict::Other(_));
             let its: Vec<_> = file.cache.rows().into_iter().filter(|row| is_its(row)).collect();
             done.covered |= !its.is_empty();
@@ -328,7 +331,7 @@ impl Leftovers {
             }
             for volume in file.cache.volumes() {
                 let Some(row) = &volume.row else { continue };
-                match judge(&file.cache, row, image, writer.is_plain()) {
+                match verdict(row) {
                     // An image that is nowhere to be seen may be served later.
                     Verdict::Other(why) => {
                         if row.path == absolute || row.identity.has_numbers_of(&image.identity()) {

@@ -23,8 +23,7 @@ pub(crate) fn start_populator(
     (shared, name): (&Arc<ServerShared>, &str),
 ) -> Option<Populator> {
     let Some(space) = space else { return Populator::start().ok() };
-    let shard_link = shared;
-    let (base, shared, name) = (frames.base() as usize, Arc::clone(shared), name.to_owned());
+    let (base, link, name) = (frames.base() as usize, Arc::clone(shared), name.to_owned());
     let (mut refused, mut said) = (false, false);
     let make = move |piece: Span| {
         let (at, len) = (piece.base() as usize - base, piece.len());
@@ -44,14 +43,14 @@ pub(crate) fn start_populator(
             Err(_) => {}
         }
         refused = had.is_err();
-        shared.send(shard, ControlMessage::Control(control));
+        link.send(shard, ControlMessage::Control(control));
         had.is_ok()
     };
     let started = Populator::start_with(make).ok();
     if started.is_none() {
         // Without an answer its operations would wait.
         let control = Control::CacheMemory { first: 0, units: 0, had: false };
-        shard_link.send(shard, ControlMessage::Control(control));
+        shared.send(shard, ControlMessage::Control(control));
     }
     started
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   host: filesystems (with handles, birth times, reused inodes, or without), disks with reused numbers, a clock that jumps
-//!   server: rows of its volumes, blocks kept and written out --death--> what others do --start--> each image, each row: `judge_state`
+//!   server: rows of its volumes, blocks kept and written out --death--> what others do --start--> each image, each row: `judge`
 //! ```
 //!
 //! The host knows each object by a number of its own. Rules:
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use headworks::Identity;
-use headworks::cache_memory::{DeadServer, ImageState, Verdict, VolumeRow, judge_state};
+use headworks::cache_memory::{DeadServer, ImageState, Verdict, VolumeRow, judge};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 
@@ -352,7 +352,7 @@ fn decide(
         ImagesDefect::Nothing => return false,
         ImagesDefect::None | ImagesDefect::Paths => {}
     }
-    judge_state(left, &row, &image, true) == Verdict::Unchanged
+    judge(left, &row, &image, true) == Verdict::Unchanged
 }
 
 /// Runs the world of a seed.

@@ -3,7 +3,7 @@
 //! | kind | what is joined | real code that decides |
 //! |---|---|---|
 //! | `overlays` | whole shards over overlays, whose process dies and whose power is cut | shards, executor, `OverlayDevice` |
-//! | `images` | images that are deleted, replaced, renamed and restored between a death and the next start | `cache_memory::judge_state` |
+//! | `images` | images that are deleted, replaced, renamed and restored between a death and the next start | `cache_memory::judge` |
 //! | `stops` | a stop while the device of some volumes does not answer | shards, executor |
 
 pub mod images;

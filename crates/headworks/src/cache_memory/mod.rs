@@ -36,6 +36,4 @@ pub use dirty_log::DirtyLog;
 pub use layout::VolumeRow;
 pub use left::{DirtyBlock, LeftBlock, LeftCache, LeftVolume, dirty_blocks};
 pub use reserve::{BufferSpace, FrameSpace};
-pub use restore::{
-    DeadServer, ImageState, Verdict, judge, judge_state, write_image, write_recovery,
-};
+pub use restore::{DeadServer, ImageState, Verdict, judge, write_image, write_recovery};

@@ -80,14 +80,18 @@ pub struct ImageState {
 }
 
 impl DeadServer {
-    fn of(left: &LeftCache) -> Self {
+    /// What its memory tells now. It asks the kernel: once for all rows of the memory.
+    #[must_use]
+    pub fn of(left: &LeftCache) -> Self {
         let started = left.birth().unwrap_or(0);
         Self { alive: left.alive(), started, was_idle: left.was_idle() }
     }
 }
 
 impl ImageState {
-    fn of(image: &OpenFile) -> Self {
+    /// What the kernel says. It is asked several times: once for all rows that the image is compared with.
+    #[must_use]
+    pub fn of(image: &OpenFile) -> Self {
         let (found, identity) = (image.found(), image.identity());
         Self {
             identity,
@@ -100,21 +104,10 @@ impl ImageState {
     }
 }
 
-/// Finds out whether `image`, which is locked, is the one of a row. A device that writes by itself is not `is_plain`
+/// Finds out whether an image, which is locked, is the one of a row. A device that writes by itself is not `is_plain`
 /// ([`ImageWriter::is_plain`]).
 #[must_use]
-pub fn judge(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool) -> Verdict {
-    judge_state(&DeadServer::of(left), row, &ImageState::of(image), is_plain)
-}
-
-/// As [`judge`], by what is known of both.
-#[must_use]
-pub fn judge_state(
-    left: &DeadServer,
-    row: &VolumeRow,
-    image: &ImageState,
-    is_plain: bool,
-) -> Verdict {
+pub fn judge(left: &DeadServer, row: &VolumeRow, image: &ImageState, is_plain: bool) -> Verdict {
     let identity = image.identity;
     // The clock of the filesystem, at the last sign of life.
     let alive = left.alive.saturating_add(row.ahead);

@@ -74,6 +74,10 @@ impl Process {
     }
 }
 
+fn judged(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool) -> Verdict {
+    judge(&DeadServer::of(left), row, &ImageState::of(image), is_plain)
+}
+
 fn open(path: &Path) -> OpenFile {
     let options = FileOptions { direct: crate::Direct::Off, ..FileOptions::default() };
     OpenFile::open(path, &options).unwrap()
@@ -89,7 +93,7 @@ enum Restored {
 fn restore_all(left: &LeftCache, path: &Path) -> Vec<Restored> {
     let image = open(path);
     let restore =
-        |volume: &LeftVolume| match judge(left, volume.row.as_ref().unwrap(), &image, true) {
+        |volume: &LeftVolume| match judged(left, volume.row.as_ref().unwrap(), &image, true) {
             Verdict::Unchanged => {
                 write_image(left, volume, &image.writer()).unwrap();
                 Restored::Image { bytes: volume.bytes }
@@ -243,7 +247,7 @@ fn verdict_after(name: &str, in_flight: usize, is_plain: bool, change: fn(&Path)
     process.log().end_commands(1);
     let (left, image) = process.die();
     change(image.path());
-    judge(&left, left.volumes()[0].row.as_ref().unwrap(), &open(image.path()), is_plain)
+    judged(&left, left.volumes()[0].row.as_ref().unwrap(), &open(image.path()), is_plain)
 }
 
 fn waits_and_changes(path: &Path) {
@@ -313,7 +317,7 @@ fn image_with_the_inode_of_a_deleted_one_gets_nothing_of_it() {
             std::fs::write(new.path(), vec![2; 10 * BLOCK + 512]).unwrap();
             let image = open(new.path());
             reused |= row.identity.has_numbers_of(&image.identity());
-            let Verdict::Other(why) = judge(&left, &row, &image, true) else {
+            let Verdict::Other(why) = judged(&left, &row, &image, true) else {
                 panic!("{directory:?}: data of a deleted image");
             };
             assert!(why.starts_with("it is another file"), "{why}");
@@ -331,7 +335,7 @@ fn row_with_numbers_alone_is_believed_for_older_images_only() {
     let row = left.volumes()[0].row.clone().unwrap();
     let numbers = crate::Identity::of_numbers(row.identity.filesystem, row.identity.inode);
     let row = VolumeRow { identity: numbers, ..row };
-    let verdict = |row: &VolumeRow, image: &Path| judge(&left, row, &open(image), true);
+    let verdict = |row: &VolumeRow, image: &Path| judged(&left, row, &open(image), true);
     assert_eq!(verdict(&row, image.path()), Verdict::Unchanged, "older than the memory");
     left.set_alive(1);
     let late = Verdict::Other("it was made after that server had died".to_owned());
@@ -363,7 +367,7 @@ fn copy_of_a_whole_filesystem_is_not_known_to_be_the_same() {
         return;
     }
     let row = VolumeRow { disk: row.disk + 1, ..row };
-    assert!(matches!(judge(&left, &row, &open(image.path()), true), Verdict::Unknown(_)));
+    assert!(matches!(judged(&left, &row, &open(image.path()), true), Verdict::Unknown(_)));
 }
 
 #[test]
