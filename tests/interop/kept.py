@@ -289,6 +289,12 @@ def block_device():
     check("a block device gets its kept blocks back", server.byte(5) == 9 and server.flush() == 0, server.said())
     check("and the start says so", "restored 4 KiB of acknowledged writes" in server.said(), server.said())
     check("it stops with 0", server.stop() == 0)
+    server = Server(device, "--cache-file", "off")
+    server.write(5, 8)
+    server.kill()
+    server = Server(device, "--cache-file", "off")
+    check("its flushes fail where memory was lost", server.flush() == 5 and "its memory is gone" in server.said(), server.said())
+    check("until that is accepted", discard(server) and server.flush() == 0 and server.stop() == 0, server.said())
     subprocess.run(["losetup", "-d", device], check=True)
 
 

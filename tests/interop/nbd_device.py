@@ -339,9 +339,19 @@ def server_killed():
         client.write(0, b"f" * 65536)
         if mode == "writeback":
             assert status(client, rawnbd.FLUSH) == 0
+            # This one is lost with the server's memory, and a client that comes back is not to take a flush for its own.
+            client.write(1 << 20, b"l" * 65536)
         server.make_sure()
         server = Server("front", spec)
-        assert server.client().read(0, 65536) == b"f" * 65536, mode
+        client = server.client()
+        assert client.read(0, 65536) == b"f" * 65536, mode
+        if mode == "writeback":
+            assert status(client, rawnbd.FLUSH) == EIO and "was killed, and its memory is gone" in server.said(), server.said()
+            server.ctl("discard-failed", "", "--yes")
+        assert status(client, rawnbd.FLUSH) == 0, mode
+        server.stop()
+        server = Server("front", spec)
+        assert status(server.client(), rawnbd.FLUSH) == 0, "a clean stop has removed the mark"
         server.stop()
         remote.end()
 

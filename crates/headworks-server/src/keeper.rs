@@ -4,7 +4,6 @@
 //! written out and closed, after a clean stop alone. A start that fails puts the marks back as it found them.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +14,7 @@ use headworks_core::{VolumeId, VolumeOptions, WriteMode};
 
 use crate::assemble::image::VolumeOrigin;
 use crate::leftovers::Leftovers;
-use crate::marker::{Marker, nanoseconds};
+use crate::marker::{Marker, changed_at, nanoseconds, place_of_mark};
 use crate::spec::Wrapper;
 
 /// The memory and the marks of a running server.
@@ -55,10 +54,10 @@ impl Keeper {
 
     /// Opens the marks of volumes that a running server hands over, before this one becomes another user.
     pub fn hold_marks<'a>(&self, origins: impl Iterator<Item = &'a VolumeOrigin>) {
-        for path in origins.filter_map(|origin| origin.spec.base.path()) {
-            let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-            let marker = Marker::of(&absolute).hold();
-            self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(absolute, marker);
+        let places = origins.filter_map(|origin| place_of_mark(&origin.spec.base, origin.identity));
+        for place in places {
+            let marker = Marker::of(&place).hold();
+            self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(place, marker);
         }
     }
 
@@ -70,66 +69,55 @@ impl Keeper {
         options: &VolumeOptions,
     ) -> Option<String> {
         let holds_dirty = matches!(options.mode, WriteMode::Writeback | WriteMode::Unsafe);
-        let (Some(path), Some(identity)) = (origin.spec.base.path(), origin.identity) else {
-            return None;
-        };
+        let identity = origin.identity?;
         // What a disk that is meant to lose its memory has lost is no fault, and is not restored.
         if options.read_only || origin.spec.wrappers.iter().any(Wrapper::holds_writes) {
             return None;
         }
-        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        if let Some(memory) = &self.memory {
+        // Of a remote nothing is kept.
+        if let (Some(memory), Some(path)) = (&self.memory, origin.spec.base.path()) {
             let size = options.size;
-            let (path, disk) = (absolute.clone(), identity.disk_of_filesystem());
-            let ahead = clock_ahead(&absolute);
+            let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            let (disk, ahead) = (identity.disk_of_filesystem(), clock_ahead(&path));
             let row = VolumeRow { identity, path, size, suspect: false, disk, ahead };
             memory.set_row(volume, &row);
         }
+        let place = place_of_mark(&origin.spec.base, origin.identity);
         if holds_dirty {
-            return self.mark(volume, path, &absolute, identity);
+            let marked = place.ok_or_else(|| "there is no state directory".to_owned());
+            let marked = marked.and_then(|place| self.mark(volume, &place, identity));
+            let cannot = |why| {
+                format!(
+                    "{} cannot be marked as in use ({why}): the next start cannot tell whether this server lost writes",
+                    origin.what
+                )
+            };
+            return marked.err().map(cannot);
         }
         // The mark of an earlier server has been told of; it goes with a clean stop.
-        let marker = Marker::of(&absolute);
+        let marker = Marker::of(&place?);
         if marker.found(identity).is_some() {
             self.add(volume, marker, identity);
         }
         None
     }
 
-    fn mark(
-        &self,
-        volume: VolumeId,
-        shown: &Path,
-        path: &Path,
-        identity: Identity,
-    ) -> Option<String> {
-        let shown = shown.display();
-        let cannot = |why: &str| {
-            Some(format!(
-                "{shown} cannot be marked as in use ({why}): after a power failure the next start cannot tell whether it lost writes"
-            ))
-        };
-        if identity.is_disk() {
-            return cannot("it is a block device");
-        }
-        let marker = Marker::of(path);
+    fn mark(&self, volume: VolumeId, place: &Path, identity: Identity) -> Result<(), String> {
+        let marker = Marker::of(place);
         // Durable already; the time of the pause is short, and the mark may belong to another user by now. One of the image that
         // was here before tells nothing of this one.
         if self.has_marks && marker.may_tell_of(identity) {
-            let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
+            let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(place);
             self.add(volume, held.unwrap_or(marker), identity);
-            return None;
+            return Ok(());
         }
-        match marker.make(identity) {
-            Ok(made) => {
-                if let Some(memory) = &self.memory {
-                    memory.set_ahead(volume, made.clock_ahead().max(clock_ahead(path)));
-                }
-                self.add(volume, made, identity);
-            }
-            Err(error) => return cannot(&error.to_string()),
+        let made = marker.make(identity).map_err(|error| error.to_string())?;
+        if let Some(memory) = &self.memory {
+            // The mark has the clock of the image's filesystem.
+            memory.set_ahead(volume, made.clock_ahead().max(clock_ahead(place)));
         }
-        None
+        self.add(volume, made, identity);
+        Ok(())
     }
 
     fn add(&self, volume: VolumeId, marker: Marker, image: Identity) {
@@ -209,9 +197,7 @@ impl Keeper {
 
 /// How far the times of an image are ahead of this machine's clock, in nanoseconds: that was set back, or is not their clock.
 fn clock_ahead(image: &Path) -> u64 {
-    let changed = std::fs::metadata(image).map_or(0, |found| {
-        (found.ctime() as u64).wrapping_mul(1_000_000_000).wrapping_add(found.ctime_nsec() as u64)
-    });
+    let changed = std::fs::metadata(image).map_or(0, |found| changed_at(&found));
     changed.saturating_sub(nanoseconds())
 }
 

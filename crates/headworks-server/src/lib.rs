@@ -74,6 +74,7 @@ mod restoring;
 mod server;
 mod shared;
 mod spec;
+mod state_directory;
 mod status_page;
 mod tenant;
 mod units;

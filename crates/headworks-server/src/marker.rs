@@ -10,15 +10,20 @@
 //!                           image 0afe..
 //! ```
 //!
+//! What has no directory of its own has its mark in the state directory, named by the identity: a block device, a remote, an image of a cluster
+//! ([`place_of_mark`]). None of these outlives a start of the host under the same identity but remotes and images of clusters.
+//!
 //! The user that a server becomes may be unable to remove it: then it is emptied through a descriptor of before, and an empty mark is
 //! none.
 //!
 //! The directory may belong to another user. A mark is a regular file of at most [`MARK_MAX`] bytes; whatever else has its name says
 //! nothing, and is replaced. A start that fails puts back what it found ([`Marker::undo`]).
 
+use crate::spec::BaseDevice;
+use crate::state_directory::{make_directory, own_directory};
 use headworks::safe_open::{open_own, read_own};
 use headworks::{Identity, sync_directory};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -65,6 +70,11 @@ pub(crate) fn nanoseconds() -> u64 {
     now.as_nanos() as u64
 }
 
+/// When content or status of a file were last changed, in nanoseconds since 1970.
+pub(crate) fn changed_at(found: &Metadata) -> u64 {
+    (found.ctime() as u64).wrapping_mul(1_000_000_000).wrapping_add(found.ctime_nsec() as u64)
+}
+
 fn boot_id() -> String {
     let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     read.map(|text| text.trim().to_owned()).unwrap_or_default()
@@ -76,8 +86,20 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
+/// Directory of the marks that lie beside no image.
+const MARKS: &str = "marks";
+
+/// The path beside which the mark of an image lies, whatever names lead to the image; none of what ends with its process.
+pub(crate) fn place_of_mark(base: &BaseDevice, identity: Option<Identity>) -> Option<PathBuf> {
+    let identity = identity?;
+    match base.path().filter(|_| !identity.is_disk()) {
+        Some(path) => Some(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())),
+        None => own_directory(MARKS).ok().map(|marks| marks.join(identity.to_string())),
+    }
+}
+
 impl Marker {
-    /// The mark of the image at `path`.
+    /// The mark beside `path` ([`place_of_mark`]).
     pub fn of(path: &Path) -> Self {
         Self {
             path: with_suffix(path, ".headworks-dirty"),
@@ -124,6 +146,10 @@ impl Marker {
             "# headworks: acknowledged writes to this image may be in the memory of a server\ndirty-since {now}\nboot-id {}\nimage {image}\n",
             boot_id()
         );
+        let parent = self.path.parent().map(Path::to_owned);
+        if own_directory(MARKS).is_ok_and(|marks| Some(marks) == parent) {
+            make_directory(MARKS).map_err(io::Error::other)?;
+        }
         let before = read_own(&self.path, MARK_MAX).ok();
         let (file, ahead) = self.write(text.as_bytes())?;
         let done = before.map_or(Done::Made, Done::Replaced);
@@ -151,11 +177,7 @@ impl Marker {
         let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
         let before = nanoseconds();
         let written = file.write_all(text).and_then(|()| file.sync_all());
-        let changed = written.and_then(|()| file.metadata()).map(|found| {
-            (found.ctime() as u64)
-                .wrapping_mul(1_000_000_000)
-                .wrapping_add(found.ctime_nsec() as u64)
-        });
+        let changed = written.and_then(|()| file.metadata()).map(|found| changed_at(&found));
         let after = nanoseconds();
         let renamed = changed.and_then(|at| std::fs::rename(&new, &self.path).map(|()| at));
         if renamed.is_err() {
@@ -198,7 +220,7 @@ fn fill(file: &File, text: &[u8]) -> io::Result<()> {
 }
 
 /// A sentence about an image whose last server did not stop cleanly and left no memory.
-pub(crate) fn unclean_note(path: &Path, unclean: Unclean, refuses: bool) -> String {
+pub(crate) fn unclean_note(shown: &str, unclean: Unclean, refuses: bool) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let ago = now.saturating_sub(unclean.since);
     let how = match unclean.same_boot {
@@ -212,19 +234,39 @@ pub(crate) fn unclean_note(path: &Path, unclean: Unclean, refuses: bool) -> Stri
         false => "a client that has survived is not told (on-unclean=refuse-flush tells it)",
     };
     format!(
-        "{}: the last server, started {ago} s ago, {how}: acknowledged writes that were not flushed may be lost; {then}",
-        path.display()
+        "{shown}: the last server, started {ago} s ago, {how}: acknowledged writes that were not flushed may be lost; {then}"
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Spec;
     use headworks::testing::TempFile;
     use std::os::unix::fs::symlink;
 
     fn identity(image: &TempFile) -> Identity {
         Identity::of(image.path()).unwrap()
+    }
+
+    /// A remote has no directory: its mark is where the next server looks for it, too.
+    #[test]
+    fn mark_of_a_remote_lies_in_the_state_directory_until_it_is_removed() {
+        let (image, spec) = (TempFile::new("place"), |text: &str| Spec::parse(text).unwrap().base);
+        let file = spec(&format!("file:path={}", image.path().display()));
+        let beside = place_of_mark(&file, Some(identity(&image)));
+        assert_eq!(beside, std::fs::canonicalize(image.path()).ok());
+        assert_eq!(place_of_mark(&file, None), None);
+        let remote = spec("nbd:uri=nbd+unix:///?socket=/run/store");
+        let BaseDevice::Nbd(of_remote) = &remote else { panic!("{remote:?}") };
+        let identity = of_remote.identity();
+        let place = place_of_mark(&remote, Some(identity)).unwrap();
+        assert!(place.starts_with(own_directory(MARKS).unwrap()));
+        let made = Marker::of(&place).make(identity).unwrap();
+        let again = place_of_mark(&remote, Some(identity)).unwrap();
+        assert!(Marker::of(&again).found(identity).is_some_and(|unclean| unclean.same_boot));
+        made.remove().unwrap();
+        assert_eq!(Marker::of(&again).found(identity), None);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use headworks::driver::Waker;
 
 /// A figure that no shard has published.
 const UNKNOWN: u64 = u64::MAX;
+/// Most threads that remove marks at a stop.
+const MARK_THREADS_MAX: usize = 64;
 
 /// Phases of a volume's stop, in order.
 ///
@@ -110,6 +112,8 @@ pub struct ServerShared {
     waiting: AtomicUsize,
     failures: AtomicU64,
     volumes: Vec<VolumeFigures>,
+    /// Threads that remove marks.
+    mark_threads: AtomicUsize,
     /// Memory and marks for the next server.
     keeper: Keeper,
     /// Dirty bytes of all shards when each began the stop.
@@ -133,6 +137,7 @@ impl ServerShared {
             waiting: AtomicUsize::new(0),
             failures: AtomicU64::new(0),
             volumes: (0..volumes).map(|_| VolumeFigures::default()).collect(),
+            mark_threads: AtomicUsize::new(0),
             keeper: Keeper::default(),
             dirty_at_stop: AtomicU64::new(0),
             ended,
@@ -262,11 +267,21 @@ impl ServerShared {
             return close();
         }
         self.publish_stop(volume, VolumeStop::Closing, 0);
-        let thread = std::thread::Builder::new().name("headworks-mark".into());
-        if let Err(error) = thread.spawn(close.clone()) {
-            tracing::debug!(%error, "no thread for the mark of an image");
-            close();
+        // Relaxed: it counts threads, and orders nothing. Beyond the bound the shard itself waits.
+        if self.mark_threads.fetch_add(1, Ordering::Relaxed) < MARK_THREADS_MAX {
+            let (shared, close) = (Arc::clone(self), close.clone());
+            let thread = std::thread::Builder::new().name("headworks-mark".into());
+            let spawned = thread.spawn(move || {
+                close();
+                shared.mark_threads.fetch_sub(1, Ordering::Relaxed);
+            });
+            match spawned {
+                Ok(_) => return,
+                Err(error) => tracing::debug!(%error, "no thread for the mark of an image"),
+            }
         }
+        self.mark_threads.fetch_sub(1, Ordering::Relaxed);
+        close();
     }
 
     /// Adds the dirty bytes with which a shard begins the stop.

@@ -11,7 +11,7 @@ use super::export_spec::{EXPORTS_MAX, ExportSpec, NamedDevice, no_size};
 use super::foreign;
 use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
-use crate::marker::{Marker, unclean_note};
+use crate::marker::{Marker, place_of_mark, unclean_note};
 use crate::spec::{BaseDevice, ExportOptions, Rbd, RemoteLink, Spec, Wrapper};
 use headworks::{
     Device, Direct, FileDevice, FileOptions, FilesystemDevice, Identity, ImageWriter, MemDevice,
@@ -426,22 +426,28 @@ impl OpenedImage {
         export: &ExportSpec,
         leftovers: &Leftovers,
     ) -> Result<RestoredImage, ConfigError> {
-        let (Some((file, writer)), Some(path)) = (self.file(), export.spec.base.path()) else {
-            return Ok(RestoredImage::default());
+        let path = export.spec.base.path();
+        let mut restored = match (self.file(), path) {
+            (Some((file, writer)), Some(path)) => leftovers.restore_image(path, file, &writer)?,
+            // Others may read a remote while one server writes to it.
+            _ if !export.writes() => return Ok(RestoredImage::default()),
+            _ => RestoredImage::default(),
         };
-        let mut restored = leftovers.restore_image(path, file, &writer)?;
-        let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        if leftovers.lock_of(path).is_some() || leftovers.is_marked(&absolute) {
+        let place = place_of_mark(&export.spec.base, self.identity);
+        let Some((place, identity)) = place.zip(self.identity) else { return Ok(restored) };
+        let is_locked = path.is_some_and(|path| leftovers.lock_of(path).is_some());
+        if is_locked || leftovers.is_marked(&place) {
             // The mark is that of the server which hands over.
             return Ok(restored);
         }
-        if let Some(unclean) = Marker::of(&absolute).found(file.identity())
+        if let Some(unclean) = Marker::of(&place).found(identity)
             && !(unclean.same_boot && restored.covered)
         {
             let policy = export.share.on_unclean.unwrap_or_default();
             let refuses = policy.refuses(unclean.same_boot);
             restored.suspect |= refuses;
-            restored.notes.push(unclean_note(path, unclean, refuses));
+            let shown = path.map_or_else(|| self.what.clone(), |path| path.display().to_string());
+            restored.notes.push(unclean_note(&shown, unclean, refuses));
         }
         Ok(restored)
     }

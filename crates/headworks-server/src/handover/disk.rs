@@ -19,11 +19,12 @@
 use std::path::PathBuf;
 
 use headworks::display_size;
-use headworks_core::{ShardId, VolumeId};
+use headworks_core::{ShardId, VolumeId, VolumeOptions};
 use headworks_nbd::{ExportInfo, TransmissionFlags};
 
 use super::standing::HandedRemote;
 use crate::assemble::image::VolumeOrigin;
+use crate::marker::place_of_mark;
 use crate::spec::BaseDevice;
 
 /// A volume as both processes know it.
@@ -37,7 +38,7 @@ pub(crate) struct HandedVolume {
     pub key: String,
     /// Whether no later image can have this key once the image is closed.
     pub is_known: bool,
-    /// Path of its image, beside which its mark lies.
+    /// The path beside which its mark lies ([`place_of_mark`](crate::marker::place_of_mark)).
     pub path: Option<PathBuf>,
     /// Size of the volume in bytes.
     pub size: u64,
@@ -47,18 +48,21 @@ pub(crate) struct HandedVolume {
     pub remote: Option<HandedRemote>,
 }
 
-/// Whether no later image can have the key of this one once that is closed.
-pub(crate) fn is_known(origin: &VolumeOrigin) -> bool {
-    origin.identity.is_none_or(|identity| identity.is_known())
-}
-
-/// Path of a volume's image, whatever names lead to it.
-pub(crate) fn image_path(origin: &VolumeOrigin) -> Option<PathBuf> {
-    let path = origin.spec.base.path()?;
-    Some(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()))
-}
-
 impl HandedVolume {
+    /// A volume of this process, after those `before` it.
+    pub fn new(
+        (id, home): (VolumeId, ShardId),
+        export: String,
+        origin: &VolumeOrigin,
+        &VolumeOptions { size, read_only, .. }: &VolumeOptions,
+        before: &[Self],
+    ) -> Self {
+        let (key, path) =
+            (disk_key(origin, before), place_of_mark(&origin.spec.base, origin.identity));
+        let is_known = origin.identity.is_none_or(|identity| identity.is_known());
+        Self { id, home, export, key, is_known, path, size, read_only, remote: None }
+    }
+
     /// Why `new` is not this disk, as a clause about the export; none if it is.
     pub fn difference(&self, new: &Self) -> Option<String> {
         if self.key != new.key {
@@ -125,7 +129,7 @@ fn smaller(now: u64, before: u64) -> String {
 }
 
 /// The key by which two processes agree on a disk; a disk without an identity is the how-manieth of its type.
-pub(crate) fn disk_key(origin: &VolumeOrigin, before: &[HandedVolume]) -> String {
+fn disk_key(origin: &VolumeOrigin, before: &[HandedVolume]) -> String {
     let spec = &origin.spec;
     let kind = match &spec.base {
         BaseDevice::File { .. } => "file",
@@ -165,17 +169,8 @@ mod tests {
     fn volume(text: &str) -> HandedVolume {
         let spec = Spec::parse(text).unwrap();
         let opened = OpenedImage::new(&spec, true).unwrap();
-        HandedVolume {
-            id: VolumeId(0),
-            home: ShardId(0),
-            export: "disk".to_owned(),
-            key: disk_key(&opened.origin(&spec), &[]),
-            is_known: true,
-            path: None,
-            size: opened.options.size,
-            read_only: opened.options.read_only,
-            remote: None,
-        }
+        let (place, origin) = ((VolumeId(0), ShardId(0)), opened.origin(&spec));
+        HandedVolume::new(place, "disk".to_owned(), &origin, &opened.options, &[])
     }
 
     #[test]

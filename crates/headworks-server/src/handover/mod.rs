@@ -27,7 +27,7 @@ mod tests;
 #[cfg(test)]
 mod world;
 
-pub(crate) use disk::{HandedVolume, ToldExport, disk_key, image_path, is_known};
+pub(crate) use disk::{HandedVolume, ToldExport};
 pub use give::PauseInProgress;
 pub use record::Handover;
 pub(crate) use request::AnswerGuard;

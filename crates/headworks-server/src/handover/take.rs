@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 
-use headworks_core::{ConfigError, Control, Instant, ShardId, VolumeId, VolumeOptions};
+use headworks_core::{ConfigError, Control, Instant, ShardId, VolumeId};
 
-use super::disk::{HandedVolume, ToldExport, disk_key, image_path, is_known};
+use super::disk::{HandedVolume, ToldExport};
 use super::live::Live;
 use super::takeover::{LaterSteps, Takeover, UnmatchedClients, refused};
 use crate::ServerOptions;
@@ -117,21 +117,9 @@ impl Disks {
 fn own_volumes(assembly: &Assembly, homes: &[ShardId]) -> Vec<HandedVolume> {
     let mut volumes = Vec::new();
     for (index, (origin, home)) in assembly.origins.iter().zip(homes).enumerate() {
-        let key = disk_key(origin, &volumes);
-        let VolumeOptions { size, read_only, .. } = assembly.volumes[index].1;
-        let (id, home, export) = (VolumeId(index as u16), *home, origin.what.clone());
-        let (is_known, path, remote) = (is_known(origin), image_path(origin), None);
-        volumes.push(HandedVolume {
-            id,
-            home,
-            export,
-            key,
-            is_known,
-            path,
-            size,
-            read_only,
-            remote,
-        });
+        let (place, what) = ((VolumeId(index as u16), *home), origin.what.clone());
+        let options = &assembly.volumes[index].1;
+        volumes.push(HandedVolume::new(place, what, origin, options, &volumes));
     }
     volumes
 }

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::sync::Arc;
 
 use headworks::Identity;
-use headworks_core::{VolumeId, VolumeOptions};
+use headworks_core::VolumeId;
 
 use super::LiveChanges;
 use crate::assemble::image::VolumeOrigin;
 use crate::assemble::shown_name;
 use crate::control::tree::lock;
-use crate::handover::{HandedRemote, HandedVolume, disk_key, image_path, is_known};
+use crate::handover::{HandedRemote, HandedVolume};
 use crate::spec::{BaseDevice, Wrapper};
 
 /// The open file that holds the lock of an image.
@@ -67,25 +67,13 @@ impl LiveChanges {
             if !why.is_empty() {
                 return Err(format!("the data of export {} {why}", shown_name(name)));
             }
-            let key = disk_key(origin, &volumes);
             let remote = origin
                 .identity
                 .zip(origin.remote.as_ref())
                 .map(|(identity, link)| HandedRemote { identity, export: link.export.clone() });
-            let VolumeOptions { size, read_only, .. } = entry.config.options;
-            let (id, home, export) = (VolumeId(*id), entry.config.home, name.to_owned());
-            let (path, is_known) = (image_path(origin), is_known(origin));
-            volumes.push(HandedVolume {
-                id,
-                home,
-                export,
-                key,
-                is_known,
-                path,
-                size,
-                read_only,
-                remote,
-            });
+            let (place, options) = ((VolumeId(*id), entry.config.home), &entry.config.options);
+            let volume = HandedVolume::new(place, name.to_owned(), origin, options, &volumes);
+            volumes.push(HandedVolume { remote, ..volume });
             let lock = origin.identity.zip(origin.watch.as_ref());
             locks.extend(lock.map(|(identity, image)| (identity, Arc::clone(image.lock()))));
         }
