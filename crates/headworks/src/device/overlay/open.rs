@@ -210,7 +210,7 @@ impl OpenOverlay {
         if head.task == Task::Reset && way != Way::Reset {
             let shown = path.display();
             let message = format!(
-                "was being reset, and some of its blocks are given up; end that: headworks image reset {shown}"
+                "was being reset, and some of its blocks are given up; end that: headworks image reset {shown} --yes"
             );
             return refuse(path, &message);
         }
@@ -297,7 +297,7 @@ impl OpenOverlay {
         let (path, base) = (self.path.display(), self.base_path.display());
         let message = format!(
             "{path}: its base {base} {differs}; put the right one there with its time of modification (cp -p keeps it), take this one if its bytes are the \
-             same (headworks image rebase --base {base} {path}), or give up the overlay's data (headworks image reset {path})"
+             same (headworks image rebase --base {base} {path}), or give up the overlay's data (headworks image reset {path} --yes)"
         );
         Err(ConfigError::new("path", message))
     }
