@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: once
+# seconds: 49
 # ctl why names what held the slow requests up: twenty staged cases, each with a victim, a guilty export and bystanders.
 . "$(dirname "$0")/lib.sh"
 script blame.py

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 10
 # A cache of automatic size: it uses free memory, and gives it back to others, with all data as they were written.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 8
 # `ctl freeze` and `ctl thaw`: copies of one point in time under a client that writes, with several shards; what ends a freeze.
 . "$(dirname "$0")/lib.sh"
 

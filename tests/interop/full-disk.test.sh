@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # matrix: engine
+# lock: host
+# seconds: 14
 # A disk that fills up under each way of caching and of reaching the image: memory, O_DIRECT, the kernel's page cache.
 . "$(dirname "$0")/lib.sh"
 

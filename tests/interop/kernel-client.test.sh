@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # matrix: once
+# lock: uml
+# seconds: 27
 # The kernel's own NBD client: a user-mode Linux with the server inside, ext4 on what it serves, and the host looks at the image.
 . "$(dirname "$0")/lib.sh"
 

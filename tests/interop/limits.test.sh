@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 16
 # Limits of bytes and I/Os a second: what libnbd's clients get, live changes, neighbours, and what waits at a stop. Limits that
 # several threads share, in the clear and through TLS, from a file that is read again, and in the process that replaces the server.
 . "$(dirname "$0")/lib.sh"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 10
 # Exports are added, removed, resized and drained while the server runs and clients work; records of that replay.
 . "$(dirname "$0")/lib.sh"
 

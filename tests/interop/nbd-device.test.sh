@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 26
 # Exports behind other NBD servers (`nbd:`): qemu-nbd, nbdkit and headworks, which are killed, stopped, changed and refuse.
 . "$(dirname "$0")/lib.sh"
 

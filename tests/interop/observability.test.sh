@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: once
+# seconds: 28
 # Where requests spend their time: ctl latency and why, top, and the page for Prometheus; slow and hostile scrapers.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 21
 # Overlays: foreign clients, kill -9 of the server and of a commit, a base that was changed, a full disk.
 . "$(dirname "$0")/lib.sh"
 

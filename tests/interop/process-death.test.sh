@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # matrix: engine
+# lock: host
+# seconds: 16
 # A server that is killed loses nothing: kill -9 under verified load, of a file and of chains of overlays, and what the next start finds.
 #
 # KILLS=1000 LIMIT=1800 for a long run: so many of the file, and as many of the overlays in the three modes together.

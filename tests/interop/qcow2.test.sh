@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 7
 # qcow2 and flat VMDK images: contents and block status as qemu-img sees them, and what is refused.
 . "$(dirname "$0")/lib.sh"
 

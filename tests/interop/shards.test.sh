@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 7
 # Several threads, and volumes spread over them: bios, answers and tag leases cross between shards, and every shard's record
 # replays by itself.
 . "$(dirname "$0")/lib.sh"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 6
 # Where a server listens: stale and live sockets, foreign files, permissions, TCP, locks on images.
 . "$(dirname "$0")/lib.sh"
 

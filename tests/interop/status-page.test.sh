@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: once
+# seconds: 9
 # The status page in a headless Chromium, against a server under load: its numbers are those of ctl stats, it asks no other origin, its
 # console is silent, it fits 400 and 1600 pixels, has contrast in both themes, and is used by keyboard.
 . "$(dirname "$0")/lib.sh"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# lock: host
 # The kernel loses what it had in its page cache, and says so once: nobody may hear of a good flush afterwards.
 . "$(dirname "$0")/lib.sh"
 

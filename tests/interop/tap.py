@@ -1,6 +1,7 @@
 """One line for each check: `ok - WHAT` or `not ok - WHAT` with the reason; `done()` ends with 1 when one failed."""
 
 import sys
+import time
 import traceback
 
 _failed = 0
@@ -51,6 +52,15 @@ def same_bytes(found, wanted):
     raise AssertionError(
         f"{wrong} bytes differ, the first at {at}: {found[at:at + 8].hex()} instead of {wanted[at:at + 8].hex()}"
     )
+
+
+def slowdown():
+    """How much longer work takes now than on a quiet machine, at least 1: time by processor time of this thread. Limits of time that tell
+    a fault from none are multiplied by it."""
+    begin, work = time.monotonic(), time.thread_time()
+    while time.thread_time() - work < 0.05:
+        pass
+    return max(1.0, (time.monotonic() - begin) / 0.05)
 
 
 def done():

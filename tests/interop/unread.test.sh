@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 8
 # Clients that leave replies unread use up the pool of buffers: others are served, and all get their bytes, in the clear and with TLS.
 # Devices that lend their memory need no buffers: slow readers get one version of each block of theirs, however it changes.
 . "$(dirname "$0")/lib.sh"

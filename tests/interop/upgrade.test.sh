@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
+# seconds: 18
 # A server is replaced while clients use it: `ctl upgrade` and SIGUSR2 under verified load, and replacements that fail.
 # What is served changes between replacements, and no client gets another disk.
 #
