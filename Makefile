@@ -3,8 +3,10 @@
 # rustup puts cargo here; `scripts/setup` may have put it there a moment ago.
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-HEADWORKS := target/release/headworks
-LAB       := target/release/headworks-lab
+# The profile of Cargo.toml that is built, and installed: release is built soon, dist is what packages have and what benches measure.
+PROFILE   ?= release
+HEADWORKS := target/$(PROFILE)/headworks
+LAB       := target/$(PROFILE)/headworks-lab
 DEMO      := target/demo.img
 
 # `make install` as a package has it: make install PREFIX=/usr DESTDIR=package/root
@@ -25,15 +27,15 @@ run: build       ## serve a demo disk of 1 GiB over NBD, in the foreground
 	@test -e $(DEMO) || truncate -s 1G $(DEMO)
 	@exec $(HEADWORKS) serve $(DEMO) -U target/demo.sock
 
-build:           ## the release binary of the server: target/release/headworks
+build:           ## the server: target/release/headworks; PROFILE=dist builds target/dist/headworks, as packages have it
 	@scripts/setup
-	@cargo build --release --locked -p headworks-cli
+	@cargo build --profile $(PROFILE) --locked -p headworks-cli
 
-lab:             ## the experiments: target/release/headworks-lab, which `headworks lab` runs
+lab:             ## the experiments: target/release/headworks-lab, which `headworks lab` runs; PROFILE=dist
 	@scripts/setup
-	@cargo build --release --locked -p headworks-lab
+	@cargo build --profile $(PROFILE) --locked -p headworks-lab
 
-install:         ## the release binary, man pages, completions, systemd units: PREFIX=/usr/local DESTDIR=
+install:         ## the server, man pages, completions, systemd units: PREFIX=/usr/local DESTDIR= PROFILE=release
 	@test -x $(HEADWORKS) || { echo "install: error: there is no $(HEADWORKS): 'make build' first" >&2; exit 1; }
 	$(PROGRAM) $(HEADWORKS) $(DESTDIR)$(PREFIX)/bin/headworks
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
@@ -96,7 +98,8 @@ test-long:       ## hours of simulation, deeper model checks, the NBD clients ag
 	@scripts/setup test
 	@scripts/test long
 
-bench: build     ## the figures of docs/PERFORMANCE.md, side by side with the peers
+bench:           ## the figures of docs/PERFORMANCE.md, side by side with the peers, of the program that packages have
+	@$(MAKE) --no-print-directory build PROFILE=dist
 	@scripts/setup bench
 	@benches/instructions.sh
 	@benches/disk-vs-direct.sh

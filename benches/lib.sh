@@ -5,8 +5,8 @@
 # microseconds that one I/O cost on the server's side. benches/ratios.py makes the tables of them.
 set -u -o pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-HEADWORKS=${HEADWORKS:-$root/target/release/headworks}
-[ -x "$HEADWORKS" ] || { echo "$(basename "$0"): error: there is no $HEADWORKS: make build" >&2; exit 1; }
+HEADWORKS=${HEADWORKS:-$root/target/dist/headworks}
+[ -x "$HEADWORKS" ] || { echo "$(basename "$0"): error: there is no $HEADWORKS: make build PROFILE=dist" >&2; exit 1; }
 # The experiments; only benches that run one need it.
 LAB=${LAB:-$(dirname "$HEADWORKS")/headworks-lab}
 

@@ -32,7 +32,7 @@ die() {
     echo "linux-bfq.sh: error: $*" >&2
     exit 1
 }
-[ -x "$LAB" ] || die "there is no $LAB: make lab"
+[ -x "$LAB" ] || die "there is no $LAB: make lab PROFILE=dist"
 [ "$(uname -m)" = x86_64 ] || die "the guest is x86-64; so must this machine be"
 export PATH=$PATH:/usr/sbin:/sbin
 CACHE=$root/target/linux-bfq

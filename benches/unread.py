@@ -183,7 +183,7 @@ def longest_read(server, binary, seconds, count, links, other, paced=False):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--binary", default=str(ROOT / "target/release/headworks"))
+    parser.add_argument("--binary", default=str(ROOT / "target/dist/headworks"))
     parser.add_argument("--server", help="another binary as the server, for a comparison")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=5)
