@@ -184,6 +184,46 @@ impl Buddy {
         }
     }
 
+    /// Cuts the taken block of order `from` at `unit` to its first 2^`to` units: its upper halves are free, and none of them joins,
+    /// because what is below each is taken.
+    ///
+    /// # Panics
+    /// If no such block is taken, or `to` is above `from`.
+    pub fn trim(&mut self, unit: u32, from: u8, to: u8) {
+        assert!(
+            self.state.get(unit as usize) == Some(&(TAKEN | from)) && to <= from,
+            "a taken block is cut to a part of it"
+        );
+        self.state[unit as usize] = TAKEN | to;
+        self.units_taken.sub((1 << from) - (1 << to));
+        for order in (to..from).rev() {
+            self.push_free(unit + (1 << order), order.into());
+        }
+    }
+
+    /// Grows the taken block of order `from` at `unit` in place towards order `to`, by upper halves that are free; returns the
+    /// order that it has then.
+    ///
+    /// # Panics
+    /// If no such block is taken.
+    pub fn extend(&mut self, unit: u32, from: u8, to: u8) -> u8 {
+        assert!(
+            self.state.get(unit as usize) == Some(&(TAKEN | from)),
+            "a taken block grows in place"
+        );
+        let mut order = from;
+        while order < to
+            && unit.trailing_zeros() > order.into()
+            && usize::from(order) + 1 < self.orders
+            && self.take_at(unit + (1 << order), order)
+        {
+            self.state[unit as usize + (1 << order)] = INSIDE;
+            order += 1;
+            self.state[unit as usize] = TAKEN | order;
+        }
+        order
+    }
+
     /// Returns the size of the tables in bytes.
     #[must_use]
     pub fn table_bytes(&self) -> usize {
@@ -574,6 +614,69 @@ mod tests {
             }
             assert_eq!(whole(&mut buddy), start);
         }
+    }
+
+    /// Blocks are cut and grow in place beside takes and puts; a naive model knows which units are free.
+    #[test]
+    fn blocks_are_cut_and_grow_in_place_as_in_a_naive_model() {
+        for (seed, units) in [(8, 4096), (9, 9001), (10, 37)] {
+            let mut buddy = Buddy::new(units, 10);
+            let start = whole(&mut buddy);
+            let mut prng = Prng::new(seed);
+            let mut out: BTreeMap<u32, u8> = BTreeMap::new();
+            for _ in 0..10_000 {
+                let chosen = out.iter().nth(prng.below(48) as usize);
+                match (prng.below(5), chosen.map(|(&unit, &order)| (unit, order))) {
+                    (0, Some((unit, order))) => {
+                        let to = prng.below(u64::from(order) + 1) as u8;
+                        buddy.trim(unit, order, to);
+                        out.insert(unit, to);
+                    }
+                    (1, Some((unit, order))) => {
+                        let to = order + prng.below(4) as u8;
+                        let fits = |to: u8| {
+                            let end = unit + (1 << to);
+                            let is_block = unit.is_multiple_of(1 << to) && end <= units && to < 10;
+                            is_block && out.range(unit + 1..end).next().is_none()
+                        };
+                        let most = (order..=to).take_while(|&to| fits(to)).last().unwrap();
+                        assert_eq!(buddy.extend(unit, order, to), most, "{unit} of order {order}");
+                        out.insert(unit, most);
+                    }
+                    (2, Some((unit, order))) => {
+                        buddy.put(unit, order);
+                        out.remove(&unit);
+                    }
+                    _ => take_beside_model(&mut buddy, &mut out, prng.below(8) as u8),
+                }
+                assert_eq!(buddy.taken(), out.values().map(|order| 1 << order).sum::<u32>());
+            }
+            for (unit, order) in std::mem::take(&mut out) {
+                buddy.put(unit, order);
+            }
+            assert_eq!((whole(&mut buddy), buddy.taken()), (start, 0), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn cut_block_leaves_its_upper_halves_free() {
+        let mut buddy = Buddy::new(16, 5);
+        let unit = buddy.take(4).unwrap();
+        buddy.trim(unit, 4, 1);
+        assert_eq!((buddy.taken(), whole(&mut buddy)), (2, vec![(2, 1), (4, 2), (8, 3)]));
+        assert_eq!(buddy.take(2), Some(4));
+        assert_eq!(buddy.extend(unit, 1, 4), 2, "up to what is taken");
+        buddy.put(4, 2);
+        assert_eq!((buddy.extend(unit, 2, 4), buddy.taken()), (4, 16));
+        buddy.put(unit, 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "cut to a part of it")]
+    fn trim_of_another_order_panics() {
+        let mut buddy = Buddy::new(16, 5);
+        let unit = buddy.take(2).unwrap();
+        buddy.trim(unit, 3, 1);
     }
 
     fn take_beside_model(buddy: &mut Buddy, out: &mut BTreeMap<u32, u8>, order: u8) {

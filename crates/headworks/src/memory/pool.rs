@@ -184,9 +184,48 @@ impl Pool {
     /// If it is not one of this pool's that is out: a double free is our bug.
     #[inline]
     pub fn put(&mut self, buffer: Buffer) {
+        self.buddy.put(self.unit_of(&buffer), buffer.order);
+    }
+
+    /// Cuts a buffer to the block of its first `len` bytes; what is behind it can be taken by others.
+    ///
+    /// # Safety
+    /// Nothing uses the bytes behind that block any more: no span of the buffer that reaches beyond it is in use.
+    ///
+    /// # Panics
+    /// If it is not one of this pool's that is out.
+    pub unsafe fn cut(&mut self, buffer: &mut Buffer, len: usize) {
+        if let Some(order) = order_of(len).filter(|&order| order < buffer.order) {
+            self.buddy.trim(self.unit_of(buffer), buffer.order, order);
+            buffer.order = order;
+        }
+    }
+
+    /// Grows a buffer in place to the block of `len` bytes; false, and it is as before, unless all that lies behind it is free.
+    ///
+    /// # Panics
+    /// If it is not one of this pool's that is out.
+    pub fn extend(&mut self, buffer: &mut Buffer, len: usize) -> bool {
+        let Some(wanted) = order_of(len) else { return false };
+        if wanted <= buffer.order {
+            return true;
+        }
+        let unit = self.unit_of(buffer);
+        let order = self.buddy.extend(unit, buffer.order, wanted);
+        if order < wanted {
+            self.buddy.trim(unit, order, buffer.order);
+            return false;
+        }
+        let base = self.region.at(unit as usize * PAGE, PAGE << order);
+        *buffer = Buffer { base, order };
+        true
+    }
+
+    /// First unit of a buffer. The number of a strange buffer may not fit; then it is none of the pool's.
+    #[inline]
+    fn unit_of(&self, buffer: &Buffer) -> u32 {
         let offset = (buffer.base as usize).wrapping_sub(self.region.base() as usize);
-        // A strange buffer's number may not fit; then it is none of ours.
-        self.buddy.put(u32::try_from(offset / PAGE).unwrap_or(u32::MAX), buffer.order);
+        u32::try_from(offset / PAGE).unwrap_or(u32::MAX)
     }
 
     /// Bytes on loan, rounded up to blocks.
@@ -281,6 +320,31 @@ mod tests {
         let end = buffers[5].base() as usize + buffers[5].len();
         assert!(end <= pool.region.base() as usize + pool.size());
         buffers.into_iter().for_each(|buffer| pool.put(buffer));
+        assert_eq!(pool.taken(), 0);
+    }
+
+    #[test]
+    fn buffer_is_cut_and_grows_in_place() {
+        let mut pool = Pool::new(MIB).unwrap();
+        let mut buffer = pool.try_take(MIB).unwrap();
+        let base = buffer.base();
+        // SAFETY: nothing uses the buffer.
+        unsafe {
+            pool.cut(&mut buffer, 4 * MIB);
+            assert_eq!((buffer.len(), pool.taken()), (MIB, MIB), "it is not larger than before");
+            pool.cut(&mut buffer, 3 * PAGE);
+        }
+        assert_eq!((buffer.base(), buffer.len(), pool.taken()), (base, 4 * PAGE, 4 * PAGE));
+        let other = pool.try_take(MIB / 2).unwrap();
+        assert!(pool.extend(&mut buffer, MIB / 2) && !pool.extend(&mut buffer, MIB));
+        assert_eq!((buffer.base(), buffer.len(), pool.taken()), (base, MIB / 2, MIB));
+        pool.put(other);
+        assert!(pool.extend(&mut buffer, MIB) && !pool.extend(&mut buffer, 2 * MIB));
+        assert!(pool.extend(&mut buffer, PAGE) && !pool.extend(&mut buffer, usize::MAX));
+        assert_eq!((buffer.base(), buffer.len()), (base, MIB));
+        // SAFETY: the buffer is ours.
+        unsafe { buffer.base().write_bytes(7, MIB) };
+        pool.put(buffer);
         assert_eq!(pool.taken(), 0);
     }
 
