@@ -12,7 +12,7 @@ use super::disk::ToldExport;
 use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth};
 use crate::messages::hand_over::PausedShard;
 use crate::nbd::connection::HandedConnection;
-use crate::nbd::outgoing::UnsentPiece;
+use headworks_front::outgoing::UnsentPiece;
 
 /// What a new process takes over of a paused one.
 #[derive(Debug, Default)]

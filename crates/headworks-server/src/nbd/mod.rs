@@ -2,7 +2,4 @@
 
 pub mod buffer_limits;
 pub mod connection;
-pub mod front_waits;
-pub mod outgoing;
 pub mod transport;
-pub mod window;

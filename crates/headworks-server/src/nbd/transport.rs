@@ -14,8 +14,8 @@
 use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use super::outgoing::SendOutcome;
 use headworks::driver::Span;
+use headworks_front::outgoing::SendOutcome;
 use headworks_nbd::tls::pieces::Pieces;
 use headworks_nbd::tls::session::{RECORD_BYTES, SEALED_BYTES};
 use headworks_nbd::tls::{Session, TlsError};
@@ -112,38 +112,6 @@ impl Transport {
         self.tls.as_ref().map_or(0, |tls| tls.session.sent())
     }
 
-    /// Receives into `direct` first, then into the first bytes of `scratch`: up to `tail` bytes of it without TLS, up
-    /// to half of it with TLS. Returns the number of bytes; 0 is the end of the stream.
-    ///
-    /// # Errors
-    /// `WouldBlock` when nothing has arrived, `Interrupted` when a part of a record has arrived, `InvalidData` when TLS
-    /// failed.
-    #[inline]
-    pub fn receive(
-        &mut self,
-        direct: Option<Span>,
-        scratch: &mut [u8],
-        tail: usize,
-    ) -> io::Result<usize> {
-        match &mut self.tls {
-            None => receive_into(self.socket.as_raw_fd(), direct, &mut scratch[..tail]),
-            Some(tls) => tls.receive(self.socket.as_raw_fd(), direct, scratch),
-        }
-    }
-
-    /// Sends what the socket takes of the pieces, in order. Returns the number of bytes; fewer than all mean that the
-    /// socket is full.
-    ///
-    /// # Errors
-    /// `WouldBlock` when the socket takes nothing; other errors end the connection.
-    #[inline]
-    pub fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
-        match &mut self.tls {
-            None => send_spans(self.socket.as_raw_fd(), spans),
-            Some(tls) => tls.send(self.socket.as_raw_fd(), spans),
-        }
-    }
-
     /// Corrects the outcome of a send for ciphertext that still waits.
     ///
     /// # Errors
@@ -172,6 +140,30 @@ impl Transport {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.tls.as_ref().is_none_or(|tls| tls.session.said_goodbye() && !tls.session.has_unsent())
+    }
+}
+
+impl headworks_front::Transport for Transport {
+    /// `tail` is a bound without TLS; with TLS up to half of `scratch` is used.
+    #[inline]
+    fn receive(
+        &mut self,
+        direct: Option<Span>,
+        scratch: &mut [u8],
+        tail: usize,
+    ) -> io::Result<usize> {
+        match &mut self.tls {
+            None => receive_into(self.socket.as_raw_fd(), direct, &mut scratch[..tail]),
+            Some(tls) => tls.receive(self.socket.as_raw_fd(), direct, scratch),
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => send_spans(self.socket.as_raw_fd(), spans),
+            Some(tls) => tls.send(self.socket.as_raw_fd(), spans),
+        }
     }
 }
 

@@ -21,15 +21,15 @@ use headworks_core::options::DEVICES_MAX;
 use headworks_core::{DeviceId, DeviceState, ExportId, Input, Instant};
 use tracing::{debug, warn};
 
-use super::hot_list::ReadPause;
 use super::shard_io::SMALL_REPLIES;
 use super::{Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{
     BufferPolicy, Connection, ConnectionEnd, ExportBinding, ReceiveContext, ReceiveOutcome,
 };
-use crate::nbd::outgoing::SendOutcome;
 use headworks::driver::Interest;
+use headworks_front::hot_list::ReadPause;
+use headworks_front::outgoing::SendOutcome;
 use headworks_nbd::Negotiated;
 
 /// Receives in one turn of a connection with large payloads; with payloads of 64 KiB, as many bytes as other

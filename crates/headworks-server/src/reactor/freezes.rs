@@ -17,10 +17,10 @@
 use headworks_core::{Instant, VolumeId};
 use tracing::{info, warn};
 
-use super::hot_list::ReadPause;
 use super::{Reactor, ShutdownPhase};
 use crate::messages::query::Thawed;
 use crate::nbd::connection::ConnectionEnd;
+use headworks_front::hot_list::ReadPause;
 
 /// A volume that is frozen, or was.
 #[derive(Clone, Copy, Debug)]

@@ -18,8 +18,8 @@ use headworks_core::Instant;
 use super::Reactor;
 use crate::messages::query::BufferStats;
 use crate::nbd::buffer_limits::BufferDemand;
-use crate::nbd::outgoing::TAKEN_WITHIN_NS;
 use headworks::driver::Pool;
+use headworks_front::outgoing::TAKEN_WITHIN_NS;
 
 /// Shortest time between two looks that find too little.
 const LOOK_NS: u64 = 1_000_000;

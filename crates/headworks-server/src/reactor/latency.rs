@@ -6,10 +6,10 @@ use headworks_core::cache::folio::BLOCK;
 use headworks_core::{DeviceId, ExportId, Instant};
 
 use super::Reactor;
-use super::hot_list::ConnectionState;
 use super::queries::TABLES_MAX;
 use crate::latency::slow::{SlowFilter, above_ns};
 use crate::messages::query::{LatencyPart, LatencyReport, SlowReport};
+use headworks_front::hot_list::ConnectionState;
 
 impl Reactor {
     /// Wait times of each export with clients on this shard, from `from` on: closed and open connections. One part

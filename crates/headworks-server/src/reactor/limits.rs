@@ -12,10 +12,10 @@ use headworks_core::limits::{LeaseMessage, LimitReport, LimitTree, Limits, NodeI
 use headworks_core::{ExportId, Instant, ShardId, TenantConfig, TenantId};
 
 use super::Reactor;
-use super::hot_list::ReadPause;
 use super::shard_io::{Envelope, ShardIo};
 use crate::assemble::export_info::ServedExport;
 use crate::nbd::connection::{BufferPolicy, LimitGate, ReceiveContext};
+use headworks_front::hot_list::ReadPause;
 
 /// Weight of a connection beside others of its export.
 const CONNECTION_WEIGHT: u32 = 100;

@@ -14,7 +14,6 @@ use headworks_core::{
 };
 
 use super::foreign_spans::ForeignSpans;
-use super::lent_frames::LentFrames;
 use super::limits::LimitTarget;
 use crate::connection_id::{
     CONNECTIONS_MAX, OWN_FLUSHES, RESTORES, connection_id, is_of_shard, next_generation, slot_of,
@@ -24,6 +23,7 @@ use crate::nbd::buffer_limits::{BufferDemand, BufferLimits};
 use crate::nbd::connection::Connection;
 use headworks::Command;
 use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Populator, Producer, Span};
+use headworks_front::lent_frames::LentFrames;
 
 /// What one shard's thread tells another's.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use headworks_core::{ExportId, Instant};
 
 use super::buffer_queue::BufferQueue;
 use crate::nbd::buffer_limits::{BufferDemand, BufferLimits};
-use crate::nbd::outgoing::TAKEN_WITHIN_NS;
+use headworks_front::outgoing::TAKEN_WITHIN_NS;
 
 const MIB: usize = 1 << 20;
 const POOL: usize = 128 * MIB;

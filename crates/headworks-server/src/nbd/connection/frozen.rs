@@ -11,7 +11,7 @@
 use headworks_core::Instant;
 
 use super::{Connection, HeldSince, Phase, ReceiveOutcome, Transmission};
-use crate::nbd::front_waits::FrontWaits;
+use headworks_front::front_waits::FrontWaits;
 use headworks_nbd::transmission::Request;
 
 impl Connection {

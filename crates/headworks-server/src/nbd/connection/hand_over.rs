@@ -13,7 +13,7 @@ use headworks_nbd::transmission::{Refusal, Request};
 use headworks_nbd::wire::NbdError;
 
 use super::{Connection, ConnectionLimits, ExportBinding, Phase, Receiving, Transmission};
-use crate::nbd::outgoing::UnsentPiece;
+use headworks_front::outgoing::UnsentPiece;
 
 /// A connection for another process.
 #[derive(Debug)]

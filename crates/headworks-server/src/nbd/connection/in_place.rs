@@ -13,8 +13,8 @@
 use headworks_core::{Instant, Op, VolumeId};
 
 use super::Connection;
-use crate::nbd::window::InFlight;
 use headworks::driver::Span;
+use headworks_front::window::InFlight;
 
 /// The bytes of a read without a buffer in the memory of its volume; none for other requests, or without memory.
 pub(super) fn in_place(memory: Span, in_flight: &InFlight) -> Option<Span> {

@@ -25,7 +25,7 @@ use headworks_core::limits::{LimitDirection, LimitTree, LimitedIo, NodeId};
 use headworks_core::{Instant, Op};
 use headworks_nbd::transmission::Request;
 
-use crate::nbd::front_waits::FrontWaits;
+use headworks_front::front_waits::FrontWaits;
 
 use super::{Connection, LARGE_PAYLOAD, Phase, ReceiveContext, ReceiveOutcome, TURN_BIOS};
 

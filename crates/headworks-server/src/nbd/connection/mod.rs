@@ -37,13 +37,14 @@ use headworks_core::{
 };
 
 use super::buffer_limits::{BufferLimits, DeviceBytes};
-use super::front_waits::FrontWaits;
-use super::outgoing::{Outgoing, SendOutcome};
 use super::transport::Transport;
-use super::window::{InFlight, Window};
 use crate::access::{Admission, ExportDirectory};
 use crate::latency::{CompletedRequest, LatencyTable};
 use headworks::driver::{Buffer, Pool, Span};
+use headworks_front::cache_guess::CacheGuess;
+use headworks_front::front_waits::FrontWaits;
+use headworks_front::outgoing::{Outgoing, SendOutcome};
+use headworks_front::window::{InFlight, Window};
 use headworks_nbd::handshake::{Encryption, Handshake};
 use headworks_nbd::reply::Replies;
 use headworks_nbd::status::StatusQuery;
@@ -52,7 +53,6 @@ use headworks_nbd::transmission::{Request, RequestParser};
 use headworks_nbd::wire::NbdError;
 use headworks_nbd::{ExportInfo, Negotiated};
 
-use from_cache::CacheGuess;
 pub use hand_over::HandedConnection;
 use hand_over::Resumption;
 use in_place::in_place;

@@ -24,10 +24,11 @@ use super::{
 };
 use crate::access::ClientOffer;
 use crate::nbd::buffer_limits::BufferDemand;
-use crate::nbd::front_waits::FrontWaits;
-use crate::nbd::outgoing::SendOutcome;
 use crate::nbd::transport::Transport;
 use headworks::driver::{Buffer, Pool, Span};
+use headworks_front::Transport as _;
+use headworks_front::front_waits::FrontWaits;
+use headworks_front::outgoing::SendOutcome;
 use headworks_nbd::handshake::Outcome;
 use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
 

@@ -15,8 +15,8 @@ use headworks_core::{Bio, BioFlags, BioId, Input, Instant, Op, ReplyStage, Statu
 
 use super::{Connection, ExportBinding, Phase, REREAD_ALIGN, ReceiveContext, Reread};
 use crate::nbd::buffer_limits::{BufferDemand, BufferLimits};
-use crate::nbd::window::InFlight;
 use headworks::driver::Pool;
+use headworks_front::window::InFlight;
 
 impl Connection {
     /// Whether the client leaves data of replies unread.

@@ -121,7 +121,7 @@ mod tests {
 
     use super::super::{SendOutcome, TAKEN_WITHIN_NS};
     use super::*;
-    use crate::nbd::transport::Transport;
+    use crate::test_socket::TestSocket;
 
     const BLOCK: usize = 4096;
     const BLOCKS: usize = 64;
@@ -168,7 +168,7 @@ mod tests {
         let mut frames = Frames::new();
         let mut pool = Pool::new(1 << 20).unwrap();
         let (mut outgoing, mut spans) = (Outgoing::new(8), Vec::new());
-        let mut ours = Transport::plain(ours.into());
+        let mut ours = TestSocket::new(ours);
         // First block, number of blocks, and the oldest versions that it may get.
         let mut asked: Vec<(usize, Vec<u32>)> = Vec::new();
         let (mut received, mut some) = (Vec::new(), vec![0; 50_000]);

@@ -26,7 +26,7 @@ mod lent;
 use std::collections::VecDeque;
 use std::io;
 
-use super::transport::Transport;
+use crate::Transport;
 use headworks::driver::{Buffer, Pool, Span};
 use headworks_core::Instant;
 
@@ -176,7 +176,7 @@ impl Outgoing {
     }
 
     /// Header bytes in the arena.
-    #[cfg(test)]
+    #[must_use]
     pub fn kept(&self) -> usize {
         self.headers.len()
     }
@@ -440,7 +440,7 @@ impl Outgoing {
     /// The connection is broken.
     pub fn send(
         &mut self,
-        transport: &mut Transport,
+        transport: &mut impl Transport,
         pool: &mut Pool,
         spans: &mut Vec<Span>,
     ) -> io::Result<SendOutcome> {
@@ -564,6 +564,8 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
+    use crate::test_socket::TestSocket;
+
     /// A slow reader gets all bytes in order, and all buffers return.
     #[test]
     fn full_socket_neither_loses_nor_reorders_bytes() {
@@ -585,7 +587,7 @@ mod tests {
             }
         }
         assert_eq!(outgoing.replies(), 60);
-        let mut ours = Transport::plain(ours.into());
+        let mut ours = TestSocket::new(ours);
         let mut received = Vec::new();
         let mut times_full = 0;
         while outgoing.send(&mut ours, &mut pool, &mut spans).unwrap() == SendOutcome::Full {
@@ -606,7 +608,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut pool = Pool::new(8 << 20).unwrap();
         let (mut outgoing, mut spans) = (Outgoing::new(8), Vec::new());
-        let mut ours = Transport::plain(ours.into());
+        let mut ours = TestSocket::new(ours);
         let mut some = vec![0; 60_000];
         for _ in 0..3_000 {
             while outgoing.replies() < 10 {
@@ -627,7 +629,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut pool = Pool::new(1 << 20).unwrap();
         let (mut outgoing, mut spans) = (Outgoing::new(128), Vec::new());
-        let mut ours = Transport::plain(ours.into());
+        let mut ours = TestSocket::new(ours);
         for _ in 0..128 {
             outgoing.header(|out| out.extend([7; 16]));
             outgoing.zeros(HOLE);
@@ -678,7 +680,7 @@ mod tests {
             outgoing.data(buffer, LEN, offset, Instant(number));
             expected.extend((0..LEN as u64).map(|at| byte_at(offset + at)));
         }
-        let mut ours = Transport::plain(ours.into());
+        let mut ours = TestSocket::new(ours);
         let (mut received, mut some) = (Vec::new(), vec![0; 100_000]);
         let (mut now, mut dropped) = (Instant(19), 0);
         loop {
@@ -741,7 +743,7 @@ mod tests {
     fn broken_connection_returns_its_buffers() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
-        let mut ours = Transport::plain(ours.into());
+        let mut ours = TestSocket::new(ours);
         let mut pool = Pool::new(1 << 20).unwrap();
         let mut outgoing = Outgoing::new(1);
         outgoing.data(pool.try_take(4096).unwrap(), 4096, 0, Instant(0));

@@ -6,7 +6,7 @@ use headworks_core::ExportId;
 
 /// Reason why a connection is not read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum ReadPause {
+pub enum ReadPause {
     /// It is read from.
     #[default]
     No,
@@ -22,7 +22,7 @@ pub(super) enum ReadPause {
 
 /// State of a connection, by slot.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ConnectionState {
+pub struct ConnectionState {
     hot: bool,
     /// Why it is not read from, if it is not.
     pub pause: ReadPause,
@@ -40,7 +40,7 @@ impl ConnectionState {
 }
 
 /// States of all slots, and the hot list.
-pub(super) struct HotList {
+pub struct HotList {
     states: Vec<ConnectionState>,
     hot: Vec<u32>,
 }

@@ -1,0 +1,26 @@
+//! The front of a server: what a client's request passes between its header and its bio, and its reply afterwards.
+//!
+//! No socket, no thread, no clock: bytes are received and sent through a [`Transport`], and time is an argument. The server gives it sockets;
+//! a test gives it whatever it likes.
+//!
+//! ```text
+//!   bytes --Transport::receive--> requests --> window (in flight) --> bios of the shard
+//!   bytes <--Transport::send----- outgoing (replies in order) <------ answers
+//!                                  `-- lent_frames: data that are sent from where they are
+//! ```
+//!
+//! `hot_list` has the connections that are tried every turn, `front_waits` what a request waited before its bio, `cache_guess` whether
+//! the next read is likely to be answered from the cache.
+
+pub mod cache_guess;
+pub mod front_waits;
+pub mod hot_list;
+pub mod lent_frames;
+pub mod outgoing;
+pub mod transport;
+pub mod window;
+
+#[cfg(test)]
+mod test_socket;
+
+pub use transport::Transport;
