@@ -8,6 +8,7 @@ the signal. The same with a remote whose server is stopped.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -154,7 +155,7 @@ def stop_beside_a_hung_export():
     status, said = server.process.wait(30), server.said()
     assert status == 1, said
     assert "nothing left to write; waiting for export e7 (device hw" in said, said
-    assert "error: the stop waited 6.0 s for export e7 (device hw" in said and "1 request in flight)" in said, said
+    assert re.search(r"error: the stop waited [0-9.]+ s for export e7 \(device hw\d+, 1 request in flight\)", said), said
     # The acknowledged write does not wait for the read that hangs.
     with open(image(HUNG), "rb") as file:
         assert file.read(MIB) == pattern(HUNG), "acknowledged writes of the export with a read that hangs"
@@ -168,7 +169,7 @@ def kill_after_the_signal(memory):
         clients[index].pwrite(pattern(index), 0)
     clients.append(hang(server, f"e{HUNG}"))
     server.process.send_signal(signal.SIGTERM)
-    until("their marks are gone", lambda: not any(os.path.exists(mark(index)) for index in HEALTHY), 5)
+    until("their marks are gone", lambda: not any(os.path.exists(mark(index)) for index in HEALTHY), 30)
     server.kill()
     healthy_are_whole()
     exports = [f"e{index}=file:path={image(index)}" for index in range(COUNT)]
