@@ -1,5 +1,5 @@
 //! What may stand in a configuration file: it is refused with places, or it is written again as what says the same.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use headworks_nbd::tls::TlsMode;
 use headworks_server::FileOwner;

@@ -1,6 +1,6 @@
 //! What may stand in a qcow2 image or a VMDK descriptor: it is refused with one line, or it opens, and bytes read in pieces are
 //! those read at once.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::path::PathBuf;
 use std::sync::LazyLock;

@@ -1,13 +1,13 @@
 //! What a server may send, to our own client: it haggles, reads, writes and leaves, and must come out with an answer or with
 //! one sentence, without a panic and without believing lengths.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use headworks_nbd::client::{Client, ClientError, OptionNegotiation, Socket};
 use headworks_nbd::CommandFlags;
+use headworks_nbd::client::{Client, ClientError, OptionNegotiation, Socket};
 
 /// What a socket takes without anybody reading.
 const STREAM_MAX: usize = 64 << 10;

@@ -2,14 +2,14 @@
 //!
 //! The first byte says in what pieces the rest arrives. Arriving in pieces must make no difference, output and memory stay
 //! bounded, and a request that is let through keeps the rules that it was checked for.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use headworks_nbd::handshake::OPTIONS_MAX;
 use headworks_nbd::reply::REPLY_BYTES_MAX;
 use headworks_nbd::wire::{OPTION_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use headworks_nbd::{
-    Command, CommandFlags, ExportInfo, Handshake, Outcome, Parsed, Replies, Request, RequestParser,
-    Negotiated, TransmissionFlags,
+    Command, CommandFlags, ExportInfo, Handshake, Negotiated, Outcome, Parsed, Replies, Request,
+    RequestParser, TransmissionFlags,
 };
 
 /// The longest answer to one option: two exports with their names and descriptions.

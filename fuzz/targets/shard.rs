@@ -1,8 +1,8 @@
 //! A shard with a cache over a disk that fails, refuses, stops short and lies; the bytes decide the configuration and every
 //! step. What a read finds, what FUA and flush promise and the tables of the cache are checked: see `headworks_sim::harness`.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use headworks_sim::harness::{Harness, HarnessOptions, ByteChoices};
+use headworks_sim::harness::{ByteChoices, Harness, HarnessOptions};
 
 const KIND: HarnessOptions = HarnessOptions { clients: 4, region: 20_000, faults: true };
 
