@@ -65,7 +65,6 @@ mod sync;
 pub use headworks_core;
 pub use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions};
 
-#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub use device::testing;
 pub use device::{
@@ -85,7 +84,6 @@ pub use embed::{
     OwnerReport, RejectedIo, RingCounts, Slot, WaitOutcome,
 };
 pub use engine::EngineChoice;
-#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use memory::copying;
 pub use size::display_size;

@@ -33,7 +33,7 @@ mod slots;
 mod status;
 #[cfg(test)]
 mod tests;
-#[cfg(any(test, feature = "world"))]
+#[doc(hidden)]
 pub mod world;
 
 use std::collections::VecDeque;

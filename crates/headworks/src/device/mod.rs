@@ -21,7 +21,6 @@ mod null;
 mod overlay;
 mod powercut;
 mod probability;
-#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
 

@@ -1,4 +1,7 @@
 //! Fixtures of the device tests: a disk queue without an engine, a bench that drives one device, and a vector model.
+//!
+//! Part of the library without a feature: the lab and the tests of the crates above use it, and a feature would make each of them build
+//! the library, and all that depends on it, once more. A program that does not use it does not have it.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;

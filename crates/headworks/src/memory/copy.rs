@@ -300,7 +300,6 @@ pub fn fetch(at: *const u8) {
 }
 
 /// What `benches/copy.sh` measures beside methods that are not used.
-#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing {
     use super::{Copier, ReadAhead};

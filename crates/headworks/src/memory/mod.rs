@@ -10,7 +10,6 @@ mod pool;
 mod populate;
 mod span;
 
-#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use copy::testing as copying;
 pub use copy::{Copier, STREAM, fetch};

@@ -35,7 +35,6 @@ use super::{Command, CommandBatch, Device, DeviceIo, OpenVolume};
 use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::memory::Span;
 
-#[cfg(any(test, feature = "testing"))]
 pub(super) use call::execute;
 pub(super) use directory::folder_of;
 pub use directory::sync_directory;
