@@ -4,28 +4,10 @@
 
 use headworks_core::ExportId;
 
-/// Reason why a connection is not read from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReadPause {
-    /// It is read from.
-    #[default]
-    No,
-    /// Its requests in flight and unsent replies are at their bound.
-    Full,
-    /// It waits in the buffer queue.
-    NoBuffer,
-    /// A parked request waits for a limit.
-    Limited,
-    /// A request waits for the end of a freeze.
-    Frozen,
-}
-
 /// State of a connection, by slot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectionState {
     hot: bool,
-    /// Why it is not read from, if it is not.
-    pub pause: ReadPause,
     /// The last send filled the socket.
     pub blocked: bool,
     /// The export of the client, until the connection is freed.

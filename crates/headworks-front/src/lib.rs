@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!   bytes --Transport::receive--> requests --> window (in flight) --> bios of the shard
+//!                                  `-- waiting: what cannot go on (request: what it waits for)
 //!   bytes <--Transport::send----- outgoing (replies in order) <------ answers
 //!                                  `-- lent_frames: data that are sent from where they are
 //! ```
@@ -17,10 +18,14 @@ pub mod front_waits;
 pub mod hot_list;
 pub mod lent_frames;
 pub mod outgoing;
+pub mod request;
 pub mod transport;
+pub mod waiting;
 pub mod window;
 
 #[cfg(test)]
 mod test_socket;
 
+pub use request::{FrontRequest, Origin, Payload, WaitsFor};
 pub use transport::Transport;
+pub use waiting::Waiting;

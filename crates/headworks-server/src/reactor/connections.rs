@@ -1,20 +1,20 @@
 //! Handlers of the reactor's connections: receive, send, close.
 //!
-//! A connection is *hot* (tried every turn), watched by the engine, or paused: at its own bound until one of its
-//! replies is sent, or in the buffer queue. `send` resumes a paused connection. A connection whose socket is full is
-//! watched for write readiness in any case.
+//! A connection is *hot* (tried every turn), watched by the engine, or stopped by a request that waits ([`WaitsFor`]): then nothing
+//! is read from its client. What the request waits for ends in [`Reactor::wake`]. A connection whose socket is full is watched for
+//! write readiness in any case.
 //!
 //! ```text
 //!            no data for a while                     readiness
 //!   hot ------------------------------> watched ------------------> hot
-//!    | at its bound        reply sent
-//!    |-----------> Full -----------------> hot      the turn counts as work: no sleep before the retry
-//!    | no buffer           buffers returned, first in `buffer_queue`
-//!    |-----------> NoBuffer -------------> hot      likewise
-//!    | parked      its limits agree
-//!    |-----------> Limited --------------> hot      likewise, by a timer
-//!    | frozen      thaw, or its time is over
-//!    `-----------> Frozen ---------------> hot
+//!    `--a request waits--> stopped --wake--> hot      the turn counts as work: no sleep before the retry
+//!
+//!   waits for      woken by
+//!   Window         `send`: one of its replies was sent
+//!   Buffer, Room   `send`: buffers or slots came back, and it is the first of `buffer_queue`
+//!   Limit          `limits`: its limits agree, by a timer
+//!   Freeze         `freezes`: thaw, or its time is over
+//!   Turn           the next turn: it stays hot
 //! ```
 
 use headworks_core::options::DEVICES_MAX;
@@ -25,10 +25,10 @@ use super::shard_io::SMALL_REPLIES;
 use super::{Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{
-    BufferPolicy, Connection, ConnectionEnd, ExportBinding, ReceiveContext, ReceiveOutcome,
+    BufferPolicy, Connection, ConnectionEnd, ExportBinding, ReceiveOutcome, Shares, TurnShare,
 };
 use headworks::driver::Interest;
-use headworks_front::hot_list::ReadPause;
+use headworks_front::WaitsFor;
 use headworks_front::outgoing::SendOutcome;
 use headworks_nbd::Negotiated;
 
@@ -84,15 +84,15 @@ impl LargeShares {
 
 /// Receives once, or several times from a connection with large payloads: each takes a receive of its own, and a reply for
 /// each would wake the client each time.
-fn receive_some(connection: &mut Connection, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
-    let mut received = connection.receive(context);
+fn receive_some(connection: &mut Connection, shares: &mut Shares<'_>) -> ReceiveOutcome {
+    let mut received = connection.receive(shares);
     for _ in 1..LARGE_RECEIVES {
-        let goes_on = connection.brings_large_payloads() && *context.large_payloads > 0;
-        if received != ReceiveOutcome::Some || !goes_on {
+        let goes_on = connection.brings_large_payloads() && shares.turn.large_payloads > 0;
+        if received != ReceiveOutcome::Worked || !goes_on {
             return received;
         }
-        match connection.receive(context) {
-            ReceiveOutcome::Nothing => return ReceiveOutcome::Some,
+        match connection.receive(shares) {
+            ReceiveOutcome::Idle => return ReceiveOutcome::Worked,
             next => received = next,
         }
     }
@@ -116,13 +116,13 @@ impl Reactor {
             worked |= matches!(
                 received,
                 Some(
-                    ReceiveOutcome::Some
-                        | ReceiveOutcome::NextTurn
+                    ReceiveOutcome::Worked
+                        | ReceiveOutcome::Waits(WaitsFor::Turn)
                         | ReceiveOutcome::Chosen { .. }
                         | ReceiveOutcome::End(_)
                 )
             );
-            if received == Some(ReceiveOutcome::NextTurn) {
+            if received == Some(ReceiveOutcome::Waits(WaitsFor::Turn)) {
                 deferred.get_or_insert(index);
             }
             self.note(now, slot);
@@ -156,7 +156,10 @@ impl Reactor {
         while let Some(slot) = self.parts.io.returned.pop() {
             // They are not in flight any more.
             self.note(now, slot);
-            if self.resubmit_reads_of(now, slot, &mut room) == Some(ReceiveOutcome::NoBuffer) {
+            if matches!(
+                self.resubmit_reads_of(now, slot, &mut room),
+                Some(ReceiveOutcome::Waits(_))
+            ) {
                 self.connections.heat(slot);
             }
             self.note(now, slot);
@@ -245,13 +248,13 @@ impl Reactor {
         let device = device.filter(|device| self.stuck >> device.0 & 1 == 0);
         let agrees = connection.agrees_on_keys();
         if agrees && *signed {
-            return Some(ReceiveOutcome::Some);
+            return Some(ReceiveOutcome::Worked);
         }
         let had_answer = agrees && connection.has_outgoing();
         let export = connection.binding().map(|binding| binding.export);
         let given = if large.payloads > 0 { large.share } else { 0 };
-        let mut share = given;
-        let mut context = ReceiveContext {
+        let turn = TurnShare { room: *room, large_reads: large.reads, large_payloads: given };
+        let mut shares = Shares {
             now,
             scratch: &mut self.scratch,
             pool,
@@ -263,26 +266,19 @@ impl Reactor {
             frozen: binding.is_some_and(|binding| self.freezes.holds(binding.volume)),
             limits: export.and_then(|export| self.limits.gate(slot, export)),
             exports: &self.exports,
-            room,
-            large_reads: &mut large.reads,
-            large_payloads: &mut share,
+            turn,
             inputs: self.parts.driver.inputs(),
         };
         if what == Received::Before {
-            let submitted = connection.resubmit(&mut context);
-            return Some(if submitted {
-                ReceiveOutcome::Nothing
-            } else {
-                ReceiveOutcome::NoBuffer
-            });
+            let submitted = connection.resubmit(&mut shares);
+            (*room, large.reads) = (shares.turn.room, shares.turn.large_reads);
+            let waits = ReceiveOutcome::Waits(WaitsFor::Buffer);
+            return Some(if submitted { ReceiveOutcome::Idle } else { waits });
         }
-        let waits = !connection.reread(&mut context) || !connection.resubmit(&mut context);
-        // A payload that is incomplete goes on: only the client's bytes return its buffer.
-        if waits && !connection.awaits_payload() {
-            return Some(ReceiveOutcome::NoBuffer);
-        }
-        let received = receive_some(connection, &mut context);
-        large.payloads = large.payloads.saturating_sub(given - share);
+        let received = receive_some(connection, &mut shares);
+        let TurnShare { room: slots, large_reads, large_payloads } = shares.turn;
+        (*room, large.reads) = (slots, large_reads);
+        large.payloads = large.payloads.saturating_sub(given - large_payloads);
         // One signature a turn: it costs as much as a thousand requests. A connection with output has had its
         // signature, so each one of a burst gets its turn.
         *signed |= agrees && !had_answer && connection.has_outgoing();
@@ -291,32 +287,27 @@ impl Reactor {
 
     /// Acts on the outcome of a receive; returns whether the connection stays hot.
     fn settle(&mut self, now: Instant, slot: u32, received: ReceiveOutcome) -> bool {
-        let waits = received == ReceiveOutcome::NextTurn && self.buffer_queue.contains(slot);
-        if received != ReceiveOutcome::NoBuffer && !waits {
-            self.buffer_queue.leave(slot);
+        let queued = self.buffer_queue.contains(slot);
+        match received {
+            ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room) => {}
+            ReceiveOutcome::Waits(WaitsFor::Turn) if queued => {}
+            _ => self.buffer_queue.leave(slot),
         }
-        self.connections.state_mut(slot).pause = ReadPause::No;
-        if received == ReceiveOutcome::Nothing {
+        if received == ReceiveOutcome::Idle {
             return true;
         }
         self.parts.io.list(slot);
         match received {
-            ReceiveOutcome::Nothing | ReceiveOutcome::Some => return true,
-            ReceiveOutcome::NextTurn if waits => {
-                self.connections.state_mut(slot).pause = ReadPause::NoBuffer;
-            }
-            ReceiveOutcome::NextTurn => return true,
-            ReceiveOutcome::Full => self.connections.state_mut(slot).pause = ReadPause::Full,
-            ReceiveOutcome::Limited => self.connections.state_mut(slot).pause = ReadPause::Limited,
-            ReceiveOutcome::Frozen => self.connections.state_mut(slot).pause = ReadPause::Frozen,
-            ReceiveOutcome::NoBuffer => {
-                self.connections.state_mut(slot).pause = ReadPause::NoBuffer;
+            ReceiveOutcome::Idle | ReceiveOutcome::Worked => return true,
+            ReceiveOutcome::Waits(WaitsFor::Turn) => return !queued,
+            ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room) => {
                 let limits = self.buffer_limits;
                 let connection = self.parts.io.connection(slot);
                 let demand = connection.and_then(|(connection, _)| connection.demand(now, &limits));
                 self.device_use.set_wanted(slot, demand.map_or(0, |demand| demand.block));
                 self.buffer_stats.waits += u64::from(self.buffer_queue.join(slot));
             }
+            ReceiveOutcome::Waits(_) => {}
             ReceiveOutcome::Chosen { export, terms } => {
                 return self.place(now, slot, export, terms);
             }
@@ -477,7 +468,6 @@ impl Reactor {
             self.parts.io.note_lent(slot);
         }
         self.buffer_queue.leave(slot);
-        self.connections.state_mut(slot).pause = ReadPause::No;
         self.free_if_finished(slot);
     }
 
@@ -497,8 +487,7 @@ impl Reactor {
             }
             debug!(peer = connection.peer(), "connection closed");
         }
-        let state = self.connections.state_mut(slot);
-        (state.pause, state.export) = (ReadPause::No, None);
+        self.connections.state_mut(slot).export = None;
     }
 
     /// Sends once on every connection with output. Returns whether a paused connection can continue: then a turn must
@@ -521,7 +510,7 @@ impl Reactor {
                 let count = connection.sent_bytes() - before;
                 left = left.saturating_sub(usize::try_from(count).unwrap_or(usize::MAX));
             }
-            let has_room = connection.has_room();
+            let opens = connection.window_opens();
             let state = self.connections.state_mut(slot);
             match sent {
                 // A socket that was full and is not writable yet: no data are read for it.
@@ -552,10 +541,7 @@ impl Reactor {
             }
             self.note(now, slot);
             self.free_if_finished(slot);
-            if self.connections.state(slot).pause == ReadPause::Full && has_room {
-                self.connections.heat(slot);
-                goes_on = true;
-            }
+            goes_on |= opens && self.wake(slot, WaitsFor::Window);
         }
         goes_on |= !again.is_empty() || self.parts.io.has_large_to_send();
         again.into_iter().for_each(|slot| self.parts.io.list(slot));
@@ -600,10 +586,19 @@ impl Reactor {
                 // Requests for a stuck device fail at once, those that wait for a limit, too.
                 self.pass_parked(self.parts.io.now, slot);
                 self.buffer_queue.leave(slot);
-                self.connections.state_mut(slot).pause = ReadPause::No;
                 self.connections.heat(slot);
             }
         }
+    }
+
+    /// Lets a connection go on for which `what` has come, if a request of it waits for that; returns whether one does.
+    pub(super) fn wake(&mut self, slot: u32, what: WaitsFor) -> bool {
+        let connection = self.parts.io.connection(slot);
+        let waits = connection.is_some_and(|(connection, _)| connection.waits_for(what));
+        if waits {
+            self.connections.heat(slot);
+        }
+        waits
     }
 
     /// Updates the records of what a connection holds.
@@ -623,7 +618,7 @@ impl Reactor {
     /// Watches a connection for what it waits for.
     pub(super) fn watch(&mut self, slot: u32) {
         let state = *self.connections.state(slot);
-        let pauses = self.is_paused() || state.pause != ReadPause::No;
+        let is_paused = self.is_paused();
         let Some((connection, _)) = self.parts.io.connection(slot) else {
             return;
         };
@@ -631,7 +626,8 @@ impl Reactor {
             return;
         };
         // A hot connection is read from every turn anyway.
-        let reads = !pauses && connection.reads() && !state.is_hot();
+        let stopped = is_paused || connection.stopped_by() != WaitsFor::Nothing;
+        let reads = !stopped && connection.reads() && !state.is_hot();
         let interest = match (reads, state.blocked) {
             (true, false) => Interest::Read,
             (true, true) => Interest::ReadWrite,

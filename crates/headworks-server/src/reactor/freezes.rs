@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A frozen volume's clients submit nothing that changes it: the connection keeps such a request, and reads nothing behind it
-//! ([`ReceiveOutcome::Frozen`](crate::nbd::connection::ReceiveOutcome)). Reads of other connections, and flushes, go on. What was
+//! ([`WaitsFor::Freeze`]). Reads of other connections, and flushes, go on. What was
 //! submitted before is waited for, written out and flushed by the control thread, as for `drain`.
 //!
 //! Invariants: a freeze has an end, whether anybody asks for it or not; one that ended by itself is remembered, so that the caller of
@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use super::{Reactor, ShutdownPhase};
 use crate::messages::query::Thawed;
 use crate::nbd::connection::ConnectionEnd;
-use headworks_front::hot_list::ReadPause;
+use headworks_front::WaitsFor;
 
 /// A volume that is frozen, or was.
 #[derive(Clone, Copy, Debug)]
@@ -180,9 +180,8 @@ impl Reactor {
         for slot in self.parts.io.slots() {
             let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
             let is_of_volume = connection.binding().is_some_and(|it| it.volume == volume);
-            if is_of_volume && self.connections.state(slot).pause == ReadPause::Frozen {
-                self.connections.state_mut(slot).pause = ReadPause::No;
-                self.connections.heat(slot);
+            if is_of_volume {
+                self.wake(slot, WaitsFor::Freeze);
             }
         }
     }
@@ -190,8 +189,8 @@ impl Reactor {
     /// Closes connections that wait for a thaw and whose clients have left: they are not watched.
     pub(super) fn drop_left_clients(&mut self) {
         for slot in self.parts.io.slots() {
-            if self.connections.state(slot).pause == ReadPause::Frozen
-                && let Some((connection, _)) = self.parts.io.connection(slot)
+            if let Some((connection, _)) = self.parts.io.connection(slot)
+                && connection.stopped_by() == WaitsFor::Freeze
                 && connection.client_has_left()
             {
                 self.end(slot, &ConnectionEnd::HungUp);

@@ -14,8 +14,8 @@ use headworks_core::{ExportId, Instant, ShardId, TenantConfig, TenantId};
 use super::Reactor;
 use super::shard_io::{Envelope, ShardIo};
 use crate::assemble::export_info::ServedExport;
-use crate::nbd::connection::{BufferPolicy, LimitGate, ReceiveContext};
-use headworks_front::hot_list::ReadPause;
+use crate::nbd::connection::{BufferPolicy, LimitGate, Shares, TurnShare};
+use headworks_front::WaitsFor;
 
 /// Weight of a connection beside others of its export.
 const CONNECTION_WEIGHT: u32 = 100;
@@ -295,13 +295,14 @@ impl Reactor {
     /// Submits what a connection has parked, as far as there are buffers: a stop or a removal does not wait for limits.
     pub(super) fn submit_parked(&mut self, now: Instant, slot: u32) {
         self.pass_parked(now, slot);
-        let mut room = self.free_slots();
+        let room = self.free_slots();
         let Some((connection, pool)) = self.parts.io.connection(slot) else { return };
         if connection.parked() == 0 {
             return;
         }
         let frozen = connection.binding().is_some_and(|it| self.freezes.holds(it.volume));
-        let mut context = ReceiveContext {
+        let turn = TurnShare { room, large_reads: usize::MAX, large_payloads: usize::MAX };
+        let mut shares = Shares {
             now,
             scratch: &mut self.scratch,
             pool,
@@ -313,12 +314,10 @@ impl Reactor {
             frozen,
             limits: None,
             exports: &self.exports,
-            room: &mut room,
-            large_reads: &mut { usize::MAX },
-            large_payloads: &mut { usize::MAX },
+            turn,
             inputs: self.parts.driver.inputs(),
         };
-        connection.submit_before_leaving(&mut context);
+        connection.submit_before_leaving(&mut shares);
     }
 
     /// What the limits of the server and of each export have held back.
@@ -332,12 +331,11 @@ impl Reactor {
     }
 
     fn resume_limited(&mut self, slot: u32) {
-        let state = self.connections.state_mut(slot);
-        // A connection whose requests all are parked is full, and no answer ends that.
-        if matches!(state.pause, ReadPause::Limited | ReadPause::Full) {
-            state.pause = ReadPause::No;
-        }
-        if state.pause == ReadPause::No {
+        let connection = self.parts.io.connection(slot);
+        let stopped =
+            connection.map_or(WaitsFor::Nothing, |(connection, _)| connection.stopped_by());
+        // A connection whose requests all wait for limits is at its bound, and no answer ends that.
+        if matches!(stopped, WaitsFor::Nothing | WaitsFor::Limit(_) | WaitsFor::Window) {
             self.connections.heat(slot);
         }
     }

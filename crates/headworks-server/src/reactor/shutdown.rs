@@ -58,7 +58,7 @@ impl Reactor {
         }
         self.buffer_queue.clear();
         for slot in self.parts.io.slots() {
-            if self.parts.io.connection(slot).is_some_and(|(it, _)| it.has_returned()) {
+            if self.parts.io.connection(slot).is_some_and(|(it, _)| it.has_waiting()) {
                 self.connections.heat(slot);
             }
         }

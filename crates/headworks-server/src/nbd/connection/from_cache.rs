@@ -6,19 +6,22 @@
 //!
 //! ```text
 //!   read --likely, or no buffer is free--> bio without buffer --cached--> lent frames in the send queue
-//!     |                                          `--returned--> `resubmit`, with a buffer --.
+//!     |                                          `--returned--> the list of waiting requests --.
 //!     `------------------- with a buffer ------------------------------------------------> bio
 //! ```
 //!
 //! A bio without a buffer is answered or returned in the turn in which it is submitted.
 
-use headworks_core::{Bio, BioFlags, BioId, Input, Instant, IoError, Op, WaitKind, WaitTimes};
+use headworks_core::{Instant, WaitKind};
 
-use super::receive::may_take;
-use super::{BufferPolicy, Connection, ExportBinding, Phase, ReceiveContext, completed};
+use super::{Connection, Phase, completed};
 use crate::latency::CompletedRequest;
 use headworks::driver::{Buffer, Span};
+use headworks_front::FrontRequest;
+use headworks_front::front_waits::FrontWaits;
 use headworks_front::window::InFlight;
+use headworks_nbd::transmission::Request;
+use headworks_nbd::wire::{Command, CommandFlags};
 
 impl Connection {
     /// Queues the reply to a read without a buffer, whose data are in `frames`; returns the request.
@@ -46,74 +49,22 @@ impl Connection {
     pub fn needs_buffer(&mut self, sequence: u64) {
         let Some(in_flight) = self.window.remove(sequence) else { return };
         self.cache_guess.note_miss();
-        if !matches!(self.phase, Phase::Dead) {
-            self.returned.push_back(in_flight);
+        if matches!(self.phase, Phase::Dead) {
+            return;
         }
+        let InFlight { cookie, offset, len, since, front, .. } = in_flight;
+        let (command, flags) = (Command::Read, CommandFlags::NONE);
+        // It was returned in the turn of its arrival, so what it has waited, but for limits, was for the buffer.
+        let limit_ns = front.at_most(WaitKind::Limit);
+        let request = Request { cookie, offset, len, command, flags };
+        let before = FrontWaits::for_limits(limit_ns);
+        self.waiting.push(FrontRequest::again(request, before, since.after(limit_ns)));
     }
 
-    /// Whether reads wait to be submitted again.
+    /// Whether reads that the cache returned wait to be submitted again.
     #[must_use]
     pub fn has_returned(&self) -> bool {
-        !self.returned.is_empty()
-    }
-
-    /// Submits returned reads again, with buffers; false if no buffer or no bio slot is free for the next one.
-    pub fn resubmit(&mut self, context: &mut ReceiveContext<'_>) -> bool {
-        while let Some(&InFlight { cookie, offset, len, since, front, .. }) = self.returned.front()
-        {
-            let Some(binding) = self.last_binding() else { return true };
-            let buffer = match *context.room {
-                0 => None,
-                _ => self.take_buffer(len as usize, context),
-            };
-            let Some(buffer) = buffer else {
-                if !self.refuses {
-                    return false;
-                }
-                self.returned.pop_front();
-                self.answer_failure(Op::Read, cookie, IoError::TimedOut);
-                continue;
-            };
-            self.returned.pop_front();
-            let limit_ns = front.at_most(WaitKind::Limit);
-            let waited_ns = context.now.since(since).saturating_sub(limit_ns);
-            self.buffer_bytes += buffer.len();
-            let sequence = self.window.insert(cookie, offset, len, Op::Read, Some(buffer), since);
-            // It was returned in the turn of its arrival, so what it has waited since was for the buffer.
-            let front = front.with_front(WaitTimes::of_front(0, waited_ns));
-            if let Some(in_flight) = self.window.get(sequence) {
-                in_flight.front = front;
-            }
-            *context.room -= 1;
-            let ExportBinding { volume, export, ioprio, .. } = binding;
-            context.inputs.push(Input::Bio(Bio {
-                id: BioId { connection: self.id, volume, export, sequence },
-                offset,
-                len,
-                op: Op::Read,
-                // As every read of a client.
-                flags: BioFlags::SYNC.with(BioFlags::HOLE_OK),
-                ioprio,
-            }));
-        }
-        true
-    }
-
-    /// Takes a buffer for a read, if the connection may.
-    fn take_buffer(&self, len: usize, context: &mut ReceiveContext<'_>) -> Option<Buffer> {
-        let stalled = self.outgoing.is_stalled(context.now);
-        if !may_take((self.held(), len), stalled, context) {
-            return None;
-        }
-        let buffer = context.pool.try_take(len)?;
-        if let Some(device) = &mut context.device {
-            device.own += buffer.len();
-            device.all += buffer.len();
-        }
-        if context.policy == BufferPolicy::Once {
-            context.policy = BufferPolicy::Wait;
-        }
-        Some(buffer)
+        self.waiting.again() > 0
     }
 
     /// Number of lent pieces in the send queue.

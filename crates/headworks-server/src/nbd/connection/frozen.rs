@@ -8,11 +8,7 @@
 //! A connection keeps one request of each kind at most and reads nothing behind it, as behind a write that waits for a limit: the
 //! payload follows in the socket. The wait counts as one for a limit. A stall of the client is not looked for meanwhile.
 
-use headworks_core::Instant;
-
-use super::{Connection, HeldSince, Phase, ReceiveOutcome, Transmission};
-use headworks_front::front_waits::FrontWaits;
-use headworks_nbd::transmission::Request;
+use super::Connection;
 
 impl Connection {
     /// Number of requests in flight that change the volume, answered ones included that the device has not ended.
@@ -26,46 +22,6 @@ impl Connection {
     pub fn client_has_left(&self) -> bool {
         self.transport.as_ref().is_some_and(|transport| transport.peer_has_closed())
     }
-
-    /// Whether the next thing to be done is a change of a frozen volume.
-    pub(super) fn waits_for_thaw(&self) -> bool {
-        let Phase::Transmission(transmission) = &self.phase else { return false };
-        match &transmission.receiving {
-            Some(receiving) => receiving.changes_volume(),
-            None => transmission.held.is_some_and(|held| held.op().is_write()),
-        }
-    }
-
-    /// Keeps a request of a frozen volume.
-    pub(super) fn hold_frozen(
-        &mut self,
-        request: Request,
-        waits: FrontWaits,
-        now: Instant,
-    ) -> ReceiveOutcome {
-        self.hold(request, waits);
-        self.wait_for_thaw(now)
-    }
-
-    /// Begins to wait for the end of a freeze.
-    pub(super) fn wait_for_thaw(&mut self, now: Instant) -> ReceiveOutcome {
-        if let Phase::Transmission(transmission) = &mut self.phase {
-            transmission.begin_frozen(now);
-        }
-        ReceiveOutcome::Frozen
-    }
-}
-
-impl Transmission {
-    fn begin_frozen(&mut self, now: Instant) {
-        match self.held_since {
-            HeldSince::Frozen(_) => return,
-            // It waited for a buffer until now.
-            HeldSince::Buffer(_) => self.held_waits = self.end_hold(now),
-            HeldSince::Turn => {}
-        }
-        self.held_since = HeldSince::Frozen(now);
-    }
 }
 
 #[cfg(test)]
@@ -73,11 +29,11 @@ mod tests {
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 
+    use super::super::bench::Bench;
+    use super::super::{ConnectionLimits, ExportBinding, ReceiveOutcome};
     use super::*;
-    use crate::nbd::buffer_limits::BufferLimits;
-    use crate::nbd::connection::{BufferPolicy, ConnectionLimits, ExportBinding, ReceiveContext};
-    use headworks::driver::Pool;
-    use headworks_core::{Input, Op, ReplyStage, WaitTimes};
+    use headworks_core::{Input, Instant, Op, ReplyStage, WaitTimes};
+    use headworks_front::WaitsFor;
     use headworks_nbd::{ExportInfo, Negotiated};
 
     const READ: u16 = 0;
@@ -89,9 +45,7 @@ mod tests {
     struct Rig {
         connection: Connection,
         theirs: UnixStream,
-        pool: Pool,
-        inputs: Vec<Input>,
-        room: u32,
+        bench: Bench,
     }
 
     impl Rig {
@@ -107,9 +61,8 @@ mod tests {
             let mut connection = Connection::new(ours.into(), "test".into(), limits, Instant(0));
             let export = ExportInfo { size: 1 << 30, ..ExportInfo::default() };
             connection.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
-            let pool = Pool::new(BUFFER).unwrap();
-            let mut rig = Self { connection, theirs, pool, inputs: Vec::new(), room: 64 };
-            rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
+            let mut rig = Self { connection, theirs, bench: Bench::new(BUFFER, 64) };
+            rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
             rig
         }
 
@@ -125,28 +78,13 @@ mod tests {
         }
 
         fn receive(&mut self, now: u64, frozen: bool) -> ReceiveOutcome {
-            self.connection.receive(&mut ReceiveContext {
-                now: Instant(now),
-                scratch: &mut vec![0; 64 << 10],
-                pool: &mut self.pool,
-                policy: BufferPolicy::Free,
-                from_cache: false,
-                in_place: false,
-                buffer_limits: BufferLimits::new(BUFFER, 1),
-                device: None,
-                frozen,
-                limits: None,
-                exports: &Vec::<ExportInfo>::new(),
-                room: &mut self.room,
-                large_reads: &mut (1 << 20),
-                large_payloads: &mut (1 << 20),
-                inputs: &mut self.inputs,
-            })
+            self.bench.frozen = frozen;
+            self.bench.receive(&mut self.connection, now, None)
         }
 
         /// Receives until nothing comes.
         fn receive_all(&mut self, now: u64) {
-            while self.receive(now, false) == ReceiveOutcome::Some {}
+            while self.receive(now, false) == ReceiveOutcome::Worked {}
         }
 
         fn submitted(&self) -> Vec<Op> {
@@ -154,7 +92,7 @@ mod tests {
                 Input::Bio(bio) => bio.op,
                 other => panic!("{other:?} is no bio"),
             };
-            self.inputs.iter().map(op).collect()
+            self.bench.inputs.iter().map(op).collect()
         }
     }
 
@@ -164,16 +102,16 @@ mod tests {
         rig.request(READ, 1, &[]);
         rig.request(WRITE, 2, &[7; 4096]);
         rig.request(READ, 3, &[]);
-        assert_eq!(rig.receive(MS, true), ReceiveOutcome::Frozen);
+        assert_eq!(rig.receive(MS, true), ReceiveOutcome::Waits(WaitsFor::Freeze));
         assert_eq!(rig.submitted(), [Op::Read]);
         assert_eq!(rig.connection.deadline(), None, "a wait that the server causes is no stall");
-        assert_eq!(rig.receive(5000 * MS, true), ReceiveOutcome::Frozen);
+        assert_eq!(rig.receive(5000 * MS, true), ReceiveOutcome::Waits(WaitsFor::Freeze));
         assert_eq!((rig.submitted().len(), rig.connection.writes_in_flight()), (1, 0));
         rig.receive_all(6000 * MS);
         assert_eq!(rig.submitted(), [Op::Read, Op::Write, Op::Read]);
         assert_eq!(rig.connection.writes_in_flight(), 1);
         let answer = (Ok(()), false, ReplyStage::Final);
-        let pool = &mut rig.pool;
+        let pool = &mut rig.bench.pool;
         let write = rig.connection.reply(Instant(6001 * MS), 2, answer, pool).unwrap();
         assert_eq!((write.op, write.total_ns), (Op::Write, 6000 * MS));
         assert_eq!(write.front, WaitTimes::of_front(5999 * MS, 0), "its wait counts as a limit's");
@@ -183,23 +121,19 @@ mod tests {
     fn payload_that_becomes_whole_under_a_freeze_is_kept_with_its_buffer() {
         let mut rig = Rig::new();
         rig.request(WRITE, 1, &[7; 1000]);
-        assert_eq!(rig.receive(MS, false), ReceiveOutcome::Some);
+        assert_eq!(rig.receive(MS, false), ReceiveOutcome::Worked);
         let held = rig.connection.held();
         assert!(held >= 4096, "{held}");
-        assert_eq!(
-            rig.receive(2 * MS, true),
-            ReceiveOutcome::Nothing,
-            "its client is to send more"
-        );
+        assert_eq!(rig.receive(2 * MS, true), ReceiveOutcome::Idle, "its client is to send more");
         assert!(rig.connection.deadline().is_some());
         rig.theirs.write_all(&[7; 3096]).unwrap();
         rig.request(WRITE, 2, &[8; 4096]);
-        while rig.receive(3 * MS, true) != ReceiveOutcome::Frozen {}
+        while rig.receive(3 * MS, true) != ReceiveOutcome::Waits(WaitsFor::Freeze) {}
         assert_eq!((rig.submitted().len(), rig.connection.held()), (0, held));
         rig.receive_all(9 * MS);
         assert_eq!(rig.submitted(), [Op::Write, Op::Write]);
         let answer = (Ok(()), false, ReplyStage::Final);
-        let write = rig.connection.reply(Instant(10 * MS), 1, answer, &mut rig.pool).unwrap();
+        let write = rig.connection.reply(Instant(10 * MS), 1, answer, &mut rig.bench.pool).unwrap();
         assert_eq!(write.front, WaitTimes::of_front(6 * MS, 0));
     }
 
@@ -208,17 +142,21 @@ mod tests {
     fn thawed_payload_waits_for_a_bio_slot() {
         let mut rig = Rig::new();
         rig.request(WRITE, 1, &[7; 4096]);
-        while rig.receive(MS, true) != ReceiveOutcome::Frozen {}
-        rig.room = 0;
-        assert_eq!(rig.receive(5 * MS, false), ReceiveOutcome::NoBuffer);
-        assert_eq!(rig.receive(6 * MS, true), ReceiveOutcome::Frozen, "and another one begins");
-        assert_eq!(rig.receive(8 * MS, false), ReceiveOutcome::NoBuffer);
+        while rig.receive(MS, true) != ReceiveOutcome::Waits(WaitsFor::Freeze) {}
+        rig.bench.room = 0;
+        assert_eq!(rig.receive(5 * MS, false), ReceiveOutcome::Waits(WaitsFor::Room));
+        assert_eq!(
+            rig.receive(6 * MS, true),
+            ReceiveOutcome::Waits(WaitsFor::Freeze),
+            "and another one begins"
+        );
+        assert_eq!(rig.receive(8 * MS, false), ReceiveOutcome::Waits(WaitsFor::Room));
         assert_eq!(rig.submitted(), []);
-        rig.room = 1;
+        rig.bench.room = 1;
         rig.receive_all(10 * MS);
-        assert_eq!((rig.submitted(), rig.room), (vec![Op::Write], 0));
+        assert_eq!((rig.submitted(), rig.bench.room), (vec![Op::Write], 0));
         let answer = (Ok(()), false, ReplyStage::Final);
-        let write = rig.connection.reply(Instant(11 * MS), 1, answer, &mut rig.pool).unwrap();
+        let write = rig.connection.reply(Instant(11 * MS), 1, answer, &mut rig.bench.pool).unwrap();
         assert_eq!(write.front, WaitTimes::of_front(6 * MS, 3 * MS));
     }
 
@@ -227,11 +165,11 @@ mod tests {
         let mut rig = Rig::new();
         assert!(!rig.connection.client_has_left());
         rig.request(WRITE, 1, &[7; 4096]);
-        while rig.receive(MS, true) != ReceiveOutcome::Frozen {}
+        while rig.receive(MS, true) != ReceiveOutcome::Waits(WaitsFor::Freeze) {}
         rig.theirs.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(rig.connection.client_has_left());
-        rig.connection.close(&mut rig.pool);
-        assert_eq!((rig.pool.taken(), rig.submitted().len()), (0, 0));
+        rig.connection.close(&mut rig.bench.pool);
+        assert_eq!((rig.bench.pool.taken(), rig.submitted().len()), (0, 0));
         assert!(rig.connection.is_finished());
     }
 }

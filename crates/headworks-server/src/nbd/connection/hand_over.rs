@@ -7,12 +7,13 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use headworks_core::{Instant, IoError, Ioprio, Op};
+use headworks_core::{Instant, Ioprio};
+use headworks_front::{FrontRequest, Origin};
 use headworks_nbd::Negotiated;
-use headworks_nbd::transmission::{Refusal, Request};
+use headworks_nbd::transmission::Refusal;
 use headworks_nbd::wire::NbdError;
 
-use super::{Connection, ConnectionLimits, ExportBinding, Phase, Receiving, Transmission};
+use super::{Connection, ConnectionLimits, ExportBinding, Phase, Transmission};
 use headworks_front::outgoing::UnsentPiece;
 
 /// A connection for another process.
@@ -54,11 +55,11 @@ impl Connection {
         // The rest of a payload that is dropped comes first, so no header can be put before it.
         let mixes = match &self.phase {
             Phase::Transmission(transmission) => {
-                transmission.unfinished().1.is_some() && !transmission.waiting().is_empty()
+                self.unfinished(transmission).1.is_some() && !self.waiting_bytes().is_empty()
             }
             _ => false,
         };
-        self.window.used() == 0 && self.returned.is_empty() && self.reread.is_none() && !mixes
+        self.window.used() == 0 && self.waiting.again() == 0 && self.reread.is_none() && !mixes
     }
 
     /// What another process needs to go on with this connection; none if it cannot move: it is encrypted, or not in transmission.
@@ -73,9 +74,9 @@ impl Connection {
         let transport = self.transport.as_ref().filter(|transport| !transport.is_encrypted())?;
         assert!(self.is_at_rest(), "no request is in flight");
         let socket = transport.duplicate().ok()?;
-        let mut unparsed = transmission.waiting();
-        let (unfinished, skip) = transmission.unfinished();
-        unparsed.extend_from_slice(&unfinished);
+        let mut unparsed = self.waiting_bytes();
+        let (unfinished, skip) = self.unfinished(transmission);
+        unparsed.extend_from_slice(unfinished);
         unparsed.extend_from_slice(&self.stash);
         Some(HandedConnection {
             socket,
@@ -112,6 +113,24 @@ impl Connection {
         connection.resumption = Some(Box::new(Resumption { ioprio, skip }));
         connection
     }
+
+    /// What the client has sent of requests that did not begin, as it came. A write whose payload follows is the last.
+    fn waiting_bytes(&self) -> Vec<u8> {
+        let sent =
+            |one: &&FrontRequest| one.origin == Origin::Client && one.payload.refused.is_none();
+        self.waiting.all().filter(sent).flat_map(FrontRequest::bytes).collect()
+    }
+
+    /// What the client has sent of a header; and what is to be dropped before it.
+    fn unfinished<'a>(&self, transmission: &'a Transmission) -> (&'a [u8], Option<(u32, Refusal)>) {
+        let dropped = self.waiting.last().and_then(|one| {
+            let error = NbdError::from(one.payload.refused?);
+            let refusal = Refusal { cookie: one.request.cookie, in_chunks: false, error };
+            Some((one.request.len - one.payload.got, refusal))
+        });
+        let parser = &transmission.parser;
+        (parser.partial(), dropped.or_else(|| parser.skipping()))
+    }
 }
 
 impl Transmission {
@@ -123,42 +142,5 @@ impl Transmission {
         if let Some((bytes, refusal)) = resumption.skip {
             self.parser.skip(bytes, refusal);
         }
-    }
-
-    /// Headers of requests that wait for a buffer or a limit. A write whose payload follows is the last.
-    fn waiting(&self) -> Vec<u8> {
-        let held = self.held.iter().flat_map(Request::header);
-        let parked = self.parked.iter().flat_map(|parked| parked.headers());
-        held.chain(parked).collect()
-    }
-
-    /// What the client has sent of a request that is incomplete, as it came; and what is to be dropped before it.
-    fn unfinished(&self) -> (Vec<u8>, Option<(u32, Refusal)>) {
-        match &self.receiving {
-            Some(receiving) => receiving.unfinished(),
-            None => (self.parser.partial().to_vec(), self.parser.skipping()),
-        }
-    }
-}
-
-impl Receiving {
-    fn unfinished(&self) -> (Vec<u8>, Option<(u32, Refusal)>) {
-        let Self { buffer, request, filled, .. } = self;
-        let Some(buffer) = buffer else {
-            // Its payload is dropped: the request fails.
-            let Request { cookie, len, .. } = *request;
-            let in_chunks = matches!(request.op(), Op::Read | Op::BlockStatus);
-            let error = NbdError::from(IoError::TimedOut);
-            return (
-                Vec::new(),
-                Some((len - *filled as u32, Refusal { cookie, in_chunks, error })),
-            );
-        };
-        assert!(*filled <= buffer.len(), "a payload lies in its buffer");
-        // SAFETY: the buffer is ours alone while the payload comes in, and `filled` bytes of it were written.
-        let payload = unsafe { std::slice::from_raw_parts(buffer.base(), *filled) };
-        let mut bytes = request.header().to_vec();
-        bytes.extend_from_slice(payload);
-        (bytes, None)
     }
 }

@@ -3,15 +3,17 @@
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 
-use headworks::driver::Pool;
-use headworks_core::limits::{LimitKind, LimitTree, Limits, NodeId};
-use headworks_core::{Input, Instant, IoError, ReplyStage, WaitTimes};
+use headworks_core::limits::{LimitDirection, LimitKind, LimitTree, Limits, NodeId};
+use headworks_core::{Input, Instant, IoError, Op, ReplyStage, WaitTimes};
+use headworks_front::WaitsFor;
 use headworks_nbd::{ExportInfo, Negotiated};
 
-use super::*;
-use crate::nbd::buffer_limits::BufferLimits;
-use crate::nbd::connection::{BufferPolicy, ConnectionLimits, ExportBinding};
+use super::bench::Bench;
+use super::{Connection, ConnectionLimits, ExportBinding, LimitGate, ReceiveOutcome};
 
+/// A wait for a limit of reads or of writes.
+const LIMITED: ReceiveOutcome = ReceiveOutcome::Waits(WaitsFor::Limit(LimitDirection::Write));
+const READ_LIMITED: ReceiveOutcome = ReceiveOutcome::Waits(WaitsFor::Limit(LimitDirection::Read));
 const MS: u64 = 1_000_000;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
@@ -21,12 +23,9 @@ const FLUSH: u16 = 3;
 struct LimitedRig {
     connection: Connection,
     theirs: UnixStream,
-    pool: Pool,
-    inputs: Vec<Input>,
+    bench: Bench,
     tree: LimitTree,
     leaf: NodeId,
-    room: u32,
-    frozen: bool,
 }
 
 fn limits(kind: LimitKind, rate: u64) -> Limits {
@@ -62,11 +61,8 @@ impl LimitedRig {
         let mut tree = LimitTree::new(4);
         let leaf = tree.add_leaf(LimitTree::ROOT, 100, 0);
         tree.set_limits(Instant(0), LimitTree::ROOT, &limits(kind, rate));
-        let pool = Pool::new(1 << 20).unwrap();
-        let inputs = Vec::new();
-        let mut rig =
-            Self { connection, theirs, pool, inputs, tree, leaf, room: 4096, frozen: false };
-        rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
+        let mut rig = Self { connection, theirs, bench: Bench::new(1 << 20, 4096), tree, leaf };
+        rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
         rig
     }
 
@@ -82,30 +78,15 @@ impl LimitedRig {
     }
 
     fn receive(&mut self, now: u64) -> ReceiveOutcome {
-        self.connection.receive(&mut ReceiveContext {
-            now: Instant(now),
-            scratch: &mut vec![0; 256 << 10],
-            pool: &mut self.pool,
-            policy: BufferPolicy::Free,
-            from_cache: false,
-            in_place: false,
-            buffer_limits: BufferLimits::new(1 << 20, 1),
-            device: None,
-            frozen: self.frozen,
-            limits: Some(LimitGate { tree: &mut self.tree, leaf: self.leaf }),
-            exports: &Vec::<headworks_nbd::ExportInfo>::new(),
-            room: &mut self.room,
-            large_reads: &mut (1 << 20),
-            large_payloads: &mut (1 << 20),
-            inputs: &mut self.inputs,
-        })
+        let gate = LimitGate { tree: &mut self.tree, leaf: self.leaf };
+        self.bench.receive(&mut self.connection, now, Some(gate))
     }
 
     /// Receives until nothing changes.
     fn receive_all(&mut self, now: u64) -> ReceiveOutcome {
         loop {
             match self.receive(now) {
-                ReceiveOutcome::Some => {}
+                ReceiveOutcome::Worked => {}
                 outcome => return outcome,
             }
         }
@@ -125,16 +106,16 @@ impl LimitedRig {
 
     /// Everything that a request may hold: buffers, bio slots, requests in flight, inputs of the shard.
     fn held(&self) -> (usize, usize, u32, usize, usize) {
-        let Self { connection, pool, room, inputs, .. } = self;
+        let Self { connection, bench: Bench { pool, room, inputs, .. }, .. } = self;
         (pool.taken(), connection.held(), *room, connection.in_flight(), inputs.len())
     }
 
     /// Answers every request that was submitted.
     fn answer_all(&mut self, now: u64) {
-        for input in std::mem::take(&mut self.inputs) {
+        for input in std::mem::take(&mut self.bench.inputs) {
             let Input::Bio(bio) = input else { continue };
             let result = (Err(IoError::Medium), false, ReplyStage::Final);
-            self.connection.reply(Instant(now), bio.id.sequence, result, &mut self.pool);
+            self.connection.reply(Instant(now), bio.id.sequence, result, &mut self.bench.pool);
         }
     }
 }
@@ -145,8 +126,8 @@ fn rig_with_half_a_payload() -> (LimitedRig, [headworks::driver::Buffer; 2]) {
     rig.request(READ, 1, 512, &[]);
     rig.request(READ, 2, 256 << 10, &[]);
     rig.request(WRITE, 3, 64 << 10, &[3; 1000]);
-    assert_eq!(rig.receive_all(0), ReceiveOutcome::Nothing);
-    let taken = [1 << 19, 1 << 18].map(|len| rig.pool.try_take(len).unwrap());
+    assert_eq!(rig.receive_all(0), ReceiveOutcome::Idle);
+    let taken = [1 << 19, 1 << 18].map(|len| rig.bench.pool.try_take(len).unwrap());
     (rig, taken)
 }
 
@@ -154,18 +135,22 @@ fn rig_with_half_a_payload() -> (LimitedRig, [headworks::driver::Buffer; 2]) {
 #[test]
 fn passed_read_without_buffer_does_not_stop_the_payload() {
     let (mut rig, taken) = rig_with_half_a_payload();
-    assert_eq!((rig.inputs.len(), rig.connection.parked()), (1, 1));
+    assert_eq!((rig.bench.inputs.len(), rig.connection.parked()), (1, 1));
     assert_eq!(rig.pass(20 * MS), 1);
-    assert_eq!(rig.receive(20 * MS), ReceiveOutcome::Nothing, "the client is to send more");
-    assert_eq!(rig.receive(21 * MS), ReceiveOutcome::Nothing);
+    assert_eq!(rig.receive(20 * MS), ReceiveOutcome::Idle, "the client is to send more");
+    assert_eq!(rig.receive(21 * MS), ReceiveOutcome::Idle);
     assert!(rig.connection.deadline().is_some(), "and has its time for that");
     rig.theirs.write_all(&[3; (64 << 10) - 1000]).unwrap();
-    while rig.receive(22 * MS) == ReceiveOutcome::Some && rig.inputs.len() < 2 {}
-    assert!(matches!(&rig.inputs[1..], [Input::Bio(bio)] if bio.op == Op::Write));
-    assert_eq!(rig.receive(23 * MS), ReceiveOutcome::NoBuffer, "now it waits in the queue");
-    taken.into_iter().for_each(|buffer| rig.pool.put(buffer));
+    while rig.receive(22 * MS) == ReceiveOutcome::Worked && rig.bench.inputs.len() < 2 {}
+    assert!(matches!(&rig.bench.inputs[1..], [Input::Bio(bio)] if bio.op == Op::Write));
+    assert_eq!(
+        rig.receive(23 * MS),
+        ReceiveOutcome::Waits(WaitsFor::Buffer),
+        "now it waits in the queue"
+    );
+    taken.into_iter().for_each(|buffer| rig.bench.pool.put(buffer));
     rig.receive(24 * MS);
-    assert!(matches!(&rig.inputs[2..], [Input::Bio(bio)] if bio.op == Op::Read));
+    assert!(matches!(&rig.bench.inputs[2..], [Input::Bio(bio)] if bio.op == Op::Read));
 }
 
 /// The read is tried again with each part of the payload.
@@ -173,11 +158,11 @@ fn passed_read_without_buffer_does_not_stop_the_payload() {
 fn passed_read_gets_its_buffer_before_the_payload_is_whole() {
     let (mut rig, taken) = rig_with_half_a_payload();
     rig.pass(20 * MS);
-    assert_eq!(rig.receive(20 * MS), ReceiveOutcome::Nothing);
-    taken.into_iter().for_each(|buffer| rig.pool.put(buffer));
+    assert_eq!(rig.receive(20 * MS), ReceiveOutcome::Idle);
+    taken.into_iter().for_each(|buffer| rig.bench.pool.put(buffer));
     rig.theirs.write_all(&[3; 10]).unwrap();
-    assert_eq!(rig.receive_all(21 * MS), ReceiveOutcome::Nothing);
-    assert_eq!((rig.inputs.len(), rig.connection.parked()), (2, 0));
+    assert_eq!(rig.receive_all(21 * MS), ReceiveOutcome::Idle);
+    assert_eq!((rig.bench.inputs.len(), rig.connection.parked()), (2, 0));
     assert!(rig.connection.awaits_payload());
 }
 
@@ -190,17 +175,13 @@ fn thousand_parked_reads_hold_nothing() {
     rig.answer_all(0);
     let before = rig.held();
     rig.reads(1000);
-    assert_eq!(
-        rig.receive_all(0),
-        ReceiveOutcome::Nothing,
-        "headers behind a parked read are read"
-    );
+    assert_eq!(rig.receive_all(0), ReceiveOutcome::Idle, "headers behind a parked read are read");
     assert_eq!((rig.connection.parked(), rig.held()), (1000, before));
     assert_eq!(rig.connection.deadline().map(|_| ()), rig.connection.has_outgoing().then_some(()));
     let passed: usize = (1..=100).map(|at| rig.pass(at * MS)).sum();
     assert!((200..=210).contains(&passed), "0.1 s at 2000 a second: {passed}");
     rig.receive_all(100 * MS);
-    assert_eq!((rig.inputs.len(), rig.connection.parked()), (passed, 1000 - passed));
+    assert_eq!((rig.bench.inputs.len(), rig.connection.parked()), (passed, 1000 - passed));
 }
 
 #[test]
@@ -209,18 +190,18 @@ fn parked_write_stops_its_stream_before_the_payload() {
     rig.request(WRITE, 1, 512, &[1; 512]);
     rig.request(WRITE, 2, 512, &[2; 512]);
     rig.request(READ, 3, 512, &[]);
-    assert_eq!(rig.receive_all(0), ReceiveOutcome::Limited);
-    assert_eq!((rig.inputs.len(), rig.connection.parked()), (1, 1));
+    assert_eq!(rig.receive_all(0), LIMITED);
+    assert_eq!((rig.bench.inputs.len(), rig.connection.parked()), (1, 1));
     let held = rig.held();
-    assert_eq!(rig.receive(5 * MS), ReceiveOutcome::Limited, "nothing is read behind it");
+    assert_eq!(rig.receive(5 * MS), LIMITED, "nothing is read behind it");
     assert_eq!((rig.held(), rig.connection.deadline()), (held, None), "and that is no stall");
     assert_eq!(rig.pass(6 * MS), 1);
-    assert_eq!(rig.receive_all(6 * MS), ReceiveOutcome::Nothing);
-    assert_eq!((rig.inputs.len(), rig.connection.parked()), (2, 1), "the read waits now");
-    assert!(matches!(&rig.inputs[1], Input::Bio(bio) if bio.id.sequence == 2));
+    assert_eq!(rig.receive_all(6 * MS), ReceiveOutcome::Idle);
+    assert_eq!((rig.bench.inputs.len(), rig.connection.parked()), (2, 1), "the read waits now");
+    assert!(matches!(&rig.bench.inputs[1], Input::Bio(bio) if bio.id.sequence == 2));
     assert_eq!(rig.pass(16 * MS), 1);
     rig.receive_all(16 * MS);
-    assert_eq!(rig.inputs.len(), 3);
+    assert_eq!(rig.bench.inputs.len(), 3);
 }
 
 #[test]
@@ -229,8 +210,9 @@ fn flush_passes_parked_reads_and_writes_pass_limited_reads() {
     rig.reads(3);
     rig.request(FLUSH, 4, 0, &[]);
     rig.request(WRITE, 5, 512, &[5; 512]);
-    assert_eq!(rig.receive_all(0), ReceiveOutcome::Nothing);
+    assert_eq!(rig.receive_all(0), ReceiveOutcome::Idle);
     let ops: Vec<_> = rig
+        .bench
         .inputs
         .iter()
         .filter_map(|input| match input {
@@ -245,13 +227,13 @@ fn flush_passes_parked_reads_and_writes_pass_limited_reads() {
 fn long_waits_stop_the_reading() {
     let mut rig = LimitedRig::new(LimitKind::IopsTotal, 10);
     rig.reads(100);
-    assert_eq!(rig.receive_all(0), ReceiveOutcome::Limited);
+    assert_eq!(rig.receive_all(0), READ_LIMITED);
     // All headers came in one receive; those behind the wait of a second stay bytes.
     let parked = rig.connection.parked();
     assert!((10..=12).contains(&parked), "{parked} parked at 10 a second");
     assert_eq!(rig.pass(96 * MS), 1);
-    assert_eq!(rig.receive_all(96 * MS), ReceiveOutcome::Limited);
-    assert_eq!(rig.inputs.len(), 2);
+    assert_eq!(rig.receive_all(96 * MS), READ_LIMITED);
+    assert_eq!(rig.bench.inputs.len(), 2);
 }
 
 /// Reads, writes and frozen writes that pass while the shard has no bio slot wait for one.
@@ -262,25 +244,29 @@ fn passed_request_waits_for_a_bio_slot() {
         rig.request(READ, 1, 512, &[]);
         rig.request(command, 2, 512, if command == WRITE { &[2; 512] } else { &[] });
         rig.receive_all(0);
-        rig.room = 0;
+        rig.bench.room = 0;
         assert_eq!(rig.pass(6 * MS), 1);
-        assert_eq!(rig.receive(6 * MS), ReceiveOutcome::NoBuffer);
-        rig.room = 1;
+        assert_eq!(rig.receive(6 * MS), ReceiveOutcome::Waits(WaitsFor::Room));
+        rig.bench.room = 1;
         rig.receive_all(7 * MS);
-        assert_eq!((rig.inputs.len(), rig.room), (2, 0));
+        assert_eq!((rig.bench.inputs.len(), rig.bench.room), (2, 0));
     }
     let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
     rig.request(READ, 1, 512, &[]);
     rig.request(WRITE, 2, 512, &[2; 512]);
     rig.receive_all(0);
-    (rig.frozen, rig.room) = (true, 1);
+    (rig.bench.frozen, rig.bench.room) = (true, 1);
     rig.pass(6 * MS);
-    assert_eq!(rig.receive_all(6 * MS), ReceiveOutcome::Frozen);
-    (rig.frozen, rig.room) = (false, 0);
-    assert_eq!(rig.receive_all(7 * MS), ReceiveOutcome::NoBuffer, "held, and the freeze has ended");
-    rig.room = 1;
+    assert_eq!(rig.receive_all(6 * MS), ReceiveOutcome::Waits(WaitsFor::Freeze));
+    (rig.bench.frozen, rig.bench.room) = (false, 0);
+    assert_eq!(
+        rig.receive_all(7 * MS),
+        ReceiveOutcome::Waits(WaitsFor::Room),
+        "held, and the freeze has ended"
+    );
+    rig.bench.room = 1;
     rig.receive_all(8 * MS);
-    assert_eq!((rig.inputs.len(), rig.room), (2, 0));
+    assert_eq!((rig.bench.inputs.len(), rig.bench.room), (2, 0));
 }
 
 #[test]
@@ -292,8 +278,8 @@ fn wait_for_a_limit_is_counted_as_such() {
     assert_eq!(rig.pass(6 * MS), 1);
     rig.receive_all(7 * MS);
     let result = || (Err(IoError::Medium), false, ReplyStage::Final);
-    let first = rig.connection.reply(Instant(8 * MS), 1, result(), &mut rig.pool).unwrap();
-    let second = rig.connection.reply(Instant(8 * MS), 2, result(), &mut rig.pool).unwrap();
+    let first = rig.connection.reply(Instant(8 * MS), 1, result(), &mut rig.bench.pool).unwrap();
+    let second = rig.connection.reply(Instant(8 * MS), 2, result(), &mut rig.bench.pool).unwrap();
     assert_eq!((first.front, first.total_ns), (WaitTimes::NONE, 8 * MS));
     assert_eq!((second.front, second.total_ns), (WaitTimes::of_front(7 * MS, 0), 8 * MS));
 }
@@ -304,11 +290,11 @@ fn parked_requests_move_to_another_process() {
     rig.request(READ, 1, 512, &[]);
     rig.receive_all(0);
     rig.answer_all(0);
-    rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
+    rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
     rig.request(READ, 7, 512, &[]);
     rig.request(READ, 8, 1024, &[]);
     rig.request(WRITE, 9, 512, &[9; 100]);
-    assert_eq!(rig.receive_all(0), ReceiveOutcome::Limited);
+    assert_eq!(rig.receive_all(0), LIMITED);
     assert_eq!(rig.connection.parked(), 3);
     assert!(rig.connection.is_at_rest());
     let handed = rig.connection.hand_over().unwrap();
@@ -322,15 +308,15 @@ fn leaving_connection_drops_or_submits_what_is_parked() {
     let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
     rig.reads(5);
     rig.receive_all(0);
-    assert_eq!((rig.connection.parked(), rig.inputs.len()), (4, 1));
+    assert_eq!((rig.connection.parked(), rig.bench.inputs.len()), (4, 1));
     rig.connection.pass_all();
     rig.tree.remove(Instant(0), rig.leaf);
     rig.receive(0);
-    assert_eq!((rig.connection.parked(), rig.inputs.len()), (0, 5), "limits are ignored");
+    assert_eq!((rig.connection.parked(), rig.bench.inputs.len()), (0, 5), "limits are ignored");
     let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
     rig.reads(5);
     rig.receive_all(0);
-    rig.connection.close(&mut rig.pool);
+    rig.connection.close(&mut rig.bench.pool);
     rig.tree.remove(Instant(0), rig.leaf);
     assert_eq!((rig.connection.parked(), rig.tree.next_timeout()), (0, None));
 }

@@ -15,17 +15,21 @@
 //! Invariant: a buffer that the shard may still use stays with the connection until `Final` or `Released`, even when
 //! the connection is closed.
 
+mod admission;
+#[cfg(test)]
+mod bench;
 mod from_cache;
 mod frozen;
 mod hand_over;
 mod in_place;
-mod limited;
+#[cfg(test)]
+mod limited_tests;
+mod parked;
 mod receive;
 mod reread;
 #[cfg(test)]
 mod tls_tests;
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -42,22 +46,21 @@ use crate::access::{Admission, ExportDirectory};
 use crate::latency::{CompletedRequest, LatencyTable};
 use headworks::driver::{Buffer, Pool, Span};
 use headworks_front::cache_guess::CacheGuess;
-use headworks_front::front_waits::FrontWaits;
 use headworks_front::outgoing::{Outgoing, SendOutcome};
 use headworks_front::window::{InFlight, Window};
+use headworks_front::{Waiting, WaitsFor};
 use headworks_nbd::handshake::{Encryption, Handshake};
 use headworks_nbd::reply::Replies;
 use headworks_nbd::status::StatusQuery;
 use headworks_nbd::tls::TlsAcceptor;
-use headworks_nbd::transmission::{Request, RequestParser};
+use headworks_nbd::transmission::RequestParser;
 use headworks_nbd::wire::NbdError;
 use headworks_nbd::{ExportInfo, Negotiated};
 
+pub use admission::LimitGate;
 pub use hand_over::HandedConnection;
 use hand_over::Resumption;
 use in_place::in_place;
-pub use limited::LimitGate;
-use limited::Parked;
 
 /// Requests that one connection submits in a turn.
 const TURN_BIOS: usize = 64;
@@ -125,57 +128,17 @@ struct Transmission {
     binding: ExportBinding,
     /// The class was set for this connection, not inherited from its export.
     own_ioprio: bool,
-    /// A parsed request that waits for a buffer or a bio slot; none while a payload is received.
-    held: Option<Request>,
-    /// Its waits before that, or those of a whole payload.
-    held_waits: FrontWaits,
-    /// Since when a request waits, and for what.
-    held_since: HeldSince,
-    /// Requests that wait for limits; none if none ever did.
-    parked: Option<Box<Parked>>,
-    receiving: Option<Receiving>,
-    /// The last write had a large payload.
-    large: bool,
-}
-
-/// What the held request waits for, or a whole payload, and since when.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum HeldSince {
-    /// Its turn alone, or there is none.
-    #[default]
-    Turn,
-    /// A buffer, or a bio slot.
-    Buffer(Instant),
-    /// The end of a freeze.
-    Frozen(Instant),
-}
-
-/// A payload that is being received.
-struct Receiving {
-    buffer: Option<Buffer>,
-    request: Request,
-    filled: usize,
-    /// Waits of the request before its payload.
-    waits: FrontWaits,
 }
 
 /// Outcome of [`Connection::receive`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum ReceiveOutcome {
     /// The socket has no data.
-    Nothing,
-    /// Data were taken; there may be more.
-    Some,
-    /// At the bound of requests and replies.
-    Full,
-    /// Waits for a buffer of the pool, or for a bio slot of the shard.
-    NoBuffer,
-    /// The shard takes no more large reads, or no more bytes of large payloads, in this turn.
-    NextTurn,
-    /// A parked request waits for a limit, and nothing is read behind it.
-    Limited,
-    /// A request waits for the end of a freeze, and nothing is read behind it.
-    Frozen,
+    Idle,
+    /// Data were taken or requests submitted; there may be more.
+    Worked,
+    /// Nothing is read from the client before what a request waits for.
+    Waits(WaitsFor),
     /// The client chose an export; the connection moves to its shard.
     Chosen {
         /// Index of the export in the handshake's list.
@@ -225,8 +188,12 @@ pub struct Connection {
     stash: Vec<u8>,
     /// Time of the last bytes from the client; in the handshake, of the connect.
     last_received: Instant,
-    /// The connection was not read from, or received bytes were not parsed, for want of room: that is not the client's delay.
-    is_deaf: bool,
+    /// What it waits for before anything is read; `Nothing` if it is read from. While it waits the client's time does not count.
+    stopped_by: WaitsFor,
+    /// Requests that cannot go on, or whose payload has not come.
+    waiting: Waiting,
+    /// The last write had a large payload.
+    large: bool,
     /// The device does not answer: requests for which there is no room fail at once.
     refuses: bool,
     /// Time at which the client last took output, or at which there was none.
@@ -235,14 +202,10 @@ pub struct Connection {
     was_silent: bool,
     /// The read of dropped data in flight, with its first byte.
     reread: Option<Reread>,
-    /// The socket takes more, and the next data were dropped: they are read again in the next turn.
-    reread_due: bool,
     /// Why the connection cannot continue, as a sentence for the log.
     fault: Option<String>,
     /// The binding of a connection that has left transmission: its dropped data may still have to be read.
     binding_left: Option<ExportBinding>,
-    /// Reads that the cache returned because they need a buffer, in order.
-    returned: VecDeque<InFlight>,
     /// Whether the next read is likely to be cached.
     cache_guess: CacheGuess,
     /// The memory of its volume, if the device lends that; otherwise empty.
@@ -272,8 +235,19 @@ pub enum BufferPolicy {
     Wait,
 }
 
-/// State of the shard that a connection uses while it receives.
-pub struct ReceiveContext<'a> {
+/// What the requests of a connection may still take of a turn of the shard.
+#[derive(Clone, Copy, Debug)]
+pub struct TurnShare {
+    /// Bios that the shard still takes.
+    pub room: u32,
+    /// Bytes of large reads.
+    pub large_reads: usize,
+    /// Bytes of large payloads that are received.
+    pub large_payloads: usize,
+}
+
+/// What a connection borrows of its shard while it receives.
+pub struct Shares<'a> {
     /// Time of the current turn.
     pub now: Instant,
     /// Receive buffer shared by all connections of the shard; empty between calls.
@@ -282,26 +256,22 @@ pub struct ReceiveContext<'a> {
     pub pool: &'a mut Pool,
     /// Buffers that the connection may take.
     pub policy: BufferPolicy,
-    /// Reads may be submitted without a buffer: the volume is cached, and frames may be lent.
-    pub from_cache: bool,
-    /// Reads may be submitted without a buffer: the device lends its memory, and more may be lent.
-    pub in_place: bool,
     /// Watermarks of the pool.
     pub buffer_limits: BufferLimits,
     /// What the connection's device has; none while no other device is served.
     pub device: Option<DeviceBytes>,
+    /// Reads may be submitted without a buffer: the volume is cached, and frames may be lent.
+    pub from_cache: bool,
+    /// Reads may be submitted without a buffer: the device lends its memory, and more may be lent.
+    pub in_place: bool,
     /// The connection's volume is frozen: what changes it waits.
     pub frozen: bool,
     /// Limits of the connection's export; none if nothing limits it.
     pub limits: Option<LimitGate<'a>>,
     /// Exports, and which client sees which in its handshake.
     pub exports: &'a dyn ExportDirectory,
-    /// Bios that the shard still takes.
-    pub room: &'a mut u32,
-    /// Bytes of large reads that the shard still takes in this turn.
-    pub large_reads: &'a mut usize,
-    /// Bytes of large payloads that the shard still receives in this turn.
-    pub large_payloads: &'a mut usize,
+    /// What is left of the turn.
+    pub turn: TurnShare,
     /// Inputs of the shard, to which bios are appended.
     pub inputs: &'a mut Vec<Input>,
 }
@@ -342,15 +312,15 @@ impl Connection {
             buffer_bytes: 0,
             stash: Vec::new(),
             last_received: now,
-            is_deaf: false,
+            stopped_by: WaitsFor::Nothing,
+            waiting: Waiting::default(),
+            large: false,
             refuses: false,
             last_sent: now,
             was_silent: false,
             reread: None,
-            reread_due: false,
             fault: None,
             binding_left: None,
-            returned: VecDeque::new(),
             cache_guess: CacheGuess::default(),
             memory: Span::EMPTY,
             resumption: None,
@@ -437,7 +407,7 @@ impl Connection {
     /// Whether the last write had a large payload, so that more are likely.
     #[must_use]
     pub fn brings_large_payloads(&self) -> bool {
-        matches!(&self.phase, Phase::Transmission(transmission) if transmission.large)
+        self.large
     }
 
     /// Ends the handshake: from now on requests for the export are taken.
@@ -459,12 +429,6 @@ impl Connection {
             replies: self.form,
             binding,
             own_ioprio: false,
-            held: None,
-            held_waits: FrontWaits::default(),
-            held_since: HeldSince::Turn,
-            parked: None,
-            receiving: None,
-            large: false,
         };
         if let Some(resumption) = self.resumption.take() {
             transmission.resume(&resumption);
@@ -638,7 +602,7 @@ impl Connection {
         pool: &mut Pool,
         spans: &mut Vec<Span>,
     ) -> io::Result<SendOutcome> {
-        let answered = self.window.used() == 0 && self.returned.is_empty();
+        let answered = self.window.used() == 0 && self.waiting.again() == 0;
         let leaves = matches!(self.phase, Phase::Leaving) && answered;
         let Some(transport) = &mut self.transport else {
             return Ok(SendOutcome::All);
@@ -692,7 +656,7 @@ impl Connection {
         if matches!(self.phase, Phase::Dead) {
             return;
         }
-        self.drop_payload(pool);
+        self.drop_requests(pool);
         self.binding_left = self.last_binding();
         self.stash = Vec::new();
         self.phase = Phase::Leaving;
@@ -702,27 +666,24 @@ impl Connection {
     pub fn close(&mut self, pool: &mut Pool) {
         self.leave(pool);
         self.outgoing.abandon(pool);
-        self.returned.clear();
+        self.waiting.drain().for_each(drop);
         self.transport = None;
         self.phase = Phase::Dead;
     }
 
-    fn drop_payload(&mut self, pool: &mut Pool) {
-        let Phase::Transmission(transmission) = &mut self.phase else {
-            return;
-        };
-        if let Some(receiving) = transmission.receiving.take()
-            && let Some(buffer) = receiving.buffer
-        {
-            self.return_buffer(buffer, pool);
+    /// Drops the requests that are not in the shard, returned reads aside.
+    fn drop_requests(&mut self, pool: &mut Pool) {
+        let dropped: Vec<_> = self.waiting.drop_clients().collect();
+        for block in dropped.into_iter().filter_map(|one| one.payload.block) {
+            self.return_block(block, pool);
         }
     }
 
-    /// Returns the buffer of a payload that is dropped.
-    fn return_buffer(&mut self, buffer: Buffer, pool: &mut Pool) {
-        assert!(self.buffer_bytes >= buffer.len(), "buffers in flight are counted");
-        self.buffer_bytes -= buffer.len();
-        pool.put(buffer);
+    /// Returns the block of a payload that is dropped.
+    fn return_block(&mut self, block: Buffer, pool: &mut Pool) {
+        assert!(self.buffer_bytes >= block.len(), "buffers in flight are counted");
+        self.buffer_bytes -= block.len();
+        pool.put(block);
     }
 
     /// Whether nothing of the connection is left.
@@ -732,7 +693,7 @@ impl Connection {
             Phase::Handshake(_) | Phase::Transmission(_) => false,
             Phase::Leaving => {
                 self.window.used() == 0
-                    && self.returned.is_empty()
+                    && self.waiting.again() == 0
                     && self.outgoing.is_empty()
                     && self.transport.as_ref().is_none_or(Transport::is_finished)
             }
@@ -747,7 +708,8 @@ impl Connection {
             Phase::Dead => return None,
             Phase::Handshake(_) => Some(self.last_received.after(self.limits.handshake_ns)),
             Phase::Transmission(transmission)
-                if transmission.is_in_the_middle() && !self.is_deaf =>
+                if self.stopped_by == WaitsFor::Nothing
+                    && (self.awaits_payload() || !transmission.parser.is_between_requests()) =>
             {
                 Some(self.last_received.after(self.limits.stall_ns))
             }
@@ -786,18 +748,13 @@ impl Connection {
             Phase::Handshake(_) => {
                 ConnectionEnd::Fault("the client disconnected during the handshake".into())
             }
-            Phase::Transmission(transmission) if transmission.is_in_the_middle() => {
+            Phase::Transmission(transmission)
+                if self.has_payload() || !transmission.parser.is_between_requests() =>
+            {
                 ConnectionEnd::Fault("the client disconnected in the middle of a request".into())
             }
             _ => ConnectionEnd::HungUp,
         }
-    }
-}
-
-impl Transmission {
-    /// Whether the client has sent a part of a request.
-    fn is_in_the_middle(&self) -> bool {
-        self.receiving.is_some() || !self.parser.is_between_requests()
     }
 }
 

@@ -1,102 +1,163 @@
 //! The receive path of a connection: one receive a turn, parsed into requests and bios.
 //!
-//! A payload is received into its own buffer where possible, otherwise copied there; the bio is submitted when the
-//! payload is complete. Bytes that cannot be used in this turn wait in the stash, and a request without a buffer is
-//! held; both come first in the next turn.
+//! A payload is received into its own block where possible, otherwise copied there; the bio is submitted when the payload is
+//! complete. Bytes that cannot be used in this turn wait in the stash; a request that cannot go on waits in one list
+//! ([`Waiting`](headworks_front::Waiting)), with its reason. Both come first in the next turn.
+//!
+//! ```text
+//!   bytes --> header --small, whole, nothing concerns it--> bio                      (`submit_at_once`)
+//!               `--> list --`step`: `admission` of each, from the front--> bio
+//!                      `-- the last one waits for the client: its payload is received, whatever the others wait for
+//! ```
 //!
 //! Invariants:
-//! - Nothing waits for a buffer before an incomplete payload: it has its own already, and the client's bytes alone return that. So a
-//!   request is held, or a payload is being received, never both, and requests that passed a limit meanwhile stay parked. Otherwise
+//! - An incomplete payload is always received further: it has its block already, and the client's bytes alone return that. Otherwise
 //!   connections with half a payload each could wait for one another's buffers.
-//! - A bio is made only while the shard has a slot for it (`room`): whatever becomes ready without one waits as it is, a whole
-//!   payload with its buffer. The shard would answer it with ENOMEM.
-//! - A turn that returns [`ReceiveOutcome::Some`] has used bytes or submitted what was held, or nothing is left to do: the reactor
+//! - Headers are read only while every request of the list waits for a limit and lets others pass.
+//! - A turn that returns [`ReceiveOutcome::Worked`] has used bytes or moved a request, or nothing is left to do: the reactor
 //!   calls again without a wait.
 
 use std::io;
 
-use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Instant, IoError, Op};
-
+use super::admission::read_len;
 use super::{
-    BufferPolicy, Connection, ConnectionEnd, ExportBinding, HeldSince, LARGE_PART, LARGE_PAYLOAD,
-    LARGE_TAIL, LENT_BYTES, Negotiation, Phase, ReceiveContext, ReceiveOutcome, Receiving,
-    TURN_BIOS, TURN_BYTES, Transmission,
+    Connection, ConnectionEnd, LARGE_PART, LARGE_PAYLOAD, LARGE_TAIL, LENT_BYTES, Negotiation,
+    Phase, ReceiveOutcome, Shares, TURN_BIOS, TURN_BYTES,
 };
 use crate::access::ClientOffer;
-use crate::nbd::buffer_limits::BufferDemand;
 use crate::nbd::transport::Transport;
-use headworks::driver::{Buffer, Pool, Span};
-use headworks_front::Transport as _;
-use headworks_front::front_waits::FrontWaits;
+use headworks::driver::Span;
 use headworks_front::outgoing::SendOutcome;
+use headworks_front::{FrontRequest, Origin, Transport as _, WaitsFor};
 use headworks_nbd::handshake::Outcome;
-use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
+use headworks_nbd::transmission::{Parsed, ProtocolError};
+
+/// Which waiting requests are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tried {
+    /// Reads that the cache returned.
+    Again,
+    /// All.
+    All,
+}
+
+/// What one receive may still do.
+struct TurnQuota {
+    bios: usize,
+    bytes: usize,
+    /// A request was submitted or has got its block.
+    moved: bool,
+}
+
+impl TurnQuota {
+    fn new() -> Self {
+        Self { bios: TURN_BIOS, bytes: TURN_BYTES, moved: false }
+    }
+
+    fn count(&mut self, bios: usize, bytes: usize) {
+        self.bios -= bios;
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    fn is_over(&self) -> bool {
+        self.bios == 0 || self.bytes == 0
+    }
+}
+
+/// What a connection may receive after its waiting requests were tried.
+enum Stream {
+    /// Headers.
+    Open,
+    /// The rest of a payload.
+    Payload,
+    /// The same and more in the next turn.
+    NextTurn,
+    /// Nothing: a request waits.
+    Stopped(WaitsFor),
+}
 
 impl Connection {
     /// Receives once and submits bios for complete requests.
-    pub fn receive(&mut self, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
-        if std::mem::take(&mut self.is_deaf) && !matches!(self.phase, Phase::Handshake(_)) {
+    pub fn receive(&mut self, shares: &mut Shares<'_>) -> ReceiveOutcome {
+        let waited = std::mem::take(&mut self.stopped_by);
+        if waited != WaitsFor::Nothing && !matches!(self.phase, Phase::Handshake(_)) {
             // The client's time counts from now: what it sent before was not looked for.
-            self.last_received = context.now;
+            self.last_received = shares.now;
         }
-        let received = self.receive_once(context);
-        self.is_deaf = matches!(
-            received,
-            ReceiveOutcome::Full
-                | ReceiveOutcome::NoBuffer
-                | ReceiveOutcome::NextTurn
-                | ReceiveOutcome::Limited
-                | ReceiveOutcome::Frozen
-        );
+        let received = self.receive_once(shares);
+        if let ReceiveOutcome::Waits(what) = received {
+            self.stopped_by = what;
+        }
         received
     }
 
-    fn receive_once(&mut self, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
+    /// What it waits for before anything is read from the client; `Nothing` if it is read from.
+    #[must_use]
+    pub fn stopped_by(&self) -> WaitsFor {
+        self.stopped_by
+    }
+
+    /// Whether a request of it waits for something, or the connection does.
+    #[must_use]
+    pub fn waits_for(&self, what: WaitsFor) -> bool {
+        self.stopped_by == what || self.waiting.is_waiting_for(what)
+    }
+
+    /// Whether requests wait to be submitted.
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    fn receive_once(&mut self, shares: &mut Shares<'_>) -> ReceiveOutcome {
         if matches!(self.phase, Phase::Leaving | Phase::Dead) {
-            return ReceiveOutcome::Nothing;
+            return match self.step(&mut TurnQuota::new(), shares, Tried::All) {
+                Stream::Stopped(what) => ReceiveOutcome::Waits(what),
+                _ => ReceiveOutcome::Idle,
+            };
         }
-        if context.frozen && self.waits_for_thaw() {
-            return self.wait_for_thaw(context.now);
+        if matches!(self.phase, Phase::Handshake(_)) && !self.has_room() {
+            return ReceiveOutcome::Waits(WaitsFor::Window);
         }
-        if self.has_passed()
-            && let Some(stopped) = self.submit_passed(context)
+        if (self.has_stash() || self.can_step())
+            && let Some(received) = self.parse_kept(shares)
         {
-            return stopped;
+            return received;
         }
-        // The payload being received has its buffer already.
-        if !self.has_room() && self.payload_rest().is_none() {
-            return ReceiveOutcome::Full;
+        if !self.has_room() && !self.awaits_payload() {
+            return ReceiveOutcome::Waits(WaitsFor::Window);
         }
-        if self.is_held_by_limit() && !self.holds_request() {
-            return ReceiveOutcome::Limited;
+        if let Some(limit) = self.waiting.stops_for_limit() {
+            return ReceiveOutcome::Waits(limit);
         }
-        if self.has_stash() || self.holds_request() || self.payload_is_whole() {
-            return self.parse_kept(context);
-        }
+        self.receive_bytes(shares)
+    }
+
+    fn receive_bytes(&mut self, shares: &mut Shares<'_>) -> ReceiveOutcome {
         let mut direct = self.payload_rest();
         let large = self.expects_large(direct);
-        if large && *context.large_payloads == 0 {
-            return ReceiveOutcome::NextTurn;
+        if large && shares.turn.large_payloads == 0 {
+            return ReceiveOutcome::Waits(WaitsFor::Turn);
         }
-        let mut tail = if large { LARGE_TAIL } else { context.scratch.len() };
+        let mut tail = if large { LARGE_TAIL } else { shares.scratch.len() };
         if let Some(rest) = direct.filter(|_| large) {
-            let most = (*context.large_payloads).max(LARGE_PART);
+            let most = shares.turn.large_payloads.max(LARGE_PART);
             if most < rest.len() {
                 // The rest of the payload waits for another turn, and so does what follows it.
                 (direct, tail) = (Some(rest.part(0, most)), 0);
             }
         }
         let Some(transport) = &mut self.transport else {
-            return ReceiveOutcome::Nothing;
+            return ReceiveOutcome::Idle;
         };
-        let count = match transport.receive(direct, context.scratch, tail) {
+        let count = match transport.receive(direct, shares.scratch, tail) {
             Ok(0) => return ReceiveOutcome::End(self.hang_up()),
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return ReceiveOutcome::Nothing;
+                return ReceiveOutcome::Idle;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                return ReceiveOutcome::Some;
+                return ReceiveOutcome::Worked;
             }
             Err(error) if is_hang_up(&error) => return ReceiveOutcome::End(self.hang_up()),
             // The error carries its message.
@@ -111,18 +172,20 @@ impl Connection {
         };
         // The handshake has one time limit as a whole.
         if !matches!(self.phase, Phase::Handshake(_)) {
-            self.last_received = context.now;
+            self.last_received = shares.now;
         }
         if large {
-            *context.large_payloads = context.large_payloads.saturating_sub(count);
+            shares.turn.large_payloads = shares.turn.large_payloads.saturating_sub(count);
         }
         let placed = count.min(direct.map_or(0, Span::len));
-        if placed > 0 {
-            self.note_payload(placed);
+        if placed > 0
+            && let Some(last) = self.waiting.last_mut()
+        {
+            last.payload.got += placed as u32;
         }
-        let scratch = std::mem::take(&mut context.scratch);
-        let received = self.parse_or_stash(&scratch[..count - placed], context);
-        context.scratch = scratch;
+        let scratch = std::mem::take(&mut shares.scratch);
+        let received = self.parse_or_stash(&scratch[..count - placed], shares);
+        shares.scratch = scratch;
         received
     }
 
@@ -132,27 +195,44 @@ impl Connection {
         if matches!(self.phase, Phase::Handshake(_)) {
             return self.outgoing.has_room_for_answers(self.limits.requests);
         }
-        if self.refuses {
-            let (_, dropped) = self.outgoing.dropped();
-            return self.outgoing.replies() + dropped < self.limits.requests;
-        }
-        self.has_window_room()
+        self.requests_left() > 0 && (self.refuses || self.has_byte_room())
+    }
+
+    /// Whether a connection that is at its own bound can go on.
+    #[must_use]
+    pub fn window_opens(&self) -> bool {
+        self.has_room() || self.waiting.is_waiting_for(WaitsFor::Window) && self.has_byte_room()
+    }
+
+    /// Requests that the client may begin.
+    fn requests_left(&self) -> usize {
+        // Dropped data count as if they were held: more of them would only be dropped, too.
+        let (_, dropped) = self.outgoing.dropped();
+        let unsent = self.outgoing.replies() + dropped;
+        let begun = if self.refuses { 0 } else { self.window.used() + self.waiting.len() };
+        self.limits.requests.saturating_sub(unsent + begun)
     }
 
     /// Whether the bounds allow another request in flight.
     pub(super) fn has_window_room(&self) -> bool {
-        // Dropped data count as if they were held: more of them would only be dropped, too.
         let (_, dropped) = self.outgoing.dropped();
-        let submitted = self.window.used() + self.returned.len();
-        let requests = submitted + self.outgoing.replies() + dropped + self.parked();
-        requests < self.limits.requests && self.has_byte_room()
+        let begun = self.window.used() + self.waiting.len();
+        begun + self.outgoing.replies() + dropped < self.limits.requests && self.has_byte_room()
     }
 
     /// Whether the bounds allow another buffer.
     pub(super) fn has_byte_room(&self) -> bool {
+        self.buffer_bytes < self.bytes_left()
+    }
+
+    /// Most bytes of buffers for requests, as the send queue is.
+    fn bytes_left(&self) -> usize {
         let ((dropped_bytes, _), (lent_bytes, _)) = (self.outgoing.dropped(), self.outgoing.lent());
-        let held = self.held() + dropped_bytes + lent_bytes;
-        held < self.limits.buffer_bytes && lent_bytes < LENT_BYTES
+        if lent_bytes >= LENT_BYTES {
+            return 0;
+        }
+        let unsent = self.outgoing.held() + dropped_bytes + lent_bytes;
+        self.limits.buffer_bytes.saturating_sub(unsent)
     }
 
     /// Bytes of the pool in use: for requests, and for unread replies.
@@ -167,37 +247,27 @@ impl Connection {
         self.buffer_bytes
     }
 
-    pub(super) fn holds_request(&self) -> bool {
-        matches!(&self.phase, Phase::Transmission(transmission) if transmission.held.is_some())
-    }
-
-    /// Free part of the buffer of the payload that is being received.
+    /// Free part of the block of the payload that is being received.
     fn payload_rest(&self) -> Option<Span> {
-        let Phase::Transmission(transmission) = &self.phase else {
-            return None;
-        };
-        let receiving = transmission.receiving.as_ref()?;
-        let buffer = receiving.buffer.as_ref()?;
-        let rest = receiving.request.len as usize - receiving.filled;
-        // SAFETY: `filled` is at most the request's length, which the buffer holds; nothing else uses the buffer yet.
-        Some(unsafe { Span::new(buffer.base().add(receiving.filled), rest) })
+        self.waiting.last().filter(|last| last.awaits_client())?.rest()
     }
 
-    /// Whether the client is to send more of a payload that has its buffer already.
+    /// Whether the client is to send more of a payload.
     #[must_use]
     pub fn awaits_payload(&self) -> bool {
-        self.payload_rest().is_some_and(|rest| !rest.is_empty())
+        self.waiting.last().is_some_and(FrontRequest::awaits_client)
     }
 
-    /// Whether the payload of a write is being received or dropped.
-    pub(super) fn payload_is_expected(&self) -> bool {
-        matches!(&self.phase, Phase::Transmission(transmission) if transmission.receiving.is_some())
+    /// Whether the payload of a write has begun, and the write is not in the shard.
+    pub(super) fn has_payload(&self) -> bool {
+        self.waiting.last().is_some_and(FrontRequest::has_payload)
     }
 
-    /// Whether a payload is complete, and waits for a bio slot or the end of a freeze.
-    fn payload_is_whole(&self) -> bool {
-        matches!(&self.phase, Phase::Transmission(transmission)
-            if transmission.receiving.as_ref().is_some_and(Receiving::is_complete))
+    /// Whether a waiting request can be tried.
+    fn can_step(&self) -> bool {
+        let others = self.waiting.has_others();
+        others
+            && (!self.awaits_payload() || self.waiting.all().count() > self.waiting.limited() + 1)
     }
 
     /// Whether the next bytes belong to a large payload, or follow one.
@@ -205,26 +275,25 @@ impl Connection {
         self.brings_large_payloads() || direct.is_some_and(|span| span.len() >= LARGE_PAYLOAD)
     }
 
-    /// Goes on with what earlier turns kept, without receiving.
-    fn parse_kept(&mut self, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
+    /// Goes on with what earlier turns kept, without receiving; none if the client's bytes are all that it needs.
+    fn parse_kept(&mut self, shares: &mut Shares<'_>) -> Option<ReceiveOutcome> {
         let mut stash = std::mem::take(&mut self.stash);
-        let is_held = self.holds_request() || self.payload_is_whole();
-        let (used, received) = self.parse_bytes(&stash, context);
+        let mut quota = TurnQuota::new();
+        let (used, received) = self.parse_bytes(&stash, &mut quota, shares);
         stash.drain(..used);
         self.stash = stash;
+        let worked = used > 0 || quota.moved || received != ReceiveOutcome::Worked;
         // Not in release builds: a thread that spins hurts less than a server that is gone.
         debug_assert!(
-            received != ReceiveOutcome::Some
-                || used > 0
-                || is_held && !self.holds_request() && !self.payload_is_whole(),
-            "a turn that is followed by another has done something"
+            worked || self.stash.is_empty(),
+            "bytes that wait are used, or wait for something"
         );
-        received
+        worked.then_some(received)
     }
 
     /// Parses received bytes; bytes that cannot be used now go into the stash.
-    fn parse_or_stash(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
-        let (used, received) = self.parse_bytes(bytes, context);
+    fn parse_or_stash(&mut self, bytes: &[u8], shares: &mut Shares<'_>) -> ReceiveOutcome {
+        let (used, received) = self.parse_bytes(bytes, &mut TurnQuota::new(), shares);
         if !matches!(received, ReceiveOutcome::End(_)) {
             self.stash.extend_from_slice(&bytes[used..]);
         }
@@ -234,21 +303,22 @@ impl Connection {
     fn parse_bytes(
         &mut self,
         bytes: &[u8],
-        context: &mut ReceiveContext<'_>,
+        quota: &mut TurnQuota,
+        shares: &mut Shares<'_>,
     ) -> (usize, ReceiveOutcome) {
         match self.phase {
-            Phase::Handshake(_) => self.parse_handshake(bytes, context),
-            _ => self.parse(bytes, context),
+            Phase::Handshake(_) => self.parse_handshake(bytes, shares),
+            _ => self.parse(bytes, quota, shares),
         }
     }
 
     fn parse_handshake(
         &mut self,
         bytes: &[u8],
-        context: &mut ReceiveContext<'_>,
+        shares: &mut Shares<'_>,
     ) -> (usize, ReceiveOutcome) {
         let Phase::Handshake(negotiation) = &mut self.phase else {
-            return (0, ReceiveOutcome::Nothing);
+            return (0, ReceiveOutcome::Idle);
         };
         let Negotiation { handshake, admission } = &mut **negotiation;
         if !admission.is_certified()
@@ -256,7 +326,7 @@ impl Connection {
         {
             admission.certify(names);
         }
-        let offer = ClientOffer::new(context.exports, admission);
+        let offer = ClientOffer::new(shares.exports, admission);
         let mut used = 0;
         loop {
             let mut out = Vec::new();
@@ -269,9 +339,9 @@ impl Connection {
                 Outcome::Reply if self.outgoing.has_room_for_answers(self.limits.requests) => {
                     continue;
                 }
-                Outcome::Reply => ReceiveOutcome::Full,
-                Outcome::NeedMore => ReceiveOutcome::Some,
-                Outcome::Encrypt => self.encrypt(bytes.len() - used, context),
+                Outcome::Reply => ReceiveOutcome::Waits(WaitsFor::Window),
+                Outcome::NeedMore => ReceiveOutcome::Worked,
+                Outcome::Encrypt => self.encrypt(bytes.len() - used, shares),
                 Outcome::Ready { export, terms } => ReceiveOutcome::Chosen { export, terms },
                 Outcome::Closed => ReceiveOutcome::End(ConnectionEnd::Goodbye),
                 Outcome::Failed(sentence) => ReceiveOutcome::End(ConnectionEnd::Fault(sentence)),
@@ -282,7 +352,7 @@ impl Connection {
 
     /// Answers STARTTLS in the clear and encrypts everything after it. `early` bytes arrived after the request in the
     /// clear: they may come from an attacker in between.
-    fn encrypt(&mut self, early: usize, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
+    fn encrypt(&mut self, early: usize, shares: &mut Shares<'_>) -> ReceiveOutcome {
         let fault = |sentence: String| ReceiveOutcome::End(ConnectionEnd::Fault(sentence));
         if early > 0 {
             return fault(format!("{early} unencrypted bytes followed the request for TLS"));
@@ -291,7 +361,7 @@ impl Connection {
             return fault("TLS was negotiated but is not available".to_owned());
         };
         // The reply is short: a client whose socket does not take it does not read.
-        match self.outgoing.send(transport, context.pool, &mut Vec::new()) {
+        match self.outgoing.send(transport, shares.pool, &mut Vec::new()) {
             Ok(SendOutcome::All) => {}
             Ok(_) => return fault("the client does not read the handshake replies".to_owned()),
             Err(error) => return fault(format!("sending failed: {error}")),
@@ -300,344 +370,121 @@ impl Connection {
             Ok(session) => transport.encrypt(session),
             Err(error) => return fault(error.to_string()),
         }
-        ReceiveOutcome::Some
+        ReceiveOutcome::Worked
     }
 
-    fn parse(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, ReceiveOutcome) {
-        let (mut used, mut bios, mut copied) = (0, 0, 0);
+    fn parse(
+        &mut self,
+        bytes: &[u8],
+        quota: &mut TurnQuota,
+        shares: &mut Shares<'_>,
+    ) -> (usize, ReceiveOutcome) {
+        let (mut used, mut left) = (0, self.requests_left());
+        let bytes_left = if self.refuses { usize::MAX } else { self.bytes_left() };
+        let is_gated = shares.limits.is_some() || shares.frozen || self.refuses;
         loop {
+            if self.waiting.has_others() {
+                let filled = self.fill(&bytes[used..]);
+                used += filled;
+                quota.count(0, filled);
+                match self.step(quota, shares, Tried::All) {
+                    Stream::Open => {}
+                    Stream::Payload if used < bytes.len() => continue,
+                    Stream::Payload | Stream::NextTurn => return (used, ReceiveOutcome::Worked),
+                    Stream::Stopped(what) => return (used, ReceiveOutcome::Waits(what)),
+                }
+            } else if let Some(limit) = self.waiting.stops_for_limit() {
+                return (used, ReceiveOutcome::Waits(limit));
+            }
+            if quota.is_over() {
+                return (used, ReceiveOutcome::Worked);
+            }
+            if left == 0 || self.buffer_bytes >= bytes_left {
+                return (used, ReceiveOutcome::Waits(WaitsFor::Window));
+            }
             let Phase::Transmission(transmission) = &mut self.phase else {
-                return (bytes.len(), ReceiveOutcome::Some);
+                return (bytes.len(), ReceiveOutcome::Worked);
             };
-            if let Some(receiving) = &mut transmission.receiving {
-                let count = receiving.fill(&bytes[used..]);
-                (used, copied) = (used + count, copied + count);
-                if !receiving.is_complete() {
-                    return (used, ReceiveOutcome::Some);
+            let (count, parsed) = transmission.parser.parse(&bytes[used..]);
+            used += count;
+            let request = match parsed {
+                Parsed::Request(request) => request,
+                Parsed::NeedMore => return (used, ReceiveOutcome::Worked),
+                Parsed::Refused(refusal) => {
+                    let replies = transmission.replies;
+                    self.outgoing.header(|out| replies.refused(out, refusal));
+                    left -= 1;
+                    continue;
                 }
-                if context.frozen && receiving.changes_volume() {
-                    return (used, self.wait_for_thaw(context.now));
-                }
-                if !self.submit_received(context) {
-                    return (used, ReceiveOutcome::NoBuffer);
-                }
-                bios += 1;
-                continue;
-            }
-            if bios >= TURN_BIOS || copied >= TURN_BYTES {
-                return (used, ReceiveOutcome::Some);
-            }
-            let has_slot = *context.room > 0 || self.refuses;
-            let held = transmission.held.take_if(|_| has_slot);
-            let mut waits = FrontWaits::default();
-            let request = match held {
-                Some(request) => {
-                    waits = transmission.end_hold(context.now);
-                    request
-                }
-                None if transmission.held.is_some() => {
-                    transmission.begin_wait(context.now);
-                    return (used, ReceiveOutcome::NoBuffer);
-                }
-                None if !self.has_room() => return (used, ReceiveOutcome::Full),
-                None if !has_slot => return (used, ReceiveOutcome::NoBuffer),
-                None => {
-                    let Phase::Transmission(transmission) = &mut self.phase else {
-                        continue;
-                    };
-                    let (count, parsed) = transmission.parser.parse(&bytes[used..]);
-                    used += count;
-                    match parsed {
-                        Parsed::Request(request) => request,
-                        Parsed::NeedMore => return (used, ReceiveOutcome::Some),
-                        Parsed::Refused(refusal) => {
-                            let replies = transmission.replies;
-                            self.outgoing.header(|out| replies.refused(out, refusal));
-                            continue;
-                        }
-                        Parsed::Disconnect => {
-                            return (used, ReceiveOutcome::End(ConnectionEnd::Goodbye));
-                        }
-                        Parsed::End(error) => return (used, ReceiveOutcome::End(fault(error))),
-                    }
-                }
+                Parsed::Disconnect => return (used, ReceiveOutcome::End(ConnectionEnd::Goodbye)),
+                Parsed::End(error) => return (used, ReceiveOutcome::End(fault(error))),
             };
-            if let Some(gate) = &mut context.limits
-                && held.is_none()
-                && self.park(&request, context.now, gate)
+            left -= 1;
+            if !is_gated && let Some(count) = self.submit_at_once(&request, &bytes[used..], shares)
             {
-                if self.is_held_by_limit() {
-                    return (used, ReceiveOutcome::Limited);
-                }
+                used += count;
+                // Data of reads will be copied, too, and count against the turn's share.
+                quota.count(1, count.max(read_len(&request)));
                 continue;
             }
-            if context.frozen && request.op().is_write() {
-                return (used, self.hold_frozen(request, waits, context.now));
-            }
-            if self.refuses && (*context.room == 0 || !self.has_window_room()) {
-                self.refuse(request);
-                bios += 1;
-                continue;
-            }
-            let reads = if request.op() == Op::Read { request.len as usize } else { 0 };
-            if reads >= LARGE_PAYLOAD && *context.large_reads == 0 {
-                self.hold(request, waits);
-                return (used, ReceiveOutcome::NextTurn);
-            }
-            if !self.admit(request, waits, context) {
-                return (used, self.hold_for_buffer(request, waits, context.now));
-            }
-            // Data of reads will be copied, too, and count against the turn's share.
-            (bios, copied) = (bios + 1, copied + reads);
-            if reads >= LARGE_PAYLOAD {
-                *context.large_reads = context.large_reads.saturating_sub(reads);
-            }
+            self.waiting.push(FrontRequest::new(request, Origin::Client, shares.now));
         }
     }
 
-    /// Keeps a parsed request for a later turn.
-    pub(super) fn hold(&mut self, request: Request, waits: FrontWaits) {
-        if let Phase::Transmission(transmission) = &mut self.phase {
-            assert!(
-                transmission.receiving.is_none(),
-                "nothing is held before an incomplete payload"
-            );
-            (transmission.held, transmission.held_waits) = (Some(request), waits);
-        }
-    }
-
-    /// Keeps a parsed request until there is a buffer for it.
-    pub(super) fn hold_for_buffer(
-        &mut self,
-        request: Request,
-        waits: FrontWaits,
-        now: Instant,
-    ) -> ReceiveOutcome {
-        self.hold(request, waits);
-        if let Phase::Transmission(transmission) = &mut self.phase {
-            transmission.held_since = HeldSince::Buffer(now);
-        }
-        ReceiveOutcome::NoBuffer
-    }
-
-    /// Fails a request without a buffer or a bio, because its device does not answer; the payload of a write is received and
-    /// dropped first.
-    pub(super) fn refuse(&mut self, request: Request) {
-        if let Phase::Transmission(transmission) = &mut self.phase
-            && request.op() == Op::Write
-        {
-            transmission.receiving =
-                Some(Receiving { buffer: None, request, filled: 0, waits: FrontWaits::default() });
-            return;
-        }
-        self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
-    }
-
-    /// Gives a request, which has had `waits`, its buffer and submits it, unless a payload comes first; false, and nothing
-    /// is changed, if no buffer is free.
-    pub(super) fn admit(
-        &mut self,
-        request: Request,
-        waits: FrontWaits,
-        context: &mut ReceiveContext<'_>,
-    ) -> bool {
-        let Phase::Transmission(transmission) = &mut self.phase else {
-            return true;
-        };
-        let op = request.op();
-        let held = self.buffer_bytes + self.outgoing.held();
-        let from_cache = op == Op::Read && context.from_cache;
-        if from_cache && self.cache_guess.expects_hit() {
-            transmission.large = false;
-            self.submit(&request, waits, None, context);
-            return true;
-        }
-        if op == Op::Read && context.in_place {
-            transmission.large = false;
-            self.submit(&request, waits, None, context);
-            return true;
-        }
-        let mut buffer = None;
-        let len = op.buffer_len(request.len) as usize;
-        if len > 0 {
-            let stalled = op == Op::Read && self.outgoing.is_stalled(context.now);
-            if may_take((held, len), stalled, context) {
-                buffer = context.pool.try_take(len);
-            }
-            if buffer.is_none() {
-                if from_cache {
-                    // It needs none if it is cached; otherwise it comes back and waits for one.
-                    transmission.large = false;
-                    self.submit(&request, waits, None, context);
-                    return true;
-                }
-                if self.refuses {
-                    self.refuse(request);
-                    return true;
-                }
-                return false;
-            }
-            if let (Some(device), Some(buffer)) = (&mut context.device, &buffer) {
-                device.own += buffer.len();
-                device.all += buffer.len();
-            }
-            if context.policy == BufferPolicy::Once {
-                context.policy = BufferPolicy::Wait;
-            }
-        }
-        self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
-        transmission.large = op == Op::Write && request.len as usize >= LARGE_PAYLOAD;
-        if op == Op::Write {
-            transmission.receiving = Some(Receiving { buffer, request, filled: 0, waits });
-        } else {
-            self.submit(&request, waits, buffer, context);
-        }
-        true
-    }
-
-    /// Counts bytes of a payload that were received in its buffer. What parses the bytes behind them submits it.
-    fn note_payload(&mut self, count: usize) {
-        if let Phase::Transmission(transmission) = &mut self.phase
-            && let Some(receiving) = &mut transmission.receiving
-        {
-            receiving.filled += count;
-        }
-    }
-
-    /// Submits a whole payload, or answers a refused one; false if it must wait for a bio slot.
-    fn submit_received(&mut self, context: &mut ReceiveContext<'_>) -> bool {
-        let Phase::Transmission(transmission) = &mut self.phase else {
-            return true;
-        };
-        let goes_on = |receiving: &Receiving| receiving.buffer.is_some() && !self.refuses;
-        if *context.room == 0 && transmission.receiving.as_ref().is_some_and(goes_on) {
-            transmission.begin_wait(context.now);
-            return false;
-        }
-        let waits = transmission.end_hold(context.now);
-        match transmission.receiving.take() {
-            Some(Receiving { buffer: Some(buffer), request, waits: before, .. })
-                if *context.room > 0 =>
-            {
-                self.submit(&request, before.and(waits), Some(buffer), context);
-            }
-            Some(Receiving { buffer, request, .. }) => {
-                if let Some(buffer) = buffer {
-                    self.return_buffer(buffer, context.pool);
-                }
-                self.answer_failure(request.op(), request.cookie, IoError::TimedOut);
-            }
-            None => {}
-        }
-        true
-    }
-
-    fn submit(
-        &mut self,
-        request: &Request,
-        waits: FrontWaits,
-        buffer: Option<Buffer>,
-        context: &mut ReceiveContext<'_>,
-    ) {
-        let Phase::Transmission(transmission) = &self.phase else {
-            return;
-        };
-        let ExportBinding { volume, export, ioprio, .. } = transmission.binding;
-        let op = request.op();
-        let status = op == Op::BlockStatus;
-        if let Some(buffer) = buffer.as_ref().filter(|_| status) {
-            // Cleared, so that nothing of an earlier use is reported.
-            // SAFETY: the buffer is private and holds a list.
-            unsafe { buffer.base().write_bytes(0, EXTENTS_BYTES as usize) };
-        }
-        let mut flags = request.bio_flags();
-        if op == Op::Read && buffer.is_none() && !context.in_place {
-            flags = flags.with(BioFlags::NO_BUFFER);
-        }
-        let Request { cookie, offset, len, .. } = *request;
-        let sequence = self.window.insert(cookie, offset, len, op, buffer, context.now);
-        if let Some(in_flight) = self.window.get(sequence).filter(|_| status) {
-            in_flight.one_extent = request.bio_flags().contains(BioFlags::ONE_EXTENT);
-        }
-        if !waits.is_none()
-            && let Some(in_flight) = self.window.get(sequence)
-        {
-            in_flight.front = waits.wait_times();
-            in_flight.since = waits.began(in_flight.since);
-        }
-        *context.room = context.room.checked_sub(1).expect("a bio is made only with a slot for it");
-        context.inputs.push(Input::Bio(Bio {
-            id: BioId { connection: self.id, volume, export, sequence },
-            offset,
-            len,
-            op,
-            flags,
-            ioprio,
-        }));
-    }
-}
-
-impl Receiving {
-    /// Copies the bytes that belong to the payload; returns their number.
+    /// Takes bytes of the payload that is being received; returns their number.
     fn fill(&mut self, bytes: &[u8]) -> usize {
-        let count = bytes.len().min(self.request.len as usize - self.filled);
-        if let Some(buffer) = &self.buffer {
-            // SAFETY: the buffer is ours alone while the payload comes in, and holds `len` bytes.
-            unsafe {
-                let base = buffer.base().add(self.filled);
-                base.copy_from_nonoverlapping(bytes.as_ptr(), count);
+        match self.waiting.last_mut() {
+            Some(last) if last.awaits_client() => last.fill(bytes),
+            _ => 0,
+        }
+    }
+
+    /// Tries the waiting requests in their order. After one that must wait only a whole payload is tried, which has its block.
+    fn step(&mut self, quota: &mut TurnQuota, shares: &mut Shares<'_>, tried: Tried) -> Stream {
+        let (mut place, mut stopped) = (self.waiting.first_due(), None);
+        while let Some(one) = self.waiting.get(place) {
+            let is_due = one.limited().is_none()
+                && !one.awaits_client()
+                && (stopped.is_none() || one.has_payload())
+                && (tried == Tried::All || one.origin == Origin::Again);
+            if !is_due {
+                place += 1;
+                continue;
+            }
+            if quota.bios == 0 {
+                return Stream::NextTurn;
+            }
+            let Some(mut one) = self.waiting.take(place) else { break };
+            let what = self.admission(&mut one, shares);
+            quota.moved |= matches!(what, WaitsFor::Nothing | WaitsFor::Client);
+            if what == WaitsFor::Nothing {
+                quota.count(1, read_len(&one.request));
+                continue;
+            }
+            one.wait(what, shares.now);
+            self.waiting.put_back(place, one);
+            place += 1;
+            if !matches!(what, WaitsFor::Client | WaitsFor::Limit(_)) {
+                stopped.get_or_insert(what);
             }
         }
-        self.filled += count;
-        count
-    }
-
-    fn is_complete(&self) -> bool {
-        self.filled == self.request.len as usize
-    }
-
-    /// Whether it is complete, and goes to the device: one without a buffer is refused.
-    pub(super) fn changes_volume(&self) -> bool {
-        self.is_complete() && self.buffer.is_some()
-    }
-}
-
-impl Transmission {
-    /// Begins a wait for a bio slot, of the held request or of a whole payload, unless it waits already.
-    fn begin_wait(&mut self, now: Instant) {
-        match self.held_since {
-            HeldSince::Buffer(_) => {}
-            HeldSince::Frozen(_) => {
-                self.held_waits = self.end_hold(now);
-                self.held_since = HeldSince::Buffer(now);
-            }
-            HeldSince::Turn => self.held_since = HeldSince::Buffer(now),
+        match (stopped, self.waiting.stops_for_limit()) {
+            _ if self.awaits_payload() => Stream::Payload,
+            (Some(what), _) | (None, Some(what)) => Stream::Stopped(what),
+            (None, None) => Stream::Open,
         }
     }
 
-    /// The waits of the held request, or of a whole payload, which is tried again.
-    pub(super) fn end_hold(&mut self, now: Instant) -> FrontWaits {
-        let waits = std::mem::take(&mut self.held_waits);
-        match std::mem::take(&mut self.held_since) {
-            HeldSince::Turn => waits,
-            HeldSince::Buffer(since) => waits.and_buffer(now.since(since)),
-            HeldSince::Frozen(since) => waits.and_limits(now.since(since)),
-        }
+    /// Submits returned reads again; false if one must wait. Nothing is received.
+    pub fn resubmit(&mut self, shares: &mut Shares<'_>) -> bool {
+        self.step(&mut TurnQuota { bios: usize::MAX, ..TurnQuota::new() }, shares, Tried::Again);
+        self.waiting.again() == 0
     }
-}
 
-/// Whether a connection that holds `held` bytes may take a buffer for `len` bytes.
-pub(super) fn may_take(
-    (held, len): (usize, usize),
-    stalled: bool,
-    context: &ReceiveContext<'_>,
-) -> bool {
-    let has_turn = context.policy != BufferPolicy::Wait;
-    Pool::block_bytes(len).is_some_and(|block| {
-        let device = context.device;
-        let demand = BufferDemand { held, block, has_turn, stalled, device };
-        context.buffer_limits.admits(context.pool.taken(), demand)
-    })
+    /// Submits what has passed its limits before the connection leaves; what must wait is dropped.
+    pub fn submit_before_leaving(&mut self, shares: &mut Shares<'_>) {
+        self.step(&mut TurnQuota { bios: usize::MAX, ..TurnQuota::new() }, shares, Tried::All);
+    }
 }
 
 fn fault(error: ProtocolError) -> ConnectionEnd {
@@ -650,10 +497,10 @@ fn is_hang_up(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::bench::Bench;
+    use super::super::{ConnectionLimits, ExportBinding};
     use super::*;
-    use crate::nbd::buffer_limits::BufferLimits;
-    use crate::nbd::connection::ConnectionLimits;
-    use headworks::driver::Pool;
+    use headworks_core::{Input, Instant, Op};
     use headworks_nbd::ExportInfo;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
@@ -673,33 +520,18 @@ mod tests {
         let mut connection = Connection::new(ours.into(), "test".into(), limits, Instant(0));
         let name = "n".repeat(100);
         let exports = vec![ExportInfo { name, ..ExportInfo::default() }; 300];
-        let (mut pool, mut spans) = (Pool::new(1 << 20).unwrap(), Vec::new());
+        let (mut bench, mut spans) = (Bench::new(1 << 20, 1), Vec::new());
+        bench.exports = exports;
         theirs.write_all(&3_u32.to_be_bytes()).unwrap();
         theirs.write_all(&b"IHAVEOPT\0\0\0\x03\0\0\0\0".repeat(ASKED)).unwrap();
         let list = 300 * 124 + 20;
         let (mut most, mut got) = (0, vec![0; 18 + ASKED * list]);
         let mut at = 0;
         while at < got.len() {
-            let received = connection.receive(&mut ReceiveContext {
-                now: Instant(0),
-                scratch: &mut [0; 4096],
-                pool: &mut pool,
-                policy: BufferPolicy::Free,
-                from_cache: false,
-                in_place: false,
-                buffer_limits: BufferLimits::new(1 << 20, 1),
-                device: None,
-                frozen: false,
-                limits: None,
-                exports: &exports,
-                room: &mut 1,
-                large_reads: &mut 0,
-                large_payloads: &mut 0,
-                inputs: &mut Vec::new(),
-            });
+            let received = bench.receive(&mut connection, 0, None);
             assert!(!matches!(received, ReceiveOutcome::End(_)), "{received:?}");
             most = most.max(connection.outgoing.kept());
-            connection.send(Instant(0), &mut pool, &mut spans).unwrap();
+            connection.send(Instant(0), &mut bench.pool, &mut spans).unwrap();
             theirs.set_nonblocking(true).unwrap();
             at += theirs.read(&mut got[at..]).unwrap_or(0);
         }
@@ -713,8 +545,7 @@ mod tests {
     struct Rig {
         connection: Connection,
         theirs: UnixStream,
-        pool: Pool,
-        inputs: Vec<Input>,
+        bench: Bench,
     }
 
     impl Rig {
@@ -731,30 +562,14 @@ mod tests {
             let export = ExportInfo { size: 1 << 30, ..ExportInfo::default() };
             let terms = headworks_nbd::Negotiated::default();
             connection.begin(Instant(0), ExportBinding::default(), &export, terms);
-            let mut rig =
-                Self { connection, theirs, pool: Pool::new(1 << 20).unwrap(), inputs: Vec::new() };
-            rig.connection.send(Instant(0), &mut rig.pool, &mut Vec::new()).unwrap();
+            let mut rig = Self { connection, theirs, bench: Bench::new(1 << 20, 0) };
+            rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
             rig
         }
 
         fn receive(&mut self, now: u64, room: u32) -> ReceiveOutcome {
-            self.connection.receive(&mut ReceiveContext {
-                now: Instant(now),
-                scratch: &mut vec![0; 256 << 10],
-                pool: &mut self.pool,
-                policy: BufferPolicy::Free,
-                from_cache: false,
-                in_place: false,
-                buffer_limits: BufferLimits::new(1 << 20, 1),
-                device: None,
-                frozen: false,
-                limits: None,
-                exports: &Vec::<headworks_nbd::ExportInfo>::new(),
-                room: &mut { room },
-                large_reads: &mut (1 << 20),
-                large_payloads: &mut (1 << 20),
-                inputs: &mut self.inputs,
-            })
+            self.bench.room = room;
+            self.bench.receive(&mut self.connection, now, None)
         }
     }
 
@@ -772,17 +587,17 @@ mod tests {
     fn header_that_waits_for_a_bio_slot_is_no_stall() {
         let mut rig = Rig::new();
         rig.theirs.write_all(&read_header(1)[..20]).unwrap();
-        assert_eq!(rig.receive(SECOND, 8), ReceiveOutcome::Some);
+        assert_eq!(rig.receive(SECOND, 8), ReceiveOutcome::Worked);
         assert_eq!(rig.connection.deadline(), Some(Instant(4 * SECOND)), "it is to send the rest");
         rig.theirs.write_all(&read_header(1)[20..]).unwrap();
-        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::NoBuffer);
+        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
         assert_eq!(rig.connection.deadline(), None, "the shard has no slot");
-        assert_eq!(rig.receive(60 * SECOND, 0), ReceiveOutcome::NoBuffer);
-        assert_eq!((rig.connection.deadline(), rig.inputs.len()), (None, 0));
+        assert_eq!(rig.receive(60 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
+        assert_eq!((rig.connection.deadline(), rig.bench.inputs.len()), (None, 0));
         rig.theirs.write_all(&read_header(2)[..20]).unwrap();
-        assert_eq!(rig.receive(70 * SECOND, 8), ReceiveOutcome::Some);
-        assert_eq!(rig.inputs.len(), 1, "the first request is complete");
-        assert_eq!(rig.receive(70 * SECOND, 8), ReceiveOutcome::Some);
+        assert_eq!(rig.receive(70 * SECOND, 8), ReceiveOutcome::Worked);
+        assert_eq!(rig.bench.inputs.len(), 1, "the first request is complete");
+        assert_eq!(rig.receive(70 * SECOND, 8), ReceiveOutcome::Worked);
         assert_eq!(rig.connection.deadline(), Some(Instant(73 * SECOND)));
     }
 
@@ -798,7 +613,7 @@ mod tests {
         let mut rig = Rig::new();
         rig.theirs.write_all(&write_header(1, len as u32)).unwrap();
         rig.theirs.write_all(&vec![7; len / 2]).unwrap();
-        while rig.receive(SECOND, 8) == ReceiveOutcome::Some {}
+        while rig.receive(SECOND, 8) == ReceiveOutcome::Worked {}
         assert!(rig.connection.awaits_payload());
         rig
     }
@@ -811,18 +626,20 @@ mod tests {
             let mut rig = rig_with_half_a_write(len);
             let held = rig.connection.held();
             rig.theirs.write_all(&vec![7; len - len / 2]).unwrap();
-            assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::NoBuffer);
-            assert_eq!((rig.inputs.len(), rig.connection.held()), (0, held));
+            assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
+            assert_eq!((rig.bench.inputs.len(), rig.connection.held()), (0, held));
             assert_eq!(rig.connection.deadline(), None, "the client has done its part");
-            assert_eq!(rig.receive(60 * SECOND, 0), ReceiveOutcome::NoBuffer);
+            assert_eq!(rig.receive(60 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
             rig.theirs.write_all(&read_header(2)).unwrap();
-            assert_eq!(rig.receive(62 * SECOND, 1), ReceiveOutcome::NoBuffer, "for the read");
-            assert!(matches!(rig.inputs[..], [Input::Bio(bio)] if bio.op == Op::Write));
+            assert_eq!(rig.receive(62 * SECOND, 1), ReceiveOutcome::Worked);
+            let read = rig.receive(62 * SECOND, 0);
+            assert_eq!(read, ReceiveOutcome::Waits(WaitsFor::Room), "for the read");
+            assert!(matches!(rig.bench.inputs[..], [Input::Bio(bio)] if bio.op == Op::Write));
             let result = (Ok(()), false, headworks_core::ReplyStage::Final);
-            let write = rig.connection.reply(Instant(62 * SECOND), 1, result, &mut rig.pool);
+            let write = rig.connection.reply(Instant(62 * SECOND), 1, result, &mut rig.bench.pool);
             let buffer_wait = headworks_core::WaitTimes::of_front(0, 60 * SECOND);
             assert_eq!(write.map(|write| write.front), Some(buffer_wait));
-            assert_eq!((rig.pool.taken(), rig.connection.held()), (0, 0));
+            assert_eq!((rig.bench.pool.taken(), rig.connection.held()), (0, 0));
         }
     }
 
@@ -831,10 +648,13 @@ mod tests {
     fn whole_payload_of_a_stuck_device_fails_without_a_bio_slot() {
         let mut rig = rig_with_half_a_write(4096);
         rig.theirs.write_all(&[7; 2048]).unwrap();
-        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::NoBuffer);
+        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
         rig.connection.set_refuses(true);
-        assert_eq!(rig.receive(3 * SECOND, 0), ReceiveOutcome::Some);
-        assert_eq!((rig.inputs.len(), rig.pool.taken(), rig.connection.held()), (0, 0, 0));
+        assert_eq!(rig.receive(3 * SECOND, 0), ReceiveOutcome::Worked);
+        assert_eq!(
+            (rig.bench.inputs.len(), rig.bench.pool.taken(), rig.connection.held()),
+            (0, 0, 0)
+        );
         assert!(rig.connection.has_outgoing(), "an error");
     }
 
@@ -842,16 +662,16 @@ mod tests {
     #[test]
     fn held_request_waits_for_a_bio_slot() {
         let mut rig = Rig::new();
-        let taken = [1 << 19, 1 << 18].map(|len| rig.pool.try_take(len).unwrap());
+        let taken = [1 << 19, 1 << 18].map(|len| rig.bench.pool.try_take(len).unwrap());
         let mut read = read_header(1);
         read[24..].copy_from_slice(&(256_u32 << 10).to_be_bytes());
         rig.theirs.write_all(&read).unwrap();
-        assert_eq!(rig.receive(SECOND, 8), ReceiveOutcome::NoBuffer);
-        taken.into_iter().for_each(|buffer| rig.pool.put(buffer));
-        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::NoBuffer);
-        assert_eq!(rig.inputs.len(), 0);
+        assert_eq!(rig.receive(SECOND, 8), ReceiveOutcome::Waits(WaitsFor::Buffer));
+        taken.into_iter().for_each(|buffer| rig.bench.pool.put(buffer));
+        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
+        assert_eq!(rig.bench.inputs.len(), 0);
         rig.receive(3 * SECOND, 1);
-        assert_eq!(rig.inputs.len(), 1);
+        assert_eq!(rig.bench.inputs.len(), 1);
     }
 
     #[test]
@@ -864,16 +684,16 @@ mod tests {
         assert!(rig.connection.stash.capacity() >= 8192, "what is not parsed stays");
         for _ in 0..20 {
             rig.receive(SECOND, 1000);
-            for sequence in 0..=rig.inputs.len() as u64 {
+            for sequence in 0..=rig.bench.inputs.len() as u64 {
                 let result = (
                     Err(headworks_core::IoError::Medium),
                     false,
                     headworks_core::ReplyStage::Final,
                 );
-                rig.connection.reply(Instant(SECOND), sequence, result, &mut rig.pool);
+                rig.connection.reply(Instant(SECOND), sequence, result, &mut rig.bench.pool);
             }
         }
-        assert_eq!(rig.inputs.len(), 500);
+        assert_eq!(rig.bench.inputs.len(), 500);
         rig.connection.release_idle_memory();
         assert_eq!(rig.connection.stash.capacity(), 0);
     }

@@ -11,12 +11,16 @@
 //! Invariant: at most one chunk of a connection is read again at a time, and only after the socket took everything
 //! before it. So a client that takes nothing causes no read, and holds nothing of the pool.
 
-use headworks_core::{Bio, BioFlags, BioId, Input, Instant, Op, ReplyStage, Status};
+use headworks_core::{BioFlags, Instant, Op, ReplyStage, Status};
 
-use super::{Connection, ExportBinding, Phase, REREAD_ALIGN, ReceiveContext, Reread};
+use super::{Connection, ExportBinding, Phase, REREAD_ALIGN, Reread, Shares};
 use crate::nbd::buffer_limits::{BufferDemand, BufferLimits};
 use headworks::driver::Pool;
+use headworks_front::front_waits::FrontWaits;
 use headworks_front::window::InFlight;
+use headworks_front::{FrontRequest, Origin, WaitsFor};
+use headworks_nbd::transmission::Request;
+use headworks_nbd::wire::{Command, CommandFlags};
 
 impl Connection {
     /// Whether the client leaves data of replies unread.
@@ -48,54 +52,47 @@ impl Connection {
         self.fault.take()
     }
 
-    /// The socket takes more: the next turn reads dropped data again. False if it waits for a read in flight or for
-    /// room in the window; their completion leads here again.
+    /// The socket takes more: the next turn reads dropped data again. False if a read in flight or room in the window comes first, whose
+    /// completion leads here again, or if that read waits already.
     pub fn note_dropped_next(&mut self) -> bool {
-        self.reread_due = self.reread.is_none()
-            && self.window.used() + self.returned.len() < self.limits.requests
+        let is_due = self.reread.is_none()
+            && self.window.used() + self.waiting.again() < self.limits.requests
             && self.outgoing.next_dropped().is_some();
-        self.reread_due
+        let begins = is_due && !self.waiting.has_reread();
+        if begins {
+            let (command, flags) = (Command::Read, CommandFlags::NONE);
+            let request = Request { cookie: 0, offset: 0, len: 0, command, flags };
+            self.waiting.push(FrontRequest::new(request, Origin::Reread, Instant(0)));
+        }
+        begins
     }
 
-    /// Reads the next dropped data again, if they are due; false if no buffer or no bio slot is free.
-    pub fn reread(&mut self, context: &mut ReceiveContext<'_>) -> bool {
-        if !self.reread_due {
-            return true;
-        }
-        let (Some((offset, len)), Some(ExportBinding { volume, export, ioprio, .. })) =
-            (self.outgoing.next_dropped(), self.last_binding())
+    /// Reads the next dropped data again, if there are any; `Buffer` if none is free. The shard has a slot for it.
+    pub(super) fn reread(&mut self, shares: &mut Shares<'_>) -> WaitsFor {
+        let Some((offset, len)) = self.outgoing.next_dropped().filter(|_| self.reread.is_none())
         else {
-            self.reread_due = false;
-            return true;
+            return WaitsFor::Nothing;
         };
-        if *context.room == 0 {
-            return false;
+        if self.last_binding().is_none() {
+            return WaitsFor::Nothing;
         }
         // A chunk is admitted by its size alone, see `buffer_limits`. The pool may have small blocks only.
-        let limits = &context.buffer_limits;
-        let sizes = [limits.chunk(context.pool.taken()), limits.guaranteed()];
+        let limits = &shares.buffer_limits;
+        let sizes = [limits.chunk(shares.pool.taken()), limits.guaranteed()];
         let taken = sizes.into_iter().find_map(|most| {
             let (from, end) = chunk_of(offset, len, most, self.block);
-            let buffer = context.pool.try_take((end - from) as usize)?;
+            let buffer = shares.pool.try_take((end - from) as usize)?;
             Some((from, end, buffer))
         });
-        let Some((from, end, buffer)) = taken else { return false };
-        self.reread_due = false;
+        let Some((from, end, buffer)) = taken else { return WaitsFor::Buffer };
         self.buffer_bytes += buffer.len();
-        let read = (end - from) as u32;
-        let sequence = self.window.insert(0, from, read, Op::Read, Some(buffer), context.now);
+        let (command, flags, read) = (Command::Read, CommandFlags::NONE, (end - from) as u32);
+        let request = Request { cookie: 0, offset: from, len: read, command, flags };
         let (skip, len) = ((offset - from) as usize, (end - offset) as usize);
+        let (flags, waits) = (BioFlags::default(), FrontWaits::default());
+        let sequence = self.submit(&request, flags, waits, Some(buffer), shares);
         self.reread = Some(Reread { sequence, skip, len });
-        *context.room -= 1;
-        context.inputs.push(Input::Bio(Bio {
-            id: BioId { connection: self.id, volume, export, sequence },
-            offset: from,
-            len: read,
-            op: Op::Read,
-            flags: BioFlags::default(),
-            ioprio,
-        }));
-        true
+        WaitsFor::Nothing
     }
 
     /// Takes the status of a read of dropped data.
@@ -151,16 +148,13 @@ impl Connection {
             let block = Pool::block_bytes(len)?;
             Some(BufferDemand { held, block, has_turn: true, stalled, device: None })
         };
-        if self.reread_due {
+        let waits = |one: &&FrontRequest| one.waits_for() == WaitsFor::Buffer;
+        let one = self.waiting.all().find(waits)?;
+        if one.origin == Origin::Reread {
             return demand(limits.guaranteed(), 0, false);
         }
-        if let Some(read) = self.returned.front() {
-            return demand(read.len as usize, held, self.outgoing.is_stalled(now));
-        }
-        let Phase::Transmission(transmission) = &self.phase else { return None };
-        let request = transmission.held.as_ref()?;
-        let stalled = request.op() == Op::Read && self.outgoing.is_stalled(now);
-        demand(request.op().buffer_len(request.len) as usize, held, stalled)
+        let stalled = one.request.op() == Op::Read && self.outgoing.is_stalled(now);
+        demand(one.request.op().buffer_len(one.request.len) as usize, held, stalled)
     }
 
     /// The binding, also of a connection that has left transmission.

@@ -1,11 +1,12 @@
 //! Connections through TLS, with a rustls client at the other end of a socket pair and a disk that is a `Vec`.
 //!
-//! The server here sleeps as the reactor does: after `ReceiveOutcome::Nothing` it is called again only when its socket
+//! The server here sleeps as the reactor does: after `ReceiveOutcome::Idle` it is called again only when its socket
 //! is readable. Bytes left in a session would make a test hang, which the bound on rounds turns into a failure.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
+use super::bench::Bench;
 use super::*;
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{Session, TlsMode};
@@ -21,10 +22,7 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
 
 struct Server {
     connection: Connection,
-    pool: Pool,
-    scratch: Vec<u8>,
-    exports: Vec<ExportInfo>,
-    inputs: Vec<Input>,
+    bench: Bench,
     spans: Vec<Span>,
     disk: Vec<u8>,
     end: Option<ConnectionEnd>,
@@ -38,12 +36,11 @@ impl Server {
         theirs.set_nonblocking(true).unwrap();
         let mut connection = Connection::new(ours.into(), "test".into(), LIMITS, Instant(0));
         connection.set_tls_acceptor(&certificates.offer(mode, false));
+        let mut bench = Bench::new(128 << 20, 0);
+        bench.exports = vec![ExportInfo { size: DISK as u64, ..ExportInfo::default() }];
         let server = Self {
             connection,
-            pool: Pool::new(128 << 20).unwrap(),
-            scratch: vec![0; 256 << 10],
-            exports: vec![ExportInfo { size: DISK as u64, ..ExportInfo::default() }],
-            inputs: Vec::new(),
+            bench,
             spans: Vec::new(),
             disk: vec![0; DISK],
             end: None,
@@ -57,7 +54,7 @@ impl Server {
         if self.end.is_none() && (!self.sleeps || self.is_readable()) {
             self.receive();
         }
-        for input in std::mem::take(&mut self.inputs) {
+        for input in std::mem::take(&mut self.bench.inputs) {
             let Input::Bio(bio) = input else { panic!("only bios come") };
             let (sequence, range) = (bio.id.sequence, bio.offset as usize..);
             let span = self.connection.buffer(sequence).unwrap();
@@ -69,44 +66,28 @@ impl Server {
                 _ => buffer.copy_from_slice(disk),
             }
             let answer = (Ok(()), false, ReplyStage::Final);
-            let _ = self.connection.reply(Instant(7), sequence, answer, &mut self.pool);
+            let _ = self.connection.reply(Instant(7), sequence, answer, &mut self.bench.pool);
         }
         // A hang-up shows in the next receive.
-        let _ = self.connection.send(Instant(0), &mut self.pool, &mut self.spans);
+        let _ = self.connection.send(Instant(0), &mut self.bench.pool, &mut self.spans);
     }
 
     fn receive(&mut self) {
-        let mut context = ReceiveContext {
-            now: Instant(7),
-            scratch: &mut self.scratch,
-            pool: &mut self.pool,
-            policy: BufferPolicy::Free,
-            from_cache: false,
-            in_place: false,
-            buffer_limits: BufferLimits::new(1 << 30, 1),
-            device: None,
-            frozen: false,
-            limits: None,
-            exports: &self.exports,
-            room: &mut 1000,
-            large_reads: &mut (1 << 20),
-            large_payloads: &mut (1 << 20),
-            inputs: &mut self.inputs,
-        };
-        let received = self.connection.receive(&mut context);
-        self.sleeps = received == ReceiveOutcome::Nothing;
+        self.bench.room = 1000;
+        let received = self.bench.receive(&mut self.connection, 7, None);
+        self.sleeps = received == ReceiveOutcome::Idle;
         match received {
             ReceiveOutcome::Chosen { export, terms } => {
                 self.connection.begin(
                     Instant(0),
                     ExportBinding::default(),
-                    &self.exports[export],
+                    &self.bench.exports[export],
                     terms,
                 );
             }
             ReceiveOutcome::End(end) => {
                 if end == ConnectionEnd::Goodbye {
-                    self.connection.leave(&mut self.pool);
+                    self.connection.leave(&mut self.bench.pool);
                 }
                 self.end = Some(end);
             }
@@ -308,7 +289,7 @@ fn largest_payload_passes_slow_reader_both_ways() {
     client.step = 10_001;
     client.until(&mut server, |client| client.plain.len() == SIMPLE_REPLY_BYTES + len);
     assert!(client.plain[SIMPLE_REPLY_BYTES..] == data);
-    assert_eq!(server.pool.taken(), 0);
+    assert_eq!(server.bench.pool.taken(), 0);
 }
 
 /// More requests in one record than a connection may have in flight: the rest is decrypted and the socket empty, and
@@ -348,8 +329,8 @@ fn truncated_stream_is_a_hang_up() {
         server.turn();
     }
     assert_eq!(server.fault(), "the client disconnected in the middle of a request");
-    server.connection.close(&mut server.pool);
-    assert!(server.disk[..4096] == [0; 4096] && server.pool.taken() == 0);
+    server.connection.close(&mut server.bench.pool);
+    assert!(server.disk[..4096] == [0; 4096] && server.bench.pool.taken() == 0);
 }
 
 #[test]

@@ -1,0 +1,56 @@
+//! What a connection borrows of a shard, for tests.
+
+use headworks::driver::Pool;
+use headworks_core::{Input, Instant};
+use headworks_nbd::ExportInfo;
+
+use super::{BufferPolicy, Connection, LimitGate, ReceiveOutcome, Shares, TurnShare};
+use crate::nbd::buffer_limits::BufferLimits;
+
+/// A shard's part, without a shard.
+pub struct Bench {
+    pub pool: Pool,
+    pub inputs: Vec<Input>,
+    /// Bio slots that are free.
+    pub room: u32,
+    /// The volume is frozen.
+    pub frozen: bool,
+    pub exports: Vec<ExportInfo>,
+    scratch: Vec<u8>,
+}
+
+impl Bench {
+    /// A shard with a pool of `bytes`.
+    pub fn new(bytes: usize, room: u32) -> Self {
+        let (pool, scratch) = (Pool::new(bytes).unwrap(), vec![0; 256 << 10]);
+        Self { pool, inputs: Vec::new(), room, frozen: false, exports: Vec::new(), scratch }
+    }
+
+    /// Lets a connection receive once.
+    pub fn receive(
+        &mut self,
+        connection: &mut Connection,
+        now: u64,
+        limits: Option<LimitGate<'_>>,
+    ) -> ReceiveOutcome {
+        let buffer_limits = BufferLimits::new(self.pool.size(), 1);
+        let mut shares = Shares {
+            now: Instant(now),
+            scratch: &mut self.scratch,
+            pool: &mut self.pool,
+            policy: BufferPolicy::Free,
+            buffer_limits,
+            device: None,
+            from_cache: false,
+            in_place: false,
+            frozen: self.frozen,
+            limits,
+            exports: &self.exports,
+            turn: TurnShare { room: self.room, large_reads: 1 << 20, large_payloads: 1 << 20 },
+            inputs: &mut self.inputs,
+        };
+        let received = connection.receive(&mut shares);
+        self.room = shares.turn.room;
+        received
+    }
+}
