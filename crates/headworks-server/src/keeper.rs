@@ -79,7 +79,7 @@ impl Keeper {
             let size = options.size;
             let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
             let (disk, ahead) = (identity.disk_of_filesystem(), clock_ahead(&path));
-            let row = VolumeRow { identity, path, size, suspect: false, disk, ahead };
+            let row = VolumeRow { identity, path, size, suspect: false, disk, ahead, touched: 0 };
             memory.set_row(volume, &row);
         }
         let place = place_of_mark(&origin.spec.base, origin.identity);
@@ -139,8 +139,12 @@ impl Keeper {
         if self.has_failed.load(Ordering::Acquire) {
             return self.undo(volume);
         }
-        let mark = self.marks().remove(&volume.0);
-        remove(mark.map(|(mark, _)| mark));
+        remove_marks(self.take(volume));
+    }
+
+    /// As [`Keeper::close`], with the mark still there: [`remove_marks`] waits for its file system.
+    pub fn take(&self, volume: VolumeId) -> Option<Marker> {
+        self.marks().remove(&volume.0).map(|(mark, _)| mark)
     }
 
     /// Notes that the start has failed and that clients were told nothing: every volume that is closed from here on is undone.
@@ -177,7 +181,7 @@ impl Keeper {
     /// Notes that every volume was written out and closed.
     pub fn close_all(&self) {
         let marks = std::mem::take(&mut *self.marks());
-        remove(marks.into_values().map(|(mark, _)| mark));
+        remove_marks(marks.into_values().map(|(mark, _)| mark));
     }
 
     /// Notes that a volume is about to have `size` bytes.
@@ -201,7 +205,8 @@ fn clock_ahead(image: &Path) -> u64 {
     changed.saturating_sub(nanoseconds())
 }
 
-fn remove(marks: impl IntoIterator<Item = Marker>) {
+/// Removes marks of volumes that were written out and closed.
+pub(crate) fn remove_marks(marks: impl IntoIterator<Item = Marker>) {
     for mark in marks {
         if let Err(error) = mark.remove() {
             tracing::warn!(

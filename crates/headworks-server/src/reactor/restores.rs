@@ -40,8 +40,8 @@ pub struct Restores {
     in_flight: usize,
     sequence: u64,
     failed: Option<(VolumeId, IoError)>,
-    /// The memories of dead servers, kept while their blocks are used.
-    caches: Vec<Arc<LeftCache>>,
+    /// The memories of dead servers, kept while their blocks are used, and the volumes there.
+    sources: Vec<(Arc<LeftCache>, VolumeId)>,
     /// Told the outcome at the end.
     done: Sender<RestoreResult>,
 }
@@ -53,19 +53,19 @@ impl Restores {
         for VolumeRestore { volume, left, size, cache } in &volumes {
             queue.extend(cache.blocks(*left, *size).map(|block| {
                 let base = block.bytes.as_ptr().cast_mut();
-                // SAFETY: the frame is in a mapping that `caches` keeps; it is only read, and no other code writes it.
+                // SAFETY: the frame is in a mapping that `sources` keeps; it is only read, and no other code writes it.
                 let span = unsafe { Span::new(base, block.bytes.len()) };
                 (*volume, block.block, span)
             }));
         }
-        let caches = volumes.into_iter().map(|restore| restore.cache).collect();
-        Self { queue, in_flight: 0, sequence: 0, failed: None, caches, done }
+        let sources = volumes.into_iter().map(|restore| (restore.cache, restore.left)).collect();
+        Self { queue, in_flight: 0, sequence: 0, failed: None, sources, done }
     }
 
     /// Submits as many blocks as may be in flight.
     fn submit(&mut self, driver: &mut ShardDriver, io: &mut ShardIo) {
         // Write-out may begin meanwhile: the images change by us, not by others.
-        self.caches.iter().for_each(|cache| cache.touch());
+        self.sources.iter().for_each(|(cache, volume)| cache.touch(*volume));
         while self.in_flight < DEPTH
             && let Some((volume, block, span)) = self.queue.pop_front()
         {

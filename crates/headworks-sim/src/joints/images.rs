@@ -404,6 +404,7 @@ fn serve(host: &mut Host) -> Vec<Left> {
             suspect: false,
             ahead: 0,
             disk: 0,
+            touched: 0,
         };
         left.push(Left { object, row, known, done: false });
         if host.prng.below(2) == 0 {

@@ -65,6 +65,8 @@ mod row {
     pub const SIZE: usize = 24;
     pub const SUSPECT: usize = 32;
     pub const PATH_LEN: usize = 40;
+    /// When a later process last wrote blocks of the volume to its image (realtime, nanoseconds); 0: none did. Earlier programs have 0 here.
+    pub const TOUCHED: usize = 48;
     pub const PATH: usize = 64;
     // Behind the longest path. Version 1 has the rest of the path there.
     /// How far the clock of the image's filesystem is ahead of this machine's, in nanoseconds.
@@ -129,6 +131,8 @@ pub struct VolumeRow {
     pub disk: u64,
     /// How far the clock of its filesystem is ahead of this machine's, in nanoseconds.
     pub ahead: u64,
+    /// When a later process, which restored it, last wrote its image, in nanoseconds since 1970; 0: none did.
+    pub touched: u64,
 }
 
 impl VolumeRow {
@@ -161,6 +165,7 @@ impl VolumeRow {
             return;
         }
         Self::clear(memory, volume);
+        set(row::TOUCHED, self.touched);
         set(row::AHEAD, self.ahead);
         set(row::DISK, self.disk);
         self.store_identity(memory, at);
@@ -218,6 +223,12 @@ impl VolumeRow {
         word(memory, at + row::AHEAD).store(ahead, Ordering::Relaxed);
     }
 
+    /// Notes that the image of a volume is written from now on by a process that restores it.
+    pub(super) fn touch(memory: &Mapping, volume: VolumeId, now: u64) {
+        let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
+        word(memory, at + row::TOUCHED).fetch_max(now, Ordering::Relaxed);
+    }
+
     /// Notes whether a volume is suspect.
     pub(super) fn set_suspect(memory: &Mapping, volume: VolumeId, suspect: bool) {
         let at = ROWS_AT + usize::from(volume.0) * ROW_BYTES;
@@ -244,6 +255,7 @@ impl VolumeRow {
             suspect: get(row::SUSPECT) != 0,
             disk,
             ahead,
+            touched: get(row::TOUCHED),
         })
     }
 }
@@ -257,7 +269,8 @@ mod tests {
         let memory = Mapping::new(ROWS_AT + 4 * ROW_BYTES).unwrap();
         let identity = Identity::named(7, 8);
         let path = "/a/b.img".into();
-        let row = VolumeRow { identity, path, size: 1 << 20, suspect: false, disk: 4, ahead: 5 };
+        let (suspect, disk, ahead, touched) = (false, 4, 5, 6);
+        let row = VolumeRow { identity, path, size: 1 << 20, suspect, disk, ahead, touched };
         row.store(&memory, VolumeId(3));
         assert_eq!(VolumeRow::load(&memory, 3).as_ref(), Some(&row));
         assert_eq!(VolumeRow::load(&memory, 2), None);
@@ -275,7 +288,8 @@ mod tests {
         let memory = Mapping::new(ROWS_AT + 4 * ROW_BYTES).unwrap();
         let identity = Identity::named(7, 8);
         let path = "/a/b.img".into();
-        let row = VolumeRow { identity, path, size: 1 << 20, suspect: false, disk: 4, ahead: 5 };
+        let (suspect, disk, ahead, touched) = (false, 4, 5, 6);
+        let row = VolumeRow { identity, path, size: 1 << 20, suspect, disk, ahead, touched };
         row.store(&memory, VolumeId(1));
         let at = ROWS_AT + ROW_BYTES;
         word(&memory, at + row::KIND).store(NUMBERS, Ordering::Relaxed);

@@ -335,10 +335,11 @@ impl LeftCache {
         Identity::of_file(&self.file).ok()?.birth()
     }
 
-    /// Makes now the time of [`LeftCache::alive`], and commands in flight: the image is about to be written by this process.
-    pub fn touch(&self) {
-        self.shard_words(shard::IN_FLIGHT).for_each(|word| word.store(1, Ordering::Release));
-        self.shard_words(shard::ALIVE).for_each(|word| word.store(now(), Ordering::Relaxed));
+    /// Notes that the image of a volume is about to be written by this process. Changes of other images since the death stay others'.
+    pub fn touch(&self, volume: VolumeId) {
+        if usize::from(volume.0) < self.rows {
+            VolumeRow::touch(&self.control, volume, now());
+        }
     }
 
     #[cfg(test)]

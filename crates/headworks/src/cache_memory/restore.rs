@@ -8,7 +8,7 @@
 //!
 //! Rule: data go back only to the image that they are of ([`judge`]). It is that image if the identities are equal and known; where
 //! only numbers are, it is not if it was born after the process had died. It is as the process left it if it is not shorter, and its status change time is not
-//! later than the last thing that the process did. The kernel sets that time when a write begins; so if the devices had answered
+//! later than the last thing that the process did, or one that began to restore this image. The kernel sets that time when a write begins; so if the devices had answered
 //! every command at the death ([`LeftCache::was_idle`]), no later time is the process's, and otherwise it may be later by [`GRACE`].
 //! The caller holds the image's lock, so nothing of the dead process is still being written.
 //!
@@ -109,8 +109,8 @@ impl ImageState {
 #[must_use]
 pub fn judge(left: &DeadServer, row: &VolumeRow, image: &ImageState, is_plain: bool) -> Verdict {
     let identity = image.identity;
-    // The clock of the filesystem, at the last sign of life.
-    let alive = left.alive.saturating_add(row.ahead);
+    // The clock of the filesystem, at the last sign of life of the process, or of one that has begun to restore this image.
+    let alive = left.alive.max(row.touched).saturating_add(row.ahead);
     if !row.identity.has_numbers_of(&identity) {
         return Verdict::Other("it is another file".to_owned());
     }
@@ -145,7 +145,7 @@ pub fn judge(left: &DeadServer, row: &VolumeRow, image: &ImageState, is_plain: b
     if is_shorter {
         return Verdict::Changed(format!("it had {} bytes and has {}", row.size, image.size));
     }
-    let exact = left.was_idle && is_plain && image.has_local_times;
+    let exact = left.was_idle && row.touched == 0 && is_plain && image.has_local_times;
     let latest = alive.saturating_add(if exact { 0 } else { GRACE });
     if let Some(changed) = image.changed.filter(|&changed| changed > latest) {
         let later = (changed - alive) / 100_000_000;
@@ -165,7 +165,7 @@ pub fn judge(left: &DeadServer, row: &VolumeRow, image: &ImageState, is_plain: b
 pub fn write_image(left: &LeftCache, volume: &LeftVolume, image: &ImageWriter) -> io::Result<()> {
     write_runs(left.blocks(volume.volume, image.size()), |offset, run| {
         // Should this process die here, the next one must not take these writes for somebody else's.
-        left.touch();
+        left.touch(volume.volume);
         image.write_all_at(offset, run)
     })?;
     image.sync()?;

@@ -45,6 +45,7 @@ impl Process {
             suspect: false,
             disk: opened.identity().disk_of_filesystem(),
             ahead: 0,
+            touched: 0,
         };
         memory.set_row(VolumeId(2), &row);
         Self { memory, shard, image }
@@ -490,4 +491,31 @@ fn space_is_reserved_before_it_is_used() {
     let too_much = vec![ShardGeometry { units: 1 << 30, buffers: 64 << 20 }];
     let whole = CacheMemory::new(file, 8, too_much, 0).unwrap_err().to_string();
     assert!(whole.contains("cache and buffers need 4 TiB"), "{whole}");
+}
+
+#[test]
+fn restore_of_one_image_hides_no_change_of_another() {
+    let process = Process::new("left-one");
+    process.dirty(3, 5, 8);
+    let other = TempFile::new("left-two");
+    std::fs::write(other.path(), vec![1; 10 * BLOCK]).unwrap();
+    let opened = open(other.path());
+    let (identity, path) = (opened.identity(), other.path().to_owned());
+    let (size, disk) = (opened.found().size, identity.disk_of_filesystem());
+    let row = VolumeRow { identity, path, size, suspect: false, disk, ahead: 0, touched: 0 };
+    process.memory.set_row(VolumeId(3), &row);
+    process.fill(4, 9);
+    process.log().set(4, 1, DirtyEntry::new(VolumeId(3), 5));
+    drop(opened);
+    let (left, image) = process.die();
+    // As if the process had died ten seconds earlier: so both images have changed since.
+    left.set_alive(left.alive() - 10_000_000_000);
+    let rows: Vec<_> = left.volumes().into_iter().map(|volume| volume.row.unwrap()).collect();
+    let was = |row: &VolumeRow| judged(&left, row, &open(&row.path), true);
+    assert!(rows.iter().all(|row| matches!(was(row), Verdict::Changed(_))));
+    left.touch(VolumeId(2));
+    let rows: Vec<_> = left.volumes().into_iter().map(|volume| volume.row.unwrap()).collect();
+    assert_eq!(was(&rows[0]), Verdict::Unchanged, "its restore may have changed it");
+    assert!(matches!(was(&rows[1]), Verdict::Changed(_)), "{:?}", was(&rows[1]));
+    drop(image);
 }
