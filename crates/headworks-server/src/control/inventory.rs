@@ -129,6 +129,8 @@ pub struct Inventory {
     pub exports: BTreeMap<u16, ExportEntry>,
     /// Exports that are being added: they have a name and no ids.
     pub adding: Vec<Addition>,
+    /// Volumes whose images are being made longer.
+    pub resizing: Vec<VolumeId>,
     /// A volume is being put on the volume of its base: no base counts as unused.
     pub is_sharing: bool,
     /// Serial number of the next export.
@@ -185,6 +187,7 @@ impl Inventory {
                 })
                 .collect(),
             adding: Vec::new(),
+            resizing: Vec::new(),
             is_sharing: false,
             serial: assembly.exports.len() as u64,
             capacity: Capacity {

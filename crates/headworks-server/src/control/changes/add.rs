@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   lock: name and image reserved | image opened, what dead servers left of it written | lock: ids, volume on every shard
-//!     `-- the image is served already: lock: serve        | its base shared | lock: serve, or all of it undone
+//!     `-- the image is served already: lock: serve        | marked, its base shared | lock: serve, or all of it undone
 //! ```
 //!
 //! Rule: nothing that waits for a network or a disk runs under the lock of the inventory, so an image that takes seconds to open delays no
@@ -143,7 +143,9 @@ impl LiveChanges {
         spec: &ExportSpec,
         image: ImageToAdd,
     ) -> Result<(ExportNode, Vec<String>), RpcFault> {
+        let suspect = image.restored.suspect;
         let (volume, mut notes) = self.add_volume(&mut lock(&self.inventory), spec, None, image)?;
+        notes.extend(self.keep(volume, suspect));
         let served = self.share_base(volume).and_then(|note| {
             notes.extend(note);
             let mut inventory = lock(&self.inventory);
@@ -153,6 +155,7 @@ impl LiveChanges {
         match served {
             Ok(entry) => Ok((entry, notes)),
             Err(fault) => {
+                self.shards.keeper().undo(volume);
                 let mut inventory = lock(&self.inventory);
                 // A volume without an export could never be removed.
                 if let Some(record) = inventory.volumes.remove(&volume.0) {
@@ -161,6 +164,17 @@ impl LiveChanges {
                 Err(fault)
             }
         }
+    }
+
+    /// Prepares for dirty data of a volume that no export leads to yet; returns a sentence if its image cannot be marked.
+    fn keep(&self, volume: VolumeId, suspect: bool) -> Option<String> {
+        let known = |entry: &VolumeEntry| (entry.origin.clone(), entry.config.options);
+        let (origin, options) = lock(&self.inventory).volumes.get(&volume.0).map(known)?;
+        let note = self.shards.keeper().open(volume, &origin, &options);
+        if suspect {
+            self.shards.keeper().set_suspect(volume, true);
+        }
+        note
     }
 
     /// Checks that a further export of an image names the tenant of the others.
@@ -235,7 +249,7 @@ impl LiveChanges {
         Ok(ImageToAdd { opened, restored, written })
     }
 
-    /// Adds the volume of an image that was opened; on the shard `home`, if that is given.
+    /// Adds the volume of an image that was opened; on the shard `home`, if that is given. It is not marked yet.
     pub(super) fn add_volume(
         &self,
         inventory: &mut Inventory,
@@ -253,7 +267,6 @@ impl LiveChanges {
         origin.caching = spec.caching();
         notes.extend(restored.notes);
         notes.extend(written);
-        notes.extend(self.shards.keeper().open(volume, &origin, &config.options));
         let mut watched = opened.watched(volume);
         let (mut image, common) = (None, opened.common(spec));
         if let Some(queue) = device {
@@ -280,7 +293,6 @@ impl LiveChanges {
         }
         if restored.suspect {
             self.shards.tell(owner, Control::Suspect { volume });
-            self.shards.keeper().set_suspect(volume, true);
         }
         inventory.volumes.insert(volume.0, VolumeEntry::new(config, origin));
         Ok((volume, notes))
@@ -317,7 +329,6 @@ impl LiveChanges {
                 .shards
                 .command(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
         }
-        self.shards.keeper().undo(volume);
         let mut others = inventory.volumes.values();
         if !others.any(|other| other.config.device == config.device)
             && let Some(record) = inventory.devices.remove(&config.device.0)

@@ -4,7 +4,7 @@
 //!   add      reserve name -> open -> ids, device, volume on every shard -> serve
 //!   remove   hide -> disconnect clients -> write back, flush -> remove volume, device from every shard -> close, free ids
 //!                `-- a client is connected, or write-back fails: shown again, as before
-//!   resize   extend the file -> device, then every shard
+//!   resize   lock: may it? | extend the file | lock: device, then every shard
 //!   drain    flush each volume
 //!   refuse-clients, accept-clients   a mark of each export on each shard
 //!   freeze   gate of each volume -> flush each -> ... -> thaw
@@ -12,7 +12,8 @@
 //!   snapshot freeze -> a new file on top of the overlay -> thaw
 //! ```
 //!
-//! The lock of the inventory orders changes; it is not held while a device is waited for, nor while an image is opened. `drain` and queries need no
+//! The lock of the inventory orders changes; it is not held while a device or a file system is waited for: an image is opened, made longer and
+//! marked without it. `drain` and queries need no
 //! lock. Each step is a command to every shard, completed before the next; inventory and tree are changed when all
 //! shards have agreed. A stop of the server ends every wait.
 

@@ -6,7 +6,7 @@
 //!                                            '----------> lock: remove from each shard | refused? retry after a pause
 //! ```
 //!
-//! The lock is held for commands and never for a device, so other changes proceed meanwhile. Requests about an export
+//! The lock is held for commands and never for a device or a file system, so other changes proceed meanwhile. Requests about an export
 //! that is being removed fail with EBUSY. Invariant: a volume whose exports are all leaving gets no new export.
 
 use std::sync::mpsc::RecvTimeoutError;
@@ -24,6 +24,8 @@ use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, Tree, lock};
+use crate::keeper::remove_marks;
+use crate::marker::Marker;
 use crate::messages::command::{ExportReport, Released, ShardCommand};
 
 /// Time limit of clients that do not read their last replies; as in a shutdown.
@@ -41,6 +43,14 @@ struct ExportRemoval {
     /// Remaining steps, once this is known to be the volume's last export.
     steps: Option<RemovalSteps>,
     released: Vec<Released>,
+    /// The mark of its image, which is to be removed.
+    mark: Option<Marker>,
+}
+
+impl ExportRemoval {
+    fn new(entry: ExportNode, steps: Option<RemovalSteps>) -> Self {
+        Self { entry, clients: 0, steps, released: Vec::new(), mark: None }
+    }
 }
 
 impl LiveChanges {
@@ -62,7 +72,10 @@ impl LiveChanges {
         }
         let mut removal = self.begin_removal(name, force)?;
         let _shown = Draining::new(self, vec![removal.entry.id]);
-        let closed = match self.carry_out(&mut removal, force) {
+        let carried_out = self.carry_out(&mut removal, force);
+        // Before the lock of the image is given up, and without that of the inventory.
+        remove_marks(removal.mark.take());
+        let closed = match carried_out {
             Ok(closed) => closed,
             Err(fault) => {
                 self.restore(&mut removal);
@@ -86,7 +99,7 @@ impl LiveChanges {
             Some(ExportState::Leaving) => return Err(being_removed(name)),
             Some(ExportState::Stuck(steps)) => {
                 let entry = steps.entry.clone();
-                ExportRemoval { entry, clients: 0, steps: Some(steps), released: Vec::new() }
+                ExportRemoval::new(entry, Some(steps))
             }
             None if inventory.addition(name).is_some() => return Err(being_added(name)),
             Some(ExportState::Serving) | None => {
@@ -97,7 +110,7 @@ impl LiveChanges {
                 if !inventory.shares_volume(entry.id) {
                     check_failed_data(&entry, &report)?;
                 }
-                ExportRemoval { entry, clients: 0, steps: None, released: Vec::new() }
+                ExportRemoval::new(entry, None)
             }
         };
         if let Some(record) = inventory.exports.get_mut(&removal.entry.id.0) {
@@ -268,7 +281,7 @@ impl LiveChanges {
                         steps.with_device();
                     }
                     inventory.volumes.remove(&volume.0);
-                    self.shards.keeper().close(volume);
+                    removal.mark = self.shards.keeper().take(volume);
                     Ok(Released::new())
                 }
                 RemovalStep::DevicePlace => {

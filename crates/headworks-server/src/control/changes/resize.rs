@@ -1,11 +1,16 @@
 //! `resize`: grows an export, by extending its file or by noticing that it grew.
+//!
+//! The file is asked and made longer without the lock of the inventory: its file system may take its time. What was checked before is
+//! checked again after it.
 
-use headworks_core::VolumeId;
+use std::sync::Arc;
+
+use headworks_core::{VolumeId, VolumeOptions};
 use serde_json::{Value, json};
 
 use super::remove::being_removed;
 use super::{LiveChanges, refused};
-use crate::control::inventory::{ExportState, VolumeEntry};
+use crate::control::inventory::{ExportState, Inventory, VolumeEntry};
 use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
@@ -54,6 +59,34 @@ impl fmt::Display for WantedSize {
     }
 }
 
+/// A resize in progress. The lock of the inventory is not held; other resizes of the volume are refused while this lives.
+struct Resizing<'a> {
+    changes: &'a LiveChanges,
+    entry: ExportNode,
+    options: VolumeOptions,
+    /// Handle of its file.
+    watch: Option<SizeWatch>,
+    /// Its size before.
+    now: u64,
+    wanted: Option<u64>,
+}
+
+impl Resizing<'_> {
+    fn block(&self) -> u64 {
+        self.options.block_size.into()
+    }
+}
+
+impl Drop for Resizing<'_> {
+    fn drop(&mut self) {
+        lock(&self.changes.inventory).resizing.retain(|volume| *volume != self.entry.volume);
+    }
+}
+
+fn gone(entry: &ExportNode) -> RpcFault {
+    RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name()))
+}
+
 impl LiveChanges {
     /// The method `resize`, with the parameters of a client.
     pub fn resize_by_words(&self, params: &Params) -> RpcResult {
@@ -72,21 +105,46 @@ impl LiveChanges {
     }
 
     fn resize(&self, name: &str, wanted: Option<WantedSize>) -> RpcResult {
-        let mut inventory = lock(&self.inventory);
-        let known = inventory.export(name).map(|(_, record)| &record.state);
-        if known.is_some_and(|state| !matches!(state, ExportState::Serving)) {
-            return Err(being_removed(name));
+        let asked = self.begin_resize(name, wanted)?;
+        let Resizing { entry, watch, now, wanted, .. } = &asked;
+        let size = match watch {
+            Some(watch) => self.size_of_file(entry, watch, (*wanted, *now, asked.block()))?,
+            None => wanted.ok_or_else(|| {
+                let message = "it has the size it was given; say which it shall have";
+                RpcFault::refused("EINVAL", format!("{}: {message}", entry.shown_name()))
+            })?,
+        };
+        may_become(entry, *now, size, asked.options.size_max())?;
+        if let Some(watch) = watch
+            && wanted.is_some()
+            && size > watch.current_size().unwrap_or(size)
+        {
+            if asked.options.read_only {
+                let name = entry.shown_name();
+                let message = format!("{name}: its image is open for reading alone");
+                return Err(RpcFault::refused("EROFS", message));
+            }
+            self.lengthen(entry, watch, size)?;
         }
-        let tree = self.tree.current();
-        let entry = tree.find_export(name)?;
+        if size > *now {
+            self.finish_resize(name, &asked, size)?;
+        }
+        Ok(json!({ "export": entry.shown_name(), "size": size, "before": now }))
+    }
+
+    /// Finds out whether an export may be resized now, and keeps other resizes of it out.
+    fn begin_resize(
+        &self,
+        name: &str,
+        wanted: Option<WantedSize>,
+    ) -> Result<Resizing<'_>, RpcFault> {
+        let mut inventory = lock(&self.inventory);
+        let entry = self.may_resize(&inventory, name)?;
         let report = self.export_report(entry.id)?;
-        Self::check_not_frozen(name, report.is_some_and(|report| report.frozen))?;
         let now = report.and_then(|report| report.size).unwrap_or_default();
-        // The inventory is locked, so no other resize comes between.
-        let wanted = wanted.map(|wanted| size_of(entry, now, wanted)).transpose()?;
-        let Some(VolumeEntry { config, origin, .. }) = inventory.volumes.get_mut(&entry.volume.0)
+        let Some(VolumeEntry { config, origin, .. }) = inventory.volumes.get(&entry.volume.0)
         else {
-            return Err(RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name())));
+            return Err(gone(&entry));
         };
         if matches!(origin.spec.base, BaseDevice::Overlay { .. }) {
             let name = entry.shown_name();
@@ -95,34 +153,47 @@ impl LiveChanges {
             );
             return Err(RpcFault::refused("EINVAL", message));
         }
-        let block = u64::from(config.options.block_size);
-        let size = match &origin.watch {
-            Some(watch) => self.size_of_file(entry, watch, (wanted, now, block))?,
-            None => wanted.ok_or_else(|| {
-                let message = "it has the size it was given; say which it shall have";
-                RpcFault::refused("EINVAL", format!("{}: {message}", entry.shown_name()))
-            })?,
+        let (options, watch) = (config.options, origin.watch.clone());
+        if inventory.resizing.contains(&entry.volume) {
+            let name = entry.shown_name();
+            let message = format!("{name} is being resized; try again when that is done");
+            return Err(RpcFault::refused("EBUSY", message));
+        }
+        // No other resize comes between.
+        let wanted = wanted.map(|wanted| size_of(&entry, now, wanted)).transpose()?;
+        inventory.resizing.push(entry.volume);
+        Ok(Resizing { changes: self, entry, options, watch, now, wanted })
+    }
+
+    /// The export, if it is served and not frozen.
+    fn may_resize(&self, inventory: &Inventory, name: &str) -> Result<ExportNode, RpcFault> {
+        let known = inventory.export(name).map(|(_, record)| &record.state);
+        if known.is_some_and(|state| !matches!(state, ExportState::Serving)) {
+            return Err(being_removed(name));
+        }
+        let entry = self.tree.current().find_export(name)?.clone();
+        let report = self.export_report(entry.id)?;
+        Self::check_not_frozen(name, report.is_some_and(|report| report.frozen))?;
+        Ok(entry)
+    }
+
+    /// Tells all shards of a size that the image has, unless the export has gone or has another image meanwhile.
+    fn finish_resize(&self, name: &str, asked: &Resizing<'_>, size: u64) -> Result<(), RpcFault> {
+        let mut inventory = lock(&self.inventory);
+        let entry = self.may_resize(&inventory, name)?;
+        let record = inventory.volumes.get_mut(&entry.volume.0);
+        let file = |watch: &SizeWatch| Arc::as_ptr(watch.lock());
+        let is_same = |record: &&mut VolumeEntry| {
+            entry.volume == asked.entry.volume
+                && record.origin.watch.as_ref().map(file) == asked.watch.as_ref().map(file)
         };
-        may_become(entry, now, size, config.options.size_max())?;
-        if let Some(watch) = &origin.watch
-            && wanted.is_some()
-            && size > watch.current_size().unwrap_or(size)
-        {
-            if config.options.read_only {
-                let name = entry.shown_name();
-                let message = format!("{name}: its image is open for reading alone");
-                return Err(RpcFault::refused("EROFS", message));
-            }
-            self.lengthen(entry, watch, size)?;
-        }
-        if size > now {
-            // Before a block behind the old end can be dirty.
-            self.shards.keeper().resize(entry.volume, size);
-            self.grow(entry, size)?;
-            config.options.size = size;
-            tracing::info!("export {} has {} now", entry.shown_name(), display_size(size));
-        }
-        Ok(json!({ "export": entry.shown_name(), "size": size, "before": now }))
+        let record = record.filter(is_same).ok_or_else(|| gone(&asked.entry))?;
+        // Before a block behind the old end can be dirty.
+        self.shards.keeper().resize(entry.volume, size);
+        self.grow(&entry, size)?;
+        record.config.options.size = size;
+        tracing::info!("export {} has {} now", entry.shown_name(), display_size(size));
+        Ok(())
     }
 
     /// The new size of an export of a file.

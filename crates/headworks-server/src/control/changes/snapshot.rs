@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use super::{LiveChanges, PAUSE};
 use crate::assemble::WatchedFile;
 use crate::assemble::image::{OpenedImage, Opening, VolumeOrigin};
+use crate::control::inventory::VolumeEntry;
 use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
@@ -144,17 +145,19 @@ impl LiveChanges {
         let (identity, watch) = snapshot.finish();
         let volume = entry.volume;
         let seen = OpenedImage::by(Opening::Inspect, spec, true, &Leftovers::default());
-        let mut inventory = lock(&self.inventory);
-        let Some(record) = inventory.volumes.get_mut(&volume.0) else { return };
+        let known = |record: &VolumeEntry| (record.origin.clone(), record.config.options);
+        let known = lock(&self.inventory).volumes.get(&volume.0).map(known);
+        let Some((mut origin, options)) = known else { return };
         if let Ok(seen) = seen {
-            record.origin.what = seen.origin(spec).what;
+            origin.what = seen.origin(spec).what;
         }
-        record.origin.identity = Some(identity);
-        record.origin.watch = Some(watch.clone());
-        if let Some(note) =
-            self.shards.keeper().open(volume, &record.origin, &record.config.options)
-        {
+        origin.identity = Some(identity);
+        origin.watch = Some(watch.clone());
+        if let Some(note) = self.shards.keeper().open(volume, &origin, &options) {
             tracing::warn!("{note}");
+        }
+        if let Some(record) = lock(&self.inventory).volumes.get_mut(&volume.0) {
+            record.origin = origin;
         }
         let file = WatchedFile::of_fixed_size(volume, watch);
         // A shard that has ended watches nothing.
