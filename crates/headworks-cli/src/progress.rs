@@ -85,6 +85,13 @@ pub fn waits(exports: &[ActiveExport]) -> Option<String> {
     }
 }
 
+/// Whether all that a stop waits for are reads of exports that nobody can write: nothing of them can be lost.
+pub fn waits_for_readers_only(exports: &[ActiveExport]) -> bool {
+    let mut waited = exports.iter().filter(|export| !export.progress.stop.has_ended()).peekable();
+    waited.peek().is_some()
+        && waited.all(|export| export.read_only && export.progress.stop == VolumeStop::Draining)
+}
+
 /// Message about a shutdown that lost nothing: `dirty` bytes were in the cache when it began, and it took `took` nanoseconds.
 pub fn completed(dirty: u64, took: u64) -> String {
     let seconds = took as f64 / SEC as f64;
@@ -134,6 +141,18 @@ mod tests {
         let progress = VolumeProgress { stop, requests, left, unflushed, suspect: false };
         let device = "hw3".into();
         ActiveExport { name: name.into(), device, read_only: false, volatile: true, progress }
+    }
+
+    #[test]
+    fn hung_reads_of_read_only_exports_are_told_from_what_can_be_lost() {
+        use VolumeStop::{Closed, Draining, Flushing};
+        let reads = ActiveExport { read_only: true, ..export("ro", Draining, 1, 0) };
+        let done = export("a", Closed, 0, 0);
+        assert!(!waits_for_readers_only(std::slice::from_ref(&done)), "nothing is waited for");
+        assert!(waits_for_readers_only(&[done.clone(), reads.clone()]));
+        for other in [Draining, Flushing] {
+            assert!(!waits_for_readers_only(&[reads.clone(), export("b", other, 0, 4096)]));
+        }
     }
 
     #[test]

@@ -22,6 +22,10 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// milliseconds; one that hangs gets no more time.
 const LOSS_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long a stop waits for reads of exports that nobody can write, when nothing else is left: longer than the 5 s after which the server closes
+/// connections that take no replies.
+const READERS_LIMIT: Duration = Duration::from_secs(6);
+
 /// How often the way of connections to the next start is looked at.
 const LEAVE_INTERVAL: Duration = Duration::from_millis(5);
 /// Time limit of the write-out before that, if a shutdown has none.
@@ -40,12 +44,16 @@ impl OngoingStop {
         Self { since: now, reported: now, progress: Progress::new() }
     }
 
-    /// Reports the progress once per interval; returns true after the time limit.
+    /// Reports the progress once per interval; returns true after the time limit, or when what is left is not worth that time.
     fn report(&mut self, running: &Running, manager: &ServiceManager) -> bool {
         if self.reported.elapsed() >= REPORT_INTERVAL {
             self.reported = Instant::now();
             let at = self.since.elapsed().as_nanos() as u64;
-            let waits = progress::waits(&running.server.exports());
+            let exports = running.server.exports();
+            if self.since.elapsed() >= READERS_LIMIT && progress::waits_for_readers_only(&exports) {
+                return true;
+            }
+            let waits = progress::waits(&exports);
             let line = self.progress.line(at, running.server.left(), waits.as_deref());
             tracing::info!("{line}");
             manager.still_stopping(&line);
