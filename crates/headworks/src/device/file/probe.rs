@@ -10,8 +10,9 @@ use headworks_core::QueueOptions;
 use super::FileMode;
 use crate::memory::{Mapping, PAGE};
 
-/// Punching in memory frees its pages on the spot: 32 MiB is a few milliseconds.
-const INLINE_DISCARD_MAX: u32 = 32 << 20;
+/// Punching in memory frees its pages on the spot, 1 MiB in 0.1 ms, and writers of the file wait meanwhile: with their thread, as they write in
+/// place.
+pub(super) const INLINE_DISCARD_MAX: u32 = 1 << 20;
 /// The blocks that disks have; alignments beyond are no alignments we could serve.
 const BLOCK_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
 const RAMFS_MAGIC: u64 = 0x8584_58f6;

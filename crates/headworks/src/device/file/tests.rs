@@ -367,3 +367,28 @@ fn grown_image_is_readable_and_writable_to_its_new_end() {
         assert!(watch.is_regular());
     }
 }
+
+#[test]
+fn zeroing_in_memory_is_left_to_the_engine_in_short_steps() {
+    let Some(memory) = memory_directory() else { return };
+    let file = TempFile::absent_in(&memory, "zeroed");
+    let opened = image(file.path(), Direct::Auto);
+    if opened.mode() != FileMode::Inline {
+        return;
+    }
+    let step = opened.queue_options().discard_max_bytes;
+    assert!(step <= 1 << 20, "writers of the file wait for a step, and hold their thread");
+    let mut bench = bench(opened);
+    for (op, flags) in [
+        (Op::Discard, BioFlags::NONE),
+        (Op::WriteZeroes, BioFlags::NONE),
+        (Op::WriteZeroes, BioFlags::NO_UNMAP),
+    ] {
+        bench.submit(op, flags, 0, step);
+        assert!(bench.completions.is_empty(), "{op:?} holds the thread");
+        assert_eq!(bench.drain()[0].status, Ok(()));
+    }
+    bench.submit(Op::Flush, BioFlags::NONE, 0, 0);
+    assert_eq!(bench.completions.len(), 1, "a flush of memory takes no time");
+    bench.drain();
+}
