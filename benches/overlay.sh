@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Overlays beside qcow2 overlays of qemu-storage-daemon, nbdkit's cow filter and raw files, in turn in one run, all but nbdkit's with O_DIRECT.
 #
-#   benches/overlay.sh [--rounds 5] [--dir DIR] [--size 512]
+#   benches/overlay.sh [--rounds 5] [--dir DIR] [--size 512] [--before BINARY]
 #
+# With --before another build of headworks is measured in each round, too, in the row `before`.
 # First writes: 3000 of 4 KiB at depth 16, each in a cluster of its own of 128 KiB. The client of all servers is benches/overlay.py, with `headworks bench`. DIR has to be on a
 # disk whose file system has O_DIRECT; --size is that of the base in MiB.
 . "$(dirname "$0")/lib.sh"
 
-rounds=5 dir=$root/target size=512
+rounds=5 dir=$root/target size=512 before=
 while [ $# -gt 0 ]; do
     case $1 in
     --rounds) rounds=$2 ;;
     --dir) dir=$2 ;;
     --size) size=$2 ;;
+    --before) before=$2 ;;
     *) usage ;;
     esac
     shift 2
@@ -31,7 +33,7 @@ measure() { # SERVER CELLS...: what the client finds of the server that was just
     rm -f "$socket"
     printf '.' >&2
 }
-ours() { start "$socket" "$HEADWORKS" serve --cache 0 -U "$socket" "$1"; }
+ours() { start "$socket" "${2:-$HEADWORKS}" serve --cache 0 -U "$socket" "$1"; }
 qcow2() { # OPTIONS of the format
     qemu-img create -q -f qcow2 -b "$base" -F raw -o "$1" "$work/t.qcow2" "${size}M" || exit 1
     local file='"cache":{"direct":true},"aio":"io_uring"'
@@ -48,6 +50,12 @@ for ((round = 0; round < rounds; round++)); do
     "$HEADWORKS" image create --base "$base" "$work/t.hwo" >/dev/null || exit 1
     ours "overlay:path=$work/t.hwo"
     measure overlay "${cells[@]}"
+    if [ -n "$before" ]; then
+        rm -f "$work"/t.*
+        "$before" image create --base "$base" "$work/t.hwo" >/dev/null || exit 1
+        ours "overlay:path=$work/t.hwo" "$before"
+        measure before "${cells[@]}"
+    fi
     # A raw file that begins as holes, for what a first write costs the file system; and one that is full, for the rest.
     truncate -s "$bytes" "$work/t.sparse"
     ours "file:path=$work/t.sparse"
