@@ -96,6 +96,7 @@ test:            ## every test: the above, model checks, NBD clients against the
 
 test-long:       ## hours of simulation, deeper model checks, the NBD clients again and again
 	@scripts/setup test
+	@scripts/setup mutants
 	@scripts/test long
 
 bench:           ## the figures of docs/PERFORMANCE.md, side by side with the peers, of the program that packages have
