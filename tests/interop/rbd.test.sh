@@ -138,9 +138,13 @@ rm -f "$DIR/ready"
 script rbd.py void "$SOCKET" "$DIR/ready" &
 client=$!
 check "a client of a cached export reads and writes" wait_until 20 test -e "$DIR/ready"
-"$HEADWORKS" serve --engine "$ENGINE" --cache 0 -U "$DIR/third" "$VOL,takeover=on" >"$DIR/third.out" 2>&1 &
+"$HEADWORKS" serve --engine "$ENGINE" --cache 0 -U "$DIR/third" --control "$DIR/third.ctl" "$VOL,takeover=on" >"$DIR/third.out" 2>&1 &
 third=$!
-check "a third server takes over" wait_until 20 qemu-io -f raw -c "write -P 77 0 8M" -c flush "nbd+unix:///?socket=$DIR/third"
+check "a third server takes over" wait_until 20 qemu-io -t none -f raw -c "write -P 77 0 8M" "nbd+unix:///?socket=$DIR/third"
+# What the other had acknowledged is lost, and one of its clients may have come over.
+check "and refuses flushes" bash -c '! qemu-io -f raw -c flush "$1"' - "nbd+unix:///?socket=$DIR/third"
+check "until the loss is accepted" "$HEADWORKS" ctl "$DIR/third.ctl" discard-failed default --yes
+check "then it flushes" qemu-io -f raw -c "write -P 77 0 8M" -c flush "nbd+unix:///?socket=$DIR/third"
 wait $client
 check "the cache of the other answers nothing any more" test $? -eq 0
 check "what it did not write is named" says_like '^default .* suspect' exports
