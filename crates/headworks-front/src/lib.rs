@@ -18,6 +18,7 @@ pub mod front_waits;
 pub mod hot_list;
 pub mod lent_frames;
 pub mod outgoing;
+pub mod payload_windows;
 pub mod request;
 pub mod transport;
 pub mod waiting;
@@ -26,6 +27,6 @@ pub mod window;
 #[cfg(test)]
 mod test_socket;
 
-pub use request::{FrontRequest, Origin, Payload, WaitsFor};
+pub use request::{FrontRequest, Origin, PART_MIN, Payload, WaitsFor};
 pub use transport::Transport;
 pub use waiting::Waiting;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   header --> Limit --> Freeze --> Buffer --> bio                              (reads and others)
-//!                                     `--> Client --whole--> Freeze --> Room --> bio      (writes)
+//!                                     ^`--> Client --part whole--> Freeze --> Room --> bio (writes)
+//!                                     `------------- the next part ---------------'
 //!   returned by the cache (Again), dropped data of a reply (Reread) --> Room --> Buffer --> bio
 //! ```
 //!
@@ -35,6 +36,8 @@ pub enum WaitsFor {
     Turn,
     /// A buffer of the pool.
     Buffer,
+    /// Pieces of the same write that the device has.
+    Pieces,
 }
 
 /// Where a request came from.
@@ -48,15 +51,29 @@ pub enum Origin {
     Reread,
 }
 
-/// A payload that is received, as far as it has come.
+/// Shortest part of a payload that is written on its own, and alignment of its end on the volume.
+pub const PART_MIN: u32 = 4 << 10;
+
+/// A payload that is received, as far as it has come: a cursor over its parts.
+///
+/// ```text
+///   0 ........ given ............ got ........ part ......... len
+///   |in the shard|  in the block   | to come    | later parts   |
+/// ```
 #[derive(Debug, Default)]
 pub struct Payload {
-    /// Where it is received; none if it is dropped, or not begun.
+    /// Where the present part is received; none if nothing of it has come, or it is dropped.
     pub block: Option<Buffer>,
     /// Bytes that have come.
     pub got: u32,
-    /// It is received and kept nowhere: the request fails with this when its last byte has come.
+    /// Bytes that the shard has.
+    pub given: u32,
+    /// End of the present part; 0 before the payload begins.
+    pub part: u32,
+    /// What is left of it is received and kept nowhere: the request fails with this when its last byte has come.
     pub refused: Option<IoError>,
+    /// Number of the record of its pieces in the shard; 0 if it has none.
+    pub split: u32,
 }
 
 /// A request that cannot go on, or whose payload is not there.
@@ -132,6 +149,12 @@ impl FrontRequest {
         matches!(self.waits_for, WaitsFor::Limit(_))
     }
 
+    /// When it began to wait, of a payload the present part.
+    #[must_use]
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
     /// Begins to wait, unless it waits for the same already.
     pub fn wait(&mut self, what: WaitsFor, now: Instant) {
         self.ready = false;
@@ -153,7 +176,11 @@ impl FrontRequest {
         self.waits = match self.waits_for {
             WaitsFor::Limit(_) | WaitsFor::Freeze => self.waits.and_limits(waited),
             WaitsFor::Buffer | WaitsFor::Room => self.waits.and_buffer(waited),
-            WaitsFor::Nothing | WaitsFor::Client | WaitsFor::Window | WaitsFor::Turn => self.waits,
+            WaitsFor::Nothing
+            | WaitsFor::Client
+            | WaitsFor::Window
+            | WaitsFor::Turn
+            | WaitsFor::Pieces => self.waits,
         };
         self.waits
     }
@@ -161,46 +188,98 @@ impl FrontRequest {
     /// Whether its payload is being received, or dropped.
     #[must_use]
     pub fn has_payload(&self) -> bool {
-        self.payload.block.is_some() || self.payload.refused.is_some()
+        self.payload.part > 0
     }
 
-    /// Whether the client is to send more of its payload before it goes on.
+    /// Whether the client is to send more of its payload, and there is room for it.
     #[inline]
     #[must_use]
     pub fn awaits_client(&self) -> bool {
-        self.has_payload() && self.payload.got < self.request.len
+        let Payload { block, got, part, refused, .. } = &self.payload;
+        if refused.is_some() {
+            return *part > 0 && *got < self.request.len;
+        }
+        got < part && block.as_ref().is_some_and(|block| self.kept() < block.len())
     }
 
-    /// Free part of the block that its payload is received in.
+    /// Whether the present part of its payload has come.
+    #[inline]
+    #[must_use]
+    pub fn part_is_whole(&self) -> bool {
+        self.has_payload()
+            && self.payload.refused.is_none()
+            && self.payload.got >= self.payload.part
+    }
+
+    /// Bytes that have come and that the shard does not have.
+    #[inline]
+    #[must_use]
+    pub fn kept(&self) -> usize {
+        (self.payload.got - self.payload.given) as usize
+    }
+
+    /// Begins the next part, of at most `window` bytes: the whole payload, or up to a multiple of `window` on the volume.
+    pub fn begin_part(&mut self, window: u32) {
+        let Payload { given, part, .. } = &mut self.payload;
+        let len = self.request.len;
+        if *given == 0 && len <= window {
+            *part = len;
+            return;
+        }
+        let from = self.request.offset + u64::from(*given);
+        let most = u64::from(window) - from % u64::from(window);
+        *part = len.min(*given + most as u32);
+    }
+
+    /// Ends the present part after what has come of it, at a multiple of `align` on the volume; false if that is nothing.
+    pub fn shorten_part(&mut self, align: u32) -> bool {
+        let Payload { given, got, part, refused, .. } = &mut self.payload;
+        let beyond = (self.request.offset + u64::from(*got)) % u64::from(align);
+        let end = u64::from(*got).saturating_sub(beyond);
+        let shortens = refused.is_none() && *got < *part && end > u64::from(*given);
+        if shortens {
+            *part = end as u32;
+        }
+        shortens
+    }
+
+    /// Free part of the block, as far as the present part needs it.
     #[must_use]
     pub fn rest(&self) -> Option<Span> {
-        let Payload { block, got, .. } = &self.payload;
-        let (block, got) = (block.as_ref()?, *got as usize);
-        let rest = self.request.len as usize - got;
-        // SAFETY: `got` is at most the request's length, which the block holds; nothing else uses the block yet.
-        Some(unsafe { Span::new(block.base().add(got), rest) })
+        let Payload { block, got, part, .. } = &self.payload;
+        let (block, kept) = (block.as_ref()?, self.kept());
+        let rest = ((part - got) as usize).min(block.len() - kept);
+        // SAFETY: `kept` is at most the block's length; nothing else uses the block yet.
+        Some(unsafe { Span::new(block.base().add(kept), rest) })
     }
 
     /// Takes bytes that belong to the payload; returns their number.
     pub fn fill(&mut self, bytes: &[u8]) -> usize {
-        let count = bytes.len().min((self.request.len - self.payload.got) as usize);
-        if let Some(rest) = self.rest() {
-            // SAFETY: the block is ours alone while the payload comes in, and has room for the rest of it.
-            unsafe { rest.base().copy_from_nonoverlapping(bytes.as_ptr(), count) };
+        if self.payload.refused.is_some() {
+            let count = bytes.len().min((self.request.len - self.payload.got) as usize);
+            self.payload.got += count as u32;
+            return count;
         }
+        let Some(rest) = self.rest() else { return 0 };
+        let count = bytes.len().min(rest.len());
+        // SAFETY: the block is ours alone while the payload comes in, and has room for `rest`.
+        unsafe { rest.base().copy_from_nonoverlapping(bytes.as_ptr(), count) };
         self.payload.got += count as u32;
         count
     }
 
-    /// What the client has sent of it, as it came.
+    /// What the client has sent of it, as it came, but for what the shard has.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes = self.request.header().to_vec();
+        let mut bytes = Vec::new();
+        if self.payload.given == 0 {
+            bytes.extend_from_slice(&self.request.header());
+        }
         if let Some(block) = &self.payload.block {
-            // SAFETY: the block is ours alone while the payload comes in, and `got` bytes of it were written.
-            let payload =
-                unsafe { std::slice::from_raw_parts(block.base(), self.payload.got as usize) };
-            bytes.extend_from_slice(payload);
+            // SAFETY: the block is ours alone while the payload comes in, and these bytes of it were written.
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(block.base(), self.kept())
+            });
         }
         bytes
     }
@@ -209,5 +288,55 @@ impl FrontRequest {
     #[must_use]
     pub fn stops_stream(&self) -> bool {
         self.request.op() == Op::Write && !self.awaits_client()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_nbd::wire::{Command, CommandFlags};
+
+    const KIB: u32 = 1 << 10;
+    const MIB: u32 = 1 << 20;
+
+    fn write(offset: u64, len: u32) -> FrontRequest {
+        let (command, flags) = (Command::Write, CommandFlags::NONE);
+        let request = Request { cookie: 1, offset, len, command, flags };
+        FrontRequest::new(request, Origin::Client, Instant(0))
+    }
+
+    /// Ends of the parts of a write.
+    fn parts(offset: u64, len: u32, window: u32) -> Vec<u32> {
+        let (mut one, mut parts) = (write(offset, len), Vec::new());
+        while one.payload.given < len {
+            one.begin_part(window);
+            parts.push(one.payload.part);
+            (one.payload.given, one.payload.got) = (one.payload.part, one.payload.part);
+        }
+        parts
+    }
+
+    #[test]
+    fn write_up_to_its_window_is_one_part_and_a_longer_one_ends_at_multiples() {
+        assert_eq!(parts(512, MIB, MIB), [MIB]);
+        assert_eq!(parts(0, 3 * MIB, MIB), [MIB, 2 * MIB, 3 * MIB]);
+        assert_eq!(parts(4096, 2 * MIB, MIB), [MIB - 4096, 2 * MIB - 4096, 2 * MIB]);
+        assert_eq!(parts(512, 9 * KIB, 4 * KIB), [3584, 7680, 9 * KIB]);
+        assert_eq!(parts(u64::from(MIB) - 1, MIB + 1, MIB), [1, MIB + 1]);
+    }
+
+    #[test]
+    fn part_is_shortened_to_whole_blocks_of_what_has_come() {
+        let mut one = write(512, 64 * KIB);
+        one.begin_part(MIB);
+        for (got, end) in [(0, None), (3583, None), (3584, Some(3584)), (9000, Some(7680))] {
+            one.begin_part(MIB);
+            one.payload.got = got;
+            assert_eq!(one.shorten_part(PART_MIN), end.is_some(), "{got}");
+            assert!(end.is_none_or(|end| one.payload.part == end && one.part_is_whole()));
+        }
+        one.payload.given = 7680;
+        one.begin_part(MIB);
+        assert!(!one.shorten_part(PART_MIN), "1320 bytes");
     }
 }

@@ -29,6 +29,8 @@ pub struct InFlight {
     pub one_extent: bool,
     /// The error reply was sent at the time-out; only the buffer is still in use.
     pub answered: bool,
+    /// A piece of a write that was given to the shard in parts; `cookie` is the number of its record.
+    pub piece: bool,
     /// Data of the request; none for operations without data.
     pub buffer: Option<Buffer>,
 }
@@ -86,6 +88,7 @@ impl Window {
             front: WaitTimes::NONE,
             one_extent: false,
             answered,
+            piece: false,
             buffer,
         });
         self.next += 1;

@@ -1,6 +1,7 @@
 //! A client in its handshake: the listener that it came through, and the certificate that it presented.
 
 use super::bits::BitSet;
+use headworks_core::ExportId;
 use headworks_nbd::{ExportInfo, Offer};
 
 /// How a client came in.
@@ -64,6 +65,9 @@ pub trait ExportDirectory {
 
     /// Whether a client sees the export of an index. The admission was prepared since the last change.
     fn sees(&self, admission: &Admission, index: usize) -> bool;
+
+    /// Size of an export in bytes; none if it is not served.
+    fn size_of(&self, export: ExportId) -> Option<u64>;
 }
 
 /// A list of exports that every client sees.
@@ -76,6 +80,10 @@ impl ExportDirectory for Vec<ExportInfo> {
 
     fn sees(&self, _admission: &Admission, _index: usize) -> bool {
         true
+    }
+
+    fn size_of(&self, export: ExportId) -> Option<u64> {
+        self.get(usize::from(export.0)).map(|info| info.size)
     }
 }
 

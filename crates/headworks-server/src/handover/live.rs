@@ -3,15 +3,15 @@
 //! Connections with what is unfinished of them, the contents of the caches, and volumes whose device failed a flush.
 
 use headworks_core::{Ioprio, VolumeId};
-use headworks_nbd::transmission::Refusal;
-use headworks_nbd::wire::NbdError;
+use headworks_nbd::transmission::{Refusal, Request};
+use headworks_nbd::wire::{Command, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader};
 use headworks_nbd::{Negotiated, TransmissionFlags};
 use serde_json::{Value, json};
 
 use super::disk::ToldExport;
-use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth};
+use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth, wrong};
 use crate::messages::hand_over::PausedShard;
-use crate::nbd::connection::HandedConnection;
+use crate::nbd::connection::{HandedConnection, OpenWrite};
 use headworks_front::outgoing::UnsentPiece;
 
 /// What a new process takes over of a paused one.
@@ -28,10 +28,13 @@ pub(crate) struct Live {
 /// The hand-over of paused shards, in their order.
 pub(super) fn write(shards: Vec<PausedShard>) -> Handover {
     let mut writer = Writer::default();
-    let (mut connections, mut caches, mut suspect) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut connections, mut open_writes) = (Vec::new(), Vec::new());
+    let (mut caches, mut suspect) = (Vec::new(), Vec::new());
     for shard in shards {
         for (told, handed) in shard.connections {
-            connections.push(write_connection(&told, handed, &mut writer));
+            // A process before this version would take the rest of a payload for requests: it does not know the list, and closes them.
+            let list = if handed.open.is_some() { &mut open_writes } else { &mut connections };
+            list.push(write_connection(&told, handed, &mut writer));
         }
         caches.push(match shard.contents {
             Some(words) => {
@@ -42,7 +45,12 @@ pub(super) fn write(shards: Vec<PausedShard>) -> Handover {
         });
         suspect.extend(shard.suspect.iter().map(|volume| volume.0));
     }
-    writer.finish(&json!({ "connections": connections, "caches": caches, "suspect": suspect }))
+    writer.finish(&json!({
+        "connections": connections,
+        "open_writes": open_writes,
+        "caches": caches,
+        "suspect": suspect,
+    }))
 }
 
 fn write_connection(told: &ToldExport, handed: HandedConnection, writer: &mut Writer) -> Value {
@@ -55,11 +63,17 @@ fn write_connection(told: &ToldExport, handed: HandedConnection, writer: &mut Wr
         ioprio,
         unparsed,
         skip,
+        open,
         unsent,
         replies,
     } = handed;
     let skip = skip.map(|(bytes, Refusal { cookie, in_chunks, error })| {
         json!({ "bytes": bytes, "cookie": cookie, "in_chunks": in_chunks, "error": error.code() })
+    });
+    let open = open.map(|OpenWrite { request, given, before }| {
+        let before: Vec<_> = before.iter().flat_map(Request::header).collect();
+        let (header, before) = (writer.bytes(&request.header()), writer.bytes(&before));
+        json!({ "header": header, "given": given, "before": before })
     });
     let unsent: Vec<_> = unsent
         .iter()
@@ -83,6 +97,7 @@ fn write_connection(told: &ToldExport, handed: HandedConnection, writer: &mut Wr
         "ioprio": ioprio.map(Ioprio::code),
         "unparsed": writer.bytes(&unparsed),
         "skip": skip,
+        "open": open,
         "unsent": unsent,
         "replies": replies,
         "descriptor": writer.descriptor(socket),
@@ -97,7 +112,9 @@ impl Live {
     pub fn read(handover: Handover) -> Result<Self, String> {
         let (head, mut reader) = Reader::open(handover)?;
         let mut live = Self::default();
-        for entry in list(&head, "connections")? {
+        // A process before this version has none of the second kind.
+        let open = head.get("open_writes").and_then(Value::as_array);
+        for entry in list(&head, "connections")?.iter().chain(open.into_iter().flatten()) {
             live.connections.push((read_told(entry)?, read_connection(entry, &mut reader)?));
         }
         for cache in list(&head, "caches")? {
@@ -138,6 +155,20 @@ fn read_connection(entry: &Value, reader: &mut Reader) -> Result<HandedConnectio
             Some((fitting(skip, "bytes")?, Refusal { cookie, in_chunks, error }))
         }
     };
+    let open = match entry.get("open").filter(|open| !open.is_null()) {
+        None => None,
+        Some(open) => {
+            let request = reader.bytes(&open["header"])?.first_chunk().and_then(request_of);
+            let given = fitting(open, "given")?;
+            let (before, _) = reader.bytes(&open["before"])?.as_chunks();
+            let before = before.iter().map(request_of).collect::<Option<_>>();
+            let is_open = |request: &Request| given > 0 && given < request.len;
+            let (Some(request), Some(before)) = (request.filter(is_open), before) else {
+                return Err(wrong("a write that is none"));
+            };
+            Some(OpenWrite { request, given, before })
+        }
+    };
     let mut unsent = Vec::new();
     for piece in list(entry, "unsent")? {
         unsent.push(if let Some(bytes) = piece.get("bytes") {
@@ -160,8 +191,17 @@ fn read_connection(entry: &Value, reader: &mut Reader) -> Result<HandedConnectio
         ioprio,
         unparsed: reader.bytes(&entry["unparsed"])?.to_vec(),
         skip,
+        open,
         unsent,
         replies: fitting(entry, "replies")?,
         socket: reader.descriptor(&entry["descriptor"])?,
     })
+}
+
+/// The request of a header; none if it is no header.
+fn request_of(header: &[u8; REQUEST_BYTES]) -> Option<Request> {
+    let RequestHeader { flags, command, cookie, offset, len } =
+        RequestHeader::decode(header).ok()?;
+    let command = Command::from_code(command)?;
+    Some(Request { cookie, offset, len, command, flags: CommandFlags(flags) })
 }

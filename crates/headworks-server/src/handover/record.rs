@@ -71,7 +71,7 @@ pub(super) struct Reader {
     descriptors: Vec<Option<OwnedFd>>,
 }
 
-fn wrong(what: &str) -> String {
+pub(super) fn wrong(what: &str) -> String {
     format!("the running server's record has {what}; it is of another version: restart instead")
 }
 

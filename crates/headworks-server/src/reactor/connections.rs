@@ -30,6 +30,7 @@ use crate::nbd::connection::{
 use headworks::driver::Interest;
 use headworks_front::WaitsFor;
 use headworks_front::outgoing::SendOutcome;
+use headworks_front::payload_windows::WINDOW_MAX;
 use headworks_nbd::Negotiated;
 
 /// Receives in one turn of a connection with large payloads; with payloads of 64 KiB, as many bytes as other
@@ -49,6 +50,8 @@ pub(super) const LARGE_PAYLOADS_EACH: usize = 8 << 10;
 const LARGE_READS: usize = 1 << 20;
 /// Bytes of large replies that are sent in one turn of the shard, and one send more.
 const LARGE_SENDS: usize = 512 << 10;
+/// Time between two looks for payloads that keep more than their window.
+const SHORTEN_NS: u64 = 1_000_000;
 pub(super) const TOO_MANY: &str = "too many connections; closed";
 
 /// Which requests are submitted.
@@ -265,6 +268,7 @@ impl Reactor {
             device: self.device_use.bytes(device),
             frozen: binding.is_some_and(|binding| self.freezes.holds(binding.volume)),
             limits: export.and_then(|export| self.limits.gate(slot, export)),
+            window: export.map_or(WINDOW_MAX, |export| self.windows.window(export)),
             exports: &self.exports,
             turn,
             inputs: self.parts.driver.inputs(),
@@ -452,6 +456,11 @@ impl Reactor {
         if let Some((connection, _)) = self.parts.io.connection(slot)
             && connection.binding().is_some()
         {
+            if let Some(sentence) = connection.torn_write()
+                && self.log_limiter.admits()
+            {
+                warn!(peer = connection.peer(), "{sentence}");
+            }
             self.parts.driver.push(Input::Close { connection: connection.id() });
             self.limits.forget(self.parts.io.now, slot);
         }
@@ -479,6 +488,7 @@ impl Reactor {
             return;
         }
         self.buffer_queue.forget(slot);
+        self.windows.note(slot, None);
         self.device_use.forget(slot);
         self.limits.forget(self.parts.io.now, slot);
         if let Some(connection) = self.parts.io.remove(slot) {
@@ -510,7 +520,7 @@ impl Reactor {
                 let count = connection.sent_bytes() - before;
                 left = left.saturating_sub(usize::try_from(count).unwrap_or(usize::MAX));
             }
-            let opens = connection.window_opens();
+            let (goes_on_now, stopped) = (connection.goes_on(), connection.stopped_by());
             let state = self.connections.state_mut(slot);
             match sent {
                 // A socket that was full and is not writable yet: no data are read for it.
@@ -541,7 +551,7 @@ impl Reactor {
             }
             self.note(now, slot);
             self.free_if_finished(slot);
-            goes_on |= opens && self.wake(slot, WaitsFor::Window);
+            goes_on |= goes_on_now && self.wake(slot, stopped);
         }
         goes_on |= !again.is_empty() || self.parts.io.has_large_to_send();
         again.into_iter().for_each(|slot| self.parts.io.list(slot));
@@ -549,6 +559,7 @@ impl Reactor {
         // Once a turn: it searches all waiters while the first one's device holds as much as it may.
         goes_on |= self.call_waiter(room).is_some();
         goes_on |= self.make_room(now);
+        goes_on |= self.shorten_payloads(now);
         // A look may find that the first waiter's client takes nothing.
         if self.buffer_queue.is_first_stalled() {
             goes_on |= self.call_waiter(room).is_some();
@@ -560,6 +571,28 @@ impl Reactor {
         }
         self.taken_before = taken;
         goes_on
+    }
+
+    /// While others wait for buffers: lets payloads that keep more than their window be written as far as they have come. Returns whether
+    /// there is one.
+    fn shorten_payloads(&mut self, now: Instant) -> bool {
+        if self.buffer_queue.first().is_none() || self.next_shortening > now {
+            return false;
+        }
+        self.next_shortening = now.after(SHORTEN_NS);
+        let mut any = false;
+        let marked: Vec<_> = self.windows.marked().collect();
+        for slot in marked {
+            let Some((connection, pool)) = self.parts.io.connection(slot) else { continue };
+            let window = self.windows.window(connection.export_of_requests());
+            connection.cut_payload(pool);
+            if connection.is_beyond(window) && connection.stopped_by() == WaitsFor::Nothing {
+                self.connections.heat(slot);
+                any = true;
+            }
+            self.note(now, slot);
+        }
+        any
     }
 
     /// Chooses the first waiter for a buffer or one of `room` bio slots, if there is none; returns it if it is new. A waiter
@@ -609,6 +642,8 @@ impl Reactor {
             let held = connection.held();
             self.device_use.note(slot, binding.map(|binding| binding.device), requests, bytes);
             let export = binding.map(|binding| binding.export);
+            let incomplete = connection.has_incomplete_payload();
+            self.windows.note(slot, export.filter(|_| incomplete));
             self.buffer_queue.note(slot, export, held);
             self.buffer_queue.set_stalled(slot, connection.is_stalled(now));
             self.parts.io.note_lent(slot);
@@ -617,6 +652,13 @@ impl Reactor {
 
     /// Watches a connection for what it waits for.
     pub(super) fn watch(&mut self, slot: u32) {
+        let now = self.parts.io.now;
+        if let Some((connection, pool)) = self.parts.io.connection(slot)
+            && connection.has_incomplete_payload()
+        {
+            connection.cut_payload(pool);
+            self.note(now, slot);
+        }
         let state = *self.connections.state(slot);
         let is_paused = self.is_paused();
         let Some((connection, _)) = self.parts.io.connection(slot) else {

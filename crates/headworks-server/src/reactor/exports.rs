@@ -246,6 +246,10 @@ impl ExportDirectory for ExportTable {
         };
         sight.is_some_and(|sight| self.rules.shows(sight, admission))
     }
+
+    fn size_of(&self, export: ExportId) -> Option<u64> {
+        self.open(export).map(|(_, info)| info.size)
+    }
 }
 
 /// Replaces the size in a description, which may be followed by more words.

@@ -76,6 +76,7 @@ use freezes::Freezes;
 use headworks::Loss;
 use headworks::driver::{Clock, DiskQueue, Engine, Event, Sleeper, Span, Wait, Waker};
 use headworks_front::hot_list::HotList;
+use headworks_front::payload_windows::PayloadWindows;
 use held_log::HeldLog;
 use idle::IdlePolicy;
 use limits::{LimitTarget, ShardLimits};
@@ -195,6 +196,10 @@ pub struct Reactor {
     /// Watermarks of the pool.
     buffer_limits: BufferLimits,
     buffer_stats: BufferStats,
+    /// What incomplete payloads may keep.
+    windows: PayloadWindows,
+    /// Time of the next look for those that keep more.
+    next_shortening: Instant,
     /// Connections with old unsent data, as of the last look.
     victims: Vec<u32>,
     /// Time of the next look for buffers that unread replies hold; none if the next waiter is met at once.
@@ -232,6 +237,10 @@ impl Reactor {
             limits.put(Instant(0), export);
         }
         limits.settle_homes(Instant(0));
+        let mut windows = PayloadWindows::new(parts.io.pool.size(), places);
+        for export in &parts.exports {
+            windows.set_weight(export.binding.export, export.weight);
+        }
         Self {
             exports,
             device_use,
@@ -261,6 +270,8 @@ impl Reactor {
             ticking: false,
             buffer_limits: BufferLimits::new(parts.io.pool.size(), places),
             buffer_stats: BufferStats::default(),
+            windows,
+            next_shortening: Instant(0),
             victims: Vec::with_capacity(places),
             next_look: None,
             taken_before: 0,
@@ -503,6 +514,7 @@ impl Reactor {
     fn on_control(&mut self, control: Control) {
         if let Control::Weight { export, weight } = control {
             self.buffer_queue.set_weight(export, weight);
+            self.windows.set_weight(export, weight);
             self.limits.set_weight(export, weight);
         }
         if let Control::TenantWeight { tenant, weight } = control {

@@ -6,7 +6,8 @@
 //! | Window | is beyond the connection's bound of bytes; the number of requests is asked before a header is parsed | a reply that was sent |
 //! | Limit | is asked once, and first of what costs: it holds nothing, others pass it | `LimitTree::pop` |
 //! | Freeze | changes a frozen volume; after the limits, so that a thaw lets no burst through above a rate | a thaw |
-//! | Room | finds no bio slot, which the shard would answer with ENOMEM; a write needs one when its payload is whole | a slot that comes back |
+//! | Pieces | is a write of which the device has four pieces, or with which the connection would have too many requests in flight | a piece that is answered |
+//! | Room | finds no bio slot, which the shard would answer with ENOMEM; a write needs one for each part that is whole | a slot that comes back |
 //! | Turn | is a large read of a turn that has had its share | the next turn |
 //! | Buffer | finds no block: the last one, since it alone holds | a buffer that comes back |
 //! | Client | has its block, and the payload follows | bytes |
@@ -48,54 +49,62 @@ impl Connection {
         one: &mut FrontRequest,
         shares: &mut Shares<'_>,
     ) -> WaitsFor {
-        let op = one.request.op();
-        let begins = op == Op::Write && !one.has_payload();
-        let refuses = self.refuses && one.origin != Origin::Reread;
         if one.payload.refused.is_some() {
-            self.answer_refused(one, shares);
-            return WaitsFor::Nothing;
+            return self.end_refused(one, shares);
         }
-        if one.origin == Origin::Client && !one.has_payload() && !refuses && !self.has_byte_room() {
+        let op = one.request.op();
+        let is_new = one.origin == Origin::Client && !one.has_payload();
+        // A bio comes of it now: a write is received first.
+        let gives = op != Op::Write || one.part_is_whole();
+        let refuses = self.refuses && one.origin != Origin::Reread;
+        if is_new && !refuses && !self.has_byte_room() {
             return WaitsFor::Window;
         }
         if let Some(direction) = self.limit(one, shares) {
             return WaitsFor::Limit(direction);
         }
-        if shares.frozen && op.is_write() {
+        if shares.frozen && op.is_write() && (gives || is_new) {
             return WaitsFor::Freeze;
         }
         let has_slot = shares.turn.room > 0;
-        let is_new = one.origin == Origin::Client && !one.has_payload();
-        if refuses && (!has_slot || is_new && !self.has_window_room()) {
+        if refuses && (!has_slot && (gives || is_new) || is_new && !self.has_window_room()) {
             return self.refuse(one, shares);
         }
-        if !has_slot && !begins {
+        if gives && let Some(what) = self.piece_waits(one).filter(|_| op == Op::Write) {
+            return what;
+        }
+        if gives && !has_slot {
             return WaitsFor::Room;
         }
-        let large = if op == Op::Read { one.request.len as usize } else { 0 };
-        let is_large = large >= LARGE_PAYLOAD && one.origin == Origin::Client;
+        match (op, one.origin) {
+            (Op::Write, _) => self.advance_write(one, shares),
+            (_, Origin::Reread) => self.reread(shares),
+            _ => self.submit_with_memory(one, refuses, shares),
+        }
+    }
+
+    /// Submits a request that has no payload, if the turn and the memory allow.
+    fn submit_with_memory(
+        &mut self,
+        one: &mut FrontRequest,
+        refuses: bool,
+        shares: &mut Shares<'_>,
+    ) -> WaitsFor {
+        let reads = read_len(&one.request);
+        let is_large = reads >= LARGE_PAYLOAD && one.origin == Origin::Client;
         if is_large && shares.turn.large_reads == 0 {
             return WaitsFor::Turn;
         }
-        if one.origin == Origin::Reread {
-            return self.reread(shares);
+        let block = match self.memory_for(&one.request, one.origin, shares) {
+            Memory::None => None,
+            Memory::Block(block) => Some(block),
+            Memory::Short if refuses => return self.refuse(one, shares),
+            Memory::Short => return WaitsFor::Buffer,
+        };
+        if is_large {
+            shares.turn.large_reads = shares.turn.large_reads.saturating_sub(reads);
         }
-        if one.payload.block.is_none() {
-            let memory = self.memory_for(&one.request, one.origin, shares);
-            if matches!(memory, Memory::Short) {
-                return if refuses { self.refuse(one, shares) } else { WaitsFor::Buffer };
-            }
-            if is_large {
-                shares.turn.large_reads = shares.turn.large_reads.saturating_sub(large);
-            }
-            if let Memory::Block(block) = memory {
-                one.payload.block = Some(block);
-            }
-        }
-        if begins {
-            return WaitsFor::Client;
-        }
-        let (waits, block) = (one.settle(shares.now), one.payload.block.take());
+        let waits = one.settle(shares.now);
         self.submit(&one.request, one.request.bio_flags(), waits, block, shares);
         WaitsFor::Nothing
     }
@@ -110,7 +119,7 @@ impl Connection {
         shares: &mut Shares<'_>,
     ) -> Option<usize> {
         let payload = request.payload() as usize;
-        if shares.turn.room == 0 || payload > bytes.len() {
+        if shares.turn.room == 0 || payload > bytes.len().min(shares.window as usize) {
             return None;
         }
         let reads = read_len(request);
@@ -179,44 +188,47 @@ impl Connection {
         reads: bool,
         shares: &mut Shares<'_>,
     ) -> Option<Buffer> {
-        let stalled = reads && self.outgoing.is_stalled(shares.now);
-        let block = Pool::block_bytes(len)?;
-        let has_turn = shares.policy != BufferPolicy::Wait;
-        let (held, device) = (self.held(), shares.device);
-        let demand = BufferDemand { held, block, has_turn, stalled, device };
-        if !shares.buffer_limits.admits(shares.pool.taken(), demand) {
+        if !self.may_take(Pool::block_bytes(len)?, reads, shares) {
             return None;
         }
         let block = shares.pool.try_take(len)?;
+        self.note_taken(block.len(), shares);
+        Some(block)
+    }
+
+    /// Whether the connection may take `block` bytes more.
+    #[inline]
+    pub(super) fn may_take(&self, block: usize, reads: bool, shares: &Shares<'_>) -> bool {
+        let stalled = reads && self.outgoing.is_stalled(shares.now);
+        let has_turn = shares.policy != BufferPolicy::Wait;
+        let (held, device) = (self.held(), shares.device);
+        let demand = BufferDemand { held, block, has_turn, stalled, device };
+        shares.buffer_limits.admits(shares.pool.taken(), demand)
+    }
+
+    /// Counts bytes of the pool that were taken for a request.
+    #[inline]
+    pub(super) fn note_taken(&mut self, bytes: usize, shares: &mut Shares<'_>) {
         if let Some(device) = &mut shares.device {
-            device.own += block.len();
-            device.all += block.len();
+            device.own += bytes;
+            device.all += bytes;
         }
         if shares.policy == BufferPolicy::Once {
             shares.policy = BufferPolicy::Wait;
         }
-        self.buffer_bytes += block.len();
-        Some(block)
+        self.buffer_bytes += bytes;
     }
 
-    /// Fails a request without a bio, because its device does not answer; a write whose payload has not come receives and drops it first.
-    fn refuse(&mut self, one: &mut FrontRequest, shares: &mut Shares<'_>) -> WaitsFor {
-        let is_incomplete = one.request.op() == Op::Write && !one.has_payload();
+    /// Fails a request without a bio, because its device does not answer; what has not come of a write's payload is dropped first.
+    pub(super) fn refuse(&mut self, one: &mut FrontRequest, shares: &mut Shares<'_>) -> WaitsFor {
         one.payload.refused = Some(IoError::TimedOut);
-        if is_incomplete {
+        if one.request.op() == Op::Write && one.payload.got < one.request.len {
+            self.drop_block(one, shares.pool);
+            self.large = false;
+            one.payload.part = one.request.len;
             return WaitsFor::Client;
         }
-        self.answer_refused(one, shares);
-        WaitsFor::Nothing
-    }
-
-    /// Answers a refused request.
-    fn answer_refused(&mut self, one: &mut FrontRequest, shares: &mut Shares<'_>) {
-        if let Some(block) = one.payload.block.take() {
-            self.return_block(block, shares.pool);
-        }
-        let error = one.payload.refused.unwrap_or(IoError::TimedOut);
-        self.answer_failure(one.request.op(), one.request.cookie, error);
+        self.end_refused(one, shares)
     }
 
     /// Makes the bio of a request, which has a slot of the shard; returns its sequence number.

@@ -16,6 +16,8 @@ pub struct Bench {
     /// The volume is frozen.
     pub frozen: bool,
     pub exports: Vec<ExportInfo>,
+    /// Window of incomplete payloads.
+    pub window: u32,
     scratch: Vec<u8>,
 }
 
@@ -23,7 +25,15 @@ impl Bench {
     /// A shard with a pool of `bytes`.
     pub fn new(bytes: usize, room: u32) -> Self {
         let (pool, scratch) = (Pool::new(bytes).unwrap(), vec![0; 256 << 10]);
-        Self { pool, inputs: Vec::new(), room, frozen: false, exports: Vec::new(), scratch }
+        Self {
+            pool,
+            inputs: Vec::new(),
+            room,
+            frozen: false,
+            exports: Vec::new(),
+            window: 1 << 20,
+            scratch,
+        }
     }
 
     /// Lets a connection receive once.
@@ -46,6 +56,7 @@ impl Bench {
             frozen: self.frozen,
             limits,
             exports: &self.exports,
+            window: self.window,
             turn: TurnShare { room: self.room, large_reads: 1 << 20, large_payloads: 1 << 20 },
             inputs: &mut self.inputs,
         };

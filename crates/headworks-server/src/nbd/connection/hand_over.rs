@@ -8,9 +8,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use headworks_core::{Instant, Ioprio};
-use headworks_front::{FrontRequest, Origin};
+use headworks_front::{FrontRequest, Origin, PART_MIN};
 use headworks_nbd::Negotiated;
-use headworks_nbd::transmission::Refusal;
+use headworks_nbd::transmission::{Refusal, Request};
 use headworks_nbd::wire::NbdError;
 
 use super::{Connection, ConnectionLimits, ExportBinding, Phase, Transmission};
@@ -35,10 +35,23 @@ pub struct HandedConnection {
     pub unparsed: Vec<u8>,
     /// Bytes of a refused write's payload that are to be dropped before `unparsed`, and the refusal.
     pub skip: Option<(u32, Refusal)>,
+    /// A write of which a part is written: `unparsed` begins with the rest of its payload.
+    pub open: Option<OpenWrite>,
     /// Replies that are not sent yet, in order.
     pub unsent: Vec<UnsentPiece>,
     /// Number of those replies.
     pub replies: usize,
+}
+
+/// A write of which a part is written and no reply was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenWrite {
+    /// Header of the write.
+    pub request: Request,
+    /// Bytes of its payload that are written.
+    pub given: u32,
+    /// Requests that came before it and wait.
+    pub before: Vec<Request>,
 }
 
 /// State that a connection of another process continues with when its export is bound.
@@ -46,6 +59,7 @@ pub struct HandedConnection {
 pub(super) struct Resumption {
     ioprio: Option<Ioprio>,
     skip: Option<(u32, Refusal)>,
+    pub(super) open: Option<OpenWrite>,
 }
 
 impl Connection {
@@ -55,7 +69,8 @@ impl Connection {
         // The rest of a payload that is dropped comes first, so no header can be put before it.
         let mixes = match &self.phase {
             Phase::Transmission(transmission) => {
-                self.unfinished(transmission).1.is_some() && !self.waiting_bytes().is_empty()
+                self.unfinished(transmission).1.is_some()
+                    && self.waiting.len() > usize::from(self.has_payload())
             }
             _ => false,
         };
@@ -87,6 +102,7 @@ impl Connection {
             ioprio: transmission.own_ioprio.then_some(transmission.binding.ioprio),
             unparsed,
             skip,
+            open: self.open_write(),
             unsent: self.outgoing.unsent(),
             replies: self.outgoing.replies(),
         })
@@ -102,6 +118,7 @@ impl Connection {
             ioprio,
             unparsed,
             skip,
+            open,
             unsent,
             replies,
             ..
@@ -110,15 +127,41 @@ impl Connection {
         connection.listener = listener.map(Arc::from);
         connection.stash = unparsed;
         connection.outgoing.adopt(unsent, replies);
-        connection.resumption = Some(Box::new(Resumption { ioprio, skip }));
+        connection.resumption = Some(Box::new(Resumption { ioprio, skip, open }));
         connection
+    }
+
+    /// The write that is being received and of which the shard had a part.
+    fn open_write(&self) -> Option<OpenWrite> {
+        let one = self.waiting.last()?;
+        let (request, given) = (one.request, one.payload.given);
+        let is_open = given > 0 && one.payload.refused.is_none();
+        let is_before = |one: &&FrontRequest| one.origin == Origin::Client && !one.has_payload();
+        let before = || self.waiting.all().filter(is_before).map(|one| one.request);
+        is_open.then(|| OpenWrite { request, given, before: before().collect() })
+    }
+
+    /// Goes on with a write of which another process has written a part.
+    pub(super) fn resume_write(&mut self, open: OpenWrite, now: Instant) {
+        let OpenWrite { request, given, before } = open;
+        for request in before {
+            self.waiting.push(FrontRequest::new(request, Origin::Client, now));
+        }
+        let mut one = FrontRequest::new(request, Origin::Client, now);
+        one.limits_asked = true;
+        (one.payload.given, one.payload.got) = (given, given);
+        one.begin_part(PART_MIN.max(self.block));
+        self.begin_split_record(&mut one);
+        self.waiting.push(one);
     }
 
     /// What the client has sent of requests that did not begin, as it came. A write whose payload follows is the last.
     fn waiting_bytes(&self) -> Vec<u8> {
         let sent =
             |one: &&FrontRequest| one.origin == Origin::Client && one.payload.refused.is_none();
-        self.waiting.all().filter(sent).flat_map(FrontRequest::bytes).collect()
+        let is_open = self.open_write().is_some();
+        let sent = self.waiting.all().filter(sent).filter(|one| !is_open || one.has_payload());
+        sent.flat_map(FrontRequest::bytes).collect()
     }
 
     /// What the client has sent of a header; and what is to be dropped before it.

@@ -1,7 +1,7 @@
 //! One client's connection: turns received bytes into bios, and replies of the shard into sent bytes.
 //!
-//! Payloads are received into private buffers and become bios only when they are complete, so a client that disappears
-//! in the middle of one changes nothing. Requests in flight, buffer bytes and unsent replies are bounded, and a
+//! Payloads are received into private buffers and become bios when they are complete, or a part of them of 1 MiB is ([`payload`]).
+//! Requests in flight, buffer bytes and unsent replies are bounded, and a
 //! connection at a bound is not read from. A turn takes at most `TURN_BIOS` requests or `TURN_BYTES` copied bytes
 //! from one connection.
 //!
@@ -25,6 +25,9 @@ mod in_place;
 #[cfg(test)]
 mod limited_tests;
 mod parked;
+mod payload;
+#[cfg(test)]
+mod payload_tests;
 mod receive;
 mod reread;
 #[cfg(test)]
@@ -58,9 +61,10 @@ use headworks_nbd::wire::NbdError;
 use headworks_nbd::{ExportInfo, Negotiated};
 
 pub use admission::LimitGate;
-pub use hand_over::HandedConnection;
 use hand_over::Resumption;
+pub use hand_over::{HandedConnection, OpenWrite};
 use in_place::in_place;
+use payload::SplitWrite;
 
 /// Requests that one connection submits in a turn.
 const TURN_BIOS: usize = 64;
@@ -194,6 +198,12 @@ pub struct Connection {
     waiting: Waiting,
     /// The last write had a large payload.
     large: bool,
+    /// The last payload came quickly.
+    quick: bool,
+    /// Writes of which pieces are in the shard.
+    splits: Vec<SplitWrite>,
+    /// Number of the last one.
+    last_split: u32,
     /// The device does not answer: requests for which there is no room fail at once.
     refuses: bool,
     /// Time at which the client last took output, or at which there was none.
@@ -270,6 +280,8 @@ pub struct Shares<'a> {
     pub limits: Option<LimitGate<'a>>,
     /// Exports, and which client sees which in its handshake.
     pub exports: &'a dyn ExportDirectory,
+    /// Most bytes of an incomplete payload that are kept before a part of it is written.
+    pub window: u32,
     /// What is left of the turn.
     pub turn: TurnShare,
     /// Inputs of the shard, to which bios are appended.
@@ -315,6 +327,9 @@ impl Connection {
             stopped_by: WaitsFor::Nothing,
             waiting: Waiting::default(),
             large: false,
+            quick: true,
+            splits: Vec::new(),
+            last_split: 0,
             refuses: false,
             last_sent: now,
             was_silent: false,
@@ -430,8 +445,11 @@ impl Connection {
             binding,
             own_ioprio: false,
         };
-        if let Some(resumption) = self.resumption.take() {
+        if let Some(mut resumption) = self.resumption.take() {
             transmission.resume(&resumption);
+            if let Some(open) = resumption.open.take() {
+                self.resume_write(open, now);
+            }
         }
         self.phase = Phase::Transmission(transmission);
     }
@@ -530,6 +548,10 @@ impl Connection {
             let in_flight = self.window.get(sequence)?;
             in_flight.answered = true;
             let (op, cookie) = (in_flight.op, in_flight.cookie);
+            if in_flight.piece {
+                let status = status.and(Err(IoError::TimedOut));
+                return self.on_piece(now, cookie, status, pool);
+            }
             let answered = completed(in_flight, now);
             if !dead {
                 self.answer_failure(op, cookie, status.err().unwrap_or(IoError::TimedOut));
@@ -538,10 +560,15 @@ impl Connection {
         }
         let in_flight = self.window.remove(sequence)?;
         let counted = completed(&in_flight, now);
-        let InFlight { op, cookie, offset, len, one_extent, answered, buffer, .. } = in_flight;
+        let InFlight { op, cookie, offset, len, one_extent, answered, buffer, piece, .. } =
+            in_flight;
         let freed = buffer.as_ref().map_or(0, |buffer| buffer.len());
         assert!(self.buffer_bytes >= freed, "buffers in flight are counted");
         self.buffer_bytes -= freed;
+        if piece {
+            buffer.into_iter().for_each(|buffer| pool.put(buffer));
+            return if answered { None } else { self.on_piece(now, cookie, status, pool) };
+        }
         let mut buffer = buffer;
         if !dead && !answered {
             match (op, status) {
@@ -709,7 +736,7 @@ impl Connection {
             Phase::Handshake(_) => Some(self.last_received.after(self.limits.handshake_ns)),
             Phase::Transmission(transmission)
                 if self.stopped_by == WaitsFor::Nothing
-                    && (self.awaits_payload() || !transmission.parser.is_between_requests()) =>
+                    && (self.has_payload() || !transmission.parser.is_between_requests()) =>
             {
                 Some(self.last_received.after(self.limits.stall_ns))
             }
@@ -748,6 +775,8 @@ impl Connection {
             Phase::Handshake(_) => {
                 ConnectionEnd::Fault("the client disconnected during the handshake".into())
             }
+            // The line for the log says more.
+            Phase::Transmission(_) if self.torn_write().is_some() => ConnectionEnd::HungUp,
             Phase::Transmission(transmission)
                 if self.has_payload() || !transmission.parser.is_between_requests() =>
             {

@@ -119,6 +119,7 @@ impl Connection {
         if matches!(self.phase, Phase::Handshake(_)) && !self.has_room() {
             return ReceiveOutcome::Waits(WaitsFor::Window);
         }
+        self.shorten_payload(shares.window);
         if (self.has_stash() || self.can_step())
             && let Some(received) = self.parse_kept(shares)
         {
@@ -154,6 +155,10 @@ impl Connection {
             Ok(0) => return ReceiveOutcome::End(self.hang_up()),
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if self.has_incomplete_payload() && self.is_silent(shares.now) {
+                    self.quick = false;
+                    self.cut_payload(shares.pool);
+                }
                 return ReceiveOutcome::Idle;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
@@ -445,6 +450,7 @@ impl Connection {
         while let Some(one) = self.waiting.get(place) {
             let is_due = one.limited().is_none()
                 && !one.awaits_client()
+                // What is received has its memory, or its part of what is guaranteed.
                 && (stopped.is_none() || one.has_payload())
                 && (tried == Tried::All || one.origin == Origin::Again);
             if !is_due {
@@ -455,8 +461,9 @@ impl Connection {
                 return Stream::NextTurn;
             }
             let Some(mut one) = self.waiting.take(place) else { break };
+            let given = one.payload.given;
             let what = self.admission(&mut one, shares);
-            quota.moved |= matches!(what, WaitsFor::Nothing | WaitsFor::Client);
+            quota.moved |= what == WaitsFor::Nothing || one.payload.given > given;
             if what == WaitsFor::Nothing {
                 quota.count(1, read_len(&one.request));
                 continue;

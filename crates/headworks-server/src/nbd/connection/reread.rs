@@ -18,7 +18,7 @@ use crate::nbd::buffer_limits::{BufferDemand, BufferLimits};
 use headworks::driver::Pool;
 use headworks_front::front_waits::FrontWaits;
 use headworks_front::window::InFlight;
-use headworks_front::{FrontRequest, Origin, WaitsFor};
+use headworks_front::{FrontRequest, Origin, PART_MIN, WaitsFor};
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
 
@@ -154,7 +154,11 @@ impl Connection {
             return demand(limits.guaranteed(), 0, false);
         }
         let stalled = one.request.op() == Op::Read && self.outgoing.is_stalled(now);
-        demand(one.request.op().buffer_len(one.request.len) as usize, held, stalled)
+        let len = match one.has_payload() {
+            true => (2 * one.kept()).max(PART_MIN as usize),
+            false => one.request.op().buffer_len(one.request.len) as usize,
+        };
+        demand(len, held, stalled)
     }
 
     /// The binding, also of a connection that has left transmission.

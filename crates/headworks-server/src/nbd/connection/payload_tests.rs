@@ -1,0 +1,368 @@
+//! Payloads keep memory for what has come, and long writes are given in pieces.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+
+use headworks_core::{Bio, Input, Instant, IoError, Op, ReplyStage, Status};
+use headworks_front::WaitsFor;
+use headworks_nbd::{ExportInfo, Negotiated};
+
+use super::bench::Bench;
+use super::{Connection, ConnectionLimits, ExportBinding, ReceiveOutcome};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+
+struct Rig {
+    connection: Connection,
+    theirs: UnixStream,
+    bench: Bench,
+    now: u64,
+}
+
+fn limits(requests: usize) -> ConnectionLimits {
+    ConnectionLimits {
+        requests,
+        buffer_bytes: 64 * MIB,
+        handshake_ns: 10 * SECOND,
+        stall_ns: 60 * SECOND,
+    }
+}
+
+impl Rig {
+    fn new(requests: usize) -> Self {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut connection =
+            Connection::new(ours.into(), "test".into(), limits(requests), Instant(0));
+        let export = ExportInfo { size: 64 << 20, ..ExportInfo::default() };
+        connection.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
+        let mut bench = Bench::new(64 * MIB, 1000);
+        bench.exports = vec![export];
+        let mut rig = Self { connection, theirs, bench, now: 0 };
+        rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
+        let _ = rig.replies();
+        rig
+    }
+
+    fn receive(&mut self) -> ReceiveOutcome {
+        loop {
+            let received = self.bench.receive(&mut self.connection, self.now, None);
+            if received != ReceiveOutcome::Worked {
+                return received;
+            }
+        }
+    }
+
+    /// Sends bytes while the server receives; returns how the last receive ended.
+    fn send(&mut self, bytes: &[u8]) -> ReceiveOutcome {
+        let mut sent = 0;
+        let mut last = ReceiveOutcome::Worked;
+        while sent < bytes.len() {
+            match self.theirs.write(&bytes[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    assert!(
+                        matches!(last, ReceiveOutcome::Worked | ReceiveOutcome::Idle),
+                        "{last:?}"
+                    );
+                }
+                Err(error) => panic!("{error}"),
+            }
+            last = self.receive();
+        }
+        last
+    }
+
+    fn header(&mut self, offset: u64, len: usize) -> ReceiveOutcome {
+        let mut header = [0; 28];
+        header[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
+        header[7] = 1;
+        header[15] = 9;
+        header[16..24].copy_from_slice(&offset.to_be_bytes());
+        header[24..].copy_from_slice(&(len as u32).to_be_bytes());
+        self.send(&header)
+    }
+
+    fn bios(&self) -> Vec<Bio> {
+        let bio = |input: &Input| match input {
+            Input::Bio(bio) => *bio,
+            other => panic!("{other:?}"),
+        };
+        self.bench.inputs.iter().map(bio).collect()
+    }
+
+    fn ranges(&self) -> Vec<(u64, usize)> {
+        self.bios().iter().map(|bio| (bio.offset, bio.len as usize)).collect()
+    }
+
+    fn answer(&mut self, bio: &Bio, status: Status) -> bool {
+        let result = (status, false, ReplyStage::Final);
+        let pool = &mut self.bench.pool;
+        let counted = self.connection.reply(Instant(self.now), bio.id.sequence, result, pool);
+        self.connection.send(Instant(self.now), pool, &mut Vec::new()).unwrap();
+        counted.is_some()
+    }
+
+    /// Checks the data of the bios from one on, and answers them.
+    fn check_and_answer(&mut self, known: usize) {
+        for bio in self.bios().split_off(known) {
+            let span = self.connection.buffer(bio.id.sequence).unwrap();
+            let expected = payload(bio.offset as usize, bio.len as usize);
+            // SAFETY: the buffer is the request's, and nothing changes it.
+            assert!(unsafe { span.part(0, bio.len as usize).bytes() } == expected);
+            self.answer(&bio, Ok(()));
+        }
+    }
+
+    /// Errors of the replies that the client has got.
+    fn replies(&mut self) -> Vec<u32> {
+        let mut bytes = [0; 4096];
+        let count = self.theirs.read(&mut bytes).unwrap_or(0);
+        let codes = bytes[..count].as_chunks::<16>().0.iter();
+        codes.map(|reply| u32::from_be_bytes(reply[4..8].try_into().unwrap())).collect()
+    }
+}
+
+/// The byte of a payload at an offset of the volume.
+fn payload(offset: usize, len: usize) -> Vec<u8> {
+    (offset..offset + len).map(|at| (at % 251) as u8).collect()
+}
+
+#[test]
+fn silent_payload_keeps_less_than_twice_what_was_sent() {
+    for (sent, kept) in [(0, 0), (1, 4 * KIB), (5 * KIB, 8 * KIB), (100 * KIB, 128 * KIB)] {
+        let mut rig = Rig::new(16);
+        rig.header(0, 32 * MIB);
+        rig.send(&vec![7; sent]);
+        rig.now += 5 * MS;
+        assert_eq!(rig.receive(), ReceiveOutcome::Idle);
+        assert_eq!((rig.connection.held(), rig.bench.pool.taken()), (kept, kept), "{sent}");
+        assert!(rig.connection.deadline().is_some(), "its client is to go on");
+        rig.connection.close(&mut rig.bench.pool);
+        assert_eq!((rig.bench.pool.taken(), rig.connection.torn_write()), (0, None));
+    }
+}
+
+#[test]
+fn write_up_to_its_window_is_one_bio_however_its_bytes_come() {
+    let mut rig = Rig::new(16);
+    rig.header(512, MIB);
+    let bytes = payload(512, MIB);
+    for chunk in bytes.chunks(30_000) {
+        assert_eq!(rig.bench.inputs.len(), 0);
+        rig.send(chunk);
+        rig.now += 5 * MS;
+        rig.receive();
+    }
+    assert_eq!(rig.ranges(), [(512, MIB)]);
+    let bio = rig.bios()[0];
+    let span = rig.connection.buffer(bio.id.sequence).unwrap();
+    // SAFETY: the buffer is the request's, and nothing changes it.
+    assert!(unsafe { span.part(0, MIB).bytes() } == bytes);
+    assert!(rig.answer(&bio, Ok(())));
+    assert_eq!((rig.replies(), rig.bench.pool.taken()), (vec![0], 0));
+}
+
+#[test]
+fn longer_write_is_given_in_pieces_and_answered_once_when_all_are() {
+    let mut rig = Rig::new(16);
+    let (offset, len) = (4096, 2 * MIB + 8192);
+    rig.header(offset, len);
+    let bytes = payload(4096, len);
+    rig.send(&bytes[..len - 1]);
+    assert_eq!(rig.ranges(), [(4096, MIB - 4096), (1 << 20, MIB)]);
+    for bio in rig.bios() {
+        let span = rig.connection.buffer(bio.id.sequence).unwrap();
+        let at = bio.offset as usize - 4096;
+        // SAFETY: the buffer is the request's, and nothing changes it.
+        let data = unsafe { span.part(0, bio.len as usize).bytes() };
+        assert!(data == &bytes[at..at + bio.len as usize]);
+        assert!(!rig.answer(&bio, Ok(())));
+    }
+    assert_eq!(rig.replies(), [0; 0], "its last byte has not come");
+    rig.send(&bytes[len - 1..]);
+    assert_eq!(rig.ranges()[2..], [(2 << 20, 12 * KIB)]);
+    let last = rig.bios()[2];
+    assert!(rig.answer(&last, Ok(())));
+    assert_eq!((rig.replies(), rig.bench.pool.taken(), rig.connection.held()), (vec![0], 0, 0));
+}
+
+#[test]
+fn error_of_a_piece_is_the_reply_after_the_last_byte() {
+    let mut rig = Rig::new(16);
+    rig.header(0, 4 * MIB);
+    rig.send(&vec![7; 2 * MIB + 100]);
+    let [first, second] = rig.bios()[..] else { panic!("two pieces") };
+    rig.answer(&second, Err(IoError::NoSpace));
+    assert_eq!(rig.replies(), [0; 0]);
+    rig.send(&vec![7; 2 * MIB - 101]);
+    assert_eq!(rig.bench.inputs.len(), 2, "what follows the error is dropped");
+    rig.answer(&first, Ok(()));
+    assert_eq!(rig.replies(), [0; 0], "libnbd gives up on a reply before the last byte");
+    rig.send(&[7]);
+    rig.connection.send(Instant(rig.now), &mut rig.bench.pool, &mut Vec::new()).unwrap();
+    assert_eq!((rig.replies(), rig.bench.pool.taken()), (vec![28], 0));
+    rig.header(0, 512);
+    rig.send(&[7; 512]);
+    assert_eq!(rig.ranges()[2..], [(0, 512)], "the stream goes on");
+}
+
+#[test]
+fn write_past_the_end_changes_nothing() {
+    for (offset, error) in [((63 << 20) + 4096, 28), (100, 22)] {
+        let mut rig = Rig::new(16);
+        rig.header(offset, 2 * MIB);
+        rig.send(&vec![7; 2 * MIB]);
+        rig.connection.send(Instant(rig.now), &mut rig.bench.pool, &mut Vec::new()).unwrap();
+        let replies = rig.replies();
+        if offset == 100 {
+            // Blocks of one byte: nothing is misaligned.
+            assert_eq!((replies, rig.bench.inputs.len()), (vec![], 3));
+            continue;
+        }
+        assert_eq!((replies, rig.bench.inputs.len()), (vec![error], 0));
+        assert_eq!(rig.bench.pool.taken(), 0);
+    }
+}
+
+#[test]
+fn no_more_than_four_pieces_are_in_the_shard() {
+    let mut rig = Rig::new(16);
+    rig.header(0, 8 * MIB);
+    // The sender is stopped in the middle: what the socket takes is not received.
+    for _ in 0..200 {
+        let _ = rig.theirs.write(&vec![7; 256 * KIB]);
+        if rig.receive() == ReceiveOutcome::Waits(WaitsFor::Pieces) {
+            break;
+        }
+    }
+    assert_eq!((rig.bench.inputs.len(), rig.connection.stopped_by()), (4, WaitsFor::Pieces));
+    assert_eq!((rig.connection.deadline(), rig.connection.goes_on()), (None, false));
+    let first = rig.bios()[0];
+    rig.answer(&first, Ok(()));
+    assert!(rig.connection.goes_on());
+    rig.receive();
+    assert_eq!(rig.bench.inputs.len(), 5);
+}
+
+#[test]
+fn one_request_in_flight_gives_its_pieces_one_by_one() {
+    let mut rig = Rig::new(1);
+    rig.header(0, 2 * MIB);
+    for _ in 0..200 {
+        let _ = rig.theirs.write(&vec![7; 256 * KIB]);
+        if rig.receive() == ReceiveOutcome::Waits(WaitsFor::Window) {
+            break;
+        }
+    }
+    assert_eq!((rig.bench.inputs.len(), rig.connection.stopped_by()), (1, WaitsFor::Window));
+    let first = rig.bios()[0];
+    rig.answer(&first, Ok(()));
+    assert!(rig.connection.goes_on());
+    rig.receive();
+    assert_eq!(rig.bench.inputs.len(), 2);
+}
+
+/// Others begin: the window shrinks, and what is beyond it is written as far as whole blocks have come.
+#[test]
+fn payload_beyond_its_window_is_written_as_far_as_it_has_come() {
+    let mut rig = Rig::new(16);
+    rig.header(512, MIB);
+    rig.send(&payload(512, 100 * KIB));
+    assert!(!rig.connection.is_beyond(1 << 20) && rig.connection.is_beyond(64 << 10));
+    rig.bench.window = 64 << 10;
+    rig.receive();
+    assert_eq!(rig.ranges(), [(512, 100 * KIB - 512)]);
+    rig.check_and_answer(0);
+    for at in (100 * KIB..MIB).step_by(4 * KIB) {
+        let known = rig.bench.inputs.len();
+        rig.send(&payload(512 + at, 4 * KIB));
+        rig.check_and_answer(known);
+    }
+    let ranges = rig.ranges();
+    assert_eq!(ranges.iter().map(|(_, len)| len).sum::<usize>(), MIB);
+    assert!(ranges[2..].iter().all(|(offset, len)| offset % 65536 == 0 && *len <= 64 * KIB));
+    assert_eq!((rig.replies(), rig.bench.pool.taken()), (vec![0], 0));
+}
+
+/// The pool is used up: a payload that may not grow gives what is whole, and goes on with 4 KiB.
+#[test]
+fn payload_that_may_not_grow_is_written_as_far_as_it_has_come() {
+    let mut rig = Rig::new(1000);
+    rig.header(0, 512 * KIB);
+    rig.send(&payload(0, 5000));
+    rig.now += 5 * MS;
+    rig.receive();
+    let mut others = Vec::new();
+    while let Some(other) = rig.bench.pool.try_take(4096) {
+        others.push(other);
+    }
+    let last = rig.send(&payload(5000, 3192));
+    assert_eq!((rig.ranges(), last), (vec![(0, 8192)], ReceiveOutcome::Waits(WaitsFor::Buffer)));
+    assert_eq!(rig.connection.held(), 8192, "the piece");
+    let first = rig.bios()[0];
+    rig.answer(&first, Ok(()));
+    rig.send(&payload(8192, 8192));
+    assert_eq!(rig.ranges()[1..], [(8192, 8192)]);
+    others.into_iter().for_each(|other| rig.bench.pool.put(other));
+    let second = rig.bios()[1];
+    rig.answer(&second, Ok(()));
+    let at = 16 * KIB;
+    rig.send(&payload(at, 512 * KIB - at));
+    assert_eq!(rig.ranges().iter().map(|(_, len)| len).sum::<usize>(), 512 * KIB);
+}
+
+#[test]
+fn client_that_leaves_in_the_middle_is_told_in_the_log() {
+    let mut rig = Rig::new(16);
+    rig.header(4096, 32 * MIB);
+    rig.send(&vec![7; 3 * MIB]);
+    assert_eq!(rig.bench.inputs.len(), 3);
+    let sentence =
+        "connection ended in the middle of a write: 3141632 of 33554432 bytes at 4096 were written";
+    assert_eq!(rig.connection.torn_write().as_deref(), Some(sentence));
+    rig.connection.close(&mut rig.bench.pool);
+    for bio in rig.bios() {
+        let result = (Ok(()), false, ReplyStage::Final);
+        rig.connection.reply(Instant(0), bio.id.sequence, result, &mut rig.bench.pool);
+    }
+    assert_eq!((rig.bench.pool.taken(), rig.connection.is_finished()), (0, true));
+}
+
+#[test]
+fn open_write_goes_on_in_another_process() {
+    let mut rig = Rig::new(16);
+    rig.header(0, 2 * MIB);
+    rig.send(&payload(0, MIB + 5000));
+    let first = rig.bios()[0];
+    assert!(!rig.connection.is_at_rest());
+    rig.answer(&first, Ok(()));
+    assert!(rig.connection.is_at_rest());
+    let handed = rig.connection.hand_over().unwrap();
+    let open = handed.open.clone().unwrap();
+    assert_eq!((open.given, open.request.len, open.before.len()), (1 << 20, 2 << 20, 0));
+    assert_eq!(handed.unparsed.len(), 5000);
+    let mut next = Connection::adopt(handed, limits(16), Instant(0));
+    let export = rig.bench.exports[0].clone();
+    next.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
+    rig.connection.close(&mut rig.bench.pool);
+    rig.connection = next;
+    rig.bench.inputs.clear();
+    rig.send(&payload(MIB + 5000, MIB - 5000));
+    let ranges = rig.ranges();
+    assert_eq!((ranges[0].0, ranges.iter().map(|(_, len)| len).sum::<usize>()), (1 << 20, MIB));
+    let mut counted = 0;
+    for bio in rig.bios() {
+        let span = rig.connection.buffer(bio.id.sequence).unwrap();
+        let expected = payload(bio.offset as usize, bio.len as usize);
+        // SAFETY: the buffer is the request's, and nothing changes it.
+        assert!(unsafe { span.part(0, bio.len as usize).bytes() } == expected);
+        counted += usize::from(rig.answer(&bio, Ok(())));
+    }
+    assert_eq!((counted, rig.replies(), rig.bench.pool.taken()), (1, vec![0], 0));
+    assert!(rig.bios().iter().all(|bio| bio.op == Op::Write));
+}
