@@ -127,6 +127,11 @@ points! {
     ReadReturned = "cache: read without a buffer returned",
     ZeroFrames = "cache: frames zeroed",
     ReleaseFrames = "cache: frames released below a lower limit",
+    MemoryHad = "memory: more frames have space",
+    MemoryRefused = "memory: refused by a full filesystem",
+    MemoryHadAgain = "memory: had after it was refused",
+    MemoryReleased = "memory: given back with frames",
+    MemoryStartRefused = "memory: a start refused by a full filesystem",
     MoveFrames = "cache: bytes moved to another frame",
     Fill = "cache: fill",
     FillPartial = "cache: fill of a part of a folio",
@@ -201,7 +206,7 @@ impl Point {
     /// Whether only joined worlds can pass the point.
     #[must_use]
     pub fn is_of_joints(self) -> bool {
-        ["overlay:", "stop:"].iter().any(|theirs| self.name().starts_with(theirs))
+        ["overlay:", "stop:", "memory:"].iter().any(|theirs| self.name().starts_with(theirs))
     }
 
     /// Whether a run of some hundreds of worlds may miss the point by chance.

@@ -4,9 +4,11 @@
 //! The first violation is kept and ends the run at the end of the step; nothing here panics on what
 //! a shard does.
 
+mod ends;
 mod history;
 mod lent;
 mod limits;
+mod memory;
 mod no_disk;
 mod waits;
 
@@ -26,6 +28,7 @@ use crate::coverage::{Coverage, Point};
 use crate::events::EventQueue;
 use crate::frames::Frames;
 use crate::front_limits::FrontLimits;
+use crate::memory_space::{MEMORY_RULE, MemorySpace};
 use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};
 use crate::owed_errors::OwedErrors;
@@ -111,6 +114,8 @@ pub struct Environment {
     pub turn: u64,
     /// The caches' frame pools.
     pub frames: Frames,
+    /// The space of the frames, where their filesystem may refuse it.
+    pub memory: Option<MemorySpace>,
     /// Reads without a buffer: the frames of answered ones, and those that the shards returned.
     pub lent: LentFrames,
     /// Status of the last flush, by volume.
@@ -176,6 +181,7 @@ impl Environment {
             turn: 0,
             oracle,
             frames: Frames::new(scenario.shards, scenario.cache.units),
+            memory: MemorySpace::of(&scenario),
             lent: LentFrames::default(),
             flushed: vec![None; scenario.volumes.len()],
             last_progress: Instant(0),
@@ -211,60 +217,6 @@ impl Environment {
     /// Records a violation if it is the first.
     pub fn fail(&mut self, violation: Violation) {
         self.broken.get_or_insert(violation);
-    }
-
-    /// As [`Environment::cut`] after the death of the process: everything acknowledged is to be there.
-    pub fn die(&mut self) {
-        self.oracle.die(!self.scenario.cuts);
-        self.cut();
-    }
-
-    /// Forgets messages, timers and bios after a power cut.
-    pub fn cut(&mut self) {
-        self.events.clear();
-        self.ready.clear();
-        self.timers.fill(None);
-        self.suspect.fill(None);
-        self.acknowledging.fill(false);
-        self.frames.cut();
-        self.lent = LentFrames::default();
-        self.outstanding.fill(0);
-        self.connections.iter_mut().for_each(Connection::reset);
-        self.oracle.cut();
-        if self.scenario.checked {
-            for (volume, config) in self.scenario.volumes.iter().enumerate() {
-                self.oracle.forget_beyond(volume as u16, config.options.size);
-            }
-        }
-        self.owed_errors.cut();
-        self.operator.cut();
-        self.tenants.cut();
-        self.limits.cut(self.now);
-    }
-
-    /// Forgets the timers of the shards that an upgrade has replaced.
-    pub fn upgrade(&mut self) {
-        self.timers.fill(None);
-        // The new shards take every device for one that answers.
-        let until = self.now.after(MS);
-        self.stuck_until.iter_mut().for_each(|stuck| *stuck = (*stuck).min(until));
-    }
-
-    /// Counts the state that a power cut interrupts.
-    pub fn cover_cut(&mut self) {
-        self.coverage.hit(Point::PowerCut);
-        self.coverage.add(Point::LimitCut, (self.limits.waiting() > 0).into());
-        if self.frames.writing() == 0 {
-            return;
-        }
-        self.coverage.hit(Point::CutWriting);
-        let flights = self.connections.iter().flat_map(|connection| &connection.slots);
-        let mut flights = flights.filter(|flight| flight.stage == BioStage::Waiting);
-        if flights.any(|flight| {
-            flight.bio.op == Op::Flush && self.scenario.is_cached(flight.bio.id.volume)
-        }) {
-            self.coverage.hit(Point::CutSync);
-        }
     }
 
     /// Whether a bio is in flight or still to be submitted, or a tunable change is outstanding.
@@ -494,6 +446,7 @@ impl Environment {
     /// Checks the actions of a turn and counts them as coverage.
     pub fn cover_actions(&mut self, shard: ShardId, actions: &Actions) {
         for action in &actions.list {
+            self.check_space(shard, action, actions);
             self.cover_frames(shard, action, actions);
             let Action::Submit(submit) = action else {
                 continue;
@@ -974,6 +927,11 @@ unsafe impl ActionSink for ShardPort<'_> {
         // What reads them before it writes them is found by its wrong bytes.
         // SAFETY: frames of the pool that no device uses, as the shard says and the checks have found.
         unsafe { frames.bytes_mut() }.fill(POISON);
+        self.env.give_back(self.shard, frames);
+    }
+
+    fn prepare(&mut self, frames: Span) {
+        self.env.ask_for(self.shard, frames);
     }
 
     fn send(&mut self, to: ShardId, message: Message) {

@@ -19,6 +19,7 @@ pub mod frames;
 pub mod front_limits;
 pub mod harness;
 pub mod joints;
+pub mod memory_space;
 pub mod operator;
 pub mod oracle;
 pub mod outage;

@@ -124,6 +124,7 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
         limits: LimitScenario::default(),
         layers: Vec::new(),
         overlays: Vec::new(),
+        memory: None,
         hotplug_changes: 0,
         deaths: false,
         cuts: false,

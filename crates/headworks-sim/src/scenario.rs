@@ -22,6 +22,7 @@ use crate::workload::{AccessPattern, JobOptions, SectorCuts};
 
 mod layers;
 mod many_tenants;
+mod memory;
 mod overlays;
 
 pub use layers::LayerScenario;
@@ -64,6 +65,8 @@ pub enum WorldDefect {
     KeepsLentFrames,
     /// A stop flushes a volume only when all clients have left.
     StopsTogether,
+    /// Memory that was refused is answered for as if it were there.
+    AnswersRefusedMemory,
     /// Caches and dirty tables are not examined after an upgrade: only lost data or errors tell of a defect.
     UncheckedUpgrades,
 }
@@ -127,6 +130,8 @@ pub struct Scenario {
     pub layers: Vec<LayerScenario>,
     /// The volumes that are overlays, with their files on the modelled disk.
     pub overlays: Vec<OverlayScenario>,
+    /// The memory of the caches is on a filesystem that others fill, too; so many pages more than a start needs.
+    pub memory: Option<u64>,
     /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
     /// removed permanently, or resized.
     pub hotplug_changes: u32,
@@ -264,6 +269,7 @@ impl Scenario {
             limits: LimitScenario::draw(&mut root.split("limits"), &tenants),
             layers: Vec::new(),
             overlays: Vec::new(),
+            memory: None,
             hotplug_changes,
             rounds,
             defect: WorldDefect::None,

@@ -84,6 +84,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Fa
         limits: LimitScenario::default(),
         layers: Vec::new(),
         overlays: Vec::new(),
+        memory: None,
         hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,

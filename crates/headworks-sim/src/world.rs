@@ -404,6 +404,7 @@ impl World {
             return true;
         }
         let timers = self.env.timers.iter().flatten().copied();
+        let timers = timers.chain(self.env.next_memory_at());
         let disks = self.shards.iter().filter_map(|shard| shard.executor.next_timeout());
         let others = disks.chain(self.env.events.next_at()).min();
         let Some(next) = timers.chain(others).min() else {
@@ -517,6 +518,9 @@ impl World {
                     }
                 }
             }
+        }
+        for (shard, answer) in self.env.take_memory_answers() {
+            self.shards[usize::from(shard.0)].inbox.push(answer);
         }
         for (shard, timer) in self.shards.iter_mut().zip(&mut self.env.timers) {
             if timer.is_some_and(|at| at <= now) {

@@ -82,6 +82,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         limits: LimitScenario::default(),
         layers: Vec::new(),
         overlays: Vec::new(),
+        memory: None,
         hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `overlays` | whole shards over overlays, whose process dies and whose power is cut | shards, executor, `OverlayDevice` |
 //! | `images` | images that are deleted, replaced, renamed and restored between a death and the next start | `cache_memory::judge` |
+//! | `memory` | caches in a filesystem of limited size that others fill and empty | shards, `cache_memory` |
 //! | `stops` | a stop while the device of some volumes does not answer | shards, executor |
 
 pub mod images;
@@ -31,13 +32,15 @@ pub enum JointKind {
     Overlays,
     /// Images that change between a death and the next start.
     Images,
+    /// Memory on a filesystem that others fill.
+    Memory,
     /// Stops beside a hung device.
     Stops,
 }
 
 impl JointKind {
     /// All kinds, in the order in which a seed runs them.
-    pub const ALL: [Self; 3] = [Self::Overlays, Self::Images, Self::Stops];
+    pub const ALL: [Self; 4] = [Self::Overlays, Self::Images, Self::Memory, Self::Stops];
 
     /// Its name on the command line.
     #[must_use]
@@ -45,6 +48,7 @@ impl JointKind {
         match self {
             Self::Overlays => "overlays",
             Self::Images => "images",
+            Self::Memory => "memory",
             Self::Stops => "stops",
         }
     }
@@ -80,6 +84,7 @@ impl JointsRun {
     pub fn run(&mut self, seed: u64, kind: JointKind) -> Result<(), Box<Failure>> {
         let outcome = match kind {
             JointKind::Overlays => world::run(Scenario::draw_overlays(seed, None))?,
+            JointKind::Memory => world::run(Scenario::draw_memory(seed, None))?,
             JointKind::Stops => stops::run(seed)?,
             JointKind::Images => return self.run_images(seed),
         };
@@ -115,6 +120,7 @@ impl JointsRun {
     pub fn missed(&self, kinds: &[JointKind]) -> Vec<Point> {
         let of = |point: &&Point| match point.name().split(':').next() {
             Some("overlay") => kinds.contains(&JointKind::Overlays),
+            Some("memory") => kinds.contains(&JointKind::Memory),
             Some("stop") => kinds.contains(&JointKind::Stops),
             _ => false,
         };

@@ -22,6 +22,7 @@ use crate::check::violation;
 use crate::coverage::Point;
 use crate::disk::OverlaidDisk;
 use crate::environment::{NoDisk, ShardPort};
+use crate::memory_space::MEMORY_RULE;
 use crate::scenario::{Scenario, WorldDefect};
 
 impl World {
@@ -45,6 +46,7 @@ impl World {
         }
         self.env.coverage.add(Point::DeathWriting, (self.env.frames.writing() > 0).into());
         self.count_caches();
+        self.check_left();
         for disk in &self.disks {
             disk.lock().outlive(self.env.now);
         }
@@ -67,6 +69,20 @@ impl World {
         self.caps.replace();
         self.restore_hotplugged();
         self.lay_all();
+    }
+
+    /// Checks that what the next process looks at has space.
+    fn check_left(&mut self) {
+        let Some(memory) = &self.env.memory else { return };
+        let left = self.shards.iter().enumerate().map(|(index, shard)| {
+            let table = shard.executor.log().map_or(&[][..], DirtyLog::table);
+            let entries = table.iter().map(|word| DirtyEntry(word.load(Ordering::Relaxed)));
+            let dirty = (0..).zip(entries).filter(|(_, entry)| entry.is_dirty());
+            memory.check_left(ShardId(index as u16), dirty.map(|(unit, _)| unit))
+        });
+        if let Some(wrong) = left.filter_map(Result::err).next() {
+            self.env.fail(violation(MEMORY_RULE, wrong));
+        }
     }
 
     /// Begins the turn of a shard that has inputs, and stops at a drawn place in its actions.

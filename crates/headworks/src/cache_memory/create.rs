@@ -14,7 +14,7 @@ use super::dirty_log::{DirtyLog, exact_now};
 use super::layout::{
     MAGIC, READABLE, ROW_BYTES, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
-use super::reserve::{BufferSpace, FrameSpace, Space, free_space};
+use super::reserve::{BufferSpace, FrameSpace, LimitedFilesystem, Space};
 use crate::display_size;
 use crate::memory::{HUGE, Mapping, PAGE};
 
@@ -100,7 +100,7 @@ impl CacheMemory {
     /// # Errors
     /// The kernel does not say.
     pub fn space(file: &File) -> io::Result<Option<u64>> {
-        Ok(free_space(file)?.map(|(free, _)| free))
+        Ok(file.free()?.map(|(free, _)| free))
     }
 
     /// Frames of all shards in the file of a running process.
@@ -129,13 +129,7 @@ impl CacheMemory {
     /// # Errors
     /// The kernel has no descriptor or address space for it.
     pub fn in_memfd(rows: usize, geometry: Vec<ShardGeometry>) -> io::Result<Self> {
-        // SAFETY: makes a new descriptor.
-        let fd = unsafe { libc::memfd_create(c"headworks-cache".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: it is new, and ours alone.
-        Self::new(unsafe { File::from_raw_fd(fd) }, rows, geometry, 0)
+        Self::new(memfd()?, rows, geometry, 0)
     }
 
     /// Makes the empty `file` the memory of `geometry`, with room for the images of `rows` volumes. Pages are allocated when they
@@ -150,14 +144,34 @@ impl CacheMemory {
         geometry: Vec<ShardGeometry>,
         least: u64,
     ) -> io::Result<Self> {
-        let offsets = Offsets::new(rows, &geometry);
-        let floors = geometry.iter().map(|shard| shard.first_buffers() as u64).sum::<u64>();
-        match least {
-            0 => check_space(&file, offsets.len as u64)?,
-            least => check_space(&file, offsets.head as u64 + least + floors)?,
-        }
-        file.set_len(offsets.len as u64)?;
+        check_space(&file, rows, &geometry, least)?;
         let space = Space::of(&file, least > 0)?;
+        Self::with_space(file, rows, geometry, space)
+    }
+
+    /// As [`CacheMemory::new`] in a new memfd that counts as a file of `filesystem`.
+    ///
+    /// # Errors
+    /// As [`CacheMemory::new`].
+    pub fn on(
+        filesystem: Arc<dyn LimitedFilesystem>,
+        rows: usize,
+        geometry: Vec<ShardGeometry>,
+        least: u64,
+    ) -> io::Result<Self> {
+        check_space(&*filesystem, rows, &geometry, least)?;
+        let space = Space::on(filesystem, least > 0)?;
+        Self::with_space(memfd()?, rows, geometry, space)
+    }
+
+    fn with_space(
+        file: File,
+        rows: usize,
+        geometry: Vec<ShardGeometry>,
+        space: Option<Space>,
+    ) -> io::Result<Self> {
+        let offsets = Offsets::new(rows, &geometry);
+        file.set_len(offsets.len as u64)?;
         if let Some(space) = &space {
             space.reserve(0, offsets.head)?;
         }
@@ -413,9 +427,30 @@ impl CacheMemory {
     }
 }
 
-/// Refuses a filesystem without so much room. A memfd has no limit but the machine's memory.
-fn check_space(file: &File, bytes: u64) -> io::Result<()> {
-    if let Some(free) = CacheMemory::space(file)?.filter(|free| *free < bytes) {
+fn memfd() -> io::Result<File> {
+    // SAFETY: makes a new descriptor.
+    let fd = unsafe { libc::memfd_create(c"headworks-cache".as_ptr(), libc::MFD_CLOEXEC) };
+    match fd {
+        ..0 => Err(io::Error::last_os_error()),
+        // SAFETY: it is new, and ours alone.
+        fd => Ok(unsafe { File::from_raw_fd(fd) }),
+    }
+}
+
+/// Refuses a filesystem without room for such a file, or for the `least` bytes of frames. A memfd has no limit but the machine's memory.
+fn check_space(
+    filesystem: &dyn LimitedFilesystem,
+    rows: usize,
+    geometry: &[ShardGeometry],
+    least: u64,
+) -> io::Result<()> {
+    let offsets = Offsets::new(rows, geometry);
+    let floors = geometry.iter().map(|shard| shard.first_buffers() as u64).sum::<u64>();
+    let bytes = match least {
+        0 => offsets.len as u64,
+        least => offsets.head as u64 + least + floors,
+    };
+    if let Some((free, _)) = filesystem.free()?.filter(|(free, _)| *free < bytes) {
         let (bytes, free) = (display_size(bytes), display_size(free));
         let message = format!(
             "cache and buffers need {bytes}, and its filesystem has {free} free; use less (--cache, --buffers), or a larger filesystem"

@@ -35,5 +35,5 @@ pub use create::{CacheMemory, ShardGeometry, ShardMemory};
 pub use dirty_log::DirtyLog;
 pub use layout::VolumeRow;
 pub use left::{DirtyBlock, LeftBlock, LeftCache, LeftVolume, dirty_blocks};
-pub use reserve::{BufferSpace, FrameSpace};
+pub use reserve::{BufferSpace, FrameSpace, LimitedFilesystem};
 pub use restore::{DeadServer, ImageState, Verdict, judge, write_image, write_recovery};
