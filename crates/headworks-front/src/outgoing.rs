@@ -17,7 +17,7 @@
 //! sent is kept with the headers, so a client gets one version of each block.
 //!
 //! Data may also be *lent*: frames of the page cache that are sent from where they are. Before such a frame changes, its unsent bytes
-//! move to a buffer, or are dropped ([`lent`]).
+//! move to a buffer, or are dropped (`lent`).
 //!
 //! Invariants: `held` is the sum of the buffers in the queue, `dropped` of the lengths of dropped pieces, `lent` of lent ones.
 
