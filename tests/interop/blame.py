@@ -16,7 +16,7 @@ SECONDS = 1.5
 AT_ONCE = 2
 # Another program may stall the disk for a moment, and then a bystander is to blame. Later attempts are alone and run longer: what
 # the loads do then outweighs what disturbed them.
-ATTEMPTS = 4
+ATTEMPTS = 8
 
 
 class Case:
