@@ -6,7 +6,7 @@
 /// one, and then one read tries again; each hit halves their number.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CacheGuess {
-    /// Misses less hits, 0..=[`CacheGuess::MOST`].
+    /// Misses less hits, 0..=`MOST`.
     misses: u8,
     /// Reads that have a buffer before one tries again.
     skip: u8,
