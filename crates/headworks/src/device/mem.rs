@@ -25,6 +25,9 @@ use crate::memory::{Copier, Mapping, PAGE, Span};
 /// 64 KiB: few bits, and edges of a discard are short; 16 pages, so that giving one back is worth a system call.
 const CHUNK: usize = 64 << 10;
 
+/// Giving memory back takes 0.1 ms a MiB, and the thread of all clients does it.
+const DISCARD_MAX: u32 = 1 << 20;
+
 /// A disk in memory.
 #[derive(Debug)]
 pub struct MemDevice {
@@ -57,7 +60,12 @@ impl MemDevice {
     /// What its queue should know: nothing outlives the process, so nothing needs a flush.
     #[must_use]
     pub fn queue_options() -> QueueOptions {
-        QueueOptions { write_cache: false, fua: true, ..QueueOptions::default() }
+        QueueOptions {
+            write_cache: false,
+            fua: true,
+            discard_max_bytes: DISCARD_MAX,
+            ..QueueOptions::default()
+        }
     }
 
     /// # Safety
