@@ -17,6 +17,7 @@ pub mod cache_guess;
 pub mod front_waits;
 pub mod hot_list;
 pub mod lent_frames;
+pub mod memory;
 pub mod outgoing;
 pub mod payload_windows;
 pub mod request;

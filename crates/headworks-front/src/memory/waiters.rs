@@ -1,0 +1,284 @@
+//! Connections that wait for a block of the pool or for a bio slot, and the order in which they are woken.
+//!
+//! Ranks: a connection whose client leaves replies unread goes behind all others; then the export that holds the fewest bytes for
+//! its weight goes first (its tenant, if it has another one), in it the connection that holds the fewest, then the longest waiter.
+//! When unread replies have to give way, the rank is the reverse ([`Memory::largest_holder`]).
+//!
+//! One wake: `wake` searches the waiters when something has changed for the better since it last did, or a waiter is new. What a
+//! woken waiter will take counts as taken for those behind it, so no more are woken than can be given.
+//!
+//! The *first* waiter is the best of those that were not woken, unless its device holds as much as it may: its block counts as taken
+//! for all others until it has it. Otherwise small blocks might always be given before a large one can be.
+
+use std::cmp::Ordering;
+
+use super::{Client, Held, Memory};
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// A bio slot alone.
+    Slot,
+    /// A block, and a bio slot.
+    Block {
+        /// Bytes of the block.
+        bytes: usize,
+        /// It is for data of a read.
+        reads: bool,
+    },
+    /// A block for a reply that is continued, which is admitted by its size alone, and a bio slot.
+    Chunk {
+        /// Bytes of the block.
+        bytes: usize,
+    },
+}
+
+impl Wanted {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Slot => 0,
+            Self::Block { bytes, .. } | Self::Chunk { bytes } => bytes,
+        }
+    }
+}
+
+/// What can be given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Supply {
+    /// Bytes of the pool in use.
+    pub taken: usize,
+    /// Bio slots that are free.
+    pub room: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiter {
+    slot: u32,
+    wanted: Wanted,
+}
+
+/// Waiters in the order of arrival.
+#[derive(Debug)]
+pub(super) struct Waiters {
+    pub(super) list: Vec<Waiter>,
+    first: Option<Waiter>,
+    /// A waiter may be given what it was refused before, or is new.
+    news: bool,
+    /// Supply at the last search.
+    seen: Supply,
+    /// Indexes into the list, during a search.
+    order: Vec<u32>,
+}
+
+impl Waiters {
+    pub fn new(places: usize) -> Self {
+        let (list, order) = (Vec::with_capacity(places), Vec::with_capacity(places));
+        Self { list, first: None, news: false, seen: Supply::default(), order }
+    }
+
+    /// Notes that shares have changed.
+    pub fn note_news(&mut self) {
+        self.news = true;
+    }
+
+    /// A connection holds something else than before.
+    pub fn note_held(&mut self, slot: u32, before: Held, now: Held) {
+        if now.bytes > before.bytes && self.first.is_some_and(|first| first.slot == slot) {
+            self.first = None;
+        }
+        self.news |= now.bytes < before.bytes
+            || now.request_bytes < before.request_bytes
+            || now.requests < before.requests;
+    }
+}
+
+impl Memory {
+    /// The first waiter and its block, which count for all connections but its own and those that were woken.
+    pub(super) fn kept_from(&self, slot: u32) -> (Option<u32>, usize) {
+        let woken = self.clients[slot as usize].woken;
+        match self.waiters.first.filter(|first| first.slot != slot && !woken) {
+            Some(first) => (Some(first.slot), first.wanted.bytes()),
+            None => (None, 0),
+        }
+    }
+
+    /// Adds a waiter, or keeps it in its place; returns whether it is new.
+    pub fn wait(&mut self, slot: u32, wanted: Wanted) -> bool {
+        let waiter = Waiter { slot, wanted };
+        self.waiters.news = true;
+        self.clients[slot as usize].woken = false;
+        if std::mem::replace(&mut self.clients[slot as usize].waits, true) {
+            let mut list = self.waiters.list.iter_mut();
+            let place = list.find(|other| other.slot == slot).expect("it is in the list");
+            *place = waiter;
+            self.waiters.first = self.waiters.first.filter(|first| first.slot != slot);
+            return false;
+        }
+        self.waiters.list.push(waiter);
+        true
+    }
+
+    /// Removes a connection from the waiters.
+    #[inline]
+    pub fn leave(&mut self, slot: u32) {
+        let client = &mut self.clients[slot as usize];
+        if std::mem::take(&mut client.waits) {
+            client.woken = false;
+            self.waiters.list.retain(|other| other.slot != slot);
+            self.waiters.first = self.waiters.first.filter(|first| first.slot != slot);
+            self.waiters.news = true;
+        }
+    }
+
+    /// Removes all waiters at once.
+    pub fn clear_waiters(&mut self) {
+        self.waiters.list.clear();
+        self.waiters.first = None;
+        for client in &mut self.clients {
+            (client.waits, client.woken) = (false, false);
+        }
+    }
+
+    /// Whether a connection waits.
+    #[must_use]
+    pub fn is_waiting(&self, slot: u32) -> bool {
+        self.clients[slot as usize].waits
+    }
+
+    /// Number of connections that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiters.list.len()
+    }
+
+    /// The first waiter: unread replies give way to it.
+    #[must_use]
+    pub fn first(&self) -> Option<(u32, Wanted)> {
+        self.waiters.first.map(|first| (first.slot, first.wanted))
+    }
+
+    /// Passes each waiter to `wake` that would be given what it waits for, in the order of their ranks; returns whether there are any.
+    /// `has_block` tells whether the pool has a block of so many bytes.
+    pub fn wake(
+        &mut self,
+        supply: Supply,
+        mut has_block: impl FnMut(usize) -> bool,
+        mut wake: impl FnMut(u32),
+    ) -> bool {
+        if self.waiters.list.is_empty() {
+            return false;
+        }
+        let seen = std::mem::replace(&mut self.waiters.seen, supply);
+        let better = supply.taken < seen.taken || supply.room > seen.room;
+        if !std::mem::take(&mut self.waiters.news) && !better {
+            return false;
+        }
+        let mut order = std::mem::take(&mut self.waiters.order);
+        self.list_candidates(supply, &mut order);
+        let (mut left, mut woken) = (supply, 0);
+        for at in 0..order.len() {
+            let index = order[at] as usize;
+            let Waiter { slot, wanted, .. } = self.waiters.list[index];
+            let bytes = wanted.bytes();
+            if !self.would_get(index, left) || bytes > 0 && !has_block(bytes) {
+                continue;
+            }
+            self.promise(slot, bytes);
+            left = Supply { taken: left.taken + bytes, room: left.room - 1 };
+            self.clients[slot as usize].woken = true;
+            self.waiters.first = self.waiters.first.filter(|first| first.slot != slot);
+            order[woken] = index as u32;
+            woken += 1;
+            wake(slot);
+        }
+        for &index in &order[..woken] {
+            let Waiter { slot, wanted, .. } = self.waiters.list[index as usize];
+            self.take_back(slot, wanted.bytes());
+        }
+        self.waiters.order = order;
+        self.choose_first();
+        woken > 0
+    }
+
+    /// Lists the waiters that would each be given what it waits for, in the order of their ranks.
+    fn list_candidates(&self, supply: Supply, order: &mut Vec<u32>) {
+        order.clear();
+        let count = self.waiters.list.len();
+        order.extend((0..count).filter(|&at| self.would_get(at, supply)).map(|at| at as u32));
+        let slot = |index: u32| self.waiters.list[index as usize].slot;
+        order.sort_unstable_by(|&a, &b| self.rank(slot(a), slot(b)).then(a.cmp(&b)));
+    }
+
+    /// Whether a waiter that was not woken would be given what it waits for, if the pool has such a block.
+    pub(super) fn would_get(&self, index: usize, supply: Supply) -> bool {
+        let Waiter { slot, wanted } = self.waiters.list[index];
+        let Client { owner, held, stalled, woken, .. } = self.clients[slot as usize];
+        if woken || self.slots(owner.map(|(_, device)| device), supply.room) == 0 {
+            return false;
+        }
+        match wanted {
+            Wanted::Slot | Wanted::Chunk { .. } => true,
+            Wanted::Block { bytes, reads } => {
+                self.share(slot).may_take(held.bytes, bytes, supply.taken, reads && stalled)
+            }
+        }
+    }
+
+    /// Counts what a woken waiter will take.
+    fn promise(&mut self, slot: u32, block: usize) {
+        let Held { bytes, request_bytes, requests } = self.clients[slot as usize].held;
+        let (bytes, request_bytes) = (bytes + block, request_bytes + block);
+        self.charge(slot, Held { bytes, request_bytes, requests: requests + 1 });
+    }
+
+    fn take_back(&mut self, slot: u32, block: usize) {
+        let Held { bytes, request_bytes, requests } = self.clients[slot as usize].held;
+        let (bytes, request_bytes) = (bytes - block, request_bytes - block);
+        self.charge(slot, Held { bytes, request_bytes, requests: requests - 1 });
+    }
+
+    /// Chooses the first waiter, unless there is one that could take a block.
+    fn choose_first(&mut self) {
+        if self.waiters.first.is_some_and(|first| self.can_be_first(&first)) {
+            return;
+        }
+        // `min_by` returns the first of equal elements, which waited longest.
+        let able = self.waiters.list.iter().filter(|waiter| self.can_be_first(waiter));
+        self.waiters.first = able.min_by(|a, b| self.rank(a.slot, b.slot)).copied();
+    }
+
+    /// Whether room for a waiter's block would help it: its client takes its replies, and its device has less than it may.
+    fn can_be_first(&self, waiter: &Waiter) -> bool {
+        let Client { owner, stalled, woken, .. } = self.clients[waiter.slot as usize];
+        let bytes = waiter.wanted.bytes();
+        let takes = !stalled || !matches!(waiter.wanted, Wanted::Block { reads: true, .. });
+        takes && !woken && bytes > 0 && !self.fills_device(owner, bytes)
+    }
+
+    /// `Less`: `a` is woken before `b`.
+    fn rank(&self, a: u32, b: u32) -> Ordering {
+        let stalled = |slot: u32| self.clients[slot as usize].stalled;
+        stalled(a).cmp(&stalled(b)).then_with(|| self.cmp_share(a, b))
+    }
+
+    /// Orders connections by what their exports hold for their weights, then by what they hold.
+    fn cmp_share(&self, a: u32, b: u32) -> Ordering {
+        let held = |slot: u32| self.clients[slot as usize].held.bytes;
+        self.cmp_exports(a, b).then_with(|| held(a).cmp(&held(b)))
+    }
+
+    fn cmp_exports(&self, a: u32, b: u32) -> Ordering {
+        match [a, b].map(|slot| self.clients[slot as usize].owner) {
+            [Some((a, _)), Some((b, _))] if a != b => self.bytes.cmp_share(a, b),
+            _ => Ordering::Equal,
+        }
+    }
+
+    /// The connection among `slots` whose unread replies give way to a waiter first; none if the waiter's export holds more for its
+    /// weight than theirs.
+    #[must_use]
+    pub fn largest_holder(&self, slots: &[u32], waiter: u32) -> Option<u32> {
+        let largest = slots.iter().copied().max_by(|&a, &b| self.cmp_share(a, b));
+        largest.filter(|&largest| self.cmp_exports(largest, waiter) != Ordering::Less)
+    }
+}
