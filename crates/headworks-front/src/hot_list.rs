@@ -86,6 +86,11 @@ impl HotList {
         Some(slot)
     }
 
+    /// Exports of the hot connections.
+    pub fn hot_exports(&self) -> impl Iterator<Item = ExportId> {
+        self.hot.iter().filter_map(|&slot| self.states[slot as usize].export)
+    }
+
     /// Number of hot connections.
     pub fn len(&self) -> usize {
         self.hot.len()

@@ -22,6 +22,7 @@ pub mod outgoing;
 pub mod payload_windows;
 pub mod request;
 pub mod transport;
+pub mod turn;
 pub mod waiting;
 pub mod window;
 
