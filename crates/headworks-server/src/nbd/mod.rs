@@ -1,5 +1,4 @@
 //! The server side of NBD: connections, their transports and their send queues.
 
-pub mod buffer_limits;
 pub mod connection;
 pub mod transport;

@@ -88,7 +88,7 @@ impl Reactor {
                 self.limits.settle_homes(now);
                 let (target_us, dirty_max) = (export.latency_target_us, export.dirty_max);
                 self.exports.put(export);
-                self.device_use.set_devices(self.exports.devices_of(self.parts.id));
+                self.memory.set_devices(self.exports.devices_of(self.parts.id));
                 self.on_control(Control::Weight { export: id, weight });
                 self.on_control(Control::ExportTenant { export: id, tenant });
                 self.on_control(Control::ExportTarget { export: id, target_us });
@@ -125,7 +125,7 @@ impl Reactor {
                 self.exports.take(export);
                 self.limits.remove(now, export);
                 self.limits.settle_homes(now);
-                self.device_use.set_devices(self.exports.devices_of(self.parts.id));
+                self.memory.set_devices(self.exports.devices_of(self.parts.id));
                 self.parts.io.latency.forget(export);
             }
             ShardCommand::SetAbsent { exports } => self.exports.set_absent(exports),
@@ -170,7 +170,7 @@ impl Reactor {
         for slot in self.clients_of(export) {
             self.submit_parked(now, slot);
             self.submit_close(slot);
-            self.buffer_queue.leave(slot);
+            self.memory.leave(slot);
             if let Some((connection, pool)) = self.parts.io.connection(slot) {
                 connection.leave(pool);
                 self.parts.io.list(slot);

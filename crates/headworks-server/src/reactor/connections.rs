@@ -11,7 +11,7 @@
 //!
 //!   waits for      woken by
 //!   Window         `send`: one of its replies was sent
-//!   Buffer, Room   `send`: buffers or slots came back, and it is the first of `buffer_queue`
+//!   Buffer, Room   `send`: it would be given one (`Memory::wake`)
 //!   Limit          `limits`: its limits agree, by a timer
 //!   Freeze         `freezes`: thaw, or its time is over
 //!   Turn           the next turn: it stays hot
@@ -25,12 +25,14 @@ use super::shard_io::SMALL_REPLIES;
 use super::{Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{
-    BufferPolicy, Connection, ConnectionEnd, ExportBinding, ReceiveOutcome, Shares, TurnShare,
+    Connection, ConnectionEnd, ExportBinding, ReceiveOutcome, Shares, TurnShare,
 };
 use headworks::driver::Interest;
 use headworks_front::WaitsFor;
+use headworks_front::memory::{Held, Supply};
 use headworks_front::outgoing::SendOutcome;
 use headworks_front::payload_windows::WINDOW_MAX;
+use headworks_front::turn::TurnBytes;
 use headworks_nbd::Negotiated;
 
 /// Receives in one turn of a connection with large payloads; with payloads of 64 KiB, as many bytes as other
@@ -45,6 +47,10 @@ pub(super) const LARGE_PAYLOADS: usize = 128 << 10;
 /// The same for each hot connection more. 8 KiB: their copying takes longer than to find that a socket is empty, so many
 /// idle connections cost a bulk writer less than half of the time.
 pub(super) const LARGE_PAYLOADS_EACH: usize = 8 << 10;
+/// Bytes of any kind that are received in one turn of the shard beside others, and one receive more: a millisecond or two.
+pub(super) const RECEIVED: usize = 4 << 20;
+/// Received bytes that cost as much of a turn as one byte of a large payload: most of them are small requests, which are bounded otherwise.
+const SMALL_PART: usize = 4;
 /// Bytes of large reads that are admitted in one turn of the shard, and one read more. Their data are copied from the cache
 /// in the turn.
 const LARGE_READS: usize = 1 << 20;
@@ -63,26 +69,19 @@ enum Received {
     Now,
 }
 
-/// What large requests may still take of a turn of the shard, in bytes.
-struct LargeShares {
-    /// Data of reads that are admitted.
-    reads: usize,
-    /// Payloads that are received, of all connections.
-    payloads: usize,
-    /// Payloads that are received, of one connection.
-    share: usize,
+/// What all hot connections may have in a turn beside each other.
+fn turn_bytes(hot: usize) -> TurnBytes {
+    let payloads = LARGE_PAYLOADS + hot * LARGE_PAYLOADS_EACH;
+    TurnBytes { received: RECEIVED, payloads, reads: LARGE_READS }
 }
 
-impl LargeShares {
-    /// Shares of a turn with `hot` connections.
-    fn of_turn(hot: usize) -> Self {
-        if hot <= 1 {
-            // No other connection waits for it.
-            return Self { reads: LARGE_READS, payloads: usize::MAX, share: usize::MAX };
-        }
-        let payloads = LARGE_PAYLOADS + hot * LARGE_PAYLOADS_EACH;
-        Self { reads: LARGE_READS, payloads, share: LARGE_SHARE }
-    }
+/// What a connection may have of a turn of which its export has `left`: as much as it likes if it is the only one that is hot.
+fn turn_share(left: Option<TurnBytes>, room: u32) -> TurnShare {
+    let (large_reads, large_payloads) = match left {
+        None => (LARGE_READS, usize::MAX),
+        Some(left) => (left.reads, if left.payloads > 0 { LARGE_SHARE } else { 0 }),
+    };
+    TurnShare { room, large_reads, large_payloads, received: 0 }
 }
 
 /// Receives once, or several times from a connection with large payloads: each takes a receive of its own, and a reply for
@@ -110,12 +109,33 @@ impl Reactor {
         }
         let mut room = self.free_slots();
         let (mut index, mut worked, mut signed) = (0, false, false);
-        let (mut large, mut deferred) = (LargeShares::of_turn(self.connections.len()), None);
-        let payloads = large.payloads;
+        let (alone, mut deferred) = (self.connections.len() <= 1, None);
+        if !alone {
+            let budget = turn_bytes(self.connections.len());
+            self.turn.begin(budget, self.connections.hot_exports());
+        }
         while let Some(slot) = self.connections.get(index) {
+            let export = self.connections.state(slot).export.filter(|_| !alone);
+            let left = export.map(|export| self.turn.left(export));
+            if left.is_some_and(|left| left.received == 0) {
+                deferred.get_or_insert(index);
+                (index, worked) = (index + 1, true);
+                continue;
+            }
+            let given = turn_share(left, room);
+            let mut turn = given;
             // A connection that was closed elsewhere may still be in the list.
-            let shares = (&mut room, &mut large);
-            let received = self.receive_from(now, slot, shares, &mut signed, Received::Now);
+            let received = self.receive_from(now, slot, &mut turn, &mut signed, Received::Now);
+            room = turn.room;
+            let had = TurnBytes {
+                received: turn.received,
+                payloads: given.large_payloads - turn.large_payloads,
+                reads: given.large_reads - turn.large_reads,
+            };
+            self.payloads += had.payloads + (had.received - had.payloads) / SMALL_PART;
+            if let Some(export) = export {
+                self.turn.spend(export, had);
+            }
             worked |= matches!(
                 received,
                 Some(
@@ -134,18 +154,11 @@ impl Reactor {
             } else {
                 self.connections.cool(index);
             }
-            // The next waiter is tried in this turn: more than one buffer may be free.
-            if self.buffer_queue.first().is_none()
-                && let Some(first) = self.call_waiter(room)
-            {
-                self.connections.heat(first);
-            }
         }
         // The first one that was deferred is the first of the next turn.
         if let Some(deferred) = deferred {
             self.connections.rotate(deferred);
         }
-        self.payloads = self.payloads.saturating_add(payloads - large.payloads);
         worked
     }
 
@@ -177,8 +190,10 @@ impl Reactor {
         slot: u32,
         room: &mut u32,
     ) -> Option<ReceiveOutcome> {
-        let mut large = LargeShares::of_turn(self.connections.len());
-        self.receive_from(now, slot, (room, &mut large), &mut true, Received::Before)
+        let mut turn = turn_share(None, *room);
+        let received = self.receive_from(now, slot, &mut turn, &mut true, Received::Before);
+        *room = turn.room;
+        received
     }
 
     /// Bio slots of the shard that are not reserved for other shards, nor wanted by the inputs of its next step.
@@ -213,32 +228,31 @@ impl Reactor {
         &mut self,
         now: Instant,
         slot: u32,
-        (room, large): (&mut u32, &mut LargeShares),
+        turn: &mut TurnShare,
         signed: &mut bool,
         what: Received,
     ) -> Option<ReceiveOutcome> {
-        let policy = self.buffer_queue.policy(slot);
         let (connection, _) = self.parts.io.connection(slot)?;
         let device = connection.binding().map(|binding| binding.device);
         let refuses = device.is_some_and(|device| self.stuck >> device.0 & 1 != 0);
         connection.set_refuses(refuses);
         // What is sent to a device that does not answer fails at once: it holds nothing.
         let device = device.filter(|_| !refuses);
-        let allowed = self.device_use.room(device, *room);
-        let mut left = allowed;
-        let received = self.receive_up_to(now, slot, (&mut left, large), signed, (policy, what));
-        *room -= allowed - left;
+        let (room, allowed) = (turn.room, self.memory.slots(device, turn.room));
+        turn.room = allowed;
+        let received = self.receive_up_to(now, slot, turn, signed, what);
+        turn.room += room - allowed;
         received
     }
 
-    /// Receives requests that take at most `room` bio slots.
+    /// Receives requests that take at most a share of the turn, and leaves there what they did not take.
     fn receive_up_to(
         &mut self,
         now: Instant,
         slot: u32,
-        (room, large): (&mut u32, &mut LargeShares),
+        turn: &mut TurnShare,
         signed: &mut bool,
-        (policy, what): (BufferPolicy, Received),
+        what: Received,
     ) -> Option<ReceiveOutcome> {
         let may_lend = self.parts.io.may_lend(slot);
         let (connection, pool) = self.parts.io.connection(slot)?;
@@ -247,42 +261,34 @@ impl Reactor {
         let is_cached = || binding.is_some_and(|binding| shard.is_cached(binding.volume));
         let in_place = may_lend && !connection.memory().is_empty();
         let from_cache = may_lend && !in_place && is_cached();
-        let device = binding.map(|binding| binding.device);
-        let device = device.filter(|device| self.stuck >> device.0 & 1 == 0);
         let agrees = connection.agrees_on_keys();
         if agrees && *signed {
             return Some(ReceiveOutcome::Worked);
         }
         let had_answer = agrees && connection.has_outgoing();
         let export = connection.binding().map(|binding| binding.export);
-        let given = if large.payloads > 0 { large.share } else { 0 };
-        let turn = TurnShare { room: *room, large_reads: large.reads, large_payloads: given };
         let mut shares = Shares {
             now,
             scratch: &mut self.scratch,
             pool,
-            policy,
+            memory: self.memory.share(slot),
             from_cache,
             in_place,
-            buffer_limits: self.buffer_limits,
-            device: self.device_use.bytes(device),
             frozen: binding.is_some_and(|binding| self.freezes.holds(binding.volume)),
             limits: export.and_then(|export| self.limits.gate(slot, export)),
             window: export.map_or(WINDOW_MAX, |export| self.windows.window(export)),
             exports: &self.exports,
-            turn,
+            turn: *turn,
             inputs: self.parts.driver.inputs(),
         };
         if what == Received::Before {
             let submitted = connection.resubmit(&mut shares);
-            (*room, large.reads) = (shares.turn.room, shares.turn.large_reads);
+            *turn = shares.turn;
             let waits = ReceiveOutcome::Waits(WaitsFor::Buffer);
             return Some(if submitted { ReceiveOutcome::Idle } else { waits });
         }
         let received = receive_some(connection, &mut shares);
-        let TurnShare { room: slots, large_reads, large_payloads } = shares.turn;
-        (*room, large.reads) = (slots, large_reads);
-        large.payloads = large.payloads.saturating_sub(given - large_payloads);
+        *turn = shares.turn;
         // One signature a turn: it costs as much as a thousand requests. A connection with output has had its
         // signature, so each one of a burst gets its turn.
         *signed |= agrees && !had_answer && connection.has_outgoing();
@@ -291,25 +297,27 @@ impl Reactor {
 
     /// Acts on the outcome of a receive; returns whether the connection stays hot.
     fn settle(&mut self, now: Instant, slot: u32, received: ReceiveOutcome) -> bool {
-        let queued = self.buffer_queue.contains(slot);
-        match received {
-            ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room) => {}
-            ReceiveOutcome::Waits(WaitsFor::Turn) if queued => {}
-            _ => self.buffer_queue.leave(slot),
+        // A waiter that was woken and has its turn later keeps its place.
+        let keeps = matches!(
+            received,
+            ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room | WaitsFor::Turn)
+        );
+        if !keeps {
+            self.memory.leave(slot);
         }
         if received == ReceiveOutcome::Idle {
             return true;
         }
         self.parts.io.list(slot);
         match received {
-            ReceiveOutcome::Idle | ReceiveOutcome::Worked => return true,
-            ReceiveOutcome::Waits(WaitsFor::Turn) => return !queued,
+            ReceiveOutcome::Idle
+            | ReceiveOutcome::Worked
+            | ReceiveOutcome::Waits(WaitsFor::Turn) => return true,
             ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room) => {
-                let limits = self.buffer_limits;
-                let connection = self.parts.io.connection(slot);
-                let demand = connection.and_then(|(connection, _)| connection.demand(now, &limits));
-                self.device_use.set_wanted(slot, demand.map_or(0, |demand| demand.block));
-                self.buffer_stats.waits += u64::from(self.buffer_queue.join(slot));
+                if let Some((connection, _)) = self.parts.io.connection(slot) {
+                    let wanted = connection.wanted(&self.memory.limits());
+                    self.buffer_stats.waits += u64::from(self.memory.wait(slot, wanted));
+                }
             }
             ReceiveOutcome::Waits(_) => {}
             ReceiveOutcome::Chosen { export, terms } => {
@@ -343,6 +351,7 @@ impl Reactor {
             connection.begin(now, binding, info, terms);
             self.connections.state_mut(slot).export = Some(export);
             self.use_memory(slot, binding);
+            self.note(now, slot);
             return true;
         }
         // Sends the last reply of the handshake before the move. It is short; a client whose socket does not take it
@@ -416,6 +425,7 @@ impl Reactor {
         self.connections.reset(slot);
         self.connections.state_mut(slot).export = Some(export);
         self.use_memory(slot, binding);
+        self.note(now, slot);
         self.connections.heat(slot);
         self.parts.io.list(slot);
     }
@@ -476,7 +486,8 @@ impl Reactor {
             connection.close(pool);
             self.parts.io.note_lent(slot);
         }
-        self.buffer_queue.leave(slot);
+        self.memory.leave(slot);
+        self.note(self.parts.io.now, slot);
         self.free_if_finished(slot);
     }
 
@@ -487,9 +498,8 @@ impl Reactor {
         if !finished {
             return;
         }
-        self.buffer_queue.forget(slot);
+        self.memory.forget(slot);
         self.windows.note(slot, None);
-        self.device_use.forget(slot);
         self.limits.forget(self.parts.io.now, slot);
         if let Some(connection) = self.parts.io.remove(slot) {
             if let Some(fd) = connection.socket() {
@@ -555,28 +565,17 @@ impl Reactor {
         }
         goes_on |= !again.is_empty() || self.parts.io.has_large_to_send();
         again.into_iter().for_each(|slot| self.parts.io.list(slot));
-        let room = self.parts.driver.shard().room();
-        // Once a turn: it searches all waiters while the first one's device holds as much as it may.
-        goes_on |= self.call_waiter(room).is_some();
+        goes_on |= self.wake_waiters();
         goes_on |= self.make_room(now);
         goes_on |= self.shorten_payloads(now);
-        // A look may find that the first waiter's client takes nothing.
-        if self.buffer_queue.is_first_stalled() {
-            goes_on |= self.call_waiter(room).is_some();
-        }
-        let taken = self.parts.io.pool.taken();
-        if let Some(first) = self.buffer_queue.first() {
-            self.connections.heat(first);
-            goes_on |= taken < self.taken_before;
-        }
-        self.taken_before = taken;
-        goes_on
+        // Payloads were cut.
+        goes_on | self.wake_waiters()
     }
 
     /// While others wait for buffers: lets payloads that keep more than their window be written as far as they have come. Returns whether
     /// there is one.
     fn shorten_payloads(&mut self, now: Instant) -> bool {
-        if self.buffer_queue.first().is_none() || self.next_shortening > now {
+        if self.memory.first().is_none() || self.next_shortening > now {
             return false;
         }
         self.next_shortening = now.after(SHORTEN_NS);
@@ -595,12 +594,13 @@ impl Reactor {
         any
     }
 
-    /// Chooses the first waiter for a buffer or one of `room` bio slots, if there is none; returns it if it is new. A waiter
-    /// whose device holds as much as it may goes behind the others.
-    fn call_waiter(&mut self, room: u32) -> Option<u32> {
-        let use_of = &self.device_use;
-        let bytes = self.buffer_limits.by_turn();
-        self.buffer_queue.call(|slot| use_of.is_at_limit(slot, bytes, room))
+    /// Lets the waiters continue that would be given what they wait for; returns whether there are any.
+    pub(super) fn wake_waiters(&mut self) -> bool {
+        let supply = Supply { taken: self.parts.io.pool.taken(), room: self.free_slots() };
+        let Self { memory, connections, parts, .. } = self;
+        let pool = &mut parts.io.pool;
+        let has_block = |len| pool.try_take(len).map(|buffer| pool.put(buffer)).is_some();
+        memory.wake(supply, has_block, |slot| connections.heat(slot))
     }
 
     /// Lets the connections of devices that ceased to answer, or answer again, continue: they may have waited for room.
@@ -618,7 +618,7 @@ impl Reactor {
             if device.is_some_and(|device| (before ^ self.stuck) >> device.0 & 1 != 0) {
                 // Requests for a stuck device fail at once, those that wait for a limit, too.
                 self.pass_parked(self.parts.io.now, slot);
-                self.buffer_queue.leave(slot);
+                self.memory.leave(slot);
                 self.connections.heat(slot);
             }
         }
@@ -637,15 +637,13 @@ impl Reactor {
     /// Updates the records of what a connection holds.
     pub(super) fn note(&mut self, now: Instant, slot: u32) {
         if let Some((connection, _)) = self.parts.io.connection(slot) {
-            let binding = connection.binding();
-            let (requests, bytes) = (connection.in_flight(), connection.request_bytes());
-            let held = connection.held();
-            self.device_use.note(slot, binding.map(|binding| binding.device), requests, bytes);
-            let export = binding.map(|binding| binding.export);
+            let owner = connection.binding().map(|binding| (binding.export, binding.device));
+            let (requests, request_bytes) = (connection.in_flight(), connection.request_bytes());
+            let held = Held { bytes: connection.held(), request_bytes, requests };
             let incomplete = connection.has_incomplete_payload();
+            let export = owner.map(|(export, _)| export);
             self.windows.note(slot, export.filter(|_| incomplete));
-            self.buffer_queue.note(slot, export, held);
-            self.buffer_queue.set_stalled(slot, connection.is_stalled(now));
+            self.memory.note(slot, owner, held, connection.is_stalled(now));
             self.parts.io.note_lent(slot);
         }
     }
@@ -674,7 +672,7 @@ impl Reactor {
             (true, false) => Interest::Read,
             (true, true) => Interest::ReadWrite,
             (false, true) => Interest::Write,
-            // A sent reply or the buffer queue resumes it.
+            // A sent reply, or `Memory::wake`, resumes it.
             (false, false) => return,
         };
         self.parts.engine.watch(slot, fd, interest);

@@ -13,7 +13,7 @@ use std::sync::mpsc::channel;
 
 use headworks_core::{CacheOptions, ExportConfig, Shard, ShardConfig, VolumeOptions};
 
-use super::connections::{LARGE_PAYLOADS, LARGE_PAYLOADS_EACH, LARGE_SHARE};
+use super::connections::{LARGE_PAYLOADS, LARGE_PAYLOADS_EACH, LARGE_SHARE, RECEIVED};
 use super::idle::SKIPS_MAX;
 use super::*;
 use crate::assemble::ImageWatcher;
@@ -411,6 +411,28 @@ fn turn_receives_bounded_bytes_beside_small_read() {
     assert!(total > 10 * WRITERS * LARGE_PAYLOADS / 2, "{total} bytes");
     let (least, largest) = (each.iter().min().unwrap(), each.iter().max().unwrap());
     assert!(2 * least > *largest, "{each:?}");
+}
+
+/// Many clients have each filled their socket with a first write: they are received in several turns.
+#[test]
+fn first_writes_of_many_clients_are_received_in_several_turns() {
+    const WRITERS: usize = 60;
+    let mut harness = Harness::new(None);
+    let mut writers: Vec<Client> = (0..WRITERS).map(|_| Client::new(&mut harness, None)).collect();
+    let header = RequestHeader { flags: 0, command: 1, cookie: 0, offset: 0, len: 1 << 20 };
+    writers.iter_mut().for_each(|writer| writer.say(&header.encode()));
+    let sent: usize = writers.iter_mut().map(Client::fill).sum();
+    assert!(sent > 2 * RECEIVED, "{sent} bytes wait");
+    for turn in 0.. {
+        let before: usize = harness.unread().iter().sum();
+        harness.round();
+        let received = before - harness.unread().iter().sum::<usize>();
+        assert!(received <= RECEIVED + SCRATCH, "turn {turn} received {received} bytes");
+        assert!(turn < 1000, "{before} bytes are left");
+        if before == received {
+            break;
+        }
+    }
 }
 
 #[test]

@@ -1,63 +1,54 @@
-//! Room for the first waiter of the buffer queue: replies that clients leave unread give their buffers to it.
+//! Room for the first waiter: replies that clients leave unread give their buffers to it.
 //!
 //! ```text
-//!   first waiter, demand not met --look--> victims with old unsent data? --yes--> drop the largest holder's, until met
-//!        ^                                      | no
-//!        `------- at the next look: when the oldest data will be old -------'
+//!   first waiter, its block would not be given --look--> victims with old unsent data? --yes--> drop the largest holder's, until it is
+//!        ^                                                  | no
+//!        `-------- at the next look: when the oldest data will be old --------'
 //! ```
 //!
 //! A look visits every connection. After one that found too little, the next is not before data can have become old;
-//! without waiters there is none. Victims are ranked by `buffer_queue`: the export that holds most for its weight, in
+//! without waiters there is none. Victims are ranked by `memory`: the export that holds most for its weight, in
 //! it the connection that holds most.
 //!
-//! Invariants: nothing is dropped unless a connection waits whose own client takes its replies; never more buffers
-//! are dropped than the demand needs, beyond the last one.
+//! Invariants: nothing is dropped unless a connection waits whose own client takes its replies, nor data of an export that holds less
+//! for its weight than the waiter's; never more buffers
+//! are dropped than its block needs, beyond the last one.
 
 use headworks_core::Instant;
 
 use super::Reactor;
 use crate::messages::query::BufferStats;
-use crate::nbd::buffer_limits::BufferDemand;
-use headworks::driver::Pool;
+use headworks_front::memory::Wanted;
 use headworks_front::outgoing::TAKEN_WITHIN_NS;
 
 /// Shortest time between two looks that find too little.
 const LOOK_NS: u64 = 1_000_000;
 
 impl Reactor {
-    /// Drops unread replies until the first waiter's demand can be met. Returns whether it can.
+    /// Drops unread replies until the first waiter's block would be given; returns whether a waiter goes on.
     pub(super) fn make_room(&mut self, now: Instant) -> bool {
-        let Some(first) = self.buffer_queue.first() else {
-            self.next_look = None;
-            return false;
-        };
+        let Some((first, wanted)) = self.memory.first() else { return false };
         if self.next_look.is_some_and(|at| now < at) {
             return false;
         }
-        self.next_look = Some(now.after(TAKEN_WITHIN_NS));
-        let Some(demand) = self.demand_of(first, now) else { return false };
-        if self.is_met(demand) {
-            self.next_look = None;
-            return true;
-        }
-        if demand.stalled {
-            // Data of a client that does not take its replies would only wait in another place. Another waiter may be
-            // called, and gets a look at once.
-            self.buffer_queue.set_stalled(first, true);
-            self.next_look = None;
-            return false;
-        }
-        if !self.buffer_limits.leaves_enough(demand) {
-            // No reply that gives way would help: its device has as much as it may.
-            return false;
+        let Some((connection, _)) = self.parts.io.connection(first) else { return false };
+        if connection.is_stalled(now) && matches!(wanted, Wanted::Block { reads: true, .. }) {
+            // Data of a client that does not take its replies would only wait in another place. Another waiter becomes the
+            // first, and gets a look in the next turn.
+            self.memory.set_stalled(first, true);
+            return self.wake_waiters() || self.memory.first().is_some();
         }
         let next_old = self.look_for_victims(now, first);
-        self.drop_until_met(now, demand);
-        if self.is_met(demand) {
+        if self.drop_until_woken(now, first) {
             self.next_look = None;
             return true;
         }
-        self.next_look = next_old.map(|at| at.max(now.after(LOOK_NS))).or(self.next_look);
+        let again = match next_old {
+            _ if !self.victims.is_empty() => now,
+            Some(old_at) => old_at,
+            None => now.after(TAKEN_WITHIN_NS),
+        };
+        self.next_look = Some(again.max(now.after(LOOK_NS)));
         false
     }
 
@@ -66,23 +57,9 @@ impl Reactor {
         BufferStats {
             size: self.parts.io.pool.size(),
             taken: self.parts.io.pool.taken(),
-            waiting: self.buffer_queue.len(),
+            waiting: self.memory.waiting(),
             ..self.buffer_stats
         }
-    }
-
-    fn demand_of(&mut self, slot: u32, now: Instant) -> Option<BufferDemand> {
-        let limits = self.buffer_limits;
-        let connection = self.parts.io.connection(slot)?.0;
-        let device = self.device_use.bytes(connection.binding().map(|binding| binding.device));
-        Some(BufferDemand { device, ..connection.demand(now, &limits)? })
-    }
-
-    /// Whether a demand is within the watermarks and the pool has a block for it.
-    fn is_met(&mut self, demand: BufferDemand) -> bool {
-        let pool: &mut Pool = &mut self.parts.io.pool;
-        self.buffer_limits.admits(pool.taken(), demand)
-            && pool.try_take(demand.block).map(|buffer| pool.put(buffer)).is_some()
     }
 
     /// Lists connections with old unsent data, and notes which ones are stalled. Returns the time at which more data
@@ -94,7 +71,7 @@ impl Reactor {
             let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
             let since = connection.oldest_data();
             let has_old = slot != first && connection.droppable(now) > 0;
-            self.buffer_queue.set_stalled(slot, connection.is_stalled(now));
+            self.memory.set_stalled(slot, connection.is_stalled(now));
             if has_old {
                 self.victims.push(slot);
             } else if let Some(old_at) = since.map(|since| since.after(TAKEN_WITHIN_NS)) {
@@ -104,11 +81,13 @@ impl Reactor {
         next_old
     }
 
-    fn drop_until_met(&mut self, now: Instant, demand: BufferDemand) {
-        while !self.is_met(demand) {
-            let Some(victim) = self.buffer_queue.largest_holder(&self.victims) else { return };
-            let Some((connection, pool)) = self.parts.io.connection(victim) else { return };
-            // One buffer at a time: the next one may be another connection's.
+    /// Drops old unsent data, one buffer at a time, until the first waiter is another one; returns whether a waiter was woken.
+    fn drop_until_woken(&mut self, now: Instant, first: u32) -> bool {
+        let mut woken = false;
+        while self.memory.first().is_some_and(|(slot, _)| slot == first) {
+            let Some(victim) = self.memory.largest_holder(&self.victims, first) else { break };
+            let Some((connection, pool)) = self.parts.io.connection(victim) else { break };
+            // The next one may be another connection's.
             let (freed, replies) = connection.drop_data(now, 1, pool);
             if freed == 0 {
                 self.victims.retain(|&slot| slot != victim);
@@ -117,6 +96,8 @@ impl Reactor {
             self.buffer_stats.dropped_bytes += freed as u64;
             self.buffer_stats.dropped_replies += replies as u64;
             self.note(now, victim);
+            woken |= self.wake_waiters();
         }
+        woken
     }
 }

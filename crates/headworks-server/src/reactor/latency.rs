@@ -75,7 +75,7 @@ impl Reactor {
 
     /// Ends a second of the log of what is used.
     pub(super) fn log_usage(&mut self, now: Instant) {
-        let Self { usage, parts, connections, buffer_queue, .. } = self;
+        let Self { usage, parts, connections, memory, .. } = self;
         let mut second = usage.end_second(now);
         let shard = parts.driver.shard();
         shard.device_uses(|volume, device, used| second.volume(volume, device, used));
@@ -90,7 +90,7 @@ impl Reactor {
         for export in parts.io.latency.known(ExportId(0)) {
             let (dirty, _) = shard.export_blocks(export);
             second.dirty(export, dirty * u64::from(BLOCK));
-            second.buffers(export, buffer_queue.held_by(export) as u64);
+            second.buffers(export, memory.held_by(export) as u64);
         }
         second.keep();
     }

@@ -14,7 +14,7 @@ use headworks_core::{ExportId, Instant, ShardId, TenantConfig, TenantId};
 use super::Reactor;
 use super::shard_io::{Envelope, ShardIo};
 use crate::assemble::export_info::ServedExport;
-use crate::nbd::connection::{BufferPolicy, LimitGate, Shares, TurnShare};
+use crate::nbd::connection::{LimitGate, Shares, TurnShare};
 use headworks_front::WaitsFor;
 
 /// Weight of a connection beside others of its export.
@@ -301,16 +301,15 @@ impl Reactor {
             return;
         }
         let frozen = connection.binding().is_some_and(|it| self.freezes.holds(it.volume));
-        let turn = TurnShare { room, large_reads: usize::MAX, large_payloads: usize::MAX };
+        let turn =
+            TurnShare { room, large_reads: usize::MAX, large_payloads: usize::MAX, received: 0 };
         let mut shares = Shares {
             now,
             scratch: &mut self.scratch,
             pool,
-            policy: BufferPolicy::Free,
+            memory: self.memory.share(slot),
             from_cache: false,
             in_place: false,
-            buffer_limits: self.buffer_limits,
-            device: None,
             frozen,
             limits: None,
             exports: &self.exports,

@@ -13,17 +13,13 @@
 //! Invariants: every list of actions is carried out before the next input; before a sleep every connection that may
 //! become ready is watched and every ring is empty; a slot is in the hot list at most once.
 //!
-//! `device_use` bounds what the clients of one device hold. `driver` owns the shard, `shard_io` its connections and rings,
-//! `hot_list` the state of connections, `buffer_queue` the order in which waiting connections get buffers, `give_way` the buffers
-//! that unread replies return to them, `own_flushes` the shard's own flushes, `idle` the polling policy, `freezes` which images do not change. `connections`, `listeners`,
+//! `driver` owns the shard, `shard_io` its connections and rings, `give_way` takes buffers from unread replies, which waiters get, `own_flushes` the shard's own flushes, `idle` the polling policy, `freezes` which images do not change. `connections`, `listeners`,
 //! `commands`, `queries`, `pause` and `shutdown` are the event handlers.
 
-mod buffer_queue;
 #[cfg(test)]
 mod cached_tests;
 mod commands;
 mod connections;
-mod device_use;
 pub(crate) mod driver;
 mod exports;
 #[cfg(test)]
@@ -42,8 +38,6 @@ pub(crate) mod pause;
 mod queries;
 pub(crate) mod restores;
 pub(crate) mod shard_io;
-#[cfg(test)]
-mod sharing_tests;
 mod shutdown;
 mod statistics;
 mod targets;
@@ -65,18 +59,17 @@ use crate::latency::usage::UsageLog;
 use crate::listen::ClientListener;
 use crate::messages::ControlMessage;
 use crate::messages::query::BufferStats;
-use crate::nbd::buffer_limits::BufferLimits;
 use crate::nbd::connection::{ConnectionEnd, ConnectionLimits};
 use crate::shared::ServerShared;
-use buffer_queue::BufferQueue;
-use device_use::DeviceUse;
 use driver::ShardDriver;
 use exports::ExportTable;
 use freezes::Freezes;
 use headworks::Loss;
 use headworks::driver::{Clock, DiskQueue, Engine, Event, Sleeper, Span, Wait, Waker};
 use headworks_front::hot_list::HotList;
+use headworks_front::memory::Memory;
 use headworks_front::payload_windows::PayloadWindows;
+use headworks_front::turn::FairTurn;
 use held_log::HeldLog;
 use idle::IdlePolicy;
 use limits::{LimitTarget, ShardLimits};
@@ -162,10 +155,10 @@ pub struct Reactor {
     exports: ExportTable,
     sets: queries::Sets,
     connections: HotList,
-    /// Connections that wait for a buffer of the pool.
-    buffer_queue: BufferQueue,
-    /// What the clients of each device hold.
-    device_use: DeviceUse,
+    /// Who holds what of the pool, and who waits for it.
+    memory: Memory,
+    /// What each export may have of a turn.
+    turn: FairTurn,
     /// Limits of bytes and I/Os a second.
     limits: ShardLimits,
     /// Devices that do not answer, a bit each, as of `device_news`.
@@ -193,8 +186,6 @@ pub struct Reactor {
     usage: UsageLog,
     /// Something happened since the last tick, or a connection has a deadline.
     ticking: bool,
-    /// Watermarks of the pool.
-    buffer_limits: BufferLimits,
     buffer_stats: BufferStats,
     /// What incomplete payloads may keep.
     windows: PayloadWindows,
@@ -204,8 +195,6 @@ pub struct Reactor {
     victims: Vec<u32>,
     /// Time of the next look for buffers that unread replies hold; none if the next waiter is met at once.
     next_look: Option<Instant>,
-    /// Bytes of the pool in use after the last turn.
-    taken_before: usize,
     /// Idle memory of the pool was returned to the kernel.
     trimmed: bool,
     /// A stop arrived while blocks were restored.
@@ -225,16 +214,24 @@ impl Reactor {
         let places = parts.io.slots().count();
         let rules = parts.access.clone();
         let exports = ExportTable::new(parts.exports.iter().cloned(), rules);
-        let mut device_use = DeviceUse::new(places);
-        device_use.set_devices(exports.devices_of(parts.id));
+        let mut memory = Memory::new(parts.io.pool.size(), places);
+        memory.set_devices(exports.devices_of(parts.id));
+        let mut turn = FairTurn::default();
         let mut limits = ShardLimits::new(places, parts.id, parts.shared.shards() as u16);
         limits.set(Instant(0), LimitTarget::Server, &parts.server_limits);
         for (tenant, (weight, of_tenant)) in (0..).map(TenantId).zip(&parts.tenant_limits) {
             limits.set_tenant_weight(tenant, *weight);
+            memory.set_tenant_weight(tenant, *weight);
+            turn.set_tenant_weight(tenant, *weight);
             limits.set(Instant(0), LimitTarget::Tenant(tenant), of_tenant);
         }
         for export in &parts.exports {
             limits.put(Instant(0), export);
+            let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
+            memory.set_weight(id, weight);
+            memory.set_tenant(id, tenant);
+            turn.set_weight(id, weight);
+            turn.set_tenant(id, tenant);
         }
         limits.settle_homes(Instant(0));
         let mut windows = PayloadWindows::new(parts.io.pool.size(), places);
@@ -243,16 +240,13 @@ impl Reactor {
         }
         Self {
             exports,
-            device_use,
             limits,
             stuck: 0,
             device_news: 0,
             sets: queries::Sets::default(),
             connections: HotList::new(places),
-            buffer_queue: BufferQueue::new(
-                places,
-                parts.exports.iter().map(|export| export.weight),
-            ),
+            memory,
+            turn,
             held: HeldLog::default(),
             target_log: TargetLog::default(),
             log_limiter: LogLimiter::new(),
@@ -268,13 +262,11 @@ impl Reactor {
             next_tick: Instant(0),
             usage: UsageLog::default(),
             ticking: false,
-            buffer_limits: BufferLimits::new(parts.io.pool.size(), places),
             buffer_stats: BufferStats::default(),
             windows,
             next_shortening: Instant(0),
             victims: Vec::with_capacity(places),
             next_look: None,
-            taken_before: 0,
             trimmed: true,
             stop_after_restores: false,
             accept_paused: false,
@@ -424,7 +416,7 @@ impl Reactor {
             self.watch(slot);
         }
         let tick = self.ticking.then_some(self.next_tick);
-        let look = self.next_look.filter(|_| self.buffer_queue.first().is_some());
+        let look = self.next_look.filter(|_| self.memory.first().is_some());
         let (limited, frozen) = (self.next_limited(), self.freezes.next_timeout());
         let (timer, driver) = (self.parts.io.timer, self.parts.driver.next_timeout());
         let times = [timer, driver, tick, look, limited, frozen];
@@ -510,17 +502,22 @@ impl Reactor {
         worked
     }
 
-    /// Applies a control input: the buffer queue keeps weights, too.
+    /// Applies a control input: buffers and limits keep weights and tenants, too.
     fn on_control(&mut self, control: Control) {
         if let Control::Weight { export, weight } = control {
-            self.buffer_queue.set_weight(export, weight);
+            self.memory.set_weight(export, weight);
+            self.turn.set_weight(export, weight);
             self.windows.set_weight(export, weight);
             self.limits.set_weight(export, weight);
         }
         if let Control::TenantWeight { tenant, weight } = control {
             self.limits.set_tenant_weight(tenant, weight);
+            self.memory.set_tenant_weight(tenant, weight);
+            self.turn.set_tenant_weight(tenant, weight);
         }
         if let Control::ExportTenant { export, tenant } = control {
+            self.memory.set_tenant(export, tenant);
+            self.turn.set_tenant(export, tenant);
             self.limits.set_tenant(self.parts.io.now, export, tenant);
             self.limits.settle_homes(self.parts.io.now);
         }

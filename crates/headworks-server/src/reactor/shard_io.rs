@@ -19,11 +19,11 @@ use crate::connection_id::{
     CONNECTIONS_MAX, OWN_FLUSHES, RESTORES, connection_id, is_of_shard, next_generation, slot_of,
 };
 use crate::latency::exports::ExportLatencies;
-use crate::nbd::buffer_limits::{BufferDemand, BufferLimits};
 use crate::nbd::connection::Connection;
 use headworks::Command;
 use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Populator, Producer, Span};
 use headworks_front::lent_frames::LentFrames;
+use headworks_front::memory::MemoryLimits;
 
 /// What one shard's thread tells another's.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ pub struct ShardIo {
     /// Memory that devices lend, by volume; empty without such a device.
     memories: Vec<Span>,
     /// Watermarks of the pool.
-    buffer_limits: BufferLimits,
+    memory_limits: MemoryLimits,
     /// Connections with reads that the cache returned in this turn.
     pub returned: Vec<u32>,
     /// Rings indexed by shard; none for the own shard.
@@ -137,7 +137,7 @@ impl ShardIo {
             populator,
             lent: LentFrames::new(connections),
             memories: Vec::new(),
-            buffer_limits: BufferLimits::new(pool.size(), connections),
+            memory_limits: MemoryLimits::new(pool.size(), connections),
             returned: Vec::with_capacity(connections),
             places,
             free: (0..connections as u32).rev().collect(),
@@ -267,13 +267,12 @@ impl ShardIo {
 
     /// Lets a connection send nothing of the frames that are about to change, and marks what it still sends from others.
     fn keep_lent_of(&mut self, slot: u32, changing: Span) {
-        let Self { places, pool, lent, buffer_limits, now, .. } = self;
+        let Self { places, pool, lent, memory_limits, now, .. } = self;
         let Some(connection) = &mut places[slot as usize].connection else { return };
         connection.keep_lent(changing, *now, |held, len| {
             let block = Pool::block_bytes(len)?;
-            let demand =
-                BufferDemand { held, block, has_turn: false, stalled: false, device: None };
-            let admitted = buffer_limits.admits(pool.taken(), demand) && lent.may_copy(*now, len);
+            let admitted =
+                memory_limits.may_copy(held, block, pool.taken()) && lent.may_copy(*now, len);
             admitted.then(|| pool.try_take(len)).flatten()
         });
         connection.lent_frames().for_each(|frames| lent.mark(frames));

@@ -56,7 +56,7 @@ impl Reactor {
                 self.parts.io.list(slot);
             }
         }
-        self.buffer_queue.clear();
+        self.memory.clear_waiters();
         for slot in self.parts.io.slots() {
             if self.parts.io.connection(slot).is_some_and(|(it, _)| it.has_waiting()) {
                 self.connections.heat(slot);

@@ -18,8 +18,7 @@
 use headworks_core::limits::{LimitDirection, LimitTree, LimitedIo, NodeId};
 use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, IoError, Op};
 
-use super::{BufferPolicy, Connection, ExportBinding, LARGE_PAYLOAD, Shares};
-use crate::nbd::buffer_limits::BufferDemand;
+use super::{Connection, ExportBinding, LARGE_PAYLOAD, Shares};
 use headworks::driver::{Buffer, Pool};
 use headworks_front::front_waits::FrontWaits;
 use headworks_front::{FrontRequest, Origin, WaitsFor};
@@ -192,7 +191,7 @@ impl Connection {
             return None;
         }
         let block = shares.pool.try_take(len)?;
-        self.note_taken(block.len(), shares);
+        self.buffer_bytes += block.len();
         Some(block)
     }
 
@@ -200,23 +199,7 @@ impl Connection {
     #[inline]
     pub(super) fn may_take(&self, block: usize, reads: bool, shares: &Shares<'_>) -> bool {
         let stalled = reads && self.outgoing.is_stalled(shares.now);
-        let has_turn = shares.policy != BufferPolicy::Wait;
-        let (held, device) = (self.held(), shares.device);
-        let demand = BufferDemand { held, block, has_turn, stalled, device };
-        shares.buffer_limits.admits(shares.pool.taken(), demand)
-    }
-
-    /// Counts bytes of the pool that were taken for a request.
-    #[inline]
-    pub(super) fn note_taken(&mut self, bytes: usize, shares: &mut Shares<'_>) {
-        if let Some(device) = &mut shares.device {
-            device.own += bytes;
-            device.all += bytes;
-        }
-        if shares.policy == BufferPolicy::Once {
-            shares.policy = BufferPolicy::Wait;
-        }
-        self.buffer_bytes += bytes;
+        shares.memory.may_take(self.held(), block, shares.pool.taken(), stalled)
     }
 
     /// Fails a request without a bio, because its device does not answer; what has not come of a write's payload is dropped first.

@@ -4,8 +4,8 @@ use headworks::driver::Pool;
 use headworks_core::{Input, Instant};
 use headworks_nbd::ExportInfo;
 
-use super::{BufferPolicy, Connection, LimitGate, ReceiveOutcome, Shares, TurnShare};
-use crate::nbd::buffer_limits::BufferLimits;
+use super::{Connection, LimitGate, ReceiveOutcome, Shares, TurnShare};
+use headworks_front::memory::Memory;
 
 /// A shard's part, without a shard.
 pub struct Bench {
@@ -43,21 +43,24 @@ impl Bench {
         now: u64,
         limits: Option<LimitGate<'_>>,
     ) -> ReceiveOutcome {
-        let buffer_limits = BufferLimits::new(self.pool.size(), 1);
+        let memory = Memory::new(self.pool.size(), 1);
         let mut shares = Shares {
             now: Instant(now),
             scratch: &mut self.scratch,
             pool: &mut self.pool,
-            policy: BufferPolicy::Free,
-            buffer_limits,
-            device: None,
+            memory: memory.share(0),
             from_cache: false,
             in_place: false,
             frozen: self.frozen,
             limits,
             exports: &self.exports,
             window: self.window,
-            turn: TurnShare { room: self.room, large_reads: 1 << 20, large_payloads: 1 << 20 },
+            turn: TurnShare {
+                room: self.room,
+                large_reads: 1 << 20,
+                large_payloads: 1 << 20,
+                received: 0,
+            },
             inputs: &mut self.inputs,
         };
         let received = connection.receive(&mut shares);

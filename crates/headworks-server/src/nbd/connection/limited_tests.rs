@@ -45,6 +45,11 @@ fn header(command: u16, cookie: u64, len: u32) -> [u8; 28] {
 
 impl LimitedRig {
     fn new(kind: LimitKind, rate: u64) -> Self {
+        Self::with_pool(kind, rate, 1 << 20)
+    }
+
+    /// The same with a pool of so many bytes.
+    fn with_pool(kind: LimitKind, rate: u64, pool: usize) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         let seconds = 10_000_000_000;
@@ -61,7 +66,7 @@ impl LimitedRig {
         let mut tree = LimitTree::new(4);
         let leaf = tree.add_leaf(LimitTree::ROOT, 100, 0);
         tree.set_limits(Instant(0), LimitTree::ROOT, &limits(kind, rate));
-        let mut rig = Self { connection, theirs, bench: Bench::new(1 << 20, 4096), tree, leaf };
+        let mut rig = Self { connection, theirs, bench: Bench::new(pool, 4096), tree, leaf };
         rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
         rig
     }
@@ -168,7 +173,7 @@ fn passed_read_gets_its_buffer_before_the_payload_is_whole() {
 
 #[test]
 fn thousand_parked_reads_hold_nothing() {
-    let mut rig = LimitedRig::new(LimitKind::IopsTotal, 2000);
+    let mut rig = LimitedRig::with_pool(LimitKind::IopsTotal, 2000, 4 << 20);
     // The slack of 4 ms lets nine pass; the last one brings the level over it.
     rig.reads(9);
     rig.receive_all(0);

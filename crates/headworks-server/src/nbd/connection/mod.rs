@@ -43,12 +43,12 @@ use headworks_core::{
     VolumeId, WaitTimes,
 };
 
-use super::buffer_limits::{BufferLimits, DeviceBytes};
 use super::transport::Transport;
 use crate::access::{Admission, ExportDirectory};
 use crate::latency::{CompletedRequest, LatencyTable};
 use headworks::driver::{Buffer, Pool, Span};
 use headworks_front::cache_guess::CacheGuess;
+use headworks_front::memory::MemoryShare;
 use headworks_front::outgoing::{Outgoing, SendOutcome};
 use headworks_front::window::{InFlight, Window};
 use headworks_front::{Waiting, WaitsFor};
@@ -234,17 +234,6 @@ struct Reread {
     len: usize,
 }
 
-/// How many buffers a connection may take while the pool is short.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BufferPolicy {
-    /// No other connection waits: any number.
-    Free,
-    /// First in the buffer queue: one buffer.
-    Once,
-    /// Other connections go first: none beyond what needs no turn.
-    Wait,
-}
-
 /// What the requests of a connection may still take of a turn of the shard.
 #[derive(Clone, Copy, Debug)]
 pub struct TurnShare {
@@ -254,6 +243,8 @@ pub struct TurnShare {
     pub large_reads: usize,
     /// Bytes of large payloads that are received.
     pub large_payloads: usize,
+    /// Bytes of any kind that were received.
+    pub received: usize,
 }
 
 /// What a connection borrows of its shard while it receives.
@@ -264,12 +255,8 @@ pub struct Shares<'a> {
     pub scratch: &'a mut [u8],
     /// Buffers of the shard.
     pub pool: &'a mut Pool,
-    /// Buffers that the connection may take.
-    pub policy: BufferPolicy,
-    /// Watermarks of the pool.
-    pub buffer_limits: BufferLimits,
-    /// What the connection's device has; none while no other device is served.
-    pub device: Option<DeviceBytes>,
+    /// What it may take of them.
+    pub memory: MemoryShare<'a>,
     /// Reads may be submitted without a buffer: the volume is cached, and frames may be lent.
     pub from_cache: bool,
     /// Reads may be submitted without a buffer: the device lends its memory, and more may be lent.

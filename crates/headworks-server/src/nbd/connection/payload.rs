@@ -314,7 +314,7 @@ impl Connection {
             }
             shares.pool.put(std::mem::replace(block, larger));
         }
-        self.note_taken(wanted - before, shares);
+        self.buffer_bytes += wanted - before;
         true
     }
 

@@ -182,6 +182,7 @@ impl Connection {
         if large {
             shares.turn.large_payloads = shares.turn.large_payloads.saturating_sub(count);
         }
+        shares.turn.received += count;
         let placed = count.min(direct.map_or(0, Span::len));
         if placed > 0
             && let Some(last) = self.waiting.last_mut()

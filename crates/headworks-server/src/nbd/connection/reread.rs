@@ -14,9 +14,9 @@
 use headworks_core::{BioFlags, Instant, Op, ReplyStage, Status};
 
 use super::{Connection, ExportBinding, Phase, REREAD_ALIGN, Reread, Shares};
-use crate::nbd::buffer_limits::{BufferDemand, BufferLimits};
 use headworks::driver::Pool;
 use headworks_front::front_waits::FrontWaits;
+use headworks_front::memory::{MemoryLimits, Wanted};
 use headworks_front::window::InFlight;
 use headworks_front::{FrontRequest, Origin, PART_MIN, WaitsFor};
 use headworks_nbd::transmission::Request;
@@ -76,8 +76,8 @@ impl Connection {
         if self.last_binding().is_none() {
             return WaitsFor::Nothing;
         }
-        // A chunk is admitted by its size alone, see `buffer_limits`. The pool may have small blocks only.
-        let limits = &shares.buffer_limits;
+        // A chunk is admitted by its size alone, see `memory`. The pool may have small blocks only.
+        let limits = shares.memory.limits();
         let sizes = [limits.chunk(shares.pool.taken()), limits.guaranteed()];
         let taken = sizes.into_iter().find_map(|most| {
             let (from, end) = chunk_of(offset, len, most, self.block);
@@ -140,25 +140,20 @@ impl Connection {
         }
     }
 
-    /// The buffer that the connection waits for; none if it waits for none.
+    /// What the connection waits for, if it waits for a buffer or a bio slot.
     #[must_use]
-    pub fn demand(&self, now: Instant, limits: &BufferLimits) -> Option<BufferDemand> {
-        let held = self.held();
-        let demand = |len: usize, held, stalled| {
-            let block = Pool::block_bytes(len)?;
-            Some(BufferDemand { held, block, has_turn: true, stalled, device: None })
-        };
+    pub fn wanted(&self, limits: &MemoryLimits) -> Wanted {
+        let block = |len: usize| Pool::block_bytes(len).unwrap_or(Pool::LARGEST);
         let waits = |one: &&FrontRequest| one.waits_for() == WaitsFor::Buffer;
-        let one = self.waiting.all().find(waits)?;
+        let Some(one) = self.waiting.all().find(waits) else { return Wanted::Slot };
         if one.origin == Origin::Reread {
-            return demand(limits.guaranteed(), 0, false);
+            return Wanted::Chunk { bytes: block(limits.guaranteed()) };
         }
-        let stalled = one.request.op() == Op::Read && self.outgoing.is_stalled(now);
         let len = match one.has_payload() {
             true => (2 * one.kept()).max(PART_MIN as usize),
             false => one.request.op().buffer_len(one.request.len) as usize,
         };
-        demand(len, held, stalled)
+        Wanted::Block { bytes: block(len), reads: one.request.op() == Op::Read }
     }
 
     /// The binding, also of a connection that has left transmission.
