@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # matrix: engine
 # seconds: 16
+# alone: it compares rates and latencies of one moment with those of another
 # What caches of other servers get wrong: a small one under a large workload loses nothing, misses of many clients overlap, and
 # whoever reads what is cached does not wait for a flush. Ratios are of one run on one machine, side by side.
 . "$(dirname "$0")/lib.sh"

@@ -384,10 +384,10 @@ def visits():
         assert grown < 1024, f"{grown} KiB more"
 
 
-# Comes and goes until its time is over.
+# Comes and goes until it is ended.
 KNOCKER = """
 import socket, sys, time
-end = time.monotonic() + 3
+end = time.monotonic() + 60
 while time.monotonic() < end:
     with socket.socket(socket.AF_UNIX) as one:
         try:
@@ -400,7 +400,7 @@ while time.monotonic() < end:
 def knock():
     @case
     def _():
-        """four that come and go without end hold up nobody: a client has its answers before they tire"""
+        """four that come and go without end hold up nobody: a client has its answers meanwhile"""
         client, _ = Raw(URI).go()
         knockers = [subprocess.Popen([sys.executable, "-c", KNOCKER, path_of(URI)]) for _ in range(4)]
         time.sleep(0.5)
@@ -408,6 +408,7 @@ def knock():
             client.read(0, 4 * KIB)
         left = [knocker for knocker in knockers if knocker.poll() is None]
         for knocker in knockers:
+            knocker.kill()
             knocker.wait()
         assert len(left) == 4, f"{4 - len(left)} had ended before 100 reads were answered"
 
