@@ -466,7 +466,7 @@ impl Reactor {
         if let Some((connection, _)) = self.parts.io.connection(slot)
             && connection.binding().is_some()
         {
-            if let Some(sentence) = connection.torn_write()
+            if let Some(sentence) = connection.take_torn_write()
                 && self.log_limiter.admits()
             {
                 warn!(peer = connection.peer(), "{sentence}");

@@ -389,6 +389,15 @@ impl Connection {
         ))
     }
 
+    /// Tells the same once: a connection that ends is closed in several steps.
+    pub fn take_torn_write(&mut self) -> Option<String> {
+        let sentence = self.torn_write()?;
+        if let Some(one) = self.waiting.last_mut() {
+            one.payload.split = 0;
+        }
+        Some(sentence)
+    }
+
     /// Whether what stops the connection is gone: a reply was sent, or a request answered.
     #[must_use]
     pub fn goes_on(&self) -> bool {

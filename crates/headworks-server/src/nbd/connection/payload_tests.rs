@@ -325,6 +325,8 @@ fn client_that_leaves_in_the_middle_is_told_in_the_log() {
     let sentence =
         "connection ended in the middle of a write: 3141632 of 33554432 bytes at 4096 were written";
     assert_eq!(rig.connection.torn_write().as_deref(), Some(sentence));
+    assert_eq!(rig.connection.take_torn_write().as_deref(), Some(sentence));
+    assert_eq!(rig.connection.take_torn_write(), None, "it is told once");
     rig.connection.close(&mut rig.bench.pool);
     for bio in rig.bios() {
         let result = (Ok(()), false, ReplyStage::Final);
