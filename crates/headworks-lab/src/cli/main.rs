@@ -10,6 +10,7 @@ mod generate;
 mod joints;
 mod list;
 mod output;
+mod receive_path;
 mod remote;
 mod replay;
 mod run;

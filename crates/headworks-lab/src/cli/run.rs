@@ -22,7 +22,8 @@ use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
 use crate::{
-    USAGE, bfq, bfq_linux, cached, complain, joints, list, remote, seed002, seed003, tables,
+    USAGE, bfq, bfq_linux, cached, complain, joints, list, receive_path, remote, seed002, seed003,
+    tables,
 };
 
 /// An experiment of `headworks-lab run`.
@@ -67,6 +68,9 @@ pub enum Experiment {
     DirtyShares(tables::TableArgs),
     /// Cost of a call on cached blocks, in process and, with --beside, in the kernel
     Cached(cached::CachedArgs),
+    /// Requests through one connection of the server and their replies back, without a shard: for counting instructions
+    /// (benches/receive-path.sh)
+    ReceivePath(receive_path::ReceivePathArgs),
     /// Random simulated worlds with every fault, checked by an oracle
     Smoke {
         /// Seed of the first scenario; random by default
@@ -171,6 +175,7 @@ impl Experiment {
             Self::BfqLinuxClient(_) => "bfq-linux-client",
             Self::DirtyShares(_) => "dirty-shares",
             Self::Cached(_) => "cached",
+            Self::ReceivePath(_) => "receive-path",
             Self::Smoke { .. } => "smoke",
             Self::Crash { .. } => "crash",
             Self::Remote { .. } => "remote",
@@ -210,6 +215,7 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::BfqLinuxClient(options) => return options.run(),
         Experiment::DirtyShares(options) => return options.run(ExperimentName::DirtyShares),
         Experiment::Cached(options) => return options.run(),
+        Experiment::ReceivePath(options) => return options.run(),
         Experiment::Smoke { shards: Some(shards), .. }
         | Experiment::Crash { shards: Some(shards), .. }
             if ![1, 2, 4].contains(&shards) =>
