@@ -104,6 +104,7 @@ pub use loaded::{ConfiguredTunables, LoadedConfiguration};
 pub use log_level::{LOG_LEVELS, LogLevel};
 pub use memory::{AutoCache, CacheSize, MemoryLimit};
 pub use nbd::receive_path::{ROUND as RECEIVE_PATH_ROUND, ReceivePath, ReceivePathOp};
+pub use nbd::world as front_world;
 pub use options::{CacheFile, MissingImage, PrepareShard, ServerOptions};
 pub use recorder::{Replayed, replay_recording, replay_slots};
 pub use reload_request::{ReloadHook, ReloadOutcome, ReloadRequest};

@@ -33,6 +33,7 @@ const LONG: &[(&str, u64)] = &[
     ("crash", 1200),
     ("remote", 60),
     ("joints", 30),
+    ("front", 60),
     ("null", 20),
 ];
 /// Runs of at most so many seconds say nothing of their time.

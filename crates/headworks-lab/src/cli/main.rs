@@ -6,6 +6,7 @@ mod allocations;
 mod bfq;
 mod bfq_linux;
 mod cached;
+mod front;
 mod generate;
 mod joints;
 mod list;

@@ -22,8 +22,8 @@ use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
 use crate::{
-    USAGE, bfq, bfq_linux, cached, complain, joints, list, receive_path, remote, seed002, seed003,
-    tables,
+    USAGE, bfq, bfq_linux, cached, complain, front, joints, list, receive_path, remote, seed002,
+    seed003, tables,
 };
 
 /// An experiment of `headworks-lab run`.
@@ -144,6 +144,22 @@ pub enum Experiment {
         #[arg(long)]
         json: bool,
     },
+    /// Connections of the server with simulated clients: half-sent, slow, silent and vanishing ones, limits, freezes, hand-overs, a device that
+    /// does not answer, checked by an oracle
+    Front {
+        /// Seed of the first world; random by default
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Number of worlds
+        #[arg(long, default_value_t = 1000)]
+        worlds: u64,
+        /// Minutes to run, in place of a number of worlds
+        #[arg(long)]
+        minutes: Option<u64>,
+        /// Print one JSON object at the end
+        #[arg(long)]
+        json: bool,
+    },
     /// Speed of the simulation: simulated I/Os per real second
     Null {
         /// Seed of the run
@@ -180,6 +196,7 @@ impl Experiment {
             Self::Crash { .. } => "crash",
             Self::Remote { .. } => "remote",
             Self::Joints { .. } => "joints",
+            Self::Front { .. } => "front",
             Self::Null { .. } => "null",
         }
     }
@@ -191,6 +208,7 @@ impl Experiment {
             Self::Smoke { scenarios: Some(_), .. } => Some(0),
             Self::Smoke { minutes, .. }
             | Self::Crash { minutes: Some(minutes), .. }
+            | Self::Front { minutes: Some(minutes), .. }
             | Self::Joints { minutes: Some(minutes), .. } => Some(minutes.saturating_mul(60)),
             _ => None,
         }
@@ -247,6 +265,12 @@ pub fn run(experiment: Experiment) -> ExitCode {
             let seed = seed.unwrap_or_else(fresh_seed);
             let args = joints::JointsArgs { seed, worlds, minutes, kind, json };
             joints::run_joints(args, |seed| SEED.store(seed, Ordering::Relaxed))
+        }
+        Experiment::Front { seed, worlds, minutes, json } => {
+            report_seed_on_panic(front::repeat);
+            let seed = seed.unwrap_or_else(fresh_seed);
+            let args = front::FrontArgs { seed, worlds, minutes, json };
+            front::run_front(args, |seed| SEED.store(seed, Ordering::Relaxed))
         }
     };
     ExitCode::from(code as u8)

@@ -3,3 +3,4 @@
 pub mod connection;
 pub mod receive_path;
 pub mod transport;
+pub mod world;

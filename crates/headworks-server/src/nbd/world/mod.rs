@@ -1,0 +1,479 @@
+//! The world of the front door: clients that speak NBD over simulated links, real connections, and a shard that is only time.
+//!
+//! ```text
+//!   client --bytes at its rate, in its units--> socket pair --Connection::receive--> bios --random latency--> image
+//!      ^------ bytes as it takes them ----------- socket pair <--Connection::send-- replies <------------------'
+//! ```
+//!
+//! A seed draws the pool, the bio slots, what a connection may have in flight, limits, and faults: clients that stop in the middle of a payload,
+//! leave replies unread, or vanish at a byte and come again; freezes of the volume, times in which the device does not answer, errors of it,
+//! connections that move to another process. Rules:
+//!
+//! - each request is answered exactly once, in a well-formed reply, after the last byte of its payload; in the end each one is;
+//! - a payload's bytes go to their own place and nowhere else, once all of them are there; a bad request changes nothing;
+//! - what is read was there between the request and its reply;
+//! - no turn counts as work in which nothing moves, three times in a row;
+//! - no request fails for want of memory, or for anything that the device did not do;
+//! - nothing that changes a frozen volume is submitted; limits admit no more than their rate;
+//! - the pool has lent what connections hold; in the end nothing;
+//! - a connection is closed for a stall only if its client owes bytes, or leaves replies unread.
+//!
+//! The socket pair keeps virtual time: nothing moves in it but when the world moves it. The same seed gives the same run on one machine.
+
+mod check;
+mod client;
+mod content;
+mod front;
+mod met;
+mod pipe;
+mod scenario;
+mod turn;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use headworks_core::limits::{LimitKind, LimitTree, Limits};
+use headworks_core::prng::Prng;
+use headworks_core::time::{MS, SEC, US};
+use headworks_core::{Bio, Instant, IoError, Op, ReplyStage, Status};
+use headworks_nbd::{ExportInfo, TransmissionFlags};
+
+use self::client::Client;
+use self::content::{Content, WriteId};
+use self::front::{Front, Line};
+pub use self::met::Met;
+use self::scenario::Scenario;
+use crate::nbd::connection::{Connection, ConnectionLimits};
+
+/// Virtual time after which everybody hurries to the end.
+const LONG: u64 = 6 * SEC;
+/// Virtual time that the end may take.
+const END: u64 = 120 * SEC;
+/// Most turns of a world: one that takes more does not end.
+const TURNS_MAX: u64 = 300_000;
+/// Turns in a row that count as work without moving anything.
+const IDLE_TURNS: u32 = 3;
+/// Time after which the requests of a device that does not answer fail.
+const IO_TIMEOUT: u64 = 100 * MS;
+/// A connection moves within this time, or stays.
+const PAUSE: u64 = 500 * MS;
+/// Slack of limits.
+const SLACK: u64 = 4 * MS;
+
+/// Something that happens at an instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The device ends a bio.
+    Done {
+        connection: u32,
+        sequence: u64,
+    },
+    Freeze,
+    Thaw,
+    /// The device does not answer any more.
+    Stuck,
+    /// Its requests fail.
+    TimeOut,
+    Unstuck,
+    /// Connections are to move.
+    Pause,
+    EndPause,
+    SetLimits,
+}
+
+/// What the world knows of a write.
+#[derive(Clone, Copy, Debug, Default)]
+struct WriteState {
+    offset: u64,
+    len: u32,
+    /// The server's socket has had all of its bytes.
+    is_whole: bool,
+    /// Bytes that the image has taken of it.
+    applied: u64,
+}
+
+/// A bio in the shard.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    bio: Bio,
+    answered: bool,
+}
+
+/// What limits have let through since they were set.
+#[derive(Clone, Copy, Debug, Default)]
+struct Passed {
+    limits: Limits,
+    since: Instant,
+    counts: [u64; LimitKind::COUNT],
+}
+
+struct World {
+    now: Instant,
+    prng: Prng,
+    scenario: Scenario,
+    events: BinaryHeap<Reverse<(Instant, u64, Event)>>,
+    events_made: u64,
+    front: Front,
+    lines: Vec<Line>,
+    /// Closed connections with requests in the shard.
+    dying: Vec<Connection>,
+    flights: BTreeMap<(u32, u64), Flight>,
+    content: Content,
+    writes: Vec<WriteState>,
+    write_ids: WriteId,
+    passed: Passed,
+    /// The device answers since then.
+    unstuck: Instant,
+    /// Whatever moved.
+    progress: u64,
+    idle_turns: u32,
+    turns: u64,
+    look_at: Option<Instant>,
+    is_ending: bool,
+    met: Met,
+}
+
+/// Runs the world of a seed.
+///
+/// # Errors
+/// The rule that was broken, and when.
+pub fn run(seed: u64) -> Result<Met, String> {
+    let mut prng = Prng::new(seed).split("front");
+    let scenario = Scenario::draw(&mut prng);
+    let mut world = World::new(prng, scenario)?;
+    let ended = world.begin().and_then(|()| world.live());
+    ended.map_err(|rule| format!("at {} us: {rule}; {scenario:?}", world.now.0 / US))?;
+    Ok(world.met)
+}
+
+impl World {
+    fn new(prng: Prng, scenario: Scenario) -> Result<Self, String> {
+        let bounds = ConnectionLimits {
+            requests: scenario.requests,
+            buffer_bytes: scenario.pool / 4,
+            handshake_ns: 10 * SEC,
+            stall_ns: 2 * SEC,
+        };
+        let mut front = Front::new(scenario.pool, scenario.count as usize, scenario.slots, bounds)?;
+        front.set_size(scenario.clients.size);
+        Ok(Self {
+            now: Instant(SEC),
+            scenario,
+            events: BinaryHeap::new(),
+            events_made: 0,
+            front,
+            lines: Vec::new(),
+            dying: Vec::new(),
+            flights: BTreeMap::new(),
+            content: Content::new(scenario.clients.size),
+            writes: vec![WriteState::default()],
+            write_ids: 1,
+            passed: Passed::default(),
+            unstuck: Instant(0),
+            progress: 0,
+            idle_turns: 0,
+            turns: 0,
+            look_at: None,
+            is_ending: false,
+            met: Met { worlds: 1, ..Met::default() },
+            prng,
+        })
+    }
+
+    fn begin(&mut self) -> Result<(), String> {
+        for index in 0..self.scenario.count {
+            let prng = self.prng.split(&format!("client {index}"));
+            let client = Client::draw(prng, self.now, &self.scenario.clients);
+            let mut line = Line::new(client);
+            let export = export(&line, self.content.size());
+            self.front.connect(self.now, &mut line, &export)?;
+            self.lines.push(line);
+        }
+        let Scenario { freezes, stuck, pauses, limits, .. } = self.scenario;
+        let wanted = [
+            (freezes, Event::Freeze),
+            (stuck, Event::Stuck),
+            (pauses, Event::Pause),
+            (limits, Event::SetLimits),
+        ];
+        for (_, event) in wanted.into_iter().filter(|(wanted, _)| *wanted) {
+            self.plan(300 * MS, event);
+        }
+        Ok(())
+    }
+
+    /// Plans an event within a time from now.
+    fn plan(&mut self, within: u64, event: Event) {
+        let at = self.now.after(self.prng.below(within) + 1);
+        self.plan_at(at, event);
+    }
+
+    fn plan_at(&mut self, at: Instant, event: Event) {
+        self.events_made += 1;
+        self.events.push(Reverse((at, self.events_made, event)));
+    }
+
+    fn live(&mut self) -> Result<(), String> {
+        let begun = self.now;
+        loop {
+            self.settle()?;
+            while self.close_stalled()? {
+                self.settle()?;
+            }
+            if self.lines.iter().all(|line| line.client.is_done()) && !self.front.paused {
+                return self.end();
+            }
+            let lasted = self.now.since(begun);
+            if lasted > LONG && !self.is_ending {
+                self.hurry();
+                continue;
+            }
+            let next = self.next_instant();
+            match next {
+                Some(at) if lasted <= LONG + END => self.now = at,
+                _ if !self.is_ending => self.hurry(),
+                _ => return Err(self.left_over()),
+            }
+            while let Some(&Reverse((at, _, event))) = self.events.peek() {
+                if at > self.now {
+                    break;
+                }
+                self.events.pop();
+                self.happen(event)?;
+            }
+            self.met.passed += self.front.pass(self.now, &mut self.lines);
+        }
+    }
+
+    /// Requests that nobody answers, in words.
+    fn left_over(&self) -> String {
+        let open = self.lines.iter().enumerate().flat_map(|(index, line)| {
+            let words = format!("client {index}, {} bytes unread", line.unread());
+            line.client.asked.values().map(move |asked| (words.clone(), *asked))
+        });
+        let open: Vec<_> = open.collect();
+        match open.first() {
+            Some((words, asked)) => {
+                format!(
+                    "{} requests are never answered, the first of {words}: {asked:?}",
+                    open.len()
+                )
+            }
+            None => "the world does not end".into(),
+        }
+    }
+
+    /// From now on everybody is quick and nothing stops anybody: each request is to be answered.
+    fn hurry(&mut self) {
+        self.is_ending = true;
+        let now = self.now;
+        self.events
+            .retain(|Reverse((_, _, event))| matches!(event, Event::Done { .. } | Event::EndPause));
+        self.front.frozen = false;
+        if self.front.stuck {
+            self.answer_again();
+        }
+        self.set_limits(&Limits::default());
+        self.lines.iter_mut().for_each(|line| line.client.hurry(now));
+    }
+
+    /// The next instant at which something may happen.
+    fn next_instant(&self) -> Option<Instant> {
+        let now = self.now;
+        let lines = self.lines.iter().flat_map(|line| {
+            let (client, unread) = (&line.client, line.unread_replies());
+            let deadline = line.connection.as_ref().and_then(|connection| connection.deadline());
+            [
+                client.up.next(client.waiting()),
+                client.down.next(unread),
+                client.next_request(),
+                client.resumes_at,
+                deadline,
+            ]
+        });
+        let event = self.events.peek().map(|Reverse((at, _, _))| *at);
+        let limits = self.front.tree.next_timeout();
+        let all = lines.chain([event, limits, self.look_at]).flatten();
+        all.map(|at| if Some(at) == limits { at.max(Instant(now.0 + 1)) } else { at })
+            .filter(|&at| at > now)
+            .min()
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Done { connection, sequence } => return self.done(connection, sequence),
+            Event::Freeze => {
+                self.front.frozen = true;
+                self.plan(500 * MS, Event::Thaw);
+            }
+            Event::Thaw => {
+                self.front.frozen = false;
+                self.plan(SEC, Event::Freeze);
+            }
+            Event::Stuck => {
+                self.front.stuck = true;
+                let now = self.now;
+                self.plan_at(now.after(IO_TIMEOUT), Event::TimeOut);
+                for line in &mut self.lines {
+                    self.front.pass_all(now, line);
+                }
+            }
+            Event::TimeOut => {
+                self.time_out()?;
+                self.plan(500 * MS, Event::Unstuck);
+            }
+            Event::Unstuck => {
+                self.answer_again();
+                self.plan(2 * SEC, Event::Stuck);
+            }
+            Event::Pause => {
+                self.front.paused = true;
+                self.plan_at(self.now.after(PAUSE), Event::EndPause);
+            }
+            Event::EndPause => self.end_pause(),
+            Event::SetLimits => {
+                let limits = self.draw_limits();
+                self.set_limits(&limits);
+            }
+        }
+        Ok(())
+    }
+
+    fn end_pause(&mut self) {
+        if std::mem::take(&mut self.front.paused) && !self.is_ending {
+            self.plan(SEC, Event::Pause);
+        }
+    }
+
+    fn draw_limits(&mut self) -> Limits {
+        let mut limits = Limits::default();
+        let kind = LimitKind::ALL[self.prng.below(LimitKind::COUNT as u64) as usize];
+        let average = match kind.is_bytes() {
+            true => [1 << 20, 20 << 20][self.prng.below(2) as usize],
+            false => [20, 200, 5000][self.prng.below(3) as usize],
+        };
+        limits.rates[kind as usize].average = average;
+        limits
+    }
+
+    fn set_limits(&mut self, limits: &Limits) {
+        self.front.limited |= !limits.is_none();
+        self.front.tree.set_limits(self.now, LimitTree::ROOT, limits);
+        self.passed = Passed { limits: *limits, since: self.now, ..Passed::default() };
+    }
+
+    /// The device answers again: what it had is done now.
+    fn answer_again(&mut self) {
+        self.front.stuck = false;
+        self.unstuck = self.now;
+        let ids: Vec<_> = self.flights.keys().copied().collect();
+        for (connection, sequence) in ids {
+            self.plan(10 * MS, Event::Done { connection, sequence });
+        }
+    }
+
+    /// Everything that the device has fails; its buffers stay in use.
+    fn time_out(&mut self) -> Result<(), String> {
+        let waiting: Vec<_> =
+            self.flights.iter().filter(|(_, flight)| !flight.answered).map(|(id, _)| *id).collect();
+        for id in waiting {
+            if let Some(flight) = self.flights.get_mut(&id) {
+                flight.answered = true;
+            }
+            self.met.timed_out += 1;
+            self.reply(id, (Err(IoError::TimedOut), false, ReplyStage::Early));
+        }
+        Ok(())
+    }
+
+    /// The device has done a bio.
+    fn done(&mut self, connection: u32, sequence: u64) -> Result<(), String> {
+        let id = (connection, sequence);
+        if self.front.stuck {
+            // It is planned again when the device answers.
+            return Ok(());
+        }
+        let Some(flight) = self.flights.remove(&id) else { return Ok(()) };
+        let status = self.execute(&flight.bio)?;
+        let stage = if flight.answered { ReplyStage::Released } else { ReplyStage::Final };
+        self.front.in_flight -= 1;
+        self.progress += 1;
+        self.reply(id, (status, false, stage));
+        Ok(())
+    }
+
+    fn connection(&mut self, id: u32) -> Option<&mut Connection> {
+        let alive = self.lines.iter_mut().filter_map(|line| line.connection.as_deref_mut());
+        alive.chain(&mut self.dying).find(|connection| connection.id() == id)
+    }
+
+    fn reply(&mut self, (connection, sequence): (u32, u64), result: (Status, bool, ReplyStage)) {
+        let now = self.now;
+        let alive = self.lines.iter_mut().filter_map(|line| line.connection.as_deref_mut());
+        if let Some(of) = alive.chain(&mut self.dying).find(|of| of.id() == connection) {
+            let _ = of.reply(now, sequence, result, &mut self.front.pool);
+        }
+        self.dying.retain(|connection| !connection.is_finished());
+    }
+
+    /// Does what a bio asks for.
+    fn execute(&mut self, bio: &Bio) -> Result<Status, String> {
+        if self.prng.per_million(self.scenario.errors) {
+            return Ok(Err(IoError::Medium));
+        }
+        if bio.op != Op::Flush && bio.offset + u64::from(bio.len) > self.content.size() {
+            return Ok(Err(IoError::Invalid));
+        }
+        let (now, len) = (self.now, bio.len as usize);
+        let memory = self.connection(bio.id.connection).and_then(|it| it.buffer(bio.id.sequence));
+        match bio.op {
+            Op::Read => {
+                let memory = memory.ok_or("a read without a buffer")?.part(0, len);
+                // SAFETY: the buffer is the request's until its reply, and this is the device.
+                unsafe { memory.bytes_mut() }.copy_from_slice(self.content.bytes(bio.offset, len));
+            }
+            Op::Write => {
+                let memory = memory.ok_or("a write without a buffer")?.part(0, len);
+                // SAFETY: the same.
+                let id = self.content.write(now, bio.offset, unsafe { memory.bytes() })?;
+                self.writes[id as usize].applied += u64::from(bio.len);
+            }
+            Op::Discard | Op::WriteZeroes => self.content.zero(now, bio.offset, bio.len),
+            _ => {}
+        }
+        Ok(Ok(()))
+    }
+
+    /// All clients have what they asked for: nothing is left of them.
+    fn end(&mut self) -> Result<(), String> {
+        for index in 0..self.lines.len() {
+            self.lines[index].end = None;
+            self.close(index);
+        }
+        if self.front.stuck {
+            self.answer_again();
+        }
+        let left: Vec<_> = self.flights.keys().copied().collect();
+        for (connection, sequence) in left {
+            self.done(connection, sequence)?;
+        }
+        let (taken, dying) = (self.front.pool.taken(), self.dying.len());
+        if taken > 0 || dying > 0 {
+            return Err(format!("{taken} bytes and {dying} connections are left in the end"));
+        }
+        Ok(())
+    }
+}
+
+fn export(line: &Line, size: u64) -> ExportInfo {
+    let all = [
+        TransmissionFlags::HAS_FLAGS,
+        TransmissionFlags::SEND_FLUSH,
+        TransmissionFlags::SEND_FUA,
+        TransmissionFlags::SEND_TRIM,
+        TransmissionFlags::SEND_WRITE_ZEROES,
+    ];
+    let read_only = line.client.read_only.then_some(TransmissionFlags::READ_ONLY);
+    let flags = all.into_iter().chain(read_only).fold(0, |bits, flag| bits | flag.0);
+    ExportInfo { size, flags: TransmissionFlags(flags), ..ExportInfo::default() }
+}
