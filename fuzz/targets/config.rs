@@ -4,9 +4,8 @@
 use headworks_nbd::tls::TlsMode;
 use headworks_server::FileOwner;
 use headworks_server::config::{ConfigFile, ListenDefaults};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| {
+libfuzzer_sys::fuzz_target!(|text: &str| {
     // What is written is longer than what was read, and there is a limit.
     if text.len() > 32 << 10 {
         return;

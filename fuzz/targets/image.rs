@@ -9,7 +9,6 @@ use headworks::testing::Bench;
 use headworks::{Device, Direct};
 use headworks_core::{BioFlags, Op};
 use headworks_formats::{FormatDevice, ImageFormat, ImageOptions, OpenImage};
-use libfuzzer_sys::fuzz_target;
 
 /// Bytes of a disk that are read.
 const READ: u64 = 64 << 10;
@@ -44,7 +43,7 @@ fn read(bench: &mut Bench<FormatDevice>, offset: u64, len: u64) -> Option<Vec<u8
     Some(all)
 }
 
-fuzz_target!(|bytes: &[u8]| {
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     std::fs::write(&*IMAGE, bytes).expect("there is memory");
     let format = if bytes.starts_with(b"#") { ImageFormat::Vmdk } else { ImageFormat::Qcow2 };
     let options = ImageOptions { format, outside: false, direct: Direct::Off };
