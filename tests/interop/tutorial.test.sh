@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # matrix: once
 # seconds: 12
+# alone
 # docs/guide/tutorial.md: every command of it, and what the page says that it prints. In namespaces of its own, as an administrator there:
 # /etc, /run and /srv are private, and so are processes and 127.0.0.1.
 . "$(dirname "$0")/lib.sh"
