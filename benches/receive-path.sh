@@ -48,7 +48,7 @@ for op in read write; do
         verdict="FAILED: $ceiling has no line for the profile $profile"
     else
         verdict=$(awk -v f="$figure" -v m="$most" -v more=$more \
-            'BEGIN { print f > m * (100 + more) / 100 ? "FAILED" : f < m * (99.5 - more) / 100 ? "ok, renew the ceiling" : "ok" }')
+            'BEGIN { print (f > m * (100 + more) / 100) ? "FAILED" : (f < m * (99.5 - more) / 100) ? "ok, renew the ceiling" : "ok" }')
         verdict+=", ceiling $most + $more % of rustc $of"
     fi
     echo "receive path, $op of 4 KiB, profile $profile: $figure instructions: $verdict"
