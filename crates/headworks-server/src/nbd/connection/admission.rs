@@ -69,7 +69,7 @@ impl Connection {
         if refuses && (!has_slot && (gives || is_new) || is_new && !self.has_window_room()) {
             return self.refuse(one, shares);
         }
-        if gives && let Some(what) = self.piece_waits(one).filter(|_| op == Op::Write) {
+        if gives && let Some(what) = self.place_waits(one) {
             return what;
         }
         if gives && !has_slot {

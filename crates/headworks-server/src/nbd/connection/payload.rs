@@ -21,7 +21,7 @@ use headworks_core::{ExportId, Instant, IoError, Op, Status};
 
 use super::{Connection, Phase, Shares};
 use crate::latency::CompletedRequest;
-use headworks::driver::Pool;
+use headworks::driver::{Buffer, Pool};
 use headworks_front::payload_windows::WINDOW_MAX;
 use headworks_front::{FrontRequest, PART_MIN, WaitsFor};
 use headworks_nbd::transmission::Request;
@@ -89,19 +89,22 @@ impl Connection {
         self.block.max(PART_MIN)
     }
 
-    /// Whether a part that is whole may go to the shard, as far as the connection's own pieces and requests in flight say.
-    pub(super) fn piece_waits(&self, one: &FrontRequest) -> Option<WaitsFor> {
-        if one.payload.given == 0 && one.payload.part == one.request.len {
-            return None;
-        }
-        if self
-            .splits
-            .iter()
-            .any(|split| split.number == one.payload.split && split.pieces >= PIECES_MAX)
-        {
+    /// What a request of which a bio comes now waits for, as far as the connection's own pieces and requests in flight say. A request has a
+    /// place among those in flight since its header; a piece that is not its write's last leaves all others theirs.
+    pub(super) fn place_waits(&self, one: &FrontRequest) -> Option<WaitsFor> {
+        let is_piece =
+            one.has_payload() && (one.payload.given > 0 || one.payload.part < one.request.len);
+        if is_piece && self.pieces_of(one.payload.split) >= PIECES_MAX {
             return Some(WaitsFor::Pieces);
         }
-        (self.window.used() >= self.limits.requests).then_some(WaitsFor::Window)
+        let others = if is_piece { self.waiting.len() } else { 0 };
+        (self.window.used() + others >= self.limits.requests).then_some(WaitsFor::Window)
+    }
+
+    /// Pieces of a write in the shard.
+    fn pieces_of(&self, number: u32) -> u16 {
+        let of_write = self.splits.iter().find(|split| split.number == number);
+        of_write.map_or(0, |split| split.pieces)
     }
 
     /// Gives the present part to the shard, which has a slot for it; what has come beyond it moves to a block of its own. `Nothing` if it is
@@ -119,7 +122,7 @@ impl Connection {
         let beyond = one.payload.got as usize - end;
         let mut next = None;
         if beyond > 0 {
-            next = self.take_block(beyond, false, shares);
+            next = self.take_tail(one, beyond, shares);
             if next.is_none() {
                 return WaitsFor::Buffer;
             }
@@ -173,6 +176,30 @@ impl Connection {
             one.begin_part(self.part_window(shares));
         }
         WaitsFor::Nothing
+    }
+
+    /// Takes a block for what has come beyond a part that is given: less than a block of the volume, and with what is guaranteed it needs
+    /// no share. Nobody else could return memory for it: payloads of which each waits for the others' would never go on. What nothing
+    /// has come for is returned before.
+    fn take_tail(
+        &mut self,
+        one: &mut FrontRequest,
+        beyond: usize,
+        shares: &mut Shares<'_>,
+    ) -> Option<Buffer> {
+        let kept = one.kept();
+        if let Some(block) = one.payload.block.as_mut() {
+            let before = block.len();
+            // SAFETY: nothing has come behind these bytes, and no receive is in progress.
+            unsafe { shares.pool.cut(block, kept) };
+            self.buffer_bytes -= before - block.len();
+        }
+        if Pool::block_bytes(beyond)? > shares.memory.limits().guaranteed() {
+            return self.take_block(beyond, false, shares);
+        }
+        let tail = shares.pool.try_take(beyond)?;
+        self.buffer_bytes += tail.len();
+        Some(tail)
     }
 
     /// Makes the record of a write that is given in pieces; false if it may not begin, and then it is refused.
@@ -406,7 +433,7 @@ impl Connection {
             WaitsFor::Pieces => self
                 .waiting
                 .last()
-                .is_some_and(|last| self.piece_waits(last) != Some(WaitsFor::Pieces)),
+                .is_some_and(|last| self.pieces_of(last.payload.split) < PIECES_MAX),
             _ => false,
         }
     }

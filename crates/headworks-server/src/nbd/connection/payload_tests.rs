@@ -316,6 +316,35 @@ fn payload_that_may_not_grow_is_written_as_far_as_it_has_come() {
     assert_eq!(rig.ranges().iter().map(|(_, len)| len).sum::<usize>(), 512 * KIB);
 }
 
+/// All payloads hold more than their shares, and each has some bytes beyond its whole blocks: none waits for memory that only another one
+/// could return.
+#[test]
+fn payload_needs_no_share_for_what_has_come_beyond_its_whole_blocks() {
+    let mut rig = Rig::new(16);
+    rig.header(0, MIB);
+    rig.send(&payload(0, 100 * KIB + 2000));
+    let mut others = Vec::new();
+    while let Some(other) = rig.bench.pool.try_take(64 << 10) {
+        others.push(other);
+    }
+    rig.bench.window = 64 << 10;
+    rig.receive();
+    assert_eq!(rig.ranges(), [(0, 100 * KIB)]);
+    assert_eq!(rig.connection.held(), 132 << 10, "the piece, and a block for 2000 bytes");
+    rig.check_and_answer(0);
+    others.into_iter().for_each(|other| rig.bench.pool.put(other));
+    let known = rig.bench.inputs.len();
+    rig.send(&payload(100 * KIB + 2000, 4 * KIB - 2000));
+    rig.check_and_answer(known);
+    for at in (104 * KIB..MIB).step_by(4 * KIB) {
+        let known = rig.bench.inputs.len();
+        rig.send(&payload(at, 4 * KIB));
+        rig.check_and_answer(known);
+    }
+    assert_eq!(rig.ranges().iter().map(|(_, len)| len).sum::<usize>(), MIB);
+    assert_eq!((rig.replies(), rig.bench.pool.taken()), (vec![0], 0));
+}
+
 #[test]
 fn client_that_leaves_in_the_middle_is_told_in_the_log() {
     let mut rig = Rig::new(16);
