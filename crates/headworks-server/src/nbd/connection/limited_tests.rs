@@ -18,6 +18,7 @@ const MS: u64 = 1_000_000;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
 
 /// A connection under a limit of I/Os a second.
 struct LimitedRig {
@@ -60,7 +61,7 @@ impl LimitedRig {
             stall_ns: seconds,
         };
         let mut connection = Connection::new(ours.into(), "test".into(), limits_of, Instant(0));
-        let flags = headworks_nbd::TransmissionFlags(0b101);
+        let flags = headworks_nbd::TransmissionFlags(0b10_0101);
         let export = ExportInfo { size: 1 << 30, flags, ..ExportInfo::default() };
         connection.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
         let mut tree = LimitTree::new(4);
@@ -169,6 +170,33 @@ fn passed_read_gets_its_buffer_before_the_payload_is_whole() {
     assert_eq!(rig.receive_all(21 * MS), ReceiveOutcome::Idle);
     assert_eq!((rig.bench.inputs.len(), rig.connection.parked()), (2, 0));
     assert!(rig.connection.awaits_payload());
+}
+
+/// A read passes its limit and waits for a buffer, or a trim for the end of a freeze; the write behind it waits for the limit. What has
+/// arrived of its payload is not taken for a header when the other one goes on.
+#[test]
+fn payload_of_a_parked_write_is_not_parsed_behind_a_held_request() {
+    for command in [READ, TRIM] {
+        let mut rig = LimitedRig::new(LimitKind::IopsTotal, 100);
+        rig.request(READ, 1, 512, &[]);
+        rig.request(command, 2, 256 << 10, &[]);
+        rig.request(WRITE, 3, 512, &[3; 512]);
+        assert!(matches!(rig.receive_all(0), ReceiveOutcome::Waits(WaitsFor::Limit(_))));
+        assert_eq!((rig.bench.inputs.len(), rig.connection.parked()), (1, 2));
+        let taken = [1 << 19, 1 << 18].map(|len| rig.bench.pool.try_take(len).unwrap());
+        rig.bench.frozen = command == TRIM;
+        assert_eq!(rig.pass(6 * MS), 1);
+        let waits = rig.receive(6 * MS);
+        assert!(matches!(waits, ReceiveOutcome::Waits(_)), "{waits:?}");
+        taken.into_iter().for_each(|buffer| rig.bench.pool.put(buffer));
+        rig.bench.frozen = false;
+        let limited = rig.receive_all(7 * MS);
+        assert!(matches!(limited, ReceiveOutcome::Waits(WaitsFor::Limit(_))), "{limited:?}");
+        assert_eq!((rig.bench.inputs.len(), rig.connection.parked()), (2, 1));
+        assert_eq!(rig.pass(16 * MS), 1);
+        assert_eq!(rig.receive_all(16 * MS), ReceiveOutcome::Idle);
+        assert!(matches!(&rig.bench.inputs[2..], [Input::Bio(bio)] if bio.op == Op::Write));
+    }
 }
 
 #[test]
