@@ -22,6 +22,7 @@ use headworks_core::{ExportId, Instant, IoError, Op, Status};
 use super::{Connection, Phase, Shares};
 use crate::latency::CompletedRequest;
 use headworks::driver::{Buffer, Pool};
+use headworks_front::memory::Wanted;
 use headworks_front::payload_windows::WINDOW_MAX;
 use headworks_front::{FrontRequest, PART_MIN, WaitsFor};
 use headworks_nbd::transmission::Request;
@@ -179,8 +180,7 @@ impl Connection {
     }
 
     /// Takes a block for what has come beyond a part that is given: less than a block of the volume, and with what is guaranteed it needs
-    /// no share. Nobody else could return memory for it: payloads of which each waits for the others' would never go on. What nothing
-    /// has come for is returned before.
+    /// no share: payloads that each wait for memory of the others would never go on. What nothing has come for is returned before.
     fn take_tail(
         &mut self,
         one: &mut FrontRequest,
@@ -200,6 +200,19 @@ impl Connection {
         let tail = shares.pool.try_take(beyond)?;
         self.buffer_bytes += tail.len();
         Some(tail)
+    }
+
+    /// The memory that a payload waits for: a block for what has come beyond a part that is whole (`take_tail`), or more for its part.
+    pub(super) fn wanted_by_payload(&self, one: &FrontRequest, guaranteed: usize) -> Wanted {
+        let block = |len: usize| Pool::block_bytes(len).unwrap_or(Pool::LARGEST);
+        if !one.part_is_whole() {
+            let bytes = block((2 * one.kept()).max(PART_MIN as usize));
+            return Wanted::Block { bytes, reads: false };
+        }
+        match block((one.payload.got - one.payload.part) as usize) {
+            bytes if bytes > guaranteed => Wanted::Block { bytes, reads: false },
+            bytes => Wanted::Chunk { bytes },
+        }
     }
 
     /// Makes the record of a write that is given in pieces; false if it may not begin, and then it is refused.
@@ -409,7 +422,8 @@ impl Connection {
     /// What a write that ends here without a reply has changed, as a sentence for the log; none if no piece of one was given.
     #[must_use]
     pub fn torn_write(&self) -> Option<String> {
-        let one = self.waiting.last().filter(|one| one.payload.split != 0)?;
+        let one =
+            self.waiting.last().filter(|one| one.payload.split != 0 && one.payload.given > 0)?;
         let (given, Request { offset, len, .. }) = (one.payload.given, one.request);
         Some(format!(
             "connection ended in the middle of a write: {given} of {len} bytes at {offset} were written"

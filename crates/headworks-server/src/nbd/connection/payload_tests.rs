@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use headworks_core::{Bio, Input, Instant, IoError, Op, ReplyStage, Status};
 use headworks_front::WaitsFor;
+use headworks_front::memory::{Memory, Wanted};
 use headworks_nbd::{ExportInfo, Negotiated};
 
 use super::bench::Bench;
@@ -343,6 +344,26 @@ fn payload_needs_no_share_for_what_has_come_beyond_its_whole_blocks() {
     }
     assert_eq!(rig.ranges().iter().map(|(_, len)| len).sum::<usize>(), MIB);
     assert_eq!((rig.replies(), rig.bench.pool.taken()), (vec![0], 0));
+}
+
+/// No block at all is free for these bytes: the waiter is woken for a block by its size, whatever its share.
+#[test]
+fn payload_waits_for_any_block_for_what_has_come_beyond_its_whole_blocks() {
+    let mut rig = Rig::new(16);
+    rig.header(0, MIB);
+    rig.send(&payload(0, 100 * KIB + 2000));
+    rig.connection.cut_payload(&mut rig.bench.pool);
+    let mut others = Vec::new();
+    while let Some(other) = rig.bench.pool.try_take(4 << 10) {
+        others.push(other);
+    }
+    rig.bench.window = 64 << 10;
+    assert_eq!(rig.receive(), ReceiveOutcome::Waits(WaitsFor::Buffer));
+    let limits = Memory::new(64 * MIB, 1).limits();
+    assert_eq!(rig.connection.wanted(&limits), Wanted::Chunk { bytes: 4 * KIB });
+    rig.bench.pool.put(others.pop().unwrap());
+    rig.receive();
+    assert_eq!(rig.ranges(), [(0, 100 * KIB)]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use headworks::driver::Pool;
 use headworks_front::front_waits::FrontWaits;
 use headworks_front::memory::{MemoryLimits, Wanted};
 use headworks_front::window::InFlight;
-use headworks_front::{FrontRequest, Origin, PART_MIN, WaitsFor};
+use headworks_front::{FrontRequest, Origin, WaitsFor};
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
 
@@ -149,10 +149,10 @@ impl Connection {
         if one.origin == Origin::Reread {
             return Wanted::Chunk { bytes: block(limits.guaranteed()) };
         }
-        let len = match one.has_payload() {
-            true => (2 * one.kept()).max(PART_MIN as usize),
-            false => one.request.op().buffer_len(one.request.len) as usize,
-        };
+        if one.has_payload() {
+            return self.wanted_by_payload(one, limits.guaranteed());
+        }
+        let len = one.request.op().buffer_len(one.request.len) as usize;
         Wanted::Block { bytes: block(len), reads: one.request.op() == Op::Read }
     }
 
