@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # matrix: once
-# A filesystem that lets nobody change it (frozen, as for a snapshot of its disk): resizes and removals of its images wait for it, and changes of
+# A filesystem that cannot be changed (frozen, as for a snapshot of its disk): resizes and removals of its images wait for it, and changes of
 # other exports do not.
 . "$(dirname "$0")/lib.sh"
 

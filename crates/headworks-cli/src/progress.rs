@@ -85,7 +85,7 @@ pub fn waits(exports: &[ActiveExport]) -> Option<String> {
     }
 }
 
-/// Whether all that a stop waits for are reads of exports that nobody can write: nothing of them can be lost.
+/// Whether all that a stop waits for are reads of read-only exports: nothing of them can be lost.
 pub fn waits_for_readers_only(exports: &[ActiveExport]) -> bool {
     let mut waited = exports.iter().filter(|export| !export.progress.stop.has_ended()).peekable();
     waited.peek().is_some()

@@ -19,7 +19,6 @@ pub mod hot_list;
 pub mod lent_frames;
 pub mod memory;
 pub mod outgoing;
-pub mod payload_windows;
 pub mod request;
 pub mod transport;
 pub mod turn;

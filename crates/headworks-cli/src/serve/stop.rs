@@ -22,7 +22,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// milliseconds; one that hangs gets no more time.
 const LOSS_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a stop waits for reads of exports that nobody can write, when nothing else is left: longer than the 5 s after which the server closes
+/// How long a stop waits for reads of read-only exports, when nothing else is left: longer than the 5 s after which the server closes
 /// connections that take no replies.
 const READERS_LIMIT: Duration = Duration::from_secs(6);
 

@@ -1,4 +1,4 @@
-//! Bounds of the buffer pool that do not depend on who holds what.
+//! Bounds of the buffer pool that do not depend on what its connections hold.
 //!
 //! ```text
 //!   0          size/4                                size*7/8    size

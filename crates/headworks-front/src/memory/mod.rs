@@ -33,6 +33,7 @@
 
 pub(crate) mod levels;
 mod limits;
+mod payload_windows;
 #[cfg(test)]
 mod sharing_tests;
 #[cfg(test)]
@@ -43,6 +44,8 @@ use headworks_core::{DeviceId, ExportId, TenantId};
 
 use levels::{Ask, ONE, Tree, room_below};
 pub use limits::MemoryLimits;
+use payload_windows::PayloadWindows;
+pub use payload_windows::WINDOW_MAX;
 use waiters::Waiters;
 pub use waiters::{Supply, Wanted};
 
@@ -78,7 +81,7 @@ struct DeviceUse {
     requests: usize,
 }
 
-/// Who holds what of a shard's buffers, and who waits for them.
+/// The connections that hold buffers of a shard, and those that wait for them.
 #[derive(Debug)]
 pub struct Memory {
     limits: MemoryLimits,
@@ -91,6 +94,8 @@ pub struct Memory {
     device_bytes: usize,
     /// The shard has exports of several devices.
     several: bool,
+    /// What incomplete payloads may keep.
+    windows: PayloadWindows,
     waiters: Waiters,
 }
 
@@ -129,6 +134,7 @@ impl Memory {
             devices: Vec::new(),
             device_bytes: 0,
             several: false,
+            windows: PayloadWindows::new(size, places),
             waiters: Waiters::new(places),
         }
     }
@@ -149,18 +155,21 @@ impl Memory {
     /// Sets the weight of an export, which may be new, among the exports of its tenant.
     pub fn set_weight(&mut self, export: ExportId, weight: u16) {
         self.bytes.set_weight(export, weight);
+        self.windows.tree().set_weight(export, weight);
         self.waiters.note_news();
     }
 
     /// Sets the weight of a tenant, which may be new.
     pub fn set_tenant_weight(&mut self, tenant: TenantId, weight: u16) {
         self.bytes.set_tenant_weight(tenant, weight);
+        self.windows.tree().set_tenant_weight(tenant, weight);
         self.waiters.note_news();
     }
 
     /// Moves an export with all it holds to a tenant, or to none.
     pub fn set_tenant(&mut self, export: ExportId, tenant: TenantId) {
         self.bytes.set_tenant(export, tenant);
+        self.windows.tree().set_tenant(export, tenant);
         self.waiters.note_news();
     }
 
@@ -216,7 +225,26 @@ impl Memory {
     pub fn forget(&mut self, slot: u32) {
         self.leave(slot);
         self.note(slot, None, Held::default(), false);
+        self.note_payload(slot, None);
         self.clients[slot as usize].owner = None;
+    }
+
+    /// Records whether a connection of an export has an incomplete payload.
+    #[inline]
+    pub fn note_payload(&mut self, slot: u32, export: Option<ExportId>) {
+        self.windows.note(slot, export);
+    }
+
+    /// Connections with incomplete payloads.
+    pub fn incomplete(&self) -> impl Iterator<Item = u32> {
+        self.windows.marked()
+    }
+
+    /// How much of its payload an incomplete write of an export may keep before a part of it is written, in bytes.
+    #[inline]
+    #[must_use]
+    pub fn window(&self, export: ExportId) -> u32 {
+        self.windows.window(export)
     }
 
     /// Bytes that the connections of an export hold.

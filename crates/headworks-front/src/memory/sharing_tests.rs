@@ -10,7 +10,6 @@ use headworks_core::{DeviceId, ExportId, Instant};
 
 use super::{Held, Memory, Supply, Wanted};
 use crate::outgoing::TAKEN_WITHIN_NS;
-use crate::payload_windows::PayloadWindows;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -59,7 +58,6 @@ impl Client {
 
 struct Model {
     memory: Memory,
-    windows: PayloadWindows,
     clients: Vec<Client>,
     export_of: Vec<u16>,
     now: Instant,
@@ -73,12 +71,11 @@ impl Model {
         for (export, &weight) in (0..).map(ExportId).zip(weights) {
             memory.set_weight(export, weight);
         }
-        let windows = PayloadWindows::new(POOL, 1024);
-        let mut model = Self { memory, windows, clients, export_of, now: Instant(0), dropped: 0 };
+        let mut model = Self { memory, clients, export_of, now: Instant(0), dropped: 0 };
         for slot in 0..model.clients.len() {
             model.note(slot);
             if model.clients[slot].half.is_some() {
-                model.windows.note(slot as u32, Some(ExportId(model.export_of[slot])));
+                model.memory.note_payload(slot as u32, Some(ExportId(model.export_of[slot])));
             }
         }
         model
@@ -146,7 +143,7 @@ impl Model {
 
     /// A payload grows by as much as it has, or is cut to its window.
     fn receive_half(&mut self, slot: usize, held: usize) {
-        let window = self.windows.window(ExportId(self.export_of[slot])) as usize;
+        let window = self.memory.window(ExportId(self.export_of[slot])) as usize;
         let more = held.max(4 * KIB);
         let grows = held + more <= window
             && self.memory.share(slot as u32).may_take(held, more, self.taken(), false);

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use headworks::driver::{Pool, Span};
 use headworks_core::{Input, Instant, Op, ReplyStage};
 use headworks_front::memory::Memory;
-use headworks_front::payload_windows::WINDOW_MAX;
+use headworks_front::memory::WINDOW_MAX;
 use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};
 use headworks_nbd::{Command, ExportInfo, Negotiated, TransmissionFlags};
 

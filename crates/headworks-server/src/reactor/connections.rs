@@ -29,9 +29,8 @@ use crate::nbd::connection::{
 };
 use headworks::driver::Interest;
 use headworks_front::WaitsFor;
-use headworks_front::memory::{Held, Supply};
+use headworks_front::memory::{Held, Supply, WINDOW_MAX};
 use headworks_front::outgoing::SendOutcome;
-use headworks_front::payload_windows::WINDOW_MAX;
 use headworks_front::turn::TurnBytes;
 use headworks_nbd::Negotiated;
 
@@ -276,7 +275,7 @@ impl Reactor {
             in_place,
             frozen: binding.is_some_and(|binding| self.freezes.holds(binding.volume)),
             limits: export.and_then(|export| self.limits.gate(slot, export)),
-            window: export.map_or(WINDOW_MAX, |export| self.windows.window(export)),
+            window: export.map_or(WINDOW_MAX, |export| self.memory.window(export)),
             exports: &self.exports,
             turn: *turn,
             inputs: self.parts.driver.inputs(),
@@ -499,7 +498,6 @@ impl Reactor {
             return;
         }
         self.memory.forget(slot);
-        self.windows.note(slot, None);
         self.limits.forget(self.parts.io.now, slot);
         if let Some(connection) = self.parts.io.remove(slot) {
             if let Some(fd) = connection.socket() {
@@ -580,10 +578,10 @@ impl Reactor {
         }
         self.next_shortening = now.after(SHORTEN_NS);
         let mut any = false;
-        let marked: Vec<_> = self.windows.marked().collect();
-        for slot in marked {
+        let incomplete: Vec<_> = self.memory.incomplete().collect();
+        for slot in incomplete {
             let Some((connection, pool)) = self.parts.io.connection(slot) else { continue };
-            let window = self.windows.window(connection.export_of_requests());
+            let window = self.memory.window(connection.export_of_requests());
             connection.cut_payload(pool);
             if connection.is_beyond(window) && connection.stopped_by() == WaitsFor::Nothing {
                 self.connections.heat(slot);
@@ -642,7 +640,7 @@ impl Reactor {
             let held = Held { bytes: connection.held(), request_bytes, requests };
             let incomplete = connection.has_incomplete_payload();
             let export = owner.map(|(export, _)| export);
-            self.windows.note(slot, export.filter(|_| incomplete));
+            self.memory.note_payload(slot, export.filter(|_| incomplete));
             self.memory.note(slot, owner, held, connection.is_stalled(now));
             self.parts.io.note_lent(slot);
         }

@@ -313,7 +313,7 @@ impl Reactor {
             frozen,
             limits: None,
             exports: &self.exports,
-            window: self.windows.window(connection.export_of_requests()),
+            window: self.memory.window(connection.export_of_requests()),
             turn,
             inputs: self.parts.driver.inputs(),
         };

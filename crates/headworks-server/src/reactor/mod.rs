@@ -68,7 +68,6 @@ use headworks::Loss;
 use headworks::driver::{Clock, DiskQueue, Engine, Event, Sleeper, Span, Wait, Waker};
 use headworks_front::hot_list::HotList;
 use headworks_front::memory::Memory;
-use headworks_front::payload_windows::PayloadWindows;
 use headworks_front::turn::FairTurn;
 use held_log::HeldLog;
 use idle::IdlePolicy;
@@ -155,7 +154,7 @@ pub struct Reactor {
     exports: ExportTable,
     sets: queries::Sets,
     connections: HotList,
-    /// Who holds what of the pool, and who waits for it.
+    /// What connections hold of the pool, and which of them wait for it.
     memory: Memory,
     /// What each export may have of a turn.
     turn: FairTurn,
@@ -187,8 +186,6 @@ pub struct Reactor {
     /// Something happened since the last tick, or a connection has a deadline.
     ticking: bool,
     buffer_stats: BufferStats,
-    /// What incomplete payloads may keep.
-    windows: PayloadWindows,
     /// Time of the next look for those that keep more.
     next_shortening: Instant,
     /// Connections with old unsent data, as of the last look.
@@ -234,10 +231,6 @@ impl Reactor {
             turn.set_tenant(id, tenant);
         }
         limits.settle_homes(Instant(0));
-        let mut windows = PayloadWindows::new(parts.io.pool.size(), places);
-        for export in &parts.exports {
-            windows.set_weight(export.binding.export, export.weight);
-        }
         Self {
             exports,
             limits,
@@ -263,7 +256,6 @@ impl Reactor {
             usage: UsageLog::default(),
             ticking: false,
             buffer_stats: BufferStats::default(),
-            windows,
             next_shortening: Instant(0),
             victims: Vec::with_capacity(places),
             next_look: None,
@@ -507,7 +499,6 @@ impl Reactor {
         if let Control::Weight { export, weight } = control {
             self.memory.set_weight(export, weight);
             self.turn.set_weight(export, weight);
-            self.windows.set_weight(export, weight);
             self.limits.set_weight(export, weight);
         }
         if let Control::TenantWeight { tenant, weight } = control {

@@ -12,7 +12,7 @@
 //! | Buffer | finds no block: the last one, since it alone holds | a buffer that comes back |
 //! | Client | has its block, and the payload follows | bytes |
 //!
-//! A device that does not answer (`refuses`) makes nobody wait: what would wait for Window, Room or Buffer fails, a write after its
+//! A device that does not answer (`refuses`) makes no request wait: what would wait for Window, Room or Buffer fails, a write after its
 //! payload.
 
 use headworks_core::limits::{LimitDirection, LimitTree, LimitedIo, NodeId};

@@ -1,12 +1,5 @@
-//! Requests of a connection that wait for the end of a freeze.
-//!
-//! ```text
-//!   header of a write --buffer--> payload, whole --frozen--> kept with its buffer --thaw--> bio
-//!   header --(limits) frozen--> kept without a buffer --thaw--> buffer, payload, bio
-//! ```
-//!
-//! A connection keeps one request of each kind at most and reads nothing behind it, as behind a write that waits for a limit: the
-//! payload follows in the socket. The wait counts as one for a limit. A stall of the client is not looked for meanwhile.
+//! What a freeze of its volume asks of a connection: a write that waits for the end of a freeze stands in the list of waiting requests
+//! (`admission`); here is what the reactor must know before a volume counts as frozen, and when a client that froze it has left.
 
 use super::Connection;
 

@@ -6,7 +6,7 @@
 //!                      `---'                                                             all given, all answered --> one reply
 //! ```
 //!
-//! - Up to its window (1 MiB, less while many payloads are incomplete: [`headworks_front::payload_windows`]) a write is one bio, made when
+//! - Up to its window (1 MiB, less while many payloads are incomplete: [`Memory::window`](headworks_front::memory::Memory::window)) a write is one bio, made when
 //!   its payload is whole. A longer one is given in pieces that end at multiples of the window on the volume, in order, at most
 //!   [`PIECES_MAX`] at a time. NBD promises nothing of a write before its reply.
 //! - A block is claimed when a connection is read from, for the whole part if its payloads come quickly, else for twice what has come. It
@@ -22,8 +22,7 @@ use headworks_core::{ExportId, Instant, IoError, Op, Status};
 use super::{Connection, Phase, Shares};
 use crate::latency::CompletedRequest;
 use headworks::driver::{Buffer, Pool};
-use headworks_front::memory::Wanted;
-use headworks_front::payload_windows::WINDOW_MAX;
+use headworks_front::memory::{WINDOW_MAX, Wanted};
 use headworks_front::{FrontRequest, PART_MIN, WaitsFor};
 use headworks_nbd::transmission::Request;
 

@@ -18,7 +18,6 @@ use crate::nbd::connection::{
 use headworks_front::WaitsFor;
 use headworks_front::memory::{Held, Memory};
 use headworks_front::outgoing::SendOutcome;
-use headworks_front::payload_windows::PayloadWindows;
 
 /// Weight of a connection's limits.
 const WEIGHT: u32 = 100;
@@ -87,8 +86,6 @@ pub struct TurnShares {
 pub struct Front {
     pub pool: Pool,
     memory: Memory,
-    /// Windows of incomplete payloads.
-    windows: PayloadWindows,
     pub tree: LimitTree,
     pub limited: bool,
     /// Connections that wait for a buffer or a bio slot, in the order of arrival.
@@ -119,7 +116,6 @@ impl Front {
         Ok(Self {
             pool,
             memory: Memory::new(pool_bytes, clients),
-            windows: PayloadWindows::new(pool_bytes, clients),
             tree: LimitTree::new(clients + 2),
             limited: false,
             waiters: Vec::new(),
@@ -222,7 +218,7 @@ impl Front {
             frozen: self.frozen,
             limits,
             exports: &self.exports,
-            window: self.windows.window(connection.export_of_requests()),
+            window: self.memory.window(connection.export_of_requests()),
             turn,
             inputs: &mut self.inputs,
         };
@@ -233,7 +229,7 @@ impl Front {
         self.in_flight += room - left;
         let export = connection.export_of_requests();
         let incomplete = connection.has_incomplete_payload();
-        self.windows.note(index as u32, incomplete.then_some(export));
+        self.memory.note_payload(index as u32, incomplete.then_some(export));
         self.note_waiter(
             index,
             matches!(received, ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room)),
@@ -333,7 +329,6 @@ impl Front {
     ) -> Option<Box<Connection>> {
         self.forget_limits(now, line);
         self.note_waiter(index, false);
-        self.windows.note(index as u32, None);
         self.memory.forget(index as u32);
         let mut connection = line.connection.take()?;
         connection.close(&mut self.pool);

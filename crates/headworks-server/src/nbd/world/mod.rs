@@ -45,7 +45,7 @@ pub use self::met::Met;
 use self::scenario::Scenario;
 use crate::nbd::connection::{Connection, ConnectionLimits};
 
-/// Virtual time after which everybody hurries to the end.
+/// Virtual time after which all clients hurry to the end.
 const LONG: u64 = 6 * SEC;
 /// Virtual time that the end may take.
 const END: u64 = 120 * SEC;
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// Requests that nobody answers, in words.
+    /// Requests without an answer, in words.
     fn left_over(&self) -> String {
         let open = self.lines.iter().enumerate().flat_map(|(index, line)| {
             let words = format!("client {index}, {} bytes unread", line.unread());
@@ -263,7 +263,7 @@ impl World {
         }
     }
 
-    /// From now on everybody is quick and nothing stops anybody: each request is to be answered.
+    /// From now on all clients are quick and nothing stops them: each request is to be answered.
     fn hurry(&mut self) {
         self.is_ending = true;
         let now = self.now;

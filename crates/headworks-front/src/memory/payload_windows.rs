@@ -1,15 +1,18 @@
 //! How much of its payload an incomplete write may keep before a part of it is written: its window.
 //!
-//! Incomplete payloads together keep at most a quarter of the pool, which exports share by weight and the connections of an export
-//! evenly. So what clients have begun and not finished never takes the memory that others need, however many they are.
+//! Incomplete payloads together keep about a quarter of the pool, which tenants and exports share by weight (`levels`: within a quarter
+//! and twice an equal part) and the connections of an export evenly. So what clients have begun and not finished never takes the memory
+//! that others need, however many they are.
 //!
 //! ```text
-//!   window = size/4 * weight / weights of exports with incomplete payloads / those of the export, a power of two, 4 KiB..=1 MiB
+//!   window = the export's part of size/4 / its connections with incomplete payloads, a power of two, 4 KiB..=1 MiB
 //! ```
 //!
-//! Invariant: an export's count is the number of its connections that are marked.
+//! Invariant: what an export holds of the tree is the number of its connections that are marked.
 
 use headworks_core::ExportId;
+
+use super::levels::Tree;
 
 /// The largest window: a write of at most this length is never given in parts while few others are incomplete.
 pub const WINDOW_MAX: u32 = 1 << 20;
@@ -18,34 +21,26 @@ const WINDOW_MIN: u32 = 4 << 10;
 
 /// Incomplete payloads of a shard.
 #[derive(Debug)]
-pub struct PayloadWindows {
+pub(super) struct PayloadWindows {
     size: usize,
     least: u32,
     /// By slot: the export of a connection with an incomplete payload.
     marked: Vec<Option<ExportId>>,
-    /// By export: its weight and the number of its marked connections.
-    exports: Vec<(u16, u32)>,
-    /// Sum of the weights of exports with marked connections.
-    weights: u64,
+    /// Marked connections by export and tenant.
+    counts: Tree,
     count: usize,
 }
 
 impl PayloadWindows {
     /// No payload is incomplete in a pool of `size` bytes for slots below `places`.
-    #[must_use]
     pub fn new(size: usize, places: usize) -> Self {
-        let least = power_below((size / 4 / places.max(1)) as u64).clamp(WINDOW_MIN, WINDOW_MAX);
-        let (marked, exports) = (vec![None; places], Vec::new());
-        Self { size, least, marked, exports, weights: 0, count: 0 }
+        let least = power_below(size / 4 / places.max(1)).clamp(WINDOW_MIN, WINDOW_MAX);
+        Self { size, least, marked: vec![None; places], counts: Tree::default(), count: 0 }
     }
 
-    /// Sets the weight of an export.
-    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        let (known, count) = self.of(export);
-        let before = std::mem::replace(known, weight);
-        if *count > 0 {
-            self.weights = self.weights - u64::from(before) + u64::from(weight);
-        }
+    /// The weights and tenants of exports.
+    pub fn tree(&mut self) -> &mut Tree {
+        &mut self.counts
     }
 
     /// Records whether a connection of an export has an incomplete payload.
@@ -60,26 +55,13 @@ impl PayloadWindows {
     fn change(&mut self, slot: u32, export: Option<ExportId>) {
         if let Some(before) = std::mem::replace(&mut self.marked[slot as usize], export) {
             self.count -= 1;
-            let (weight, count) = self.of(before);
-            *count -= 1;
-            let gone = if *count == 0 { u64::from(*weight) } else { 0 };
-            self.weights -= gone;
+            self.counts.charge(before, 1, 0);
         }
         if let Some(export) = export {
             self.count += 1;
-            let (weight, count) = self.of(export);
-            *count += 1;
-            let new = if *count == 1 { u64::from(*weight) } else { 0 };
-            self.weights += new;
+            self.counts.add(export);
+            self.counts.charge(export, 0, 1);
         }
-    }
-
-    fn of(&mut self, export: ExportId) -> &mut (u16, u32) {
-        let index = usize::from(export.0);
-        if self.exports.len() <= index {
-            self.exports.resize(index + 1, (100, 0));
-        }
-        &mut self.exports[index]
     }
 
     /// Connections with incomplete payloads.
@@ -90,32 +72,28 @@ impl PayloadWindows {
 
     /// The window of a connection of an export, which is counted.
     #[inline]
-    #[must_use]
     pub fn window(&self, export: ExportId) -> u32 {
         if self.count <= 1 { WINDOW_MAX.min(self.most()) } else { self.share(export) }
     }
 
     fn most(&self) -> u32 {
-        power_below(self.size as u64 / 4).max(WINDOW_MIN)
+        power_below(self.size / 4).max(WINDOW_MIN)
     }
 
     fn share(&self, export: ExportId) -> u32 {
-        let of_export = self.exports.get(usize::from(export.0)).copied();
-        let (weight, count) = of_export.unwrap_or((100, 0));
-        let weights = if count == 0 { self.weights + u64::from(weight) } else { self.weights };
-        let quarter = self.size as u128 / 4 * u128::from(weight);
-        let bytes = quarter / u128::from(weights.max(1)) / u128::from(count.max(1));
-        power_below(bytes as u64).clamp(self.least, WINDOW_MAX)
+        let bytes = self.counts.quantum(export, self.size / 4);
+        power_below(bytes / self.counts.held_by(export).max(1)).clamp(self.least, WINDOW_MAX)
     }
 }
 
-fn power_below(bytes: u64) -> u32 {
+fn power_below(bytes: usize) -> u32 {
     bytes.checked_ilog2().map_or(0, |log| 1 << log.min(30))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use headworks_core::TenantId;
 
     const KIB: u32 = 1 << 10;
     const MIB: u32 = 1 << 20;
@@ -133,11 +111,40 @@ mod tests {
         }
         windows.note(1023, Some(B));
         assert_eq!((windows.window(A), windows.window(B)), (32 * KIB, MIB));
-        windows.set_weight(B, 1);
-        assert_eq!(windows.window(B), 256 * KIB);
+        windows.tree().set_weight(B, 1);
+        assert_eq!(windows.window(B), MIB, "4 MiB, a quarter of an equal part");
         assert_eq!(windows.marked().count(), 1024);
         (0..1024).for_each(|slot| windows.note(slot, None));
-        assert_eq!((windows.count, windows.weights, windows.window(A)), (0, 0, MIB));
+        assert_eq!((windows.count, windows.window(A)), (0, MIB));
+    }
+
+    #[test]
+    fn tenants_share_before_their_exports() {
+        let mut windows = PayloadWindows::new(128 << 20, 1024);
+        // Fifteen exports of a tenant beside one of another.
+        let exports: Vec<_> = (0..16).map(ExportId).collect();
+        for &export in &exports {
+            windows.tree().set_tenant(export, TenantId(u16::from(export.0 > 0)));
+        }
+        for slot in 0..1024 {
+            windows.note(slot, Some(exports[slot as usize % 16]));
+        }
+        // 16 MiB for 64 connections, and 16 MiB for 960.
+        assert_eq!([windows.window(exports[0]), windows.window(exports[7])], [256 * KIB, 32 * KIB]);
+    }
+
+    /// However weights are set, all windows together are at most five quarters of a quarter of the pool, or the smallest ones.
+    #[test]
+    fn windows_of_extreme_weights_stay_within_their_bound() {
+        let (size, mut windows) = (128 << 20, PayloadWindows::new(128 << 20, 1024));
+        for (export, weight) in [(0, 1), (1, 10), (2, 1000), (3, 10_000)] {
+            windows.tree().set_weight(ExportId(export), weight);
+        }
+        for slot in 0..512 {
+            windows.note(slot, Some(ExportId(slot as u16 % 4)));
+        }
+        let all: usize = (0..512).map(|slot| windows.window(ExportId(slot % 4)) as usize).sum();
+        assert!(all <= size / 16 * 5, "{all}");
     }
 
     #[test]
