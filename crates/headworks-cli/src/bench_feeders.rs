@@ -3,6 +3,7 @@
 //! Each feeder keeps `iodepth` bios in flight; it submits and reaps in batches of 8 (fewer if the depth is less). The
 //! report shows the cost of the hand-over: pushes, sleeps and wake-ups per bio on both sides.
 
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::RingCounts;
@@ -72,11 +73,26 @@ fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
         feeders.push(Feeder::new(options, index, handle, (id, volume))?);
     }
     let mut result = FeederResult::default();
-    let begin = WallClock::now() + options.runtime / WARM_UP;
-    let end = begin + options.runtime;
+    // What each thread does first, it does before the time of the warm-up begins: on a busy machine that may be over by then.
+    let (ready, times) = (Barrier::new(feeders.len() + 1), OnceLock::new());
     std::thread::scope(|scope| {
-        let feed = |feeder: Feeder| scope.spawn(move || feeder.run(begin, end));
+        let (ready, times) = (&ready, &times);
+        let feed = |mut feeder: Feeder| {
+            scope.spawn(move || {
+                feeder.fill_once();
+                ready.wait();
+                ready.wait();
+                match times.get() {
+                    Some(&(begin, end)) => feeder.run(begin, end),
+                    None => feeder,
+                }
+            })
+        };
         let threads: Vec<_> = feeders.into_iter().map(feed).collect();
+        ready.wait();
+        let begin = WallClock::now() + options.runtime / WARM_UP;
+        let &(begin, end) = times.get_or_init(|| (begin, begin + options.runtime));
+        ready.wait();
         std::thread::sleep(begin.saturating_duration_since(WallClock::now()));
         let (allocated, cpu, began) = (allocations::count(), process_cpu_ns(), WallClock::now());
         std::thread::sleep(end.saturating_duration_since(began));
@@ -90,7 +106,7 @@ fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
             add(&mut result.feeders, fed.handle.counts());
         }
     });
-    result.elapsed = end - begin;
+    result.elapsed = options.runtime;
     let ended = owner.join().map_err(|error| format!("the owner thread failed: {error}"))?;
     result.owner = ended.counts;
     Ok(result)
@@ -137,6 +153,23 @@ impl Feeder {
             errors: 0,
             latency: Histogram::default(),
         })
+    }
+
+    /// Has all slots in flight, and waits for all of them.
+    fn fill_once(&mut self) {
+        let now = WallClock::now();
+        while !self.free.is_empty() {
+            self.put(now);
+        }
+        self.handle.submit();
+        while self.completions.len() < self.started.len() {
+            let room = 2 * self.started.len();
+            if self.handle.reap(room, &mut self.completions) == 0
+                && self.handle.wait() != WaitOutcome::Ready
+            {
+                return;
+            }
+        }
     }
 
     /// Submits until `end`; counts completions from `begin` on.
