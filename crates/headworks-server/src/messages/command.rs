@@ -221,3 +221,30 @@ impl ExportReport {
         self.refuses |= other.refuses;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_shard_reports_of_an_export_is_in_the_sum() {
+        let none =
+            ExportReport { export: ExportId(3), clients: 2, dirty: 10, ..Default::default() };
+        let home = ExportReport {
+            clients: 1,
+            size: Some(4096),
+            dirty: 5,
+            failed: 7,
+            suspect: true,
+            stuck: true,
+            frozen: true,
+            refuses: true,
+            ..none
+        };
+        let sum = ExportReport { clients: 3, dirty: 15, ..home };
+        for (mut first, second) in [(none, home), (home, none)] {
+            first.add(&second);
+            assert_eq!(first, sum);
+        }
+    }
+}

@@ -295,6 +295,25 @@ mod tests {
     }
 
     #[test]
+    fn filesystem_is_on_the_disk_whose_sequence_the_kernel_shows() {
+        let image = TempFile::new("identity-disk");
+        let identity = Identity::of(image.path()).unwrap();
+        let (major, minor) = (libc::major(identity.filesystem), libc::minor(identity.filesystem));
+        // A partition has no sequence of its own: it is in the folder of its disk.
+        let folder = format!("/sys/dev/block/{major}:{minor}");
+        let shown = ["diskseq", "../diskseq"].iter().find_map(|name| {
+            std::fs::read_to_string(format!("{folder}/{name}")).ok()?.trim().parse().ok()
+        });
+        // 0 on filesystems without a disk of their own: those in memory, and those over others.
+        assert_eq!(identity.disk_of_filesystem(), shown.unwrap_or(0));
+        let memory = memory_directory().map(|folder| TempFile::absent_in(&folder, "identity-disk"));
+        if let Some(image) = memory {
+            std::fs::write(image.path(), [1; 512]).unwrap();
+            assert_eq!(Identity::of(image.path()).unwrap().disk_of_filesystem(), 0);
+        }
+    }
+
+    #[test]
     fn loop_device_that_is_attached_anew_has_another_identity() {
         let run = |program: &str, arguments: &[&str]| {
             let output = std::process::Command::new(program).args(arguments).output().ok()?;

@@ -417,16 +417,18 @@ fn open_or_imagine(path: &Path, options: &FileOptions) -> Result<(File, bool), C
     may_access(folder, libc::W_OK | libc::X_OK).map_err(io)?;
     let mut nameless = File::options();
     nameless.read(true).write(true).mode(0o600);
-    let file = nameless.custom_flags(libc::O_TMPFILE).open(folder).or_else(|_| {
-        // The filesystem has no files without names: its answer to the size is not known.
-        // SAFETY: the name is terminated.
-        match unsafe { libc::memfd_create(c"image".as_ptr(), libc::MFD_CLOEXEC) } {
-            fd if fd < 0 => Err(io::Error::last_os_error()),
-            // SAFETY: the descriptor is new and ours.
-            fd => Ok(unsafe { File::from_raw_fd(fd) }),
-        }
-    });
+    // A filesystem that has no files without names: its answer to the size is not known.
+    let file = nameless.custom_flags(libc::O_TMPFILE).open(folder).or_else(|_| file_in_memory());
     file.map(|file| (file, true)).map_err(io)
+}
+
+fn file_in_memory() -> io::Result<File> {
+    // SAFETY: the name is terminated.
+    match unsafe { libc::memfd_create(c"image".as_ptr(), libc::MFD_CLOEXEC) } {
+        fd if fd < 0 => Err(io::Error::last_os_error()),
+        // SAFETY: the descriptor is new and ours.
+        fd => Ok(unsafe { File::from_raw_fd(fd) }),
+    }
 }
 
 /// Whether the effective user may access a path in this way.
@@ -565,6 +567,13 @@ mod tests {
         drop(grown);
         assert_eq!(std::fs::metadata(image.path()).unwrap().len(), 1 << 30);
         assert!(!OpenFile::open(image.path(), &sized(1 << 30)).unwrap().created());
+    }
+
+    #[test]
+    fn inspection_where_files_have_names_has_a_file_in_memory() {
+        let file = file_in_memory().unwrap();
+        file.set_len(1 << 30).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 1 << 30);
     }
 
     #[test]
