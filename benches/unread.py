@@ -20,7 +20,6 @@ import signal
 import socket
 import ssl
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -28,51 +27,33 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/interop"))
+sys.dont_write_bytecode = True
+
+from rawnbd import READ, Raw, header
+
 MIB = 1 << 20
 IMAGE = 64 * MIB
 GOAL_MS = 20
 RATE = 100_000
 
 
-def header(cookie, offset, length):
-    return struct.pack(">IHHQQI", 0x25609513, 0, 0, cookie, offset, length)
-
-
 class Client:
     """A client in transmission that asks for reads of 1 MiB and takes as much as it is told to."""
 
     def __init__(self, address, name, certificates, buffer):
-        self.socket = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        self.socket.settimeout(30)
-        self.socket.connect(address)
-        self.receive(18)
-        self.socket.sendall(struct.pack(">I", 3))
-        if certificates:
-            self.option(5)
-            self.receive(20)
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.load_verify_locations(certificates + "/ca-cert.pem")
-            self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
-        self.option(7, struct.pack(">I", len(name)) + name + b"\0\0")
-        while struct.unpack(">QIII", answer := self.receive(20))[2] != 1:
-            self.receive(struct.unpack(">QIII", answer)[3])
+        connected = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        connected.settimeout(30)
+        connected.connect(address)
+        self.socket = Raw("", 30, connected).go(name, certificates=certificates)[0].socket
         self.socket.setblocking(False)
         self.asked, self.got, self.unsent = 0, 0, b""
-
-    def option(self, number, data=b""):
-        self.socket.sendall(struct.pack(">QII", 0x49484156454F5054, number, len(data)) + data)
-
-    def receive(self, count):
-        data = b""
-        while len(data) < count:
-            data += self.socket.recv(count - len(data)) or sys.exit("the server hung up")
-        return data
 
     def ask(self, most, first):
         """Keeps `most` reads outstanding, as far as the socket takes the requests."""
         while self.asked - self.got // MIB < most:
-            self.unsent += header(self.asked, (first + self.asked) * MIB % IMAGE, MIB)
+            self.unsent += header(READ, self.asked, (first + self.asked) * MIB % IMAGE, MIB)
             self.asked += 1
         try:
             while self.unsent:
@@ -130,7 +111,7 @@ def paced_reads(reader, seconds):
     longest, reads, end = 0, 0, time.monotonic() + seconds
     while time.monotonic() < end:
         began = time.monotonic()
-        reader.socket.sendall(header(reads, reads * 4096 % IMAGE, 4096))
+        reader.socket.sendall(header(READ, reads, reads * 4096 % IMAGE, 4096))
         reader.receive(16 + 4096)
         longest, reads = max(longest, time.monotonic() - began), reads + 1
         time.sleep(0.02)

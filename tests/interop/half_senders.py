@@ -21,19 +21,7 @@ LEFT = (ConnectionError, ssl.SSLError, OSError)
 
 def connect(uri, name=b"", certificates="", timeout=60):
     """A client in transmission, with simple replies."""
-    raw = Raw(uri, timeout)
-    if not certificates:
-        return raw.go(name)[0]
-    raw.greet().option(OPT_STARTTLS)
-    assert raw.option_reply() == (OPT_STARTTLS, REP_ACK, b"")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(certificates + "/ca-cert.pem")
-    raw.socket = context.wrap_socket(raw.socket, server_hostname="localhost")
-    raw.option(OPT_GO, struct.pack(">I", len(name)) + name + b"\0\0")
-    while (kind := raw.option_reply()[1]) == REP_INFO:
-        pass
-    assert kind == REP_ACK, hex(kind)
-    return raw
+    return Raw(uri, timeout).go(name, certificates=certificates)[0]
 
 
 class Sender:

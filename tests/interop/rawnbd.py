@@ -1,6 +1,7 @@
 """NBD by hand over a socket, for what no honest client library would send."""
 
 import socket
+import ssl
 import struct
 import urllib.parse
 
@@ -25,10 +26,11 @@ def header(command, cookie, offset, length, flags=0, magic=REQUEST_MAGIC):
 class Raw:
     """A connection that has done nothing yet; every wait ends after `timeout` seconds with an error."""
 
-    def __init__(self, uri, timeout=20):
-        self.socket = socket.socket(socket.AF_UNIX)
+    def __init__(self, uri, timeout=20, connected=None):
+        self.socket = connected or socket.socket(socket.AF_UNIX)
         self.socket.settimeout(timeout)
-        self.socket.connect(path_of(uri))
+        if not connected:
+            self.socket.connect(path_of(uri))
 
     def send(self, data):
         self.socket.sendall(data)
@@ -68,9 +70,19 @@ class Raw:
         assert magic == REPLY_MAGIC, hex(magic)
         return option, kind, self.receive(length)
 
-    def go(self, name=b"", structured=False):
-        """Into transmission, with simple replies unless told otherwise; returns the size."""
+    def encrypt(self, certificates):
+        """TLS, after the greeting; `certificates` is the folder of ca-cert.pem."""
+        self.option(OPT_STARTTLS)
+        assert self.option_reply() == (OPT_STARTTLS, REP_ACK, b"")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(certificates + "/ca-cert.pem")
+        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+
+    def go(self, name=b"", structured=False, certificates=""):
+        """Into transmission, with simple replies unless told otherwise, by TLS if there are certificates; returns the size."""
         self.greet()
+        if certificates:
+            self.encrypt(certificates)
         if structured:
             self.option(OPT_STRUCTURED_REPLY)
             assert self.option_reply()[1] == REP_ACK

@@ -39,19 +39,7 @@ WORDS = {offset: expected(offset, MIB) for offset in range(0, SIZE, MIB)}
 
 
 def connect(uri, name=b""):
-    raw = Raw(uri, timeout=40)
-    if not CERTIFICATES:
-        return raw.go(name)[0]
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(CERTIFICATES + "/ca-cert.pem")
-    raw.greet().option(OPT_STARTTLS)
-    assert raw.option_reply() == (OPT_STARTTLS, REP_ACK, b"")
-    raw.socket = context.wrap_socket(raw.socket, server_hostname="localhost")
-    raw.option(OPT_GO, struct.pack(">I", len(name)) + name + b"\0\0")
-    while (kind := raw.option_reply()[1]) == REP_INFO:
-        pass
-    assert kind == REP_ACK, hex(kind)
-    return raw
+    return Raw(uri, timeout=40).go(name, certificates=CERTIFICATES)[0]
 
 
 def buffers():
