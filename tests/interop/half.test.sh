@@ -7,7 +7,7 @@
 
 half() { script half.py "$1" "$SOCKET" "$SERVER" "${@:2}"; }
 
-# In memory, but not lent: what is tried is the wait for buffers, not the disk.
+# In memory: what is tried is the wait for buffers, not the disk.
 EXPORTS=(--stall-timeout 600s "a=error:count=0,of=mem:size=256M" "b=error:count=0,of=mem:size=256M")
 serve "${EXPORTS[@]}"
 half senders

@@ -1,4 +1,4 @@
-//! Which frames of the page cache, and which memory of devices, are in send queues: looked up before they change.
+//! Which frames of the page cache are in send queues: looked up before they change.
 //!
 //! ```text
 //!   answered from frames --mark, note--> lent --sent: note--> not lent

@@ -4,8 +4,7 @@
 //! sockets and rings, or the simulator's event heap.
 //!
 //! Invariants: when [`Executor::run`] returns, every action of the list was done; bytes of the frames change only after the sink was
-//! told ([`ActionSink::before_change`]), by whichever action and device, and bytes of a device only after
-//! [`ActionSink::before_commands`].
+//! told ([`ActionSink::before_change`]), by whichever action and device.
 
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
@@ -59,11 +58,6 @@ pub unsafe trait ActionSink {
     #[inline]
     fn before_change(&mut self, frames: Span) {
         let _ = frames;
-    }
-    /// Announces commands that their device gets after this call: those that write change its bytes ([`Device::memory`]).
-    #[inline]
-    fn before_commands(&mut self, commands: &[Command]) {
-        let _ = commands;
     }
     /// Takes frames that hold nothing: their memory may be given back to the system. They are whole pages, and stay mapped.
     fn release(&mut self, frames: Span) {
@@ -228,7 +222,7 @@ impl Executor {
             match *action {
                 Action::Submit(submit) => {
                     if batch_of != Some(submit.device) {
-                        self.submit(now, batch_of, sink, disk, inputs);
+                        self.submit(now, batch_of, disk, inputs);
                         batch_of = Some(submit.device);
                     }
                     let first_span = self.spans.len() as u32;
@@ -357,14 +351,13 @@ impl Executor {
                 Action::Notice(notice) => sink.notice(notice),
             }
         }
-        self.submit(now, batch_of, sink, disk, inputs);
+        self.submit(now, batch_of, disk, inputs);
     }
 
     fn submit(
         &mut self,
         now: Instant,
         device: Option<DeviceId>,
-        sink: &mut impl ActionSink,
         disk: &mut dyn DiskQueue,
         inputs: &mut Vec<Input>,
     ) {
@@ -373,7 +366,6 @@ impl Executor {
         let device =
             devices[usize::from(id.0)].as_mut().expect("a shard submits only to its own devices");
         let mut io = DeviceIo { device: id, completions, disk, lost };
-        sink.before_commands(commands);
         if let Some(log) = log {
             log.begin_commands(commands.len());
         }

@@ -1,4 +1,4 @@
-//! Data that are sent from the frames of the page cache, or from the memory of a device.
+//! Data that are sent from the frames of the page cache.
 //!
 //! ```text
 //!   frames --push_frames--> Lent --send--> gone
@@ -29,15 +29,6 @@ impl Outgoing {
     #[must_use]
     pub fn lent(&self) -> (usize, usize) {
         self.lent
-    }
-
-    /// The last piece of the queue if it is lent.
-    #[must_use]
-    pub fn last_lent(&self) -> Option<Span> {
-        match self.pieces.back() {
-            Some(Piece::Lent { span, .. }) => Some(*span),
-            _ => None,
-        }
     }
 
     /// The frames that are lent.

@@ -143,7 +143,6 @@ impl ReceivePath {
             pool: &mut self.pool,
             memory: self.memory.share(0),
             from_cache: false,
-            in_place: false,
             frozen: false,
             limits: None,
             exports: &Vec::<ExportInfo>::new(),

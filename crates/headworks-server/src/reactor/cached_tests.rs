@@ -1,5 +1,4 @@
-//! Reads of cached data, and of devices that lend their memory: they are sent from the frames of the cache or from that memory, need
-//! no buffer, and are never a mixture of versions.
+//! Reads of cached data: they are sent from the frames of the cache, need no buffer, and are never a mixture of versions.
 //!
 //! The harness runs the reactor's turns in one thread, with real sockets.
 
@@ -8,7 +7,6 @@ use std::os::unix::net::UnixStream;
 
 use headworks::MemDevice;
 use headworks::driver::Buffer;
-use headworks_core::VolumeId;
 use headworks_core::prng::Prng;
 use headworks_nbd::tls::TlsMode;
 use headworks_nbd::tls::testing::Certificates;
@@ -24,8 +22,6 @@ const POOL: usize = 64 << 20;
 const DEVICE: u64 = 8 << 20;
 /// Frames of a cache that holds the device twice.
 const FRAMES: u32 = 4096;
-/// No cache: the device lends its memory.
-const LENT_MEMORY: u32 = 0;
 
 fn harness(certificates: Option<&Certificates>, frames: u32) -> Harness {
     let acceptor = certificates.map(|certificates| certificates.offer(TlsMode::Require, false));
@@ -58,8 +54,8 @@ fn use_up(harness: &mut Harness) -> Vec<Buffer> {
     sizes.flat_map(|len| std::iter::from_fn(|| pool.try_take(len)).collect::<Vec<_>>()).collect()
 }
 
-fn reads_need_no_buffer(certificates: Option<&Certificates>, frames: u32) {
-    let mut harness = harness(certificates, frames);
+fn reads_need_no_buffer(certificates: Option<&Certificates>) {
+    let mut harness = harness(certificates, FRAMES);
     let mut client = Client::new(&mut harness, certificates);
     fill(&mut harness, &mut client);
     let buffers = use_up(&mut harness);
@@ -75,22 +71,35 @@ fn reads_need_no_buffer(certificates: Option<&Certificates>, frames: u32) {
 
 #[test]
 fn cached_reads_are_answered_without_a_buffer() {
-    reads_need_no_buffer(None, FRAMES);
-}
-
-#[test]
-fn reads_of_lent_memory_are_answered_without_a_buffer() {
-    reads_need_no_buffer(None, LENT_MEMORY);
+    reads_need_no_buffer(None);
 }
 
 #[test]
 fn cached_reads_are_answered_without_a_buffer_with_tls() {
-    reads_need_no_buffer(Some(&Certificates::new("cached")), FRAMES);
+    reads_need_no_buffer(Some(&Certificates::new("cached")));
 }
 
+/// A device in memory has a buffer for each read as any other device, and its bytes are those of the answer.
 #[test]
-fn reads_of_lent_memory_are_answered_without_a_buffer_with_tls() {
-    reads_need_no_buffer(Some(&Certificates::new("lent")), LENT_MEMORY);
+fn read_of_memory_without_a_cache_waits_for_a_buffer() {
+    let mut harness = harness(None, 0);
+    let mut client = Client::new(&mut harness, None);
+    fill(&mut harness, &mut client);
+    let buffers = use_up(&mut harness);
+    client.reads_within(1, MIB, DEVICE);
+    for _ in 0..100 {
+        harness.round();
+        client.take();
+    }
+    assert_eq!((client.got, harness.reactor.buffer_stats().waiting), (0, 1));
+    let pool = &mut harness.reactor.parts.io.pool;
+    buffers.into_iter().for_each(|buffer| pool.put(buffer));
+    while client.got < SIMPLE_REPLY_BYTES + MIB as usize {
+        harness.round();
+        client.take();
+    }
+    read(&mut harness, &mut client, MIB);
+    assert_eq!(harness.reactor.buffer_stats().taken, 0);
 }
 
 /// A read that is not cached waits until there is a buffer, and so does what its client sends behind it; another client's cached
@@ -119,21 +128,12 @@ fn read_that_is_not_cached_waits_for_a_buffer() {
     assert_eq!((client.got, harness.reactor.buffer_stats().taken), (whole, 0));
 }
 
+/// Clients that leave the replies to cached reads unread hold no buffers.
 #[test]
 fn unread_replies_of_cached_data_hold_no_buffers() {
-    unread_replies_hold_no_buffers(FRAMES);
-}
-
-#[test]
-fn unread_replies_of_lent_memory_hold_no_buffers() {
-    unread_replies_hold_no_buffers(LENT_MEMORY);
-}
-
-/// Clients that leave the replies to cached reads, or of lent memory, unread hold no buffers.
-fn unread_replies_hold_no_buffers(frames: u32) {
     const SILENT: usize = 60;
     const ASKED: u64 = 8;
-    let mut harness = harness(None, frames);
+    let mut harness = harness(None, FRAMES);
     let mut reader = Client::new(&mut harness, None);
     fill(&mut harness, &mut reader);
     let mut silent: Vec<Client> = (0..SILENT).map(|_| Client::new(&mut harness, None)).collect();
@@ -167,11 +167,7 @@ fn unread_replies_hold_no_buffers(frames: u32) {
 /// A client hangs up with frames in its send queue: nothing of it is searched for any more.
 #[test]
 fn closed_connection_has_nothing_lent() {
-    [FRAMES, LENT_MEMORY].into_iter().for_each(closed_connection_keeps_nothing_lent);
-}
-
-fn closed_connection_keeps_nothing_lent(frames: u32) {
-    let mut harness = harness(None, frames);
+    let mut harness = harness(None, FRAMES);
     let mut reader = Client::new(&mut harness, None);
     fill(&mut harness, &mut reader);
     for _ in 0..200 {
@@ -321,43 +317,4 @@ fn slow_readers_get_whole_versions_of_changing_blocks() {
 #[test]
 fn slow_readers_get_whole_versions_while_frames_are_reused() {
     slow_readers_get_whole_versions(1024, 2);
-}
-
-#[test]
-fn slow_readers_get_whole_versions_of_lent_memory() {
-    slow_readers_get_whole_versions(LENT_MEMORY, 3);
-}
-
-/// A change of the memory as a whole: a client with an unread reply gets its bytes, and nothing uses the old memory any more.
-#[test]
-fn replies_are_kept_when_lent_memory_moves_or_goes() {
-    let mut harness = harness(None, LENT_MEMORY);
-    let mut writer = Client::new(&mut harness, None);
-    fill(&mut harness, &mut writer);
-    let mut silent = Client::new(&mut harness, None);
-    silent.reads_within(1, MIB, DEVICE);
-    let lent = |harness: &mut Harness| {
-        let io = &mut harness.reactor.parts.io;
-        let slots = io.slots().collect::<Vec<_>>();
-        slots.into_iter().filter_map(|slot| Some(io.connection(slot)?.0.lent())).sum::<usize>()
-    };
-    while lent(&mut harness) == 0 {
-        harness.round();
-    }
-    let io = &mut harness.reactor.parts.io;
-    assert!(io.has_memory(VolumeId(0)));
-    io.set_memory(VolumeId(0), None);
-    assert!(!io.has_memory(VolumeId(0)));
-    assert_eq!(lent(&mut harness), 0);
-    assert!(harness.reactor.buffer_stats().taken > 0, "it has a copy");
-    let whole = SIMPLE_REPLY_BYTES + MIB as usize;
-    while silent.got < whole {
-        harness.round();
-        silent.take();
-    }
-    // Without memory, reads have buffers; a client that comes has the memory again.
-    read(&mut harness, &mut silent, MIB);
-    let _client = Client::new(&mut harness, None);
-    assert!(harness.reactor.parts.io.has_memory(VolumeId(0)));
-    read(&mut harness, &mut silent, MIB);
 }

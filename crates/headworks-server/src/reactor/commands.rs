@@ -67,7 +67,6 @@ impl Reactor {
             ShardCommand::RemoveVolume { volume, device } => {
                 self.change(now, Change::RemoveVolume { volume })?;
                 self.freezes.forget(volume);
-                self.parts.io.set_memory(volume, None);
                 if let Some(device) = self.parts.driver.executor().device(device) {
                     remains.keep(device.detach_image(volume));
                 }
@@ -142,14 +141,7 @@ impl Reactor {
             }
             ShardCommand::Grow { volume, device, size } => {
                 if let Some(device) = self.parts.driver.executor().device(device) {
-                    let io = &mut self.parts.io;
-                    let lends = io.has_memory(volume);
-                    // The memory may move.
-                    io.set_memory(volume, None);
                     let grown = device.grow(volume, size);
-                    if lends {
-                        io.set_memory(volume, device.memory(volume));
-                    }
                     grown.map_err(|_| ChangeError::Busy("the device cannot have this size"))?;
                 }
                 self.exports.resize(volume, size);

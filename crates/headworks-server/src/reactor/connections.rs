@@ -24,9 +24,7 @@ use tracing::{debug, warn};
 use super::shard_io::SMALL_REPLIES;
 use super::{Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
-use crate::nbd::connection::{
-    Connection, ConnectionEnd, ExportBinding, ReceiveOutcome, Shares, TurnShare,
-};
+use crate::nbd::connection::{Connection, ConnectionEnd, ReceiveOutcome, Shares, TurnShare};
 use headworks::driver::Interest;
 use headworks_front::WaitsFor;
 use headworks_front::memory::{Held, Supply, WINDOW_MAX};
@@ -258,8 +256,7 @@ impl Reactor {
         let binding = connection.binding();
         let shard = self.parts.driver.shard();
         let is_cached = || binding.is_some_and(|binding| shard.is_cached(binding.volume));
-        let in_place = may_lend && !connection.memory().is_empty();
-        let from_cache = may_lend && !in_place && is_cached();
+        let from_cache = may_lend && is_cached();
         let agrees = connection.agrees_on_keys();
         if agrees && *signed {
             return Some(ReceiveOutcome::Worked);
@@ -272,7 +269,6 @@ impl Reactor {
             pool,
             memory: self.memory.share(slot),
             from_cache,
-            in_place,
             frozen: binding.is_some_and(|binding| self.freezes.holds(binding.volume)),
             limits: export.and_then(|export| self.limits.gate(slot, export)),
             window: export.map_or(WINDOW_MAX, |export| self.memory.window(export)),
@@ -349,7 +345,6 @@ impl Reactor {
         if home == self.parts.id {
             connection.begin(now, binding, info, terms);
             self.connections.state_mut(slot).export = Some(export);
-            self.use_memory(slot, binding);
             self.note(now, slot);
             return true;
         }
@@ -370,20 +365,6 @@ impl Reactor {
             self.parts.shared.send(home, message);
         }
         false
-    }
-
-    /// Lets a connection that has begun send from the memory of its device, if that lends it and belongs to this shard.
-    fn use_memory(&mut self, slot: u32, binding: ExportBinding) {
-        let ExportBinding { volume, device, .. } = binding;
-        if self.parts.driver.shard().is_cached(volume) {
-            return;
-        }
-        let device = self.parts.driver.executor().device(device);
-        let memory = device.and_then(|device| device.memory(volume));
-        self.parts.io.set_memory(volume, memory);
-        if let (Some(memory), Some((connection, _))) = (memory, self.parts.io.connection(slot)) {
-            connection.set_memory(volume, memory);
-        }
     }
 
     /// Takes over a connection from the shard that accepted it.
@@ -423,7 +404,6 @@ impl Reactor {
         connection.begin(now, binding, info, terms);
         self.connections.reset(slot);
         self.connections.state_mut(slot).export = Some(export);
-        self.use_memory(slot, binding);
         self.note(now, slot);
         self.connections.heat(slot);
         self.parts.io.list(slot);

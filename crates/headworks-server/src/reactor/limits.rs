@@ -309,7 +309,6 @@ impl Reactor {
             pool,
             memory: self.memory.share(slot),
             from_cache: false,
-            in_place: false,
             frozen,
             limits: None,
             exports: &self.exports,

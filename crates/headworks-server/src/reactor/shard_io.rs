@@ -9,8 +9,7 @@ use std::collections::VecDeque;
 use headworks_core::limits::LeaseMessage;
 use headworks_core::options::DEVICES_MAX;
 use headworks_core::{
-    BioId, DeviceId, DeviceState, Instant, Message, Notice, ReplyStage, ShardId, Status, VolumeId,
-    WaitTimes,
+    BioId, DeviceId, DeviceState, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes,
 };
 
 use super::foreign_spans::ForeignSpans;
@@ -20,7 +19,6 @@ use crate::connection_id::{
 };
 use crate::latency::exports::ExportLatencies;
 use crate::nbd::connection::Connection;
-use headworks::Command;
 use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Populator, Producer, Span};
 use headworks_front::lent_frames::LentFrames;
 use headworks_front::memory::MemoryLimits;
@@ -77,10 +75,8 @@ pub struct ShardIo {
     populator: Option<Populator>,
     /// Frames of this shard's cache.
     pub frames: Option<Mapping>,
-    /// Which connections have frames of it, or memory of devices, in their send queues.
+    /// Which connections have frames of it in their send queues.
     lent: LentFrames,
-    /// Memory that devices lend, by volume; empty without such a device.
-    memories: Vec<Span>,
     /// Watermarks of the pool.
     memory_limits: MemoryLimits,
     /// Connections with reads that the cache returned in this turn.
@@ -136,7 +132,6 @@ impl ShardIo {
             shard,
             populator,
             lent: LentFrames::new(connections),
-            memories: Vec::new(),
             memory_limits: MemoryLimits::new(pool.size(), connections),
             returned: Vec::with_capacity(connections),
             places,
@@ -191,59 +186,6 @@ impl ShardIo {
     /// Whether reads of a connection may be answered from frames.
     pub fn may_lend(&self, slot: u32) -> bool {
         self.lent.may_lend(slot)
-    }
-
-    /// Names the memory that a volume's device lends, or none, in place of the memory before, which nothing uses afterwards.
-    pub fn set_memory(&mut self, volume: VolumeId, memory: Option<Span>) {
-        let (index, memory) = (usize::from(volume.0), memory.unwrap_or(Span::EMPTY));
-        let before = self.memories.get(index).copied().unwrap_or(Span::EMPTY);
-        if before == memory || before.is_empty() && memory.is_empty() {
-            return;
-        }
-        if !before.is_empty() {
-            self.keep_lent(before);
-        }
-        if self.memories.len() <= index {
-            self.memories.resize(index + 1, Span::EMPTY);
-        }
-        self.memories[index] = memory;
-        let places = self.places.iter_mut().filter_map(|place| place.connection.as_mut());
-        places.for_each(|connection| connection.set_memory(volume, memory));
-        if self.memories.iter().all(|memory| memory.is_empty()) {
-            self.memories.clear();
-        }
-    }
-
-    /// Whether memory of a volume's device is lent.
-    pub fn has_memory(&self, volume: VolumeId) -> bool {
-        self.memories.get(usize::from(volume.0)).is_some_and(|memory| !memory.is_empty())
-    }
-
-    /// Announces the ranges of lent memory that commands write.
-    #[cold]
-    fn before_writes(&mut self, commands: &[Command]) {
-        for command in commands.iter().filter(|command| command.op.is_write()) {
-            let memory = self.memories.get(usize::from(command.volume.0)).copied();
-            let memory = memory.unwrap_or(Span::EMPTY);
-            // What is not inside changes nothing.
-            let start = usize::try_from(command.offset).unwrap_or(usize::MAX).min(memory.len());
-            let len = (command.len as usize).min(memory.len() - start);
-            if len > 0 {
-                self.before_change(memory.part(start, len));
-            }
-        }
-    }
-
-    /// Records that the last reply of a connection is sent from the memory of its device, if it is.
-    fn note_in_place(&mut self, slot: u32) {
-        let place = &self.places[slot as usize];
-        let last = place.connection.as_ref().and_then(|connection| connection.last_lent());
-        let Some(span) = last else { return };
-        self.lent.mark(span);
-        self.note_lent(slot);
-        if self.lent.is_over_limit() {
-            self.keep_lent_of(slot, span);
-        }
     }
 
     /// Records how much of the frames a connection has in its send queue.
@@ -371,8 +313,7 @@ impl ShardIo {
 }
 
 // SAFETY: a bio's buffer is its connection's until the last reply, or the sending shard's, which waits for `Done`; buffers,
-// frames and the memory of other shards are different mappings, which outlive the shard. The memory that a device lends is the span of
-// reads from that device alone, and `set_memory` precedes its end.
+// frames and the memory of other shards are different mappings, which outlive the shard.
 unsafe impl ActionSink for ShardIo {
     const KEEPS_FRAMES: bool = true;
 
@@ -413,15 +354,11 @@ unsafe impl ActionSink for ShardIo {
         let Some(slot) = self.slot_of(id) else { return };
         let now = self.now;
         if let Some((connection, pool)) = self.connection(slot) {
-            let has_memory = !connection.memory().is_empty();
             let answered = connection.reply(now, id.sequence, (status, hole, stage), pool);
             if let Some(answered) = answered {
                 let wait_times = wait_times.with_front(answered.front);
                 connection.count(&answered, wait_times);
                 self.latency.record(now, (id.export, id.connection), &answered, wait_times);
-            }
-            if has_memory {
-                self.note_in_place(slot);
             }
             self.list(slot);
         }
@@ -459,13 +396,6 @@ unsafe impl ActionSink for ShardIo {
     fn before_change(&mut self, frames: Span) {
         if self.lent.may_have(frames) {
             self.keep_lent(frames);
-        }
-    }
-
-    #[inline]
-    fn before_commands(&mut self, commands: &[Command]) {
-        if !self.memories.is_empty() {
-            self.before_writes(commands);
         }
     }
 

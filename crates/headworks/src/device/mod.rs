@@ -208,8 +208,8 @@ pub trait Device: Send {
         None
     }
 
-    /// The memory that holds the bytes of a volume in their order, if the device lends it: replies may be sent from there, and the span
-    /// of a read may be the very bytes that it reads, for which the device copies nothing. `None` by default.
+    /// The memory that holds the bytes of a volume in their order, if the device lends it: code that holds the device's thread may read
+    /// them there, as `Handle::lend` does, without a command and a copy. `None` by default.
     ///
     /// A device that lends memory leaves it where it is until [`Device::grow`] or its own end, and changes it only inside
     /// [`Device::submit`], by the write commands of the batch ([`Op::is_write`]) and within their ranges.

@@ -164,7 +164,7 @@ impl Connection {
         let lends = op == Op::Read && origin == Origin::Client;
         let from_cache = lends && shares.from_cache;
         self.large = op == Op::Write && request.len as usize >= LARGE_PAYLOAD;
-        if lends && shares.in_place || from_cache && self.cache_guess.expects_hit() {
+        if from_cache && self.cache_guess.expects_hit() {
             return Memory::None;
         }
         let len = op.buffer_len(request.len) as usize;
@@ -233,7 +233,7 @@ impl Connection {
             unsafe { block.base().write_bytes(0, EXTENTS_BYTES as usize) };
         }
         let mut flags = flags;
-        if op == Op::Read && block.is_none() && !shares.in_place {
+        if op == Op::Read && block.is_none() {
             flags = flags.with(BioFlags::NO_BUFFER);
         }
         let Request { cookie, offset, len, .. } = *request;

@@ -50,7 +50,6 @@ impl Bench {
             pool: &mut self.pool,
             memory: memory.share(0),
             from_cache: false,
-            in_place: false,
             frozen: self.frozen,
             limits,
             exports: &self.exports,

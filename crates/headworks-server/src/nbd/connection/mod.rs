@@ -21,7 +21,6 @@ mod bench;
 mod from_cache;
 mod frozen;
 mod hand_over;
-mod in_place;
 #[cfg(test)]
 mod limited_tests;
 mod parked;
@@ -63,7 +62,6 @@ use headworks_nbd::{ExportInfo, Negotiated};
 pub use admission::LimitGate;
 use hand_over::Resumption;
 pub use hand_over::{HandedConnection, OpenWrite};
-use in_place::in_place;
 use payload::SplitWrite;
 
 /// Requests that one connection submits in a turn.
@@ -218,8 +216,6 @@ pub struct Connection {
     binding_left: Option<ExportBinding>,
     /// Whether the next read is likely to be cached.
     cache_guess: CacheGuess,
-    /// The memory of its volume, if the device lends that; otherwise empty.
-    memory: Span,
     /// Where the connection of another process stopped, until its export is bound.
     resumption: Option<Box<Resumption>>,
 }
@@ -259,8 +255,6 @@ pub struct Shares<'a> {
     pub memory: MemoryShare<'a>,
     /// Reads may be submitted without a buffer: the volume is cached, and frames may be lent.
     pub from_cache: bool,
-    /// Reads may be submitted without a buffer: the device lends its memory, and more may be lent.
-    pub in_place: bool,
     /// The connection's volume is frozen: what changes it waits.
     pub frozen: bool,
     /// Limits of the connection's export; none if nothing limits it.
@@ -324,7 +318,6 @@ impl Connection {
             fault: None,
             binding_left: None,
             cache_guess: CacheGuess::default(),
-            memory: Span::EMPTY,
             resumption: None,
         }
     }
@@ -510,12 +503,9 @@ impl Connection {
     /// Memory of a request in flight.
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
-        let in_flight = self.window.get(sequence)?;
-        match &in_flight.buffer {
-            // SAFETY: the buffer is put back after the request's last reply, when no span of it is used any more.
-            Some(buffer) => Some(unsafe { buffer.span() }),
-            None => in_place(self.memory, in_flight),
-        }
+        let buffer = self.window.get(sequence)?.buffer.as_ref()?;
+        // SAFETY: the buffer is put back after the request's last reply, when no span of it is used any more.
+        Some(unsafe { buffer.span() })
     }
 
     /// Takes a reply of the shard, or the return of a buffer; returns the request if this completed it.
@@ -564,9 +554,8 @@ impl Connection {
                 (Op::Read, Ok(())) => {
                     let form = self.form;
                     self.outgoing.header(|out| form.read_data(out, cookie, offset, len));
-                    match buffer.take() {
-                        Some(buffer) => self.outgoing.data(buffer, len as usize, offset, now),
-                        None => self.push_in_place(now, offset, len),
+                    if let Some(buffer) = buffer.take() {
+                        self.outgoing.data(buffer, len as usize, offset, now);
                     }
                 }
                 (Op::BlockStatus, Ok(())) => {

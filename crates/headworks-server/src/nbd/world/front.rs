@@ -214,7 +214,6 @@ impl Front {
             pool: &mut self.pool,
             memory: self.memory.share(index as u32),
             from_cache: false,
-            in_place: false,
             frozen: self.frozen,
             limits,
             exports: &self.exports,
