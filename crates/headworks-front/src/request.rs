@@ -74,6 +74,8 @@ pub struct Payload {
     pub refused: Option<IoError>,
     /// Number of the record of its pieces in the shard; 0 if it has none.
     pub split: u32,
+    /// It is within its window, and waits for others that are beyond theirs.
+    pub keeps: bool,
 }
 
 /// A request that cannot go on, or whose payload is not there.

@@ -21,6 +21,8 @@
 //!                         `------ leave (needs none any more, or closed) ------'
 //! ```
 //!
+//! Payloads within their windows need no share, only that `last` stays free ([`MemoryShare::may_keep`]).
+//!
 //! Waiters are woken in the order of their ranks (see `waiters`), and none blocks another: a large block waits for its
 //! threshold while smaller ones are given. So that they cannot keep it from its block, the block of the first waiter counts as
 //! taken for all others.
@@ -45,7 +47,7 @@ use headworks_core::{DeviceId, ExportId, TenantId};
 use levels::{Ask, ONE, Tree, room_below};
 pub use limits::MemoryLimits;
 use payload_windows::PayloadWindows;
-pub use payload_windows::WINDOW_MAX;
+pub use payload_windows::{KeptPayload, WINDOW_MAX};
 use waiters::Waiters;
 pub use waiters::{Supply, Wanted};
 
@@ -114,6 +116,20 @@ impl MemoryShare<'_> {
     pub fn may_take(&self, held: usize, block: usize, taken: usize, stalled: bool) -> bool {
         held + block <= self.memory.limits.guaranteed()
             || self.memory.has_share(self.slot, (held, block), taken, stalled)
+    }
+
+    /// Whether a payload within its window, whose block of `from` bytes grows to `to`, fits into the windows of its export's payloads, and
+    /// leaves `last` free.
+    #[must_use]
+    pub fn may_keep(&self, (from, to): (usize, usize), taken: usize) -> bool {
+        self.fits_windows(to) && taken + to.saturating_sub(from) <= self.memory.limits.shared()
+    }
+
+    /// The first half of that. If it does not fit, another payload of the export is beyond its window.
+    #[must_use]
+    pub fn fits_windows(&self, bytes: usize) -> bool {
+        let owner = self.memory.clients[self.slot as usize].owner;
+        owner.is_none_or(|(export, _)| self.memory.windows.fits(self.slot, export, bytes))
     }
 
     /// Bounds of the pool.
@@ -229,10 +245,12 @@ impl Memory {
         self.clients[slot as usize].owner = None;
     }
 
-    /// Records whether a connection of an export has an incomplete payload.
+    /// Records the payload of a connection that the shard does not have.
     #[inline]
-    pub fn note_payload(&mut self, slot: u32, export: Option<ExportId>) {
-        self.windows.note(slot, export);
+    pub fn note_payload(&mut self, slot: u32, payload: Option<KeptPayload>) {
+        if self.windows.note(slot, payload) {
+            self.waiters.note_news();
+        }
     }
 
     /// Connections with incomplete payloads.

@@ -8,7 +8,7 @@
 use headworks_core::prng::Prng;
 use headworks_core::{DeviceId, ExportId, Instant};
 
-use super::{Held, Memory, Supply, Wanted};
+use super::{Held, KeptPayload, Memory, Supply, Wanted};
 use crate::outgoing::TAKEN_WITHIN_NS;
 
 const KIB: usize = 1 << 10;
@@ -75,7 +75,8 @@ impl Model {
         for slot in 0..model.clients.len() {
             model.note(slot);
             if model.clients[slot].half.is_some() {
-                model.memory.note_payload(slot as u32, Some(ExportId(model.export_of[slot])));
+                let export = ExportId(model.export_of[slot]);
+                model.memory.note_payload(slot as u32, Some(KeptPayload { export, bytes: 0 }));
             }
         }
         model

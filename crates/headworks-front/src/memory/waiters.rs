@@ -26,6 +26,13 @@ pub enum Wanted {
         /// It is for data of a read.
         reads: bool,
     },
+    /// A larger block for a payload within its window, when the other payloads of its export keep less than theirs, and a bio slot.
+    Growth {
+        /// Bytes of its block.
+        from: usize,
+        /// Bytes of the larger one.
+        to: usize,
+    },
     /// A block for a reply that is continued, which is admitted by its size alone, and a bio slot.
     Chunk {
         /// Bytes of the block.
@@ -37,6 +44,7 @@ impl Wanted {
     fn bytes(self) -> usize {
         match self {
             Self::Slot => 0,
+            Self::Growth { from, to } => to - from,
             Self::Block { bytes, .. } | Self::Chunk { bytes } => bytes,
         }
     }
@@ -151,6 +159,13 @@ impl Memory {
         self.waiters.list.len()
     }
 
+    /// Whether payloads that are beyond their windows are to be written as far as they have come: a connection waits for a block, or for them.
+    #[must_use]
+    pub fn needs_payloads(&self) -> bool {
+        let is_growth = |waiter: &Waiter| matches!(waiter.wanted, Wanted::Growth { .. });
+        self.waiters.first.is_some() || self.waiters.list.iter().any(is_growth)
+    }
+
     /// The first waiter: unread replies give way to it.
     #[must_use]
     pub fn first(&self) -> Option<(u32, Wanted)> {
@@ -180,7 +195,9 @@ impl Memory {
             let index = order[at] as usize;
             let Waiter { slot, wanted, .. } = self.waiters.list[index];
             let bytes = wanted.bytes();
-            if !self.would_get(index, left) || bytes > 0 && !has_block(bytes) {
+            // A payload that finds no block is written as far as it has come.
+            let is_growth = matches!(wanted, Wanted::Growth { .. });
+            if !self.would_get(index, left) || bytes > 0 && !is_growth && !has_block(bytes) {
                 continue;
             }
             self.promise(slot, bytes);
@@ -218,6 +235,7 @@ impl Memory {
         }
         match wanted {
             Wanted::Slot | Wanted::Chunk { .. } => true,
+            Wanted::Growth { to, .. } => self.share(slot).fits_windows(to),
             Wanted::Block { bytes, reads } => {
                 self.share(slot).may_take(held.bytes, bytes, supply.taken, reads && stalled)
             }
@@ -247,10 +265,13 @@ impl Memory {
         self.waiters.first = able.min_by(|a, b| self.rank(a.slot, b.slot)).copied();
     }
 
-    /// Whether room for a waiter's block would help it: its client takes its replies, and its device has less than it may.
+    /// Whether room for a waiter's block would help it: it does not wait for another payload, its client takes its replies, and its device has less than it may.
     fn can_be_first(&self, waiter: &Waiter) -> bool {
         let Client { owner, stalled, woken, .. } = self.clients[waiter.slot as usize];
         let bytes = waiter.wanted.bytes();
+        if matches!(waiter.wanted, Wanted::Growth { .. }) {
+            return false;
+        }
         let takes = !stalled || !matches!(waiter.wanted, Wanted::Block { reads: true, .. });
         takes && !woken && bytes > 0 && !self.fills_device(owner, bytes)
     }

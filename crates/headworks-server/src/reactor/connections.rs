@@ -553,7 +553,7 @@ impl Reactor {
     /// While others wait for buffers: lets payloads that keep more than their window be written as far as they have come. Returns whether
     /// there is one.
     fn shorten_payloads(&mut self, now: Instant) -> bool {
-        if self.memory.first().is_none() || self.next_shortening > now {
+        if !self.memory.needs_payloads() || self.next_shortening > now {
             return false;
         }
         self.next_shortening = now.after(SHORTEN_NS);
@@ -618,9 +618,7 @@ impl Reactor {
             let owner = connection.binding().map(|binding| (binding.export, binding.device));
             let (requests, request_bytes) = (connection.in_flight(), connection.request_bytes());
             let held = Held { bytes: connection.held(), request_bytes, requests };
-            let incomplete = connection.has_incomplete_payload();
-            let export = owner.map(|(export, _)| export);
-            self.memory.note_payload(slot, export.filter(|_| incomplete));
+            self.memory.note_payload(slot, connection.kept_payload());
             self.memory.note(slot, owner, held, connection.is_stalled(now));
             self.parts.io.note_lent(slot);
         }

@@ -18,6 +18,8 @@ pub struct Bench {
     pub exports: Vec<ExportInfo>,
     /// Window of incomplete payloads.
     pub window: u32,
+    /// Shares of the pool; the connection has slot 0.
+    pub memory: Memory,
     scratch: Vec<u8>,
 }
 
@@ -32,6 +34,7 @@ impl Bench {
             frozen: false,
             exports: Vec::new(),
             window: 1 << 20,
+            memory: Memory::new(bytes, 1),
             scratch,
         }
     }
@@ -43,12 +46,11 @@ impl Bench {
         now: u64,
         limits: Option<LimitGate<'_>>,
     ) -> ReceiveOutcome {
-        let memory = Memory::new(self.pool.size(), 1);
         let mut shares = Shares {
             now: Instant(now),
             scratch: &mut self.scratch,
             pool: &mut self.pool,
-            memory: memory.share(0),
+            memory: self.memory.share(0),
             from_cache: false,
             frozen: self.frozen,
             limits,

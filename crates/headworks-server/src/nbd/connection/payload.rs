@@ -11,8 +11,12 @@
 //!   [`PIECES_MAX`] at a time. NBD promises nothing of a write before its reply.
 //! - A block is claimed when a connection is read from, for the whole part if its payloads come quickly, else for twice what has come. It
 //!   is cut to what has come when the connection is silent. So a silent payload keeps less than twice what was sent of it.
-//! - A payload that may not grow, or is beyond its window since others began, is written as far as whole blocks have come. What is left
-//!   fits 4 KiB, which is guaranteed; so each payload goes on without any other.
+//! - A payload within its window grows without a share, since all windows together are a quarter of the pool
+//!   ([`MemoryShare::may_keep`](headworks_front::memory::MemoryShare::may_keep)). While another payload of its export is beyond its window,
+//!   it waits: that one is written.
+//! - A payload that may not grow otherwise, or is beyond its window since others began, is written as far as whole blocks have come. What is
+//!   left fits 4 KiB, which is guaranteed; so each payload goes on without any other. A write within its window comes to this only if the pool has no
+//!   such block.
 //! - Range and alignment of the whole are checked before its first piece. The first error is the reply's, after the last byte of the payload;
 //!   what comes after the error is dropped. FUA is on every piece.
 //! - A client that leaves in between has changed what the pieces say ([`Connection::torn_write`]). It had no reply.
@@ -22,7 +26,7 @@ use headworks_core::{ExportId, Instant, IoError, Op, Status};
 use super::{Connection, Phase, Shares};
 use crate::latency::CompletedRequest;
 use headworks::driver::{Buffer, Pool};
-use headworks_front::memory::{WINDOW_MAX, Wanted};
+use headworks_front::memory::{KeptPayload, WINDOW_MAX, Wanted};
 use headworks_front::{FrontRequest, PART_MIN, WaitsFor};
 use headworks_nbd::transmission::Request;
 
@@ -73,6 +77,11 @@ impl Connection {
         if self.refuses {
             return self.refuse(one, shares);
         }
+        one.payload.keeps = self.is_within(one, shares)
+            && !shares.memory.fits_windows(Pool::block_bytes(self.little(one)).unwrap_or(0));
+        if one.payload.keeps {
+            return WaitsFor::Buffer;
+        }
         // What has come is written, so that the rest finds room.
         if one.shorten_part(self.part_align()) {
             return self.admission(one, shares);
@@ -83,6 +92,17 @@ impl Connection {
     /// The window as a multiple of the export's block.
     fn part_window(&self, shares: &Shares<'_>) -> u32 {
         shares.window.max(self.part_align())
+    }
+
+    /// Whether a write is to be one bio: it is no longer than its window.
+    fn is_within(&self, one: &FrontRequest, shares: &Shares<'_>) -> bool {
+        one.payload.given == 0 && one.request.len <= self.part_window(shares)
+    }
+
+    /// Memory for what has come of the present part, and as much again.
+    fn little(&self, one: &FrontRequest) -> usize {
+        let left = (one.payload.part - one.payload.given) as usize;
+        (2 * one.kept()).max(PART_MIN as usize).min(left)
     }
 
     fn part_align(&self) -> u32 {
@@ -205,8 +225,12 @@ impl Connection {
     pub(super) fn wanted_by_payload(&self, one: &FrontRequest, guaranteed: usize) -> Wanted {
         let block = |len: usize| Pool::block_bytes(len).unwrap_or(Pool::LARGEST);
         if !one.part_is_whole() {
-            let bytes = block((2 * one.kept()).max(PART_MIN as usize));
-            return Wanted::Block { bytes, reads: false };
+            let bytes = block(self.little(one));
+            let from = one.payload.block.as_ref().map_or(0, |block| block.len());
+            return match one.payload.keeps {
+                true => Wanted::Growth { from, to: bytes },
+                false => Wanted::Block { bytes, reads: false },
+            };
         }
         match block((one.payload.got - one.payload.part) as usize) {
             bytes if bytes > guaranteed => Wanted::Block { bytes, reads: false },
@@ -324,34 +348,37 @@ impl Connection {
 
     /// Takes memory for bytes that may come; false if there is none, and nothing is whole that could be given instead.
     fn claim(&mut self, one: &mut FrontRequest, shares: &mut Shares<'_>) -> bool {
-        let (kept, left) = (one.kept(), (one.payload.part - one.payload.given) as usize);
-        let little = (2 * kept).max(PART_MIN as usize).min(left);
-        let wanted = if self.quick { left } else { little };
-        self.grow(one, wanted, shares) || wanted > little && self.grow(one, little, shares)
+        let (little, left) = (self.little(one), (one.payload.part - one.payload.given) as usize);
+        let keeps = self.is_within(one, shares);
+        self.quick && self.grow(one, left, false, shares) || self.grow(one, little, keeps, shares)
     }
 
-    /// Grows the block of a payload to `len` bytes, in place if what lies behind it is free.
-    fn grow(&mut self, one: &mut FrontRequest, len: usize, shares: &mut Shares<'_>) -> bool {
+    /// Grows the block of a payload to `len` bytes, in place if what lies behind it is free. `keeps`: it is within its window.
+    fn grow(
+        &mut self,
+        one: &mut FrontRequest,
+        len: usize,
+        keeps: bool,
+        shares: &mut Shares<'_>,
+    ) -> bool {
         let before = one.payload.block.as_ref().map_or(0, |block| block.len());
         let Some(wanted) = Pool::block_bytes(len).filter(|&wanted| wanted > before) else {
             return before > 0;
         };
-        if before == 0 {
-            one.payload.block = self.take_block(len, false, shares);
-            return one.payload.block.is_some();
-        }
-        if !self.may_take(wanted - before, false, shares) {
+        let may_keep = || keeps && shares.memory.may_keep((before, wanted), shares.pool.taken());
+        if !self.may_take(wanted - before, false, shares) && !may_keep() {
             return false;
         }
-        let Some(block) = one.payload.block.as_mut() else { return false };
-        if !shares.pool.extend(block, len) {
-            let Some(larger) = shares.pool.try_take(len) else { return false };
-            // SAFETY: both blocks are ours alone, and each holds what has come.
-            unsafe {
-                let kept = (one.payload.got - one.payload.given) as usize;
-                larger.base().copy_from_nonoverlapping(block.base(), kept);
+        let kept = one.kept();
+        let pool = &mut *shares.pool;
+        if !one.payload.block.as_mut().is_some_and(|block| pool.extend(block, len)) {
+            let Some(larger) = pool.try_take(len) else { return false };
+            if let Some(block) = one.payload.block.take() {
+                // SAFETY: both blocks are ours alone, and each holds what has come.
+                unsafe { larger.base().copy_from_nonoverlapping(block.base(), kept) };
+                pool.put(block);
             }
-            shares.pool.put(std::mem::replace(block, larger));
+            one.payload.block = Some(larger);
         }
         self.buffer_bytes += wanted - before;
         true
@@ -385,6 +412,14 @@ impl Connection {
     #[must_use]
     pub fn export_of_requests(&self) -> ExportId {
         self.export
+    }
+
+    /// The payload that the shard does not have yet, and what it keeps.
+    #[must_use]
+    pub fn kept_payload(&self) -> Option<KeptPayload> {
+        let last = self.waiting.last().filter(|last| last.has_payload())?;
+        let bytes = last.payload.block.as_ref().map_or(0, |block| block.len());
+        Some(KeptPayload { export: self.export, bytes })
     }
 
     /// Whether a payload has begun and the client is to send more of it.

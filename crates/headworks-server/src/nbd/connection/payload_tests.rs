@@ -3,9 +3,9 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
-use headworks_core::{Bio, Input, Instant, IoError, Op, ReplyStage, Status};
+use headworks_core::{Bio, DeviceId, ExportId, Input, Instant, IoError, Op, ReplyStage, Status};
 use headworks_front::WaitsFor;
-use headworks_front::memory::{Memory, Wanted};
+use headworks_front::memory::{Held, KeptPayload, Memory, Supply, Wanted};
 use headworks_nbd::{ExportInfo, Negotiated};
 
 use super::bench::Bench;
@@ -288,6 +288,67 @@ fn payload_beyond_its_window_is_written_as_far_as_it_has_come() {
     assert_eq!(ranges.iter().map(|(_, len)| len).sum::<usize>(), MIB);
     assert!(ranges[2..].iter().all(|(offset, len)| offset % 65536 == 0 && *len <= 64 * KIB));
     assert_eq!((rig.replies(), rig.bench.pool.taken()), (vec![0], 0));
+}
+
+/// Another connection of the export holds more than its share leaves: a write within its window is still one bio, and a longer one is
+/// given as far as it has come.
+#[test]
+fn write_within_its_window_needs_no_share() {
+    for (len, sent, first) in [(MIB, MIB, MIB), (2 * MIB, 100_000, 64 * KIB)] {
+        let mut rig = Rig::new(1000);
+        let (export, device) = (ExportId::default(), DeviceId::default());
+        rig.bench.memory = Memory::new(64 * MIB, 2);
+        let others: Vec<_> = (0..48).map(|_| rig.bench.pool.try_take(MIB).unwrap()).collect();
+        let held = Held { bytes: 48 * MIB, ..Held::default() };
+        rig.bench.memory.note(0, Some((export, device)), Held::default(), false);
+        rig.bench.memory.note(1, Some((export, device)), held, false);
+        rig.header(0, len);
+        for at in (0..sent).step_by(50_000) {
+            assert_eq!(rig.bench.inputs.len(), usize::from(len > MIB && at > 65_536));
+            rig.send(&payload(at, 50_000.min(sent - at)));
+            rig.bench.memory.note_payload(0, rig.connection.kept_payload());
+        }
+        assert_eq!(rig.ranges()[..1], [(0, first)]);
+        others.into_iter().for_each(|other| rig.bench.pool.put(other));
+    }
+}
+
+/// Another payload of the export is beyond its window: this one waits until that is written, and is not torn.
+#[test]
+fn write_within_its_window_waits_for_one_that_is_beyond() {
+    let mut rig = Rig::new(1000);
+    let (export, device) = (ExportId::default(), DeviceId::default());
+    rig.bench.memory = Memory::new(64 * MIB, 64);
+    rig.bench.window = 256 * KIB as u32;
+    let other = |rig: &mut Rig, mib: usize, slots: std::ops::Range<u32>| {
+        for slot in slots {
+            let kept = KeptPayload { export, bytes: mib * MIB };
+            rig.bench.memory.note_payload(slot, Some(kept));
+        }
+    };
+    other(&mut rig, 1, 1..40);
+    rig.bench.memory.note(0, Some((export, device)), Held::default(), false);
+    let held = Held { bytes: 48 * MIB, ..Held::default() };
+    rig.bench.memory.note(1, Some((export, device)), held, false);
+    let others: Vec<_> = (0..48).map(|_| rig.bench.pool.try_take(MIB).unwrap()).collect();
+    rig.header(0, 200 * KIB);
+    let last = rig.send(&payload(0, 64 * KIB));
+    assert_eq!(
+        (last, rig.ranges().len()),
+        (ReceiveOutcome::Waits(WaitsFor::Buffer), 0),
+        "64 KiB are guaranteed"
+    );
+    let wanted = rig.connection.wanted(&rig.bench.memory.limits());
+    assert_eq!(wanted, Wanted::Growth { from: 64 * KIB, to: 128 * KIB });
+    rig.bench.memory.wait(0, wanted);
+    let supply = Supply { taken: rig.bench.pool.taken(), room: 8 };
+    assert!(!rig.bench.memory.wake(supply, |_| true, |_| {}));
+    other(&mut rig, 0, 1..40);
+    assert!(rig.bench.memory.wake(supply, |_| true, |_| {}));
+    rig.receive();
+    rig.send(&payload(64 * KIB, 136 * KIB));
+    assert_eq!(rig.ranges(), [(0, 200 * KIB)]);
+    others.into_iter().for_each(|other| rig.bench.pool.put(other));
 }
 
 /// The pool is used up: a payload that may not grow gives what is whole, and goes on with 4 KiB.

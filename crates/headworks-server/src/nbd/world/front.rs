@@ -226,9 +226,7 @@ impl Front {
         shares.reads = large_reads;
         shares.payloads = shares.payloads.saturating_sub(given - large_payloads);
         self.in_flight += room - left;
-        let export = connection.export_of_requests();
-        let incomplete = connection.has_incomplete_payload();
-        self.memory.note_payload(index as u32, incomplete.then_some(export));
+        self.memory.note_payload(index as u32, connection.kept_payload());
         self.note_waiter(
             index,
             matches!(received, ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room)),
