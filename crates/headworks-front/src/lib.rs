@@ -10,20 +10,24 @@
 //!                                  `-- lent_frames: data that are sent from where they are
 //! ```
 //!
+//! A connection's half of it is in two parts: `wire` has its bytes and their clocks, `intake` what has arrived and is not in the shard.
 //! `hot_list` has the connections that are tried every turn, `front_waits` what a request waited before its bio, `cache_guess` whether
 //! the next read is likely to be answered from the cache.
 
 pub mod cache_guess;
 pub mod front_waits;
 pub mod hot_list;
+pub mod intake;
 pub mod lent_frames;
 pub mod memory;
 pub mod outgoing;
 pub mod request;
+pub mod split_writes;
 pub mod transport;
 pub mod turn;
 pub mod waiting;
 pub mod window;
+pub mod wire;
 
 #[cfg(test)]
 mod test_socket;

@@ -220,6 +220,13 @@ impl FrontRequest {
         (self.payload.got - self.payload.given) as usize
     }
 
+    /// Bytes of memory for what has come of the present part, and for as much again.
+    #[must_use]
+    pub fn next_growth(&self) -> usize {
+        let left = (self.payload.part - self.payload.given) as usize;
+        (2 * self.kept()).max(PART_MIN as usize).min(left)
+    }
+
     /// Begins the next part, of at most `window` bytes: the whole payload, or up to a multiple of `window` on the volume.
     pub fn begin_part(&mut self, window: u32) {
         let Payload { given, part, .. } = &mut self.payload;

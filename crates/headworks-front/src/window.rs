@@ -35,6 +35,31 @@ pub struct InFlight {
     pub buffer: Option<Buffer>,
 }
 
+impl InFlight {
+    /// What is counted of the request if it is answered at `now`.
+    #[inline]
+    #[must_use]
+    pub fn completed(&self, now: Instant) -> CompletedRequest {
+        let Self { op, offset, len, since, front, .. } = *self;
+        CompletedRequest { op, offset, len, total_ns: now.since(since), front }
+    }
+}
+
+/// A request that was answered, as the tables count it.
+#[derive(Clone, Copy, Debug)]
+pub struct CompletedRequest {
+    /// Operation of the request.
+    pub op: Op,
+    /// First byte of its range.
+    pub offset: u64,
+    /// Length of its range in bytes.
+    pub len: u32,
+    /// Nanoseconds from the turn in which it was complete to the turn that answered it.
+    pub total_ns: u64,
+    /// Its waits before the bio, which are a part of the total.
+    pub front: WaitTimes,
+}
+
 /// Requests in flight of one connection.
 #[derive(Debug)]
 pub struct Window {
@@ -52,6 +77,7 @@ impl Window {
     }
 
     /// Number of requests in flight.
+    #[inline]
     #[must_use]
     pub fn used(&self) -> usize {
         self.used
@@ -102,12 +128,14 @@ impl Window {
     }
 
     /// Finds the request of a sequence number.
+    #[inline]
     pub fn get(&mut self, sequence: u64) -> Option<&mut InFlight> {
         let place = self.place(sequence);
         self.places[place].as_mut().filter(|in_flight| in_flight.sequence == sequence)
     }
 
     /// Removes the request of a sequence number.
+    #[inline]
     pub fn remove(&mut self, sequence: u64) -> Option<InFlight> {
         self.get(sequence)?;
         assert!(self.used > 0, "a request of the window is counted");

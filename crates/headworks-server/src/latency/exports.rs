@@ -5,7 +5,8 @@
 use headworks_core::{ExportId, Instant, WaitTimes};
 
 use super::slow::{SlowFilter, SlowRequest, SlowRing};
-use super::{CompletedRequest, LatencyTable, LatencyTotals};
+use super::{LatencyTable, LatencyTotals};
+use headworks_front::window::CompletedRequest;
 
 /// Wait times of the exports with clients on this shard.
 #[derive(Debug, Default)]

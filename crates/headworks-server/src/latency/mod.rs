@@ -18,21 +18,6 @@ use headworks_core::{IoError, Op, WaitKind, WaitTimes};
 
 use errors::ErrorCounts;
 
-/// A request that was answered, as the tables count it.
-#[derive(Clone, Copy, Debug)]
-pub struct CompletedRequest {
-    /// Operation of the request.
-    pub op: Op,
-    /// First byte of its range.
-    pub offset: u64,
-    /// Length of its range in bytes.
-    pub len: u32,
-    /// Nanoseconds from the turn in which it was complete to the turn that answered it.
-    pub total_ns: u64,
-    /// Its waits before the bio, which are a part of the total.
-    pub front: WaitTimes,
-}
-
 /// Class of operations with histograms of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LatencyOp {

@@ -99,48 +99,6 @@ impl Transport {
         let session = &self.tls.as_ref()?.session;
         (!session.is_handshaking()).then(|| session.peer_names())
     }
-
-    /// Whether ciphertext waits for the socket.
-    #[must_use]
-    pub fn has_unsent(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.session.has_unsent())
-    }
-
-    /// Progress mark: grows whenever the socket takes ciphertext.
-    #[must_use]
-    pub fn progress(&self) -> u64 {
-        self.tls.as_ref().map_or(0, |tls| tls.session.sent())
-    }
-
-    /// Corrects the outcome of a send for ciphertext that still waits.
-    ///
-    /// # Errors
-    /// The connection is broken.
-    #[inline]
-    pub fn settle(&mut self, sent: SendOutcome) -> io::Result<SendOutcome> {
-        let Some(tls) = &mut self.tls else {
-            return Ok(sent);
-        };
-        Ok(match (tls.flush(self.socket.as_raw_fd())?, sent) {
-            (false, _) => SendOutcome::Full,
-            // The socket would take more, but other connections are served first.
-            (true, SendOutcome::Full) => SendOutcome::Budget,
-            (true, sent) => sent,
-        })
-    }
-
-    /// Queues the closing alert of TLS.
-    pub fn goodbye(&mut self) {
-        if let Some(tls) = &mut self.tls {
-            tls.session.goodbye();
-        }
-    }
-
-    /// Whether the closing alert was sent, or none is needed.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.tls.as_ref().is_none_or(|tls| tls.session.said_goodbye() && !tls.session.has_unsent())
-    }
 }
 
 impl headworks_front::Transport for Transport {
@@ -164,6 +122,37 @@ impl headworks_front::Transport for Transport {
             None => send_spans(self.socket.as_raw_fd(), spans),
             Some(tls) => tls.send(self.socket.as_raw_fd(), spans),
         }
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.session.has_unsent())
+    }
+
+    fn progress(&self) -> u64 {
+        self.tls.as_ref().map_or(0, |tls| tls.session.sent())
+    }
+
+    #[inline]
+    fn settle(&mut self, sent: SendOutcome) -> io::Result<SendOutcome> {
+        let Some(tls) = &mut self.tls else {
+            return Ok(sent);
+        };
+        Ok(match (tls.flush(self.socket.as_raw_fd())?, sent) {
+            (false, _) => SendOutcome::Full,
+            // The socket would take more, but other connections are served first.
+            (true, SendOutcome::Full) => SendOutcome::Budget,
+            (true, sent) => sent,
+        })
+    }
+
+    fn goodbye(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.session.goodbye();
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.tls.as_ref().is_none_or(|tls| tls.session.said_goodbye() && !tls.session.has_unsent())
     }
 }
 

@@ -14,79 +14,50 @@
 
 use headworks_core::{Instant, WaitKind};
 
-use super::{Connection, Phase, completed};
-use crate::latency::CompletedRequest;
-use headworks::driver::{Buffer, Span};
+use super::Connection;
+use super::session::Session;
+use headworks::driver::Span;
 use headworks_front::FrontRequest;
 use headworks_front::front_waits::FrontWaits;
-use headworks_front::window::InFlight;
+use headworks_front::intake::Intake;
+use headworks_front::window::{CompletedRequest, InFlight};
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
 
-impl Connection {
-    /// Queues the reply to a read without a buffer, whose data are in `frames`; returns the request.
-    ///
-    /// The frames are sent from where they are until [`Connection::keep_lent`] is called for them.
-    pub fn reply_frames(
-        &mut self,
-        now: Instant,
-        sequence: u64,
-        frames: &[Span],
-    ) -> Option<CompletedRequest> {
-        let in_flight = self.window.remove(sequence)?;
-        assert!(in_flight.buffer.is_none(), "a read with a buffer is copied");
-        self.cache_guess.note_hit();
-        if !matches!(self.phase, Phase::Dead) {
-            let InFlight { cookie, offset, len, .. } = in_flight;
-            let form = self.form;
-            self.outgoing.header(|out| form.read_data(out, cookie, offset, len));
-            self.outgoing.push_frames(frames, offset, now);
-        }
-        Some(completed(&in_flight, now))
+/// Queues the reply to a read without a buffer, whose data are in `frames`; returns the request.
+///
+/// The frames are sent from where they are until [`Connection::keep_lent`] is called for them.
+pub(super) fn reply_frames(
+    connection: &mut Connection,
+    now: Instant,
+    sequence: u64,
+    frames: &[Span],
+) -> Option<CompletedRequest> {
+    let Connection { wire, intake, session } = connection;
+    let in_flight = session.take(sequence)?;
+    assert!(in_flight.buffer.is_none(), "a read with a buffer is copied");
+    intake.guess_mut().note_hit();
+    if !session.is_dead() {
+        let InFlight { cookie, offset, len, .. } = in_flight;
+        let form = session.form();
+        wire.outgoing_mut().header(|out| form.read_data(out, cookie, offset, len));
+        wire.outgoing_mut().push_frames(frames, offset, now);
     }
+    Some(in_flight.completed(now))
+}
 
-    /// Takes back a read that the cache cannot answer: it needs a buffer.
-    pub fn needs_buffer(&mut self, sequence: u64) {
-        let Some(in_flight) = self.window.remove(sequence) else { return };
-        self.cache_guess.note_miss();
-        if matches!(self.phase, Phase::Dead) {
-            return;
-        }
-        let InFlight { cookie, offset, len, since, front, .. } = in_flight;
-        let (command, flags) = (Command::Read, CommandFlags::NONE);
-        // It was returned in the turn of its arrival, so what it has waited, but for limits, was for the buffer.
-        let limit_ns = front.at_most(WaitKind::Limit);
-        let request = Request { cookie, offset, len, command, flags };
-        let before = FrontWaits::for_limits(limit_ns);
-        self.waiting.push(FrontRequest::again(request, before, since.after(limit_ns)));
+/// Takes back a read that the cache cannot answer: it needs a buffer.
+pub(super) fn needs_buffer(intake: &mut Intake, session: &mut Session, sequence: u64) {
+    let Some(in_flight) = session.take(sequence) else { return };
+    intake.guess_mut().note_miss();
+    if session.is_dead() {
+        return;
     }
-
-    /// Whether reads that the cache returned wait to be submitted again.
-    #[must_use]
-    pub fn has_returned(&self) -> bool {
-        self.waiting.again() > 0
-    }
-
-    /// Number of lent pieces in the send queue.
-    #[must_use]
-    pub fn lent(&self) -> usize {
-        self.outgoing.lent().1
-    }
-
-    /// The frames that are lent to it.
-    pub fn lent_frames(&self) -> impl Iterator<Item = Span> {
-        self.outgoing.lent_frames()
-    }
-
-    /// Makes unsent data independent of frames that are about to change. `take` gives a buffer, or none, for a connection that holds
-    /// as many bytes as its first argument, and data of the length of its second.
-    pub fn keep_lent(
-        &mut self,
-        changing: Span,
-        now: Instant,
-        mut take: impl FnMut(usize, usize) -> Option<Buffer>,
-    ) {
-        let requests = self.buffer_bytes;
-        self.outgoing.keep_lent(changing, now, |unsent, len| take(requests + unsent, len));
-    }
+    let InFlight { cookie, offset, len, since, front, .. } = in_flight;
+    let (command, flags) = (Command::Read, CommandFlags::NONE);
+    // It was returned in the turn of its arrival, so what it has waited, but for limits, was for the buffer.
+    let limit_ns = front.at_most(WaitKind::Limit);
+    let request = Request { cookie, offset, len, command, flags };
+    let before = FrontWaits::for_limits(limit_ns);
+    intake.waiting_mut().push(FrontRequest::again(request, before, since.after(limit_ns)));
 }

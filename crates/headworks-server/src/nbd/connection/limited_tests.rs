@@ -169,7 +169,7 @@ fn passed_read_gets_its_buffer_before_the_payload_is_whole() {
     rig.theirs.write_all(&[3; 10]).unwrap();
     assert_eq!(rig.receive_all(21 * MS), ReceiveOutcome::Idle);
     assert_eq!((rig.bench.inputs.len(), rig.connection.parked()), (2, 0));
-    assert!(rig.connection.awaits_payload());
+    assert!(rig.connection.intake.awaits_payload());
 }
 
 /// A read passes its limit and waits for a buffer, or a trim for the end of a freeze; the write behind it waits for the limit. What has

@@ -1,16 +1,21 @@
 //! One client's connection: turns received bytes into bios, and replies of the shard into sent bytes.
 //!
+//! It has three parts, each with private fields and methods of its own. What needs two of them, or all, is a function with these as
+//! arguments; so each function says what it may change.
+//!
+//! ```text
+//!   Wire     bytes in and out, and their clocks                  headworks_front::wire
+//!   Intake   what has arrived and is not in the shard            headworks_front::intake
+//!   Session  who the client is, and what is in the shard         `session`
+//!
+//!   receive: Wire --bytes--> handshake | parser --header--> admission --> Session --> bio of the shard
+//!   replies: answer of the shard --> Session --> Wire             `bounds`: what all three have together
+//! ```
+//!
 //! Payloads are received into private buffers and become bios when they are complete, or a part of them of 1 MiB is ([`payload`]).
 //! Requests in flight, buffer bytes and unsent replies are bounded, and a
 //! connection at a bound is not read from. A turn takes at most `TURN_BIOS` requests or `TURN_BYTES` copied bytes
 //! from one connection.
-//!
-//! ```text
-//!               chosen                    DISC, shutdown             all answered and sent
-//!  Handshake ------------> Transmission ------------------> Leaving -------------------> finished
-//!      |                       |                               |
-//!      `--------- error, hang-up, stall -----------------------'---> Dead --buffers came back--> finished
-//! ```
 //!
 //! Invariant: a buffer that the shard may still use stays with the connection until `Final` or `Released`, even when
 //! the connection is closed.
@@ -18,17 +23,23 @@
 mod admission;
 #[cfg(test)]
 mod bench;
+mod bounds;
+#[cfg(test)]
+mod freeze_tests;
 mod from_cache;
-mod frozen;
 mod hand_over;
+mod handshake;
 #[cfg(test)]
 mod limited_tests;
-mod parked;
 mod payload;
 #[cfg(test)]
 mod payload_tests;
 mod receive;
+#[cfg(test)]
+mod receive_tests;
+mod replies;
 mod reread;
+mod session;
 #[cfg(test)]
 mod tls_tests;
 
@@ -37,32 +48,31 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
-use headworks_core::{
-    DeviceId, EXTENTS_BYTES, ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status,
-    VolumeId, WaitTimes,
-};
+use headworks_core::limits::{LimitDirection, LimitedIo};
+use headworks_core::{ExportId, Input, Instant, Ioprio, ReplyStage, Status, WaitTimes};
 
 use super::transport::Transport;
 use crate::access::{Admission, ExportDirectory};
-use crate::latency::{CompletedRequest, LatencyTable};
+use crate::latency::LatencyTable;
 use headworks::driver::{Buffer, Pool, Span};
-use headworks_front::cache_guess::CacheGuess;
-use headworks_front::memory::MemoryShare;
-use headworks_front::outgoing::{Outgoing, SendOutcome};
-use headworks_front::window::{InFlight, Window};
-use headworks_front::{Waiting, WaitsFor};
+use headworks_front::WaitsFor;
+use headworks_front::intake::Intake;
+use headworks_front::memory::{KeptPayload, MemoryLimits, MemoryShare, Wanted};
+use headworks_front::outgoing::SendOutcome;
+use headworks_front::window::CompletedRequest;
 use headworks_nbd::handshake::{Encryption, Handshake};
-use headworks_nbd::reply::Replies;
-use headworks_nbd::status::StatusQuery;
 use headworks_nbd::tls::TlsAcceptor;
 use headworks_nbd::transmission::RequestParser;
-use headworks_nbd::wire::NbdError;
 use headworks_nbd::{ExportInfo, Negotiated};
 
 pub use admission::LimitGate;
-use hand_over::Resumption;
-pub use hand_over::{HandedConnection, OpenWrite};
-use payload::SplitWrite;
+pub use hand_over::HandedConnection;
+pub use headworks_front::intake::OpenWrite;
+pub use session::ExportBinding;
+use session::{Negotiation, Session};
+
+/// The wire of a client of the server.
+type Wire = headworks_front::wire::Wire<Transport>;
 
 /// Requests that one connection submits in a turn.
 const TURN_BIOS: usize = 64;
@@ -93,43 +103,6 @@ pub struct ConnectionLimits {
     pub handshake_ns: u64,
     /// Time limit of a payload or a reply without progress.
     pub stall_ns: u64,
-}
-
-/// Phase of a connection.
-enum Phase {
-    Handshake(Box<Negotiation>),
-    Transmission(Transmission),
-    /// Nothing is read; ends when everything is answered and sent.
-    Leaving,
-    /// The socket is closed; buffers may still be in use.
-    Dead,
-}
-
-/// A handshake in progress, and what decides which exports its client sees.
-struct Negotiation {
-    handshake: Handshake,
-    admission: Admission,
-}
-
-/// The export that a connection is bound to, and the class of its requests.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExportBinding {
-    /// Volume behind the export.
-    pub volume: VolumeId,
-    /// Export that the client chose.
-    pub export: ExportId,
-    /// Device of the volume.
-    pub device: DeviceId,
-    /// Class of all requests of the connection.
-    pub ioprio: Ioprio,
-}
-
-struct Transmission {
-    parser: RequestParser,
-    replies: Replies,
-    binding: ExportBinding,
-    /// The class was set for this connection, not inherited from its export.
-    own_ioprio: bool,
 }
 
 /// Outcome of [`Connection::receive`].
@@ -165,69 +138,9 @@ pub enum ConnectionEnd {
 
 /// A client's connection, from the handshake to its last buffer.
 pub struct Connection {
-    /// The socket; none when it is closed.
-    transport: Option<Transport>,
-    /// TLS configuration for STARTTLS; none without TLS or after STARTTLS.
-    acceptor: Option<Arc<TlsAcceptor>>,
-    id: u32,
-    peer: String,
-    /// Name of the listener that the client came through.
-    listener: Option<Arc<str>>,
-    limits: ConnectionLimits,
-    phase: Phase,
-    form: Replies,
-    /// Smallest block of the export in bytes.
-    block: u32,
-    window: Window,
-    outgoing: Outgoing,
-    /// Wait times of its requests, from the first one on.
-    latency: Option<LatencyTable>,
-    /// Export that its requests are counted for.
-    export: ExportId,
-    /// Bytes of buffers of requests in flight.
-    buffer_bytes: usize,
-    /// Received bytes that are not parsed yet; at most one receive.
-    stash: Vec<u8>,
-    /// Time of the last bytes from the client; in the handshake, of the connect.
-    last_received: Instant,
-    /// What it waits for before anything is read; `Nothing` if it is read from. While it waits the client's time does not count.
-    stopped_by: WaitsFor,
-    /// Requests that cannot go on, or whose payload has not come.
-    waiting: Waiting,
-    /// The last write had a large payload.
-    large: bool,
-    /// The last payload came quickly.
-    quick: bool,
-    /// Writes of which pieces are in the shard.
-    splits: Vec<SplitWrite>,
-    /// Number of the last one.
-    last_split: u32,
-    /// The device does not answer: requests for which there is no room fail at once.
-    refuses: bool,
-    /// Time at which the client last took output, or at which there was none.
-    last_sent: Instant,
-    /// The last send found no output.
-    was_silent: bool,
-    /// The read of dropped data in flight, with its first byte.
-    reread: Option<Reread>,
-    /// Why the connection cannot continue, as a sentence for the log.
-    fault: Option<String>,
-    /// The binding of a connection that has left transmission: its dropped data may still have to be read.
-    binding_left: Option<ExportBinding>,
-    /// Whether the next read is likely to be cached.
-    cache_guess: CacheGuess,
-    /// Where the connection of another process stopped, until its export is bound.
-    resumption: Option<Box<Resumption>>,
-}
-
-/// A read of data that were dropped from the send queue.
-#[derive(Clone, Copy, Debug)]
-struct Reread {
-    sequence: u64,
-    /// Bytes of the buffer before the dropped data.
-    skip: usize,
-    /// Bytes of the dropped data.
-    len: usize,
+    wire: Wire,
+    intake: Intake,
+    session: Session,
 }
 
 /// What the requests of a connection may still take of a turn of the shard.
@@ -276,8 +189,8 @@ impl Connection {
         let mut connection = Self::without_greeting(socket, peer, limits, now);
         let mut greeting = Vec::new();
         let (handshake, admission) = (Handshake::new(&mut greeting), Admission::new(0));
-        connection.phase = Phase::Handshake(Box::new(Negotiation { handshake, admission }));
-        connection.outgoing.header(|out| out.extend_from_slice(&greeting));
+        connection.session.negotiate(Negotiation { handshake, admission, acceptor: None });
+        connection.wire.outgoing_mut().header(|out| out.extend_from_slice(&greeting));
         connection
     }
 
@@ -289,56 +202,35 @@ impl Connection {
         now: Instant,
     ) -> Self {
         Self {
-            transport: Some(Transport::plain(socket)),
-            acceptor: None,
-            id: 0,
-            peer,
-            listener: None,
-            limits,
-            phase: Phase::Leaving,
-            form: Replies { structured: false },
-            block: 1,
-            window: Window::new(limits.requests),
-            outgoing: Outgoing::new(limits.requests),
-            latency: None,
-            export: ExportId::default(),
-            buffer_bytes: 0,
-            stash: Vec::new(),
-            last_received: now,
-            stopped_by: WaitsFor::Nothing,
-            waiting: Waiting::default(),
-            large: false,
-            quick: true,
-            splits: Vec::new(),
-            last_split: 0,
-            refuses: false,
-            last_sent: now,
-            was_silent: false,
-            reread: None,
-            fault: None,
-            binding_left: None,
-            cache_guess: CacheGuess::default(),
-            resumption: None,
+            wire: Wire::new(Transport::plain(socket), limits.requests, now),
+            intake: Intake::default(),
+            session: Session::new(peer, limits),
         }
+    }
+
+    /// Goes on with a connection of another process; [`Connection::begin`] follows.
+    #[must_use]
+    pub fn adopt(handed: HandedConnection, limits: ConnectionLimits, now: Instant) -> Self {
+        hand_over::adopt(handed, limits, now)
     }
 
     /// Offers or requires TLS. Must be called before anything is received.
     pub fn set_tls_acceptor(&mut self, acceptor: &Arc<TlsAcceptor>) {
-        if let Phase::Handshake(negotiation) = &mut self.phase {
+        if let Some(negotiation) = self.session.negotiation_mut() {
             let required = acceptor.is_required();
             negotiation.handshake.offer(if required {
                 Encryption::Required
             } else {
                 Encryption::Offered
             });
-            self.acceptor = Some(Arc::clone(acceptor));
+            negotiation.acceptor = Some(Arc::clone(acceptor));
         }
     }
 
     /// Sets the listener that the client came through, by its number and name. Must be called before anything is received.
     pub fn set_listener(&mut self, number: u16, name: &Arc<str>) {
-        self.listener = Some(Arc::clone(name));
-        if let Phase::Handshake(negotiation) = &mut self.phase {
+        self.session.set_listener(Arc::clone(name));
+        if let Some(negotiation) = self.session.negotiation_mut() {
             negotiation.admission = Admission::new(number);
         }
     }
@@ -346,63 +238,60 @@ impl Connection {
     /// Name of the listener that the client came through, as it was then; none if it is not known.
     #[must_use]
     pub fn listener(&self) -> Option<&Arc<str>> {
-        self.listener.as_ref()
+        self.session.listener()
     }
 
     /// Number of the listener of a connection in its handshake.
     #[must_use]
     pub fn negotiates_through(&self) -> Option<u16> {
-        match &self.phase {
-            Phase::Handshake(negotiation) => Some(negotiation.admission.listener()),
-            _ => None,
-        }
+        self.session.negotiation().map(|negotiation| negotiation.admission.listener())
     }
 
     /// TLS version and cipher; none without TLS.
     #[must_use]
     pub fn tls(&self) -> Option<String> {
-        self.transport.as_ref()?.terms()
+        self.wire.transport()?.terms()
     }
 
     /// Whether the TLS handshake is not finished: the next bytes may cost a signature.
     #[must_use]
     pub fn agrees_on_keys(&self) -> bool {
-        self.transport.as_ref().is_some_and(Transport::is_handshaking)
+        self.wire.transport().is_some_and(Transport::is_handshaking)
     }
 
     /// Address of the client for the log.
     #[must_use]
     pub fn peer(&self) -> &str {
-        &self.peer
+        self.session.peer()
     }
 
     /// Sets the id that its bios carry.
     pub fn set_id(&mut self, id: u32) {
-        self.id = id;
+        self.session.set_id(id);
     }
 
     /// Id that its bios carry.
     #[must_use]
     pub fn id(&self) -> u32 {
-        self.id
+        self.session.id()
     }
 
     /// File descriptor of the socket; none when it is closed.
     #[must_use]
     pub fn socket(&self) -> Option<RawFd> {
-        self.transport.as_ref().map(Transport::fd)
+        self.wire.transport().map(Transport::fd)
+    }
+
+    /// Whether the client has closed its socket, or its half of it: no more requests come.
+    #[must_use]
+    pub fn client_has_left(&self) -> bool {
+        self.wire.transport().is_some_and(Transport::peer_has_closed)
     }
 
     /// Whether it takes requests, now or later.
     #[must_use]
     pub fn reads(&self) -> bool {
-        !matches!(self.phase, Phase::Leaving | Phase::Dead)
-    }
-
-    /// Whether the last write had a large payload, so that more are likely.
-    #[must_use]
-    pub fn brings_large_payloads(&self) -> bool {
-        self.large
+        self.session.reads()
     }
 
     /// Ends the handshake: from now on requests for the export are taken.
@@ -413,99 +302,202 @@ impl Connection {
         export: &ExportInfo,
         terms: Negotiated,
     ) {
-        (self.last_received, self.last_sent) = (now, now);
-        self.acceptor = None;
-        self.form = Replies { structured: terms.structured };
-        self.latency = Some(LatencyTable::default());
-        self.export = binding.export;
-        self.block = export.block_sizes.min;
-        let mut transmission = Transmission {
-            parser: RequestParser::new(export.flags_for(terms), terms),
-            replies: self.form,
-            binding,
-            own_ioprio: false,
-        };
-        if let Some(mut resumption) = self.resumption.take() {
-            transmission.resume(&resumption);
+        let Self { wire, intake, session } = self;
+        wire.restart_clocks(now);
+        let mut parser = RequestParser::new(export.flags_for(terms), terms);
+        if let Some(mut resumption) = session.begin(binding, export, terms) {
+            if let Some((bytes, refusal)) = resumption.skip {
+                parser.skip(bytes, refusal);
+            }
             if let Some(open) = resumption.open.take() {
-                self.resume_write(open, now);
+                intake.resume(open, session.block(), now);
             }
         }
-        self.phase = Phase::Transmission(transmission);
+        intake.begin(parser);
     }
 
     /// The export's binding during transmission; none before and after.
     #[must_use]
     pub fn binding(&self) -> Option<ExportBinding> {
-        match &self.phase {
-            Phase::Transmission(transmission) => Some(transmission.binding),
-            _ => None,
-        }
+        self.session.binding()
+    }
+
+    /// The export that its requests are counted for.
+    #[must_use]
+    pub fn export_of_requests(&self) -> ExportId {
+        self.session.export()
     }
 
     /// Sets a class for this connection alone; false outside of transmission.
     pub fn set_ioprio(&mut self, ioprio: Ioprio) -> bool {
-        let Phase::Transmission(transmission) = &mut self.phase else {
-            return false;
-        };
-        (transmission.binding.ioprio, transmission.own_ioprio) = (ioprio, true);
-        true
+        self.session.set_ioprio(ioprio)
     }
 
     /// Applies a changed class of an export, unless this connection has its own.
     pub fn follow(&mut self, export: ExportId, ioprio: Ioprio) {
-        if let Phase::Transmission(transmission) = &mut self.phase
-            && transmission.binding.export == export
-            && !transmission.own_ioprio
-        {
-            transmission.binding.ioprio = ioprio;
-        }
+        self.session.follow(export, ioprio);
     }
 
     /// Wait times and the export that they are counted for; none before transmission.
     #[must_use]
     pub fn latency(&self) -> Option<(ExportId, &LatencyTable)> {
-        self.latency.as_ref().map(|table| (self.export, table))
+        self.session.latency().map(|table| (self.session.export(), table))
     }
 
     /// Counts a completed request.
     #[inline]
     pub fn count(&mut self, answered: &CompletedRequest, wait_times: WaitTimes) {
-        if let Some(table) = &mut self.latency {
-            table.record_op(answered.op, answered.len, answered.total_ns, wait_times);
-        }
+        self.session.count(answered, wait_times);
     }
 
     /// Number of requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.window.used()
+        self.session.window().used()
+    }
+
+    /// Number of requests in flight that change the volume, answered ones included that the device has not ended.
+    #[must_use]
+    pub fn writes_in_flight(&self) -> usize {
+        self.session.writes_in_flight()
+    }
+
+    /// Bytes of the pool in use: for requests, and for unread replies.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.intake.block_bytes() + self.wire.outgoing().held()
+    }
+
+    /// Bytes of the pool in use for requests without an answer.
+    #[must_use]
+    pub fn request_bytes(&self) -> usize {
+        self.intake.block_bytes()
     }
 
     /// Returns the memory of received bytes, all of which are parsed.
     pub fn release_idle_memory(&mut self) {
-        if self.stash.is_empty() {
-            self.stash = Vec::new();
-        }
+        self.wire.release_idle_memory();
+    }
+
+    // What is received.
+
+    /// Receives once and submits bios for complete requests.
+    pub fn receive(&mut self, shares: &mut Shares<'_>) -> ReceiveOutcome {
+        receive::receive(self, shares)
+    }
+
+    /// Submits returned reads again; false if one must wait. Nothing is received.
+    pub fn resubmit(&mut self, shares: &mut Shares<'_>) -> bool {
+        receive::resubmit(self, shares)
+    }
+
+    /// Submits what has passed its limits before the connection leaves; what must wait is dropped.
+    pub fn submit_before_leaving(&mut self, shares: &mut Shares<'_>) {
+        receive::submit_before_leaving(self, shares);
     }
 
     /// Sets whether the device does not answer: then requests fail for which there is no room, instead of waiting for it.
     pub fn set_refuses(&mut self, refuses: bool) {
-        self.refuses = refuses;
+        self.intake.set_refuses(refuses);
     }
 
-    /// Whether received bytes wait to be parsed.
+    /// Whether the last write had a large payload, so that more are likely.
     #[must_use]
-    pub fn has_stash(&self) -> bool {
-        !self.stash.is_empty()
+    pub fn brings_large_payloads(&self) -> bool {
+        self.intake.brings_large_payloads()
     }
+
+    /// What it waits for before anything is read from the client; `Nothing` if it is read from.
+    #[must_use]
+    pub fn stopped_by(&self) -> WaitsFor {
+        self.intake.stopped_by()
+    }
+
+    /// Whether a request of it waits for something, or the connection does.
+    #[must_use]
+    pub fn waits_for(&self, what: WaitsFor) -> bool {
+        self.intake.waits_for(what)
+    }
+
+    /// Whether requests wait to be submitted.
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        !self.intake.waiting().is_empty()
+    }
+
+    /// Whether reads that the cache returned wait to be submitted again.
+    #[must_use]
+    pub fn has_returned(&self) -> bool {
+        self.intake.waiting().again() > 0
+    }
+
+    /// Whether what stops the connection is gone: a reply was sent, or a request answered.
+    #[must_use]
+    pub fn goes_on(&self) -> bool {
+        let Self { wire, intake, session } = self;
+        match intake.stopped_by() {
+            WaitsFor::Window => bounds::window_opens(wire, intake, session),
+            WaitsFor::Pieces => payload::has_piece_room(intake),
+            _ => false,
+        }
+    }
+
+    /// What the connection waits for, if it waits for a buffer or a bio slot.
+    #[must_use]
+    pub fn wanted(&self, limits: &MemoryLimits) -> Wanted {
+        self.intake.wanted(limits)
+    }
+
+    /// Number of requests that wait for limits, or have just passed them.
+    #[must_use]
+    pub fn parked(&self) -> usize {
+        self.intake.parked()
+    }
+
+    /// Lets the first request of a direction pass; returns what limits know of the one behind it.
+    pub fn pass(&mut self, direction: LimitDirection) -> Option<LimitedIo> {
+        self.intake.pass(direction)
+    }
+
+    /// Lets all requests pass: their export knows no limits any more.
+    pub fn pass_all(&mut self) {
+        self.intake.pass_all();
+    }
+
+    /// Whether a payload has begun and the client is to send more of it.
+    #[must_use]
+    pub fn has_incomplete_payload(&self) -> bool {
+        self.intake.has_incomplete_payload()
+    }
+
+    /// The payload that the shard does not have yet, and what it keeps.
+    #[must_use]
+    pub fn kept_payload(&self) -> Option<KeptPayload> {
+        self.intake.kept_payload(self.session.export())
+    }
+
+    /// Whether a payload keeps more than a window.
+    #[must_use]
+    pub fn is_beyond(&self, window: u32) -> bool {
+        self.intake.is_beyond(window, payload::part_align(&self.session))
+    }
+
+    /// Returns the part of an incomplete payload's block in which nothing has come. The next receive claims it again.
+    pub fn cut_payload(&mut self, pool: &mut Pool) {
+        self.intake.cut_payload(pool);
+    }
+
+    /// What a write that ends here without a reply has changed, as a sentence for the log, once; none if no piece of one was given.
+    pub fn take_torn_write(&mut self) -> Option<String> {
+        self.intake.take_torn_write()
+    }
+
+    // What the shard answers.
 
     /// Memory of a request in flight.
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
-        let buffer = self.window.get(sequence)?.buffer.as_ref()?;
-        // SAFETY: the buffer is put back after the request's last reply, when no span of it is used any more.
-        Some(unsafe { buffer.span() })
+        self.session.buffer(sequence)
     }
 
     /// Takes a reply of the shard, or the return of a buffer; returns the request if this completed it.
@@ -516,84 +508,27 @@ impl Connection {
         (status, hole, stage): (Status, bool, ReplyStage),
         pool: &mut Pool,
     ) -> Option<CompletedRequest> {
-        let dead = matches!(self.phase, Phase::Dead);
-        if self.reread.is_some_and(|reread| reread.sequence == sequence) {
-            self.on_reread(now, sequence, (status, hole, stage), pool);
-            return None;
-        }
-        if stage == ReplyStage::Early {
-            let in_flight = self.window.get(sequence)?;
-            in_flight.answered = true;
-            let (op, cookie) = (in_flight.op, in_flight.cookie);
-            if in_flight.piece {
-                let status = status.and(Err(IoError::TimedOut));
-                return self.on_piece(now, cookie, status, pool);
-            }
-            let answered = completed(in_flight, now);
-            if !dead {
-                self.answer_failure(op, cookie, status.err().unwrap_or(IoError::TimedOut));
-            }
-            return Some(answered);
-        }
-        let in_flight = self.window.remove(sequence)?;
-        let counted = completed(&in_flight, now);
-        let InFlight { op, cookie, offset, len, one_extent, answered, buffer, piece, .. } =
-            in_flight;
-        let freed = buffer.as_ref().map_or(0, |buffer| buffer.len());
-        assert!(self.buffer_bytes >= freed, "buffers in flight are counted");
-        self.buffer_bytes -= freed;
-        if piece {
-            buffer.into_iter().for_each(|buffer| pool.put(buffer));
-            return if answered { None } else { self.on_piece(now, cookie, status, pool) };
-        }
-        let mut buffer = buffer;
-        if !dead && !answered {
-            match (op, status) {
-                (_, Err(error)) => self.answer_failure(op, cookie, error),
-                (Op::Read, Ok(())) if hole => self.answer_hole(cookie, offset, len),
-                (Op::Read, Ok(())) => {
-                    let form = self.form;
-                    self.outgoing.header(|out| form.read_data(out, cookie, offset, len));
-                    if let Some(buffer) = buffer.take() {
-                        self.outgoing.data(buffer, len as usize, offset, now);
-                    }
-                }
-                (Op::BlockStatus, Ok(())) => {
-                    let (form, block) = (self.form, self.block);
-                    let question = StatusQuery { cookie, offset, len, block, one: one_extent };
-                    let list = buffer.as_ref().map_or(&[][..], list_of);
-                    self.outgoing.header(|out| form.block_status(out, &question, list));
-                }
-                (_, Ok(())) => {
-                    let form = self.form;
-                    self.outgoing.header(|out| form.done(out, cookie, Ok(())));
-                }
-            }
-        }
-        if let Some(buffer) = buffer {
-            pool.put(buffer);
-        }
-        (!answered).then_some(counted)
+        replies::reply(self, now, sequence, (status, hole, stage), pool)
     }
 
-    fn answer_hole(&mut self, cookie: u64, offset: u64, len: u32) {
-        let (form, mut said) = (self.form, false);
-        self.outgoing.header(|out| said = form.read_hole(out, cookie, offset, len));
-        if !said {
-            self.outgoing.zeros(len as usize);
-        }
+    /// Queues the reply to a read without a buffer, whose data are in `frames`; returns the request.
+    ///
+    /// The frames are sent from where they are until [`Connection::keep_lent`] is called for them.
+    pub fn reply_frames(
+        &mut self,
+        now: Instant,
+        sequence: u64,
+        frames: &[Span],
+    ) -> Option<CompletedRequest> {
+        from_cache::reply_frames(self, now, sequence, frames)
     }
 
-    fn answer_failure(&mut self, op: Op, cookie: u64, error: IoError) {
-        if let Some(table) = &mut self.latency {
-            table.record_error(op, error);
-        }
-        let (form, error) = (self.form, NbdError::from(error));
-        self.outgoing.header(|out| match op {
-            Op::Read | Op::BlockStatus => form.read_error(out, cookie, error),
-            _ => form.done(out, cookie, Err(error)),
-        });
+    /// Takes back a read that the cache cannot answer: it needs a buffer.
+    pub fn needs_buffer(&mut self, sequence: u64) {
+        from_cache::needs_buffer(&mut self.intake, &mut self.session, sequence);
     }
+
+    // What is sent.
 
     /// Sends queued output.
     ///
@@ -605,180 +540,173 @@ impl Connection {
         pool: &mut Pool,
         spans: &mut Vec<Span>,
     ) -> io::Result<SendOutcome> {
-        let answered = self.window.used() == 0 && self.waiting.again() == 0;
-        let leaves = matches!(self.phase, Phase::Leaving) && answered;
-        let Some(transport) = &mut self.transport else {
-            return Ok(SendOutcome::All);
-        };
-        if leaves && self.outgoing.is_empty() {
-            transport.goodbye();
-        }
-        if self.outgoing.is_empty() && !transport.has_unsent() {
-            self.was_silent = true;
-            return Ok(SendOutcome::All);
-        }
-        if std::mem::take(&mut self.was_silent) {
-            // The time limit counts from the first unsent reply.
-            self.last_sent = now;
-        }
-        let before = (self.outgoing.waiting(), transport.progress());
-        let sent = self.outgoing.send(transport, pool, spans)?;
-        if leaves && self.outgoing.is_empty() {
-            // After the last reply, in the same send: no event would follow.
-            transport.goodbye();
-        }
-        let sent = transport.settle(sent)?;
-        // The client took everything there was: the next data are late because of the server.
-        let took_all = matches!(sent, SendOutcome::All | SendOutcome::Dropped);
-        if took_all || (self.outgoing.waiting(), transport.progress()) != before {
-            self.last_sent = now;
-        }
-        Ok(sent)
+        let leaves = self.session.is_leaving() && self.has_answered_all();
+        self.wire.send(now, leaves, pool, spans)
+    }
+
+    /// Whether no request is in the shard, or was returned by it.
+    fn has_answered_all(&self) -> bool {
+        self.session.window().used() == 0 && self.intake.waiting().again() == 0
     }
 
     /// Bytes that were sent in transmission and before.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
-        self.outgoing.total()
+        self.wire.outgoing().total()
     }
 
     /// Bytes of buffers, and of lent frames, with data to be sent.
     #[must_use]
     pub fn unsent(&self) -> usize {
-        self.outgoing.held() + self.outgoing.lent().0
+        self.wire.unsent()
     }
 
     /// Whether output waits to be sent.
     #[must_use]
     pub fn has_outgoing(&self) -> bool {
-        !self.outgoing.is_empty() || self.transport.as_ref().is_some_and(Transport::has_unsent)
+        self.wire.has_outgoing()
     }
+
+    /// Whether the client leaves data of replies unread.
+    #[must_use]
+    pub fn is_stalled(&self, now: Instant) -> bool {
+        self.wire.outgoing().is_stalled(now)
+    }
+
+    /// Bytes of buffers that [`Connection::drop_data`] can return.
+    #[must_use]
+    pub fn droppable(&self, now: Instant) -> usize {
+        self.wire.outgoing().droppable(now)
+    }
+
+    /// Time of the oldest unsent data.
+    #[must_use]
+    pub fn oldest_data(&self) -> Option<Instant> {
+        self.wire.outgoing().oldest_data()
+    }
+
+    /// Drops old unsent data of at least `wanted` bytes, if there are as many. Returns the bytes of the buffers and the
+    /// number of replies.
+    pub fn drop_data(&mut self, now: Instant, wanted: usize, pool: &mut Pool) -> (usize, usize) {
+        self.wire.outgoing_mut().drop_data(now, wanted, pool)
+    }
+
+    /// The socket takes more: the next turn reads dropped data again. False if a read in flight or room in the window comes first, whose
+    /// completion leads here again, or if that read waits already.
+    pub fn note_dropped_next(&mut self) -> bool {
+        let Self { wire, intake, session } = self;
+        reread::note_dropped_next(wire, intake, session)
+    }
+
+    /// Number of lent pieces in the send queue.
+    #[must_use]
+    pub fn lent(&self) -> usize {
+        self.wire.outgoing().lent().1
+    }
+
+    /// The frames that are lent to it.
+    pub fn lent_frames(&self) -> impl Iterator<Item = Span> {
+        self.wire.outgoing().lent_frames()
+    }
+
+    /// Makes unsent data independent of frames that are about to change. `take` gives a buffer, or none, for a connection that holds
+    /// as many bytes as its first argument, and data of the length of its second.
+    pub fn keep_lent(
+        &mut self,
+        changing: Span,
+        now: Instant,
+        mut take: impl FnMut(usize, usize) -> Option<Buffer>,
+    ) {
+        let requests = self.intake.block_bytes();
+        let outgoing = self.wire.outgoing_mut();
+        outgoing.keep_lent(changing, now, |unsent, len| take(requests + unsent, len));
+    }
+
+    // How it ends.
 
     /// Stops reading. Requests in flight are still answered; an incomplete payload is dropped.
     pub fn leave(&mut self, pool: &mut Pool) {
-        if matches!(self.phase, Phase::Dead) {
-            return;
+        if self.session.leave() {
+            self.intake.end(pool);
+            self.wire.drop_stash();
         }
-        self.drop_requests(pool);
-        self.binding_left = self.last_binding();
-        self.stash = Vec::new();
-        self.phase = Phase::Leaving;
     }
 
     /// Closes the socket. Buffers in use stay until the shard returns them.
     pub fn close(&mut self, pool: &mut Pool) {
         self.leave(pool);
-        self.outgoing.abandon(pool);
-        self.waiting.drain().for_each(drop);
-        self.transport = None;
-        self.phase = Phase::Dead;
+        self.wire.close(pool);
+        self.intake.waiting_mut().drain().for_each(drop);
+        self.session.die();
     }
 
-    /// Drops the requests that are not in the shard, returned reads aside.
-    fn drop_requests(&mut self, pool: &mut Pool) {
-        let dropped: Vec<_> = self.waiting.drop_clients().collect();
-        for block in dropped.into_iter().filter_map(|one| one.payload.block) {
-            self.return_block(block, pool);
-        }
-    }
-
-    /// Returns the block of a payload that is dropped.
-    fn return_block(&mut self, block: Buffer, pool: &mut Pool) {
-        assert!(self.buffer_bytes >= block.len(), "buffers in flight are counted");
-        self.buffer_bytes -= block.len();
-        pool.put(block);
+    /// Removes and returns the reason why the connection cannot continue.
+    pub fn take_fault(&mut self) -> Option<String> {
+        self.session.take_fault()
     }
 
     /// Whether nothing of the connection is left.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        match self.phase {
-            Phase::Handshake(_) | Phase::Transmission(_) => false,
-            Phase::Leaving => {
-                self.window.used() == 0
-                    && self.waiting.again() == 0
-                    && self.outgoing.is_empty()
-                    && self.transport.as_ref().is_none_or(Transport::is_finished)
-            }
-            Phase::Dead => self.window.used() == 0,
+        if self.session.is_dead() {
+            return self.session.window().used() == 0;
         }
+        self.session.is_leaving() && self.has_answered_all() && self.wire.has_sent_all()
     }
 
     /// Time at which the connection is closed without progress; none if nothing is expected of the client.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        let received = match &self.phase {
-            Phase::Dead => return None,
-            Phase::Handshake(_) => Some(self.last_received.after(self.limits.handshake_ns)),
-            Phase::Transmission(transmission)
-                if self.stopped_by == WaitsFor::Nothing
-                    && (self.has_payload() || !transmission.parser.is_between_requests()) =>
-            {
-                Some(self.last_received.after(self.limits.stall_ns))
-            }
-            _ => None,
+        let Self { wire, intake, session } = self;
+        if session.is_dead() {
+            return None;
+        }
+        let ConnectionLimits { handshake_ns, stall_ns, .. } = *session.bounds();
+        let is_expected = || {
+            session.binding().is_some()
+                && intake.stopped_by() == WaitsFor::Nothing
+                && intake.is_in_request()
         };
-        let sent = self.has_outgoing().then(|| self.last_sent.after(self.limits.stall_ns));
-        [received, sent].into_iter().flatten().min()
+        let heard = match session.is_negotiating() {
+            true => Some(wire.heard().after(handshake_ns)),
+            false => is_expected().then(|| wire.heard().after(stall_ns)),
+        };
+        [heard, wire.send_deadline(stall_ns)].into_iter().flatten().min()
     }
 
     /// The log message for a connection that passed its deadline.
     #[must_use]
     pub fn timeout_message(&self) -> String {
         let seconds = |ns: u64| ns / 1_000_000_000;
-        let stall = seconds(self.limits.stall_ns);
-        match &self.phase {
-            Phase::Handshake(_) => {
-                let limit = seconds(self.limits.handshake_ns);
-                format!("the handshake took longer than {limit} s")
-            }
-            _ if self.has_outgoing() => format!("the client read no reply for {stall} s"),
-            _ => format!("an incomplete request made no progress for {stall} s"),
+        let ConnectionLimits { handshake_ns, stall_ns, .. } = *self.session.bounds();
+        let stall = seconds(stall_ns);
+        if self.session.is_negotiating() {
+            format!("the handshake took longer than {} s", seconds(handshake_ns))
+        } else if self.has_outgoing() {
+            format!("the client read no reply for {stall} s")
+        } else {
+            format!("an incomplete request made no progress for {stall} s")
         }
     }
 
-    fn hang_up(&self) -> ConnectionEnd {
-        match &self.phase {
-            // A probe of the port connects, sends nothing and closes.
-            Phase::Handshake(negotiation) if negotiation.handshake.is_untouched() => {
-                ConnectionEnd::HungUp
-            }
-            Phase::Handshake(_)
-                if self.transport.as_ref().is_some_and(Transport::is_handshaking) =>
-            {
-                ConnectionEnd::Fault("the client disconnected during the TLS handshake".into())
-            }
-            Phase::Handshake(_) => {
-                ConnectionEnd::Fault("the client disconnected during the handshake".into())
-            }
-            // The line for the log says more.
-            Phase::Transmission(_) if self.torn_write().is_some() => ConnectionEnd::HungUp,
-            Phase::Transmission(transmission)
-                if self.has_payload() || !transmission.parser.is_between_requests() =>
-            {
-                ConnectionEnd::Fault("the client disconnected in the middle of a request".into())
-            }
-            _ => ConnectionEnd::HungUp,
-        }
+    /// Whether nothing of the connection is in the shard.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.has_answered_all() && self.session.reread().is_none() && self.intake.can_move()
     }
-}
 
-/// Describes a request of the window that is answered at `now`.
-#[inline]
-fn completed(request: &InFlight, now: Instant) -> CompletedRequest {
-    let InFlight { op, offset, len, since, front, .. } = *request;
-    CompletedRequest { op, offset, len, total_ns: now.since(since), front }
-}
-
-/// The extents that a device wrote into the buffer of a block status.
-fn list_of(buffer: &Buffer) -> &[u8] {
-    assert!(buffer.len() >= EXTENTS_BYTES as usize, "it was taken for a list");
-    // SAFETY: the buffer is ours alone again, and holds a list's bytes.
-    unsafe { std::slice::from_raw_parts(buffer.base(), EXTENTS_BYTES as usize) }
+    /// What another process needs to go on with this connection; none if it cannot move: it is encrypted, or not in transmission.
+    ///
+    /// # Panics
+    /// If a request is in flight.
+    #[must_use]
+    pub fn hand_over(&self) -> Option<HandedConnection> {
+        hand_over::hand_over(self)
+    }
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("id", &self.id).field("peer", &self.peer).finish()
+        f.debug_struct("Connection").field("id", &self.id()).field("peer", &self.peer()).finish()
     }
 }

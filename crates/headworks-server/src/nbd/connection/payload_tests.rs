@@ -144,7 +144,7 @@ fn silent_payload_keeps_less_than_twice_what_was_sent() {
         assert_eq!((rig.connection.held(), rig.bench.pool.taken()), (kept, kept), "{sent}");
         assert!(rig.connection.deadline().is_some(), "its client is to go on");
         rig.connection.close(&mut rig.bench.pool);
-        assert_eq!((rig.bench.pool.taken(), rig.connection.torn_write()), (0, None));
+        assert_eq!((rig.bench.pool.taken(), rig.connection.intake.torn_write()), (0, None));
     }
 }
 
@@ -435,7 +435,7 @@ fn client_that_leaves_in_the_middle_is_told_in_the_log() {
     assert_eq!(rig.bench.inputs.len(), 3);
     let sentence =
         "connection ended in the middle of a write: 3141632 of 33554432 bytes at 4096 were written";
-    assert_eq!(rig.connection.torn_write().as_deref(), Some(sentence));
+    assert_eq!(rig.connection.intake.torn_write().as_deref(), Some(sentence));
     assert_eq!(rig.connection.take_torn_write().as_deref(), Some(sentence));
     assert_eq!(rig.connection.take_torn_write(), None, "it is told once");
     rig.connection.close(&mut rig.bench.pool);

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 
 use super::bench::Bench;
 use super::*;
+use headworks_core::Op;
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{Session, TlsMode};
 use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};

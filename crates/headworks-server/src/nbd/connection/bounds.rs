@@ -1,0 +1,66 @@
+//! The bounds of one connection: how many requests and bytes it may have in the shard, waiting and unsent together. At a bound it is not
+//! read from.
+
+use headworks_front::WaitsFor;
+
+use super::session::Session;
+use super::{Intake, LENT_BYTES, Wire};
+
+/// Whether the bounds allow another request, or another option of the handshake.
+pub(super) fn has_room(wire: &Wire, intake: &Intake, session: &Session) -> bool {
+    if session.is_negotiating() {
+        return wire.outgoing().has_room_for_answers(session.bounds().requests);
+    }
+    requests_left(wire, intake, session) > 0
+        && (intake.refuses() || has_byte_room(wire, intake, session))
+}
+
+/// Whether a connection that is at its own bound can go on.
+pub(super) fn window_opens(wire: &Wire, intake: &Intake, session: &Session) -> bool {
+    let waits = || intake.waiting().is_waiting_for(WaitsFor::Window);
+    has_room(wire, intake, session) || waits() && has_byte_room(wire, intake, session)
+}
+
+/// Requests that the client may begin.
+#[inline]
+pub(super) fn requests_left(wire: &Wire, intake: &Intake, session: &Session) -> usize {
+    let begun = if intake.refuses() { 0 } else { begun(intake, session) };
+    session.bounds().requests.saturating_sub(unsent(wire) + begun)
+}
+
+/// Whether the bounds allow another request in flight.
+pub(super) fn has_window_room(wire: &Wire, intake: &Intake, session: &Session) -> bool {
+    begun(intake, session) + unsent(wire) < session.bounds().requests
+        && has_byte_room(wire, intake, session)
+}
+
+/// Whether the bounds allow another buffer.
+#[inline]
+pub(super) fn has_byte_room(wire: &Wire, intake: &Intake, session: &Session) -> bool {
+    intake.block_bytes() < bytes_left(wire, session)
+}
+
+/// Most bytes of buffers for requests, as the send queue is.
+#[inline]
+pub(super) fn bytes_left(wire: &Wire, session: &Session) -> usize {
+    let outgoing = wire.outgoing();
+    let ((dropped_bytes, _), (lent_bytes, _)) = (outgoing.dropped(), outgoing.lent());
+    if lent_bytes >= LENT_BYTES {
+        return 0;
+    }
+    let unsent = outgoing.held() + dropped_bytes + lent_bytes;
+    session.bounds().buffer_bytes.saturating_sub(unsent)
+}
+
+/// Requests in the shard and waiting.
+#[inline]
+fn begun(intake: &Intake, session: &Session) -> usize {
+    session.window().used() + intake.waiting().len()
+}
+
+/// Unsent replies. Dropped data count as if they were held: more of them would only be dropped, too.
+#[inline]
+fn unsent(wire: &Wire) -> usize {
+    let (_, dropped) = wire.outgoing().dropped();
+    wire.outgoing().replies() + dropped
+}
