@@ -43,7 +43,7 @@ fn read(harness: &mut Harness, client: &mut Client, len: u32) {
     while client.got < before + SIMPLE_REPLY_BYTES + len as usize {
         harness.round();
         client.take();
-        assert!(harness.turns - turns < 2000, "{:?}", harness.reactor.buffer_stats());
+        assert!(harness.turns - turns < 2000, "{:?}", harness.buffer_stats());
     }
 }
 
@@ -59,11 +59,11 @@ fn reads_need_no_buffer(certificates: Option<&Certificates>) {
     let mut client = Client::new(&mut harness, certificates);
     fill(&mut harness, &mut client);
     let buffers = use_up(&mut harness);
-    assert!(harness.reactor.buffer_stats().taken == POOL);
+    assert!(harness.buffer_stats().taken == POOL);
     for len in [4096, 512, MIB, 3 * MIB, 100 << 10].repeat(5) {
         read(&mut harness, &mut client, len);
     }
-    let stats = harness.reactor.buffer_stats();
+    let stats = harness.buffer_stats();
     assert_eq!((stats.waits, stats.taken), (0, POOL));
     let pool = &mut harness.reactor.parts.io.pool;
     buffers.into_iter().for_each(|buffer| pool.put(buffer));
@@ -91,7 +91,7 @@ fn read_of_memory_without_a_cache_waits_for_a_buffer() {
         harness.round();
         client.take();
     }
-    assert_eq!((client.got, harness.reactor.buffer_stats().waiting), (0, 1));
+    assert_eq!((client.got, harness.buffer_stats().waiting), (0, 1));
     let pool = &mut harness.reactor.parts.io.pool;
     buffers.into_iter().for_each(|buffer| pool.put(buffer));
     while client.got < SIMPLE_REPLY_BYTES + MIB as usize {
@@ -99,7 +99,7 @@ fn read_of_memory_without_a_cache_waits_for_a_buffer() {
         client.take();
     }
     read(&mut harness, &mut client, MIB);
-    assert_eq!(harness.reactor.buffer_stats().taken, 0);
+    assert_eq!(harness.buffer_stats().taken, 0);
 }
 
 /// A read that is not cached waits until there is a buffer, and so does what its client sends behind it; another client's cached
@@ -117,7 +117,7 @@ fn read_that_is_not_cached_waits_for_a_buffer() {
         client.take();
         read(&mut harness, &mut other, 512);
     }
-    assert_eq!((client.got, harness.reactor.buffer_stats().waiting), (0, 1));
+    assert_eq!((client.got, harness.buffer_stats().waiting), (0, 1));
     let pool = &mut harness.reactor.parts.io.pool;
     buffers.into_iter().for_each(|buffer| pool.put(buffer));
     let whole = 3 * (SIMPLE_REPLY_BYTES + MIB as usize);
@@ -125,7 +125,7 @@ fn read_that_is_not_cached_waits_for_a_buffer() {
         harness.round();
         client.take();
     }
-    assert_eq!((client.got, harness.reactor.buffer_stats().taken), (whole, 0));
+    assert_eq!((client.got, harness.buffer_stats().taken), (whole, 0));
 }
 
 /// Clients that leave the replies to cached reads unread hold no buffers.
@@ -144,12 +144,12 @@ fn unread_replies_of_cached_data_hold_no_buffers() {
     for len in [4096, MIB].repeat(20) {
         read(&mut harness, &mut reader, len);
     }
-    let stats = harness.reactor.buffer_stats();
+    let stats = harness.buffer_stats();
     assert_eq!((stats.waits, stats.taken, stats.dropped_replies), (0, 0, 0));
     // A writer changes all that is lent: copied or dropped, the silent clients get it in the end.
     let mut writer = Client::new(&mut harness, None);
     fill(&mut harness, &mut writer);
-    let stats = harness.reactor.buffer_stats();
+    let stats = harness.buffer_stats();
     assert!(stats.taken < POOL / 4, "{stats:?}");
     let whole = ASKED as usize * (SIMPLE_REPLY_BYTES + MIB as usize);
     for round in 0.. {
@@ -158,10 +158,10 @@ fn unread_replies_of_cached_data_hold_no_buffers() {
         if silent.iter().all(|client| client.got == whole) {
             break;
         }
-        assert!(round < 100_000, "{:?}", harness.reactor.buffer_stats());
+        assert!(round < 100_000, "{:?}", harness.buffer_stats());
     }
     harness.round();
-    assert_eq!(harness.reactor.buffer_stats().taken, 0);
+    assert_eq!(harness.buffer_stats().taken, 0);
 }
 
 /// A client hangs up with frames in its send queue: nothing of it is searched for any more.
@@ -303,9 +303,9 @@ fn slow_readers_get_whole_versions(frames: u32, seed: u64) {
                 done += 1;
             }
         }
-        assert!(harness.turns < 3_000_000, "{:?}", harness.reactor.buffer_stats());
+        assert!(harness.turns < 3_000_000, "{:?}", harness.buffer_stats());
     }
-    let stats = harness.reactor.buffer_stats();
+    let stats = harness.buffer_stats();
     assert_eq!(stats.closed, 0, "{stats:?}");
 }
 

@@ -10,7 +10,8 @@ use headworks_core::{
     Change, ChangeError, Control, DeviceState, ExportId, Input, Instant, Status, VolumeId,
 };
 
-use super::{Reactor, ReactorParts, ShutdownPhase};
+use super::{Reactor, ReactorParts};
+use crate::assemble::export_info::ServedExport;
 use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, ExportReport, Released, ShardCommand};
 
@@ -21,7 +22,7 @@ impl Reactor {
         order: ShardCommand,
         answer: &Sender<CommandResult>,
     ) {
-        if self.phase != ShutdownPhase::Running || self.has_pause() {
+        if !self.stop.is_running() || self.has_pause() {
             // Dropping `answer` tells the sender that the shard stops.
             return;
         }
@@ -66,7 +67,7 @@ impl Reactor {
             ShardCommand::ReadBase { volume } => self.change(now, Change::ReadBase { volume })?,
             ShardCommand::RemoveVolume { volume, device } => {
                 self.change(now, Change::RemoveVolume { volume })?;
-                self.freezes.forget(volume);
+                self.door.freezes.forget(volume);
                 if let Some(device) = self.parts.driver.executor().device(device) {
                     remains.keep(device.detach_image(volume));
                 }
@@ -83,17 +84,17 @@ impl Reactor {
             }
             ShardCommand::Serve { export } => {
                 let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
-                self.limits.put(now, &export);
-                self.limits.settle_homes(now);
+                self.door.limits.put(now, &export);
+                self.door.limits.settle_homes(now);
                 let (target_us, dirty_max) = (export.latency_target_us, export.dirty_max);
-                self.exports.put(export);
-                self.memory.set_devices(self.exports.devices_of(self.parts.id));
+                self.door.exports.put(export);
+                self.door.note_devices(&self.parts);
                 self.on_control(Control::Weight { export: id, weight });
                 self.on_control(Control::ExportTenant { export: id, tenant });
                 self.on_control(Control::ExportTarget { export: id, target_us });
                 self.on_control(Control::ExportDirty { export: id, dirty_max });
             }
-            ShardCommand::Hide { export, hidden } => self.exports.hide(export, hidden),
+            ShardCommand::Hide { export, hidden } => self.door.exports.hide(export, hidden),
             ShardCommand::CutPower { device } => {
                 let ReactorParts { driver, engine, .. } = &mut self.parts;
                 if !driver.cut_power(now, device, &mut **engine) {
@@ -108,7 +109,7 @@ impl Reactor {
                 };
                 if refused.is_some() {
                     remains.keep(refused);
-                    let shown = self.exports.name_of(volume);
+                    let shown = self.door.exports.name_of(volume);
                     tracing::debug!("{shown} has changes that no flush covers: not stacked");
                     return Err(ChangeError::Busy("it has changes that no flush covers"));
                 }
@@ -119,22 +120,33 @@ impl Reactor {
                     remains.keep(Some(std::mem::replace(old, file)));
                 }
             }
-            ShardCommand::Refuse { export, refuses } => self.exports.refuse(export, refuses),
+            ShardCommand::Refuse { export, refuses } => self.door.exports.refuse(export, refuses),
             ShardCommand::Forget { export } => {
-                self.exports.take(export);
-                self.limits.remove(now, export);
-                self.limits.settle_homes(now);
-                self.memory.set_devices(self.exports.devices_of(self.parts.id));
+                self.door.exports.take(export);
+                self.door.limits.remove(now, export);
+                self.door.limits.settle_homes(now);
+                self.door.note_devices(&self.parts);
                 self.parts.io.latency.forget(export);
             }
-            ShardCommand::SetAbsent { exports } => self.exports.set_absent(exports),
-            ShardCommand::SetAccess { rules } => self.exports.set_access(rules),
-            ShardCommand::AddListener { number, listener } => self.add_listener(number, listener),
-            ShardCommand::ChangeListener { number, name, acceptor } => {
-                self.change_listener(number, name, acceptor);
+            ShardCommand::SetAbsent { exports } => self.door.exports.set_absent(exports),
+            ShardCommand::SetAccess { rules } => self.door.exports.set_access(rules),
+            ShardCommand::AddListener { number, listener } => {
+                self.listeners.add(number, listener, &mut *self.parts.engine);
             }
-            ShardCommand::RemoveListener { number } => self.remove_listener(number, remains),
-            ShardCommand::Evict { export, unread } => self.evict(now, export, unread),
+            ShardCommand::ChangeListener { number, name, acceptor } => {
+                if self.listeners.change(number, name, acceptor) {
+                    let why = "its listener has other certificates now";
+                    self.door.end_handshakes(&mut self.parts, number, why);
+                }
+            }
+            ShardCommand::RemoveListener { number } => {
+                if self.listeners.remove(number, &mut *self.parts.engine, remains) {
+                    self.door.end_handshakes(&mut self.parts, number, "its listener was removed");
+                }
+            }
+            ShardCommand::Evict { export, unread } => {
+                self.door.evict(&mut self.parts, now, export, unread);
+            }
             ShardCommand::Expect { volume, size } => {
                 let files = self.parts.files.iter_mut();
                 files.filter(|file| file.volume == volume).for_each(|file| file.expect(size));
@@ -144,7 +156,7 @@ impl Reactor {
                     let grown = device.grow(volume, size);
                     grown.map_err(|_| ChangeError::Busy("the device cannot have this size"))?;
                 }
-                self.exports.resize(volume, size);
+                self.door.exports.resize(volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
             }
         }
@@ -156,40 +168,18 @@ impl Reactor {
         self.parts.driver.change(now, &change)
     }
 
-    /// Disconnects the clients of an export: nothing more is read, requests in flight complete. With `unread`,
-    /// connections that only have unread replies are closed.
-    fn evict(&mut self, now: Instant, export: ExportId, unread: bool) {
-        for slot in self.clients_of(export) {
-            self.submit_parked(now, slot);
-            self.submit_close(slot);
-            self.memory.leave(slot);
-            if let Some((connection, pool)) = self.parts.io.connection(slot) {
-                connection.leave(pool);
-                self.parts.io.list(slot);
-            }
-            if unread {
-                self.close_if_only_sending(slot);
-            }
-        }
-    }
-
-    fn clients_of(&self, export: ExportId) -> Vec<u32> {
-        let slots = self.parts.io.slots();
-        slots.filter(|&slot| self.connections.state(slot).export == Some(export)).collect()
-    }
-
     /// State of every export that this shard knows: clients and cache on its home shard, flushes on the owner of its
     /// device.
     pub(super) fn report_exports(&self) -> Vec<ExportReport> {
         let mut clients = Vec::new();
-        for state in self.connections.states() {
+        for state in self.door.states() {
             if let Some(ExportId(export)) = state.export {
                 clients.resize(clients.len().max(usize::from(export) + 1), 0);
                 clients[usize::from(export)] += 1;
             }
         }
         let (shard, id) = (self.parts.driver.shard(), self.parts.id);
-        let report = |export: &super::ServedExport| {
+        let report = |export: &ServedExport| {
             let volume = export.binding.volume;
             let mut failed = Vec::new();
             if export.shard == id {
@@ -204,16 +194,16 @@ impl Reactor {
                 suspect: shard.unflushed(volume).is_some_and(|(_, suspect)| suspect),
                 stuck: export.shard == id
                     && shard.device_state(export.binding.device) == Some(DeviceState::Stuck),
-                frozen: self.freezes.holds(volume),
-                refuses: self.exports.refuses(export.binding.export),
+                frozen: self.door.freezes.holds(volume),
+                refuses: self.door.exports.refuses(export.binding.export),
             }
         };
-        self.exports.all().map(report).collect()
+        self.door.exports.all().map(report).collect()
     }
 
     /// Writes back what is dirty of a volume and flushes its device; the status goes to `waiter`.
     pub(super) fn drain(&mut self, volume: VolumeId, waiter: Sender<Status>) {
-        if self.phase == ShutdownPhase::Running {
+        if self.stop.is_running() {
             let flush = self.own_flushes.submit_for(volume, waiter);
             self.parts.driver.push(flush);
         }

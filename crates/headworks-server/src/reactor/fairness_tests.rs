@@ -9,18 +9,26 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use headworks_core::{CacheOptions, ExportConfig, Shard, ShardConfig, VolumeOptions};
 
-use super::connections::{LARGE_PAYLOADS, LARGE_PAYLOADS_EACH, LARGE_SHARE, RECEIVED};
+use super::door::SCRATCH;
+use super::door::receive::{LARGE_PAYLOADS, LARGE_PAYLOADS_EACH, LARGE_SHARE, RECEIVED};
+use super::driver::ShardDriver;
 use super::idle::SKIPS_MAX;
+use super::shard_io::ShardIo;
 use super::*;
+use crate::access::AccessRules;
 use crate::assemble::ImageWatcher;
+use crate::assemble::export_info::ServedExport;
 use crate::connection_id::cache_account;
-use crate::listen::{Address, Listener};
-use crate::nbd::connection::{ExportBinding, LARGE_PART};
-use headworks::driver::{Executor, Mapping, Pool, open_engine};
+use crate::listen::{Address, ClientListener, Listener};
+use crate::messages::query::BufferStats;
+use crate::nbd::connection::{ConnectionLimits, ExportBinding, LARGE_PART};
+use crate::shared::ServerShared;
+use headworks::driver::{Clock, Executor, Mapping, Pool, open_engine};
 use headworks::{Device, EngineChoice, NullDevice};
 use headworks_nbd::ExportInfo;
 use headworks_nbd::tls::testing::Certificates;
@@ -146,6 +154,11 @@ impl Harness {
         Self { reactor: Reactor::new(parts), turns: 0, wait: Wait::Poll }
     }
 
+    /// What is told of the pool.
+    pub fn buffer_stats(&self) -> BufferStats {
+        self.reactor.door.buffer_stats(&self.reactor.parts)
+    }
+
     /// Runs one turn as the reactor's loop does, but polls where that would sleep.
     pub fn round(&mut self) {
         self.turns += 1;
@@ -209,7 +222,8 @@ impl Client {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
         let now = harness.reactor.parts.clock.now();
-        harness.reactor.add_client(now, ours.into(), "test".into(), 0);
+        let Reactor { door, parts, listeners, .. } = &mut harness.reactor;
+        door.add_client(parts, now, (ours.into(), "test".into()), (0, listeners.get(0)));
         let mut client = Self { socket: theirs, session: None, got: 0, heard: 0, cookie: 0 };
         client.hears(harness, 18);
         client.say(&[0, 0, 0, 3]);

@@ -8,19 +8,15 @@
 //! ```
 //!
 //! A frozen volume's clients submit nothing that changes it: the connection keeps such a request, and reads nothing behind it
-//! ([`WaitsFor::Freeze`]). Reads of other connections, and flushes, go on. What was
+//! (`WaitsFor::Freeze`). Reads of other connections, and flushes, go on. What was
 //! submitted before is waited for, written out and flushed by the control thread, as for `drain`.
 //!
 //! Invariants: a freeze has an end, whether anybody asks for it or not; one that ended by itself is remembered, so that the caller of
 //! `thaw` learns that its copy is not of one point in time; a shard without freezes pays one comparison for each receive.
 
 use headworks_core::{Instant, VolumeId};
-use tracing::{info, warn};
 
-use super::{Reactor, ShutdownPhase};
 use crate::messages::query::Thawed;
-use crate::nbd::connection::ConnectionEnd;
-use headworks_front::WaitsFor;
 
 /// A volume that is frozen, or was.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +66,7 @@ impl Freezes {
     }
 
     /// Freezes a volume for `limit_ns` at most; false if it is frozen already.
-    fn begin(&mut self, now: Instant, volume: VolumeId, limit_ns: u64) -> bool {
+    pub fn begin(&mut self, now: Instant, volume: VolumeId, limit_ns: u64) -> bool {
         if self.holds(volume) {
             return false;
         }
@@ -81,7 +77,7 @@ impl Freezes {
     }
 
     /// Forgets a volume, and says how its freeze ended.
-    fn end(&mut self, now: Instant, volume: VolumeId) -> Thawed {
+    pub fn end(&mut self, now: Instant, volume: VolumeId) -> Thawed {
         let Some(index) = self.all.iter().position(|one| one.volume == volume) else {
             return Thawed::WasNot;
         };
@@ -102,7 +98,7 @@ impl Freezes {
     }
 
     /// Ends a freeze whose time is over; returns its volume and length.
-    fn expire(&mut self, now: Instant) -> Option<(VolumeId, u64)> {
+    pub fn expire(&mut self, now: Instant) -> Option<(VolumeId, u64)> {
         let late = |one: &&mut Freeze| !one.ended && one.until <= now;
         let one = self.all.iter_mut().find(late)?;
         one.ended = true;
@@ -110,97 +106,6 @@ impl Freezes {
         self.note_end(volume, now);
         Some((volume, length_ns))
     }
-}
-
-impl Reactor {
-    /// Freezes a volume whose home is this shard.
-    pub(super) fn freeze_volume(
-        &mut self,
-        now: Instant,
-        volume: VolumeId,
-        limit_ns: u64,
-    ) -> Result<(), &'static str> {
-        if self.phase != ShutdownPhase::Running || self.has_pause() {
-            return Err("the server stops, or another takes over");
-        }
-        if !self.freezes.begin(now, volume, limit_ns) {
-            return Err("it is frozen already; `thaw` ends that");
-        }
-        info!("{} is frozen for at most {} s", self.exports.name_of(volume), seconds(limit_ns));
-        Ok(())
-    }
-
-    /// Requests in flight that change a frozen volume, those included whose clients were told of a time-out; none if it is not frozen.
-    pub(super) fn writes_in_flight(&mut self, volume: VolumeId) -> Option<usize> {
-        if !self.freezes.holds(volume) {
-            return None;
-        }
-        let all = self.exports.all().filter(|export| export.binding.volume == volume);
-        let exports: Vec<_> = all.map(|export| export.binding.export).collect();
-        let mut count = 0;
-        for slot in self.parts.io.slots() {
-            // Connections that are closed, too: their requests may still be in the device.
-            let export = self.connections.state(slot).export;
-            if export.is_some_and(|export| exports.contains(&export))
-                && let Some((connection, _)) = self.parts.io.connection(slot)
-            {
-                count += connection.writes_in_flight();
-            }
-        }
-        Some(count)
-    }
-
-    /// Ends a freeze: what waits goes on.
-    pub(super) fn thaw_volume(&mut self, now: Instant, volume: VolumeId) -> Thawed {
-        let thawed = self.freezes.end(now, volume);
-        if let Thawed::Now { after_ns } = thawed {
-            let name = self.exports.name_of(volume);
-            info!("{name} is thawed after {} s", seconds(after_ns));
-            self.release_waiting(volume);
-        }
-        thawed
-    }
-
-    /// Ends freezes whose time is over.
-    pub(super) fn expire_freezes(&mut self, now: Instant) {
-        while let Some((volume, length_ns)) = self.freezes.expire(now) {
-            warn!(
-                "{}: the freeze ended by itself after {} s; a copy that was not finished by then is not of one point in time",
-                self.exports.name_of(volume),
-                seconds(length_ns)
-            );
-            self.release_waiting(volume);
-        }
-    }
-
-    /// Lets the connections of a volume read on. What a client that has left had waiting is dropped: it may have sent it again, or
-    /// something newer, through another connection.
-    fn release_waiting(&mut self, volume: VolumeId) {
-        self.drop_left_clients();
-        for slot in self.parts.io.slots() {
-            let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
-            let is_of_volume = connection.binding().is_some_and(|it| it.volume == volume);
-            if is_of_volume {
-                self.wake(slot, WaitsFor::Freeze);
-            }
-        }
-    }
-
-    /// Closes connections that wait for a thaw and whose clients have left: they are not watched.
-    pub(super) fn drop_left_clients(&mut self) {
-        for slot in self.parts.io.slots() {
-            if let Some((connection, _)) = self.parts.io.connection(slot)
-                && connection.stopped_by() == WaitsFor::Freeze
-                && connection.client_has_left()
-            {
-                self.end(slot, &ConnectionEnd::HungUp);
-            }
-        }
-    }
-}
-
-fn seconds(ns: u64) -> String {
-    format!("{:.3}", ns as f64 / 1e9)
 }
 
 #[cfg(test)]

@@ -5,93 +5,94 @@ use std::collections::BTreeMap;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{DeviceId, ExportId, Instant};
 
-use super::Reactor;
+use super::ReactorParts;
+use super::door::Door;
 use super::queries::TABLES_MAX;
+use super::shard_io::ShardIo;
+use crate::latency::exports::ExportLatencies;
 use crate::latency::slow::{SlowFilter, above_ns};
+use crate::latency::usage::UsageLog;
 use crate::messages::query::{LatencyPart, LatencyReport, SlowReport};
 use headworks_front::hot_list::ConnectionState;
 
-impl Reactor {
-    /// Wait times of each export with clients on this shard, from `from` on: closed and open connections. One part
-    /// takes as many exports as fit one turn, and at least one.
-    pub(super) fn report_latency(&mut self, from: ExportId) -> LatencyPart {
-        let of = |state: &ConnectionState| state.export.filter(|export| *export >= from);
-        // Number of tables of each export.
-        let mut tables: BTreeMap<ExportId, usize> = BTreeMap::new();
-        let gone = self.parts.io.latency.known(from);
-        for export in gone.chain(self.connections.states().filter_map(of)) {
-            *tables.entry(export).or_default() += 1;
-        }
-        let mut sum = 0;
-        let beyond = tables.iter().find(|(export, count)| {
-            sum += **count;
-            sum > TABLES_MAX && **export > from
-        });
-        let next = beyond.map(|(export, _)| *export);
-        let mut reports: BTreeMap<ExportId, LatencyReport> = BTreeMap::new();
-        for export in tables.into_keys().take_while(|export| next.is_none_or(|end| *export < end)) {
-            let totals = self.parts.io.latency.gone(export).cloned().unwrap_or_default();
-            reports.insert(export, LatencyReport { export, totals, connections: 0 });
-        }
-        for slot in self.parts.io.slots() {
-            let export = self.connections.state(slot).export;
-            let Some(report) = export.and_then(|export| reports.get_mut(&export)) else { continue };
-            let connection = self.parts.io.connection(slot).map(|(connection, _)| connection);
-            if let Some((_, table)) = connection.and_then(|connection| connection.latency()) {
-                report.totals.add(table);
-                report.connections += 1;
-            }
-        }
-        LatencyPart { reports: reports.into_values().collect(), next }
+/// Wait times of each export with clients on this shard, from `from` on: closed and open connections. One part
+/// takes as many exports as fit one turn, and at least one.
+pub(super) fn report_latency(door: &Door, io: &mut ShardIo, from: ExportId) -> LatencyPart {
+    let of = |state: &ConnectionState| state.export.filter(|export| *export >= from);
+    // Number of tables of each export.
+    let mut tables: BTreeMap<ExportId, usize> = BTreeMap::new();
+    let gone = io.latency.known(from);
+    for export in gone.chain(door.states().filter_map(of)) {
+        *tables.entry(export).or_default() += 1;
     }
+    let mut sum = 0;
+    let beyond = tables.iter().find(|(export, count)| {
+        sum += **count;
+        sum > TABLES_MAX && **export > from
+    });
+    let next = beyond.map(|(export, _)| *export);
+    let mut reports: BTreeMap<ExportId, LatencyReport> = BTreeMap::new();
+    for export in tables.into_keys().take_while(|export| next.is_none_or(|end| *export < end)) {
+        let totals = io.latency.gone(export).cloned().unwrap_or_default();
+        reports.insert(export, LatencyReport { export, totals, connections: 0 });
+    }
+    for slot in io.slots() {
+        let export = door.export_of(slot);
+        let Some(report) = export.and_then(|export| reports.get_mut(&export)) else { continue };
+        let connection = io.connection(slot).map(|(connection, _)| connection);
+        if let Some((_, table)) = connection.and_then(|connection| connection.latency()) {
+            report.totals.add(table);
+            report.connections += 1;
+        }
+    }
+    LatencyPart { reports: reports.into_values().collect(), next }
+}
 
-    pub(super) fn report_slow(
-        &self,
-        now: Instant,
-        (export, device): (ExportId, DeviceId),
-        filter: SlowFilter,
-    ) -> SlowReport {
-        let (requests, slowest) = self.parts.io.latency.slow(export, now, filter);
-        let writeback = self.parts.driver.shard().wb_stats(device);
-        let since = Instant(now.0.saturating_sub(filter.seconds * 1_000_000_000));
-        let own = self.exports.all().find(|one| one.binding.export == export);
-        let frozen = own.is_some_and(|one| self.freezes.held_since(one.binding.volume, since));
-        SlowReport { now, requests, slowest, writeback, frozen }
-    }
+pub(super) fn report_slow(
+    door: &Door,
+    parts: &ReactorParts,
+    now: Instant,
+    (export, device): (ExportId, DeviceId),
+    filter: SlowFilter,
+) -> SlowReport {
+    let (requests, slowest) = parts.io.latency.slow(export, now, filter);
+    let writeback = parts.driver.shard().wb_stats(device);
+    let since = Instant(now.0.saturating_sub(filter.seconds * 1_000_000_000));
+    let own = door.exports.all().find(|one| one.binding.export == export);
+    let frozen = own.is_some_and(|one| door.freezes.held_since(one.binding.volume, since));
+    SlowReport { now, requests, slowest, writeback, frozen }
+}
 
-    /// The export of this shard whose slowest requests were slowest, by the time that a hundredth of them exceeded.
-    pub(super) fn report_slowest_export(
-        &self,
-        now: Instant,
-        filter: SlowFilter,
-    ) -> Option<(ExportId, u64)> {
-        let latency = &self.parts.io.latency;
-        let above = |export| {
-            let (requests, slowest) = latency.slow(export, now, filter);
-            (export, above_ns(requests, &slowest))
-        };
-        latency.known(ExportId(0)).map(above).max_by_key(|(_, ns)| *ns)
-    }
+/// The export of this shard whose slowest requests were slowest, by the time that a hundredth of them exceeded.
+pub(super) fn report_slowest_export(
+    latency: &ExportLatencies,
+    now: Instant,
+    filter: SlowFilter,
+) -> Option<(ExportId, u64)> {
+    let above = |export| {
+        let (requests, slowest) = latency.slow(export, now, filter);
+        (export, above_ns(requests, &slowest))
+    };
+    latency.known(ExportId(0)).map(above).max_by_key(|(_, ns)| *ns)
+}
 
-    /// Ends a second of the log of what is used.
-    pub(super) fn log_usage(&mut self, now: Instant) {
-        let Self { usage, parts, connections, memory, .. } = self;
-        let mut second = usage.end_second(now);
-        let shard = parts.driver.shard();
-        shard.device_uses(|volume, device, used| second.volume(volume, device, used));
-        for slot in parts.io.slots() {
-            let Some(export) = connections.state(slot).export else { continue };
-            let Some((connection, _)) = parts.io.connection(slot) else { continue };
-            if let Some((_, table)) = connection.latency() {
-                let id = connection.id();
-                second.connection(slot as usize, (id, export), table.recent_sums());
-            }
+/// Ends a second of the log of what is used.
+pub(super) fn log_usage(usage: &mut UsageLog, now: Instant, door: &Door, parts: &mut ReactorParts) {
+    let mut second = usage.end_second(now);
+    let shard = parts.driver.shard();
+    shard.device_uses(|volume, device, used| second.volume(volume, device, used));
+    for slot in parts.io.slots() {
+        let Some(export) = door.export_of(slot) else { continue };
+        let Some((connection, _)) = parts.io.connection(slot) else { continue };
+        if let Some((_, table)) = connection.latency() {
+            let id = connection.id();
+            second.connection(slot as usize, (id, export), table.recent_sums());
         }
-        for export in parts.io.latency.known(ExportId(0)) {
-            let (dirty, _) = shard.export_blocks(export);
-            second.dirty(export, dirty * u64::from(BLOCK));
-            second.buffers(export, memory.held_by(export) as u64);
-        }
-        second.keep();
     }
+    for export in parts.io.latency.known(ExportId(0)) {
+        let (dirty, _) = shard.export_blocks(export);
+        second.dirty(export, dirty * u64::from(BLOCK));
+        second.buffers(export, door.held_by(export) as u64);
+    }
+    second.keep();
 }

@@ -8,14 +8,14 @@
 //! is known of exports is the same on every shard after each change, so shards agree where a node lives, and until they do the
 //! requests of one are refused by the other and made again.
 
-use headworks_core::limits::{LeaseMessage, LimitReport, LimitTree, Limits, NodeId, OutgoingLease};
+use headworks_core::limits::{
+    LeaseMessage, LimitReport, LimitTree, LimitedIo, Limits, NodeId, OutgoingLease, Passed,
+};
 use headworks_core::{ExportId, Instant, ShardId, TenantConfig, TenantId};
 
-use super::Reactor;
 use super::shard_io::{Envelope, ShardIo};
 use crate::assemble::export_info::ServedExport;
-use crate::nbd::connection::{LimitGate, Shares, TurnShare};
-use headworks_front::WaitsFor;
+use crate::nbd::connection::LimitGate;
 
 /// Weight of a connection beside others of its export.
 const CONNECTION_WEIGHT: u32 = 100;
@@ -213,7 +213,7 @@ impl ShardLimits {
     }
 
     /// What limits have held back so far.
-    pub fn report(&self, now: Instant, target: LimitTarget) -> LimitReport {
+    fn report(&self, now: Instant, target: LimitTarget) -> LimitReport {
         self.node(target).map_or_else(LimitReport::default, |node| self.tree.report(now, node))
     }
 
@@ -258,89 +258,31 @@ impl ShardLimits {
     pub fn next_timeout(&self) -> Option<Instant> {
         if self.in_use { self.tree.next_timeout() } else { None }
     }
-}
 
-impl Reactor {
-    /// Lets parked requests pass whose limits agree now; returns whether there was one.
-    pub(super) fn pass_limited(&mut self, now: Instant) -> bool {
-        if self.limits.next_timeout().is_none_or(|at| at > now) || self.is_paused() {
-            return false;
-        }
-        let mut any = false;
-        while let Some(passed) = self.limits.tree.pop(now) {
-            any = true;
-            let slot = passed.owner;
-            let leaf = self.limits.leaves[slot as usize];
-            let connection = self.parts.io.connection(slot);
-            if let (Some((connection, _)), Some(leaf)) = (connection, leaf)
-                && let Some(next) = connection.pass(passed.direction)
-            {
-                self.limits.tree.wait(now, leaf, next);
-            }
-            self.resume_limited(slot);
-        }
-        any
+    /// The next parked request whose limits agree now.
+    pub fn pop(&mut self, now: Instant) -> Option<Passed> {
+        self.tree.pop(now)
     }
 
-    /// Lets everything pass that a connection has parked, whatever the limits are.
-    pub(super) fn pass_parked(&mut self, now: Instant, slot: u32) {
-        let Some((connection, _)) = self.parts.io.connection(slot) else { return };
-        if connection.parked() > 0 {
-            connection.pass_all();
-            self.limits.forget(now, slot);
-            self.resume_limited(slot);
+    /// Whether a connection has a node.
+    pub fn knows(&self, slot: u32) -> bool {
+        self.leaves[slot as usize].is_some()
+    }
+
+    /// The next parked request of a connection waits from now on.
+    pub fn wait(&mut self, now: Instant, slot: u32, next: LimitedIo) {
+        if let Some(leaf) = self.leaves[slot as usize] {
+            self.tree.wait(now, leaf, next);
         }
     }
 
-    /// Submits what a connection has parked, as far as there are buffers: a stop or a removal does not wait for limits.
-    pub(super) fn submit_parked(&mut self, now: Instant, slot: u32) {
-        self.pass_parked(now, slot);
-        let room = self.free_slots();
-        let Some((connection, pool)) = self.parts.io.connection(slot) else { return };
-        if connection.parked() == 0 {
-            return;
-        }
-        let frozen = connection.binding().is_some_and(|it| self.freezes.holds(it.volume));
-        let turn =
-            TurnShare { room, large_reads: usize::MAX, large_payloads: usize::MAX, received: 0 };
-        let mut shares = Shares {
-            now,
-            scratch: &mut self.scratch,
-            pool,
-            memory: self.memory.share(slot),
-            from_cache: false,
-            frozen,
-            limits: None,
-            exports: &self.exports,
-            window: self.memory.window(connection.export_of_requests()),
-            turn,
-            inputs: self.parts.driver.inputs(),
-        };
-        connection.submit_before_leaving(&mut shares);
-    }
-
-    /// What the limits of the server and of each export have held back.
-    pub(super) fn report_limits(&self, now: Instant) -> Vec<(LimitTarget, LimitReport)> {
-        let ids = (0..self.limits.exports.len() as u16).map(|id| LimitTarget::Export(ExportId(id)));
-        let tenants = (0..self.limits.tenants.len() as u16).map(TenantId).map(LimitTarget::Tenant);
+    /// What the limits of the server, of tenants and of exports have held back.
+    pub fn reports(&self, now: Instant) -> Vec<(LimitTarget, LimitReport)> {
+        let ids = (0..self.exports.len() as u16).map(|id| LimitTarget::Export(ExportId(id)));
+        let tenants = (0..self.tenants.len() as u16).map(TenantId).map(LimitTarget::Tenant);
         let all = std::iter::once(LimitTarget::Server).chain(tenants).chain(ids);
-        all.map(|target| (target, self.limits.report(now, target)))
+        all.map(|target| (target, self.report(now, target)))
             .filter(|(_, report)| report.limited > 0)
             .collect()
-    }
-
-    fn resume_limited(&mut self, slot: u32) {
-        let connection = self.parts.io.connection(slot);
-        let stopped =
-            connection.map_or(WaitsFor::Nothing, |(connection, _)| connection.stopped_by());
-        // A connection whose requests all wait for limits is at its bound, and no answer ends that.
-        if matches!(stopped, WaitsFor::Nothing | WaitsFor::Limit(_) | WaitsFor::Window) {
-            self.connections.heat(slot);
-        }
-    }
-
-    /// When parked requests are looked at again; none while nothing is read.
-    pub(super) fn next_limited(&self) -> Option<Instant> {
-        if self.is_paused() { None } else { self.limits.next_timeout() }
     }
 }

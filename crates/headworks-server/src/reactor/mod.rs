@@ -13,27 +13,39 @@
 //! Invariants: every list of actions is carried out before the next input; before a sleep every connection that may
 //! become ready is watched and every ring is empty; a slot is in the hot list at most once.
 //!
-//! `driver` owns the shard, `shard_io` its connections and rings, `give_way` takes buffers from unread replies, which waiters get, `own_flushes` the shard's own flushes, `idle` the polling policy, `freezes` which images do not change. `connections`, `listeners`,
-//! `commands`, `queries`, `pause` and `shutdown` are the event handlers.
+//! The reactor is a loop over parts with methods of their own; a call that concerns two of them gets the other as an argument, and none knows
+//! the reactor.
+//!
+//! | part | what |
+//! |---|---|
+//! | `parts` | what all borrow: `driver` has the shard, `shard_io` its sockets and rings |
+//! | `door` | the connections and what they share: turns, buffers, limits, freezes |
+//! | `listeners` | where clients come from |
+//! | `own_flushes`, `restores` | what the shard itself submits |
+//! | `idle` | the polling policy |
+//! | `held_log`, `notices`, `targets`, `log_limiter` | lines of the log |
+//!
+//! `commands`, `queries`, `pause` and `shutdown` are the event handlers of the whole.
 
 #[cfg(test)]
 mod cached_tests;
 mod commands;
-mod connections;
+mod door;
 pub(crate) mod driver;
 mod exports;
 #[cfg(test)]
 mod fairness_tests;
 mod foreign_spans;
 mod freezes;
-mod give_way;
 mod held_log;
 mod idle;
 mod latency;
 pub(crate) mod limits;
 mod listeners;
 mod log_limiter;
+mod notices;
 mod own_flushes;
+mod parts;
 pub(crate) mod pause;
 mod queries;
 pub(crate) mod restores;
@@ -45,227 +57,80 @@ mod targets;
 mod unread_tests;
 
 use std::io;
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
-use headworks_core::limits::Limits;
-use headworks_core::{Control, DeviceState, Input, Instant, Notice, ShardId, TenantId, VolumeId};
-use tracing::{error, info, warn};
+use headworks_core::{Control, Input, Instant, ShardId, VolumeId};
+use tracing::{info, warn};
 
-use crate::access::AccessRules;
-use crate::assemble::export_info::ServedExport;
-use crate::assemble::{ImageWatcher, WatchedFile};
 use crate::latency::usage::UsageLog;
-use crate::listen::ClientListener;
 use crate::messages::ControlMessage;
-use crate::messages::query::BufferStats;
-use crate::nbd::connection::{ConnectionEnd, ConnectionLimits};
-use crate::shared::ServerShared;
-use driver::ShardDriver;
-use exports::ExportTable;
-use freezes::Freezes;
-use headworks::Loss;
-use headworks::driver::{Clock, DiskQueue, Engine, Event, Sleeper, Span, Wait, Waker};
-use headworks_front::hot_list::HotList;
-use headworks_front::memory::Memory;
-use headworks_front::turn::FairTurn;
+use door::Door;
+use headworks::driver::{DiskQueue, Event, Wait};
 use held_log::HeldLog;
 use idle::IdlePolicy;
-use limits::{LimitTarget, ShardLimits};
-use listeners::LISTENERS;
-use log_limiter::LogLimiter;
+use listeners::{LISTENERS, Listeners};
+use notices::NoticeLog;
 use own_flushes::OwnFlushes;
+pub use parts::ReactorParts;
 use pause::Pause;
-use restores::Restores;
-use shard_io::{Envelope, ShardIo};
+use shard_io::Envelope;
+use shutdown::Stop;
 use targets::TargetLog;
 
-/// Receive buffer in bytes: holds 64 requests of 4 KiB and stays in the second-level cache.
-const SCRATCH: usize = 256 << 10;
 /// Interval of the tick, which checks deadlines and file sizes. An idle server does not tick.
 const TICK_NS: u64 = 1_000_000_000;
-/// Limit for sending the last replies at shutdown.
-const DRAIN_NS: u64 = 5_000_000_000;
-/// Bytes of large payloads after which the engine is entered; they take a quarter of a millisecond.
-const SKIPPED_PAYLOADS: usize = 1 << 20;
 /// Messages taken from one ring in one turn.
 const MESSAGES_MAX: usize = 1024;
-
-/// Phases of a shard's shutdown, in order; each of its volumes has phases of its own ([`crate::shared::VolumeStop`]).
-///
-/// ```text
-/// Running --stop--> Stopping --every volume closed, every connection gone--> Waiting --every shard waits--> ended
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ShutdownPhase {
-    Running,
-    /// No connection is read from; requests in flight complete, and volumes are flushed.
-    Stopping {
-        /// Time at which the stop arrived.
-        since: Instant,
-        /// Sequence number of the first last flush; earlier flushes belong to waiters that are gone.
-        first: u64,
-        /// Clients that have not left were given their time.
-        late: bool,
-    },
-    /// Finished; other shards may still use this shard's devices.
-    Waiting,
-}
-
-/// Everything that a reactor is built from.
-pub struct ReactorParts {
-    pub id: ShardId,
-    pub clock: Clock,
-    pub driver: ShardDriver,
-    pub engine: Box<dyn Engine>,
-    pub io: ShardIo,
-    pub sleeper: Arc<Sleeper>,
-    pub wakers: Vec<Waker>,
-    pub mailbox: Receiver<ControlMessage>,
-    pub shared: Arc<ServerShared>,
-    pub exports: Vec<ServedExport>,
-    /// Listeners by number; only one shard has any.
-    pub listeners: Vec<Option<ClientListener>>,
-    /// Which client sees which export.
-    pub access: Vec<Arc<AccessRules>>,
-    pub files: Vec<WatchedFile>,
-    /// The thread that looks at `files`.
-    pub watcher: ImageWatcher,
-    pub volumes: Vec<VolumeId>,
-    pub limits: ConnectionLimits,
-    /// Limits of bytes and I/Os a second of the whole server.
-    pub server_limits: Limits,
-    /// Weights and limits of the tenants that the server starts with, by their numbers.
-    pub tenant_limits: Vec<(u16, Limits)>,
-    pub poll_ns: u64,
-    /// Bio slots of the shard that are reserved for bios of other shards.
-    pub reserve: u32,
-    /// Time limit of a shutdown; 0 is no limit.
-    pub stop_ns: u64,
-    /// Blocks of dead servers that volumes of this shard get first; none if there are none.
-    pub restores: Option<Restores>,
-    /// Clients are accepted from the start, not after [`ControlMessage::Listen`].
-    pub listens: bool,
-}
 
 /// The event loop of one shard.
 pub struct Reactor {
     parts: ReactorParts,
-    exports: ExportTable,
-    sets: queries::Sets,
-    connections: HotList,
-    /// What connections hold of the pool, and which of them wait for it.
-    memory: Memory,
-    /// What each export may have of a turn.
-    turn: FairTurn,
-    /// Limits of bytes and I/Os a second.
-    limits: ShardLimits,
-    /// Devices that do not answer, a bit each, as of `device_news`.
-    stuck: u64,
-    device_news: u32,
-    held: HeldLog,
-    target_log: TargetLog,
-    log_limiter: LogLimiter,
-    /// Commands that timed out and were not logged yet; and when the next line may be logged, one a second.
-    timed_out: u64,
-    next_timed_out: Instant,
-    idle: IdlePolicy,
-    /// Bytes of large payloads that were received since the engine was entered last.
-    payloads: usize,
-    phase: ShutdownPhase,
-    own_flushes: OwnFlushes,
-    /// Volumes whose images do not change now.
-    freezes: Freezes,
+    door: Door,
+    listeners: Listeners,
+    stop: Stop,
     /// The pause in progress, while the server is handed over.
     pause: Option<Pause>,
-    /// What this shard was to take over was not handed over: it ends.
-    withdrawn: bool,
-    next_tick: Instant,
-    /// What used devices, cache and buffers in the last minute.
-    usage: UsageLog,
-    /// Something happened since the last tick, or a connection has a deadline.
-    ticking: bool,
-    buffer_stats: BufferStats,
-    /// Time of the next look for those that keep more.
-    next_shortening: Instant,
-    /// Connections with old unsent data, as of the last look.
-    victims: Vec<u32>,
-    /// Time of the next look for buffers that unread replies hold; none if the next waiter is met at once.
-    next_look: Option<Instant>,
-    /// Idle memory of the pool was returned to the kernel.
-    trimmed: bool,
-    /// A stop arrived while blocks were restored.
-    stop_after_restores: bool,
-    /// `accept` failed for want of a file descriptor: listeners pause until the next tick.
-    accept_paused: bool,
-    scratch: Vec<u8>,
+    own_flushes: OwnFlushes,
+    sets: queries::Sets,
+    held: HeldLog,
+    target_log: TargetLog,
+    notices: NoticeLog,
+    idle: IdlePolicy,
+    ticks: Ticks,
     events: Vec<Event>,
     envelopes: Vec<Envelope>,
-    spans: Vec<Span>,
+}
+
+/// What happens once a second, while anything happens.
+struct Ticks {
+    next: Instant,
+    /// Something happened since the last tick, or a connection has a deadline.
+    on: bool,
+    /// Idle memory of the pool was returned to the kernel.
+    trimmed: bool,
+    /// What used devices, cache and buffers in the last minute.
+    usage: UsageLog,
 }
 
 impl Reactor {
     /// A reactor that has not run yet.
     #[must_use]
-    pub fn new(parts: ReactorParts) -> Self {
-        let places = parts.io.slots().count();
-        let rules = parts.access.clone();
-        let exports = ExportTable::new(parts.exports.iter().cloned(), rules);
-        let mut memory = Memory::new(parts.io.pool.size(), places);
-        memory.set_devices(exports.devices_of(parts.id));
-        let mut turn = FairTurn::default();
-        let mut limits = ShardLimits::new(places, parts.id, parts.shared.shards() as u16);
-        limits.set(Instant(0), LimitTarget::Server, &parts.server_limits);
-        for (tenant, (weight, of_tenant)) in (0..).map(TenantId).zip(&parts.tenant_limits) {
-            limits.set_tenant_weight(tenant, *weight);
-            memory.set_tenant_weight(tenant, *weight);
-            turn.set_tenant_weight(tenant, *weight);
-            limits.set(Instant(0), LimitTarget::Tenant(tenant), of_tenant);
-        }
-        for export in &parts.exports {
-            limits.put(Instant(0), export);
-            let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
-            memory.set_weight(id, weight);
-            memory.set_tenant(id, tenant);
-            turn.set_weight(id, weight);
-            turn.set_tenant(id, tenant);
-        }
-        limits.settle_homes(Instant(0));
+    pub fn new(mut parts: ReactorParts) -> Self {
+        let listeners = Listeners::new(std::mem::take(&mut parts.listeners), parts.listens);
+        let usage = UsageLog::default();
         Self {
-            exports,
-            limits,
-            stuck: 0,
-            device_news: 0,
+            door: Door::new(&parts),
+            listeners,
+            stop: Stop::default(),
+            pause: None,
+            own_flushes: OwnFlushes::default(),
             sets: queries::Sets::default(),
-            connections: HotList::new(places),
-            memory,
-            turn,
             held: HeldLog::default(),
             target_log: TargetLog::default(),
-            log_limiter: LogLimiter::new(),
-            timed_out: 0,
-            next_timed_out: Instant(0),
+            notices: NoticeLog::default(),
             idle: IdlePolicy::new(parts.poll_ns),
-            payloads: 0,
-            phase: ShutdownPhase::Running,
-            own_flushes: OwnFlushes::default(),
-            freezes: Freezes::default(),
-            pause: None,
-            withdrawn: false,
-            next_tick: Instant(0),
-            usage: UsageLog::default(),
-            ticking: false,
-            buffer_stats: BufferStats::default(),
-            next_shortening: Instant(0),
-            victims: Vec::with_capacity(places),
-            next_look: None,
-            trimmed: true,
-            stop_after_restores: false,
-            accept_paused: false,
-            scratch: vec![0; SCRATCH],
+            ticks: Ticks { next: Instant(0), on: false, trimmed: true, usage },
             events: Vec::with_capacity(1024),
             envelopes: Vec::with_capacity(MESSAGES_MAX),
-            spans: Vec::with_capacity(1024),
             parts,
         }
     }
@@ -275,7 +140,7 @@ impl Reactor {
     /// # Errors
     /// The engine failed.
     pub fn run(&mut self) -> io::Result<()> {
-        self.watch_listeners();
+        self.listeners.watch_all(&mut *self.parts.engine);
         let mut wait = Wait::Poll;
         loop {
             if self.must_enter(wait) {
@@ -283,12 +148,12 @@ impl Reactor {
             }
             let now = self.parts.clock.now();
             let worked = self.turn(now);
-            if self.withdrawn {
+            if self.stop.withdrawn {
                 return Ok(());
             }
-            if self.phase == ShutdownPhase::Waiting
+            if self.stop.is_waiting()
                 && self.parts.shared.all_waiting()
-                && self.devices_are_idle()
+                && self.parts.devices_are_idle()
             {
                 return Ok(());
             }
@@ -301,7 +166,7 @@ impl Reactor {
         let ReactorParts { driver, io, restores, .. } = &mut self.parts;
         if restores.as_mut().is_some_and(|restores| restores.advance(driver, io)) {
             self.parts.restores = None;
-            if self.stop_after_restores {
+            if self.stop.is_due() {
                 self.stop(now);
             }
         }
@@ -321,45 +186,41 @@ impl Reactor {
         let mut worked = self.take_events(now);
         worked |= self.take_messages(now);
         worked |= self.take_control_messages(now);
-        if self.withdrawn {
+        if self.stop.withdrawn {
             return false;
         }
-        if self.freezes.next_timeout().is_some_and(|at| at <= now) {
-            self.expire_freezes(now);
-        }
-        worked |= self.pass_limited(now);
-        worked |= self.receive(now);
+        self.door.expire_freezes(&mut self.parts, now);
+        worked |= self.door.pass_limited(&mut self.parts, now);
+        worked |= self.door.receive(&mut self.parts, now);
         self.take_timers(now);
         if self.parts.restores.is_some() {
             self.restore(now);
         }
-        self.ticking |= worked;
-        if self.ticking && now >= self.next_tick {
+        self.ticks.on |= worked;
+        if self.ticks.on && now >= self.ticks.next {
             self.tick(now);
         }
         worked |= self.parts.driver.has_inputs();
-        self.step(now);
-        if self.resubmit_returned(now) {
+        self.parts.step(now);
+        if self.door.resubmit_returned(&mut self.parts, now) {
             worked = true;
-            self.step(now);
+            self.parts.step(now);
         }
         if let Some(volumes) = self.parts.driver.executor().take_losses() {
-            self.note_losses(&volumes);
+            notices::note_losses(&volumes, &self.door.exports, &self.parts.shared);
         }
-        if self.parts.driver.shard().device_news() != self.device_news {
-            self.on_device_states();
-            worked = true;
-        }
-        worked |= self.send(now);
-        self.limits.post_messages(&mut self.parts.io);
+        worked |= self.door.on_device_states(&mut self.parts);
+        worked |= self.door.send(&mut self.parts, now);
+        self.door.limits.post_messages(&mut self.parts.io);
         self.push_messages();
         if self.parts.io.has_news() {
             self.answer_sets();
             self.own_flushes.answer(&mut self.parts.io.own_flushes);
-            self.log_notices();
+            let ReactorParts { io, shared, .. } = &mut self.parts;
+            self.notices.log(&self.door.exports, io, shared);
         }
         self.log_held(false);
-        if self.phase != ShutdownPhase::Running {
+        if !self.stop.is_running() {
             self.advance_shutdown(now);
         }
         if self.has_pause() {
@@ -373,11 +234,11 @@ impl Reactor {
     /// with large payloads are long, so fewer pass before other connections are noticed.
     fn must_enter(&mut self, wait: Wait) -> bool {
         // The cache's own reads and writes start and end in the engine, too.
-        let idle_disks = self.parts.driver.shard().is_idle() && self.frames_are_idle();
-        let may_skip = !self.connections.is_empty() && self.payloads < SKIPPED_PAYLOADS;
+        let idle_disks = self.parts.driver.shard().is_idle() && self.parts.frames_are_idle();
+        let may_skip = self.door.may_skip_engine();
         let enters = self.idle.must_enter(wait == Wait::Poll && may_skip && idle_disks);
         if enters {
-            self.payloads = 0;
+            self.door.note_entered();
         }
         enters
     }
@@ -404,12 +265,10 @@ impl Reactor {
             // A ring was full. Rings are sized so that this does not happen; their reader makes room without a wake-up.
             return Wait::Poll;
         }
-        while let Some(slot) = self.connections.pop() {
-            self.watch(slot);
-        }
-        let tick = self.ticking.then_some(self.next_tick);
-        let look = self.next_look.filter(|_| self.memory.first().is_some());
-        let (limited, frozen) = (self.next_limited(), self.freezes.next_timeout());
+        self.door.watch_all(&mut self.parts);
+        let tick = self.ticks.on.then_some(self.ticks.next);
+        let (look, limited) = (self.door.next_look(), self.door.next_limited());
+        let frozen = self.door.freezes.next_timeout();
         let (timer, driver) = (self.parts.io.timer, self.parts.driver.next_timeout());
         let times = [timer, driver, tick, look, limited, frozen];
         match times.into_iter().flatten().min() {
@@ -424,12 +283,12 @@ impl Reactor {
         let worked = !events.is_empty();
         for event in events.drain(..) {
             match event {
-                Event::Ready { token } if token >= LISTENERS => self.accept(now, token - LISTENERS),
-                Event::Ready { token } => {
-                    self.connections.state_mut(token).blocked = false;
-                    self.parts.io.list(token);
-                    self.connections.heat(token);
+                Event::Ready { token } if token >= LISTENERS => {
+                    let number = token - LISTENERS;
+                    let (door, parts) = (&mut self.door, &mut self.parts);
+                    self.ticks.on |= !self.listeners.accept(now, number, door, parts);
                 }
+                Event::Ready { token } => self.door.on_ready(&mut self.parts, token),
                 Event::Disk(done) => {
                     let disk: &mut dyn DiskQueue = &mut *self.parts.engine;
                     self.parts.driver.on_disk(now, done, disk);
@@ -462,7 +321,7 @@ impl Reactor {
                         self.parts.driver.push(Input::Message { from, message });
                     }
                     Envelope::Lease { target, message } => {
-                        self.limits.on_message(now, from, target, message);
+                        self.door.limits.on_message(now, from, target, message);
                     }
                 }
             }
@@ -476,16 +335,19 @@ impl Reactor {
             worked = true;
             match message {
                 ControlMessage::Connection { connection, export, terms } => {
-                    self.take_over(now, connection, export, terms);
+                    // After a stop its writes would not be flushed.
+                    if self.stop.is_running() {
+                        self.door.take_over(&mut self.parts, now, connection, export, terms);
+                    }
                 }
                 ControlMessage::Control(control) => self.on_control(control),
                 ControlMessage::Statistics => self.tell_statistics(),
                 ControlMessage::Query(question) => self.on_question(now, question),
                 ControlMessage::Command(order, answer) => self.on_command(now, *order, &answer),
-                ControlMessage::Resized { volume, size } => self.exports.resize(volume, size),
+                ControlMessage::Resized { volume, size } => self.door.exports.resize(volume, size),
                 ControlMessage::Stop => self.stop(now),
                 ControlMessage::Barrier(sender) => drop(sender),
-                ControlMessage::Listen => self.listen(),
+                ControlMessage::Listen => self.listeners.listen(&mut *self.parts.engine),
                 ControlMessage::Pause(order) => self.begin_pause(order),
                 ControlMessage::Adopt(order) => self.adopt(now, order),
                 ControlMessage::Wake => {}
@@ -497,20 +359,13 @@ impl Reactor {
     /// Applies a control input: buffers and limits keep weights and tenants, too.
     fn on_control(&mut self, control: Control) {
         if let Control::Weight { export, weight } = control {
-            self.memory.set_weight(export, weight);
-            self.turn.set_weight(export, weight);
-            self.limits.set_weight(export, weight);
+            self.door.set_weight(export, weight);
         }
         if let Control::TenantWeight { tenant, weight } = control {
-            self.limits.set_tenant_weight(tenant, weight);
-            self.memory.set_tenant_weight(tenant, weight);
-            self.turn.set_tenant_weight(tenant, weight);
+            self.door.set_tenant_weight(tenant, weight);
         }
         if let Control::ExportTenant { export, tenant } = control {
-            self.memory.set_tenant(export, tenant);
-            self.turn.set_tenant(export, tenant);
-            self.limits.set_tenant(self.parts.io.now, export, tenant);
-            self.limits.settle_homes(self.parts.io.now);
+            self.door.set_tenant(self.parts.io.now, export, tenant);
         }
         if let Control::Acknowledge { volume } = control {
             self.parts.shared.keeper().set_suspect(volume, false);
@@ -527,12 +382,6 @@ impl Reactor {
         driver.on_timeout(now, &mut **engine);
     }
 
-    /// Lets the shard handle inputs and carries its actions out until no input is left.
-    fn step(&mut self, now: Instant) {
-        let ReactorParts { driver, engine, io, .. } = &mut self.parts;
-        driver.step(now, io, &mut **engine);
-    }
-
     fn push_messages(&mut self) {
         for (shard, peer) in self.parts.io.peers.iter_mut().enumerate() {
             let Some(peer) = peer else { continue };
@@ -542,142 +391,39 @@ impl Reactor {
         }
     }
 
-    /// Notes that acknowledged data of volumes may be gone, for this process and the next one.
-    fn note_losses(&self, losses: &[Loss]) {
-        for &loss in losses {
-            let volume = loss.volume();
-            self.parts.shared.keeper().set_suspect(volume, true);
-            if let Loss::Everything(volume) = loss {
-                // Its cache may be on another shard. The device has said what happened.
-                self.parts.shared.send_all(|| ControlMessage::Control(Control::Void { volume }));
-                continue;
-            }
-            error!(
-                "{}: its device may have lost writes that it had acknowledged since the last flush: flushes and FUA fail until the \
-                 server restarts or the error is cleared (headworks ctl SOCKET discard-failed EXPORT)",
-                self.exports.name_of(volume)
-            );
-        }
-    }
-
-    /// Logs that a device ceased to answer, or answers again: a line each.
-    fn log_device_states(&mut self) {
-        for (device, state) in self.parts.io.device_states.drain(..) {
-            let exports = self.exports.names_on(device);
-            match state {
-                DeviceState::Stuck => error!(
-                    device = device.0,
-                    "{exports}: the device does not answer, or refuses everything: requests for it fail until it answers"
-                ),
-                DeviceState::Live => {
-                    warn!(device = device.0, "{exports}: the device answers again");
-                }
-            }
-        }
-    }
-
-    fn log_notices(&mut self) {
-        self.log_device_states();
-        let io = &mut self.parts.io;
-        let now = io.now;
-        for notice in io.notices.drain(..) {
-            if let Notice::Suspect { volume, .. } = notice {
-                // The next process is to know, too.
-                self.parts.shared.keeper().set_suspect(volume, true);
-            }
-            match notice {
-                Notice::Suspect { volume, status } => error!(
-                    "{}: a device flush failed ({}): its flushes and FUA fail until the server restarts or the error is \
-                     cleared (headworks ctl SOCKET discard-failed EXPORT)",
-                    self.exports.name_of(volume),
-                    status.err().map_or_else(String::new, |error| error.to_string())
-                ),
-                Notice::TimedOut { volume, op, offset, len } => {
-                    self.timed_out += 1;
-                    if now < self.next_timed_out {
-                        continue;
-                    }
-                    self.next_timed_out = now.after(TICK_NS);
-                    warn!(
-                        offset,
-                        len,
-                        commands = std::mem::take(&mut self.timed_out),
-                        "{}: {} timed out; the client got an error, its buffer stays in use until the device completes the command",
-                        self.exports.name_of(volume),
-                        op.name()
-                    );
-                }
-                Notice::UnknownCompletion { device, .. } => {
-                    error!(
-                        "device hw{} completed a command that is not in flight; ignored",
-                        device.0
-                    );
-                }
-                // `ShardIo` keeps these apart.
-                Notice::Set { .. } | Notice::DeviceState { .. } => {}
-                Notice::ShortRead { volume, offset } => {
-                    error!(
-                        offset,
-                        "{}: short read: the image was truncated below its size",
-                        self.exports.name_of(volume)
-                    );
-                }
-            }
-        }
-        let lost = std::mem::take(&mut io.notices_lost);
-        if lost > 0 {
-            warn!("{lost} more messages of this kind suppressed");
-        }
-    }
-
     /// Checks deadlines and file sizes, once a second while anything happens.
     fn tick(&mut self, now: Instant) {
-        self.next_tick = now.after(TICK_NS);
-        self.ticking = self.phase != ShutdownPhase::Running || self.freezes.first().is_some();
-        self.drop_left_clients();
-        for slot in self.parts.io.slots() {
-            let Some((connection, _)) = self.parts.io.connection(slot) else {
-                continue;
-            };
-            connection.release_idle_memory();
-            let Some(deadline) = connection.deadline() else {
-                continue;
-            };
-            self.ticking = true;
-            if deadline <= now {
-                let message = connection.timeout_message();
-                self.buffer_stats.closed += u64::from(connection.binding().is_some());
-                self.end(slot, &ConnectionEnd::Fault(message));
-            }
-        }
-        let suppressed = self.log_limiter.tick(now);
+        self.ticks.next = now.after(TICK_NS);
+        self.ticks.on = !self.stop.is_running() || self.door.freezes.first().is_some();
+        self.door.drop_left_clients(&mut self.parts);
+        self.ticks.on |= self.door.end_late(&mut self.parts, now);
+        let suppressed = self.door.log.tick(now);
         if suppressed > 0 {
             warn!("{suppressed} more messages about clients suppressed");
         }
-        self.log_usage(now);
+        latency::log_usage(&mut self.ticks.usage, now, &self.door, &mut self.parts);
         self.log_held(true);
-        self.log_tight_targets(now);
+        let (log, shard) = (&mut self.target_log, self.parts.driver.shard());
+        targets::log_tight_targets(log, now, shard, &self.door.exports);
         self.retry_flushes();
         self.trim_when_idle();
-        if std::mem::take(&mut self.accept_paused) {
-            self.watch_listeners();
-        }
+        self.listeners.retry(&mut *self.parts.engine);
         for index in 0..self.parts.files.len() {
             let file = &mut self.parts.files[index];
             let volume = file.volume;
             // What the thread found since the last tick; looking may wait for a disk, which a shard must not.
             file.ask(&self.parts.watcher);
             if file.was_just_deleted() {
-                let name = self.exports.name_of(volume);
+                let name = self.door.exports.name_of(volume);
                 warn!(
                     "{name}: its image was deleted; it is served until it is removed or the server stops, and its data are lost then"
                 );
             }
             if let Some(size) = file.changed_size() {
-                let name = self.exports.name_of(volume);
+                let name = self.door.exports.name_of(volume);
                 warn!("{name}: its image changed its size to {size} bytes while it is served");
                 self.parts.shared.keeper().resize(volume, size);
-                self.exports.resize(volume, size);
+                self.door.exports.resize(volume, size);
                 self.announce_size(volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
             }
@@ -686,8 +432,8 @@ impl Reactor {
 
     fn log_held(&mut self, at_tick: bool) {
         let ReactorParts { driver, volumes, .. } = &self.parts;
-        let stops = self.phase != ShutdownPhase::Running;
-        let name = |volume| self.exports.name_of(volume);
+        let stops = !self.stop.is_running();
+        let name = |volume| self.door.exports.name_of(volume);
         self.held.check(driver.shard(), volumes, (at_tick, stops), name);
     }
 
@@ -695,10 +441,10 @@ impl Reactor {
     fn trim_when_idle(&mut self) {
         let pool = &mut self.parts.io.pool;
         let idle = pool.taken() == 0;
-        if idle && !self.trimmed {
+        if idle && !self.ticks.trimmed {
             pool.trim();
         }
-        self.trimmed = idle;
+        self.ticks.trimmed = idle;
     }
 
     fn tell_statistics(&self) {
@@ -706,7 +452,7 @@ impl Reactor {
             let Some(stats) = self.parts.driver.shard().stats(VolumeId(volume)) else {
                 continue;
             };
-            let name = self.exports.name_of(VolumeId(volume));
+            let name = self.door.exports.name_of(VolumeId(volume));
             let lines = statistics::lines(stats);
             if lines.is_empty() {
                 info!("{name}: no request has reached its device yet");

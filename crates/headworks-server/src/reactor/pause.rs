@@ -20,8 +20,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 use headworks_core::{Control, Input, Instant, Status, VolumeId};
 
-use super::connections::TOO_MANY;
-use super::{Reactor, ReactorParts, ShutdownPhase};
+use super::Reactor;
 use crate::handover::ToldExport;
 use crate::messages::hand_over::{AdoptOrder, AdoptedClient, PauseOrder, PauseWay, PausedShard};
 
@@ -42,7 +41,7 @@ enum Stage {
 
 impl Reactor {
     /// Whether nothing is accepted and read.
-    pub(super) fn is_paused(&self) -> bool {
+    fn is_paused(&self) -> bool {
         let reads = |pause: &Pause| matches!(pause.stage, Stage::WritingOut(_));
         self.pause.as_ref().is_some_and(|pause| !reads(pause))
     }
@@ -54,12 +53,11 @@ impl Reactor {
 
     /// Begins a pause; a shard that stops drops the order, and one with a frozen volume refuses it.
     pub(super) fn begin_pause(&mut self, mut order: PauseOrder) {
-        if self.phase != ShutdownPhase::Running || self.parts.restores.is_some() || self.has_pause()
-        {
+        if !self.stop.is_running() || self.parts.restores.is_some() || self.has_pause() {
             return;
         }
-        if let Some(volume) = self.freezes.first() {
-            let name = self.exports.name_of(volume);
+        if let Some(volume) = self.door.freezes.first() {
+            let name = self.door.exports.name_of(volume);
             let reason = format!("{name} is frozen (ctl freeze); try again after its thaw");
             let _ = order.answer.send(Err(reason));
             return;
@@ -76,6 +74,7 @@ impl Reactor {
             }
         };
         self.pause = Some(Pause { order, stage });
+        self.door.set_paused(self.is_paused());
     }
 
     /// Continues a pause, if there is one, as far as it can at the end of a turn.
@@ -101,7 +100,7 @@ impl Reactor {
                 None => {}
             },
             Stage::Freezing => {
-                if self.is_still() {
+                if self.parts.is_still() {
                     self.hand_over(now);
                 }
             }
@@ -117,13 +116,6 @@ impl Reactor {
             .all(|slot| io.connection(slot).is_none_or(|(connection, _)| connection.is_at_rest()))
     }
 
-    /// Whether nothing is in a device, or in a ring.
-    fn is_still(&self) -> bool {
-        let ReactorParts { driver, io, .. } = &self.parts;
-        let empty = io.peers.iter().flatten().all(|peer| peer.outbox.is_empty());
-        empty && !driver.has_inputs() && driver.shard().is_idle() && driver.shard().is_quiet()
-    }
-
     fn way(&self) -> PauseWay {
         self.pause.as_ref().map_or(PauseWay::AsItIs, |pause| pause.order.way)
     }
@@ -134,6 +126,7 @@ impl Reactor {
             pause.order.begun = None;
             pause.stage = Stage::Draining;
         }
+        self.door.set_paused(true);
     }
 
     fn clean_or_freeze(&mut self) {
@@ -192,7 +185,7 @@ impl Reactor {
         for slot in self.parts.io.slots() {
             let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
             let binding = connection.binding();
-            let export = binding.and_then(|binding| self.exports.open(binding.export));
+            let export = binding.and_then(|binding| self.door.exports.open(binding.export));
             match connection.hand_over().zip(export) {
                 Some((handed, (binding, info))) => {
                     paused.connections.push((ToldExport::new(info, binding.volume), handed));
@@ -215,14 +208,10 @@ impl Reactor {
     /// Goes on as before.
     pub(super) fn end_pause(&mut self) {
         self.pause = None;
+        self.door.set_paused(false);
         self.parts.driver.push(Input::Control(Control::Freeze { on: false }));
-        self.watch_listeners();
-        for slot in self.parts.io.slots() {
-            if self.parts.io.connection(slot).is_some() {
-                self.parts.io.list(slot);
-                self.connections.heat(slot);
-            }
-        }
+        self.listeners.watch_all(&mut *self.parts.engine);
+        self.door.resume_all(&mut self.parts);
     }
 }
 
@@ -232,30 +221,26 @@ impl Reactor {
         let AdoptOrder { contents, volumes, connections, answer, go } = order;
         let (mut ids, mut clients) = (BTreeMap::new(), Vec::new());
         for AdoptedClient { old_id, connection, export, terms } in connections {
-            match self.parts.io.insert(connection) {
-                Ok(slot) => {
-                    let id = self.parts.io.connection(slot).map(|(connection, _)| connection.id());
-                    ids.extend(id.map(|id| (old_id, id)));
-                    clients.push((slot, export, terms));
-                }
-                Err(connection) => self.log_limited(&connection, TOO_MANY),
-            }
+            let Some(slot) = self.door.adopt(&mut self.parts, connection) else { continue };
+            let id = self.parts.io.connection(slot).map(|(connection, _)| connection.id());
+            ids.extend(id.map(|id| (old_id, id)));
+            clients.push((slot, export, terms));
         }
         let adopted = match &contents {
             Some(words) => {
-                let of = |volume| self.exports.first_of(volume);
+                let of = |volume| self.door.exports.first_of(volume);
                 self.parts.driver.adopt_cache(now, words, (&volumes, &of), &ids)
             }
             None => Ok(()),
         };
         let _ = answer.send(adopted);
         if go.recv().is_err() {
-            self.withdrawn = true;
+            self.stop.withdrawn = true;
             return;
         }
         self.parts.driver.push(Input::Control(Control::Freeze { on: false }));
         for (slot, export, terms) in clients {
-            self.begin_client(now, slot, export, terms);
+            self.door.begin_client(&mut self.parts, now, slot, export, terms);
         }
     }
 }

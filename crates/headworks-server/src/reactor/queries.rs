@@ -9,7 +9,7 @@ use std::sync::mpsc::Sender;
 
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
-use super::{Reactor, ShutdownPhase};
+use super::{Reactor, latency, targets};
 use crate::latency::usage::VolumeUse;
 use crate::messages::query::{
     CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, VolumeReport,
@@ -28,6 +28,13 @@ pub(super) const TABLES_MAX: usize = 32;
 pub(super) struct Sets {
     waiting: Vec<(u32, Sender<Status>)>,
     last_token: u32,
+}
+
+impl Sets {
+    /// Ends the waits of all pending changes.
+    pub fn abandon(&mut self) {
+        self.waiting.clear();
+    }
 }
 
 impl Reactor {
@@ -61,22 +68,32 @@ impl Reactor {
                 let _ = answer.send((bytes, status));
             }
             ControlQuery::Freeze { volume, limit_ns, answer } => {
-                let _ = answer.send(self.freeze_volume(now, volume, limit_ns));
+                let _ = answer.send(self.freeze_one(now, volume, limit_ns));
             }
             ControlQuery::FrozenWrites { volume, answer } => {
-                let _ = answer.send(self.writes_in_flight(volume));
+                let _ = answer.send(self.door.writes_in_flight(&mut self.parts, volume));
             }
             ControlQuery::Thaw { volume, answer } => {
-                let _ = answer.send(self.thaw_volume(now, volume));
+                let _ = answer.send(self.door.thaw_volume(&mut self.parts, now, volume));
             }
             ControlQuery::Latency { from, answer } => {
-                let _ = answer.send(self.report_latency(from));
+                let _ = answer.send(latency::report_latency(&self.door, &mut self.parts.io, from));
             }
             ControlQuery::Slow { export, device, filter, answer } => {
-                let _ = answer.send(self.report_slow(now, (export, device), filter));
+                let _ = answer.send(latency::report_slow(
+                    &self.door,
+                    &self.parts,
+                    now,
+                    (export, device),
+                    filter,
+                ));
             }
             ControlQuery::SlowestExport { filter, answer } => {
-                let _ = answer.send(self.report_slowest_export(now, filter));
+                let _ = answer.send(latency::report_slowest_export(
+                    &self.parts.io.latency,
+                    now,
+                    filter,
+                ));
             }
             ControlQuery::DeviceUses { answer } => {
                 let mut all = Vec::new();
@@ -85,13 +102,13 @@ impl Reactor {
                 let _ = answer.send(all);
             }
             ControlQuery::Usage { times, answer } => {
-                let _ = answer.send(self.usage.during(&times));
+                let _ = answer.send(self.ticks.usage.during(&times));
             }
             ControlQuery::Connections { from, answer } => {
                 let _ = answer.send(self.report_connections(from));
             }
             ControlQuery::Owner { export, tenant, answer } => {
-                self.exports.set_owner(export, tenant);
+                self.door.exports.set_owner(export, tenant);
                 let _ = answer.send(());
             }
             ControlQuery::Set { device, tunable, value, answer } => {
@@ -111,7 +128,7 @@ impl Reactor {
                 let _ = answer.send(blocks.collect());
             }
             ControlQuery::Buffers { answer } => {
-                let _ = answer.send(self.buffer_stats());
+                let _ = answer.send(self.door.buffer_stats(&self.parts));
             }
             ControlQuery::Failed { volume, answer } => {
                 let mut ranges = Vec::new();
@@ -125,22 +142,26 @@ impl Reactor {
                 let _ = answer.send(());
             }
             ControlQuery::ExportIoprio { export, ioprio, answer } => {
-                self.exports.set_ioprio(export, ioprio);
+                self.door.exports.set_ioprio(export, ioprio);
                 self.for_each_connection(|connection| connection.follow(export, ioprio));
                 let _ = answer.send(());
             }
             ControlQuery::SetLimits { target, limits, answer } => {
-                self.limits.set(now, target, &limits);
+                self.door.limits.set(now, target, &limits);
                 let _ = answer.send(());
             }
             ControlQuery::Targets { answer } => {
-                let _ = answer.send(self.report_targets(now));
+                let _ = answer.send(targets::report_targets(
+                    now,
+                    self.parts.driver.shard(),
+                    &self.door.exports,
+                ));
             }
             ControlQuery::SmallestLatency { device, answer } => {
                 let _ = answer.send(self.parts.driver.watch_smallest_latency(now, device));
             }
             ControlQuery::Limits { answer } => {
-                let _ = answer.send(self.report_limits(now));
+                let _ = answer.send(self.door.limits.reports(now));
             }
             ControlQuery::ConnectionIoprio { connection: id, ioprio, answer } => {
                 let mut found = false;
@@ -152,10 +173,23 @@ impl Reactor {
         }
     }
 
+    /// Freezes a volume whose home is this shard.
+    fn freeze_one(
+        &mut self,
+        now: Instant,
+        volume: VolumeId,
+        limit_ns: u64,
+    ) -> Result<(), &'static str> {
+        if !self.stop.is_running() || self.has_pause() {
+            return Err("the server stops, or another takes over");
+        }
+        self.door.freeze_volume(now, volume, limit_ns)
+    }
+
     /// Submits a change of an option, which the shard answers by its token.
     fn set(&mut self, answer: Sender<Status>, control: impl FnOnce(u32) -> Control) {
         let sets = &mut self.sets;
-        if self.phase != ShutdownPhase::Running {
+        if !self.stop.is_running() {
             return;
         }
         if sets.waiting.len() == SETS_MAX {
@@ -176,11 +210,6 @@ impl Reactor {
                 let _ = waiting.swap_remove(index).1.send(status);
             }
         }
-    }
-
-    /// Ends the waits of all pending changes.
-    pub(super) fn abandon_sets(&mut self) {
-        self.sets.waiting.clear();
     }
 
     fn report_device(

@@ -24,58 +24,104 @@ use std::sync::mpsc::channel;
 use headworks_core::{Instant, IoError, Status, VolumeId};
 use tracing::{error, info, warn};
 
-use super::{DRAIN_NS, Reactor, ReactorParts, ShutdownPhase};
+use super::{Reactor, ReactorParts};
 use crate::shared::VolumeStop;
+
+/// Limit for sending the last replies at shutdown.
+const DRAIN_NS: u64 = 5_000_000_000;
+
+/// Phases of a shard's shutdown, in order; each of its volumes has phases of its own ([`crate::shared::VolumeStop`]).
+///
+/// ```text
+/// Running --stop--> Stopping --every volume closed, every connection gone--> Waiting --every shard waits--> ended
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ShutdownPhase {
+    Running,
+    /// No connection is read from; requests in flight complete, and volumes are flushed.
+    Stopping {
+        /// Time at which the stop arrived.
+        since: Instant,
+        /// Sequence number of the first last flush; earlier flushes belong to waiters that are gone.
+        first: u64,
+        /// Clients that have not left were given their time.
+        late: bool,
+    },
+    /// Finished; other shards may still use this shard's devices.
+    Waiting,
+}
+
+/// How far the end of a shard is.
+#[derive(Debug)]
+pub(super) struct Stop {
+    phase: ShutdownPhase,
+    /// A stop arrived while blocks were restored.
+    after_restores: bool,
+    /// What this shard was to take over was not handed over: it ends.
+    pub withdrawn: bool,
+}
+
+impl Default for Stop {
+    fn default() -> Self {
+        Self { phase: ShutdownPhase::Running, after_restores: false, withdrawn: false }
+    }
+}
+
+impl Stop {
+    /// Whether no stop has arrived.
+    pub fn is_running(&self) -> bool {
+        self.phase == ShutdownPhase::Running
+    }
+
+    /// Whether the shard has finished, and other shards may still use its devices.
+    pub fn is_waiting(&self) -> bool {
+        self.phase == ShutdownPhase::Waiting
+    }
+
+    /// Whether a stop has arrived that was to follow the restores.
+    pub fn is_due(&self) -> bool {
+        self.after_restores
+    }
+}
 
 impl Reactor {
     pub(super) fn stop(&mut self, now: Instant) {
-        if self.phase != ShutdownPhase::Running {
+        if !self.stop.is_running() {
             return;
         }
         if self.parts.restores.is_some() {
             // At the speed of memory, and then everything is in one place.
-            self.stop_after_restores = true;
+            self.stop.after_restores = true;
             return;
         }
         if self.has_pause() {
             self.end_pause();
         }
         let first = self.own_flushes.next_sequence();
-        self.phase = ShutdownPhase::Stopping { since: now, first, late: false };
+        self.stop.phase = ShutdownPhase::Stopping { since: now, first, late: false };
         // Published at once: the loss is known even to a stop without time.
         self.publish_unflushed();
         let volumes = (0..self.parts.shared.volumes()).map(|volume| VolumeId(volume as u16));
         let dirty = volumes.filter_map(|volume| self.parts.driver.shard().dirty_bytes(volume));
         self.parts.shared.add_dirty_at_stop(dirty.sum());
-        self.close_listeners();
-        for slot in self.parts.io.slots() {
-            self.submit_parked(now, slot);
-            self.submit_close(slot);
-            if let Some((connection, pool)) = self.parts.io.connection(slot) {
-                connection.leave(pool);
-                self.parts.io.list(slot);
-            }
-        }
-        self.memory.clear_waiters();
-        for slot in self.parts.io.slots() {
-            if self.parts.io.connection(slot).is_some_and(|(it, _)| it.has_waiting()) {
-                self.connections.heat(slot);
-            }
-        }
-        self.abandon_sets();
+        self.listeners.close_all(&mut *self.parts.engine);
+        self.door.leave_all(&mut self.parts, now);
+        self.sets.abandon();
         self.own_flushes.abandon();
-        self.send(now);
+        self.door.send(&mut self.parts, now);
     }
 
     pub(super) fn advance_shutdown(&mut self, now: Instant) {
         self.publish_unflushed();
-        let ShutdownPhase::Stopping { since, first, late } = self.phase else { return };
+        let ShutdownPhase::Stopping { since, first, late } = self.stop.phase else { return };
         let is_late = now.since(since) > DRAIN_NS;
         if is_late {
-            self.parts.io.slots().for_each(|slot| self.close_if_only_sending(slot));
+            for slot in self.parts.io.slots() {
+                self.door.close_if_only_sending(&mut self.parts, slot);
+            }
         }
         if is_late && !late {
-            self.phase = ShutdownPhase::Stopping { since, first, late: true };
+            self.stop.phase = ShutdownPhase::Stopping { since, first, late: true };
             self.flush_undrained();
         }
         let in_time = self.parts.stop_ns == 0 || now.since(since) < self.parts.stop_ns;
@@ -83,7 +129,7 @@ impl Reactor {
         self.flush_drained();
         let ReactorParts { io, shared, volumes, .. } = &self.parts;
         let ended = volumes.iter().all(|volume| shared.progress_of(*volume).stop.has_ended());
-        if ended && io.connections() == 0 && self.devices_are_idle() {
+        if ended && io.connections() == 0 && self.parts.devices_are_idle() {
             self.wait_for_others();
         }
     }
@@ -115,8 +161,8 @@ impl Reactor {
     fn requests_by_volume(&mut self) -> Vec<Option<u64>> {
         let mut requests = vec![None; self.parts.shared.volumes()];
         for slot in self.parts.io.slots() {
-            let export = self.connections.state(slot).export;
-            let volume = export.and_then(|export| self.exports.volume_of(export));
+            let export = self.door.export_of(slot);
+            let volume = export.and_then(|export| self.door.exports.volume_of(export));
             if let (Some(volume), Some((connection, _))) = (volume, self.parts.io.connection(slot))
             {
                 *requests[usize::from(volume.0)].get_or_insert(0) += connection.in_flight() as u64;
@@ -143,13 +189,6 @@ impl Reactor {
         }
     }
 
-    /// Closes a connection that only has unread replies. Buffers in a device still delay the shutdown.
-    pub(super) fn close_if_only_sending(&mut self, slot: u32) {
-        if self.parts.io.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing()) {
-            self.close(slot);
-        }
-    }
-
     /// Takes the status of a last flush: the volume is closed, or has failed, or is flushed again.
     fn take_flush_status(&mut self, volume: VolumeId, status: Status, in_time: bool) {
         match status {
@@ -157,12 +196,12 @@ impl Reactor {
             // A full shard takes the flush later.
             Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) if in_time => {
                 if self.own_flushes.retry(volume) {
-                    let name = self.exports.name_of(volume);
+                    let name = self.door.exports.name_of(volume);
                     warn!("{name}: the final flush is slow; still waiting for the device");
                 }
             }
             Err(error) => {
-                let name = self.exports.name_of(volume);
+                let name = self.door.exports.name_of(volume);
                 error!("{name}: the final flush failed: {error}");
                 self.parts.shared.publish_stop(volume, VolumeStop::Failed, 0);
                 self.parts.shared.note_failure();
@@ -183,24 +222,13 @@ impl Reactor {
 
     fn wait_for_others(&mut self) {
         self.publish_unflushed();
-        self.phase = ShutdownPhase::Waiting;
+        self.stop.phase = ShutdownPhase::Waiting;
         match self.parts.driver.finish_record() {
             None => {}
             Some(Ok(hash)) => info!("recorded; action hash {hash:016x}"),
             Some(Err(error)) => error!("the record is incomplete: {error}"),
         }
         self.parts.shared.wait();
-    }
-
-    /// Whether no device has a command, not even one that timed out: it uses memory, and the number of a descriptor, that end with the
-    /// shard.
-    pub(super) fn devices_are_idle(&self) -> bool {
-        self.parts.driver.shard().is_quiet()
-    }
-
-    /// Whether no device uses frames of the cache; a read-ahead or a retried write-back may.
-    pub(super) fn frames_are_idle(&self) -> bool {
-        self.parts.io.frames.is_none() || self.parts.driver.shard().is_quiet()
     }
 
     fn publish_unflushed(&self) {

@@ -9,7 +9,6 @@ use headworks_core::stats::TargetCounts;
 use headworks_core::{DeviceId, ExportId, Instant, Shard, TenantId};
 use tracing::warn;
 
-use super::Reactor;
 use super::exports::ExportTable;
 use crate::latency_target::{latency_target_word, least_target};
 use crate::messages::query::TargetReport;
@@ -73,56 +72,56 @@ impl TargetLog {
     }
 }
 
-impl Reactor {
-    /// Logs targets that cannot be kept, when that becomes known.
-    pub(super) fn log_tight_targets(&mut self, now: Instant) {
-        let shard = self.parts.driver.shard();
-        let mut devices: Vec<DeviceId> =
-            self.exports.all().map(|export| export.binding.device).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        for device in devices {
-            for tight in self.target_log.find(now, shard, device, &self.exports) {
-                let name = self.exports.shown(tight.export);
-                let more = match tight.exports {
-                    1 => String::new(),
-                    exports => format!(" and {} others", exports - 1),
-                };
-                let target = latency_target_word(tight.target_us);
-                let smallest_us = tight.smallest_ns.div_ceil(1000);
-                let least = latency_target_word(least_target(tight.smallest_ns) as u32);
-                warn!(
-                    "the latency target {target} of export {name}{more} is below twice the smallest latency seen on hw{}, {smallest_us} us: \
-                     it will be missed whatever the others do; choose at least {least}",
-                    tight.device.0
-                );
-            }
+/// Logs targets that cannot be kept, when that becomes known.
+pub(super) fn log_tight_targets(
+    log: &mut TargetLog,
+    now: Instant,
+    shard: &Shard,
+    exports: &ExportTable,
+) {
+    let mut devices: Vec<DeviceId> = exports.all().map(|export| export.binding.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    for device in devices {
+        for tight in log.find(now, shard, device, exports) {
+            let name = exports.shown(tight.export);
+            let more = match tight.exports {
+                1 => String::new(),
+                others => format!(" and {} others", others - 1),
+            };
+            let target = latency_target_word(tight.target_us);
+            let smallest_us = tight.smallest_ns.div_ceil(1000);
+            let least = latency_target_word(least_target(tight.smallest_ns) as u32);
+            warn!(
+                "the latency target {target} of export {name}{more} is below twice the smallest latency seen on hw{}, {smallest_us} us: \
+                 it will be missed whatever the others do; choose at least {least}",
+                tight.device.0
+            );
         }
     }
+}
 
-    /// What the latency targets of this shard's devices have counted.
-    pub(super) fn report_targets(&self, now: Instant) -> TargetReport {
-        let shard = self.parts.driver.shard();
-        let mut exports = Vec::new();
-        let mut devices: Vec<DeviceId> = Vec::new();
-        for binding in self.exports.all().map(|export| export.binding) {
-            let counts = shard.target_counts(binding.device, binding.export);
-            if counts != TargetCounts::default() {
-                exports.push((binding.export, counts));
-            }
-            devices.push(binding.device);
+/// What the latency targets of this shard's devices have counted.
+pub(super) fn report_targets(now: Instant, shard: &Shard, table: &ExportTable) -> TargetReport {
+    let mut exports = Vec::new();
+    let mut devices: Vec<DeviceId> = Vec::new();
+    for binding in table.all().map(|export| export.binding) {
+        let counts = shard.target_counts(binding.device, binding.export);
+        if counts != TargetCounts::default() {
+            exports.push((binding.export, counts));
         }
-        devices.sort_unstable();
-        devices.dedup();
-        let mut tenants: BTreeMap<TenantId, TargetCounts> = BTreeMap::new();
-        for device in devices {
-            let all = (0..).map(TenantId).zip(shard.tenant_target_counts(device));
-            for (tenant, counts) in all.filter(|(_, counts)| **counts != TargetCounts::default()) {
-                tenants.entry(tenant).or_default().add(counts);
-            }
-        }
-        TargetReport { now, exports, tenants: tenants.into_iter().collect() }
+        devices.push(binding.device);
     }
+    devices.sort_unstable();
+    devices.dedup();
+    let mut tenants: BTreeMap<TenantId, TargetCounts> = BTreeMap::new();
+    for device in devices {
+        let all = (0..).map(TenantId).zip(shard.tenant_target_counts(device));
+        for (tenant, counts) in all.filter(|(_, counts)| **counts != TargetCounts::default()) {
+            tenants.entry(tenant).or_default().add(counts);
+        }
+    }
+    TargetReport { now, exports, tenants: tenants.into_iter().collect() }
 }
 
 #[cfg(test)]

@@ -43,10 +43,10 @@ fn unread_replies_delay_no_reader(certificates: Option<&Certificates>) {
     let by_share = (POOL - POOL / 8) / 2 - MIB as usize;
     for round in 0.. {
         harness.round();
-        if harness.reactor.buffer_stats().taken >= by_share {
+        if harness.buffer_stats().taken >= by_share {
             break;
         }
-        assert!(round < 10_000, "{:?}", harness.reactor.buffer_stats());
+        assert!(round < 10_000, "{:?}", harness.buffer_stats());
     }
 
     for _ in 0..20 {
@@ -55,7 +55,7 @@ fn unread_replies_delay_no_reader(certificates: Option<&Certificates>) {
         while reader.got < before + SIMPLE_REPLY_BYTES + 4096 {
             harness.round();
             reader.take();
-            assert!(harness.turns - turns < 2000, "{:?}", harness.reactor.buffer_stats());
+            assert!(harness.turns - turns < 2000, "{:?}", harness.buffer_stats());
         }
     }
     // Sixteen at once are more than the free part of the pool. They wait until the unread data are old.
@@ -65,9 +65,9 @@ fn unread_replies_delay_no_reader(certificates: Option<&Certificates>) {
     while reader.got < before + 16 * (SIMPLE_REPLY_BYTES + MIB as usize) {
         harness.round();
         reader.take();
-        assert!(began.elapsed().as_secs() < 30, "{:?}", harness.reactor.buffer_stats());
+        assert!(began.elapsed().as_secs() < 30, "{:?}", harness.buffer_stats());
     }
-    let stats = harness.reactor.buffer_stats();
+    let stats = harness.buffer_stats();
     assert!(stats.dropped_replies > 0 && stats.closed == 0, "{stats:?}");
     assert!(stats.taken <= POOL && stats.size == POOL, "{stats:?}");
 
@@ -77,11 +77,11 @@ fn unread_replies_delay_no_reader(certificates: Option<&Certificates>) {
     while silent.iter().any(|client| client.got < whole) {
         harness.round();
         silent.iter_mut().for_each(Client::take);
-        assert!(began.elapsed().as_secs() < 60, "{:?}", harness.reactor.buffer_stats());
+        assert!(began.elapsed().as_secs() < 60, "{:?}", harness.buffer_stats());
     }
     assert!(silent.iter().all(|client| client.got == whole));
     harness.round();
-    assert_eq!(harness.reactor.buffer_stats().taken, 0);
+    assert_eq!(harness.buffer_stats().taken, 0);
 }
 
 #[test]
