@@ -590,14 +590,16 @@ fn show_stats(stats: &Value) -> String {
     }
     let buffers = &stats["buffers"];
     text += &format!(
-        "buffers: {} of {} bytes in use, {} waiting ({} waits), {} unread replies dropped ({} bytes), {} stalled clients \
-         disconnected\n",
+        "buffers: {} of {} bytes in use, {} waiting ({} waits), {} unread replies dropped ({} bytes), {} payloads \
+         written early, {} blocks cut, {} stalled clients disconnected\n",
         buffers["taken"],
         buffers["size"],
         buffers["waiting"],
         buffers["waits"],
         buffers["dropped_replies"],
         buffers["dropped_bytes"],
+        buffers["payloads_written_early"],
+        buffers["blocks_cut"],
         buffers["closed"],
     );
     text += &show_cache(&stats["cache"], &stats["dirty"]);

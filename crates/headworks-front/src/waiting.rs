@@ -190,11 +190,13 @@ impl Waiting {
 
     /// Whether nothing may be read from the client because of a request that waits for a limit: a write, whose payload follows, or one
     /// that waits for long.
+    #[inline]
     #[must_use]
     pub fn stops_for_limit(&self) -> Option<WaitsFor> {
-        if self.limited() == 0 {
-            return None;
-        }
+        if self.limited() == 0 { None } else { self.find_stop() }
+    }
+
+    fn find_stop(&self) -> Option<WaitsFor> {
         let last = self.list.back()?;
         let stops = last.limited().is_some() && last.stops_stream()
             || self.limited.iter().any(|limited| {

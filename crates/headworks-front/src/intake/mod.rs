@@ -47,6 +47,16 @@ pub struct Intake {
     quick: bool,
     /// The device does not answer: requests for which there is no room fail at once.
     refuses: bool,
+    counts: PayloadCounts,
+}
+
+/// What became of payloads since the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PayloadCounts {
+    /// Parts that were written before all of them had come, because the payload might not grow or was beyond its window.
+    pub written_early: u32,
+    /// Blocks in which bytes were missing and that were cut to what had come.
+    pub cut: u32,
 }
 
 impl Default for Intake {
@@ -61,6 +71,7 @@ impl Default for Intake {
             large: false,
             quick: true,
             refuses: false,
+            counts: PayloadCounts::default(),
         }
     }
 }
@@ -212,6 +223,18 @@ impl Intake {
     pub fn discharge(&mut self, bytes: usize) {
         assert!(self.block_bytes >= bytes, "buffers in flight are counted");
         self.block_bytes -= bytes;
+    }
+
+    /// Takes the counts of payloads that were written early or cut.
+    #[inline]
+    pub fn take_counts(&mut self) -> PayloadCounts {
+        std::mem::take(&mut self.counts)
+    }
+
+    /// Number of requests that wait for a buffer.
+    #[must_use]
+    pub fn buffer_waits(&self) -> usize {
+        self.waiting.all().filter(|one| one.waits_for() == WaitsFor::Buffer).count()
     }
 
     /// Number of requests that wait for limits, or have just passed them.

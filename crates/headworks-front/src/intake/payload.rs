@@ -97,8 +97,15 @@ impl Intake {
         if let Some(last) = self.waiting.last_mut()
             && last.payload.block.as_ref().is_some_and(|block| block.len() > window)
         {
-            last.shorten_part(align);
+            self.counts.written_early += u32::from(last.shorten_part(align));
         }
+    }
+
+    /// Ends the part of a payload that may not grow after the whole blocks of `align` bytes that have come; false if that is nothing.
+    pub fn end_early(&mut self, one: &mut FrontRequest, align: u32) -> bool {
+        let ends = one.shorten_part(align);
+        self.counts.written_early += u32::from(ends);
+        ends
     }
 
     /// Whether a payload keeps more than a window, which has at least `align` bytes.
@@ -119,11 +126,14 @@ impl Intake {
             return;
         }
         let Some(mut block) = one.payload.block.take() else { return };
+        let before = self.block_bytes;
         if kept == 0 {
+            self.counts.cut += 1;
             return self.return_block(block, pool);
         }
         // SAFETY: nothing has come behind these bytes, and no receive is in progress.
         unsafe { self.cut(&mut block, kept, pool) };
+        self.counts.cut += u32::from(self.block_bytes < before);
         if let Some(one) = self.waiting.last_mut() {
             one.payload.block = Some(block);
         }

@@ -18,7 +18,7 @@ use super::blame::{Blame, Holder, Resource};
 use super::queries::Queries;
 use super::rpc::{RpcFault, RpcResult};
 use super::tree::{ExportNode, Tree, device_name};
-use super::why::{Slowness, WhySnapshot, why};
+use super::why::{BufferWait, Slowness, WhySnapshot, why};
 use crate::latency::slow::SlowFilter;
 use crate::latency::usage::{Usage, VolumeUse};
 use crate::messages::query::{ControlQuery, DeviceReport, SlowReport};
@@ -68,8 +68,19 @@ impl Queries {
             served: self.served_meanwhile(&tree, entry)?,
             target,
             held,
+            buffer_wait: self.buffer_wait(&tree, entry)?,
         };
         Ok(why(&facts, now, &slowness))
+    }
+
+    /// Requests of an export that wait for a buffer now, and the export that holds most of them; none if none waits.
+    fn buffer_wait(&self, tree: &Tree, entry: &ExportNode) -> Result<Option<BufferWait>, RpcFault> {
+        let users = self.shards().ask(entry.home, |answer| ControlQuery::BufferUsers { answer })?;
+        let own = users.iter().find(|user| user.export == entry.id && user.waiting > 0);
+        let Some(own) = own else { return Ok(None) };
+        let holder = users.iter().max_by_key(|user| user.bytes).unwrap_or(own);
+        let name = tree.entry(holder.export).map_or("a removed export", ExportNode::shown_name);
+        Ok(Some(BufferWait { waiting: own.waiting, holder: name.to_owned(), held: *holder }))
     }
 
     /// The export whose slow requests were slowest; none if no request completed.

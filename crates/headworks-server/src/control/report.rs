@@ -66,8 +66,17 @@ pub fn dirty_value(tunable: DirtyTunable, value: u64) -> Value {
 pub fn buffers(shards: &[BufferStats]) -> Value {
     total(shards.iter().map(|stats| {
         // No `..`: every counter must be listed.
-        let BufferStats { size, taken, waiting, waits, dropped_replies, dropped_bytes, closed } =
-            *stats;
+        let BufferStats {
+            size,
+            taken,
+            waiting,
+            waits,
+            dropped_replies,
+            dropped_bytes,
+            payloads_written_early,
+            blocks_cut,
+            closed,
+        } = *stats;
         json!({
             "size": size,
             "taken": taken,
@@ -75,6 +84,8 @@ pub fn buffers(shards: &[BufferStats]) -> Value {
             "waits": waits,
             "dropped_replies": dropped_replies,
             "dropped_bytes": dropped_bytes,
+            "payloads_written_early": payloads_written_early,
+            "blocks_cut": blocks_cut,
             "closed": closed,
         })
     }))

@@ -91,6 +91,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 answer.send(vec![(1, 2); exports.len()]).unwrap();
             }
             (_, ControlQuery::Buffers { answer }) => answer.send(Default::default()).unwrap(),
+            (_, ControlQuery::BufferUsers { answer }) => answer.send(Vec::new()).unwrap(),
             (_, ControlQuery::Failed { answer, .. }) => {
                 let range = FailedRange { offset: 8192, len: 4096, error: IoError::Medium };
                 answer.send(vec![range; 2]).unwrap();

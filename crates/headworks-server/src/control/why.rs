@@ -13,6 +13,7 @@ use super::latency::micros;
 use super::targets::{HeldByTarget, OwnTarget};
 use crate::latency::LatencyOp;
 use crate::latency::slow::{SECONDS, SlowFilter, SlowRequest, considered};
+use crate::messages::query::BufferUser;
 
 /// Requests shorter than this are not slow: 1 ms.
 const SLOW_NS: u64 = 1_000_000;
@@ -56,6 +57,35 @@ pub struct WhySnapshot {
     pub target: Option<OwnTarget>,
     /// The latency target of others for which its requests waited in the last minute.
     pub held: Option<HeldByTarget>,
+    /// Its requests that wait for a buffer now.
+    pub buffer_wait: Option<BufferWait>,
+}
+
+/// Requests of an export that wait for a buffer now, and what holds most of the buffers.
+#[derive(Clone, Debug)]
+pub struct BufferWait {
+    /// Number of the requests.
+    pub waiting: usize,
+    /// Name of the export that holds most.
+    pub holder: String,
+    /// What that export holds.
+    pub held: BufferUser,
+}
+
+impl BufferWait {
+    /// `5 requests of b wait for a buffer; a holds 41.0 MiB, 9.0 MiB of it of incomplete payloads`.
+    fn note(&self, export: &str) -> String {
+        let Self { waiting, holder, held } = self;
+        let requests = match waiting {
+            1 => format!("a request of {export} waits"),
+            waiting => format!("{waiting} requests of {export} wait"),
+        };
+        let payloads = match held.payload_bytes {
+            0 => String::new(),
+            bytes => format!(", {} of it of incomplete payloads", size(bytes as u64)),
+        };
+        format!("{requests} for a buffer; {holder} holds {}{payloads}", size(held.bytes as u64))
+    }
 }
 
 impl WhySnapshot {
@@ -183,6 +213,7 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> Value 
     let notes = blame.map(Blame::sentence).into_iter();
     let remote = facts.remote.iter().map(|told| format!("{} is {told}", facts.device));
     let notes = notes.chain(remote);
+    let notes = notes.chain(facts.buffer_wait.iter().map(|wait| wait.note(&facts.export)));
     let notes = notes.chain(facts.target.iter().map(OwnTarget::note));
     let notes: Vec<String> = notes.chain(facts.held.iter().map(HeldByTarget::note)).collect();
     let share = |(part, share): &(usize, f64)| (name(*part).to_owned(), json!(share));
@@ -463,6 +494,26 @@ mod tests {
             (&Value::Null, Some(1))
         );
         assert!(told["hints"][0].as_str().unwrap().contains("looser latency target"));
+    }
+
+    #[test]
+    fn requests_that_wait_for_a_buffer_are_told_with_the_largest_holder() {
+        let held = BufferUser { bytes: 41 << 20, payload_bytes: 9 << 20, ..Default::default() };
+        let mut wait = BufferWait { waiting: 5, holder: "a".to_owned(), held };
+        let noted = |wait: &BufferWait| {
+            let facts = WhySnapshot { buffer_wait: Some(wait.clone()), ..facts() };
+            report(&facts, 0, &[])["notes"][0].as_str().unwrap_or_default().to_owned()
+        };
+        let export = facts().export;
+        assert_eq!(
+            noted(&wait),
+            format!(
+                "5 requests of {export} wait for a buffer; a holds 41.0 MiB, 9.0 MiB of it of incomplete payloads"
+            )
+        );
+        (wait.waiting, wait.held.payload_bytes) = (1, 0);
+        let one = format!("a request of {export} waits for a buffer; a holds 41.0 MiB");
+        assert_eq!(noted(&wait), one);
     }
 
     #[test]

@@ -73,6 +73,11 @@ pub enum ControlQuery {
         /// Channel for the answer.
         answer: Sender<BufferStats>,
     },
+    /// What each export has of the request buffers now.
+    BufferUsers {
+        /// Exports that have something, or whose requests wait.
+        answer: Sender<Vec<BufferUser>>,
+    },
     /// Ranges of a volume of this shard that could not be written back.
     Failed {
         /// Id of the volume.
@@ -328,6 +333,19 @@ pub struct CacheReport {
     pub dirty: Option<DirtyStats>,
 }
 
+/// What an export has of a shard's request buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BufferUser {
+    /// The export, whose clients are on the shard.
+    pub export: ExportId,
+    /// Number of its requests that wait for a buffer.
+    pub waiting: usize,
+    /// Bytes of the pool that its connections hold.
+    pub bytes: usize,
+    /// Those of them that belong to incomplete payloads.
+    pub payload_bytes: usize,
+}
+
 /// State and counters of a shard's request buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferStats {
@@ -343,6 +361,10 @@ pub struct BufferStats {
     pub dropped_replies: u64,
     /// Bytes of buffers that these replies returned.
     pub dropped_bytes: u64,
+    /// Parts of payloads that were written before all of them had come, so that memory was returned.
+    pub payloads_written_early: u64,
+    /// Blocks of payloads that were cut to what had come of them.
+    pub blocks_cut: u64,
     /// Connections closed because their client made no progress within `--stall-timeout`, or because a reply could
     /// not be continued.
     pub closed: u64,

@@ -197,6 +197,10 @@ fn put_buffers(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault
     put(counter, "headworks_dropped_replies_total", help, sum(|s| s.dropped_replies));
     let help = "Bytes of buffers that dropped replies returned.";
     put(counter, "headworks_dropped_bytes_total", help, sum(|s| s.dropped_bytes));
+    let help = "Parts of writes that were written before all of them had come, for other clients.";
+    put(counter, "headworks_payloads_written_early_total", help, sum(|s| s.payloads_written_early));
+    let help = "Buffers of incomplete writes that were cut to what had come.";
+    put(counter, "headworks_blocks_cut_total", help, sum(|s| s.blocks_cut));
     let help = "Clients disconnected because they made no progress, or a reply could not continue.";
     put(counter, "headworks_stalled_disconnects_total", help, sum(|s| s.closed));
     Ok(())

@@ -92,6 +92,8 @@ fn read_of_memory_without_a_cache_waits_for_a_buffer() {
         client.take();
     }
     assert_eq!((client.got, harness.buffer_stats().waiting), (0, 1));
+    let users = harness.buffer_users();
+    assert_eq!((users.len(), users[0].waiting, users[0].bytes), (1, 1, 0));
     let pool = &mut harness.reactor.parts.io.pool;
     buffers.into_iter().for_each(|buffer| pool.put(buffer));
     while client.got < SIMPLE_REPLY_BYTES + MIB as usize {

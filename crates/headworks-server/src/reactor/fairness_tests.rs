@@ -25,7 +25,7 @@ use crate::assemble::ImageWatcher;
 use crate::assemble::export_info::ServedExport;
 use crate::connection_id::cache_account;
 use crate::listen::{Address, ClientListener, Listener};
-use crate::messages::query::BufferStats;
+use crate::messages::query::{BufferStats, BufferUser};
 use crate::nbd::connection::{ConnectionLimits, ExportBinding, LARGE_PART};
 use crate::shared::ServerShared;
 use headworks::driver::{Clock, Executor, Mapping, Pool, open_engine};
@@ -157,6 +157,12 @@ impl Harness {
     /// What is told of the pool.
     pub fn buffer_stats(&self) -> BufferStats {
         self.reactor.door.buffer_stats(&self.reactor.parts)
+    }
+
+    /// What each export has of the pool.
+    pub fn buffer_users(&mut self) -> Vec<BufferUser> {
+        let Reactor { door, parts, .. } = &mut self.reactor;
+        door.buffer_users(parts)
     }
 
     /// Runs one turn as the reactor's loop does, but polls where that would sleep.
@@ -480,4 +486,23 @@ fn one_tls_signature_per_turn() {
         client.until(&mut harness, |client| !client.is_agreeing());
         client.choose(&mut harness);
     }
+}
+
+/// A client is silent in the middle of a write: its block is cut, which is counted, and what is left of it is told as a payload's.
+#[test]
+fn silent_payload_is_cut_counted_and_told() {
+    let mut harness = Harness::new(None);
+    let mut client = Client::new(&mut harness, None);
+    let header = RequestHeader { flags: 0, command: 1, cookie: 0, offset: 0, len: 1 << 20 };
+    client.say(&header.encode());
+    client.say(&[7; 50_000]);
+    for _ in 0..1000 {
+        harness.round();
+    }
+    let stats = harness.buffer_stats();
+    assert!(stats.blocks_cut > 0 && stats.payloads_written_early == 0, "{stats:?}");
+    let users = harness.buffer_users();
+    assert_eq!(users.len(), 1);
+    let BufferUser { waiting, bytes, payload_bytes, .. } = users[0];
+    assert_eq!((waiting, bytes, payload_bytes), (0, 64 << 10, 64 << 10));
 }

@@ -130,6 +130,9 @@ impl Reactor {
             ControlQuery::Buffers { answer } => {
                 let _ = answer.send(self.door.buffer_stats(&self.parts));
             }
+            ControlQuery::BufferUsers { answer } => {
+                let _ = answer.send(self.door.buffer_users(&mut self.parts));
+            }
             ControlQuery::Failed { volume, answer } => {
                 let mut ranges = Vec::new();
                 self.parts.driver.shard().failed_ranges(volume, &mut ranges);

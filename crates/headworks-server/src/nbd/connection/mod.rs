@@ -56,7 +56,7 @@ use crate::access::{Admission, ExportDirectory};
 use crate::latency::LatencyTable;
 use headworks::driver::{Buffer, Pool, Span};
 use headworks_front::WaitsFor;
-use headworks_front::intake::Intake;
+use headworks_front::intake::{Intake, PayloadCounts};
 use headworks_front::memory::{KeptPayload, MemoryLimits, MemoryShare, Wanted};
 use headworks_front::outgoing::SendOutcome;
 use headworks_front::window::CompletedRequest;
@@ -446,6 +446,18 @@ impl Connection {
     #[must_use]
     pub fn wanted(&self, limits: &MemoryLimits) -> Wanted {
         self.intake.wanted(limits)
+    }
+
+    /// Number of requests that wait for a buffer.
+    #[must_use]
+    pub fn buffer_waits(&self) -> usize {
+        self.intake.buffer_waits()
+    }
+
+    /// Takes the counts of payloads that were written early or cut.
+    #[inline]
+    pub fn take_payload_counts(&mut self) -> PayloadCounts {
+        self.intake.take_counts()
     }
 
     /// Number of requests that wait for limits, or have just passed them.

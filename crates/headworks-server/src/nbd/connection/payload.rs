@@ -69,7 +69,7 @@ pub(super) fn advance_write(
         return WaitsFor::Buffer;
     }
     // What has come is written, so that the rest finds room.
-    if one.shorten_part(part_align(session)) {
+    if intake.end_early(one, part_align(session)) {
         return admission(one, connection, shares);
     }
     WaitsFor::Buffer

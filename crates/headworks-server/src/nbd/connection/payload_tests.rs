@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use headworks_core::{Bio, DeviceId, ExportId, Input, Instant, IoError, Op, ReplyStage, Status};
 use headworks_front::WaitsFor;
+use headworks_front::intake::PayloadCounts;
 use headworks_front::memory::{Held, KeptPayload, Memory, Supply, Wanted};
 use headworks_nbd::{ExportInfo, Negotiated};
 
@@ -366,6 +367,9 @@ fn payload_that_may_not_grow_is_written_as_far_as_it_has_come() {
     let last = rig.send(&payload(5000, 3192));
     assert_eq!((rig.ranges(), last), (vec![(0, 8192)], ReceiveOutcome::Waits(WaitsFor::Buffer)));
     assert_eq!(rig.connection.held(), 8192, "the piece");
+    let counts = PayloadCounts { written_early: 1, cut: 1 };
+    assert_eq!(rig.connection.take_payload_counts(), counts);
+    assert_eq!(rig.connection.take_payload_counts(), PayloadCounts::default(), "once");
     let first = rig.bios()[0];
     rig.answer(&first, Ok(()));
     rig.send(&payload(8192, 8192));

@@ -47,6 +47,7 @@ use crate::nbd::connection::{Connection, ConnectionEnd};
 use headworks::driver::{Interest, Span};
 use headworks_front::WaitsFor;
 use headworks_front::hot_list::{ConnectionState, HotList};
+use headworks_front::intake::PayloadCounts;
 use headworks_front::memory::{Held, Memory};
 use headworks_front::outgoing::SendOutcome;
 use headworks_front::turn::FairTurn;
@@ -526,6 +527,9 @@ impl Door {
             let (requests, request_bytes) = (connection.in_flight(), connection.request_bytes());
             let held = Held { bytes: connection.held(), request_bytes, requests };
             self.memory.note_payload(slot, connection.kept_payload());
+            let PayloadCounts { written_early, cut } = connection.take_payload_counts();
+            self.stats.payloads_written_early += u64::from(written_early);
+            self.stats.blocks_cut += u64::from(cut);
             self.memory.note(slot, owner, held, connection.is_stalled(now));
             parts.io.note_lent(slot);
         }

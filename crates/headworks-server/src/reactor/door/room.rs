@@ -15,11 +15,13 @@
 //! for its weight than the waiter's; never more buffers
 //! are dropped than its block needs, beyond the last one.
 
-use headworks_core::Instant;
+use std::collections::BTreeMap;
+
+use headworks_core::{ExportId, Instant};
 
 use super::super::ReactorParts;
 use super::Door;
-use crate::messages::query::BufferStats;
+use crate::messages::query::{BufferStats, BufferUser};
 use headworks_front::WaitsFor;
 use headworks_front::memory::{Supply, Wanted};
 use headworks_front::outgoing::TAKEN_WITHIN_NS;
@@ -120,6 +122,21 @@ impl Door {
             waiting: self.memory.waiting(),
             ..self.stats
         }
+    }
+
+    /// What each export has of the pool, and how many of its requests wait for some.
+    pub fn buffer_users(&self, parts: &mut ReactorParts) -> Vec<BufferUser> {
+        let mut users: BTreeMap<ExportId, BufferUser> = BTreeMap::new();
+        for slot in parts.io.slots() {
+            let Some(export) = self.export_of(slot) else { continue };
+            let Some((connection, _)) = parts.io.connection(slot) else { continue };
+            let user = users.entry(export).or_insert(BufferUser { export, ..Default::default() });
+            let payload = connection.kept_payload().filter(|_| connection.has_incomplete_payload());
+            user.waiting += connection.buffer_waits();
+            user.bytes += connection.held();
+            user.payload_bytes += payload.map_or(0, |payload| payload.bytes);
+        }
+        users.into_values().filter(|user| user.waiting + user.bytes > 0).collect()
     }
 
     /// Lists connections with old unsent data, and notes which ones are stalled. Returns the time at which more data
