@@ -9,11 +9,16 @@
 //! domain whose writers take less than its share counts only as what it takes, so the others divide the rest by weight. The flusher
 //! writes the oldest data first, so what is written has the parts of what was dirtied.
 //!
+//! What a writer owes outlives its connection, at its domain: the next new writer of the domain begins with it. Else one that connects anew
+//! whenever it is to pause would take what others leave (Linux: `dirty_throttle_leaks`). Those that left pay at the same time, as they did
+//! while they paused: a domain keeps the longest debt and the number of those who owe.
+//!
 //! Invariants: a device's `weighted` is the sum of weight times load, at most [`WEIGHT_ONE`], over its domains; the loads of a
 //! device add up to the weights of its writers.
 
 use crate::bio::{ExportId, TenantId};
 use crate::options::{ExportConfig, TENANTS_MAX, TenantConfig};
+use crate::time::Instant;
 
 use super::writers::WEIGHT_ONE;
 
@@ -92,20 +97,65 @@ impl Domains {
     }
 }
 
+/// What writers of a domain owed when their connections ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Debt {
+    /// The time when the last of them would have paid.
+    clock: u64,
+    /// The pace by which `clock` was computed.
+    pace: u64,
+    /// Writers that left it.
+    writers: u32,
+}
+
 /// What the domains of one device take.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct DomainLoads {
     /// By domain: the sum of its writers' weights. Empty where writers are not told apart.
     loads: Vec<u64>,
+    /// By domain: what those that left owe; one for all where they are not told apart.
+    debts: Vec<Debt>,
     /// Sum of weight times load over all domains, a load counted as at most [`WEIGHT_ONE`].
     weighted: u64,
+}
+
+impl Default for DomainLoads {
+    fn default() -> Self {
+        Self::new(0)
+    }
 }
 
 impl DomainLoads {
     /// Creates the loads of `domains` idle domains.
     #[must_use]
     pub fn new(domains: usize) -> Self {
-        Self { loads: vec![0; domains], weighted: 0 }
+        Self { loads: vec![0; domains], debts: vec![Debt::default(); domains.max(1)], weighted: 0 }
+    }
+
+    /// Keeps what a writer of a domain owes that leaves: the time `owed` at `pace`.
+    pub fn keep_debt(&mut self, now: Instant, domain: DomainId, owed: u64, pace: u64) {
+        let debt = self.debt_mut(domain);
+        let left = scaled_ns(debt.clock.saturating_sub(now.0), debt.pace, pace);
+        let writers = if left == 0 { 1 } else { debt.writers.saturating_add(1) };
+        *debt = Debt { clock: now.0.saturating_add(owed.max(left)), pace, writers };
+    }
+
+    /// Takes what one writer of a domain left: the time that is still owed, at `pace`.
+    pub fn take_debt(&mut self, now: Instant, domain: DomainId, pace: u64) -> u64 {
+        let debt = self.debt_mut(domain);
+        let Some(writers) = debt.writers.checked_sub(1) else { return 0 };
+        let owed = scaled_ns(debt.clock.saturating_sub(now.0), debt.pace, pace);
+        if writers == 0 || owed == 0 {
+            *debt = Debt::default();
+        } else {
+            debt.writers = writers;
+        }
+        owed
+    }
+
+    fn debt_mut(&mut self, domain: DomainId) -> &mut Debt {
+        let index = usize::from(domain).min(self.debts.len() - 1);
+        &mut self.debts[index]
     }
 
     /// Replaces a writer's weight in a domain.
@@ -143,6 +193,12 @@ impl DomainLoads {
         let scaled = u128::from(pace) * part / whole;
         scaled.clamp(1, u128::from(u64::MAX / 4)) as u64
     }
+}
+
+/// The time that what costs `ns` at a pace costs at another.
+pub fn scaled_ns(ns: u64, from: u64, to: u64) -> u64 {
+    let scaled = u128::from(ns) * u128::from(from) / u128::from(to.max(1));
+    scaled.min(u128::from(u64::MAX / 4)) as u64
 }
 
 /// A domain's load as far as it counts: one whole share.

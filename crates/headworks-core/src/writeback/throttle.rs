@@ -31,7 +31,7 @@ use crate::time::{Instant, MS, SEC};
 
 use super::credit::{Credit, floor};
 use super::device::{Device, DeviceLimits, cost_ns};
-use super::domains::{DomainId, Domains};
+use super::domains::{DomainId, Domains, scaled_ns};
 use super::foreground::{DirtyPosition, ForegroundWriteback};
 use super::limits::{Thresholds, smoothed};
 use super::options::{DirtyOptions, ThrottlePolicy};
@@ -193,11 +193,37 @@ impl Throttle {
         WriterId(0)
     }
 
-    /// Removes a closed connection and ends its pause, in constant time.
+    /// Removes a closed connection and ends its pause, in constant time. Its domain keeps what it owes.
     pub fn close(&mut self, connection: u32) -> Option<WriterId> {
         let (id, was) = self.writers.remove(connection)?;
+        let now = self.latest;
+        let device = &mut self.devices[usize::from(was.device)];
+        let (pace, _) = device.pace_of(&self.domains, was.domain);
+        let clock = scaled_ns(was.clock.saturating_sub(now.0), was.pace, pace);
+        let owed =
+            clock + scaled_ns(was.forgiven, was.pace, pace) + cost_ns(was.nr_dirtied.into(), pace);
+        if owed > 0 && !device.control.freerun {
+            device.loads.keep_debt(now, was.domain, owed, pace);
+        }
         self.count_weight(was.device, was.domain, was.weight, 0);
         Some(id)
+    }
+
+    /// Charges an export for blocks of a closed connection, which has no writer any more: its next new writer pays.
+    pub fn on_dirtied_after_close(
+        &mut self,
+        now: Instant,
+        export: ExportId,
+        device: DeviceId,
+        blocks: u32,
+    ) {
+        let domain = self.domains.of(export);
+        let device = &mut self.devices[at(device)];
+        let (pace, _) = device.pace_of(&self.domains, domain);
+        if !device.control.freerun {
+            let before = device.loads.take_debt(now, domain, pace);
+            device.loads.keep_debt(now, domain, before + cost_ns(blocks.into(), pace), pace);
+        }
     }
 
     /// The end of the writer's pause. At that time [`Throttle::resume`] decides whether it is over.
@@ -218,7 +244,7 @@ impl Throttle {
         self.refresh(now, device);
         let control = &self.devices[device].control;
         let (pace, batch) = self.devices[device].pace_of(&self.domains, entry.domain);
-        let mut owed = scale(entry.clock.saturating_sub(now.0), entry.pace, pace);
+        let mut owed = scaled_ns(entry.clock.saturating_sub(now.0), entry.pace, pace);
         let mut nr_dirtied = entry.nr_dirtied;
         if u64::from(nr_dirtied) > batch {
             // Bios that had reserved blocks before the pause began.
@@ -588,7 +614,9 @@ impl Throttle {
         was.spread = !control.freerun;
         let pauses = !exempt && clock > now.0 + control.pause_ns / 4;
         let pause = if pauses {
-            let spread = if entry.spread { 0 } else { control.pause_ns.max(period) };
+            // Who begins with a debt is at no common phase, and has it to pay.
+            let phased = entry.spread || entry.clock > now.0;
+            let spread = if phased { 0 } else { control.pause_ns.max(period) };
             self.writers.get_mut(writer).began = now.0;
             Some(self.set_pause(now, writer, spread))
         } else {
@@ -612,7 +640,9 @@ impl Throttle {
         entry.pauses = entry.pauses.wrapping_add(1);
         entry.dither = random.below(256) as u8;
         if spread > 0 {
-            entry.clock = now.0 + 1 + random.below(spread);
+            let clock = now.0 + 1 + random.below(spread);
+            entry.forgiven = entry.clock.saturating_sub(clock);
+            entry.clock = clock;
         }
         let owed = entry.clock.saturating_sub(now.0).max(1);
         // A slice of a longer pause ends early rather than late, so that `max_pause` holds.
@@ -658,6 +688,7 @@ impl Throttle {
             let was = writer.weight;
             writer.weight -= less;
             writer.spread &= !silent;
+            writer.forgiven = if silent { 0 } else { writer.forgiven };
             device.count(&self.domains, writer.domain, was, writer.weight);
             self.weights.sub(less.into());
         }
@@ -667,6 +698,7 @@ impl Throttle {
     fn note(&mut self, now: Instant, writer: WriterId, device: DeviceId, blocks: u32) {
         let short = self.devices[at(device)].short_ns(now);
         let entry = self.writers.get_mut(writer);
+        let is_new = entry.seen == 0;
         let was = (entry.device, entry.weight);
         if entry.weight == 0 || entry.device != device.0 {
             entry.weight = entry.weight.max(if was.1 == 0 { WEIGHT_ONE } else { 0 });
@@ -685,6 +717,19 @@ impl Throttle {
             self.count_weight(was.0, domain, was.1, 0);
             self.count_weight(device.0, domain, 0, weight);
         }
+        if is_new && writer != self.shared_writer() {
+            self.begin(now, writer, at(device));
+        }
+    }
+
+    /// Lets a new writer of a domain begin with what one that left owes.
+    fn begin(&mut self, now: Instant, writer: WriterId, device: usize) {
+        self.refresh(now, device);
+        let domain = self.writers.get(writer).domain;
+        let (pace, _) = self.devices[device].pace_of(&self.domains, domain);
+        let owed = self.devices[device].loads.take_debt(now, domain, pace);
+        let entry = self.writers.get_mut(writer);
+        (entry.clock, entry.pace) = (now.0.saturating_add(owed), pace);
     }
 
     /// Replaces a writer's weight in the sums.
@@ -775,12 +820,6 @@ pub(super) fn chunk(bandwidth: u64, limit: u32) -> u32 {
 /// The index of a device.
 pub(super) fn at(device: DeviceId) -> usize {
     usize::from(device.0)
-}
-
-/// Converts a debt in time from one pace to another.
-fn scale(ns: u64, from: u64, to: u64) -> u64 {
-    let scaled = u128::from(ns) * u128::from(from) / u128::from(to.max(1));
-    scaled.min(u128::from(u64::MAX / 4)) as u64
 }
 
 /// `period / elapsed` as a weight, at most [`WEIGHT_ONE`].

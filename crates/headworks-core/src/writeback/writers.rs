@@ -64,6 +64,8 @@ pub struct Writer {
     pub began: u64,
     /// The pace by which `clock` was computed.
     pub pace: u64,
+    /// What its first pause was shorter than its debt, in nanoseconds at `pace`: owed again when it leaves.
+    pub forgiven: u64,
 }
 
 impl Writer {
@@ -86,6 +88,7 @@ impl Writer {
             until: NEVER,
             began: 0,
             pace: 1,
+            forgiven: 0,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The runs of seed 002: the seed's table, other devices and pools, and load changes.
 
-use headworks_core::time::SEC;
+use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DepthMode, Instant, QueueOptions, Scheduler};
 use headworks_sim::disk::StreamProfile;
@@ -34,6 +34,8 @@ const LIGHT: u32 = 36;
 const LIGHT_RATE: u64 = 100_000;
 /// Bytes per second at and below which a device is a disk.
 const DISK_RATE: u64 = 60 * MB;
+/// Writers of `reconnect` that keep their connections.
+pub const STEADY: u32 = 5;
 const MB: u64 = 1_000_000;
 const GIB: u64 = 1 << 30;
 /// Minimum size of each writer's part of a volume.
@@ -66,11 +68,13 @@ pub enum Case {
     Bursts,
     /// The device stalls for 0.4 s in every 2 s.
     Stalls,
+    /// One writer that connects anew after so many milliseconds, beside five that do not.
+    Reconnect(u16),
 }
 
 impl Case {
     /// All cases, in the order in which they run.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::Scaling,
         Self::Grid,
         Self::Disk,
@@ -83,6 +87,9 @@ impl Case {
         Self::Exit,
         Self::Bursts,
         Self::Stalls,
+        Self::Reconnect(50),
+        Self::Reconnect(100),
+        Self::Reconnect(1000),
     ];
 
     /// The name on the command line.
@@ -101,6 +108,9 @@ impl Case {
             Self::Exit => "exit",
             Self::Bursts => "bursts",
             Self::Stalls => "stalls",
+            Self::Reconnect(50) => "reconnect-50ms",
+            Self::Reconnect(100) => "reconnect-100ms",
+            Self::Reconnect(_) => "reconnect-1s",
         }
     }
 
@@ -125,6 +135,7 @@ impl Case {
             Self::Exit => (&[100], &[700], &[4096]),
             Self::Bursts => (&[10, 100], &[100, 700], &[4096]),
             Self::Stalls => (&[10, 100, 1000], &[700], &[4096]),
+            Self::Reconnect(_) => (&[STEADY + 1], &[200], &[4096, 16_384]),
         }
     }
 
@@ -311,8 +322,7 @@ impl CasePoint {
     }
 
     fn all_writers(&self) -> Vec<WriterOptions> {
-        let most = if self.case == Case::Writers { 10 * self.writers } else { self.writers };
-        let part = self.part();
+        let (most, part) = (self.connections(), self.part());
         let dd = |number: u32| {
             let start = u64::from(number) * part;
             WriterOptions::dd(0, self.write_bytes, start, start + part)
@@ -335,16 +345,31 @@ impl CasePoint {
                     let is_last = number + 1 == most;
                     WriterOptions { exits_at: if is_last { end } else { Instant(exits) }, ..dd }
                 }
+                Case::Reconnect(ms) if number >= STEADY => {
+                    let at = |of: u32| Instant(u64::from(of - STEADY) * u64::from(ms) * MS);
+                    WriterOptions { starts_at: at(number), exits_at: at(number + 1), ..dd }
+                }
                 _ => dd,
             }
         };
         (0..most).map(as_told).collect()
     }
 
+    /// Connections of all writers during the run.
+    fn connections(&self) -> u32 {
+        match self.case {
+            Case::Writers => 10 * self.writers,
+            Case::Reconnect(ms) => {
+                let lives = (self.ramp_ns + self.runtime_ns).div_ceil(u64::from(ms) * MS);
+                STEADY + lives as u32
+            }
+            _ => self.writers,
+        }
+    }
+
     /// A tebibyte for all, so that no writer wraps around; at least a gibibyte for each.
     fn part(&self) -> u64 {
-        let most =
-            u64::from(if self.case == Case::Writers { 10 * self.writers } else { self.writers });
+        let most = u64::from(self.connections());
         (1024 * GIB / most / PART * PART).max(PART)
     }
 

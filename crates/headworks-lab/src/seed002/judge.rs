@@ -7,6 +7,7 @@
 //! pauses.
 
 use super::bounds::{self, Load};
+use super::cases::Case;
 use crate::report::{Goal, Row, Verdict};
 
 /// The seed's rates with pauses, as parts of one writer's 700 MB/s: writers, part.
@@ -27,6 +28,8 @@ const WAKEUPS: f64 = 5500.0;
 const PAUSE_MS: f64 = 200.0;
 /// Goal: time to settle after a change of the load.
 const SETTLED_MS: f64 = 1000.0;
+/// Goal: a writer that connects anew gains no more than a tenth of a fair share.
+const RECONNECTED: f64 = 1.1;
 /// Most writers of a row with a goal.
 const WRITERS_MAX: u64 = 1000;
 
@@ -329,7 +332,21 @@ fn changes(rows: &Rows<'_>) -> Vec<Verdict> {
     let stalls = most(rows.all("stalls", "ioless").into_iter().map(|row| ms(row, "p99_ns")));
     let what = "stalls of 400 ms: p99 of pauses, ms".to_string();
     verdicts.extend(stalls.map(|stalls| verdict(what, stalls, None)));
+    verdicts.extend(reconnecting(rows));
     verdicts
+}
+
+/// One that connects anew, in parts of an equal share of what it and those that do not have written.
+fn reconnecting(rows: &Rows<'_>) -> Vec<Verdict> {
+    let cases = Case::ALL.into_iter().filter(|case| matches!(case, Case::Reconnect(_)));
+    let rows = cases.flat_map(|case| rows.all(case.name(), "ioless"));
+    let judged = rows.map(|row| {
+        let (all, steady) = (row.int("bytes"), 4096 * row.int("shared_blocks"));
+        let part = ratio((all - steady) * (row.int("sharers") + 1), all);
+        let what = format!("{}, {}: part of a fair share", row.word("case"), at_name(place(row)));
+        verdict(what, part, Some(Goal::AtMost(RECONNECTED)))
+    });
+    judged.collect()
 }
 
 /// The verdicts that cover all rows.
@@ -382,6 +399,7 @@ mod tests {
             .with("slept", 50_000)
             .with("p50_ns", 100_000_000)
             .with("p99_ns", 199_000_000)
+            .with("bytes", 5_000_000)
             .with("sharers", 10)
             .with("shared_blocks", 100)
             .with("shared_blocks_squared", 1000)
@@ -402,6 +420,8 @@ mod tests {
         }
         let cases = ["grid", "two", "bandwidth", "writers", "cold", "exit", "bursts", "stalls"];
         rows.extend(cases.map(|case| row(case, "ioless", 1000)));
+        // The steady ones have 409,600 bytes.
+        rows.push(row("reconnect-50ms", "ioless", 12).replaced("bytes", 450_000));
         rows
     }
 
@@ -438,6 +458,7 @@ mod tests {
         assert_eq!(with("grid", "ioless", "media_bytes", bytes(690)), 1);
         assert_eq!(with("grid", "ioless", "slept", 56_000.into()), 1);
         assert_eq!(with("stalls", "ioless", "worst_ppm", 1_001_000.into()), 1);
+        assert_eq!(with("reconnect-50ms", "ioless", "bytes", 460_000.into()), 1);
     }
 
     #[test]

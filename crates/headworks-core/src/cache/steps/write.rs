@@ -326,7 +326,10 @@ fn charge(
     let device = state.volumes[op.bio.id.volume].device();
     let throttle = state.dirty.throttle_mut();
     let writer = match op.writer {
-        NIL => throttle.shared_writer(),
+        NIL => {
+            throttle.on_dirtied_after_close(ctx.now, op.bio.id.export, device, run);
+            throttle.shared_writer()
+        }
         writer => WriterId(writer),
     };
     let class = if op.writer == NIL { IoClass::RealTime } else { op.bio.ioprio.class() };

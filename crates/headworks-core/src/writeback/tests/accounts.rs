@@ -4,7 +4,7 @@ use super::super::{
     DirtyOptions, DirtyPosition, ForegroundWriteback, Throttle, ThrottlePolicy, TraceEvent,
     WriterId,
 };
-use crate::bio::{DeviceId, IoClass};
+use crate::bio::{DeviceId, ExportId, IoClass};
 use crate::prng::Prng;
 use crate::time::{Instant, MS, SEC};
 
@@ -308,4 +308,34 @@ fn unresponsive_device_leaves_credit_to_others() {
     let mut single = Throttle::new(&DirtyOptions::default(), 10_000, 1, 4);
     single.set_unresponsive(silent, true);
     assert!(single.reserve(silent, 1900));
+}
+
+#[test]
+fn blocks_of_a_closed_connection_are_owed_by_the_next_of_its_export() {
+    for owed in [0, 400] {
+        let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
+        let now = Instant(SEC);
+        paused(&mut throttle, now, writer);
+        throttle.on_dirtied_after_close(now, ExportId(0), DEVICE, owed);
+        let next = throttle.writer(2);
+        assert_eq!(dirty(&mut throttle, now, next, 1).is_some(), owed > 0, "{owed} blocks");
+        // It was taken.
+        let third = throttle.writer(3);
+        assert_eq!(dirty(&mut throttle, now, third, 1), None, "{owed} blocks");
+    }
+}
+
+#[test]
+fn debt_of_a_closed_connection_is_paid_by_time() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
+    let now = Instant(SEC);
+    let until = paused(&mut throttle, now, writer);
+    assert_eq!(throttle.close(1), Some(writer));
+    let next = throttle.writer(2);
+    assert!(dirty(&mut throttle, now, next, 1).is_some());
+    throttle.close(2);
+    // A second after the pauses of both.
+    let later = until.after(until.since(now) + SEC);
+    let next = throttle.writer(3);
+    assert_eq!(dirty(&mut throttle, later, next, 1), None);
 }

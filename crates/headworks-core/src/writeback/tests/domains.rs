@@ -4,7 +4,7 @@ use super::model::{Model, mb};
 use super::{FULL, report};
 use crate::bio::{ExportId, IoClass, TenantId};
 use crate::options::{ExportConfig, TenantConfig};
-use crate::time::SEC;
+use crate::time::{MS, SEC};
 use crate::writeback::DirtyOptions;
 
 /// A model with exports of these weights, each in a tenant of its own, or without tenants.
@@ -144,4 +144,67 @@ fn thousand_tenants_share_equally() {
     model.run(30 * SEC);
     assert_shares(&model, &[100; 1000], 0.05);
     assert!(model.pause_ms(99) <= 200.0, "{}", report(&model));
+}
+
+/// Runs five steady writers beside one that connects anew every `life_ns`, each time to the next of `exports`; returns what it writes in parts
+/// of an equal share.
+fn reconnecting(model: &mut Model, life_ns: u64, steady: u16, exports: &[u16]) -> f64 {
+    add(model, steady, 5);
+    model.run(30 * SEC);
+    let run = |model: &mut Model, ns: u64| {
+        let mut exports = exports.iter().cycle();
+        for _ in 0..ns / life_ns {
+            let writer = model.add_one(0, 0, IoClass::BestEffort);
+            model.writers[writer].export = ExportId(*exports.next().unwrap());
+            model.run(life_ns);
+            model.close(writer);
+        }
+    };
+    run(model, 10 * SEC);
+    model.reset();
+    run(model, 30 * SEC);
+    let all: u64 = model.writers.iter().map(|writer| writer.blocks).sum();
+    let steady: u64 = model.writers[..5].iter().map(|writer| writer.blocks).sum();
+    (all - steady) as f64 * 6.0 / all as f64
+}
+
+#[test]
+fn writer_that_connects_anew_gains_nothing() {
+    for pool in [1024, 4096, 16384] {
+        for life_ns in [5 * MS, 50 * MS, 100 * MS, 300 * MS, SEC] {
+            let mut one = model(pool, mb(200), &[100], false);
+            let part = reconnecting(&mut one, life_ns, 0, &[0]);
+            assert!(part < 1.1, "{pool} MiB, {} ms: {part:.3}, {}", life_ns / MS, report(&one));
+            assert!(one.busy_percent(0) >= FULL, "{}", report(&one));
+        }
+    }
+}
+
+#[test]
+fn tenant_whose_exports_take_turns_gains_nothing() {
+    let mut model = Model::with(4096, &[mb(200)], &DirtyOptions::default());
+    let export = |tenant| ExportConfig { tenant: TenantId(tenant), ..ExportConfig::default() };
+    let exports = [export(0), export(1), export(1), export(1)];
+    model.throttle = model.throttle.with_domains(&exports, &[TenantConfig::default(); 2]);
+    // Of six equal shares it has three.
+    let part = reconnecting(&mut model, 50 * MS, 0, &[1, 2, 3]) / 3.0;
+    assert!(part < 1.1, "{part:.3}, {}", report(&model));
+}
+
+#[test]
+fn writers_that_all_connect_anew_at_once_pause_as_before() {
+    for (writers, bandwidth) in [(10, 200), (100, 200), (1000, 10)] {
+        let mut model = model(4096, mb(bandwidth), &[100], false);
+        add(&mut model, 0, writers);
+        model.run(60 * SEC);
+        let before = model.pause_ms(100);
+        (0..writers).for_each(|writer| model.close(writer));
+        add(&mut model, 0, writers);
+        model.reset();
+        model.run(60 * SEC);
+        let after = model.pause_ms(100);
+        // What one that left owed, and its own first write.
+        assert!(after <= 2.2 * before, "{before} {after} ms, {}", report(&model));
+        assert!(model.busy_percent(0) >= FULL, "{}", report(&model));
+    }
 }
