@@ -724,12 +724,13 @@ impl Throttle {
 
     /// Lets a new writer of a domain begin with what one that left owes.
     fn begin(&mut self, now: Instant, writer: WriterId, device: usize) {
-        self.refresh(now, device);
         let domain = self.writers.get(writer).domain;
         let (pace, _) = self.devices[device].pace_of(&self.domains, domain);
         let owed = self.devices[device].loads.take_debt(now, domain, pace);
-        let entry = self.writers.get_mut(writer);
-        (entry.clock, entry.pace) = (now.0.saturating_add(owed), pace);
+        if owed > 0 {
+            let entry = self.writers.get_mut(writer);
+            (entry.clock, entry.pace) = (now.0.saturating_add(owed), pace);
+        }
     }
 
     /// Replaces a writer's weight in the sums.
