@@ -9,16 +9,16 @@
 //! domain whose writers take less than its share counts only as what it takes, so the others divide the rest by weight. The flusher
 //! writes the oldest data first, so what is written has the parts of what was dirtied.
 //!
-//! What a writer owes outlives its connection, at its domain: the next new writer of the domain begins with it. Else one that connects anew
-//! whenever it is to pause would take what others leave (Linux: `dirty_throttle_leaks`). Those that left pay at the same time, as they did
-//! while they paused: a domain keeps the longest debt and the number of those who owe.
+//! What a writer owes outlives its connection, at its domain: the next new writer of the domain begins with its clock. Else one that connects
+//! anew whenever it is to pause, or has used its credit, would take what others leave (Linux: `dirty_throttle_leaks`). Those that left pay at the
+//! same time, as they did while they paused: a domain keeps the latest clock and the number of those who left one.
 //!
 //! Invariants: a device's `weighted` is the sum of weight times load, at most [`WEIGHT_ONE`], over its domains; the loads of a
 //! device add up to the weights of its writers.
 
 use crate::bio::{ExportId, TenantId};
 use crate::options::{ExportConfig, TENANTS_MAX, TenantConfig};
-use crate::time::Instant;
+use crate::time::{Instant, SEC};
 
 use super::writers::WEIGHT_ONE;
 
@@ -97,15 +97,25 @@ impl Domains {
     }
 }
 
-/// What writers of a domain owed when their connections ended.
+/// Time after which nobody begins with the clock of a writer that left: it has no debt, and more credit than counts.
+const OLD_NS: u64 = SEC;
+
+/// The virtual time up to which writers of a domain had paid when their connections ended: see `Writer::clock`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Debt {
-    /// The time when the last of them would have paid.
+    /// That of the one who owed most.
     clock: u64,
     /// The pace by which `clock` was computed.
     pace: u64,
     /// Writers that left it.
     writers: u32,
+}
+
+impl Debt {
+    /// The clock, if what is owed now is to be paid at another pace.
+    fn at(&self, now: Instant, pace: u64) -> u64 {
+        clock_at(self.clock, now, self.pace, pace)
+    }
 }
 
 /// What the domains of one device take.
@@ -132,25 +142,21 @@ impl DomainLoads {
         Self { loads: vec![0; domains], debts: vec![Debt::default(); domains.max(1)], weighted: 0 }
     }
 
-    /// Keeps what a writer of a domain owes that leaves: the time `owed` at `pace`.
-    pub fn keep_debt(&mut self, now: Instant, domain: DomainId, owed: u64, pace: u64) {
+    /// Keeps the clock of a writer of a domain that leaves, at `pace`.
+    pub fn keep_debt(&mut self, now: Instant, domain: DomainId, clock: u64, pace: u64) {
         let debt = self.debt_mut(domain);
-        let left = scaled_ns(debt.clock.saturating_sub(now.0), debt.pace, pace);
-        let writers = if left == 0 { 1 } else { debt.writers.saturating_add(1) };
-        *debt = Debt { clock: now.0.saturating_add(owed.max(left)), pace, writers };
+        let is_old = debt.clock.saturating_add(OLD_NS) < now.0;
+        let (before, writers) = if is_old { (0, 0) } else { (debt.at(now, pace), debt.writers) };
+        *debt = Debt { clock: clock.max(before), pace, writers: writers.saturating_add(1) };
     }
 
-    /// Takes what one writer of a domain left: the time that is still owed, at `pace`.
+    /// Takes the clock that one writer of a domain left, at `pace`; 0 if none did.
     pub fn take_debt(&mut self, now: Instant, domain: DomainId, pace: u64) -> u64 {
         let debt = self.debt_mut(domain);
         let Some(writers) = debt.writers.checked_sub(1) else { return 0 };
-        let owed = scaled_ns(debt.clock.saturating_sub(now.0), debt.pace, pace);
-        if writers == 0 || owed == 0 {
-            *debt = Debt::default();
-        } else {
-            debt.writers = writers;
-        }
-        owed
+        let clock = debt.at(now, pace);
+        *debt = if writers == 0 { Debt::default() } else { Debt { writers, ..*debt } };
+        clock
     }
 
     fn debt_mut(&mut self, domain: DomainId) -> &mut Debt {
@@ -193,6 +199,11 @@ impl DomainLoads {
         let scaled = u128::from(pace) * part / whole;
         scaled.clamp(1, u128::from(u64::MAX / 4)) as u64
     }
+}
+
+/// A writer's clock, if what it owes now is to be paid at another pace.
+pub fn clock_at(clock: u64, now: Instant, from: u64, to: u64) -> u64 {
+    clock.min(now.0).saturating_add(scaled_ns(clock.saturating_sub(now.0), from, to))
 }
 
 /// The time that what costs `ns` at a pace costs at another.

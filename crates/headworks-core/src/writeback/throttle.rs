@@ -31,7 +31,7 @@ use crate::time::{Instant, MS, SEC};
 
 use super::credit::{Credit, floor};
 use super::device::{Device, DeviceLimits, cost_ns};
-use super::domains::{DomainId, Domains, scaled_ns};
+use super::domains::{DomainId, Domains, clock_at, scaled_ns};
 use super::foreground::{DirtyPosition, ForegroundWriteback};
 use super::limits::{Thresholds, smoothed};
 use super::options::{DirtyOptions, ThrottlePolicy};
@@ -198,12 +198,13 @@ impl Throttle {
         let (id, was) = self.writers.remove(connection)?;
         let now = self.latest;
         let device = &mut self.devices[usize::from(was.device)];
-        let (pace, _) = device.pace_of(&self.domains, was.domain);
-        let clock = scaled_ns(was.clock.saturating_sub(now.0), was.pace, pace);
-        let owed =
-            clock + scaled_ns(was.forgiven, was.pace, pace) + cost_ns(was.nr_dirtied.into(), pace);
-        if owed > 0 && !device.control.freerun {
-            device.loads.keep_debt(now, was.domain, owed, pace);
+        if was.seen > 0 && !device.control.freerun {
+            let (pace, _) = device.pace_of(&self.domains, was.domain);
+            let clock = clock_at(was.clock, now, was.pace, pace);
+            let clock = clock.max(now.0.saturating_sub(device.control.credit_ns));
+            let late =
+                scaled_ns(was.forgiven, was.pace, pace) + cost_ns(was.nr_dirtied.into(), pace);
+            device.loads.keep_debt(now, was.domain, clock.saturating_add(late), pace);
         }
         self.count_weight(was.device, was.domain, was.weight, 0);
         Some(id)
@@ -221,8 +222,9 @@ impl Throttle {
         let device = &mut self.devices[at(device)];
         let (pace, _) = device.pace_of(&self.domains, domain);
         if !device.control.freerun {
-            let before = device.loads.take_debt(now, domain, pace);
-            device.loads.keep_debt(now, domain, before + cost_ns(blocks.into(), pace), pace);
+            let before = device.loads.take_debt(now, domain, pace).max(now.0);
+            let clock = before.saturating_add(cost_ns(blocks.into(), pace));
+            device.loads.keep_debt(now, domain, clock, pace);
         }
     }
 
@@ -378,10 +380,15 @@ impl Throttle {
             self.credit.used(index),
             "credit in use is not accounted for"
         );
-        self.note(now, writer, device, blocks);
+        let is_new = self.note(now, writer, device, blocks);
         match self.options.policy {
             _ if self.has_foreground() => None,
-            ThrottlePolicy::Ioless => self.balance(now, writer, index, blocks, class),
+            ThrottlePolicy::Ioless => {
+                if is_new {
+                    self.begin(now, writer, index);
+                }
+                self.balance(now, writer, index, blocks, class)
+            }
             ThrottlePolicy::None => None,
         }
     }
@@ -694,8 +701,8 @@ impl Throttle {
         }
     }
 
-    /// Counts blocks of a writer, which has a weight from its first block on.
-    fn note(&mut self, now: Instant, writer: WriterId, device: DeviceId, blocks: u32) {
+    /// Counts blocks of a writer, which has a weight from its first block on; returns whether this is the first of a connection's writer.
+    fn note(&mut self, now: Instant, writer: WriterId, device: DeviceId, blocks: u32) -> bool {
         let short = self.devices[at(device)].short_ns(now);
         let entry = self.writers.get_mut(writer);
         let is_new = entry.seen == 0;
@@ -717,20 +724,18 @@ impl Throttle {
             self.count_weight(was.0, domain, was.1, 0);
             self.count_weight(device.0, domain, 0, weight);
         }
-        if is_new && writer != self.shared_writer() {
-            self.begin(now, writer, at(device));
-        }
+        is_new && writer != self.shared_writer()
     }
 
-    /// Lets a new writer of a domain begin with what one that left owes.
+    /// Lets a new writer of a domain begin with the clock of one that left.
     fn begin(&mut self, now: Instant, writer: WriterId, device: usize) {
+        // Its debt is at the pace of as many writers as there are with it.
+        self.refresh(now, device);
         let domain = self.writers.get(writer).domain;
         let (pace, _) = self.devices[device].pace_of(&self.domains, domain);
-        let owed = self.devices[device].loads.take_debt(now, domain, pace);
-        if owed > 0 {
-            let entry = self.writers.get_mut(writer);
-            (entry.clock, entry.pace) = (now.0.saturating_add(owed), pace);
-        }
+        let clock = self.devices[device].loads.take_debt(now, domain, pace);
+        let entry = self.writers.get_mut(writer);
+        (entry.clock, entry.pace) = (clock, pace);
     }
 
     /// Replaces a writer's weight in the sums.
