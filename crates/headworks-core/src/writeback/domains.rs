@@ -148,6 +148,7 @@ impl DomainLoads {
         let is_old = debt.clock.saturating_add(OLD_NS) < now.0;
         let (before, writers) = if is_old { (0, 0) } else { (debt.at(now, pace), debt.writers) };
         *debt = Debt { clock: clock.max(before), pace, writers: writers.saturating_add(1) };
+        debug_assert!(debt.clock >= clock, "a debt is forgotten");
     }
 
     /// Takes the clock that one writer of a domain left, at `pace`; 0 if none did.
@@ -156,6 +157,7 @@ impl DomainLoads {
         let Some(writers) = debt.writers.checked_sub(1) else { return 0 };
         let clock = debt.at(now, pace);
         *debt = if writers == 0 { Debt::default() } else { Debt { writers, ..*debt } };
+        debug_assert!(debt.writers > 0 || debt.clock == 0, "a clock without a writer that left it");
         clock
     }
 
