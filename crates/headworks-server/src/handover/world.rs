@@ -13,6 +13,7 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use headworks_core::ShardId;
 use headworks_core::prng::Prng;
@@ -73,8 +74,11 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
+        // Tests run side by side, some with the same seeds.
+        static WORLDS: AtomicU32 = AtomicU32::new(0);
+        let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let directory =
-            std::env::temp_dir().join(format!("hw-upgrades-{}-{seed}", std::process::id()));
+            std::env::temp_dir().join(format!("hw-upgrades-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let mut world = Self {
             prng: Prng::new(seed).split("upgrades"),
