@@ -1,6 +1,6 @@
 //! Per-connection state of the reactor, and the list of connections that are tried every turn.
 //!
-//! Invariant: a slot is in the hot list exactly if its state says so, and at most once.
+//! Invariants: a slot is in the hot list exactly if its state says so, and at most once; `stashed` is the sum over the states.
 
 use headworks_core::ExportId;
 
@@ -12,6 +12,7 @@ pub struct ConnectionState {
     pub blocked: bool,
     /// The export of the client, until the connection is freed.
     pub export: Option<ExportId>,
+    stashed: usize,
 }
 
 impl ConnectionState {
@@ -25,12 +26,18 @@ impl ConnectionState {
 pub struct HotList {
     states: Vec<ConnectionState>,
     hot: Vec<u32>,
+    /// Sum of the states' stashes.
+    stashed: usize,
 }
 
 impl HotList {
     /// A list for slots below `slots`.
     pub fn new(slots: usize) -> Self {
-        Self { states: vec![ConnectionState::default(); slots], hot: Vec::with_capacity(slots) }
+        Self {
+            states: vec![ConnectionState::default(); slots],
+            hot: Vec::with_capacity(slots),
+            stashed: 0,
+        }
     }
 
     /// State of a slot.
@@ -48,8 +55,20 @@ impl HotList {
         self.states.iter()
     }
 
+    /// Records how many received bytes of a connection wait to be parsed.
+    pub fn note_stash(&mut self, slot: u32, bytes: usize) {
+        let before = std::mem::replace(&mut self.states[slot as usize].stashed, bytes);
+        self.stashed = self.stashed - before + bytes;
+    }
+
+    /// Received bytes of all connections that wait to be parsed.
+    pub fn stashed(&self) -> usize {
+        self.stashed
+    }
+
     /// Resets the state for a new connection. The slot may still be hot from the connection before.
     pub fn reset(&mut self, slot: u32) {
+        self.note_stash(slot, 0);
         let state = &mut self.states[slot as usize];
         *state = ConnectionState { hot: state.hot, ..ConnectionState::default() };
     }

@@ -506,3 +506,38 @@ fn silent_payload_is_cut_counted_and_told() {
     let BufferUser { waiting, bytes, payload_bytes, .. } = users[0];
     assert_eq!((waiting, bytes, payload_bytes), (0, 64 << 10, 64 << 10));
 }
+
+/// Requests of many clients wait for the end of a freeze, and much stands behind them: what is received of it is bounded for all together,
+/// and goes on afterwards.
+#[test]
+fn received_bytes_that_wait_are_bounded_for_all_connections() {
+    const CLIENTS: usize = 60;
+    let parts = device_parts(None, Box::new(NullDevice), 1 << 40, 64 << 20);
+    let mut harness = Harness::with(parts);
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| Client::new(&mut harness, None)).collect();
+    let now = harness.reactor.parts.clock.now();
+    harness.reactor.door.freeze_volume(now, VolumeId(0), u64::MAX / 2).unwrap();
+    let header = RequestHeader { flags: 0, command: 1, cookie: 0, offset: 0, len: 4096 };
+    let write = [&header.encode()[..], &[7; 4096]].concat();
+    for client in &mut clients {
+        client.say(&write.repeat(24));
+    }
+    let stashed = |harness: &mut Harness| -> usize {
+        let io = &mut harness.reactor.parts.io;
+        io.slots().filter_map(|slot| Some(io.connection(slot)?.0.stashed())).sum()
+    };
+    for _ in 0..100 {
+        harness.round();
+    }
+    let bound = (64 << 20) / 16 + 24 * write.len() + CLIENTS * (8 << 10);
+    let most = stashed(&mut harness);
+    assert!(most > 1 << 20 && most <= bound, "{most} bytes, {bound} are allowed");
+    let now = harness.reactor.parts.clock.now();
+    harness.reactor.door.thaw_volume(&mut harness.reactor.parts, now, VolumeId(0));
+    for _ in 0..10_000 {
+        harness.round();
+        clients.iter_mut().for_each(Client::take);
+    }
+    assert!(clients.iter().all(|client| client.got == 24 * SIMPLE_REPLY_BYTES));
+    assert_eq!(stashed(&mut harness), 0);
+}

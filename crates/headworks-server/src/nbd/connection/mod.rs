@@ -253,6 +253,12 @@ impl Connection {
         self.wire.transport()?.terms()
     }
 
+    /// Whether the socket is encrypted.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.wire.transport().is_some_and(Transport::is_encrypted)
+    }
+
     /// Whether the TLS handshake is not finished: the next bytes may cost a signature.
     #[must_use]
     pub fn agrees_on_keys(&self) -> bool {
@@ -372,6 +378,12 @@ impl Connection {
     #[must_use]
     pub fn request_bytes(&self) -> usize {
         self.intake.block_bytes()
+    }
+
+    /// Received bytes that wait to be parsed.
+    #[must_use]
+    pub fn stashed(&self) -> usize {
+        self.wire.stash().len()
     }
 
     /// Returns the memory of received bytes, all of which are parsed.

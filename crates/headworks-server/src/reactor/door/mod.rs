@@ -325,6 +325,7 @@ impl Door {
         if let Some(fd) = connection.socket() {
             parts.engine.forget(slot, fd);
         }
+        self.hot.note_stash(slot, 0);
         if let Some(connection) = parts.io.remove(slot) {
             let message = ControlMessage::Connection { connection, export, terms };
             parts.shared.send(home, message);
@@ -527,6 +528,7 @@ impl Door {
             let (requests, request_bytes) = (connection.in_flight(), connection.request_bytes());
             let held = Held { bytes: connection.held(), request_bytes, requests };
             self.memory.note_payload(slot, connection.kept_payload());
+            self.hot.note_stash(slot, connection.stashed());
             let PayloadCounts { written_early, cut } = connection.take_payload_counts();
             self.stats.payloads_written_early += u64::from(written_early);
             self.stats.blocks_cut += u64::from(cut);

@@ -5,7 +5,7 @@
 use headworks_core::Instant;
 
 use super::super::ReactorParts;
-use super::Door;
+use super::{Door, SCRATCH};
 use crate::nbd::connection::{Connection, ReceiveOutcome, Shares, TurnShare};
 use headworks_front::WaitsFor;
 use headworks_front::memory::WINDOW_MAX;
@@ -30,6 +30,11 @@ const SMALL_PART: usize = 4;
 /// Bytes of large reads that are admitted in one turn of the shard, and one read more. Their data are copied from the cache
 /// in the turn.
 const LARGE_READS: usize = 1 << 20;
+
+/// Part of the pool's size beyond which the connections of the shard may not keep received bytes together, with [`STASH_LITTLE`] for each.
+const STASH_PART: usize = 16;
+/// Bytes that a connection without TLS receives at a time beyond payloads while more is kept.
+const STASH_LITTLE: usize = 8 << 10;
 
 /// Which requests are submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,10 +238,13 @@ impl Door {
             return Some(ReceiveOutcome::Worked);
         }
         let had_answer = agrees && connection.has_outgoing();
+        let is_full = self.hot.stashed() > pool.size() / STASH_PART;
+        // TLS opens whole records, which have to fit.
+        let most = if is_full && !connection.is_encrypted() { STASH_LITTLE } else { SCRATCH };
         let export = connection.binding().map(|binding| binding.export);
         let mut shares = Shares {
             now,
-            scratch: &mut self.scratch,
+            scratch: &mut self.scratch[..most],
             pool,
             memory: self.memory.share(slot),
             from_cache,
