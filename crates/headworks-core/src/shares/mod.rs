@@ -36,6 +36,7 @@
 //! sum over all children that are not forgotten; V never goes back; after every call a group with requests has an eligible
 //! child or one in service.
 
+pub(crate) mod balance;
 mod change;
 pub(crate) mod heap;
 mod moving;

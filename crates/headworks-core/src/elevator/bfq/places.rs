@@ -17,10 +17,11 @@
 use std::ops::{Index, IndexMut};
 
 use super::queue::{BfqQueue, QueueId};
-use super::symmetry::{ShareLoad, Symmetry, TenantLoad};
+use super::symmetry::Symmetry;
 use crate::bio::{ExportId, TenantId};
 use crate::options::{ExportConfig, TENANTS_MAX, TenantConfig};
 use crate::request::Request;
+use crate::shares::balance::{ShareLoad, TenantLoad};
 use crate::shares::{ShareId, ShareTree};
 use crate::slab::NIL;
 use crate::tags::KeyTable;
@@ -222,7 +223,7 @@ impl Places {
             return;
         }
         let (load, tenant) = self.loads(index);
-        symmetry.set_weight(load, tenant, weight);
+        symmetry.balance().set_weight(load, tenant, weight);
         let group = self.exports[index].group;
         if group != NIL {
             tree.set_weight(group, weight);
@@ -240,7 +241,7 @@ impl Places {
         let Some(place) = self.tenants.get_mut(usize::from(tenant.0)) else {
             return;
         };
-        symmetry.set_tenant_weight(&mut place.load, weight);
+        symmetry.balance().set_tenant_weight(&mut place.load, weight);
         if place.group != NIL {
             tree.set_weight(place.group, weight);
         }
@@ -259,10 +260,10 @@ impl Places {
             return;
         }
         let (load, from) = self.loads(index);
-        let queues = symmetry.quit(load, from);
+        let queues = symmetry.balance().quit(load, from);
         self.exports[index].tenant = tenant;
         let (load, to) = self.loads(index);
-        symmetry.join(load, to, queues);
+        symmetry.balance().join(load, to, queues);
         let group = self.exports[index].group;
         if group != NIL {
             let parent = self.parent_of(tree, tenant);
