@@ -313,7 +313,7 @@ impl RemoteQueue {
     }
 
     /// The bio that is served next.
-    fn head(&self) -> Option<FlowHead> {
+    fn head(&mut self) -> Option<FlowHead> {
         self.gathering.or_else(|| self.waiting.pick())
     }
 

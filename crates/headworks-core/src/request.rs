@@ -98,7 +98,7 @@ pub struct Request {
     /// Its place on the path.
     pub state: RequestState,
     /// A set of the marks that the associated constants define.
-    pub marks: u8,
+    pub marks: u16,
     /// Tags of another shard's lease that it came with.
     pub tags: u16,
     /// Tags that were requested for it and not granted yet.
@@ -123,21 +123,25 @@ pub struct Request {
 
 impl Request {
     /// Mark: it is in the merge index.
-    pub const INDEXED: u8 = 1;
+    pub const INDEXED: u16 = 1;
     /// Mark: it failed as a merged request and sends its bios again one by one.
-    pub const RETRY: u8 = 2;
+    pub const RETRY: u16 = 2;
     /// Mark: it passed its time-out, and its bios are answered.
-    pub const TIMED_OUT: u8 = 4;
+    pub const TIMED_OUT: u16 = 4;
     /// Mark: the device cannot zero; zeros are written as data, in steps.
-    pub const ZERO_AS_DATA: u8 = 8;
+    pub const ZERO_AS_DATA: u16 = 8;
     /// Mark: it came with tags of another shard's lease.
-    pub const LEASED: u8 = 16;
+    pub const LEASED: u16 = 16;
     /// Mark: it is a device flush, which bypasses gate and elevator.
-    pub const FLUSH: u8 = 32;
+    pub const FLUSH: u16 = 32;
     /// Mark: the device refused it, and it waits in the requeue list.
-    pub const REQUEUED: u8 = 64;
+    pub const REQUEUED: u16 = 64;
     /// Mark: it begins where the request before it of its connection ended, as far as known.
-    pub const SEQUENTIAL: u8 = 128;
+    pub const SEQUENTIAL: u16 = 128;
+    /// Mark: its export counts it among the rivals for a sorting elevator's window.
+    pub const COUNTED: u16 = 256;
+    /// Mark: it goes before all that a sorting elevator has sorted.
+    pub const EXPRESS: u16 = 512;
 
     /// Starts a new use of the slot: every field is set, but for `generation`, which goes on, and what an elevator keeps.
     ///
@@ -225,7 +229,7 @@ impl Request {
 
     /// Returns true when `mark` is set.
     #[must_use]
-    pub const fn is(&self, mark: u8) -> bool {
+    pub const fn is(&self, mark: u16) -> bool {
         self.marks & mark != 0
     }
 
@@ -323,7 +327,7 @@ pub(crate) struct RequestStart {
     /// The first state of the request.
     pub state: RequestState,
     /// The marks that it starts with.
-    pub marks: u8,
+    pub marks: u16,
     /// Tags of another shard's lease that it comes with.
     pub tags: u16,
     /// The time from which its wait for the device is limited.

@@ -60,6 +60,10 @@ const LOSS: f64 = 0.9;
 const QUEUE_NS: u64 = 95 * US;
 /// A device with this mean latency is never limited.
 const FAST_NS: u64 = 60 * US;
+/// Commands in a second that no head positions for.
+const HEAD_PER_SECOND: u64 = 2000;
+/// Commands that no drive's cache takes at once: 256 MiB of 4 KiB.
+const FAST_COMMANDS: u64 = 1 << 16;
 /// Time without counting after a sample of a fast device.
 const FAST_REST_NS: u64 = 15 * MS;
 /// Growth of the mean command after which a limit is forgotten.
@@ -143,6 +147,8 @@ pub(crate) struct DepthControl {
     skip: bool,
     /// `u64::MAX` for none.
     limit: u64,
+    /// Commands that the device completed at a rate that no head reaches, in a row.
+    fast: u64,
     /// An elevator sorts for a device that may seek.
     sorted: bool,
     /// It sorts small commands alone: the limit is not in use.
@@ -199,6 +205,7 @@ impl DepthControl {
             settles: Instant(0),
             skip: false,
             limit: FIRST_LIMIT,
+            fast: 0,
             sorted: false,
             sorting: false,
             large_at: None,
@@ -254,6 +261,11 @@ impl DepthControl {
         counts.latency_ns += latency_ns;
     }
 
+    /// Returns true once more was completed without a head's time than a drive's cache takes at once.
+    pub fn is_fast(&self) -> bool {
+        self.fast >= FAST_COMMANDS
+    }
+
     /// Sets whether an elevator sorts for a device that may seek.
     pub fn set_sorted(&mut self, sorted: bool) {
         self.sorted = sorted;
@@ -300,6 +312,8 @@ impl DepthControl {
         let Some(mut sample) = Sample::take(&counts, self.since, now) else {
             return false;
         };
+        let per_second = counts.commands * SEC / sample.ns;
+        self.fast = if per_second > HEAD_PER_SECOND { self.fast + counts.commands } else { 0 };
         let longest = [large, pieces].into_iter().max_by_key(|counts| counts.commands);
         if let Some(longest) = longest.filter(|counts| counts.commands > 0) {
             // Small commands may be many and fast among few large ones that make them wait.

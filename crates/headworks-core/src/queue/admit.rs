@@ -7,7 +7,7 @@ use super::Queue;
 use super::gate::cost_bytes;
 use super::leases::LeaseRequest;
 use crate::action::Action;
-use crate::bio::{ShardId, TenantId};
+use crate::bio::ShardId;
 use crate::device_cost::CommandKind;
 use crate::input::Message;
 use crate::pools::Pools;
@@ -51,6 +51,7 @@ impl Queue {
                     let request = self.tag_request_of(pools, id, contended);
                     self.note_large(now, request.bytes);
                     self.gate.add(request);
+                    self.gate.enter(&mut pools.slots[id]);
                 }
                 leased => {
                     let request = &pools.slots[id];
@@ -70,6 +71,7 @@ impl Queue {
                 self.admit(now, pools, id, tags);
             } else {
                 pools.slots[id].state = RequestState::Waiting;
+                self.gate.begin_wait(&pools.slots[id]);
                 self.make_findable(pools, id);
             }
             index += 1;
@@ -90,13 +92,19 @@ impl Queue {
 
     /// Hands returned tags to the waiting requests and shards.
     pub(super) fn grant(&mut self, now: Instant, pools: &mut Pools) {
-        while let Some(Grant { requester, tags }) = self.gate.next_grant(now) {
+        while let Some(Grant { requester, tags, light, .. }) = self.gate.next_grant(now) {
             match requester {
                 Requester::Request(id) => {
                     self.index.remove(&mut pools.slots, id);
                     let request = &pools.slots[id];
                     let (kind, bytes) = (kind_of(request), cost_bytes(request.op, request.len));
-                    self.gate.correct_charge(kind, self.commands_of(request), bytes);
+                    if request.state == RequestState::Waiting {
+                        self.gate.end_wait(request);
+                    }
+                    self.gate.correct_charge(kind, self.commands_of(request), bytes, light);
+                    if self.gate.is_express(request, light) {
+                        pools.slots[id].marks |= Request::EXPRESS;
+                    }
                     self.admit(now, pools, id, tags);
                 }
                 Requester::Shard(shard) => self.send_grant(pools, shard, tags),
@@ -122,19 +130,8 @@ impl Queue {
             }
         }
         pools.slots[id].owed = tags;
-        TagRequest {
-            requester: Requester::Request(id),
-            tags,
-            bytes,
-            cost: 0,
-            sync,
-            connection,
-            export,
-            weight: 0,
-            tenant: TenantId::NONE,
-            tenant_weight: 0,
-            target_us: 0,
-        }
+        let requester = Requester::Request(id);
+        TagRequest { tags, bytes, sync, connection, export, ..TagRequest::of(requester) }
     }
 
     /// Returns the number of commands that a request costs: those that the device's limits ask for. Commands that the depth
@@ -177,7 +174,7 @@ impl Queue {
             if !several && !self.must_split(&pools.slots[id]) {
                 let request = &mut pools.slots[id];
                 request.state = RequestState::Queued;
-                self.gate.charge(request);
+                self.gate.charge(request, request.len);
                 self.ready.push(id);
                 return;
             }

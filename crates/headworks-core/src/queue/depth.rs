@@ -70,7 +70,8 @@ impl Queue {
         if !depth.is_due(now) {
             return;
         }
-        depth.set_sorted(self.options.scheduler == Scheduler::MqDeadline && self.gate.may_seek());
+        let seeks = self.options.rotational || self.gate.may_seek() && !depth.is_fast();
+        depth.set_sorted(self.options.scheduler == Scheduler::MqDeadline && seeks);
         if depth.end_sample(now, self.gate.admitted(), self.gate.take_bound()) {
             self.apply_depth();
         }

@@ -109,6 +109,22 @@ impl ExportShares {
         debug_assert!(request.weight > 0 && request.tenant_weight > 0, "a weight is at least 1");
     }
 
+    /// Returns the weight of an export that is not configured.
+    pub fn usual_weight(&self) -> u16 {
+        self.usual.weight
+    }
+
+    /// Returns the weight and the tenant of every export that is configured.
+    pub fn exports(&self) -> impl Iterator<Item = (u16, TenantId)> + '_ {
+        self.exports.iter().map(|export| (export.weight, export.tenant))
+    }
+
+    /// Returns true if exports may have unequal shares: their weights differ, or one has a tenant.
+    pub fn may_differ(&self) -> bool {
+        let usual = self.exports.first().map_or(self.usual.weight, |first| first.weight);
+        self.exports().any(|(weight, tenant)| weight != usual || !tenant.is_none())
+    }
+
     /// Changes a share. An export that is not configured has none to change.
     pub fn change(&mut self, change: ShareChange) {
         match change {

@@ -1,7 +1,26 @@
 //! The gate: the tags and the bytes that a request needs before the elevator takes it.
 //!
-//! The tag policy decides the order of grants. Granted requests also count against the bytes that may be in flight
-//! (`hw_inflight_kb`); above that limit only light flows are granted tags.
+//! The tag policy decides the order of grants. Granted requests also count against what the device is given:
+//!
+//! ```text
+//!   full    =  bytes in flight >= the limit (measured, or hw_inflight_kb)
+//!              or: the elevator does not sort, and queue_depth requests are past the gate
+//!   not full:  the first by shares goes
+//!   full:      only a light request goes (small, alone in its connection, within its share), and only while others have paid
+//!   an elevator that sorts has more than queue_depth as its window, up to nr_requests: while all that compete have equal shares,
+//!              or each of them has a request waiting
+//! ```
+//!
+//! **Late binding.** What is past the gate is served in the order of a FIFO or of the disk, whatever its share. So nothing is beyond
+//! what the device needs, and shares decide who is next when it has room. Over any time in which two exports wait here, what they
+//! are served by weight differs by at most one request of each and one that passed; behind the gate are at most the limit and one
+//! command, or `queue_depth` requests.
+//!
+//! **Who is limited by the gate.** An export with d requests outstanding of a device that works on D at once has at most d of the D
+//! places: its requests never wait, and no weight gives it more. In a sorted window all that compete keep a request waiting, so it
+//! holds at most d * (sum of weights) / weight of any of them: what a disk gains by a longer one is the price of the weights.
+//!
+//! What may pass is in `passing`, who competes for a window in `rivals`.
 //!
 //! Invariants: free + held + lent + returned == depth, where requests of this shard hold `held` and other shards `lent` (a
 //! policy that grants tag by tag may hold some itself: then the sum is less); `admitted_bytes` is the sum of `charged` over all
@@ -14,10 +33,13 @@
 use super::bulk::Bulk;
 use super::export_shares::ExportShares;
 use super::leases::{LeaseRequest, Leases};
-use crate::bio::{BioId, ExportId, Op, ShardId};
+use super::passing::Passing;
+use super::rivals::Rivals;
+use crate::bio::{BioId, ExportId, IoClass, Op, ShardId};
+use crate::depth::SMALL_MAX;
 use crate::device_cost::{CommandKind, CostLearner, DeviceCost, ShareUnit, Streams};
 use crate::gauge::{Gauge32, Gauge64};
-use crate::options::{QueueOptions, ShardConfig};
+use crate::options::{QueueOptions, Scheduler, ShardConfig};
 use crate::request::{Request, SlotId};
 use crate::request_limits::RequestLimits;
 use crate::shares::ShareChange;
@@ -42,6 +64,8 @@ pub(super) struct Gate {
     /// Tags that came back in this batch and were not handed to the policy yet.
     returned: ReturnedTags,
     admitted_bytes: Gauge64,
+    /// What light requests may pass.
+    passing: Passing,
     /// The part of them that latency targets limit.
     bulk: Bulk,
     /// The limit on `admitted_bytes`; `u64::MAX` without a limit.
@@ -58,6 +82,12 @@ pub(super) struct Gate {
     whole: bool,
     /// The elevator owns shares, and every request is granted at once.
     open: bool,
+    /// The exports with requests, for the window of an elevator that sorts.
+    rivals: Rivals,
+    /// Requests that the device takes. More are of use to an elevator that sorts, as its window, and to no other.
+    commands_max: u32,
+    /// The elevator sorts.
+    sorts: bool,
     /// Most bios of the shard.
     bios: u32,
     /// Most tags of one request.
@@ -79,13 +109,14 @@ impl Gate {
         let shares = ExportShares::new(config);
         let mut bulk = Bulk::new(config.exports.len());
         bulk.set_targets(Instant(0), (!options.scheduler.owns_shares()).then_some(&shares));
-        Self {
+        let mut gate = Self {
             tags: tags::make(tag_options(options, config, waiters_max)),
             leases: Leases::new(config.shards),
             shares,
             held: Gauge32::default(),
             returned: ReturnedTags::default(),
             admitted_bytes: Gauge64::default(),
+            passing: Passing::default(),
             bulk,
             bytes_max: bytes_max(options),
             costs: CostLearner::new(),
@@ -95,6 +126,9 @@ impl Gate {
             command_max: options.max_bytes(),
             whole: bytes_max(options) == u64::MAX,
             open: options.scheduler.owns_shares(),
+            rivals: Rivals::default(),
+            commands_max: commands_max(options),
+            sorts: options.scheduler == Scheduler::MqDeadline,
             bios: config.bios_total(),
             request_tags_max: max_request_tags(options.nr_requests),
             asked: 0,
@@ -102,7 +136,9 @@ impl Gate {
             requests: Vec::with_capacity(waiters_max),
             most: 0,
             waiters_max,
-        }
+        };
+        gate.rivals.set(gate.sorts, &gate.shares);
+        gate
     }
 
     /// Returns the tag policy, for statistics.
@@ -150,6 +186,9 @@ impl Gate {
     pub fn set_limits(&mut self, options: &QueueOptions) {
         (self.bytes_max, self.command_cost) = (bytes_max(options), 0);
         self.open = options.scheduler.owns_shares();
+        self.commands_max = commands_max(options);
+        self.sorts = options.scheduler == Scheduler::MqDeadline;
+        self.rivals.set(self.sorts, &self.shares);
         self.set_targets(Instant(0));
         self.request_tags_max = max_request_tags(options.nr_requests);
         self.command_max = options.max_bytes();
@@ -193,6 +232,8 @@ impl Gate {
     /// Returns true if the limit on bulk may have changed.
     pub fn change_shares(&mut self, now: Instant, change: ShareChange) -> bool {
         self.shares.change(change);
+        self.rivals.change(change, &self.shares);
+        self.rivals.set(self.sorts, &self.shares);
         let ShareChange::ExportTarget(export, _) = change else { return false };
         self.bulk.forget_counts(export);
         self.set_targets(now);
@@ -214,6 +255,10 @@ impl Gate {
     pub fn is_idle(&self) -> bool {
         let idle = self.tags.free() + self.leases.lent() == self.tags.depth();
         debug_assert!(!idle || self.held.is_zero(), "free + held + lent == depth");
+        debug_assert!(
+            !idle || self.waiters() > 0 || self.rivals.is_empty(),
+            "every request that was counted has left"
+        );
         idle
     }
 
@@ -264,6 +309,63 @@ impl Gate {
         self.asked = 0;
     }
 
+    /// Counts a request that asks for tags, for the window of an elevator that sorts.
+    #[inline]
+    pub fn enter(&mut self, request: &mut Request) {
+        if self.rivals.is_on() {
+            self.rivals.enter(request);
+        }
+    }
+
+    /// Counts a request no more that ends.
+    #[inline]
+    pub fn leave(&mut self, request: &Request) {
+        if request.is(Request::COUNTED) {
+            self.rivals.leave(request);
+        }
+    }
+
+    /// Counts a request that begins to wait for tags.
+    #[inline]
+    pub fn begin_wait(&mut self, request: &Request) {
+        if request.is(Request::COUNTED) {
+            self.rivals.begin_wait(request);
+        }
+    }
+
+    /// Counts a request that waits for tags no more.
+    #[inline]
+    pub fn end_wait(&mut self, request: &Request) {
+        if request.is(Request::COUNTED) {
+            self.rivals.end_wait(request);
+        }
+    }
+
+    /// Returns true if a granted request goes before what the elevator has sorted: it is light and of no background class, and a
+    /// request that is not light was granted since the last such one. With unequal shares the window is as short as they allow: a
+    /// heavy export's requests come alone there, and would go unsorted.
+    pub fn is_express(&mut self, request: &Request, light: bool) -> bool {
+        if !self.sorts || light && (self.differs() || request.ioprio.class() == IoClass::Idle) {
+            return false;
+        }
+        self.passing.take_express(light)
+    }
+
+    /// Returns true if those who compete for the device have unequal shares of it.
+    fn differs(&self) -> bool {
+        self.rivals.is_on() && (!self.rivals.are_equal() || self.leases.lent() > 0)
+    }
+
+    /// Returns true while a window that is sorted may not grow: shares there follow what each has in it, so every one that competes
+    /// must have a request waiting. See `rivals`.
+    fn window_is_closed(&self) -> bool {
+        self.sorts
+            && self.reuses_tags()
+            && self.out() >= self.commands_max
+            && self.differs()
+            && !(self.rivals.all_wait() && self.leases.all_wait())
+    }
+
     /// Adds a request to the submission.
     #[inline]
     pub fn add(&mut self, mut request: TagRequest) {
@@ -279,7 +381,7 @@ impl Gate {
     /// Grants requests of the submission, from the first, for which no order matters; returns how many. What they cost is of no
     /// interest.
     pub fn grant_at_once(&mut self) -> usize {
-        self.most = self.most_by_bytes();
+        self.most = self.most_by_bytes().min(self.most_by_commands());
         let granted = self.tags.grant_at_once(&self.requests, self.most);
         debug_assert!(
             granted <= self.most,
@@ -340,6 +442,21 @@ impl Gate {
         fits.min(most)
     }
 
+    /// Returns how many requests of the submission, from the first, the device has room for; the last may have more commands.
+    fn most_by_commands(&self) -> usize {
+        let mut room = self.commands_max.saturating_sub(self.out());
+        debug_assert!(self.commands_max > 0, "a device takes a command");
+        if self.asked <= room {
+            return self.requests.len();
+        }
+        let fits = self.requests.iter().take_while(|request| {
+            let fits = room > 0;
+            room = room.saturating_sub(request.tags.into());
+            fits
+        });
+        fits.count()
+    }
+
     /// Hands returned tags to the policy and returns the next grant.
     pub fn next_grant(&mut self, now: Instant) -> Option<Grant> {
         if self.returned.count > 0 {
@@ -348,16 +465,25 @@ impl Gate {
         let budget = self.budget();
         // A policy that grants tag by tag decides by itself; with a timer that is due it would be asked without end.
         if self.is_full() && self.tags.waiters() > 0 && self.reuses_tags() {
-            self.bound = true;
+            self.bound |= self.admitted_bytes.get() >= self.bytes_max;
             let room = self.bytes_max / LIGHT_PART + u64::from(self.command_max);
-            if self.admitted_bytes.get() - self.bytes_max >= room {
+            let over = self.admitted_bytes.get().saturating_sub(self.bytes_max);
+            // One that a latency target guards needs nobody to pay: bulk is held back for it.
+            let guarded = matches!(budget, ByteBudget::Guarded { .. });
+            if !guarded && !self.passing.is_open() || over >= room {
                 return None;
             }
         }
+        if self.window_is_closed() {
+            return None;
+        }
         let grant = self.tags.next_grant(now, budget);
         match grant {
-            Some(Grant { requester: Requester::Request(_), tags }) => self.held.add(tags.into()),
-            Some(Grant { requester: Requester::Shard(shard), tags }) => {
+            Some(Grant { requester: Requester::Request(_), tags, .. }) => {
+                self.held.add(tags.into());
+            }
+            Some(Grant { requester: Requester::Shard(shard), tags, light, cost }) => {
+                self.passing.on_grant(light, self.is_full(), cost);
                 self.leases.lend(shard, tags);
             }
             None => {}
@@ -392,15 +518,29 @@ impl Gate {
         if self.tags.waiters() == 0 { None } else { self.tags.withdraw(cursor, expired) }
     }
 
+    /// Withdraws a request that waits for tags and merged with another one; returns false if it waits on.
+    pub fn withdraw_merged(&mut self, id: SlotId, request: &Request) -> bool {
+        let mut waiter = TagRequest {
+            sync: request.is_sync(),
+            connection: request.connection,
+            export: request.export,
+            ..TagRequest::of(Requester::Request(id))
+        };
+        self.shares.fill(&mut waiter);
+        self.tags.withdraw_merged(&waiter)
+    }
+
     /// Checks that no tag exists twice. Tags that a policy loses show as a queue that never becomes idle.
     fn is_conserved(&self) -> bool {
         let out = self.held.get() + self.leases.lent() + self.returned.count;
         self.tags.free() + out <= self.tags.depth()
     }
 
-    /// Corrects what the last grant's share was charged to what the request costs now.
-    pub fn correct_charge(&mut self, kind: CommandKind, commands: u32, bytes: u32) {
-        self.tags.correct_charge(self.cost(kind, commands, bytes));
+    /// Corrects what the last grant's share was charged to what the request costs now; `light` is that of the grant.
+    pub fn correct_charge(&mut self, kind: CommandKind, commands: u32, bytes: u32, light: bool) {
+        let cost = self.cost(kind, commands, bytes);
+        self.tags.correct_charge(cost);
+        self.passing.on_grant(light, self.is_full(), cost);
     }
 
     /// Charges a connection for a command beyond those that its requests were granted for.
@@ -507,13 +647,17 @@ impl Gate {
             target_us: lease.target_us,
         };
         let guarded = |guard: u32| lease.target_us > 0 && lease.target_us <= guard;
-        let goes = !self.is_full() && self.bulk.guard().is_none_or(guarded);
+        let goes = !self.is_full()
+            && self.out() < self.commands_max
+            && self.bulk.guard().is_none_or(guarded);
         let most = usize::from(goes);
         let granted = self.tags.request(now, &[request], most) == 1;
-        granted.then(|| {
-            self.leases.lend(from, request.tags);
-            request.tags
-        })
+        if !granted {
+            self.leases.wait(from);
+            return None;
+        }
+        self.leases.lend(from, request.tags);
+        Some(request.tags)
     }
 
     /// Takes tags back from a shard.
@@ -537,15 +681,26 @@ impl Gate {
         self.leases.revoke_next()
     }
 
-    /// Returns true when the bytes in flight have reached their limit.
+    /// Returns true when the device has what it is given: the bytes in flight have reached their limit, or what does not sort has as
+    /// many requests past the gate as the device takes.
     #[inline]
     fn is_full(&self) -> bool {
         self.admitted_bytes.get() >= self.bytes_max
+            || !self.sorts && self.out() >= self.commands_max
     }
 
-    /// Charges a request for its command, if what is in flight is limited.
+    /// Returns the requests that are past the gate, here and on other shards.
     #[inline]
-    pub fn charge(&mut self, request: &mut Request) {
+    fn out(&self) -> u32 {
+        self.held.get() + self.leases.lent()
+    }
+
+    /// Charges a request of a bio of `whole` bytes for its command, if what is in flight is limited.
+    #[inline]
+    pub fn charge(&mut self, request: &mut Request, whole: u32) {
+        if whole > SMALL_MAX {
+            self.passing.on_piece();
+        }
         if self.bytes_max < u64::MAX || self.bulk.is_on() {
             let cost = cost_bytes(request.op, request.len) + self.command_cost;
             request.charged += cost;
@@ -632,6 +787,11 @@ fn tag_options(options: &QueueOptions, config: &ShardConfig, waiters_max: usize)
         true => TagOptions::open(options.tags(config.bios_total()), waiters_max),
         false => TagOptions::new(options, waiters_max, config.cache.is_on()),
     }
+}
+
+/// Returns the number of requests that the device takes; an elevator that owns shares is given all.
+fn commands_max(options: &QueueOptions) -> u32 {
+    if options.scheduler.owns_shares() { u32::MAX } else { options.queue_depth }
 }
 
 /// Returns the limit on bytes in flight that `options` give. An elevator that owns shares applies it itself.

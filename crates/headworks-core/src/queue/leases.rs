@@ -28,6 +28,8 @@ pub(crate) struct LeaseRequest {
 pub(super) struct Leases {
     lent: Vec<Gauge32>,
     total: Gauge32,
+    /// By shard: its request for tags waits.
+    waits: Vec<bool>,
     /// By shard: it was asked to return its tags, and was granted none since.
     revoked: Vec<bool>,
     /// Tags of timed-out bios: out until the device answers, although they are revoked.
@@ -40,6 +42,7 @@ impl Leases {
         Self {
             lent: vec![Gauge32::default(); shards.into()],
             total: Gauge32::default(),
+            waits: vec![false; shards.into()],
             revoked: vec![false; shards.into()],
             timed_out: Gauge32::default(),
         }
@@ -61,6 +64,18 @@ impl Leases {
         self.lent[to].add(tags.into());
         self.total.add(tags.into());
         self.revoked[to] = false;
+        self.waits[to] = false;
+    }
+
+    /// Notes that a shard's request for tags waits until the next ones are lent to it.
+    pub fn wait(&mut self, from: ShardId) {
+        debug_assert!(!self.waits[usize::from(from.0)], "a shard asks for tags once at a time");
+        self.waits[usize::from(from.0)] = true;
+    }
+
+    /// Returns true if every shard that has tags waits for more.
+    pub fn all_wait(&self) -> bool {
+        self.lent.iter().zip(&self.waits).all(|(lent, waits)| lent.is_zero() || *waits)
     }
 
     /// Counts tags that a shard returned; it returns no more than it holds.

@@ -1,8 +1,8 @@
 //! Merging with waiting requests: at the gate, in the elevator and in the requeue list.
 //!
 //! Waiting requests are in the merge index; a request from the plug that finds a neighbour there becomes part of it and needs no
-//! tag. A request that grew may touch the next one: then those two become one, if the other has its tag already (a tag request
-//! cannot be withdrawn).
+//! tag. A request that grew may touch the next one: then those two become one. A waiter for a tag that joins another request is
+//! withdrawn from the gate, if it is found there soon: the older of two waiters stays, so no bio loses its place.
 //!
 //! Invariant: every waiting request that may merge is in the index, unless it was just taken out to grow.
 
@@ -38,7 +38,7 @@ impl Queue {
         }
         let options = &self.options;
         let fronts = options.scheduler != Scheduler::MqDeadline || options.deadline.front_merges;
-        let Some((kept, edge)) = self.find_neighbour(pools, id, fronts) else {
+        let Some((mut kept, edge)) = self.find_neighbour(pools, id, fronts) else {
             return false;
         };
         let came = pools.slots[id].waits_since;
@@ -51,8 +51,7 @@ impl Queue {
         let joins =
             |gone| self.may_join(pools, kept, gone) && self.has_time_for(&pools.slots[gone], came);
         if let Some((gone, edge)) = found.filter(|&(gone, _)| joins(gone)) {
-            let edge = if edge == MergeEdge::Back { MergeEdge::Front } else { MergeEdge::Back };
-            self.join_waiting(pools, kept, gone, edge);
+            kept = self.join(pools, kept, gone, edge);
         }
         self.index.insert(&mut pools.slots, kept);
         true
@@ -63,9 +62,12 @@ impl Queue {
         merge::share_a_limit(waiting.waits_since, came, self.options.io_timeout_ns)
     }
 
-    /// Moves the bios of `gone`, which came from the plug, to `kept`, and takes `kept` out of the index.
+    /// Moves the bios of `gone`, which came from the plug or was withdrawn from the gate, to `kept`, and takes `kept` out of the index.
     fn absorb(&mut self, pools: &mut Pools, kept: SlotId, gone: SlotId, edge: MergeEdge) {
-        debug_assert!(pools.slots[gone].state == RequestState::Plugged, "it came from the plug");
+        debug_assert!(
+            matches!(pools.slots[gone].state, RequestState::Plugged | RequestState::Waiting),
+            "it has no tag"
+        );
         self.index.remove(&mut pools.slots, kept);
         self.count_merged(pools, gone);
         merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
@@ -78,6 +80,29 @@ impl Queue {
         }
         pools.slots[gone].state = RequestState::Free;
         pools.slots.put(gone);
+    }
+
+    /// Joins `kept`, which is out of the index, with `other`, which it touches at the `edge` of `other`. Returns the one that is left,
+    /// out of the index; `kept` if `other` waits for a tag and goes on waiting.
+    fn join(&mut self, pools: &mut Pools, kept: SlotId, other: SlotId, edge: MergeEdge) -> SlotId {
+        debug_assert!(!pools.slots[kept].is(Request::INDEXED), "its range changes");
+        let opposite = if edge == MergeEdge::Back { MergeEdge::Front } else { MergeEdge::Back };
+        let waits = |id: SlotId| pools.slots[id].state == RequestState::Waiting;
+        if !waits(other) {
+            self.join_waiting(pools, kept, other, opposite);
+            return kept;
+        }
+        let is_older = waits(kept) && pools.slots[other].stamps[1] < pools.slots[kept].stamps[1];
+        let (left, gone, edge) =
+            if is_older { (other, kept, edge) } else { (kept, other, opposite) };
+        if !self.gate.withdraw_merged(gone, &pools.slots[gone]) {
+            return kept;
+        }
+        self.gate.end_wait(&pools.slots[gone]);
+        self.gate.leave(&pools.slots[gone]);
+        self.index.remove(&mut pools.slots, gone);
+        self.absorb(pools, left, gone, edge);
+        left
     }
 
     /// Moves the bios of `gone`, which is in the elevator, to `kept`, which is out of the index.
@@ -96,13 +121,16 @@ impl Queue {
         self.free(pools, gone);
     }
 
-    /// Returns true when `gone` may leave the list that it waits in. A request that waits for tags may not: its tag request cannot be
-    /// withdrawn. One that has a deadline is not merged into such a request: there it would have none.
+    /// Returns true when `gone` may leave the list that it waits in. One that has a deadline is not merged into a request that waits
+    /// for a tag: there it would have none.
     fn may_join(&self, pools: &Pools, kept: SlotId, gone: SlotId) -> bool {
         let (kept, gone) = (&pools.slots[kept], &pools.slots[gone]);
         let keeps_deadline =
             self.options.scheduler == Scheduler::None || kept.state == RequestState::Queued;
-        gone.state == RequestState::Queued && !gone.is(Request::REQUEUED) && keeps_deadline
+        match gone.state {
+            RequestState::Waiting => true,
+            _ => !gone.is(Request::REQUEUED) && keeps_deadline,
+        }
     }
 
     /// Returns a waiting request that ends where this one starts, or (with `fronts`) starts where it ends.

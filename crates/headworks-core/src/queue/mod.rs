@@ -36,6 +36,8 @@ mod gate;
 mod in_flight;
 mod leases;
 mod merging;
+mod passing;
+mod rivals;
 mod split;
 mod switch;
 mod timeout;
@@ -389,6 +391,7 @@ impl Queue {
         if request.marks & (Request::LEASED | Request::FLUSH) == 0 {
             let sync = request.is_sync();
             self.gate.return_tag(sync);
+            self.gate.leave(request);
         }
         if !request.is(Request::FLUSH) {
             self.release(request);

@@ -43,8 +43,9 @@ impl Queue {
         from.done += len;
         from.pieces += 1;
         debug_assert!(from.done <= from.len, "pieces lie within their bio");
+        let whole = from.len;
         pools.slots[id].begin(piece);
-        self.gate.charge(&mut pools.slots[id]);
+        self.gate.charge(&mut pools.slots[id], whole);
         self.ready.push(id);
     }
 
@@ -97,6 +98,7 @@ impl Queue {
         debug_assert!(split.done == split.len, "a split bio ends when all of it went into pieces");
         let (slot, status) = (split.bio_head, split.status);
         split.state = RequestState::Free;
+        self.gate.leave(split);
         pools.slots.put(parent);
         self.finish_bio(now, pools, slot, status, false);
     }

@@ -108,6 +108,10 @@ impl Queue {
             "a request with a tag is not refused"
         );
         let (head, tail) = (request.bio_head, request.bio_tail);
+        if request.state == RequestState::Waiting {
+            self.gate.end_wait(request);
+        }
+        self.gate.leave(request);
         request.state = RequestState::Free;
         pools.slots.put(id);
         let mut next = Some(head);

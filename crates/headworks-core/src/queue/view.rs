@@ -42,7 +42,7 @@ impl QueueView<'_> {
 
     /// Returns the marks that a request starts with: a device that cannot zero is sent zeros as data.
     #[inline(always)]
-    pub fn first_marks(&self, bio: &Bio) -> u8 {
+    pub fn first_marks(&self, bio: &Bio) -> u16 {
         match bio.op {
             Op::WriteZeroes if !self.options.write_zeroes => Request::ZERO_AS_DATA,
             _ => 0,

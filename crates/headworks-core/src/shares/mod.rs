@@ -12,8 +12,8 @@
 //! Each group has a virtual time V, which grows by the cost of what its children are served, divided by their weights. A child
 //! with requests has a start and a finish: the virtual times between which its first request would be served if all were served
 //! at once, each at its rate. Of the children whose start has come (eligible) the one with the least finish goes first, of equals
-//! the one whose request came first. If none is eligible, V moves to the earliest start, so the tree always has a leaf to serve
-//! while one has a request. A child that has no request left keeps its finish until V has reached it: returning at once it goes
+//! the one whose request came first. If none is eligible when a leaf is asked for ([`ShareTree::advance_to_first`]), V moves to the
+//! earliest start; not before, because a child that returns meanwhile would begin at a time that no service has reached. A child that has no request left keeps its finish until V has reached it: returning at once it goes
 //! on where it ended, so a client with one request at a time is no newcomer after each answer.
 //!
 //! Source: Bennett and Zhang, "Hierarchical packet fair queueing algorithms", 1996; the treatment of emptied children is that
@@ -33,8 +33,8 @@
 //! charged as it happens: see `slots`. Then a group may have children of three classes, each with a virtual time of its own.
 //!
 //! Invariants: Eligible <=> start <= V, Pending <=> start > V, for a child with requests that is not in service; `weights` is the
-//! sum over all children that are not forgotten; V never goes back; after every call a group with requests has an eligible
-//! child or one in service.
+//! sum over all children that are not forgotten; V never goes back; in a tree that is served in slots a group with requests has an
+//! eligible child or one in service after every call, in others after `advance_to_first`.
 
 pub(crate) mod balance;
 mod change;
@@ -420,12 +420,30 @@ impl ShareTree {
             return;
         };
         if is_before(entry.virtual_time, start) {
-            if !entry.eligible.is_empty() || entry.in_service != NIL {
+            if self.classes == 1 || !entry.eligible.is_empty() || entry.in_service != NIL {
                 return;
             }
             entry.virtual_time = start;
         }
         self.move_pending(group);
+    }
+
+    /// Moves V to the earliest start where none is eligible, from the root down to the leaf that is served next: now one is asked
+    /// for. Earlier, a child that comes meanwhile would begin at a time that no service has reached.
+    pub fn advance_to_first(&mut self) {
+        let mut id = Self::ROOT;
+        while self.nodes[id as usize].group != NIL {
+            let group = self.nodes[id as usize].group as usize;
+            let entry = &mut self.groups[group];
+            if entry.eligible.is_empty() {
+                let Some(start) = entry.pending.top_time(&self.links) else {
+                    return;
+                };
+                entry.virtual_time = start;
+                self.move_pending(group);
+            }
+            id = self.groups[group].eligible.top().expect("the earliest is eligible");
+        }
     }
 
     #[inline(never)]
@@ -679,7 +697,9 @@ impl ShareTree {
         let now = entry.virtual_time;
         let pending = entry.pending.top_time(&self.links);
         pending.is_none_or(|start| is_before(now, start))
-            && (entry.in_service != NIL || entry.is_active() != entry.eligible.is_empty())
+            && (self.classes == 1
+                || entry.in_service != NIL
+                || entry.is_active() != entry.eligible.is_empty())
     }
 }
 

@@ -21,6 +21,7 @@ impl Loop {
 
     /// Serves the first request; returns its leaf.
     fn serve(&mut self, next: Option<u64>) -> usize {
+        self.tree.advance_to_first();
         let id = self.tree.first().expect("a leaf has a request");
         let leaf = self.tree.owner(id) as usize;
         self.served[leaf] += self.tree.nodes[id as usize].cost;
@@ -113,6 +114,7 @@ fn newcomer_is_not_overtaken_by_more_than_the_bound() {
                 waits[flow] = true;
                 passed_by.iter_mut().skip(flow).take(1).for_each(|row| row.fill(0));
             }
+            all.tree.advance_to_first();
             if prng.below(2) == 0 && all.tree.first().is_some() {
                 let again = prng.below(4) == 0;
                 let served = all.serve(again.then_some(1000));
@@ -141,6 +143,7 @@ fn tree_divides_by_weight_at_each_level() {
     }
     let mut served = [0_u32; 8];
     for _ in 0..2800 {
+        tree.advance_to_first();
         let id = tree.first().unwrap();
         served[tree.owner(id) as usize] += 1;
         tree.serve(id, Some(4000));
@@ -198,4 +201,18 @@ fn charge_delays_a_leaf_by_what_it_pays() {
     all.tree.charge(all.leaves[0], -9000);
     let order: Vec<usize> = (0..9).map(|_| all.serve(Some(1000))).collect();
     assert!(order[..8].iter().all(|&leaf| leaf == 0), "{order:?}");
+}
+
+#[test]
+fn returning_leaf_starts_where_service_has_come_and_not_where_another_may_go() {
+    let mut all = Loop::new(&[1, 1]);
+    let [deep, light] = all.leaves[..] else { unreachable!() };
+    all.tree.activate(deep, 100);
+    all.tree.activate(light, 150);
+    assert_eq!(all.serve(Some(100)), 0);
+    assert_eq!(all.serve(None), 1);
+    assert_eq!(all.serve(Some(100)), 0);
+    // V is at 175, and the deep one starts at 200: it may go when it is asked for. The light one returns before that.
+    all.tree.activate(light, 150);
+    assert_eq!(all.serve(None), 1, "it had less, and goes first");
 }

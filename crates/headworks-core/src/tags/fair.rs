@@ -23,7 +23,7 @@
 //! - free + taken == depth, and asyncs <= taken;
 //! - waiters == the waiters of both flows; those without `async_depth` limit are all in the synchronous ones;
 //! - a head gathers only while requests wait, and at most `reserve` requests have passed it (while the byte budget is used up,
-//!   so many as cost what it costs);
+//!   what the gate admits);
 //! - a request and the reserve fit into the depth, so a waiter is granted when no tag is held.
 
 use super::flows::{FlowHead, Flows, Waiter};
@@ -87,8 +87,6 @@ pub struct FairTags {
     /// Waiters by kind, see [`SYNC`] and [`ASYNC`].
     flows: [Flows; 2],
     gathering: Option<Gathering>,
-    /// Cost of the light requests that passed the present head while the limit on what is in the device was reached.
-    over_limit_cost: u64,
     /// Kind of the last grant.
     last_kind: usize,
     /// Idle tags, and since when.
@@ -119,7 +117,6 @@ impl FairTags {
             waiters: Gauge32::default(),
             flows: [Flows::new(waiters_max), Flows::new(if limited { waiters_max } else { 0 })],
             gathering: None,
-            over_limit_cost: 0,
             last_kind: SYNC,
             idle: 0,
             idle_since: Instant(0),
@@ -145,9 +142,31 @@ impl FairTags {
         self.asyncs.add(if request.sync { 0 } else { tags });
     }
 
+    /// Returns the kind of the flows that a request waits in.
+    fn kind_of(&self, request: &TagRequest) -> usize {
+        if self.is_async_limited() && !request.sync { ASYNC } else { SYNC }
+    }
+
+    /// Counts a waiter that was withdrawn, and was the first of its flow or not. A gathering head that was withdrawn is not the head
+    /// any more.
+    fn on_withdrawn(&mut self, kind: usize, flow: u32, was_first: bool) {
+        self.waiters.sub(1);
+        let gathers = |gathering: &Gathering| {
+            let candidate = gathering.candidate;
+            was_first && candidate.kind == kind && candidate.head.flow == flow
+        };
+        if self.waiters.is_zero() || self.gathering.as_ref().is_some_and(gathers) {
+            self.gathering = None;
+        }
+        if self.waiters.is_zero() {
+            self.flows.iter_mut().for_each(Flows::reset);
+        }
+        debug_assert!(self.check(), "an invariant broke in a withdrawal");
+    }
+
     /// Makes a request wait.
     fn wait(&mut self, now: Instant, request: TagRequest) {
-        let kind = if self.is_async_limited() && !request.sync { ASYNC } else { SYNC };
+        let kind = self.kind_of(&request);
         let light = self.flows[kind].push(now, self.stats.waits, request);
         let open = self.gathering.is_none_or(|gathering| gathering.passed < self.reserve);
         let fits = u32::from(request.tags) <= self.free.get();
@@ -169,19 +188,18 @@ impl FairTags {
         }
         let gathering = self.gathering.map(|gathering| gathering.candidate);
         if budget == ByteBudget::LightOnly {
-            return self.over_limit(gathering).map_or(Choice::Nothing, Choice::Grant);
+            return self.light(Flows::light_beside_pieces).map_or(Choice::Nothing, Choice::Grant);
         }
         if let ByteBudget::Guarded { target_us, light_only } = budget {
             return self.choose_guarded(target_us, light_only);
         }
-        self.over_limit_cost = 0;
         let Some(first) = gathering.or_else(|| self.first()) else {
             return Choice::Nothing;
         };
         let tags = u32::from(self.waiter(first).request.tags);
         // A head that was passed as often as it may be waits for no reserve.
         let passed = self.gathering.map_or(0, |gathering| gathering.passed);
-        let spare = if first.head.light || passed == self.reserve { 0 } else { self.reserve };
+        let spare = if first.head.small || passed == self.reserve { 0 } else { self.reserve };
         if tags + spare <= self.free.get() {
             self.gathering = None;
             return Choice::Grant(first);
@@ -225,21 +243,6 @@ impl FairTags {
         }
         self.gathering = Some(Gathering { candidate: first, passed: 0 });
         Choice::ShortOfTags
-    }
-
-    /// Returns a light head that may go although the limit on what is in the device is reached. Together they may cost as much as
-    /// the head that waits for the limit: then they wait with it, so it is not starved however many there are.
-    fn over_limit(&mut self, gathering: Option<Candidate>) -> Option<Candidate> {
-        let head = gathering.or_else(|| self.first())?;
-        let light = self.light(Flows::light_beside_pieces)?;
-        if light.kind != head.kind || light.head.flow != head.head.flow {
-            let cost = self.over_limit_cost + self.waiter(light).request.cost;
-            if cost > self.waiter(head).request.cost {
-                return None;
-            }
-            self.over_limit_cost = cost;
-        }
-        Some(light)
     }
 
     /// Returns the head of both kinds whose turn it is.
@@ -373,7 +376,17 @@ impl TagOwner for FairTags {
         self.stats.wakes += u64::from(!std::mem::replace(&mut self.granting, true));
         self.stats.woken += 1;
         self.stats.longest_wait_ns = self.stats.longest_wait_ns.max(now.since(waiter.since));
-        Some(Grant { requester: waiter.request.requester, tags: waiter.request.tags })
+        let TagRequest { requester, tags, cost, .. } = waiter.request;
+        Some(Grant { requester, tags, light: head.light, cost })
+    }
+
+    fn withdraw_merged(&mut self, waiter: &TagRequest) -> bool {
+        let kind = self.kind_of(waiter);
+        let Some((flow, was_first)) = self.flows[kind].withdraw_merged(waiter) else {
+            return false;
+        };
+        self.on_withdrawn(kind, flow, was_first);
+        true
     }
 
     fn withdraw(
@@ -391,18 +404,7 @@ impl TagOwner for FairTags {
                 *cursor += 1;
                 continue;
             };
-            self.waiters.sub(1);
-            // A gathering head that was withdrawn is not the head any more.
-            let gathers = |gathering: &Gathering| {
-                gathering.candidate.kind == kind && gathering.candidate.head.flow == flow
-            };
-            if self.waiters.is_zero() || self.gathering.as_ref().is_some_and(gathers) {
-                self.gathering = None;
-            }
-            if self.waiters.is_zero() {
-                self.flows.iter_mut().for_each(Flows::reset);
-            }
-            debug_assert!(self.check(), "an invariant broke in a withdrawal");
+            self.on_withdrawn(kind, flow, true);
             return Some(waiter.request.requester);
         }
         None

@@ -42,6 +42,25 @@ pub struct TagRequest {
     pub target_us: u32,
 }
 
+impl TagRequest {
+    /// A request for one tag, of no connection, with default shares.
+    pub(crate) const fn of(requester: Requester) -> Self {
+        Self {
+            requester,
+            tags: 1,
+            bytes: 0,
+            cost: 0,
+            sync: true,
+            connection: 0,
+            export: ExportId(0),
+            weight: 0,
+            tenant: TenantId::NONE,
+            tenant_weight: 0,
+            target_us: 0,
+        }
+    }
+}
+
 /// Tags handed to a requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
@@ -49,6 +68,10 @@ pub struct Grant {
     pub requester: Requester,
     /// Number of tags: with `fair` all that were requested; a policy that grants tag by tag may give fewer.
     pub tags: u16,
+    /// The request is small and came alone, and its connection has not had its share.
+    pub light: bool,
+    /// What its share was charged.
+    pub cost: u64,
 }
 
 /// Tags that the queue returns to the owner.
@@ -125,6 +148,12 @@ pub trait TagOwner: Send {
         _expired: &dyn Fn(Requester) -> bool,
     ) -> Option<Requester> {
         None
+    }
+
+    /// Withdraws a waiter that merged with another request: it gets no tags, and pays nothing. Returns false if it was not found;
+    /// then it waits on. It is among the last of its connection to have begun to wait, or is not found.
+    fn withdraw_merged(&mut self, _waiter: &TagRequest) -> bool {
+        false
     }
 
     /// Reports what the request of the last grant costs now: it may have grown by merging while it waited, and what is known of

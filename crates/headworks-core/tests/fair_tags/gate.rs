@@ -154,7 +154,8 @@ impl Gate {
 
     /// Takes and checks all grants.
     pub fn grants(&mut self, budget: ByteBudget) {
-        while let Some(Grant { requester, tags }) = self.tags.next_grant(Instant(self.now), budget)
+        while let Some(Grant { requester, tags, .. }) =
+            self.tags.next_grant(Instant(self.now), budget)
         {
             let Requester::Request(number) = requester else {
                 panic!("no shard requested tags");

@@ -193,11 +193,11 @@ fn requeued_requests_precede_sorted_ones() {
     assert_eq!(bench.sent(), "R1m+4k R2m+4k R3m+4k");
     bench.failed(2, BUSY);
     bench.failed(0, BUSY);
-    bench.bios("R1540k+4k");
+    bench.bios("R1540k+64k");
     bench.done(1);
     assert_eq!(bench.sent(), "R1m+4k R3m+4k R4m+4k", "3 MiB is where the sweep is");
     bench.finish_from(3);
-    assert_eq!(bench.sent(), "R5m+4k R1540k+4k");
+    assert_eq!(bench.sent(), "R5m+4k R1540k+64k");
     bench.assert_quiet();
 }
 

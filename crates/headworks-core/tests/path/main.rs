@@ -25,4 +25,5 @@ mod targets;
 mod timeouts;
 mod volume;
 mod wait_times;
+mod weights;
 mod zeroes;

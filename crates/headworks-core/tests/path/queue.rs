@@ -1,12 +1,12 @@
 //! The queue: admission, merging with waiting requests, and queue depth.
 
-use headworks_core::{Control, DeviceId, NoMerges, QueueOptions, RequestId, VolumeId};
+use headworks_core::{Control, DeviceId, NoMerges, QueueOptions, RequestId, Scheduler, VolumeId};
 
 use crate::bench::{Bench, complete};
 
-/// Queue depth 1 and spare tags: later requests wait in the elevator.
+/// Queue depth 1, spare tags and an elevator that sorts: later requests wait there.
 fn narrow(q: &mut QueueOptions) {
-    (q.queue_depth, q.nr_requests) = (1, 8);
+    (q.queue_depth, q.nr_requests, q.scheduler) = (1, 8, Scheduler::MqDeadline);
 }
 
 /// One tag: later requests wait for it.
@@ -64,11 +64,11 @@ fn front_merge_joins_three_requests() {
 }
 
 #[test]
-fn two_tag_waiters_never_merge_with_each_other() {
+fn two_tag_waiters_merge_when_a_third_joins_them() {
     let mut bench = Bench::new(one_tag);
     bench.each("R0+4k R64k+4k R72k+4k R68k+4k");
     bench.finish_from(0);
-    assert_eq!(bench.sent(), "R0+4k R64k+8k R72k+4k");
+    assert_eq!(bench.sent(), "R0+4k R64k+12k");
     bench.assert_quiet();
 }
 

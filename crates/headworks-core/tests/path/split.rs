@@ -157,7 +157,7 @@ fn tags_of_unsent_pieces_are_granted_at_once() {
         (q.nr_requests, q.queue_depth, q.max_sectors_kb) = (4, 1, 64);
     });
     bench.bios("R0+640k R1m+640k R8m+4k");
-    assert_eq!((bench.sent().as_str(), bench.tags_free()), ("R0+64k", 0));
+    assert_eq!((bench.sent().as_str(), bench.tags_free()), ("R0+64k", 2));
     bench.failed(0, EIO);
     assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("R1m+64k", "1:medium"));
     bench.failed(1, EIO);

@@ -25,11 +25,11 @@ fn waits_are_charged_to_device_scheduler_and_tag() {
     assert_eq!(last(&bench), "device:5");
     bench.now += 20 * MS;
     bench.done(1);
-    // 5 ms in the elevator, until the device had room.
-    assert_eq!(last(&bench), "sched:5 device:20");
+    // 5 ms at the gate, until the device had room.
+    assert_eq!(last(&bench), "tag:5 device:20");
     bench.now += 10 * MS;
     bench.done(2);
-    assert_eq!(last(&bench), "tag:5 sched:20 device:10");
+    assert_eq!(last(&bench), "tag:25 device:10");
 }
 
 #[test]

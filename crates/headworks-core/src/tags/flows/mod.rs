@@ -4,7 +4,7 @@
 //!   root -> tenants (by weight) -> exports (by weight) -> connections (equal) -> waiters in order of arrival   the tree: `shares`
 //!     `---> exports without a tenant (by weight) -> connections ...
 //!
-//!   light flows: those whose first waiter is light, round robin; only the ones that are eligible are taken from it
+//!   light flows: those whose only waiter is small and came alone, round robin; only the ones that are eligible are taken from it
 //! ```
 //!
 //! - Waiters of one connection are served in order.
@@ -52,6 +52,9 @@ const IDLE_FLOWS_MAX: u32 = 4096;
 /// Light flows that a search looks at; those that have had their share go to the back of the list.
 const LIGHT_SEARCH: u32 = 8;
 
+/// Waiters of a flow that a search for a merged one looks at, from the last: neighbours come one soon after the other.
+const MERGED_SEARCH: u32 = 64;
+
 /// Large requests that are sent piece by piece at once: each may have half of what the device takes, and one begins as another
 /// ends.
 const IN_PIECES: u64 = 3;
@@ -95,7 +98,7 @@ pub(crate) struct Flows {
     export_table: KeyTable,
     tenant_table: KeyTable,
     shares: ShareTree,
-    /// Flows whose first waiter is light.
+    /// Flows whose only waiter is small.
     light: List<LightLink>,
     /// Flows whose first waiter has a latency target.
     targeted: List<TargetedLink>,
@@ -162,9 +165,9 @@ impl Flows {
         let tenant = self.tenant_of(request.tenant, request.tenant_weight.max(1));
         let export = self.export_of(tenant, request.export, request.weight.max(1));
         let flow = self.flow_of(export, request.connection);
-        let waiter = Waiter::new(request, now, number);
-        let (cost, id) = (waiter.cost(), self.waiters.take(waiter));
         let was_idle = self.flows[flow].waiters.is_empty();
+        let waiter = Waiter::new(request, now, number, was_idle);
+        let (cost, id) = (waiter.cost(), self.waiters.take(waiter));
         self.flows[flow].waiters.push_back(&mut self.waiters, id);
         let export = &mut self.exports[export];
         let backlog = &mut self.tenants[tenant].backlog;
@@ -180,15 +183,18 @@ impl Flows {
             self.shares.activate(self.flows[flow].leaf, cost);
             self.list_light(flow);
             self.forget_passed();
+        } else if self.flows[flow].in_light {
+            self.list_light(flow);
         }
         self.is_light(flow)
     }
 
     /// Returns the flow whose turn it is. A repeated call returns the same one unless waiters changed meanwhile.
-    pub fn pick(&self) -> Option<FlowHead> {
+    pub fn pick(&mut self) -> Option<FlowHead> {
+        self.shares.advance_to_first();
         let flow = self.shares.owner(self.shares.first()?);
         debug_assert!(flow & GROUP_OWNER == 0, "a leaf is a flow");
-        Some(FlowHead { flow, light: self.is_light(flow) })
+        Some(self.head_of(flow))
     }
 
     /// Returns a light flow that has not had its share, whether it is its turn or not.
@@ -207,7 +213,7 @@ impl Flows {
     pub fn guarded(&mut self, target_us: u32, light_only: bool) -> Option<FlowHead> {
         for _ in 0..LIGHT_SEARCH {
             let flow = self.targeted.front()?;
-            let head = FlowHead { flow, light: self.is_light(flow) };
+            let head = self.head_of(flow);
             let fits = self.waiter(head).request.target_us <= target_us;
             let near = self.flows[flow].in_light
                 && self.shares.starts_within(self.flows[flow].leaf, IN_PIECES * self.in_pieces);
@@ -222,10 +228,11 @@ impl Flows {
 
     /// Returns a light flow that starts before V grows by a request of `cost`.
     fn light_within(&mut self, cost: u64) -> Option<FlowHead> {
+        self.shares.advance_to_first();
         for _ in 0..LIGHT_SEARCH {
             let flow = self.light.front()?;
             if self.flows[flow].in_light && self.shares.starts_within(self.flows[flow].leaf, cost) {
-                return Some(FlowHead { flow, light: true });
+                return Some(FlowHead { flow, light: true, small: true });
             }
             self.light.remove(&mut self.flows, flow);
             self.light.push_back(&mut self.flows, flow);
@@ -233,7 +240,13 @@ impl Flows {
         None
     }
 
-    /// Returns true if a flow's first waiter is light and the flow has not had its share.
+    fn head_of(&self, flow: u32) -> FlowHead {
+        let small = self.first_of(flow).is_some_and(Waiter::is_small);
+        let small = small && self.shares.is_eligible(self.flows[flow].leaf);
+        FlowHead { flow, light: small && self.flows[flow].in_light, small }
+    }
+
+    /// Returns true if a flow's only waiter is small and the flow has not had its share.
     fn is_light(&self, flow: u32) -> bool {
         self.flows[flow].in_light && self.shares.is_eligible(self.flows[flow].leaf)
     }
@@ -273,6 +286,40 @@ impl Flows {
         Some(waiter)
     }
 
+    /// Withdraws a waiter that merged with another request, if it is among the last of its flow; its flow pays nothing. Returns its
+    /// flow, and whether it was the first there.
+    pub fn withdraw_merged(&mut self, request: &TagRequest) -> Option<(u32, bool)> {
+        let key = export_key(request.tenant.0.into(), request.export) << 32
+            | u64::from(request.connection);
+        let flow = self.flow_table.find(key, |id| self.flows[id].key)?;
+        let mut at = self.flows[flow].waiters.back(&self.waiters);
+        for _ in 0..MERGED_SEARCH {
+            let id = at?;
+            if self.waiters[id].request.requester == request.requester {
+                return Some((flow, self.withdraw(flow, id)));
+            }
+            at = self.flows[flow].waiters.prev(&self.waiters, id);
+        }
+        None
+    }
+
+    /// Withdraws a waiter of a flow; returns true if it was the first.
+    fn withdraw(&mut self, flow: u32, id: u32) -> bool {
+        if self.flows[flow].waiters.front() == Some(id) {
+            let (_, next) = self.take_first(flow);
+            self.shares.withdraw(self.flows[flow].leaf, next);
+            self.after_first(flow, next);
+            return true;
+        }
+        self.flows[flow].waiters.remove(&mut self.waiters, id);
+        let waiter = self.waiters[id];
+        self.waiters.put(id);
+        self.forget_waiter(flow, &waiter);
+        // The first may be the only one now.
+        self.list_light(flow);
+        false
+    }
+
     /// Returns the first waiter of a flow, if it has one; a flow that was forgotten has none.
     pub fn first_of(&self, flow: u32) -> Option<&Waiter> {
         self.flows[flow].first(&self.waiters)
@@ -284,6 +331,12 @@ impl Flows {
         let id = entry.waiters.pop_front(&mut self.waiters).expect("the flow has a waiter");
         let waiter = self.waiters[id];
         self.waiters.put(id);
+        self.forget_waiter(flow, &waiter);
+        (waiter, self.first_of(flow).map(Waiter::cost))
+    }
+
+    /// Takes a waiter out of the sums.
+    fn forget_waiter(&mut self, flow: u32, waiter: &Waiter) {
         let export = &mut self.exports[self.flows[flow].export];
         let backlog = &mut self.tenants[export.tenant].backlog;
         self.waiting.sub(1);
@@ -294,7 +347,6 @@ impl Flows {
         assert!(export.waiting > 0, "an export counts its waiters");
         export.waiting -= 1;
         backlog.weights.sub(if export.waiting == 0 { export.weight.into() } else { 0 });
-        (waiter, self.first_of(flow).map(Waiter::cost))
     }
 
     /// Lists a flow anew whose first waiter left; `next` is the cost of the one after it.
@@ -351,8 +403,8 @@ impl Flows {
         debug_assert!(none.exports == 0, "exports without flows have no entry");
     }
 
-    /// Puts a flow at the back of the lists of light flows and of those with a latency target if its first waiter is light or has
-    /// one, and takes it out if not.
+    /// Puts a flow at the back of the lists of light flows and of those with a latency target if its only waiter is small, or its
+    /// first one has a target, and takes it out if not.
     fn list_light(&mut self, flow: u32) {
         let targeted = self.first_of(flow).is_some_and(|waiter| waiter.request.target_us > 0);
         if std::mem::replace(&mut self.flows[flow].in_targeted, targeted) {
@@ -361,7 +413,10 @@ impl Flows {
         if targeted {
             self.targeted.push_back(&mut self.flows, flow);
         }
-        let light = self.flows[flow].first(&self.waiters).is_some_and(Waiter::is_light);
+        let waiters = &self.flows[flow].waiters;
+        let light = waiters.front().is_some_and(|first| {
+            self.waiters[first].is_light() && waiters.next(&self.waiters, first).is_none()
+        });
         if std::mem::replace(&mut self.flows[flow].in_light, light) {
             self.light.remove(&mut self.flows, flow);
         }
