@@ -17,6 +17,10 @@ pub(super) const MIB: u32 = 1 << 20;
 pub(super) enum Device {
     /// The disk of seed 000 with a cache of 32 MiB and NCQ.
     Disk,
+    /// A disk of 5400 rotations a minute, which nothing was tuned on.
+    Disk5400,
+    /// A disk of 10,000 rotations a minute, which nothing was tuned on.
+    Disk10k,
     /// A SATA disk of flash with NCQ.
     Sata,
     /// An NVMe disk.
@@ -33,10 +37,21 @@ impl Device {
     /// The calibrated devices, the slowest first.
     pub const ALL: [Self; 3] = [Self::Disk, Self::Sata, Self::Nvme];
 
+    /// All drives, calibrated or not.
+    pub const DRIVES: [Self; 5] =
+        [Self::Disk, Self::Disk5400, Self::Disk10k, Self::Sata, Self::Nvme];
+
+    /// Whether the device moves a head.
+    pub const fn is_disk(self) -> bool {
+        matches!(self, Self::Disk | Self::Disk5400 | Self::Disk10k)
+    }
+
     /// The name in rows.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Disk => "hdd-32",
+            Self::Disk5400 => "hdd-5400",
+            Self::Disk10k => "hdd-10k",
             Self::Sata => "sata",
             Self::Nvme => "nvme",
             Self::Virtual => "virtual",
@@ -49,14 +64,16 @@ impl Device {
         let ssd = |profile: SsdProfile| -> (u64, Box<dyn DeviceModel>) {
             (profile.capacity, Box::new(Ssd::new(profile)))
         };
+        let disk = |profile: HddProfile| -> (u64, Box<dyn DeviceModel>) {
+            (profile.capacity, Box::new(Hdd::new(profile)))
+        };
         let stream = |profile| -> (u64, Box<dyn DeviceModel>) {
             (1_000_000_000_000, Box::new(Stream::new(profile)))
         };
         match self {
-            Self::Disk => {
-                let profile = HddProfile::seed_000(32);
-                (profile.capacity, Box::new(Hdd::new(profile)))
-            }
+            Self::Disk => disk(HddProfile::seed_000(32)),
+            Self::Disk5400 => disk(HddProfile::rpm_5400()),
+            Self::Disk10k => disk(HddProfile::rpm_10k()),
             Self::Sata => ssd(SsdProfile::sata()),
             Self::Nvme => ssd(SsdProfile::nvme()),
             Self::Virtual => {
@@ -81,7 +98,7 @@ impl Device {
     /// Commands that the device takes: 32 with NCQ.
     pub fn queue_depth(self, tags: u32) -> u32 {
         let usual = QueueOptions::default().queue_depth;
-        let depth = if matches!(self, Self::Disk | Self::Sata) { 32 } else { usual };
+        let depth = if self.is_disk() || self == Self::Sata { 32 } else { usual };
         depth.min(tags)
     }
 
@@ -89,7 +106,7 @@ impl Device {
     /// read.
     pub const fn usual_op(self) -> Op {
         match self {
-            Self::Disk | Self::Stream60 => Op::Write,
+            Self::Disk | Self::Disk5400 | Self::Disk10k | Self::Stream60 => Op::Write,
             _ => Op::Read,
         }
     }
@@ -97,8 +114,8 @@ impl Device {
     /// Time of a request when the device is busy, for lengths of runs only.
     pub fn about_ns(self, op: Op, bytes: u32) -> u64 {
         let (command, per_mib) = match (self, op) {
-            (Self::Disk, Op::Read) => (8 * MS, 10 * MS),
-            (Self::Disk, _) => (4 * MS, 10 * MS),
+            (Self::Disk | Self::Disk5400 | Self::Disk10k, Op::Read) => (8 * MS, 10 * MS),
+            (Self::Disk | Self::Disk5400 | Self::Disk10k, _) => (4 * MS, 10 * MS),
             (Self::Sata, _) => (10_500, 1_900_000),
             (Self::Nvme, Op::Read) => (2_200, 375_000),
             (Self::Nvme, _) => (5_700, 500_000),
@@ -112,7 +129,7 @@ impl Device {
     /// Shortest ramp: the drive's cache is full, and its extents are in the steady state.
     pub const fn ramp_ns(self) -> u64 {
         match self {
-            Self::Disk | Self::Stream60 => 10 * SEC,
+            Self::Disk | Self::Disk5400 | Self::Disk10k | Self::Stream60 => 10 * SEC,
             _ => SEC / 50,
         }
     }

@@ -3,6 +3,7 @@
 //! | part | question |
 //! |---|---|
 //! | [`clients`] | closed loops, 8 to 1000 of them, of one size or of several: longest wait, shares, throughput |
+//! | [`weights`] | exports of unequal weights with many requests: their parts, throughput |
 //! | [`beside`] | light readers beside bulk and beside write-out, light writers: their p99, and what the heavy ones keep |
 //! | [`bounded`] | a light reader, equal jobs and weights with `hw_inflight_kb` set for the device |
 //! | [`targets`] | a light reader with a latency target beside bulk: how often it is missed, and what the bulk keeps |
@@ -18,6 +19,7 @@ mod device;
 mod known;
 mod mechanism;
 pub mod targets;
+pub mod weights;
 
 use headworks_core::ConfigError;
 
@@ -30,7 +32,9 @@ use crate::row_filter::RowFilter;
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let mut report = Report::default();
-    for part in [bounded::run, clients::run, beside::run, targets::run, ablation::run] {
+    let parts =
+        [bounded::run, clients::run, weights::run, beside::run, targets::run, ablation::run];
+    for part in parts {
         let mut part = part(filter)?;
         part.verdicts = part.verdicts.into_iter().map(known::explain).collect();
         if !part.rows.is_empty() {

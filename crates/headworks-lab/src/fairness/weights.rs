@@ -1,0 +1,355 @@
+//! Exports of unequal weights with requests of one size: does each get its part of the device?
+//!
+//! ```text
+//!   for each load:  the exports together  --> parts of the answers: of one size, so parts of the device time
+//!                   the heaviest alone    --> is its part limited by its own depth?
+//!                   baselines             --> the best throughput without weights
+//!                   equal weights, N tags --> what a sorted window of N requests costs a disk
+//!   goals: without an elevator, and on flash, each part within 5 % of its weight
+//!          sorted for a disk, the heaviest within 2 %, the others within 10 %
+//!          throughput >= 0.97 of the best baseline's, less what the window costs
+//! ```
+//!
+//! **Limited.** An export with d requests outstanding of a device that works on D at once gets at most d of D places, whatever its
+//! weight; so a row says `limited` where the heaviest alone reaches less than 0.97 of its part, or where the device takes all
+//! requests at once and nobody waits. There parts are not judged, only throughput.
+//!
+//! **Window.** A sorted window may hold `N = depth * sum of weights / largest weight` requests: with more in it the heaviest would
+//! have none waiting, and the others would fill the window. What a disk loses by N instead of all tags is measured with equal
+//! weights, without anything that decides by weight.
+//!
+//! Judged are exports with at least [`ANSWERS_MIN`] answers. The usual rows have 32 requests of 4 KiB each, weights 1:7:50;
+//! `--case unequal-all` has other sizes, depths, weights, and reads mixed with writes.
+
+use headworks_core::time::{MS, SEC};
+use headworks_core::{ConfigError, ExportConfig, ExportId, Op, QueueOptions, Scheduler};
+
+use super::clients::KIB4;
+use super::device::{Device, MIB};
+use super::mechanism::Setup;
+use crate::baseline::TagPolicy;
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
+use crate::report::{Goal, Progress, Report, Row, Verdict};
+use crate::row_filter::{GATED, RowFilter};
+
+const TABLE: &str = "exports of unequal weights";
+/// The case of the usual rows.
+const CASE: &str = "unequal";
+/// The case of all rows, which runs only when it is named.
+const ALL_CASE: &str = "unequal-all";
+
+/// What is judged, in the words of the verdicts.
+const HEAVY_TEXT: &str = "part of the heaviest export is off by";
+const OFF_TEXT: &str = "part of another export is off by";
+const PART_TEXT: &str = "throughput, part of the best less the window's cost";
+
+/// Goal: the largest relative difference of a part from its weight.
+const OFF: f64 = 0.05;
+/// The same in a sorted window of a disk, of the heaviest export and of the others.
+const SORTED_OFF: [f64; 2] = [0.02, 0.1];
+/// Goal: throughput as a part of what is possible.
+const PART: f64 = 0.97;
+/// An export is limited if it reaches less than this part of its share alone.
+const ALONE: f64 = 0.97;
+/// Answers of an export that is judged.
+const ANSWERS_MIN: u64 = 40;
+/// Answers of a run of all exports.
+const ANSWERS: u64 = 6_000;
+const TAGS: u32 = 256;
+const THINK_NS: u64 = 4_000;
+
+/// Weights of three or four exports; the heaviest is the last.
+const WEIGHTS: [&[u16]; 3] = [&[1, 7, 50], &[1, 2, 4, 10], &[1, 100, 10_000]];
+
+/// The exports' requests and the queue.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    case: &'static str,
+    device: Device,
+    scheduler: Scheduler,
+    op: Op,
+    write_percent: u32,
+    bytes: u32,
+    depth: u32,
+    weights: &'static [u16],
+}
+
+/// Runs the selected rows.
+///
+/// # Errors
+/// Invalid options.
+pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
+    let loads: Vec<Load> = all().into_iter().filter(|load| load.is_in(filter)).collect();
+    let mut progress = Progress::new("fairness of weights", loads.len());
+    let mut rows = Vec::new();
+    for load in loads {
+        rows.push(load.row(filter.seed)?);
+        progress.step();
+    }
+    drop(progress);
+    let notes = vec![
+        "an export each with one connection; default options, the device announces its depth; `part` of the best baseline, \
+         `possible` with the window that weights allow"
+            .into(),
+    ];
+    Ok(Report { title: "fairness: weights".into(), notes, verdicts: judge(&rows), rows })
+}
+
+fn all() -> Vec<Load> {
+    let mut loads = Vec::new();
+    for device in Device::DRIVES {
+        for scheduler in GATED {
+            let load = |case, (op, write_percent), bytes, depth, weights| Load {
+                case,
+                device,
+                scheduler,
+                op,
+                write_percent,
+                bytes,
+                depth,
+                weights,
+            };
+            for kind in [(Op::Read, 0), (Op::Write, 0)] {
+                loads.push(load(CASE, kind, KIB4, 32, WEIGHTS[0]));
+            }
+            for kind in [(Op::Read, 0), (Op::Write, 0), (Op::Read, 50)] {
+                for bytes in [KIB4, 4 * KIB4, 16 * KIB4, MIB] {
+                    for (depth, weights) in
+                        [1, 8, 32, 128].into_iter().flat_map(|n| WEIGHTS.map(|w| (n, w)))
+                    {
+                        loads.push(load(ALL_CASE, kind, bytes, depth, weights));
+                    }
+                }
+            }
+        }
+    }
+    loads
+}
+
+impl Load {
+    fn is_in(&self, filter: &RowFilter) -> bool {
+        let named = filter.cases.iter().any(|case| case == self.case);
+        (named || self.case == CASE && filter.cases.is_empty())
+            && filter.has_device(self.device.name())
+            && filter.has_jobs(self.weights.len() as u32)
+            && filter.has_tags(TAGS)
+            && filter.has_policy(TagPolicy::Fair)
+    }
+
+    fn heaviest(&self) -> usize {
+        self.weights.len() - 1
+    }
+
+    fn sum(&self) -> f64 {
+        self.weights.iter().map(|&weight| f64::from(weight)).sum()
+    }
+
+    /// The requests that a sorted window may hold so that the heaviest export still has one waiting.
+    fn window(&self) -> u32 {
+        let heaviest = f64::from(self.weights[self.heaviest()]);
+        let window = (f64::from(self.depth) * self.sum() / heaviest) as u32;
+        window.clamp(self.device.queue_depth(TAGS), TAGS)
+    }
+
+    fn is_sorted(&self) -> bool {
+        self.scheduler == Scheduler::MqDeadline && self.device.is_disk()
+    }
+
+    /// Answers of each export, some of them idle.
+    fn answers(
+        &self,
+        policy: TagPolicy,
+        seed: u64,
+        weights: &[u16],
+        tags: u32,
+        only: Option<usize>,
+    ) -> Result<Vec<u64>, ConfigError> {
+        let size = self.device.size();
+        let job = |export: usize| JobOptions {
+            op: self.op,
+            write_percent: self.write_percent,
+            bs: self.bytes,
+            end: size / u64::from(self.bytes) * u64::from(self.bytes),
+            iodepth: self.depth,
+            think_ns: THINK_NS,
+            export: ExportId(export as u16),
+            ..JobOptions::default()
+        };
+        let jobs = (0..weights.len()).filter(|&export| only.is_none_or(|one| one == export));
+        let export = |&weight: &u16| ExportConfig { weight, ..ExportConfig::default() };
+        let mut harness = BlockHarness::new(BlockHarnessOptions {
+            seed,
+            queue: QueueOptions {
+                scheduler: self.scheduler,
+                nr_requests: tags,
+                queue_depth: self.device.queue_depth(tags),
+                ..QueueOptions::default()
+            },
+            size,
+            device: self.device.make(),
+            jobs: jobs.map(job).collect(),
+            exports: weights.iter().map(export).collect(),
+            tenants: Vec::new(),
+            cache: Default::default(),
+            ramp_ns: self.ramp_ns(),
+            runtime_ns: self.runtime_ns(),
+        })?;
+        Setup::Policy(policy).install(harness.shard(), seed);
+        Ok(harness.run().jobs.iter().map(|job| job.bios).collect())
+    }
+
+    /// The device's cache is full, the search for its depth has ended, and each export has had answers.
+    fn ramp_ns(&self) -> u64 {
+        if self.device.is_disk() { 60 * SEC } else { SEC }
+    }
+
+    fn runtime_ns(&self) -> u64 {
+        (ANSWERS * self.device.about_ns(self.op, self.bytes)).max(SEC / 10)
+    }
+
+    fn row(&self, seed: u64) -> Result<Row, ConfigError> {
+        let fair = |weights, tags, only| self.answers(TagPolicy::Fair, seed, weights, tags, only);
+        let sum = |answers: Vec<u64>| answers.iter().sum::<u64>();
+        let bios = fair(self.weights, TAGS, None)?;
+        let alone = sum(fair(self.weights, TAGS, Some(self.heaviest()))?);
+        let mut best = 0;
+        for policy in [TagPolicy::Legacy518, TagPolicy::KuaiV3] {
+            best = sum(self.answers(policy, seed, self.weights, TAGS, None)?).max(best);
+        }
+        let equal = vec![100; self.weights.len()];
+        let possible = match self.is_sorted() {
+            true => sum(fair(&equal, self.window(), None)?).min(best),
+            false => best,
+        };
+        let total: u64 = bios.iter().sum();
+        let heaviest = f64::from(self.weights[self.heaviest()]) / self.sum();
+        let outstanding = self.depth * self.weights.len() as u32;
+        let limited = (alone as f64) < ALONE * heaviest * total as f64
+            || outstanding <= self.device.queue_depth(TAGS);
+        let off = self.weights.iter().zip(&bios).map(|(&weight, &bios)| {
+            let wanted = total as f64 * f64::from(weight) / self.sum();
+            let judged = !limited && bios >= ANSWERS_MIN;
+            // A run ends in the middle of a request.
+            let off = ((bios as f64 - wanted).abs() - 1.0).max(0.0);
+            if judged { off / wanted } else { 0.0 }
+        });
+        let off: Vec<f64> = off.collect();
+        let others = off[..self.heaviest()].iter().copied().fold(0.0, f64::max);
+        let op = match (self.op, self.write_percent) {
+            (Op::Read, 0) => "read",
+            (Op::Read, _) => "both",
+            _ => "write",
+        };
+        Ok(Row::new(TABLE)
+            .with("device", self.device.name())
+            .with("scheduler", self.scheduler.name())
+            .with("case", self.case)
+            .with("op", op)
+            .with("kib", self.bytes >> 10)
+            .with("depth", self.depth)
+            .with("weights", self.weights.to_vec())
+            .with("tags", TAGS)
+            .with("policy", TagPolicy::Fair.name())
+            .with("ms", self.runtime_ns() / MS)
+            .with("bios", bios)
+            .with("alone_bios", alone)
+            .with("best_bios", best)
+            .with("possible_bios", possible)
+            .with("limited", u32::from(limited))
+            .with_real("heavy_off", off[self.heaviest()], 4)
+            .with_real("off", others, 4)
+            .with_real("part", total as f64 / best.max(1) as f64, 4)
+            .with_real("possible", total as f64 / possible.max(1) as f64, 4))
+    }
+}
+
+/// Computes the verdicts: for each device and scheduler the worst row.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for device in Device::DRIVES {
+        for scheduler in GATED {
+            for case in [CASE, ALL_CASE] {
+                let is = |row: &&Row| {
+                    row.table == TABLE
+                        && row.is("device", device.name())
+                        && row.is("scheduler", scheduler.name())
+                        && row.is("case", case)
+                };
+                let ours: Vec<&Row> = rows.iter().filter(is).collect();
+                if !ours.is_empty() {
+                    verdicts.extend(judge_kind(&ours, device, scheduler, case));
+                }
+            }
+        }
+    }
+    verdicts
+}
+
+fn judge_kind(ours: &[&Row], device: Device, scheduler: Scheduler, case: &str) -> Vec<Verdict> {
+    let worst = |name: &str| ours.iter().map(|row| row.real(name)).fold(0.0, f64::max);
+    let least = ours.iter().map(|row| row.real("possible")).fold(f64::INFINITY, f64::min);
+    let sorted = scheduler == Scheduler::MqDeadline && device.is_disk();
+    let [heavy, others] = if sorted { SORTED_OFF } else { [OFF; 2] };
+    let verdict = |what: &str, ours: f64, goal: Goal| Verdict {
+        what: format!("{}, {}, {case}: {what}", device.name(), scheduler.name()),
+        ours: Some(ours),
+        goal: Some(goal),
+        ..Verdict::default()
+    };
+    let mut verdicts = vec![verdict(PART_TEXT, least, Goal::AtLeast(PART))];
+    if ours.iter().any(|row| row.int("limited") == 0) {
+        verdicts.push(verdict(HEAVY_TEXT, worst("heavy_off"), Goal::AtMost(heavy)));
+        verdicts.push(verdict(OFF_TEXT, worst("off"), Goal::AtMost(others)));
+    }
+    verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(scheduler: Scheduler, depth: u32) -> Load {
+        Load {
+            case: CASE,
+            device: Device::Sata,
+            scheduler,
+            op: Op::Read,
+            write_percent: 0,
+            bytes: KIB4,
+            depth,
+            weights: WEIGHTS[0],
+        }
+    }
+
+    fn missed(rows: &[Row]) -> Vec<String> {
+        let missed = judge(rows).into_iter().filter(|verdict| !verdict.is_met());
+        missed.map(|verdict| verdict.what).collect()
+    }
+
+    #[test]
+    fn weights_are_kept_on_flash_and_verdicts_follow_from_printed_rows() {
+        for scheduler in GATED {
+            let row = load(scheduler, 32).row(1).unwrap();
+            let row = Row::from_json(&row.to_json()).unwrap();
+            assert_eq!(missed(std::slice::from_ref(&row)), [""; 0], "{}", row.to_json());
+            for name in ["heavy_off", "off"] {
+                assert_eq!(missed(&[row.clone().replaced(name, 0.06)]).len(), 1);
+            }
+            assert_eq!(missed(&[row.replaced("possible", 0.96)]).len(), 1);
+        }
+    }
+
+    #[test]
+    fn row_whose_requests_the_device_takes_at_once_is_limited() {
+        let row = load(Scheduler::None, 8).row(1).unwrap();
+        assert_eq!((row.int("limited"), row.real("off")), (1, 0.0));
+        assert_eq!(judge(&[row]).len(), 1, "throughput alone is judged");
+    }
+
+    #[test]
+    fn window_leaves_the_heaviest_export_a_request() {
+        let disk = |depth| Load { device: Device::Disk, ..load(Scheduler::MqDeadline, depth) };
+        assert_eq!([8, 32, 128].map(|depth| disk(depth).window()), [32, 37, 148]);
+    }
+}
