@@ -5,7 +5,7 @@ use headworks_sim::coverage::{Coverage, Point};
 use headworks_sim::scenario::Scenario;
 use headworks_sim::world::{Prepare, run_prepared};
 
-const WORLDS: u64 = 24;
+const WORLDS: u64 = 36;
 
 fn world(seed: u64) -> Scenario {
     Scenario { hotplug_changes: 12, ..Scenario::draw(seed, None) }
