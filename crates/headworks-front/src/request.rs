@@ -74,8 +74,10 @@ pub struct Payload {
     pub refused: Option<IoError>,
     /// Number of the record of its pieces in the shard; 0 if it has none.
     pub split: u32,
-    /// It is within its window, and waits for others that are beyond theirs.
-    pub keeps: bool,
+    /// While it waits for memory: it is within its window.
+    pub within: bool,
+    /// The same: it waits for others of its export that are beyond theirs.
+    pub for_others: bool,
 }
 
 /// A request that cannot go on, or whose payload is not there.

@@ -166,10 +166,8 @@ pub(super) fn wanted(one: &FrontRequest, guaranteed: usize) -> Wanted {
     if !one.part_is_whole() {
         let bytes = block(one.next_growth());
         let from = one.payload.block.as_ref().map_or(0, |block| block.len());
-        return match one.payload.keeps {
-            true => Wanted::Growth { from, to: bytes },
-            false => Wanted::Block { bytes, reads: false },
-        };
+        let (within, for_others) = (one.payload.within, one.payload.for_others);
+        return Wanted::Growth { from, to: bytes, within, for_others };
     }
     match block((one.payload.got - one.payload.part) as usize) {
         bytes if bytes > guaranteed => Wanted::Block { bytes, reads: false },

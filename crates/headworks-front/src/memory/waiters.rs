@@ -26,12 +26,17 @@ pub enum Wanted {
         /// It is for data of a read.
         reads: bool,
     },
-    /// A larger block for a payload within its window, when the other payloads of its export keep less than theirs, and a bio slot.
+    /// A larger block for a payload. A bio slot it needs when that has come.
     Growth {
         /// Bytes of its block.
         from: usize,
         /// Bytes of the larger one.
         to: usize,
+        /// It is within its window, and needs no share.
+        within: bool,
+        /// It waits for other payloads of its export, which keep more than their windows, and not for a block: it is written as far as it
+        /// has come if there is none.
+        for_others: bool,
     },
     /// A block for a reply that is continued, which is admitted by its size alone, and a bio slot.
     Chunk {
@@ -44,8 +49,21 @@ impl Wanted {
     fn bytes(self) -> usize {
         match self {
             Self::Slot => 0,
-            Self::Growth { from, to } => to - from,
+            Self::Growth { from, to, .. } => to.saturating_sub(from),
             Self::Block { bytes, .. } | Self::Chunk { bytes } => bytes,
+        }
+    }
+
+    fn needs_slot(self) -> bool {
+        !matches!(self, Self::Growth { .. })
+    }
+
+    /// Bytes of the block that the pool must have.
+    fn block(self) -> usize {
+        match self {
+            Self::Growth { for_others: true, .. } => 0,
+            Self::Growth { to, .. } => to,
+            _ => self.bytes(),
         }
     }
 }
@@ -162,8 +180,9 @@ impl Memory {
     /// Whether payloads that are beyond their windows are to be written as far as they have come: a connection waits for a block, or for them.
     #[must_use]
     pub fn needs_payloads(&self) -> bool {
-        let is_growth = |waiter: &Waiter| matches!(waiter.wanted, Wanted::Growth { .. });
-        self.waiters.first.is_some() || self.waiters.list.iter().any(is_growth)
+        let for_others =
+            |waiter: &Waiter| matches!(waiter.wanted, Wanted::Growth { for_others: true, .. });
+        self.waiters.first.is_some() || self.waiters.list.iter().any(for_others)
     }
 
     /// The first waiter: unread replies give way to it.
@@ -195,13 +214,13 @@ impl Memory {
             let index = order[at] as usize;
             let Waiter { slot, wanted, .. } = self.waiters.list[index];
             let bytes = wanted.bytes();
-            // A payload that finds no block is written as far as it has come.
-            let is_growth = matches!(wanted, Wanted::Growth { .. });
-            if !self.would_get(index, left) || bytes > 0 && !is_growth && !has_block(bytes) {
+            let block = wanted.block();
+            if !self.would_get(index, left) || block > 0 && !has_block(block) {
                 continue;
             }
             self.promise(slot, bytes);
-            left = Supply { taken: left.taken + bytes, room: left.room - 1 };
+            let room = left.room - u32::from(wanted.needs_slot());
+            left = Supply { taken: left.taken + bytes, room };
             self.clients[slot as usize].woken = true;
             self.waiters.first = self.waiters.first.filter(|first| first.slot != slot);
             order[woken] = index as u32;
@@ -230,12 +249,18 @@ impl Memory {
     pub(super) fn would_get(&self, index: usize, supply: Supply) -> bool {
         let Waiter { slot, wanted } = self.waiters.list[index];
         let Client { owner, held, stalled, woken, .. } = self.clients[slot as usize];
-        if woken || self.slots(owner.map(|(_, device)| device), supply.room) == 0 {
+        let slots = || self.slots(owner.map(|(_, device)| device), supply.room);
+        if woken || wanted.needs_slot() && slots() == 0 {
             return false;
         }
         match wanted {
             Wanted::Slot | Wanted::Chunk { .. } => true,
-            Wanted::Growth { to, .. } => self.share(slot).fits_windows(to),
+            Wanted::Growth { to, for_others: true, .. } => self.share(slot).fits_windows(to),
+            Wanted::Growth { from, to, within, .. } => {
+                let (share, more) = (self.share(slot), to.saturating_sub(from));
+                share.may_take(held.bytes, more, supply.taken, false)
+                    || within && share.may_keep((from, to), supply.taken)
+            }
             Wanted::Block { bytes, reads } => {
                 self.share(slot).may_take(held.bytes, bytes, supply.taken, reads && stalled)
             }
@@ -269,7 +294,7 @@ impl Memory {
     fn can_be_first(&self, waiter: &Waiter) -> bool {
         let Client { owner, stalled, woken, .. } = self.clients[waiter.slot as usize];
         let bytes = waiter.wanted.bytes();
-        if matches!(waiter.wanted, Wanted::Growth { .. }) {
+        if matches!(waiter.wanted, Wanted::Growth { for_others: true, .. }) {
             return false;
         }
         let takes = !stalled || !matches!(waiter.wanted, Wanted::Block { reads: true, .. });

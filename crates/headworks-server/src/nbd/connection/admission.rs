@@ -71,7 +71,8 @@ pub(super) fn admission(
     if refuses && (!has_slot && (gives || is_new) || is_new && !has_place()) {
         return refuse(one, connection, shares);
     }
-    if gives && let Some(what) = payload::place_waits(one, intake, session) {
+    if gives && let Some(what) = payload::place_waits(one, intake.waiting().len(), intake, session)
+    {
         return what;
     }
     if gives && !has_slot {

@@ -1,8 +1,10 @@
 //! The bounds of one connection: how many requests and bytes it may have in the shard, waiting and unsent together. At a bound it is not
 //! read from.
 
-use headworks_front::WaitsFor;
+use headworks_core::Op;
+use headworks_front::{Origin, WaitsFor};
 
+use super::payload::place_waits;
 use super::session::Session;
 use super::{Intake, LENT_BYTES, Wire};
 
@@ -15,10 +17,16 @@ pub(super) fn has_room(wire: &Wire, intake: &Intake, session: &Session) -> bool 
         && (intake.refuses() || has_byte_room(wire, intake, session))
 }
 
-/// Whether a connection that is at its own bound can go on.
+/// Whether a connection that is at its own bound can go on: the request that waits for it would be admitted, or another one be read.
 pub(super) fn window_opens(wire: &Wire, intake: &Intake, session: &Session) -> bool {
-    let waits = || intake.waiting().is_waiting_for(WaitsFor::Window);
-    has_room(wire, intake, session) || waits() && has_byte_room(wire, intake, session)
+    let waiting = intake.waiting();
+    let Some(one) = waiting.all().find(|one| one.waits_for() == WaitsFor::Window) else {
+        return has_room(wire, intake, session);
+    };
+    let gives = one.request.op() != Op::Write || one.part_is_whole();
+    let is_new = one.origin == Origin::Client && !one.has_payload();
+    (!is_new || has_byte_room(wire, intake, session))
+        && (!gives || place_waits(one, waiting.len() - 1, intake, session).is_none())
 }
 
 /// Requests that the client may begin.

@@ -488,6 +488,12 @@ impl Connection {
         self.intake.pass_all();
     }
 
+    /// Whether the client is to send more of a payload, whose block has room.
+    #[must_use]
+    pub fn awaits_payload(&self) -> bool {
+        self.intake.awaits_payload()
+    }
+
     /// Whether a payload has begun and the client is to send more of it.
     #[must_use]
     pub fn has_incomplete_payload(&self) -> bool {

@@ -63,9 +63,10 @@ pub(super) fn advance_write(
     if intake.refuses() {
         return refuse(one, connection, shares);
     }
-    one.payload.keeps =
+    one.payload.within = within;
+    one.payload.for_others =
         within && !shares.memory.fits_windows(Pool::block_bytes(one.next_growth()).unwrap_or(0));
-    if one.payload.keeps {
+    if one.payload.for_others {
         return WaitsFor::Buffer;
     }
     // What has come is written, so that the rest finds room.
@@ -91,9 +92,10 @@ pub(super) fn part_align(session: &Session) -> u32 {
 }
 
 /// What a request of which a bio comes now waits for, as far as the connection's own pieces and requests in flight say. A request has a
-/// place among those in flight since its header; a piece that is not its write's last leaves all others theirs.
+/// place among those in flight since its header; a piece that is not its write's last leaves all `others` that wait theirs.
 pub(super) fn place_waits(
     one: &FrontRequest,
+    others: usize,
     intake: &Intake,
     session: &Session,
 ) -> Option<WaitsFor> {
@@ -102,7 +104,7 @@ pub(super) fn place_waits(
     if is_piece && intake.splits().pieces_of(one.payload.split) >= PIECES_MAX {
         return Some(WaitsFor::Pieces);
     }
-    let others = if is_piece { intake.waiting().len() } else { 0 };
+    let others = if is_piece { others } else { 0 };
     (session.window().used() + others >= session.bounds().requests).then_some(WaitsFor::Window)
 }
 

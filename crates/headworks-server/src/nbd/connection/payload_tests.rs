@@ -262,6 +262,7 @@ fn one_request_in_flight_gives_its_pieces_one_by_one() {
         }
     }
     assert_eq!((rig.bench.inputs.len(), rig.connection.stopped_by()), (1, WaitsFor::Window));
+    assert!(!rig.connection.goes_on(), "the shard would try it without end");
     let first = rig.bios()[0];
     rig.answer(&first, Ok(()));
     assert!(rig.connection.goes_on());
@@ -340,7 +341,10 @@ fn write_within_its_window_waits_for_one_that_is_beyond() {
         "64 KiB are guaranteed"
     );
     let wanted = rig.connection.wanted(&rig.bench.memory.limits());
-    assert_eq!(wanted, Wanted::Growth { from: 64 * KIB, to: 128 * KIB });
+    assert_eq!(
+        wanted,
+        Wanted::Growth { from: 64 * KIB, to: 128 * KIB, within: true, for_others: true }
+    );
     rig.bench.memory.wait(0, wanted);
     let supply = Supply { taken: rig.bench.pool.taken(), room: 8 };
     assert!(!rig.bench.memory.wake(supply, |_| true, |_| {}));

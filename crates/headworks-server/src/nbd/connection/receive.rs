@@ -114,7 +114,8 @@ fn receive_once(connection: &mut Connection, shares: &mut Shares<'_>) -> Receive
     if !has_room(wire, intake, session) && !intake.awaits_payload() {
         return ReceiveOutcome::Waits(WaitsFor::Window);
     }
-    if let Some(limit) = intake.waiting().stops_for_limit() {
+    // A payload is received whatever waits for limits.
+    if let Some(limit) = intake.waiting().stops_for_limit().filter(|_| !intake.awaits_payload()) {
         return ReceiveOutcome::Waits(limit);
     }
     receive_bytes(connection, shares)
