@@ -3,11 +3,12 @@
 use headworks_core::limits::{LimitKind, LimitedIo};
 use headworks_core::time::{MS, SEC};
 use headworks_core::{Bio, Op};
+use headworks_front::WaitsFor;
 use headworks_nbd::Command;
 
 use super::client::{Answer, Asked, EINVAL, EIO, ENOMEM, ENOSPC, EPERM};
 use super::content::{SECTOR, write_of};
-use super::{SLACK, World};
+use super::{LONGEST_NS, SLACK, World};
 
 impl World {
     pub(super) fn check_answer(&mut self, index: usize, answer: &Answer) -> Result<(), String> {
@@ -16,7 +17,9 @@ impl World {
         let say = |rule: &str| -> Result<(), String> {
             Err(format!("client {index}: {rule}: error {error} to {asked:?}"))
         };
-        let is_slow_device = self.front.stuck || self.unstuck >= asked.since;
+        let line = &self.lines[index];
+        let is_troubled = line.export == self.front.troubled;
+        let is_slow_device = is_troubled && (self.front.silent || self.unstuck >= asked.since);
         self.met.answers += 1;
         self.met.errors += u64::from(*error != 0);
         self.met.hash =
@@ -24,8 +27,15 @@ impl World {
         if client.sent < asked.end {
             return say("a reply before the last byte of the payload");
         }
-        if client.honest {
-            self.met.longest_ms = self.met.longest_ms.max(now.since(asked.since) / MS);
+        let took = now.since(asked.since);
+        if self.scenario.quiet > 0 && line.export == 0 && client.is_fast() && !self.is_ending {
+            if took > LONGEST_NS {
+                return say(&format!("it took {} ms beside others", took / MS));
+            }
+            self.lines[index].took.push(took);
+        }
+        if self.lines[index].client.honest {
+            self.met.longest_ms = self.met.longest_ms.max(took / MS);
         }
         match *error {
             0 if asked.is_bad => say("success of a bad request"),
@@ -35,7 +45,7 @@ impl World {
                 self.met.refused += 1;
                 Ok(())
             }
-            EIO if self.scenario.errors > 0 || is_slow_device => Ok(()),
+            EIO if is_troubled && self.scenario.errors > 0 || is_slow_device => Ok(()),
             _ => say("an error that nobody caused"),
         }
     }
@@ -56,7 +66,8 @@ impl World {
                 return Err(format!("client {index}: {got} bytes of {asked:?}"));
             }
             for (offset, data) in parts {
-                let checked = self.content.check(*offset, data, (asked.since, self.now));
+                let content = &self.contents[usize::from(self.lines[index].export)];
+                let checked = content.check(*offset, data, (asked.since, self.now));
                 checked.map_err(|rule| format!("client {index}: {rule}, {asked:?}"))?;
             }
         }
@@ -67,7 +78,7 @@ impl World {
     }
 
     pub(super) fn check_bio(&mut self, bio: &Bio) -> Result<(), String> {
-        if self.front.frozen && bio.op.is_write() {
+        if self.front.frozen && bio.op.is_write() && bio.id.export.0 == self.front.troubled {
             return Err(format!("a frozen volume is changed: {bio:?}"));
         }
         let id = bio.id.connection;
@@ -99,8 +110,8 @@ impl World {
             _ => Some(bio.len),
         };
         match limited.and_then(|len| LimitedIo::of(bio.op, len)) {
-            Some(io) => self.check_limits(io),
-            None => Ok(()),
+            Some(io) if bio.id.export.0 == self.front.troubled => self.check_limits(io),
+            _ => Ok(()),
         }
     }
 
@@ -130,10 +141,17 @@ impl World {
             return Err(format!("client {index}: write {id} goes elsewhere: {bio:?}"));
         }
         let line = &mut self.lines[index];
+        if bio.len > line.window {
+            let window = line.window;
+            return Err(format!(
+                "client {index}: a part is longer than its window {window}: {bio:?}"
+            ));
+        }
         if id < line.last_write {
             return Err(format!("client {index}: write {id} after {}", line.last_write));
         }
         line.last_write = id;
+        self.writes[id as usize].given = self.now;
         Ok((bio.offset == state.offset).then_some(state.len))
     }
 
@@ -188,6 +206,9 @@ impl World {
     /// Closes connections that passed their deadlines, if that is right; returns whether there was one.
     pub(super) fn close_stalled(&mut self) -> Result<bool, String> {
         let before = self.met.stalls;
+        if self.front.paused {
+            return Ok(false);
+        }
         for index in 0..self.lines.len() {
             let line = &self.lines[index];
             let Some(connection) = &line.connection else { continue };
@@ -198,6 +219,13 @@ impl World {
             if line.end.is_some() && !owes {
                 let why = connection.timeout_message();
                 return Err(format!("client {index} owes nothing, and is closed: {why}"));
+            }
+            if line.end.is_some()
+                && connection.stopped_by() != WaitsFor::Nothing
+                && !connection.has_outgoing()
+            {
+                let waits = connection.stopped_by();
+                return Err(format!("client {index} waits for {waits:?}, and is closed"));
             }
             self.met.stalls += 1;
             self.close(index);

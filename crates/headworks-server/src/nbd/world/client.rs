@@ -88,6 +88,7 @@ pub struct Client {
     pub honest: bool,
     depth: usize,
     largest: u32,
+    large: u64,
     /// Requests that it is still to make.
     pub left: u32,
     pub stop: Option<Stop>,
@@ -117,16 +118,35 @@ pub struct ClientScenario {
     pub requests: u32,
     /// Most requests in flight of a client.
     pub depth: u64,
+    /// One of so many requests is as large as any.
+    pub large: u64,
+}
+
+/// What kinds a client is drawn of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Temper {
+    Any,
+    /// Without faults; its link to the server may be slow.
+    Quiet,
+    /// Most have a fault.
+    Hostile,
 }
 
 impl Client {
     /// Draws a client and its faults.
-    pub fn draw(mut prng: Prng, now: Instant, scenario: &ClientScenario) -> Self {
+    pub fn draw(mut prng: Prng, now: Instant, scenario: &ClientScenario, temper: Temper) -> Self {
         let fast = 1 << 30;
         let rates: [u64; 5] = [fast, fast, 20 << 20, 1 << 20, 100_000];
-        let honest = prng.below(2) == 0;
+        let honest = match temper {
+            Temper::Any => prng.below(2) == 0,
+            Temper::Quiet => true,
+            Temper::Hostile => prng.below(8) == 0,
+        };
         let rate = |prng: &mut Prng| if honest { fast } else { rates[prng.below(5) as usize] };
-        let (up_rate, down_rate) = (rate(&mut prng), rate(&mut prng));
+        let (mut up_rate, down_rate) = (rate(&mut prng), rate(&mut prng));
+        if temper == Temper::Quiet && prng.below(3) == 0 {
+            up_rate = rates[prng.between(2, 4) as usize];
+        }
         let unit = [1, 1, 1, 16 << 10][prng.below(4) as usize];
         let room = [16 << 10, 64 << 10, 128 << 10][prng.below(3) as usize].max(unit);
         let mut client = Self {
@@ -136,7 +156,8 @@ impl Client {
             read_only: prng.below(8) == 0,
             honest,
             depth: prng.between(1, scenario.depth) as usize,
-            largest: scenario.largest >> prng.below(6),
+            largest: scenario.largest >> prng.below(if scenario.large < 6 { 2 } else { 6 }),
+            large: scenario.large,
             left: prng.between(1, u64::from(scenario.requests)) as u32,
             stop: None,
             resumes_at: None,
@@ -197,6 +218,11 @@ impl Client {
             self.up.set_rate(now, stop.drip);
             self.resumes_at = Some(now.after(stop.for_ns));
         }
+    }
+
+    /// Whether its link to the server is none of the slow ones.
+    pub fn is_fast(&self) -> bool {
+        self.rates.0 >= 1 << 30
     }
 
     /// Whether it has nothing more to do.
@@ -264,7 +290,7 @@ impl Client {
         let (sector, prng) = (SECTOR as u64, &mut self.prng);
         let sectors = (u64::from(self.largest) / sector).max(1);
         // Most are small: a few large ones use up the pool.
-        let most = if prng.below(6) == 0 { sectors } else { sectors.min(16) };
+        let most = if prng.below(self.large) == 0 { sectors } else { sectors.min(16) };
         let len = prng.between(1, most) * sector;
         let offset = prng.below((size - len) / sector + 1) * sector;
         let mut command = match prng.below(100) {

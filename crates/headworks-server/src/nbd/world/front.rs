@@ -1,14 +1,16 @@
 //! What stands for the reactor in the world: the shared state that connections receive with, and whose turn it is.
 //!
-//! It knows no hot list: every connection is tried each turn, so what the world finds is the connection's. Waiters for buffers come in the
-//! order of arrival, those whose clients take their replies first.
+//! As in the reactor a connection is tried while it is hot. One that waits is heated by what ends its wait, one whose client is to send more by
+//! its bytes; waiters for buffers and bio slots are woken by [`Memory::wake`], and unread replies give way to the first of them. At rest the
+//! world tries every connection once (`rest`): nothing must move.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use headworks::driver::{Pool, Span};
 use headworks_core::limits::{LimitTree, NodeId};
-use headworks_core::{Input, Instant};
+use headworks_core::time::MS;
+use headworks_core::{DeviceId, ExportId, Input, Instant, VolumeId};
 use headworks_nbd::{ExportInfo, Negotiated};
 
 use super::client::Client;
@@ -16,8 +18,8 @@ use crate::nbd::connection::{
     Connection, ConnectionLimits, ExportBinding, LimitGate, ReceiveOutcome, Shares, TurnShare,
 };
 use headworks_front::WaitsFor;
-use headworks_front::memory::{Held, Memory};
-use headworks_front::outgoing::SendOutcome;
+use headworks_front::memory::{Held, Memory, Supply, Wanted};
+use headworks_front::outgoing::{SendOutcome, TAKEN_WITHIN_NS};
 
 /// Weight of a connection's limits.
 const WEIGHT: u32 = 100;
@@ -40,10 +42,20 @@ pub struct Line {
     pub last_write: u64,
     /// Dropped data of a reply are to be read again.
     is_due: bool,
+    /// It is tried in each turn.
+    pub hot: bool,
+    /// Number of its export.
+    pub export: u16,
+    /// The largest window that its payload had since it began.
+    pub window: u32,
+    /// How long each answered request took, in the world of a quiet export.
+    pub took: Vec<u64>,
+    /// Time for which the server did not take what the client could send, for want of a buffer or a slot.
+    pub blocked_ns: u64,
 }
 
 impl Line {
-    pub fn new(client: Client) -> Self {
+    pub fn new(client: Client, export: u16) -> Self {
         let submitted = std::collections::BTreeSet::new();
         Self {
             client,
@@ -53,7 +65,26 @@ impl Line {
             submitted,
             last_write: 0,
             is_due: false,
+            hot: true,
+            export,
+            window: 0,
+            took: Vec::new(),
+            blocked_ns: 0,
         }
+    }
+
+    /// The export as its connection knows it: each has a volume and a device of its own.
+    pub fn binding(&self) -> ExportBinding {
+        let Self { export, .. } = *self;
+        let (volume, device) = (VolumeId(export), DeviceId(export));
+        ExportBinding { volume, export: ExportId(export), device, ..ExportBinding::default() }
+    }
+
+    /// Whether the engine would tell that its socket can be read from.
+    pub fn is_readable(&self) -> bool {
+        let waits = |connection: &Connection| connection.stopped_by() != WaitsFor::Nothing;
+        self.connection.as_ref().is_some_and(|connection| !waits(connection))
+            && (self.unread() > 0 || self.end.is_none())
     }
 
     /// Bytes that the server's socket has, and it has not received.
@@ -85,15 +116,22 @@ pub struct TurnShares {
 /// The state of a shard in front of its policy.
 pub struct Front {
     pub pool: Pool,
-    memory: Memory,
+    pub memory: Memory,
     pub tree: LimitTree,
+    /// Nodes of the exports.
+    pub groups: Vec<NodeId>,
     pub limited: bool,
-    /// Connections that wait for a buffer or a bio slot, in the order of arrival.
-    pub waiters: Vec<usize>,
+    /// The export that is frozen at times, and whose device does not answer at times.
+    pub troubled: u16,
+    /// When to look for unread replies next.
+    pub look_at: Option<Instant>,
     /// Bio slots of the shard.
     pub slots: u32,
     pub in_flight: u32,
     pub frozen: bool,
+    /// Its device does not answer.
+    pub silent: bool,
+    /// The same is known: what is sent to it fails at once.
     pub stuck: bool,
     /// Nothing is received: connections are about to be handed over.
     pub paused: bool,
@@ -109,19 +147,29 @@ impl Front {
     pub fn new(
         pool_bytes: usize,
         clients: usize,
+        exports: u16,
         slots: u32,
         bounds: ConnectionLimits,
     ) -> Result<Self, String> {
         let pool = Pool::new(pool_bytes).map_err(|error| format!("no pool: {error}"))?;
+        let mut memory = Memory::new(pool_bytes, clients);
+        memory.set_devices((0..exports).map(DeviceId));
+        let mut tree = LimitTree::new(clients + 8);
+        let groups = (0..exports)
+            .map(|export| tree.add_group(LimitTree::ROOT, WEIGHT, u32::from(export)))
+            .collect();
         Ok(Self {
             pool,
-            memory: Memory::new(pool_bytes, clients),
-            tree: LimitTree::new(clients + 2),
+            memory,
+            tree,
+            groups,
             limited: false,
-            waiters: Vec::new(),
+            troubled: exports - 1,
+            look_at: None,
             slots,
             in_flight: 0,
             frozen: false,
+            silent: false,
             stuck: false,
             paused: false,
             bounds,
@@ -135,7 +183,7 @@ impl Front {
 
     /// The export has so many bytes.
     pub fn set_size(&mut self, size: u64) {
-        self.exports = vec![ExportInfo { size, ..ExportInfo::default() }];
+        self.exports = vec![ExportInfo { size, ..ExportInfo::default() }; self.groups.len()];
     }
 
     fn id(&mut self) -> u32 {
@@ -156,13 +204,13 @@ impl Front {
         theirs.set_nonblocking(true).map_err(failed)?;
         let mut connection = Connection::new(ours.into(), "client".into(), self.bounds, now);
         connection.set_id(self.id());
-        connection.begin(now, ExportBinding::default(), export, terms(line));
+        connection.begin(now, line.binding(), export, terms(line));
         connection.send(now, &mut self.pool, &mut self.spans).map_err(failed)?;
         let mut greeting = [0; 18];
         std::io::Read::read_exact(&mut &theirs, &mut greeting).map_err(failed)?;
         (line.connection, line.end) = (Some(Box::new(connection)), Some(theirs));
         line.submitted.clear();
-        line.last_write = 0;
+        (line.last_write, line.hot, line.is_due) = (0, true, false);
         Ok(())
     }
 
@@ -176,8 +224,9 @@ impl Front {
         }
         let mut adopted = Connection::adopt(handed, self.bounds, now);
         adopted.set_id(self.id());
-        adopted.begin(now, ExportBinding::default(), export, terms(line));
+        adopted.begin(now, line.binding(), export, terms(line));
         line.connection = Some(Box::new(adopted));
+        (line.hot, line.is_due) = (true, false);
         true
     }
 
@@ -186,35 +235,64 @@ impl Front {
         TurnShares { reads: LARGE_READS, payloads: LARGE_PAYLOADS.0 + connections * (8 << 10) }
     }
 
-    /// Receives once from a connection.
+    /// Receives once from a connection, and does with it what the outcome says.
     pub fn receive(
         &mut self,
         now: Instant,
         (index, line): (usize, &mut Line),
         shares: &mut TurnShares,
     ) -> ReceiveOutcome {
+        let received = self.receive_only(now, (index, &mut *line), shares);
+        self.note(now, index, line);
+        let keeps = matches!(
+            received,
+            ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room | WaitsFor::Turn)
+        );
+        if !keeps {
+            self.memory.leave(index as u32);
+        }
+        line.hot =
+            matches!(received, ReceiveOutcome::Worked | ReceiveOutcome::Waits(WaitsFor::Turn));
+        if let (ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room), Some(connection)) =
+            (&received, &line.connection)
+        {
+            let wanted = connection.wanted(&self.memory.limits());
+            self.memory.wait(index as u32, wanted);
+        }
+        received
+    }
+
+    /// Receives once from a connection.
+    pub fn receive_only(
+        &mut self,
+        now: Instant,
+        (index, line): (usize, &mut Line),
+        shares: &mut TurnShares,
+    ) -> ReceiveOutcome {
+        let (export, is_troubled) = (line.export, line.export == self.troubled);
         let Some(connection) = &mut line.connection else { return ReceiveOutcome::Idle };
-        connection.set_refuses(self.stuck);
+        let refuses = self.stuck && is_troubled;
+        connection.set_refuses(refuses);
         let limits = if self.limited {
-            let tree = &mut self.tree;
+            let (tree, group) = (&mut self.tree, self.groups[usize::from(export)]);
             let owner = index as u32;
-            let leaf =
-                *line.leaf.get_or_insert_with(|| tree.add_leaf(LimitTree::ROOT, WEIGHT, owner));
+            let leaf = *line.leaf.get_or_insert_with(|| tree.add_leaf(group, WEIGHT, owner));
             Some(LimitGate { tree, leaf })
         } else {
             None
         };
-        let room = self.slots - self.in_flight;
+        let device = (!refuses).then_some(DeviceId(export));
+        let room = self.memory.slots(device, self.slots - self.in_flight);
         let given = if shares.payloads > 0 { LARGE_PAYLOADS.1 } else { 0 };
-        let large_payloads = given;
-        let turn = TurnShare { room, large_reads: shares.reads, large_payloads, received: 0 };
+        let turn =
+            TurnShare { room, large_reads: shares.reads, large_payloads: given, received: 0 };
         let mut lent = Shares {
             now,
             scratch: &mut self.scratch,
             pool: &mut self.pool,
             memory: self.memory.share(index as u32),
             from_cache: false,
-            frozen: self.frozen,
+            frozen: self.frozen && is_troubled,
             limits,
             exports: &self.exports,
             window: self.memory.window(connection.export_of_requests()),
@@ -226,47 +304,58 @@ impl Front {
         shares.reads = large_reads;
         shares.payloads = shares.payloads.saturating_sub(given - large_payloads);
         self.in_flight += room - left;
-        self.memory.note_payload(index as u32, connection.kept_payload());
-        self.note_waiter(
-            index,
-            matches!(received, ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room)),
-        );
         received
     }
 
-    fn note_waiter(&mut self, index: usize, waits: bool) {
-        match (waits, self.waiters.contains(&index)) {
-            (true, false) => self.waiters.push(index),
-            (false, true) => self.waiters.retain(|&other| other != index),
-            _ => {}
-        }
-    }
-
-    /// Records what each connection holds, and brings waiters whose clients take their replies to the front.
-    pub fn note_held(&mut self, now: Instant, lines: &[Line]) {
-        let ExportBinding { export, device, .. } = ExportBinding::default();
-        for (slot, line) in lines.iter().enumerate() {
-            let Some(connection) = &line.connection else { continue };
-            let held = Held {
-                bytes: connection.held(),
-                request_bytes: connection.request_bytes(),
-                requests: connection.in_flight(),
-            };
-            let stalled = connection.is_stalled(now);
-            self.memory.note(slot as u32, Some((export, device)), held, stalled);
-        }
-        let is_stalled = |index: usize| {
-            let connection = lines[index].connection.as_ref();
-            connection.is_none_or(|connection| connection.is_stalled(now))
+    /// Records what a connection holds.
+    pub fn note(&mut self, now: Instant, index: usize, line: &Line) {
+        let Some(connection) = &line.connection else { return };
+        let held = Held {
+            bytes: connection.held(),
+            request_bytes: connection.request_bytes(),
+            requests: connection.in_flight(),
         };
-        self.waiters.sort_by_key(|&index| is_stalled(index));
+        let ExportBinding { export, device, .. } = line.binding();
+        self.memory.note_payload(index as u32, connection.kept_payload());
+        let stalled = connection.is_stalled(now);
+        self.memory.note(index as u32, Some((export, device)), held, stalled);
     }
 
-    /// Sends once; returns the bytes that were sent, and whether dropped data are to be read again from now on.
+    /// Wakes the waiters that would be given what they wait for; returns whether there are any.
+    pub fn wake_waiters(&mut self, lines: &mut [Line]) -> bool {
+        let supply = Supply { taken: self.pool.taken(), room: self.slots - self.in_flight };
+        let Self { memory, pool, .. } = self;
+        let has_block = |len| pool.try_take(len).map(|buffer| pool.put(buffer)).is_some();
+        memory.wake(supply, has_block, |slot| lines[slot as usize].hot = true)
+    }
+
+    /// Heats the connections of an export for which `what` has come.
+    pub fn wake(&self, lines: &mut [Line], export: u16, what: WaitsFor) {
+        for line in lines.iter_mut().filter(|line| line.export == export) {
+            line.hot |= line.connection.as_ref().is_some_and(|one| one.waits_for(what));
+        }
+    }
+
+    /// The device of the troubled export ceased to answer, or answers again.
+    pub fn on_device_state(&mut self, now: Instant, lines: &mut [Line]) {
+        for (index, line) in lines.iter_mut().enumerate() {
+            if line.export == self.troubled {
+                self.pass_all(now, line);
+                self.memory.leave(index as u32);
+                line.hot = true;
+            }
+        }
+    }
+
+    /// Sends once; returns the bytes that were sent, and whether the connection goes on for it.
     ///
     /// # Errors
     /// The connection is broken.
-    pub fn send(&mut self, now: Instant, line: &mut Line) -> Result<(u64, bool), String> {
+    pub fn send(
+        &mut self,
+        now: Instant,
+        (index, line): (usize, &mut Line),
+    ) -> Result<(u64, bool), String> {
         let Some(connection) = &mut line.connection else { return Ok((0, false)) };
         if let Some(fault) = connection.take_fault() {
             return Err(fault);
@@ -274,9 +363,14 @@ impl Front {
         let before = connection.sent_bytes();
         let sent = connection.send(now, &mut self.pool, &mut self.spans);
         let sent = sent.map_err(|error| format!("sending failed: {error}"))?;
-        let was_due = line.is_due;
-        line.is_due = sent == SendOutcome::Dropped && connection.note_dropped_next();
-        Ok((connection.sent_bytes() - before, line.is_due && !was_due))
+        let begins = sent == SendOutcome::Dropped && connection.note_dropped_next();
+        let goes_on =
+            begins || connection.goes_on() && connection.waits_for(connection.stopped_by());
+        let bytes = connection.sent_bytes() - before;
+        let wakes = goes_on && !line.hot;
+        line.hot |= goes_on;
+        self.note(now, index, line);
+        Ok((bytes, wakes))
     }
 
     /// Lets requests pass that the limits agree to; returns their number.
@@ -285,6 +379,7 @@ impl Front {
         while let Some(one) = self.tree.pop(now) {
             passed += 1;
             let line = &mut lines[one.owner as usize];
+            line.hot = true;
             if let (Some(connection), Some(leaf)) = (&mut line.connection, line.leaf)
                 && let Some(next) = connection.pass(one.direction)
             {
@@ -295,10 +390,34 @@ impl Front {
     }
 
     /// Returns what incomplete payloads keep and have not received, as where a connection is watched.
-    pub fn cut_payloads(&mut self, lines: &mut [Line]) {
-        for connection in lines.iter_mut().filter_map(|line| line.connection.as_mut()) {
-            connection.cut_payload(&mut self.pool);
+    pub fn cut_payloads(&mut self, now: Instant, lines: &mut [Line]) {
+        for (index, line) in lines.iter_mut().enumerate().filter(|(_, line)| !line.hot) {
+            if let Some(connection) = &mut line.connection {
+                connection.cut_payload(&mut self.pool);
+                self.note(now, index, line);
+            }
         }
+    }
+
+    /// While others wait for buffers: lets payloads that keep more than their window be written as far as they have come. Returns whether
+    /// there is one.
+    pub fn shorten_payloads(&mut self, now: Instant, lines: &mut [Line]) -> bool {
+        if !self.memory.needs_payloads() {
+            return false;
+        }
+        let mut any = false;
+        let incomplete: Vec<_> = self.memory.incomplete().collect();
+        for slot in incomplete {
+            let line = &mut lines[slot as usize];
+            let Some(connection) = &mut line.connection else { continue };
+            let window = self.memory.window(connection.export_of_requests());
+            connection.cut_payload(&mut self.pool);
+            if connection.is_beyond(window) && connection.stopped_by() == WaitsFor::Nothing {
+                any |= !std::mem::replace(&mut line.hot, true);
+            }
+            self.note(now, slot as usize, line);
+        }
+        any
     }
 
     /// Lets everything pass that a connection has waiting for limits.
@@ -325,22 +444,62 @@ impl Front {
         line: &mut Line,
     ) -> Option<Box<Connection>> {
         self.forget_limits(now, line);
-        self.note_waiter(index, false);
         self.memory.forget(index as u32);
         let mut connection = line.connection.take()?;
         connection.close(&mut self.pool);
         (!connection.is_finished()).then_some(connection)
     }
 
-    /// Drops unread replies while a connection waits for a buffer; returns how many.
+    /// Drops unread replies until the first waiter's block would be given; returns how many.
     pub fn give_way(&mut self, now: Instant, lines: &mut [Line]) -> u64 {
-        let mut dropped = 0;
-        let Some(&first) = self.waiters.first() else { return 0 };
-        for (index, line) in lines.iter_mut().enumerate() {
-            let Some(connection) = &mut line.connection else { continue };
-            if index != first && connection.droppable(now) > 0 {
-                dropped += connection.drop_data(now, 1, &mut self.pool).1 as u64;
+        let Some((first, wanted)) = self.memory.first() else {
+            self.look_at = None;
+            return 0;
+        };
+        let stalled = |line: &Line| line.connection.as_ref().is_some_and(|it| it.is_stalled(now));
+        if self.look_at.is_some_and(|at| now < at) {
+            return 0;
+        }
+        if stalled(&lines[first as usize]) && matches!(wanted, Wanted::Block { reads: true, .. }) {
+            self.memory.set_stalled(first, true);
+            self.wake_waiters(lines);
+            return 0;
+        }
+        let (mut victims, mut next) = (Vec::new(), now.after(TAKEN_WITHIN_NS));
+        for (index, line) in lines.iter().enumerate() {
+            let Some(connection) = &line.connection else { continue };
+            self.memory.set_stalled(index as u32, connection.is_stalled(now));
+            if index as u32 != first && connection.droppable(now) > 0 {
+                victims.push(index as u32);
+            } else if let Some(since) = connection.oldest_data() {
+                next = next.min(since.after(TAKEN_WITHIN_NS));
             }
+        }
+        let dropped = self.drop_until_woken(now, first, victims, lines);
+        self.look_at = Some(next.max(now.after(MS)));
+        dropped
+    }
+
+    fn drop_until_woken(
+        &mut self,
+        now: Instant,
+        first: u32,
+        mut victims: Vec<u32>,
+        lines: &mut [Line],
+    ) -> u64 {
+        let mut dropped = 0;
+        while self.memory.first().is_some_and(|(slot, _)| slot == first) {
+            let Some(victim) = self.memory.largest_holder(&victims, first) else { break };
+            let line = &mut lines[victim as usize];
+            let Some(connection) = &mut line.connection else { break };
+            let (freed, replies) = connection.drop_data(now, 1, &mut self.pool);
+            if freed == 0 {
+                victims.retain(|&slot| slot != victim);
+                continue;
+            }
+            dropped += replies as u64;
+            self.note(now, victim as usize, line);
+            self.wake_waiters(lines);
         }
         dropped
     }

@@ -1,7 +1,7 @@
 //! What a seed draws for its world.
 
 use headworks_core::prng::Prng;
-use headworks_core::time::{MS, US};
+use headworks_core::time::{MS, SEC, US};
 
 use super::client::ClientScenario;
 
@@ -10,8 +10,12 @@ use super::client::ClientScenario;
 pub struct Scenario {
     /// What each client draws from.
     pub clients: ClientScenario,
-    /// Clients of the one export.
+    /// Clients of all exports.
     pub count: u64,
+    /// Exports, each with a volume and a device of its own. Freezes, limits, errors and a device that does not answer are the last one's.
+    pub exports: u16,
+    /// Clients of the first export without faults, whose requests may never take long; 0: clients are of any kind everywhere.
+    pub quiet: u64,
     /// Bytes of the buffer pool.
     pub pool: usize,
     /// Bio slots of the shard.
@@ -30,20 +34,27 @@ pub struct Scenario {
     pub errors: u32,
     /// The longest that a bio takes.
     pub latency: u64,
+    /// Time after which a client that owes bytes is closed.
+    pub stall: u64,
+    /// At rest every connection is tried. That counts as a sign of its client, so stalls are looked for in other worlds.
+    pub tries: bool,
 }
 
 impl Scenario {
     pub fn draw(prng: &mut Prng) -> Self {
         let pool: usize = [1 << 20, 2 << 20, 8 << 20][prng.below(3) as usize];
         let largest = (pool / 4) as u32 >> prng.below(4);
-        Self {
+        let mut scenario = Self {
             clients: ClientScenario {
                 size: 8 << 20,
                 largest,
                 requests: [10, 30, 80][prng.below(3) as usize],
                 depth: [1, 8, 64][prng.below(3) as usize],
+                large: [2, 6, 6][prng.below(3) as usize],
             },
             count: prng.between(2, 10),
+            exports: 1,
+            quiet: 0,
             pool,
             slots: [8, 16, 64, 1024][prng.below(4) as usize],
             requests: [1, 4, 16, 128][prng.below(4) as usize],
@@ -51,8 +62,34 @@ impl Scenario {
             stuck: prng.below(4) == 0,
             pauses: prng.below(3) == 0,
             limits: prng.below(2) == 0,
-            errors: [0, 0, 20_000][prng.below(3) as usize],
+            errors: [0, 0, 20_000, 200_000][prng.below(4) as usize],
             latency: [100 * US, 2 * MS, 50 * MS, 500 * MS][prng.below(4) as usize],
+            stall: [300 * MS, 2 * SEC][prng.below(2) as usize],
+            tries: prng.below(3) > 0,
+        };
+        if prng.below(2) == 0 {
+            scenario.exports = prng.between(2, 3) as u16;
+            scenario.count = scenario.count.max(4);
+        }
+        if scenario.exports > 1 && prng.below(2) == 0 {
+            // Pauses stop everything.
+            (scenario.quiet, scenario.pauses) = (prng.between(1, 2), false);
+        }
+        scenario
+    }
+
+    /// What the clients without faults draw from: all that they have in flight is a part of what others leave of the pool.
+    pub fn quiet_clients(&self) -> ClientScenario {
+        let largest = (self.pool / 64) as u32;
+        ClientScenario { largest, depth: self.clients.depth.min(4), ..self.clients }
+    }
+
+    /// The export of a client.
+    pub fn export_of(&self, client: u64) -> u16 {
+        match client.checked_sub(self.quiet) {
+            None => 0,
+            Some(other) if self.quiet > 0 => 1 + (other % u64::from(self.exports - 1)) as u16,
+            Some(other) => (other % u64::from(self.exports)) as u16,
         }
     }
 }

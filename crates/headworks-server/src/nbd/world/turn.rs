@@ -3,10 +3,9 @@
 use std::io::{ErrorKind, Read, Write};
 
 use headworks_core::Input;
-use headworks_core::time::MS;
 
 use super::front::Line;
-use super::{Event, Flight, IDLE_TURNS, TURNS_MAX, World, WriteState, export};
+use super::{Event, Flight, IDLE_TURNS, QUIET_NS, TURNS_MAX, World, WriteState, export};
 use crate::nbd::connection::{ConnectionEnd, ReceiveOutcome};
 use headworks_front::WaitsFor;
 
@@ -24,8 +23,7 @@ impl World {
             }
             let worked = self.receive_all()?;
             self.take_inputs()?;
-            let again = self.send_all()?;
-            self.give_way();
+            let again = self.send_all()? | self.wake_all();
             self.check_pool()?;
             let moved = self.progress != before;
             self.idle_turns = if worked && !moved { self.idle_turns + 1 } else { 0 };
@@ -33,8 +31,12 @@ impl World {
                 return Err(format!("{IDLE_TURNS} turns count as work in which nothing moves"));
             }
             if !worked && !moved && !again {
-                self.front.cut_payloads(&mut self.lines);
+                self.front.cut_payloads(self.now, &mut self.lines);
                 self.check_pool()?;
+                if self.wake_all() {
+                    continue;
+                }
+                self.check_rest()?;
                 return self.move_connections();
             }
         }
@@ -42,7 +44,7 @@ impl World {
 
     /// The client prepares, sends and takes what it may now.
     fn step_client(&mut self, index: usize) -> Result<(), String> {
-        let (now, size) = (self.now, self.content.size());
+        let (now, size) = (self.now, self.scenario.clients.size);
         let line = &mut self.lines[index];
         line.client.keep_time(now);
         for asked in line.client.prepare(now, &mut self.write_ids, size) {
@@ -117,7 +119,7 @@ impl World {
     }
 
     fn connect_again(&mut self, index: usize) -> Result<(), String> {
-        let (now, size) = (self.now, self.content.size());
+        let (now, size) = (self.now, self.scenario.clients.size);
         let line = &mut self.lines[index];
         line.client.reconnect(now);
         let export = export(line, size);
@@ -131,18 +133,24 @@ impl World {
             return Ok(false);
         }
         let now = self.now;
-        self.front.note_held(now, &self.lines);
         let (count, mut worked) = (self.lines.len(), false);
         let mut shares = self.front.begin_turn(count);
         let first = self.prng.below(count as u64) as usize;
         for index in (0..count).map(|at| (first + at) % count) {
             let line = &mut self.lines[index];
+            if !line.hot && !line.is_readable() {
+                continue;
+            }
+            self.note_window(index);
+            let line = &mut self.lines[index];
+            let held = line.connection.as_ref().map_or(0, |connection| connection.held());
             let (unread, bios) = (line.unread(), self.front.inputs.len());
             let parked = line.connection.as_ref().map_or(0, |connection| connection.parked());
             let received = self.front.receive(now, (index, &mut *line), &mut shares);
             let after = line.connection.as_ref().map_or(0, |connection| connection.parked());
             self.progress += (unread - line.unread()) as u64;
             self.progress += (self.front.inputs.len() - bios) as u64 + u64::from(parked != after);
+            self.check_taken(index, held)?;
             match received {
                 ReceiveOutcome::Worked | ReceiveOutcome::Waits(WaitsFor::Turn) => worked = true,
                 ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room) => self.met.waits += 1,
@@ -176,12 +184,19 @@ impl World {
             self.check_bio(&bio)?;
             self.progress += 1;
             let (connection, sequence) = (bio.id.connection, bio.id.sequence);
-            self.flights.insert((connection, sequence), Flight { bio, answered: false });
+            let flight = Flight { bio, at: self.now, answered: false };
+            self.flights.insert((connection, sequence), flight);
             if self.front.in_flight > self.scenario.slots {
                 return Err("more bios than slots: the shard answers with no memory".into());
             }
-            if !self.front.stuck {
-                self.plan(self.scenario.latency, Event::Done { connection, sequence });
+            let event = Event::Done { connection, sequence };
+            let export = bio.id.export.0;
+            if self.scenario.quiet > 0 && export == 0 {
+                self.plan_at(self.now.after(QUIET_NS), event);
+            } else if !self.front.silent || export != self.front.troubled {
+                self.plan(self.scenario.latency, event);
+            } else if self.front.stuck {
+                self.fail(connection, sequence)?;
             }
         }
         Ok(())
@@ -190,14 +205,15 @@ impl World {
     fn send_all(&mut self) -> Result<bool, String> {
         let mut again = false;
         for index in 0..self.lines.len() {
-            match self.front.send(self.now, &mut self.lines[index]) {
+            match self.front.send(self.now, (index, &mut self.lines[index])) {
                 Ok((sent, due)) => {
                     self.progress += sent;
                     again |= due;
                 }
                 Err(fault) => {
                     let device = self.scenario.errors > 0 || self.scenario.stuck;
-                    if self.lines[index].end.is_some() && !device {
+                    let is_troubled = self.lines[index].export == self.front.troubled;
+                    if self.lines[index].end.is_some() && !(device && is_troubled) {
                         return Err(format!("client {index} is closed: {fault}"));
                     }
                     self.close(index);
@@ -208,18 +224,15 @@ impl World {
         Ok(again)
     }
 
-    /// Unread replies give way to waiters, each 50 ms.
-    fn give_way(&mut self) {
-        if self.front.waiters.is_empty() {
-            self.look_at = None;
-            return;
-        }
-        if self.look_at.is_none_or(|at| at <= self.now) {
-            let dropped = self.front.give_way(self.now, &mut self.lines);
-            (self.met.dropped, self.progress) =
-                (self.met.dropped + dropped, self.progress + dropped);
-            self.look_at = Some(self.now.after(50 * MS));
-        }
+    /// Wakes what goes on now, as the reactor does after it has sent; returns whether anything does.
+    fn wake_all(&mut self) -> bool {
+        let (now, lines) = (self.now, &mut self.lines);
+        let mut any = self.front.wake_waiters(lines);
+        let dropped = self.front.give_way(now, lines);
+        self.met.dropped += dropped;
+        self.progress += dropped;
+        any |= self.front.shorten_payloads(now, lines);
+        any | self.front.wake_waiters(lines) | (dropped > 0)
     }
 
     /// Moves all connections once none has a request in the shard.
@@ -228,13 +241,13 @@ impl World {
         if !self.front.paused || !self.lines.iter().all(rests) {
             return Ok(());
         }
-        let (now, size) = (self.now, self.content.size());
+        let (now, size) = (self.now, self.scenario.clients.size);
         for line in &mut self.lines {
             let export = export(line, size);
             self.met.moved += u64::from(self.front.hand_over(now, line, &export));
             line.submitted.clear();
         }
-        self.front.waiters.clear();
+        self.front.memory.clear_waiters();
         self.end_pause();
         self.settle()
     }
