@@ -450,7 +450,9 @@ impl Connection {
         match intake.stopped_by() {
             WaitsFor::Window => bounds::window_opens(wire, intake, session),
             WaitsFor::Pieces => payload::has_piece_room(intake),
-            _ => false,
+            WaitsFor::Nothing => false,
+            // A piece has failed: the rest of its write is dropped, which needs nothing.
+            _ => intake.waiting().last().is_some_and(|last| last.payload.refused.is_some()),
         }
     }
 

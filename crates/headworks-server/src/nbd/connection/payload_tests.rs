@@ -213,6 +213,26 @@ fn error_of_a_piece_is_the_reply_after_the_last_byte() {
     assert_eq!(rig.ranges()[2..], [(0, 512)], "the stream goes on");
 }
 
+/// What it waited for is needed no more.
+#[test]
+fn error_of_a_piece_ends_the_wait_for_the_next_part() {
+    let mut rig = Rig::new(16);
+    rig.header(0, 2 * MIB);
+    rig.send(&payload(0, MIB));
+    rig.bench.room = 0;
+    for _ in 0..200 {
+        let _ = rig.theirs.write(&payload(MIB, 256 * KIB));
+        if rig.receive() == ReceiveOutcome::Waits(WaitsFor::Room) {
+            break;
+        }
+    }
+    assert_eq!(rig.connection.stopped_by(), WaitsFor::Room);
+    assert!(!rig.connection.goes_on());
+    let first = rig.bios()[0];
+    rig.answer(&first, Err(IoError::Medium));
+    assert!(rig.connection.goes_on());
+}
+
 #[test]
 fn write_past_the_end_changes_nothing() {
     for (offset, error) in [((63 << 20) + 4096, 28), (100, 22)] {
