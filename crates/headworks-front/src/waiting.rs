@@ -118,6 +118,17 @@ impl Waiting {
         if is_last { self.list.len() - 1 } else { 0 }
     }
 
+    /// The requests that stop others, each by what it waits for: the first that waits for no limit, and the one with a payload. Nothing
+    /// else is tried while they wait.
+    pub fn heads(&self) -> [Option<&FrontRequest>; 2] {
+        let waits = |one: &&FrontRequest| one.limited().is_none() && !one.awaits_client();
+        let first = self.list.iter().find(waits).filter(|one| !one.has_payload());
+        // One of which a piece has failed waits for its client as soon as it is tried.
+        let stops = |last: &&FrontRequest| last.has_payload() && last.limited().is_none();
+        let last = self.last().filter(stops);
+        [first, last.filter(|last| last.waits_for() != WaitsFor::Client)]
+    }
+
     /// The request whose payload comes, or is whole and waits.
     #[inline]
     #[must_use]

@@ -257,8 +257,13 @@ impl Intake {
     #[must_use]
     pub fn wanted(&self, limits: &MemoryLimits) -> Wanted {
         let block = |len: usize| Pool::block_bytes(len).unwrap_or(Pool::LARGEST);
+        // A payload has memory that others wait for: it goes first.
+        let [_, payload] = self.waiting.heads();
         let waits = |one: &&FrontRequest| one.waits_for() == WaitsFor::Buffer;
-        let Some(one) = self.waiting.all().find(waits) else { return Wanted::Slot };
+        let payload = payload.filter(|one| one.waits_for() == WaitsFor::Room || waits(one));
+        let Some(one) = payload.or_else(|| self.waiting.all().find(waits)).filter(waits) else {
+            return Wanted::Slot;
+        };
         if one.origin == Origin::Reread {
             return Wanted::Chunk { bytes: block(limits.guaranteed()) };
         }

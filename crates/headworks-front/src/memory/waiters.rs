@@ -34,6 +34,8 @@ pub enum Wanted {
         to: usize,
         /// It is within its window, and needs no share.
         within: bool,
+        /// Bytes of a write of which no part is given: it is within its window when that has so many. `u32::MAX` otherwise.
+        len: u32,
         /// It waits for other payloads of its export, which keep more than their windows, and not for a block: it is written as far as it
         /// has come if there is none.
         for_others: bool,
@@ -207,6 +209,8 @@ impl Memory {
         if !std::mem::take(&mut self.waiters.news) && !better {
             return false;
         }
+        // Its block is kept from nobody while it could not take it.
+        self.waiters.first = self.waiters.first.filter(|first| self.can_be_first(first));
         let mut order = std::mem::take(&mut self.waiters.order);
         self.list_candidates(supply, &mut order);
         let (mut left, mut woken) = (supply, 0);
@@ -256,10 +260,12 @@ impl Memory {
         match wanted {
             Wanted::Slot | Wanted::Chunk { .. } => true,
             Wanted::Growth { to, for_others: true, .. } => self.share(slot).fits_windows(to),
-            Wanted::Growth { from, to, within, .. } => {
+            Wanted::Growth { from, to, within, len, .. } => {
                 let (share, more) = (self.share(slot), to.saturating_sub(from));
+                // Windows grow when other payloads end.
+                let fits = || owner.is_some_and(|(export, _)| len <= self.window(export));
                 share.may_take(held.bytes, more, supply.taken, false)
-                    || within && share.may_keep((from, to), supply.taken)
+                    || (within || fits()) && share.may_keep((from, to), supply.taken)
             }
             Wanted::Block { bytes, reads } => {
                 self.share(slot).may_take(held.bytes, bytes, supply.taken, reads && stalled)

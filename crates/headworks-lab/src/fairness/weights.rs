@@ -18,7 +18,7 @@
 //! have none waiting, and the others would fill the window. What a disk loses by N instead of all tags is measured with equal
 //! weights, without anything that decides by weight.
 //!
-//! Judged are exports with at least [`ANSWERS_MIN`] answers. The usual rows have 32 requests of 4 KiB each, weights 1:7:50;
+//! Judged are exports with at least `ANSWERS_MIN` answers. The usual rows have 32 requests of 4 KiB each, weights 1:7:50;
 //! `--case unequal-all` has other sizes, depths, weights, and reads mixed with writes.
 
 use headworks_core::time::{MS, SEC};

@@ -2,9 +2,9 @@
 //! read from.
 
 use headworks_core::Op;
-use headworks_front::{Origin, WaitsFor};
+use headworks_front::{FrontRequest, Origin, WaitsFor};
 
-use super::payload::place_waits;
+use super::payload::{has_piece_room, place_waits};
 use super::session::Session;
 use super::{Intake, LENT_BYTES, Wire};
 
@@ -17,12 +17,28 @@ pub(super) fn has_room(wire: &Wire, intake: &Intake, session: &Session) -> bool 
         && (intake.refuses() || has_byte_room(wire, intake, session))
 }
 
-/// Whether a connection that is at its own bound can go on: the request that waits for it would be admitted, or another one be read.
-pub(super) fn window_opens(wire: &Wire, intake: &Intake, session: &Session) -> bool {
+/// Whether a connection goes on that is at its own bound: another request can be read, or one that waits for it would be admitted.
+pub(super) fn goes_on(wire: &Wire, intake: &Intake, session: &Session) -> bool {
+    let heads = intake.waiting().heads();
+    let is_head = |what| heads.iter().flatten().any(|one| one.waits_for() == what);
+    let reads = intake.stopped_by() == WaitsFor::Window && !is_head(WaitsFor::Window);
+    reads && has_room(wire, intake, session)
+        || heads.iter().flatten().any(|one| head_goes_on(one, wire, intake, session))
+}
+
+/// Whether what a request waits for of its own connection has come.
+fn head_goes_on(one: &FrontRequest, wire: &Wire, intake: &Intake, session: &Session) -> bool {
+    match one.waits_for() {
+        // A piece has failed: the rest of its write is dropped, which needs nothing.
+        _ if one.payload.refused.is_some() => true,
+        WaitsFor::Window => window_opens(one, wire, intake, session),
+        WaitsFor::Pieces => has_piece_room(intake),
+        _ => false,
+    }
+}
+
+fn window_opens(one: &FrontRequest, wire: &Wire, intake: &Intake, session: &Session) -> bool {
     let waiting = intake.waiting();
-    let Some(one) = waiting.all().find(|one| one.waits_for() == WaitsFor::Window) else {
-        return has_room(wire, intake, session);
-    };
     let gives = one.request.op() != Op::Write || one.part_is_whole();
     let is_new = one.origin == Origin::Client && !one.has_payload();
     (!is_new || has_byte_room(wire, intake, session))

@@ -447,13 +447,7 @@ impl Connection {
     #[must_use]
     pub fn goes_on(&self) -> bool {
         let Self { wire, intake, session } = self;
-        match intake.stopped_by() {
-            WaitsFor::Window => bounds::window_opens(wire, intake, session),
-            WaitsFor::Pieces => payload::has_piece_room(intake),
-            WaitsFor::Nothing => false,
-            // A piece has failed: the rest of its write is dropped, which needs nothing.
-            _ => intake.waiting().last().is_some_and(|last| last.payload.refused.is_some()),
-        }
+        intake.stopped_by() != WaitsFor::Nothing && bounds::goes_on(wire, intake, session)
     }
 
     /// What the connection waits for, if it waits for a buffer or a bio slot.

@@ -361,10 +361,8 @@ fn write_within_its_window_waits_for_one_that_is_beyond() {
         "64 KiB are guaranteed"
     );
     let wanted = rig.connection.wanted(&rig.bench.memory.limits());
-    assert_eq!(
-        wanted,
-        Wanted::Growth { from: 64 * KIB, to: 128 * KIB, within: true, for_others: true }
-    );
+    let (from, to, len) = (64 * KIB, 128 * KIB, 200 * KIB as u32);
+    assert_eq!(wanted, Wanted::Growth { from, to, within: true, len, for_others: true });
     rig.bench.memory.wait(0, wanted);
     let supply = Supply { taken: rig.bench.pool.taken(), room: 8 };
     assert!(!rig.bench.memory.wake(supply, |_| true, |_| {}));
@@ -374,6 +372,26 @@ fn write_within_its_window_waits_for_one_that_is_beyond() {
     rig.send(&payload(64 * KIB, 136 * KIB));
     assert_eq!(rig.ranges(), [(0, 200 * KIB)]);
     others.into_iter().for_each(|other| rig.bench.pool.put(other));
+}
+
+/// A write is longer than its window, and waits for its share. The window grows when other payloads end: then it needs none.
+#[test]
+fn write_that_waits_is_woken_when_its_window_has_grown() {
+    let mut rig = Rig::new(1000);
+    let (export, device) = (ExportId::default(), DeviceId::default());
+    rig.bench.memory = Memory::new(8 * MIB, 8);
+    let (held, kept) =
+        (Held { bytes: 5 * MIB, ..Held::default() }, KeptPayload { export, bytes: 0 });
+    let memory = &mut rig.bench.memory;
+    memory.note(0, Some((export, device)), held, false);
+    (0..5).for_each(|slot| memory.note_payload(slot, Some(kept)));
+    let len = memory.window(export) + 1;
+    let wanted = Wanted::Growth { from: 0, to: 4 * KIB, within: false, len, for_others: false };
+    memory.wait(0, wanted);
+    let supply = Supply { taken: 5 * MIB, room: 8 };
+    assert!(!memory.wake(supply, |_| true, |_| {}));
+    (1..5).for_each(|slot| memory.note_payload(slot, None));
+    assert!(memory.wake(supply, |_| true, |_| {}));
 }
 
 /// The pool is used up: a payload that may not grow gives what is whole, and goes on with 4 KiB.

@@ -313,7 +313,7 @@ fn step(
         connection.intake.waiting_mut().put_back(place, one);
         place += 1;
         if !matches!(what, WaitsFor::Client | WaitsFor::Limit(_)) {
-            stopped.get_or_insert(what);
+            stopped = Some(stopped.map_or(what, |first| more_telling(first, what)));
         }
     }
     let intake = &connection.intake;
@@ -321,6 +321,17 @@ fn step(
         _ if intake.awaits_payload() => Stream::Payload,
         (Some(what), _) | (None, Some(what)) => Stream::Stopped(what),
         (None, None) => Stream::Open,
+    }
+}
+
+/// What a connection waits for by name whose first request and payload wait for these: what ends by itself with the next turn, then what
+/// others give back, of which the payload keeps memory that they wait for. Its own bounds are looked at in any case.
+fn more_telling(first: WaitsFor, payload: WaitsFor) -> WaitsFor {
+    let is_given = |what| matches!(what, WaitsFor::Room | WaitsFor::Buffer);
+    if payload == WaitsFor::Turn || first != WaitsFor::Turn && is_given(payload) {
+        payload
+    } else {
+        first
     }
 }
 
