@@ -312,8 +312,14 @@ impl Connection {
         wire.restart_clocks(now);
         let mut parser = RequestParser::new(export.flags_for(terms), terms);
         if let Some(mut resumption) = session.begin(binding, export, terms) {
-            if let Some((bytes, refusal)) = resumption.skip {
-                parser.skip(bytes, refusal);
+            match resumption.skip {
+                // All of the payload has come: nothing follows that would have the parser report it.
+                Some((0, refusal)) => {
+                    let form = session.form();
+                    wire.outgoing_mut().header(|out| form.refused(out, refusal));
+                }
+                Some((bytes, refusal)) => parser.skip(bytes, refusal),
+                None => {}
             }
             if let Some(open) = resumption.open.take() {
                 intake.resume(open, session.block(), now);

@@ -525,3 +525,23 @@ fn open_write_goes_on_in_another_process() {
     assert_eq!((counted, rig.replies(), rig.bench.pool.taken()), (1, vec![0], 0));
     assert!(rig.bios().iter().all(|bio| bio.op == Op::Write));
 }
+
+/// A piece has failed, and all of the payload has come: nothing follows with which the next process would answer.
+#[test]
+fn failed_write_whose_payload_has_come_is_answered_by_the_next_process() {
+    let mut rig = Rig::new(1);
+    rig.header(0, 2 * MIB);
+    rig.send(&payload(0, 2 * MIB));
+    let first = rig.bios()[0];
+    rig.answer(&first, Err(IoError::Medium));
+    let handed = rig.connection.hand_over().unwrap();
+    assert_eq!(handed.skip.map(|(bytes, _)| bytes), Some(0));
+    let mut next = Connection::adopt(handed, limits(1), Instant(0));
+    let export = rig.bench.exports[0].clone();
+    next.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
+    rig.connection.close(&mut rig.bench.pool);
+    rig.connection = next;
+    rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
+    assert_eq!((rig.replies(), rig.bench.pool.taken()), (vec![5], 0));
+    assert_eq!(rig.connection.deadline(), None, "nothing is expected of the client");
+}
