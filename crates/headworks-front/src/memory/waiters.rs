@@ -59,15 +59,6 @@ impl Wanted {
     fn needs_slot(self) -> bool {
         !matches!(self, Self::Growth { .. })
     }
-
-    /// Bytes of the block that the pool must have.
-    fn block(self) -> usize {
-        match self {
-            Self::Growth { for_others: true, .. } => 0,
-            Self::Growth { to, .. } => to,
-            _ => self.bytes(),
-        }
-    }
 }
 
 /// What can be given.
@@ -217,8 +208,7 @@ impl Memory {
         for at in 0..order.len() {
             let index = order[at] as usize;
             let Waiter { slot, wanted, .. } = self.waiters.list[index];
-            let bytes = wanted.bytes();
-            let block = wanted.block();
+            let (bytes, block) = (wanted.bytes(), self.block_of(slot, wanted));
             if !self.would_get(index, left) || block > 0 && !has_block(block) {
                 continue;
             }
@@ -259,7 +249,9 @@ impl Memory {
         }
         match wanted {
             Wanted::Slot | Wanted::Chunk { .. } => true,
-            Wanted::Growth { to, for_others: true, .. } => self.share(slot).fits_windows(to),
+            Wanted::Growth { to, for_others: true, .. } if self.share(slot).fits_windows(to) => {
+                true
+            }
             Wanted::Growth { from, to, within, len, .. } => {
                 let (share, more) = (self.share(slot), to.saturating_sub(from));
                 // Windows grow when other payloads end.
@@ -270,6 +262,15 @@ impl Memory {
             Wanted::Block { bytes, reads } => {
                 self.share(slot).may_take(held.bytes, bytes, supply.taken, reads && stalled)
             }
+        }
+    }
+
+    /// Bytes of the block that the pool must have. A payload that waits for others needs none when they have gone, and may have its share before.
+    fn block_of(&self, slot: u32, wanted: Wanted) -> usize {
+        match wanted {
+            Wanted::Growth { to, for_others: true, .. } if self.share(slot).fits_windows(to) => 0,
+            Wanted::Growth { to, .. } => to,
+            _ => wanted.bytes(),
         }
     }
 

@@ -363,9 +363,17 @@ fn write_within_its_window_waits_for_one_that_is_beyond() {
     let wanted = rig.connection.wanted(&rig.bench.memory.limits());
     let (from, to, len) = (64 * KIB, 128 * KIB, 200 * KIB as u32);
     assert_eq!(wanted, Wanted::Growth { from, to, within: true, len, for_others: true });
+    let own = Held { bytes: rig.connection.held(), ..Held::default() };
+    rig.bench.memory.note(0, Some((export, device)), own, false);
     rig.bench.memory.wait(0, wanted);
     let supply = Supply { taken: rig.bench.pool.taken(), room: 8 };
     assert!(!rig.bench.memory.wake(supply, |_| true, |_| {}));
+    // Its share would do, too, with a block of the pool.
+    let less = Supply { taken: 0, ..supply };
+    assert!(!rig.bench.memory.wake(less, |_| false, |_| {}));
+    rig.bench.memory.wait(0, wanted);
+    assert!(rig.bench.memory.wake(less, |_| true, |_| {}));
+    rig.bench.memory.wait(0, wanted);
     other(&mut rig, 0, 1..40);
     assert!(rig.bench.memory.wake(supply, |_| true, |_| {}));
     rig.receive();
