@@ -12,15 +12,15 @@
 //! ```
 //!
 //! **Late binding.** What is past the gate is served in the order of a FIFO or of the disk, whatever its share. So nothing is beyond
-//! what the device needs, and shares decide who is next when it has room. Over any time in which two exports wait here, what they
+//! what the device needs, and shares decide which request is next when it has room. Over any time in which two exports wait here, what they
 //! are served by weight differs by at most one request of each and one that passed; behind the gate are at most the limit and one
 //! command, or `queue_depth` requests.
 //!
-//! **Who is limited by the gate.** An export with d requests outstanding of a device that works on D at once has at most d of the D
+//! **Which exports the gate limits.** An export with d requests outstanding of a device that works on D at once has at most d of the D
 //! places: its requests never wait, and no weight gives it more. In a sorted window all that compete keep a request waiting, so it
 //! holds at most d * (sum of weights) / weight of any of them: what a disk gains by a longer one is the price of the weights.
 //!
-//! What may pass is in `passing`, who competes for a window in `rivals`.
+//! `passing` says which requests may pass, `rivals` which exports compete for a window.
 //!
 //! Invariants: free + held + lent + returned == depth, where requests of this shard hold `held` and other shards `lent` (a
 //! policy that grants tag by tag may hold some itself: then the sum is less); `admitted_bytes` is the sum of `charged` over all
@@ -351,7 +351,7 @@ impl Gate {
         self.passing.take_express(light)
     }
 
-    /// Returns true if those who compete for the device have unequal shares of it.
+    /// Returns true if the exports that compete for the device have unequal shares of it.
     fn differs(&self) -> bool {
         self.rivals.is_on() && (!self.rivals.are_equal() || self.leases.lent() > 0)
     }
@@ -468,7 +468,7 @@ impl Gate {
             self.bound |= self.admitted_bytes.get() >= self.bytes_max;
             let room = self.bytes_max / LIGHT_PART + u64::from(self.command_max);
             let over = self.admitted_bytes.get().saturating_sub(self.bytes_max);
-            // One that a latency target guards needs nobody to pay: bulk is held back for it.
+            // One that a latency target guards needs no credit: bulk is held back for it.
             let guarded = matches!(budget, ByteBudget::Guarded { .. });
             if !guarded && !self.passing.is_open() || over >= room {
                 return None;

@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn light_requests_pass_while_others_have_paid() {
         let mut passing = Passing::default();
-        assert!(!passing.is_open(), "nobody has paid");
+        assert!(!passing.is_open(), "there is no credit");
         passing.on_grant(true, true, 5);
         passing.on_grant(false, false, 10);
         assert!(passing.is_open());

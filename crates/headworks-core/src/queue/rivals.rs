@@ -1,4 +1,4 @@
-//! Who competes for the window of a sorting elevator: the exports that have requests now, and those of them that have none waiting.
+//! The exports that compete for the window of a sorting elevator: those that have requests now, and how many of them have one waiting.
 //!
 //! What is in a sorted window is served in the order of the disk, so shares there follow what each export has in it. While all
 //! have equal shares that is as good as any order. Otherwise the window may only grow while every export still has a request
@@ -142,7 +142,7 @@ impl Rivals {
 
     /// Returns true if every export with requests has one that waits for tags.
     pub fn all_wait(&self) -> bool {
-        debug_assert!(self.waiting <= self.present, "who waits is there");
+        debug_assert!(self.waiting <= self.present, "an export that waits is present");
         self.waiting == self.present
     }
 

@@ -1,4 +1,4 @@
-//! Whether those who compete for a device have equal shares of it: tenants and exports with the same weight and the same number of
+//! Whether the exports that compete for a device have equal shares of it: tenants and exports with the same weight and the same number of
 //! queues as their siblings, at both levels. Then every queue has the same share.
 //!
 //! Everything is counted, so a question costs no loop. bfq counts its queues here, and the gate in front of a sorting elevator counts

@@ -11,7 +11,7 @@
 //!
 //! What a writer owes outlives its connection, at its domain: the next new writer of the domain begins with its clock. Else one that connects
 //! anew whenever it is to pause, or has used its credit, would take what others leave (Linux: `dirty_throttle_leaks`). Those that left pay at the
-//! same time, as they did while they paused: a domain keeps the latest clock and the number of those who left one.
+//! same time, as they did while they paused: a domain keeps the latest clock and the number of writers that left one.
 //!
 //! Invariants: a device's `weighted` is the sum of weight times load, at most [`WEIGHT_ONE`], over its domains; the loads of a
 //! device add up to the weights of its writers.
@@ -97,13 +97,13 @@ impl Domains {
     }
 }
 
-/// Time after which nobody begins with the clock of a writer that left: it has no debt, and more credit than counts.
+/// Time after which no writer begins with the clock of one that left: it has no debt, and more credit than counts.
 const OLD_NS: u64 = SEC;
 
 /// The virtual time up to which writers of a domain had paid when their connections ended: see `Writer::clock`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Debt {
-    /// That of the one who owed most.
+    /// That of the writer that owed most.
     clock: u64,
     /// The pace by which `clock` was computed.
     pace: u64,

@@ -621,7 +621,7 @@ impl Throttle {
         was.spread = !control.freerun;
         let pauses = !exempt && clock > now.0 + control.pause_ns / 4;
         let pause = if pauses {
-            // Who begins with a debt is at no common phase, and has it to pay.
+            // A writer that begins with a debt is at no common phase, and has it to pay.
             let phased = entry.spread || entry.clock > now.0;
             let spread = if phased { 0 } else { control.pause_ns.max(period) };
             self.writers.get_mut(writer).began = now.0;

@@ -200,7 +200,7 @@ impl Memory {
         if !std::mem::take(&mut self.waiters.news) && !better {
             return false;
         }
-        // Its block is kept from nobody while it could not take it.
+        // Its block is kept from no other while it could not take it.
         self.waiters.first = self.waiters.first.filter(|first| self.can_be_first(first));
         let mut order = std::mem::take(&mut self.waiters.order);
         self.list_candidates(supply, &mut order);

@@ -12,7 +12,7 @@
 //!
 //! **Limited.** An export with d requests outstanding of a device that works on D at once gets at most d of D places, whatever its
 //! weight; so a row says `limited` where the heaviest alone reaches less than 0.97 of its part, or where the device takes all
-//! requests at once and nobody waits. There parts are not judged, only throughput.
+//! requests at once and none waits. There parts are not judged, only throughput.
 //!
 //! **Window.** A sorted window may hold `N = depth * sum of weights / largest weight` requests: with more in it the heaviest would
 //! have none waiting, and the others would fill the window. What a disk loses by N instead of all tags is measured with equal

@@ -11,7 +11,7 @@
 //!    `--a request waits--> stopped --wake--> hot      the turn counts as work: no sleep before the retry
 //!
 //!   waits for      woken by
-//!   Window         `send`: one of its replies was sent
+//!   Window, Pieces `send`: one of its replies was sent, or one of its pieces answered
 //!   Buffer, Room   `send`: it would be given one (`Memory::wake`)
 //!   Limit          `waits`: its limits agree, by a timer
 //!   Freeze         `waits`: thaw, or its time is over
