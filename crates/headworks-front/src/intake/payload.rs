@@ -166,9 +166,12 @@ pub(super) fn wanted(one: &FrontRequest, guaranteed: usize) -> Wanted {
     if !one.part_is_whole() {
         let bytes = block(one.next_growth());
         let from = one.payload.block.as_ref().map_or(0, |block| block.len());
-        let (within, for_others) = (one.payload.within, one.payload.for_others);
-        let len = if one.payload.given == 0 { one.request.len } else { u32::MAX };
-        return Wanted::Growth { from, to: bytes, within, len, for_others };
+        let window = match one.payload.given {
+            0 if one.payload.within => 0,
+            0 => one.request.len,
+            _ => u32::MAX,
+        };
+        return Wanted::Growth { from, to: bytes, window, for_others: one.payload.for_others };
     }
     match block((one.payload.got - one.payload.part) as usize) {
         bytes if bytes > guaranteed => Wanted::Block { bytes, reads: false },

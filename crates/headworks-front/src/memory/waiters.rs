@@ -32,10 +32,8 @@ pub enum Wanted {
         from: usize,
         /// Bytes of the larger one.
         to: usize,
-        /// It is within its window, and needs no share.
-        within: bool,
-        /// Bytes of a write of which no part is given: it is within its window when that has so many. `u32::MAX` otherwise.
-        len: u32,
+        /// The window in bytes with which it needs no share: 0 for a write within its window, `u32::MAX` for one of which a part is given.
+        window: u32,
         /// It waits for other payloads of its export, which keep more than their windows, and not for a block: it is written as far as it
         /// has come if there is none.
         for_others: bool,
@@ -252,12 +250,13 @@ impl Memory {
             Wanted::Growth { to, for_others: true, .. } if self.share(slot).fits_windows(to) => {
                 true
             }
-            Wanted::Growth { from, to, within, len, .. } => {
+            Wanted::Growth { from, to, window, .. } => {
                 let (share, more) = (self.share(slot), to.saturating_sub(from));
                 // Windows grow when other payloads end.
-                let fits = || owner.is_some_and(|(export, _)| len <= self.window(export));
+                let within =
+                    || window == 0 || owner.is_some_and(|(of, _)| window <= self.window(of));
                 share.may_take(held.bytes, more, supply.taken, false)
-                    || (within || fits()) && share.may_keep((from, to), supply.taken)
+                    || within() && share.may_keep((from, to), supply.taken)
             }
             Wanted::Block { bytes, reads } => {
                 self.share(slot).may_take(held.bytes, bytes, supply.taken, reads && stalled)

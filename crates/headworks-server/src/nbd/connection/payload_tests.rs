@@ -361,8 +361,8 @@ fn write_within_its_window_waits_for_one_that_is_beyond() {
         "64 KiB are guaranteed"
     );
     let wanted = rig.connection.wanted(&rig.bench.memory.limits());
-    let (from, to, len) = (64 * KIB, 128 * KIB, 200 * KIB as u32);
-    assert_eq!(wanted, Wanted::Growth { from, to, within: true, len, for_others: true });
+    let (from, to) = (64 * KIB, 128 * KIB);
+    assert_eq!(wanted, Wanted::Growth { from, to, window: 0, for_others: true });
     let own = Held { bytes: rig.connection.held(), ..Held::default() };
     rig.bench.memory.note(0, Some((export, device)), own, false);
     rig.bench.memory.wait(0, wanted);
@@ -393,8 +393,8 @@ fn write_that_waits_is_woken_when_its_window_has_grown() {
     let memory = &mut rig.bench.memory;
     memory.note(0, Some((export, device)), held, false);
     (0..5).for_each(|slot| memory.note_payload(slot, Some(kept)));
-    let len = memory.window(export) + 1;
-    let wanted = Wanted::Growth { from: 0, to: 4 * KIB, within: false, len, for_others: false };
+    let window = memory.window(export) + 1;
+    let wanted = Wanted::Growth { from: 0, to: 4 * KIB, window, for_others: false };
     memory.wait(0, wanted);
     let supply = Supply { taken: 5 * MIB, room: 8 };
     assert!(!memory.wake(supply, |_| true, |_| {}));
