@@ -107,15 +107,21 @@ fn files() -> [File; 2] {
     [file("/dev/shm", false), file(std::env::temp_dir().to_str().unwrap(), true)]
 }
 
+/// A turn may end early without an event (a signal, an interest armed late), so its caller turns again for the time that is
+/// left. What must not happen is that it turns in vain.
 #[test]
-fn turn_without_events_lasts_until_its_time_out() {
+fn turns_without_events_last_until_their_time_out() {
     on_both(1, |engine| {
         for ns in [0, 1, 200_000, 3_000_000] {
             let (start, mut events) = (Instant::now(), Vec::new());
             engine.turn(Wait::Poll, &mut events).unwrap();
-            engine.turn(Wait::For(ns), &mut events).unwrap();
+            let mut turns = 0;
+            while let Some(left) = Duration::from_nanos(ns).checked_sub(start.elapsed()) {
+                engine.turn(Wait::For(left.as_nanos() as u64), &mut events).unwrap();
+                turns += 1;
+            }
             assert_eq!(events, []);
-            assert!(start.elapsed() >= Duration::from_nanos(ns));
+            assert!(turns <= 8, "{turns} turns within {ns} ns");
         }
     });
 }
