@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 10
 # A cache of automatic size: it uses free memory, and gives it back to others, with all data as they were written.
 . "$(dirname "$0")/lib.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 7
 # The page cache: what is said of it, who sees what, what a crash leaves, how a stop writes out, its tunables and errors.
 . "$(dirname "$0")/lib.sh"

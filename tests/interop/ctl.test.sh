@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # The control socket and `headworks ctl`: names and values, switches under load, statistics, discarding, bad clients.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # Several exports, the default one, read-only ones, --run, --json; the wrappers for one's own tests.
 . "$(dirname "$0")/lib.sh"
 

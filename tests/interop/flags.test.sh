@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # Every command with every flag and at every edge, on the wire: without a cache (O_DIRECT), with one, and for reading only.
 . "$(dirname "$0")/lib.sh"
 

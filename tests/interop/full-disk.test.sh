@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # lock: host
 # seconds: 14
 # A disk that fills up under each way of caching and of reaching the image: memory, O_DIRECT, the kernel's page cache.

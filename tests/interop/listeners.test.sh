@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # Listeners with exports of their own: what clients of each see, certificates, reloads and upgrades under load.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 10
 # Exports are added, removed, resized and drained while the server runs and clients work; records of that replay.
 . "$(dirname "$0")/lib.sh"

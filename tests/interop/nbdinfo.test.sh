@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend
+# matrix: either,backend
 # What the handshake promises: size, flags, block sizes, the list of exports.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 9
 # What a service manager and an operator rely on: sockets handed over, word of how far we are, another user, the sandbox, the log.
 . "$(dirname "$0")/lib.sh"

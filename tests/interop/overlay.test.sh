@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 21
 # Overlays: foreign clients, kill -9 of the server and of a commit, a base that was changed, a full disk.
 . "$(dirname "$0")/lib.sh"

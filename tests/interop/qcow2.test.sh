@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 7
 # qcow2 and flat VMDK images: contents and block status as qemu-img sees them, and what is refused.
 . "$(dirname "$0")/lib.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # qemu-io by the hundred and qemu-img bench, over a unix socket and over TCP at the same time.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend
+# matrix: either,backend
 # What a server recorded, the lab replays to the same actions.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # Overlays whose base is a remote (`--base nbd:uri=...`): foreign servers behind, one that is killed, one that changed.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 6
 # Overlays on one base share what is cached of it: read once for all, and no client sees another's bytes or its own old ones.
 . "$(dirname "$0")/lib.sh"

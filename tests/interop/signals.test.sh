@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend
+# matrix: engine
 # SIGTERM and SIGINT with clients attached and requests in flight: drain, flush, exit 0, take the socket away.
 . "$(dirname "$0")/lib.sh"
 

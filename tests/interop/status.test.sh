@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend,cache
+# matrix: either,backend,cache
 # What an export is made of: the holes of a sparse image, by clients that ask for them, and what a cache has that the image has not.
 . "$(dirname "$0")/lib.sh"
 

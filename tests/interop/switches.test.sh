@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend
+# matrix: either,backend
 # seconds: 11
 # A live switch of everything that can be switched, under 200 connections: no request is lost and no byte is wrong.
 . "$(dirname "$0")/lib.sh"

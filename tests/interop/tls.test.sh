@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 7
 # TLS: libnbd (GnuTLS), qemu, Python (OpenSSL) and our own client; who is refused; what is cut, glued on or garbage.
 . "$(dirname "$0")/lib.sh"

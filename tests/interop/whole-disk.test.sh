@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # Trim and zero of a terabyte: a sparse file, cached and not, and a device that takes its time for each command.
 . "$(dirname "$0")/lib.sh"
 
