@@ -2,12 +2,14 @@
 //!
 //! Each experiment is a file or folder. It prints rows with its configuration and raw counts, from
 //! which anyone can recompute the verdicts, and then a table. Baseline and Headworks share seed,
-//! workload and device. The `headworks-lab` command is in `src/cli/`.
+//! workload and device. The `headworks-lab` command is [`cli`]: here and not in the program, and all tests are here too, so that
+//! a test run compiles the crate once.
 
 pub mod baseline;
 pub mod bfq;
 pub mod cached;
 pub mod chart;
+pub mod cli;
 pub mod contention;
 pub mod crash;
 pub mod dirty_shares;

@@ -11,6 +11,8 @@ pub mod host;
 pub mod kuai_v3;
 pub mod legacy518;
 pub mod tasks;
+#[cfg(test)]
+mod tests;
 
 pub use host::TaskHost;
 pub use kuai_v3::KuaiV3;

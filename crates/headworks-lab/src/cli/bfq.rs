@@ -4,13 +4,13 @@
 
 use std::process::ExitCode;
 
+use crate::bfq::{self, BfqFilter};
+use crate::report::Report;
 use clap::Args;
 use headworks_core::{ConfigError, Scheduler, Tunable};
-use headworks_lab::bfq::{self, BfqFilter};
-use headworks_lab::report::Report;
 
-use crate::output::OutputArgs;
-use crate::{USAGE, allocations, complain};
+use crate::cli::output::OutputArgs;
+use crate::cli::{USAGE, allocations, complain};
 
 /// Options of `headworks-lab run bfq`.
 #[derive(Args)]

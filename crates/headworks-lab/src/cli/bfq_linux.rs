@@ -5,14 +5,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::bfq::disks::Disk;
+use crate::bfq::linux::{self, LinuxClientOptions, LinuxOptions, SCHEDULERS};
+use crate::report::Row;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use headworks_lab::bfq::disks::Disk;
-use headworks_lab::bfq::linux::{self, LinuxClientOptions, LinuxOptions, SCHEDULERS};
-use headworks_lab::report::Row;
 
-use crate::serve_disk::disk;
-use crate::{USAGE, complain};
+use crate::cli::serve_disk::disk;
+use crate::cli::{USAGE, complain};
 
 /// Options of `headworks-lab run bfq-linux`.
 #[derive(Args)]

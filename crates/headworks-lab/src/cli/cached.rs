@@ -5,12 +5,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::cached;
 use clap::Args;
-use headworks_lab::cached;
 use headworks_server::parse_size;
 
-use crate::output::OutputArgs;
-use crate::{USAGE, complain};
+use crate::cli::output::OutputArgs;
+use crate::cli::{USAGE, complain};
 
 /// Options of `headworks-lab run cached`.
 #[derive(Args)]

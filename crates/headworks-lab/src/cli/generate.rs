@@ -8,7 +8,7 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-use crate::complain;
+use crate::cli::complain;
 
 /// Options of `headworks-lab completions`.
 #[derive(Args)]
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn every_experiment_has_a_page_with_its_options() {
-        let pages = pages(crate::Cli::command()).unwrap();
+        let pages = pages(crate::cli::Cli::command()).unwrap();
         let text = |name: &str| {
             let page = pages.iter().find(|(page, _)| page == name).expect(name);
             String::from_utf8(page.1.clone()).unwrap()

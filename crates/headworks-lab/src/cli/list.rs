@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn every_experiment_has_a_line_and_every_time_an_experiment() {
-        let cli = crate::Cli::command();
+        let cli = crate::cli::Cli::command();
         let text = table(&cli);
         let run = cli.find_subcommand("run").unwrap();
         for one in run.get_subcommands() {

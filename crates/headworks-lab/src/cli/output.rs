@@ -4,10 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::report::Report;
 use clap::Args;
-use headworks_lab::report::Report;
 
-use crate::complain;
+use crate::cli::complain;
 
 /// Options of how a report is shown.
 #[derive(Args)]

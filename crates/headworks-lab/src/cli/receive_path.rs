@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use headworks_server::{RECEIVE_PATH_ROUND, ReceivePath, ReceivePathOp};
 
-use crate::complain;
+use crate::cli::complain;
 
 /// Options of `headworks-lab run receive-path`.
 #[derive(Args)]

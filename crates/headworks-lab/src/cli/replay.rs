@@ -10,7 +10,7 @@ use headworks_core::{ConfigError, DeviceId};
 use headworks_server::{Replayed, replay_recording, replay_slots};
 use serde_json::{Value, json};
 
-use crate::complain;
+use crate::cli::complain;
 
 /// Options of `headworks-lab replay`.
 #[derive(Args)]

@@ -13,18 +13,18 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::Subcommand;
 use headworks_core::prng::Prng;
-use headworks_lab::crash;
-use headworks_lab::experiment::ExperimentName;
 use headworks_sim::joints::JointKind;
 use headworks_sim::smoke::SmokeKind;
 use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
-use crate::{
-    USAGE, bfq, bfq_linux, cached, complain, front, joints, list, receive_path, remote, seed002,
-    seed003, tables,
+use crate::cli::{
+    USAGE, bfq, bfq_linux, cached, complain, fit_hdd, front, joints, list, receive_path, remote,
+    seed002, seed003, tables,
 };
+use crate::crash;
+use crate::experiment::ExperimentName;
 
 /// An experiment of `headworks-lab run`.
 #[derive(Subcommand)]
@@ -71,6 +71,9 @@ pub enum Experiment {
     /// Requests through one connection of the server and their replies back, without a shard: for counting instructions
     /// (benches/receive-path.sh)
     ReceivePath(receive_path::ReceivePathArgs),
+    /// Searches for the parameters of the disk of seed-000
+    #[command(name = "fit-hdd", hide = true)]
+    FitHdd(fit_hdd::FitArgs),
     /// Random simulated worlds with every fault, checked by an oracle
     Smoke {
         /// Seed of the first scenario; random by default
@@ -192,6 +195,7 @@ impl Experiment {
             Self::DirtyShares(_) => "dirty-shares",
             Self::Cached(_) => "cached",
             Self::ReceivePath(_) => "receive-path",
+            Self::FitHdd(_) => "fit-hdd",
             Self::Smoke { .. } => "smoke",
             Self::Crash { .. } => "crash",
             Self::Remote { .. } => "remote",
@@ -234,6 +238,7 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::DirtyShares(options) => return options.run(ExperimentName::DirtyShares),
         Experiment::Cached(options) => return options.run(),
         Experiment::ReceivePath(options) => return options.run(),
+        Experiment::FitHdd(options) => return fit_hdd::run(&options),
         Experiment::Smoke { shards: Some(shards), .. }
         | Experiment::Crash { shards: Some(shards), .. }
             if ![1, 2, 4].contains(&shards) =>

@@ -7,13 +7,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::baseline::foreground::Throttling;
+use crate::seed002::{self as experiment, Case, CaseOutcome, CasePoint, pictures};
 use clap::Args;
-use headworks_lab::baseline::foreground::Throttling;
-use headworks_lab::seed002::{self as experiment, Case, CaseOutcome, CasePoint, pictures};
 use headworks_server::{parse_size, parse_time};
 
-use crate::output::OutputArgs;
-use crate::{USAGE, complain};
+use crate::cli::output::OutputArgs;
+use crate::cli::{USAGE, complain};
 
 /// Options of `headworks-lab run seed-002`.
 #[derive(Args)]
@@ -189,7 +189,7 @@ impl Files {
         }
     }
 
-    fn end(mut self, rows: &[headworks_lab::report::Row]) -> io::Result<()> {
+    fn end(mut self, rows: &[crate::report::Row]) -> io::Result<()> {
         if let (Some(dir), Some(page)) = (&self.svg, pictures::scaling(rows)) {
             fs::write(dir.join("scaling.svg"), page.to_svg())?;
         }

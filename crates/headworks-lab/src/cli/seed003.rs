@@ -4,11 +4,11 @@
 
 use std::process::ExitCode;
 
+use crate::seed003 as experiment;
 use clap::Args;
-use headworks_lab::seed003 as experiment;
 
-use crate::output::OutputArgs;
-use crate::{USAGE, complain};
+use crate::cli::output::OutputArgs;
+use crate::cli::{USAGE, complain};
 
 /// Options of `headworks-lab run seed-003`.
 #[derive(Args)]

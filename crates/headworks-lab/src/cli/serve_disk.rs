@@ -5,11 +5,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::serve_disk::{DEPTH_MAX, Disk, DiskServer, ServeDiskOptions};
 use clap::Args;
-use headworks_lab::serve_disk::{DEPTH_MAX, Disk, DiskServer, ServeDiskOptions};
 use headworks_server::parse_size;
 
-use crate::complain;
+use crate::cli::complain;
 
 /// Options of `headworks-lab serve-disk`.
 #[derive(Args)]

@@ -5,12 +5,12 @@
 
 use std::process::ExitCode;
 
+use crate::baseline::TagPolicy;
+use crate::experiment::{self, ExperimentName, RowFilter, RowKind};
 use clap::Args;
-use headworks_lab::baseline::TagPolicy;
-use headworks_lab::experiment::{self, ExperimentName, RowFilter, RowKind};
 
-use crate::output::OutputArgs;
-use crate::{USAGE, complain};
+use crate::cli::output::OutputArgs;
+use crate::cli::{USAGE, complain};
 
 /// Options that select the rows of an experiment.
 #[derive(Args)]

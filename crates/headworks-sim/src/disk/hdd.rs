@@ -76,7 +76,7 @@ pub struct HddProfile {
 impl HddProfile {
     /// The drive of seed 000, fitted to its single-job table with a cache of 16, 32 or 64 MiB: the
     /// table does not determine which, and each fits within 4 % (root mean square). Random search
-    /// found the parameters: `examples/fit_hdd.rs` of headworks-lab.
+    /// found the parameters: `headworks-lab run fit-hdd`.
     #[must_use]
     pub const fn seed_000(cache_mib: u64) -> Self {
         let (seek_us, stroke_us, settle_us, media_kb, window, unit_kib) = match cache_mib {

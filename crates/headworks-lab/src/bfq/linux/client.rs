@@ -158,13 +158,19 @@ mod tests {
     use crate::harness::{JobOptions, Program};
     use crate::live::server::TempFolder;
 
-    /// Runs one job on a file of 8 MiB for 20 ms.
-    fn run(options: JobOptions) -> (JobCounts, u64) {
+    /// Runs one job on a file of 8 MiB for 20 ms, or on a machine that has others to run for as long as it takes until the job has
+    /// counted enough.
+    fn run_until(options: JobOptions, enough: impl Fn(&JobCounts) -> bool) -> (JobCounts, u64) {
+        let mut runs = (0..9).map(|doubled| run_for(options, (20 * MS) << doubled));
+        runs.find(|(counts, _)| enough(counts)).expect("enough within ten seconds")
+    }
+
+    fn run_for(options: JobOptions, runtime_ns: u64) -> (JobCounts, u64) {
         let folder = TempFolder::make().unwrap();
         let path = folder.image("file", 8 << 20).unwrap();
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
         let device = Aio::new(file, options.iodepth, 1 << 20).unwrap();
-        let times = RunTimes { epoch_ns: monotonic_ns() + MS, ramp_ns: 0, runtime_ns: 20 * MS };
+        let times = RunTimes { epoch_ns: monotonic_ns() + MS, ramp_ns: 0, runtime_ns };
         let job = Job::all(1, vec![options]).remove(0);
         LinuxClient::new(0, job, device, times).run().unwrap()
     }
@@ -172,9 +178,10 @@ mod tests {
     #[test]
     fn client_counts_its_bios_and_bytes() {
         for op in [Op::Read, Op::Write] {
-            let (counts, failed) =
-                run(JobOptions { op, bs: 8192, iodepth: 4, end: 8 << 20, ..JobOptions::default() });
-            assert!(counts.bios > 0 && failed == 0, "{counts:?}");
+            let options =
+                JobOptions { op, bs: 8192, iodepth: 4, end: 8 << 20, ..JobOptions::default() };
+            let (counts, failed) = run_until(options, |counts| counts.bios > 0);
+            assert_eq!(failed, 0);
             assert_eq!(counts.bytes, counts.bios * 8192);
             assert_eq!(counts.latency.count(), counts.bios);
         }
@@ -183,16 +190,17 @@ mod tests {
     #[test]
     fn reads_beyond_the_end_are_failures() {
         let options = JobOptions { start: 8 << 20, end: 9 << 20, ..JobOptions::default() };
-        let (counts, failed) = run(options);
-        assert!(counts.bios > 0 && failed >= counts.bios, "{failed} of {}", counts.bios);
+        let (counts, failed) = run_until(options, |counts| counts.bios > 0);
+        assert!(failed >= counts.bios, "{failed} of {}", counts.bios);
     }
 
     #[test]
     fn program_starts_again_and_again() {
         let program = Program { name: "x", reads: 20, bytes: 20 << 12, far: 5, ahead_percent: 50 };
         let job = JobOptions::starting(program, 0, 8 << 20, 1_000);
-        let (counts, failed) = run(JobOptions { start_ns: 1_000, ..job });
-        assert!(counts.starts_ns.len() > 1 && failed == 0, "{counts:?}");
+        let (counts, failed) =
+            run_until(JobOptions { start_ns: 1_000, ..job }, |counts| counts.starts_ns.len() > 1);
+        assert_eq!(failed, 0);
         assert!(counts.bios >= 20 * counts.starts_ns.len() as u64);
     }
 
@@ -200,8 +208,8 @@ mod tests {
     fn open_loop_submits_one_bio_each_period() {
         let options =
             JobOptions { period_ns: 2 * MS, iodepth: 1024, end: 8 << 20, ..JobOptions::default() };
-        let (counts, _) = run(options);
+        let (counts, _) = run_for(options, 200 * MS);
         // A machine that stalls catches up; it never submits more.
-        assert!((1..=10).contains(&counts.bios), "{counts:?}");
+        assert!((1..=100).contains(&counts.bios), "{counts:?}");
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! `headworks lab ARGUMENTS` runs this program with the same arguments. The server's binary links none of it.
 
-mod allocations;
+pub mod allocations;
 mod bfq;
 mod bfq_linux;
 mod cached;
+mod fit_hdd;
 mod front;
 mod generate;
 mod joints;
@@ -58,7 +59,8 @@ fn complain(error: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "headworks-lab: error: {error}");
 }
 
-fn main() -> ExitCode {
+/// Runs the command that the process was started with, and returns its exit code.
+pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return explain(&error),

@@ -2,18 +2,13 @@
 //!
 //! A counting allocator watches this thread while bios of eight pieces wait for tags, tag by tag, on one shard and on two.
 
-#[path = "../../headworks-core/tests/support/counting.rs"]
-mod counting;
-
-use std::cell::Cell;
-
-use counting::ALLOCATIONS;
+use crate::baseline::{TagPolicy, WakeOptions};
+use crate::cli::allocations;
 use headworks_core::time::MS;
 use headworks_core::{
     Action, Bio, BioId, CacheOptions, Completion, DeviceConfig, DeviceId, Input, Instant, Op,
     QueueOptions, Shard, ShardConfig, ShardId, SpareSlots, Submit, VolumeConfig, VolumeOptions,
 };
-use headworks_lab::baseline::{TagPolicy, WakeOptions};
 
 /// Shards of one device, with one volume at the last shard.
 struct Shards {
@@ -119,12 +114,12 @@ fn sleeping_and_waking_tasks_allocate_nothing() {
             let queue =
                 QueueOptions { nr_requests, max_sectors_kb: 128, ..QueueOptions::default() };
             let mut shards = Shards::new(count, policy, queue);
-            let before = ALLOCATIONS.with(Cell::get);
+            let before = allocations::count();
             for round in 0..10 {
                 (0..bios).for_each(|n| shards.write((n * 8) << 20, 1 << 20));
                 shards.turn();
                 shards.run_out();
-                let made = ALLOCATIONS.with(Cell::get) - before;
+                let made = allocations::count() - before;
                 assert_eq!(made, 0, "allocations up to round {round}");
                 assert!(shards.shards.iter().all(Shard::is_quiet));
             }

@@ -1,9 +1,9 @@
 //! A policy operated by hand: request tags, put them back, pass time, and list the grants.
 
+use crate::baseline::{KuaiV3, Legacy518, WakeOptions};
 use headworks_core::Instant;
 use headworks_core::bio::{ExportId, TenantId};
 use headworks_core::tags::{ByteBudget, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest};
-use headworks_lab::baseline::{KuaiV3, Legacy518, WakeOptions};
 
 /// Options of a host on which a woken task runs at once.
 pub fn at_once() -> WakeOptions {

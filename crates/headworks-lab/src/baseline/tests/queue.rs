@@ -1,11 +1,11 @@
 //! The queue under the old tag policies: a split bio's pieces get their tags one by one, some of them much later.
 
+use crate::baseline::{TagPolicy, WakeOptions};
 use headworks_core::time::{MS, SEC};
 use headworks_core::{DeviceId, QueueOptions};
-use headworks_lab::baseline::{TagPolicy, WakeOptions};
 
 #[expect(dead_code, reason = "tests of headworks-core use the rest")]
-#[path = "../../headworks-core/tests/path/bench.rs"]
+#[path = "../../../../headworks-core/tests/path/bench.rs"]
 mod bench;
 
 use bench::{BUSY, Bench, EIO, Shards};

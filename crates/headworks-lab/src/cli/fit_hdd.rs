@@ -1,18 +1,42 @@
-//! Random search for the parameters of `HddProfile::seed_000`, against the seed's single-job table
-//! only.
-//!
-//! `cargo run --release -p headworks-lab --example fit_hdd -- CACHE_MIB TRIALS [SEED]`. The mean
-//! seek is constrained to 7..11.5 ms, as in data sheets of such drives; a local search around the
-//! best parameters follows.
+//! `run fit-hdd`: a random search for the parameters of `HddProfile::seed_000`, against the seed's single-job table only. The
+//! mean seek is constrained to 7 to 11.5 ms, as in data sheets of such drives; a local search around the best parameters follows.
 
+use std::process::ExitCode;
+
+use clap::Args;
+use headworks_core::ConfigError;
 use headworks_core::prng::Prng;
-use headworks_lab::seed000::fit;
 use headworks_sim::disk::HddProfile;
 
-fn main() {
-    let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u64>().expect("numbers"));
-    let (cache_mib, trials) = (arguments.next().unwrap_or(32), arguments.next().unwrap_or(200));
-    let mut prng = Prng::new(arguments.next().unwrap_or(1));
+use crate::cli::complain;
+use crate::seed000::fit;
+
+#[derive(Args)]
+pub struct FitArgs {
+    /// Cache of the disk in MiB
+    #[arg(default_value_t = 32)]
+    cache_mib: u64,
+    /// Sets of parameters that are tried: half of them drawn, half near the best
+    #[arg(default_value_t = 200)]
+    trials: u64,
+    /// Seed of the search
+    #[arg(default_value_t = 1)]
+    seed: u64,
+}
+
+/// Prints each set of parameters that is better than those before, and in the end its rows.
+pub fn run(args: &FitArgs) -> ExitCode {
+    match search(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn search(&FitArgs { cache_mib, trials, seed }: &FitArgs) -> Result<(), ConfigError> {
+    let mut prng = Prng::new(seed);
     let mut best = (f64::MAX, HddProfile::seed_000(cache_mib));
     for trial in 0..trials {
         let profile =
@@ -21,13 +45,13 @@ fn main() {
             continue;
         }
         let profile = if trial == 0 { best.1 } else { profile };
-        let rms = fit::rms(&fit::rows(profile, 1, 20).expect("a disk that can be"));
+        let rms = fit::rms(&fit::rows(profile, 1, 20)?);
         if rms < best.0 {
             best = (rms, profile);
             println!("{trial:>5}: rms {:.2} %  {profile:?}", 100.0 * rms);
         }
     }
-    let rows = fit::rows(best.1, 2, 60).expect("a disk that can be");
+    let rows = fit::rows(best.1, 2, 60)?;
     for row in &rows {
         let (measured, sim) = fit::compare(row);
         println!(
@@ -37,6 +61,7 @@ fn main() {
         );
     }
     println!("rms {:.2} % with another seed", 100.0 * fit::rms(&rows));
+    Ok(())
 }
 
 fn draw(prng: &mut Prng, cache_mib: u64) -> HddProfile {

@@ -1,14 +1,14 @@
 //! The policies under load: balance of the queues, order of grants, liveness.
 
+use crate::baseline::host::Rules;
+use crate::baseline::{KuaiV3, Legacy518, TaskHost, WakeOptions};
 use headworks_core::prng::Prng;
 use headworks_core::tags::{TagOptions, TagOwner};
 use headworks_core::time::{MS, SEC};
-use headworks_lab::baseline::host::Rules;
-use headworks_lab::baseline::{KuaiV3, Legacy518, TaskHost, WakeOptions};
 
-use crate::bench::{Bench, options, patches};
-use crate::show;
-use crate::sim::{Load, Simulation};
+use super::bench::{Bench, options, patches};
+use super::show;
+use super::sim::{Load, Simulation};
 
 fn legacy(depth: u32, wake: WakeOptions, load: Load) -> Simulation<Legacy518> {
     Simulation::new(Legacy518::new(options(depth), wake), load)

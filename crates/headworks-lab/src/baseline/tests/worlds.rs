@@ -1,8 +1,8 @@
 //! Simulated worlds whose devices have the old tag policies: the queue stays correct under grants that come tag by tag.
 
+use crate::baseline::{TagPolicy, WakeOptions};
 use headworks_core::prng::Prng;
 use headworks_core::{DeviceId, Shard, ShardId};
-use headworks_lab::baseline::{TagPolicy, WakeOptions};
 use headworks_sim::scenario::Scenario;
 use headworks_sim::world::{Prepare, run_prepared};
 
@@ -28,7 +28,7 @@ const PREPARE: Prepare = |shard: &mut Shard, scenario: &Scenario, _: ShardId| {
 
 #[test]
 fn worlds_with_old_tag_policies_break_no_rule() {
-    let worlds = if cfg!(debug_assertions) { 50 } else { 1_000 };
+    let worlds = if cfg!(debug_assertions) { 20 } else { 1_000 };
     for seed in 1..=worlds {
         if let Err(failure) = run_prepared(Scenario::draw(seed, None), PREPARE) {
             panic!("seed {seed}: {failure}");
@@ -38,7 +38,7 @@ fn worlds_with_old_tag_policies_break_no_rule() {
 
 #[test]
 fn power_cuts_with_old_tag_policies_lose_nothing() {
-    let worlds = if cfg!(debug_assertions) { 25 } else { 500 };
+    let worlds = if cfg!(debug_assertions) { 10 } else { 500 };
     for seed in 1..=worlds {
         if let Err(failure) = run_prepared(Scenario::draw_crash(seed, None, false), PREPARE) {
             panic!("seed {seed}: {failure}");

@@ -1,11 +1,11 @@
 //! The faults of Linux 5.18, by their names in `baseline::legacy518`.
 
+use crate::baseline::{Legacy518, WakeOptions};
 use headworks_core::tags::{Requester, ReturnedTags, TagOptions, TagOwner};
 use headworks_core::time::SEC;
 use headworks_core::{Instant, ShardId};
-use headworks_lab::baseline::{Legacy518, WakeOptions};
 
-use crate::bench::{Bench, at_once, late};
+use super::bench::{Bench, at_once, late};
 
 #[test]
 fn batch_of_tags_wakes_batch_of_tasks_queue_by_queue() {

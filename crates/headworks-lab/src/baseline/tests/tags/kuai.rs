@@ -1,10 +1,10 @@
 //! The effect of each patch of the series, compared with the state without it.
 
+use crate::baseline::WakeOptions;
 use headworks_core::tags::TagOwner;
 use headworks_core::time::SEC;
-use headworks_lab::baseline::WakeOptions;
 
-use crate::bench::{Bench, at_once, late};
+use super::bench::{Bench, at_once, late};
 
 #[test]
 fn patch_2_queue_is_chosen_at_sleep_and_kept() {
