@@ -1,10 +1,14 @@
-//! What a connection borrows of a shard, for tests.
+//! What a connection borrows of a shard, and a connection with its client's end, for tests.
+
+use std::os::unix::net::UnixStream;
 
 use headworks::driver::Pool;
 use headworks_core::{Input, Instant};
-use headworks_nbd::ExportInfo;
+use headworks_nbd::{ExportInfo, Negotiated};
 
-use super::{Connection, LimitGate, ReceiveOutcome, Shares, TurnShare};
+use super::{
+    Connection, ConnectionLimits, ExportBinding, LimitGate, ReceiveOutcome, Shares, TurnShare,
+};
 use headworks_front::memory::Memory;
 
 /// A shard's part, without a shard.
@@ -68,4 +72,39 @@ impl Bench {
         self.room = shares.turn.room;
         received
     }
+}
+
+/// A connection in transmission, its client's end, and its part of a shard.
+pub struct Rig {
+    pub connection: Connection,
+    pub theirs: UnixStream,
+    pub bench: Bench,
+}
+
+impl Rig {
+    /// A client of an export.
+    pub fn new(limits: ConnectionLimits, export: &ExportInfo, mut bench: Bench) -> Self {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut connection = Connection::new(ours.into(), "test".into(), limits, Instant(0));
+        connection.begin(Instant(0), ExportBinding::default(), export, Negotiated::default());
+        connection.send(Instant(0), &mut bench.pool, &mut Vec::new()).unwrap();
+        Self { connection, theirs, bench }
+    }
+
+    /// Receives once, without limits.
+    pub fn receive(&mut self, now: u64) -> ReceiveOutcome {
+        self.bench.receive(&mut self.connection, now, None)
+    }
+}
+
+/// The header of a request.
+pub fn header(command: u16, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
+    let mut header = [0; 28];
+    header[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
+    header[6..8].copy_from_slice(&command.to_be_bytes());
+    header[8..16].copy_from_slice(&cookie.to_be_bytes());
+    header[16..24].copy_from_slice(&offset.to_be_bytes());
+    header[24..].copy_from_slice(&len.to_be_bytes());
+    header
 }

@@ -1,88 +1,62 @@
 //! Requests that change a frozen volume: they wait with what they have, and go on in their order.
 
 use std::io::Write;
-use std::os::unix::net::UnixStream;
 
-use super::bench::Bench;
-use super::*;
-use super::{ConnectionLimits, ExportBinding, ReceiveOutcome};
+use super::bench::{Bench, Rig, header};
+use super::{ConnectionLimits, ReceiveOutcome};
 use headworks_core::{Input, Instant, Op, ReplyStage, WaitTimes};
 use headworks_front::WaitsFor;
-use headworks_nbd::{ExportInfo, Negotiated};
+use headworks_nbd::ExportInfo;
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const MS: u64 = 1_000_000;
 const BUFFER: usize = 1 << 20;
 
-/// A connection in transmission, its client's end, and what it has submitted.
-struct Rig {
-    connection: Connection,
-    theirs: UnixStream,
-    bench: Bench,
+fn rig() -> Rig {
+    let (requests, buffer_bytes) = (16, BUFFER);
+    let (handshake_ns, stall_ns) = (1000 * MS, 1000 * MS);
+    let limits = ConnectionLimits { requests, buffer_bytes, handshake_ns, stall_ns };
+    let export = ExportInfo { size: 1 << 30, ..ExportInfo::default() };
+    Rig::new(limits, &export, Bench::new(BUFFER, 64))
 }
 
-impl Rig {
-    fn new() -> Self {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        let limits = ConnectionLimits {
-            requests: 16,
-            buffer_bytes: BUFFER,
-            handshake_ns: 1000 * MS,
-            stall_ns: 1000 * MS,
-        };
-        let mut connection = Connection::new(ours.into(), "test".into(), limits, Instant(0));
-        let export = ExportInfo { size: 1 << 30, ..ExportInfo::default() };
-        connection.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
-        let mut rig = Self { connection, theirs, bench: Bench::new(BUFFER, 64) };
-        rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
-        rig
-    }
+fn request(rig: &mut Rig, command: u16, cookie: u64, payload: &[u8]) {
+    let bytes = [&header(command, cookie, 0, 4096)[..], payload].concat();
+    rig.theirs.write_all(&bytes).unwrap();
+}
 
-    fn request(&mut self, command: u16, cookie: u64, payload: &[u8]) {
-        let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
-        bytes.extend([0, 0]);
-        bytes.extend(command.to_be_bytes());
-        bytes.extend(cookie.to_be_bytes());
-        bytes.extend(0_u64.to_be_bytes());
-        bytes.extend(4096_u32.to_be_bytes());
-        bytes.extend(payload);
-        self.theirs.write_all(&bytes).unwrap();
-    }
+fn receive(rig: &mut Rig, now: u64, frozen: bool) -> ReceiveOutcome {
+    rig.bench.frozen = frozen;
+    rig.receive(now)
+}
 
-    fn receive(&mut self, now: u64, frozen: bool) -> ReceiveOutcome {
-        self.bench.frozen = frozen;
-        self.bench.receive(&mut self.connection, now, None)
-    }
+/// Receives until nothing comes.
+fn receive_all(rig: &mut Rig, now: u64) {
+    while receive(rig, now, false) == ReceiveOutcome::Worked {}
+}
 
-    /// Receives until nothing comes.
-    fn receive_all(&mut self, now: u64) {
-        while self.receive(now, false) == ReceiveOutcome::Worked {}
-    }
-
-    fn submitted(&self) -> Vec<Op> {
-        let op = |input: &Input| match input {
-            Input::Bio(bio) => bio.op,
-            other => panic!("{other:?} is no bio"),
-        };
-        self.bench.inputs.iter().map(op).collect()
-    }
+fn submitted(rig: &Rig) -> Vec<Op> {
+    let op = |input: &Input| match input {
+        Input::Bio(bio) => bio.op,
+        other => panic!("{other:?} is no bio"),
+    };
+    rig.bench.inputs.iter().map(op).collect()
 }
 
 #[test]
 fn reads_before_a_write_pass_and_nothing_behind_it_is_read() {
-    let mut rig = Rig::new();
-    rig.request(READ, 1, &[]);
-    rig.request(WRITE, 2, &[7; 4096]);
-    rig.request(READ, 3, &[]);
-    assert_eq!(rig.receive(MS, true), ReceiveOutcome::Waits(WaitsFor::Freeze));
-    assert_eq!(rig.submitted(), [Op::Read]);
+    let mut rig = rig();
+    request(&mut rig, READ, 1, &[]);
+    request(&mut rig, WRITE, 2, &[7; 4096]);
+    request(&mut rig, READ, 3, &[]);
+    assert_eq!(receive(&mut rig, MS, true), ReceiveOutcome::Waits(WaitsFor::Freeze));
+    assert_eq!(submitted(&rig), [Op::Read]);
     assert_eq!(rig.connection.deadline(), None, "a wait that the server causes is no stall");
-    assert_eq!(rig.receive(5000 * MS, true), ReceiveOutcome::Waits(WaitsFor::Freeze));
-    assert_eq!((rig.submitted().len(), rig.connection.writes_in_flight()), (1, 0));
-    rig.receive_all(6000 * MS);
-    assert_eq!(rig.submitted(), [Op::Read, Op::Write, Op::Read]);
+    assert_eq!(receive(&mut rig, 5000 * MS, true), ReceiveOutcome::Waits(WaitsFor::Freeze));
+    assert_eq!((submitted(&rig).len(), rig.connection.writes_in_flight()), (1, 0));
+    receive_all(&mut rig, 6000 * MS);
+    assert_eq!(submitted(&rig), [Op::Read, Op::Write, Op::Read]);
     assert_eq!(rig.connection.writes_in_flight(), 1);
     let answer = (Ok(()), false, ReplyStage::Final);
     let pool = &mut rig.bench.pool;
@@ -93,19 +67,19 @@ fn reads_before_a_write_pass_and_nothing_behind_it_is_read() {
 
 #[test]
 fn payload_that_becomes_whole_under_a_freeze_is_kept_with_its_buffer() {
-    let mut rig = Rig::new();
-    rig.request(WRITE, 1, &[7; 1000]);
-    assert_eq!(rig.receive(MS, false), ReceiveOutcome::Worked);
+    let mut rig = rig();
+    request(&mut rig, WRITE, 1, &[7; 1000]);
+    assert_eq!(receive(&mut rig, MS, false), ReceiveOutcome::Worked);
     let held = rig.connection.held();
     assert!(held >= 4096, "{held}");
-    assert_eq!(rig.receive(2 * MS, true), ReceiveOutcome::Idle, "its client is to send more");
+    assert_eq!(receive(&mut rig, 2 * MS, true), ReceiveOutcome::Idle, "its client is to send more");
     assert!(rig.connection.deadline().is_some());
     rig.theirs.write_all(&[7; 3096]).unwrap();
-    rig.request(WRITE, 2, &[8; 4096]);
-    while rig.receive(3 * MS, true) != ReceiveOutcome::Waits(WaitsFor::Freeze) {}
-    assert_eq!((rig.submitted().len(), rig.connection.held()), (0, held));
-    rig.receive_all(9 * MS);
-    assert_eq!(rig.submitted(), [Op::Write, Op::Write]);
+    request(&mut rig, WRITE, 2, &[8; 4096]);
+    while receive(&mut rig, 3 * MS, true) != ReceiveOutcome::Waits(WaitsFor::Freeze) {}
+    assert_eq!((submitted(&rig).len(), rig.connection.held()), (0, held));
+    receive_all(&mut rig, 9 * MS);
+    assert_eq!(submitted(&rig), [Op::Write, Op::Write]);
     let answer = (Ok(()), false, ReplyStage::Final);
     let write = rig.connection.reply(Instant(10 * MS), 1, answer, &mut rig.bench.pool).unwrap();
     assert_eq!(write.front, WaitTimes::of_front(6 * MS, 0));
@@ -114,21 +88,21 @@ fn payload_that_becomes_whole_under_a_freeze_is_kept_with_its_buffer() {
 /// A freeze ends while all bio slots are taken: the payload waits for one, and both waits are counted.
 #[test]
 fn thawed_payload_waits_for_a_bio_slot() {
-    let mut rig = Rig::new();
-    rig.request(WRITE, 1, &[7; 4096]);
-    while rig.receive(MS, true) != ReceiveOutcome::Waits(WaitsFor::Freeze) {}
+    let mut rig = rig();
+    request(&mut rig, WRITE, 1, &[7; 4096]);
+    while receive(&mut rig, MS, true) != ReceiveOutcome::Waits(WaitsFor::Freeze) {}
     rig.bench.room = 0;
-    assert_eq!(rig.receive(5 * MS, false), ReceiveOutcome::Waits(WaitsFor::Room));
+    assert_eq!(receive(&mut rig, 5 * MS, false), ReceiveOutcome::Waits(WaitsFor::Room));
     assert_eq!(
-        rig.receive(6 * MS, true),
+        receive(&mut rig, 6 * MS, true),
         ReceiveOutcome::Waits(WaitsFor::Freeze),
         "and another one begins"
     );
-    assert_eq!(rig.receive(8 * MS, false), ReceiveOutcome::Waits(WaitsFor::Room));
-    assert_eq!(rig.submitted(), []);
+    assert_eq!(receive(&mut rig, 8 * MS, false), ReceiveOutcome::Waits(WaitsFor::Room));
+    assert_eq!(submitted(&rig), []);
     rig.bench.room = 1;
-    rig.receive_all(10 * MS);
-    assert_eq!((rig.submitted(), rig.bench.room), (vec![Op::Write], 0));
+    receive_all(&mut rig, 10 * MS);
+    assert_eq!((submitted(&rig), rig.bench.room), (vec![Op::Write], 0));
     let answer = (Ok(()), false, ReplyStage::Final);
     let write = rig.connection.reply(Instant(11 * MS), 1, answer, &mut rig.bench.pool).unwrap();
     assert_eq!(write.front, WaitTimes::of_front(6 * MS, 3 * MS));
@@ -136,13 +110,13 @@ fn thawed_payload_waits_for_a_bio_slot() {
 
 #[test]
 fn connection_that_ends_under_a_freeze_returns_its_buffer() {
-    let mut rig = Rig::new();
+    let mut rig = rig();
     assert!(!rig.connection.client_has_left());
-    rig.request(WRITE, 1, &[7; 4096]);
-    while rig.receive(MS, true) != ReceiveOutcome::Waits(WaitsFor::Freeze) {}
+    request(&mut rig, WRITE, 1, &[7; 4096]);
+    while receive(&mut rig, MS, true) != ReceiveOutcome::Waits(WaitsFor::Freeze) {}
     rig.theirs.shutdown(std::net::Shutdown::Write).unwrap();
     assert!(rig.connection.client_has_left());
     rig.connection.close(&mut rig.bench.pool);
-    assert_eq!((rig.bench.pool.taken(), rig.submitted().len()), (0, 0));
+    assert_eq!((rig.bench.pool.taken(), submitted(&rig).len()), (0, 0));
     assert!(rig.connection.is_finished());
 }

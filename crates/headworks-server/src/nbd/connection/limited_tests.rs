@@ -6,10 +6,10 @@ use std::os::unix::net::UnixStream;
 use headworks_core::limits::{LimitDirection, LimitKind, LimitTree, Limits, NodeId};
 use headworks_core::{Input, Instant, IoError, Op, ReplyStage, WaitTimes};
 use headworks_front::WaitsFor;
-use headworks_nbd::{ExportInfo, Negotiated};
+use headworks_nbd::ExportInfo;
 
-use super::bench::Bench;
-use super::{Connection, ConnectionLimits, ExportBinding, LimitGate, ReceiveOutcome};
+use super::bench::{self, Bench, Rig};
+use super::{Connection, ConnectionLimits, LimitGate, ReceiveOutcome};
 
 /// A wait for a limit of reads or of writes.
 const LIMITED: ReceiveOutcome = ReceiveOutcome::Waits(WaitsFor::Limit(LimitDirection::Write));
@@ -36,12 +36,7 @@ fn limits(kind: LimitKind, rate: u64) -> Limits {
 }
 
 fn header(command: u16, cookie: u64, len: u32) -> [u8; 28] {
-    let mut header = [0; 28];
-    header[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
-    header[6..8].copy_from_slice(&command.to_be_bytes());
-    header[8..16].copy_from_slice(&cookie.to_be_bytes());
-    header[24..].copy_from_slice(&len.to_be_bytes());
-    header
+    bench::header(command, cookie, 0, len)
 }
 
 impl LimitedRig {
@@ -51,8 +46,6 @@ impl LimitedRig {
 
     /// The same with a pool of so many bytes.
     fn with_pool(kind: LimitKind, rate: u64, pool: usize) -> Self {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
         let seconds = 10_000_000_000;
         let limits_of = ConnectionLimits {
             requests: 2048,
@@ -60,16 +53,14 @@ impl LimitedRig {
             handshake_ns: seconds,
             stall_ns: seconds,
         };
-        let mut connection = Connection::new(ours.into(), "test".into(), limits_of, Instant(0));
         let flags = headworks_nbd::TransmissionFlags(0b10_0101);
         let export = ExportInfo { size: 1 << 30, flags, ..ExportInfo::default() };
-        connection.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
+        let Rig { connection, theirs, bench } =
+            Rig::new(limits_of, &export, Bench::new(pool, 4096));
         let mut tree = LimitTree::new(4);
         let leaf = tree.add_leaf(LimitTree::ROOT, 100, 0);
         tree.set_limits(Instant(0), LimitTree::ROOT, &limits(kind, rate));
-        let mut rig = Self { connection, theirs, bench: Bench::new(pool, 4096), tree, leaf };
-        rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
-        rig
+        Self { connection, theirs, bench, tree, leaf }
     }
 
     fn request(&mut self, command: u16, cookie: u64, len: u32, payload: &[u8]) {

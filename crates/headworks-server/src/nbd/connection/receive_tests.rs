@@ -1,6 +1,6 @@
 //! Receives: what is bounded, what waits for a bio slot or a buffer, and what is kept meanwhile.
 
-use super::bench::Bench;
+use super::bench::{Bench, Rig, header};
 use super::*;
 use headworks_core::{Input, Instant, Op};
 use headworks_nbd::ExportInfo;
@@ -43,79 +43,53 @@ fn handshake_replies_are_bounded() {
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A connection in transmission, its client's end, and what it needs to receive.
-struct Rig {
-    connection: Connection,
-    theirs: UnixStream,
-    bench: Bench,
+fn rig() -> Rig {
+    let (requests, buffer_bytes) = (1024, 1 << 20);
+    let (handshake_ns, stall_ns) = (10 * SECOND, 3 * SECOND);
+    let limits = ConnectionLimits { requests, buffer_bytes, handshake_ns, stall_ns };
+    let export = ExportInfo { size: 1 << 30, ..ExportInfo::default() };
+    Rig::new(limits, &export, Bench::new(1 << 20, 0))
 }
 
-impl Rig {
-    fn new() -> Self {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        let limits = ConnectionLimits {
-            requests: 1024,
-            buffer_bytes: 1 << 20,
-            handshake_ns: 10 * SECOND,
-            stall_ns: 3 * SECOND,
-        };
-        let mut connection = Connection::new(ours.into(), "test".into(), limits, Instant(0));
-        let export = ExportInfo { size: 1 << 30, ..ExportInfo::default() };
-        let terms = headworks_nbd::Negotiated::default();
-        connection.begin(Instant(0), ExportBinding::default(), &export, terms);
-        let mut rig = Self { connection, theirs, bench: Bench::new(1 << 20, 0) };
-        rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
-        rig
-    }
-
-    fn receive(&mut self, now: u64, room: u32) -> ReceiveOutcome {
-        self.bench.room = room;
-        self.bench.receive(&mut self.connection, now, None)
-    }
+fn receive(rig: &mut Rig, now: u64, room: u32) -> ReceiveOutcome {
+    rig.bench.room = room;
+    rig.receive(now)
 }
 
 fn read_header(cookie: u64) -> [u8; 28] {
-    let mut header = [0; 28];
-    header[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
-    header[8..16].copy_from_slice(&cookie.to_be_bytes());
-    header[24..].copy_from_slice(&4096_u32.to_be_bytes());
-    header
+    header(0, cookie, 0, 4096)
 }
 
 /// The rest of a header arrives while the shard has no bio slot: the client is not closed for it, nor when there is one
 /// again; a client that sends nothing is.
 #[test]
 fn header_that_waits_for_a_bio_slot_is_no_stall() {
-    let mut rig = Rig::new();
+    let mut rig = rig();
     rig.theirs.write_all(&read_header(1)[..20]).unwrap();
-    assert_eq!(rig.receive(SECOND, 8), ReceiveOutcome::Worked);
+    assert_eq!(receive(&mut rig, SECOND, 8), ReceiveOutcome::Worked);
     assert_eq!(rig.connection.deadline(), Some(Instant(4 * SECOND)), "it is to send the rest");
     rig.theirs.write_all(&read_header(1)[20..]).unwrap();
-    assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
+    assert_eq!(receive(&mut rig, 2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
     assert_eq!(rig.connection.deadline(), None, "the shard has no slot");
-    assert_eq!(rig.receive(60 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
+    assert_eq!(receive(&mut rig, 60 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
     assert_eq!((rig.connection.deadline(), rig.bench.inputs.len()), (None, 0));
     rig.theirs.write_all(&read_header(2)[..20]).unwrap();
-    assert_eq!(rig.receive(70 * SECOND, 8), ReceiveOutcome::Worked);
+    assert_eq!(receive(&mut rig, 70 * SECOND, 8), ReceiveOutcome::Worked);
     assert_eq!(rig.bench.inputs.len(), 1, "the first request is complete");
-    assert_eq!(rig.receive(70 * SECOND, 8), ReceiveOutcome::Worked);
+    assert_eq!(receive(&mut rig, 70 * SECOND, 8), ReceiveOutcome::Worked);
     assert_eq!(rig.connection.deadline(), Some(Instant(73 * SECOND)));
 }
 
 fn write_header(cookie: u64, len: u32) -> [u8; 28] {
-    let mut header = read_header(cookie);
-    header[7] = 1;
-    header[24..].copy_from_slice(&len.to_be_bytes());
-    header
+    header(1, cookie, 0, len)
 }
 
 /// A rig with a write, of which all but its last half has arrived.
 fn rig_with_half_a_write(len: usize) -> Rig {
-    let mut rig = Rig::new();
+    let mut rig = rig();
     rig.theirs.write_all(&write_header(1, len as u32)).unwrap();
     rig.theirs.write_all(&vec![7; len / 2]).unwrap();
-    while rig.receive(SECOND, 8) == ReceiveOutcome::Worked {}
+    while receive(&mut rig, SECOND, 8) == ReceiveOutcome::Worked {}
     assert!(rig.connection.intake.awaits_payload());
     rig
 }
@@ -128,13 +102,13 @@ fn whole_payload_waits_for_a_bio_slot() {
         let mut rig = rig_with_half_a_write(len);
         let held = rig.connection.held();
         rig.theirs.write_all(&vec![7; len - len / 2]).unwrap();
-        assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
+        assert_eq!(receive(&mut rig, 2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
         assert_eq!((rig.bench.inputs.len(), rig.connection.held()), (0, held));
         assert_eq!(rig.connection.deadline(), None, "the client has done its part");
-        assert_eq!(rig.receive(60 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
+        assert_eq!(receive(&mut rig, 60 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
         rig.theirs.write_all(&read_header(2)).unwrap();
-        assert_eq!(rig.receive(62 * SECOND, 1), ReceiveOutcome::Worked);
-        let read = rig.receive(62 * SECOND, 0);
+        assert_eq!(receive(&mut rig, 62 * SECOND, 1), ReceiveOutcome::Worked);
+        let read = receive(&mut rig, 62 * SECOND, 0);
         assert_eq!(read, ReceiveOutcome::Waits(WaitsFor::Room), "for the read");
         assert!(matches!(rig.bench.inputs[..], [Input::Bio(bio)] if bio.op == Op::Write));
         let result = (Ok(()), false, headworks_core::ReplyStage::Final);
@@ -150,9 +124,9 @@ fn whole_payload_waits_for_a_bio_slot() {
 fn whole_payload_of_a_stuck_device_fails_without_a_bio_slot() {
     let mut rig = rig_with_half_a_write(4096);
     rig.theirs.write_all(&[7; 2048]).unwrap();
-    assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
+    assert_eq!(receive(&mut rig, 2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
     rig.connection.set_refuses(true);
-    assert_eq!(rig.receive(3 * SECOND, 0), ReceiveOutcome::Worked);
+    assert_eq!(receive(&mut rig, 3 * SECOND, 0), ReceiveOutcome::Worked);
     assert_eq!((rig.bench.inputs.len(), rig.bench.pool.taken(), rig.connection.held()), (0, 0, 0));
     assert!(rig.connection.has_outgoing(), "an error");
 }
@@ -160,29 +134,28 @@ fn whole_payload_of_a_stuck_device_fails_without_a_bio_slot() {
 /// A held request, too, waits for a slot that another one has taken meanwhile.
 #[test]
 fn held_request_waits_for_a_bio_slot() {
-    let mut rig = Rig::new();
+    let mut rig = rig();
     let taken = [1 << 19, 1 << 18].map(|len| rig.bench.pool.try_take(len).unwrap());
-    let mut read = read_header(1);
-    read[24..].copy_from_slice(&(256_u32 << 10).to_be_bytes());
+    let read = header(0, 1, 0, 256 << 10);
     rig.theirs.write_all(&read).unwrap();
-    assert_eq!(rig.receive(SECOND, 8), ReceiveOutcome::Waits(WaitsFor::Buffer));
+    assert_eq!(receive(&mut rig, SECOND, 8), ReceiveOutcome::Waits(WaitsFor::Buffer));
     taken.into_iter().for_each(|buffer| rig.bench.pool.put(buffer));
-    assert_eq!(rig.receive(2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
+    assert_eq!(receive(&mut rig, 2 * SECOND, 0), ReceiveOutcome::Waits(WaitsFor::Room));
     assert_eq!(rig.bench.inputs.len(), 0);
-    rig.receive(3 * SECOND, 1);
+    receive(&mut rig, 3 * SECOND, 1);
     assert_eq!(rig.bench.inputs.len(), 1);
 }
 
 #[test]
 fn received_bytes_keep_no_memory_once_they_are_parsed() {
-    let mut rig = Rig::new();
+    let mut rig = rig();
     let headers: Vec<u8> = (0..500).flat_map(read_header).collect();
     rig.theirs.write_all(&headers).unwrap();
-    rig.receive(SECOND, 1000);
+    receive(&mut rig, SECOND, 1000);
     rig.connection.release_idle_memory();
     assert!(rig.connection.wire.stash_capacity() >= 8192, "what is not parsed stays");
     for _ in 0..20 {
-        rig.receive(SECOND, 1000);
+        receive(&mut rig, SECOND, 1000);
         for sequence in 0..=rig.bench.inputs.len() as u64 {
             let result =
                 (Err(headworks_core::IoError::Medium), false, headworks_core::ReplyStage::Final);
