@@ -19,7 +19,7 @@ use headworks_core::limits::{LimitDirection, LimitedIo};
 use headworks_nbd::transmission::RequestParser;
 
 use crate::cache_guess::CacheGuess;
-use crate::memory::{MemoryLimits, Wanted};
+use crate::memory::{MemoryLimits, Wanted, Wants};
 use crate::request::{FrontRequest, Origin, WaitsFor};
 use crate::split_writes::SplitWrites;
 use crate::waiting::Waiting;
@@ -253,25 +253,32 @@ impl Intake {
         self.waiting.pass_all();
     }
 
-    /// What the connection waits for, if it waits for a buffer or a bio slot.
+    /// What the connection waits for, if it waits for a buffer or a bio slot: what its payload does, and a request before that.
     #[must_use]
-    pub fn wanted(&self, limits: &MemoryLimits) -> Wanted {
-        let block = |len: usize| Pool::block_bytes(len).unwrap_or(Pool::LARGEST);
-        // A payload has memory that others wait for: it goes first.
-        let [_, payload] = self.waiting.heads();
-        let waits = |one: &&FrontRequest| one.waits_for() == WaitsFor::Buffer;
-        let payload = payload.filter(|one| one.waits_for() == WaitsFor::Room || waits(one));
-        let Some(one) = payload.or_else(|| self.waiting.all().find(waits)).filter(waits) else {
-            return Wanted::Slot;
-        };
-        if one.origin == Origin::Reread {
-            return Wanted::Chunk { bytes: block(limits.guaranteed()) };
-        }
-        if one.has_payload() {
-            return payload::wanted(one, limits.guaranteed());
-        }
-        let op = one.request.op();
-        let len = op.buffer_len(one.request.len) as usize;
-        Wanted::Block { bytes: block(len), reads: op == headworks_core::Op::Read }
+    pub fn wants(&self, limits: &MemoryLimits) -> Wants {
+        let [first, payload] = self.waiting.heads();
+        let mut wants =
+            [payload, first].into_iter().flatten().filter_map(|one| wanted(one, limits));
+        let first = wants.next().unwrap_or(Wanted::Slot);
+        Wants { first, other: wants.next() }
     }
+}
+
+/// What a request waits for, if that is a buffer or a bio slot.
+fn wanted(one: &FrontRequest, limits: &MemoryLimits) -> Option<Wanted> {
+    match one.waits_for() {
+        WaitsFor::Room => return Some(Wanted::Slot),
+        WaitsFor::Buffer => {}
+        _ => return None,
+    }
+    let block = |len: usize| Pool::block_bytes(len).unwrap_or(Pool::LARGEST);
+    if one.origin == Origin::Reread {
+        return Some(Wanted::Chunk { bytes: block(limits.guaranteed()) });
+    }
+    if one.has_payload() {
+        return Some(payload::wanted(one, limits.guaranteed()));
+    }
+    let op = one.request.op();
+    let len = op.buffer_len(one.request.len) as usize;
+    Some(Wanted::Block { bytes: block(len), reads: op == headworks_core::Op::Read })
 }

@@ -49,7 +49,7 @@ pub use limits::MemoryLimits;
 use payload_windows::PayloadWindows;
 pub use payload_windows::{KeptPayload, WINDOW_MAX};
 use waiters::Waiters;
-pub use waiters::{Supply, Wanted};
+pub use waiters::{Supply, Wanted, Wants};
 
 /// What a connection holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

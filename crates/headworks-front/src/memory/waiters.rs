@@ -4,6 +4,8 @@
 //! its weight goes first (its tenant, if it has another one), in it the connection that holds the fewest, then the longest waiter.
 //! When unread replies have to give way, the rank is the reverse ([`Memory::largest_holder`]).
 //!
+//! A connection waits for one thing or for two, its payload's and that of a request before it: either lets it go on ([`Wants`]).
+//!
 //! One wake: `wake` searches the waiters when something has changed for the better since it last did, or a waiter is new. What a
 //! woken waiter will take counts as taken for those behind it, so no more are woken than can be given.
 //!
@@ -14,7 +16,7 @@ use std::cmp::Ordering;
 
 use super::{Client, Held, Memory};
 
-/// What a connection waits for.
+/// What one request of a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// A bio slot alone.
@@ -45,8 +47,32 @@ pub enum Wanted {
     },
 }
 
+/// What a connection waits for: one thing, or two of which either lets it go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wants {
+    /// Its payload's, if that waits: it keeps memory that others wait for.
+    pub first: Wanted,
+    /// That of a request before the payload.
+    pub other: Option<Wanted>,
+}
+
+impl Wants {
+    /// Each of these things, the payload's first.
+    pub fn all(self) -> impl Iterator<Item = Wanted> {
+        std::iter::once(self.first).chain(self.other)
+    }
+}
+
+impl From<Wanted> for Wants {
+    fn from(first: Wanted) -> Self {
+        Self { first, other: None }
+    }
+}
+
 impl Wanted {
-    fn bytes(self) -> usize {
+    /// Bytes that it takes of the pool.
+    #[must_use]
+    pub fn bytes(self) -> usize {
         match self {
             Self::Slot => 0,
             Self::Growth { from, to, .. } => to.saturating_sub(from),
@@ -71,6 +97,15 @@ pub struct Supply {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter {
     slot: u32,
+    wants: Wants,
+    /// Bytes that count as taken by it during a search.
+    promised: usize,
+}
+
+/// The first waiter, and for what it is that.
+#[derive(Clone, Copy, Debug)]
+struct First {
+    slot: u32,
     wanted: Wanted,
 }
 
@@ -78,7 +113,7 @@ pub(super) struct Waiter {
 #[derive(Debug)]
 pub(super) struct Waiters {
     pub(super) list: Vec<Waiter>,
-    first: Option<Waiter>,
+    first: Option<First>,
     /// A waiter may be given what it was refused before, or is new.
     news: bool,
     /// Supply at the last search.
@@ -120,8 +155,8 @@ impl Memory {
     }
 
     /// Adds a waiter, or keeps it in its place; returns whether it is new.
-    pub fn wait(&mut self, slot: u32, wanted: Wanted) -> bool {
-        let waiter = Waiter { slot, wanted };
+    pub fn wait(&mut self, slot: u32, wants: impl Into<Wants>) -> bool {
+        let waiter = Waiter { slot, wants: wants.into(), promised: 0 };
         self.waiters.news = true;
         self.clients[slot as usize].woken = false;
         if std::mem::replace(&mut self.clients[slot as usize].waits, true) {
@@ -171,9 +206,9 @@ impl Memory {
     /// Whether payloads that are beyond their windows are to be written as far as they have come: a connection waits for a block, or for them.
     #[must_use]
     pub fn needs_payloads(&self) -> bool {
-        let for_others =
-            |waiter: &Waiter| matches!(waiter.wanted, Wanted::Growth { for_others: true, .. });
-        self.waiters.first.is_some() || self.waiters.list.iter().any(for_others)
+        let for_others = |wanted| matches!(wanted, Wanted::Growth { for_others: true, .. });
+        self.waiters.first.is_some()
+            || self.waiters.list.iter().any(|waiter| waiter.wants.all().any(for_others))
     }
 
     /// The first waiter: unread replies give way to it.
@@ -205,12 +240,15 @@ impl Memory {
         let (mut left, mut woken) = (supply, 0);
         for at in 0..order.len() {
             let index = order[at] as usize;
-            let Waiter { slot, wanted, .. } = self.waiters.list[index];
-            let (bytes, block) = (wanted.bytes(), self.block_of(slot, wanted));
-            if !self.would_get(index, left) || block > 0 && !has_block(block) {
-                continue;
-            }
+            let Waiter { slot, wants, .. } = self.waiters.list[index];
+            let gets = |wanted: &Wanted| {
+                let block = self.block_of(slot, *wanted);
+                self.gets(slot, *wanted, left) && (block == 0 || has_block(block))
+            };
+            let Some(wanted) = wants.all().find(gets) else { continue };
+            let bytes = wanted.bytes();
             self.promise(slot, bytes);
+            self.waiters.list[index].promised = bytes;
             let room = left.room - u32::from(wanted.needs_slot());
             left = Supply { taken: left.taken + bytes, room };
             self.clients[slot as usize].woken = true;
@@ -220,8 +258,8 @@ impl Memory {
             wake(slot);
         }
         for &index in &order[..woken] {
-            let Waiter { slot, wanted, .. } = self.waiters.list[index as usize];
-            self.take_back(slot, wanted.bytes());
+            let Waiter { slot, promised, .. } = self.waiters.list[index as usize];
+            self.take_back(slot, promised);
         }
         self.waiters.order = order;
         self.choose_first();
@@ -237,9 +275,14 @@ impl Memory {
         order.sort_unstable_by(|&a, &b| self.rank(slot(a), slot(b)).then(a.cmp(&b)));
     }
 
-    /// Whether a waiter that was not woken would be given what it waits for, if the pool has such a block.
+    /// Whether a waiter that was not woken would be given something that it waits for, if the pool has such a block.
     pub(super) fn would_get(&self, index: usize, supply: Supply) -> bool {
-        let Waiter { slot, wanted } = self.waiters.list[index];
+        let Waiter { slot, wants, .. } = self.waiters.list[index];
+        wants.all().any(|wanted| self.gets(slot, wanted, supply))
+    }
+
+    /// Whether a waiter that was not woken would be given this.
+    fn gets(&self, slot: u32, wanted: Wanted, supply: Supply) -> bool {
         let Client { owner, held, stalled, woken, .. } = self.clients[slot as usize];
         let slots = || self.slots(owner.map(|(_, device)| device), supply.room);
         if woken || wanted.needs_slot() && slots() == 0 {
@@ -292,12 +335,17 @@ impl Memory {
             return;
         }
         // `min_by` returns the first of equal elements, which waited longest.
-        let able = self.waiters.list.iter().filter(|waiter| self.can_be_first(waiter));
-        self.waiters.first = able.min_by(|a, b| self.rank(a.slot, b.slot)).copied();
+        let first = |waiter: &Waiter| {
+            let slot = waiter.slot;
+            let able = waiter.wants.all().map(|wanted| First { slot, wanted });
+            able.into_iter().find(|first| self.can_be_first(first))
+        };
+        let able = self.waiters.list.iter().filter_map(first);
+        self.waiters.first = able.min_by(|a, b| self.rank(a.slot, b.slot));
     }
 
     /// Whether room for a waiter's block would help it: it does not wait for another payload, its client takes its replies, and its device has less than it may.
-    fn can_be_first(&self, waiter: &Waiter) -> bool {
+    fn can_be_first(&self, waiter: &First) -> bool {
         let Client { owner, stalled, woken, .. } = self.clients[waiter.slot as usize];
         let bytes = waiter.wanted.bytes();
         if matches!(waiter.wanted, Wanted::Growth { for_others: true, .. }) {

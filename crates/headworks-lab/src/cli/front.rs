@@ -62,7 +62,8 @@ fn print_summary(met: &Met, seed: u64, json: bool) {
         let faults: serde_json::Map<_, _> =
             met.faults().iter().map(|(name, count)| ((*name).to_owned(), json!(count))).collect();
         let object = json!({ "result": "passed", "seed": seed, "worlds": worlds, "answers": answers,
-            "faults": faults, "longest_ms": met.longest_ms, "hash": hash });
+            "faults": faults, "longest_ms": met.longest_ms, "longest_buffer_us": met.longest_buffer_us,
+            "hash": hash });
         println!("{object}");
         return;
     }
@@ -73,6 +74,7 @@ fn print_summary(met: &Met, seed: u64, json: bool) {
         println!("{count:>8} {name}");
     }
     println!("{:>8} ms: the longest request of a client without a fault", met.longest_ms);
+    println!("{:>8} us: the longest wait for a buffer on a quiet export", met.longest_buffer_us);
 }
 
 fn print_failure(seed: u64, rule: &str, json: bool) {

@@ -33,7 +33,7 @@ const POOL_BYTES: usize = 16 << 20;
 /// Holds all requests of a round, so that one receive takes them.
 const SCRATCH_BYTES: usize = 512 << 10;
 /// The largest buffer that a program may ask for without a privilege (net.core.wmem_max by default); the kernel doubles it.
-const SOCKET_BYTES: libc::c_int = 212_992;
+const SOCKET_BYTES: usize = 212_992;
 /// Sends that one round may need: more mean that the socket is too small for the count to be one of a round.
 const SENDS_MAX: usize = 8;
 
@@ -72,7 +72,7 @@ impl ReceivePath {
         let (ours, client) = UnixStream::pair().map_err(failed)?;
         for socket in [&ours, &client] {
             socket.set_nonblocking(true).map_err(failed)?;
-            set_send_buffer(socket);
+            set_send_buffer(socket, SOCKET_BYTES);
         }
         let op = match op {
             ReceivePathOp::Read => Op::Read,
@@ -216,8 +216,10 @@ fn requests(op: Op) -> Vec<u8> {
     bytes
 }
 
-fn set_send_buffer(socket: &UnixStream) {
-    let value: *const libc::c_int = &SOCKET_BYTES;
+/// Sets how many bytes a socket holds that its peer has not read, as far as the kernel permits it.
+pub(super) fn set_send_buffer(socket: &UnixStream, bytes: usize) {
+    let bytes = bytes as libc::c_int;
+    let value: *const libc::c_int = &raw const bytes;
     // SAFETY: an open socket, and a value of the size that is said. A refusal shows as a round that does not fit.
     unsafe {
         let len = size_of::<libc::c_int>() as libc::socklen_t;

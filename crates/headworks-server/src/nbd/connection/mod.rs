@@ -55,11 +55,11 @@ use super::transport::Transport;
 use crate::access::{Admission, ExportDirectory};
 use crate::latency::LatencyTable;
 use headworks::driver::{Buffer, Pool, Span};
-use headworks_front::WaitsFor;
 use headworks_front::intake::{Intake, PayloadCounts};
-use headworks_front::memory::{KeptPayload, MemoryLimits, MemoryShare, Wanted};
+use headworks_front::memory::{KeptPayload, MemoryLimits, MemoryShare, Wants};
 use headworks_front::outgoing::SendOutcome;
 use headworks_front::window::CompletedRequest;
+use headworks_front::{FrontRequest, WaitsFor};
 use headworks_nbd::handshake::{Encryption, Handshake};
 use headworks_nbd::tls::TlsAcceptor;
 use headworks_nbd::transmission::RequestParser;
@@ -437,6 +437,16 @@ impl Connection {
         self.intake.waits_for(what)
     }
 
+    /// The requests that wait to be submitted, in their order.
+    pub fn waiting(&self) -> impl Iterator<Item = &FrontRequest> {
+        self.intake.waiting().all()
+    }
+
+    /// The client's name for a request in flight.
+    pub fn cookie_of(&mut self, sequence: u64) -> Option<u64> {
+        self.session.window_mut().get(sequence).map(|in_flight| in_flight.cookie)
+    }
+
     /// Whether requests wait to be submitted.
     #[must_use]
     pub fn has_waiting(&self) -> bool {
@@ -458,8 +468,8 @@ impl Connection {
 
     /// What the connection waits for, if it waits for a buffer or a bio slot.
     #[must_use]
-    pub fn wanted(&self, limits: &MemoryLimits) -> Wanted {
-        self.intake.wanted(limits)
+    pub fn wants(&self, limits: &MemoryLimits) -> Wants {
+        self.intake.wants(limits)
     }
 
     /// Number of requests that wait for a buffer.

@@ -15,8 +15,8 @@
 //!   ([`MemoryShare::may_keep`](headworks_front::memory::MemoryShare::may_keep)). While another payload of its export is beyond its window,
 //!   it waits: that one is written.
 //! - A payload that may not grow otherwise, or is beyond its window since others began, is written as far as whole blocks have come. What is
-//!   left fits 4 KiB, which is guaranteed; so each payload goes on without any other. A write within its window comes to this only if the pool has no
-//!   such block.
+//!   left fits 4 KiB, which is guaranteed; so each payload goes on without any other. A write within its window comes to this only if what is shared
+//!   of the pool has no block for twice what has come.
 //! - Range and alignment of the whole are checked before its first piece. The first error is the reply's, after the last byte of the payload;
 //!   what comes after the error is dropped. FUA is on every piece.
 //! - A client that leaves in between has changed what the pieces say ([`Intake::torn_write`]). It had no reply.

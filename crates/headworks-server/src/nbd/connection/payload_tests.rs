@@ -4,12 +4,15 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
 use headworks_core::{Bio, DeviceId, ExportId, Input, Instant, IoError, Op, ReplyStage, Status};
-use headworks_front::WaitsFor;
+use headworks_front::front_waits::FrontWaits;
 use headworks_front::intake::PayloadCounts;
-use headworks_front::memory::{Held, KeptPayload, Memory, Supply, Wanted};
+use headworks_front::memory::{Held, KeptPayload, Memory, Supply, Wanted, Wants};
+use headworks_front::{FrontRequest, WaitsFor};
+use headworks_nbd::transmission::Request;
+use headworks_nbd::wire::{Command, CommandFlags};
 use headworks_nbd::{ExportInfo, Negotiated};
 
-use super::bench::Bench;
+use super::bench::{self, Bench};
 use super::{Connection, ConnectionLimits, ExportBinding, ReceiveOutcome};
 
 const KIB: usize = 1 << 10;
@@ -35,17 +38,13 @@ fn limits(requests: usize) -> ConnectionLimits {
 
 impl Rig {
     fn new(requests: usize) -> Self {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        theirs.set_nonblocking(true).unwrap();
-        let mut connection =
-            Connection::new(ours.into(), "test".into(), limits(requests), Instant(0));
         let export = ExportInfo { size: 64 << 20, ..ExportInfo::default() };
-        connection.begin(Instant(0), ExportBinding::default(), &export, Negotiated::default());
         let mut bench = Bench::new(64 * MIB, 1000);
-        bench.exports = vec![export];
+        bench.exports = vec![export.clone()];
+        let bench::Rig { connection, theirs, bench } =
+            bench::Rig::new(limits(requests), &export, bench);
+        theirs.set_nonblocking(true).unwrap();
         let mut rig = Self { connection, theirs, bench, now: 0 };
-        rig.connection.send(Instant(0), &mut rig.bench.pool, &mut Vec::new()).unwrap();
         let _ = rig.replies();
         rig
     }
@@ -80,13 +79,7 @@ impl Rig {
     }
 
     fn header(&mut self, offset: u64, len: usize) -> ReceiveOutcome {
-        let mut header = [0; 28];
-        header[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
-        header[7] = 1;
-        header[15] = 9;
-        header[16..24].copy_from_slice(&offset.to_be_bytes());
-        header[24..].copy_from_slice(&(len as u32).to_be_bytes());
-        self.send(&header)
+        self.send(&bench::header(1, 9, offset, len as u32))
     }
 
     fn bios(&self) -> Vec<Bio> {
@@ -360,9 +353,9 @@ fn write_within_its_window_waits_for_one_that_is_beyond() {
         (ReceiveOutcome::Waits(WaitsFor::Buffer), 0),
         "64 KiB are guaranteed"
     );
-    let wanted = rig.connection.wanted(&rig.bench.memory.limits());
+    let wanted = rig.connection.wants(&rig.bench.memory.limits());
     let (from, to) = (64 * KIB, 128 * KIB);
-    assert_eq!(wanted, Wanted::Growth { from, to, window: 0, for_others: true });
+    assert_eq!(wanted, Wanted::Growth { from, to, window: 0, for_others: true }.into());
     let own = Held { bytes: rig.connection.held(), ..Held::default() };
     rig.bench.memory.note(0, Some((export, device)), own, false);
     rig.bench.memory.wait(0, wanted);
@@ -461,6 +454,100 @@ fn payload_needs_no_share_for_what_has_come_beyond_its_whole_blocks() {
     assert_eq!((rig.replies(), rig.bench.pool.taken()), (vec![0], 0));
 }
 
+/// Small blocks lie everywhere: the pool has half of its memory and no block of 8 KiB. Then a write within its window is given in pieces; with
+/// such a block it is one bio.
+#[test]
+fn write_within_its_window_is_given_in_pieces_where_no_block_is_long_enough() {
+    for scattered in [true, false] {
+        let mut rig = Rig::new(1000);
+        let all = std::iter::from_fn(|| rig.bench.pool.try_take(4 * KIB));
+        let (mut kept, mut freed) = (Vec::new(), Vec::new());
+        for (at, block) in all.collect::<Vec<_>>().into_iter().enumerate() {
+            let to_free = if scattered { at % 2 == 0 } else { at < 8192 };
+            if to_free { &mut freed } else { &mut kept }.push(block);
+        }
+        freed.into_iter().for_each(|block| rig.bench.pool.put(block));
+        rig.header(0, 64 * KIB);
+        for at in (0..64 * KIB).step_by(4 * KIB) {
+            rig.send(&payload(at, 4 * KIB));
+        }
+        let pieces = rig.ranges().len();
+        assert_eq!(pieces, if scattered { 4 } else { 1 }, "four are in the shard at once");
+        let mut known = 0;
+        while known < rig.bench.inputs.len() {
+            let now = rig.bench.inputs.len();
+            rig.check_and_answer(known);
+            known = now;
+            rig.receive();
+        }
+        assert_eq!(rig.ranges().iter().map(|(_, len)| len).sum::<usize>(), 64 * KIB);
+        assert_eq!(rig.replies(), [0]);
+        kept.into_iter().for_each(|block| rig.bench.pool.put(block));
+        assert_eq!(rig.bench.pool.taken(), 0);
+    }
+}
+
+/// Each piece takes a place among the requests in flight: headers that came with the payload are read when there is one again.
+#[test]
+fn pieces_take_the_places_of_headers_behind_them() {
+    let mut rig = Rig::new(4);
+    rig.bench.window = 4 * KIB as u32;
+    let reads = [bench::header(0, 1, 0, 512), bench::header(0, 2, 0, 512)].concat();
+    let write = bench::header(1, 9, 0, 16 * KIB as u32);
+    let last = rig.send(&[&write[..], &payload(0, 16 * KIB), &reads].concat());
+    assert_eq!((last, rig.ranges().len()), (ReceiveOutcome::Waits(WaitsFor::Window), 4));
+    rig.check_and_answer(0);
+    rig.receive();
+    assert_eq!(rig.ranges()[4..], [(0, 512), (0, 512)]);
+}
+
+/// A read that the cache returned waits for a block before a payload that waits for others of its export: it has its block when there is
+/// one, whatever the payload waits for.
+#[test]
+fn request_before_a_waiting_payload_is_woken_for_its_own_block() {
+    let mut rig = Rig::new(1000);
+    let owner = Some((ExportId::default(), DeviceId::default()));
+    rig.bench.memory = Memory::new(64 * MIB, 64);
+    rig.bench.window = 256 * KIB as u32;
+    for slot in 1..40 {
+        let kept = KeptPayload { export: ExportId::default(), bytes: MIB };
+        rig.bench.memory.note_payload(slot, Some(kept));
+    }
+    let others: Vec<_> = (0..48).map(|_| rig.bench.pool.try_take(MIB).unwrap()).collect();
+    let note = |rig: &mut Rig, bytes| {
+        let own = Held { bytes: rig.connection.held(), ..Held::default() };
+        rig.bench.memory.note(0, owner, own, false);
+        rig.bench.memory.note(1, owner, Held { bytes, ..Held::default() }, false);
+    };
+    note(&mut rig, 48 * MIB);
+    rig.header(0, 200 * KIB);
+    rig.send(&payload(0, 64 * KIB));
+    let (command, flags) = (Command::Read, CommandFlags::NONE);
+    let read = Request { cookie: 5, offset: 0, len: 4096, command, flags };
+    let again = FrontRequest::again(read, FrontWaits::default(), Instant(0));
+    rig.connection.intake.waiting_mut().push(again);
+    assert_eq!(rig.receive(), ReceiveOutcome::Waits(WaitsFor::Buffer));
+    note(&mut rig, 48 * MIB);
+    let wants = rig.connection.wants(&rig.bench.memory.limits());
+    let (from, to) = (64 * KIB, 128 * KIB);
+    let first = Wanted::Growth { from, to, window: 0, for_others: true };
+    let other = Some(Wanted::Block { bytes: 4 * KIB, reads: true });
+    assert_eq!(wants, Wants { first, other });
+    rig.bench.memory.wait(0, wants);
+    let supply = Supply { taken: 48 * MIB + 64 * KIB, room: 8 };
+    assert!(!rig.bench.memory.wake(supply, |_| true, |_| {}));
+    // There is a share for 4 KiB more, and none for 64.
+    let left = 28 * MIB - 88 * KIB;
+    note(&mut rig, left);
+    let supply = Supply { taken: left + 64 * KIB, room: 8 };
+    assert!(rig.bench.memory.wake(supply, |_| true, |_| {}));
+    for other in others {
+        rig.bench.pool.put(other);
+    }
+    rig.receive();
+    assert_eq!(rig.ranges(), [(0, 4096)]);
+}
+
 /// No block at all is free for these bytes: the waiter is woken for a block by its size, whatever its share.
 #[test]
 fn payload_waits_for_any_block_for_what_has_come_beyond_its_whole_blocks() {
@@ -475,7 +562,7 @@ fn payload_waits_for_any_block_for_what_has_come_beyond_its_whole_blocks() {
     rig.bench.window = 64 << 10;
     assert_eq!(rig.receive(), ReceiveOutcome::Waits(WaitsFor::Buffer));
     let limits = Memory::new(64 * MIB, 1).limits();
-    assert_eq!(rig.connection.wanted(&limits), Wanted::Chunk { bytes: 4 * KIB });
+    assert_eq!(rig.connection.wants(&limits), Wanted::Chunk { bytes: 4 * KIB }.into());
     rig.bench.pool.put(others.pop().unwrap());
     rig.receive();
     assert_eq!(rig.ranges(), [(0, 100 * KIB)]);

@@ -239,6 +239,9 @@ fn parse(
                 Stream::Payload | Stream::NextTurn => return (used, ReceiveOutcome::Worked),
                 Stream::Stopped(what) => return (used, ReceiveOutcome::Waits(what)),
             }
+            // A write takes a place for each of its pieces, and a header had one for the whole.
+            let Connection { wire, intake, session } = &*connection;
+            left = left.min(requests_left(wire, intake, session));
         } else if let Some(limit) = intake.waiting().stops_for_limit() {
             return (used, ReceiveOutcome::Waits(limit));
         }

@@ -2,8 +2,8 @@
 
 use headworks_core::limits::{LimitKind, LimitedIo};
 use headworks_core::time::{MS, SEC};
-use headworks_core::{Bio, Op};
-use headworks_front::WaitsFor;
+use headworks_core::{Bio, Input, Op};
+use headworks_front::{PART_MIN, WaitsFor};
 use headworks_nbd::Command;
 
 use super::client::{Answer, Asked, EINVAL, EIO, ENOMEM, ENOSPC, EPERM};
@@ -129,8 +129,11 @@ impl World {
         let Some(id) = id.filter(|&id| id > 0 && of_one) else {
             return Err(format!("client {index}: the payload of {bio:?} is of no write"));
         };
+        let is_short = self.short.remove(&(bio.id.connection, bio.id.sequence));
+        self.writes[id as usize].torn |= is_short;
         let state = self.writes[id as usize];
-        if !state.is_whole && (state.len <= self.least_window() || bio.len == state.len) {
+        let stays_whole = state.len <= self.least_window() && !state.torn;
+        if !state.is_whole && (stays_whole || bio.len == state.len) {
             return Err(format!(
                 "client {index}: write {id} is submitted before its payload is there"
             ));
@@ -144,18 +147,31 @@ impl World {
         if bio.len > line.window {
             let window = line.window;
             return Err(format!(
-                "client {index}: a part is longer than its window {window}: {bio:?}"
+                "client {index}: a part of {state:?} is longer than its window {window}: {bio:?}"
             ));
         }
         if id < line.last_write {
             return Err(format!("client {index}: write {id} after {}", line.last_write));
         }
         line.last_write = id;
+        self.met.pieces += u64::from(bio.len < state.len);
         self.writes[id as usize].given = self.now;
         Ok((bio.offset == state.offset).then_some(state.len))
     }
 
-    /// A write of so many bytes is never given in parts, whatever other payloads are incomplete.
+    /// Notes the writes among the bios from `first` on of which no more could come: the pool has no block for it.
+    pub(super) fn note_short(&mut self, first: usize) {
+        for at in first..self.front.inputs.len() {
+            let Input::Bio(bio) = self.front.inputs[at] else { continue };
+            // Its block was to be that of twice what had come, less than a block of the volume beyond this.
+            let more = 2 * (bio.len + PART_MIN) as usize;
+            if bio.op == Op::Write && !self.front.has_block(more) {
+                self.short.insert((bio.id.connection, bio.id.sequence));
+            }
+        }
+    }
+
+    /// A write of so many bytes is given in parts only if the pool has no block for it, whatever other payloads are incomplete.
     fn least_window(&self) -> u32 {
         let part = self.scenario.pool as u64 / 4 / self.scenario.count;
         1 << part.max(4096).ilog2().min(20)

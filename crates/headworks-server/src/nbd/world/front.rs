@@ -4,6 +4,7 @@
 //! its bytes; waiters for buffers and bio slots are woken by [`Memory::wake`], and unread replies give way to the first of them. At rest the
 //! world tries every connection once (`rest`): nothing must move.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
@@ -17,6 +18,7 @@ use super::client::Client;
 use crate::nbd::connection::{
     Connection, ConnectionLimits, ExportBinding, LimitGate, ReceiveOutcome, Shares, TurnShare,
 };
+use crate::nbd::receive_path::set_send_buffer;
 use headworks_front::WaitsFor;
 use headworks_front::memory::{Held, Memory, Supply, Wanted};
 use headworks_front::outgoing::{SendOutcome, TAKEN_WITHIN_NS};
@@ -37,9 +39,13 @@ pub struct Line {
     pub end: Option<UnixStream>,
     leaf: Option<NodeId>,
     /// Cookies of reads whose bios were made.
-    pub submitted: std::collections::BTreeSet<u64>,
+    pub submitted: BTreeSet<u64>,
     /// Number of the last write whose bio was made.
     pub last_write: u64,
+    /// How long requests waited for limits, thaws, buffers and slots in virtual time, by cookie.
+    pub waits: BTreeMap<u64, u64>,
+    /// For how long a request waits for a buffer now.
+    pub buffer_ns: u64,
     /// Dropped data of a reply are to be read again.
     is_due: bool,
     /// It is tried in each turn.
@@ -56,7 +62,7 @@ pub struct Line {
 
 impl Line {
     pub fn new(client: Client, export: u16) -> Self {
-        let submitted = std::collections::BTreeSet::new();
+        let submitted = BTreeSet::new();
         Self {
             client,
             connection: None,
@@ -64,6 +70,8 @@ impl Line {
             leaf: None,
             submitted,
             last_write: 0,
+            waits: BTreeMap::new(),
+            buffer_ns: 0,
             is_due: false,
             hot: true,
             export,
@@ -141,6 +149,8 @@ pub struct Front {
     spans: Vec<Span>,
     exports: Vec<ExportInfo>,
     next_id: u32,
+    /// Bytes that sockets hold of unread replies; 0: as many as they do by default.
+    send_buffer: usize,
 }
 
 impl Front {
@@ -178,7 +188,21 @@ impl Front {
             spans: Vec::new(),
             exports: Vec::new(),
             next_id: 0,
+            send_buffer: 0,
         })
+    }
+
+    /// Sockets hold so many bytes of unread replies from now on; 0: as many as they do by default.
+    pub fn set_send_buffer(&mut self, bytes: usize) {
+        self.send_buffer = bytes;
+    }
+
+    /// Whether the shared part of the pool has a block of so many bytes.
+    pub fn has_block(&mut self, bytes: usize) -> bool {
+        let Self { pool, memory, .. } = self;
+        let shared = memory.limits().shared();
+        let fits = Pool::block_bytes(bytes).is_some_and(|block| pool.taken() + block <= shared);
+        fits && pool.try_take(bytes).map(|block| pool.put(block)).is_some()
     }
 
     /// The export has so many bytes.
@@ -202,6 +226,9 @@ impl Front {
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
         theirs.set_nonblocking(true).map_err(failed)?;
+        if self.send_buffer > 0 {
+            set_send_buffer(&ours, self.send_buffer);
+        }
         let mut connection = Connection::new(ours.into(), "client".into(), self.bounds, now);
         connection.set_id(self.id());
         connection.begin(now, line.binding(), export, terms(line));
@@ -210,6 +237,7 @@ impl Front {
         std::io::Read::read_exact(&mut &theirs, &mut greeting).map_err(failed)?;
         (line.connection, line.end) = (Some(Box::new(connection)), Some(theirs));
         line.submitted.clear();
+        line.waits.clear();
         (line.last_write, line.hot, line.is_due) = (0, true, false);
         Ok(())
     }
@@ -256,8 +284,8 @@ impl Front {
         if let (ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room), Some(connection)) =
             (&received, &line.connection)
         {
-            let wanted = connection.wanted(&self.memory.limits());
-            self.memory.wait(index as u32, wanted);
+            let wants = connection.wants(&self.memory.limits());
+            self.memory.wait(index as u32, wants);
         }
         received
     }

@@ -27,8 +27,12 @@ pub struct Met {
     pub stalls: u64,
     /// Requests that failed because their device did not answer.
     pub timed_out: u64,
+    /// Parts of writes that were given before the rest had come.
+    pub pieces: u64,
     /// The longest that a request of a client without a fault took, in ms of virtual time.
     pub longest_ms: u64,
+    /// The longest that a client of a quiet export waited for a buffer, in us of virtual time.
+    pub longest_buffer_us: u64,
     /// A hash of all answers, to compare runs.
     pub hash: u64,
 }
@@ -48,13 +52,15 @@ impl Met {
         self.vanished += other.vanished;
         self.stalls += other.stalls;
         self.timed_out += other.timed_out;
+        self.pieces += other.pieces;
         self.longest_ms = self.longest_ms.max(other.longest_ms);
+        self.longest_buffer_us = self.longest_buffer_us.max(other.longest_buffer_us);
         self.hash = self.hash.rotate_left(7) ^ other.hash;
     }
 
     /// The faults and waits, by name.
     #[must_use]
-    pub fn faults(&self) -> [(&'static str, u64); 10] {
+    pub fn faults(&self) -> [(&'static str, u64); 11] {
         [
             ("failed requests", self.errors),
             ("bad requests", self.refused),
@@ -66,6 +72,7 @@ impl Met {
             ("clients that vanished", self.vanished),
             ("connections that stalled", self.stalls),
             ("requests that timed out", self.timed_out),
+            ("pieces of writes", self.pieces),
         ]
     }
 }

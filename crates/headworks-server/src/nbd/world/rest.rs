@@ -1,16 +1,19 @@
 //! What holds when nothing moves at an instant, and what clients of a quiet export notice of others.
 
-use headworks_core::time::MS;
+use headworks_core::time::{MS, US};
 use headworks_core::{DeviceId, Instant, WaitKind};
-use headworks_front::memory::Wanted;
+use headworks_front::memory::{Wanted, Wants};
 use headworks_front::window::CompletedRequest;
-use headworks_front::{PART_MIN, WaitsFor};
+use headworks_front::{FrontRequest, Origin, PART_MIN, WaitsFor};
 
+use super::front::Line;
 use super::{Flight, World};
 use crate::nbd::connection::Connection;
 
 /// The part of its time for which a slow link may be stopped: a twentieth.
 const BLOCKED_PART: u64 = 20;
+/// The longest wait for a buffer of a client on a quiet export.
+const BUFFER_NS: u64 = 25 * MS;
 
 impl World {
     /// Nothing moves: checks that this is right.
@@ -41,6 +44,11 @@ impl World {
         {
             return Err("a request waits for a client that owes nothing".into());
         }
+        let reread = connection.waiting().find(|one| one.origin == Origin::Reread);
+        let reread = reread.map_or(WaitsFor::Room, FrontRequest::waits_for);
+        if !matches!(reread, WaitsFor::Room | WaitsFor::Buffer | WaitsFor::Window) {
+            return Err(format!("data that continue a reply wait for {reread:?}"));
+        }
         let write = WaitsFor::Limit(headworks_core::limits::LimitDirection::Write);
         if connection.waits_for(write) && connection.kept_payload().is_some() {
             return Err("a write whose payload has begun waits for a limit".into());
@@ -53,9 +61,17 @@ impl World {
 
     /// A connection waits for a buffer.
     fn check_waiter(&mut self, index: usize) -> Result<(), String> {
+        let limits = self.front.memory.limits();
+        let connection = self.lines[index].connection.as_ref();
+        let wants = connection.map(|connection| connection.wants(&limits));
+        let mut wants = wants.into_iter().flat_map(Wants::all);
+        wants.try_for_each(|wanted| self.check_wanted(index, wanted))
+    }
+
+    /// A connection waits for this.
+    fn check_wanted(&mut self, index: usize, wanted: Wanted) -> Result<(), String> {
         let Some(connection) = &self.lines[index].connection else { return Ok(()) };
         let limits = self.front.memory.limits();
-        let wanted = connection.wanted(&limits);
         let kept = connection.kept_payload().map_or(0, |kept| kept.bytes);
         let (bytes, reads) = match wanted {
             Wanted::Block { bytes, reads } => (bytes, reads),
@@ -79,10 +95,7 @@ impl World {
         let of_export = of_export.filter_map(|line| line.connection.as_deref());
         let held: usize = of_export.map(Connection::held).sum();
         let first = self.front.memory.first().filter(|(slot, _)| *slot != index as u32);
-        let kept = match first {
-            Some((_, Wanted::Block { bytes, .. } | Wanted::Chunk { bytes })) => bytes,
-            _ => 0,
-        };
+        let kept = first.map_or(0, |(_, wanted)| wanted.bytes());
         let free = limits.shared().saturating_sub(self.front.pool.taken() + kept);
         // The block of the first waiter may count as its own export's.
         let is_free = self.front.pool.try_take(bytes).map(|block| self.front.pool.put(block));
@@ -148,7 +161,7 @@ impl World {
                 continue;
             }
             let before = (line.unread(), connection.parked(), connection.kept_payload());
-            let wanted = connection.wanted(&self.front.memory.limits());
+            let wants = connection.wants(&self.front.memory.limits());
             self.front.receive_only(now, (index, &mut *line), &mut shares);
             let Some(connection) = &line.connection else { continue };
             let after = (line.unread(), connection.parked(), connection.kept_payload());
@@ -158,7 +171,7 @@ impl World {
             // What is read from takes a block for what may come.
             if moves || grows && waits != WaitsFor::Nothing {
                 return Err(format!(
-                    "client {index} waited for {waits:?} ({wanted:?}), which it is given: {before:?} to {after:?}"
+                    "client {index} waited for {waits:?} ({wants:?}), which it is given: {before:?} to {after:?}"
                 ));
             }
             if let Some(connection) = &mut line.connection {
@@ -197,11 +210,7 @@ impl World {
         }
         let in_shard = self.now.since(flight.at);
         let waited = counted.total_ns.saturating_sub(in_shard);
-        let sum: u64 = [WaitKind::Limit, WaitKind::Buffer]
-            .into_iter()
-            .filter(|&kind| counted.front.bucket(kind) > 0)
-            .map(|kind| counted.front.at_most(kind))
-            .sum();
+        let sum = front_waits(counted);
         if counted.total_ns < in_shard || sum + 1000 < waited || sum > waited / 2 * 3 + 1000 {
             return Err(format!(
                 "waits of {sum} ns are counted of {} ns, {in_shard} in the shard: {counted:?}",
@@ -211,9 +220,35 @@ impl World {
         Ok(())
     }
 
-    /// Counts the time until the next instant for clients that the server does not read from for want of memory or slots.
-    pub(super) fn count_blocked(&mut self, next: Instant) {
+    /// How long a request waited before its bio, as virtual time says.
+    pub(super) fn waited(&self, connection: u32, cookie: u64) -> u64 {
+        let is_its =
+            |line: &&Line| line.connection.as_ref().is_some_and(|it| it.id() == connection);
+        let line = self.lines.iter().find(is_its);
+        line.and_then(|line| line.waits.get(&cookie)).copied().unwrap_or(0)
+    }
+
+    /// What is counted as a request's waits is what it waited.
+    pub(super) fn check_waited(
+        counted: &CompletedRequest,
+        flight: &Flight,
+        waited: u64,
+    ) -> Result<(), String> {
+        let is_whole = (counted.offset, counted.len) == (flight.bio.offset, flight.bio.len);
+        let sum = front_waits(counted);
+        if is_whole && !flight.answered && (sum + 1000 < waited || sum > waited / 2 * 3 + 1000) {
+            return Err(format!(
+                "a request waited {waited} ns, and {sum} are counted: {counted:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Counts the time until the next instant for what waits: requests, and clients that the server does not read from for want of memory or
+    /// slots.
+    pub(super) fn count_blocked(&mut self, next: Instant) -> Result<(), String> {
         let lasts = next.since(self.now);
+        self.count_waits(lasts)?;
         for line in self.lines.iter_mut().filter(|line| line.client.waiting() > 0) {
             let waits = line.connection.as_ref().map(|connection| connection.stopped_by());
             let is_full = line.unread() >= line.client.up.room;
@@ -221,6 +256,35 @@ impl World {
                 line.blocked_ns += lasts;
             }
         }
+        Ok(())
+    }
+
+    /// Counts time for which requests wait; on a quiet export none waits long for a buffer.
+    fn count_waits(&mut self, lasts: u64) -> Result<(), String> {
+        let quiet = self.scenario.quiet as usize;
+        for (index, line) in self.lines.iter_mut().enumerate() {
+            let Some(connection) = &line.connection else { continue };
+            let waits = |one: &&FrontRequest| {
+                let what = one.waits_for();
+                one.origin != Origin::Reread
+                    && (one.was_limited()
+                        || matches!(what, WaitsFor::Freeze | WaitsFor::Buffer | WaitsFor::Room))
+            };
+            for one in connection.waiting().filter(waits) {
+                *line.waits.entry(one.request.cookie).or_default() += lasts;
+            }
+            let waits = connection.buffer_waits() > 0;
+            line.buffer_ns = if waits { line.buffer_ns + lasts } else { 0 };
+            if index >= quiet || self.is_ending {
+                continue;
+            }
+            self.met.longest_buffer_us = self.met.longest_buffer_us.max(line.buffer_ns / US);
+            if line.buffer_ns > BUFFER_NS {
+                let wants = connection.wants(&self.front.memory.limits());
+                return Err(format!("client {index} waits for a buffer for 25 ms: {wants:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// What the clients of a quiet export noticed of the others.
@@ -245,6 +309,16 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// What is counted of a request's waits before its bio.
+fn front_waits(counted: &CompletedRequest) -> u64 {
+    let kinds = [WaitKind::Limit, WaitKind::Buffer];
+    let counted = kinds.map(|kind| match counted.front.bucket(kind) {
+        0 => 0,
+        _ => counted.front.at_most(kind),
+    });
+    counted.iter().sum()
 }
 
 /// The 99th percentile; 0 of nothing.

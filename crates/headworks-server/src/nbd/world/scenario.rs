@@ -20,6 +20,10 @@ pub struct Scenario {
     pub pool: usize,
     /// Bio slots of the shard.
     pub slots: u32,
+    /// Most writes are longer than their windows, and given in pieces.
+    pub pieces: bool,
+    /// Bytes that the server's sockets hold of unread replies; 0: as many as they do by default.
+    pub send_buffer: usize,
     /// Requests that a connection may have in flight.
     pub requests: usize,
     /// The volume is frozen now and then.
@@ -57,6 +61,8 @@ impl Scenario {
             quiet: 0,
             pool,
             slots: [8, 16, 64, 1024][prng.below(4) as usize],
+            pieces: false,
+            send_buffer: 0,
             requests: [1, 4, 16, 128][prng.below(4) as usize],
             freezes: prng.below(3) == 0,
             stuck: prng.below(4) == 0,
@@ -75,7 +81,24 @@ impl Scenario {
             // Pauses stop everything.
             (scenario.quiet, scenario.pauses) = (prng.between(1, 2), false);
         }
+        // From a stream of their own: worlds without them are as they were.
+        let mut more = prng.split("pieces");
+        scenario.send_buffer = [0, 4 << 10, 32 << 10][more.below(3) as usize];
+        if scenario.quiet == 0 && more.below(4) == 0 {
+            scenario.draw_pieces(&mut more);
+        }
         scenario
+    }
+
+    /// Draws what has long writes given in pieces, failing ones, and connections that close and move meanwhile.
+    fn draw_pieces(&mut self, prng: &mut Prng) {
+        self.pieces = true;
+        (self.pool, self.count) = ((1 << 20) << prng.below(2), prng.between(5, 8));
+        (self.clients.largest, self.clients.large) = ((self.pool / 4) as u32, 1);
+        (self.clients.requests, self.requests) = (10, self.requests.max(4));
+        self.errors = [0, 20_000, 200_000][prng.below(3) as usize];
+        self.latency = self.latency.min(50 * MS);
+        self.pauses = prng.below(2) == 0;
     }
 
     /// What the clients without faults draw from: all that they have in flight is a part of what others leave of the pool.

@@ -151,6 +151,7 @@ impl World {
             self.progress += (unread - line.unread()) as u64;
             self.progress += (self.front.inputs.len() - bios) as u64 + u64::from(parked != after);
             self.check_taken(index, held)?;
+            self.note_short(bios);
             match received {
                 ReceiveOutcome::Worked | ReceiveOutcome::Waits(WaitsFor::Turn) => worked = true,
                 ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room) => self.met.waits += 1,
@@ -179,7 +180,8 @@ impl World {
 
     /// Bios go to the device; what may be submitted now is checked.
     fn take_inputs(&mut self) -> Result<(), String> {
-        for input in std::mem::take(&mut self.front.inputs) {
+        let inputs = std::mem::take(&mut self.front.inputs);
+        for input in inputs {
             let Input::Bio(bio) = input else { continue };
             self.check_bio(&bio)?;
             self.progress += 1;
@@ -199,6 +201,7 @@ impl World {
                 self.fail(connection, sequence)?;
             }
         }
+        self.short.clear();
         Ok(())
     }
 
@@ -246,6 +249,7 @@ impl World {
             let export = export(line, size);
             self.met.moved += u64::from(self.front.hand_over(now, line, &export));
             line.submitted.clear();
+            line.waits.clear();
         }
         self.front.memory.clear_waiters();
         self.end_pause();

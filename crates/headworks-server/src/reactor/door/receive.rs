@@ -45,6 +45,16 @@ enum Received {
     Now,
 }
 
+/// One receive of a connection, and what it may have of the turn.
+struct Receive {
+    now: Instant,
+    slot: u32,
+    what: Received,
+    turn: TurnShare,
+    /// A signature was made in this turn: no other one is.
+    signed: bool,
+}
+
 /// What all hot connections may have in a turn beside each other.
 fn turn_bytes(hot: usize) -> TurnBytes {
     let payloads = LARGE_PAYLOADS + hot * LARGE_PAYLOADS_EACH;
@@ -99,15 +109,14 @@ impl Door {
                 continue;
             }
             let given = turn_share(left, room);
-            let mut turn = given;
+            let mut one = Receive { now, slot, what: Received::Now, turn: given, signed };
             // A connection that was closed elsewhere may still be in the list.
-            let received =
-                self.receive_from(parts, now, slot, &mut turn, &mut signed, Received::Now);
-            room = turn.room;
+            let received = self.receive_from(parts, &mut one);
+            (room, signed) = (one.turn.room, one.signed);
             let had = TurnBytes {
-                received: turn.received,
-                payloads: given.large_payloads - turn.large_payloads,
-                reads: given.large_reads - turn.large_reads,
+                received: one.turn.received,
+                payloads: given.large_payloads - one.turn.large_payloads,
+                reads: given.large_reads - one.turn.large_reads,
             };
             self.payloads += had.payloads + (had.received - had.payloads) / SMALL_PART;
             if let Some(export) = export {
@@ -168,9 +177,10 @@ impl Door {
         slot: u32,
         room: &mut u32,
     ) -> Option<ReceiveOutcome> {
-        let mut turn = turn_share(None, *room);
-        let received = self.receive_from(parts, now, slot, &mut turn, &mut true, Received::Before);
-        *room = turn.room;
+        let (what, turn) = (Received::Before, turn_share(None, *room));
+        let mut one = Receive { now, slot, what, turn, signed: true };
+        let received = self.receive_from(parts, &mut one);
+        *room = one.turn.room;
         received
     }
 
@@ -195,25 +205,22 @@ impl Door {
         worked
     }
 
+    /// Receives once, with the bio slots that the connection's device leaves it.
     fn receive_from(
         &mut self,
         parts: &mut ReactorParts,
-        now: Instant,
-        slot: u32,
-        turn: &mut TurnShare,
-        signed: &mut bool,
-        what: Received,
+        one: &mut Receive,
     ) -> Option<ReceiveOutcome> {
-        let (connection, _) = parts.io.connection(slot)?;
+        let (connection, _) = parts.io.connection(one.slot)?;
         let device = connection.binding().map(|binding| binding.device);
         let refuses = device.is_some_and(|device| self.stuck >> device.0 & 1 != 0);
         connection.set_refuses(refuses);
         // What is sent to a device that does not answer fails at once: it holds nothing.
         let device = device.filter(|_| !refuses);
-        let (room, allowed) = (turn.room, self.memory.slots(device, turn.room));
-        turn.room = allowed;
-        let received = self.receive_up_to(parts, now, slot, turn, signed, what);
-        turn.room += room - allowed;
+        let (room, allowed) = (one.turn.room, self.memory.slots(device, one.turn.room));
+        one.turn.room = allowed;
+        let received = self.receive_up_to(parts, one);
+        one.turn.room += room - allowed;
         received
     }
 
@@ -221,12 +228,9 @@ impl Door {
     fn receive_up_to(
         &mut self,
         parts: &mut ReactorParts,
-        now: Instant,
-        slot: u32,
-        turn: &mut TurnShare,
-        signed: &mut bool,
-        what: Received,
+        one: &mut Receive,
     ) -> Option<ReceiveOutcome> {
+        let slot = one.slot;
         let may_lend = parts.io.may_lend(slot);
         let (connection, pool) = parts.io.connection(slot)?;
         let binding = connection.binding();
@@ -234,7 +238,7 @@ impl Door {
         let is_cached = || binding.is_some_and(|binding| shard.is_cached(binding.volume));
         let from_cache = may_lend && is_cached();
         let agrees = connection.agrees_on_keys();
-        if agrees && *signed {
+        if agrees && one.signed {
             return Some(ReceiveOutcome::Worked);
         }
         let had_answer = agrees && connection.has_outgoing();
@@ -243,7 +247,7 @@ impl Door {
         let most = if is_full && !connection.is_encrypted() { STASH_LITTLE } else { SCRATCH };
         let export = connection.binding().map(|binding| binding.export);
         let mut shares = Shares {
-            now,
+            now: one.now,
             scratch: &mut self.scratch[..most],
             pool,
             memory: self.memory.share(slot),
@@ -252,20 +256,20 @@ impl Door {
             limits: export.and_then(|export| self.limits.gate(slot, export)),
             window: export.map_or(WINDOW_MAX, |export| self.memory.window(export)),
             exports: &self.exports,
-            turn: *turn,
+            turn: one.turn,
             inputs: parts.driver.inputs(),
         };
-        if what == Received::Before {
+        if one.what == Received::Before {
             let submitted = connection.resubmit(&mut shares);
-            *turn = shares.turn;
+            one.turn = shares.turn;
             let waits = ReceiveOutcome::Waits(WaitsFor::Buffer);
             return Some(if submitted { ReceiveOutcome::Idle } else { waits });
         }
         let received = receive_some(connection, &mut shares);
-        *turn = shares.turn;
+        one.turn = shares.turn;
         // One signature a turn: it costs as much as a thousand requests. A connection with output has had its
         // signature, so each one of a burst gets its turn.
-        *signed |= agrees && !had_answer && connection.has_outgoing();
+        one.signed |= agrees && !had_answer && connection.has_outgoing();
         Some(received)
     }
 
@@ -295,8 +299,8 @@ impl Door {
             | ReceiveOutcome::Waits(WaitsFor::Turn) => return true,
             ReceiveOutcome::Waits(WaitsFor::Buffer | WaitsFor::Room) => {
                 if let Some((connection, _)) = parts.io.connection(slot) {
-                    let wanted = connection.wanted(&self.memory.limits());
-                    self.stats.waits += u64::from(self.memory.wait(slot, wanted));
+                    let wants = connection.wants(&self.memory.limits());
+                    self.stats.waits += u64::from(self.memory.wait(slot, wants));
                 }
             }
             ReceiveOutcome::Waits(_) => {}
