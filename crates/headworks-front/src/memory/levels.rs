@@ -225,10 +225,12 @@ impl Tree {
 
     /// The part of an export in what all that hold something share at once, within the bounds of [`FACTORS`].
     pub fn quantum(&self, export: ExportId, all: usize) -> usize {
-        let Some((own, tenant)) = self.exports.get(usize::from(export.0)) else { return all };
+        // One that is not known yet has what a new one has.
+        let known = self.exports.get(usize::from(export.0)).copied();
+        let (own, tenant) = known.unwrap_or((Party::NEW, TenantId::NONE));
         match self.tenants.get(usize::from(tenant.0)) {
-            None => self.top.quantum(own, all),
-            Some(Tenant { party, exports }) => exports.quantum(own, self.top.quantum(party, all)),
+            None => self.top.quantum(&own, all),
+            Some(Tenant { party, exports }) => exports.quantum(&own, self.top.quantum(party, all)),
         }
     }
 }

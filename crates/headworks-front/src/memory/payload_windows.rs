@@ -211,6 +211,15 @@ mod tests {
         assert!(all <= size / 16 * 5, "{all}");
     }
 
+    /// The first payload of an export that nothing is known of has no larger window than others.
+    #[test]
+    fn export_that_is_not_known_has_an_equal_part() {
+        let mut windows = PayloadWindows::new(1 << 20, 10);
+        windows.note(0, kept(A, 0));
+        windows.note(1, kept(ExportId(1), 0));
+        assert_eq!([windows.window(A), windows.window(ExportId(9))], [128 * KIB, 64 * KIB]);
+    }
+
     #[test]
     fn small_pool_has_small_windows() {
         let windows = PayloadWindows::new(32 << 20, 4094);
