@@ -8,9 +8,11 @@ between its requests, in processes of their own. Export b has the others; both a
 "nobody" are the honest client alone, the measure of the goals of their engine, wire and shards; "beside writes" have four clients of b that write
 1 MiB after the other, whole: they say what half of the device is. Cells: p99 / longest in ms, of reads and writes together; `>` is a request
 that had no answer when the row ended. `links`: of what slow links send, the part that is taken. `fast`: writes of 64 KiB of one more client of a
-without a pause, as a part of what it makes beside nobody. `rss`: by how much the server's memory grew; both images were written before.
-Goals: p99 at most twice that beside nobody, longest 250 ms or twice the longest beside nobody, links 0.95, fast 0.9, rss within --buffers
-and 64 MiB. A row that misses one is marked, and the exit status is 1.
+without a pause, as a part of what it makes beside nobody. `buffer`: the longest that one of these requests waited for a buffer, in ms, as the
+server counts it (`ctl latency`). `inside`: the longest of them from the turn in which it was complete to the turn that answered it, in ms: what
+a client waits beyond that it waits for a processor or its socket. `rss`: by how much the server's memory grew; both images were written before.
+Goals: p99 at most twice that beside nobody, longest 250 ms or twice the longest beside nobody, links 0.95, fast 0.9, buffer 25 ms, rss within
+--buffers and 64 MiB. A row that misses one is marked, and the exit status is 1.
 """
 
 import argparse
@@ -37,6 +39,8 @@ NAMES = ("4K", "64K", "2M", "32M")
 IMAGE = 256 * MIB
 BUFFERS = 128 * MIB
 FIXED = 64 * MIB
+# The longest wait for a buffer, in ms.
+BUFFER_WAIT = 25.0
 # Name, connections, size, sent at once, bytes a second then.
 HALVES = [
     ("4 x 32M, 1M sent", 4, 32 * MIB, MIB, 0),
@@ -50,10 +54,11 @@ HALVES = [
 
 class Server:
     def __init__(self, options, engine, certificates, shards, where):
-        self.path, self.certificates = where + "/socket", certificates
+        self.path, self.control, self.binary, self.certificates = where + "/socket", where + "/control", options.binary, certificates
         weight = f",weight={options.weight}" if options.weight else ""
         exports = [f"a=error:count=0{weight},of=mem:size=256M", "b=error:count=0,of=mem:size=256M"]
         command = [options.binary, "serve", "--engine", engine, "--shards", str(shards), "--cache", "0", "-U", self.path]
+        command += ["--control", self.control]
         if certificates:
             command += ["--tls", "require", "--tls-certificates", certificates]
         with open(where + "/log", "ab") as log:
@@ -67,10 +72,17 @@ class Server:
         for name in (b"a", b"b"):
             allocate(self.uri, name, IMAGE, certificates)
 
+    def longest(self, stage):
+        """The longest that a request of export a was in a stage since the server began, in ms."""
+        command = [self.binary, "ctl", "--json", self.control, "latency", "a"]
+        told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        return max((rows[-1][0] for op in told["ops"].values() if (rows := op["stages"][stage])), default=0.0) / 1e3
+
     def stop(self):
         self.process.kill()
         self.process.wait()
-        pathlib.Path(self.path).unlink(missing_ok=True)
+        for path in (self.path, self.control):
+            pathlib.Path(path).unlink(missing_ok=True)
 
 
 class Worker:
@@ -181,6 +193,7 @@ def row(server, case, options, where):
     began, sent = time.monotonic(), sum(link.sent for link in links)
     cells = honest(server, options.seconds)
     found = {"beside": label, "cells": cells, "links": None, "fast": fast(server, max(1, options.seconds / 2))}
+    found |= {"buffer": server.longest("buffer"), "inside": server.longest("total")}
     if links:
         took = time.monotonic() - began
         found["links"] = (sum(link.sent for link in links) - sent) / (took * sum(link.rate for link in links))
@@ -208,6 +221,8 @@ def missed(found, alone):
         words.append("links")
     if found["fast"] < 0.9 * alone["fast"]:
         words.append("fast")
+    if found["buffer"] > BUFFER_WAIT:
+        words.append("buffer")
     if found["rss"] > (BUFFERS + FIXED) >> 20:
         words.append("rss")
     return words
@@ -220,7 +235,8 @@ def show(found, alone):
         text = f"{'>' if cell['unanswered'] else ''}{cell['p99']:.1f} / {cell['longest']:.1f}"
         line += f" {text:16}"
     links = "-" if found["links"] is None else f"{found['links']:.2f}"
-    line += f" {links:>5} {found['fast'] / max(alone['fast'], 0.001):5.2f} {found['rss']:5} MiB"
+    line += f" {links:>5} {found['fast'] / max(alone['fast'], 0.001):5.2f}"
+    line += f" {found['buffer']:6.1f} {found['inside']:6.1f} {found['rss']:5} MiB"
     print(line + (f"  MISSED: {', '.join(found['missed'])}" if found["missed"] else ""), flush=True)
 
 
@@ -245,7 +261,7 @@ def main():
     with tempfile.TemporaryDirectory() as where:
         subprocess.run([str(ROOT / "tests/interop/certificates.sh"), where], check=True, capture_output=True)
         if not options.json:
-            print(f"{'engine':8} {'wire':6} {'shards':6} {'beside':26} " + " ".join(f"{name + ', ms':16}" for name in NAMES) + " links  fast   rss")
+            print(f"{'engine':8} {'wire':6} {'shards':6} {'beside':26} " + " ".join(f"{name + ', ms':16}" for name in NAMES) + " links  fast buffer inside   rss")
         for engine in options.engine.split(","):
             for wire in options.wire.split(","):
                 for shards in options.shards.split(","):
