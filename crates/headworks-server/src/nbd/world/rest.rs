@@ -220,12 +220,11 @@ impl World {
         Ok(())
     }
 
-    /// How long a request waited before its bio, as virtual time says.
-    pub(super) fn waited(&self, connection: u32, cookie: u64) -> u64 {
-        let is_its =
-            |line: &&Line| line.connection.as_ref().is_some_and(|it| it.id() == connection);
-        let line = self.lines.iter().find(is_its);
-        line.and_then(|line| line.waits.get(&cookie)).copied().unwrap_or(0)
+    /// How long a request waited before its bio, as virtual time says; none if its connection is closed.
+    pub(super) fn waited(&self, connection: u32, cookie: u64) -> Option<u64> {
+        let id = |line: &Line| line.connection.as_ref().map(|it| it.id());
+        let line = self.lines.iter().find(|line| id(line) == Some(connection))?;
+        Some(line.waits.get(&cookie).copied().unwrap_or(0))
     }
 
     /// What is counted as a request's waits is what it waited.
