@@ -13,10 +13,6 @@ use headworks_core::limits::{
 };
 use headworks_core::{ExportId, Instant, ShardId, TenantConfig, TenantId};
 
-use super::shard_io::{Envelope, ShardIo};
-use crate::assemble::export_info::ServedExport;
-use crate::nbd::connection::LimitGate;
-
 /// Weight of a connection beside others of its export.
 const CONNECTION_WEIGHT: u32 = 100;
 
@@ -29,6 +25,14 @@ pub enum LimitTarget {
     Tenant(TenantId),
     /// All clients of an export.
     Export(ExportId),
+}
+
+/// The limits on a connection's path.
+pub struct LimitGate<'a> {
+    /// Limits of the shard's exports.
+    pub tree: &'a mut LimitTree,
+    /// The connection's node in the tree.
+    pub leaf: NodeId,
 }
 
 /// An export in the tree.
@@ -44,7 +48,7 @@ struct LimitedExport {
 
 /// The limits of a shard.
 #[derive(Debug)]
-pub(super) struct ShardLimits {
+pub struct ShardLimits {
     id: ShardId,
     shards: u16,
     tree: LimitTree,
@@ -60,6 +64,7 @@ pub(super) struct ShardLimits {
 
 impl ShardLimits {
     /// Creates the limits of one of `shards` shards, with `slots` connections.
+    #[must_use]
     pub fn new(slots: usize, id: ShardId, shards: u16) -> Self {
         let (tenants, exports) = (Vec::new(), Vec::new());
         let mut tree = LimitTree::new(64);
@@ -67,24 +72,29 @@ impl ShardLimits {
         Self { id, shards, tree, tenants, exports, leaves: vec![None; slots], in_use: false }
     }
 
-    /// Adds an export, or changes the one of its id.
-    pub fn put(&mut self, now: Instant, served: &ServedExport) {
-        let export = served.binding.export;
+    /// Adds an export of a shard, or changes the home of the one of its id, and its weight.
+    pub fn put(&mut self, export: ExportId, home: ShardId, weight: u16) {
         let index = usize::from(export.0);
         if self.exports.len() <= index {
             self.exports.resize(index + 1, None);
         }
-        let (home, tenant) = (served.shard, TenantId::NONE);
+        let tenant = TenantId::NONE;
         match &mut self.exports[index] {
             Some(entry) => entry.home = home,
             empty => {
-                let node = self.tree.add_group(LimitTree::ROOT, served.weight.into(), index as u32);
+                let node = self.tree.add_group(LimitTree::ROOT, weight.into(), index as u32);
                 *empty = Some(LimitedExport { node, home, tenant, limited: false });
             }
         }
-        self.set_weight(export, served.weight);
-        self.set(now, LimitTarget::Export(export), &served.limits);
-        self.set_tenant(now, export, served.tenant);
+        self.set_weight(export, weight);
+    }
+
+    /// What limits a request of an export, from itself to the server.
+    pub fn path(&self, export: ExportId) -> impl Iterator<Item = LimitTarget> + use<> {
+        let entry = self.exports.get(usize::from(export.0)).copied().flatten();
+        let tenant = entry.map(|entry| entry.tenant).filter(|&tenant| tenant != TenantId::NONE);
+        let tenant = tenant.map(LimitTarget::Tenant);
+        [Some(LimitTarget::Export(export)), tenant, Some(LimitTarget::Server)].into_iter().flatten()
     }
 
     /// Finds out where tenants and the server live, after exports were added, moved or removed.
@@ -128,22 +138,19 @@ impl ShardLimits {
         }
     }
 
-    /// Hands over what other shards are to know.
+    /// The next message for another shard.
     #[inline]
-    pub fn post_messages(&mut self, io: &mut ShardIo) {
-        if self.in_use {
-            self.post_all(io);
-        }
+    pub fn next_message(&mut self) -> Option<(LimitTarget, ShardId, LeaseMessage)> {
+        if self.in_use { self.take_message() } else { None }
     }
 
-    fn post_all(&mut self, io: &mut ShardIo) {
-        while let Some(OutgoingLease { node, to, message }) = self.tree.next_outgoing() {
-            let target = match node {
-                LimitTree::ROOT => LimitTarget::Server,
-                node => LimitTarget::Tenant(TenantId(self.tree.owner(node) as u16)),
-            };
-            io.post(to, Envelope::Lease { target, message });
-        }
+    fn take_message(&mut self) -> Option<(LimitTarget, ShardId, LeaseMessage)> {
+        let OutgoingLease { node, to, message } = self.tree.next_outgoing()?;
+        let target = match node {
+            LimitTree::ROOT => LimitTarget::Server,
+            node => LimitTarget::Tenant(TenantId(self.tree.owner(node) as u16)),
+        };
+        Some((target, to, message))
     }
 
     /// The node of a tenant, which is made when it is first needed and stays.
@@ -230,6 +237,7 @@ impl ShardLimits {
 
     /// The limits of a connection of an export; none if nothing limits it.
     #[inline]
+    #[must_use]
     pub fn gate(&mut self, slot: u32, export: ExportId) -> Option<LimitGate<'_>> {
         let entry = (*self.exports.get(usize::from(export.0))?)?;
         if !entry.limited {
@@ -255,6 +263,7 @@ impl ShardLimits {
 
     /// When a parked request may pass; none if none is parked.
     #[inline]
+    #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         if self.in_use { self.tree.next_timeout() } else { None }
     }
@@ -265,6 +274,7 @@ impl ShardLimits {
     }
 
     /// Whether a connection has a node.
+    #[must_use]
     pub fn knows(&self, slot: u32) -> bool {
         self.leaves[slot as usize].is_some()
     }
@@ -277,6 +287,7 @@ impl ShardLimits {
     }
 
     /// What the limits of the server, of tenants and of exports have held back.
+    #[must_use]
     pub fn reports(&self, now: Instant) -> Vec<(LimitTarget, LimitReport)> {
         let ids = (0..self.exports.len() as u16).map(|id| LimitTarget::Export(ExportId(id)));
         let tenants = (0..self.tenants.len() as u16).map(TenantId).map(LimitTarget::Tenant);

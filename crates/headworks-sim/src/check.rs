@@ -1,6 +1,8 @@
 //! The rules beside the oracle's: errors an answer may carry, resources an idle shard may hold, and
 //! the report of a violation.
 
+pub mod limits;
+
 use std::fmt;
 
 use headworks_core::{Bio, BioFlags, DeviceId, Instant, IoError, Op, Shard, Status};

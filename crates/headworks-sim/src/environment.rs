@@ -27,7 +27,7 @@ use crate::connection::{BioStage, Connection};
 use crate::coverage::{Coverage, Point};
 use crate::events::EventQueue;
 use crate::frames::Frames;
-use crate::front_limits::FrontLimits;
+use crate::limits::FrontLimits;
 use crate::memory_space::{MEMORY_RULE, MemorySpace};
 use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};

@@ -5,38 +5,30 @@
 //!                         `--no--> waits here; an event at the tree's next instant looks again
 //! ```
 //!
-//! Each shard has a tree of its own, with a node for every export and tenant. A connection's bios of one direction wait in order.
+//! Each shard has the limits of the server's front ([`ShardLimits`]). A connection's bios of one direction wait in order.
 //! A connection that closes takes what waits with it into the shard, as a server does; a power cut forgets it.
 //!
-//! The checker does not use the tree's arithmetic: per node and limit it keeps a level that leaks at the rate and rises by what
-//! passed. From any instant on a limit admits at most `R T + 2 slack + L` ([`headworks_core::limits`]), and a burst its size more:
-//! a level above that is a violation. So is a bio that waits while the tree has no instant to look again.
+//! The checker has arithmetic of its own ([`Watched`]). A bio that waits while the limits have no instant to look again is a violation, too.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use headworks_core::limits::{
-    LimitDirection, LimitKind, LimitTree, LimitedIo, Limits, NodeId, Rate,
-};
-use headworks_core::options::TENANTS_MAX;
+use headworks_core::limits::{LimitDirection, LimitKind, LimitedIo, Limits, Rate};
 use headworks_core::prng::Prng;
-use headworks_core::time::{MS, SEC, US};
-use headworks_core::{Bio, Control, ExportId, Instant, TenantId};
+use headworks_core::time::{MS, US};
+use headworks_core::{Bio, Control, ExportId, Instant, ShardId, TenantId};
+use headworks_front::limits::{LimitGate, LimitTarget, ShardLimits};
 
+use crate::check::limits::Watched;
 use crate::check::violation;
 use crate::oracle::Violation;
 use crate::tenants::TenantScenario;
 
+/// Weight of an export before one is set.
+const WEIGHT: u16 = 100;
 /// The rule that too much passes.
 const BOUNDED: &str = "a limit admits no more than its rate, its burst and the slack";
 /// The rule that what waits is looked at again.
 const AWAKE: &str = "a bio that waits for a limit has an instant at which it is looked at again";
-
-/// Slack of a limit: a wake-up that is late by less loses nothing.
-const SLACK_NS: u64 = 4 * MS;
-/// The longest bio of a simulated world, in bytes.
-const LONGEST: u64 = 64 << 20;
-/// Parts of a byte or an I/O in the checker's levels.
-const PARTS: u64 = 1 << 20;
 
 /// The limits of a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,87 +64,12 @@ impl LimitScenario {
     }
 }
 
-/// What a limit is set on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
-    Server,
-    Tenant(TenantId),
-    Export(ExportId),
-}
-
-/// What the checker knows of a node.
-#[derive(Clone, Debug)]
-struct Watched {
-    limits: Limits,
-    /// By kind, in parts times the nanoseconds of a second.
-    levels: [u128; LimitKind::COUNT],
-    at: Instant,
-}
-
-impl Watched {
-    fn new() -> Self {
-        Self { limits: Limits::default(), levels: [0; LimitKind::COUNT], at: Instant(0) }
-    }
-
-    /// Takes new limits: what passed under the old ones is forgotten.
-    fn set(&mut self, now: Instant, limits: &Limits) {
-        *self = Self { limits: *limits, at: now, ..Self::new() };
-    }
-
-    /// Counts a bio that passed; returns the limit that it exceeds.
-    fn pass(&mut self, now: Instant, io: LimitedIo) -> Option<LimitKind> {
-        let elapsed = u128::from(now.since(self.at));
-        self.at = now;
-        let mut broken = None;
-        for kind in LimitKind::ALL {
-            let rate = self.limits.rate(kind);
-            let level = &mut self.levels[kind as usize];
-            let leaked = elapsed * u128::from(rate.average) * u128::from(PARTS);
-            *level = level.saturating_sub(leaked);
-            if rate.average == 0 || !kind.covers(io.direction) {
-                continue;
-            }
-            let passed = u128::from(self.parts(kind, io.bytes.into())) * u128::from(SEC);
-            let longest = u128::from(self.parts(kind, LONGEST)) * u128::from(SEC);
-            let level = &mut self.levels[kind as usize];
-            *level += passed;
-            let burst = rate.max.saturating_sub(rate.average);
-            let burst = u128::from(burst) * u128::from(length(rate));
-            let slack = 2 * u128::from(rate.average.max(rate.max)) * u128::from(SLACK_NS);
-            let most = (burst + slack) * u128::from(PARTS) + longest;
-            broken = broken.or((*level > most).then_some(kind));
-        }
-        broken
-    }
-
-    /// What a bio counts as for a limit.
-    fn parts(&self, kind: LimitKind, bytes: u64) -> u64 {
-        match (kind.is_bytes(), self.limits.iops_size) {
-            (true, _) => bytes * PARTS,
-            (false, 0) => PARTS,
-            (false, size) => PARTS.max(bytes * PARTS / size),
-        }
-    }
-}
-
-/// Nanoseconds that a burst lasts.
-fn length(rate: Rate) -> u64 {
-    if rate.max_length_ns == 0 { SEC } else { rate.max_length_ns }
-}
-
 /// The limits in front of one shard.
 #[derive(Debug)]
 struct ShardFront {
-    tree: LimitTree,
-    /// By [`ExportId`].
-    exports: Vec<NodeId>,
-    /// By [`TenantId`], made when first needed.
-    tenants: Vec<Option<NodeId>>,
-    /// By connection.
-    leaves: Vec<Option<NodeId>>,
-    /// By node.
-    watched: Vec<Watched>,
-    /// When an event looks at the tree again.
+    limits: ShardLimits,
+    watched: BTreeMap<LimitTarget, Watched>,
+    /// When an event looks at the limits again.
     armed: Option<Instant>,
     /// What may pass waits for a free slot of the shard.
     full: bool,
@@ -160,61 +77,25 @@ struct ShardFront {
 
 impl ShardFront {
     fn new(exports: usize, connections: usize) -> Self {
-        let mut front = Self {
-            tree: LimitTree::new(64),
-            exports: Vec::new(),
-            tenants: vec![None; TENANTS_MAX + 1],
-            leaves: vec![None; connections],
-            watched: Vec::new(),
-            armed: None,
-            full: false,
-        };
-        for export in 0..exports {
-            let node = front.tree.add_group(LimitTree::ROOT, 100, export as u32);
-            front.exports.push(node);
+        let mut limits = ShardLimits::new(connections, ShardId(0), 1);
+        for export in 0..exports as u16 {
+            limits.put(ExportId(export), ShardId(0), WEIGHT);
         }
-        front
+        Self { limits, watched: BTreeMap::new(), armed: None, full: false }
     }
 
-    fn tenant(&mut self, tenant: TenantId) -> NodeId {
-        if tenant.is_none() {
-            return LimitTree::ROOT;
-        }
-        let tree = &mut self.tree;
-        let place = &mut self.tenants[usize::from(tenant.0)];
-        *place.get_or_insert_with(|| tree.add_group(LimitTree::ROOT, 100, u32::from(tenant.0)))
+    fn set(&mut self, now: Instant, target: LimitTarget, limits: &Limits) {
+        self.limits.set(now, target, limits);
+        self.watched.entry(target).or_default().set(now, limits);
     }
 
-    fn leaf(&mut self, connection: usize, export: ExportId) -> NodeId {
-        let (tree, parent) = (&mut self.tree, self.exports[usize::from(export.0)]);
-        *self.leaves[connection]
-            .get_or_insert_with(|| tree.add_leaf(parent, 100, connection as u32))
-    }
-
-    fn watched(&mut self, node: NodeId) -> &mut Watched {
-        let least = self.watched.len().max(node as usize + 1);
-        self.watched.resize_with(least, Watched::new);
-        &mut self.watched[node as usize]
-    }
-
-    fn set(&mut self, now: Instant, target: Target, limits: &Limits) {
-        let node = match target {
-            Target::Server => LimitTree::ROOT,
-            Target::Tenant(tenant) => self.tenant(tenant),
-            Target::Export(export) => self.exports[usize::from(export.0)],
-        };
-        self.tree.set_limits(now, node, limits);
-        self.watched(node).set(now, limits);
-    }
-
-    /// Counts a bio that passed at every node above its leaf.
-    fn check(&mut self, now: Instant, leaf: NodeId, io: LimitedIo) -> Result<(), Violation> {
-        let mut node = leaf;
-        while node != LimitTree::ROOT {
-            node = self.tree.parent(node);
-            if let Some(kind) = self.watched(node).pass(now, io) {
-                let limits = self.watched(node).limits;
-                return Err(violation(BOUNDED, format!("node {node}: {kind:?} of {limits:?}")));
+    /// Counts a bio that passed at everything that limits its export.
+    fn check(&mut self, now: Instant, export: ExportId, io: LimitedIo) -> Result<(), Violation> {
+        for target in self.limits.path(export) {
+            let Some(watched) = self.watched.get_mut(&target) else { continue };
+            if let Some(kind) = watched.pass(now, io) {
+                let limits = watched.limits();
+                return Err(violation(BOUNDED, format!("{target:?}: {kind:?} of {limits:?}")));
             }
         }
         Ok(())
@@ -266,9 +147,11 @@ impl FrontLimits {
             let export = ExportId(export as u16);
             self.follow(now, &Control::ExportTenant { export, tenant });
         }
-        let exports = (0..self.scenario.exports).map(|export| Target::Export(ExportId(export)));
-        let tenants = (0..self.scenario.tenants).map(TenantScenario::place).map(Target::Tenant);
-        let server = self.scenario.server.then_some(Target::Server);
+        let exports =
+            (0..self.scenario.exports).map(|export| LimitTarget::Export(ExportId(export)));
+        let tenants =
+            (0..self.scenario.tenants).map(TenantScenario::place).map(LimitTarget::Tenant);
+        let server = self.scenario.server.then_some(LimitTarget::Server);
         for target in exports.chain(tenants).chain(server).collect::<Vec<_>>() {
             let limits = draw_limits(&mut self.prng);
             self.shards.iter_mut().for_each(|shard| shard.set(now, target, &limits));
@@ -286,12 +169,12 @@ impl FrontLimits {
         self.changes_left = self.changes_left.checked_sub(1)?;
         let prng = &mut self.prng;
         let target = match prng.below(5) {
-            0 => Target::Server,
+            0 => LimitTarget::Server,
             1 | 2 if self.scenario.tenants > 0 => {
                 let number = prng.below(self.scenario.tenants.into()) as u16;
-                Target::Tenant(TenantScenario::place(number))
+                LimitTarget::Tenant(TenantScenario::place(number))
             }
-            _ => Target::Export(ExportId(prng.below(self.exports.len() as u64) as u16)),
+            _ => LimitTarget::Export(ExportId(prng.below(self.exports.len() as u64) as u16)),
         };
         let limits = if prng.below(3) == 0 { Limits::default() } else { draw_limits(prng) };
         self.shards.iter_mut().for_each(|shard| shard.set(now, target, &limits));
@@ -300,23 +183,13 @@ impl FrontLimits {
 
     /// Follows a change of weights or tenants.
     pub fn follow(&mut self, now: Instant, control: &Control) {
-        for shard in &mut self.shards {
+        for ShardFront { limits, .. } in &mut self.shards {
             match *control {
-                Control::Weight { export, weight } => {
-                    let node = shard.exports[usize::from(export.0)];
-                    shard.tree.set_weight(node, weight.into());
-                }
+                Control::Weight { export, weight } => limits.set_weight(export, weight),
                 Control::TenantWeight { tenant, weight } => {
-                    let node = shard.tenant(tenant);
-                    shard.tree.set_weight(node, weight.into());
+                    limits.set_tenant_weight(tenant, weight);
                 }
-                Control::ExportTenant { export, tenant } => {
-                    let node = shard.exports[usize::from(export.0)];
-                    let parent = shard.tenant(tenant);
-                    if shard.tree.parent(node) != parent {
-                        shard.tree.set_parent(now, node, parent);
-                    }
-                }
+                Control::ExportTenant { export, tenant } => limits.set_tenant(now, export, tenant),
                 _ => {}
             }
         }
@@ -340,9 +213,9 @@ impl FrontLimits {
             waiting.push_back(bio);
             return Ok(None);
         }
-        let leaf = front.leaf(connection, bio.id.export);
-        if !front.tree.is_limited(leaf) || front.tree.admit(now, leaf, io) {
-            front.check(now, leaf, io)?;
+        let gate = front.limits.gate(connection as u32, bio.id.export);
+        if gate.is_none_or(|LimitGate { tree, leaf }| tree.admit(now, leaf, io)) {
+            front.check(now, bio.id.export, io)?;
             return Ok(Some(bio));
         }
         waiting.push_back(bio);
@@ -355,16 +228,15 @@ impl FrontLimits {
     /// More passes than a limit allows.
     pub fn pass(&mut self, now: Instant, shard: usize) -> Result<Option<(usize, Bio)>, Violation> {
         let Some(front) = self.shards.get_mut(shard) else { return Ok(None) };
-        let Some(passed) = front.tree.pop(now) else { return Ok(None) };
+        let Some(passed) = front.limits.pop(now) else { return Ok(None) };
         let connection = passed.owner as usize;
         let waiting = &mut self.waiting[connection][passed.direction as usize];
         let bio = waiting.pop_front().expect("a leaf that waits has a bio");
-        let leaf = front.leaf(connection, bio.id.export);
         if let Some(next) = waiting.front().and_then(|next| LimitedIo::of(next.op, next.len)) {
-            front.tree.wait(now, leaf, next);
+            front.limits.wait(now, passed.owner, next);
         }
         if let Some(io) = LimitedIo::of(bio.op, bio.len) {
-            front.check(now, leaf, io)?;
+            front.check(now, bio.id.export, io)?;
         }
         Ok(Some((connection, bio)))
     }
@@ -377,13 +249,11 @@ impl FrontLimits {
         let Some(front) = self.shards.get_mut(shard).filter(|front| !front.full) else {
             return Ok(None);
         };
-        let Some(at) = front.tree.next_timeout() else {
-            let leaves = front.leaves.iter().zip(&self.waiting);
-            let mut stuck = leaves.filter(|(leaf, waiting)| {
-                leaf.is_some() && waiting.iter().any(|waiting| !waiting.is_empty())
-            });
-            return match stuck.next() {
-                Some((leaf, _)) => Err(violation(AWAKE, format!("shard {shard}: leaf {leaf:?}"))),
+        let Some(at) = front.limits.next_timeout() else {
+            let waits = |slot: &usize| self.waiting[*slot].iter().any(|one| !one.is_empty());
+            let mut slots = (0..self.waiting.len()).filter(waits);
+            return match slots.find(|&slot| front.limits.knows(slot as u32)) {
+                Some(slot) => Err(violation(AWAKE, format!("shard {shard}: connection {slot}"))),
                 None => Ok(None),
             };
         };
@@ -415,9 +285,7 @@ impl FrontLimits {
     /// Lets everything pass that a connection has waiting, without a charge.
     pub fn release(&mut self, now: Instant, shard: usize, connection: usize) -> Vec<Bio> {
         let Some(front) = self.shards.get_mut(shard) else { return Vec::new() };
-        if let Some(leaf) = front.leaves[connection].take() {
-            front.tree.remove(now, leaf);
-        }
+        front.limits.forget(now, connection as u32);
         self.waiting[connection].iter_mut().flat_map(std::mem::take).collect()
     }
 
@@ -461,39 +329,4 @@ fn draw_limits(prng: &mut Prng) -> Limits {
     limits.iops_size = [0, 0, 4096, 65_536][prng.below(4) as usize];
     debug_assert!(limits.validate().is_ok(), "drawn limits are sound");
     limits
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn limits(rate: Rate) -> Limits {
-        let mut limits = Limits::default();
-        limits.rates[LimitKind::IopsWrite as usize] = rate;
-        limits
-    }
-
-    /// Passes a write each `every_ns` for a second; returns the limit that was exceeded.
-    fn exceeded(rate: Rate, every_ns: u64) -> Option<LimitKind> {
-        let mut node = Watched::new();
-        node.set(Instant(0), &limits(rate));
-        let write = LimitedIo { direction: LimitDirection::Write, bytes: 4096 };
-        let read = LimitedIo { direction: LimitDirection::Read, bytes: 4096 };
-        (0..SEC / every_ns).find_map(|number| {
-            let now = Instant(number * every_ns);
-            assert_eq!(node.pass(now, read), None, "the limit is not of reads");
-            node.pass(now, write)
-        })
-    }
-
-    #[test]
-    fn checker_takes_what_passes_at_the_rate_and_no_more() {
-        let plain = Rate { average: 1000, ..Rate::default() };
-        assert_eq!(exceeded(plain, MS), None);
-        assert_eq!(exceeded(plain, 9 * MS / 10), Some(LimitKind::IopsWrite));
-        let burst = Rate { average: 1000, max: 2000, max_length_ns: 100 * MS };
-        assert_eq!(exceeded(burst, MS), None);
-        assert_eq!(exceeded(burst, 9 * MS / 10), None, "111 more in a second, of a burst of 100");
-        assert_eq!(exceeded(burst, 8 * MS / 10), Some(LimitKind::IopsWrite));
-    }
 }

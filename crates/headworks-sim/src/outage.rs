@@ -14,7 +14,7 @@ use headworks_core::{
 
 use crate::check::{Failure, violation};
 use crate::disk::{DiskDefect, Faults, LatencyModel, Outage};
-use crate::front_limits::LimitScenario;
+use crate::limits::LimitScenario;
 use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
 use crate::tenants::TenantScenario;
 use crate::workload::JobOptions;

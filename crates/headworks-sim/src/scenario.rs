@@ -14,7 +14,7 @@ use headworks_core::{
 };
 
 use crate::disk::{BadRange, DiskDefect, Faults, LatencyModel};
-use crate::front_limits::LimitScenario;
+use crate::limits::LimitScenario;
 use crate::oracle::{self, Contract};
 use crate::sector_pattern::SECTOR;
 use crate::tenants::TenantScenario;

@@ -10,7 +10,7 @@ use headworks_core::{
 
 use crate::check::Failure;
 use crate::disk::{DiskDefect, Faults, LatencyModel};
-use crate::front_limits::LimitScenario;
+use crate::limits::LimitScenario;
 use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
 use crate::tenants::TenantScenario;
 use crate::workload::{AccessPattern, JobOptions};

@@ -13,7 +13,7 @@ use headworks_core::{
     VolumeOptions,
 };
 use headworks_sim::disk::{DiskDefect, Faults, LatencyModel};
-use headworks_sim::front_limits::LimitScenario;
+use headworks_sim::limits::LimitScenario;
 use headworks_sim::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
 use headworks_sim::tenants::TenantScenario;
 use headworks_sim::workload::{AccessPattern, JobOptions};

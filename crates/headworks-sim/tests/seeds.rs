@@ -1,7 +1,7 @@
 //! Regression tests: simulated worlds that once failed, by seed.
 
 use headworks_sim::check::Failure;
-use headworks_sim::front_limits::LimitScenario;
+use headworks_sim::limits::LimitScenario;
 use headworks_sim::scenario::Scenario;
 use headworks_sim::world::Outcome;
 

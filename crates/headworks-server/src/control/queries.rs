@@ -29,8 +29,8 @@ use crate::messages::query::{
     BufferStats, CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport,
     VolumeReport,
 };
-use crate::reactor::limits::LimitTarget;
 use crate::tenant::TenantName;
+use headworks_front::limits::LimitTarget;
 
 /// Wait times by export, for exports that had a client.
 pub type Latencies = BTreeMap<ExportId, LatencyReport>;

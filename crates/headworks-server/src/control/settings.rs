@@ -28,8 +28,8 @@ use crate::assemble::cache_shares::divided;
 use crate::cache_part::{CachePart, CacheUse, check_minimums, dirty_blocks, images_on};
 use crate::latency_target::target_in_force;
 use crate::messages::query::ControlQuery;
-use crate::reactor::limits::LimitTarget;
 use crate::tenant::{TenantName, TenantOptions};
+use headworks_front::limits::LimitTarget;
 
 /// Accepted forms of a class, for errors.
 const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";

@@ -30,9 +30,9 @@ use crate::cache_part::part_word;
 use crate::did_you_mean::distance;
 use crate::latency_target::{cgroup_latency, latency_target_word, parse_cgroup_latency};
 use crate::limit_words::LIMIT_KEYS;
-use crate::reactor::limits::LimitTarget;
 use crate::spec::RemoteLink;
 use crate::tenant::{TenantName, TenantOptions};
+use headworks_front::limits::LimitTarget;
 
 /// A device in the tree, with its volumes.
 #[derive(Clone, Debug)]

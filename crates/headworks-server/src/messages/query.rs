@@ -23,8 +23,8 @@ use headworks_core::{
 use crate::latency::slow::{SlowFilter, SlowRequest};
 use crate::latency::usage::{Usage, VolumeUse};
 use crate::latency::{LatencyTable, LatencyTotals};
-use crate::reactor::limits::LimitTarget;
 use crate::tenant::TenantName;
+use headworks_front::limits::LimitTarget;
 
 /// A query to one shard.
 pub enum ControlQuery {

@@ -15,8 +15,8 @@ use crate::control::rpc::RpcFault;
 use crate::control::tree::{DeviceNode, ExportNode, TenantNode, Tree, device_name};
 use crate::latency::{LatencyOp, ROWS, row_name};
 use crate::messages::query::{BufferStats, LatencyReport};
-use crate::reactor::limits::LimitTarget;
 use crate::tenant::TenantName;
+use headworks_front::limits::LimitTarget;
 
 /// Makes the page of all metrics.
 pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> {

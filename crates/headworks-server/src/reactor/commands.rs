@@ -84,7 +84,7 @@ impl Reactor {
             }
             ShardCommand::Serve { export } => {
                 let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
-                self.door.limits.put(now, &export);
+                self.door.put_limits(now, &export);
                 self.door.limits.settle_homes(now);
                 let (target_us, dirty_max) = (export.latency_target_us, export.dirty_max);
                 self.door.exports.put(export);

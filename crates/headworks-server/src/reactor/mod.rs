@@ -40,7 +40,6 @@ mod freezes;
 mod held_log;
 mod idle;
 mod latency;
-pub(crate) mod limits;
 mod listeners;
 mod log_limiter;
 mod notices;
@@ -211,7 +210,9 @@ impl Reactor {
         }
         worked |= self.door.on_device_states(&mut self.parts);
         worked |= self.door.send(&mut self.parts, now);
-        self.door.limits.post_messages(&mut self.parts.io);
+        while let Some((target, to, message)) = self.door.limits.next_message() {
+            self.parts.io.post(to, Envelope::Lease { target, message });
+        }
         self.push_messages();
         if self.parts.io.has_news() {
             self.answer_sets();

@@ -13,7 +13,6 @@ use headworks_core::{
 };
 
 use super::foreign_spans::ForeignSpans;
-use super::limits::LimitTarget;
 use crate::connection_id::{
     CONNECTIONS_MAX, OWN_FLUSHES, RESTORES, connection_id, is_of_shard, next_generation, slot_of,
 };
@@ -21,6 +20,7 @@ use crate::latency::exports::ExportLatencies;
 use crate::nbd::connection::Connection;
 use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Populator, Producer, Span};
 use headworks_front::lent_frames::LentFrames;
+use headworks_front::limits::LimitTarget;
 use headworks_front::memory::MemoryLimits;
 
 /// What one shard's thread tells another's.

@@ -6,7 +6,7 @@ use headworks_core::time::{MS, SEC, US};
 
 use super::{Scenario, draw_cached_job, draw_job};
 use crate::disk::LatencyModel;
-use crate::front_limits::LimitScenario;
+use crate::limits::LimitScenario;
 use crate::tenants::TenantScenario;
 
 /// Number of exports, each with a connection of its own.

@@ -34,9 +34,9 @@ use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{device_name, lock};
 use crate::latency_target::latency_target_word;
 use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
-use crate::reactor::limits::LimitTarget;
 use crate::spec::ExportOptions;
 use crate::tenant::{NONE, TenantName};
+use headworks_front::limits::LimitTarget;
 
 /// Differences that are found, and the drop-in that says them.
 #[derive(Default)]

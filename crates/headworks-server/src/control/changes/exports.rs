@@ -15,7 +15,7 @@ use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, device_name, lock};
 use crate::messages::command::ExportReport;
 use crate::messages::query::ControlQuery;
-use crate::reactor::limits::LimitTarget;
+use headworks_front::limits::LimitTarget;
 
 /// Reason of the state `deleted`.
 const DELETED: &str = "its image was deleted; its data are lost when it is closed";

@@ -18,8 +18,8 @@ use crate::control::tree::lock;
 use crate::latency_target::latency_target_word;
 use crate::limit_words::shown_limits;
 use crate::options::MissingImage;
-use crate::reactor::limits::LimitTarget;
 use headworks::{Identity, display_size};
+use headworks_front::limits::LimitTarget;
 
 /// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

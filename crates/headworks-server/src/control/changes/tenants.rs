@@ -23,8 +23,8 @@ use crate::latency::LatencyOp;
 use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
 use crate::messages::command::ExportReport;
 use crate::messages::query::LatencyReport;
-use crate::reactor::limits::LimitTarget;
 use crate::tenant::{TENANT_KEYS, TenantName};
+use headworks_front::limits::LimitTarget;
 
 /// Result of a reload of tenants, one sentence each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -23,9 +23,9 @@ use crate::latency_target::{
 };
 use crate::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
 use crate::name_pattern::{fits, is_pattern};
-use crate::reactor::limits::LimitTarget;
 use crate::tenant::{NONE, TenantName, TenantOptions};
 use crate::units::{parse_ioprio, parse_weight};
+use headworks_front::limits::LimitTarget;
 
 /// Most paths of one request, so that it ends in a time that an operator waits for.
 const PATHS_MAX: usize = 1024;

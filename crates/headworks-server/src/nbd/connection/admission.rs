@@ -15,23 +15,16 @@
 //! A device that does not answer (`refuses`) makes no request wait: what would wait for Window, Room or Buffer fails, a write after its
 //! payload.
 
-use headworks_core::limits::{LimitDirection, LimitTree, LimitedIo, NodeId};
+use headworks_core::limits::{LimitDirection, LimitedIo};
 use headworks_core::{IoError, Op};
 
 use super::bounds::{has_byte_room, has_window_room};
 use super::{Connection, Intake, LARGE_PAYLOAD, Shares, Wire, payload, replies, reread};
 use headworks::driver::{Buffer, Pool};
 use headworks_front::front_waits::FrontWaits;
+use headworks_front::limits::LimitGate;
 use headworks_front::{FrontRequest, Origin, WaitsFor};
 use headworks_nbd::transmission::Request;
-
-/// The limits on a connection's path.
-pub struct LimitGate<'a> {
-    /// Limits of the shard's exports.
-    pub tree: &'a mut LimitTree,
-    /// The connection's node in the tree.
-    pub leaf: NodeId,
-}
 
 /// The memory of a request.
 enum Memory {

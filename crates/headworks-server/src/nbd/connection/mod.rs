@@ -65,9 +65,9 @@ use headworks_nbd::tls::TlsAcceptor;
 use headworks_nbd::transmission::RequestParser;
 use headworks_nbd::{ExportInfo, Negotiated};
 
-pub use admission::LimitGate;
 pub use hand_over::HandedConnection;
 pub use headworks_front::intake::OpenWrite;
+pub use headworks_front::limits::LimitGate;
 pub use session::ExportBinding;
 use session::{Negotiation, Session};
 

@@ -38,8 +38,8 @@ use tracing::{debug, warn};
 use super::ReactorParts;
 use super::exports::ExportTable;
 use super::freezes::Freezes;
-use super::limits::{LimitTarget, ShardLimits};
 use super::log_limiter::LogLimiter;
+use crate::assemble::export_info::ServedExport;
 use crate::listen::ClientListener;
 use crate::messages::ControlMessage;
 use crate::messages::query::BufferStats;
@@ -48,6 +48,7 @@ use headworks::driver::{Interest, Span};
 use headworks_front::WaitsFor;
 use headworks_front::hot_list::{ConnectionState, HotList};
 use headworks_front::intake::PayloadCounts;
+use headworks_front::limits::{LimitTarget, ShardLimits};
 use headworks_front::memory::{Held, Memory};
 use headworks_front::outgoing::SendOutcome;
 use headworks_front::turn::FairTurn;
@@ -118,6 +119,14 @@ impl Door {
         door
     }
 
+    /// Adds an export with its limits, or changes the one of its id.
+    pub fn put_limits(&mut self, now: Instant, served: &ServedExport) {
+        let export = served.binding.export;
+        self.limits.put(export, served.shard, served.weight);
+        self.limits.set(now, LimitTarget::Export(export), &served.limits);
+        self.limits.set_tenant(now, export, served.tenant);
+    }
+
     /// Sets the weights and limits that the server starts with.
     fn set_limits(&mut self, parts: &ReactorParts) {
         let limits = &mut self.limits;
@@ -128,7 +137,7 @@ impl Door {
             self.limits.set(Instant(0), LimitTarget::Tenant(tenant), of_tenant);
         }
         for export in &parts.exports {
-            self.limits.put(Instant(0), export);
+            self.put_limits(Instant(0), export);
             let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
             self.memory.set_weight(id, weight);
             self.memory.set_tenant(id, tenant);
