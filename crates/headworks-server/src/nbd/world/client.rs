@@ -120,6 +120,8 @@ pub struct ClientScenario {
     pub depth: u64,
     /// One of so many requests is as large as any.
     pub large: u64,
+    /// Most clients with a fault vanish.
+    pub vanishes: bool,
 }
 
 /// What kinds a client is drawn of.
@@ -182,6 +184,7 @@ impl Client {
         let at = self.prng.below(4 * u64::from(scenario.largest));
         let for_ns = [100 * MS, SEC, 4 * SEC][self.prng.below(3) as usize];
         match self.prng.below(5) {
+            kind if scenario.vanishes && kind < 3 => self.up.cut_at = Some(at),
             0 | 1 => {
                 let drip = [0, 0, 64, 1024, 10_000][self.prng.below(5) as usize];
                 self.stop = Some(Stop { at, drip, for_ns });

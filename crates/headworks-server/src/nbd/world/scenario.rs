@@ -55,6 +55,7 @@ impl Scenario {
                 requests: [10, 30, 80][prng.below(3) as usize],
                 depth: [1, 8, 64][prng.below(3) as usize],
                 large: [2, 6, 6][prng.below(3) as usize],
+                vanishes: false,
             },
             count: prng.between(2, 10),
             exports: 1,
@@ -99,6 +100,7 @@ impl Scenario {
         self.errors = [0, 20_000, 200_000][prng.below(3) as usize];
         self.latency = self.latency.min(50 * MS);
         self.pauses = prng.below(2) == 0;
+        self.clients.vanishes = prng.below(2) == 0;
     }
 
     /// What the clients without faults draw from: all that they have in flight is a part of what others leave of the pool.
