@@ -1,6 +1,6 @@
 //! The modelled disks of the experiment and the options of their queues.
 //!
-//! `hdd-32`, `sata` and `nvme` are those that elevators were tuned on. `hdd-5400`, `hdd-10k` and `sata-half` are not: nothing in
+//! `hdd-32`, `sata` and `nvme` are those that elevators were tuned on. `hdd-5400`, `hdd-10k` and `sata-qlc` are not: nothing in
 //! the elevators was chosen after a run on them.
 
 use headworks_core::{DepthMode, QueueOptions, Scheduler};
@@ -17,8 +17,8 @@ pub enum Disk {
     Hdd10k,
     /// A SATA disk of flash.
     Sata,
-    /// The same with half of the dies and of the write buffer.
-    SataHalf,
+    /// A SATA disk of few slow dies behind a slow link.
+    SataQlc,
     /// An NVMe disk.
     Nvme,
 }
@@ -26,16 +26,16 @@ pub enum Disk {
 /// The disks that turn.
 pub(super) const ROTATING: &[Disk] = &[Disk::Hdd, Disk::Hdd5400, Disk::Hdd10k];
 /// The disks of flash.
-pub(super) const FLASH: &[Disk] = &[Disk::Sata, Disk::SataHalf, Disk::Nvme];
+pub(super) const FLASH: &[Disk] = &[Disk::Sata, Disk::SataQlc, Disk::Nvme];
 /// The NVMe disk alone.
 pub(super) const NVME: &[Disk] = &[Disk::Nvme];
 /// The SATA disks of flash.
-pub(super) const SATA: &[Disk] = &[Disk::Sata, Disk::SataHalf];
+pub(super) const SATA: &[Disk] = &[Disk::Sata, Disk::SataQlc];
 
 impl Disk {
     /// Every disk of the experiment.
     pub const ALL: [Self; 6] =
-        [Self::Hdd, Self::Hdd5400, Self::Hdd10k, Self::Sata, Self::SataHalf, Self::Nvme];
+        [Self::Hdd, Self::Hdd5400, Self::Hdd10k, Self::Sata, Self::SataQlc, Self::Nvme];
 
     /// The disk of this name.
     #[must_use]
@@ -51,7 +51,7 @@ impl Disk {
             Self::Hdd5400 => "hdd-5400",
             Self::Hdd10k => "hdd-10k",
             Self::Sata => "sata",
-            Self::SataHalf => "sata-half",
+            Self::SataQlc => "sata-qlc",
             Self::Nvme => "nvme",
         }
     }
@@ -73,7 +73,7 @@ impl Disk {
     const fn ssd(self) -> SsdProfile {
         match self {
             Self::Sata => SsdProfile::sata(),
-            Self::SataHalf => SsdProfile::sata_half(),
+            Self::SataQlc => SsdProfile::sata_qlc(),
             _ => SsdProfile::nvme(),
         }
     }

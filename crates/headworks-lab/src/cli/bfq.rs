@@ -25,7 +25,7 @@ pub struct BfqArgs {
     /// Only these cases, as named in the rows, or all cases of an experiment: E1 to E6, E8 to E11, E15
     #[arg(long, value_delimiter = ',')]
     case: Vec<String>,
-    /// Only these disks: hdd-32, hdd-5400, hdd-10k, sata, sata-half, nvme, null
+    /// Only these disks: hdd-32, hdd-5400, hdd-10k, sata, sata-qlc, nvme, null
     #[arg(long, value_delimiter = ',')]
     device: Vec<String>,
     /// Only these elevators

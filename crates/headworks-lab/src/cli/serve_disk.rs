@@ -19,7 +19,7 @@ Examples:
   nbdcopy /tmp/image 'nbd+unix:///?socket=/tmp/disk'       (with --keep 1G)
   nbd-client -unix /tmp/disk /dev/nbd0")]
 pub struct ServeDiskArgs {
-    /// The modelled disk: hdd-32, hdd-5400, hdd-10k, sata, sata-half, nvme
+    /// The modelled disk: hdd-32, hdd-5400, hdd-10k, sata, sata-qlc, nvme
     #[arg(long, default_value = "hdd-32", value_parser = disk)]
     disk: Disk,
     /// Path of the unix socket; it must not exist
