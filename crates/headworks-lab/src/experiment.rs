@@ -26,6 +26,24 @@ pub enum ExperimentName {
     DirtyShares,
 }
 
+/// An option of [`RowFilter`], as the command line names it.
+type OptionName = &'static str;
+
+impl ExperimentName {
+    /// The options that select rows of the experiment; others would do nothing.
+    #[must_use]
+    pub const fn options(self) -> &'static [OptionName] {
+        match self {
+            Self::Seed000 => &["seed", "policy", "tags", "jobs", "device"],
+            Self::Seed001 => &["seed", "jobs", "device"],
+            Self::Seed002Cpu | Self::Seed003Cpu => &["seed", "jobs", "device"],
+            Self::Seed004 => &[],
+            Self::Fairness => &["seed", "policy", "tags", "jobs", "device", "case"],
+            Self::DirtyShares => &["seed", "jobs", "device", "case"],
+        }
+    }
+}
+
 /// Runs the selected rows of an experiment.
 ///
 /// # Errors

@@ -55,6 +55,19 @@ impl BfqFilter {
         self.devices.is_empty() || self.devices.iter().any(|name| name == device)
     }
 
+    /// The first case or disk that does not exist.
+    fn unknown(&self) -> Option<ConfigError> {
+        let is_case = |name: &&String| {
+            CASES.iter().any(|case| [case.name, case.experiment].contains(&name.as_str()))
+        };
+        let wrong =
+            |option, name: &String| ConfigError::new(option, format!("there is no `{name}`"));
+        let is_disk = |name: &&String| Disk::by_name(name).is_some();
+        let case = self.cases.iter().filter(|name| *name != "E15").find(|name| !is_case(name));
+        let disk = self.devices.iter().filter(|name| *name != "null").find(|name| !is_disk(name));
+        case.map(|name| wrong("case", name)).or_else(|| disk.map(|name| wrong("device", name)))
+    }
+
     fn has_scheduler(&self, scheduler: Scheduler) -> bool {
         self.schedulers.is_empty() || self.schedulers.contains(&scheduler)
     }
@@ -74,6 +87,9 @@ struct Point {
 /// # Errors
 /// Invalid options.
 pub fn run(filter: &BfqFilter) -> Result<Report, ConfigError> {
+    if let Some(error) = filter.unknown() {
+        return Err(error);
+    }
     let points = points(filter);
     if points.is_empty() {
         return Ok(Report::default());
@@ -88,7 +104,7 @@ pub fn run(filter: &BfqFilter) -> Result<Report, ConfigError> {
     drop(progress);
     let notes = vec![
         "virtual time; first: the client that a goal names, rest: the others; none and mq-deadline have the gate's default shares".into(),
-        "hdd-5400, hdd-10k and sata-half are disks that no elevator was tuned on".into(),
+        "hdd-5400, hdd-10k and sata-qlc are disks that no elevator was tuned on".into(),
         "bounds `by hand`: hw_inflight_kb 320 and max_sectors_kb 64 on nvme, 56 and 16 on sata".into(),
         "starts: lists of reads with the published counts of the S suite's programs; a read waits for all before it, read-ahead does not"
             .into(),

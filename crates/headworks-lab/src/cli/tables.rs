@@ -15,9 +15,9 @@ use crate::cli::{USAGE, complain};
 /// Options that select the rows of an experiment.
 #[derive(Args)]
 pub struct TableArgs {
-    /// Seed of the workload and of modelled delays
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    /// Seed of the workload and of modelled delays; 1 by default
+    #[arg(long)]
+    seed: Option<u64>,
     /// Only these tag policies: fair, legacy518, kuai_v3
     #[arg(long, value_delimiter = ',', value_parser = policy)]
     policy: Vec<TagPolicy>,
@@ -51,20 +51,20 @@ fn policy(name: &str) -> Result<TagPolicy, String> {
 impl TableArgs {
     /// Runs the experiment and prints the report.
     pub fn run(self, name: ExperimentName) -> ExitCode {
-        let Self { seed, policy: policies, tags, jobs, device, case: cases, output, .. } = self;
-        let has_cases = [ExperimentName::Fairness, ExperimentName::DirtyShares].contains(&name);
-        if !cases.is_empty() && !has_cases {
-            complain(
-                "--case selects rows of `fairness` and `dirty-shares`; the other experiments have no cases",
-            );
+        if let Some(option) = self.given().into_iter().find(|given| !name.options().contains(given))
+        {
+            complain(refused(option, name.options()));
             return ExitCode::from(USAGE);
         }
+        let Self { seed, policy: policies, tags, jobs, device, case: cases, output, .. } = self;
         let kind = match (self.virtual_only, self.live_only) {
             (true, _) => RowKind::Virtual,
             (_, true) => RowKind::Live,
             _ => RowKind::All,
         };
-        let filter = RowFilter { seed, policies, tags, jobs, device, cases, kind };
+        let seed = seed.unwrap_or(1);
+        let usual = RowFilter::default();
+        let filter = RowFilter { seed, policies, tags, jobs, device, cases, kind, ..usual };
         let report = match experiment::run(name, &filter) {
             Ok(report) => report,
             Err(error) => {
@@ -76,6 +76,45 @@ impl TableArgs {
             complain("the options select no row of the experiment");
             return ExitCode::from(USAGE);
         }
+        if let Some(option) = filter.without_effect().first() {
+            complain(format!("no row of the experiment has {option}"));
+            return ExitCode::from(USAGE);
+        }
         output.end(&report)
+    }
+
+    /// The options that were given, of those that select rows.
+    fn given(&self) -> Vec<&'static str> {
+        let options = [
+            ("seed", self.seed.is_some()),
+            ("policy", !self.policy.is_empty()),
+            ("tags", !self.tags.is_empty()),
+            ("jobs", !self.jobs.is_empty()),
+            ("device", self.device.is_some()),
+            ("case", !self.case.is_empty()),
+        ];
+        options.into_iter().filter(|&(_, given)| given).map(|(name, _)| name).collect()
+    }
+}
+
+/// The error of an option that would do nothing.
+fn refused(option: &str, options: &[&str]) -> String {
+    let known: Vec<String> = options.iter().map(|name| format!("--{name}")).collect();
+    match known.is_empty() {
+        true => format!("--{option} selects nothing: the experiment has one set of rows"),
+        false => format!("--{option} selects nothing here; expected {}", known.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_that_does_nothing_is_refused_with_those_that_do() {
+        let text = refused("device", ExperimentName::Seed004.options());
+        assert_eq!(text, "--device selects nothing: the experiment has one set of rows");
+        let text = refused("case", ExperimentName::Seed001.options());
+        assert_eq!(text, "--case selects nothing here; expected --seed, --jobs, --device");
     }
 }

@@ -128,7 +128,7 @@ fn all() -> Vec<Load> {
 
 impl Load {
     fn is_in(&self, filter: &RowFilter) -> bool {
-        let named = filter.cases.iter().any(|case| case == self.case);
+        let named = filter.names_case(self.case);
         (named || self.case == CASE && filter.cases.is_empty())
             && filter.has_device(self.device.name())
             && filter.has_jobs(self.weights.len() as u32)
