@@ -10,7 +10,7 @@ use headworks_sim::disk::StreamProfile;
 
 use crate::baseline::TagPolicy;
 use crate::baseline::foreground::Throttling;
-use crate::report::{Goal, KnownMiss, Progress, Report, Row, Verdict};
+use crate::report::{Goal, Progress, Report, Row, Verdict};
 use crate::row_filter::RowFilter;
 use crate::seed002::{CacheHarness, CacheHarnessOptions, WriterOptions};
 
@@ -169,17 +169,13 @@ fn pauses(row: &Row, name: &str) -> Verdict {
     };
     let each = row.ints("weights").into_iter().zip(row.ints("tenant_writers")).map(of_writer);
     let longest = each.fold(0.0, f64::max);
-    let known = (longest > MOST_MS / 2.0).then(|| KnownMiss {
-        reason: format!("a write is {longest:.0} ms of its writer's part of the device"),
-        still: Goal::AtMost(2.0 * longest),
-    });
-    Verdict {
+    let verdict = Verdict {
         what: format!("{name}: pause p99, ms"),
         ours: Some(row.int("pause_p99_ns") as f64 / MS as f64),
         goal: Some(Goal::AtMost(MOST_MS)),
-        known,
         ..Verdict::default()
-    }
+    };
+    verdict.bounded("a write at its writer's part of the device, ms", longest)
 }
 
 /// Computes the verdicts of the rows.

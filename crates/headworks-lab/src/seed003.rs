@@ -17,7 +17,7 @@ use headworks_sim::disk::TwoPoint;
 
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::Progress;
-use crate::report::{Goal, Report, Row, Verdict};
+use crate::report::{Goal, Report, Row, SETTINGS, Verdict};
 
 /// Bytes of the cache.
 const POOL: u64 = 1 << 30;
@@ -178,6 +178,7 @@ fn row(case: Case, jobs: u32, order: u8, seconds: u64, counts: &RunCounts) -> Ro
         .with_real("folios_mib", per_mib(counts.folios_made), 2)
         .with_real("fills_mib", per_mib(cache.fills), 2)
         .with_real("requests_mib", per_mib(counts.issued), 2)
+        .with(SETTINGS, counts.settings.clone())
         .with("hash", format!("{:016x}", counts.hash))
 }
 
@@ -202,7 +203,7 @@ fn fewer(rows: &[Row], case: Case, of: &dyn Fn(&Row) -> f64) -> Option<Verdict> 
         baseline: Some(1.0),
         ours: Some(ours),
         goal: Some(Goal::AtLeast(FEWER)),
-        known: None,
+        ..Verdict::default()
     })
 }
 
@@ -222,7 +223,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
                 baseline,
                 ours: Some(ours),
                 goal,
-                known: None,
+                ..Verdict::default()
             });
         }
     };
@@ -258,7 +259,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             baseline: None,
             ours: Some(ours),
             goal: Some(goal),
-            known: None,
+            ..Verdict::default()
         };
         let found = least.map(|least| {
             verdict("hit: index operations for each MiB, order 0", least, Goal::AtLeast(PER_MIB[0]))

@@ -116,13 +116,17 @@ const UNEQUAL: &[u16] = &[50, 100, 200, 500];
 const EQUAL: &[u16] = &[100];
 /// A minute on a disk, after the raising of all clients has ended.
 const MINUTE: [u64; 3] = [12_000, 60_000, 60_000];
-/// As many slots for each of eight clients as a minute has for each of four.
-const TWO_MINUTES: [u64; 3] = [12_000, 120_000, 120_000];
+/// Twenty-eight slots of the lightest of four clients: one more or less is a fraction of the goal.
+const SHARES: [u64; 3] = [12_000, 240_000, 600_000];
+/// As many slots for each of eight clients.
+const EIGHT_SHARES: [u64; 3] = [12_000, 480_000, 1_200_000];
 /// Long enough for 20 starts.
 const STARTS: [u64; 3] = [12_000, 130_000, 130_000];
-const FLASH_STARTS: [u64; 3] = [3_000, 20_000, 60_000];
-const MANY: [u64; 3] = [300, 2_000, 10_000];
-const MANY_DISK: [u64; 3] = [12_000, 300_000, 600_000];
+const FLASH_STARTS: [u64; 3] = [4_000, 20_000, 60_000];
+/// A fresh client is raised for 3 s.
+const MANY: [u64; 3] = [4_000, 2_000, 10_000];
+/// A round of 100 slots takes 10 s and more.
+const MANY_DISK: [u64; 3] = [12_000, 3_600_000, 3_600_000];
 
 const fn disk(
     experiment: &'static str,
@@ -150,14 +154,15 @@ const fn shares(
     groups: &'static [Group],
     goals: &'static [(Measure, Goal)],
 ) -> Case {
-    Case { weights: UNEQUAL, step: 9, ..disk(experiment, name, groups, goals) }
+    let shares = disk(experiment, name, groups, goals);
+    Case { weights: UNEQUAL, step: 9, length_ms: SHARES, ..shares }
 }
 
 /// Four tenants of unequal weight.
 const fn tenants(name: &'static str, groups: &'static [Group]) -> Case {
     const GOALS: &[(Measure, Goal)] =
         &[(Measure::ClassOff, AtMost(0.02)), (Measure::ShareOff, AtMost(0.03))];
-    Case { tenants: 4, length_ms: TWO_MINUTES, ..shares("E1", name, groups, GOALS) }
+    Case { tenants: 4, length_ms: EIGHT_SHARES, ..shares("E1", name, groups, GOALS) }
 }
 
 const fn starts(
@@ -368,19 +373,20 @@ pub(super) const CASES: &[Case] = &[
     Case {
         weights: UNEQUAL,
         disks: NVME,
-        length_ms: MANY,
+        // Fifty requests of the lightest.
+        length_ms: [4_000, 5_000, 10_000],
         ..flash("E10", "1000-exports-64k", &[exports(1000, 64, 2)], TWO)
     },
     Case {
         weights: UNEQUAL,
         disks: SATA,
-        length_ms: [300, 10_000, 30_000],
+        length_ms: [4_000, 10_000, 30_000],
         ..flash("E10", "1000-readers-d4", &[exports(1000, 4, 4).random()], TWO)
     },
     Case {
         weights: UNEQUAL,
         disks: SATA,
-        length_ms: [300, 10_000, 30_000],
+        length_ms: [4_000, 10_000, 30_000],
         ..flash("E10", "1000-writers-d4", &[exports(1000, 4, 4).random().writing()], TWO)
     },
     Case {

@@ -23,8 +23,12 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             let rows: Vec<&Row> = rows.iter().filter(is).copied().collect();
             let media_bytes_per_second = disk.media_bytes_per_second() as f64;
             let found = CaseRows { rows, media_bytes_per_second };
-            let verdict = |&(measure, goal)| found.verdict(case, disk, measure, goal);
-            verdicts.extend(case.goals.iter().filter_map(verdict));
+            // With the default options first; bounds by hand stand beside them and say so.
+            let by_hand = case.bounded.then_some(Bounds::ByHand);
+            for bounds in [Bounds::Default].into_iter().chain(by_hand) {
+                let verdict = |&(measure, goal)| found.verdict(case, disk, measure, goal, bounds);
+                verdicts.extend(case.goals.iter().filter_map(verdict));
+            }
         }
     }
     if !rows.is_empty() {
@@ -40,16 +44,31 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
 }
 
 impl<'a> CaseRows<'a> {
-    fn verdict(&self, case: &Case, disk: Disk, measure: Measure, goal: Goal) -> Option<Verdict> {
-        let value = |scheduler| self.value(case, measure, scheduler);
+    fn verdict(
+        &self,
+        case: &Case,
+        disk: Disk,
+        measure: Measure,
+        goal: Goal,
+        bounds: Bounds,
+    ) -> Option<Verdict> {
+        let value = |scheduler| self.value(measure, scheduler, bounds.name());
+        let row = self.one("bfq", bounds.name(), Part::All, 0)?;
         let verdict = Verdict {
             what: text(case, disk, measure),
             baseline: value("mq-deadline"),
-            ours: value("bfq"),
+            ours: Some(value("bfq")?),
             goal: Some(goal),
             ..Verdict::default()
         };
-        verdict.ours.map(|_| known::explain(verdict))
+        let verdict = verdict.with_settings(row);
+        let verdict = match (bounds, measure, verdict.baseline) {
+            (Bounds::ByHand, Measure::BytesOfMost, Some(deadline)) => {
+                verdict.bounded("mq-deadline with the same bounds", deadline)
+            }
+            _ => verdict,
+        };
+        Some(known::explain(verdict, bounds))
     }
 
     /// The most of mq-deadline's rates, with any bounds of the queue.
@@ -69,8 +88,7 @@ impl<'a> CaseRows<'a> {
         self.rows.iter().find(is).copied()
     }
 
-    fn value(&self, case: &Case, measure: Measure, scheduler: &str) -> Option<f64> {
-        let bounds = if case.bounded { Bounds::ByHand } else { Bounds::Default }.name();
+    fn value(&self, measure: Measure, scheduler: &str, bounds: &str) -> Option<f64> {
         let row = self.one(scheduler, bounds, Part::All, 0)?;
         let alone = |part| self.one("none", "default", part, 0);
         let first = || alone(Part::First);

@@ -8,7 +8,7 @@ use super::cases::{Case, Measure};
 use super::client;
 use super::disks::Disk;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobCounts};
-use crate::report::{Row, jain};
+use crate::report::{Row, SETTINGS, jain};
 
 /// The table of the rows.
 pub(super) const TABLE: &str = "bfq";
@@ -121,9 +121,7 @@ pub(super) fn variants(case: &Case) -> Vec<Variant> {
         if case.bounded {
             variants.push(Variant { bounds: Bounds::ByHand, ..usual });
         }
-        if !case.bounded || !owns_shares(scheduler) {
-            variants.push(usual);
-        }
+        variants.push(usual);
         // The order of the elevator alone: on a disk that of mq-deadline, on flash that of arrival.
         let alone = if case.bounded { Scheduler::None } else { Scheduler::MqDeadline };
         if scheduler == alone {
@@ -167,6 +165,7 @@ pub(super) fn run(
         starved: counts.starved,
         failed: counts.errors + counts.notices + u64::from(counts.stuck),
         hash: counts.hash,
+        settings: counts.settings,
     };
     let elevator = Elevator {
         name: variant.scheduler.name(),
@@ -185,12 +184,13 @@ pub(super) struct Elevator<'a> {
 }
 
 /// Counters of a run that belong to no client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RunOutcome {
     pub bios: u64,
     pub starved: u32,
     pub failed: u64,
     pub hash: u64,
+    pub settings: String,
 }
 
 /// The counters of a client, as far as rows need them.
@@ -274,5 +274,6 @@ pub(super) fn row(
         .with("unfinished_ms", one.unfinished_ms)
         .with("starved", outcome.starved)
         .with("failed", outcome.failed)
+        .with(SETTINGS, outcome.settings)
         .with("hash", format!("{:016x}", outcome.hash))
 }

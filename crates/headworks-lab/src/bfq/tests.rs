@@ -73,6 +73,7 @@ fn row(scheduler: &str, part: &str, bytes: [u64; 4]) -> Row {
         .with("weight_bytes", list.clone())
         .with("weight_least", list.clone())
         .with("weight_most", list)
+        .with("settings", "")
         .with("failed", 0)
 }
 

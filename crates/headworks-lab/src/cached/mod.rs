@@ -377,7 +377,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
                 baseline: Some(theirs.real("cpu_ns")),
                 ours: Some(theirs.real("cpu_ns") / ours.real("cpu_ns").max(0.1)),
                 goal: goal.map(|goal| Goal::AtLeast(goal.2[usize::from(ours.int("batch") > 1)])),
-                known: None,
+                ..Verdict::default()
             });
         }
     }

@@ -111,7 +111,7 @@ pub fn judge(rows: &[Row], cuts: u64) -> Vec<Verdict> {
         baseline: None,
         ours: Some(ours),
         goal,
-        known: None,
+        ..Verdict::default()
     };
     let mut verdicts = vec![
         verdict("power cuts", sum("run", "cuts"), Some(Goal::AtLeast(cuts as f64))),

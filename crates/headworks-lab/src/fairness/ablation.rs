@@ -26,7 +26,7 @@ use super::device::{Device, MIB};
 use super::mechanism::{Mechanism, Setup};
 use crate::baseline::TagPolicy;
 use crate::harness::{JobCounts, RunCounts};
-use crate::report::{Progress, Report, Row};
+use crate::report::{Progress, Report, Row, SETTINGS};
 use crate::row_filter::RowFilter;
 
 const TABLE: &str = "ablation";
@@ -108,7 +108,10 @@ fn all() -> Vec<Clients> {
     };
     let beside = |case, device| {
         let (scheduler, policy) = (Scheduler::None, TagPolicy::Fair);
-        Clients::Beside(Point { case, device, scheduler, policy }, Length::of(device))
+        Clients::Beside(
+            Point { case, device, scheduler, policy, by_hand: None },
+            Length::of(device),
+        )
     };
     let mut cases = Vec::new();
     for device in [Device::Disk, Device::Nvme] {
@@ -214,7 +217,9 @@ impl Clients {
         };
         let failed = counts.errors + counts.notices + u64::from(counts.stuck);
         let row = row.with("starved", counts.starved).with("failed", failed);
-        Ok(row.with("hash", format!("{:016x}", counts.hash)))
+        Ok(row
+            .with(SETTINGS, counts.settings.clone())
+            .with("hash", format!("{:016x}", counts.hash)))
     }
 }
 
@@ -310,7 +315,7 @@ mod tests {
     fn every_mechanism_of_a_case_changes_its_run() {
         let group = |clients, bytes| Group { clients, bytes };
         let (scheduler, policy) = (Scheduler::None, TagPolicy::Fair);
-        let point = |case, device| Point { case, device, scheduler, policy };
+        let point = |case, device| Point { case, device, scheduler, policy, by_hand: None };
         let short = Length { ramp_ns: SEC / 10, runtime_ns: SEC / 2 };
         let long = Length { ramp_ns: 20 * SEC, runtime_ns: 20 * SEC };
         let cases = [

@@ -20,7 +20,7 @@ use super::device::{Device, MIB};
 use super::mechanism::Setup;
 use crate::baseline::TagPolicy;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobCounts, JobOptions, RunCounts};
-use crate::report::{Goal, Progress, Report, Row, Verdict, jain};
+use crate::report::{Goal, Progress, Report, Row, SETTINGS, Verdict, jain};
 use crate::row_filter::{GATED, RowFilter};
 
 const TABLE: &str = "light clients beside heavy ones";
@@ -30,6 +30,10 @@ pub(super) const P99_TEXT: &str = "light clients' p99, times alone";
 const CACHE: u64 = 1 << 30;
 /// The light clients together ask for a fiftieth of the device's time.
 const LIGHT_PART: u64 = 50;
+/// What a person sets for write-out on the device of 700 MB/s: one command of 128 KiB.
+const STREAM_700_BY_HAND: [u32; 2] = [128, 128];
+/// Time of a command on that device beside its bytes, in microseconds.
+const STREAM_700_COMMAND_US: f64 = 20.0;
 /// Light writers of `uneven-writers`, and bytes that each writes in a second: those of seed 002.
 const LIGHT_STREAMS: u32 = 36;
 const LIGHT_STREAM_RATE: u64 = 100_000;
@@ -162,6 +166,8 @@ pub(super) struct Point {
     pub scheduler: Scheduler,
     /// The tag policy of a row of this table.
     pub policy: TagPolicy,
+    /// Bounds by hand: KiB in the device and of a request.
+    pub by_hand: Option<[u32; 2]>,
 }
 
 /// The clients that take part in a run.
@@ -222,8 +228,12 @@ pub(super) fn all() -> Vec<Point> {
     for case in Case::ALL {
         for &device in case.devices() {
             for scheduler in GATED {
-                let point = |policy| Point { case, device, scheduler, policy };
+                let point = |policy| Point { case, device, scheduler, policy, by_hand: None };
                 points.extend(TagPolicy::ALL.map(point));
+                if (case, device) == (Case::WriteOut, Device::Stream700) {
+                    let by_hand = Some(STREAM_700_BY_HAND);
+                    points.push(Point { by_hand, ..point(TagPolicy::Fair) });
+                }
             }
         }
     }
@@ -246,7 +256,14 @@ impl Point {
 
     fn queue(&self) -> QueueOptions {
         let usual = QueueOptions { scheduler: self.scheduler, ..QueueOptions::default() };
-        QueueOptions { queue_depth: self.device.queue_depth(usual.nr_requests), ..usual }
+        let queue_depth = self.device.queue_depth(usual.nr_requests);
+        let usual = QueueOptions { queue_depth, ..usual };
+        match self.by_hand {
+            Some([hw_inflight_kb, max_sectors_kb]) => {
+                QueueOptions { hw_inflight_kb, max_sectors_kb, ..usual }
+            }
+            None => usual,
+        }
     }
 
     fn jobs(&self, part: Part) -> Vec<JobOptions> {
@@ -330,12 +347,21 @@ impl Point {
             .with_real("heavy_jain", jain(heavy.iter().map(|job| job.bytes as f64)), 4)
             .with("starved", both.starved)
             .with("failed", [&alone, &bulk, &both].into_iter().map(failed).sum::<u64>())
+            .with(SETTINGS, both.settings)
             .with("hash", format!("{:016x}", both.hash)))
     }
 }
 
 fn failed(counts: &RunCounts) -> u64 {
     counts.errors + counts.notices + u64::from(counts.stuck)
+}
+
+/// The least p99 in times alone on the device of 700 MB/s, if the writers keep a part of its bandwidth: a read comes while one command
+/// of theirs is served, whose bytes take that part of its time.
+fn one_command(row: &Row, kept: f64) -> Option<f64> {
+    let alone_us = row.int("alone_p99_us") as f64;
+    let command_us = STREAM_700_COMMAND_US / (1.0 - kept);
+    row.is("device", Device::Stream700.name()).then_some(1.0 + 0.99 * command_us / alone_us)
 }
 
 /// Computes the verdicts of the rows.
@@ -356,18 +382,26 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         let same = |other: &&&Row| {
             ["device", "scheduler", "case"].iter().all(|name| other.is(name, row.word(name)))
                 && other.is("policy", "kuai_v3")
+                && row.is(SETTINGS, "")
         };
         let kuai = rows.iter().find(same);
         let goals = [
             (P99_TEXT, "times_alone", Goal::AtMost(times)),
             ("heavy clients' bytes, part of alone", "kept", Goal::AtLeast(kept)),
         ];
-        verdicts.extend(goals.map(|(what, name, goal)| Verdict {
-            what: format!("{device}, {scheduler}, {case}: {what}"),
-            baseline: kuai.map(|row| row.real(name)),
-            ours: Some(row.real(name)),
-            goal: Some(goal),
-            ..Verdict::default()
+        verdicts.extend(goals.map(|(what, name, goal)| {
+            let verdict = Verdict {
+                what: format!("{device}, {scheduler}, {case}: {what}"),
+                baseline: kuai.map(|row| row.real(name)),
+                ours: Some(row.real(name)),
+                goal: Some(goal),
+                ..Verdict::default()
+            };
+            let verdict = verdict.with_settings(row);
+            match (what, one_command(row, kept)) {
+                (P99_TEXT, Some(times)) => verdict.bounded("one command of the writers", times),
+                _ => verdict,
+            }
         }));
     }
     if !ours.is_empty() {
@@ -394,7 +428,7 @@ mod tests {
         for case in Case::ALL {
             for device in [Device::Sata, Device::Nvme] {
                 let (scheduler, policy) = (Scheduler::None, TagPolicy::Fair);
-                let point = Point { case, device, scheduler, policy };
+                let point = Point { case, device, scheduler, policy, by_hand: None };
                 let counts = point.count(Part::Light, Setup::Policy(policy), 1, SHORT).unwrap();
                 let work = counts.bios * device.about_ns(case.light().1, 4096);
                 let part = work as f64 / SHORT.runtime_ns as f64;
@@ -410,6 +444,7 @@ mod tests {
             device: Device::Sata,
             scheduler: Scheduler::None,
             policy: TagPolicy::Fair,
+            by_hand: None,
         };
         let row = point.run(1, SHORT).unwrap();
         let row = Row::from_json(&row.to_json()).unwrap();

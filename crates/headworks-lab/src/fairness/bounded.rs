@@ -20,7 +20,7 @@ use headworks_sim::disk::{Ssd, SsdProfile};
 use crate::baseline::{TagPolicy, WakeOptions};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::Progress;
-use crate::report::{Goal, Report, Row, Verdict, jain};
+use crate::report::{Goal, Report, Row, SETTINGS, Verdict, jain};
 use crate::row_filter::{GATED, RowFilter};
 
 /// Goal: the light job's p99 beside the others, as a multiple of its p99 alone.
@@ -221,6 +221,7 @@ impl Point {
             .with("first_p99_ns", first.latency.percentile(990))
             .with("failed", counts.errors + counts.notices + u64::from(counts.stuck))
             .with_real("rest_mb_s", rest as f64 * 1.024e-3 / seconds as f64, 0)
+            .with(SETTINGS, counts.settings.clone())
             .with("hash", format!("{:016x}", counts.hash))
             .with("kib", kib)
     }
@@ -243,7 +244,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             baseline: None,
             ours: Some(failed as f64),
             goal: Some(Goal::Exactly(0.0)),
-            known: None,
+            ..Verdict::default()
         });
     }
     verdicts
@@ -269,18 +270,15 @@ fn judge_one(rows: &[Row], device: &str, scheduler: &str) -> Vec<Verdict> {
         baseline,
         ours: Some(ours),
         goal,
-        known: None,
+        ..Verdict::default()
     };
     let mut verdicts = Vec::new();
     if let (Some(alone), Some(beside)) = (fair(Case::Alone), fair(Case::Beside)) {
         let old = find("legacy518", Case::Unbounded).map(|row| p99(row) / p99(alone));
         let part = p99(beside) / p99(alone);
-        verdicts.push(verdict(
-            "the light one's p99, times alone",
-            old,
-            part,
-            Some(Goal::AtMost(P99)),
-        ));
+        let goal = Some(Goal::AtMost(P99));
+        let found = verdict("the light one's p99, times alone", old, part, goal);
+        verdicts.push(found.with_settings(beside));
     }
     if let (Some(beside), Some(free)) = (fair(Case::Beside), fair(Case::Unbounded)) {
         let part = heavy(beside) / heavy(free);
@@ -288,12 +286,15 @@ fn judge_one(rows: &[Row], device: &str, scheduler: &str) -> Vec<Verdict> {
         let even = |row: &Row| jain(row.ints("kib")[1..].iter().map(|&kib| kib as f64));
         let old = find("legacy518", Case::Unbounded).map(even);
         let goal = Some(Goal::AtLeast(JAIN));
-        verdicts.push(verdict("Jain's index, seven equals", old, even(beside), goal));
+        verdicts.push(
+            verdict("Jain's index, seven equals", old, even(beside), goal).with_settings(beside),
+        );
     }
     if let Some(mixed) = fair(Case::Mixed) {
         let even = jain(mixed.ints("kib").iter().map(|&kib| kib as f64));
         let goal = Some(Goal::AtLeast(JAIN));
-        verdicts.push(verdict("Jain's index, eight of 4 KiB to 1 MiB", None, even, goal));
+        let found = verdict("Jain's index, eight of 4 KiB to 1 MiB", None, even, goal);
+        verdicts.push(found.with_settings(mixed));
     }
     if let Some(weights) = fair(Case::Weights) {
         let kib = weights.ints("kib");
@@ -305,7 +306,8 @@ fn judge_one(rows: &[Row], device: &str, scheduler: &str) -> Vec<Verdict> {
         };
         let worst = kib.chunks(2).zip(WEIGHTS).map(off).fold(0.0, f64::max);
         let goal = Some(Goal::AtMost(WEIGHTS_OFF));
-        verdicts.push(verdict("weights 1:2:4, the worst part is off by", None, worst, goal));
+        let found = verdict("weights 1:2:4, the worst part is off by", None, worst, goal);
+        verdicts.push(found.with_settings(weights));
     }
     verdicts
 }

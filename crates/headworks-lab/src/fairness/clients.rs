@@ -20,10 +20,11 @@ use headworks_core::time::{MS, SEC};
 use headworks_core::{ConfigError, Op, QueueOptions, Scheduler};
 
 use super::device::{Device, MIB};
+use super::known;
 use super::mechanism::Setup;
 use crate::baseline::TagPolicy;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
-use crate::report::{Goal, Progress, Report, Row, Verdict, jain};
+use crate::report::{Goal, Progress, Report, Row, SETTINGS, Verdict, jain};
 use crate::row_filter::RowFilter;
 
 const EQUAL: &str = "equal clients";
@@ -183,8 +184,12 @@ pub(super) fn all() -> Vec<Load> {
     loads
 }
 
+/// Numbers of clients with numbers of tags in rising order; once each has a tag, more change nothing.
 fn product(clients: &[u32], tags: &[u32]) -> Vec<(u32, u32)> {
-    clients.iter().flat_map(|&n| tags.iter().map(move |&tags| (n, tags))).collect()
+    let enough = |n: u32| tags.iter().copied().find(|&tags| tags >= n).unwrap_or(u32::MAX);
+    let of =
+        |&n: &u32| tags.iter().filter(move |&&tags| tags <= enough(n)).map(move |&tags| (n, tags));
+    clients.iter().flat_map(of).collect()
 }
 
 /// The device time of a request of `group`'s size under `load`, from a run of its own.
@@ -329,6 +334,7 @@ impl Load {
             .with_real("jain_mean", counts.windows.mean(), 4)
             .with("starved", counts.starved)
             .with("failed", failed(counts))
+            .with(SETTINGS, counts.settings.clone())
             .with("hash", format!("{:016x}", counts.hash))
     }
 
@@ -379,6 +385,7 @@ impl Load {
             .with_real("mib_s", mib, 2)
             .with("starved", counts.starved)
             .with("failed", failed(counts))
+            .with(SETTINGS, counts.settings.clone())
             .with("hash", format!("{:016x}", counts.hash))
     }
 }
@@ -410,11 +417,12 @@ fn compare(rows: Vec<Row>) -> Vec<Row> {
     let cost = first.ints("cost_ns").into_iter().max().unwrap_or(0);
     let round_us = (clients * cost) as f64 / 1e3;
     let baselines: Vec<&Row> = rows.iter().filter(|row| !row.is("policy", "fair")).collect();
-    let part = |row: &Row, of: &dyn Fn(&Row) -> f64| {
+    let of_best = |value: f64, of: &dyn Fn(&Row) -> f64| {
         let best = baselines.iter().map(|row| of(row)).fold(0.0, f64::max);
         // Without a baseline the part is 0; it is not judged then.
-        if best > 0.0 { of(row) / best } else { 0.0 }
+        if best > 0.0 { value / best } else { 0.0 }
     };
+    let part = |row: &Row, of: &dyn Fn(&Row) -> f64| of_best(of(row), of);
     let compared = rows.iter().map(|row| {
         let longest = row.ints("longest_us").into_iter().max().unwrap_or(0);
         row.clone()
@@ -422,8 +430,22 @@ fn compare(rows: Vec<Row>) -> Vec<Row> {
             .with_real("rounds", longest as f64 / round_us, 2)
             .with_real("part", part(row, &busy), 4)
             .with_real("part_bytes", part(row, &bytes), 4)
+            .with_real(
+                "bytes_of_equal_time",
+                of_best(busy(row) * mib_of_equal_time(row), &bytes),
+                4,
+            )
     });
     compared.collect()
+}
+
+/// MiB in a second of device time, if each client gets the same time.
+fn mib_of_equal_time(row: &Row) -> f64 {
+    let of = |name| row.ints(name).into_iter().map(|value| value as f64).collect::<Vec<f64>>();
+    let (clients, kib, cost_ns) = (of("clients"), of("kib"), of("cost_ns"));
+    let all: f64 = clients.iter().sum();
+    let group = |at: usize| clients[at] / all * kib[at] / 1024.0 * 1e9 / cost_ns[at].max(1.0);
+    (0..clients.len()).map(group).sum()
 }
 
 /// Computes the verdicts of the rows: for each case, device and scheduler the worst row.
@@ -453,11 +475,43 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
                 baseline: None,
                 ours: Some(count as f64),
                 goal: Some(Goal::Exactly(0.0)),
-                known: None,
+                ..Verdict::default()
             });
         }
     }
     verdicts
+}
+
+/// A cause of a miss, which other rows of the experiment do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// The elevator sorts what waits.
+    Elevator,
+    /// Requests are of the other direction, or of both.
+    Direction,
+    /// There are few tags.
+    Tags,
+}
+
+impl Cause {
+    /// The worst value of the rows without it, and of those with other tags the best; none if there is no such row.
+    fn without<'a>(
+        self,
+        row: &Row,
+        rows: impl Iterator<Item = &'a Row>,
+        name: &str,
+        most: bool,
+    ) -> Option<f64> {
+        let [device, scheduler, case, table] = kind(row);
+        let (scheduler, case) = match self {
+            Self::Elevator => ("none", case),
+            Self::Direction => (scheduler, "equal"),
+            Self::Tags => (scheduler, case),
+        };
+        let wanted = [device, scheduler, case, table];
+        let values = rows.filter(|row| kind(row) == wanted).map(|row| row.real(name));
+        if most == (self != Self::Tags) { values.reduce(f64::max) } else { values.reduce(f64::min) }
+    }
 }
 
 fn kind(row: &Row) -> [&str; 4] {
@@ -482,13 +536,24 @@ fn judge_kind(rows: &[&Row], [device, scheduler, case, table]: [&str; 4]) -> Vec
     };
     let mut judged = |what: &str, name: &str, goal: Goal| {
         let most = matches!(goal, Goal::AtMost(_));
-        verdicts.push(Verdict {
+        let verdict = Verdict {
             what: format!("{device}, {scheduler}, {case}: {what}"),
-            seed: None,
             baseline: worst(&kuai, name, most),
             ours: worst(&ours, name, most),
             goal: Some(goal),
-            known: None,
+            ..Verdict::default()
+        };
+        let at_worst = ours.iter().find(|row| Some(row.real(name)) == verdict.ours);
+        let all_ours = || rows.iter().filter(|row| row.is("policy", "fair")).copied();
+        verdicts.push(match (at_worst, what) {
+            (Some(row), BYTES_TEXT) => {
+                verdict.bounded("equal device time", row.real("bytes_of_equal_time"))
+            }
+            (Some(row), _) => {
+                let of = |cause: Cause| cause.without(row, all_ours(), name, most);
+                known::caused(verdict, row, of)
+            }
+            _ => verdict,
         });
     };
     judged(LONGEST_TEXT, "rounds", Goal::AtMost(ROUNDS));

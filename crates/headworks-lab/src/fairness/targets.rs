@@ -12,7 +12,7 @@ use headworks_core::{
 
 use super::device::{Device, MIB};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
-use crate::report::{Goal, Progress, Report, Row, Verdict};
+use crate::report::{Goal, Progress, Report, Row, SETTINGS, Verdict};
 use crate::row_filter::RowFilter;
 
 const TABLE: &str = "latency targets";
@@ -36,6 +36,25 @@ struct Point {
     times: f64,
 }
 
+/// What runs without a target have shown; the same for every target.
+#[derive(Clone, Copy, Debug)]
+struct Untargeted {
+    alone_us: u64,
+    bulk_bytes: u64,
+    beside_p99_us: u64,
+    beside_bytes: u64,
+}
+
+/// Bytes of the bulk beside a reader.
+fn bulk_bytes(run: &RunCounts) -> u64 {
+    run.jobs[1..].iter().map(|job| job.bytes).sum()
+}
+
+/// The reader's p99 in microseconds.
+fn reader_p99_us(run: &RunCounts) -> u64 {
+    run.jobs[0].latency.percentile(990) / US
+}
+
 /// The clients that take part in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
@@ -52,8 +71,14 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
     let mut progress = Progress::new("latency targets", points.len());
     let mut rows = Vec::new();
+    let mut untargeted: Option<(Point, Untargeted)> = None;
     for point in &points {
-        rows.push(point.run(filter.seed)?);
+        let runs = match untargeted {
+            Some((other, runs)) if point.differs_by_target(&other) => runs,
+            _ => point.untargeted(filter.seed)?,
+        };
+        untargeted = Some((*point, runs));
+        rows.push(point.run(filter.seed, runs)?);
         progress.step();
     }
     drop(progress);
@@ -141,16 +166,25 @@ impl Point {
         Ok(harness.run())
     }
 
-    fn run(&self, seed: u64) -> Result<Row, ConfigError> {
-        let alone = self.count(Part::Reader, 0, seed)?;
-        let bulk = self.count(Part::Bulk, 0, seed)?;
-        let alone_us = alone.latency.percentile(990) / US;
-        let target_us = (alone_us as f64 * self.times) as u32;
-        let [without, both] =
-            [self.count(Part::Both, 0, seed)?, self.count(Part::Both, target_us, seed)?];
-        let p99 = |run: &RunCounts| run.jobs[0].latency.percentile(990) / US;
-        let bytes = |run: &RunCounts| run.jobs[1..].iter().map(|job| job.bytes).sum::<u64>();
-        let kept = |run: &RunCounts| bytes(run) as f64 / bulk.bytes.max(1) as f64;
+    fn differs_by_target(&self, other: &Self) -> bool {
+        let same = |of: &Self| (of.device, of.scheduler, of.depth, of.bulk);
+        same(self) == same(other)
+    }
+
+    fn untargeted(&self, seed: u64) -> Result<Untargeted, ConfigError> {
+        let beside = self.count(Part::Both, 0, seed)?;
+        Ok(Untargeted {
+            alone_us: reader_p99_us(&self.count(Part::Reader, 0, seed)?),
+            bulk_bytes: self.count(Part::Bulk, 0, seed)?.bytes,
+            beside_p99_us: reader_p99_us(&beside),
+            beside_bytes: bulk_bytes(&beside),
+        })
+    }
+
+    fn run(&self, seed: u64, runs: Untargeted) -> Result<Row, ConfigError> {
+        let target_us = (runs.alone_us as f64 * self.times) as u32;
+        let both = self.count(Part::Both, target_us, seed)?;
+        let kept = |bytes: u64| bytes as f64 / runs.bulk_bytes.max(1) as f64;
         let depth = if self.depth == DepthMode::Auto { "auto" } else { "fixed" };
         Ok(Row::new(TABLE)
             .with("device", self.device.name())
@@ -158,14 +192,15 @@ impl Point {
             .with("hw_depth", depth)
             .with("bulk", if self.bulk == Op::Read { "reads" } else { "writes" })
             .with_real("times", self.times, 1)
-            .with("alone_p99_us", alone_us)
+            .with("alone_p99_us", runs.alone_us)
             .with("target_us", target_us)
-            .with("without_p99_us", p99(&without))
-            .with("p99_us", p99(&both))
+            .with("without_p99_us", runs.beside_p99_us)
+            .with("p99_us", reader_p99_us(&both))
             .with("reads", both.jobs[0].bios)
             .with_real("missed", missed(&both, target_us), 4)
-            .with_real("without_kept", kept(&without), 4)
-            .with_real("kept", kept(&both), 4)
+            .with_real("without_kept", kept(runs.beside_bytes), 4)
+            .with_real("kept", kept(bulk_bytes(&both)), 4)
+            .with(SETTINGS, both.settings.clone())
             .with("failed", both.errors + both.notices + u64::from(both.stuck)))
     }
 }

@@ -62,6 +62,8 @@ pub struct RunCounts {
     pub folios_made: u64,
     /// Maximum number of requests dispatched and not completed.
     pub in_device_max: u32,
+    /// Commands that the device refused, the ramp included.
+    pub refused: u64,
     /// Number of failed bios.
     pub errors: u64,
     /// Number of notices to the operator.
@@ -75,6 +77,8 @@ pub struct RunCounts {
     pub windows: AnswerWindows,
     /// Hash of all inputs and actions, including the ramp.
     pub hash: u64,
+    /// The settings of the queue that differ from the defaults.
+    pub settings: String,
     /// Bytes of the commands in the device, by slot.
     pub(super) lens: RequestLengths,
     since: Snapshot,
@@ -183,11 +187,20 @@ impl RunCounts {
 
     /// Discards the counts of the ramp.
     pub(super) fn restart(&mut self, since: Snapshot) {
-        let Self { jobs, lens, in_device_max, errors, notices, mut windows, .. } =
+        let Self { jobs, lens, in_device_max, refused, errors, notices, mut windows, .. } =
             std::mem::take(self);
         windows.restart();
-        *self =
-            Self { lens, in_device_max, errors, notices, windows, since, ..Self::new(jobs.len()) };
+        let kept = Self {
+            lens,
+            in_device_max,
+            refused,
+            errors,
+            notices,
+            windows,
+            since,
+            ..Self::default()
+        };
+        *self = Self { jobs: vec![JobCounts::default(); jobs.len()], ..kept };
     }
 
     pub(super) fn end(&mut self, at: Snapshot, hash: u64) {

@@ -18,11 +18,12 @@
 mod counts;
 mod job;
 mod program;
+mod settings;
 
 use headworks_core::record::RunHash;
 use headworks_core::time::SEC;
 use headworks_core::{
-    Action, CacheOptions, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant,
+    Action, CacheOptions, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant, IoError,
     QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, TenantConfig, VolumeId, VolumeOptions,
 };
 use headworks_sim::disk::{DeviceModel, ModelCommand};
@@ -32,6 +33,7 @@ pub use counts::{AnswerWindows, JobCounts, RunCounts};
 pub(crate) use job::Job;
 pub use job::JobOptions;
 pub use program::Program;
+pub use settings::settings;
 
 /// Time after which a run whose device has nothing is stuck, whatever timers fire: several time-outs of commands.
 const STUCK_NS: u64 = 120 * SEC;
@@ -96,6 +98,8 @@ enum HarnessEvent {
     Wake { job: u32 },
     /// A request reaches the device.
     Issue { id: RequestId, order: ModelCommand },
+    /// The device has refused a request.
+    Refuse { id: RequestId },
 }
 
 /// A shard, its device and its jobs.
@@ -112,9 +116,14 @@ pub struct BlockHarness {
     inputs: Vec<Input>,
     done: Vec<u64>,
     in_device: u32,
+    /// Commands that the device has accepted and not ended.
+    accepted: u32,
+    /// Commands that the device accepts at once; it answers BUSY to more.
+    accepts: u32,
     counts: RunCounts,
     hash: RunHash,
     plugging: Plugging,
+    settings: String,
 }
 
 impl BlockHarness {
@@ -126,6 +135,7 @@ impl BlockHarness {
         let volume =
             VolumeOptions { size: options.size, block_size: 4096, ..VolumeOptions::default() };
         let bios_max = options.jobs.iter().map(|job| job.iodepth).sum();
+        let settings = settings(&options.queue);
         let mut config = ShardConfig::single(options.queue, volume, bios_max);
         config.exports = options.exports;
         config.tenants = options.tenants;
@@ -151,14 +161,22 @@ impl BlockHarness {
             inputs: Vec::with_capacity(256),
             done: Vec::with_capacity(256),
             in_device: 0,
+            accepted: 0,
+            accepts: u32::MAX,
             hash: RunHash::default(),
             plugging: Plugging::Batch,
+            settings,
         })
     }
 
     /// Sets the delay between elevator and device, before the run.
     pub fn set_dispatcher(&mut self, dispatcher: Box<dyn Dispatcher>) {
         self.dispatcher = Some(dispatcher);
+    }
+
+    /// Lets the device accept so many commands at once, fewer than it announces, and answer BUSY to more; before the run.
+    pub fn set_accepts(&mut self, commands: u32) {
+        self.accepts = commands;
     }
 
     /// Sets how the bios of a batch are plugged, before the run.
@@ -205,6 +223,7 @@ impl BlockHarness {
         }
         let mut counts = self.counts.clone();
         counts.stuck = self.is_stuck();
+        counts.settings = self.settings;
         counts
     }
 
@@ -247,6 +266,7 @@ impl BlockHarness {
                 let completion = Completion { id, transferred, status: Ok(()), hole: false };
                 self.inputs.push(Input::Complete { device: DEVICE, completion });
                 self.in_device -= 1;
+                self.accepted -= 1;
             }
         }
         if self.timer.is_some_and(|at| at <= self.now) {
@@ -260,6 +280,7 @@ impl BlockHarness {
             match happening {
                 HarnessEvent::Wake { job } => self.submit(job),
                 HarnessEvent::Issue { id, order } => self.issue(id, order),
+                HarnessEvent::Refuse { id } => self.refuse(id),
             }
         }
     }
@@ -279,6 +300,17 @@ impl BlockHarness {
                 }
             }
         }
+    }
+
+    /// Answers BUSY to a command.
+    fn refuse(&mut self, id: RequestId) {
+        self.counts.lens.take(id.slot);
+        self.counts.refused += 1;
+        self.in_device -= 1;
+        let status = Err(IoError::Busy);
+        let completion = Completion { id, transferred: 0, status, hole: false };
+        self.inputs.push(Input::Complete { device: DEVICE, completion });
+        self.turn();
     }
 
     /// Runs a turn of the shard and executes its actions.
@@ -331,6 +363,10 @@ impl BlockHarness {
     }
 
     fn issue(&mut self, id: RequestId, order: ModelCommand) {
+        if self.accepted == self.accepts {
+            return self.events.push(self.now, HarnessEvent::Refuse { id });
+        }
+        self.accepted += 1;
         self.device.submit(self.now, order);
         if let Some(dispatcher) = &mut self.dispatcher {
             dispatcher.issued(id);

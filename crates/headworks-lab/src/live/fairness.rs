@@ -247,7 +247,7 @@ fn verdict(what: &str, baseline: Option<f64>, ours: f64, goal: Option<Goal>) -> 
         baseline,
         ours: Some(ours),
         goal,
-        known: None,
+        ..Verdict::default()
     }
 }
 

@@ -146,7 +146,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             baseline: baseline("legacy518"),
             ours: Some(ours),
             goal: row.is("policy", TagPolicy::Fair.name()).then_some(Goal::AtLeast(GOAL)),
-            known: None,
+            ..Verdict::default()
         }
     };
     let mut verdicts: Vec<Verdict> = rows.iter().map(verdict).collect();
@@ -158,7 +158,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             baseline: None,
             ours: Some(failed as f64),
             goal: Some(Goal::Exactly(0.0)),
-            known: None,
+            ..Verdict::default()
         });
     }
     verdicts

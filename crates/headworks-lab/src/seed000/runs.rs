@@ -8,7 +8,7 @@ use super::published::JOBS;
 use super::{CACHES, JITTERS_US, SHOWN, TAGS, THINK_NS};
 use crate::baseline::{TagPolicy, WakeOptions};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
-use crate::report::{Row, jain};
+use crate::report::{Row, SETTINGS, jain};
 use crate::row_filter::{GATED, RowFilter};
 
 /// Bytes of a write: eight pieces.
@@ -37,12 +37,17 @@ pub(super) struct Point {
     pub cache_mib: u64,
     pub jitter_us: u32,
     pub jobs: u32,
+    pub max_sectors_kb: u32,
 }
 
 /// Names of the tables in rows.
 pub(super) const BASELINES: &str = "baselines";
 pub(super) const OURS: &str = "ours";
 pub(super) const DEEP: &str = "ours, all that waits sorted";
+/// The options that a server has, beside the seed's.
+pub(super) const DEFAULTS: &str = "ours, default options";
+/// Pieces of 256 KiB, as in the report that the series began with.
+pub(super) const PIECES_256: &str = "pieces of 256 KiB";
 
 /// All rows of the experiment.
 pub(super) fn all() -> Vec<Point> {
@@ -57,6 +62,7 @@ pub(super) fn all() -> Vec<Point> {
         cache_mib: 32,
         jitter_us,
         jobs: 1,
+        max_sectors_kb: 128,
     };
     for policy in [TagPolicy::Legacy518, TagPolicy::KuaiV3] {
         for (cache_mib, tags) in product(CACHES, TAGS) {
@@ -74,6 +80,19 @@ pub(super) fn all() -> Vec<Point> {
     }
     for cache_mib in CACHES {
         let point = Point { table: DEEP, tags: DEEP_TAGS, cache_mib, ..fair };
+        points.extend(jobs().map(|jobs| Point { jobs, ..point }));
+    }
+    let usual = QueueOptions::default();
+    let defaults = Point {
+        table: DEFAULTS,
+        scheduler: usual.scheduler,
+        tags: usual.nr_requests,
+        max_sectors_kb: usual.max_sectors_kb,
+        ..fair
+    };
+    points.extend(jobs().map(|jobs| Point { jobs, ..defaults }));
+    for policy in TagPolicy::ALL {
+        let point = Point { table: PIECES_256, policy, max_sectors_kb: 256, ..fair };
         points.extend(jobs().map(|jobs| Point { jobs, ..point }));
     }
     points
@@ -113,7 +132,7 @@ impl Point {
         QueueOptions {
             nr_requests: self.tags,
             queue_depth: self.queue_depth(),
-            max_sectors_kb: 128,
+            max_sectors_kb: self.max_sectors_kb,
             scheduler: self.scheduler,
             deadline: DeadlineOptions { write_expire_ms, ..DeadlineOptions::default() },
             // Up to 512 MiB wait for the head: time-outs are not the subject here.
@@ -182,6 +201,7 @@ impl Point {
             .with("failed", counts.errors + counts.notices)
             .with("hung", u64::from(counts.stuck))
             .with("starved", counts.starved)
+            .with(SETTINGS, counts.settings.clone())
             .with("hash", format!("{:016x}", counts.hash))
             .with_real("mib_s", mib / length.seconds as f64, 1)
             .with_real("in_sequence", counts.sequential as f64 / counts.issued.max(1) as f64, 3)
@@ -207,6 +227,7 @@ mod tests {
             cache_mib: 32,
             jitter_us: 20,
             jobs: 16,
+            max_sectors_kb: 128,
         };
         let stuck = |patches, safety_net| {
             let wake = WakeOptions { patches, safety_net, ..point.wake(1) };

@@ -20,6 +20,8 @@ pub const CALIBRATED_NS: u64 = 185_000;
 /// times a second in any order: 510 times with 4 GiB, which costs ours a tenth, too, and 47 times
 /// with 48. The goals are for 256 MiB and 4 GiB; these rows show the policy without that bound.
 const CALIBRATED_MIB: u64 = 48 << 10;
+/// Pool of the seed's table in which the baseline is compared: the calibration was made for it.
+const COMPARED_POOL: u64 = 4 * GIB;
 /// Cost of a stream change in other cases: an SSD's.
 pub const SWITCH_NS: u64 = 20_000;
 /// Cost of a command in other cases.
@@ -29,6 +31,10 @@ const DISK_SWITCH_NS: u64 = 8_000_000;
 /// Files that a writer makes before it flushes: some GB in all, so the dirty limit is reached
 /// repeatedly.
 const FILES: u32 = 20_000;
+/// Bytes per second from which a run is short.
+const FAST_RATE: u64 = 700 * MB;
+/// Most writers of a row with a goal.
+pub const WRITERS_MAX: u32 = 1000;
 /// Light writers beside the heavy one of `uneven`, and bytes a second of each.
 const LIGHT: u32 = 36;
 const LIGHT_RATE: u64 = 100_000;
@@ -169,10 +175,10 @@ impl BelowCache {
 
     /// What a throttle policy runs with. The baseline runs with every elevator and tag policy, so
     /// that its best can be compared.
-    fn of(case: Case, throttle: Throttling, writers: u32) -> Vec<Self> {
-        // Few writers of whole chunks get equal rates from all of them.
-        let alike = case == Case::Scaling && writers <= 10;
-        if throttle != Throttling::Foreground || alike {
+    fn of(case: Case, throttle: Throttling, writers: u32, pool: u64) -> Vec<Self> {
+        // Few writers of whole chunks get equal rates from all of them, and where no goal compares, one is enough beside ours.
+        let compared = (11..=WRITERS_MAX).contains(&writers) && pool == COMPARED_POOL;
+        if throttle != Throttling::Foreground || case == Case::Scaling && !compared {
             return vec![Self::DEFAULT];
         }
         let schedulers = [Scheduler::None, Scheduler::MqDeadline];
@@ -230,7 +236,7 @@ pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
                 for &pool in or(&options.pools, &pools) {
                     for &writers in or(&options.writers, writers) {
                         let run = (case, throttle, writers, bandwidth, pool);
-                        for below in BelowCache::of(case, throttle, writers) {
+                        for below in BelowCache::of(case, throttle, writers, pool) {
                             points.push(CasePoint { below, ..CasePoint::new(options, run) });
                         }
                     }
@@ -257,9 +263,15 @@ impl CasePoint {
         let enough = shares.max(600 * MB).div_ceil(bandwidth);
         // A slow device gets as many bytes in a phase as one of 60 MB/s, so that the row shows when
         // it settles.
-        let phase_ns = seconds.div_ceil(2).max(5).max(600 * MB / bandwidth) * SEC;
+        // A fast one makes thousands of writes a second and has settled in one.
+        let is_fast = bandwidth >= FAST_RATE;
+        let parts = if is_fast { 4 } else { 2 };
+        let phase_ns = seconds.div_ceil(parts).max(5).max(600 * MB / bandwidth) * SEC;
         let (ramp, runtime) = match case {
-            Case::Cold => (0, seconds),
+            // Ten writes of each, so that one more or less hardly changes the shares.
+            Case::Cold if is_fast => (0, seconds.div_ceil(2)),
+            Case::Cold => (0, seconds.max(shares.div_ceil(4 * bandwidth))),
+            Case::Grid if is_fast => (2, seconds.div_ceil(2).max(enough)),
             Case::Bandwidth | Case::Writers => (0, 3 * phase_ns / SEC),
             // Shares that follow the bandwidth need time to settle.
             Case::Two => (20, seconds),
@@ -428,7 +440,7 @@ mod tests {
             let writers = point.all_writers();
             writers.iter().filter(|w| w.starts_at <= now && now < w.exits_at).count()
         };
-        assert_eq!([at(1), at(15), at(25)], [10, 100, 10]);
+        assert_eq!([at(1), at(7), at(12)], [10, 100, 10]);
         let exits = self::point(Case::Exit, 100).all_writers();
         assert!(exits.windows(2).all(|pair| pair[0].exits_at < pair[1].exits_at));
     }

@@ -35,7 +35,8 @@ pub use series::{SAMPLE_NS, Sample, rates, settled_ms};
 pub use writer::{WritePattern, WriterOptions};
 
 use crate::baseline::foreground::Throttling;
-use crate::report::{Progress, Report, Row, jain};
+use crate::harness::settings;
+use crate::report::{Progress, Report, Row, SETTINGS, jain};
 
 /// Selection of runs; empty lists mean the defaults of the case.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,7 +121,8 @@ fn notes() -> Vec<String> {
         "scaling: the price of a change of stream is a calibration, solved so that the old way loses a tenth with 1000 writers \
          and 48 GiB; the goals are judged with 256 MiB and 4 GiB, too, where the bound of a known miss stands beside it"
             .into(),
-        "foreground runs with every elevator and tag policy, and its best row is the baseline; ioless runs with the defaults"
+        "foreground runs with every elevator and tag policy, and its best row is the baseline (scaling: with 100 and 1000 writers and \
+         4 GiB; else with the defaults); ioless runs with the defaults"
             .into(),
         "uneven: one writer that takes what it gets and 36 of 0.1 MB/s each".into(),
         "wake_s: writes that slept; thread_s: wake-ups of the shard's thread. Neither is the seed's context switches: \
@@ -204,6 +206,7 @@ fn count(point: &CasePoint, outcome: &CaseOutcome) -> Row {
         .with("shared_blocks_squared", shares.iter().map(|blocks| blocks * blocks).sum::<u64>())
         .with("p50_ns", outcome.pauses.percentile(500))
         .with("p99_ns", outcome.pauses.percentile(990))
+        .with("dirty_ppm", (1e6 * positions(point, outcome)[1]) as u64)
         .with("worst_ppm", outcome.worst_ppm)
         .with("over", outcome.over_limit)
         .with("failed", outcome.failed)
@@ -223,6 +226,7 @@ fn count(point: &CasePoint, outcome: &CaseOutcome) -> Row {
         .with("thread_wakeups", outcome.thread_wakeups)
         .with("timers", outcome.timers)
         .with("switch_ns", point.switch_ns)
+        .with(SETTINGS, settings(&point.harness(false).queue))
         .with("hash", format!("{:016x}", outcome.hash))
 }
 
@@ -257,7 +261,8 @@ fn positions(point: &CasePoint, outcome: &CaseOutcome) -> [f64; 3] {
 fn settled(point: &CasePoint, outcome: &CaseOutcome) -> Vec<u64> {
     let phases = point.phases();
     let pairs = phases.windows(2);
-    let found = pairs.map(|pair| settled_ms(&outcome.samples, pair[0], pair[1]));
+    let write = u64::from(point.write_bytes);
+    let found = pairs.map(|pair| settled_ms(&outcome.samples, write, pair[0], pair[1]));
     found.map(|ms| ms.unwrap_or(86_400_000)).collect()
 }
 

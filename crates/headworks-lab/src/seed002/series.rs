@@ -43,22 +43,26 @@ fn rate(from: &Sample, to: &Sample, of: fn(&Sample) -> u64) -> f64 {
     (of(to) - of(from)) as f64 * 1e9 / ns as f64
 }
 
-/// Settling time of a phase in milliseconds: until the dirtying rate, over each following second of
+/// Writes of a window in which the rate is judged: their number scatters by a thirtieth, a third of the band.
+const WINDOW_WRITES: f64 = 900.0;
+
+/// Settling time of a phase in milliseconds: until the dirtying rate, over each following window of
 /// the phase, is within 10 % of the device's rate in the last half of the phase. `None` if it never
-/// is.
+/// is. A window is a second, or longer where writes of `write` bytes are few.
 #[must_use]
-pub fn settled_ms(samples: &[Sample], from: Instant, to: Instant) -> Option<u64> {
+pub fn settled_ms(samples: &[Sample], write: u64, from: Instant, to: Instant) -> Option<u64> {
     let first = samples.partition_point(|sample| sample.at < from);
     let last = samples.partition_point(|sample| sample.at <= to);
     let phase = &samples[first..last];
-    let second = (SEC / SAMPLE_NS) as usize;
-    if phase.len() <= 2 * second {
+    let goal = rate(phase.get(phase.len() / 2)?, phase.last()?, |sample| sample.media);
+    let writes_ns = WINDOW_WRITES * write as f64 * 1e9 / goal.max(1.0);
+    let window = (writes_ns as u64).max(SEC).div_ceil(SAMPLE_NS) as usize;
+    if phase.len() <= 2 * window {
         return None;
     }
-    let goal = rate(&phase[phase.len() / 2], &phase[phase.len() - 1], |sample| sample.media);
-    let starts = 0..phase.len() - second;
+    let starts = 0..phase.len() - window;
     let off = |&start: &usize| {
-        let found = rate(&phase[start], &phase[start + second], |sample| sample.accepted);
+        let found = rate(&phase[start], &phase[start + window], |sample| sample.accepted);
         (found - goal).abs() > 0.1 * goal
     };
     match starts.clone().rev().find(off) {
@@ -95,8 +99,9 @@ mod tests {
 
     #[test]
     fn settled_is_when_every_later_second_is_within_a_tenth() {
-        let settle =
-            |factor: &dyn Fn(f64) -> f64| settled_ms(&run(factor), Instant(0), Instant(10 * SEC));
+        let settle = |factor: &dyn Fn(f64) -> f64| {
+            settled_ms(&run(factor), 65_536, Instant(0), Instant(10 * SEC))
+        };
         assert_eq!(settle(&|_| 1.0), Some(0));
         assert_eq!(settle(&|_| 1.11), None);
         // Half the rate for two seconds: a second is in the band when at most a fifth of it is from
@@ -106,6 +111,13 @@ mod tests {
         // A deviation of 9 ms more than 10 % in a single second is found, at any time.
         let late = |second: f64| if (6.0..6.5).contains(&second) { 1.3 } else { 1.0 };
         assert!(settle(&late).unwrap() > 6000);
+    }
+
+    #[test]
+    fn few_writes_are_judged_in_longer_windows() {
+        // 100 writes of 1 MB a second: nine seconds are no half of the phase, 900 of 1 KB are.
+        let settle = |write| settled_ms(&run(|_| 1.0), write, Instant(0), Instant(10 * SEC));
+        assert_eq!([settle(1_000_000), settle(500_000)], [None, Some(0)]);
     }
 
     #[test]
