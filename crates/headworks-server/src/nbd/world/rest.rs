@@ -189,7 +189,8 @@ impl World {
         let limits = self.front.memory.limits();
         // What is guaranteed, and a chunk of a reply that is continued.
         let little = 2 * limits.guaranteed();
-        if held > before && held > little && taken > limits.shared() + little {
+        let shared = limits.size() - limits.size() / 8;
+        if held > before && held > little && taken > shared + little {
             return Err(format!(
                 "client {index} holds {held} bytes, and {taken} of {} are taken",
                 limits.size()

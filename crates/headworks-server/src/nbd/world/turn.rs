@@ -5,7 +5,9 @@ use std::io::{ErrorKind, Read, Write};
 use headworks_core::Input;
 
 use super::front::Line;
-use super::{Event, Flight, IDLE_TURNS, QUIET_NS, TURNS_MAX, World, WriteState, export};
+use super::{
+    Event, Flight, IDLE_TURNS, QUIET_NS, STILL_TURNS, TURNS_MAX, World, WriteState, export,
+};
 use crate::nbd::connection::{ConnectionEnd, ReceiveOutcome};
 use headworks_front::WaitsFor;
 
@@ -29,6 +31,10 @@ impl World {
             self.idle_turns = if worked && !moved { self.idle_turns + 1 } else { 0 };
             if self.idle_turns >= IDLE_TURNS {
                 return Err(format!("{IDLE_TURNS} turns count as work in which nothing moves"));
+            }
+            self.still_turns = if moved { 0 } else { self.still_turns + 1 };
+            if self.still_turns >= STILL_TURNS {
+                return Err(format!("{STILL_TURNS} turns wake connections and move nothing"));
             }
             if !worked && !moved && !again {
                 self.front.cut_payloads(self.now, &mut self.lines);
