@@ -84,6 +84,7 @@ pub(super) fn window(
         end: own_end.map_or(of.blocks(), |end| end.min(of.blocks())),
         window_max,
         order_max: caching.max_folio_order.min(state.pool.order_cap()),
+        pool: state.pool.limit(),
     };
     let read = ReadEvent { volume, block: first, blocks, marker };
     state.ahead.on_read(bio.id.connection, read, limits)
