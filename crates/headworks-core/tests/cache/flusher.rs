@@ -94,6 +94,39 @@ fn large_volume_does_not_delay_small_expired_one() {
     assert!(completed <= 2 * 1024 + 90, "{completed} blocks were written first");
 }
 
+/// The flusher has a group of 64 MiB of one volume in hand when the other is flushed, and as much in the device as it may have.
+#[test]
+fn small_flush_does_not_wait_for_a_group_of_a_large_one() {
+    let mut harness = Harness::new(65_536, |config| {
+        config.volumes.push(VolumeConfig { ..config.volumes[0] });
+        config.dirty.policy = ThrottlePolicy::None;
+        (config.dirty.dirty_ratio, config.dirty.dirty_background_ratio) = (90, 80);
+        config.devices[0].queue.max_folio_order = 4;
+        config.devices[0].queue.max_sectors_kb = 64;
+    });
+    for at in 0..2048 {
+        harness.send_to(0, 1, Op::Write, at * 64 * 1024, 64 * 1024);
+    }
+    let large = harness.send_to(0, 1, Op::Flush, 0, 0);
+    // It is in the middle of its first group.
+    (0..100).for_each(|_| harness.complete(Ok(())));
+    let sent = harness.writes.len();
+    harness.send_to(1, 2, Op::Write, 0, BLOCK);
+    let small = harness.send_to(1, 2, Op::Flush, 0, 0);
+    let mut completed = 0;
+    while !harness.writes[sent..].iter().any(|&(_, volume, ..)| volume == 1) {
+        harness.complete(Ok(()));
+        completed += 1;
+        assert!(completed <= 256, "the small volume's block is not among the next");
+    }
+    while harness.answer(small).is_none() {
+        harness.complete(Ok(()));
+    }
+    assert!(harness.answer(large).is_none(), "the large one has 128 MiB to write");
+    harness.settle(Ok(()));
+    assert_eq!(harness.answer(large), Some(Ok(())));
+}
+
 impl Harness {
     /// Completes commands until at most so many blocks are dirty.
     fn write_down_to(&mut self, blocks: u64) {

@@ -51,6 +51,8 @@ struct DeviceWriteback {
     clean_wanted: bool,
     /// The flusher is to search for old data.
     periodic: bool,
+    /// A flush began to wait for write-out.
+    flush_begun: bool,
 }
 
 /// The dirty data of a cache.
@@ -360,6 +362,16 @@ impl DirtyState {
     /// Returns true while a device does not answer.
     pub fn is_silent(&self, device: usize) -> bool {
         self.devices[device].silent
+    }
+
+    /// Notes a flush that begins and waits for write-out to a device.
+    pub fn note_flush(&mut self, device: usize) {
+        self.devices[device].flush_begun = true;
+    }
+
+    /// Takes the note that a flush began on a device.
+    pub fn take_flush_begun(&mut self, device: usize) -> bool {
+        std::mem::take(&mut self.devices[device].flush_begun)
     }
 
     /// Decides whether writers of a device may wait for credit: not while the device is silent, half of what may be dirty is held, or

@@ -59,7 +59,8 @@ pub(super) fn step(
         // Held or dirty blocks past the end are not waited for, and are no error.
         return WaitFor::NextTurn;
     }
-    if op.generation == 0 {
+    let begins = op.generation == 0;
+    if begins {
         let Some(target) = volume.end_generation() else {
             // Flushes that timed out left data in every generation; perhaps no other flush waits for its write-out.
             volume.raise_target_to_ended();
@@ -75,6 +76,10 @@ pub(super) fn step(
     };
     if left {
         volume.raise_target(target);
+        if begins {
+            let device = state.volumes.device_index(op.bio.id.volume);
+            state.dirty.note_flush(device);
+        }
         return WaitFor::Flush;
     }
     if state.defects.flush_skips_device() {

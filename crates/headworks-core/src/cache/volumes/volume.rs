@@ -223,6 +223,11 @@ impl CachedVolume {
         self.writing[usize::from(mark)].sub(1);
     }
 
+    /// Returns true if something of the volume is under write-out.
+    pub fn is_writing(&self) -> bool {
+        self.writing.iter().any(|count| !count.is_zero())
+    }
+
     /// Returns true if a generation has dirty folios or outstanding write-outs.
     fn is_in_use(&self, mark: u8) -> bool {
         let mark = usize::from(mark);
