@@ -142,6 +142,8 @@ impl Request {
     pub const COUNTED: u16 = 256;
     /// Mark: it goes before all that a sorting elevator has sorted.
     pub const EXPRESS: u16 = 512;
+    /// Mark: it is a piece that follows one of its bio that has ended.
+    pub const CONTINUES: u16 = 1024;
 
     /// Starts a new use of the slot: every field is set, but for `generation`, which goes on, and what an elevator keeps.
     ///

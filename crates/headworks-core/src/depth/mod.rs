@@ -26,6 +26,9 @@
 //!   for 32 MiB of 4 KiB. So the limit is not in use while an elevator sorts for a device that may seek, unless a large request
 //!   came of late: a small one would wait for it.
 //!
+//! Behind an open gate requests wait as they were made. A sample of which more than a quarter is in commands that are longer than the
+//! present ones says nothing of these.
+//!
 //! A limit that was found for commands of an eighth, and holds less than two of the present ones, is forgotten.
 //!
 //! A wrong limit heals: a throughput that falls while requests wait for the limit, or grows with a larger limit, raises it.
@@ -133,6 +136,11 @@ pub struct DepthStats {
 pub(crate) struct DepthControl {
     /// By kind.
     counts: [Counts; 3],
+    /// The longest command that is made now, and the bytes of longer ones in this sample.
+    longest: u32,
+    longer: u64,
+    /// Requests are cut before they wait.
+    early: bool,
     /// Completed commands are counted.
     measuring: bool,
     /// Mean cost of a command in the last sample, and in the one after which the limit was set.
@@ -196,6 +204,9 @@ impl DepthControl {
         assert!(command_max > 0, "a command has a length");
         Self {
             counts: [Counts::default(); 3],
+            longest: command_max,
+            longer: 0,
+            early: false,
             since: Instant(0),
             measuring: true,
             command: 0,
@@ -259,11 +270,19 @@ impl DepthControl {
         counts.commands += 1;
         counts.cost += u64::from(bytes);
         counts.latency_ns += latency_ns;
+        if bytes > self.longest {
+            self.longer += u64::from(bytes);
+        }
     }
 
     /// Returns true once more was completed without a head's time than a drive's cache takes at once.
     pub fn is_fast(&self) -> bool {
         self.fast >= FAST_COMMANDS
+    }
+
+    /// Says that requests are cut before they wait: what waits when the length changes keeps the old one.
+    pub fn set_early(&mut self) {
+        self.early = true;
     }
 
     /// Sets whether an elevator sorts for a device that may seek.
@@ -337,13 +356,16 @@ impl DepthControl {
             // It has no limit; one sample in sixteen milliseconds is enough to see that it became slower.
             (self.measuring, self.since) = (false, now.after(FAST_REST_NS));
         }
-        self.act(now, &sample, admitted, command);
+        let old = std::mem::take(&mut self.longer) * 4 > counts.cost && self.early;
+        self.act(now, &sample, admitted, command, old);
+        self.longest = self.command_max();
         assert!(self.limit >= PIECE_MIN, "a device may always have something");
         before != (self.limit(), self.command_max())
     }
 
-    /// Takes a sample in the present phase; `command` is the mean cost of a command.
-    fn act(&mut self, now: Instant, sample: &Sample, admitted: u64, command: u64) {
+    /// Takes a sample in the present phase; `command` is the mean cost of a command, `old` says that many were made before the
+    /// present length.
+    fn act(&mut self, now: Instant, sample: &Sample, admitted: u64, command: u64, old: bool) {
         self.change_sorting(now);
         if self.sorting {
             return;
@@ -357,7 +379,7 @@ impl DepthControl {
         }
         let drained =
             admitted <= self.limit.saturating_add(self.limit / 4).saturating_add(2 * command);
-        if now < self.settles || !drained {
+        if now < self.settles || !drained || old {
             return;
         }
         if self.skip {

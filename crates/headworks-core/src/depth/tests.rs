@@ -208,3 +208,23 @@ fn sorted_small_commands_are_not_limited_until_a_large_one_comes() {
     world.run(&small, 10);
     assert!(world.control.limit() < 2 * MIB, "{} without seeks", world.control.limit());
 }
+
+/// Behind an open gate requests wait as they were made.
+#[test]
+fn sample_of_commands_from_before_the_cut_says_nothing() {
+    for early in [false, true] {
+        let mut control = DepthControl::new(1280 << 10);
+        if early {
+            control.set_early();
+        }
+        (control.phase, control.cut, control.longest) = (Phase::Reference, true, 64 << 10);
+        control.seen[0] = Some(Instant(MS));
+        let mut sample = |len: u32, at: u64| {
+            (0..100).for_each(|_| control.on_complete(CommandClass::Piece, len, 2 * MS));
+            control.end_sample(Instant(at * MS), 0, true);
+            control.mean.samples()
+        };
+        assert_eq!(sample(1 << 20, 20) > 0, !early);
+        assert!(sample(64 << 10, 40) > 0, "pieces of the present length count");
+    }
+}

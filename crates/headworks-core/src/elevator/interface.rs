@@ -101,6 +101,20 @@ pub trait Elevator: Send {
         false
     }
 
+    /// Returns whether it keeps what the device has within [`Elevator::limit_device`]. The gate in front of an elevator that owns
+    /// shares limits nothing.
+    fn limits_device(&self) -> bool {
+        false
+    }
+
+    /// Sets the limit on what the device has: bytes, and `command_cost` for each command; `u64::MAX` for none.
+    fn limit_device(&mut self, _limit: u64, _command_cost: u32) {}
+
+    /// Returns what the device has, by that measure, and whether a request waited for the limit since the last call.
+    fn take_device_load(&mut self) -> (u64, bool) {
+        (0, false)
+    }
+
     /// Changes the shares of exports and tenants, for an elevator that owns shares. It begins with the default shares.
     fn change_shares(&mut self, _change: ShareChange) {}
 

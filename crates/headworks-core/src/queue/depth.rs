@@ -1,5 +1,8 @@
-//! The device's depth, as the control in [`crate::depth`] finds it: measured at completions, applied at the gate and to the length
-//! of commands.
+//! The device's depth, as the control in [`crate::depth`] finds it: measured at completions, applied where requests wait for the
+//! device and to the length of commands.
+//!
+//! The limit holds where shares decide: at the gate, or in an elevator that owns shares and limits the device. What is beyond that
+//! point is served in the order of a drive, whatever its share.
 //!
 //! Invariant: without a control the limit is `hw_inflight_kb`, and commands are as long as the device allows.
 
@@ -23,9 +26,12 @@ impl Queue {
         // A policy that grants tag by tag knows no limit on bytes: it would be asked again without end.
         let auto = self.options.hw_depth == DepthMode::Auto
             && self.options.hw_inflight_kb == 0
-            && !self.gate.is_open()
+            && (!self.gate.is_open() || self.waiting.limits_device())
             && self.gate.reuses_tags();
         self.depth = auto.then(|| DepthControl::new(self.limits.max_bytes));
+        if let Some(depth) = self.depth.as_mut().filter(|_| self.gate.is_open()) {
+            depth.set_early();
+        }
         self.apply_depth();
     }
 
@@ -72,7 +78,11 @@ impl Queue {
         }
         let seeks = self.options.rotational || self.gate.may_seek() && !depth.is_fast();
         depth.set_sorted(self.options.scheduler == Scheduler::MqDeadline && seeks);
-        if depth.end_sample(now, self.gate.admitted(), self.gate.take_bound()) {
+        let (admitted, bound) = match self.gate.is_open() {
+            true => self.waiting.take_device_load(),
+            false => (self.gate.admitted(), self.gate.take_bound()),
+        };
+        if depth.end_sample(now, admitted, bound) {
             self.apply_depth();
         }
     }
@@ -97,8 +107,14 @@ impl Queue {
         self.command_limits.max_bytes = command_max;
         let whole = command_max == self.limits.max_bytes;
         match &self.depth {
-            Some(depth) => self.gate.set_limit(depth.limit(), COMMAND_COST, command_max, whole),
-            None => self.gate.set_command_max(command_max, whole),
+            Some(depth) if !self.gate.is_open() => {
+                self.gate.set_limit(depth.limit(), COMMAND_COST, command_max, whole);
+            }
+            _ => self.gate.set_command_max(command_max, whole),
+        }
+        if self.gate.is_open() {
+            let limit = self.depth.as_ref().map_or(u64::MAX, DepthControl::limit);
+            self.waiting.limit_device(limit, COMMAND_COST);
         }
         debug_assert!(self.command_limits.max_bytes > 0, "a command has a length");
     }

@@ -93,6 +93,21 @@ impl DispatchQueue {
         self.elevator.owns_shares()
     }
 
+    /// Returns whether the elevator limits what the device has, see [`Elevator::limits_device`].
+    pub fn limits_device(&self) -> bool {
+        self.elevator.limits_device()
+    }
+
+    /// Sets the limit on what the device has, for an elevator that keeps it.
+    pub fn limit_device(&mut self, limit: u64, command_cost: u32) {
+        self.elevator.limit_device(limit, command_cost);
+    }
+
+    /// Returns what the device has, and whether a request waited for that limit since the last call.
+    pub fn take_device_load(&mut self) -> (u64, bool) {
+        self.elevator.take_device_load()
+    }
+
     /// Changes the shares of exports and tenants.
     pub fn change_shares(&mut self, change: ShareChange) {
         self.elevator.change_shares(change);

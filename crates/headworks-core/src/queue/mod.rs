@@ -235,6 +235,7 @@ impl Queue {
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
         self.waiting.set_elevator(elevator);
+        self.set_depth();
         self.set_shares();
     }
 

@@ -20,13 +20,13 @@ impl Queue {
         debug_assert!(split.state == RequestState::Split, "only a split request has pieces");
         split.owed = split.owed.saturating_sub(tags);
         for _ in 0..tags {
-            self.spawn_piece(pools, id);
+            self.spawn_piece(pools, id, 0);
         }
         self.end_split(now, pools, id);
     }
 
-    /// Makes the next piece of a split request, which uses one of its tags; without a next piece the tag is returned.
-    fn spawn_piece(&mut self, pools: &mut Pools, parent: SlotId) {
+    /// Makes the next piece of a split request, with `marks`, which uses one of its tags; without a next piece the tag is returned.
+    fn spawn_piece(&mut self, pools: &mut Pools, parent: SlotId, marks: u16) {
         let from = &pools.slots[parent];
         debug_assert!(from.parent == NIL, "a piece is not split again");
         if from.done == from.len {
@@ -45,6 +45,7 @@ impl Queue {
         debug_assert!(from.done <= from.len, "pieces lie within their bio");
         let whole = from.len;
         pools.slots[id].begin(piece);
+        pools.slots[id].marks |= marks;
         self.gate.charge(&mut pools.slots[id], whole);
         self.ready.push(id);
     }
@@ -82,7 +83,7 @@ impl Queue {
         let split = &pools.slots[parent];
         // With no tag owed, there are as many tags as were requested: a bio with more pieces goes on with those.
         if self.gate.reuses_tags() || split.is(Request::LEASED) || split.owed == 0 {
-            self.spawn_piece(pools, parent);
+            self.spawn_piece(pools, parent, Request::CONTINUES);
         } else {
             self.gate.return_tag(pools.slots[parent].is_sync());
         }

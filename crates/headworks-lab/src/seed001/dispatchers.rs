@@ -210,6 +210,18 @@ impl Elevator for CountedElevator {
         self.inner.owns_shares()
     }
 
+    fn limits_device(&self) -> bool {
+        self.inner.limits_device()
+    }
+
+    fn limit_device(&mut self, limit: u64, command_cost: u32) {
+        self.inner.limit_device(limit, command_cost);
+    }
+
+    fn take_device_load(&mut self) -> (u64, bool) {
+        self.inner.take_device_load()
+    }
+
     fn change_shares(&mut self, change: ShareChange) {
         self.inner.change_shares(change);
     }

@@ -14,8 +14,9 @@ use crate::request::Slots;
 use crate::slab::NIL;
 use crate::time::Instant;
 
-/// Requests of others in the device beside a raised queue's own from which on waiting for it is needed though all are raised.
-const CROWD: u32 = 4;
+/// Requests of others in the device beside a raised queue's own from which on waiting for it is needed though all are raised; raised
+/// queues that are many.
+pub(super) const CROWD: u32 = 4;
 
 /// Busy queues among which one is looked for to be injected.
 const CANDIDATES: u32 = 32;
@@ -100,7 +101,9 @@ impl BfqElevator {
         if !self.settings.rotational && !self.settings.strict {
             return raised && others();
         }
-        let crowded = self.device.requests() >= entry.in_device.get() + CROWD;
+        // Among many that are all raised one that seeks gains nothing by a wait, and the device its parallelism.
+        let crowded =
+            !entry.think.is_seeky() && self.device.requests() >= entry.in_device.get() + CROWD;
         raised && (others() || crowded) || self.is_asymmetric(queue) || self.symmetry.busy() == 1
     }
 

@@ -281,6 +281,19 @@ impl Elevator for BfqElevator {
         true
     }
 
+    /// Where it rotates the limit is one of time, see `device`.
+    fn limits_device(&self) -> bool {
+        !self.settings.rotational
+    }
+
+    fn limit_device(&mut self, limit: u64, command_cost: u32) {
+        self.device.set_limit(limit, command_cost);
+    }
+
+    fn take_device_load(&mut self) -> (u64, bool) {
+        self.device.take_load()
+    }
+
     fn change_shares(&mut self, change: ShareChange) {
         let Self { places, tree, symmetry, .. } = self;
         match change {
@@ -327,6 +340,9 @@ impl Elevator for BfqElevator {
             && let Some((queue, cost)) = self.select(now, slots)
         {
             batch.push(self.serve(now, slots, queue, cost));
+        }
+        if !self.waiting.is_zero() {
+            self.device.note_waiting();
         }
         debug_assert!(self.is_sound(), "an invariant broke in a dispatch");
         room - batch.room()

@@ -123,7 +123,8 @@ impl BfqQueue {
         if self.raise.is_raised() {
             return Counted { level: None, seeky: None };
         }
-        let seeky = self.sync.then(|| self.think.is_seeky());
+        // A new one is none of both: beside it no seeky queue has to be waited for.
+        let seeky = (self.sync && self.think.is_known()).then(|| self.think.is_seeky());
         Counted { level: Some(self.ioprio.level()), seeky }
     }
 

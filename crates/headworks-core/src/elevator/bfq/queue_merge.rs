@@ -24,9 +24,9 @@
 
 use super::BfqElevator;
 use super::merge::Merge;
-use super::position::Position;
+use super::position::{self, Position};
 use super::queue::QueueId;
-use crate::request::Request;
+use crate::request::{Request, Slots};
 use crate::slab::NIL;
 use crate::time::Instant;
 
@@ -34,6 +34,8 @@ use crate::time::Instant;
 const NEAR_SECTORS: u64 = 8192;
 /// Requests in the device that keep it busy with a stream.
 const IN_DEVICE: u32 = 2;
+/// Sectors from which on a request of a stream is not held back to grow: 128 KiB.
+const GROWN_SECTORS: u32 = 256;
 /// Requests of its own connection after which a queue counts as alone.
 const COMPANY: u8 = 64;
 
@@ -56,10 +58,23 @@ impl BfqElevator {
 
     /// Returns whether the device has enough of a queue: of a stream of several connections the next two requests. With more of them
     /// it would choose the order, and a connection that it prefers would run ahead of the others; what waits here is sorted and
-    /// merged.
-    pub(super) fn has_enough(&self, queue: QueueId) -> bool {
+    /// merged. Of any stream it has one request while the next is small: that grows by those that follow.
+    pub(super) fn has_enough(&self, slots: &Slots, queue: QueueId) -> bool {
         let entry = &self.places[queue];
-        entry.company > 0 && !entry.think.is_seeky() && entry.in_device.get() >= IN_DEVICE
+        let sequential = !entry.think.is_seeky() && !entry.in_device.is_zero();
+        sequential
+            && (entry.company > 0 && entry.in_device.get() >= IN_DEVICE
+                || self.may_grow(&slots[entry.requests.next()]))
+    }
+
+    /// Returns whether a request continues what the device was sent last, and is so small that those that follow it shall merge
+    /// with it first. Sent as they come, 32 requests of 4 KiB of a writer are 32 commands, because the drive's cache has room for
+    /// each.
+    fn may_grow(&self, next: &Request) -> bool {
+        self.settings.rotational
+            && next.op.has_data()
+            && position::sectors_of(next) < GROWN_SECTORS
+            && Position::of(next) == self.head
     }
 
     /// Returns the queue that a queue is merged into, if that is still there.

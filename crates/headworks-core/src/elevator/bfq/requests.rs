@@ -3,17 +3,18 @@
 //! On a rotating device the oldest one goes first once in each slot if it has expired; otherwise the nearest to the last one, see
 //! `position`. A queue of one request keeps no index: most requests of clients with one request at a time never enter it.
 //!
-//! On other devices distance costs nothing: requests go in order of arrival, and there is no index.
+//! On other devices distance costs nothing: requests go in order of arrival, and there is no index. The next piece of a bio that was
+//! begun goes first: behind all that wait, the bios of a queue would be served in turns and all be answered at its end.
 //!
 //! Invariants: `count` is the number of requests in the FIFO; with `indexed` all of them are in the index, without it there is at
-//! most one, or the device does not rotate; `next` is one of them, or `NIL` if there is none; it is the oldest if the device does
-//! not rotate.
+//! most one, or the device does not rotate; `next` is one of them, or `NIL` if there is none; it is the first of the FIFO if the
+//! device does not rotate.
 
 use super::position::Position;
 use super::settings::Settings;
 use crate::elevator::sort_index::{SortIndex, SortKey};
 use crate::list::List;
-use crate::request::{QueueLink, SlotId, Slots};
+use crate::request::{QueueLink, Request, SlotId, Slots};
 use crate::slab::NIL;
 use crate::time::Instant;
 
@@ -69,8 +70,13 @@ impl QueueRequests {
             self.make_index(slots);
             self.index.insert(slots, id);
         }
-        self.fifo.push_back(slots, id);
         self.count += 1;
+        if !settings.rotational && slots[id].is(Request::CONTINUES) {
+            self.fifo.push_front(slots, id);
+            self.next = id;
+            return true;
+        }
+        self.fifo.push_back(slots, id);
         self.prefer(settings, slots, id, head)
     }
 
@@ -200,6 +206,24 @@ mod tests {
     }
 
     #[test]
+    fn next_piece_of_a_bio_goes_first_without_rotation() {
+        let settings = Settings::new(&QueueOptions::default());
+        let mut slots = Slots::touched(4);
+        let mut requests = QueueRequests::new();
+        let add = |slots: &mut Slots, requests: &mut QueueRequests, id: u32, marks: u16| {
+            (slots[id].len, slots[id].marks) = (512, marks);
+            requests.insert(&settings, slots, id, Instant(MS), Position::default())
+        };
+        assert!(add(&mut slots, &mut requests, 0, 0));
+        assert!(!add(&mut slots, &mut requests, 1, 0));
+        assert!(add(&mut slots, &mut requests, 2, Request::CONTINUES));
+        for id in [2, 0, 1] {
+            assert_eq!(requests.next(), id);
+            requests.remove(&settings, &mut slots, id);
+        }
+    }
+
+    #[test]
     fn every_request_leaves_once_in_any_order_of_calls() {
         run_any_order(&settings());
     }
@@ -221,6 +245,7 @@ mod tests {
             }
             if !held.contains(&id) && prng.below(3) > 0 {
                 (slots[id].offset, slots[id].len) = (prng.below(1 << 20) * 512, 512);
+                slots[id].marks = [0, 0, Request::CONTINUES][prng.below(3) as usize];
                 let (deadline, head) = (Instant(now + prng.below(50)), Position::default());
                 requests.insert(settings, &mut slots, id, deadline, head);
                 held.insert(id);

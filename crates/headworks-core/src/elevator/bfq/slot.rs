@@ -69,7 +69,7 @@ impl BfqElevator {
             };
             let next = self.places[queue].requests.next();
             if next != NIL {
-                if self.has_enough(queue) {
+                if self.has_enough(slots, queue) {
                     return None;
                 }
                 let cost = self.cost(slots, queue, next);

@@ -20,7 +20,7 @@ const LEVELS: usize = 8;
 pub(super) struct Counted {
     /// Its level, unless it is raised.
     pub level: Option<u8>,
-    /// Whether it is seeky, for a synchronous queue that is not raised.
+    /// Whether it is seeky, for a synchronous queue that is not raised and has had two requests.
     pub seeky: Option<bool>,
 }
 

@@ -419,6 +419,62 @@ fn idling_needs_a_reason() {
     assert!(waited, "a sequential reader on a disk is waited for");
 }
 
+/// With all that the device takes, a light reader waits for it.
+#[test]
+fn measured_limit_keeps_a_light_reader_quick_on_flash() {
+    let bulk =
+        |export| Client { export, depth: 16, len: 64 << 10, random: true, ..Client::default() };
+    let light =
+        Client { export: 7, len: 4096, random: true, think_ns: 500 * US, ..Client::default() };
+    let clients: Vec<Client> = (0..7).map(bulk).chain([light]).collect();
+    let run = |limit: u64| {
+        let mut world = World::new(flash(), &clients);
+        world.bfq.limit_device(limit, 2048);
+        world.run(2 * SEC);
+        let bytes: u64 = world.bytes()[..7].iter().sum();
+        let mut latencies = world.done[7].latencies.clone();
+        latencies.sort_unstable();
+        (latencies[latencies.len() * 99 / 100], bytes, world.bfq.take_device_load())
+    };
+    let (free, all, (_, bound)) = run(u64::MAX);
+    assert!(!bound, "nothing waits for a limit that is not there");
+    // Nine commands: one for each channel.
+    let (limited, most, (load, bound)) = run(8 * (66 << 10) + 1);
+    assert!(bound && load <= 9 * (66 << 10), "{load}");
+    assert!(3 * limited < 2 * free, "{limited} of {free} ns");
+    assert!(10 * most > 9 * all, "{most} of {all} bytes");
+}
+
+/// Until 20 of its requests were known, each new reader was waited for after each of them, for a slot.
+#[test]
+fn new_random_readers_of_a_disk_are_served_in_turn() {
+    let client = |export| Client { export, len: 4096, random: true, ..Client::default() };
+    let clients: Vec<Client> = (0..100).map(client).collect();
+    // A round takes 0.8 s.
+    for (options, rounds) in [(disk(), 3), (raising(disk()), 10)] {
+        let mut world = World::new(options, &clients);
+        world.run(rounds * 804 * MS);
+        let served = world.done.iter().filter(|done| done.requests > 0).count();
+        assert_eq!(served, 100, "in {rounds} rounds");
+    }
+}
+
+/// What comes while the device has the one before merges with the next.
+#[test]
+fn small_request_of_a_stream_waits_for_the_one_before_on_a_disk() {
+    for (len, most) in [(4096, 1), (128 << 10, 4)] {
+        let client = Client { depth: 4, len, op: Op::Write, ..Client::default() };
+        let mut world = World::new(disk(), &[client]);
+        let mut in_device = 0;
+        while world.now < SEC {
+            let at = world.now + 20 * US;
+            world.run(at);
+            in_device = in_device.max(world.device.len());
+        }
+        assert_eq!(in_device, most, "{len} bytes");
+    }
+}
+
 /// A client of 400 small dependent reads among bulk readers: the time that it takes.
 fn start_of_a_program(options: QueueOptions, readers: u16) -> u64 {
     let bulk = |n| Client { export: n, depth: 4, ..Client::default() };
