@@ -18,6 +18,9 @@
 //! have none waiting, and the others would fill the window. What a disk loses by N instead of all tags is measured with equal
 //! weights, without anything that decides by weight.
 //!
+//! **Left.** What the heaviest does not take, within its own goal, is for the others by their weights: beside one of 10000, one of
+//! weight 100 has five times its part when the heaviest has 0.96 of its own, and that is no fault of the order.
+//!
 //! Judged are exports with at least `ANSWERS_MIN` answers. The usual rows have 32 requests of 4 KiB each, weights 1:7:50;
 //! `--case unequal-all` has other sizes, depths, weights, and reads mixed with writes.
 
@@ -226,14 +229,7 @@ impl Load {
         let outstanding = self.depth * self.weights.len() as u32;
         let limited = (alone as f64) < ALONE * heaviest * total as f64
             || outstanding <= self.device.queue_depth(TAGS);
-        let off = self.weights.iter().zip(&bios).map(|(&weight, &bios)| {
-            let wanted = total as f64 * f64::from(weight) / self.sum();
-            let judged = !limited && bios >= ANSWERS_MIN;
-            // A run ends in the middle of a request.
-            let off = ((bios as f64 - wanted).abs() - 1.0).max(0.0);
-            if judged { off / wanted } else { 0.0 }
-        });
-        let off: Vec<f64> = off.collect();
+        let off = if limited { vec![0.0; bios.len()] } else { off_by(self.weights, &bios) };
         let others = off[..self.heaviest()].iter().copied().fold(0.0, f64::max);
         let op = match (self.op, self.write_percent) {
             (Op::Read, 0) => "read",
@@ -261,6 +257,25 @@ impl Load {
             .with_real("part", total as f64 / best.max(1) as f64, 4)
             .with_real("possible", total as f64 / possible.max(1) as f64, 4))
     }
+}
+
+/// How far each export's answers are from its weight's part of all, as a part of that; 0 for exports that are not judged. The
+/// heaviest is the last, and the others may have what it leaves.
+fn off_by(weights: &[u16], bios: &[u64]) -> Vec<f64> {
+    let heaviest = weights.len() - 1;
+    let sum: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+    let total = bios.iter().sum::<u64>() as f64;
+    let wanted = |weight: u16| total * f64::from(weight) / sum;
+    let left = (wanted(weights[heaviest]) - bios[heaviest] as f64).max(0.0);
+    let rest = sum - f64::from(weights[heaviest]);
+    let off = |(export, (&weight, &bios)): (usize, (&u16, &u64))| {
+        let may = if export == heaviest { 0.0 } else { left * f64::from(weight) / rest };
+        let more = bios as f64 - wanted(weight);
+        // A run ends in the middle of a request.
+        let off = ((more - may).max(-more) - 1.0).max(0.0);
+        if bios >= ANSWERS_MIN { off / wanted(weight) } else { 0.0 }
+    };
+    weights.iter().zip(bios).enumerate().map(off).collect()
 }
 
 /// Computes the verdicts: for each device and scheduler the worst row.
@@ -338,6 +353,20 @@ mod tests {
             }
             assert_eq!(missed(&[row.replaced("possible", 0.96)]).len(), 1);
         }
+    }
+
+    #[test]
+    fn others_may_have_what_the_heaviest_leaves_by_their_weights() {
+        let off = |bios: [u64; 3]| off_by(&[1, 100, 10_000], &bios);
+        // The heaviest has 0.96 of its part of a million; 39,604 are left, and 9,900 are wanted by the middle one.
+        let parts = off([490, 49_113, 950_397]);
+        assert!(
+            parts[0] < 0.02 && parts[1] < 0.001 && (parts[2] - 0.04).abs() < 0.001,
+            "{parts:?}"
+        );
+        // What is left is not for one of them alone, nor may one have less than its part.
+        assert!(off([9_490, 40_113, 950_397])[0] > 1.0);
+        assert!(off([60, 49_543, 950_397])[0] > 0.3);
     }
 
     #[test]

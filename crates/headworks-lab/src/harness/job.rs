@@ -36,6 +36,12 @@ pub struct JobOptions {
     pub start: u64,
     /// The byte after its region.
     pub end: u64,
+    /// The volume that its bios belong to; volumes are equal parts of the device.
+    pub volume: u16,
+    /// A flush follows so many bios; 0: none.
+    pub flush_every: u32,
+    /// Its bios are written through the device's cache.
+    pub fua: bool,
     /// The export that its bios belong to.
     pub export: ExportId,
     /// I/O priority of its bios.
@@ -66,6 +72,9 @@ impl Default for JobOptions {
             batch_complete: 1,
             start: 0,
             end: 1 << 30,
+            volume: 0,
+            flush_every: 0,
+            fua: false,
             export: ExportId(0),
             ioprio: Ioprio::default(),
             think_ns: 0,
@@ -126,6 +135,8 @@ pub(crate) struct Job {
     lens: Vec<u32>,
     unused: Vec<u32>,
     issued: u64,
+    /// Bios since the last flush.
+    unflushed: u32,
     /// Position of a sequential stream, which several jobs may share. Relaxed: the jobs of a stream take turns in one thread; a job
     /// on a kernel's device moves between threads, one after the other.
     next_at: Arc<AtomicU64>,
@@ -175,6 +186,7 @@ impl Job {
             lens: vec![0; depth as usize],
             unused: (0..depth).rev().collect(),
             issued: 0,
+            unflushed: 0,
             next_at: Arc::new(AtomicU64::new(options.start)),
             program: ProgramStart {
                 reads: options.program.map(|program| program.list()).unwrap_or_default(),
@@ -241,6 +253,19 @@ impl Job {
             let Some(slot) = self.unused.pop() else {
                 break;
             };
+            let flush_every = self.options.flush_every;
+            if flush_every > 0 && self.unflushed == flush_every {
+                if self.out() > 1 {
+                    // Its flush covers what was answered: it waits for the rest.
+                    self.unused.push(slot);
+                    self.awake = false;
+                    return None;
+                }
+                self.unflushed = 0;
+                take(self.flush(now, slot));
+                break;
+            }
+            self.unflushed += 1;
             let offset = self.next_offset();
             take(self.bio(now, slot, offset, self.options.bs));
         }
@@ -285,6 +310,10 @@ impl Job {
         at
     }
 
+    fn flush(&mut self, now: Instant, slot: u32) -> Bio {
+        Bio { op: Op::Flush, flags: BioFlags::NONE, ..self.bio(now, slot, 0, 0) }
+    }
+
     fn bio(&mut self, now: Instant, slot: u32, offset: u64, len: u32) -> Bio {
         self.submitted[slot as usize] = now;
         self.lens[slot as usize] = len;
@@ -296,14 +325,17 @@ impl Job {
         Bio {
             id: BioId {
                 connection: self.connection,
-                volume: VolumeId(0),
+                volume: VolumeId(options.volume),
                 export: options.export,
                 sequence,
             },
             offset,
             len,
             op: if writes { Op::Write } else { options.op },
-            flags: if options.sync { BioFlags::SYNC } else { BioFlags::NONE },
+            flags: {
+                let sync = if options.sync { BioFlags::SYNC } else { BioFlags::NONE };
+                if options.fua { sync.with(BioFlags::FUA) } else { sync }
+            },
             ioprio: options.ioprio,
         }
     }

@@ -43,7 +43,7 @@ const DEVICE: DeviceId = DeviceId(0);
 /// A job with outstanding bios that gets no answer for so long is starved: the time after which
 /// Linux reports a hung task. In a shorter run a job is starved that gets nothing at all.
 pub const STARVED_NS: u64 = 120 * SEC;
-/// The only volume, which covers the whole device.
+/// The first volume; without others it covers the whole device.
 const VOLUME: VolumeId = VolumeId(0);
 
 /// The delay of requests between elevator and device.
@@ -73,7 +73,7 @@ pub struct BlockHarnessOptions {
     pub seed: u64,
     /// Queue options of the device.
     pub queue: QueueOptions,
-    /// Bytes of the device, and of the volume on it.
+    /// Bytes of each volume on the device, of which there are as many as jobs name; they lie one after the other.
     pub size: u64,
     /// Model of the device.
     pub device: Box<dyn DeviceModel>,
@@ -124,6 +124,7 @@ pub struct BlockHarness {
     hash: RunHash,
     plugging: Plugging,
     settings: String,
+    volume_bytes: u64,
 }
 
 impl BlockHarness {
@@ -137,6 +138,9 @@ impl BlockHarness {
         let bios_max = options.jobs.iter().map(|job| job.iodepth).sum();
         let settings = settings(&options.queue);
         let mut config = ShardConfig::single(options.queue, volume, bios_max);
+        let volumes = options.jobs.iter().map(|job| job.volume + 1).max().unwrap_or(1);
+        let first = config.volumes[0];
+        config.volumes = vec![first; volumes.into()];
         config.exports = options.exports;
         config.tenants = options.tenants;
         config.cache = options.cache;
@@ -166,6 +170,7 @@ impl BlockHarness {
             hash: RunHash::default(),
             plugging: Plugging::Batch,
             settings,
+            volume_bytes: options.size,
         })
     }
 
@@ -326,7 +331,8 @@ impl BlockHarness {
                 Action::Submit(submit) => {
                     let id = submit.id;
                     let token = u64::from(id.slot) << 32 | u64::from(id.generation);
-                    let (op, offset, len) = (submit.op, submit.offset, submit.len);
+                    let (op, len) = (submit.op, submit.len);
+                    let offset = u64::from(submit.volume.0) * self.volume_bytes + submit.offset;
                     self.dispatch(id, ModelCommand { token, op, offset, len });
                 }
                 Action::Reply { id, status, stage, .. } => {
