@@ -27,7 +27,7 @@ def changes():
     try:
         for _ in range(4 * LONG):
             before = list(counts)
-            server.ctl("upgrade")
+            server.upgrade()
             os.kill(int(content(f"{DIR}/pid")), signal.SIGHUP)
             until("both clients go on", lambda: all(now > then for now, then in zip(counts, before)))
             equal("a new client sees the size", server.connect("d").get_size(), 8 * MIB)

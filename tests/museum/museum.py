@@ -86,6 +86,14 @@ class Server:
     def ctl(self, *words, status=0):
         return headworks("ctl", self.control, *words, status=status)
 
+    def upgrade(self):
+        """Upgrades. A reload that a signal began may still be in progress: then again after it."""
+        def done():
+            told = self.ctl("upgrade", status=None)
+            assert told.returncode == 0 or "EBUSY" in told.stderr, told
+            return told.returncode == 0
+        until("the server is upgraded", done)
+
     def alive(self):
         """Whether another client is served, which every exhibit may ask after its mischief."""
         assert self.process.poll() is None, self.said()
