@@ -4,7 +4,7 @@
 //! robin. Each freed tag is counted for the queue at `wake_index`, or for the first after it that has sleepers; when
 //! `wake_batch` were counted, as many tasks are woken there, and they try again.
 //!
-//! Its faults, modelled on purpose (tests/baseline_tags shows each):
+//! Its faults, modelled on purpose (`tests/tags` shows each):
 //!
 //! - U1 barging: a newcomer takes a freed tag before hundreds of sleepers.
 //! - U2 the stale store: a waker reads the index, another completes a batch and moves it on, and the first stores back what

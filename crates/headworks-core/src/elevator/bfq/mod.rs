@@ -411,9 +411,6 @@ impl Elevator for BfqElevator {
             return None;
         }
         let held = self.slot.as_ref().and_then(|slot| slot.held_until);
-        match (self.idling.until(), held) {
-            (Some(idle), Some(held)) => Some(idle.min(held)),
-            (idle, held) => idle.or(held),
-        }
+        [self.idling.until(), held, self.end_of_withholding_slot()].into_iter().flatten().min()
     }
 }

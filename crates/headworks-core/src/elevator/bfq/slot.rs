@@ -122,6 +122,15 @@ impl BfqElevator {
         now >= until && (!self.idling.is_waiting() || entry.left() >= entry.budget / 3)
     }
 
+    /// Returns the end of a slot whose queue has requests here and in the device. It may hold them back until those in the device
+    /// have ended (`has_enough`), and others with them: if a command never ends, no completion ends the slot.
+    pub(super) fn end_of_withholding_slot(&self) -> Option<Instant> {
+        let slot = self.slot.as_ref()?;
+        let entry = &self.places[slot.queue];
+        let may_withhold = !entry.requests.is_empty() && !entry.in_device.is_zero();
+        (may_withhold && !self.idling.is_waiting()).then_some(slot.until)
+    }
+
     /// Begins the slot of the queue whose turn it is, if any has a request.
     fn begin_slot(&mut self, now: Instant, slots: &Slots) -> Option<QueueId> {
         self.pay();

@@ -475,6 +475,22 @@ fn small_request_of_a_stream_waits_for_the_one_before_on_a_disk() {
     }
 }
 
+/// The stream's small requests wait for the one in the device, and the other client behind its slot.
+#[test]
+fn command_that_never_ends_holds_others_for_a_slot_at_most() {
+    let stream = Client { depth: 4, len: 4096, op: Op::Write, ..Client::default() };
+    let other = Client { export: 1, len: 4096, random: true, starts: 10 * MS, ..Client::default() };
+    let mut world = World::new(disk(), &[stream, other]);
+    while world.now < 9 * MS || world.device.is_empty() {
+        let at = world.now + 20 * US;
+        world.run(at);
+    }
+    world.device[0].0 = u64::MAX;
+    // Nobody else makes a request that would be an occasion to look.
+    world.run(SEC);
+    assert!(world.done[1].requests > 0, "behind a command of the other client");
+}
+
 /// A client of 400 small dependent reads among bulk readers: the time that it takes.
 fn start_of_a_program(options: QueueOptions, readers: u16) -> u64 {
     let bulk = |n| Client { export: n, depth: 4, ..Client::default() };
