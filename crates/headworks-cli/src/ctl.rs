@@ -327,7 +327,7 @@ pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String>
 }
 
 /// Formats an error answer: the message, the accepted values and the errno, each once.
-fn refusal(error: &Value) -> String {
+pub fn refusal(error: &Value) -> String {
     let mut text = error["message"].as_str().unwrap_or("the server refused").to_owned();
     let data = |name: &str| error["data"][name].as_str();
     if let Some(accepted) = data("accepted").filter(|accepted| !text.contains(accepted)) {
@@ -623,6 +623,21 @@ fn time(ns: &Value) -> String {
         ns @ 1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
         ns => format!("{:.1} s", ns as f64 / 1e9),
     }
+}
+
+/// What a command asks: method and parameters.
+#[cfg(test)]
+pub fn asked(options: &CtlArgs) -> (&'static str, Value) {
+    request(&options.command).unwrap()
+}
+
+/// What a command prints of an answer, with its failures.
+#[cfg(test)]
+pub fn shown(options: &CtlArgs, answer: &Value) -> String {
+    let failures = failures(&options.command, answer);
+    let refused = is_unconfirmed(&options.command, answer).then(|| would_discard(answer));
+    let errors = failures.into_iter().chain(refused).map(|line| format!("error: {line}\n"));
+    show(&options.command, &escaped(answer)) + &errors.collect::<String>()
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ mod columns;
 mod completions;
 mod crashtest;
 mod ctl;
+#[cfg(test)]
+mod ctl_answer_tests;
 mod ctl_exports;
 mod ctl_freeze;
 mod ctl_listeners;

@@ -588,6 +588,8 @@ fn cache_memory(
 }
 
 #[cfg(test)]
+mod answer_tests;
+#[cfg(test)]
 mod change_tests;
 #[cfg(test)]
 mod limit_tests;

@@ -143,6 +143,28 @@ fn table(rows: &[Row]) -> String {
     text + "\n"
 }
 
+/// What `top` prints of answers.
+#[cfg(test)]
+pub mod testing {
+    use super::overview::{overviews, server_line, table, worst_line};
+    use super::rates::{Sample, as_json, rows};
+    use serde_json::Value;
+
+    /// The tables since the start, of the answers of `stats`, `histograms`, `diskstats`, `exports` and `why`.
+    pub fn shown([stats, histograms, disks, exports, why]: [Value; 5]) -> String {
+        let new = Sample { stats, histograms, disks, exports, why };
+        let old = Sample::default();
+        let rows = rows(&old, &new);
+        let lines = [
+            server_line(&new, ""),
+            worst_line(&new),
+            table(&overviews(&old, &new)),
+            format!("{:#}", as_json(&rows)),
+        ];
+        lines.join("\n")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
