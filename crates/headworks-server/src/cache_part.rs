@@ -7,6 +7,8 @@
 
 use headworks_core::{ConfigError, ShardConfig, ShardId, TenantMemory, WriteMode};
 
+use serde_json::Value;
+
 use crate::units::parse_size;
 use headworks::display_size;
 
@@ -15,9 +17,6 @@ const UNIT: u64 = 4096;
 
 /// The least value: 16 blocks, so that a write of usual size needs one wait.
 const LEAST: u64 = 64 << 10;
-
-/// Keys of a tenant's part, in files, on the command line and in `ctl` (there with `_`).
-pub const PART_KEYS: [&str; 3] = ["dirty", "cache-min", "cache-max"];
 
 /// Accepted values, for errors.
 pub const PARTS: &str = "64K and more, or none";
@@ -43,28 +42,6 @@ pub struct CacheUse {
 }
 
 impl CachePart {
-    /// Sets the value of a key of [`PART_KEYS`]; returns whether it is one.
-    ///
-    /// # Errors
-    /// A sentence: what is accepted.
-    pub fn set(&mut self, key: &str, word: &str) -> Result<bool, String> {
-        let value = match key {
-            "dirty" => &mut self.dirty,
-            "cache-min" => &mut self.min,
-            "cache-max" => &mut self.max,
-            _ => return Ok(false),
-        };
-        *value = parse_part(word)?;
-        Ok(true)
-    }
-
-    /// The words of all values, by key.
-    pub fn words(&self) -> [(&'static str, String); 3] {
-        let values = [self.dirty, self.min, self.max].map(part_word);
-        let mut values = values.into_iter();
-        PART_KEYS.map(|key| (key, values.next().unwrap_or_default()))
-    }
-
     /// Checks the values against each other.
     ///
     /// # Errors
@@ -120,6 +97,11 @@ pub fn part_word(bytes: u64) -> String {
         Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
         None => bytes.to_string(),
     }
+}
+
+/// Returns a size as `ctl` shows it.
+pub fn part_value(bytes: u64) -> Value {
+    part_word(bytes).into()
 }
 
 /// Returns the most blocks that are dirty for an export with this cap in bytes; `u32::MAX` for none.

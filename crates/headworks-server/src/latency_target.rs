@@ -1,6 +1,11 @@
 //! Latency targets as users write them: `5ms`, or `none`.
 
+use serde_json::Value;
+
 use crate::units::parse_time;
+
+/// Accepted latency targets, for errors.
+pub const TARGETS: &str = "20us..=60s, or none; target=5000 or target=max for io.latency";
 
 /// The shortest target in microseconds: below it the cost of a request in the server itself counts.
 const TARGET_MIN_US: u64 = 20;
@@ -31,6 +36,11 @@ pub fn latency_target_word(us: u32) -> String {
         us if us.is_multiple_of(1_000) => format!("{}ms", us / 1_000),
         us => format!("{us}us"),
     }
+}
+
+/// Returns a target in microseconds as `ctl` shows it.
+pub fn target_value(us: u32) -> Value {
+    latency_target_word(us).into()
 }
 
 /// Returns a target as text: `5 ms`.

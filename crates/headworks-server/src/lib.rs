@@ -26,7 +26,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `spec`, `units`, `did_you_mean` | what users write: devices, sizes, times; suggestions for misspelled names |
+//! | `spec`, `tenant`, `option_table`, `units`, `did_you_mean` | what users write: devices, the tables of options of exports and tenants, sizes, times; suggestions for misspelled names |
 //! | `latency` | histograms of wait times |
 //! | `access` | which clients see which exports |
 //! | `nbd` | connections: receive, parse, reply, send |
@@ -64,6 +64,7 @@ mod metrics;
 mod name_pattern;
 mod nbd;
 mod opened_listeners;
+mod option_table;
 mod options;
 mod reactor;
 mod recorder;
@@ -114,5 +115,5 @@ pub use shared::{VolumeProgress, VolumeStop};
 pub use spec::{
     BASES, BaseDevice, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper, is_remote_base,
 };
-pub use tenant::{TENANT_KEYS, TenantName, TenantOptions};
+pub use tenant::{TenantName, TenantOptions};
 pub use units::{parse_size, parse_switch, parse_time};

@@ -7,12 +7,13 @@ use std::fmt;
 
 use headworks_core::limits::Limits;
 use headworks_core::{ConfigError, Ioprio, TenantConfig};
+use serde_json::Value;
 
-use crate::cache_part::{CachePart, PART_KEYS};
+use crate::cache_part::{CachePart, PARTS, parse_part, part_value};
 use crate::did_you_mean::nearest_name;
-use crate::latency_target::{latency_target_word, parse_latency_target};
-use crate::limit_words::{LIMIT_KEYS, limit_words, set_limit};
-use crate::units::{parse_ioprio, parse_weight};
+use crate::latency_target::{TARGETS, parse_latency_target, target_value};
+use crate::option_table::{OptionTable, options, word};
+use crate::units::{CLASSES, WEIGHTS, parse_ioprio, parse_weight};
 
 /// Most bytes of a tenant's name.
 const NAME_MAX: usize = 63;
@@ -20,9 +21,32 @@ const NAME_MAX: usize = 63;
 /// The word of an export without a tenant, which no tenant may have as its name.
 pub(crate) const NONE: &str = "none";
 
-/// Keys of a tenant with a value each, in files, on the command line and in `ctl`.
-pub const TENANT_KEYS: [&str; 6] =
-    ["weight", "ioprio-max", "latency-target", "dirty", "cache-min", "cache-max"];
+options! {
+    /// An option of a tenant.
+    pub(crate) enum TenantOption of TenantOptions {
+        Weight        = "weight" [weight] (IO_WEIGHT) parse_weight, Value::from; AtOnce, Always, WEIGHTS,
+            ", its share of every device beside other tenants";
+        IoprioMax     = "ioprio-max" [ioprio_max] parse_ioprio_max, ioprio_max_value; AtOnce, Always, CLASSES,
+            ", the highest I/O priority of its clients";
+        LatencyTarget = "latency-target" [latency_target_us] (IO_LATENCY) parse_latency_target, target_value; AtOnce, Always, TARGETS,
+            ", that of its exports that have none";
+        Dirty         = "dirty" [part.dirty] parse_part, part_value; AtOnce, WithCache, PARTS,
+            ", the most of its data in the page cache that is not written yet";
+        CacheMin      = "cache-min" [part.min] parse_part, part_value; AtOnce, WithCache, PARTS,
+            ", what others do not evict of its data in the page cache";
+        CacheMax      = "cache-max" [part.max] parse_part, part_value; AtOnce, WithCache, PARTS,
+            ", beyond this it evicts its own data of the page cache";
+        Limits        = limits [limits]; AtOnce, Never, "", "limits as of an export";
+    }
+}
+
+fn parse_ioprio_max(word: &str) -> Result<Option<Ioprio>, String> {
+    if word == NONE { Ok(None) } else { parse_ioprio(word).map(Some) }
+}
+
+fn ioprio_max_value(most: Option<Ioprio>) -> Value {
+    most.map_or(NONE.into(), |ioprio| ioprio.to_string().into())
+}
 
 /// The name of a tenant: 1 to 63 letters, digits, `.`, `_` and `-`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,50 +138,41 @@ impl Default for TenantOptions {
 }
 
 impl TenantOptions {
-    /// Sets the value of a key of [`TENANT_KEYS`].
+    /// Sets the value of a key.
     ///
     /// # Errors
     /// The key is not known, or the value is invalid.
     pub fn set(&mut self, key: &str, word: &str) -> Result<(), ConfigError> {
-        let wrong = |key: &'static str| move |message: String| ConfigError::new(key, message);
-        match key {
-            "weight" => self.weight = parse_weight(word).map_err(wrong("weight"))?,
-            "ioprio-max" if word == "none" => self.ioprio_max = None,
-            "ioprio-max" => {
-                self.ioprio_max = Some(parse_ioprio(word).map_err(wrong("ioprio-max"))?);
-            }
-            "latency-target" => {
-                self.latency_target_us =
-                    parse_latency_target(word).map_err(wrong("latency-target"))?;
-            }
-            _ if let Some(name) = PART_KEYS.into_iter().find(|name| *name == key) => {
-                self.part.set(name, word).map_err(wrong(name))?;
-            }
-            _ if let Some(name) = LIMIT_KEYS.into_iter().find(|name| *name == key) => {
-                set_limit(&mut self.limits, name, word).map_err(wrong(name))?;
-            }
-            _ => {
-                let known = TENANT_KEYS.into_iter().chain(LIMIT_KEYS);
-                let message = match nearest_name(key, known) {
-                    Some(near) => format!("has no key `{key}`; the nearest is `{near}`"),
-                    None => format!(
-                        "has no key `{key}`; its keys are {}, and limits such as bps-total",
-                        TENANT_KEYS.join(", ")
-                    ),
-                };
-                return Err(ConfigError::new("tenant", message));
-            }
+        if let Some((option, key)) = TenantOption::of_key(key) {
+            let set = (option.row().set)(self, key, word);
+            return set.map_err(|message| ConfigError::new(key, message));
         }
-        Ok(())
+        let message = match nearest_name(key, TenantOption::keys().map(|(_, key)| key)) {
+            Some(near) => format!("has no key `{key}`; the nearest is `{near}`"),
+            None => format!(
+                "has no key `{key}`; its keys are {}, and limits such as bps-total",
+                TenantOption::own_keys().join(", ")
+            ),
+        };
+        Err(ConfigError::new("tenant", message))
     }
 
     /// The words of all values, by key; limits that are not set are left out.
     pub fn words(&self) -> Vec<(&'static str, String)> {
-        let most = self.ioprio_max.map_or("none".to_owned(), |ioprio| ioprio.to_string());
-        let target = latency_target_word(self.latency_target_us);
-        let own =
-            [("weight", self.weight.to_string()), ("ioprio-max", most), ("latency-target", target)];
-        own.into_iter().chain(self.part.words()).chain(limit_words(&self.limits)).collect()
+        let usual = Self::default();
+        let is_said = |(option, key): &(TenantOption, &'static str)| {
+            option.own_key().is_some()
+                || (option.row().get)(self, key) != (option.row().get)(&usual, key)
+        };
+        let said = TenantOption::keys().filter(is_said);
+        said.filter_map(|(option, key)| Some((key, word(&(option.row().get)(self, key))?)))
+            .collect()
+    }
+
+    /// Every key with a line about it, as a sentence of a manual.
+    #[must_use]
+    pub fn help() -> String {
+        TenantOption::help()
     }
 
     /// Lowers an I/O priority to the highest of this tenant.

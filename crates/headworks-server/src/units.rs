@@ -106,6 +106,12 @@ pub fn parse_switch(word: &str) -> Result<bool, String> {
     }
 }
 
+/// Accepted weights, for errors.
+pub const WEIGHTS: &str = "1..=10000";
+
+/// Accepted forms of a class, for errors.
+pub const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
+
 /// Parses a weight from `1` to `10000`.
 ///
 /// # Errors

@@ -4,15 +4,16 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
-use headworks_server::{CacheSize, check_limit, parse_size, parse_time};
+use headworks_server::{
+    CacheSize, ExportOptions, TenantOptions, check_limit, parse_size, parse_time,
+};
 
 use crate::known_words::{ENGINES, TLS_MODES};
 use crate::log::LogTo;
 use crate::tunables::QueueArgs;
 
-/// Serves disk images over NBD
-#[derive(Args, Debug)]
-#[command(after_help = "\
+/// Examples, and types of devices.
+const EXAMPLES: &str = "\
 Examples:
   headworks serve disk.img                          one image on a private unix socket
   headworks serve --size 10G new.img -U /run/d.sock  create a sparse image, choose the socket
@@ -32,23 +33,45 @@ Examples:
 SPEC is a path or type:key=value,... Types are file (path, size, direct, read-only), overlay (path, backing, direct, read-only),
 nbd (uri, connections, reconnect, reconnect-writes, timeout, stable, read-only), null (size) and mem (size), and wrappers
 around another device (of=SPEC, the last key): delay (read, write, flush, discard, all, jitter) error (rate, errno, op,
-range, after, count) and powercut (seed, at, at-flush, rate, flush, cache, report).
-Keys of the export, set on the outermost type: weight, its share of the device relative to other exports (1 to 10000, default
-100); ioprio, the I/O priority of its clients (rt, be or idle, with a level of 0 to 7: be:0; default be:4); cache, when a write
-is acknowledged: writeback (from the page cache; durable after a flush or with FUA), writethrough (by the device), none (no
-cache), unsafe (flushes do nothing); default writeback, for mem and null none; on-error, for blocks whose write-back failed:
-hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold;
-on-unclean, where memory of a server that died is gone: auto (refuse-flush, but serve after a reboot), serve or refuse-flush
-(flushes fail until acknowledged), default auto; tenant, the
-tenant (--tenant) whose share of the device it uses together with the tenant's other exports; latency-target (5ms), for 99 of
-100 small reads and synchronous writes in the device: while it is missed, other exports have less there; dirty (64M), the most
-of its data in the page cache that is not written yet; describe=on, to tell clients what the export is made of: paths, bases
-and URIs (default off: nothing); limits of bytes and
-I/Os per second: bps-total, bps-read, bps-write, iops-total, iops-read, iops-write, each with -max and -max-length for a burst,
-and iops-size.
+range, after, count) and powercut (seed, at, at-flush, rate, flush, cache, report).";
+
+/// What else a user asks.
+const FURTHER: &str = "\
 The command line overrides environment variables (HEADWORKS_ and the option's name), and these override the file. A switch can
 be turned off: --spread=off.
-Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
+Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).";
+
+/// Longest line of a paragraph.
+const COLUMNS: usize = 126;
+
+/// The text behind the options of `--help`, with the keys of exports and tenants.
+fn after_help() -> String {
+    let export =
+        format!("Keys of the export, set on the outermost type: {}.", ExportOptions::help());
+    let tenant = format!("Keys of a tenant: {}.", TenantOptions::help());
+    format!("{EXAMPLES}\n{}{}{FURTHER}", filled(&export), filled(&tenant))
+}
+
+/// Lines of a paragraph.
+fn filled(text: &str) -> String {
+    let (mut lines, mut width) = (String::new(), 0);
+    for word in text.split(' ') {
+        if width > 0 && width + 1 + word.len() > COLUMNS {
+            lines.push('\n');
+            width = 0;
+        } else if width > 0 {
+            lines.push(' ');
+            width += 1;
+        }
+        lines.push_str(word);
+        width += word.len();
+    }
+    lines + "\n"
+}
+
+/// Serves disk images over NBD
+#[derive(Args, Debug)]
+#[command(after_help = after_help())]
 pub struct ServeArgs {
     /// Exports to serve; the first is the default export
     #[arg(value_name = "[NAME=]SPEC")]

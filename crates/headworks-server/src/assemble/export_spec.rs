@@ -63,9 +63,9 @@ impl ExportSpec {
     /// The text is invalid.
     pub fn parse(text: &str, only: bool) -> Result<Self, ConfigError> {
         let (name, spec) = split_name(text);
-        let (_, rest) = ExportOptions::take(spec)?;
-        let layers = Spec::layers(&rest)?.into();
-        let (spec, share) = Spec::parse_export(spec)?;
+        let (share, rest) = ExportOptions::take(spec)?;
+        let layers = Spec::layers(&rest)?;
+        let (spec, layers) = (Spec::of_layers(&layers)?, layers.into());
         let name = match name {
             Some(name) => name.to_owned(),
             None if only => String::new(),
@@ -84,7 +84,7 @@ impl ExportSpec {
 }
 
 /// Splits `NAME=SPEC`: a name has letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specifications.
-pub(crate) fn split_name(text: &str) -> (Option<&str>, &str) {
+fn split_name(text: &str) -> (Option<&str>, &str) {
     let is_name = |name: &str| {
         !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
     };

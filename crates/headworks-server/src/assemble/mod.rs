@@ -28,8 +28,8 @@ use headworks::{Device, OpenVolume, display_size};
 use image::{CreatedImage, OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
 use side_by_side::{LateImage, OpenedOrNot, OpeningImages};
 
+pub(crate) use export_spec::shown_name;
 pub use export_spec::{ExportSource, ExportSpec, NamedDevice, check_exports};
-pub(crate) use export_spec::{shown_name, split_name};
 pub use tenant_spec::TenantSpec;
 pub use watched_file::{ImageWatcher, WatchedFile};
 

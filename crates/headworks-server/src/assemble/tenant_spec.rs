@@ -4,7 +4,8 @@ use headworks_core::options::TENANTS_MAX;
 use headworks_core::{ConfigError, TenantId};
 
 use super::{AssembledExport, ExportSource, shown_name};
-use crate::tenant::{TENANT_KEYS, TenantName, TenantOptions, no_tenant};
+use crate::option_table::OptionTable;
+use crate::tenant::{TenantName, TenantOption, TenantOptions, no_tenant};
 
 /// A tenant as it is configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ impl TenantSpec {
         let mut given: Vec<&str> = Vec::new();
         for word in words {
             let Some((key, value)) = word.split_once('=') else {
-                let keys = TENANT_KEYS.join(", ");
+                let keys = TenantOption::own_keys().join(", ");
                 let message = format!("`{word}` is not key=value; keys are {keys}");
                 return Err(wrong(message));
             };

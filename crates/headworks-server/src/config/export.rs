@@ -20,11 +20,9 @@ use toml::de::{DeTable, DeValue};
 use super::listen::read_patterns;
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, TomlEntry, Value, entries, unknown};
-use crate::assemble::{ExportSource, ExportSpec, split_name};
-use crate::cache_part::part_word;
-use crate::latency_target::latency_target_word;
-use crate::limit_words::{LIMIT_KEYS, limit_words};
-use crate::spec::{ExportOptions, Layer, Spec};
+use crate::assemble::ExportSpec;
+use crate::option_table::OptionTable;
+use crate::spec::{ExportOption, ExportOptions, Layer, Part, Spec};
 use crate::units::parse_switch;
 
 /// Longest name that fits an NBD message.
@@ -32,24 +30,11 @@ pub const NAME_MAX: usize = 4096;
 /// Most wrappers, as in a specification.
 const WRAPPERS_MAX: usize = 8;
 
-/// Keys of an export; those from `weight` on are keys of a specification, too.
-const KEYS: [&str; 12] = [
-    "enabled",
-    "device",
-    "read-only",
-    "weight",
-    "ioprio",
-    "cache",
-    "on-error",
-    "on-unclean",
-    "tenant",
-    "latency-target",
-    "dirty",
-    "describe",
-];
+/// Keys of an export that no specification has.
+const KEYS: [&str; 3] = ["enabled", "device", "read-only"];
 
 fn is_key(key: &str) -> bool {
-    KEYS.contains(&key) || LIMIT_KEYS.contains(&key)
+    KEYS.contains(&key) || ExportOption::of_key(key).is_some()
 }
 
 /// A device or wrapper of an export.
@@ -61,6 +46,20 @@ pub struct LayerSection {
     pub settings: Vec<Setting>,
     /// Origin of the section.
     pub origin: Origin,
+}
+
+impl LayerSection {
+    /// The layer that it describes.
+    fn layer(&self) -> Layer {
+        Layer { kind: self.kind, words: words(&self.settings).collect() }
+    }
+}
+
+/// Names and words of settings.
+fn words<'a>(
+    settings: impl IntoIterator<Item = &'a Setting>,
+) -> impl Iterator<Item = (String, String)> {
+    settings.into_iter().map(|setting| (setting.name.clone(), setting.word().to_owned()))
 }
 
 /// An export as it is written in a configuration.
@@ -84,9 +83,8 @@ impl ExportSection {
     /// # Errors
     /// The specification is invalid.
     pub fn from_words(text: &str, only: bool, origin: &Origin) -> Result<Self, ConfigError> {
-        let name = ExportSpec::parse(text, only)?.name;
-        let (share, rest) = ExportOptions::take(split_name(text).1)?;
-        Ok(Self::build(name, &share, Spec::layers(&rest)?, origin))
+        let ExportSpec { name, share, layers, .. } = ExportSpec::parse(text, only)?;
+        Ok(Self::build(name, &share, layers.to_vec(), origin))
     }
 
     fn build(name: String, share: &ExportOptions, layers: Vec<Layer>, origin: &Origin) -> Self {
@@ -101,21 +99,8 @@ impl ExportSection {
             settings.sort_by(|one, other| one.name.cmp(&other.name));
             LayerSection { kind: layer.kind, settings, origin: origin.clone() }
         };
-        let usual = ExportOptions::default();
-        let said = [
-            (share.weight != usual.weight).then(|| setting("weight", share.weight.to_string())),
-            (share.ioprio != usual.ioprio).then(|| setting("ioprio", share.ioprio.to_string())),
-            share.mode.map(|mode| setting("cache", mode.name().into())),
-            share.on_error.map(|policy| setting("on-error", policy.name().into())),
-            share.on_unclean.map(|policy| setting("on-unclean", policy.name().into())),
-            share.tenant.map(|name| setting("tenant", name.to_string())),
-            (share.latency_target_us > 0)
-                .then(|| setting("latency-target", latency_target_word(share.latency_target_us))),
-            (share.dirty > 0).then(|| setting("dirty", part_word(share.dirty))),
-            share.describe.then(|| setting("describe", "on".to_owned())),
-        ];
-        let mut settings: Vec<_> = said.into_iter().flatten().collect();
-        settings.extend(limit_words(&share.limits).map(|(name, word)| setting(name, word)));
+        let said = ExportOption::words(share).into_iter();
+        let mut settings: Vec<_> = said.map(|(name, word)| setting(name, word)).collect();
         settings.sort_by(|one, other| one.name.cmp(&other.name));
         let parts = layers.into_iter().map(part).collect();
         let certificates = Vec::new();
@@ -182,7 +167,13 @@ impl ExportSection {
     /// The export as a command line says it, without its name.
     #[must_use]
     pub fn words(&self) -> String {
-        self.text(0)
+        let mut layers = self.layers();
+        if let Some(outermost) = layers.first_mut() {
+            let of_export =
+                self.settings.iter().filter(|one| ExportOption::of_key(&one.name).is_some());
+            outermost.words.extend(words(of_export));
+        }
+        Layer::text(&layers)
     }
 
     /// Value of a key in [`ExportSection::settings`].
@@ -202,17 +193,23 @@ impl ExportSection {
     ///
     /// # Errors
     /// The first mistake, with its position.
-    /// The first thing that is wrong, with its place.
     pub fn plan(&self, size: Option<u64>, read_only: bool) -> Result<ExportSpec, Problem> {
-        // From the inside out, so that a wrong key is reported in its own section.
-        let mut parsed = None;
-        for start in (0..self.parts.len()).rev() {
-            let text = self.text(start);
-            let spec = Spec::parse_export(&text).map_err(|error| self.locate(start, &error))?;
-            parsed = Some(spec);
+        let mut share = ExportOptions::default();
+        let (mut base, mut wrappers) = (None, Vec::new());
+        // From the inside out, as a user finds the mistakes of a section.
+        for (index, part) in self.parts.iter().enumerate().rev() {
+            let wrong = |error| self.locate(index, &error);
+            if index == 0 {
+                let words = self.settings.iter().map(|setting| (&*setting.name, setting.word()));
+                share = ExportOptions::of_words(words).map_err(wrong)?;
+            }
+            match part.layer().read().map_err(wrong)? {
+                Part::Base(device) => base = Some(device),
+                Part::Wrapper(wrapper) => wrappers.insert(0, wrapper),
+            }
         }
         let nothing = || Problem::new(&self.origin, nothing_to_serve(&self.name));
-        let (mut spec, share) = parsed.ok_or_else(nothing)?;
+        let mut spec = Spec { base: base.ok_or_else(nothing)?, wrappers };
         if let Some(size) = size {
             spec.set_default_size(size);
         }
@@ -221,12 +218,8 @@ impl ExportSection {
             parse_switch(setting.word()).map_err(wrong)
         });
         let read_only = own.transpose()?.unwrap_or(false) || read_only;
-        let source = match self.origin {
-            Origin::CommandLine => ExportSource::CommandLine,
-            Origin::Control => ExportSource::Control,
-            _ => ExportSource::File,
-        };
-        let layers = self.layers(0).into();
+        let source = self.origin.source();
+        let layers = self.layers().into();
         let export = ExportSpec::new(self.name.clone(), spec, read_only);
         let certificates = self.certificates.as_slice().into();
         let export = ExportSpec { share, source, layers, certificates, ..export };
@@ -239,29 +232,9 @@ impl ExportSection {
         self.parts.len() == 1 && self.parts[0].kind == "file"
     }
 
-    /// Layers from `start` inwards, without the export's keys.
-    fn layers(&self, start: usize) -> Vec<Layer> {
-        let pair = |setting: &Setting| (setting.name.clone(), setting.word().to_owned());
-        let layer = |part: &LayerSection| Layer {
-            kind: part.kind,
-            words: part.settings.iter().map(pair).collect(),
-        };
-        self.parts[start..].iter().map(layer).collect()
-    }
-
-    /// Specification from layer `start` inwards; the whole has the export's keys, too.
-    fn text(&self, start: usize) -> String {
-        let words = |settings: &[Setting]| -> Vec<(String, String)> {
-            let pair = |setting: &Setting| (setting.name.clone(), setting.word().to_owned());
-            settings.iter().map(pair).collect()
-        };
-        let mut layers = self.layers(start);
-        if let Some(outermost) = layers.first_mut().filter(|_| start == 0) {
-            let share = words(&self.settings).into_iter();
-            let others = ["device", "enabled", "read-only"];
-            outermost.words.extend(share.filter(|(key, _)| !others.contains(&&**key)));
-        }
-        Layer::text(&layers)
+    /// Its layers, without the export's keys.
+    fn layers(&self) -> Vec<Layer> {
+        self.parts.iter().map(LayerSection::layer).collect()
     }
 
     /// Position of the key that an error names.
@@ -344,7 +317,7 @@ fn unknown_key(key: &str) -> String {
     let known: Vec<&str> = ["name", "wrap", "certificates"]
         .into_iter()
         .chain(KEYS)
-        .chain(LIMIT_KEYS)
+        .chain(ExportOption::keys().map(|(_, key)| key))
         .chain(bases)
         .collect();
     unknown(key, "an [[export]]", &known)

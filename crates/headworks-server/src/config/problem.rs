@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use headworks_core::escape_controls;
 
+use crate::assemble::ExportSource;
+
 /// Most problems that are listed; the rest is counted.
 pub const PROBLEMS_MAX: usize = 20;
 
@@ -49,6 +51,17 @@ impl fmt::Display for Origin {
             Self::Environment => f.write_str("environment"),
             Self::CommandLine => f.write_str("command line"),
             Self::Control => f.write_str("ctl"),
+        }
+    }
+}
+
+impl Origin {
+    /// What an export or tenant with this origin comes from.
+    pub(super) fn source(&self) -> ExportSource {
+        match self {
+            Self::CommandLine => ExportSource::CommandLine,
+            Self::Control => ExportSource::Control,
+            Self::Default | Self::File(_) | Self::Environment => ExportSource::File,
         }
     }
 }

@@ -20,9 +20,9 @@ use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, Value, entries};
 use crate::assemble::ExportSource;
 use crate::assemble::TenantSpec;
-use crate::limit_words::LIMIT_KEYS;
 use crate::name_pattern::fits_any;
-use crate::tenant::{TENANT_KEYS, TenantName, TenantOptions};
+use crate::option_table::OptionTable;
+use crate::tenant::{TenantName, TenantOption, TenantOptions};
 use crate::units::parse_switch;
 
 /// A tenant as it is written in a configuration.
@@ -138,11 +138,7 @@ impl TenantSection {
             set.map_err(|error| wrong(&setting.origin, &error))?;
         }
         options.limits.validate().map_err(|error| wrong(&self.origin, &error))?;
-        let source = match self.origin {
-            Origin::CommandLine => ExportSource::CommandLine,
-            Origin::Control => ExportSource::Control,
-            _ => ExportSource::File,
-        };
+        let source = self.origin.source();
         Ok(TenantSpec { name, options, source })
     }
 
@@ -166,13 +162,12 @@ pub fn read(
             "name" => name = reader.word(key, value).map(|word| (word, value.span())),
             "exports" => exports = read_patterns(reader, key, value),
             "certificates" => certificates = read_patterns(reader, key, value),
-            _ if key == "enabled" || TENANT_KEYS.contains(&key) || LIMIT_KEYS.contains(&key) => {
+            _ if key == "enabled" || TenantOption::of_key(key).is_some() => {
                 settings.extend(reader.setting((key, key_span, value)));
             }
             _ => {
                 let mut known = vec!["name", "exports", "certificates", "enabled"];
-                known.extend(TENANT_KEYS);
-                known.extend(LIMIT_KEYS);
+                known.extend(TenantOption::keys().map(|(_, key)| key));
                 reader.unknown((key, &key_span), "a [[tenant]]", &known);
             }
         }

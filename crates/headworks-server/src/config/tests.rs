@@ -264,6 +264,18 @@ fn command_line_specification_makes_export_section() {
     assert!(ExportSection::from_words("mem:sise=1", true, &Origin::CommandLine).is_err());
 }
 
+#[test]
+fn key_of_a_wrapper_is_not_that_of_the_export_of_the_same_name() {
+    let export = "[[export]]\nname = \"a\"\ncache = \"none\"\nmem = { size = \"1M\" }\n";
+    let text = format!("{export}wrap = [{{ powercut = {{ seed = 7, cache = \"1M\" }} }}]\n");
+    let specs = file(&text).plan(None, false).unwrap();
+    let (expected, _) =
+        crate::spec::Spec::parse_export("delay:of=powercut:seed=7,cache=1M,of=mem:size=1M")
+            .unwrap();
+    assert_eq!(specs[0].spec.wrappers, expected.wrappers[1..]);
+    assert_eq!(specs[0].share.mode, Some(headworks_core::WriteMode::None));
+}
+
 const TENANTS: &str = r#"
 [[tenant]]
 name = "acme"

@@ -20,16 +20,16 @@ pub use super::targets::TargetTotals;
 use super::targets::{HeldByTarget, OwnTarget};
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
 use super::{latency, report};
-use crate::cache_part::{CacheUse, part_word};
+use crate::cache_part::CacheUse;
 use crate::latency::slow::SECONDS;
 use crate::latency::usage::VolumeUse;
-use crate::latency_target::{cgroup_latency, latency_target_word};
 use crate::limit_words::{cgroup_max, limit_word};
 use crate::messages::query::{
     BufferStats, CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport,
     VolumeReport,
 };
-use crate::tenant::TenantName;
+use crate::option_table::OptionTable;
+use crate::tenant::{NONE, TenantName};
 use headworks_front::limits::LimitTarget;
 
 /// Wait times by export, for exports that had a client.
@@ -139,17 +139,11 @@ impl Queries {
                 Leaf::ReadOnly(export) => {
                     fact(export, |entry| u8::from(entry.read_only).into()).into()
                 }
-                Leaf::Weight(export) => self.settings.of(export).weight.into(),
-                Leaf::Ioprio(export) => self.settings.of(export).ioprio.to_string().into(),
-                Leaf::Tenant(export) => {
-                    let name = self.settings.tenant_of(export);
-                    name.map_or("none".into(), |name| name.as_str().into())
-                }
-                Leaf::LatencyTarget(export) => {
-                    latency_target_word(self.settings.of(export).latency_target_us).into()
-                }
-                Leaf::IoLatency(export) => {
-                    cgroup_latency(self.settings.of(export).latency_target_us).into()
+                Leaf::Export(export, option, in_cgroup) => {
+                    match option.value(&self.settings.of(export).options, in_cgroup) {
+                        Value::Null => NONE.into(),
+                        value => value,
+                    }
                 }
                 // Counters and states are shown to a reader that names them.
                 Leaf::IoStat(_) | Leaf::TenantIoStat(_) | Leaf::ElevatorState(_)
@@ -163,7 +157,6 @@ impl Queries {
                     let is_own = |entry: &ExportNode| self.settings.of(entry.id).tenant == tenant;
                     self.io_stat(&tree, is_own)?.into()
                 }
-                Leaf::ExportDirty(export) => part_word(self.settings.of(export).dirty).into(),
                 // A list of all tenants asks no shard.
                 Leaf::TenantDirty(_) | Leaf::TenantCached(_) if !path.contains('/') => continue,
                 Leaf::TenantDirty(tenant) | Leaf::TenantCached(tenant) => {
@@ -177,13 +170,13 @@ impl Queries {
                         _ => used.cached.into(),
                     }
                 }
-                Leaf::TenantValue(tenant, key) => key.value(&self.settings.tenant_options(tenant)),
+                Leaf::Tenant(tenant, option, in_cgroup) => {
+                    option.value(&self.settings.tenant_options(tenant), in_cgroup)
+                }
                 Leaf::TenantExports(tenant) => {
                     let names = of_tenants.get_or_insert_with(|| self.names_by_tenant(&tree));
                     names.get(&tenant).map_or(String::new(), |names| names.join(" ")).into()
                 }
-                Leaf::Mode(export) => fact(export, |entry| entry.mode.name().into()).into(),
-                Leaf::OnError(export) => fact(export, |entry| entry.on_error.name().into()).into(),
                 Leaf::Limit(target, key) => {
                     let word = limit_word(&self.settings.limits(target), key);
                     // Limits that are not set are shown to a reader that names them.

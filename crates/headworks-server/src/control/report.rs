@@ -11,7 +11,7 @@ use headworks_core::writeback::{DirtyStats, DirtyTunable};
 use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::{Map, Value, json};
 
-use super::settings::ExportSettings;
+use super::settings::ExportNow;
 use super::tree::{ExportNode, device_name};
 use crate::messages::query::{
     BufferStats, CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport,
@@ -342,7 +342,7 @@ pub fn turns(shards: &[TurnStats]) -> Value {
 /// Statistics of an export; exports of one file show the same volume. A device without a volatile cache needs no flush.
 pub fn export(
     entry: &ExportNode,
-    setting: ExportSettings,
+    now: ExportNow,
     options: &QueueOptions,
     report: &VolumeReport,
 ) -> Value {
@@ -351,8 +351,8 @@ pub fn export(
         "device": device_name(entry.device),
         "volume": entry.volume.0,
         "read_only": entry.read_only,
-        "weight": setting.weight,
-        "ioprio": setting.ioprio.to_string(),
+        "weight": now.options.weight,
+        "ioprio": now.options.ioprio.to_string(),
         "cache": entry.mode.name(),
         "on_error": entry.on_error.name(),
         "unflushed": if options.write_cache { report.unflushed } else { 0 },

@@ -15,7 +15,7 @@ use super::methods;
 use super::params::{optional_text, slow_filter, text, values};
 use super::queries::Queries;
 use super::rpc::{Params, RpcFault, RpcResult};
-use super::settings::{ExportSettings, Settings};
+use super::settings::{ExportNow, Settings};
 use super::shards::ShardLink;
 use super::tree::{DeviceNode, ExportNode, Tree, TreeCell};
 use crate::assemble::tenant_spec::find_tenant;
@@ -73,13 +73,10 @@ impl ControlService {
                     && !volume.options.read_only,
             }
         });
-        let settings = assembly.exports.iter().map(|export| ExportSettings {
-            weight: export.weight,
-            ioprio: export.ioprio,
-            tenant: find_tenant(export.spec.share.tenant, &options.tenants).0,
-            latency_target_us: export.spec.share.latency_target_us,
-            dirty: export.spec.share.dirty,
-            limits: export.spec.share.limits,
+        let settings = assembly.exports.iter().map(|export| {
+            let (tenant, _) = find_tenant(export.spec.share.tenant, &options.tenants);
+            let volume = &config.volumes[usize::from(export.volume.0)];
+            ExportNow::new(&export.spec.share, tenant, &volume.options)
         });
         let tree = Tree {
             devices: devices.collect(),
@@ -135,7 +132,7 @@ impl ControlService {
     pub(super) fn new(
         shards: ShardLink,
         tree: Tree,
-        settings: Vec<ExportSettings>,
+        settings: Vec<ExportNow>,
         dirty: DirtyOptions,
         inventory: Inventory,
     ) -> Self {

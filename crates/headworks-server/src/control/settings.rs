@@ -14,7 +14,8 @@ use headworks_core::limits::Limits;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{
-    Control, DeviceId, ExportId, IoError, Ioprio, ShardId, Status, TenantId, WriteMode,
+    Control, DeviceId, ExportId, IoError, Ioprio, ShardId, Status, TenantId, VolumeOptions,
+    WriteMode,
 };
 
 use super::report;
@@ -26,38 +27,32 @@ use super::tree::{ExportNode, TenantNode, Tree, TreeCell, lock};
 use crate::assemble::TenantSpec;
 use crate::assemble::cache_shares::divided;
 use crate::cache_part::{CachePart, CacheUse, check_minimums, dirty_blocks, images_on};
-use crate::latency_target::target_in_force;
+use crate::latency_target::{TARGETS, target_in_force};
 use crate::messages::query::ControlQuery;
+use crate::option_table::OptionTable;
+use crate::spec::{ExportOption, ExportOptions};
 use crate::tenant::{TenantName, TenantOptions};
 use headworks_front::limits::LimitTarget;
-
-/// Accepted forms of a class, for errors.
-const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
-
-/// Accepted latency targets, for errors.
-const TARGETS: &str = "20us..=60s, or none; target=5000 or target=max for io.latency";
-
-/// Accepted weights, for errors.
-const WEIGHTS: &str = "1..=10000";
 
 /// Accepted forms of limits, for errors.
 const LIMITS: &str = "0 or max for none; 50M bytes, 20K I/Os (powers of 1000), 30s; rbps=max wbps=52428800 for io.max";
 
-/// Weight, class and limits of an export, as they are now.
+/// The options of an export, as they are now.
 #[derive(Clone, Copy, Debug)]
-pub struct ExportSettings {
-    /// Share of the device beside other exports.
-    pub weight: u16,
-    /// Class of requests of the export's clients, before its tenant limits it.
-    pub ioprio: Ioprio,
-    /// Tenant whose share it uses.
+pub struct ExportNow {
+    /// Its options; what it leaves to its volume is that of the volume.
+    pub options: ExportOptions,
+    /// Number of its tenant.
     pub tenant: TenantId,
-    /// Its own latency target in microseconds, 0 for that of its tenant.
-    pub latency_target_us: u32,
-    /// Most dirty data of it in bytes, 0 for no cap.
-    pub dirty: u64,
-    /// Limits of all clients of the export together.
-    pub limits: Limits,
+}
+
+impl ExportNow {
+    /// The options that an export of a volume begins with.
+    pub fn new(options: &ExportOptions, tenant: TenantId, volume: &VolumeOptions) -> Self {
+        let (mode, on_error) = (Some(volume.mode), Some(volume.on_error));
+        let name = options.tenant.filter(|name| !name.is_none());
+        Self { options: ExportOptions { mode, on_error, tenant: name, ..*options }, tenant }
+    }
 }
 
 /// Current values of settings, and the way to change them.
@@ -65,7 +60,7 @@ pub struct Settings {
     shards: Arc<ShardLink>,
     tree: Arc<TreeCell>,
     /// Indexed by [`ExportId`].
-    exports: Mutex<Vec<ExportSettings>>,
+    exports: Mutex<Vec<ExportNow>>,
     tenants: Mutex<Tenants>,
     /// Bytes of the cache, in which the minimums of all tenants must fit.
     cache_bytes: AtomicU64,
@@ -82,7 +77,7 @@ impl Settings {
     pub fn new(
         shards: Arc<ShardLink>,
         tree: Arc<TreeCell>,
-        exports: Vec<ExportSettings>,
+        exports: Vec<ExportNow>,
         dirty: DirtyOptions,
     ) -> Self {
         let (exports, dirty) = (Mutex::new(exports), Mutex::new(dirty));
@@ -217,14 +212,14 @@ impl Settings {
         }
         if options.latency_target_us != before.latency_target_us {
             let exports = lock(&self.exports).clone();
-            for (id, _) in (0..).zip(exports).filter(|(_, export)| export.tenant == tenant) {
-                self.tell_target(ExportId(id))?;
+            for (id, export) in (0..).zip(exports).filter(|(_, export)| export.tenant == tenant) {
+                self.tell_target(ExportId(id), &export.options, &options)?;
             }
         }
         if options.ioprio_max != before.ioprio_max {
             let exports = lock(&self.exports).clone();
             for (id, export) in (0..).zip(exports).filter(|(_, export)| export.tenant == tenant) {
-                self.tell_ioprio(ExportId(id), options.limit(export.ioprio))?;
+                self.tell_ioprio(ExportId(id), options.limit(export.options.ioprio))?;
             }
         }
         Ok(())
@@ -245,9 +240,13 @@ impl Settings {
             // Only the shard that accepts clients knows which of them may see it.
             let query = |answer| ControlQuery::Owner { export, tenant: name, answer };
             self.shards.ask(ShardId(0), query)?;
-            lock(&self.exports)[usize::from(export.0)].tenant = tenant;
-            self.tell_target(export)?;
-            self.tell_ioprio(export, options.limit(self.of(export).ioprio))?;
+            let own = {
+                let now = &mut lock(&self.exports)[usize::from(export.0)];
+                (now.tenant, now.options.tenant) = (tenant, name);
+                now.options
+            };
+            self.tell_target(export, &own, &options)?;
+            self.tell_ioprio(export, options.limit(own.ioprio))?;
         }
         self.divide_parts()
     }
@@ -308,11 +307,42 @@ impl Settings {
         Ok(uses)
     }
 
-    /// Sets the cap of an export's dirty data in bytes, 0 for none.
-    pub fn set_export_dirty(&self, export: ExportId, dirty: u64) -> Result<(), RpcFault> {
+    /// Puts an option of an export in force; every shard is told before the value is shown.
+    ///
+    /// # Errors
+    /// A shard does not answer, or there is no such tenant.
+    pub fn put_option(
+        &self,
+        export: ExportId,
+        option: ExportOption,
+        wanted: &ExportOptions,
+    ) -> Result<(), RpcFault> {
+        if option == ExportOption::Tenant {
+            return self.set_export_tenant(&[export], wanted.tenant);
+        }
         let _order = lock(&self.changing);
-        self.tell_all(Control::ExportDirty { export, dirty_max: dirty_blocks(dirty) })?;
-        lock(&self.exports)[usize::from(export.0)].dirty = dirty;
+        let of_tenant = self.tenant_options(self.of(export).tenant);
+        match option {
+            ExportOption::Weight => {
+                self.tell_all(Control::Weight { export, weight: wanted.weight })?;
+            }
+            ExportOption::Ioprio => self.tell_ioprio(export, of_tenant.limit(wanted.ioprio))?,
+            ExportOption::LatencyTarget => self.tell_target(export, wanted, &of_tenant)?,
+            ExportOption::Dirty => {
+                let dirty_max = dirty_blocks(wanted.dirty);
+                self.tell_all(Control::ExportDirty { export, dirty_max })?;
+            }
+            ExportOption::Limits => {
+                self.tell_limits(LimitTarget::Export(export), wanted.limits)?;
+            }
+            // No shard knows a value of these that could change.
+            ExportOption::Tenant
+            | ExportOption::Mode
+            | ExportOption::OnError
+            | ExportOption::OnUnclean
+            | ExportOption::Describe => return Ok(()),
+        }
+        option.copy(&mut lock(&self.exports)[usize::from(export.0)].options, wanted);
         Ok(())
     }
 
@@ -324,11 +354,14 @@ impl Settings {
         Ok(())
     }
 
-    /// Tells every shard the latency target of an export that is in force now.
-    fn tell_target(&self, export: ExportId) -> Result<(), RpcFault> {
-        let setting = self.of(export);
-        let of_tenant = self.tenant_options(setting.tenant).latency_target_us;
-        let target_us = target_in_force(setting.latency_target_us, of_tenant);
+    /// Tells every shard the latency target of an export that is in force with these options.
+    fn tell_target(
+        &self,
+        export: ExportId,
+        own: &ExportOptions,
+        of_tenant: &TenantOptions,
+    ) -> Result<(), RpcFault> {
+        let target_us = target_in_force(own.latency_target_us, of_tenant.latency_target_us);
         self.tell_all(Control::ExportTarget { export, target_us })
     }
 
@@ -359,16 +392,9 @@ impl Settings {
     pub fn target_of(&self, export: ExportId) -> (u32, Option<TenantName>) {
         let setting = self.of(export);
         let of_tenant = self.tenant_options(setting.tenant).latency_target_us;
-        let target_us = target_in_force(setting.latency_target_us, of_tenant);
-        let is_own = setting.latency_target_us > 0;
+        let own = setting.options.latency_target_us;
+        let (target_us, is_own) = (target_in_force(own, of_tenant), own > 0);
         (target_us, if is_own { None } else { self.tenant_name(setting.tenant) })
-    }
-
-    /// Sets the latency target of an export, 0 for that of its tenant.
-    pub fn set_latency_target(&self, export: ExportId, target_us: u32) -> Result<(), RpcFault> {
-        let _order = lock(&self.changing);
-        lock(&self.exports)[usize::from(export.0)].latency_target_us = target_us;
-        self.tell_target(export)
     }
 
     /// Sets the class of an export's clients on every shard.
@@ -393,7 +419,7 @@ impl Settings {
         match target {
             LimitTarget::Server => *lock(&self.limits),
             LimitTarget::Tenant(tenant) => self.tenant_options(tenant).limits,
-            LimitTarget::Export(export) => self.of(export).limits,
+            LimitTarget::Export(export) => self.of(export).options.limits,
         }
     }
 
@@ -402,16 +428,16 @@ impl Settings {
         *lock(&self.dirty)
     }
 
-    /// Sets weight and class of a new export.
-    pub fn put(&self, export: ExportId, setting: ExportSettings) {
+    /// Notes the options of a new export.
+    pub fn put(&self, export: ExportId, setting: ExportNow) {
         let mut settings = lock(&self.exports);
         let places = settings.len().max(usize::from(export.0) + 1);
         settings.resize(places, setting);
         settings[usize::from(export.0)] = setting;
     }
 
-    /// Weight and class of an export.
-    pub fn of(&self, export: ExportId) -> ExportSettings {
+    /// Options of an export, as they are now.
+    pub fn of(&self, export: ExportId) -> ExportNow {
         lock(&self.exports)[usize::from(export.0)]
     }
 
@@ -495,13 +521,6 @@ impl Settings {
         Ok(report::dirty_value(tunable, tunable.get(&options)))
     }
 
-    pub fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), RpcFault> {
-        let _order = lock(&self.changing);
-        self.tell_all(Control::Weight { export, weight })?;
-        lock(&self.exports)[usize::from(export.0)].weight = weight;
-        Ok(())
-    }
-
     /// Changes limits to valid ones; returns those in force.
     fn change_limits(
         &self,
@@ -515,10 +534,10 @@ impl Settings {
         Ok(limits)
     }
 
-    /// Replaces limits, which are valid.
-    pub fn set_limits(&self, target: LimitTarget, limits: Limits) -> Result<(), RpcFault> {
+    /// Replaces the limits of the whole server, which are valid.
+    pub fn set_server_limits(&self, limits: Limits) -> Result<(), RpcFault> {
         let _order = lock(&self.changing);
-        self.tell_limits(target, limits)
+        self.tell_limits(LimitTarget::Server, limits)
     }
 
     fn tell_limits(&self, target: LimitTarget, limits: Limits) -> Result<(), RpcFault> {
@@ -534,17 +553,9 @@ impl Settings {
                 }
             }
             LimitTarget::Export(export) => {
-                lock(&self.exports)[usize::from(export.0)].limits = limits;
+                lock(&self.exports)[usize::from(export.0)].options.limits = limits;
             }
         }
-        Ok(())
-    }
-
-    pub fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), RpcFault> {
-        let _order = lock(&self.changing);
-        let limited = self.tenant_options(self.of(export).tenant).limit(ioprio);
-        self.tell_ioprio(export, limited)?;
-        lock(&self.exports)[usize::from(export.0)].ioprio = ioprio;
         Ok(())
     }
 

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Control, ExportId, IoError, Ioprio, QueueOptions, ShardConfig, ShardId, Status, TenantId,
-    VolumeId, VolumeOptions,
+    Control, ExportId, IoError, QueueOptions, ShardConfig, ShardId, Status, TenantId, VolumeId,
+    VolumeOptions,
 };
 use serde_json::{Value, json};
 
 use super::inventory::Inventory;
 use super::rpc::{RpcFault, RpcResult};
 use super::service::{ControlService, log_level};
-use super::settings::ExportSettings;
+use super::settings::ExportNow;
 use super::shards::{Deadlines, ShardLink};
 use super::tree::Tree;
 use super::tree::tests::tree;
@@ -26,6 +26,7 @@ use crate::messages::query::{
     ControlQuery, DeviceReport, FailedRange, LatencyPart, SlowReport, VolumeReport,
 };
 use crate::shared::ServerShared;
+use crate::spec::ExportOptions;
 
 /// Behaviour of the scripted shards.
 #[derive(Clone, Copy)]
@@ -166,14 +167,8 @@ impl Bench {
         let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
         let start = |mails| std::thread::spawn(move || shard(mails, manner));
         let shards = mails.into_iter().map(start).collect();
-        let setting = ExportSettings {
-            weight: 100,
-            ioprio: Ioprio::default(),
-            tenant: TenantId::NONE,
-            latency_target_us: 0,
-            dirty: 0,
-            limits: Default::default(),
-        };
+        let options = VolumeOptions::default();
+        let setting = ExportNow::new(&ExportOptions::default(), TenantId::NONE, &options);
         let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));
         let mut link = ShardLink::new(shared, 2);
         if matches!(manner, Manner::Silent | Manner::Stuck) {

@@ -22,16 +22,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
 use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, TenantId, VolumeId, WriteMode};
-use serde_json::Value;
 
 use super::rpc::RpcFault;
 use crate::assemble::{AbsentExport, shown_name};
-use crate::cache_part::part_word;
 use crate::did_you_mean::distance;
-use crate::latency_target::{cgroup_latency, latency_target_word, parse_cgroup_latency};
 use crate::limit_words::LIMIT_KEYS;
-use crate::spec::RemoteLink;
-use crate::tenant::{TenantName, TenantOptions};
+use crate::option_table::OptionTable;
+use crate::spec::{ExportOption, RemoteLink};
+use crate::tenant::{TenantName, TenantOption};
 use headworks_front::limits::LimitTarget;
 
 /// A device in the tree, with its volumes.
@@ -81,34 +79,20 @@ pub enum Leaf {
     Device(ExportId),
     /// Whether an export is read-only.
     ReadOnly(ExportId),
-    /// Weight of an export.
-    Weight(ExportId),
-    /// Class of an export's clients.
-    Ioprio(ExportId),
-    /// Tenant of an export.
-    Tenant(ExportId),
-    /// Latency target of an export.
-    LatencyTarget(ExportId),
-    /// Cap of an export's dirty data.
-    ExportDirty(ExportId),
-    /// A value of a tenant.
-    TenantValue(TenantId, TenantKey),
+    /// An option of an export; true for its name in a cgroup, where that has a form of its own.
+    Export(ExportId, ExportOption, bool),
+    /// An option of a tenant, likewise.
+    Tenant(TenantId, TenantOption, bool),
     /// Exports of a tenant.
     TenantExports(TenantId),
     /// Bytes that a tenant has dirty.
     TenantDirty(TenantId),
     /// Bytes that are cached for a tenant.
     TenantCached(TenantId),
-    /// Cache mode of an export's volume.
-    Mode(ExportId),
-    /// Policy for blocks of an export that cannot be written back.
-    OnError(ExportId),
     /// One limit of the server or an export, by its key.
     Limit(LimitTarget, &'static str),
     /// Limits as cgroup shows them.
     IoMax(LimitTarget),
-    /// Latency target of an export, as cgroup's `io.latency` shows it.
-    IoLatency(ExportId),
     /// Counters of an export, as cgroup's `io.stat` shows them.
     IoStat(ExportId),
     /// Counters of a tenant, as cgroup's `io.stat` shows them.
@@ -126,97 +110,6 @@ pub struct TenantNode {
     pub id: TenantId,
     /// Name of the tenant.
     pub name: TenantName,
-}
-
-/// A value of a tenant that can be set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TenantKey {
-    /// Its weight.
-    Weight,
-    /// Its weight, by the name of a cgroup.
-    IoWeight,
-    /// The highest I/O priority of its clients.
-    IoprioMax,
-    /// The latency target of its exports.
-    LatencyTarget,
-    /// The latency target, by the name of a cgroup.
-    IoLatency,
-    /// The cap of its dirty data.
-    Dirty,
-    /// What others do not evict of the cache.
-    CacheMin,
-    /// Beyond this it evicts its own of the cache.
-    CacheMax,
-}
-
-impl TenantKey {
-    const ALL: [Self; 8] = [
-        Self::Weight,
-        Self::IoWeight,
-        Self::IoprioMax,
-        Self::LatencyTarget,
-        Self::IoLatency,
-        Self::Dirty,
-        Self::CacheMin,
-        Self::CacheMax,
-    ];
-
-    /// Whether the value is of the page cache, which a server may have none of.
-    const fn is_of_cache(self) -> bool {
-        matches!(self, Self::Dirty | Self::CacheMin | Self::CacheMax)
-    }
-
-    /// The last word of the path.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Weight => "weight",
-            Self::IoWeight => "io.weight",
-            Self::IoprioMax => "ioprio_max",
-            Self::LatencyTarget => "latency_target",
-            Self::IoLatency => "io.latency",
-            Self::Dirty => "dirty",
-            Self::CacheMin => "cache_min",
-            Self::CacheMax => "cache_max",
-        }
-    }
-
-    /// The key in files and on the command line.
-    pub const fn option(self) -> &'static str {
-        match self {
-            Self::Weight | Self::IoWeight => "weight",
-            Self::IoprioMax => "ioprio-max",
-            Self::LatencyTarget | Self::IoLatency => "latency-target",
-            Self::Dirty => "dirty",
-            Self::CacheMin => "cache-min",
-            Self::CacheMax => "cache-max",
-        }
-    }
-
-    /// The word for files that says the same as a value of this key.
-    ///
-    /// # Errors
-    /// A sentence with what would be right.
-    pub fn word(self, value: &str) -> Result<String, String> {
-        match self {
-            Self::IoLatency => parse_cgroup_latency(value).map(latency_target_word),
-            _ => Ok(value.to_owned()),
-        }
-    }
-
-    /// The value as it is shown.
-    pub fn value(self, options: &TenantOptions) -> Value {
-        match self {
-            Self::Weight | Self::IoWeight => options.weight.into(),
-            Self::LatencyTarget => latency_target_word(options.latency_target_us).into(),
-            Self::IoLatency => cgroup_latency(options.latency_target_us).into(),
-            Self::Dirty => part_word(options.part.dirty).into(),
-            Self::CacheMin => part_word(options.part.min).into(),
-            Self::CacheMax => part_word(options.part.max).into(),
-            Self::IoprioMax => {
-                options.ioprio_max.map_or("none".into(), |ioprio| ioprio.to_string().into())
-            }
-        }
-    }
 }
 
 /// All devices and exports of a server. A version is never changed; a change makes a new one.
@@ -364,20 +257,10 @@ impl Tree {
             let own = [
                 ("device", Leaf::Device(export)),
                 ("read_only", Leaf::ReadOnly(export)),
-                ("weight", Leaf::Weight(export)),
-                ("ioprio", Leaf::Ioprio(export)),
-                ("tenant", Leaf::Tenant(export)),
-                ("latency_target", Leaf::LatencyTarget(export)),
-                ("io.weight", Leaf::Weight(export)),
-                ("io.latency", Leaf::IoLatency(export)),
                 ("io.stat", Leaf::IoStat(export)),
-                ("cache", Leaf::Mode(export)),
-                ("on_error", Leaf::OnError(export)),
             ];
             all.extend(own.map(|(name, leaf)| (format!("{base}/{name}"), leaf)));
-            if has_cache {
-                all.push((format!("{base}/dirty"), Leaf::ExportDirty(export)));
-            }
+            options(&base, has_cache, &mut all, |option, form| Leaf::Export(export, option, form));
             limits(&base, LimitTarget::Export(export), &mut all);
             if is_within(path, &format!("{base}/queue")) {
                 queue(&base, entry.device, &mut all);
@@ -385,11 +268,7 @@ impl Tree {
         }
         for TenantNode { id, name } in &self.tenants {
             let base = format!("tenants/{name}");
-            let value =
-                |key: TenantKey| (format!("{base}/{}", key.name()), Leaf::TenantValue(*id, key));
-            all.extend(
-                TenantKey::ALL.into_iter().filter(|key| has_cache || !key.is_of_cache()).map(value),
-            );
+            options(&base, has_cache, &mut all, |option, form| Leaf::Tenant(*id, option, form));
             if has_cache {
                 all.push((format!("{base}/dirty_bytes"), Leaf::TenantDirty(*id)));
                 all.push((format!("{base}/cached_bytes"), Leaf::TenantCached(*id)));
@@ -474,6 +353,22 @@ fn queue(base: &str, device: DeviceId, all: &mut Vec<(String, Leaf)>) {
     all.push((format!("{base}/queue/iosched/state"), Leaf::ElevatorState(device)));
 }
 
+/// Names of the options of a table, and those that a cgroup has for them. One value has two names, unless a cgroup has another form of it.
+fn options<T: OptionTable>(
+    base: &str,
+    has_cache: bool,
+    all: &mut Vec<(String, Leaf)>,
+    leaf: impl Fn(T, bool) -> Leaf,
+) {
+    for option in T::ALL.iter().copied().filter(|option| option.is_shown(has_cache)) {
+        let key = option.own_key().unwrap_or_default();
+        all.push((format!("{base}/{}", option.leaf(key)), leaf(option, false)));
+        if let Some(cgroup) = &option.row().cgroup {
+            all.push((format!("{base}/{}", cgroup.name), leaf(option, option.has_cgroup_form())));
+        }
+    }
+}
+
 /// Root of the names of the whole server.
 const SERVER: &str = "server";
 
@@ -546,7 +441,10 @@ pub(super) mod tests {
         let by_export = "exports/logs/queue/nr_requests";
         assert_eq!(one(by_export), [(by_export.into(), nr)]);
         let weight = "exports/default/weight";
-        assert_eq!(one(weight), [(weight.into(), Leaf::Weight(ExportId(2)))]);
+        assert_eq!(
+            one(weight),
+            [(weight.into(), Leaf::Export(ExportId(2), ExportOption::Weight, false))]
+        );
     }
 
     #[test]

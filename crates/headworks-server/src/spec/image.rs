@@ -12,8 +12,7 @@ use super::{BaseDevice, parse_direct};
 pub(super) const KEYS: [&str; 3] = ["path", "backing", "direct"];
 
 /// Parses the keys of an image.
-pub(super) fn parse(format: ImageFormat, text: &str) -> Result<BaseDevice, ConfigError> {
-    let keys = Keys::read(format.name(), &KEYS, text)?;
+pub(super) fn parse(format: ImageFormat, keys: Keys<'_>) -> Result<BaseDevice, ConfigError> {
     let path = keys.get("path").unwrap_or_default();
     if path.is_empty() {
         let name = format.name();

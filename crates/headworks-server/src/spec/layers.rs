@@ -1,11 +1,11 @@
 //! A specification as a list of layers: `delay:read=5ms,of=mem:size=1M` is a layer `delay` around a layer `mem`.
 //!
-//! Tables of a configuration file become layers, too, and one parser reads both.
+//! Tables of a configuration file become layers, too: a text is split into layers first, and what they mean is read in one place.
 
 use headworks_core::ConfigError;
 
-use super::keys::Keys;
-use super::{KINDS, Spec, split_type};
+use super::keys::read_keys;
+use super::{KINDS, Kind, Spec, no_type, split_type};
 
 /// A device or wrapper with its keys as words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,12 @@ impl Layer {
         let known = KINDS.into_iter().find(|(_, name)| *name == kind);
         let keys: &[&str] = known.map_or(&[], |(kind, _)| kind.keys());
         keys.iter().copied().filter(|key| *key != "of")
+    }
+
+    /// Its type.
+    pub(super) fn typed(&self) -> Result<Kind, ConfigError> {
+        let known = KINDS.iter().find(|(_, name)| *name == self.kind);
+        known.map(|(kind, _)| *kind).ok_or_else(|| no_type(self.kind))
     }
 
     /// Text of layers from the outside in, as [`Spec::parse`] reads it.
@@ -60,17 +66,12 @@ impl Spec {
                 return Ok(layers);
             };
             let (_, name) = KINDS[kind as usize];
-            let mut words = Vec::new();
-            let mut of = None;
-            for (key, value) in Keys::read(name, kind.keys(), keys)?.into_words() {
-                match key {
-                    "of" => of = Some(value),
-                    _ => words.push((key.to_owned(), value)),
-                }
-            }
+            kind.check_form(keys)?;
+            let mut words = read_keys(name, kind.keys(), keys)?;
+            let of = words.pop_if(|(key, _)| key == "of");
             layers.push(Layer { kind: name, words });
-            match of {
-                Some(of) => rest = of,
+            match of.filter(|(_, of)| !of.is_empty()) {
+                Some((_, of)) => rest = of,
                 None => return Ok(layers),
             }
         }

@@ -14,9 +14,10 @@
 //! ```
 //!
 //! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`, `on-unclean`, limits) stand among those of the outermost type
-//! (see `share`). A comma in a value is doubled. A path with a colon may need `./` before it. Errors name the key and list what
+//! (see `export_options`). A comma in a value is doubled. A path with a colon may need `./` before it. Errors name the key and list what
 //! would be right.
 
+mod export_options;
 mod image;
 mod keys;
 mod layers;
@@ -25,14 +26,14 @@ mod overlay;
 mod powercut;
 mod rbd;
 mod remote_base;
-mod share;
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
+pub(crate) use self::export_options::ExportOption;
+pub use self::export_options::{ExportOptions, UncleanPolicy};
 use self::keys::{Keys, is_of_export, list};
 pub use self::layers::Layer;
 pub use self::nbd::Remote;
@@ -41,7 +42,6 @@ pub use self::powercut::Powercut;
 pub use self::rbd::Rbd;
 pub(crate) use self::remote_base::base_device;
 pub use self::remote_base::{BASES, is_remote_base};
-pub use self::share::{ExportOptions, UncleanPolicy};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 use headworks::{
     DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,
@@ -167,6 +167,15 @@ impl Wrapper {
         }
     }
 
+    /// An example of it.
+    fn example(&self) -> &'static str {
+        match self {
+            Self::Delay(_) => "delay:read=5ms,of=disk.img",
+            Self::Error(_) => "error:rate=1%,of=disk.img",
+            Self::Powercut(_) => "powercut:seed=7,at-flush=3,of=disk.img",
+        }
+    }
+
     /// Whether acknowledged writes may be in its memory alone.
     pub(crate) fn holds_writes(&self) -> bool {
         matches!(self, Self::Powercut(_))
@@ -213,49 +222,29 @@ impl Spec {
     /// # Errors
     /// The first mistake, with what would be right.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        Self::of_layers(&Self::layers(text)?)
+    }
+
+    /// Makes the specification of layers, from the outside in.
+    ///
+    /// # Errors
+    /// The first mistake, with what would be right.
+    pub fn of_layers(layers: &[Layer]) -> Result<Self, ConfigError> {
         let mut wrappers = Vec::new();
-        let mut rest = Cow::Borrowed(text);
-        loop {
-            let Some((kind, keys)) = split_type(&rest)? else {
-                let base = file(PathBuf::from(&*rest), FileOptions::default(), false)?;
-                return Ok(Self { wrappers, base });
-            };
-            let (wrapper, of) = match kind {
-                Kind::File => {
-                    return Ok(Self { base: parse_file(keys)?, wrappers });
-                }
-                Kind::Overlay => {
-                    return Ok(Self { base: overlay::parse(keys)?, wrappers });
-                }
-                Kind::Nbd => return Ok(Self { base: Remote::parse(keys)?, wrappers }),
-                Kind::Null => {
-                    let size = parse_sized(kind, keys)?;
-                    return Ok(Self { base: BaseDevice::Null { size }, wrappers });
-                }
-                Kind::Mem => {
-                    let size = parse_sized(kind, keys)?;
-                    return Ok(Self { base: BaseDevice::Mem { size }, wrappers });
-                }
-                Kind::Qcow2 => {
-                    let base = image::parse(ImageFormat::Qcow2, keys)?;
-                    return Ok(Self { base, wrappers });
-                }
-                Kind::Vmdk => {
-                    let base = image::parse(ImageFormat::Vmdk, keys)?;
-                    return Ok(Self { base, wrappers });
-                }
-                Kind::Rbd => return Ok(Self { base: Rbd::parse(keys)?, wrappers }),
-                Kind::Delay => parse_delay(keys)?,
-                Kind::Error => parse_error(keys)?,
-                Kind::Powercut => Powercut::parse(keys)?,
+        for layer in layers {
+            let wrapper = match layer.read()? {
+                Part::Base(base) => return Ok(Self { base, wrappers }),
+                Part::Wrapper(wrapper) => wrapper,
             };
             if wrappers.len() == WRAPPERS_MAX {
                 let message = format!("more than {WRAPPERS_MAX} wrappers around one device");
                 return Err(ConfigError::new("of", message));
             }
             wrappers.push(wrapper);
-            rest = Cow::Owned(of);
         }
+        let example = wrappers.last().map_or("file:path=disk.img", Wrapper::example);
+        let message = format!("a wrapper needs a device as its last key: {example}");
+        Err(ConfigError::new("of", message))
     }
 
     /// Default name of an export: file name of the image, else the type.
@@ -337,6 +326,38 @@ impl Spec {
     }
 }
 
+/// What a layer is read as.
+pub(crate) enum Part {
+    /// The device that holds the data.
+    Base(BaseDevice),
+    /// A device around the next one.
+    Wrapper(Wrapper),
+}
+
+impl Layer {
+    /// Reads the values of its keys.
+    ///
+    /// # Errors
+    /// The first mistake, with what would be right.
+    pub(crate) fn read(&self) -> Result<Part, ConfigError> {
+        let keys = Keys(&self.words);
+        let base = match self.typed()? {
+            Kind::Delay => return parse_delay(keys).map(Part::Wrapper),
+            Kind::Error => return parse_error(keys).map(Part::Wrapper),
+            Kind::Powercut => return Powercut::parse(keys).map(Part::Wrapper),
+            Kind::File => parse_file(keys),
+            Kind::Overlay => overlay::parse(keys),
+            Kind::Nbd => Remote::parse(keys),
+            Kind::Null => keys.parse("size", parse_size).map(|size| BaseDevice::Null { size }),
+            Kind::Mem => keys.parse("size", parse_size).map(|size| BaseDevice::Mem { size }),
+            Kind::Qcow2 => image::parse(ImageFormat::Qcow2, keys),
+            Kind::Vmdk => image::parse(ImageFormat::Vmdk, keys),
+            Kind::Rbd => Rbd::parse(keys),
+        };
+        base.map(Part::Base)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     File,
@@ -398,6 +419,17 @@ impl Kind {
     }
 }
 
+impl Kind {
+    /// Refuses keys in a form that users expect and that is written otherwise.
+    fn check_form(self, keys: &str) -> Result<(), ConfigError> {
+        match self {
+            Self::Nbd => Remote::check_form(keys),
+            Self::Rbd => Rbd::check_form(keys),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Splits a type from its keys; `None` for a path.
 fn split_type(text: &str) -> Result<Option<(Kind, &str)>, ConfigError> {
     let Some((word, keys)) = text.split_once(':') else {
@@ -410,35 +442,30 @@ fn split_type(text: &str) -> Result<Option<(Kind, &str)>, ConfigError> {
     if !like_a_type || word.is_empty() {
         return Ok(None);
     }
+    Err(no_type(word))
+}
+
+/// The error for a word that is no type of a device.
+fn no_type(word: &str) -> ConfigError {
     let message = format!(
         "`{word}:` is no device type; {} are, and a path with a colon starts with ./ or /",
         list(&KINDS.map(|(_, name)| name))
     );
-    Err(ConfigError::new("device", message))
+    ConfigError::new("device", message)
 }
 
-fn parse_file(text: &str) -> Result<BaseDevice, ConfigError> {
-    let keys = Keys::read("file", &FILE_KEYS, text)?;
-    let path = keys.get("path").unwrap_or_default();
+fn parse_file(keys: Keys<'_>) -> Result<BaseDevice, ConfigError> {
+    let path = PathBuf::from(keys.get("path").unwrap_or_default());
     let options = FileOptions {
         size: keys.parse("size", parse_size)?,
         direct: keys.parse("direct", parse_direct)?.unwrap_or_default(),
         read_only: keys.parse("read-only", parse_switch)?.unwrap_or(false),
     };
     let raw = keys.parse("format", image::parse_raw)?.unwrap_or(false);
-    file(PathBuf::from(path), options, raw)
-}
-
-fn file(path: PathBuf, options: FileOptions, raw: bool) -> Result<BaseDevice, ConfigError> {
     if path.as_os_str().is_empty() {
         return Err(ConfigError::new("path", "a file needs one: file:path=disk.img"));
     }
     Ok(BaseDevice::File { path, options, raw })
-}
-
-fn parse_sized(kind: Kind, text: &str) -> Result<Option<u64>, ConfigError> {
-    let name = if kind == Kind::Null { "null" } else { "mem" };
-    Keys::read(name, &SIZED_KEYS, text)?.parse("size", parse_size)
 }
 
 fn parse_direct(word: &str) -> Result<Direct, String> {
@@ -452,8 +479,7 @@ fn parse_direct(word: &str) -> Result<Direct, String> {
     }
 }
 
-fn parse_delay(text: &str) -> Result<(Wrapper, String), ConfigError> {
-    let keys = Keys::read("delay", &DELAY_KEYS, text)?;
+fn parse_delay(keys: Keys<'_>) -> Result<Wrapper, ConfigError> {
     let all = keys.parse("all", parse_time)?.unwrap_or(0);
     let mut wait_ns = [all; Op::COUNT];
     for op in Op::ALL {
@@ -466,11 +492,10 @@ fn parse_delay(text: &str) -> Result<(Wrapper, String), ConfigError> {
         jitter_ns: keys.parse("jitter", parse_time)?.unwrap_or(0),
         seed: keys.parse("seed", parse_count)?.unwrap_or(1),
     };
-    Ok((Wrapper::Delay(options), keys.of("delay:read=5ms,of=disk.img")?))
+    Ok(Wrapper::Delay(options))
 }
 
-fn parse_error(text: &str) -> Result<(Wrapper, String), ConfigError> {
-    let keys = Keys::read("error", &ERROR_KEYS, text)?;
+fn parse_error(keys: Keys<'_>) -> Result<Wrapper, ConfigError> {
     let defaults = ErrorOptions::default();
     let options = ErrorOptions {
         rate: keys.parse("rate", parse_probability)?.unwrap_or(defaults.rate),
@@ -481,7 +506,7 @@ fn parse_error(text: &str) -> Result<(Wrapper, String), ConfigError> {
         count: keys.parse("count", parse_count)?.unwrap_or(defaults.count),
         seed: keys.parse("seed", parse_count)?.unwrap_or(defaults.seed),
     };
-    Ok((Wrapper::Error(options), keys.of("error:rate=1%,of=disk.img")?))
+    Ok(Wrapper::Error(options))
 }
 
 fn parse_count(word: &str) -> Result<u64, String> {

@@ -102,12 +102,18 @@ pub struct Remote {
 }
 
 impl Remote {
-    pub(super) fn parse(text: &str) -> Result<BaseDevice, ConfigError> {
-        if text.starts_with("//") {
-            let message = format!("a server's export is written nbd:uri=nbd:{text}");
-            return Err(ConfigError::new("nbd", message));
+    /// Refuses a URI in place of a specification, with what it means here.
+    pub(super) fn check_form(text: &str) -> Result<(), ConfigError> {
+        match text.starts_with("//") {
+            true => {
+                let message = format!("a server's export is written nbd:uri=nbd:{text}");
+                Err(ConfigError::new("nbd", message))
+            }
+            false => Ok(()),
         }
-        let keys = Keys::read("nbd", &KEYS, text)?;
+    }
+
+    pub(super) fn parse(keys: Keys<'_>) -> Result<BaseDevice, ConfigError> {
         let example = "nbd:uri=nbd://HOST/EXPORT or nbd:uri=nbd+unix:///EXPORT?socket=PATH";
         let uri = keys.get("uri").ok_or_else(|| {
             ConfigError::new("uri", format!("a server's export needs one: {example}"))

@@ -12,8 +12,7 @@ use crate::units::parse_switch;
 /// Keys of the type.
 pub(super) const KEYS: [&str; 4] = ["path", "backing", "direct", "read-only"];
 
-pub(super) fn parse(text: &str) -> Result<BaseDevice, ConfigError> {
-    let keys = Keys::read("overlay", &KEYS, text)?;
+pub(super) fn parse(keys: Keys<'_>) -> Result<BaseDevice, ConfigError> {
     let path = PathBuf::from(keys.get("path").unwrap_or_default());
     if path.as_os_str().is_empty() {
         return Err(ConfigError::new("path", "an overlay needs one: overlay:path=tenant.hwo"));

@@ -26,8 +26,7 @@ pub struct Powercut {
 }
 
 impl Powercut {
-    pub(super) fn parse(text: &str) -> Result<(Wrapper, String), ConfigError> {
-        let keys = Keys::read("powercut", &KEYS, text)?;
+    pub(super) fn parse(keys: Keys<'_>) -> Result<Wrapper, ConfigError> {
         let defaults = PowercutOptions::default();
         let options = PowercutOptions {
             seed: keys.parse("seed", parse_count)?.unwrap_or(defaults.seed),
@@ -38,8 +37,7 @@ impl Powercut {
             cache: keys.parse("cache", parse_size)?.unwrap_or(defaults.cache),
         };
         let report = keys.get("report").map(PathBuf::from);
-        let of = keys.of("powercut:seed=7,at-flush=3,of=disk.img")?;
-        Ok((Wrapper::Powercut(Self { options, report }), of))
+        Ok(Wrapper::Powercut(Self { options, report }))
     }
 
     /// The disk in front of a device whose smallest block is `block` bytes.

@@ -13,6 +13,9 @@ use crate::units::parse_switch;
 /// Keys of the type.
 pub(super) const KEYS: [&str; 5] = ["image", "conf", "user", "takeover", "read-only"];
 
+/// How an image is written.
+const EXAMPLE: &str = "rbd:image=POOL/IMAGE";
+
 /// The filesystem of identities that are of images of clusters, and not of files.
 const CLUSTERS: u64 = u64::MAX - 1;
 
@@ -28,16 +31,19 @@ pub struct Rbd {
 }
 
 impl Rbd {
-    pub(super) fn parse(text: &str) -> Result<BaseDevice, ConfigError> {
-        let example = "rbd:image=POOL/IMAGE";
-        if !text.is_empty() && !text.split(',').next().unwrap_or_default().contains('=') {
-            let message = format!("an image is written {example}, here rbd:image={text}");
-            return Err(ConfigError::new("rbd", message));
+    /// Refuses `rbd:POOL/IMAGE`, with what it means here.
+    pub(super) fn check_form(text: &str) -> Result<(), ConfigError> {
+        if text.is_empty() || text.split(',').next().unwrap_or_default().contains('=') {
+            return Ok(());
         }
-        let keys = Keys::read("rbd", &KEYS, text)?;
+        let message = format!("an image is written {EXAMPLE}, here rbd:image={text}");
+        Err(ConfigError::new("rbd", message))
+    }
+
+    pub(super) fn parse(keys: Keys<'_>) -> Result<BaseDevice, ConfigError> {
         let name = keys.parse("image", str::parse::<ImageName>)?;
         let name = name.ok_or_else(|| {
-            ConfigError::new("image", format!("an image of a cluster needs one: {example}"))
+            ConfigError::new("image", format!("an image of a cluster needs one: {EXAMPLE}"))
         })?;
         let usual = RbdOptions::default();
         let options = RbdOptions {

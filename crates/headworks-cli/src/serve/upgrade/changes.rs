@@ -4,17 +4,8 @@
 //! So with `--user` they may say anything about exports of the own configuration except what is opened, and how.
 
 use headworks_core::ConfigError;
-use headworks_server::LIMIT_KEYS;
-use headworks_server::config::{ConfigFile, ExportSection, Setting};
-
-/// Keys of an export that say nothing about its image.
-const HARMLESS: [&str; 5] = ["weight", "ioprio", "tenant", "latency-target", "dirty"];
-
-/// Whether a value of an export says something about its image.
-fn is_of_image(setting: &Setting) -> bool {
-    let name = setting.name.as_str();
-    !HARMLESS.contains(&name) && !LIMIT_KEYS.contains(&name)
-}
+use headworks_server::ExportOptions;
+use headworks_server::config::{ConfigFile, ExportSection};
 
 /// Merges the changes into the own configuration.
 ///
@@ -50,7 +41,7 @@ pub(in crate::serve) fn with_changes(
 
 /// Kinds and words of an export, without those that say nothing about its image.
 fn what_is_opened(export: &ExportSection) -> Vec<(&str, &str, &[String])> {
-    let own = export.settings.iter().filter(|setting| is_of_image(setting));
+    let own = export.settings.iter().filter(|setting| !ExportOptions::is_live(&setting.name));
     let mut all: Vec<_> = own.map(|setting| ("", &*setting.name, setting.value.words())).collect();
     all.sort_unstable();
     for part in &export.parts {

@@ -24,12 +24,11 @@ use crate::control::inventory::{
 };
 use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
-use crate::control::settings::ExportSettings;
+use crate::control::settings::ExportNow;
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, lock};
 use crate::leftovers::RestoredImage;
 use crate::messages::command::ShardCommand;
-use crate::spec::ExportOptions;
 use headworks::Device;
 
 impl LiveChanges {
@@ -365,10 +364,7 @@ impl LiveChanges {
         let tenant = self.settings.tenants().named(spec.share.tenant)?;
         let of_tenant = (tenant, self.settings.tenant_options(tenant));
         let served = served(&assembled, (export, of_tenant), &config, size, inventory.serial);
-        let (weight, ioprio) = (assembled.weight, assembled.ioprio);
-        let ExportOptions { limits, latency_target_us, dirty, .. } = spec.share;
-        let setting = ExportSettings { weight, ioprio, tenant, latency_target_us, dirty, limits };
-        self.settings.put(export, setting);
+        self.settings.put(export, ExportNow::new(&spec.share, tenant, &config.options));
         // Shard 0 lists exports to clients: it is told last, when all others know the export.
         for shard in self.shards.ids().rev() {
             let order = ShardCommand::Serve { export: served.clone() };

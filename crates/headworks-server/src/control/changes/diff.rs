@@ -23,7 +23,6 @@ use serde_json::{Value, json};
 use super::LiveChanges;
 use super::retune::dirty_changes;
 use crate::assemble::{ExportSource, ExportSpec, shown_name};
-use crate::cache_part::part_word;
 use crate::config::{
     ConfigFile, DeviceSection, ExportSection, Origin, Setting, Tuned, Value as ConfigValue,
     is_probed,
@@ -32,9 +31,9 @@ use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::report::{dirty_value, value};
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{device_name, lock};
-use crate::latency_target::latency_target_word;
 use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
-use crate::spec::ExportOptions;
+use crate::option_table::OptionTable;
+use crate::spec::ExportOption;
 use crate::tenant::{NONE, TenantName};
 use headworks_front::limits::LimitTarget;
 
@@ -139,54 +138,29 @@ impl LiveChanges {
         found: &mut Differences,
     ) {
         let name = shown_name(&spec.name);
-        let (now, share) = (self.settings.of(id), &spec.share);
+        let (now, share) = (self.settings.of(id).options, &spec.share);
         let is_added = spec.source == ExportSource::Control;
         let before = found.changes.len();
         if is_added {
             found.add(&format!("exports/{name}"), Value::Null, words(spec));
         }
-        if now.weight != share.weight {
-            found.add(&format!("exports/{name}/weight"), share.weight.into(), now.weight.into());
-        }
-        if now.ioprio != share.ioprio {
-            let [old, new] = [share.ioprio, now.ioprio].map(|ioprio| ioprio.to_string().into());
-            found.add(&format!("exports/{name}/ioprio"), old, new);
-        }
-        if now.latency_target_us != share.latency_target_us {
-            let [old, new] = [share.latency_target_us, now.latency_target_us];
-            let [old, new] = [old, new].map(|target| latency_target_word(target).into());
-            found.add(&format!("exports/{name}/latency_target"), old, new);
-        }
-        if now.dirty != share.dirty {
-            let [old, new] = [share.dirty, now.dirty].map(|bytes| part_word(bytes).into());
-            found.add(&format!("exports/{name}/dirty"), old, new);
-        }
-        let tenant = self.settings.tenant_of(id);
-        if tenant != share.tenant {
-            let [old, new] = [share.tenant, tenant].map(|name| name.map(|name| name.to_string()));
-            found.add(&format!("exports/{name}/tenant"), old.into(), new.into());
-        }
-        for key in LIMIT_KEYS {
-            let [old, new] = [&share.limits, &now.limits].map(|limits| limit_word(limits, key));
-            if old != new {
-                found.add(&format!("exports/{name}/{key}"), old.into(), new.into());
+        for option in ExportOption::ALL.iter().filter(|option| option.is_live()) {
+            for (key, old, new) in option.differences(share, &now) {
+                found.add(&format!("exports/{name}/{}", option.leaf(key)), old, new);
             }
         }
         if found.changes.len() == before {
             return;
         }
         // A list of a tenant may name the export, so that it has none is said, too.
-        let tenant = tenant.or_else(|| share.tenant.and_then(|_| TenantName::parse(NONE).ok()));
-        let share = ExportOptions {
-            weight: now.weight,
-            ioprio: now.ioprio,
-            tenant,
-            limits: now.limits,
-            latency_target_us: now.latency_target_us,
-            dirty: now.dirty,
-            ..*share
-        };
-        let section = ExportSection::of(spec, &share, &Origin::Control);
+        let none = share.tenant.and_then(|_| TenantName::parse(NONE).ok());
+        let mut said = *share;
+        ExportOption::ALL
+            .iter()
+            .filter(|option| option.is_live())
+            .for_each(|option| option.copy(&mut said, &now));
+        said.tenant = said.tenant.or(none);
+        let section = ExportSection::of(spec, &said, &Origin::Control);
         match section.filter(|_| reader.takes(spec.source)) {
             Some(section) => found.file.exports.push(section),
             None => found.unsaved.push(format!(

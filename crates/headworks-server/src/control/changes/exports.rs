@@ -34,7 +34,7 @@ impl LiveChanges {
         let deleted = self.deleted_images();
         let row = |entry: &ExportNode| {
             let report = reports.get(&entry.id)?;
-            let setting = self.settings.of(entry.id);
+            let now = self.settings.of(entry.id).options;
             let device_state = if report.stuck { DeviceState::Stuck } else { DeviceState::Live };
             let remote = tree.remote_of(entry).map(|link| (link, link.status.report()));
             let state = match report {
@@ -55,9 +55,9 @@ impl LiveChanges {
                 "device": device_name(entry.device),
                 "cache": entry.mode.name(),
                 "read_only": entry.read_only,
-                "weight": setting.weight,
+                "weight": now.weight,
                 "tenant": self.settings.tenant_of(entry.id).map(|name| name.to_string()),
-                "ioprio": setting.ioprio.to_string(),
+                "ioprio": now.ioprio.to_string(),
                 "latency_target_us": some_target(self.settings.target_of(entry.id).0),
                 "target_missed": counts.targets.exports.get(&entry.id).map_or(0, |counts| counts.missed),
                 "limited_seconds": counts.limited_seconds(LimitTarget::Export(entry.id)),

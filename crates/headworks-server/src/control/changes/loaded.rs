@@ -6,6 +6,8 @@ use crate::config::ConfigFile;
 use crate::control::inventory::ExportEntry;
 use crate::control::tree::lock;
 use crate::loaded::LoadedConfiguration;
+use crate::option_table::OptionTable;
+use crate::spec::ExportOption;
 
 impl LiveChanges {
     /// Compares with `loaded` instead of what the server has started with.
@@ -35,8 +37,7 @@ fn compare_with(entry: &mut ExportEntry, configured: &ExportSpec) {
     }
     spec.source = configured.source;
     spec.certificates = configured.certificates.clone();
-    let (share, wanted) = (&mut spec.share, &configured.share);
-    (share.weight, share.ioprio, share.tenant) = (wanted.weight, wanted.ioprio, wanted.tenant);
-    (share.latency_target_us, share.limits) = (wanted.latency_target_us, wanted.limits);
-    share.dirty = wanted.dirty;
+    for option in ExportOption::ALL.iter().filter(|option| option.is_live()) {
+        option.copy(&mut spec.share, &configured.share);
+    }
 }

@@ -6,20 +6,18 @@
 
 use std::io::ErrorKind;
 
-use headworks_core::{ConfigError, Ioprio, VolumeId};
+use headworks_core::{ConfigError, VolumeId};
 
 use super::LiveChanges;
 use crate::assemble::side_by_side::side_by_side;
 use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
-use crate::cache_part::part_word;
 use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::lock;
-use crate::latency_target::latency_target_word;
-use crate::limit_words::shown_limits;
+use crate::option_table::{Effect, OptionTable};
 use crate::options::MissingImage;
+use crate::spec::ExportOption;
 use headworks::{Identity, display_size};
-use headworks_front::limits::LimitTarget;
 
 /// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -131,12 +129,11 @@ impl LiveChanges {
             .filter(|_| self.missing == MissingImage::Absent)
     }
 
-    /// Applies weight, class and limits of an export in both; other differences need a restart.
+    /// Applies the options of an export in both that take effect at once; other differences need a restart.
     fn update(&self, old: &ServedFile, new: &ExportSpec, reload: &mut ReloadReport) {
         let name = shown(&new.name);
         let (mut differs, mut set) = (Vec::new(), Vec::new());
         let ServedFile { spec: old, image, size } = old;
-        let loaded = old.share;
         if !old.spec.is_same_device(&new.spec) || was_swapped(*image, new) {
             differs.push("its image");
         } else if let Some(wanted) = new.spec.size_of_new_image().filter(|wanted| wanted > size) {
@@ -155,15 +152,10 @@ impl LiveChanges {
         if old.read_only != new.read_only {
             differs.push("read-only");
         }
-        if old.share.mode != new.share.mode {
-            differs.push("cache");
-        }
-        if old.share.on_error != new.share.on_error {
-            differs.push("on-error");
-        }
-        if old.share.describe != new.share.describe {
-            differs.push("describe");
-        }
+        let changed = |option: &&ExportOption| !option.is_same(&old.share, &new.share);
+        let changed = || ExportOption::ALL.iter().copied().filter(|option| changed(&option));
+        let of_restart = |option: &ExportOption| option.row().effect == Effect::Restart;
+        differs.extend(changed().filter(of_restart).filter_map(OptionTable::own_key));
         if !differs.is_empty() {
             let why = format!(
                 "{} changed; restart the server, or remove and add the export",
@@ -173,48 +165,16 @@ impl LiveChanges {
         }
         let tree = self.tree.current();
         let Some(entry) = tree.exports.iter().find(|entry| entry.name == new.name) else { return };
-        let now = self.settings.of(entry.id);
-        let (weight, ioprio): (u16, Ioprio) = (new.share.weight, new.share.ioprio);
-        if loaded.weight != weight
-            && now.weight != weight
-            && self.settings.set_weight(entry.id, weight).is_ok()
-        {
-            set.push(format!("weight {weight}"));
-        }
-        if loaded.ioprio != ioprio
-            && now.ioprio != ioprio
-            && self.settings.set_ioprio(entry.id, ioprio).is_ok()
-        {
-            set.push(format!("ioprio {ioprio}"));
-        }
-        let target = new.share.latency_target_us;
-        if loaded.latency_target_us != target
-            && now.latency_target_us != target
-            && self.settings.set_latency_target(entry.id, target).is_ok()
-        {
-            set.push(format!("latency-target {}", latency_target_word(target)));
-        }
-        let dirty = new.share.dirty;
-        if loaded.dirty != dirty
-            && now.dirty != dirty
-            && self.settings.set_export_dirty(entry.id, dirty).is_ok()
-        {
-            set.push(format!("dirty {}", part_word(dirty)));
-        }
-        let tenant = new.share.tenant;
-        if loaded.tenant != tenant && self.settings.tenant_of(entry.id) != tenant {
-            let shown = tenant.map_or("none".to_owned(), |name| name.to_string());
-            match self.settings.set_export_tenant(&[entry.id], tenant) {
-                Ok(()) => set.push(format!("tenant {shown}")),
+        let now = self.settings.of(entry.id).options;
+        // A value that `ctl` has set to the same is left alone.
+        for option in changed().filter(|option| option.is_live()) {
+            if option.is_same(&now, &new.share) {
+                continue;
+            }
+            match self.settings.put_option(entry.id, option, &new.share) {
+                Ok(()) => set.push(option.said(&new.share)),
                 Err(fault) => reload.kept.push((name.clone(), sentence(&fault))),
             }
-        }
-        let limits = new.share.limits;
-        if loaded.limits != limits
-            && now.limits != limits
-            && self.settings.set_limits(LimitTarget::Export(entry.id), limits).is_ok()
-        {
-            set.push(shown_limits(&limits));
         }
         if !set.is_empty() {
             reload.changed.push((name, set.join(", ")));
@@ -223,11 +183,9 @@ impl LiveChanges {
             record.spec.source = new.source;
             record.spec.layers = new.layers.clone();
             record.spec.certificates = new.certificates.clone();
-            (record.spec.share.weight, record.spec.share.ioprio) = (weight, ioprio);
-            record.spec.share.tenant = tenant;
-            record.spec.share.latency_target_us = target;
-            record.spec.share.dirty = dirty;
-            record.spec.share.limits = limits;
+            for option in ExportOption::ALL.iter().filter(|option| option.is_live()) {
+                option.copy(&mut record.spec.share, &new.share);
+            }
         }
     }
 }

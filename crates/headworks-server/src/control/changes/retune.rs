@@ -42,7 +42,7 @@ impl LiveChanges {
             && self.settings.limits(LimitTarget::Server) != wanted.limits
         {
             let path = "server".to_owned();
-            match self.settings.set_limits(LimitTarget::Server, wanted.limits) {
+            match self.settings.set_server_limits(wanted.limits) {
                 Ok(()) => report.set.push((path, shown_limits(&wanted.limits))),
                 Err(fault) => report.refused.push((path, fault.message().to_owned())),
             }

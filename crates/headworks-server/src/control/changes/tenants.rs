@@ -20,10 +20,11 @@ use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tenants::TenantEntry;
 use crate::control::tree::lock;
 use crate::latency::LatencyOp;
-use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
+use crate::limit_words::{limit_word, limit_words};
 use crate::messages::command::ExportReport;
 use crate::messages::query::LatencyReport;
-use crate::tenant::{TENANT_KEYS, TenantName};
+use crate::option_table::{OptionTable, word};
+use crate::tenant::{TenantName, TenantOption};
 use headworks_front::limits::LimitTarget;
 
 /// Result of a reload of tenants, one sentence each.
@@ -178,20 +179,10 @@ impl LiveChanges {
             let Some(TenantEntry { spec: old, now }) = known.get(id) else { continue };
             // A value of `ctl set` stays until the configuration says another one.
             let mut options = *now;
-            if old.options.weight != new.options.weight {
-                options.weight = new.options.weight;
-            }
-            if old.options.ioprio_max != new.options.ioprio_max {
-                options.ioprio_max = new.options.ioprio_max;
-            }
-            if old.options.latency_target_us != new.options.latency_target_us {
-                options.latency_target_us = new.options.latency_target_us;
-            }
-            if old.options.part != new.options.part {
-                options.part = new.options.part;
-            }
-            if old.options.limits != new.options.limits {
-                options.limits = new.options.limits;
+            for option in TenantOption::ALL.iter() {
+                if !option.is_same(&old.options, &new.options) {
+                    option.copy(&mut options, &new.options);
+                }
             }
             let differs = options != *now;
             let set = self.settings.load_tenant(id, *new, options);
@@ -249,18 +240,11 @@ impl LiveChanges {
                     now.words().iter().map(|(key, word)| format!("{key}={word}")).collect();
                 found(&format!("tenants/{name}"), Value::Null, words.join(",").into());
             } else {
-                let both =
-                    spec.options.words().into_iter().zip(now.words()).take(TENANT_KEYS.len());
-                for ((key, old), (_, new)) in both.filter(|((_, old), (_, new))| old != new) {
-                    differs = true;
-                    let path = format!("tenants/{name}/{}", key.replace('-', "_"));
-                    found(&path, old.into(), new.into());
-                }
-                for key in LIMIT_KEYS {
-                    let [old, new] = [&spec.options, now].map(|one| limit_word(&one.limits, key));
-                    if old != new {
+                for option in TenantOption::ALL {
+                    for (key, old, new) in option.differences(&spec.options, now) {
                         differs = true;
-                        found(&format!("tenants/{name}/{key}"), old.into(), new.into());
+                        let path = format!("tenants/{name}/{}", option.leaf(key));
+                        found(&path, word(&old).into(), word(&new).into());
                     }
                 }
             }

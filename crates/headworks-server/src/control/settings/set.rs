@@ -11,20 +11,19 @@
 use headworks_core::limits::Limits;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
-use headworks_core::{DeviceId, ExportConfig, ExportId, Ioprio, TenantId};
+use headworks_core::{DeviceId, ExportId, Ioprio, TenantId};
 use serde_json::{Map, Value, json};
 
-use super::{CLASSES, LIMITS, LimitFault, Settings, TARGETS, WEIGHTS, fixed};
-use crate::cache_part::{PARTS, check_minimums, parse_part, part_word};
+use super::{LIMITS, LimitFault, Settings, fixed};
+use crate::cache_part::check_minimums;
 use crate::control::rpc::{RpcFault, RpcResult};
-use crate::control::tree::{ExportNode, Leaf, TenantKey, Tree, lock};
-use crate::latency_target::{
-    cgroup_latency, latency_target_word, parse_cgroup_latency, parse_latency_target,
-};
+use crate::control::tree::{ExportNode, Leaf, Tree, lock};
 use crate::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
 use crate::name_pattern::{fits, is_pattern};
-use crate::tenant::{NONE, TenantName, TenantOptions};
-use crate::units::{parse_ioprio, parse_weight};
+use crate::option_table::OptionTable;
+use crate::spec::{ExportOption, ExportOptions};
+use crate::tenant::{NONE, TenantName, TenantOption, TenantOptions};
+use crate::units::{CLASSES, parse_ioprio};
 use headworks_front::limits::LimitTarget;
 
 /// Most paths of one request, so that it ends in a time that an operator waits for.
@@ -44,19 +43,33 @@ enum LimitWord {
 enum OneValue {
     Tunable(DeviceId, Tunable, u64),
     WriteBack(DirtyTunable, u64),
-    ExportDirty(ExportId, u64),
-    Tenant(ExportId, Option<TenantName>),
-    Target { export: ExportId, target_us: u32, is_cgroup: bool },
-    Weight(ExportId, u16),
-    Ioprio(ExportId, Ioprio),
+    Export(Box<NewValue>),
     ConnectionIoprio(u32, Ioprio),
+}
+
+/// A new value of an option of an export.
+struct NewValue {
+    export: ExportId,
+    option: ExportOption,
+    /// It is said and shown in the form of a cgroup.
+    in_cgroup: bool,
+    /// Options with this value.
+    wanted: ExportOptions,
+}
+
+/// The word of an option of a tenant.
+struct TenantWord {
+    path: String,
+    option: TenantOption,
+    in_cgroup: bool,
+    word: String,
 }
 
 /// What takes effect at once.
 enum Change {
     One(String, OneValue),
     Limits(LimitTarget, Vec<(String, LimitWord)>),
-    Tenant(TenantId, Vec<(String, TenantKey, String)>),
+    Tenant(TenantId, Vec<TenantWord>),
 }
 
 fn invalid(path: &str, message: &str) -> RpcFault {
@@ -120,7 +133,7 @@ impl Settings {
                 .map_err(|message| limit_fault(LimitFault::Invalid(message))),
             Change::Tenant(tenant, words) => {
                 let options = self.changed_options(*tenant, words)?;
-                let path = words.last().map_or("", |(path, ..)| path);
+                let path = words.last().map_or("", |word| &word.path);
                 self.check_tenant_target(tree, path, (*tenant, options))
             }
             Change::One(path, OneValue::Tunable(device, tunable, _)) => {
@@ -133,22 +146,42 @@ impl Settings {
             Change::One(path, OneValue::WriteBack(tunable, value)) => {
                 self.check_dirty(path, *tunable, *value).map(drop)
             }
-            Change::One(_, OneValue::Tenant(_, name)) => lock(&self.tenants).named(*name).map(drop),
-            Change::One(path, OneValue::Target { export, target_us, .. }) => {
+            Change::One(path, OneValue::Export(value)) => {
+                self.check_option(tree, path, value, earlier)
+            }
+            Change::One(..) => Ok(()),
+        }
+    }
+
+    /// Checks a value of an export beside the changes before it.
+    fn check_option(
+        &self,
+        tree: &Tree,
+        path: &str,
+        new: &NewValue,
+        earlier: &[Change],
+    ) -> Result<(), RpcFault> {
+        let NewValue { export, option, wanted, .. } = new;
+        match option {
+            ExportOption::Tenant => lock(&self.tenants).named(wanted.tenant).map(drop),
+            ExportOption::LatencyTarget => {
                 let device = |id| tree.entry(id).map(|entry| entry.device);
                 // What a device can do is measured, so it is asked once.
                 let is_known = earlier.iter().any(|change| match change {
-                    Change::One(_, OneValue::Target { export: other, target_us: known, .. }) => {
-                        known == target_us && device(*other) == device(*export)
+                    Change::One(_, OneValue::Export(other)) if other.option == *option => {
+                        option.is_same(&other.wanted, wanted)
+                            && device(other.export) == device(*export)
                     }
                     _ => false,
                 });
                 match is_known {
                     true => Ok(()),
-                    false => self.check_target(tree, path, *target_us, |entry| entry.id == *export),
+                    false => self.check_target(tree, path, wanted.latency_target_us, |entry| {
+                        entry.id == *export
+                    }),
                 }
             }
-            Change::One(..) => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -181,20 +214,12 @@ impl Settings {
     fn changed_options(
         &self,
         tenant: TenantId,
-        words: &[(String, TenantKey, String)],
+        words: &[TenantWord],
     ) -> Result<TenantOptions, RpcFault> {
         let mut options = self.tenant_options(tenant);
-        for (path, key, value) in words {
-            let accepted = match key {
-                TenantKey::IoprioMax => CLASSES,
-                TenantKey::LatencyTarget | TenantKey::IoLatency => TARGETS,
-                TenantKey::Weight | TenantKey::IoWeight => WEIGHTS,
-                TenantKey::Dirty | TenantKey::CacheMin | TenantKey::CacheMax => PARTS,
-            };
-            let set = key.word(value).and_then(|word| {
-                options.set(key.option(), &word).map_err(|error| error.message.to_string())
-            });
-            set.map_err(|message| invalid(path, &message).accepts(accepted))?;
+        for TenantWord { path, option, in_cgroup, word } in words {
+            let set = option.set(&mut options, word, *in_cgroup);
+            set.map_err(|message| invalid(path, &message).accepts(option.row().accepted))?;
         }
         Ok(options)
     }
@@ -212,7 +237,7 @@ impl Settings {
         // Exports with a target of their own have that one.
         self.check_target(tree, path, target_us, |entry| {
             let own = self.of(entry.id);
-            own.tenant == tenant && own.latency_target_us == 0
+            own.tenant == tenant && own.options.latency_target_us == 0
         })
     }
 
@@ -233,42 +258,29 @@ impl Settings {
             Change::Tenant(tenant, words) => {
                 let options = self.changed_options(*tenant, words)?;
                 self.set_tenant_options(*tenant, options)?;
-                let rows = words.iter().map(|(path, key, _)| (path.clone(), key.value(&options)));
-                Ok(rows.collect())
+                let row = |new: &TenantWord| {
+                    (new.path.clone(), new.option.value(&options, new.in_cgroup))
+                };
+                Ok(words.iter().map(row).collect())
             }
-            Change::One(_, OneValue::Tenant(export, name)) => {
-                self.apply_tenant(tree, *export, *name)
+            Change::One(_, OneValue::Export(new)) if new.option == ExportOption::Tenant => {
+                self.apply_tenant(tree, new.export, new.wanted.tenant)
             }
             Change::One(path, value) => Ok(row(path, self.apply_one(tree, path, value)?)),
         }
     }
 
     fn apply_one(&self, tree: &Tree, path: &str, value: &OneValue) -> RpcResult {
-        Ok(match *value {
-            OneValue::Tunable(device, tunable, value) => {
+        Ok(match value {
+            &OneValue::Tunable(device, tunable, value) => {
                 self.set_tunable(tree, path, (device, tunable), value)?
             }
-            OneValue::WriteBack(tunable, value) => self.set_dirty(path, tunable, value)?,
-            OneValue::ExportDirty(export, dirty) => {
-                self.set_export_dirty(export, dirty)?;
-                part_word(dirty).into()
+            &OneValue::WriteBack(tunable, value) => self.set_dirty(path, tunable, value)?,
+            OneValue::Export(new) => {
+                self.put_option(new.export, new.option, &new.wanted)?;
+                new.option.value(&new.wanted, new.in_cgroup)
             }
-            // It has rows for all exports of the image.
-            OneValue::Tenant(..) => Value::Null,
-            OneValue::Target { export, target_us, is_cgroup } => {
-                self.set_latency_target(export, target_us)?;
-                let show = if is_cgroup { cgroup_latency } else { latency_target_word };
-                show(target_us).into()
-            }
-            OneValue::Weight(export, weight) => {
-                self.set_weight(export, weight)?;
-                weight.into()
-            }
-            OneValue::Ioprio(export, ioprio) => {
-                self.set_ioprio(export, ioprio)?;
-                ioprio.to_string().into()
-            }
-            OneValue::ConnectionIoprio(id, ioprio) => {
+            &OneValue::ConnectionIoprio(id, ioprio) => {
                 self.set_connection_ioprio(path, id, ioprio)?;
                 ioprio.to_string().into()
             }
@@ -332,8 +344,8 @@ fn add(changes: &mut Vec<Change>, path: String, leaf: Leaf, value: &str) -> Resu
         Leaf::IoMax(target) => {
             add_limit(changes, target, (path, LimitWord::Cgroup(value.to_owned())));
         }
-        Leaf::TenantValue(tenant, key) => {
-            let word = (path, key, value.to_owned());
+        Leaf::Tenant(tenant, option, in_cgroup) => {
+            let word = TenantWord { path, option, in_cgroup, word: value.to_owned() };
             let same = changes.iter_mut().find_map(|change| match change {
                 Change::Tenant(of, words) if *of == tenant => Some(words),
                 _ => None,
@@ -381,43 +393,28 @@ fn parse(path: &str, leaf: Leaf, value: &str) -> Result<OneValue, RpcFault> {
             let parsed = parsed.map_err(|message| invalid(message).accepts(tunable.accepted()))?;
             OneValue::WriteBack(tunable, parsed)
         }
-        Leaf::ExportDirty(export) => {
-            let dirty = parse_part(value).map_err(|error| invalid(error).accepts(PARTS))?;
-            OneValue::ExportDirty(export, dirty)
+        Leaf::Export(export, option, in_cgroup) if option.is_live() => {
+            let mut wanted = ExportOptions::default();
+            option.set(&mut wanted, value, in_cgroup).map_err(|message| {
+                invalid(message).accepts(option.row().accepted)
+            })?;
+            wanted.tenant = wanted.tenant.filter(|name| !name.is_none());
+            OneValue::Export(Box::new(NewValue { export, option, in_cgroup, wanted }))
         }
-        Leaf::Tenant(export) => {
-            let name = TenantName::parse(value).map_err(invalid)?;
-            OneValue::Tenant(export, (!name.is_none()).then_some(name))
-        }
-        Leaf::LatencyTarget(export) | Leaf::IoLatency(export) => {
-            let is_cgroup = matches!(leaf, Leaf::IoLatency(_));
-            let parse = if is_cgroup { parse_cgroup_latency } else { parse_latency_target };
-            let target_us = parse(value).map_err(|error| invalid(error).accepts(TARGETS))?;
-            OneValue::Target { export, target_us, is_cgroup }
-        }
-        Leaf::Weight(export) => {
-            let range = ExportConfig::WEIGHTS;
-            let accepted = format!("{}..={}", range.start(), range.end());
-            let weight =
-                parse_weight(value).map_err(|message| invalid(message).accepts(accepted))?;
-            OneValue::Weight(export, weight)
-        }
-        Leaf::Ioprio(export) => OneValue::Ioprio(export, class(path, value)?),
         Leaf::Connection(id) => OneValue::ConnectionIoprio(id, class(path, value)?),
         Leaf::Device(_)
         | Leaf::ElevatorState(_)
         | Leaf::IoStat(_)
         | Leaf::TenantIoStat(_)
         | Leaf::ReadOnly(_)
-        | Leaf::Mode(_)
-        | Leaf::OnError(_)
+        | Leaf::Export(..)
         | Leaf::TenantExports(_)
         | Leaf::TenantDirty(_)
         | Leaf::TenantCached(_)
         // These are changes with others of their target or tenant.
         | Leaf::Limit(..)
         | Leaf::IoMax(_)
-        | Leaf::TenantValue(..) => return Err(fixed(path)),
+        | Leaf::Tenant(..) => return Err(fixed(path)),
     })
 }
 

@@ -5,18 +5,61 @@
 //! ```
 //!
 //! Every type takes these keys, but only as the outermost one, since they belong to the export. They are removed before
-//! the device parses the rest.
+//! the device parses the rest. [`ExportOption`] is the table of all of them; a new option is a field and a row.
 
 use headworks_core::limits::Limits;
 use headworks_core::{ConfigError, ErrorPolicy, ExportConfig, Ioprio, WriteMode};
+use serde_json::Value;
 
-use super::keys::{EXPORT_KEYS, list, split_value};
+use super::keys::split_value;
 use super::split_type;
-use crate::cache_part::parse_part;
-use crate::latency_target::parse_latency_target;
-use crate::limit_words::{LIMIT_KEYS, set_limit};
+use crate::cache_part::{PARTS, parse_part, part_value};
+use crate::latency_target::{TARGETS, parse_latency_target, target_value};
+use crate::option_table::{OptionTable, choice, options};
 use crate::tenant::TenantName;
-use crate::units::{parse_ioprio, parse_switch, parse_weight};
+use crate::units::{CLASSES, WEIGHTS, parse_ioprio, parse_switch, parse_weight};
+
+options! {
+    /// An option of an export.
+    pub(crate) enum ExportOption of ExportOptions {
+        Weight        = "weight" [weight] (IO_WEIGHT) parse_weight, Value::from; AtOnce, Always, WEIGHTS,
+            ", its share of the device relative to other exports (1 to 10000, default 100)";
+        Ioprio        = "ioprio" [ioprio] parse_ioprio, |ioprio: Ioprio| ioprio.to_string().into(); AtOnce, Always, CLASSES,
+            ", the I/O priority of its clients (rt, be or idle, with a level of 0 to 7: be:0; default be:4)";
+        Mode          = "cache" [mode] parse_mode, |mode: Option<WriteMode>| mode.map(WriteMode::name).into(); Restart, Always, "",
+            ", when a write is acknowledged: writeback (from the page cache; durable after a flush or with FUA), writethrough (by the device), none (no cache), unsafe (flushes do nothing); default writeback, for mem and null none";
+        OnError       = "on-error" [on_error] parse_policy, |policy: Option<ErrorPolicy>| policy.map(ErrorPolicy::name).into(); Restart, Always, "",
+            ", for blocks whose write-back failed: hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold";
+        OnUnclean     = "on-unclean" [on_unclean] parse_unclean, |policy: Option<UncleanPolicy>| policy.map(UncleanPolicy::name).into(); NextStart, Never, "",
+            ", where memory of a server that died is gone: auto (refuse-flush, but serve after a reboot), serve or refuse-flush (flushes fail until acknowledged), default auto";
+        Tenant        = "tenant" [tenant] parse_tenant, |name: Option<TenantName>| name.map(|name| name.to_string()).into(); AtOnce, Always, "",
+            ", the tenant (--tenant) whose share of the device it uses together with the tenant's other exports";
+        LatencyTarget = "latency-target" [latency_target_us] (IO_LATENCY) parse_latency_target, target_value; AtOnce, Always, TARGETS,
+            " (5ms), for 99 of 100 small reads and synchronous writes in the device: while it is missed, other exports have less there";
+        Dirty         = "dirty" [dirty] parse_part, part_value; AtOnce, WithCache, PARTS,
+            " (64M), the most of its data in the page cache that is not written yet";
+        Describe      = "describe" [describe] parse_switch, |on: bool| if on { "on" } else { "off" }.into(); Restart, Never, "",
+            "=on, to tell clients what the export is made of: paths, bases and URIs (default off: nothing)";
+        Limits        = limits [limits]; AtOnce, Never, "",
+            "limits of bytes and I/Os per second: bps-total, bps-read, bps-write, iops-total, iops-read, iops-write, each with -max and -max-length for a burst, and iops-size";
+    }
+}
+
+fn parse_mode(word: &str) -> Result<Option<WriteMode>, String> {
+    choice(word, WriteMode::ALL.map(|mode| (mode.name(), mode))).map(Some)
+}
+
+fn parse_policy(word: &str) -> Result<Option<ErrorPolicy>, String> {
+    choice(word, ErrorPolicy::ALL.map(|policy| (policy.name(), policy))).map(Some)
+}
+
+fn parse_unclean(word: &str) -> Result<Option<UncleanPolicy>, String> {
+    choice(word, UncleanPolicy::ALL.map(|policy| (policy.name(), policy))).map(Some)
+}
+
+fn parse_tenant(word: &str) -> Result<Option<TenantName>, String> {
+    TenantName::parse(word).map(Some)
+}
 
 /// Weight, class and cache options of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,70 +149,54 @@ impl ExportOptions {
             return Ok((Self::default(), text.to_owned()));
         };
         let mut left = text[..text.len() - keys.len()].to_owned();
-        let mut given = [const { None }; EXPORT_KEYS.len()];
-        let mut limits = Vec::new();
+        let mut given: Vec<(&str, String)> = Vec::new();
         let mut rest = keys;
         // `of` takes the whole rest; an unknown key is reported by the device.
         while let Some((key, after)) = rest.split_once('=').filter(|(key, _)| *key != "of") {
             let (value, next) = split_value(after);
-            match EXPORT_KEYS.iter().position(|known| *known == key) {
-                None if let Some(name) = LIMIT_KEYS.iter().find(|name| **name == key) => {
-                    if limits.iter().any(|(other, _)| other == name) {
-                        return Err(ConfigError::new(name, "is given twice"));
-                    }
-                    limits.push((*name, value));
-                }
+            match ExportOption::of_key(key) {
                 None => left.push_str(&rest[..rest.len() - next.len()]),
-                Some(index) if given[index].is_some() => {
-                    return Err(ConfigError::new(EXPORT_KEYS[index], "is given twice"));
+                Some((_, key)) if given.iter().any(|(other, _)| *other == key) => {
+                    return Err(ConfigError::new(key, "is given twice"));
                 }
-                Some(index) => given[index] = Some(value),
+                Some((_, key)) => given.push((key, value)),
             }
             rest = next;
         }
         left.push_str(rest);
-        let [weight, ioprio, mode, on_error, on_unclean, tenant, target, dirty, describe] = given;
-        let wrong = |key| move |message: String| ConfigError::new(key, message);
-        let mut share = Self::default();
-        if let Some(word) = weight {
-            share.weight = parse_weight(&word).map_err(wrong("weight"))?;
-        }
-        if let Some(word) = ioprio {
-            share.ioprio = parse_ioprio(&word).map_err(wrong("ioprio"))?;
-        }
-        for (name, word) in limits {
-            set_limit(&mut share.limits, name, &word).map_err(wrong(name))?;
-        }
-        share.limits.validate()?;
-        share.mode = choice("cache", mode, &WriteMode::ALL.map(|mode| (mode.name(), mode)))?;
-        let policies = ErrorPolicy::ALL.map(|policy| (policy.name(), policy));
-        share.on_error = choice("on-error", on_error, &policies)?;
-        let policies = UncleanPolicy::ALL.map(|policy| (policy.name(), policy));
-        share.on_unclean = choice("on-unclean", on_unclean, &policies)?;
-        let tenant = tenant.as_deref().map(TenantName::parse).transpose();
-        share.tenant = tenant.map_err(wrong("tenant"))?;
-        let target = target.as_deref().map(parse_latency_target).transpose();
-        share.latency_target_us = target.map_err(wrong("latency-target"))?.unwrap_or(0);
-        let dirty = dirty.as_deref().map(parse_part).transpose();
-        share.dirty = dirty.map_err(wrong("dirty"))?.unwrap_or(0);
-        let describe = describe.as_deref().map(parse_switch).transpose();
-        share.describe = describe.map_err(wrong("describe"))?.unwrap_or(false);
-        Ok((share, left))
+        let words = given.iter().map(|(key, word)| (*key, word.as_str()));
+        Ok((Self::of_words(words)?, left))
     }
-}
 
-/// Parses one of several words.
-fn choice<T: Copy>(
-    key: &'static str,
-    word: Option<String>,
-    known: &[(&str, T)],
-) -> Result<Option<T>, ConfigError> {
-    let Some(word) = word else { return Ok(None) };
-    let found = known.iter().find(|(name, _)| *name == word);
-    found.map(|(_, value)| Some(*value)).ok_or_else(|| {
-        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-        ConfigError::new(key, format!("`{word}` is none of {}", list(&names)))
-    })
+    /// Makes options of their words by key; other keys are left to others.
+    ///
+    /// # Errors
+    /// The first mistake in the order of the table, with what would be right.
+    pub fn of_words<'a>(
+        words: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    ) -> Result<Self, ConfigError> {
+        let mut options = Self::default();
+        for (option, key) in ExportOption::keys() {
+            for (_, word) in words.clone().filter(|(given, _)| *given == key) {
+                let set = (option.row().set)(&mut options, key, word);
+                set.map_err(|message| ConfigError::new(key, message))?;
+            }
+        }
+        options.limits.validate()?;
+        Ok(options)
+    }
+
+    /// Every key with a line about it, as a sentence of a manual.
+    #[must_use]
+    pub fn help() -> String {
+        ExportOption::help()
+    }
+
+    /// Whether a change of a key takes effect while the server runs; such a key says nothing about the image.
+    #[must_use]
+    pub fn is_live(key: &str) -> bool {
+        ExportOption::of_key(key).is_some_and(|(option, _)| option.is_live())
+    }
 }
 
 #[cfg(test)]
