@@ -204,11 +204,7 @@ impl std::fmt::Display for Goal {
 
 /// A value of today's run, written down beside a known miss.
 ///
-/// Values that any run meets do not compile as constants:
-///
-/// ```compile_fail
-/// const NEVER: headworks_lab::report::Figure = headworks_lab::report::Figure::new(f64::INFINITY);
-/// ```
+/// Values that any run meets do not compile as constants: there the panic of [`Figure::new`] is an error of the compiler.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure(f64);
 
@@ -602,6 +598,12 @@ pub fn jain(shares: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[should_panic(expected = "a figure that a run can miss")]
+    fn figure_that_any_run_meets_is_refused() {
+        let _ = Figure::new(f64::INFINITY);
+    }
 
     #[test]
     fn row_round_trips_through_json() {
