@@ -69,7 +69,7 @@ stop_server
 # What cannot be.
 check "a mode without a cache: exit 2" refused 2 'cache: export .* needs a cache, but --cache is 0' --cache 0 mem:size=1M,cache=writeback
 check "too small" refused 1 '1 MiB for each' --cache 100K mem:size=1M,cache=writeback
-check "no such mode: exit 2" refused 2 'writeback, writethrough, none, unsafe' mem:size=1M,cache=fast
+check "no such mode: exit 2" refused 2 'writeback, writethrough, none, unsafe, stream' mem:size=1M,cache=fast
 check "exports of one image that differ" refused 1 'cache: export `b` differs' --cache 8M "a=$(file cache=none)" "b=$(file cache=writeback)"
 check "no such option: exit 2" refused 2 'vm/dirty_bytes' --set vm/dirty=1 mem:size=1M
 
@@ -94,6 +94,20 @@ serve --cache 64M "$(file cache=writethrough)"
 check "8 MiB are written, not flushed" nbdcopy "$DIR/source" "$URI"
 drop_server
 check "written through, the image holds them" cmp -n $((8 << 20)) "$IMAGE" "$DIR/source"
+
+# Streams: written soon, and gone from the cache; the same data for clients, and as durable as with writeback.
+pseudo_random 48 stream >"$DIR/source"
+serve --cache 64M --control "$CONTROL" "$(file cache=stream,$SERVED)" other=mem:size=64M,cache=writeback
+check "the mode is said" grep -q '^write mode: stream (.*): .*; writeback (other)' "$OUT"
+check "48 MiB are written and flushed" nbdcopy --flush "$DIR/source" "$URI"
+check "what is clean has left the cache" test "$(counter cache.resident)" -eq 0
+check "and is counted" test "$(counter cache.dropped_behind)" -ge $((48 * 256))
+check "a stream of reads gets the same bytes" \
+    cmp -n $((48 << 20)) "$DIR/source" <(nbdcopy --connections=1 --requests=2 "$URI" - 2>/dev/null)
+check "and leaves little: $(counter cache.resident) blocks" test "$(counter cache.resident)" -le $((8 * 256))
+check "ctl shows the mode" grep -q ' stream ' <(ctl exports)
+drop_server
+check "after kill -9 the image holds what was flushed" cmp -n $((48 << 20)) "$IMAGE" "$DIR/source"
 
 # A stop writes out, says how far it is, and has an end.
 pseudo_random 16 stop >"$DIR/source"

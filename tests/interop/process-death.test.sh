@@ -21,7 +21,7 @@ death() { # NAME KILLS ARGUMENTS...
     rm -rf "${IMAGES:?}/$1"
 }
 death file "$KILLS"
-for mode in writeback writethrough none; do
+for mode in writeback stream writethrough none; do
     death "$mode" $(((KILLS + 2) / 3)) --overlays 3 --mode "$mode"
 done
 

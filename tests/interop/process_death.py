@@ -276,7 +276,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--longest", type=float, default=0.25, help="seconds from a start to its kill")
     parser.add_argument("--overlays", type=int, default=0, help="overlays over the image, the highest of which is served")
-    parser.add_argument("--mode", default="writeback", choices=["writeback", "writethrough", "none"])
+    parser.add_argument("--mode", default="writeback", choices=["writeback", "stream", "writethrough", "none"])
     parser.add_argument("extra", nargs="*", help="more arguments of serve")
     a = parser.parse_args()
     with open(a.image, "wb") as image:
@@ -313,7 +313,7 @@ def main():
         failures += [error] if error else []
     for one in clients:
         one.join()
-    if a.overlays and a.mode != "writeback" and not failures:
+    if a.overlays and a.mode in ("writethrough", "none") and not failures:
         failures += flat_differs(server)
     status = server.stop()
     left = os.listdir(a.memory) + [name for name in os.listdir(os.path.dirname(a.image)) if ".headworks-" in name]

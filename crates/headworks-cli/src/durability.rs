@@ -31,6 +31,9 @@ pub fn write_modes(exports: &[ExportDurability]) -> String {
             WriteMode::Writeback => {
                 "writes are acknowledged from the cache; a flush or FUA makes them durable"
             }
+            WriteMode::Stream => {
+                "writes are acknowledged from the cache and soon leave it; a flush or FUA makes them durable"
+            }
             WriteMode::Writethrough => "reads are cached, writes are acknowledged by the device",
             WriteMode::None => "no cache, writes are acknowledged by the device",
             WriteMode::Unsafe => {
@@ -52,7 +55,7 @@ pub fn loss(exports: &[ExportDurability], dirty: u64, kept: bool) -> String {
             WriteMode::Writethrough | WriteMode::None => {
                 "no acknowledged write; a power cut may lose unflushed writes".into()
             }
-            WriteMode::Writeback if kept => {
+            WriteMode::Writeback | WriteMode::Stream if kept => {
                 format!(
                     "no acknowledged write; a power cut may lose unflushed writes, at most {most}"
                 )
@@ -62,7 +65,7 @@ pub fn loss(exports: &[ExportDurability], dirty: u64, kept: bool) -> String {
                     "no acknowledged write; a power cut may lose any, flushed or not, at most {most}"
                 )
             }
-            WriteMode::Writeback => {
+            WriteMode::Writeback | WriteMode::Stream => {
                 format!("acknowledged unflushed writes, at most {most}; a power cut, too")
             }
             WriteMode::Unsafe => {
@@ -136,6 +139,7 @@ mod tests {
         assert!(one(WriteMode::None).starts_with("no acknowledged write; a power cut"));
         assert_eq!(one(WriteMode::None), one(WriteMode::Writethrough));
         assert!(one(WriteMode::Writeback).contains("unflushed writes, at most 50 MiB"));
+        assert_eq!(one(WriteMode::Stream), one(WriteMode::Writeback));
         assert!(one(WriteMode::Unsafe).contains("flushed or not, at most 50 MiB"));
         let memory = ExportDurability { lasting: false, ..export("m", WriteMode::None) };
         let read_only = ExportDurability { read_only: true, ..export("r", WriteMode::Writeback) };

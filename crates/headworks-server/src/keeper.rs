@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks::Identity;
 use headworks::cache_memory::{CacheMemory, VolumeRow};
-use headworks_core::{VolumeId, VolumeOptions, WriteMode};
+use headworks_core::{VolumeId, VolumeOptions};
 
 use crate::assemble::image::VolumeOrigin;
 use crate::leftovers::Leftovers;
@@ -68,7 +68,7 @@ impl Keeper {
         origin: &VolumeOrigin,
         options: &VolumeOptions,
     ) -> Option<String> {
-        let holds_dirty = matches!(options.mode, WriteMode::Writeback | WriteMode::Unsafe);
+        let holds_dirty = options.mode.holds_dirty();
         let identity = origin.identity?;
         // What a disk that is meant to lose its memory has lost is no fault, and is not restored.
         if options.read_only || origin.spec.wrappers.iter().any(Wrapper::holds_writes) {

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use headworks_core::writeback::DirtyOptions;
-use headworks_core::{CacheOptions, ConfigError, ShardConfig, ShardId, VolumeId, WriteMode};
+use headworks_core::{CacheOptions, ConfigError, ShardConfig, ShardId, VolumeId};
 
 use crate::leftovers::PendingRestore;
 use crate::messages::ControlMessage;
@@ -54,7 +54,7 @@ impl StartRestores {
         for (volume, pending) in pending {
             let of = &config.volumes[usize::from(volume.0)];
             let (home, bytes) = (usize::from(of.home.0), pending.volume.bytes);
-            let dirty = matches!(of.options.mode, WriteMode::Writeback | WriteMode::Unsafe);
+            let dirty = of.options.mode.holds_dirty();
             if !(dirty && caches[home].0.dirty_table && bytes <= room[home]) {
                 notes.push(pending.write()?);
                 continue;

@@ -147,6 +147,7 @@ points! {
     Evicted = "cache: folio evicted",
     EvictedLarge = "cache: large folio evicted",
     GhostHit = "cache: refault of an evicted folio",
+    DroppedBehind = "cache: folio left behind a stream",
     WaitFrame = "cache: wait for a frame",
     WaitCredit = "cache: wait for dirty credit",
     WaitPause = "cache: writer paused",

@@ -106,7 +106,7 @@ impl HarnessOptions {
     /// Draws a configuration from `choices`.
     #[must_use]
     pub fn draw(&self, choices: &mut impl Choices) -> ShardConfig {
-        let mode = WriteMode::ALL[choices.below(4) as usize];
+        let mode = WriteMode::ALL[choices.below(5) as usize];
         let units = [256, 256, 512, 0][choices.below(4) as usize];
         let mut config = self.config(mode, units);
         let queue = &mut config.devices[0].queue;
@@ -741,7 +741,7 @@ impl<C: Choices> Harness<C> {
         if !self.present.0 {
             let options = &mut self.config.volumes[0].options;
             (options.size, options.mode) =
-                (self.size, WriteMode::ALL[self.choices.below(4) as usize]);
+                (self.size, WriteMode::ALL[self.choices.below(5) as usize]);
             let change = Change::AddVolume { volume: VolumeId(0), config: self.config.volumes[0] };
             // Refused while options of the device are being changed.
             self.present.0 = self.shard.change(now, &change).is_ok();

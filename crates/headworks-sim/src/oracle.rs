@@ -252,7 +252,7 @@ impl Volume {
 
     /// Whether a block whose write-out failed stays in memory. With `writethrough` it is discarded, and the device may have torn it.
     fn keeps_failed(&self) -> bool {
-        matches!(self.mode, WriteMode::Writeback | WriteMode::Unsafe)
+        self.mode.holds_dirty()
     }
 
     /// Whether an acknowledged write, or with `writethrough` one in flight, may be in memory only.

@@ -562,7 +562,7 @@ fn draw_cached_volume(prng: &mut Prng, volume: &mut VolumeConfig) {
     options.mode = [
         WriteMode::Writeback,
         WriteMode::Writeback,
-        WriteMode::Writeback,
+        WriteMode::Stream,
         WriteMode::Writethrough,
         WriteMode::Unsafe,
         WriteMode::None,
@@ -579,7 +579,9 @@ fn draw_cached_volume(prng: &mut Prng, volume: &mut VolumeConfig) {
 fn cuts_of(seed: u64, volume: VolumeId, mode: WriteMode) -> SectorCuts {
     let mut prng = Prng::new(seed ^ u64::from(volume.0) << 32).split("cuts");
     match mode {
-        WriteMode::Writeback | WriteMode::Writethrough if prng.below(2) == 0 => {
+        WriteMode::Writeback | WriteMode::Stream | WriteMode::Writethrough
+            if prng.below(2) == 0 =>
+        {
             oracle::draw_cuts(&mut prng)
         }
         _ => [0; 4],

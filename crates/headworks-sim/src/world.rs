@@ -847,9 +847,9 @@ fn count_cache(coverage: &mut Coverage, stats: &CacheStats) {
         (Point::ReadBeforeWrite, stats.read_before_write),
         (Point::Shadow, stats.shadowed),
         (Point::Evicted, stats.evicted_folios),
-        // At least one of the evicted folios was larger than a block.
-        (Point::EvictedLarge, stats.evicted - stats.evicted_folios),
+        (Point::EvictedLarge, stats.evicted - stats.evicted_folios), // Some larger than a block.
         (Point::GhostHit, stats.ghost_hits),
+        (Point::DroppedBehind, stats.dropped_behind),
         (Point::WaitFrame, frame),
         (Point::WaitCredit, credit),
         (Point::WaitPause, pause),

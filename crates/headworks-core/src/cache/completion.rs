@@ -148,6 +148,7 @@ impl CacheState {
         self.volumes[volume].sub_writing(DeviceIo::mark_of(&completion.bio.id));
         self.advance(volume);
         self.wake_folio(run.folio, None, completion.wait_times);
+        self.drop_behind(run.folio);
         self.end_own_writeout(completion, status);
     }
 

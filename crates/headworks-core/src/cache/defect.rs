@@ -58,6 +58,8 @@ defects! {
     DiscardIgnoresWriteout discard_ignores_writeout
     /// Reclaim evicts dirty folios like clean ones.
     EvictsDirty evicts_dirty
+    /// Folios that a stream brought leave the cache although they are dirty.
+    DropsDirtyBehind drops_dirty_behind
     /// Reclaim evicts folios that a device is filling.
     EvictsFilling evicts_filling
     /// A flush omits write-out errors that another connection has seen.

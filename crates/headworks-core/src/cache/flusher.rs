@@ -366,7 +366,11 @@ impl Flushers {
         if let Some(group) = self.pressed_group(state, device) {
             return Some((group, WriteoutReason::Background, None));
         }
-        if state.dirty.over_background(device) {
+        let over_background = state.dirty.over_background(device);
+        if let Some(group) = self.stream_group(state, device, over_background) {
+            return Some((group, WriteoutReason::Background, None));
+        }
+        if over_background {
             let group = self.background_group(state, now, device)?;
             return Some((group, WriteoutReason::Background, None));
         }
@@ -420,6 +424,26 @@ impl Flushers {
             None if payers.is_pressed_on(device) => self.oldest_group(state, device),
             found => found,
         }
+    }
+
+    /// Returns a filled group of a volume whose streams leave the cache behind them: it is written whatever else is dirty, in turn
+    /// with the background's groups where those have work.
+    fn stream_group(
+        &self,
+        state: &CacheState,
+        device: usize,
+        over_background: bool,
+    ) -> Option<u32> {
+        if !state.volumes.any_drops_behind() {
+            return None;
+        }
+        let last = state.volumes.get(self.passes[device].last.0);
+        if over_background && last.is_some_and(|volume| volume.drops_behind()) {
+            return None;
+        }
+        self.volumes_in_turn(state, device)
+            .filter(|&id| state.volumes.is_on(id, device) && state.volumes[id].drops_behind())
+            .find_map(|id| state.dirty.first_filled_group(id))
     }
 
     /// Returns the group to write in the background: one that is too old (without `dirty_writeback_centisecs` nothing else searches

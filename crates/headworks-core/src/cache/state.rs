@@ -7,7 +7,7 @@ use super::context::{CallContext, TimerKind};
 use super::defect::Defects;
 use super::device_io::{DeviceIo, fills};
 use super::dirty::{AccountId, DirtyState};
-use super::pool::folio::{BLOCK_SHIFT, ORDER_MAX};
+use super::pool::folio::{BLOCK_SHIFT, Folio, ORDER_MAX};
 use super::pool::{Eviction, Pool};
 use super::readahead::ReadAhead;
 use super::stats::CacheStats;
@@ -508,6 +508,19 @@ impl CacheState {
             !self.dirty.is_silent(device) && dirty > u64::from(self.dirty.held(device))
         };
         !self.io.is_any_in_time() && !(0..self.volumes.devices()).any(is_written)
+    }
+
+    /// Drops a folio that a stream brought, if nothing of it is needed any more; operations may wait for its frames.
+    pub fn drop_behind(&mut self, unit: u32) {
+        let folio = self.pool.folio(unit);
+        if self.defects.drops_dirty_behind()
+            && folio.is(Folio::DROP_BEHIND)
+            && folio.writeback + folio.filling == 0
+        {
+            // A defect: what the dirty table says of it does not matter.
+            self.cancel_dirty(unit, 0, folio.blocks(), &mut Actions::default());
+        }
+        self.needs_run |= self.pool.drop_behind(unit);
     }
 
     /// Evicts a dirty folio (a defect).

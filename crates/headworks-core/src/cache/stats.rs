@@ -49,6 +49,8 @@ pub struct CacheStats {
     pub evicted: u64,
     /// Folios that were read again while on the ghost list.
     pub ghost_hits: u64,
+    /// Units of folios that left the cache behind a stream.
+    pub dropped_behind: u64,
     /// Blocks that were read ahead.
     pub read_ahead: u64,
     /// Blocks in `read_ahead` that were evicted unused.
@@ -93,6 +95,7 @@ impl CacheStats {
             (&mut self.evicted_folios, other.evicted_folios),
             (&mut self.evicted, other.evicted),
             (&mut self.ghost_hits, other.ghost_hits),
+            (&mut self.dropped_behind, other.dropped_behind),
             (&mut self.read_ahead, other.read_ahead),
             (&mut self.read_ahead_wasted, other.read_ahead_wasted),
             (&mut self.closed_paused, other.closed_paused),

@@ -16,11 +16,14 @@ pub enum WriteMode {
     None = 2,
     /// As `Writeback`, but flushes and FUA guarantee nothing; for expendable data.
     Unsafe = 3,
+    /// As `Writeback`, for streams: data are written out soon, and leave the cache once they are clean and were used once.
+    Stream = 4,
 }
 
 impl WriteMode {
     /// Every mode, in the order of their numbers.
-    pub const ALL: [Self; 4] = [Self::Writeback, Self::Writethrough, Self::None, Self::Unsafe];
+    pub const ALL: [Self; 5] =
+        [Self::Writeback, Self::Writethrough, Self::None, Self::Unsafe, Self::Stream];
 
     /// The word that users give.
     #[must_use]
@@ -30,7 +33,14 @@ impl WriteMode {
             Self::Writethrough => "writethrough",
             Self::None => "none",
             Self::Unsafe => "unsafe",
+            Self::Stream => "stream",
         }
+    }
+
+    /// Whether an acknowledged write, until a flush, may be in the cache alone.
+    #[must_use]
+    pub const fn holds_dirty(self) -> bool {
+        matches!(self, Self::Writeback | Self::Unsafe | Self::Stream)
     }
 }
 

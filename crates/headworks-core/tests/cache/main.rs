@@ -13,6 +13,7 @@ mod layers;
 mod limit;
 mod resize;
 mod status;
+mod stream;
 mod tenants;
 mod unresponsive;
 mod wait_times;

@@ -127,6 +127,7 @@ fn cache_of(stats: CacheStats) -> Value {
         evicted_folios,
         evicted,
         ghost_hits,
+        dropped_behind,
         read_ahead,
         read_ahead_wasted,
         waits: [frames, credit, pause, shadow, range, folio],
@@ -166,6 +167,7 @@ fn cache_of(stats: CacheStats) -> Value {
         "evicted_folios": evicted_folios,
         "evicted": evicted,
         "ghost_hits": ghost_hits,
+        "dropped_behind": dropped_behind,
         "read_ahead": read_ahead,
         "read_ahead_wasted": read_ahead_wasted,
         "waits": {

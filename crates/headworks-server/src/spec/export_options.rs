@@ -27,7 +27,7 @@ options! {
         Ioprio        = "ioprio" [ioprio] parse_ioprio, |ioprio: Ioprio| ioprio.to_string().into(); AtOnce, Always, CLASSES,
             ", the I/O priority of its clients (rt, be or idle, with a level of 0 to 7: be:0; default be:4)";
         Mode          = "cache" [mode] parse_mode, |mode: Option<WriteMode>| mode.map(WriteMode::name).into(); Restart, Always, "",
-            ", when a write is acknowledged: writeback (from the page cache; durable after a flush or with FUA), writethrough (by the device), none (no cache), unsafe (flushes do nothing); default writeback, for mem and null none";
+            ", when a write is acknowledged: writeback (from the page cache; durable after a flush or with FUA), writethrough (by the device), none (no cache), unsafe (flushes do nothing), stream (as writeback, for data that are used once: they leave the cache soon); default writeback, for mem and null none";
         OnError       = "on-error" [on_error] parse_policy, |policy: Option<ErrorPolicy>| policy.map(ErrorPolicy::name).into(); Restart, Always, "",
             ", for blocks whose write-back failed: hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold";
         OnUnclean     = "on-unclean" [on_unclean] parse_unclean, |policy: Option<UncleanPolicy>| policy.map(UncleanPolicy::name).into(); NextStart, Never, "",
@@ -266,7 +266,10 @@ mod tests {
             ("mem:weight=1,weight=1", "weight: is given twice"),
             ("mem:ioprio=best", "ioprio: `best` is not a class; rt, be and idle are"),
             ("mem:ioprio=rt:8", "0 to 7"),
-            ("mem:cache=wb", "cache: `wb` is none of writeback, writethrough, none, unsafe"),
+            (
+                "mem:cache=wb",
+                "cache: `wb` is none of writeback, writethrough, none, unsafe, stream",
+            ),
             ("mem:on-error=stop", "on-error: `stop` is none of hold, retry"),
             ("mem:dirty=1K", "dirty: `1K` is too little; 64K and more, or none, are accepted"),
             ("mem:describe=1x", "describe: "),

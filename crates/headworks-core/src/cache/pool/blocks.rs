@@ -62,6 +62,19 @@ impl Pool {
         again
     }
 
+    /// Marks the valid blocks among `count` as used, as far as they follow each other.
+    pub fn use_valid(&mut self, unit: u32, count: u32) {
+        let states = self.folios.states_mut(unit, count).iter_mut();
+        let valid = states.take_while(|state| **state & block::UPTODATE != 0);
+        valid.for_each(|state| *state |= block::USED);
+    }
+
+    /// Returns true if a block is valid and was not used yet.
+    #[inline]
+    pub fn is_unused(&self, unit: u32) -> bool {
+        self.state(unit) & (block::UPTODATE | block::USED) == block::UPTODATE
+    }
+
     /// Begins the fill of `count` blocks from block `first` of a folio; none of them is valid or outstanding.
     pub fn begin_fill(&mut self, unit: u32, first: u32, count: u32) {
         for state in self.folios.states_mut(unit + first, count) {

@@ -192,6 +192,8 @@ impl Folio {
     pub const MARKER: u8 = 2;
     /// The folio was read ahead and not accessed yet.
     pub const UNUSED: u8 = 4;
+    /// A stream brought the folio: it leaves the cache once it is clean and all of it was used, unless it is used again before.
+    pub const DROP_BEHIND: u8 = 8;
 
     /// Returns true if `mark` is set.
     #[inline]

@@ -78,6 +78,8 @@ pub(in crate::cache) struct Pool {
     drop_position: u32,
     /// Folios evicted, their units, and the units that were read ahead and not used.
     evicted: [u64; 3],
+    /// Units of folios that left behind a stream.
+    dropped_behind: u64,
 }
 
 impl Pool {
@@ -102,6 +104,7 @@ impl Pool {
             volume_folios: vec![Gauge32::default(); volumes],
             drop_position: 0,
             evicted: [0; 3],
+            dropped_behind: 0,
         }
     }
 
@@ -299,6 +302,21 @@ impl Pool {
         }
     }
 
+    /// Drops a folio that a stream brought, if it is clean, nobody waits for it and every valid block of it was used. Eviction does not
+    /// remember it: a stream would push the keys of others from the ghost list.
+    pub fn drop_behind(&mut self, unit: u32) -> bool {
+        let folio = self.folios[unit];
+        debug_assert!(folio.is(Folio::PRESENT), "there is a folio");
+        let leaves = folio.is(Folio::DROP_BEHIND) && folio.is_idle() && folio.waiters == NIL;
+        let is_unused = |state: &u8| state & (block::UPTODATE | block::USED) == block::UPTODATE;
+        if !leaves || self.folios.states(unit, folio.blocks()).iter().any(is_unused) {
+            return false;
+        }
+        self.dropped_behind += u64::from(folio.blocks());
+        self.drop_if_idle(unit);
+        true
+    }
+
     /// Drops folios of a volume that is clean and idle, as many as one turn may; true when none is left.
     pub fn drop_volume(&mut self, volume: VolumeId) -> bool {
         let index = usize::from(volume.0);
@@ -402,6 +420,7 @@ impl Pool {
         stats.free = self.limit().saturating_sub(self.taken()).into();
         [stats.evicted_folios, stats.evicted, stats.read_ahead_wasted] = self.evicted;
         stats.ghost_hits = self.reclaim.stats().ghost_hits;
+        stats.dropped_behind = self.dropped_behind;
         stats.shadows = self.shadows.used().into();
         stats.index_operations = index.operations();
         stats.index_probes = index.probes;

@@ -23,6 +23,8 @@ pub(super) struct FillReason {
     pub bio: Bio,
     /// The blocks are read ahead: no operation waits for them yet.
     pub ahead: bool,
+    /// They belong to a stream, which leaves the cache behind it.
+    pub behind: bool,
     /// The time from which the wait for the device is limited.
     pub since: Instant,
 }
@@ -37,7 +39,8 @@ pub(super) fn request(state: &mut CacheState, op: &mut Operation) -> Result<(), 
     let end = all.min(first + REQUEST_MAX);
     let window = window(state, &op.bio, first, (all - first) as u32, false);
     let order = window.as_ref().map_or(0, |window| window.order);
-    let reason = FillReason { bio: op.bio, ahead: false, since: op.since };
+    let behind = window.is_some() && state.volumes[volume].drops_behind();
+    let reason = FillReason { bio: op.bio, ahead: false, behind, since: op.since };
     let filled = state.stats.filled;
     let reached = fill_range(state, Some(op), reason, (volume, first, end), order);
     let missed = state.stats.filled - filled;
@@ -106,7 +109,8 @@ pub(super) fn read_ahead(
     if start >= end {
         return;
     }
-    let reason = FillReason { bio: *bio, ahead: true, since };
+    let behind = state.volumes[volume].drops_behind();
+    let reason = FillReason { bio: *bio, ahead: true, behind, since };
     let reached = fill_range(state, None, reason, (volume, start, end), window.order);
     state.stats.read_ahead += reached - start;
     if let Some(unit) = state.pool.find(volume, window.marker.max(start))
@@ -142,9 +146,9 @@ fn fill_range(
                 else {
                     return at;
                 };
-                if reason.ahead {
-                    state.pool.set_mark(unit, Folio::UNUSED);
-                }
+                let unused = if reason.ahead { Folio::UNUSED } else { 0 };
+                let behind = if reason.behind { Folio::DROP_BEHIND } else { 0 };
+                state.pool.set_mark(unit, unused | behind);
                 unit
             }
         };
@@ -217,7 +221,7 @@ pub(in crate::cache) fn prefetch(state: &mut CacheState, ctx: &mut CallContext, 
     let most = u64::from(state.pool.limit() / 4);
     let end = bio.end().div_ceil(u64::from(BLOCK)).min(first + most);
     if state.waiters.range_conflict(&bio).is_none() && !state.is_frozen() {
-        let reason = FillReason { bio, ahead: true, since: ctx.now };
+        let reason = FillReason { bio, ahead: true, behind: false, since: ctx.now };
         let reached = fill_range(state, None, reason, (volume, first, end), 0);
         state.stats.read_ahead += reached - first;
     }

@@ -155,7 +155,7 @@ pub(super) fn touch(
         state.pool.touch(unit);
     }
     let folio = state.pool.folio(unit);
-    if folio.marks & (Folio::MARKER | Folio::UNUSED) == 0 {
+    if folio.marks & (Folio::MARKER | Folio::UNUSED | Folio::DROP_BEHIND) == 0 {
         return;
     }
     let marker = folio.is(Folio::MARKER);
@@ -165,10 +165,37 @@ pub(super) fn touch(
         state.ahead.on_used(bio.id.connection, read, folio.blocks());
     }
     state.pool.clear_marks(unit, Folio::MARKER | Folio::UNUSED);
+    // Before read-ahead, which takes the frames and may evict the folio.
+    if state.pool.folio(unit).is(Folio::DROP_BEHIND) {
+        leave_behind(state, bio, unit, at, again);
+    }
     if marker {
         state.needs_run = true;
         if let Some(window) = fill::window(state, bio, at, blocks, true) {
             fill::read_ahead(state, now, bio, &window, window.start);
         }
+    }
+}
+
+/// Lets a folio that a stream brought go once all of it was read; a block that is read again keeps it.
+fn leave_behind(state: &mut CacheState, bio: &Bio, unit: u32, at: u64, again: bool) {
+    // A stream whose reads end within blocks continues there: that is no repetition.
+    let continues = at << BLOCK_SHIFT < bio.offset;
+    if again && !continues && !state.defects.drops_dirty_behind() {
+        return state.pool.clear_marks(unit, Folio::DROP_BEHIND);
+    }
+    let folio = state.pool.folio(unit);
+    let first = (at - folio.key.block()) as u32;
+    let left = u64::from(folio.blocks() - first);
+    let wanted = bio.end().div_ceil(u64::from(BLOCK)) - at;
+    let run = wanted.min(left) as u32;
+    if again {
+        state.pool.use_valid(unit + first, run);
+    }
+    // The common case without a search: the stream has not come to the end of the folio.
+    let more = u64::from(run) < left && state.pool.is_unused(unit + first + run);
+    let within = wanted <= left && !bio.end().is_multiple_of(u64::from(BLOCK));
+    if !more && !within {
+        state.drop_behind(unit);
     }
 }

@@ -125,7 +125,7 @@ fn write_some(
         zero_past_end(state, ctx, (volume, at + u64::from(run)), unit + first + run - 1);
         state.pool.set_dirty(unit + first, run, (volume, at), ctx.actions);
     }
-    dirty_blocks(state, ctx, op, (unit, first, run), clean, slot)
+    dirty_blocks(state, ctx, op, (unit, first, run), (clean, part.whole), slot)
 }
 
 /// Makes a folio for a block that is in none.
@@ -145,10 +145,13 @@ fn add_folio(
     let end = (op.bio.offset + u64::from(op.part_end)).div_ceil(u64::from(BLOCK));
     let order_max = state.volumes.caching(volume).max_folio_order;
     let order = state.pool.largest_fit(volume, at, order_max, end);
-    match state.make_folio(Some(op), export, (volume, at), order) {
-        Some(_) => None,
-        None => Some(WaitFor::Frame),
+    let Some(unit) = state.make_folio(Some(op), export, (volume, at), order) else {
+        return Some(WaitFor::Frame);
+    };
+    if state.volumes[volume].drops_behind() {
+        state.pool.set_mark(unit, Folio::DROP_BEHIND);
     }
+    None
 }
 
 /// Returns how many blocks from `first` on are written at once: whole ones, all clean or all dirty as the first, none outstanding,
@@ -284,20 +287,23 @@ fn zero_past_end(
     }
 }
 
-/// Marks `run` written blocks of a folio dirty, and charges the writer if they were clean.
+/// Marks `run` written blocks of a folio dirty, `whole` ones or a part of one, and charges the writer if they were clean.
 fn dirty_blocks(
     state: &mut CacheState,
     ctx: &mut CallContext,
     op: &mut Operation,
     (unit, first, run): (u32, u32, u32),
-    clean: bool,
+    (clean, whole): (bool, bool),
     slot: u32,
 ) -> Option<WaitFor> {
-    // A block that was used before and is written again makes its folio worth keeping.
+    // A block that was used before and is written again makes its folio worth keeping. (Of a stream, only a whole block: one whose
+    // writes end within blocks continues there.)
+    let mut marks = Folio::UNUSED;
     if state.pool.state(unit + first) & block::USED != 0 {
         state.pool.touch(unit);
+        marks |= if whole { Folio::DROP_BEHIND } else { 0 };
     }
-    state.pool.clear_marks(unit, Folio::UNUSED);
+    state.pool.clear_marks(unit, marks);
     let unheld = state.mark_dirty(ctx.now, &op.bio, unit, first, run);
     if unheld > 0 {
         let payer = state.pool.folio(unit).export;
@@ -367,7 +373,7 @@ fn read_first(
         return Some(WaitFor::Bios(account as u32));
     }
     state.stats.read_before_write += 1;
-    let reason = fill::FillReason { bio: op.bio, ahead: false, since: op.since };
+    let reason = fill::FillReason { bio: op.bio, ahead: false, behind: false, since: op.since };
     fill::send(state, &reason, unit, first, 1);
     Some(WaitFor::Folio(unit))
 }
@@ -412,5 +418,5 @@ fn write_shadow(
         zero_past_end(state, ctx, (op.bio.id.volume, at + 1), shadow);
         state.pool.set_shadow_dirty(shadow, (op.bio.id.volume, at), ctx.actions);
     }
-    dirty_blocks(state, ctx, op, (unit, first, 1), clean, slot)
+    dirty_blocks(state, ctx, op, (unit, first, 1), (clean, part.whole), slot)
 }

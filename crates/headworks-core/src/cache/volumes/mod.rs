@@ -37,6 +37,8 @@ pub(in crate::cache) struct Volumes {
     truncations: Gauge32,
     /// Counts, wrapping, how often a volume began or ceased to hold blocks.
     held_changes: u32,
+    /// Volumes whose streams leave the cache behind them.
+    behind: Gauge32,
 }
 
 impl std::ops::Index<VolumeId> for Volumes {
@@ -59,12 +61,16 @@ impl Volumes {
     /// Creates the volumes of a configuration; `writers`: connections that may have a position.
     pub fn new(config: &ShardConfig, writers: u32) -> Self {
         let devices = config.devices.iter().map(|device| DeviceCaching::of(&device.queue));
+        let entries: Vec<_> = config.volumes.iter().map(CachedVolume::new).collect();
+        let mut behind = Gauge32::default();
+        behind.add(entries.iter().filter(|entry| entry.drops_behind()).count() as u32);
         Self {
-            entries: config.volumes.iter().map(CachedVolume::new).collect(),
+            entries,
             devices: devices.collect(),
             seen_errors: vec![SeenErrors::default(); writers as usize + 1],
             truncations: Gauge32::default(),
             held_changes: 0,
+            behind,
         }
     }
 
@@ -152,13 +158,21 @@ impl Volumes {
         }
         assert!(self[volume].is_free_slot(), "a volume is added to a free slot");
         self[volume].replace(CachedVolume::new(config));
+        self.behind.add(u32::from(self[volume].drops_behind()));
     }
 
     /// Frees the slot of a volume of which nothing is cached.
     pub fn remove(&mut self, volume: VolumeId) {
         assert!(!self[volume].is_free_slot(), "there is a volume to remove");
         self.set_truncation(volume, None);
+        self.behind.sub(u32::from(self[volume].drops_behind()));
         self[volume].replace(CachedVolume::free_slot());
+    }
+
+    /// Returns true if streams of some volume leave the cache behind them.
+    #[inline]
+    pub fn any_drops_behind(&self) -> bool {
+        !self.behind.is_zero()
     }
 
     /// Counts held blocks of a volume that were added or released.

@@ -168,6 +168,12 @@ impl CachedVolume {
         self.mode
     }
 
+    /// Returns true if what streams bring leaves the cache behind them.
+    #[inline]
+    pub fn drops_behind(&self) -> bool {
+        self.mode == WriteMode::Stream
+    }
+
     /// Returns the number of blocks, a partial last one included.
     #[inline]
     pub fn blocks(&self) -> u64 {
