@@ -2,6 +2,8 @@
 //!
 //! The time of a stage is counted in a log-linear histogram with four buckets per doubling: a percentile is at most 19 % too high.
 
+use std::fmt;
+
 use crate::bio::Op;
 pub use crate::depth::DepthStats;
 use crate::device_cost::DeviceCost;
@@ -43,9 +45,17 @@ impl Stage {
 pub const BUCKETS: usize = 4 * 41;
 
 /// Counts of durations by bucket.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Histogram {
     counts: [u64; BUCKETS],
+}
+
+impl fmt::Debug for Histogram {
+    /// Its number, median and 99th percentile: 164 counts say nothing to a reader.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (count, p50, p99) = (self.count(), self.percentile(500), self.percentile(990));
+        write!(f, "Histogram {{ count: {count}, p50_ns: {p50}, p99_ns: {p99} }}")
+    }
 }
 
 impl Default for Histogram {
@@ -225,6 +235,36 @@ impl VolumeStats {
     }
 }
 
+impl fmt::Display for VolumeStats {
+    /// A table with a line for each operation that occurred: counts, and the 99th percentile of each stage in microseconds.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:<12} {:>10} {:>10} {:>8} {:>12} {:>7}",
+            "op", "ios", "requests", "merged", "KiB", "errors"
+        )?;
+        for stage in Stage::ALL {
+            write!(f, " {:>6} p99", stage.name())?;
+        }
+        for (op, row) in Op::ALL.iter().zip(&self.ops) {
+            if row.bios == 0 && row.requests == 0 {
+                continue;
+            }
+            let OpStats { bios, requests, merges, errors, bytes, .. } = row;
+            write!(
+                f,
+                "\n{:<12} {bios:>10} {requests:>10} {merges:>8} {:>12} {errors:>7}",
+                op.name(),
+                bytes / 1024
+            )?;
+            for stage in &row.stages {
+                write!(f, " {:>10}", stage.percentile(990) / 1000)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Statistics of a device's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueStats {
@@ -348,6 +388,24 @@ impl TurnStats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn statistics_print_as_a_table_of_what_occurred() {
+        let mut stats = VolumeStats::default();
+        let stamps = [Instant(0), Instant(1000), Instant(2000), Instant(4000)];
+        stats.on_finish(Op::Write, 8192, &stamps, Instant(9_000_000));
+        stats.ops[Op::Write as usize].bios = 2;
+        stats.ops[Op::Write as usize].merges = 1;
+        let text = stats.to_string();
+        let lines: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0][..6], ["op", "ios", "requests", "merged", "KiB", "errors"]);
+        assert_eq!(lines[1][..6], ["write", "2", "1", "1", "8", "0"]);
+        assert_eq!(lines.len(), 2, "only what occurred: {text}");
+        let widths: Vec<usize> = text.lines().map(str::len).collect();
+        assert_eq!(widths[0], widths[1], "{text}");
+        assert!(format!("{stats:?}").len() < 4000, "no list of buckets");
+    }
 
     #[test]
     fn values_lie_within_ascending_buckets() {

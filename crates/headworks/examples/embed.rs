@@ -4,31 +4,15 @@
 
 use std::path::Path;
 
-use headworks::headworks_core::{VolumeId, WriteMode};
 use headworks::{
-    CacheOptions, DeviceSetup, FileOptions, Handle, Io, IoCompletion, MemDevice, OpenFile, Owner,
-    OwnerOptions, VolumeOptions,
+    CacheOptions, DeviceSetup, FileOptions, MemDevice, OpenFile, Owner, OwnerOptions,
+    VolumeOptions, WriteMode,
 };
 
 type AnyError = Box<dyn std::error::Error>;
 
-/// Does one I/O with `byte` in its slot and waits for it.
-fn run(handle: &mut Handle, volume: VolumeId, io: Io, byte: u8) -> Result<IoCompletion, AnyError> {
-    let mut slot = handle.slot().ok_or("every slot is in flight")?;
-    slot.fill(byte);
-    handle.put(volume, slot, io)?;
-    let mut completions = Vec::new();
-    while handle.reap(1, &mut completions) == 0 {
-        handle.wait();
-    }
-    let completion = completions.remove(0);
-    completion.status?;
-    Ok(completion)
-}
-
 fn main() -> Result<(), AnyError> {
-    // 16 MiB of page cache.
-    let cache = CacheOptions { units: 4096, ..CacheOptions::default() };
+    let cache = CacheOptions::of_size(16 << 20);
     let (owner, mut handles) = Owner::start(OwnerOptions { cache, ..OwnerOptions::default() })?;
     let volume = match std::env::args().nth(1) {
         Some(path) => {
@@ -43,15 +27,12 @@ fn main() -> Result<(), AnyError> {
         }
     };
     let handle = &mut handles[0];
-    let written = run(handle, volume, Io::write(8192, 4096), 7)?;
-    handle.release(written.slot.ok_or("timed out")?);
-    let flushed = run(handle, volume, Io::flush(), 0)?;
-    handle.release(flushed.slot.ok_or("timed out")?);
-    let read = run(handle, volume, Io::read(8192, 4096), 0)?;
-    let slot = read.slot.ok_or("timed out")?;
-    assert!(slot.iter().all(|&byte| byte == 7));
-    println!("wrote, flushed and read back {} bytes", slot.len());
-    handle.release(slot);
+    handle.write(volume, 8192, &[7; 4096])?;
+    handle.flush(volume)?;
+    let mut bytes = [0; 4096];
+    handle.read(volume, 8192, &mut bytes)?;
+    assert_eq!(bytes, [7; 4096]);
+    println!("wrote, flushed and read back {} bytes", bytes.len());
     drop(handles);
     let report = owner.join()?;
     assert!(report.flush_errors.is_empty());

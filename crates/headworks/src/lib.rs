@@ -9,16 +9,17 @@
 //! - An [`Owner`] is a thread with devices, volumes and optionally a page cache. They are added and removed while it runs. The threads
 //!   that submit drive the path themselves ([`Drive`]); the owner's thread waits for files.
 //! - A [`Device`] moves bytes and has a queue ([`QueueOptions`]): [`FileDevice`], [`MemDevice`], [`NullDevice`], wrappers that
-//!   delay or fail, or one of your own. A volume is a range of a device, or an image on it.
+//!   delay or fail, or one of your own: a [`SafeDevice`] needs no unsafe code, a [`Filter`] looks at what passes to another. A volume is a
+//!   range of a device, or an image on it.
 //! - A [`Handle`] is a feeder's access: it puts an [`Io`] with a [`Slot`], its buffer, into a batch, and reaps completions. A
 //!   thread waits in [`Handle::wait`], polls the handle's file descriptor, or awaits `AsyncHandle`. [`Handle::lend`] reads data in
-//!   memory where they are, without a copy.
+//!   memory where they are, without a copy. [`Handle::read`], [`Handle::write`] and [`Handle::flush`] are one call for one I/O.
 //! - [`driver`] has the parts from which such a thread is built, for programs that bring a loop of their own.
 //!
 //! # Example
 //!
 //! ```
-//! use headworks::{DeviceSetup, Io, MemDevice, Owner, OwnerOptions, VolumeOptions};
+//! use headworks::{DeviceSetup, MemDevice, Owner, OwnerOptions, VolumeOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (owner, mut handles) = Owner::start(OwnerOptions::default())?;
@@ -26,17 +27,15 @@
 //! let options = VolumeOptions { size: 1 << 20, block_size: 512, ..Default::default() };
 //! let volume = owner.add_volume(owner.add_device(disk)?, options)?;
 //!
-//! let handle = &mut handles[0];
-//! let slot = handle.slot().ok_or("no free slot")?;
-//! handle.put(volume, slot, Io::read(0, 4096))?;
-//! let mut completions = Vec::new();
-//! while handle.reap(1, &mut completions) == 0 {
-//!     handle.wait();
-//! }
-//! completions[0].status?;
+//! let mut bytes = [0; 4096];
+//! handles[0].write(volume, 8192, &[7; 4096])?;
+//! handles[0].flush(volume)?;
+//! handles[0].read(volume, 8192, &mut bytes)?;
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! `examples/counting.rs` is a whole program: a device around another, a page cache, mq-deadline, two feeders, no unsafe code.
 //!
 //! # Features
 //!
@@ -44,6 +43,7 @@
 //!
 //! The library installs no signal handler and starts no threads but the owner's and those of its engine.
 
+#[doc(hidden)]
 pub mod cache_memory;
 mod combining;
 mod device;
@@ -56,6 +56,7 @@ mod memory;
 mod owner_call;
 mod ring;
 mod runtime;
+#[doc(hidden)]
 pub mod safe_open;
 mod size;
 #[cfg(doctest)]
@@ -63,18 +64,26 @@ mod soundness;
 mod sync;
 
 pub use headworks_core;
-pub use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions};
+pub use headworks_core::{
+    CacheOptions, Completion, ConfigError, Instant, IoError, Op, QueueOptions, Scheduler, VolumeId,
+    VolumeOptions, WriteMode,
+};
 
 #[doc(hidden)]
 pub use device::testing;
+// What the server and its siblings share with this crate.
 pub use device::{
-    BaseFormats, BaseImage, BaseImageOptions, Command, CommandBatch, CommitOptions, DelayDevice,
-    DelayOptions, Device, DeviceIo, Direct, ErrorDevice, ErrorOptions, Fates, FileDevice,
-    FileOptions, FilesystemDevice, FoundFile, Identity, ImageWriter, Loss, MemDevice, NewBase,
+    Answers, BaseFormats, BaseImage, BaseImageOptions, Command, CommandBatch, CommitOptions,
+    DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorFilter, ErrorOptions, Fates,
+    FileDevice, FileOptions, FilesystemDevice, Filter, FilterDevice, Loss, MemDevice, NewBase,
     NewOverlay, NullDevice, OpenBaseImage, OpenFile, OpenOverlay, OpenVolume, OverlayBase,
     OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions, OverlayParts, OverlayProgress,
     OverlaySnapshot, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability,
-    REMOTE_BASE, ResetOptions, SizeWatch, is_overlay, sync_directory,
+    ResetOptions, SafeDevice, Work,
+};
+#[doc(hidden)]
+pub use device::{
+    FoundFile, Identity, ImageWriter, REMOTE_BASE, SizeWatch, is_overlay, sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;
@@ -86,6 +95,7 @@ pub use embed::{
 pub use engine::EngineChoice;
 #[doc(hidden)]
 pub use memory::copying;
+#[doc(hidden)]
 pub use size::display_size;
 
 /// The parts of a thread that drives a shard: executor, engines, memory, rings and clock.
@@ -104,13 +114,19 @@ pub mod driver {
         DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, PLACES, Wait, Waker, Watch,
         open_engine,
     };
-    pub use crate::executor::{ActionSink, Executor, fetch_ahead};
-    pub use crate::memory::{Buffer, Mapping, Pool, Populator, Span};
+    #[doc(hidden)]
+    pub use crate::executor::fetch_ahead;
+    pub use crate::executor::{ActionSink, Executor};
+    #[doc(hidden)]
+    pub use crate::memory::Populator;
+    pub use crate::memory::{Buffer, Mapping, Pool, Span};
     #[cfg(loom)]
     #[doc(hidden)]
     pub use crate::owner_call::OwnerCall;
     pub use crate::ring::{Consumer, Producer, Sleeper, ring};
-    pub use crate::runtime::{Clock, Polling, pin_thread};
+    #[doc(hidden)]
+    pub use crate::runtime::pin_thread;
+    pub use crate::runtime::{Clock, Polling};
     #[cfg(loom)]
     #[doc(hidden)]
     pub use crate::sync::Arc;

@@ -79,3 +79,21 @@
 //!     Ok(())
 //! }
 //! ```
+//!
+//! A device of safe code cannot use the data of a command that it has answered:
+//!
+//! ```compile_fail,E0382
+//! use headworks::{Answers, Work};
+//!
+//! fn answer(work: Work, answers: &mut Answers<'_>) {
+//!     work.complete(Ok(()), answers);
+//!     work.read_into(0, &mut [0; 512]);
+//! }
+//! ```
+//!
+//! nor make answers of its own:
+//!
+//! ```compile_fail,E0451
+//! let mut none = Vec::new();
+//! let answers = headworks::Answers { completions: &mut none };
+//! ```

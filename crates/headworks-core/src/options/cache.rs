@@ -3,6 +3,9 @@
 use crate::error::ConfigError;
 use crate::time::{MS, SEC};
 
+/// Bytes of a frame.
+const FRAME: u64 = 4096;
+
 /// When a write is acknowledged, in the words of QEMU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
@@ -96,6 +99,13 @@ impl CacheOptions {
     pub const BACKED_MIN: u32 = 1024;
     /// The largest pool: 4 TiB of frames.
     pub const UNITS_MAX: u32 = 1 << 30;
+
+    /// A pool of so many bytes, rounded down to frames; 0 for no cache. The rest is as by default.
+    #[must_use]
+    pub fn of_size(bytes: u64) -> Self {
+        let units = u32::try_from(bytes / FRAME).unwrap_or(u32::MAX);
+        Self { units, ..Self::default() }
+    }
 
     /// Whether the shard has a cache.
     #[must_use]

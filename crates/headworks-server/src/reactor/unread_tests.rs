@@ -4,7 +4,7 @@
 //! their export may hold. Then a small read is answered in a bounded number of turns, and a large one as soon
 //! as the unread data are old. The readers of the unread replies get their bytes in the end.
 
-use headworks::{Device, ErrorDevice, ErrorOptions, MemDevice};
+use headworks::{Device, ErrorFilter, ErrorOptions, FilterDevice, MemDevice};
 
 use super::fairness_tests::{Client, Harness, device_parts};
 use headworks_nbd::tls::TlsMode;
@@ -25,7 +25,7 @@ const ASKED: u64 = 4;
 fn buffered_device() -> Box<dyn Device> {
     let device = MemDevice::new(DEVICE).unwrap();
     let never = ErrorOptions { count: 0, ..ErrorOptions::default() };
-    Box::new(ErrorDevice::new(never, Box::new(device)))
+    Box::new(FilterDevice::new(ErrorFilter::new(never), Box::new(device)))
 }
 
 fn unread_replies_delay_no_reader(certificates: Option<&Certificates>) {

@@ -44,8 +44,8 @@ pub(crate) use self::remote_base::base_device;
 pub use self::remote_base::{BASES, is_remote_base};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 use headworks::{
-    DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,
-    OverlayOptions, PowercutDevice,
+    DelayDevice, DelayOptions, Device, Direct, ErrorFilter, ErrorOptions, FileOptions,
+    FilterDevice, OverlayOptions, PowercutDevice,
 };
 use headworks_formats::{ImageFormat, ImageOptions};
 
@@ -309,7 +309,9 @@ impl Spec {
         let inside_out = self.wrappers.iter().rev();
         inside_out.fold(base, |below, wrapper| match wrapper {
             Wrapper::Delay(options) => Box::new(DelayDevice::new(*options, below)),
-            Wrapper::Error(options) => Box::new(ErrorDevice::new(options.clone(), below)),
+            Wrapper::Error(options) => {
+                Box::new(FilterDevice::new(ErrorFilter::new(options.clone()), below))
+            }
             Wrapper::Powercut(powercut) => Box::new(powercut.device(block, below)),
         })
     }

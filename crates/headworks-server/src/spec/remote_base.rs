@@ -12,8 +12,8 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use headworks::{
-    BaseFormats, BaseImage, BaseImageOptions, Device, DeviceSetup, ErrorDevice, ErrorOptions,
-    Handle, Io, NullDevice, OpenBaseImage, Owner, OwnerOptions, REMOTE_BASE,
+    BaseFormats, BaseImage, BaseImageOptions, Device, DeviceSetup, ErrorFilter, ErrorOptions,
+    FilterDevice, Handle, Io, NullDevice, OpenBaseImage, Owner, OwnerOptions, REMOTE_BASE,
 };
 use headworks_core::{ConfigError, QueueOptions, VolumeId, VolumeOptions};
 use headworks_formats::ImageBases;
@@ -185,9 +185,10 @@ impl BaseImage for RemoteBase {
         match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
             State::Device(device) => device,
             // An owner has the device. To be served the base is opened anew; until then no read takes zeros for its bytes.
-            State::Reader(_) | State::Failed => {
-                Box::new(ErrorDevice::new(ErrorOptions::default(), Box::new(NullDevice)))
-            }
+            State::Reader(_) | State::Failed => Box::new(FilterDevice::new(
+                ErrorFilter::new(ErrorOptions::default()),
+                Box::new(NullDevice),
+            )),
         }
     }
 }

@@ -13,11 +13,9 @@
 use std::ops::Range;
 
 use headworks_core::prng::Prng;
-use headworks_core::{Instant, IoError, Op, VolumeId};
+use headworks_core::{Instant, IoError, Op};
 
-use super::Probability;
-use super::{Command, CommandBatch, Device, DeviceIo, OverlayDevice};
-use crate::engine::DiskDone;
+use super::{Command, Filter, Probability};
 
 /// What fails, how often, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,10 +51,9 @@ impl Default for ErrorOptions {
     }
 }
 
-/// A device that fails.
-pub struct ErrorDevice {
+/// Lets commands of a [`FilterDevice`](super::FilterDevice) fail.
+pub struct ErrorFilter {
     options: ErrorOptions,
-    below: Box<dyn Device>,
     prng: Prng,
     /// Matching commands that still pass.
     passing: u64,
@@ -64,16 +61,15 @@ pub struct ErrorDevice {
     failing: u64,
 }
 
-impl ErrorDevice {
-    /// Lets commands for `below` fail.
+impl ErrorFilter {
+    /// A filter that has seen no command yet.
     #[must_use]
-    pub fn new(options: ErrorOptions, below: Box<dyn Device>) -> Self {
+    pub fn new(options: ErrorOptions) -> Self {
         Self {
             prng: Prng::new(options.seed),
             passing: options.after,
             failing: options.count,
             options,
-            below,
         }
     }
 
@@ -100,55 +96,9 @@ impl ErrorDevice {
     }
 }
 
-impl Device for ErrorDevice {
-    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
-        // What does not fail goes down in runs, as it came.
-        let mut run = 0;
-        for (index, command) in batch.commands.iter().enumerate() {
-            if !self.fails(command) {
-                continue;
-            }
-            // SAFETY: the caller's promise, passed on.
-            unsafe { super::submit_part(&mut *self.below, now, batch, run..index, io) };
-            run = index + 1;
-            let failed = super::failed(command, self.options.error);
-            io.completions.push(failed);
-        }
-        let rest = run..batch.commands.len();
-        // SAFETY: as above.
-        unsafe { super::submit_part(&mut *self.below, now, batch, rest, io) };
-    }
-
-    fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
-        self.below.on_disk(now, done, io);
-    }
-
-    fn on_ready(&mut self, now: Instant, place: u16, io: &mut DeviceIo<'_>) {
-        self.below.on_ready(now, place, io);
-    }
-
-    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
-        self.below.on_timeout(now, io);
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        self.below.next_timeout()
-    }
-
-    fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
-        self.below.grow(volume, size)
-    }
-
-    fn stack(
-        &mut self,
-        volume: VolumeId,
-        top: Box<OverlayDevice>,
-    ) -> Result<(), Box<OverlayDevice>> {
-        self.below.stack(volume, top)
-    }
-
-    fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
-        self.below.cut_power(now, io)
+impl Filter for ErrorFilter {
+    fn command(&mut self, _: Instant, command: &Command) -> Result<(), IoError> {
+        if self.fails(command) { Err(self.options.error) } else { Ok(()) }
     }
 }
 
@@ -156,14 +106,16 @@ impl Device for ErrorDevice {
 mod tests {
     use super::*;
     use crate::device::testing::Bench;
-    use crate::device::{DelayDevice, DelayOptions, MemDevice, NullDevice};
-    use headworks_core::{BioFlags, RequestId};
+    use crate::device::{
+        CommandBatch, DelayDevice, DelayOptions, FilterDevice, MemDevice, NullDevice,
+    };
+    use headworks_core::{BioFlags, RequestId, VolumeId};
 
-    fn bench(options: ErrorOptions) -> Bench<ErrorDevice> {
-        Bench::new(ErrorDevice::new(options, Box::new(NullDevice)))
+    fn bench(options: ErrorOptions) -> Bench<FilterDevice<ErrorFilter>> {
+        Bench::new(FilterDevice::new(ErrorFilter::new(options), Box::new(NullDevice)))
     }
 
-    fn fails(bench: &mut Bench<ErrorDevice>, op: Op, offset: u64, len: u32) -> bool {
+    fn fails(bench: &mut Bench<FilterDevice<ErrorFilter>>, op: Op, offset: u64, len: u32) -> bool {
         let done = bench.run(op, BioFlags::NONE, offset, len);
         assert_eq!(done.transferred, if done.status.is_ok() { len } else { 0 });
         done.status.is_err()
@@ -239,7 +191,7 @@ mod tests {
         let mem = MemDevice::new(1 << 20).unwrap();
         let options =
             ErrorOptions { range: Some(512..1024), op: Some(Op::Write), ..ErrorOptions::default() };
-        let mut bench = Bench::new(ErrorDevice::new(options, Box::new(mem)));
+        let mut bench = Bench::new(FilterDevice::new(ErrorFilter::new(options), Box::new(mem)));
         bench.buffer()[..1536].fill(7);
         let base = bench.buffer().as_mut_ptr();
         let commands: Vec<Command> = (0..3)
@@ -271,7 +223,7 @@ mod tests {
         let slow = DelayOptions { wait_ns: [100; Op::COUNT], ..DelayOptions::default() };
         let delay = DelayDevice::new(slow, Box::new(NullDevice));
         let options = ErrorOptions { count: 1, ..ErrorOptions::default() };
-        let mut bench = Bench::new(ErrorDevice::new(options, Box::new(delay)));
+        let mut bench = Bench::new(FilterDevice::new(ErrorFilter::new(options), Box::new(delay)));
         let start = bench.now;
         assert!(fails(&mut bench, Op::Read, 0, 512));
         assert_eq!(bench.now, start, "failures complete without delay");

@@ -16,21 +16,24 @@ mod delay;
 mod error;
 mod file;
 mod filesystem;
+mod filter;
 mod mem;
 mod null;
 mod overlay;
 mod powercut;
 mod probability;
+mod safe;
 #[doc(hidden)]
 pub mod testing;
 
 pub use delay::{DelayDevice, DelayOptions};
-pub use error::{ErrorDevice, ErrorOptions};
+pub use error::{ErrorFilter, ErrorOptions};
 pub use file::{
     Direct, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch,
     sync_directory,
 };
 pub use filesystem::FilesystemDevice;
+pub use filter::{Filter, FilterDevice};
 pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use overlay::{
@@ -40,6 +43,8 @@ pub use overlay::{
 };
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;
+pub(crate) use safe::Safe;
+pub use safe::{Answers, SafeDevice, Work};
 
 /// One command, with its data as spans of [`CommandBatch::spans`].
 #[derive(Clone, Copy, Debug)]

@@ -24,6 +24,7 @@
 
 #[cfg(feature = "tokio")]
 mod asynchronous;
+mod blocking;
 mod driver;
 mod driving;
 mod handle;
@@ -50,7 +51,7 @@ use headworks_core::elevator::Elevator;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, QueueOptions, ReplyStage, Status};
 
-use crate::device::Device;
+use crate::device::{Device, Safe, SafeDevice};
 use crate::engine::EngineChoice;
 use crate::memory::{Mapping, PAGE};
 use driving::SharedDriver;
@@ -170,6 +171,12 @@ impl DeviceSetup {
     #[must_use]
     pub fn new(device: impl Device + 'static, queue: QueueOptions) -> Self {
         Self::boxed(Box::new(device), queue)
+    }
+
+    /// As [`DeviceSetup::new`], of a device without unsafe code.
+    #[must_use]
+    pub fn safe(device: impl SafeDevice + 'static, queue: QueueOptions) -> Self {
+        Self::new(Safe(device), queue)
     }
 
     /// As [`DeviceSetup::new`], of a device whose type is not known.

@@ -10,8 +10,8 @@ use headworks_core::{
 use super::*;
 use crate::device::testing::TempFile;
 use crate::device::{
-    Command, CommandBatch, DelayDevice, DelayOptions, DeviceIo, Direct, ErrorDevice, ErrorOptions,
-    FileOptions, MemDevice, NullDevice, OpenFile, Probability,
+    Command, CommandBatch, DelayDevice, DelayOptions, DeviceIo, Direct, ErrorFilter, ErrorOptions,
+    FileOptions, FilterDevice, MemDevice, NullDevice, OpenFile, Probability,
 };
 
 mod files;
@@ -46,7 +46,7 @@ fn slow(ms: u64) -> DeviceSetup {
 
 fn failing(op: Op) -> DeviceSetup {
     let error = ErrorOptions { rate: Probability::ALWAYS, op: Some(op), ..ErrorOptions::default() };
-    DeviceSetup::new(ErrorDevice::new(error, memory().device), memory().queue)
+    DeviceSetup::new(FilterDevice::new(ErrorFilter::new(error), memory().device), memory().queue)
 }
 
 fn mebibyte() -> VolumeOptions {

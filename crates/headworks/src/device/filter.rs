@@ -1,0 +1,201 @@
+//! A device around another that looks at what passes, in safe code: it counts, refuses, or watches answers.
+//!
+//! The filter sees each command once, in order, before the device below gets it, and each answer once, refusals included. It never
+//! touches data. What it does not refuse goes down in runs, as it came: a batch that nothing is refused of is passed on as it is.
+//!
+//! Everything else that a device does is forwarded here, in one place. Memory is not lent: what is read in place is no command, and the
+//! filter would not see it.
+
+use headworks_core::{Completion, Instant, IoError, VolumeId};
+
+use super::{Command, CommandBatch, Device, DeviceIo, OpenVolume, OverlayDevice};
+use crate::engine::DiskDone;
+
+/// What a [`FilterDevice`] does with the commands that pass it.
+///
+/// ```
+/// #![forbid(unsafe_code)]
+/// use headworks::headworks_core::{Instant, IoError, Op};
+/// use headworks::{Command, Filter, FilterDevice, MemDevice};
+///
+/// /// Lets nobody trim.
+/// struct KeepBlocks;
+///
+/// impl Filter for KeepBlocks {
+///     fn command(&mut self, _: Instant, command: &Command) -> Result<(), IoError> {
+///         if command.op == Op::Discard { Err(IoError::Unsupported) } else { Ok(()) }
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let disk = FilterDevice::new(KeepBlocks, Box::new(MemDevice::new(1 << 20)?));
+/// # Ok(())
+/// # }
+/// ```
+pub trait Filter: Send {
+    /// A command comes from the queue.
+    ///
+    /// # Errors
+    /// The answer of a command that the device below is not to get. [`IoError::Busy`] lets the queue try it again.
+    fn command(&mut self, _now: Instant, _command: &Command) -> Result<(), IoError> {
+        Ok(())
+    }
+
+    /// A command is answered.
+    fn completion(&mut self, _now: Instant, _completion: &Completion) {}
+}
+
+/// A device of which a [`Filter`] sees all commands and answers.
+pub struct FilterDevice<F> {
+    filter: F,
+    below: Box<dyn Device>,
+}
+
+impl<F: Filter> FilterDevice<F> {
+    /// Puts a filter before `below`.
+    #[must_use]
+    pub fn new(filter: F, below: Box<dyn Device>) -> Self {
+        Self { filter, below }
+    }
+
+    /// The filter, to see what it has counted.
+    #[must_use]
+    pub fn filter(&self) -> &F {
+        &self.filter
+    }
+
+    /// Calls the device below, and shows the filter what it has answered.
+    fn with(
+        &mut self,
+        now: Instant,
+        io: &mut DeviceIo<'_>,
+        call: impl FnOnce(&mut F, &mut dyn Device, &mut DeviceIo<'_>),
+    ) {
+        let first = io.completions.len();
+        call(&mut self.filter, &mut *self.below, io);
+        for completion in &io.completions[first..] {
+            self.filter.completion(now, completion);
+        }
+    }
+}
+
+impl<F: Filter> Device for FilterDevice<F> {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
+        self.with(now, io, |filter, below, io| {
+            let mut run = 0;
+            for (index, command) in batch.commands.iter().enumerate() {
+                let Err(error) = filter.command(now, command) else { continue };
+                // SAFETY: the caller's promise, passed on.
+                unsafe { super::submit_part(below, now, batch, run..index, io) };
+                run = index + 1;
+                io.completions.push(super::failed(command, error));
+            }
+            // SAFETY: as above.
+            unsafe { super::submit_part(below, now, batch, run..batch.commands.len(), io) };
+        });
+    }
+
+    fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
+        self.with(now, io, |_, below, io| below.on_disk(now, done, io));
+    }
+
+    fn on_ready(&mut self, now: Instant, place: u16, io: &mut DeviceIo<'_>) {
+        self.with(now, io, |_, below, io| below.on_ready(now, place, io));
+    }
+
+    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        self.with(now, io, |_, below, io| below.on_timeout(now, io));
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.below.next_timeout()
+    }
+
+    fn attach_image(&mut self, volume: VolumeId, image: OpenVolume) -> Result<(), OpenVolume> {
+        self.below.attach_image(volume, image)
+    }
+
+    fn detach_image(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
+        self.below.detach_image(volume)
+    }
+
+    fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
+        self.below.grow(volume, size)
+    }
+
+    fn stack(
+        &mut self,
+        volume: VolumeId,
+        top: Box<OverlayDevice>,
+    ) -> Result<(), Box<OverlayDevice>> {
+        self.below.stack(volume, top)
+    }
+
+    fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
+        let mut cut = false;
+        self.with(now, io, |_, below, io| cut = below.cut_power(now, io));
+        cut
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::testing::{Bench, against_model};
+    use crate::device::{DelayDevice, DelayOptions, MemDevice, NullDevice};
+    use headworks_core::{BioFlags, Op};
+
+    #[derive(Default)]
+    struct Counts {
+        commands: u32,
+        answers: u32,
+        errors: u32,
+        refused: Option<Op>,
+    }
+
+    impl Filter for Counts {
+        fn command(&mut self, _: Instant, command: &Command) -> Result<(), IoError> {
+            self.commands += 1;
+            if self.refused == Some(command.op) { Err(IoError::ReadOnly) } else { Ok(()) }
+        }
+
+        fn completion(&mut self, _: Instant, completion: &Completion) {
+            self.answers += 1;
+            self.errors += u32::from(completion.status.is_err());
+        }
+    }
+
+    #[test]
+    fn filter_changes_nothing_of_a_device_that_it_lets_all_pass() {
+        let below = Box::new(MemDevice::new(1 << 20).unwrap());
+        let mut bench = Bench::new(FilterDevice::new(Counts::default(), below));
+        against_model(&mut bench, 1, 1 << 20, 512, 400);
+        let filter = bench.device().filter();
+        assert!(filter.commands >= 400 && filter.answers == filter.commands);
+    }
+
+    #[test]
+    fn filter_sees_late_answers_and_refusals_once() {
+        let mut options = DelayOptions::default();
+        options.wait_ns[Op::Read as usize] = 500;
+        let below = Box::new(DelayDevice::new(options, Box::new(NullDevice)));
+        let counts = Counts { refused: Some(Op::Write), ..Counts::default() };
+        let mut bench = Bench::new(FilterDevice::new(counts, below));
+        bench.submit(Op::Read, BioFlags::NONE, 0, 4096);
+        bench.submit(Op::Write, BioFlags::NONE, 0, 4096);
+        let filter = bench.device().filter();
+        assert_eq!((filter.commands, filter.answers, filter.errors), (2, 1, 1), "the read waits");
+        assert!(bench.step());
+        let filter = bench.device().filter();
+        assert_eq!((filter.commands, filter.answers, filter.errors), (2, 2, 1));
+    }
+
+    #[test]
+    fn memory_behind_a_filter_is_not_lent() {
+        let below = MemDevice::new(1 << 20).unwrap();
+        assert!(below.memory(VolumeId(0)).is_some());
+        assert!(
+            FilterDevice::new(Counts::default(), Box::new(below)).memory(VolumeId(0)).is_none()
+        );
+    }
+}
