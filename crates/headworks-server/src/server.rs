@@ -180,7 +180,7 @@ impl Server {
         let late = std::mem::take(&mut assembly.late);
         let OpenedListeners { clients, control, metrics, set } =
             OpenedListeners::open(options, &mut acceptors)?;
-        let served = assembly.exports.iter().map(|export| export.name.as_str());
+        let served = assembly.exports.iter().map(|export| export.spec.name.as_str());
         let absent = assembly.absent.iter().map(|absent| absent.spec.name.as_str());
         let rules = rules_for(&set.entries(), &options.access, served.chain(absent));
         set.set_rules(rules.clone());

@@ -30,16 +30,16 @@ pub(super) fn announced(assembly: &Assembly, cache: bool) -> Vec<AnnouncedExport
     let exports = assembly.exports.iter().map(|export| {
         let (_, volume) = &assembly.volumes[usize::from(export.volume.0)];
         AnnouncedExport {
-            name: export.name.clone(),
+            name: export.spec.name.clone(),
             description: export.description.clone(),
             size: volume.size,
             uri: String::new(),
-            weight: export.weight,
-            ioprio: export.ioprio,
-            read_only: export.read_only || volume.read_only,
+            weight: export.spec.share.weight,
+            ioprio: export.spec.share.ioprio,
+            read_only: !export.spec.writes() || volume.read_only,
             mode: if cache { volume.mode } else { WriteMode::None },
             on_error: volume.on_error,
-            lasting: export.lasting,
+            lasting: export.spec.spec.base.is_lasting(),
         }
     });
     exports.collect()

@@ -250,7 +250,7 @@ fn export(spec: &ExportSpec, assembly: &Assembly) -> Value {
         BaseDevice::Nbd(remote) => Some(remote.uri.to_string()),
         _ => None,
     };
-    let served = assembly.exports.iter().find(|export| export.name == spec.name);
+    let served = assembly.exports.iter().find(|export| export.spec.name == spec.name);
     let size = served.map(|export| assembly.volumes[usize::from(export.volume.0)].1.size);
     let absent = assembly.absent.iter().find(|absent| absent.spec.name == spec.name);
     json!({

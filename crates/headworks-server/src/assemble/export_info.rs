@@ -4,12 +4,12 @@
 //! `describe=on`. The log and the control socket have the whole description and reason.
 
 use headworks_core::limits::Limits;
-use headworks_core::{ExportId, ShardConfig, ShardId, TenantId, VolumeConfig, WriteMode};
+use headworks_core::{
+    ExportConfig, ExportId, ShardConfig, ShardId, TenantId, VolumeConfig, WriteMode,
+};
 
 use super::tenant_spec::{TenantSpec, find_tenant};
 use super::{AbsentExport, AssembledExport, Assembly, ExportSpec};
-use crate::cache_part::dirty_blocks;
-use crate::latency_target::target_in_force;
 use crate::nbd::connection::ExportBinding;
 use crate::tenant::{TenantName, TenantOptions};
 use headworks_nbd::wire::STRING_BYTES_MAX;
@@ -24,16 +24,10 @@ pub struct ServedExport {
     pub binding: ExportBinding,
     /// Home shard of the volume.
     pub shard: ShardId,
-    /// Weight at the time it was added.
-    pub weight: u16,
-    /// Tenant at the time it was added.
-    pub tenant: TenantId,
+    /// What the core had of its options when it was added.
+    pub config: ExportConfig,
     /// Name of the tenant, by which listeners offer its exports.
     pub owner: Option<TenantName>,
-    /// Latency target in force at the time it was added, in microseconds.
-    pub latency_target_us: u32,
-    /// Cap of its dirty blocks at the time it was added.
-    pub dirty_max: u32,
     /// Limits at the time it was added.
     pub limits: Limits,
     /// Serial number in the order of adding.
@@ -63,11 +57,11 @@ pub(crate) fn served(
     size: u64,
     serial: u64,
 ) -> ServedExport {
-    let read_only = export.read_only || volume.options.read_only;
+    let read_only = !export.spec.writes() || volume.options.read_only;
     let is_cached = volume.options.mode != WriteMode::None;
     ServedExport {
         info: ExportInfo {
-            name: export.name.clone(),
+            name: export.spec.name.clone(),
             description: description(
                 export.spec.share.describe.then_some(&export.description),
                 volume.options.mode,
@@ -87,17 +81,11 @@ pub(crate) fn served(
             volume: export.volume,
             export: id,
             device: volume.device,
-            ioprio: options.limit(export.ioprio),
+            ioprio: options.limit(export.spec.share.ioprio),
         },
         shard: volume.home,
-        weight: export.weight,
-        tenant,
+        config: export.spec.share.config(tenant, &options),
         owner: owner_of(&export.spec),
-        latency_target_us: target_in_force(
-            export.spec.share.latency_target_us,
-            options.latency_target_us,
-        ),
-        dirty_max: dirty_blocks(export.spec.share.dirty),
         limits: export.spec.share.limits,
         serial,
     }

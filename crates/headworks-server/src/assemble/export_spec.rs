@@ -191,7 +191,8 @@ impl ExportSpec {
     }
 
     /// Whether clients may write.
-    pub(crate) fn writes(&self) -> bool {
+    #[must_use]
+    pub fn writes(&self) -> bool {
         !self.read_only && !self.spec.base.is_read_only()
     }
 

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use headworks_core::options::DEVICES_MAX;
-use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
+use headworks_core::{ConfigError, DeviceId, QueueOptions, VolumeId, VolumeOptions};
 
 use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
 use crate::options::MissingImage;
@@ -36,20 +36,10 @@ pub use watched_file::{ImageWatcher, WatchedFile};
 /// An export with the volume that serves it.
 #[derive(Clone, Debug)]
 pub struct AssembledExport {
-    /// Name of the export.
-    pub name: String,
-    /// Volume of the export.
-    pub volume: VolumeId,
-    /// Whether clients may only read.
-    pub read_only: bool,
-    /// Weight beside other exports.
-    pub weight: u16,
-    /// Class of its clients' requests.
-    pub ioprio: Ioprio,
     /// Specification of the export.
     pub spec: ExportSpec,
-    /// Whether its data outlive the process.
-    pub lasting: bool,
+    /// Volume of the export.
+    pub volume: VolumeId,
     /// Description for people: device, access and size.
     pub description: String,
 }
@@ -255,16 +245,10 @@ pub(crate) fn assembled(
     what: &str,
     size: u64,
 ) -> AssembledExport {
-    let read_only = !export.writes();
-    let access = if read_only { ", read-only" } else { "" };
+    let access = if export.writes() { "" } else { ", read-only" };
     AssembledExport {
-        name: export.name.clone(),
-        volume,
-        read_only,
-        weight: export.share.weight,
-        ioprio: export.share.ioprio,
         spec: export.clone(),
-        lasting: export.spec.base.is_lasting(),
+        volume,
         description: format!("{what}, {}{access}", display_size(size)),
     }
 }

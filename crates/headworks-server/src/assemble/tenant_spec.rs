@@ -73,7 +73,7 @@ pub fn check_tenants(exports: &[AssembledExport], all: &[TenantSpec]) -> Result<
         }
         let same = exports[..index].iter().find(|other| other.volume == export.volume);
         if let Some(other) = same.filter(|other| other.spec.share.tenant != tenant) {
-            let (one, name) = (shown_name(&other.name), shown_name(&export.name));
+            let (one, name) = (shown_name(&other.spec.name), shown_name(&export.spec.name));
             return wrong(format!(
                 "exports `{one}` and `{name}` serve one image, which belongs to one tenant; give both the same"
             ));

@@ -3,15 +3,13 @@
 use headworks_core::options::DEVICES_MAX;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    CacheOptions, DeviceConfig, ExportConfig, QueueOptions, ShardConfig, ShardId, SpareSlots,
-    TenantConfig, VolumeConfig, WriteMode,
+    CacheOptions, DeviceConfig, QueueOptions, ShardConfig, ShardId, SpareSlots, TenantConfig,
+    VolumeConfig, WriteMode,
 };
 
 use super::Assembly;
 use super::export_spec::EXPORTS_MAX;
 use super::tenant_spec::find_tenant;
-use crate::cache_part::dirty_blocks;
-use crate::latency_target::target_in_force;
 use crate::options::{BIOS_MAX, ServerOptions};
 
 /// Makes the configuration of all shards; caches are added for each shard later.
@@ -41,17 +39,8 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
             .exports
             .iter()
             .map(|export| {
-                let share = &export.spec.share;
-                let (tenant, of_tenant) = find_tenant(share.tenant, &options.tenants);
-                ExportConfig {
-                    weight: export.weight,
-                    tenant,
-                    latency_target_us: target_in_force(
-                        share.latency_target_us,
-                        of_tenant.latency_target_us,
-                    ),
-                    dirty_max: dirty_blocks(share.dirty),
-                }
+                let (tenant, of_tenant) = find_tenant(export.spec.share.tenant, &options.tenants);
+                export.spec.share.config(tenant, &of_tenant)
             })
             .collect(),
         tenants: options

@@ -9,13 +9,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use headworks_core::{
     ConfigError, DeviceConfig, DeviceId, ExportId, QueueOptions, ShardConfig, ShardId, Tunable,
     VolumeConfig, VolumeId, WriteMode,
 };
 
-use super::changes::removal::RemovalSteps;
+use super::exports::{ExportState, Exports};
 use crate::assemble::image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
 use crate::assemble::{Assembly, ExportSpec, NamedDevice, shown_name};
 use crate::spec::Spec;
@@ -60,35 +61,6 @@ impl VolumeEntry {
     }
 }
 
-/// An export in use.
-#[derive(Clone, Debug)]
-pub struct ExportEntry {
-    pub volume: VolumeId,
-    /// Specification that the export was added with.
-    pub spec: ExportSpec,
-    /// State of the export.
-    pub state: ExportState,
-}
-
-/// State of an export with respect to its removal.
-///
-/// ```text
-///   Serving --remove--> Leaving --removed from all shards--> (gone)
-///      ^                 |  |  ^
-///      '--- refused -----'  v  | remove again
-///                         Stuck    removed from some shards, refused by another
-/// ```
-#[derive(Clone, Debug, Default)]
-pub enum ExportState {
-    /// Clients are served.
-    #[default]
-    Serving,
-    /// A removal is in progress; the lock is not held while clients disconnect and dirty data are written back.
-    Leaving,
-    /// The removal stopped half-way: clients are not served, and the ids stay in use.
-    Stuck(RemovalSteps),
-}
-
 /// An export whose image is being opened.
 #[derive(Clone, Debug)]
 pub struct Addition {
@@ -126,7 +98,7 @@ pub struct Capacity {
 pub struct Inventory {
     pub devices: BTreeMap<u16, DeviceEntry>,
     pub volumes: BTreeMap<u16, VolumeEntry>,
-    pub exports: BTreeMap<u16, ExportEntry>,
+    pub exports: Arc<Exports>,
     /// Exports that are being added: they have a name and no ids.
     pub adding: Vec<Addition>,
     /// Volumes whose images are being made longer.
@@ -157,6 +129,7 @@ pub struct Placement {
 impl Inventory {
     /// The inventory that a server starts with.
     pub fn new(
+        exports: Arc<Exports>,
         assembly: &Assembly,
         config: &ShardConfig,
         spread: bool,
@@ -166,7 +139,6 @@ impl Inventory {
         let names = assembly.named.iter().map(|named| Some(named.as_ref()?.name.clone()));
         let devices = config.devices.iter().zip(&assembly.common).zip(names);
         let volumes = config.volumes.iter().zip(&assembly.origins);
-        let exports = assembly.exports.iter();
         Self {
             devices: (0..)
                 .zip(devices)
@@ -178,14 +150,7 @@ impl Inventory {
                 .zip(volumes)
                 .map(|(id, (&config, origin))| (id, VolumeEntry::new(config, origin.clone())))
                 .collect(),
-            exports: (0..)
-                .zip(exports)
-                .map(|(id, export)| {
-                    let spec = export.spec.clone();
-                    let state = ExportState::Serving;
-                    (id, ExportEntry { volume: export.volume, spec, state })
-                })
-                .collect(),
+            exports,
             adding: Vec::new(),
             resizing: Vec::new(),
             is_sharing: false,
@@ -217,7 +182,7 @@ impl Inventory {
     /// # Errors
     /// All ids are in use.
     pub fn free_export(&self) -> Result<ExportId, ConfigError> {
-        free_id(&self.exports, self.capacity.exports, "exports").map(ExportId)
+        free_id(&self.exports.lock(), self.capacity.exports, "exports").map(ExportId)
     }
 
     /// Finds the volume of a file that is served already.
@@ -364,12 +329,13 @@ impl Inventory {
         others.any(|(_, other)| Some(other.config.device) == device)
     }
 
-    /// Finds the export of a name as [`Tree::export`](super::tree::Tree::export) does, including exports that are being
+    /// The state of the export of a name; finds it as [`Tree::export`](super::tree::Tree::export) does, including exports that are being
     /// removed.
-    pub fn export(&self, name: &str) -> Option<(ExportId, &ExportEntry)> {
-        let by = |name: &str| self.exports.iter().find(|(_, record)| record.spec.name == name);
+    pub fn state(&self, name: &str) -> Option<ExportState> {
+        let all = self.exports.lock();
+        let by = |name: &str| all.values().find(|record| record.spec.name == name);
         let unnamed = || (name == shown_name("")).then(|| by("")).flatten();
-        by(name).or_else(unnamed).map(|(id, record)| (ExportId(*id), record))
+        by(name).or_else(unnamed).map(|record| record.state.clone())
     }
 
     /// Finds the export that is being added under a name.
@@ -384,14 +350,16 @@ impl Inventory {
 
     /// Whether every export of a volume is being removed.
     pub fn is_leaving(&self, volume: VolumeId) -> bool {
-        let mut own = self.exports.values().filter(|record| record.volume == volume);
+        let all = self.exports.lock();
+        let mut own = all.values().filter(|record| record.volume == volume);
         own.all(|record| !matches!(record.state, ExportState::Serving))
     }
 
     /// Whether another export has the same volume.
     pub fn shares_volume(&self, export: ExportId) -> bool {
-        let volume = self.exports.get(&export.0).map(|record| record.volume);
-        let mut others = self.exports.iter().filter(|(id, _)| **id != export.0);
+        let all = self.exports.lock();
+        let volume = all.get(&export.0).map(|record| record.volume);
+        let mut others = all.iter().filter(|(id, _)| **id != export.0);
         others.any(|(_, other)| Some(other.volume) == volume)
     }
 }

@@ -17,6 +17,7 @@ mod client;
 mod credentials;
 mod elevator;
 mod explain;
+pub mod exports;
 pub(crate) mod inventory;
 mod io_stat;
 mod latency;

@@ -11,7 +11,7 @@ use headworks_core::writeback::{DirtyStats, DirtyTunable};
 use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::{Map, Value, json};
 
-use super::settings::ExportNow;
+use super::exports::ExportNow;
 use super::tree::{ExportNode, device_name};
 use crate::messages::query::{
     BufferStats, CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport,

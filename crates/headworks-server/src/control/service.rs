@@ -10,12 +10,13 @@ use headworks_core::{DeviceId, ExportId, ShardConfig, VolumeId};
 use serde_json::{Value, json};
 
 use super::changes::LiveChanges;
+use super::exports::{Export, Exports};
 use super::inventory::Inventory;
 use super::methods;
 use super::params::{optional_text, slow_filter, text, values};
 use super::queries::Queries;
 use super::rpc::{Params, RpcFault, RpcResult};
-use super::settings::{ExportNow, Settings};
+use super::settings::Settings;
 use super::shards::ShardLink;
 use super::tree::{DeviceNode, ExportNode, Tree, TreeCell};
 use crate::assemble::tenant_spec::find_tenant;
@@ -62,22 +63,23 @@ impl ControlService {
             let volume = &config.volumes[usize::from(export.volume.0)];
             ExportNode {
                 id: ExportId(index as u16),
-                name: export.name.clone(),
+                name: export.spec.name.clone(),
                 volume: export.volume,
                 device: volume.device,
                 home: volume.home,
                 mode: volume.options.mode,
                 on_error: volume.options.on_error,
-                read_only: export.read_only || volume.options.read_only,
+                read_only: !export.spec.writes() || volume.options.read_only,
                 volatile: config.devices[usize::from(volume.device.0)].queue.write_cache
                     && !volume.options.read_only,
             }
         });
-        let settings = assembly.exports.iter().map(|export| {
+        let records = assembly.exports.iter().map(|export| {
             let (tenant, _) = find_tenant(export.spec.share.tenant, &options.tenants);
             let volume = &config.volumes[usize::from(export.volume.0)];
-            ExportNow::new(&export.spec.share, tenant, &volume.options)
+            Export::new(&export.spec, tenant, (export.volume, &volume.options))
         });
+        let exports_now = Arc::new(Exports::new(records));
         let tree = Tree {
             devices: devices.collect(),
             bases: Vec::new(),
@@ -87,6 +89,7 @@ impl ControlService {
             absent: assembly.absent.clone(),
         };
         let inventory = Inventory::new(
+            exports_now,
             assembly,
             config,
             options.spread,
@@ -94,7 +97,7 @@ impl ControlService {
             options.queue.clone(),
         );
         let shards = ShardLink::new(Arc::clone(shared), config.shards);
-        let service = Self::new(shards, tree, settings.collect(), options.dirty, inventory);
+        let service = Self::new(shards, tree, options.dirty, inventory);
         service.settings.start_tenants(&options.tenants, options.cache);
         service.settings.begin_with(options.limits);
         let tunables = ConfiguredTunables {
@@ -132,12 +135,12 @@ impl ControlService {
     pub(super) fn new(
         shards: ShardLink,
         tree: Tree,
-        settings: Vec<ExportNow>,
         dirty: DirtyOptions,
         inventory: Inventory,
     ) -> Self {
         let (shards, tree) = (Arc::new(shards), Arc::new(TreeCell::new(tree)));
-        let settings = Settings::new(Arc::clone(&shards), Arc::clone(&tree), settings, dirty);
+        let exports = Arc::clone(&inventory.exports);
+        let settings = Settings::new(Arc::clone(&shards), Arc::clone(&tree), exports, dirty);
         let settings = Arc::new(settings);
         let queries = Queries::new(Arc::clone(&shards), Arc::clone(&tree), Arc::clone(&settings));
         let changes = LiveChanges::new(shards, Arc::clone(&tree), Arc::clone(&settings), inventory);

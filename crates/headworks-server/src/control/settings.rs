@@ -14,10 +14,11 @@ use headworks_core::limits::Limits;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{
-    Control, DeviceId, ExportId, IoError, Ioprio, ShardId, Status, TenantId, VolumeOptions,
+    Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status, TenantId,
     WriteMode,
 };
 
+use super::exports::{ExportNow, Exports};
 use super::report;
 use super::rpc::{RpcFault, RpcResult};
 use super::shards::{NoAnswer, ShardLink, stopping};
@@ -26,7 +27,7 @@ use super::tenants::{TenantEntry, Tenants};
 use super::tree::{ExportNode, TenantNode, Tree, TreeCell, lock};
 use crate::assemble::TenantSpec;
 use crate::assemble::cache_shares::divided;
-use crate::cache_part::{CachePart, CacheUse, check_minimums, dirty_blocks, images_on};
+use crate::cache_part::{CachePart, CacheUse, check_minimums, images_on};
 use crate::latency_target::{TARGETS, target_in_force};
 use crate::messages::query::ControlQuery;
 use crate::option_table::OptionTable;
@@ -37,30 +38,12 @@ use headworks_front::limits::LimitTarget;
 /// Accepted forms of limits, for errors.
 const LIMITS: &str = "0 or max for none; 50M bytes, 20K I/Os (powers of 1000), 30s; rbps=max wbps=52428800 for io.max";
 
-/// The options of an export, as they are now.
-#[derive(Clone, Copy, Debug)]
-pub struct ExportNow {
-    /// Its options; what it leaves to its volume is that of the volume.
-    pub options: ExportOptions,
-    /// Number of its tenant.
-    pub tenant: TenantId,
-}
-
-impl ExportNow {
-    /// The options that an export of a volume begins with.
-    pub fn new(options: &ExportOptions, tenant: TenantId, volume: &VolumeOptions) -> Self {
-        let (mode, on_error) = (Some(volume.mode), Some(volume.on_error));
-        let name = options.tenant.filter(|name| !name.is_none());
-        Self { options: ExportOptions { mode, on_error, tenant: name, ..*options }, tenant }
-    }
-}
-
 /// Current values of settings, and the way to change them.
 pub struct Settings {
     shards: Arc<ShardLink>,
     tree: Arc<TreeCell>,
-    /// Indexed by [`ExportId`].
-    exports: Mutex<Vec<ExportNow>>,
+    /// Their options, which only this file changes.
+    exports: Arc<Exports>,
     tenants: Mutex<Tenants>,
     /// Bytes of the cache, in which the minimums of all tenants must fit.
     cache_bytes: AtomicU64,
@@ -77,10 +60,10 @@ impl Settings {
     pub fn new(
         shards: Arc<ShardLink>,
         tree: Arc<TreeCell>,
-        exports: Vec<ExportNow>,
+        exports: Arc<Exports>,
         dirty: DirtyOptions,
     ) -> Self {
-        let (exports, dirty) = (Mutex::new(exports), Mutex::new(dirty));
+        let dirty = Mutex::new(dirty);
         let tenants = Mutex::default();
         Self {
             shards,
@@ -211,15 +194,13 @@ impl Settings {
             entry.now = options;
         }
         if options.latency_target_us != before.latency_target_us {
-            let exports = lock(&self.exports).clone();
-            for (id, export) in (0..).zip(exports).filter(|(_, export)| export.tenant == tenant) {
-                self.tell_target(ExportId(id), &export.options, &options)?;
+            for (export, own) in self.exports.of_tenant(tenant) {
+                self.tell_target(export, &own, &options)?;
             }
         }
         if options.ioprio_max != before.ioprio_max {
-            let exports = lock(&self.exports).clone();
-            for (id, export) in (0..).zip(exports).filter(|(_, export)| export.tenant == tenant) {
-                self.tell_ioprio(ExportId(id), options.limit(export.options.ioprio))?;
+            for (export, own) in self.exports.of_tenant(tenant) {
+                self.tell_ioprio(export, options.limit(own.ioprio))?;
             }
         }
         Ok(())
@@ -240,11 +221,10 @@ impl Settings {
             // Only the shard that accepts clients knows which of them may see it.
             let query = |answer| ControlQuery::Owner { export, tenant: name, answer };
             self.shards.ask(ShardId(0), query)?;
-            let own = {
-                let now = &mut lock(&self.exports)[usize::from(export.0)];
+            self.exports.change(export, |now| {
                 (now.tenant, now.options.tenant) = (tenant, name);
-                now.options
-            };
+            });
+            let own = self.of(export).options;
             self.tell_target(export, &own, &options)?;
             self.tell_ioprio(export, options.limit(own.ioprio))?;
         }
@@ -321,17 +301,17 @@ impl Settings {
             return self.set_export_tenant(&[export], wanted.tenant);
         }
         let _order = lock(&self.changing);
-        let of_tenant = self.tenant_options(self.of(export).tenant);
+        let tenant = self.of(export).tenant;
+        let of_tenant = self.tenant_options(tenant);
+        let ExportConfig { weight, dirty_max, latency_target_us: target_us, .. } =
+            wanted.config(tenant, &of_tenant);
         match option {
-            ExportOption::Weight => {
-                self.tell_all(Control::Weight { export, weight: wanted.weight })?;
-            }
+            ExportOption::Weight => self.tell_all(Control::Weight { export, weight })?,
             ExportOption::Ioprio => self.tell_ioprio(export, of_tenant.limit(wanted.ioprio))?,
-            ExportOption::LatencyTarget => self.tell_target(export, wanted, &of_tenant)?,
-            ExportOption::Dirty => {
-                let dirty_max = dirty_blocks(wanted.dirty);
-                self.tell_all(Control::ExportDirty { export, dirty_max })?;
+            ExportOption::LatencyTarget => {
+                self.tell_all(Control::ExportTarget { export, target_us })?;
             }
+            ExportOption::Dirty => self.tell_all(Control::ExportDirty { export, dirty_max })?,
             ExportOption::Limits => {
                 self.tell_limits(LimitTarget::Export(export), wanted.limits)?;
             }
@@ -342,7 +322,7 @@ impl Settings {
             | ExportOption::OnUnclean
             | ExportOption::Describe => return Ok(()),
         }
-        option.copy(&mut lock(&self.exports)[usize::from(export.0)].options, wanted);
+        self.exports.change(export, |now| option.copy(&mut now.options, wanted));
         Ok(())
     }
 
@@ -428,17 +408,9 @@ impl Settings {
         *lock(&self.dirty)
     }
 
-    /// Notes the options of a new export.
-    pub fn put(&self, export: ExportId, setting: ExportNow) {
-        let mut settings = lock(&self.exports);
-        let places = settings.len().max(usize::from(export.0) + 1);
-        settings.resize(places, setting);
-        settings[usize::from(export.0)] = setting;
-    }
-
     /// Options of an export, as they are now.
     pub fn of(&self, export: ExportId) -> ExportNow {
-        lock(&self.exports)[usize::from(export.0)]
+        self.exports.now(export)
     }
 
     /// Refuses a depth for a scheduler that admits requests by itself.
@@ -553,7 +525,7 @@ impl Settings {
                 }
             }
             LimitTarget::Export(export) => {
-                lock(&self.exports)[usize::from(export.0)].options.limits = limits;
+                self.exports.change(export, |now| now.options.limits = limits);
             }
         }
         Ok(())

@@ -12,21 +12,22 @@ use headworks_core::{
 };
 use serde_json::{Value, json};
 
+use super::exports::{Export, Exports};
 use super::inventory::Inventory;
 use super::rpc::{RpcFault, RpcResult};
 use super::service::{ControlService, log_level};
-use super::settings::ExportNow;
 use super::shards::{Deadlines, ShardLink};
 use super::tree::Tree;
 use super::tree::tests::tree;
 use crate::assemble::Assembly;
+use crate::assemble::ExportSpec;
 use crate::log_level::LogLevel;
 use crate::messages::ControlMessage;
 use crate::messages::query::{
     ControlQuery, DeviceReport, FailedRange, LatencyPart, SlowReport, VolumeReport,
 };
 use crate::shared::ServerShared;
-use crate::spec::ExportOptions;
+use crate::spec::Spec;
 
 /// Behaviour of the scripted shards.
 #[derive(Clone, Copy)]
@@ -155,7 +156,12 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
 fn inventory() -> Inventory {
     let volume = VolumeOptions { size: 512, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig::single(QueueOptions::default(), volume, 1);
-    Inventory::new(&Assembly::default(), &config, false, Vec::new(), Vec::new())
+    let named = |name: &str| {
+        let spec = ExportSpec::new(name.to_owned(), Spec::parse("mem:size=512").unwrap(), false);
+        Export::new(&spec, TenantId::NONE, (VolumeId(0), &volume))
+    };
+    let exports = Arc::new(Exports::new(["db", "logs", ""].map(named).into_iter()));
+    Inventory::new(exports, &Assembly::default(), &config, false, Vec::new(), Vec::new())
 }
 
 impl Bench {
@@ -167,17 +173,13 @@ impl Bench {
         let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
         let start = |mails| std::thread::spawn(move || shard(mails, manner));
         let shards = mails.into_iter().map(start).collect();
-        let options = VolumeOptions::default();
-        let setting = ExportNow::new(&ExportOptions::default(), TenantId::NONE, &options);
         let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));
         let mut link = ShardLink::new(shared, 2);
         if matches!(manner, Manner::Silent | Manner::Stuck) {
             let limit = Duration::from_millis(50);
             link = link.with_deadlines(Deadlines { answer: limit, switch: limit });
         }
-        let settings = vec![setting; 3];
-        let service =
-            ControlService::new(link, tree, settings, DirtyOptions::default(), inventory());
+        let service = ControlService::new(link, tree, DirtyOptions::default(), inventory());
         Self { service: Some(service), shards }
     }
 

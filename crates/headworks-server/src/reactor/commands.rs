@@ -7,7 +7,8 @@
 use std::sync::mpsc::Sender;
 
 use headworks_core::{
-    Change, ChangeError, Control, DeviceState, ExportId, Input, Instant, Status, VolumeId,
+    Change, ChangeError, Control, DeviceState, ExportConfig, ExportId, Input, Instant, Status,
+    VolumeId,
 };
 
 use super::{Reactor, ReactorParts};
@@ -83,10 +84,11 @@ impl Reactor {
                 remains.keep(driver.executor().take(device, &mut **engine));
             }
             ShardCommand::Serve { export } => {
-                let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
+                let id = export.binding.export;
+                let ExportConfig { weight, tenant, latency_target_us: target_us, dirty_max } =
+                    export.config;
                 self.door.put_limits(now, &export);
                 self.door.limits.settle_homes(now);
-                let (target_us, dirty_max) = (export.latency_target_us, export.dirty_max);
                 self.door.exports.put(export);
                 self.door.note_devices(&self.parts);
                 self.on_control(Control::Weight { export: id, weight });

@@ -278,11 +278,8 @@ mod tests {
                 ..ExportBinding::default()
             },
             shard: ShardId(id),
-            tenant: headworks_core::TenantId::NONE,
+            config: headworks_core::ExportConfig::default(),
             owner: None,
-            weight: 100,
-            latency_target_us: 0,
-            dirty_max: u32::MAX,
             limits: Default::default(),
             serial,
         }

@@ -8,15 +8,15 @@
 //! the device parses the rest. [`ExportOption`] is the table of all of them; a new option is a field and a row.
 
 use headworks_core::limits::Limits;
-use headworks_core::{ConfigError, ErrorPolicy, ExportConfig, Ioprio, WriteMode};
+use headworks_core::{ConfigError, ErrorPolicy, ExportConfig, Ioprio, TenantId, WriteMode};
 use serde_json::Value;
 
 use super::keys::split_value;
 use super::split_type;
-use crate::cache_part::{PARTS, parse_part, part_value};
-use crate::latency_target::{TARGETS, parse_latency_target, target_value};
+use crate::cache_part::{PARTS, dirty_blocks, parse_part, part_value};
+use crate::latency_target::{TARGETS, parse_latency_target, target_in_force, target_value};
 use crate::option_table::{OptionTable, choice, options};
-use crate::tenant::TenantName;
+use crate::tenant::{TenantName, TenantOptions};
 use crate::units::{CLASSES, WEIGHTS, parse_ioprio, parse_switch, parse_weight};
 
 options! {
@@ -184,6 +184,16 @@ impl ExportOptions {
         }
         options.limits.validate()?;
         Ok(options)
+    }
+
+    /// What the core has of them, for an export of this tenant.
+    pub(crate) fn config(&self, tenant: TenantId, of_tenant: &TenantOptions) -> ExportConfig {
+        ExportConfig {
+            weight: self.weight,
+            tenant,
+            latency_target_us: target_in_force(self.latency_target_us, of_tenant.latency_target_us),
+            dirty_max: dirty_blocks(self.dirty),
+        }
     }
 
     /// Every key with a line about it, as a sentence of a manual.

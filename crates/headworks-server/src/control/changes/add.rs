@@ -19,12 +19,10 @@ use crate::assemble::export_info::served;
 use crate::assemble::image::OpenedImage;
 use crate::assemble::side_by_side::LateImage;
 use crate::assemble::{AbsentExport, ExportSource, ExportSpec, assembled, shown_name};
-use crate::control::inventory::{
-    Addition, DeviceEntry, ExportEntry, ExportState, Inventory, Placement, VolumeEntry,
-};
+use crate::control::exports::{Export, ExportState};
+use crate::control::inventory::{Addition, DeviceEntry, Inventory, Placement, VolumeEntry};
 use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
-use crate::control::settings::ExportNow;
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, lock};
 use crate::leftovers::RestoredImage;
@@ -184,10 +182,10 @@ impl LiveChanges {
         spec: &ExportSpec,
     ) -> Result<(), RpcFault> {
         let tenant = self.settings.tenants().named(spec.share.tenant)?;
-        let mut others = inventory.exports.iter().filter(|(_, other)| other.volume == volume);
-        let differs = |id: &u16| self.settings.of(ExportId(*id)).tenant != tenant;
-        let Some((id, other)) = others.find(|(id, _)| differs(id)) else { return Ok(()) };
-        let name = self.settings.tenant_of(ExportId(*id));
+        let exports = inventory.exports.lock();
+        let mut others = exports.values().filter(|other| other.volume == volume);
+        let Some(other) = others.find(|other| other.now.tenant != tenant) else { return Ok(()) };
+        let name = other.now.options.tenant;
         let name = name.map_or("none".to_owned(), |name| name.to_string());
         let message = format!(
             "the image is served as {} already, with the tenant {name}; an image belongs to one tenant",
@@ -198,11 +196,12 @@ impl LiveChanges {
 
     fn check_name(&self, inventory: &Inventory, name: &str) -> Result<(), RpcFault> {
         let name = shown_name(name);
-        let is_called = |record: &&ExportEntry| shown_name(&record.spec.name) == name;
+        let is_called = |record: &&Export| shown_name(&record.spec.name) == name;
         if inventory.addition(name).is_some() {
             return Err(being_added(name));
         }
-        let mut others = inventory.exports.values().filter(is_called);
+        let exports = inventory.exports.lock();
+        let mut others = exports.values().filter(is_called);
         match others.next().map(|record| &record.state) {
             None => Ok(()),
             Some(ExportState::Serving) => {
@@ -354,8 +353,9 @@ impl LiveChanges {
         let record = inventory.volumes.get(&volume.0).ok_or_else(stopping)?;
         let (config, what) = (record.config, &record.origin.what);
         // The volume may have grown since it was added.
-        let others = inventory.exports.iter().find(|(_, other)| other.volume == volume);
-        let size = match others.map(|(id, _)| self.export_report(ExportId(*id))).transpose()? {
+        let of_volume = |(id, other): (&u16, &Export)| (other.volume == volume).then_some(*id);
+        let other = inventory.exports.lock().iter().find_map(of_volume);
+        let size = match other.map(|id| self.export_report(ExportId(id))).transpose()? {
             Some(Some(report)) => report.size.unwrap_or(config.options.size),
             _ => config.options.size,
         };
@@ -364,15 +364,18 @@ impl LiveChanges {
         let tenant = self.settings.tenants().named(spec.share.tenant)?;
         let of_tenant = (tenant, self.settings.tenant_options(tenant));
         let served = served(&assembled, (export, of_tenant), &config, size, inventory.serial);
-        self.settings.put(export, ExportNow::new(&spec.share, tenant, &config.options));
+        let record = Export::new(spec, tenant, (volume, &config.options));
+        inventory.exports.lock().insert(export.0, record);
         // Shard 0 lists exports to clients: it is told last, when all others know the export.
         for shard in self.shards.ids().rev() {
             let order = ShardCommand::Serve { export: served.clone() };
-            self.shards.command(shard, order)?.map_err(|error| refused(&error))?;
+            let told = self.shards.command(shard, order);
+            if let Err(fault) = told.and_then(|told| told.map_err(|error| refused(&error))) {
+                inventory.exports.lock().remove(&export.0);
+                return Err(fault);
+            }
         }
         inventory.serial += 1;
-        let record = ExportEntry { volume, spec: spec.clone(), state: ExportState::Serving };
-        inventory.exports.insert(export.0, record);
         let entry = ExportNode {
             id: export,
             name: spec.name.clone(),
@@ -381,7 +384,7 @@ impl LiveChanges {
             home: config.home,
             mode: config.options.mode,
             on_error: config.options.on_error,
-            read_only: assembled.read_only || config.options.read_only,
+            read_only: !spec.writes() || config.options.read_only,
             volatile: device.queue.write_cache && !config.options.read_only,
         };
         let remote = inventory.volumes.get(&volume.0).and_then(|it| it.origin.remote.clone());

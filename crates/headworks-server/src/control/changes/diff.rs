@@ -15,9 +15,9 @@
 
 use std::collections::BTreeMap;
 
+use headworks_core::QueueOptions;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
-use headworks_core::{ExportId, QueueOptions};
 use serde_json::{Value, json};
 
 use super::LiveChanges;
@@ -27,7 +27,7 @@ use crate::config::{
     ConfigFile, DeviceSection, ExportSection, Origin, Setting, Tuned, Value as ConfigValue,
     is_probed,
 };
-use crate::control::inventory::{ExportEntry, ExportState};
+use crate::control::exports::{Export, ExportState};
 use crate::control::report::{dirty_value, value};
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{device_name, lock};
@@ -113,59 +113,21 @@ impl LiveChanges {
 
     fn diff_exports(&self, reader: DropInReader, found: &mut Differences) {
         let (inventory, configured) = (lock(&self.inventory), lock(&self.configured));
+        let exports = inventory.exports.lock();
         let absent = &self.tree.current().absent;
         let is_there = |name: &str| {
-            inventory.exports.values().any(|entry| entry.spec.name == name)
+            exports.values().any(|export| export.spec.name == name)
                 || absent.iter().any(|absent| absent.spec.name == name)
         };
-        for (id, ExportEntry { spec, state, .. }) in &inventory.exports {
-            if matches!(state, ExportState::Serving) {
-                self.diff_export(reader, ExportId(*id), spec, found);
+        for export in exports.values() {
+            if matches!(export.state, ExportState::Serving) {
+                diff_export(reader, export, found);
             }
         }
         for gone in configured.iter().filter(|spec| !is_there(&spec.name)) {
             let path = format!("exports/{}", shown_name(&gone.name));
             found.add(&path, words(gone), Value::Null);
             found.file.exports.push(ExportSection::disabled(&gone.name, &Origin::Control));
-        }
-    }
-
-    fn diff_export(
-        &self,
-        reader: DropInReader,
-        id: ExportId,
-        spec: &ExportSpec,
-        found: &mut Differences,
-    ) {
-        let name = shown_name(&spec.name);
-        let (now, share) = (self.settings.of(id).options, &spec.share);
-        let is_added = spec.source == ExportSource::Control;
-        let before = found.changes.len();
-        if is_added {
-            found.add(&format!("exports/{name}"), Value::Null, words(spec));
-        }
-        for option in ExportOption::ALL.iter().filter(|option| option.is_live()) {
-            for (key, old, new) in option.differences(share, &now) {
-                found.add(&format!("exports/{name}/{}", option.leaf(key)), old, new);
-            }
-        }
-        if found.changes.len() == before {
-            return;
-        }
-        // A list of a tenant may name the export, so that it has none is said, too.
-        let none = share.tenant.and_then(|_| TenantName::parse(NONE).ok());
-        let mut said = *share;
-        ExportOption::ALL
-            .iter()
-            .filter(|option| option.is_live())
-            .for_each(|option| option.copy(&mut said, &now));
-        said.tenant = said.tenant.or(none);
-        let section = ExportSection::of(spec, &said, &Origin::Control);
-        match section.filter(|_| reader.takes(spec.source)) {
-            Some(section) => found.file.exports.push(section),
-            None => found.unsaved.push(format!(
-                "export {name} is on the command line, which wins over a file; change it there"
-            )),
         }
     }
 
@@ -280,6 +242,40 @@ impl LiveChanges {
                 found.file.vm.push(Tuned { tunable, value: number, origin });
             }
         }
+    }
+}
+
+/// Adds an export to what `diff` finds, if an option of it differs or `ctl` has added it.
+fn diff_export(reader: DropInReader, export: &Export, found: &mut Differences) {
+    let (spec, now) = (&export.spec, &export.now.options);
+    let (name, share) = (shown_name(&spec.name), &spec.share);
+    let is_added = spec.source == ExportSource::Control;
+    let before = found.changes.len();
+    if is_added {
+        found.add(&format!("exports/{name}"), Value::Null, words(spec));
+    }
+    for option in ExportOption::ALL.iter().filter(|option| option.is_live()) {
+        for (key, old, new) in option.differences(share, now) {
+            found.add(&format!("exports/{name}/{}", option.leaf(key)), old, new);
+        }
+    }
+    if found.changes.len() == before {
+        return;
+    }
+    // A list of a tenant may name the export, so that it has none is said, too.
+    let none = share.tenant.and_then(|_| TenantName::parse(NONE).ok());
+    let mut said = *share;
+    ExportOption::ALL
+        .iter()
+        .filter(|option| option.is_live())
+        .for_each(|option| option.copy(&mut said, now));
+    said.tenant = said.tenant.or(none);
+    let section = ExportSection::of(spec, &said, &Origin::Control);
+    match section.filter(|_| reader.takes(spec.source)) {
+        Some(section) => found.file.exports.push(section),
+        None => found.unsaved.push(format!(
+            "export {name} is on the command line, which wins over a file; change it there"
+        )),
     }
 }
 

@@ -20,7 +20,7 @@ use super::chosen::chosen_exports;
 use super::drain::WriteOut;
 use super::remove::being_removed;
 use super::{LiveChanges, PAUSE};
-use crate::control::inventory::ExportState;
+use crate::control::exports::ExportState;
 use crate::control::params::time_limit;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
@@ -103,7 +103,8 @@ impl LiveChanges {
         let limit_ns = limit.as_nanos() as u64;
         for (index, image) in images.iter().enumerate() {
             let (name, volume) = (image.shown_name(), image.volume);
-            let state = inventory.exports.get(&image.id.0).map(|record| &record.state);
+            let state =
+                inventory.exports.lock().get(&image.id.0).map(|record| record.state.clone());
             let closed = match state {
                 Some(ExportState::Serving) => {
                     let freeze = |answer| ControlQuery::Freeze { volume, limit_ns, answer };

@@ -61,8 +61,8 @@ impl LiveChanges {
                 | BaseDevice::Nbd(_)
                 | BaseDevice::Null { .. } => "",
             };
-            let exports = inventory.exports.values();
-            let mut of_volume = exports.filter(|export| export.volume == VolumeId(*id));
+            let exports = inventory.exports.lock();
+            let mut of_volume = exports.values().filter(|export| export.volume == VolumeId(*id));
             let name = of_volume.next().map_or("", |export| &export.spec.name);
             if !why.is_empty() {
                 return Err(format!("the data of export {} {why}", shown_name(name)));

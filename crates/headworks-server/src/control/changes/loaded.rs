@@ -3,7 +3,7 @@
 use super::LiveChanges;
 use crate::assemble::ExportSpec;
 use crate::config::ConfigFile;
-use crate::control::inventory::ExportEntry;
+use crate::control::exports::Export;
 use crate::control::tree::lock;
 use crate::loaded::LoadedConfiguration;
 use crate::option_table::OptionTable;
@@ -13,10 +13,10 @@ impl LiveChanges {
     /// Compares with `loaded` instead of what the server has started with.
     pub fn with_loaded(self, loaded: LoadedConfiguration) -> Self {
         let LoadedConfiguration { exports, tenants, tunables } = loaded;
-        for entry in lock(&self.inventory).exports.values_mut() {
-            let same = exports.iter().find(|export| export.name == entry.spec.name);
+        for served in lock(&self.inventory).exports.lock().values_mut() {
+            let same = exports.iter().find(|export| export.name == served.spec.name);
             if let Some(configured) = same {
-                compare_with(entry, configured);
+                compare_with(served, configured);
             }
         }
         self.settings.compare_tenants_with(&tenants);
@@ -30,8 +30,8 @@ impl LiveChanges {
 
 /// Lets the values of an export be compared with those that are configured; an export that `ctl` has added with another image under
 /// the same name stays what it is.
-fn compare_with(entry: &mut ExportEntry, configured: &ExportSpec) {
-    let spec = &mut entry.spec;
+fn compare_with(served: &mut Export, configured: &ExportSpec) {
+    let spec = &mut served.spec;
     if !spec.spec.is_same_device(&configured.spec) {
         return;
     }

@@ -11,7 +11,7 @@ use headworks_core::{ConfigError, VolumeId};
 use super::LiveChanges;
 use crate::assemble::side_by_side::side_by_side;
 use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
-use crate::control::inventory::{ExportEntry, ExportState};
+use crate::control::exports::{Export, ExportState};
 use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::lock;
 use crate::option_table::{Effect, OptionTable};
@@ -64,7 +64,7 @@ impl LiveChanges {
         {
             let inventory = lock(&self.inventory);
             let of = |volume: VolumeId| inventory.volumes.get(&volume.0);
-            for ExportEntry { spec, state, volume, .. } in inventory.exports.values() {
+            for Export { spec, state, volume, .. } in inventory.exports.lock().values() {
                 match state {
                     ExportState::Serving => {
                         there.push(ServedFile {
@@ -179,7 +179,7 @@ impl LiveChanges {
         if !set.is_empty() {
             reload.changed.push((name, set.join(", ")));
         }
-        if let Some(record) = lock(&self.inventory).exports.get_mut(&entry.id.0) {
+        if let Some(record) = lock(&self.inventory).exports.lock().get_mut(&entry.id.0) {
             record.spec.source = new.source;
             record.spec.layers = new.layers.clone();
             record.spec.certificates = new.certificates.clone();

@@ -19,7 +19,8 @@ use super::add::being_added;
 use super::removal::{RemovalStep, RemovalSteps};
 use super::{Draining, LiveChanges, PAUSE, close, refused};
 use crate::assemble::shown_name;
-use crate::control::inventory::{ExportState, Inventory};
+use crate::control::exports::ExportState;
+use crate::control::inventory::Inventory;
 use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::shards::stopping;
@@ -92,9 +93,9 @@ impl LiveChanges {
 
     /// Marks an export as leaving, if it may be removed.
     fn begin_removal(&self, name: &str, force: bool) -> Result<ExportRemoval, RpcFault> {
-        let mut inventory = lock(&self.inventory);
+        let inventory = lock(&self.inventory);
         // An export that some shards have removed is not in the tree.
-        let known = inventory.export(name).map(|(_, record)| record.state.clone());
+        let known = inventory.state(name);
         let removal = match known {
             Some(ExportState::Leaving) => return Err(being_removed(name)),
             Some(ExportState::Stuck(steps)) => {
@@ -113,7 +114,7 @@ impl LiveChanges {
                 ExportRemoval::new(entry, None)
             }
         };
-        if let Some(record) = inventory.exports.get_mut(&removal.entry.id.0) {
+        if let Some(record) = inventory.exports.lock().get_mut(&removal.entry.id.0) {
             record.state = ExportState::Leaving;
         }
         Ok(removal)
@@ -121,7 +122,7 @@ impl LiveChanges {
 
     /// Ends a failed removal: the export serves again, or waits for another `remove` if shards have removed it.
     fn restore(&self, removal: &mut ExportRemoval) {
-        let mut inventory = lock(&self.inventory);
+        let inventory = lock(&self.inventory);
         let id = removal.entry.id;
         let state = match removal.steps.take().filter(RemovalSteps::has_begun) {
             Some(steps) => ExportState::Stuck(steps),
@@ -130,7 +131,7 @@ impl LiveChanges {
                 ExportState::Serving
             }
         };
-        if let Some(record) = inventory.exports.get_mut(&id.0) {
+        if let Some(record) = inventory.exports.lock().get_mut(&id.0) {
             record.state = state;
         }
     }
@@ -203,19 +204,19 @@ impl LiveChanges {
 
     /// Removes the name alone if another export has the same volume; false if none has.
     fn forget_shared(&self, entry: &ExportNode) -> Result<bool, RpcFault> {
-        let mut inventory = lock(&self.inventory);
+        let inventory = lock(&self.inventory);
         if !inventory.shares_volume(entry.id) {
             return Ok(false);
         }
         self.tree.change(|tree| tree.exports.retain(|other| other.id != entry.id));
-        self.forget_export(&mut inventory, entry.id)?;
+        self.forget_export(&inventory, entry.id)?;
         self.settings.divide_parts()?;
         Ok(true)
     }
 
-    fn forget_export(&self, inventory: &mut Inventory, export: ExportId) -> Result<(), RpcFault> {
+    fn forget_export(&self, inventory: &Inventory, export: ExportId) -> Result<(), RpcFault> {
         self.command_all(|| ShardCommand::Forget { export })?;
-        inventory.exports.remove(&export.0);
+        inventory.exports.lock().remove(&export.0);
         Ok(())
     }
 
@@ -301,7 +302,7 @@ impl LiveChanges {
             }
             steps.pass();
         }
-        self.forget_export(&mut inventory, id)?;
+        self.forget_export(&inventory, id)?;
         Ok(None)
     }
 

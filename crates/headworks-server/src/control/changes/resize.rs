@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use super::remove::being_removed;
 use super::{LiveChanges, refused};
-use crate::control::inventory::{ExportState, Inventory, VolumeEntry};
+use crate::control::exports::ExportState;
+use crate::control::inventory::{Inventory, VolumeEntry};
 use crate::control::params::text;
 use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
@@ -167,7 +168,7 @@ impl LiveChanges {
 
     /// The export, if it is served and not frozen.
     fn may_resize(&self, inventory: &Inventory, name: &str) -> Result<ExportNode, RpcFault> {
-        let known = inventory.export(name).map(|(_, record)| &record.state);
+        let known = inventory.state(name);
         if known.is_some_and(|state| !matches!(state, ExportState::Serving)) {
             return Err(being_removed(name));
         }

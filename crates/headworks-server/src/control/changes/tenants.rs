@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use headworks_core::{ExportId, TenantId, VolumeId};
+use headworks_core::{TenantId, VolumeId};
 use serde_json::{Value, json};
 
 use super::diff::DropInReader;
@@ -152,9 +152,11 @@ impl LiveChanges {
 
     /// An export of a tenant, those that are being removed and absent ones included.
     fn first_export(&self, inventory: &Inventory, name: &str, id: TenantId) -> Option<String> {
-        let is_own = |export: &u16| self.settings.of(ExportId(*export)).tenant == id;
-        let mut served = inventory.exports.iter().filter(|(export, _)| is_own(export));
-        let served = served.next().map(|(_, entry)| shown_name(&entry.spec.name).to_owned());
+        let served = {
+            let exports = inventory.exports.lock();
+            let own = exports.values().find(|export| export.now.tenant == id);
+            own.map(|export| shown_name(&export.spec.name).to_owned())
+        };
         served.or_else(|| {
             let tree = self.tree.current();
             let of = |tenant: Option<TenantName>| tenant.is_some_and(|own| own.as_str() == name);

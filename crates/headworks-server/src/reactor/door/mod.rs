@@ -32,7 +32,7 @@ mod waits;
 use std::os::fd::OwnedFd;
 
 use headworks_core::limits::Limits;
-use headworks_core::{ExportId, Input, Instant, TenantId};
+use headworks_core::{ExportConfig, ExportId, Input, Instant, TenantId};
 use tracing::{debug, warn};
 
 use super::ReactorParts;
@@ -122,9 +122,9 @@ impl Door {
     /// Adds an export with its limits, or changes the one of its id.
     pub fn put_limits(&mut self, now: Instant, served: &ServedExport) {
         let export = served.binding.export;
-        self.limits.put(export, served.shard, served.weight);
+        self.limits.put(export, served.shard, served.config.weight);
         self.limits.set(now, LimitTarget::Export(export), &served.limits);
-        self.limits.set_tenant(now, export, served.tenant);
+        self.limits.set_tenant(now, export, served.config.tenant);
     }
 
     /// Sets the weights and limits that the server starts with.
@@ -138,7 +138,8 @@ impl Door {
         }
         for export in &parts.exports {
             self.put_limits(Instant(0), export);
-            let (id, weight, tenant) = (export.binding.export, export.weight, export.tenant);
+            let ExportConfig { weight, tenant, .. } = export.config;
+            let id = export.binding.export;
             self.memory.set_weight(id, weight);
             self.memory.set_tenant(id, tenant);
             self.turn.set_weight(id, weight);
