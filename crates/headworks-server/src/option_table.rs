@@ -374,10 +374,14 @@ mod tests {
         assert!(!ExportOption::Weight.has_cgroup_form());
     }
 
+    fn packaged(file: &str) -> String {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/");
+        std::fs::read_to_string(folder.to_owned() + file).unwrap()
+    }
+
     #[test]
     fn example_of_a_configuration_has_every_option() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/headworks.toml");
-        let text = std::fs::read_to_string(path).unwrap();
+        let text = packaged("headworks.toml");
         let has = |section: &str, key: &str| {
             let mut sections = text.split("\n[[").filter(|part| part.starts_with(section));
             let is_line = |line: &str| {
@@ -391,5 +395,19 @@ mod tests {
         assert!(missing("export", ExportOption::own_keys()).is_empty());
         assert!(missing("tenant", TenantOption::own_keys()).is_empty());
         assert_eq!(missing("export", vec!["wieght"]), ["wieght"]);
+    }
+
+    #[test]
+    fn manual_page_of_the_configuration_has_every_option() {
+        let page = packaged("man/headworks.toml.5").replace("\\-", "-");
+        let (_, exports) = page.split_once("enabled@true").unwrap();
+        let tenants =
+            page.lines().find(|line| line.starts_with("a share of every device")).unwrap();
+        for key in ExportOption::own_keys() {
+            assert!(exports.contains(&format!("\n{key}@")), "{key}");
+        }
+        for key in TenantOption::own_keys() {
+            assert!(tenants.contains(&format!(" {key} (")), "{key}");
+        }
     }
 }
