@@ -117,6 +117,7 @@ fn run_one(
         queue: QueueOptions::default(),
         tags: TagPolicy::Fair,
         devices: vec![StreamProfile::new(bandwidth, switch_ns)],
+        modes: Vec::new(),
         size: u64::from(writers) * part,
         writers: (0..u64::from(writers)).map(region).collect(),
         tenants: case.tenants.clone(),

@@ -25,7 +25,7 @@ use headworks_core::writeback::{DirtyOptions, TraceEvent};
 use headworks_core::{
     Action, Bio, CacheOptions, Completion, ConfigError, DeviceConfig, DeviceId, ExportConfig,
     ExportId, Input, Instant, Op, QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, ShardId,
-    TenantConfig, TenantId, VolumeConfig, VolumeOptions,
+    TenantConfig, TenantId, VolumeConfig, VolumeOptions, WriteMode,
 };
 use headworks_nbd::client::Histogram;
 use headworks_sim::disk::{DeviceModel, ModelCommand, Stream, StreamProfile};
@@ -63,6 +63,8 @@ pub struct CacheHarnessOptions {
     pub tags: TagPolicy,
     /// The devices, with one volume each.
     pub devices: Vec<StreamProfile>,
+    /// The write modes of the volumes, all of them on the first device; without any each device has one that is written back.
+    pub modes: Vec<WriteMode>,
     /// Bytes of each volume.
     pub size: u64,
     /// The writers of the run.
@@ -86,10 +88,14 @@ pub struct CacheHarnessOptions {
 pub struct CaseOutcome {
     /// Answered bytes by writer.
     pub bytes: Vec<u64>,
+    /// Answers by writer, and those of them for which it slept.
+    pub answers: Vec<(u64, u64)>,
     /// Answered bytes by tenant, in each window after the ramp.
     pub windows: Vec<Vec<u64>>,
     /// Bytes written to each device.
     pub media: Vec<u64>,
+    /// Blocks in the cache at the end.
+    pub resident: u64,
     /// Busy nanoseconds of each device.
     pub busy_ns: Vec<u64>,
     /// Stream changes of all devices.
@@ -256,6 +262,8 @@ impl CacheHarness {
             busy_ns.push(busy_of(&self.shard, index, self.now) - busy);
         }
         self.outcome.bytes = self.writers.iter().map(|writer| writer.bytes).collect();
+        self.outcome.answers = self.writers.iter().map(|writer| writer.answers).collect();
+        self.outcome.resident = self.shard.cache_stats().map_or(0, |stats| stats.resident);
         self.outcome.hash = self.hash.0;
         self.outcome
     }
@@ -350,7 +358,7 @@ impl CacheHarness {
 
     /// Discards the counts of the ramp.
     fn ramp_ends(&mut self) {
-        self.writers.iter_mut().for_each(|writer| writer.bytes = 0);
+        self.writers.iter_mut().for_each(|writer| (writer.bytes, writer.answers) = (0, (0, 0)));
         for (index, device) in self.devices.iter().enumerate() {
             let counters = device.counters();
             let busy = busy_of(&self.shard, index, self.now);
@@ -447,8 +455,15 @@ impl CacheHarness {
         let writer = &mut self.writers[number as usize];
         let (since, turn, op, len) = writer.out.take().expect("only outstanding bios are answered");
         let slept = at.since(since);
+        writer.answers.0 += 1;
+        writer.answers.1 += u64::from(turn != self.sample.turns);
         if op == Op::Flush {
             self.outcome.flushes.record(slept);
+        } else if op == Op::Read {
+            writer.bytes += u64::from(len);
+            if turn != self.sample.turns {
+                self.outcome.pauses.record(slept);
+            }
         } else {
             self.outcome.writes += 1;
             writer.bytes += u64::from(len);
@@ -477,12 +492,15 @@ fn config(options: &CacheHarnessOptions) -> ShardConfig {
     let mut config = ShardConfig::single(options.queue, volume, writers + 16);
     let devices = options.devices.len();
     config.devices = vec![DeviceConfig { owner: ShardId(0), queue: options.queue }; devices];
-    let volumes = (0..devices as u16).map(|device| VolumeConfig {
+    let volume_on = |device, mode| VolumeConfig {
         home: ShardId(0),
         device: DeviceId(device),
-        options: volume,
-    });
-    config.volumes = volumes.collect();
+        options: VolumeOptions { mode, ..volume },
+    };
+    config.volumes = match &options.modes[..] {
+        [] => (0..devices as u16).map(|device| volume_on(device, volume.mode)).collect(),
+        modes => modes.iter().map(|&mode| volume_on(0, mode)).collect(),
+    };
     config.cache = CacheOptions {
         units: (options.pool / BLOCK) as u32,
         writers_max: writers.max(1),

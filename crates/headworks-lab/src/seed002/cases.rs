@@ -76,11 +76,13 @@ pub enum Case {
     Stalls,
     /// One writer that connects anew after so many milliseconds, beside five that do not.
     Reconnect(u16),
+    /// Drop-behind streams, which have rows of their own (`super::streams`).
+    Streams,
 }
 
 impl Case {
     /// All cases, in the order in which they run.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Scaling,
         Self::Grid,
         Self::Disk,
@@ -96,6 +98,7 @@ impl Case {
         Self::Reconnect(50),
         Self::Reconnect(100),
         Self::Reconnect(1000),
+        Self::Streams,
     ];
 
     /// The name on the command line.
@@ -117,6 +120,7 @@ impl Case {
             Self::Reconnect(50) => "reconnect-50ms",
             Self::Reconnect(100) => "reconnect-100ms",
             Self::Reconnect(_) => "reconnect-1s",
+            Self::Streams => "streams",
         }
     }
 
@@ -142,6 +146,7 @@ impl Case {
             Self::Bursts => (&[10, 100], &[100, 700], &[4096]),
             Self::Stalls => (&[10, 100, 1000], &[700], &[4096]),
             Self::Reconnect(_) => (&[STEADY + 1], &[200], &[4096, 16_384]),
+            Self::Streams => (&[], &[], &[]),
         }
     }
 
@@ -223,7 +228,7 @@ pub struct CasePoint {
 pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
     let mut points = Vec::new();
     let wanted = |case: &Case| options.cases.is_empty() || options.cases.contains(case);
-    for case in Case::ALL.into_iter().filter(wanted) {
+    for case in Case::ALL.into_iter().filter(wanted).filter(|&case| case != Case::Streams) {
         let (writers, bandwidths, pools) = case.usual();
         let old: &[_] = match case.has_baseline() {
             true => &[Throttling::Ioless, Throttling::Foreground],
@@ -400,6 +405,7 @@ impl CasePoint {
             queue: self.below.queue(self.throttle),
             tags: self.below.tags,
             devices: self.devices(),
+            modes: Vec::new(),
             size: writers.iter().map(|writer| writer.end).max().unwrap_or(PART),
             writers,
             tenants: Vec::new(),

@@ -24,6 +24,7 @@ pub mod csv;
 mod judge;
 pub mod pictures;
 mod series;
+mod streams;
 mod writer;
 
 use headworks_core::{ConfigError, Instant};
@@ -91,6 +92,7 @@ pub fn run(
     let points = points(options);
     let mut progress = Progress::new("seed-002", points.len());
     let (mut rows, mut counts) = (Vec::new(), Vec::new());
+    let has_streams = options.cases.is_empty() || options.cases.contains(&Case::Streams);
     for point in &points {
         let outcome = CacheHarness::new(point.harness(options.trace))?.run();
         rows.push(row(point, &outcome));
@@ -100,7 +102,12 @@ pub fn run(
     }
     drop(progress);
     rows.append(&mut counts);
-    let verdicts = judge(&rows);
+    let mut verdicts = judge(&rows);
+    if has_streams {
+        let streams = streams::run(options.seed)?;
+        verdicts.extend(streams::judge(&streams));
+        rows.extend(streams);
+    }
     Ok(Report {
         title: "seed-002: writers pause, the flusher writes".into(),
         notes: notes(),

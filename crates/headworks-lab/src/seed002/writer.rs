@@ -19,12 +19,16 @@ pub enum WritePattern {
     Stream(u32),
     /// Files of 12 or 16 KiB; a flush after this many.
     Files(u32),
+    /// Sequential reads of this many bytes.
+    ReadStream(u32),
+    /// Reads of 4 KiB anywhere in the region.
+    RandomReads,
 }
 
 /// Options of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterOptions {
-    /// The volume written to, which is also the index of its device.
+    /// The volume written to, which without `CacheHarnessOptions::modes` is also the index of its device.
     pub volume: u16,
     /// Access pattern of the writer.
     pub manner: WritePattern,
@@ -70,13 +74,15 @@ pub(super) struct Writer {
     pub out: Option<(Instant, u64, Op, u32)>,
     /// Bytes answered since the end of the ramp.
     pub bytes: u64,
+    /// Answers since then, and those for which it slept.
+    pub answers: (u64, u64),
 }
 
 impl Writer {
     pub fn new(options: WriterOptions, connection: u32, seed: u64) -> Self {
         let flush_in = match options.manner {
-            WritePattern::Stream(_) => u32::MAX,
             WritePattern::Files(files) => files,
+            _ => u32::MAX,
         };
         let (prng, next_at) = (Prng::new(seed ^ u64::from(connection) << 20), options.start);
         Self {
@@ -90,6 +96,7 @@ impl Writer {
             began: false,
             out: None,
             bytes: 0,
+            answers: (0, 0),
         }
     }
 
@@ -97,7 +104,11 @@ impl Writer {
     pub fn next(&mut self) -> Bio {
         let (offset, len) = match self.options.manner {
             _ if self.flush_in == 0 => (0, 0),
-            WritePattern::Stream(bs) => (self.along(bs.into()), bs),
+            WritePattern::Stream(bs) | WritePattern::ReadStream(bs) => (self.along(bs.into()), bs),
+            WritePattern::RandomReads => {
+                let blocks = (self.options.end - self.options.start) / 4096;
+                (self.options.start + self.prng.below(blocks) * 4096, 4096)
+            }
             WritePattern::Files(_) => {
                 let places = (self.options.end - self.options.start) / PLACE;
                 let place = self.options.start + self.prng.below(places) * PLACE;
@@ -117,7 +128,11 @@ impl Writer {
             export: self.export,
             sequence: self.issued,
         };
-        let op = if len == 0 { Op::Flush } else { Op::Write };
+        let op = match self.options.manner {
+            _ if len == 0 => Op::Flush,
+            WritePattern::ReadStream(_) | WritePattern::RandomReads => Op::Read,
+            WritePattern::Stream(_) | WritePattern::Files(_) => Op::Write,
+        };
         let flags = if len == 0 { BioFlags::NONE } else { BioFlags::SYNC };
         Bio { id, offset, len, op, flags, ioprio: Ioprio::default() }
     }
