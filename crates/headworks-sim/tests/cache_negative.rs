@@ -62,6 +62,7 @@ defects! {
     discard_that_ignores_writeout: DiscardIgnoresWriteout => [STABLE, READ_NEWEST, CUT_RULE, PANIC];
     folios_evicted_during_fill: EvictsFilling => [STABLE, READ_NEWEST, BYTES, PANIC];
     dirty_folios_evicted: EvictsDirty => [READ_NEWEST, CUT_RULE, PANIC];
+    paused_writers_without_a_flusher: FlusherSleeps => [PANIC];
     dirty_folios_dropped_behind_a_stream: DropsDirtyBehind => [READ_NEWEST, CUT_RULE, PANIC];
 }
 

@@ -77,6 +77,7 @@ impl Cache {
         assert!(regions_match, "the regions count every dirty block");
         assert_eq!(shadowed, pool.shadow_frames().0, "every shadow belongs to a block");
         self.check_operations(resident, parked);
+        self.check_flushers();
         for account in 0..state.waiters.bio_accounts() {
             let waits = state.waiters.waits_for_bio(account);
             assert!(!waits || !state.io.may_send(account), "account {account} has a bio");
@@ -95,6 +96,25 @@ impl Cache {
             let of_device = volumes.ids().filter(|&volume| volumes.is_on(volume, device));
             let held = of_device.map(|volume| volumes[volume].held()).sum::<u32>();
             assert_eq!(state.dirty.held(device), held, "device {device}");
+        }
+    }
+
+    /// Checks that a paused writer implies a running flusher: nothing else lowers what it is paused for.
+    ///
+    /// # Panics
+    /// If a writer waits for a device whose flusher may write and has nothing under way.
+    pub fn check_flushers(&self) {
+        let state = &self.state;
+        for (_, op) in state.waiters.iter() {
+            let device = state.volumes.device_index(op.bio.id.volume);
+            let dirty = &state.dirty;
+            // Held blocks wait for their device, a frozen cache for its end.
+            let may_run = !state.is_frozen() && !dirty.is_silent(device) && dirty.held(device) == 0;
+            let waits = matches!(op.waits_for, WaitFor::Pause | WaitFor::Credit(_));
+            if waits && may_run && dirty.over_background(device) {
+                let runs = dirty.in_flight(device) > 0 || !state.io.may_write_out(device);
+                assert!(runs, "device {device} writes nothing for {op:?}");
+            }
         }
     }
 

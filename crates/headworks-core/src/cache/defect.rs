@@ -60,6 +60,8 @@ defects! {
     EvictsDirty evicts_dirty
     /// Folios that a stream brought leave the cache although they are dirty.
     DropsDirtyBehind drops_dirty_behind
+    /// The flushers do not write because of the background threshold.
+    FlusherSleeps flusher_sleeps
     /// Reclaim evicts folios that a device is filling.
     EvictsFilling evicts_filling
     /// A flush omits write-out errors that another connection has seen.

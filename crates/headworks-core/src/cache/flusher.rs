@@ -366,7 +366,8 @@ impl Flushers {
         if let Some(group) = self.pressed_group(state, device) {
             return Some((group, WriteoutReason::Background, None));
         }
-        let over_background = state.dirty.over_background(device);
+        let sleeps = state.defects.flusher_sleeps();
+        let over_background = state.dirty.over_background(device) && !sleeps;
         if let Some(group) = self.stream_group(state, device, over_background) {
             return Some((group, WriteoutReason::Background, None));
         }

@@ -279,6 +279,16 @@ impl Shard {
         }
     }
 
+    /// Checks that the flusher of each device for which a writer is paused has something under way.
+    ///
+    /// # Panics
+    /// If one has not.
+    pub fn check_flushers(&self) {
+        if let Some(cache) = &self.cache {
+            cache.check_flushers();
+        }
+    }
+
     /// The dirty blocks of a tenant here; `None` without a cache.
     #[must_use]
     pub fn tenant_dirty(&self, tenant: TenantId) -> Option<TenantDirty> {

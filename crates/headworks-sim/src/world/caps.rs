@@ -27,6 +27,7 @@ impl CapCheck {
 
     /// Checks the tenants of a shard after a turn.
     pub fn check(&mut self, env: &mut Environment, index: usize, shard: &SimShard) {
+        shard.core.check_flushers();
         if env.scenario.tenants.exports == 0 {
             return;
         }
