@@ -1,5 +1,5 @@
 """The methods of the control socket against their page, headworks-control(7): every method of the page exists, and its answers have
-exactly the fields that the page lists."""
+exactly the fields that the page lists, of the kinds that it says, down to the last object."""
 import json
 import re
 import socket
@@ -11,17 +11,51 @@ import tap
 control, page, uri = sys.argv[1:]
 
 
+def part(text, name):
+    """The sections of a part of the page: by name their text."""
+    body = text.split(f".SH {name}\n", 1)[1].split("\n.SH ", 1)[0]
+    return dict(section.split("\n", 1) for section in ("\n" + body).split("\n.SS ")[1:])
+
+
 def table(path):
-    """Methods of the page: the fields of each result, and whether it is a list."""
-    methods = {}
+    """Methods and objects of the page: the fields of each with their kinds, and of methods whether the result is a list."""
     with open(path, encoding="utf-8") as opened:
         text = opened.read().replace("\\-", "-")
-    body = text.split(".SH METHODS\n", 1)[1].split("\n.SH ", 1)[0]
-    for section in body.split(".SS ")[1:]:
-        name, rest = section.split("\n", 1)
-        fields = set(re.findall(r"^\.B (\S+)$", rest, re.M))
-        methods[name] = (fields, "The result is a list" in rest)
-    return methods
+    fields = lambda rest: dict(re.findall(r"^\.B (\S+)\n(.*)$", rest, re.M))
+    methods = {name: (fields(rest), "The result is a list" in rest) for name, rest in part(text, "METHODS").items()}
+    return methods, {name: fields(rest) for name, rest in part(text, "OBJECTS").items()}
+
+
+SIMPLE = {"string": str, "number": (int, float), "boolean": bool, "any value": object}
+
+
+def wrong(value, kind):
+    """What of a value is not as a kind of the page says; none if all is."""
+    if kind.endswith(" or null"):
+        return None if value is None else wrong(value, kind.removesuffix(" or null"))
+    for words, of in (("lists?", list), ("objects? by name", dict)):
+        found = re.match(f"{words} of (.*)", kind)
+        if found:
+            if not isinstance(value, of):
+                return f"{value} is no {kind}"
+            items = value.values() if of is dict else value
+            return next(filter(None, (wrong(one, found[1]) for one in items)), None)
+    if kind in ("pair of numbers", "pairs of numbers"):
+        return None if len(value) == 2 else f"{value} is no pair"
+    known = SIMPLE.get(kind) or SIMPLE.get(kind.removesuffix("s"))
+    if known:
+        return None if isinstance(value, known) else f"{value} is no {kind}"
+    return wrong_object(value, objects[kind])
+
+
+def wrong_object(value, fields):
+    """What of an object is not as its fields on the page say."""
+    needed = {name for name, about in fields.items() if "left out" not in about}
+    found = set(value)
+    if not needed <= found <= set(fields):
+        return f"only in the answer: {sorted(found - set(fields))}, only on the page: {sorted(needed - found)}"
+    told = ((name, wrong(value[name], fields[name].split(": ", 1)[0])) for name in found)
+    return next((f"{name}: {what}" for name, what in told if what), None)
 
 
 class Control:
@@ -64,7 +98,7 @@ CALLS = [
     ("reload", {}),
     ("log-level", {"level": "info"}),
 ]
-methods = table(page)
+methods, objects = table(page)
 server = Control(control)
 # A connection to list.
 client = nbd.NBD()
@@ -77,11 +111,10 @@ for name, params in CALLS:
     if "error" in answer or isinstance(result, list) != is_list:
         tap.check(what, False, answer)
         continue
-    shown = result[0] if is_list and result else result
-    found = set(shown) if fields and shown else fields
-    tap.check(what, found == fields, f"only in the answer: {sorted(found - fields)}, only on the page: {sorted(fields - found)}")
-    wrong = server.call(name, nonsense=1)
-    tap.check(f"{name} refuses an unknown parameter", wrong.get("error", {}).get("code") == -32602, wrong)
+    told = [wrong_object(one, fields) for one in (result if is_list else [result]) if fields]
+    tap.check(what, not any(told), told)
+    refused = server.call(name, nonsense=1)
+    tap.check(f"{name} refuses an unknown parameter", refused.get("error", {}).get("code") == -32602, refused)
 # It takes no parameters; an upgrade itself has tests of its own.
 tap.check("upgrade refuses an unknown parameter", server.call("upgrade", nonsense=1).get("error", {}).get("code") == -32602)
 # A cut ends the server; see crashtest.test.sh.

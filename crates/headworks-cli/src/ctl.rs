@@ -3,16 +3,23 @@
 //! The server validates names and values. A request that it refuses prints one sentence and exits with 1; a usage
 //! error exits with 2.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use headworks::display_size;
-use headworks_server::DISKSTATS_FIELDS;
-use serde_json::{Value, json};
+use headworks_control::answers::{
+    self, BufferStats, CacheStats, Connection, DeviceStats, DirtyStats, Discarded, DiskCounters,
+    DiskRow, ExportStats, FailedRange, FailedRanges, StagePercentiles, Stats, Upgraded,
+};
+use headworks_control::client::{self, ClientError};
+use headworks_control::methods::{self, Values};
+use headworks_control::param::{Assignments, LookBack, OpClass};
+use headworks_control::{Method, Params, Request};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::ctl_exports::ExportCommand;
 use crate::ctl_freeze;
@@ -24,11 +31,6 @@ use crate::ctl_state::show_state;
 use crate::ctl_tenants::TenantCommand;
 use crate::shown::escaped;
 use crate::{USAGE, complain, observe};
-
-/// Time-out for an answer. The server gives up a stuck shard earlier and says so.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Longest accepted answer, far above the longest real one; a peer that sends more is no control socket.
-const ANSWER_MAX: u64 = 256 << 20;
 
 /// Controls a running server through its control socket
 #[derive(Args)]
@@ -167,17 +169,18 @@ enum CtlCommand {
     },
 }
 
-/// Returns true if `discard-failed` would destroy data and `--yes` was not given.
-fn is_unconfirmed(command: &CtlCommand, result: &Value) -> bool {
-    let loses = || result["was_suspect"] == true || result["failed_bytes"] != 0;
-    matches!(command, CtlCommand::DiscardFailed { yes: false, .. }) && loses()
+/// What `discard-failed` would destroy, if `--yes` was not given.
+fn unconfirmed(command: &CtlCommand, result: &Value) -> Result<Option<Discarded>, String> {
+    let CtlCommand::DiscardFailed { yes: false, .. } = command else { return Ok(None) };
+    let answer: Discarded = read(result)?;
+    Ok(Some(answer).filter(|answer| answer.was_suspect || answer.failed_bytes != 0))
 }
 
 /// Failures that an answer reports beside what was done.
-fn failures(command: &CtlCommand, result: &Value) -> Vec<String> {
+fn failures(command: &CtlCommand, result: &Value) -> Result<Vec<String>, String> {
     match command {
-        CtlCommand::Reload => ctl_reload::failures(result),
-        _ => Vec::new(),
+        CtlCommand::Reload => Ok(ctl_reload::failures(&read(result)?)),
+        _ => Ok(Vec::new()),
     }
 }
 
@@ -191,46 +194,46 @@ pub fn run(options: &CtlArgs) -> ExitCode {
         }
     };
     let socket = ctl_socket::find(options.socket.as_deref());
-    match ask(&socket, method, &params) {
-        Ok(result) => {
-            let unconfirmed = is_unconfirmed(&options.command, &result);
-            if unconfirmed && !options.json {
-                complain(would_discard(&result));
-                return ExitCode::FAILURE;
-            }
-            if let CtlCommand::Export(ExportCommand::Freeze { exports, run: Some(run), .. }) =
-                &options.command
-            {
-                return ctl_freeze::run_frozen(&socket, exports, run);
-            }
-            let text = match (&options.command, options.json) {
-                (CtlCommand::Save { print }, _) => ctl_save::save(&result, *print),
-                (_, true) => Ok(format!("{result:#}\n")),
-                (command, false) => Ok(show(command, &escaped(&result))),
-            };
-            let text = match text {
-                Ok(text) => text,
-                Err(error) => {
-                    error.lines().for_each(complain);
-                    return ExitCode::FAILURE;
-                }
-            };
-            // Standard output may be closed.
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            let failures = failures(&options.command, &result);
-            if !options.json {
-                failures.iter().for_each(complain);
-            }
-            match unconfirmed || !failures.is_empty() {
-                true => ExitCode::FAILURE,
-                false => ExitCode::SUCCESS,
-            }
-        }
+    let told = match ask(&socket, method, &params) {
+        Ok(answer) => tell(options, &socket, &answer),
         Err(error) => {
             complain(error);
-            ExitCode::FAILURE
+            return ExitCode::FAILURE;
         }
+    };
+    told.unwrap_or_else(|error| {
+        error.lines().for_each(complain);
+        ExitCode::FAILURE
+    })
+}
+
+/// Prints an answer; returns the exit code.
+fn tell(options: &CtlArgs, socket: &Path, answer: &Value) -> Result<ExitCode, String> {
+    let unconfirmed = unconfirmed(&options.command, answer)?;
+    if let Some(loss) = unconfirmed.as_ref().filter(|_| !options.json) {
+        complain(would_discard(loss));
+        return Ok(ExitCode::FAILURE);
     }
+    if let CtlCommand::Export(ExportCommand::Freeze { exports, run: Some(run), .. }) =
+        &options.command
+    {
+        return Ok(ctl_freeze::run_frozen(socket, exports, run));
+    }
+    let text = match (&options.command, options.json) {
+        (CtlCommand::Save { print }, _) => ctl_save::save(&unescaped(answer)?, *print)?,
+        (_, true) => format!("{answer:#}\n"),
+        (command, false) => show(command, answer)?,
+    };
+    // Standard output may be closed.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    let failures = failures(&options.command, answer)?;
+    if !options.json {
+        failures.iter().for_each(complain);
+    }
+    Ok(match unconfirmed.is_some() || !failures.is_empty() {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
 }
 
 /// Seconds of `why --since`: `10`, `10s`, `1m`.
@@ -246,121 +249,100 @@ fn since_seconds(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is not a time of 1s to 60s"))
 }
 
-fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
+/// A request as it is sent.
+pub fn sent<R: Request>(request: &R) -> (Method, Params) {
+    (R::METHOD, request.write())
+}
+
+fn request(command: &CtlCommand) -> Result<(Method, Params), String> {
     Ok(match command {
-        CtlCommand::Get { path: None } => ("get", json!({})),
-        CtlCommand::Get { path: Some(path) } => ("get", json!({ "path": path })),
-        CtlCommand::Set { words } => ("set", json!({ "values": assignments(words)? })),
-        CtlCommand::Stats => ("stats", json!({})),
-        CtlCommand::Diskstats => ("diskstats", json!({})),
+        CtlCommand::Get { path } => sent(&methods::Get { path: path.clone() }),
+        CtlCommand::Set { words } => {
+            let values = Some(Assignments(assignments(words)?));
+            sent(&methods::Set { values, ..methods::Set::default() })
+        }
+        CtlCommand::Stats | CtlCommand::Latency { export: None } => sent(&methods::Stats {}),
+        CtlCommand::Diskstats => sent(&methods::Diskstats {}),
         CtlCommand::Export(command) => command.request(),
         CtlCommand::Tenant(command) => command.request(),
-        CtlCommand::Diff | CtlCommand::Save { .. } => ("diff", json!({})),
-        CtlCommand::Latency { export: None } => ("stats", json!({})),
-        CtlCommand::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
-        CtlCommand::Why { export, op, since } => {
-            let given = [
-                export.as_ref().map(|export| ("export", json!(export))),
-                op.as_ref().map(|op| ("op", json!(op))),
-                since.map(|seconds| ("seconds", json!(seconds))),
-            ];
-            let given = given.into_iter().flatten().map(|(key, value)| (key.to_owned(), value));
-            ("why", Value::Object(given.collect()))
-        }
-        CtlCommand::Connections => ("connections", json!({})),
-        CtlCommand::Listeners => ("listeners", json!({})),
-        CtlCommand::Upgrade => ("upgrade", json!({})),
-        CtlCommand::Reload => ("reload", json!({})),
-        CtlCommand::LogLevel { level: None } => ("log-level", json!({})),
-        CtlCommand::LogLevel { level: Some(level) } => ("log-level", json!({ "level": level })),
-        CtlCommand::Failed { export } => ("failed", json!({ "export": export })),
+        CtlCommand::Diff | CtlCommand::Save { .. } => sent(&methods::Diff {}),
+        CtlCommand::Latency { export } => sent(&methods::Histograms { export: export.clone() }),
+        CtlCommand::Why { export, op, since } => sent(&methods::Why {
+            export: export.clone(),
+            op: OpClass(op.clone()),
+            seconds: LookBack(*since),
+        }),
+        CtlCommand::Connections => sent(&methods::Connections {}),
+        CtlCommand::Listeners => sent(&methods::Listeners {}),
+        CtlCommand::Upgrade => sent(&methods::Upgrade {}),
+        CtlCommand::Reload => sent(&methods::Reload {}),
+        CtlCommand::LogLevel { level } => sent(&methods::LogLevel { level: level.clone() }),
+        CtlCommand::Failed { export } => sent(&methods::Failed { export: export.clone() }),
         CtlCommand::DiscardFailed { export, yes } => {
-            ("discard-failed", json!({ "export": export, "confirm": yes }))
+            sent(&methods::DiscardFailed { export: export.clone(), confirm: *yes })
         }
     })
 }
 
 /// Pairs of a path and its value. A path has no `=`, so a word with one is both, unless it follows a path.
-fn assignments(words: &[String]) -> Result<Vec<Value>, String> {
+fn assignments(words: &[String]) -> Result<Vec<(String, String)>, String> {
     let (mut pairs, mut words) = (Vec::new(), words.iter());
     while let Some(word) = words.next() {
         let pair = word.split_once('=').or_else(|| Some((word.as_str(), words.next()?.as_str())));
         let Some((path, value)) = pair else {
             return Err(format!("{word} needs a value: PATH VALUE, or PATH=VALUE"));
         };
-        pairs.push(json!({ "path": path, "value": value }));
+        pairs.push((path.to_owned(), value.to_owned()));
     }
     Ok(pairs)
 }
 
-/// Sends one request and returns its result, or an error sentence for the user.
-pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String> {
-    let at = socket.display();
-    let mut stream =
-        UnixStream::connect(socket).map_err(|error| ctl_socket::cannot_connect(socket, &error))?;
-    // No time-out for these: a change waits for commands up to the server's io_timeout, a write-out as long as the
-    // device takes, and the server itself ends both.
-    let waits = ["set", "add", "remove", "resize", "drain", "freeze", "snapshot", "reload"]
-        .contains(&method);
-    let timeout = (!waits).then_some(ANSWER_TIMEOUT);
-    let broken = |error: std::io::Error| format!("lost the control connection to {at}: {error}");
-    stream.set_read_timeout(timeout).map_err(broken)?;
-    let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-    // A server at its limit of control clients answers without reading.
-    let sent = stream.write_all(format!("{request}\n").as_bytes());
-    let mut line = String::new();
-    let read = BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line);
-    if line.is_empty() && method == "cut" {
-        // The server died of it.
-        return Ok(params.clone());
-    }
-    if line.is_empty() {
-        sent.and(read.map(drop)).map_err(broken)?;
-        return Err(format!("the server at {at} closed the connection without an answer"));
-    }
-    let mut answer: Value = serde_json::from_str(&line)
-        .map_err(|_| format!("{at} is not a control socket of headworks"))?;
-    match answer.get("error") {
-        Some(error) => Err(refusal(error)),
-        None => Ok(answer["result"].take()),
-    }
+/// Sends a request and returns its answer as it came, or an error sentence for the user.
+pub fn ask(socket: &Path, method: Method, params: &Params) -> Result<Value, String> {
+    client::ask(socket, method, params).map_err(|error| match error {
+        ClientError::Connect(error) => ctl_socket::cannot_connect(socket, &error),
+        ClientError::Failed(sentence) => sentence,
+    })
 }
 
-/// Formats an error answer: the message, the accepted values and the errno, each once.
-pub fn refusal(error: &Value) -> String {
-    let mut text = error["message"].as_str().unwrap_or("the server refused").to_owned();
-    let data = |name: &str| error["data"][name].as_str();
-    if let Some(accepted) = data("accepted").filter(|accepted| !text.contains(accepted)) {
-        text += &format!("; accepted: {accepted}");
-    }
-    if let Some(errno) = data("errno") {
-        text += &format!(" ({errno})");
-    }
-    text
+/// Sends a request and returns its answer, or an error sentence for the user.
+pub fn call<R: Request>(socket: &Path, request: &R) -> Result<R::Answer, String> {
+    unescaped(&ask(socket, R::METHOD, &request.write())?)
 }
 
-fn show(command: &CtlCommand, result: &Value) -> String {
-    match command {
-        CtlCommand::Get { path } => show_values(path.as_deref().unwrap_or_default(), result),
-        CtlCommand::Set { .. } => show_values("", result),
-        CtlCommand::Stats => show_stats(result),
-        CtlCommand::Diskstats => list(result).iter().map(diskstats_line).collect(),
-        CtlCommand::Export(command) => command.show(result),
-        CtlCommand::Tenant(command) => command.show(result),
-        CtlCommand::Diff => ctl_save::show_diff(result),
-        // Written by `run`.
+/// An answer for people: without control characters in its strings and names.
+pub fn read<T: DeserializeOwned>(answer: &Value) -> Result<T, String> {
+    unescaped(&escaped(answer))
+}
+
+fn unescaped<T: DeserializeOwned>(answer: &Value) -> Result<T, String> {
+    T::deserialize(answer).map_err(|error| format!("the server gave an unknown answer: {error}"))
+}
+
+fn show(command: &CtlCommand, answer: &Value) -> Result<String, String> {
+    Ok(match command {
+        CtlCommand::Get { path } => {
+            show_values(path.as_deref().unwrap_or_default(), &read(answer)?)?
+        }
+        CtlCommand::Set { .. } => show_values("", &read(answer)?)?,
+        CtlCommand::Stats => show_stats(&read(answer)?),
+        CtlCommand::Diskstats => read::<Vec<_>>(answer)?.iter().map(diskstats_line).collect(),
+        CtlCommand::Export(command) => command.show(answer)?,
+        CtlCommand::Tenant(command) => command.show(answer)?,
+        CtlCommand::Diff => ctl_save::show_diff(&read(answer)?),
+        // Written by `tell`.
         CtlCommand::Save { .. } => String::new(),
-        CtlCommand::Connections => show_connections(result),
-        CtlCommand::Listeners => ctl_listeners::table(result),
-        CtlCommand::Upgrade => show_upgraded(result),
-        CtlCommand::Reload => ctl_reload::show(result),
-        CtlCommand::LogLevel { .. } => plain(&result["level"]) + "\n",
-        CtlCommand::Latency { export: None } => observe::show_percentiles(result),
-        CtlCommand::Latency { .. } => observe::show_histograms(result),
-        CtlCommand::Why { .. } => observe::show_why(result),
-        CtlCommand::Failed { .. } => show_failed(result),
-        CtlCommand::DiscardFailed { .. } => show_discarded(result),
-    }
+        CtlCommand::Connections => show_connections(&read::<Vec<_>>(answer)?),
+        CtlCommand::Listeners => ctl_listeners::table(&read::<Vec<_>>(answer)?),
+        CtlCommand::Upgrade => show_upgraded(&read(answer)?),
+        CtlCommand::Reload => ctl_reload::show(&read(answer)?),
+        CtlCommand::LogLevel { .. } => read::<answers::LogLevel>(answer)?.level + "\n",
+        CtlCommand::Latency { export: None } => observe::show_percentiles(&read(answer)?),
+        CtlCommand::Latency { .. } => observe::show_histograms(&read(answer)?),
+        CtlCommand::Why { .. } => observe::show_why(&read(answer)?),
+        CtlCommand::Failed { .. } => show_failed(&read(answer)?),
+        CtlCommand::DiscardFailed { .. } => show_discarded(&read(answer)?),
+    })
 }
 
 /// A string without its quotes, anything else as JSON.
@@ -368,256 +350,248 @@ pub fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-pub fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
-    value.as_object().into_iter().flatten()
+/// A word, or a dash for none.
+pub fn or_dash(word: Option<&String>) -> String {
+    word.cloned().unwrap_or_else(|| "-".to_owned())
 }
 
 /// Formats one value alone, as cat shows a file in sysfs; several as `path = value` lines.
-fn show_values(path: &str, values: &Value) -> String {
+fn show_values(path: &str, values: &Values) -> Result<String, String> {
     if let Some(value) = values.get(path.trim_matches('/')) {
-        if value.is_object() {
-            return show_state(value);
-        }
-        return plain(value) + "\n";
+        return match value.is_object() {
+            true => Ok(show_state(&unescaped(value)?)),
+            false => Ok(plain(value) + "\n"),
+        };
     }
-    entries(values).map(|(path, value)| format!("{path} = {}\n", plain(value))).collect()
+    Ok(values.iter().map(|(path, value)| format!("{path} = {}\n", plain(value))).collect())
 }
 
-fn diskstats_line(device: &Value) -> String {
-    let mut line = format!(
-        "{:>4} {:>7} {}",
-        plain(&device["major"]),
-        plain(&device["minor"]),
-        plain(&device["name"])
-    );
-    for field in DISKSTATS_FIELDS {
-        line += &format!(" {}", device["fields"][field]);
+fn diskstats_line(device: &DiskRow) -> String {
+    let mut line = format!("{:>4} {:>7} {}", device.major, device.minor, device.name);
+    let fields = serde_json::to_value(&device.fields).unwrap_or_default();
+    for field in DiskCounters::NAMES {
+        line += &format!(" {}", fields[*field]);
     }
     line + "\n"
 }
 
-fn show_connections(connections: &Value) -> String {
-    let mut text = String::new();
-    for one in list(connections) {
-        let word = |name: &str| match &one[name] {
-            Value::Null => "-".to_owned(),
-            value => plain(value),
-        };
-        text += &format!(
+fn show_connections(connections: &[Connection]) -> String {
+    let line = |one: &Connection| {
+        format!(
             "{}: {} at {}, export {}, class {}, {} in flight\n",
-            word("id"),
-            word("peer"),
-            word("listener"),
-            word("export"),
-            word("ioprio"),
-            word("in_flight")
-        );
-    }
-    text
+            one.id,
+            one.peer,
+            or_dash(one.listener.as_ref()),
+            or_dash(one.export.as_ref()),
+            or_dash(one.ioprio.as_ref()),
+            one.in_flight
+        )
+    };
+    connections.iter().map(line).collect()
 }
 
 /// Formats the result of `upgrade`.
-fn show_upgraded(result: &Value) -> String {
-    let (pid, took, paused) = (&result["pid"], &result["ms"], &result["paused_ms"]);
-    format!("upgraded: process {pid} serves now, in {took} ms, paused for {paused} ms\n")
+fn show_upgraded(done: &Upgraded) -> String {
+    let Upgraded { pid, ms, paused_ms } = done;
+    format!("upgraded: process {pid} serves now, in {ms} ms, paused for {paused_ms} ms\n")
 }
 
 /// Formats the result of `discard-failed --yes`.
-fn show_discarded(result: &Value) -> String {
-    let export = plain(&result["export"]);
-    match result["discarded"] == true {
-        true => format!("{export}: discarded; lost: {}\n", losses(result)),
+fn show_discarded(done: &Discarded) -> String {
+    let export = &done.export;
+    match done.discarded {
+        true => format!("{export}: discarded; lost: {}\n", losses(done)),
         false => format!("{export}: nothing to discard: no write-out or flush has failed\n"),
     }
 }
 
 /// Formats what `discard-failed` without `--yes` would destroy, and how to go on.
-fn would_discard(result: &Value) -> String {
-    let export = plain(&result["export"]);
-    let retry = match result["failed_bytes"].as_u64() {
-        None | Some(0) => String::new(),
+fn would_discard(loss: &Discarded) -> String {
+    let export = &loss.export;
+    let retry = match loss.failed_bytes {
+        0 => String::new(),
         _ => format!(
             "; `failed {export}` lists the ranges, and a flush writes them once the disk works again"
         ),
     };
     format!(
         "{export}: discard-failed would lose {}; nothing was changed{retry}; repeat with --yes to discard",
-        losses(result)
+        losses(loss)
     )
 }
 
 /// Formats the loss: bytes kept after failed write-back, and writes in doubt since a failed device flush.
-fn losses(result: &Value) -> String {
-    let bytes = result["failed_bytes"].as_u64().unwrap_or_default();
+fn losses(loss: &Discarded) -> String {
+    let bytes = loss.failed_bytes;
     let mut parts = vec![format!("{bytes} acknowledged bytes")];
     if bytes > 0 {
         parts[0] += &format!(" ({})", display_size(bytes));
     }
-    if result["was_suspect"] == true {
+    if loss.was_suspect {
         parts.push(format!(
             "some or all of the {} writes since its last good flush (a device flush failed)",
-            result["unflushed"]
+            loss.unflushed
         ));
     }
     parts.join(" and ")
 }
 
-fn show_failed(result: &Value) -> String {
-    let line = |range: &Value| {
-        format!("{} bytes at {}: {}\n", range["bytes"], range["offset"], plain(&range["error"]))
+fn show_failed(failed: &FailedRanges) -> String {
+    let line = |range: &FailedRange| {
+        format!("{} bytes at {}: {}\n", range.bytes, range.offset, range.error)
     };
-    let lines: String = list(&result["ranges"]).iter().map(line).collect();
-    match lines.is_empty() {
-        true => format!("{}: no write-out has failed\n", plain(&result["export"])),
-        false => lines,
+    match failed.ranges.is_empty() {
+        true => format!("{}: no write-out has failed\n", failed.export),
+        false => failed.ranges.iter().map(line).collect(),
     }
 }
 
-/// Formats the lines about the page cache and dirty data; empty without a cache.
-fn show_cache(cache: &Value, dirty: &Value) -> String {
-    let mut text = String::new();
-    let count = |table: &Value, name: &str| table[name].as_u64().unwrap_or_default();
-    let mib = |blocks: u64| format!("{:.1} MiB", blocks as f64 / 256.0);
-    if cache.is_object() {
-        let (hits, misses) = (count(cache, "hits"), count(cache, "misses"));
-        let part = match hits + misses {
-            0 => "-".to_owned(),
-            all => format!("{:.1}%", hits as f64 * 100.0 / all as f64),
-        };
-        text += &format!(
-            "cache: {} of {} in use{}; {hits} hits, {misses} misses ({part} hits), {} filled, {} read ahead, {} evicted\n",
-            mib(count(cache, "resident")),
-            mib(count(cache, "units")),
-            match count(cache, "room") {
-                room if room > count(cache, "units") => format!(", up to {}", mib(room)),
-                _ => String::new(),
-            },
-            mib(count(cache, "filled")),
-            mib(count(cache, "read_ahead")),
-            mib(count(cache, "evicted")),
-        );
-        let folios: Vec<String> = list(&cache["folios"])
-            .iter()
-            .enumerate()
-            .filter(|(_, count)| **count != 0)
-            .map(|(order, count)| format!("{count} of {} KiB", 4 << order))
-            .collect();
-        if !folios.is_empty() {
-            text += &format!("  folios: {}\n", folios.join(", "));
-        }
+fn mib(blocks: u64) -> String {
+    format!("{:.1} MiB", blocks as f64 / 256.0)
+}
+
+/// Formats the lines about the page cache.
+fn show_cache(cache: &CacheStats) -> String {
+    let (hits, misses) = (cache.hits, cache.misses);
+    let part = match hits + misses {
+        0 => "-".to_owned(),
+        all => format!("{:.1}%", hits as f64 * 100.0 / all as f64),
+    };
+    let mut text = format!(
+        "cache: {} of {} in use{}; {hits} hits, {misses} misses ({part} hits), {} filled, {} read ahead, {} evicted\n",
+        mib(cache.resident),
+        mib(cache.units),
+        match cache.room {
+            room if room > cache.units => format!(", up to {}", mib(room)),
+            _ => String::new(),
+        },
+        mib(cache.filled),
+        mib(cache.read_ahead),
+        mib(cache.evicted),
+    );
+    let folios = cache.folios.iter().enumerate().filter(|(_, count)| **count != 0);
+    let folios: Vec<String> =
+        folios.map(|(order, count)| format!("{count} of {} KiB", 4 << order)).collect();
+    if !folios.is_empty() {
+        text += &format!("  folios: {}\n", folios.join(", "));
     }
-    if dirty.is_object() {
+    text
+}
+
+/// Formats the line about dirty data, of which `held` blocks could not be written.
+fn show_dirty(dirty: &DirtyStats, held: u64) -> String {
+    format!(
+        "dirty: {}, {} under write-out; background from {}, limit {}; {} made dirty, {} written, {} held after failures; {} writers, {} pauses of {} in all\n",
+        mib(dirty.nr_dirty),
+        mib(dirty.nr_writeback),
+        mib(dirty.nr_dirty_background_threshold),
+        mib(dirty.nr_dirty_threshold),
+        mib(dirty.nr_dirtied),
+        mib(dirty.nr_written),
+        mib(held),
+        dirty.writers,
+        dirty.pauses,
+        time(dirty.paused_ns),
+    )
+}
+
+fn show_device(name: &str, device: &DeviceStats) -> String {
+    let (queue, tags) = (&device.queue, &device.tags);
+    let depth = match &device.depth {
+        None => "fixed".into(),
+        Some(depth) if depth.limit_kb == 0 => "no limit".into(),
+        Some(depth) => {
+            format!("{} KiB, commands of {} KiB", depth.limit_kb, depth.command_max_kb)
+        }
+    };
+    format!(
+        "{name}: {}{}, {} issued, {} sequential, {} in flight; depth: {depth}; tags: {} of {} free, {} asks, {} waits, longest {}\n",
+        if device.device_state == "stuck" { "DOES NOT ANSWER, " } else { "" },
+        device.scheduler,
+        queue.issued,
+        queue.sequential_ratio.map_or("-".into(), |part| format!("{:.1}%", part * 100.0)),
+        queue.in_flight,
+        tags.free,
+        tags.depth,
+        tags.asks,
+        tags.waits,
+        time(tags.longest_wait_ns),
+    )
+}
+
+fn show_export(name: &str, export: &ExportStats) -> String {
+    let mut text = format!(
+        "{name}: device {}{}, weight {}, class {}, cache {}, {} unflushed writes{}\n",
+        export.device,
+        export.tenant.as_ref().map_or(String::new(), |name| format!(", tenant {name}")),
+        export.weight,
+        export.ioprio,
+        match &*export.cache {
+            "unsafe" => "UNSAFE (flushes guarantee nothing)",
+            mode => mode,
+        },
+        export.unflushed,
+        if export.suspect { ", SUSPECT: a flush failed" } else { "" },
+    );
+    for (op, row) in &export.ops {
         text += &format!(
-            "dirty: {}, {} under write-out; background from {}, limit {}; {} made dirty, {} written, {} held after failures; {} writers, {} pauses of {} in all\n",
-            mib(count(dirty, "nr_dirty")),
-            mib(count(dirty, "nr_writeback")),
-            mib(count(dirty, "nr_dirty_background_threshold")),
-            mib(count(dirty, "nr_dirty_threshold")),
-            mib(count(dirty, "nr_dirtied")),
-            mib(count(dirty, "nr_written")),
-            mib(count(cache, "held")),
-            dirty["writers"],
-            dirty["pauses"],
-            time(&dirty["paused_ns"]),
+            "  {op}: {} bios in {} requests, {} merged, {} bytes, {} errors; p50/p99: {}\n",
+            row.bios,
+            row.requests,
+            row.merges,
+            row.bytes,
+            row.errors,
+            stages(&row.stages)
         );
     }
     text
 }
 
-fn show_stats(stats: &Value) -> String {
-    let mut text = String::new();
-    for (name, device) in entries(&stats["devices"]) {
-        let (queue, tags) = (&device["queue"], &device["tags"]);
-        let depth = match device["depth"]["limit_kb"].as_u64() {
-            None => "fixed".into(),
-            Some(0) => "no limit".into(),
-            Some(limit) => {
-                format!("{limit} KiB, commands of {} KiB", device["depth"]["command_max_kb"])
-            }
-        };
-        text += &format!(
-            "{name}: {}{}, {} issued, {} sequential, {} in flight; depth: {depth}; tags: {} of {} free, {} asks, {} waits, longest {}\n",
-            if device["device_state"] == "stuck" { "DOES NOT ANSWER, " } else { "" },
-            plain(&device["scheduler"]),
-            queue["issued"],
-            queue["sequential_ratio"]
-                .as_f64()
-                .map_or("-".into(), |part| format!("{:.1}%", part * 100.0)),
-            queue["in_flight"],
-            tags["free"],
-            tags["depth"],
-            tags["asks"],
-            tags["waits"],
-            time(&tags["longest_wait_ns"]),
-        );
-    }
-    for (name, export) in entries(&stats["exports"]) {
-        text += &format!(
-            "{name}: device {}{}, weight {}, class {}, cache {}, {} unflushed writes{}\n",
-            plain(&export["device"]),
-            export["tenant"].as_str().map_or(String::new(), |name| format!(", tenant {name}")),
-            export["weight"],
-            plain(&export["ioprio"]),
-            match plain(&export["cache"]).as_str() {
-                "unsafe" => "UNSAFE (flushes guarantee nothing)".to_owned(),
-                mode => mode.to_owned(),
-            },
-            export["unflushed"],
-            if export["suspect"] == true { ", SUSPECT: a flush failed" } else { "" },
-        );
-        for (op, row) in entries(&export["ops"]) {
-            text += &format!(
-                "  {op}: {} bios in {} requests, {} merged, {} bytes, {} errors; p50/p99: {}\n",
-                row["bios"],
-                row["requests"],
-                row["merges"],
-                row["bytes"],
-                row["errors"],
-                stages(&row["stages"])
-            );
-        }
-    }
-    for row in list(&stats["turns"]).iter().filter(|row| row["turns"] != 0) {
-        let (size, turns) = (plain(&row["bios_in_turn"]), &row["turns"]);
-        text += &format!(
-            "turns of {size} bios: {turns} with {} bios, {} merged in the plug\n",
-            row["bios"], row["merges"]
-        );
-    }
-    let buffers = &stats["buffers"];
-    text += &format!(
+fn show_buffers(buffers: &BufferStats) -> String {
+    format!(
         "buffers: {} of {} bytes in use, {} waiting ({} waits), {} unread replies dropped ({} bytes), {} payloads \
          written early, {} blocks cut, {} stalled clients disconnected\n",
-        buffers["taken"],
-        buffers["size"],
-        buffers["waiting"],
-        buffers["waits"],
-        buffers["dropped_replies"],
-        buffers["dropped_bytes"],
-        buffers["payloads_written_early"],
-        buffers["blocks_cut"],
-        buffers["closed"],
-    );
-    text += &show_cache(&stats["cache"], &stats["dirty"]);
-    text + &show_connections(&stats["connections"])
+        buffers.taken,
+        buffers.size,
+        buffers.waiting,
+        buffers.waits,
+        buffers.dropped_replies,
+        buffers.dropped_bytes,
+        buffers.payloads_written_early,
+        buffers.blocks_cut,
+        buffers.closed,
+    )
 }
 
-fn stages(stages: &Value) -> String {
+fn show_stats(stats: &Stats) -> String {
+    let mut text = String::new();
+    stats.devices.iter().for_each(|(name, device)| text += &show_device(name, device));
+    stats.exports.iter().for_each(|(name, export)| text += &show_export(name, export));
+    for row in stats.turns.iter().filter(|row| row.turns != 0) {
+        text += &format!(
+            "turns of {} bios: {} with {} bios, {} merged in the plug\n",
+            row.bios_in_turn, row.turns, row.bios, row.merges
+        );
+    }
+    text += &show_buffers(&stats.buffers);
+    text += &stats.cache.as_ref().map_or_else(String::new, show_cache);
+    let held = stats.cache.as_ref().map_or(0, |cache| cache.held);
+    text += &stats.dirty.as_ref().map_or_else(String::new, |dirty| show_dirty(dirty, held));
+    text + &show_connections(&stats.connections)
+}
+
+fn stages(stages: &BTreeMap<String, StagePercentiles>) -> String {
     let order = ["plug", "tag", "sched", "device"];
     let stage = |name: &str| {
-        let times = &stages[name];
-        format!("{name} {}/{}", time(&times["p50_ns"]), time(&times["p99_ns"]))
+        let times = stages.get(name).cloned().unwrap_or_default();
+        format!("{name} {}/{}", time(times.p50_ns), time(times.p99_ns))
     };
     order.map(stage).join(", ")
 }
 
 /// Formats nanoseconds with a fitting unit.
-fn time(ns: &Value) -> String {
-    match ns.as_u64().unwrap_or_default() {
+fn time(ns: u64) -> String {
+    match ns {
         ns @ 0..1_000 => format!("{ns} ns"),
         ns @ 1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
         ns @ 1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
@@ -628,24 +602,28 @@ fn time(ns: &Value) -> String {
 /// What a command asks: method and parameters.
 #[cfg(test)]
 pub fn asked(options: &CtlArgs) -> (&'static str, Value) {
-    request(&options.command).unwrap()
+    let (method, params) = request(&options.command).unwrap();
+    (method.name(), Value::Object(params))
 }
 
 /// What a command prints of an answer, with its failures.
 #[cfg(test)]
 pub fn shown(options: &CtlArgs, answer: &Value) -> String {
-    let failures = failures(&options.command, answer);
-    let refused = is_unconfirmed(&options.command, answer).then(|| would_discard(answer));
+    let failures = failures(&options.command, answer).unwrap();
+    let refused = unconfirmed(&options.command, answer).unwrap();
+    let refused = refused.map(|loss| would_discard(&loss));
     let errors = failures.into_iter().chain(refused).map(|line| format!("error: {line}\n"));
-    show(&options.command, &escaped(answer)) + &errors.collect::<String>()
+    show(&options.command, answer).unwrap() + &errors.collect::<String>()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn one_value_prints_like_sysfs_several_as_lines() {
+        let show_values = |path: &str, all: &Value| show_values(path, &read(all).unwrap()).unwrap();
         let one = json!({ "hw0/queue/scheduler": "none [mq-deadline] bfq" });
         assert_eq!(show_values("hw0/queue/scheduler", &one), "none [mq-deadline] bfq\n");
         assert_eq!(show_values("/hw0/queue/scheduler/", &one), "none [mq-deadline] bfq\n");
@@ -671,10 +649,9 @@ mod tests {
 
     #[test]
     fn cache_sizes_print_in_mib_and_only_with_cache() {
-        assert_eq!(show_cache(&Value::Null, &Value::Null), "");
         let cache = json!({ "units": 512, "resident": 256, "hits": 3, "misses": 1, "filled": 1,
             "read_ahead": 0, "evicted": 0, "held": 1, "folios": [0, 7, 0, 0, 0, 0, 0, 0, 0, 1] });
-        let text = show_cache(&cache, &Value::Null);
+        let text = show_cache(&read(&cache).unwrap());
         assert!(
             text.starts_with("cache: 1.0 MiB of 2.0 MiB in use; 3 hits, 1 misses (75.0% hits)")
         );
@@ -682,7 +659,7 @@ mod tests {
         let dirty = json!({ "nr_dirty": 128, "nr_writeback": 0, "nr_dirty_threshold": 256,
             "nr_dirty_background_threshold": 128, "nr_dirtied": 0, "nr_written": 0, "writers": 2,
             "pauses": 3, "paused_ns": 1_500_000 });
-        let text = show_cache(&cache, &dirty);
+        let text = show_dirty(&read(&dirty).unwrap(), 1);
         assert!(text.contains("dirty: 0.5 MiB, 0.0 MiB under write-out; background from 0.5 MiB"));
         assert!(
             text.contains("limit 1.0 MiB") && text.contains("2 writers, 3 pauses of 1.5 ms"),
@@ -693,7 +670,10 @@ mod tests {
     #[test]
     fn failed_ranges_are_listed_with_their_errors() {
         let range = json!({ "offset": 8192, "bytes": 4096, "error": "no space" });
-        let failed = |ranges| show_failed(&json!({ "export": "a", "ranges": ranges }));
+        let failed = |ranges| {
+            let answer = json!({ "export": "a", "ranges": ranges });
+            show_failed(&read(&answer).unwrap())
+        };
         assert_eq!(failed(json!([range])), "4096 bytes at 8192: no space\n");
         assert!(failed(json!([])).starts_with("a: no write-out has failed"));
     }
@@ -705,6 +685,10 @@ mod tests {
                 "discarded": discarded })
         };
         let command = |yes| CtlCommand::DiscardFailed { export: "a".into(), yes };
+        let is_unconfirmed =
+            |command: &CtlCommand, answer: &Value| unconfirmed(command, answer).unwrap().is_some();
+        let would_discard = |answer: &Value| would_discard(&read(answer).unwrap());
+        let show_discarded = |answer: &Value| show_discarded(&read(answer).unwrap());
         assert!(is_unconfirmed(&command(false), &answer(false, 4096, false)));
         assert!(is_unconfirmed(&command(false), &answer(true, 0, false)));
         assert!(!is_unconfirmed(&command(false), &answer(false, 0, false)));
@@ -719,36 +703,25 @@ mod tests {
         assert!(done.contains("the 3 writes since its last good flush"), "{done}");
         assert!(show_discarded(&answer(false, 0, false)).contains("nothing to discard"));
         let (method, params) = request(&command(true)).unwrap();
-        assert_eq!((method, &params["confirm"]), ("discard-failed", &json!(true)));
+        assert_eq!((method, &params["confirm"]), (Method::DiscardFailed, &json!(true)));
     }
 
     #[test]
     fn upgrade_tells_process_and_times() {
-        assert_eq!(request(&CtlCommand::Upgrade), Ok(("upgrade", json!({}))));
-        let text = show_upgraded(&json!({ "pid": 7, "ms": 120, "paused_ms": 15 }));
+        assert_eq!(request(&CtlCommand::Upgrade), Ok((Method::Upgrade, Params::new())));
+        let text = show_upgraded(&Upgraded { pid: 7, ms: 120, paused_ms: 15 });
         assert_eq!(text, "upgraded: process 7 serves now, in 120 ms, paused for 15 ms\n");
     }
 
     #[test]
-    fn refusal_names_accepted_range_once_and_errno() {
-        let error = |message: &str| {
-            let data = json!({ "errno": "EINVAL", "accepted": "1..=4096" });
-            refusal(&json!({ "code": -32000, "message": message, "data": data }))
-        };
-        assert_eq!(error("no"), "no; accepted: 1..=4096 (EINVAL)");
-        assert_eq!(error("0 is not within 1..=4096"), "0 is not within 1..=4096 (EINVAL)");
-        assert_eq!(refusal(&json!({ "code": -32601, "message": "no" })), "no");
-    }
-
-    #[test]
     fn diskstats_line_has_kernel_format() {
-        let fields: serde_json::Map<String, Value> = DISKSTATS_FIELDS
+        let fields: serde_json::Map<String, Value> = DiskCounters::NAMES
             .iter()
             .enumerate()
             .map(|(index, name)| ((*name).to_owned(), (index + 1).into()))
             .collect();
         let device = json!({ "name": "hw0", "major": 240, "minor": 0, "fields": fields });
         let expected = " 240       0 hw0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n";
-        assert_eq!(diskstats_line(&device), expected);
+        assert_eq!(diskstats_line(&read(&device).unwrap()), expected);
     }
 }

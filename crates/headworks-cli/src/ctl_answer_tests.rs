@@ -62,7 +62,10 @@ fn answers_print_as_before() {
     let (mut text, mut last) = (String::new(), BTreeMap::new());
     for (method, params, answer) in given() {
         if answer.get("code").is_some() {
-            text += &format!("refused {method} {params}\n{}\n\n", ctl::refusal(&answer));
+            text += &format!(
+                "refused {method} {params}\n{}\n\n",
+                headworks_control::client::refusal(&answer)
+            );
             continue;
         }
         for line in lines(&method, &params) {

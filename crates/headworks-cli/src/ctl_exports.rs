@@ -3,11 +3,16 @@
 
 use clap::{Args, Subcommand};
 use headworks::display_size;
+use headworks_control::answers::{
+    Added, ClientsChange, Drained, Export, Frozen, PowerCut, Removed, Resized, Snapshotted, Thawed,
+};
+use headworks_control::param::{Folder, Names, Size, TimeLimit};
+use headworks_control::{Method, Params, methods};
 use headworks_server::parse_time;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::columns::aligned;
-use crate::ctl::{list, plain};
+use crate::ctl::{or_dash, read, sent};
 use crate::ctl_tenants::{limited, target};
 
 #[derive(Subcommand)]
@@ -98,168 +103,156 @@ pub struct ChosenExports {
 }
 
 impl ChosenExports {
-    fn params(&self) -> Value {
+    fn names(&self) -> Names {
         match self.all {
-            true => json!({ "exports": ["*"] }),
-            false => json!({ "exports": self.exports }),
+            true => Names(vec!["*".to_owned()]),
+            false => Names(self.exports.clone()),
         }
     }
 }
 
 impl ExportCommand {
-    /// Returns the JSON-RPC method and its parameters.
-    pub fn request(&self) -> (&'static str, Value) {
+    /// Returns the method and its parameters.
+    pub fn request(&self) -> (Method, Params) {
+        let limit = |timeout: &u64| TimeLimit(Some(*timeout as f64 / 1e9));
         match self {
-            Self::Exports => ("exports", json!({})),
+            Self::Exports => sent(&methods::Exports {}),
             Self::Add { spec, read_only } => {
                 // A relative path is relative to this process, not the server.
                 let cwd = std::env::current_dir().unwrap_or_default();
-                let cwd = cwd.to_string_lossy();
-                ("add", json!({ "spec": spec, "read_only": read_only, "cwd": cwd }))
+                let cwd = Folder(Some(cwd.to_string_lossy().into_owned()));
+                sent(&methods::Add { spec: spec.clone(), read_only: *read_only, cwd })
             }
             Self::Remove { export, force } => {
-                ("remove", json!({ "export": export, "force": force }))
+                sent(&methods::Remove { export: export.clone(), force: *force })
             }
-            Self::Resize { export, size: None } => ("resize", json!({ "export": export })),
-            Self::Resize { export, size } => ("resize", json!({ "export": export, "size": size })),
+            Self::Resize { export, size } => {
+                let size = size.clone().map_or(Size::Missing, Size::Word);
+                sent(&methods::Resize { export: export.clone(), size })
+            }
             Self::Drain { export, timeout } => {
-                let mut params = json!({ "timeout": *timeout as f64 / 1e9 });
-                if let Some(export) = export {
-                    params["export"] = json!(export);
-                }
-                ("drain", params)
+                sent(&methods::Drain { export: export.clone(), timeout: limit(timeout) })
             }
             Self::Freeze { exports, timeout, .. } => {
-                let seconds = *timeout as f64 / 1e9;
-                ("freeze", json!({ "exports": exports, "timeout": seconds }))
+                sent(&methods::Freeze { exports: Names(exports.clone()), timeout: limit(timeout) })
             }
-            Self::RefuseClients(chosen) => ("refuse-clients", chosen.params()),
-            Self::AcceptClients(chosen) => ("accept-clients", chosen.params()),
+            Self::RefuseClients(chosen) => {
+                sent(&methods::RefuseClients { exports: chosen.names() })
+            }
+            Self::AcceptClients(chosen) => {
+                sent(&methods::AcceptClients { exports: chosen.names() })
+            }
             Self::Snapshot { export, file } => {
-                ("snapshot", json!({ "export": export, "file": file }))
+                sent(&methods::Snapshot { export: export.clone(), file: file.clone() })
             }
-            Self::Cut { export } => ("cut", json!({ "export": export })),
-            Self::Thaw { exports } => ("thaw", json!({ "exports": exports })),
+            Self::Cut { export } => sent(&methods::Cut { export: export.clone() }),
+            Self::Thaw { exports } => sent(&methods::Thaw { exports: Names(exports.clone()) }),
         }
     }
 
     /// Formats the answer as text.
-    pub fn show(&self, result: &Value) -> String {
-        let export = plain(&result["export"]);
-        match self {
-            Self::Exports => table(result) + &remarks(result),
+    pub fn show(&self, answer: &Value) -> Result<String, String> {
+        Ok(match self {
+            Self::Exports => {
+                let exports: Vec<Export> = read(answer)?;
+                table(&exports) + &remarks(&exports)
+            }
             Self::Add { .. } => {
-                let notes = list(&result["notes"]).iter();
-                let notes: String = notes.map(|note| format!("note: {}\n", plain(note))).collect();
+                let Added { export, notes } = read(answer)?;
+                let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
                 format!("{notes}{export}: added\n")
             }
-            Self::Remove { .. } => {
-                let clients = match result["clients"].as_u64() {
-                    Some(0) | None => String::new(),
-                    Some(1) => ", 1 client disconnected".to_owned(),
-                    Some(clients) => format!(", {clients} clients disconnected"),
-                };
-                let rest = match result["closed"] == true {
-                    true => "its image is closed",
-                    false => "its image stays open for another export",
-                };
-                format!("{export}: removed{clients}; {rest}\n")
-            }
-            Self::Resize { .. } => match result["before"] == result["size"] {
-                true => format!("{export}: {} as before\n", size(&result["size"])),
-                false => {
-                    let (before, now) = (size(&result["before"]), size(&result["size"]));
-                    format!("{export}: {before} before, {now} now\n")
+            Self::Remove { .. } => show_removed(&read(answer)?),
+            Self::Resize { .. } => {
+                let Resized { export, before, size } = read(answer)?;
+                let (was, now) = (display_size(before), display_size(size));
+                match before == size {
+                    true => format!("{export}: {now} as before\n"),
+                    false => format!("{export}: {was} before, {now} now\n"),
                 }
-            },
+            }
             Self::Drain { .. } => {
-                let seconds = seconds(result);
-                let bytes = size(&result["bytes"]);
-                format!("{bytes} written out and flushed in {seconds:.3} s\n")
+                let Drained { bytes, seconds, .. } = read(answer)?;
+                format!("{} written out and flushed in {seconds:.3} s\n", display_size(bytes))
             }
             Self::RefuseClients(_) => {
-                let (names, clients) = (names(&result["exports"]), &result["clients"]);
-                format!("{names}: no new clients; {clients} present\n")
+                let ClientsChange { exports, clients } = read(answer)?;
+                format!("{}: no new clients; {clients} present\n", exports.join(", "))
             }
-            Self::AcceptClients(_) => format!("{}: open for clients\n", names(&result["exports"])),
+            Self::AcceptClients(_) => {
+                let ClientsChange { exports, .. } = read(answer)?;
+                format!("{}: open for clients\n", exports.join(", "))
+            }
             Self::Snapshot { .. } => {
-                let (file, seconds) = (plain(&result["file"]), seconds(result));
+                let Snapshotted { export, file, seconds, .. } = read(answer)?;
                 format!("{export}: kept as {file}; writes waited for {seconds:.3} s\n")
             }
-            Self::Cut { .. } => format!("{export}: the power is cut, the server ends\n"),
+            Self::Cut { .. } => {
+                format!("{}: the power is cut, the server ends\n", read::<PowerCut>(answer)?.export)
+            }
             // The output is the command's.
             Self::Freeze { run: Some(_), .. } => String::new(),
             Self::Freeze { .. } => {
-                let names = names(&result["exports"]);
-                let timeout = result["timeout"].as_f64().unwrap_or_default();
-                let (bytes, seconds) = (size(&result["bytes"]), seconds(result));
+                let Frozen { exports, bytes, seconds, timeout } = read(answer)?;
+                let (names, bytes) = (exports.join(", "), display_size(bytes));
                 format!(
                     "{names}: frozen, {bytes} written out in {seconds:.3} s; thaw within {timeout} s\n"
                 )
             }
             Self::Thaw { .. } => {
-                let (names, seconds) = (names(&result["exports"]), seconds(result));
-                format!("{names}: thawed after {seconds:.3} s\n")
+                let Thawed { exports, seconds } = read(answer)?;
+                format!("{}: thawed after {seconds:.3} s\n", exports.join(", "))
             }
-        }
+        })
     }
 }
 
-fn seconds(result: &Value) -> f64 {
-    result["seconds"].as_f64().unwrap_or_default()
-}
-
-fn names(exports: &Value) -> String {
-    list(exports).iter().map(plain).collect::<Vec<_>>().join(", ")
-}
-
-fn size(bytes: &Value) -> String {
-    bytes.as_u64().map_or_else(|| "-".to_owned(), display_size)
+fn show_removed(removed: &Removed) -> String {
+    let clients = match removed.clients {
+        0 => String::new(),
+        1 => ", 1 client disconnected".to_owned(),
+        clients => format!(", {clients} clients disconnected"),
+    };
+    let rest = match removed.closed {
+        true => "its image is closed",
+        false => "its image stays open for another export",
+    };
+    format!("{}: removed{clients}; {rest}\n", removed.export)
 }
 
 /// Reasons why exports are not served, and the servers behind them, one line each.
-fn remarks(exports: &Value) -> String {
-    let lines = |row: &Value| {
-        let name = plain(&row["name"]);
-        [&row["reason"], &row["remote"]["told"]]
-            .into_iter()
-            .filter(|text| text.is_string())
-            .map(|text| format!("{name}: {}\n", plain(text)))
-            .collect::<String>()
+fn remarks(exports: &[Export]) -> String {
+    let lines = |row: &Export| {
+        let told = row.remote.as_ref().map(|remote| &remote.told);
+        let texts = row.reason.iter().chain(told);
+        texts.map(|text| format!("{}: {text}\n", row.name)).collect::<String>()
     };
-    list(exports).iter().map(lines).collect()
+    exports.iter().map(lines).collect()
 }
 
 /// Formats the list of exports; columns are as wide as their content.
-fn table(exports: &Value) -> String {
+fn table(exports: &[Export]) -> String {
     let head = [
         "NAME", "SIZE", "DEVICE", "CACHE", "ACCESS", "TENANT", "WEIGHT", "IOPRIO", "CLIENTS",
         "DIRTY", "LIMITED", "TARGET", "STATE",
     ];
     let mut rows = vec![head.map(str::to_owned)];
-    rows.extend(list(exports).iter().map(|row| {
-        let access = if row["read_only"] == true { "ro" } else { "rw" };
-        let word = |name: &str| match &row[name] {
-            Value::Null => "-".to_owned(),
-            value => plain(value),
-        };
+    rows.extend(exports.iter().map(|row| {
+        let is_stuck = row.device_state.as_deref() == Some("stuck");
         [
-            word("name"),
-            size(&row["size"]),
-            word("device"),
-            word("cache"),
-            access.to_owned(),
-            word("tenant"),
-            word("weight"),
-            word("ioprio"),
-            word("clients"),
-            size(&row["dirty"]),
-            limited(row),
-            target(row),
-            match (word("state"), row["device_state"] == "stuck") {
-                (state, true) => format!("{state}, device stuck"),
-                (state, false) => state,
-            },
+            row.name.clone(),
+            row.size.map_or_else(|| "-".to_owned(), display_size),
+            or_dash(row.device.as_ref()),
+            or_dash(row.cache.as_ref()),
+            if row.read_only { "ro" } else { "rw" }.to_owned(),
+            or_dash(row.tenant.as_ref()),
+            row.weight.to_string(),
+            row.ioprio.clone(),
+            row.clients.to_string(),
+            display_size(row.dirty),
+            limited(row.limited_seconds),
+            target(row.latency_target_us),
+            if is_stuck { format!("{}, device stuck", row.state) } else { row.state.clone() },
         ]
     }));
     aligned(&rows)
@@ -268,6 +261,7 @@ fn table(exports: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn exports_table_has_one_row_per_export() {
@@ -276,6 +270,7 @@ mod tests {
                 "read_only": clients == 0, "tenant": "acme", "weight": 100, "ioprio": "be,4", "clients": clients,
                 "dirty": 4096, "failed": 0, "state": "serving", "limited_seconds": 0.0, "latency_target_us": 5000 })
         };
+        let table = |rows: &Value| table(&read::<Vec<Export>>(rows).unwrap());
         let text = table(&json!([row("db", 12), row("a-long-name", 0)]));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
@@ -296,14 +291,18 @@ mod tests {
         absent["reason"] = json!("its image /c does not exist");
         let both = json!([row("db", 0), absent]);
         assert!(table(&both).lines().nth(2).unwrap().starts_with("c     -      -       -  "));
-        assert_eq!(remarks(&both), "c: its image /c does not exist\n");
+        assert_eq!(
+            remarks(&read::<Vec<Export>>(&both).unwrap()),
+            "c: its image /c does not exist\n"
+        );
     }
 
     #[test]
     fn answers_tell_what_was_done() {
         let remove = ExportCommand::Remove { export: String::new(), force: true };
         let gone = |clients: u32, closed: bool| {
-            remove.show(&json!({ "export": "a", "clients": clients, "closed": closed }))
+            let answer = json!({ "export": "a", "clients": clients, "closed": closed });
+            remove.show(&answer).unwrap()
         };
         assert_eq!(gone(0, true), "a: removed; its image is closed\n");
         assert!(gone(3, false).contains("3 clients disconnected; its image stays open"));
@@ -313,22 +312,26 @@ mod tests {
             run: run.map(str::to_owned),
         };
         let asked = json!({ "exports": ["a", "b*"], "timeout": 1.5 });
-        assert_eq!(freeze(None).request(), ("freeze", asked));
+        let request = |command: &ExportCommand| {
+            let (method, params) = command.request();
+            (method.name(), Value::Object(params))
+        };
+        assert_eq!(request(&freeze(None)), ("freeze", asked));
         let answer =
             json!({ "exports": ["a", "b1"], "bytes": 4096, "seconds": 0.02, "timeout": 1.5 });
         let told = "a, b1: frozen, 4 KiB written out in 0.020 s; thaw within 1.5 s\n";
-        assert_eq!(freeze(None).show(&answer), told);
-        assert_eq!(freeze(Some("true")).show(&answer), "");
+        assert_eq!(freeze(None).show(&answer).unwrap(), told);
+        assert_eq!(freeze(Some("true")).show(&answer).unwrap(), "");
         let thaw = ExportCommand::Thaw { exports: Vec::new() };
-        assert_eq!(thaw.show(&answer), "a, b1: thawed after 0.020 s\n");
+        assert_eq!(thaw.show(&answer).unwrap(), "a, b1: thawed after 0.020 s\n");
         let resize = ExportCommand::Resize { export: String::new(), size: None };
         let resized = |before: u64, size: u64| {
-            resize.show(&json!({ "export": "a", "before": before, "size": size }))
+            resize.show(&json!({ "export": "a", "before": before, "size": size })).unwrap()
         };
         assert_eq!(resized(1024, 2048), "a: 1 KiB before, 2 KiB now\n");
         assert_eq!(resized(2048, 2048), "a: 2 KiB as before\n");
-        assert_eq!(resize.request(), ("resize", json!({ "export": "" })));
+        assert_eq!(request(&resize), ("resize", json!({ "export": "" })));
         let more = ExportCommand::Resize { export: "a".into(), size: Some("+5G".into()) };
-        assert_eq!(more.request(), ("resize", json!({ "export": "a", "size": "+5G" })));
+        assert_eq!(request(&more), ("resize", json!({ "export": "a", "size": "+5G" })));
     }
 }

@@ -12,16 +12,17 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
 
-use serde_json::json;
+use headworks_control::methods::Thaw;
+use headworks_control::param::Names;
 
 use crate::complain;
-use crate::ctl::ask;
+use crate::ctl::call;
 use crate::serve::child_code;
 
 /// Runs a command while `exports` are frozen, then thaws them; returns the exit code.
 pub fn run_frozen(socket: &Path, exports: &[String], command: &str) -> ExitCode {
     let ended = run(command);
-    let thawed = ask(socket, "thaw", &json!({ "exports": exports }));
+    let thawed = call(socket, &Thaw { exports: Names(exports.to_vec()) });
     let code = match ended {
         Ok(status) => child_code(status),
         Err(error) => {

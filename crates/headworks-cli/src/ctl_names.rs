@@ -15,9 +15,9 @@ use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use headworks_control::methods;
 
-use crate::ctl::{ask, list};
+use crate::ctl::call;
 use crate::{ctl_socket, shown};
 
 /// First word of the command line; a part of the completion scripts, not a command for users.
@@ -93,21 +93,21 @@ impl Wanted {
 
     /// Asks the server; nothing if it does not answer.
     fn names(&self) -> BTreeSet<String> {
-        let names_of = |rows: &Value| -> Vec<String> {
-            list(rows).iter().filter_map(|row| row["name"].as_str().map(str::to_owned)).collect()
-        };
-        let ask = |method, params| ask(&self.socket(), method, &params).unwrap_or_default();
+        let socket = self.socket();
         let names = match self.kind {
-            Kind::Export => names_of(&ask("exports", json!({}))),
-            Kind::Tenant => names_of(&ask("tenants", json!({}))),
+            Kind::Export => {
+                let exports = call(&socket, &methods::Exports {}).unwrap_or_default();
+                exports.into_iter().map(|export| export.name).collect()
+            }
+            Kind::Tenant => {
+                let tenants = call(&socket, &methods::Tenants {}).unwrap_or_default();
+                tenants.into_iter().map(|tenant| tenant.name).collect()
+            }
             Kind::Path => {
                 // No more than the names beside the one that is typed.
-                let params = match self.begin.rsplit_once('/') {
-                    Some((parent, _)) => json!({ "path": parent }),
-                    None => json!({}),
-                };
-                let values = ask("get", params);
-                values.as_object().into_iter().flatten().map(|(path, _)| path.clone()).collect()
+                let parent = self.begin.rsplit_once('/').map(|(parent, _)| parent.to_owned());
+                let values = call(&socket, &methods::Get { path: parent }).unwrap_or_default();
+                values.into_keys().collect()
             }
         };
         candidates(&self.begin, self.kind, names)

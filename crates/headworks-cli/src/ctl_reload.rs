@@ -1,32 +1,33 @@
 //! The answer of `headworks ctl reload` as text: what changed goes to standard output, what is wrong to standard error.
 
-use serde_json::Value;
-
-use crate::ctl::{list, plain};
-
-fn lines<'a>(result: &'a Value, names: &'a [&str]) -> impl Iterator<Item = String> + 'a {
-    names.iter().flat_map(|name| list(&result[*name])).map(plain)
-}
+use headworks_control::answers::Reloaded;
 
 /// What makes the command fail: problems of the files, of which nothing was loaded, and changes that failed.
-pub fn failures(result: &Value) -> Vec<String> {
-    lines(result, &["problems", "failed"]).collect()
+pub fn failures(done: &Reloaded) -> Vec<String> {
+    done.problems.iter().chain(&done.failed).cloned().collect()
 }
 
 /// What the reload did and left.
-pub fn show(result: &Value) -> String {
-    let done: String =
-        lines(result, &["changed", "refused", "restart"]).map(|line| line + "\n").collect();
-    match done.is_empty() && failures(result).is_empty() {
+pub fn show(done: &Reloaded) -> String {
+    let all = done.changed.iter().chain(&done.refused).chain(&done.restart);
+    let text: String = all.map(|line| format!("{line}\n")).collect();
+    match text.is_empty() && failures(done).is_empty() {
         true => "nothing changed\n".to_owned(),
-        false => done,
+        false => text,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    fn show(answer: &Value) -> String {
+        super::show(&crate::ctl::read(answer).unwrap())
+    }
+
+    fn failures(answer: &Value) -> Vec<String> {
+        super::failures(&crate::ctl::read(answer).unwrap())
+    }
 
     #[test]
     fn changes_print_and_problems_fail() {

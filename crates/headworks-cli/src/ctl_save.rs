@@ -8,10 +8,11 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use headworks_control::answers::{Diff, Difference};
 use headworks_server::config::{ConfigFile, Origin, TEXT_MAX};
 use serde_json::Value;
 
-use crate::ctl::{list, plain};
+use crate::ctl::plain;
 use headworks::safe_open::read_named_text;
 use headworks::sync_directory;
 
@@ -21,34 +22,30 @@ const DROP_IN: &str = "99-ctl.toml";
 const HEAD: &str = "# Written by `headworks ctl save`: what ctl changed. Later saves add to it; it may be edited or removed.\n";
 
 /// Formats the differences, one line each.
-pub fn show_diff(result: &Value) -> String {
+pub fn show_diff(diff: &Diff) -> String {
     let word = |value: &Value| if value.is_null() { "none".to_owned() } else { plain(value) };
-    let line = |change: &Value| {
-        let path = plain(&change["path"]);
-        let (configured, running) = (word(&change["configured"]), word(&change["running"]));
-        format!("{path}: {running}, configured {configured}\n")
+    let line = |change: &Difference| {
+        let (configured, running) = (word(&change.configured), word(&change.running));
+        format!("{}: {running}, configured {configured}\n", change.path)
     };
-    let changes: String = list(&result["changes"]).iter().map(line).collect();
-    match changes.as_str() {
-        "" => "no differences\n".to_owned(),
-        _ => changes + &notes(result),
+    match diff.changes.is_empty() {
+        true => "no differences\n".to_owned(),
+        false => diff.changes.iter().map(line).collect::<String>() + &notes(diff),
     }
 }
 
 /// What a save leaves out.
-fn notes(result: &Value) -> String {
-    let unsaved = list(&result["unsaved"]).iter();
-    unsaved.map(|why| format!("note: not for a file: {}\n", plain(why))).collect()
+fn notes(diff: &Diff) -> String {
+    diff.unsaved.iter().map(|why| format!("note: not for a file: {why}\n")).collect()
 }
 
 /// Writes the drop-in, or returns its text with `print`; returns the text for the user.
 ///
 /// # Errors
 /// The server has no configuration file, or the drop-in cannot be read or written.
-pub fn save(result: &Value, print: bool) -> Result<String, String> {
-    let changes = parse("the server's answer", &plain(&result["text"]))?;
-    let (all, unsaved) = (list(&result["changes"]).len(), list(&result["unsaved"]).len());
-    let count = all.saturating_sub(unsaved);
+pub fn save(result: &Diff, print: bool) -> Result<String, String> {
+    let changes = parse("the server's answer", &result.text)?;
+    let count = result.changes.len().saturating_sub(result.unsaved.len());
     if print {
         return Ok(text(changes) + &notes(result));
     }
@@ -76,8 +73,8 @@ fn text(file: ConfigFile) -> String {
 }
 
 /// Path of the drop-in of the server's configuration.
-fn drop_in(result: &Value) -> Result<PathBuf, String> {
-    let config = result["config"].as_str().ok_or(
+fn drop_in(result: &Diff) -> Result<PathBuf, String> {
+    let config = result.config.as_ref().ok_or(
         "the server has no configuration file (--config); `save --print` prints what one would say",
     )?;
     Ok(Path::new(config).with_extension("d").join(DROP_IN))
@@ -99,7 +96,16 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::Deserialize;
     use serde_json::json;
+
+    fn show_diff(answer: &Value) -> String {
+        super::show_diff(&crate::ctl::read(answer).unwrap())
+    }
+
+    fn save(answer: &Value, print: bool) -> Result<String, String> {
+        super::save(&Diff::deserialize(answer).unwrap(), print)
+    }
 
     #[test]
     fn differences_are_lines_and_none_is_said() {

@@ -1,10 +1,10 @@
 //! The state of the scheduler bfq, as `headworks ctl get hw0/queue/iosched/state` prints it.
 
 use headworks::display_size;
-use serde_json::Value;
+use headworks_control::answers::{ElevatorQueue, ElevatorState};
 
 use crate::columns::aligned;
-use crate::ctl::{list, plain};
+use crate::ctl::or_dash;
 use crate::observe::micros;
 
 const HEAD: [&str; 14] = [
@@ -24,48 +24,34 @@ const HEAD: [&str; 14] = [
     "SERVED",
 ];
 
-fn word(value: &Value) -> String {
-    if value.is_null() { "-".to_owned() } else { plain(value) }
-}
-
-fn time(value: &Value) -> String {
-    value.as_f64().map_or_else(|| "-".to_owned(), micros)
-}
-
-fn bytes(value: &Value) -> String {
-    display_size(value.as_u64().unwrap_or(0))
-}
-
 /// Formats a state: what the elevator knows of the device, the slot, and a row for each queue.
-pub fn show_state(state: &Value) -> String {
-    let slot = match &state["in_service"] {
-        Value::Null => "none".to_owned(),
-        slot => {
-            let waits = match &slot["idle_us"] {
-                Value::Null => String::new(),
-                idle => format!(", empty, waited for at most {} more", time(idle)),
+pub fn show_state(state: &ElevatorState) -> String {
+    let slot = match &state.in_service {
+        None => "none".to_owned(),
+        Some(slot) => {
+            let waits = match slot.idle_us {
+                None => String::new(),
+                Some(idle) => format!(", empty, waited for at most {} more", micros(idle)),
             };
-            let (age, left) = (time(&slot["age_us"]), time(&slot["left_us"]));
-            format!("{}, since {age}, {left} left{waits}", party(slot))
+            let party = party(slot.export.as_ref(), slot.connection);
+            format!("{party}, since {}, {} left{waits}", micros(slot.age_us), micros(slot.left_us))
         }
     };
-    let number = |name: &str| plain(&state[name]);
-    let flows = list(&state["flows"]);
-    let more = state["known"].as_u64().unwrap_or(0).saturating_sub(flows.len() as u64);
+    let more = (state.known as usize).saturating_sub(state.flows.len());
     let mut text = format!(
         "peak rate: {}/s, largest budget {} sectors, V {}\nin service: {slot}\nrequests: {} wait, {} in the device\nqueues: {} busy, {} of them raised, {} known\n",
-        bytes(&state["peak_rate"]),
-        number("max_budget"),
-        number("virtual_time"),
-        number("waiting"),
-        number("in_device"),
-        number("busy"),
-        number("raised"),
-        number("known"),
+        display_size(state.peak_rate),
+        state.max_budget,
+        state.virtual_time,
+        state.waiting,
+        state.in_device,
+        state.busy,
+        state.raised,
+        state.known,
     );
-    if !flows.is_empty() {
-        text += &format!("last {:.0} s:\n", state["seconds"].as_f64().unwrap_or(0.0));
-        text += &table(flows);
+    if !state.flows.is_empty() {
+        text += &format!("last {:.0} s:\n", state.seconds);
+        text += &table(&state.flows);
     }
     if more > 0 {
         text += &format!("and {more} more\n");
@@ -74,38 +60,37 @@ pub fn show_state(state: &Value) -> String {
 }
 
 /// Names a queue: `db, connection 5`, or `db, write-out`.
-fn party(flow: &Value) -> String {
-    let export = word(&flow["export"]);
-    match &flow["connection"] {
-        Value::Null => format!("{export}, write-out"),
-        connection => format!("{export}, connection {connection}"),
+fn party(export: Option<&String>, connection: Option<u32>) -> String {
+    let export = or_dash(export);
+    match connection {
+        None => format!("{export}, write-out"),
+        Some(connection) => format!("{export}, connection {connection}"),
     }
 }
 
 /// Formats queues, one row each; columns are as wide as their content.
-fn table(flows: &[Value]) -> String {
+fn table(flows: &[ElevatorQueue]) -> String {
     let mut rows = vec![HEAD.map(str::to_owned)];
     rows.extend(flows.iter().map(|flow| {
-        let raise = match flow["raise"].as_str() {
-            None | Some("none") => "-".to_owned(),
-            Some(raise) => raise.replace(' ', "-"),
+        let raise = match &*flow.raise {
+            "" | "none" => "-".to_owned(),
+            raise => raise.replace(' ', "-"),
         };
-        let seeky = if flow["seeky"] == true { "yes" } else { "no" };
         [
-            word(&flow["export"]),
-            word(&flow["connection"]),
-            word(&flow["ioprio"]),
-            word(&flow["weight"]),
+            or_dash(flow.export.as_ref()),
+            flow.connection.map_or_else(|| "-".to_owned(), |id| id.to_string()),
+            flow.ioprio.clone(),
+            flow.weight.to_string(),
             raise,
-            word(&flow["waiting"]),
-            word(&flow["in_device"]),
-            word(&flow["budget"]),
-            word(&flow["service"]),
-            time(&flow["think_us"]),
-            seeky.to_owned(),
-            word(&flow["inject"]),
-            word(&flow["served"]["slots"]),
-            bytes(&flow["served"]["bytes"]),
+            flow.waiting.to_string(),
+            flow.in_device.to_string(),
+            flow.budget.to_string(),
+            flow.service.to_string(),
+            micros(flow.think_us),
+            if flow.seeky { "yes" } else { "no" }.to_owned(),
+            flow.inject.to_string(),
+            flow.served.slots.to_string(),
+            display_size(flow.served.bytes),
         ]
     }));
     aligned(&rows)
@@ -113,8 +98,11 @@ fn table(flows: &[Value]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    fn show_state(state: &Value) -> String {
+        super::show_state(&crate::ctl::read(state).unwrap())
+    }
 
     #[test]
     fn state_has_slot_totals_and_one_row_for_each_queue() {

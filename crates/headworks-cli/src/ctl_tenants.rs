@@ -2,11 +2,13 @@
 
 use clap::Subcommand;
 use headworks::display_size;
+use headworks_control::answers::{Tenant, TenantChange};
+use headworks_control::{Method, Params, methods};
 use headworks_server::latency_target_word;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::columns::aligned;
-use crate::ctl::{list, plain};
+use crate::ctl::{read, sent};
 use crate::observe::micros;
 
 #[derive(Subcommand)]
@@ -27,23 +29,25 @@ pub enum TenantCommand {
 }
 
 impl TenantCommand {
-    /// Returns the JSON-RPC method and its parameters.
-    pub fn request(&self) -> (&'static str, Value) {
+    /// Returns the method and its parameters.
+    pub fn request(&self) -> (Method, Params) {
         match self {
-            Self::Tenants => ("tenants", json!({})),
-            Self::AddTenant { tenant } => ("add-tenant", json!({ "tenant": tenant })),
-            Self::RemoveTenant { tenant } => ("remove-tenant", json!({ "tenant": tenant })),
+            Self::Tenants => sent(&methods::Tenants {}),
+            Self::AddTenant { tenant } => sent(&methods::AddTenant { tenant: tenant.clone() }),
+            Self::RemoveTenant { tenant } => {
+                sent(&methods::RemoveTenant { tenant: tenant.clone() })
+            }
         }
     }
 
     /// Formats the answer as text.
-    pub fn show(&self, result: &Value) -> String {
-        let tenant = plain(&result["tenant"]);
-        match self {
-            Self::Tenants => table(result),
-            Self::AddTenant { .. } => format!("{tenant}: added\n"),
-            Self::RemoveTenant { .. } => format!("{tenant}: removed\n"),
-        }
+    pub fn show(&self, answer: &Value) -> Result<String, String> {
+        let tenant = || Ok::<_, String>(read::<TenantChange>(answer)?.tenant);
+        Ok(match self {
+            Self::Tenants => table(&read::<Vec<Tenant>>(answer)?),
+            Self::AddTenant { .. } => format!("{}: added\n", tenant()?),
+            Self::RemoveTenant { .. } => format!("{}: removed\n", tenant()?),
+        })
     }
 }
 
@@ -53,40 +57,31 @@ fn short_size(bytes: u64) -> String {
 }
 
 /// The time in which requests of a row waited for its limits.
-pub fn limited(row: &Value) -> String {
-    match row["limited_seconds"].as_f64() {
-        Some(seconds) if seconds > 0.0 => micros(seconds * 1e6),
-        _ => "-".to_owned(),
-    }
+pub fn limited(seconds: f64) -> String {
+    if seconds > 0.0 { micros(seconds * 1e6) } else { "-".to_owned() }
 }
 
 /// The latency target of a row.
-pub fn target(row: &Value) -> String {
-    let us = row["latency_target_us"].as_u64().and_then(|us| u32::try_from(us).ok());
+pub fn target(us: Option<u32>) -> String {
     us.map_or_else(|| "-".to_owned(), latency_target_word)
 }
 
 /// Formats the list of tenants; columns are as wide as their content.
-fn table(tenants: &Value) -> String {
+fn table(tenants: &[Tenant]) -> String {
     const HEAD: [&str; 9] =
         ["NAME", "WEIGHT", "EXPORTS", "CLIENTS", "READ", "WRITTEN", "DIRTY", "LIMITED", "TARGET"];
     let mut rows = vec![HEAD.map(str::to_owned)];
-    rows.extend(list(tenants).iter().map(|row| {
-        let word = |name: &str| match &row[name] {
-            Value::Null => "-".to_owned(),
-            value => plain(value),
-        };
-        let size = |name: &str| row[name].as_u64().map_or_else(|| "-".to_owned(), short_size);
+    rows.extend(tenants.iter().map(|row| {
         [
-            word("name"),
-            word("weight"),
-            word("exports"),
-            word("clients"),
-            size("read_bytes"),
-            size("written_bytes"),
-            size("dirty"),
-            limited(row),
-            target(row),
+            row.name.clone(),
+            row.weight.to_string(),
+            row.exports.to_string(),
+            row.clients.to_string(),
+            short_size(row.read_bytes),
+            short_size(row.written_bytes),
+            short_size(row.dirty),
+            limited(row.limited_seconds),
+            target(row.latency_target_us),
         ]
     }));
     aligned(&rows)
@@ -95,6 +90,11 @@ fn table(tenants: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    fn table(rows: &Value) -> String {
+        super::table(&read::<Vec<Tenant>>(rows).unwrap())
+    }
 
     #[test]
     fn table_has_one_row_per_tenant() {

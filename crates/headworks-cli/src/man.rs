@@ -12,6 +12,7 @@ use clap::{Args, Command};
 use clap_mangen::Man;
 
 use crate::complain;
+use headworks_control::reference::escaped;
 
 /// Pages that are in packaging/man.
 const BY_HAND: &str =
@@ -163,15 +164,6 @@ fn paragraph(block: &str) -> String {
         }
     }
     text
-}
-
-/// Escapes a line so that troff prints it as it is.
-pub fn escaped(line: &str) -> String {
-    let line = line.replace('\\', "\\e").replace('-', "\\-");
-    match line.starts_with(['.', '\'']) {
-        true => format!("\\&{line}"),
-        false => line,
-    }
 }
 
 /// Renders SEE ALSO: pages of the parent, sibling and child commands, and those written by hand.

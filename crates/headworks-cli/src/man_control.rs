@@ -1,10 +1,6 @@
-//! headworks-control(7): the control protocol, from the table that the server checks requests by.
+//! headworks-control(7): the control protocol, from the types of its requests and answers.
 //!
 //! The page is in packaging/man; a test compares it with what `headworks man --control` prints.
-
-use headworks_server::{CONTROL_METHODS, ControlMethod};
-
-use crate::man::escaped;
 
 const HEAD: &str = r#".TH HEADWORKS\-CONTROL 7 "" "headworks 0.1.0" Headworks
 .ad l
@@ -23,6 +19,7 @@ The server accepts its own user and root, whatever the mode of the socket.
 .fi
 .PP
 Parameters are an object; an unknown one is an error.
+Answers keep the names and types of their fields between versions; a later version may add fields.
 "#;
 
 const TAIL: &str = r#".SH ERRORS
@@ -45,25 +42,7 @@ headworks\-ctl(1), headworks\-serve(1), headworks\-tuning(7)
 
 /// Renders the page as troff source.
 pub fn page() -> String {
-    let methods: String = CONTROL_METHODS.iter().map(section).collect();
-    format!("{HEAD}.SH METHODS\n{methods}{TAIL}")
-}
-
-fn section(method: &ControlMethod) -> String {
-    let mut text = format!(".SS {}\n{}\n", escaped(method.name), escaped(method.about));
-    for one in method.parameters {
-        text += &entry('I', one.name, &format!("{}: {}", one.kind, one.about));
-    }
-    text += &format!(".PP\nThe result is {}.\n", escaped(method.result));
-    for (name, about) in method.fields {
-        text += &entry('B', name, about);
-    }
-    text
-}
-
-/// A tagged paragraph; parameters are in italics, fields of results bold.
-fn entry(font: char, name: &str, about: &str) -> String {
-    format!(".TP\n.{font} {}\n{}\n", escaped(name), escaped(about))
+    format!("{HEAD}{}{TAIL}", headworks_control::reference::sections())
 }
 
 #[cfg(test)]
@@ -72,7 +51,11 @@ mod tests {
 
     #[test]
     fn installed_page_is_that_of_the_table() {
-        let installed = include_str!("../../../packaging/man/headworks-control.7");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/man/headworks-control.7");
+        if std::env::var_os("ANSWERS").is_some_and(|what| what == "write") {
+            std::fs::write(path, page()).unwrap();
+        }
+        let installed = std::fs::read_to_string(path).unwrap();
         assert!(
             installed == page(),
             "make it again: headworks man --control >packaging/man/headworks-control.7"

@@ -1,6 +1,6 @@
 //! Text output of `ctl latency` and `ctl why`.
 
-use serde_json::Value;
+use headworks_control::answers::{Histograms, Stats, Why};
 
 use crate::columns::aligned;
 
@@ -21,45 +21,44 @@ pub fn micros(us: f64) -> String {
     }
 }
 
-fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_default()
-}
-
 /// Formats p50/p99 of each stage for every export, from `stats`. Stages at which no request waited have no column.
-pub fn show_percentiles(stats: &Value) -> String {
+pub fn show_percentiles(stats: &Stats) -> String {
     let mut all = Vec::new();
-    for (name, export) in stats["exports"].as_object().into_iter().flatten() {
-        let ops = OPS.iter().filter_map(|op| Some((*op, export["latency"].get(op)?)));
+    for (name, export) in &stats.exports {
+        let ops = OPS.iter().filter_map(|op| Some((*op, export.latency.get(*op)?)));
         all.extend(ops.map(|(op, rows)| (name, op, rows)));
     }
-    let longest = |rows: &Value, stage: &str| number(&rows[stage]["p99_us"]);
-    let waited = |stage: &&str| all.iter().any(|(_, _, rows)| longest(rows, stage) > 0.0);
+    let waited = |stage: &&str| {
+        all.iter().any(|(_, _, rows)| rows.get(*stage).is_some_and(|row| row.p99_us > 0.0))
+    };
     let stages: Vec<&str> =
         STAGES.into_iter().filter(|stage| *stage == "total" || waited(stage)).collect();
     let heads = ["export", "op", "requests"].into_iter().chain(stages.iter().copied());
     let mut table: Vec<Vec<String>> = vec![heads.map(str::to_owned).collect()];
     for (name, op, rows) in &all {
+        let row = |stage: &str| rows.get(stage).cloned().unwrap_or_default();
         let cell = |stage: &&str| {
-            let row = &rows[*stage];
-            [&row["p50_us"], &row["p99_us"]].map(|us| micros(number(us))).join("/")
+            let row = row(stage);
+            [row.p50_us, row.p99_us].map(micros).join("/")
         };
-        let front = [(*name).clone(), (*op).to_owned(), rows["total"]["count"].to_string()];
+        let front = [(*name).clone(), (*op).to_owned(), row("total").count.to_string()];
         table.push(front.into_iter().chain(stages.iter().map(cell)).collect());
     }
     aligned(&table).replacen('\n', "   p50/p99\n", 1)
 }
 
 /// Formats the histogram of an export, one line per power of two, like `zpool iostat -w`.
-pub fn show_histograms(report: &Value) -> String {
-    let export = report["export"].as_str().unwrap_or_default();
+pub fn show_histograms(report: &Histograms) -> String {
+    let export = report.export.as_deref().unwrap_or_default();
     let mut text = String::new();
     for op in OPS {
-        let Some(table) = report["ops"].get(op) else { continue };
-        let columns = STAGES.map(|stage| doublings(&table["stages"][stage]));
+        let Some(table) = report.ops.as_ref().and_then(|ops| ops.get(op)) else { continue };
+        let buckets = |stage: &str| table.stages.get(stage).map_or(&[][..], Vec::as_slice);
+        let columns = STAGES.map(|stage| doublings(buckets(stage)));
         let rows = |column: &Vec<u64>| column.iter().rposition(|count| *count > 0);
         let last = columns.iter().filter_map(rows).max().unwrap_or(0);
         let first = columns.iter().filter_map(|c| c.iter().position(|n| *n > 0)).min().unwrap_or(0);
-        text += &format!("{export} {op}: {} requests\n", table["count"]);
+        text += &format!("{export} {op}: {} requests\n", table.count);
         text +=
             &format!("{:>12}{}\n", "up to", STAGES.map(|stage| format!("{stage:>12}")).concat());
         for row in first..=last {
@@ -74,15 +73,15 @@ pub fn show_histograms(report: &Value) -> String {
 }
 
 /// Sums buckets by powers of two; row 0 counts zero, row n up to 2^n - 1 ns.
-fn doublings(buckets: &Value) -> Vec<u64> {
+fn doublings(buckets: &[(f64, u64)]) -> Vec<u64> {
     let mut counts = Vec::new();
-    for pair in buckets.as_array().into_iter().flatten() {
-        let ns = (number(&pair[0]) * 1e3).round() as u64;
+    for (us, count) in buckets {
+        let ns = (us * 1e3).round() as u64;
         let row = (u64::BITS - ns.leading_zeros()) as usize;
         if counts.len() <= row {
             counts.resize(row + 1, 0);
         }
-        counts[row] += pair[1].as_u64().unwrap_or_default();
+        counts[row] += count;
     }
     counts
 }
@@ -92,56 +91,64 @@ fn upper_us(row: usize) -> f64 {
 }
 
 /// Formats the summary, the stages of the slow requests, the slowest ones and the hints.
-pub fn show_why(report: &Value) -> String {
-    let mut text = format!("{}\n", report["sentence"].as_str().unwrap_or_default());
-    for note in report["notes"].as_array().into_iter().flatten() {
-        text += &format!("{}\n", note.as_str().unwrap_or_default());
-    }
-    if report["slow"] != true {
+pub fn show_why(report: &Why) -> String {
+    let mut text = format!("{}\n", report.sentence);
+    report.notes.iter().for_each(|note| text += &format!("{note}\n"));
+    if !report.slow {
         return text;
     }
-    let considered = &report["considered"];
+    let considered = report.considered;
     text +=
         &format!("\n{:<10}{:>8}{:>14}{:>12}{:>12}\n", "stage", "share", "requests", "p50", "p99");
-    let share = |stage: &str| number(&report["shares"][stage]) * 100.0;
+    let share = |stage: &str| report.shares.get(stage).copied().unwrap_or_default() * 100.0;
     for stage in STAGES.iter().skip(1).chain(["total"].iter()) {
-        let row = &report["stages"][*stage];
+        let row = report.stages.get(*stage).cloned().unwrap_or_default();
         let share = if *stage == "total" { 100.0 } else { share(stage) };
         text += &format!(
             "{stage:<10}{:>8}{:>14}{:>12}{:>12}\n",
             format!("{share:.0} %"),
-            format!("{} of {considered}", row["requests"]),
-            micros(number(&row["p50_us"])),
-            micros(number(&row["p99_us"])),
+            format!("{} of {considered}", row.requests),
+            micros(row.p50_us),
+            micros(row.p99_us),
         );
     }
     text += "\nthe slowest of them:\n";
-    for one in report["worst"].as_array().into_iter().flatten() {
-        let stages = STAGES.iter().filter_map(|stage| {
-            let us = one["stages_us"].get(*stage)?;
-            Some(format!("{stage} {}", micros(number(us))))
-        });
+    for one in &report.worst {
+        let stages = STAGES
+            .iter()
+            .filter_map(|stage| Some(format!("{stage} {}", micros(*one.stages_us.get(*stage)?))));
         let stages = stages.collect::<Vec<_>>().join(", ");
         text += &format!(
             "  {:>8} {} of {} bytes at {}, connection {}, {:.0} s ago: {stages}\n",
-            micros(number(&one["total_us"])),
-            one["op"].as_str().unwrap_or_default(),
-            one["len"],
-            one["offset"],
-            one["connection"],
-            number(&one["age_s"]),
+            micros(one.total_us),
+            one.op,
+            one.len,
+            one.offset,
+            one.connection,
+            one.age_s,
         );
     }
-    for hint in report["hints"].as_array().into_iter().flatten() {
-        text += &format!("\nhint: {}\n", hint.as_str().unwrap_or_default());
-    }
+    report.hints.iter().for_each(|hint| text += &format!("\nhint: {hint}\n"));
     text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::ctl::read;
+    use serde_json::{Value, json};
+
+    fn show_percentiles(answer: &Value) -> String {
+        super::show_percentiles(&read(answer).unwrap())
+    }
+
+    fn show_histograms(answer: &Value) -> String {
+        super::show_histograms(&read(answer).unwrap())
+    }
+
+    fn show_why(answer: &Value) -> String {
+        super::show_why(&read(answer).unwrap())
+    }
 
     #[test]
     fn percentiles_are_in_columns_of_stages_that_were_waited_at() {
@@ -156,7 +163,7 @@ mod tests {
 
     #[test]
     fn histogram_rows_double_and_columns_count_every_request() {
-        let buckets = json!([[0.0, 5], [5.119, 2], [7.167, 3]]);
+        let buckets = [(0.0, 5), (5.119, 2), (7.167, 3)];
         assert_eq!(doublings(&buckets).iter().sum::<u64>(), 10);
         let rows = json!({ "total": [[6.143, 4], [8.191, 6]], "device": buckets });
         let report = json!({ "export": "a", "ops": { "read": { "count": 10, "stages": rows } } });

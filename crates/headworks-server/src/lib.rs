@@ -34,7 +34,7 @@
 //! | `assemble`, [`config`] | exports from specifications and from the configuration file |
 //! | `messages`, `shared` | what threads of the server exchange, outside the data path |
 //! | `reactor` | the event loop of a shard's thread |
-//! | `control` | the control socket |
+//! | `control` | the control socket, whose requests and answers are the crate headworks-control |
 //! | `status_page`, `metrics` | the web page of the server's state, and the endpoint that serves it and the metrics |
 //! | `launch`, `restoring`, `server` | start, stop and wait |
 //! | `handover` | replacement of the process while clients stay connected |
@@ -86,10 +86,7 @@ pub use assemble::{
     AbsentExport, AssembledExport, Assembly, ExportSource, ExportSpec, NamedDevice, WatchedFile,
     check_exports,
 };
-pub use control::{
-    AccessReport, CONTROL_METHODS, ControlMethod, ControlParameter, DISKSTATS_FIELDS, ReloadReport,
-    RetuneReport, TenantReport,
-};
+pub use control::{AccessReport, ReloadReport, RetuneReport, TenantReport};
 pub use did_you_mean::nearest_name;
 pub use handover::{
     Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UnmatchedClients,

@@ -13,10 +13,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use headworks_control::methods;
+use headworks_control::param::LookBack;
 use headworks_server::parse_time;
-use serde_json::json;
 
-use crate::{complain, ctl, ctl_socket};
+use crate::ctl::call;
+use crate::{complain, ctl_socket};
 use rates::{COLUMNS, Row, Sample, cell};
 
 /// Shows live rates and latencies of a running server, one row per export
@@ -66,19 +68,15 @@ fn interval(text: &str) -> Result<u64, String> {
 /// Shows the tables or the screen and returns the exit code.
 pub fn run(options: &TopArgs) -> ExitCode {
     let socket = ctl_socket::find(options.socket.as_deref());
-    let ask_with = move |method: &str, params| ctl::ask(&socket, method, &params);
-    let ask = {
-        let ask_with = ask_with.clone();
-        move |method: &str| ask_with(method, json!({}))
-    };
+    let worst = methods::Why { seconds: LookBack(Some(10)), ..methods::Why::default() };
     let sample = move || {
         Ok(Sample {
-            stats: ask("stats")?,
-            histograms: ask("histograms")?,
-            disks: ask("diskstats")?,
-            exports: ask("exports")?,
+            stats: call(&socket, &methods::Stats {})?,
+            histograms: call(&socket, &methods::Histograms { export: None })?,
+            disks: call(&socket, &methods::Diskstats {})?,
+            exports: call(&socket, &methods::Exports {})?,
             // It fails while the export that it is about is removed, and on older servers: the rest is shown.
-            why: ask_with("why", json!({ "seconds": 10 })).unwrap_or_default(),
+            why: call(&socket, &worst).ok(),
         })
     };
     let interval = Duration::from_nanos(options.interval);
@@ -148,11 +146,18 @@ fn table(rows: &[Row]) -> String {
 pub mod testing {
     use super::overview::{overviews, server_line, table, worst_line};
     use super::rates::{Sample, as_json, rows};
+    use crate::ctl::read;
     use serde_json::Value;
 
     /// The tables since the start, of the answers of `stats`, `histograms`, `diskstats`, `exports` and `why`.
     pub fn shown([stats, histograms, disks, exports, why]: [Value; 5]) -> String {
-        let new = Sample { stats, histograms, disks, exports, why };
+        let new = Sample {
+            stats: read(&stats).unwrap(),
+            histograms: read(&histograms).unwrap(),
+            disks: read(&disks).unwrap(),
+            exports: read(&exports).unwrap(),
+            why: read(&why).unwrap(),
+        };
         let old = Sample::default();
         let rows = rows(&old, &new);
         let lines = [

@@ -3,9 +3,9 @@
 //! Times are in milliseconds. `in dev` is the number of requests that the export had in its device on average, write-back included: the
 //! exports of a device with the largest numbers use it most.
 
-use serde_json::Value;
+use headworks_control::answers::{Export, OpHistogram};
 
-use super::rates::{Sample, between, growth, number, percentile};
+use super::rates::{Sample, between, growth, percentile, seconds};
 use crate::columns::aligned;
 
 /// Heads of the columns with their explanation, in order.
@@ -42,41 +42,43 @@ pub struct Overview {
 
 /// The rows of all exports between two samples, the busiest first; absent exports last.
 pub fn overviews(old: &Sample, new: &Sample) -> Vec<Overview> {
-    let seconds = growth(&old.stats, &new.stats, &["seconds"]).max(1e-3);
-    let all = new.exports.as_array().into_iter().flatten();
+    let seconds = seconds(old, new);
+    let all = new.exports.iter();
     let mut rows: Vec<Overview> = all.map(|export| row(old, new, export, seconds)).collect();
     let busy = |row: &Overview| row.reads + row.writes;
     rows.sort_by(|a, b| busy(b).total_cmp(&busy(a)).then_with(|| a.name.cmp(&b.name)));
     rows
 }
 
-fn row(old: &Sample, new: &Sample, export: &Value, seconds: f64) -> Overview {
-    let name = export["name"].as_str().unwrap_or_default();
-    let rate = |op: &str, what: &str| {
-        growth(&old.histograms, &new.histograms, &["exports", name, op, what]) / seconds
+fn row(old: &Sample, new: &Sample, export: &Export, seconds: f64) -> Overview {
+    let name = &*export.name;
+    let rate = |op: &str, what: fn(&OpHistogram) -> u64| {
+        growth(old, new, |sample| Some(what(sample.clients(name, op)?) as f64)) / seconds
     };
-    let held = growth(&old.stats, &new.stats, &["exports", name, "held", "device_ns"]);
+    let requests = |op: &str| rate(op, |it| it.count);
+    let bytes = |op: &str| rate(op, |it| it.bytes);
+    let held = growth(old, new, |sample| Some(sample.export(name)?.held.device_ns as f64));
     let spent = |stage: &&str| {
         let times = between(old, new, name, stage);
         times.iter().map(|(end, count)| end * count).sum::<f64>()
     };
     let slowest = STAGES.iter().map(|stage| (*stage, spent(stage)));
     let slowest = slowest.max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time > 0.0);
-    let tenant = if export["tenant"].is_string() { "*" } else { "" };
+    let tenant = if export.tenant.is_some() { "*" } else { "" };
     let short = match name.char_indices().nth(NAME) {
         Some((end, _)) => format!("{}~{tenant}", &name[..end - 1]),
         None => format!("{name}{tenant}"),
     };
     Overview {
         name: short,
-        reads: rate("read", "count"),
-        writes: rate("write", "count"),
-        megabytes: (rate("read", "bytes") + rate("write", "bytes")) / 1e6,
+        reads: requests("read"),
+        writes: requests("write"),
+        megabytes: (bytes("read") + bytes("write")) / 1e6,
         p99_ms: percentile(&between(old, new, name, "total"), 0.99) / 1e3,
         slowest: slowest.map(|(stage, _)| stage),
         in_device: held / 1e9 / seconds,
-        dirty_mb: number(&export["dirty"]) / 1e6,
-        state: export["state"].as_str().unwrap_or("-").to_owned(),
+        dirty_mb: export.dirty as f64 / 1e6,
+        state: export.state.clone(),
     }
 }
 
@@ -113,39 +115,36 @@ fn short(value: f64) -> String {
 
 /// The state of the server: `3 exports, up 2 h, cache 2 MiB of 4 MiB, dirty 1 of 256 MB`.
 pub fn server_line(sample: &Sample, cache: &str) -> String {
-    let seconds = number(&sample.stats["seconds"]);
+    let seconds = sample.stats.seconds;
     let up = match seconds {
         seconds if seconds < 120.0 => format!("{seconds:.0} s"),
         seconds if seconds < 7200.0 => format!("{:.0} min", seconds / 60.0),
         seconds if seconds < 172_800.0 => format!("{:.0} h", seconds / 3600.0),
         seconds => format!("{:.0} days", seconds / 86_400.0),
     };
-    let exports = sample.exports.as_array().map_or(0, Vec::len);
-    let clients = sample.stats["connections"].as_array().map_or(0, Vec::len);
-    let megabytes = |name: &str| number(&sample.stats["dirty"][name]) * 4096.0 / 1e6;
-    let limit = megabytes("nr_dirty_threshold");
-    let dirty = match limit > 0.0 {
-        true => format!("; dirty {} of {} MB", short(megabytes("nr_dirty")), short(limit)),
-        false => String::new(),
+    let (exports, clients) = (sample.exports.len(), sample.stats.connections.len());
+    let megabytes = |blocks: u64| short(blocks as f64 * 4096.0 / 1e6);
+    let dirty = match &sample.stats.dirty {
+        Some(dirty) if dirty.nr_dirty_threshold > 0 => {
+            let (now, limit) = (megabytes(dirty.nr_dirty), megabytes(dirty.nr_dirty_threshold));
+            format!("; dirty {now} of {limit} MB")
+        }
+        _ => String::new(),
     };
     format!("headworks: {exports} exports, {clients} clients, up {up}{cache}{dirty}")
 }
 
 /// The worst export of the last seconds: what its slow requests waited for, and by whom they were held up.
 pub fn worst_line(sample: &Sample) -> String {
-    let report = &sample.why;
-    if report.is_null() {
-        return String::new();
-    }
-    if report["slow"] != true {
+    let Some(report) = &sample.why else { return String::new() };
+    if !report.slow {
         return "nothing is slow".to_owned();
     }
-    let export = report["export"].as_str().unwrap_or_default();
-    let ms = number(&report["above_us"]) / 1e3;
-    let shares = report["shares"].as_object().into_iter().flatten();
-    let stage = shares.max_by(|a, b| number(a.1).total_cmp(&number(b.1)));
+    let export = report.export.as_deref().unwrap_or_default();
+    let ms = report.above_us / 1e3;
+    let stage = report.shares.iter().max_by(|a, b| a.1.total_cmp(b.1));
     let stage = stage.map_or("elsewhere", |(name, _)| name.as_str());
-    let guilty = report["by_whom"]["guilty"].as_str();
+    let guilty = report.by_whom.as_ref().and_then(|blame| blame.guilty.as_ref());
     let whom = guilty.map_or(String::new(), |name| format!(", held up by {name}"));
     format!("slowest: {export}, {} ms and more, in {stage}{whom}", short(ms))
 }
@@ -153,7 +152,11 @@ pub fn worst_line(sample: &Sample) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    fn told<T: serde::de::DeserializeOwned>(answer: Value) -> T {
+        serde_json::from_value(answer).unwrap()
+    }
 
     fn sample(seconds: f64, reads: u64) -> Sample {
         let stages = json!({
@@ -163,16 +166,16 @@ mod tests {
         });
         let read = json!({ "count": reads, "bytes": reads * 4096, "stages": stages });
         Sample {
-            stats: json!({ "seconds": seconds, "connections": [1, 2],
+            stats: told(json!({ "seconds": seconds, "connections": [{}, {}],
                 "dirty": { "nr_dirty": 250, "nr_dirty_threshold": 65536 },
-                "exports": { "db": { "held": { "device_ns": 1_500_000 * reads } } } }),
-            histograms: json!({ "exports": { "db": { "read": read } } }),
-            exports: json!([
+                "exports": { "db": { "held": { "device_ns": 1_500_000 * reads } } } })),
+            histograms: told(json!({ "exports": { "db": { "read": read } } })),
+            exports: told(json!([
                 { "name": "a-very-long-name-of-an-export", "tenant": "acme", "dirty": 0, "state": "absent" },
                 { "name": "db", "tenant": null, "dirty": 5_000_000, "state": "serving" },
-            ]),
-            why: json!({ "slow": true, "export": "db", "above_us": 2000.0,
-                "shares": { "tag": 0.75, "device": 0.25 }, "by_whom": { "guilty": "bulk" } }),
+            ])),
+            why: told(json!({ "slow": true, "export": "db", "above_us": 2000.0,
+                "shares": { "tag": 0.75, "device": 0.25 }, "by_whom": { "guilty": "bulk" } })),
             ..Sample::default()
         }
     }
@@ -204,7 +207,7 @@ mod tests {
         );
         assert_eq!(worst_line(&sample), "slowest: db, 2.00 ms and more, in tag, held up by bulk");
         assert_eq!(worst_line(&Sample::default()), "", "it was not told");
-        let fast = Sample { why: json!({ "slow": false }), ..Sample::default() };
+        let fast = Sample { why: told(json!({ "slow": false })), ..Sample::default() };
         assert_eq!(worst_line(&fast), "nothing is slow");
     }
 }

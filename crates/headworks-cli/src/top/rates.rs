@@ -4,21 +4,37 @@
 //! device queue, with the names of iostat -x. `%util` is the share of time with a request in flight, not a measure of
 //! saturation.
 
+use headworks_control::answers::{
+    CacheStats, DiskCounters, DiskRow, Export, ExportStats, Histograms, OpHistogram, OpStats,
+    Stats, Why,
+};
 use serde_json::{Value, json};
 
 /// One sample of a server's counters.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     /// Answer of the method `stats`.
-    pub stats: Value,
+    pub stats: Stats,
     /// Answer of the method `histograms`.
-    pub histograms: Value,
+    pub histograms: Histograms,
     /// Answer of the method `diskstats`.
-    pub disks: Value,
+    pub disks: Vec<DiskRow>,
     /// Answer of the method `exports`.
-    pub exports: Value,
-    /// Answer of the method `why` for the worst export of the last ten seconds.
-    pub why: Value,
+    pub exports: Vec<Export>,
+    /// Answer of the method `why` for the worst export of the last ten seconds; none of an older server.
+    pub why: Option<Why>,
+}
+
+impl Sample {
+    /// Latencies of an export's requests of an operation.
+    pub(super) fn clients(&self, name: &str, op: &str) -> Option<&OpHistogram> {
+        self.histograms.exports.as_ref()?.get(name)?.get(op)
+    }
+
+    /// Counters of an export.
+    pub(super) fn export(&self, name: &str) -> Option<&ExportStats> {
+        self.stats.exports.get(name)
+    }
 }
 
 /// Columns of a row with their explanation, in order.
@@ -68,16 +84,9 @@ pub struct Row {
     pub values: Vec<f64>,
 }
 
-pub(super) fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_default()
-}
-
 /// Growth of a counter between two samples.
-pub(super) fn growth(old: &Value, new: &Value, path: &[&str]) -> f64 {
-    let at = |value: &Value| {
-        let found = path.iter().try_fold(value, |value, name| value.get(*name));
-        found.map_or(0.0, number)
-    };
+pub(super) fn growth(old: &Sample, new: &Sample, of: impl Fn(&Sample) -> Option<f64>) -> f64 {
+    let at = |sample| of(sample).unwrap_or_default();
     // A restarted server counts from zero.
     (at(new) - at(old)).max(0.0)
 }
@@ -86,84 +95,90 @@ fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// Returns the rows of all exports between two samples; with an empty first one, since the server's start.
-pub fn rows(old: &Sample, new: &Sample) -> Vec<Row> {
-    let seconds = growth(&old.stats, &new.stats, &["seconds"]).max(1e-3);
-    let exports = new.stats["exports"].as_object().into_iter().flatten();
-    exports.map(|(name, export)| row(old, new, (name, export), seconds)).collect()
+/// Seconds between two samples.
+pub(super) fn seconds(old: &Sample, new: &Sample) -> f64 {
+    growth(old, new, |sample| Some(sample.stats.seconds)).max(1e-3)
 }
 
-fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64) -> Row {
-    let clients = |op: &str, what: &str| {
-        growth(&old.histograms, &new.histograms, &["exports", name, op, what])
+/// Returns the rows of all exports between two samples; with an empty first one, since the server's start.
+pub fn rows(old: &Sample, new: &Sample) -> Vec<Row> {
+    let seconds = seconds(old, new);
+    new.stats.exports.iter().map(|(name, export)| row(old, new, (name, export), seconds)).collect()
+}
+
+fn row(old: &Sample, new: &Sample, (name, export): (&str, &ExportStats), seconds: f64) -> Row {
+    let clients = |op: &str, what: fn(&OpHistogram) -> f64| {
+        growth(old, new, |sample| sample.clients(name, op).map(what))
     };
-    let queue =
-        |op: &str, what: &str| growth(&old.stats, &new.stats, &["exports", name, "ops", op, what]);
+    let queue = |op: &str, what: fn(&OpStats) -> u64| {
+        growth(old, new, |sample| Some(what(sample.export(name)?.ops.get(op)?) as f64))
+    };
     let side = |op: &str| {
-        let (count, bytes) = (clients(op, "count"), clients(op, "bytes"));
-        let (merges, bios) = (queue(op, "merges"), queue(op, "bios"));
+        let (count, bytes) = (clients(op, |it| it.count as f64), clients(op, |it| it.bytes as f64));
+        let (merges, bios) = (queue(op, |it| it.merges), queue(op, |it| it.bios));
         let kib = bytes / 1024.0;
         [
             count / seconds,
             kib / seconds,
             merges / seconds,
             100.0 * ratio(merges, bios),
-            ratio(clients(op, "sum_us") / 1000.0, count),
+            ratio(clients(op, |it| it.sum_us) / 1000.0, count),
             ratio(kib, count),
         ]
     };
-    let (discards, flushes) = (queue("discard", "requests"), queue("flush", "requests"));
-    let device = export["device"].as_str().unwrap_or_default();
-    let disk = |what: &str| {
-        let of = |sample: &Sample| {
-            let all = sample.disks.as_array().into_iter().flatten();
-            let own = all.into_iter().find(|disk| disk["name"] == device);
-            own.map_or(0.0, |disk| number(&disk["fields"][what]))
-        };
-        (of(new) - of(old)).max(0.0)
+    let (discards, flushes) =
+        (queue("discard", |it| it.requests), queue("flush", |it| it.requests));
+    let device = &*export.device;
+    let disk = |what: fn(&DiskCounters) -> u64| {
+        growth(old, new, |sample| {
+            let own = sample.disks.iter().find(|disk| disk.name == device)?;
+            Some(what(&own.fields) as f64)
+        })
     };
     let mut values = Vec::with_capacity(COLUMNS.len());
     values.extend(side("read"));
     values.extend(side("write"));
     values.extend([
         discards / seconds,
-        queue("discard", "bytes") / 1024.0 / seconds,
-        ratio(queue("discard", "time_ns") / 1e6, discards),
+        queue("discard", |it| it.bytes) / 1024.0 / seconds,
+        ratio(queue("discard", |it| it.time_ns) / 1e6, discards),
         flushes / seconds,
-        ratio(queue("flush", "time_ns") / 1e6, flushes),
-        disk("time_in_queue") / 1000.0 / seconds,
-        (disk("io_ticks") / 10.0 / seconds).min(100.0),
+        ratio(queue("flush", |it| it.time_ns) / 1e6, flushes),
+        disk(|it| it.time_in_queue) / 1000.0 / seconds,
+        (disk(|it| it.io_ticks) / 10.0 / seconds).min(100.0),
     ]);
     for stage in ["limit", "plug", "tag", "sched", "device"] {
         let times = between(old, new, name, stage);
         values.extend([percentile(&times, 0.5) / 1e3, percentile(&times, 0.99) / 1e3]);
     }
-    let cache = |what: &str| growth(&old.stats, &new.stats, &["cache", what]);
-    let (hits, misses) = (cache("hits"), cache("misses"));
-    let cached = export["cache"] != "none";
+    let cache = |what: fn(&CacheStats) -> u64| {
+        growth(old, new, |sample| Some(what(sample.stats.cache.as_ref()?) as f64))
+    };
+    let (hits, misses) = (cache(|it| it.hits), cache(|it| it.misses));
+    let cached = export.cache != "none";
+    let dirty = new.stats.dirty.as_ref().map_or(0, |dirty| dirty.nr_dirty);
+    let in_queue = new.stats.devices.get(device).map_or(0, |it| it.queue.in_flight);
     values.extend([
-        if cached { number(&new.stats["dirty"]["nr_dirty"]) / 256.0 } else { 0.0 },
+        if cached { dirty as f64 / 256.0 } else { 0.0 },
         if cached { 100.0 * ratio(hits, hits + misses) } else { 0.0 },
-        number(&new.stats["devices"][device]["queue"]["in_flight"]),
+        in_queue.into(),
     ]);
-    let tenant = export["tenant"].as_str().map(str::to_owned);
-    Row { name: name.to_owned(), tenant, values }
+    Row { name: name.to_owned(), tenant: export.tenant.clone(), values }
 }
 
 /// Latencies of reads and writes in a stage between two samples: (upper bound in us, count), ascending.
 pub(super) fn between(old: &Sample, new: &Sample, name: &str, stage: &str) -> Vec<(f64, f64)> {
     let mut all: Vec<(f64, f64)> = Vec::new();
     for op in ["read", "write"] {
-        let pairs = |sample: &Sample| -> Vec<(f64, f64)> {
-            let found = &sample.histograms["exports"][name][op]["stages"][stage];
-            let pairs = found.as_array().into_iter().flatten();
-            pairs.map(|pair| (number(&pair[0]), number(&pair[1]))).collect()
+        let pairs = |sample: &Sample| -> Vec<(f64, u64)> {
+            let found = sample.clients(name, op).and_then(|it| it.stages.get(stage));
+            found.cloned().unwrap_or_default()
         };
         let before = pairs(old);
         for (end, count) in pairs(new) {
-            let was = before.iter().find(|(other, _)| *other == end).map_or(0.0, |(_, n)| *n);
+            let was = before.iter().find(|(other, _)| *other == end).map_or(0, |(_, n)| *n);
             if count > was {
-                all.push((end, count - was));
+                all.push((end, (count - was) as f64));
             }
         }
     }
@@ -210,19 +225,27 @@ pub fn cell(value: f64) -> String {
 mod tests {
     use super::*;
 
+    fn told<T: serde::de::DeserializeOwned>(answer: Value) -> T {
+        serde_json::from_value(answer).unwrap()
+    }
+
     fn sample(seconds: f64, reads: u64, ticks: u64) -> Sample {
-        let device = [[1.023, (reads - reads / 10) as f64], [5242.879, (reads / 10) as f64]];
+        let device = json!([[1.023, reads - reads / 10], [5242.879, reads / 10]]);
         let stages =
             json!({ "device": device, "limit": [[0.0, reads / 4], [2047.0, reads - reads / 4]] });
         let read = json!({ "count": reads, "bytes": reads * 4096, "sum_us": reads * 2000,
             "stages": stages });
         Sample {
-            stats: json!({ "seconds": seconds, "exports": { "a": { "device": "hw0", "cache": "writeback", "tenant": "acme",
+            stats: told(
+                json!({ "seconds": seconds, "exports": { "a": { "device": "hw0", "cache": "writeback", "tenant": "acme",
                 "ops": { "read": { "bios": reads, "merges": reads / 4 } } } },
                 "devices": { "hw0": { "queue": { "in_flight": 3 } } },
                 "cache": { "hits": 3 * reads, "misses": reads }, "dirty": { "nr_dirty": 512 } }),
-            histograms: json!({ "exports": { "a": { "read": read } } }),
-            disks: json!([{ "name": "hw0", "fields": { "io_ticks": ticks, "time_in_queue": 4 * ticks } }]),
+            ),
+            histograms: told(json!({ "exports": { "a": { "read": read } } })),
+            disks: told(
+                json!([{ "name": "hw0", "fields": { "io_ticks": ticks, "time_in_queue": 4 * ticks } }]),
+            ),
             ..Sample::default()
         }
     }

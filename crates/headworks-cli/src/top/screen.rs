@@ -7,15 +7,17 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use headworks::display_size;
+use headworks_control::answers::{CacheStats, Connection};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table};
-use serde_json::Value;
 
 use super::overview::{OVERVIEW, Overview, overviews, server_line, table, worst_line};
+use crate::ctl::or_dash;
+
 use super::rates::{COLUMNS, Row, Sample, cell, rows};
 
 /// Keys that select a sort column.
@@ -153,11 +155,11 @@ pub fn run(
     let broken = |error: std::io::Error| format!("the terminal is broken: {error}");
     let mut watch = || -> Result<(), String> {
         let mut shown = Tables::of(&Sample::default(), &old);
-        let mut connections = old.stats["connections"].clone();
+        let mut connections = old.stats.connections.clone();
         let mut due = Instant::now() + interval.min(Duration::from_secs(1));
         loop {
             view.silent = asker.is_silent();
-            view.server = server_line(&old, &cache_size(&old.stats));
+            view.server = server_line(&old, &cache_size(old.stats.cache.as_ref()));
             view.worst = worst_line(&old);
             terminal.draw(|frame| draw(frame, &mut view, &shown, &connections)).map_err(broken)?;
             if STOP_REQUESTED.load(Ordering::Relaxed) {
@@ -188,7 +190,7 @@ pub fn run(
             };
             let new = new?;
             shown = Tables::of(&old, &new);
-            connections = new.stats["connections"].clone();
+            connections = new.stats.connections.clone();
             old = new;
             due = Instant::now() + interval;
         }
@@ -199,12 +201,16 @@ pub fn run(
 }
 
 /// What the cache has, may have now and may have at most: `; cache 2.1 of 11.7 GiB`; empty without a cache.
-fn cache_size(stats: &Value) -> String {
-    let bytes = |name: &str| stats["cache"][name].as_u64().map(|units| display_size(units * 4096));
-    match (bytes("resident"), bytes("units"), bytes("room")) {
-        (Some(has), Some(now), Some(most)) if now == most => format!("; cache {has} of {now}"),
-        (Some(has), Some(now), Some(most)) => format!("; cache {has} of {now}, up to {most}"),
-        _ => String::new(),
+fn cache_size(cache: Option<&CacheStats>) -> String {
+    let bytes = |units: u64| display_size(units * 4096);
+    match cache {
+        Some(cache) if cache.units == cache.room => {
+            format!("; cache {} of {}", bytes(cache.resident), bytes(cache.units))
+        }
+        Some(CacheStats { resident, units, room, .. }) => {
+            format!("; cache {} of {}, up to {}", bytes(*resident), bytes(*units), bytes(*room))
+        }
+        None => String::new(),
     }
 }
 
@@ -220,7 +226,7 @@ impl Tables {
     }
 }
 
-fn draw(frame: &mut Frame<'_>, view: &mut View, shown: &Tables, connections: &Value) {
+fn draw(frame: &mut Frame<'_>, view: &mut View, shown: &Tables, connections: &[Connection]) {
     let [head, body, foot] =
         Layout::vertical([Constraint::Length(2), Constraint::Min(2), Constraint::Length(1)])
             .areas(frame.area());
@@ -287,26 +293,24 @@ fn draw(frame: &mut Frame<'_>, view: &mut View, shown: &Tables, connections: &Va
     frame.render_widget(Table::new(lines, widths).header(header), body);
 }
 
-fn clients(connections: &Value) -> Vec<Line<'static>> {
-    let all = connections.as_array().map_or(&[][..], Vec::as_slice);
-    let line = |one: &Value| {
-        let text = |name: &str| one[name].as_str().unwrap_or("-").to_owned();
+fn clients(connections: &[Connection]) -> Vec<Line<'static>> {
+    let line = |one: &Connection| {
         let p99 = |op: &str| {
-            let us = one["latency"][op]["total"]["p99_us"].as_f64();
-            us.map_or("-".into(), crate::observe::micros)
+            let total = one.latency.as_ref().and_then(|ops| ops.get(op)?.get("total"));
+            total.map_or("-".into(), |times| crate::observe::micros(times.p99_us))
         };
         Line::from(format!(
             "{:>10}  {:<24} {:<12} {:>4} in flight, p99 read {}, write {}",
-            one["id"].to_string(),
-            text("peer"),
-            text("export"),
-            one["in_flight"].to_string(),
+            one.id,
+            one.peer,
+            or_dash(one.export.as_ref()),
+            one.in_flight,
             p99("read"),
             p99("write")
         ))
     };
     std::iter::once(Line::from("connections, since each was opened"))
-        .chain(all.iter().map(line))
+        .chain(connections.iter().map(line))
         .collect()
 }
 
@@ -325,7 +329,7 @@ mod tests {
         let rows = [row("slow", 1.0), row("busy", 900.0)];
         let mut terminal = Terminal::new(TestBackend::new(width, 20)).unwrap();
         let tables = Tables { overviews: Vec::new(), rows: rows.into() };
-        terminal.draw(|frame| draw(frame, view, &tables, &Value::Null)).unwrap();
+        terminal.draw(|frame| draw(frame, view, &tables, &[])).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>() + "\n";
         (0..20).map(line).collect()
@@ -333,11 +337,14 @@ mod tests {
 
     #[test]
     fn title_has_the_size_of_the_cache() {
-        let stats = |room: u64| serde_json::json!({ "cache": { "resident": 512, "units": 1024, "room": room } });
-        assert_eq!(cache_size(&stats(1024)), "; cache 2 MiB of 4 MiB");
-        assert_eq!(cache_size(&stats(2048)), "; cache 2 MiB of 4 MiB, up to 8 MiB");
-        assert_eq!(cache_size(&serde_json::json!({ "cache": null })), "");
-        let server = server_line(&Sample::default(), &cache_size(&stats(2048)));
+        let size = |room: u64| {
+            let cache = CacheStats { resident: 512, units: 1024, room, ..CacheStats::default() };
+            cache_size(Some(&cache))
+        };
+        assert_eq!(size(1024), "; cache 2 MiB of 4 MiB");
+        assert_eq!(size(2048), "; cache 2 MiB of 4 MiB, up to 8 MiB");
+        assert_eq!(cache_size(None), "");
+        let server = server_line(&Sample::default(), &size(2048));
         let mut view = View { server, ..View::default() };
         assert!(screen(&mut view, 120).contains("; cache 2 MiB of 4 MiB, up to 8 MiB"));
     }

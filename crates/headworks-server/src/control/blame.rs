@@ -6,8 +6,8 @@
 //! met a long one. The first of the others is to blame if its part is a quarter: most of a second may be the fast requests of the export that asks. If
 //! no other export has a quarter, the export that asks is slow by itself.
 
+use headworks_control::answers;
 use headworks_core::{ExportId, WaitKind};
-use serde_json::{Value, json};
 
 use super::latency::micros;
 use super::why::{size, time};
@@ -223,27 +223,32 @@ impl Blame {
     }
 
     /// The same for programs.
-    pub fn as_json(&self) -> Value {
-        let holder = |holder: &Holder| {
-            let busy: u64 = holder.connections.iter().map(|(_, ns)| ns).sum();
-            let connection = |(id, ns): &(u32, u64)| json!({ "id": id, "share": *ns as f64 / busy.max(1) as f64 });
-            json!({
-                "exports": holder.names,
-                "tenant": holder.tenant,
-                "own": self.is_own(holder),
-                "share": self.share(holder),
-                "average": self.average(holder),
-                "hold_us": micros(holder.hold_ns),
-                "connections": holder.connections.iter().map(connection).collect::<Value>(),
-            })
+    pub fn answer(&self) -> answers::Blame {
+        let guilty = self.guilty().and_then(|guilty| guilty.names.first());
+        answers::Blame {
+            resource: self.resource.name().to_owned(),
+            device: self.device.clone(),
+            seconds: self.seconds,
+            guilty: guilty.cloned(),
+            holders: self.holders.iter().map(|holder| self.holder(holder)).collect(),
+        }
+    }
+
+    fn holder(&self, holder: &Holder) -> answers::Holder {
+        let busy: u64 = holder.connections.iter().map(|(_, ns)| ns).sum();
+        let connection = |&(id, ns): &(u32, u64)| answers::HolderConnection {
+            id,
+            share: ns as f64 / busy.max(1) as f64,
         };
-        json!({
-            "resource": self.resource.name(),
-            "device": self.device,
-            "seconds": self.seconds,
-            "guilty": self.guilty().and_then(|guilty| guilty.names.first()),
-            "holders": self.holders.iter().map(holder).collect::<Value>(),
-        })
+        answers::Holder {
+            exports: holder.names.clone(),
+            tenant: holder.tenant.clone(),
+            own: self.is_own(holder),
+            share: self.share(holder),
+            average: self.average(holder),
+            hold_us: micros(holder.hold_ns),
+            connections: holder.connections.iter().map(connection).collect(),
+        }
     }
 
     /// Tags, requests or bytes at a time.
@@ -316,10 +321,9 @@ mod tests {
         );
         assert_eq!(blame.guilty().unwrap().names, ["bulk"]);
         assert!(blame.hint().unwrap().contains("set exports/bulk/bps-total"));
-        let told = blame.as_json();
-        assert_eq!((&told["guilty"], &told["resource"]), (&json!("bulk"), &json!("tags")));
-        assert_eq!(told["holders"][0]["average"], json!(14.0));
-        assert_eq!(told["holders"][2]["own"], json!(true));
+        let told = blame.answer();
+        assert_eq!((told.guilty.as_deref(), &*told.resource), (Some("bulk"), "tags"));
+        assert_eq!((told.holders[0].average, told.holders[2].own), (14.0, true));
     }
 
     #[test]
@@ -331,7 +335,7 @@ mod tests {
             "by whom: its own requests held 90 % of the dirty data (written or dirty: 4.5 MiB a second), export other 10 %"
         );
         assert!(blame.guilty().is_none() && blame.hint().is_none());
-        assert_eq!(blame.as_json()["guilty"], Value::Null);
+        assert_eq!(blame.answer().guilty, None);
     }
 
     #[test]

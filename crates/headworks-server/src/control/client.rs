@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::rpc::{self, RpcFault};
 use super::service::ControlService;
+use headworks_control::rpc::{self, RpcFault};
 
 /// Longest line in bytes. A batch of sets has a few thousand.
 pub const LINE_MAX: usize = 64 << 10;

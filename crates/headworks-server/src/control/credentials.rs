@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-use super::rpc::RpcFault;
+use headworks_control::RpcFault;
 
 /// Checks the user of a new client.
 ///

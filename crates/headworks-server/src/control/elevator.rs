@@ -1,8 +1,8 @@
 //! The state of an elevator that serves in slots, as `get` shows it and `why` tells of it.
 
+use headworks_control::answers;
 use headworks_core::ExportId;
 use headworks_core::elevator::{ElevatorState, FlowState, Served, SlotState};
-use serde_json::{Value, json};
 
 use super::latency::micros;
 use super::why::size;
@@ -88,102 +88,84 @@ impl ServedMeanwhile {
         Some(text)
     }
 
-    /// The same as JSON.
-    pub fn as_json(&self) -> Value {
-        let place = |(export, connection): &(String, Option<u32>)| json!({ "export": export, "connection": connection });
-        let export = |(name, served): &(String, Served)| {
-            let mut value = served_json(served);
-            value["export"] = name.as_str().into();
-            value
+    /// The same for programs.
+    pub fn answer(&self) -> answers::ServedMeanwhile {
+        let place = |(export, connection): &(String, Option<u32>)| answers::QueueName {
+            export: export.clone(),
+            connection: *connection,
         };
-        let raised = |(export, connection, reason): &(String, Option<u32>, &str)| json!({ "export": export, "connection": connection, "reason": reason });
-        json!({
-            "seconds": self.seconds,
-            "exports": self.exports.iter().map(export).collect::<Value>(),
-            "most": self.most.as_ref().map(place),
-            "waited_for": self.waited_for.as_ref().map(place),
-            "raised": self.raised.iter().map(raised).collect::<Value>(),
-            "idle_us": micros(self.idle_ns),
-        })
+        let export = |(name, served): &(String, Served)| of_export(Some(name.clone()), served);
+        let raised = |(export, connection, reason): &(String, Option<u32>, &str)| {
+            let (export, reason) = (export.clone(), (*reason).to_owned());
+            answers::RaisedQueue { export, connection: *connection, reason }
+        };
+        answers::ServedMeanwhile {
+            seconds: self.seconds,
+            exports: self.exports.iter().map(export).collect(),
+            most: self.most.as_ref().map(place),
+            waited_for: self.waited_for.as_ref().map(place),
+            raised: self.raised.iter().map(raised).collect(),
+            idle_us: micros(self.idle_ns),
+        }
     }
 }
 
-fn served_json(served: &Served) -> Value {
+fn of_all(served: &Served) -> answers::Served {
     // No `..`: every counter must be listed.
     let Served { slots, sectors, slot_ns, idle_ns } = *served;
-    json!({
-        "slots": slots,
-        "bytes": sectors * SECTOR,
-        "slot_us": micros(slot_ns),
-        "idle_us": micros(idle_ns),
-    })
+    let (slot_us, idle_us) = (micros(slot_ns), micros(idle_ns));
+    answers::Served { slots, bytes: sectors * SECTOR, slot_us, idle_us }
 }
 
-/// The whole state as JSON; `name` gives the name of an export, if it still is there.
-pub fn state_json(state: &ElevatorState, name: impl Fn(ExportId) -> Option<String>) -> Value {
-    let slot = |slot: &SlotState| {
-        json!({
-            "export": name(slot.export),
-            "connection": slot.connection,
-            "age_us": micros(slot.age_ns),
-            "left_us": micros(slot.left_ns),
-            "idle_us": slot.idle_ns.map(micros),
-        })
+fn of_export(export: Option<String>, served: &Served) -> answers::ServedExport {
+    let answers::Served { slots, bytes, slot_us, idle_us } = of_all(served);
+    answers::ServedExport { export, slots, bytes, slot_us, idle_us }
+}
+
+/// The whole state; `name` gives the name of an export, if it still is there.
+pub fn state_of(
+    state: &ElevatorState,
+    name: impl Fn(ExportId) -> Option<String>,
+) -> answers::ElevatorState {
+    let slot = |slot: &SlotState| answers::ElevatorSlot {
+        export: name(slot.export),
+        connection: slot.connection,
+        age_us: micros(slot.age_ns),
+        left_us: micros(slot.left_ns),
+        idle_us: slot.idle_ns.map(micros),
     };
-    let flow = |flow: &FlowState| {
-        json!({
-            "export": name(flow.export),
-            "connection": flow.connection,
-            "ioprio": flow.ioprio.to_string(),
-            "busy": flow.busy,
-            "weight": flow.weight,
-            "raise": flow.raise,
-            "waiting": flow.waiting,
-            "in_device": flow.in_device,
-            "budget": flow.budget,
-            "service": flow.service,
-            "think_us": micros(flow.think_ns),
-            "seeky": flow.seeky,
-            "inject": flow.inject,
-            "served": served_json(&flow.served),
-        })
+    let flow = |flow: &FlowState| answers::ElevatorQueue {
+        export: name(flow.export),
+        connection: flow.connection,
+        ioprio: flow.ioprio.to_string(),
+        busy: flow.busy,
+        weight: flow.weight,
+        raise: flow.raise.to_owned(),
+        waiting: flow.waiting,
+        in_device: flow.in_device,
+        budget: flow.budget,
+        service: flow.service,
+        think_us: micros(flow.think_ns),
+        seeky: flow.seeky,
+        inject: flow.inject,
+        served: of_all(&flow.served),
     };
-    let export = |(id, served): &(ExportId, Served)| {
-        let mut value = served_json(served);
-        value["export"] = name(*id).into();
-        value
-    };
-    // No `..`: every value must be listed.
-    let ElevatorState {
-        peak_rate,
-        max_budget,
-        virtual_time,
-        slot: in_service,
-        waiting,
-        in_device,
-        busy,
-        raised,
-        known,
-        flows,
-        exports,
-        served,
-        span_ns,
-    } = state;
-    json!({
-        "peak_rate": peak_rate * SECTOR,
-        "max_budget": max_budget,
-        "virtual_time": virtual_time,
-        "in_service": in_service.as_ref().map(slot),
-        "waiting": waiting,
-        "in_device": in_device,
-        "busy": busy,
-        "raised": raised,
-        "known": known,
-        "seconds": *span_ns as f64 / 1e9,
-        "served": served_json(served),
-        "exports": exports.iter().map(export).collect::<Value>(),
-        "flows": flows.iter().map(flow).collect::<Value>(),
-    })
+    let export = |(id, served): &(ExportId, Served)| of_export(name(*id), served);
+    answers::ElevatorState {
+        peak_rate: state.peak_rate * SECTOR,
+        max_budget: state.max_budget,
+        virtual_time: state.virtual_time,
+        in_service: state.slot.as_ref().map(slot),
+        waiting: state.waiting,
+        in_device: state.in_device,
+        busy: state.busy,
+        raised: state.raised,
+        known: state.known,
+        seconds: state.span_ns as f64 / 1e9,
+        served: of_all(&state.served),
+        exports: state.exports.iter().map(export).collect(),
+        flows: state.flows.iter().map(flow).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -241,29 +223,21 @@ mod tests {
             meanwhile.reason().unwrap(),
             "in the last 40 s it served export e1 43.0 MiB in 11.0 s, export e0 1.0 MiB in 1.0 s; of others connection 12 of export e1 most; it kept the device 0.25 s for clients that it waited for, now for connection 12 of export e1; raised: connection 4 of export e0, soft real time"
         );
-        let json = meanwhile.as_json();
-        assert_eq!(json["most"], json!({ "export": "export e1", "connection": 12 }));
-        assert_eq!(
-            (&json["exports"][0]["bytes"], &json["idle_us"]),
-            (&json!(43 << 20), &json!(250_000.0))
-        );
+        let told = meanwhile.answer();
+        let most = answers::QueueName { export: "export e1".into(), connection: Some(12) };
+        assert_eq!(told.most, Some(most));
+        assert_eq!((told.exports[0].bytes, told.idle_us), (43 << 20, 250_000.0));
         let nothing = ServedMeanwhile::of(&ElevatorState::default(), ExportId(0), name);
         assert_eq!(nothing.reason(), None);
     }
 
     #[test]
     fn state_lists_slot_and_flows() {
-        let json = state_json(&state(), |id| (id.0 == 1).then(|| "logs".to_owned()));
-        assert_eq!(json["in_service"]["export"], "logs");
-        assert_eq!(
-            (&json["in_service"]["connection"], &json["in_service"]["idle_us"]),
-            (&json!(12), &json!(0.001))
-        );
-        assert_eq!(json["flows"].as_array().map(Vec::len), Some(3));
-        assert_eq!(
-            (&json["flows"][0]["export"], &json["flows"][0]["raise"]),
-            (&Value::Null, &json!("soft real time"))
-        );
-        assert_eq!(json["flows"][2]["connection"], Value::Null);
+        let told = state_of(&state(), |id| (id.0 == 1).then(|| "logs".to_owned()));
+        let slot = told.in_service.unwrap();
+        assert_eq!((slot.export.as_deref(), slot.connection), (Some("logs"), Some(12)));
+        assert_eq!((slot.idle_us, told.flows.len()), (Some(0.001), 3));
+        assert_eq!((&told.flows[0].export, &*told.flows[0].raise), (&None, "soft real time"));
+        assert_eq!(told.flows[2].connection, None);
     }
 }

@@ -12,16 +12,15 @@ use std::sync::Arc;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::stats::DeviceUse;
 use headworks_core::{ExportId, Instant, ShardId};
-use serde_json::{Value, json};
 
 use super::blame::{Blame, Holder, Resource};
 use super::queries::Queries;
-use super::rpc::{RpcFault, RpcResult};
 use super::tree::{ExportNode, Tree, device_name};
 use super::why::{BufferWait, Slowness, WhySnapshot, why};
 use crate::latency::slow::SlowFilter;
 use crate::latency::usage::{Usage, VolumeUse};
 use crate::messages::query::{ControlQuery, DeviceReport, SlowReport};
+use headworks_control::{RpcFault, answers};
 
 impl Queries {
     /// Where the slow requests of an export spent their time, and by whom they were held up; without a name of the export whose
@@ -29,7 +28,7 @@ impl Queries {
     ///
     /// # Errors
     /// `ENOENT` if there is no such export, else as of a query.
-    pub fn why(&self, name: Option<&str>, filter: SlowFilter) -> RpcResult {
+    pub fn why(&self, name: Option<&str>, filter: SlowFilter) -> Result<answers::Why, RpcFault> {
         let tree = self.tree().current();
         let entry = match name {
             Some(name) => tree.find_export(name)?,
@@ -193,16 +192,13 @@ impl Queries {
 }
 
 /// The report of a server without a request.
-fn nothing_completed(filter: SlowFilter) -> Value {
+fn nothing_completed(filter: SlowFilter) -> answers::Why {
     let SlowFilter { op, seconds } = filter;
     let what = op.map_or("request", |op| op.name());
-    json!({
-        "export": null,
-        "sentence": format!("no {what} of any export completed in the last {seconds} seconds"),
-        "slow": false,
-        "seconds": seconds,
-        "requests": 0,
-        "notes": [],
-        "hints": [],
-    })
+    answers::Why {
+        sentence: format!("no {what} of any export completed in the last {seconds} seconds"),
+        op: op.map(|op| op.name().to_owned()),
+        seconds,
+        ..answers::Why::default()
+    }
 }

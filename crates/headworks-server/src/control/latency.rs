@@ -1,8 +1,10 @@
-//! Wait times as JSON: percentiles for `stats`, all buckets for `histograms`.
+//! Wait times in answers: percentiles for `stats`, all buckets for `histograms`.
 //!
 //! Times are in microseconds and are upper bounds of buckets: at most 19 % too high.
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use headworks_control::answers::{OpHistogram, OpHistograms, Percentiles};
 
 use crate::latency::{Histogram, LatencyOp, LatencyTotals, ROWS, row_name};
 
@@ -11,57 +13,57 @@ pub fn micros(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }
 
-fn percentiles(row: &Histogram) -> Value {
-    json!({
-        "count": row.count(),
-        "p50_us": micros(row.percentile(500)),
-        "p90_us": micros(row.percentile(900)),
-        "p99_us": micros(row.percentile(990)),
-        "p999_us": micros(row.percentile(999)),
-        "max_us": micros(row.max()),
-    })
+/// Times by stage.
+type Stages = BTreeMap<String, Percentiles>;
+
+fn percentiles(row: &Histogram) -> Percentiles {
+    Percentiles {
+        count: row.count(),
+        p50_us: micros(row.percentile(500)),
+        p90_us: micros(row.percentile(900)),
+        p99_us: micros(row.percentile(990)),
+        p999_us: micros(row.percentile(999)),
+        max_us: micros(row.max()),
+    }
 }
 
-/// Makes an object with a value for each class of operations that occurred.
-fn by_kind(totals: &LatencyTotals, of: impl Fn(LatencyOp) -> Value) -> Value {
+/// A value for each class of operations that occurred.
+fn by_kind<T>(totals: &LatencyTotals, of: impl Fn(LatencyOp) -> T) -> BTreeMap<String, T> {
     let happened = LatencyOp::ALL.into_iter().filter(|kind| totals.requests(*kind) > 0);
-    let all: Map<String, Value> = happened.map(|kind| (kind.name().to_owned(), of(kind))).collect();
-    Value::Object(all)
+    happened.map(|kind| (kind.name().to_owned(), of(kind))).collect()
 }
 
 /// Percentiles of an export: every row of each class.
-pub fn summary(totals: &LatencyTotals) -> Value {
+pub fn summary(totals: &LatencyTotals) -> BTreeMap<String, Stages> {
     by_kind(totals, |kind| {
         let row = |row: usize| (row_name(row).to_owned(), percentiles(&totals.row(kind, row)));
-        Value::Object((0..ROWS).map(row).collect())
+        (0..ROWS).map(row).collect()
     })
 }
 
 /// Percentiles of a connection: the total, and waits longer than zero.
-pub fn compact(totals: &LatencyTotals) -> Value {
+pub fn compact(totals: &LatencyTotals) -> BTreeMap<String, Stages> {
     by_kind(totals, |kind| {
         let rows = (0..ROWS).map(|row| (row, totals.row(kind, row)));
         let told = rows.filter(|(row, counts)| *row == 0 || !counts.is_zero());
-        let rows: Map<String, Value> =
-            told.map(|(row, counts)| (row_name(row).to_owned(), percentiles(&counts))).collect();
-        Value::Object(rows)
+        told.map(|(row, counts)| (row_name(row).to_owned(), percentiles(&counts))).collect()
     })
 }
 
 /// All buckets in use as `[upper bound in us, count]`, ascending.
-pub fn histograms(totals: &LatencyTotals) -> Value {
+pub fn histograms(totals: &LatencyTotals) -> OpHistograms {
     by_kind(totals, |kind| {
         let buckets = |row: usize| {
             let counts = totals.row(kind, row);
-            let pair = |(end, count)| json!([micros(end), count]);
-            (row_name(row).to_owned(), counts.buckets().map(pair).collect::<Value>())
+            let pairs = counts.buckets().map(|(end, count)| (micros(end), count));
+            (row_name(row).to_owned(), pairs.collect())
         };
-        json!({
-            "count": totals.requests(kind),
-            "bytes": totals.bytes(kind),
-            "sum_us": micros(totals.sum_ns(kind)),
-            "stages": (0..ROWS).map(buckets).collect::<Map<_, _>>(),
-        })
+        OpHistogram {
+            count: totals.requests(kind),
+            bytes: totals.bytes(kind),
+            sum_us: micros(totals.sum_ns(kind)),
+            stages: (0..ROWS).map(buckets).collect(),
+        }
     })
 }
 
@@ -78,15 +80,14 @@ mod tests {
         table.record(LatencyOp::Read, 4096, 5_000_000, WaitTimes::NONE);
         totals.add(&table);
         let summary = summary(&totals);
-        assert_eq!(summary.as_object().map(Map::len), Some(1));
+        assert_eq!(summary.len(), 1);
         let total = &summary["read"]["total"];
-        assert_eq!((&total["count"], &total["p99_us"]), (&json!(100), &json!(1.023)));
-        assert_eq!(total["max_us"], json!(5242.879));
-        assert_eq!(summary["read"]["device"]["count"], json!(100));
-        assert_eq!(compact(&totals)["read"].as_object().map(Map::len), Some(1));
+        assert_eq!((total.count, total.p99_us, total.max_us), (100, 1.023, 5242.879));
+        assert_eq!(summary["read"]["device"].count, 100);
+        assert_eq!(compact(&totals)["read"].len(), 1);
         let read = &histograms(&totals)["read"];
-        assert_eq!(read["stages"]["total"], json!([[1.023, 99], [5242.879, 1]]));
-        assert_eq!(read["stages"]["dirty"], json!([[0.0, 100]]));
-        assert_eq!((&read["sum_us"], &read["bytes"]), (&json!(5099.0), &json!(409_600)));
+        assert_eq!(read.stages["total"], [(1.023, 99), (5242.879, 1)]);
+        assert_eq!(read.stages["dirty"], [(0.0, 100)]);
+        assert_eq!((read.sum_us, read.bytes), (5099.0, 409_600));
     }
 }

@@ -5,9 +5,9 @@
 //!                                      ^-------- answer, or a closed channel when the server has ended
 //! ```
 //!
-//! `socket` accepts clients, `client` frames lines, `rpc` is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
-//! methods, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `explain` collects what slow
-//! requests waited for, `why` makes the report, `blame` the part on who held it, `targets` latency targets, `methods` the table of methods and parameters,
+//! `socket` accepts clients, `client` frames lines, `rpc` of headworks-control is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
+//! methods, whose requests and answers are the types of headworks-control, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `explain` collects what slow
+//! requests waited for, `why` makes the report, `blame` the part on who held it, `targets` latency targets,
 //! `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
 //! `changes` adds, removes and resizes them.
 
@@ -21,11 +21,8 @@ pub mod exports;
 pub(crate) mod inventory;
 mod io_stat;
 mod latency;
-mod methods;
-mod params;
 pub(crate) mod queries;
 mod report;
-pub(crate) mod rpc;
 pub(crate) mod service;
 mod settings;
 pub(crate) mod shards;
@@ -38,6 +35,4 @@ pub(crate) mod tree;
 mod why;
 
 pub use changes::{AccessReport, ReloadReport, RetuneReport, TenantReport};
-pub use methods::{CONTROL_METHODS, ControlMethod, ControlParameter};
-pub use report::DISKSTATS_FIELDS;
 pub(crate) use socket::ControlSocket;

@@ -9,11 +9,10 @@ use headworks_core::cache::folio::BLOCK;
 use headworks_core::limits::LimitReport;
 use headworks_core::stats::TurnStats;
 use headworks_core::{Control, DeviceId, ExportId, ShardId, TenantId};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::elevator::{ServedMeanwhile, state_json};
+use super::elevator::{ServedMeanwhile, state_of};
 use super::io_stat::io_stat;
-use super::rpc::{Params, RpcFault, RpcResult};
 use super::settings::Settings;
 use super::shards::ShardLink;
 pub use super::targets::TargetTotals;
@@ -30,6 +29,8 @@ use crate::messages::query::{
 };
 use crate::option_table::OptionTable;
 use crate::tenant::{NONE, TenantName};
+use headworks_control::methods::Values;
+use headworks_control::{RpcFault, RpcResult, answers};
 use headworks_front::limits::LimitTarget;
 
 /// Wait times by export, for exports that had a client.
@@ -114,9 +115,9 @@ impl Queries {
     ///
     /// # Errors
     /// `ENOENT` if there is none.
-    pub fn get(&self, path: &str) -> RpcResult {
+    pub fn get(&self, path: &str) -> Result<Values, RpcFault> {
         let (path, tree) = (path.trim_matches('/'), self.tree.current());
-        let mut values = Params::new();
+        let mut values = Values::new();
         let mut uses: Option<BTreeMap<TenantId, CacheUse>> = None;
         let mut device_before: Option<(DeviceId, DeviceReport)> = None;
         let mut of_tenants = None;
@@ -213,14 +214,14 @@ impl Queries {
         if values.is_empty() && path != root {
             return Err(tree.no_entry(path));
         }
-        Ok(Value::Object(values))
+        Ok(values)
     }
 
     /// State of a device's elevator.
     fn elevator_state(&self, tree: &Tree, device: DeviceId) -> RpcResult {
         let name = |export| tree.entry(export).map(|entry| entry.shown_name().to_owned());
         match self.shards.elevator(tree, device)? {
-            Some(state) => Ok(state_json(&state, name)),
+            Some(state) => headworks_control::reply(&state_of(&state, name)),
             None => {
                 let scheduler = self.shards.device(tree, device)?.options.scheduler.name();
                 let message = format!("the scheduler {scheduler} has no state; bfq has");
@@ -373,7 +374,11 @@ impl Queries {
 
     /// Discards the blocks of an export whose write-back failed and lets its flushes succeed again. Without `confirm`, an
     /// export that has something to lose is reported and left as it is.
-    pub fn discard_failed(&self, name: &str, confirm: bool) -> RpcResult {
+    pub fn discard_failed(
+        &self,
+        name: &str,
+        confirm: bool,
+    ) -> Result<answers::Discarded, RpcFault> {
         let tree = self.tree.current();
         let entry = tree.find_export(name)?;
         let ExportNode { volume, home, .. } = *entry;
@@ -395,34 +400,35 @@ impl Queries {
                 );
             }
         }
-        Ok(json!({
-            "export": name,
-            "was_suspect": report.suspect,
-            "unflushed": report.unflushed,
-            "failed_bytes": bytes,
-            "discarded": confirm && (report.suspect || bytes > 0),
-        }))
+        Ok(answers::Discarded {
+            export: name.to_owned(),
+            was_suspect: report.suspect,
+            unflushed: report.unflushed,
+            failed_bytes: bytes,
+            discarded: confirm && (report.suspect || bytes > 0),
+        })
     }
 
     /// Ranges of an export that could not be written back.
-    pub fn failed(&self, name: &str) -> RpcResult {
+    pub fn failed(&self, name: &str) -> Result<answers::FailedRanges, RpcFault> {
         let tree = self.tree.current();
         let entry = tree.find_export(name)?;
         let volume = entry.volume;
         let ranges =
             self.shards.ask(entry.home, |answer| ControlQuery::Failed { volume, answer })?;
-        Ok(json!({ "export": entry.shown_name(), "ranges": report::failed(&ranges) }))
+        let export = entry.shown_name().to_owned();
+        Ok(answers::FailedRanges { export, ranges: report::failed(&ranges) })
     }
 
     /// Statistics of exports, devices, caches and turns.
-    pub fn stats(&self) -> RpcResult {
+    pub fn stats(&self) -> Result<answers::Stats, RpcFault> {
         let tree = self.tree.current();
         let mut reports: Vec<(DeviceId, DeviceReport)> = Vec::new();
         for DeviceNode { id, .. } in &tree.devices {
             reports.extend(self.device_if_there(&tree, *id)?.map(|report| (*id, report)));
         }
         let latencies = self.latencies()?;
-        let mut exports = Params::new();
+        let mut exports = BTreeMap::new();
         for entry in &tree.exports {
             let volume = entry.volume;
             let report = self
@@ -432,56 +438,51 @@ impl Queries {
             let report: VolumeReport = report;
             let device = reports.iter().find(|(device, _)| *device == entry.device);
             let Some((_, DeviceReport { options, .. })) = device else { continue };
-            let mut value = report::export(entry, self.settings.of(entry.id), options, &report);
-            value["tenant"] = self.settings.tenant_of(entry.id).map(|name| name.to_string()).into();
-            value["latency"] = latencies
-                .get(&entry.id)
-                .map_or(json!({}), |report| latency::summary(&report.totals));
-            exports.insert(entry.shown_name().to_owned(), value);
+            let setting = (self.settings.of(entry.id), self.settings.tenant_of(entry.id));
+            let latency = latencies.get(&entry.id);
+            let row = report::export(entry, setting, options, &report, latency);
+            exports.insert(entry.shown_name().to_owned(), row);
         }
-        let devices: Params = reports
-            .iter()
-            .map(|(device, table)| (device_name(*device), report::device(table)))
-            .collect();
-        let turns = self.turns()?;
+        let devices = reports.iter();
+        let devices = devices.map(|(device, table)| (device_name(*device), report::device(table)));
         let caches = self.caches()?;
-        Ok(json!({
-            "seconds": self.started.elapsed().as_secs_f64(),
-            "exports": exports,
-            "devices": devices,
-            "cache": report::cache(&caches),
-            "dirty": report::dirty(&caches),
-            "buffers": report::buffers(&self.buffers()?),
-            "turns": report::turns(&turns),
-            "connections": self.connections()?,
-        }))
+        Ok(answers::Stats {
+            devices: devices.collect(),
+            exports,
+            connections: self.connections()?,
+            seconds: self.started.elapsed().as_secs_f64(),
+            turns: report::turns(&self.turns()?),
+            cache: report::cache(&caches),
+            dirty: report::dirty(&caches),
+            buffers: report::buffers(&self.buffers()?),
+        })
     }
 
     /// Counters of every device with the fields of `/proc/diskstats`.
-    pub fn diskstats(&self) -> RpcResult {
+    pub fn diskstats(&self) -> Result<Vec<answers::DiskRow>, RpcFault> {
         let (mut lines, tree) = (Vec::new(), self.tree.current());
         for DeviceNode { id, .. } in &tree.devices {
             let report = self.device_if_there(&tree, *id)?;
             lines.extend(report.map(|report| report::diskstats(*id, &report)));
         }
-        Ok(Value::Array(lines))
+        Ok(lines)
     }
 
     /// One row for each connection.
-    pub fn connections(&self) -> RpcResult {
+    pub fn connections(&self) -> Result<Vec<answers::Connection>, RpcFault> {
         let (list, tree) = (self.list_connections()?, self.tree.current());
         let shown = list.iter().map(|(shard, connection)| {
-            let name = |export| tree.entry(export).map(ExportNode::shown_name);
-            json!({
-                "id": connection.id,
-                "peer": connection.peer,
-                "listener": connection.listener.as_deref(),
-                "shard": shard.0,
-                "export": connection.chosen.and_then(|(export, _)| name(export)),
-                "ioprio": connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
-                "in_flight": connection.in_flight,
-                "latency": connection.latency.as_ref().map(|table| latency::compact(&table.into())),
-            })
+            let name = |export| Some(tree.entry(export)?.shown_name().to_owned());
+            answers::Connection {
+                id: connection.id,
+                peer: connection.peer.clone(),
+                listener: connection.listener.as_deref().map(str::to_owned),
+                shard: shard.0,
+                export: connection.chosen.and_then(|(export, _)| name(export)),
+                ioprio: connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
+                in_flight: connection.in_flight,
+                latency: connection.latency.as_ref().map(|table| latency::compact(&table.into())),
+            }
         });
         Ok(shown.collect())
     }
@@ -537,17 +538,21 @@ impl Queries {
     }
 
     /// Histograms of one export, or of every export.
-    pub fn histograms(&self, name: Option<&str>) -> RpcResult {
+    pub fn histograms(&self, name: Option<&str>) -> Result<answers::Histograms, RpcFault> {
         let (tree, all) = (self.tree.current(), self.latencies()?);
         let ops = |entry: &ExportNode| {
-            all.get(&entry.id).map_or(json!({}), |report| latency::histograms(&report.totals))
+            let report = all.get(&entry.id);
+            report.map(|report| latency::histograms(&report.totals)).unwrap_or_default()
         };
+        let none = answers::Histograms::default();
         if let Some(name) = name {
             let entry = tree.find_export(name)?;
-            return Ok(json!({ "export": entry.shown_name(), "ops": ops(entry) }));
+            let (export, ops) = (Some(entry.shown_name().to_owned()), Some(ops(entry)));
+            return Ok(answers::Histograms { export, ops, ..none });
         }
         let one = |entry: &ExportNode| (entry.shown_name().to_owned(), ops(entry));
-        Ok(json!({ "exports": tree.exports.iter().map(one).collect::<Params>() }))
+        let exports = Some(tree.exports.iter().map(one).collect());
+        Ok(answers::Histograms { exports, ..none })
     }
 
     /// What limits and latency targets have counted.

@@ -4,44 +4,29 @@
 //! write-zeroes count as writes as in Linux. A request is counted from the plug to its completion; requests of other
 //! shards from their arrival at the device's shard.
 
+use std::collections::BTreeMap;
+
 use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
 use headworks_core::stats::{OpStats, Stage, TurnRow, TurnStats, VolumeStats};
 use headworks_core::writeback::{DirtyStats, DirtyTunable};
 use headworks_core::{DeviceId, Op, QueueOptions};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use super::exports::ExportNow;
+use super::latency;
 use super::tree::{ExportNode, device_name};
 use crate::messages::query::{
-    BufferStats, CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport,
+    BufferStats, CacheReport, DeviceReport, FailedRange, LatencyReport, OpCounts, VolumeReport,
 };
+use crate::tenant::TenantName;
+use headworks_control::answers;
+use headworks_control::shape::Sum;
 
 /// Major device number for local and experimental use.
 const MAJOR: u32 = 240;
 
 const MS: u64 = 1_000_000;
-
-/// Names of the fields after the device name in /proc/diskstats.
-pub const DISKSTATS_FIELDS: [&str; 17] = [
-    "rd_ios",
-    "rd_merges",
-    "rd_sectors",
-    "rd_ticks",
-    "wr_ios",
-    "wr_merges",
-    "wr_sectors",
-    "wr_ticks",
-    "in_flight",
-    "io_ticks",
-    "time_in_queue",
-    "dc_ios",
-    "dc_merges",
-    "dc_sectors",
-    "dc_ticks",
-    "fl_ios",
-    "fl_ticks",
-];
 
 /// A value as sysfs shows it: a number, or words with the chosen one in brackets.
 pub fn value(tunable: Tunable, value: u64) -> Value {
@@ -63,8 +48,8 @@ pub fn dirty_value(tunable: DirtyTunable, value: u64) -> Value {
 }
 
 /// Sum of the request buffers of all shards.
-pub fn buffers(shards: &[BufferStats]) -> Value {
-    total(shards.iter().map(|stats| {
+pub fn buffers(shards: &[BufferStats]) -> answers::BufferStats {
+    let all = shards.iter().map(|stats| {
         // No `..`: every counter must be listed.
         let BufferStats {
             size,
@@ -77,31 +62,32 @@ pub fn buffers(shards: &[BufferStats]) -> Value {
             blocks_cut,
             closed,
         } = *stats;
-        json!({
-            "size": size,
-            "taken": taken,
-            "waiting": waiting,
-            "waits": waits,
-            "dropped_replies": dropped_replies,
-            "dropped_bytes": dropped_bytes,
-            "payloads_written_early": payloads_written_early,
-            "blocks_cut": blocks_cut,
-            "closed": closed,
-        })
-    }))
+        answers::BufferStats {
+            size: size as u64,
+            taken: taken as u64,
+            waiting: waiting as u64,
+            waits,
+            dropped_replies,
+            dropped_bytes,
+            payloads_written_early,
+            blocks_cut,
+            closed,
+        }
+    });
+    Sum::total(all).unwrap_or_default()
 }
 
-/// Sum of the caches of all shards; null without a cache.
-pub fn cache(shards: &[CacheReport]) -> Value {
-    total(shards.iter().filter_map(|shard| shard.cache).map(cache_of))
+/// Sum of the caches of all shards; none without a cache.
+pub fn cache(shards: &[CacheReport]) -> Option<answers::CacheStats> {
+    Sum::total(shards.iter().filter_map(|shard| shard.cache).map(cache_of))
 }
 
-/// Sum of dirty counters under the names of /proc/vmstat, in blocks of 4 KiB; null without a cache.
-pub fn dirty(shards: &[CacheReport]) -> Value {
-    total(shards.iter().filter_map(|shard| shard.dirty).map(dirty_of))
+/// Sum of dirty counters under the names of /proc/vmstat, in blocks of 4 KiB; none without a cache.
+pub fn dirty(shards: &[CacheReport]) -> Option<answers::DirtyStats> {
+    Sum::total(shards.iter().filter_map(|shard| shard.dirty).map(dirty_of))
 }
 
-fn cache_of(stats: CacheStats) -> Value {
+fn cache_of(stats: CacheStats) -> answers::CacheStats {
     // No `..`: every counter must be listed.
     let CacheStats {
         room,
@@ -137,56 +123,49 @@ fn cache_of(stats: CacheStats) -> Value {
         flushes,
         flushes_failed,
     } = stats;
-    json!({
-        "room": room,
-        "units": units,
-        "free": free,
-        "resident": resident,
-        "folios": folios,
-        "hits": hits,
-        "misses": misses,
-        "fills": fills,
-        "filled": filled,
-        "fills_partial": fills_partial,
-        "writeouts": writeouts,
-        "written": written,
-        "written_for": {
-            "background": for_background,
-            "age": for_age,
-            "sync": for_sync,
-            "frames": for_frames,
-            "writers": for_writers,
+    answers::CacheStats {
+        room,
+        units,
+        free,
+        resident,
+        folios: folios.to_vec(),
+        hits,
+        misses,
+        fills,
+        filled,
+        fills_partial,
+        writeouts,
+        written,
+        written_for: answers::WrittenFor {
+            background: for_background,
+            age: for_age,
+            sync: for_sync,
+            frames: for_frames,
+            writers: for_writers,
         },
-        "failed": failed,
-        "held": held,
-        "shadowed": shadowed,
-        "shadows": shadows,
-        "discarded_dirty": discarded_dirty,
-        "direct_dirty": direct_dirty,
-        "read_before_write": read_before_write,
-        "evicted_folios": evicted_folios,
-        "evicted": evicted,
-        "ghost_hits": ghost_hits,
-        "dropped_behind": dropped_behind,
-        "read_ahead": read_ahead,
-        "read_ahead_wasted": read_ahead_wasted,
-        "waits": {
-            "frames": frames,
-            "credit": credit,
-            "pause": pause,
-            "shadow": shadow,
-            "range": range,
-            "folio": folio,
-        },
-        "closed_paused": closed_paused,
-        "index_operations": index_operations,
-        "index_probes": index_probes,
-        "flushes": flushes,
-        "flushes_failed": flushes_failed,
-    })
+        failed,
+        held,
+        shadowed,
+        shadows,
+        discarded_dirty,
+        direct_dirty,
+        read_before_write,
+        evicted_folios,
+        evicted,
+        ghost_hits,
+        dropped_behind,
+        read_ahead,
+        read_ahead_wasted,
+        waits: answers::CacheWaits { frames, credit, pause, shadow, range, folio },
+        closed_paused,
+        index_operations,
+        index_probes,
+        flushes,
+        flushes_failed,
+    }
 }
 
-fn dirty_of(stats: DirtyStats) -> Value {
+fn dirty_of(stats: DirtyStats) -> answers::DirtyStats {
     let DirtyStats {
         nr_dirty,
         nr_writeback,
@@ -202,70 +181,59 @@ fn dirty_of(stats: DirtyStats) -> Value {
         refused,
         traces_lost,
     } = stats;
-    json!({
-        "nr_dirty": nr_dirty,
-        "nr_writeback": nr_writeback,
-        "reserved": reserved,
-        "nr_dirtied": nr_dirtied,
-        "nr_written": nr_written,
-        "nr_dirty_threshold": nr_dirty_threshold,
-        "nr_dirty_background_threshold": nr_dirty_background_threshold,
-        "writers": writers,
-        "pauses": pauses,
-        "paused_ns": paused_ns,
-        "pauses_continued": pauses_continued,
-        "refused": refused,
-        "traces_lost": traces_lost,
-    })
-}
-
-/// Adds tables of the same shape number by number; null if there are none.
-fn total(tables: impl Iterator<Item = Value>) -> Value {
-    tables.reduce(sum_of).unwrap_or(Value::Null)
-}
-
-fn sum_of(one: Value, other: Value) -> Value {
-    match (one, other) {
-        (Value::Object(one), Value::Object(mut other)) => {
-            let add = |(name, value)| {
-                let more = other.get_mut(&name).map_or(Value::Null, Value::take);
-                (name, sum_of(value, more))
-            };
-            Value::Object(one.into_iter().map(add).collect())
-        }
-        (Value::Array(one), Value::Array(other)) => {
-            one.into_iter().zip(other).map(|(one, other)| sum_of(one, other)).collect()
-        }
-        (one, other) => {
-            let number = |value: &Value| value.as_u64().unwrap_or_default();
-            number(&one).saturating_add(number(&other)).into()
-        }
+    answers::DirtyStats {
+        nr_dirty,
+        nr_writeback,
+        reserved,
+        nr_dirtied,
+        nr_written,
+        nr_dirty_threshold,
+        nr_dirty_background_threshold,
+        writers,
+        pauses,
+        paused_ns,
+        pauses_continued,
+        refused,
+        traces_lost,
     }
 }
 
 /// Ranges that could not be written back.
-pub fn failed(ranges: &[FailedRange]) -> Value {
+pub fn failed(ranges: &[FailedRange]) -> Vec<answers::FailedRange> {
     let range = |range: &FailedRange| {
         let error = range.error.to_string();
-        json!({ "offset": range.offset, "bytes": range.len, "error": error })
+        answers::FailedRange { offset: range.offset, bytes: range.len, error }
     };
     ranges.iter().map(range).collect()
 }
 
 /// Counters of /proc/diskstats by name.
-pub fn diskstats(device: DeviceId, report: &DeviceReport) -> Value {
+pub fn diskstats(device: DeviceId, report: &DeviceReport) -> answers::DiskRow {
     let of = |op: Op| report.ops[op as usize];
     let (read, discard, flush) = (of(Op::Read), of(Op::Discard), of(Op::Flush));
     let write = sum(of(Op::Write), of(Op::WriteZeroes));
-    let four = |c: OpCounts| [c.requests, c.merges, c.bytes / 512, c.time_ns / MS];
-    let ticks = [read, write, discard, flush].iter().map(|counts| counts.time_ns / MS).sum();
-    let now = [report.queue.in_flight.into(), report.busy_ns / MS, ticks];
-    let parts: [&[u64]; 5] =
-        [&four(read), &four(write), &now, &four(discard), &[flush.requests, flush.time_ns / MS]];
-    let names = DISKSTATS_FIELDS.iter().map(|name| (*name).to_owned());
-    let values = parts.concat().into_iter().map(Value::from);
-    let fields: Map<String, Value> = names.zip(values).collect();
-    json!({ "name": device_name(device), "major": MAJOR, "minor": device.0, "fields": fields })
+    let [rd_ticks, wr_ticks, dc_ticks, fl_ticks] =
+        [read, write, discard, flush].map(|counts| counts.time_ns / MS);
+    let fields = answers::DiskCounters {
+        rd_ios: read.requests,
+        rd_merges: read.merges,
+        rd_sectors: read.bytes / 512,
+        rd_ticks,
+        wr_ios: write.requests,
+        wr_merges: write.merges,
+        wr_sectors: write.bytes / 512,
+        wr_ticks,
+        in_flight: report.queue.in_flight.into(),
+        io_ticks: report.busy_ns / MS,
+        time_in_queue: rd_ticks + wr_ticks + dc_ticks + fl_ticks,
+        dc_ios: discard.requests,
+        dc_merges: discard.merges,
+        dc_sectors: discard.bytes / 512,
+        dc_ticks,
+        fl_ios: flush.requests,
+        fl_ticks,
+    };
+    answers::DiskRow { name: device_name(device), major: MAJOR, minor: device.0, fields }
 }
 
 fn sum(a: OpCounts, b: OpCounts) -> OpCounts {
@@ -278,65 +246,62 @@ fn sum(a: OpCounts, b: OpCounts) -> OpCounts {
 }
 
 /// Statistics of a device's queue and tags.
-pub fn device(report: &DeviceReport) -> Value {
+pub fn device(report: &DeviceReport) -> answers::DeviceStats {
     let DeviceReport { options, queue, tags, .. } = report;
-    let ratio = match queue.issued {
-        0 => Value::Null,
-        issued => (queue.sequential as f64 / issued as f64).into(),
-    };
-    let cost = queue.cost.base_ns();
-    json!({
-        "scheduler": options.scheduler.name(),
-        "device_state": report.state.name(),
-        "queue": {
-            "issued": queue.issued,
-            "sequential": queue.sequential,
-            "sequential_ratio": ratio,
-            "in_flight": queue.in_flight,
-            "busy_ns": report.busy_ns,
+    let ratio = queue.sequential as f64 / queue.issued.max(1) as f64;
+    let (cost, bytes) = (queue.cost.base_ns(), queue.cost.byte_ps());
+    answers::DeviceStats {
+        scheduler: options.scheduler.name().to_owned(),
+        device_state: report.state.name().to_owned(),
+        queue: answers::QueueStats {
+            issued: queue.issued,
+            sequential: queue.sequential,
+            sequential_ratio: (queue.issued > 0).then_some(ratio),
+            in_flight: queue.in_flight,
+            busy_ns: report.busy_ns,
         },
-        "depth": queue.depth.map(|depth| json!({
-            "limit_kb": depth.limit >> 10,
-            "command_max_kb": depth.command_max >> 10,
-            "trials": depth.trials,
-            "too_small": depth.too_small,
-        })),
-        "cost": {
-            "read_ns": cost[0],
-            "read_sequential_ns": cost[1],
-            "read_ps_per_byte": queue.cost.byte_ps()[0],
-            "write_ns": cost[2],
-            "write_sequential_ns": cost[3],
-            "write_ps_per_byte": queue.cost.byte_ps()[1],
+        depth: queue.depth.map(|depth| answers::DepthStats {
+            limit_kb: depth.limit >> 10,
+            command_max_kb: depth.command_max >> 10,
+            trials: depth.trials,
+            too_small: depth.too_small,
+        }),
+        cost: answers::CommandCosts {
+            read_ns: cost[0],
+            read_sequential_ns: cost[1],
+            read_ps_per_byte: bytes[0],
+            write_ns: cost[2],
+            write_sequential_ns: cost[3],
+            write_ps_per_byte: bytes[1],
         },
-        "tags": {
-            "depth": report.tags_depth,
-            "free": report.tags_free,
-            "asks": tags.requests,
-            "waits": tags.waits,
-            "grants": tags.grants,
-            "barging_prevented": tags.barging_prevented,
-            "barged": tags.barged,
-            "longest_wait_ns": tags.longest_wait_ns,
-            "wakes": tags.wakes,
-            "woken": tags.woken,
-            "idle_max": tags.idle_max,
-            "idle_tag_ns": tags.idle_tag_ns,
+        tags: answers::TagStats {
+            depth: report.tags_depth,
+            free: report.tags_free,
+            asks: tags.requests,
+            waits: tags.waits,
+            grants: tags.grants,
+            barging_prevented: tags.barging_prevented,
+            barged: tags.barged,
+            longest_wait_ns: tags.longest_wait_ns,
+            wakes: tags.wakes,
+            woken: tags.woken,
+            idle_max: tags.idle_max,
+            idle_tag_ns: tags.idle_tag_ns,
         },
-    })
+    }
 }
 
 /// Plug statistics of all shards, by the number of bios in a turn.
-pub fn turns(shards: &[TurnStats]) -> Value {
+pub fn turns(shards: &[TurnStats]) -> Vec<answers::Turns> {
     let row = |row: usize| {
         let of =
             |count: fn(&TurnRow) -> u64| shards.iter().map(|s| count(&s.rows[row])).sum::<u64>();
-        json!({
-            "bios_in_turn": TurnStats::label(row),
-            "turns": of(|row| row.turns),
-            "bios": of(|row| row.bios),
-            "merges": of(|row| row.merges),
-        })
+        answers::Turns {
+            bios_in_turn: TurnStats::label(row).to_owned(),
+            turns: of(|row| row.turns),
+            bios: of(|row| row.bios),
+            merges: of(|row| row.merges),
+        }
     };
     (0..TurnStats::default().rows.len()).map(row).collect()
 }
@@ -344,56 +309,56 @@ pub fn turns(shards: &[TurnStats]) -> Value {
 /// Statistics of an export; exports of one file show the same volume. A device without a volatile cache needs no flush.
 pub fn export(
     entry: &ExportNode,
-    now: ExportNow,
+    (now, tenant): (ExportNow, Option<TenantName>),
     options: &QueueOptions,
     report: &VolumeReport,
-) -> Value {
+    latency: Option<&LatencyReport>,
+) -> answers::ExportStats {
     let held = report.stats.used();
-    json!({
-        "device": device_name(entry.device),
-        "volume": entry.volume.0,
-        "read_only": entry.read_only,
-        "weight": now.options.weight,
-        "ioprio": now.options.ioprio.to_string(),
-        "cache": entry.mode.name(),
-        "on_error": entry.on_error.name(),
-        "unflushed": if options.write_cache { report.unflushed } else { 0 },
-        "suspect": report.suspect,
-        "held": { "tag_ns": held.tag_ns, "device_ns": held.device_ns },
-        "ops": ops(&report.stats),
-    })
+    answers::ExportStats {
+        device: device_name(entry.device),
+        volume: entry.volume.0,
+        read_only: entry.read_only,
+        tenant: tenant.map(|name| name.to_string()),
+        weight: now.options.weight,
+        ioprio: now.options.ioprio.to_string(),
+        cache: entry.mode.name().to_owned(),
+        on_error: entry.on_error.name().to_owned(),
+        unflushed: if options.write_cache { report.unflushed } else { 0 },
+        suspect: report.suspect,
+        held: answers::DeviceUse { tag_ns: held.tag_ns, device_ns: held.device_ns },
+        ops: ops(&report.stats),
+        latency: latency.map(|report| latency::summary(&report.totals)).unwrap_or_default(),
+    }
 }
 
 /// A row for each operation that occurred.
-fn ops(stats: &VolumeStats) -> Value {
+fn ops(stats: &VolumeStats) -> BTreeMap<String, answers::OpStats> {
     let rows = Op::ALL.into_iter().zip(&stats.ops);
     let happened = rows.filter(|(_, row)| row.bios > 0 || row.requests > 0);
-    let rows: Map<String, Value> =
-        happened.map(|(op, row)| (op.name().to_owned(), op_row(row))).collect();
-    Value::Object(rows)
+    happened.map(|(op, row)| (op.name().to_owned(), op_row(row))).collect()
 }
 
-fn op_row(row: &OpStats) -> Value {
+fn op_row(row: &OpStats) -> answers::OpStats {
     let stage = |stage: Stage| {
         let times = &row.stages[stage as usize];
-        let percentiles = json!({
-            "p50_ns": times.percentile(500),
-            "p90_ns": times.percentile(900),
-            "p99_ns": times.percentile(990),
-            "p999_ns": times.percentile(999),
-        });
+        let percentiles = answers::StagePercentiles {
+            p50_ns: times.percentile(500),
+            p90_ns: times.percentile(900),
+            p99_ns: times.percentile(990),
+            p999_ns: times.percentile(999),
+        };
         (stage.name().to_owned(), percentiles)
     };
-    let stages: Map<String, Value> = Stage::ALL.into_iter().map(stage).collect();
-    json!({
-        "bios": row.bios,
-        "requests": row.requests,
-        "merges": row.merges,
-        "bytes": row.bytes,
-        "errors": row.errors,
-        "time_ns": row.time_ns,
-        "stages": stages,
-    })
+    answers::OpStats {
+        bios: row.bios,
+        requests: row.requests,
+        merges: row.merges,
+        bytes: row.bytes,
+        errors: row.errors,
+        time_ns: row.time_ns,
+        stages: Stage::ALL.into_iter().map(stage).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -422,7 +387,8 @@ mod tests {
             ops: [counts(1), counts(2), counts(3), counts(4), counts(5), counts(6), counts(7)],
         };
         let line = diskstats(DeviceId(3), &report);
-        let fields = line["fields"].as_object().unwrap();
+        let fields = serde_json::to_value(&line.fields).unwrap();
+        let fields = fields.as_object().unwrap();
         let expected: [(&str, u64); 17] = [
             ("rd_ios", 1),
             ("rd_merges", 10),
@@ -442,11 +408,11 @@ mod tests {
             ("fl_ios", 3),
             ("fl_ticks", 3_000),
         ];
-        for ((name, value), own) in expected.into_iter().zip(DISKSTATS_FIELDS) {
-            assert_eq!((name, &fields[name]), (own, &json!(value)));
+        for ((name, value), own) in expected.into_iter().zip(answers::DiskCounters::NAMES) {
+            assert_eq!((name, &fields[name]), (*own, &Value::from(value)));
         }
         assert_eq!(fields.len(), expected.len());
-        assert_eq!((&line["name"], &line["minor"]), (&json!("hw3"), &json!(3)));
+        assert_eq!((&*line.name, line.minor), ("hw3", 3));
     }
 
     #[test]
@@ -456,13 +422,12 @@ mod tests {
         let some = DirtyStats { nr_dirty: 7, nr_dirty_threshold: 9, ..Default::default() };
         let with = CacheReport { cache: Some(cached), dirty: Some(some) };
         let both = [with, CacheReport::default(), with];
-        let sum = cache(&both);
-        assert_eq!((&sum["units"], &sum["hits"]), (&json!(6), &json!(10)));
-        assert_eq!((&sum["folios"][9], &sum["waits"]["credit"]), (&json!(4), &json!(8)));
-        let sum = dirty(&both);
-        assert_eq!((&sum["nr_dirty"], &sum["nr_dirty_threshold"]), (&json!(14), &json!(18)));
+        let sum = cache(&both).unwrap();
+        assert_eq!((sum.units, sum.hits, sum.folios[9], sum.waits.credit), (6, 10, 4, 8));
+        let sum = dirty(&both).unwrap();
+        assert_eq!((sum.nr_dirty, sum.nr_dirty_threshold), (14, 18));
         let none = [CacheReport::default()];
-        assert_eq!((cache(&none), dirty(&none)), (Value::Null, Value::Null));
+        assert_eq!((cache(&none), dirty(&none)), (None, None));
     }
 
     #[test]
@@ -470,9 +435,8 @@ mod tests {
         let mut shards = [TurnStats::default(); 2];
         shards[0].rows[1] = TurnRow { turns: 2, bios: 5, merges: 3 };
         shards[1].rows[1] = TurnRow { turns: 1, bios: 2, merges: 1 };
-        let expected = json!({ "bios_in_turn": "2-3", "turns": 3, "bios": 7, "merges": 4 });
-        assert_eq!(turns(&shards)[1], expected);
-        assert_eq!(turns(&shards).as_array().map(Vec::len), Some(7));
+        let expected = answers::Turns { bios_in_turn: "2-3".into(), turns: 3, bios: 7, merges: 4 };
+        assert_eq!((&turns(&shards)[1], turns(&shards).len()), (&expected, 7));
     }
 
     #[test]

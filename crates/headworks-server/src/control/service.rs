@@ -7,15 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DeviceId, ExportId, ShardConfig, VolumeId};
-use serde_json::{Value, json};
 
 use super::changes::LiveChanges;
 use super::exports::{Export, Exports};
 use super::inventory::Inventory;
-use super::methods;
-use super::params::{optional_text, slow_filter, text, values};
 use super::queries::Queries;
-use super::rpc::{Params, RpcFault, RpcResult};
 use super::settings::Settings;
 use super::shards::ShardLink;
 use super::tree::{DeviceNode, ExportNode, Tree, TreeCell};
@@ -23,12 +19,16 @@ use crate::assemble::tenant_spec::find_tenant;
 use crate::assemble::{Assembly, ExportSource, ExportSpec, cache_shares};
 use crate::config::ConfigFile;
 use crate::handover::{AnswerGuard, Takeover, UpgradeHook};
+use crate::latency::LatencyOp;
+use crate::latency::slow::SlowFilter;
 use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
 use crate::log_level::{LOG_LEVELS, LogLevel};
 use crate::options::ServerOptions;
 use crate::reload_request::{ReloadHook, ReloadOutcome};
 use crate::shared::ServerShared;
+use headworks_control::methods::{self, Method, Request};
+use headworks_control::{Params, RpcFault, RpcResult, answers, reply};
 
 /// The service behind the control socket, shared by all of its clients.
 pub struct ControlService {
@@ -186,7 +186,7 @@ impl ControlService {
     /// Carries out the method `upgrade`. After it the process may exit, so the client's thread holds the guard until it has sent
     /// the answer.
     pub fn upgrade(&self, params: &Params) -> (RpcResult, Option<AnswerGuard>) {
-        if let Err(fault) = methods::check("upgrade", params) {
+        if let Err(fault) = methods::Upgrade::read(params) {
             return (Err(fault), None);
         }
         let Some(hook) = &self.upgrade else {
@@ -196,15 +196,16 @@ impl ControlService {
         let (result, guard) = hook.ask();
         let millis = |time: std::time::Duration| time.as_millis() as u64;
         let result = result
-            .map(|done| {
-                json!({ "pid": done.pid, "ms": millis(done.took), "paused_ms": millis(done.paused) })
-            })
-            .map_err(|refusal| RpcFault::refused(refusal.errno, refusal.message));
+            .map_err(|refusal| RpcFault::refused(refusal.errno, refusal.message))
+            .and_then(|done| {
+                let (ms, paused_ms) = (millis(done.took), millis(done.paused));
+                reply(&answers::Upgraded { pid: done.pid, ms, paused_ms })
+            });
         (result, Some(guard))
     }
 
     /// Carries out the method `reload`. Problems of the files are part of its result.
-    fn reload(&self) -> RpcResult {
+    fn reload(&self) -> Result<answers::Reloaded, RpcFault> {
         let Some(hook) = &self.reload else {
             let message = "this program has no configuration to load again";
             return Err(RpcFault::refused("ENOTSUP", message));
@@ -212,10 +213,7 @@ impl ControlService {
         let outcome = hook.ask().map_err(|busy| RpcFault::refused("EBUSY", busy))?;
         let ReloadOutcome { problems, changed, refused, failed, restart } = outcome;
         let reloaded = problems.is_empty();
-        Ok(
-            json!({ "reloaded": reloaded, "problems": problems, "changed": changed, "refused": refused,
-            "failed": failed, "restart": restart }),
-        )
+        Ok(answers::Reloaded { reloaded, problems, changed, refused, failed, restart })
     }
 
     /// Carries out a method of the control socket.
@@ -223,52 +221,93 @@ impl ControlService {
     /// # Errors
     /// The error that the client is sent.
     pub fn call(&self, method: &str, params: &Params) -> RpcResult {
-        methods::check(method, params)?;
-        match method {
-            "get" => self.queries.get(optional_text(params, "path")?.unwrap_or_default()),
-            "set" => self.settings.set_all(&values(params)?),
-            "stats" => self.queries.stats(),
-            "diskstats" => self.queries.diskstats(),
-            "connections" => self.queries.connections(),
-            "listeners" => Ok(self.changes.listeners(&self.queries.clients_by_listener()?)),
-            "discard-failed" => {
-                let confirm = match params.get("confirm") {
-                    None => false,
-                    Some(Value::Bool(confirm)) => *confirm,
-                    Some(_) => return Err(RpcFault::params("confirm must be true or false")),
-                };
-                self.queries.discard_failed(text(params, "export")?, confirm)
+        let (queries, changes) = (&self.queries, &self.changes);
+        match Method::find(method)? {
+            Method::Get => carry_out(params, |asked: methods::Get| {
+                queries.get(asked.path.as_deref().unwrap_or_default())
+            }),
+            Method::Set => carry_out(params, |asked: methods::Set| {
+                self.settings.set_all(&asked.assignments()?)
+            }),
+            Method::Stats => carry_out(params, |_: methods::Stats| queries.stats()),
+            Method::Diskstats => carry_out(params, |_: methods::Diskstats| queries.diskstats()),
+            Method::Histograms => carry_out(params, |asked: methods::Histograms| {
+                queries.histograms(asked.export.as_deref())
+            }),
+            Method::Why => carry_out(params, |asked: methods::Why| {
+                queries.why(asked.export.as_deref(), slow_filter(&asked))
+            }),
+            Method::Connections => {
+                carry_out(params, |_: methods::Connections| queries.connections())
             }
-            "histograms" => self.queries.histograms(optional_text(params, "export")?),
-            "why" => self.queries.why(optional_text(params, "export")?, slow_filter(params)?),
-            "failed" => self.queries.failed(text(params, "export")?),
-            "diff" => self.changes.diff(),
-            "exports" => self.changes.exports(&self.queries.node_counts()?),
-            "tenants" => {
-                self.changes.tenants(&self.queries.latencies()?, &self.queries.node_counts()?)
+            Method::Listeners => carry_out(params, |_: methods::Listeners| {
+                Ok(changes.listeners(&queries.clients_by_listener()?))
+            }),
+            Method::Exports => {
+                carry_out(params, |_: methods::Exports| changes.exports(&queries.node_counts()?))
             }
-            "add-tenant" => self.changes.add_tenant_by_words(params),
-            "remove-tenant" => self.changes.remove_tenant_by_words(params),
-            "add" => self.changes.add_by_words(params),
-            "remove" => self.changes.remove_by_words(params),
-            "resize" => self.changes.resize_by_words(params),
-            "drain" => self.changes.drain(params),
-            "freeze" => self.changes.freeze(params),
-            "refuse-clients" => self.changes.refuse_clients(params, true),
-            "accept-clients" => self.changes.refuse_clients(params, false),
-            "snapshot" => self.changes.snapshot(params),
-            "cut" => self.changes.cut(params),
-            "thaw" => self.changes.thaw(params),
-            "reload" => self.reload(),
-            // `upgrade` is carried out by the client's thread, see `upgrade` above.
-            "log-level" => log_level(self.log_level.as_ref(), optional_text(params, "level")?),
-            other => Err(methods::unknown(other)),
+            Method::Tenants => carry_out(params, |_: methods::Tenants| {
+                changes.tenants(&queries.latencies()?, &queries.node_counts()?)
+            }),
+            Method::AddTenant => carry_out(params, |asked: methods::AddTenant| {
+                changes.add_tenant_by_words(&asked.tenant)
+            }),
+            Method::RemoveTenant => carry_out(params, |asked: methods::RemoveTenant| {
+                changes.remove_tenant(&asked.tenant)
+            }),
+            Method::Add => carry_out(params, |asked| changes.add_by_words(&asked)),
+            Method::Remove => carry_out(params, |asked: methods::Remove| {
+                changes.remove(&asked.export, asked.force)
+            }),
+            Method::Resize => carry_out(params, |asked| changes.resize_by_words(&asked)),
+            Method::Drain => carry_out(params, |asked| changes.drain(&asked)),
+            Method::Freeze => carry_out(params, |asked| changes.freeze(&asked)),
+            Method::Thaw => carry_out(params, |asked: methods::Thaw| changes.thaw(&asked.exports)),
+            Method::Snapshot => carry_out(params, |asked| changes.snapshot(&asked)),
+            Method::Cut => carry_out(params, |asked: methods::Cut| changes.cut(&asked.export)),
+            Method::RefuseClients => carry_out(params, |asked: methods::RefuseClients| {
+                changes.refuse_clients(&asked.exports, true)
+            }),
+            Method::AcceptClients => carry_out(params, |asked: methods::AcceptClients| {
+                changes.refuse_clients(&asked.exports, false)
+            }),
+            Method::Failed => {
+                carry_out(params, |asked: methods::Failed| queries.failed(&asked.export))
+            }
+            Method::DiscardFailed => carry_out(params, |asked: methods::DiscardFailed| {
+                queries.discard_failed(&asked.export, asked.confirm)
+            }),
+            Method::Diff => carry_out(params, |_: methods::Diff| changes.diff()),
+            Method::Reload => carry_out(params, |_: methods::Reload| self.reload()),
+            // It is carried out by the client's thread, which holds the guard.
+            Method::Upgrade => self.upgrade(params).0,
+            Method::LogLevel => carry_out(params, |asked: methods::LogLevel| {
+                log_level(self.log_level.as_ref(), asked.level.as_deref())
+            }),
         }
     }
 }
 
+/// Which requests `why` considers.
+fn slow_filter(asked: &methods::Why) -> SlowFilter {
+    let all = SlowFilter::default();
+    let op = LatencyOp::ALL.into_iter().find(|op| Some(op.name()) == asked.op.0.as_deref());
+    SlowFilter { op, seconds: asked.seconds.0.unwrap_or(all.seconds) }
+}
+
+/// Reads the parameters of a method, carries it out, and writes its answer.
+fn carry_out<R: Request>(
+    params: &Params,
+    method: impl FnOnce(R) -> Result<R::Answer, RpcFault>,
+) -> RpcResult {
+    reply(&method(R::read(params)?)?)
+}
+
 /// The method `log-level`: sets the level if one is given, and shows the level in force.
-pub(super) fn log_level(switch: Option<&LogLevel>, wanted: Option<&str>) -> RpcResult {
+pub(super) fn log_level(
+    switch: Option<&LogLevel>,
+    wanted: Option<&str>,
+) -> Result<answers::LogLevel, RpcFault> {
     let Some(switch) = switch else {
         return Err(RpcFault::refused(
             "ENOTSUP",
@@ -283,5 +322,5 @@ pub(super) fn log_level(switch: Option<&LogLevel>, wanted: Option<&str>) -> RpcR
             RpcFault::refused("EINVAL", message).accepts(accepted)
         })
     });
-    Ok(json!({ "level": switch.switch(level.transpose()?) }))
+    Ok(answers::LogLevel { level: switch.switch(level.transpose()?).to_owned() })
 }

@@ -20,7 +20,6 @@ use headworks_core::{
 
 use super::exports::{ExportNow, Exports};
 use super::report;
-use super::rpc::{RpcFault, RpcResult};
 use super::shards::{NoAnswer, ShardLink, stopping};
 use super::targets::{TargetFault, refuse_tight_target};
 use super::tenants::{TenantEntry, Tenants};
@@ -33,6 +32,7 @@ use crate::messages::query::ControlQuery;
 use crate::option_table::OptionTable;
 use crate::spec::{ExportOption, ExportOptions};
 use crate::tenant::{TenantName, TenantOptions};
+use headworks_control::{RpcFault, RpcResult};
 use headworks_front::limits::LimitTarget;
 
 /// Accepted forms of limits, for errors.

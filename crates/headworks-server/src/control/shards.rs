@@ -10,13 +10,13 @@ use std::time::Duration;
 use headworks_core::elevator::ElevatorState;
 use headworks_core::{Control, DeviceId, ShardId};
 
-use super::rpc::RpcFault;
 use super::tree::{Tree, device_name};
 use crate::keeper::Keeper;
 use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, ShardCommand};
 use crate::messages::query::{ControlQuery, DeviceReport};
 use crate::shared::ServerShared;
+use headworks_control::RpcFault;
 
 /// A running shard answers within one turn; without an answer it is stuck in a device or has no CPU.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -22,10 +22,10 @@ use std::time::Duration;
 
 use headworks_core::ConfigError;
 
-use super::rpc::RpcFault;
 use super::service::ControlService;
 use super::{client, credentials};
 use crate::listen::Listener;
+use headworks_control::RpcFault;
 
 /// Most clients at once.
 const CLIENTS_MAX: usize = 16;

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use headworks_control::answers;
 use headworks_core::stats::TargetCounts;
 use headworks_core::{DeviceId, ExportId, TenantId};
-use serde_json::{Value, json};
 
-use super::rpc::RpcFault;
 use super::shards::ShardLink;
 use super::tree::{Tree, device_name};
 use super::why::{grouped, size};
 use crate::latency_target::{latency_target_word, least_target, shown_target};
 use crate::messages::query::ControlQuery;
+use headworks_control::RpcFault;
 
 /// How long a change of a target waits for the first request that shows what its device can do.
 const KNOWN_WITHIN: Duration = Duration::from_millis(200);
@@ -91,15 +91,15 @@ impl OwnTarget {
     }
 
     /// The same for programs.
-    pub fn as_json(&self) -> Value {
-        json!({
-            "target_us": self.target_us,
-            "of": self.of,
-            "kept": self.kept,
-            "requests": self.counts.ended,
-            "missed": self.counts.missed,
-            "smallest_us": self.smallest_ns.map(|ns| ns as f64 / 1e3),
-        })
+    pub fn answer(&self) -> answers::OwnTarget {
+        answers::OwnTarget {
+            target_us: self.target_us,
+            of: self.of.clone(),
+            kept: self.kept,
+            requests: self.counts.ended,
+            missed: self.counts.missed,
+            smallest_us: self.smallest_ns.map(|ns| ns as f64 / 1e3),
+        }
     }
 }
 
@@ -147,13 +147,13 @@ impl HeldByTarget {
     }
 
     /// The same for programs.
-    pub fn as_json(&self) -> Value {
-        json!({
-            "target_us": self.target_us,
-            "of": self.of,
-            "limit_bytes": self.limit,
-            "requests": self.requests,
-        })
+    pub fn answer(&self) -> answers::HeldForTarget {
+        answers::HeldForTarget {
+            target_us: self.target_us,
+            of: self.of.clone(),
+            limit_bytes: self.limit,
+            requests: self.requests,
+        }
     }
 }
 

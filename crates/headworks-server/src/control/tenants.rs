@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use headworks_core::TenantId;
 use headworks_core::options::TENANTS_MAX;
 
-use super::rpc::RpcFault;
 use crate::assemble::TenantSpec;
 use crate::tenant::{TenantName, TenantOptions, no_tenant};
+use headworks_control::RpcFault;
 
 /// A tenant in use.
 #[derive(Clone, Copy, Debug)]

@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 
 use super::exports::{Export, Exports};
 use super::inventory::Inventory;
-use super::rpc::{RpcFault, RpcResult};
 use super::service::{ControlService, log_level};
 use super::shards::{Deadlines, ShardLink};
 use super::tree::Tree;
@@ -28,6 +27,7 @@ use crate::messages::query::{
 };
 use crate::shared::ServerShared;
 use crate::spec::Spec;
+use headworks_control::{RpcFault, RpcResult};
 
 /// Behaviour of the scripted shards.
 #[derive(Clone, Copy)]
@@ -190,7 +190,7 @@ impl Bench {
     /// The errno of a refusal.
     fn refused(&self, method: &str, params: Value) -> String {
         let fault = self.call(method, params).unwrap_err();
-        let answer = super::rpc::failure(&Value::Null, &fault);
+        let answer = headworks_control::rpc::failure(&Value::Null, &fault);
         answer["error"]["data"]["errno"].as_str().unwrap_or("none").to_owned()
     }
 
@@ -398,7 +398,7 @@ fn discard_failed_without_confirm_reports_and_changes_nothing() {
     let wrong = json!({ "export": "logs", "confirm": "yes" });
     assert!(bench.call("discard-failed", wrong).is_err());
     let old = bench.call("acknowledge", json!({ "export": "logs" })).unwrap_err();
-    let old = super::rpc::failure(&Value::Null, &old);
+    let old = headworks_control::rpc::failure(&Value::Null, &old);
     assert!(old["error"]["message"].as_str().unwrap().contains("`discard-failed`"), "{old}");
     assert_eq!(bench.told(), [[""; 0]; 2]);
 }
@@ -465,14 +465,14 @@ fn log_level_is_set_and_wrong_level_is_refused() {
         *now = wanted.unwrap_or(*now);
         *now
     });
-    let say = |wanted| log_level(Some(&switch), wanted);
-    assert_eq!(say(None).unwrap(), json!({ "level": "info" }));
-    assert_eq!(say(Some("debug")).unwrap(), json!({ "level": "debug" }));
+    let say = |wanted| Ok::<_, RpcFault>(log_level(Some(&switch), wanted)?.level);
+    assert_eq!(say(None).unwrap(), "info");
+    assert_eq!(say(Some("debug")).unwrap(), "debug");
     let fault = say(Some("loud")).unwrap_err();
     let accepted = "error, warn, info, debug, trace";
     let expected = format!("`loud` is no level; there are {accepted}");
     assert_eq!(fault, RpcFault::refused("EINVAL", expected).accepts(accepted));
-    assert_eq!(say(None).unwrap(), json!({ "level": "debug" }));
+    assert_eq!(say(None).unwrap(), "debug");
     assert!(log_level(None, None).is_err());
 }
 

@@ -23,13 +23,13 @@ use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
 use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, TenantId, VolumeId, WriteMode};
 
-use super::rpc::RpcFault;
 use crate::assemble::{AbsentExport, shown_name};
 use crate::did_you_mean::distance;
 use crate::limit_words::LIMIT_KEYS;
 use crate::option_table::OptionTable;
 use crate::spec::{ExportOption, RemoteLink};
 use crate::tenant::{TenantName, TenantOption};
+use headworks_control::RpcFault;
 use headworks_front::limits::LimitTarget;
 
 /// A device in the tree, with its volumes.

@@ -4,8 +4,10 @@
 //! added up; the rest of their total time is `elsewhere`. The hint is for the stage with the largest share: hints for several stages
 //! may contradict each other.
 
+use std::collections::BTreeMap;
+
+use headworks_control::answers;
 use headworks_core::{DeviceState, Instant, Op, WaitKind};
-use serde_json::{Map, Value, json};
 
 use super::blame::Blame;
 use super::elevator::ServedMeanwhile;
@@ -202,7 +204,7 @@ impl<'a> Slowness<'a> {
 }
 
 /// Makes the report for clients of the control socket.
-pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> Value {
+pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answers::Why {
     let Slowness { filter, requests, slowest, ref shares } = *slowness;
     let above_ns = slowest.last().map_or(0, |slow| slow.total_ns);
     let slow = slowness.is_slow();
@@ -216,27 +218,26 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> Value 
     let notes = notes.chain(facts.buffer_wait.iter().map(|wait| wait.note(&facts.export)));
     let notes = notes.chain(facts.target.iter().map(OwnTarget::note));
     let notes: Vec<String> = notes.chain(facts.held.iter().map(HeldByTarget::note)).collect();
-    let share = |(part, share): &(usize, f64)| (name(*part).to_owned(), json!(share));
-    json!({
-        "export": facts.export,
-        "sentence": sentence,
-        "device_state": facts.device_state.name(),
-        "slow": slow,
-        "seconds": filter.seconds.min(SECONDS as u64),
-        "op": filter.op.map(LatencyOp::name),
-        "requests": requests,
-        "considered": slowest.len(),
-        "above_us": micros(above_ns),
-        "shares": shares.iter().map(share).collect::<Map<_, _>>(),
-        "stages": stages(slowest),
-        "worst": slowest.iter().take(WORST).map(|slow| one(now, slow)).collect::<Value>(),
-        "by_whom": blame.map(Blame::as_json),
-        "latency_target": facts.target.as_ref().map(OwnTarget::as_json),
-        "held_for_target": facts.held.as_ref().map(HeldByTarget::as_json),
-        "served_meanwhile": facts.served.as_ref().map(ServedMeanwhile::as_json),
-        "notes": notes,
-        "hints": hints,
-    })
+    answers::Why {
+        export: Some(facts.export.clone()),
+        sentence,
+        device_state: Some(facts.device_state.name().to_owned()),
+        slow,
+        seconds: filter.seconds.min(SECONDS as u64),
+        op: filter.op.map(|op| op.name().to_owned()),
+        requests,
+        considered: slowest.len(),
+        above_us: micros(above_ns),
+        shares: shares.iter().map(|(part, share)| (name(*part).to_owned(), *share)).collect(),
+        stages: stages(slowest),
+        worst: slowest.iter().take(WORST).map(|slow| one(now, slow)).collect(),
+        by_whom: blame.map(Blame::answer),
+        latency_target: facts.target.as_ref().map(OwnTarget::answer),
+        held_for_target: facts.held.as_ref().map(HeldByTarget::answer),
+        served_meanwhile: facts.served.as_ref().map(ServedMeanwhile::answer),
+        notes,
+        hints,
+    }
 }
 
 /// What happened, in one sentence.
@@ -382,20 +383,19 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
     })
 }
 
-fn stages(slowest: &[SlowRequest]) -> Value {
+fn stages(slowest: &[SlowRequest]) -> BTreeMap<String, answers::StageTimes> {
     let row = |name: &str, mut times: Vec<u64>| {
         times.sort_unstable();
         let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(0);
         let waited = times.iter().filter(|ns| **ns > 0).count();
-        let value =
-            json!({ "requests": waited, "p50_us": micros(at(50)), "p99_us": micros(at(99)) });
-        (name.to_owned(), value)
+        let (p50_us, p99_us) = (micros(at(50)), micros(at(99)));
+        (name.to_owned(), answers::StageTimes { requests: waited, p50_us, p99_us })
     };
     let total = row("total", slowest.iter().map(|slow| slow.total_ns).collect());
     let waits = WaitKind::ALL
         .into_iter()
         .map(|wait| row(wait.name(), slowest.iter().map(|slow| waited(slow, wait)).collect()));
-    Value::Object(std::iter::once(total).chain(waits).collect())
+    std::iter::once(total).chain(waits).collect()
 }
 
 /// A wait is the upper bound of its bucket, the total is exact: no wait is shown longer than the total.
@@ -403,21 +403,17 @@ fn waited(slow: &SlowRequest, wait: WaitKind) -> u64 {
     slow.wait_times.at_most(wait).min(slow.total_ns)
 }
 
-fn one(now: Instant, slow: &SlowRequest) -> Value {
-    let waits: Map<String, Value> = WaitKind::ALL
-        .into_iter()
-        .filter(|wait| slow.wait_times.bucket(*wait) > 0)
-        .map(|wait| (wait.name().to_owned(), json!(micros(waited(slow, wait)))))
-        .collect();
-    json!({
-        "op": slow.op.name(),
-        "offset": slow.offset,
-        "len": slow.len,
-        "connection": slow.connection,
-        "age_s": now.since(slow.at) as f64 / 1e9,
-        "total_us": micros(slow.total_ns),
-        "stages_us": waits,
-    })
+fn one(now: Instant, slow: &SlowRequest) -> answers::SlowRequest {
+    let waits = WaitKind::ALL.into_iter().filter(|wait| slow.wait_times.bucket(*wait) > 0);
+    answers::SlowRequest {
+        op: slow.op.name().to_owned(),
+        offset: slow.offset,
+        len: slow.len,
+        connection: slow.connection,
+        age_s: now.since(slow.at) as f64 / 1e9,
+        total_us: micros(slow.total_ns),
+        stages_us: waits.map(|wait| (wait.name().to_owned(), micros(waited(slow, wait)))).collect(),
+    }
 }
 
 /// A number with commas: 12,345.
@@ -454,6 +450,7 @@ mod tests {
     use super::*;
     use headworks_core::WaitTimes;
     use headworks_core::stats::bucket_of;
+    use serde_json::{Value, json};
 
     fn facts() -> WhySnapshot {
         WhySnapshot {
@@ -471,7 +468,8 @@ mod tests {
     }
 
     fn report(facts: &WhySnapshot, requests: u64, slowest: &[SlowRequest]) -> Value {
-        why(facts, Instant(0), &Slowness::of(SlowFilter::default(), requests, slowest))
+        let slowness = Slowness::of(SlowFilter::default(), requests, slowest);
+        serde_json::to_value(why(facts, Instant(0), &slowness)).unwrap()
     }
 
     #[test]
@@ -628,7 +626,7 @@ mod tests {
             (parts.iter().sum::<f64>() - 1_000.0).abs() < 1e-6 && parts[WaitKind::COUNT] < 1e-6
         );
         let shown = one(Instant(0), &slow(20_800_000, &[(WaitKind::Dirty, 20_800_000)]));
-        assert_eq!(shown["stages_us"]["dirty"], shown["total_us"]);
+        assert_eq!(shown.stages_us["dirty"], shown.total_us);
         let text = sentence(20, &[slow(4_000_000, &[])]);
         assert!(text.contains("100 % of their time in elsewhere (between shards"), "{text}");
     }

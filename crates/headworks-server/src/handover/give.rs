@@ -11,9 +11,9 @@ use super::live;
 use super::record::Handover;
 use super::standing::StandingParts;
 use crate::Server;
-use crate::control::rpc::RpcFault;
 use crate::messages::ControlMessage;
 use crate::messages::hand_over::{PauseOrder, PauseWay, PausedServer, PausedShard};
+use headworks_control::RpcFault;
 
 /// Age of a command that makes a pause wait while clients are served.
 const SLOW: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });

@@ -8,9 +8,9 @@ use super::page::{LabelList, of_export};
 use super::text::{MetricType, MetricsPage, seconds};
 use crate::assemble::shown_name;
 use crate::control::queries::{ExportFacts, Latencies, Queries};
-use crate::control::rpc::RpcFault;
 use crate::control::tree::{Tree, device_name};
 use crate::tenant::TenantName;
+use headworks_control::RpcFault;
 
 /// The states of an export, one of which is 1.
 const STATES: [&str; 6] = ["serving", "refusing", "suspect", "stuck", "frozen", "absent"];

@@ -11,11 +11,11 @@ use super::exports::put_exports;
 use super::process::put_process;
 use super::text::{MetricType, MetricsPage, seconds};
 use crate::control::queries::{Latencies, LimitReports, Queries, TargetTotals};
-use crate::control::rpc::RpcFault;
 use crate::control::tree::{DeviceNode, ExportNode, TenantNode, Tree, device_name};
 use crate::latency::{LatencyOp, ROWS, row_name};
 use crate::messages::query::{BufferStats, LatencyReport};
 use crate::tenant::TenantName;
+use headworks_control::RpcFault;
 use headworks_front::limits::LimitTarget;
 
 /// Makes the page of all metrics.

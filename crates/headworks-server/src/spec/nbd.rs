@@ -4,13 +4,13 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use headworks::{Device, Identity};
+use headworks_control::answers;
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 use headworks_nbd::client::{Export, Uri};
 use headworks_nbd::device::{
     NbdDevice, RemoteOptions, RemoteReport, RemoteState, RemoteStatus, queue_options,
     volume_options,
 };
-use serde_json::{Value, json};
 
 use super::BaseDevice;
 use super::keys::Keys;
@@ -78,15 +78,15 @@ impl RemoteLink {
     }
 
     /// The same for clients of the control socket.
-    pub fn as_json(&self, report: &RemoteReport) -> Value {
-        json!({
-            "uri": self.uri,
-            "state": report.state.name(),
-            "connections": report.connections,
-            "reconnects": report.reconnects,
-            "losses": report.losses,
-            "told": self.told(report),
-        })
+    pub fn answer(&self, report: &RemoteReport) -> answers::Remote {
+        answers::Remote {
+            uri: self.uri.clone(),
+            state: report.state.name().to_owned(),
+            connections: report.connections,
+            reconnects: report.reconnects,
+            losses: report.losses,
+            told: self.told(report),
+        }
     }
 }
 

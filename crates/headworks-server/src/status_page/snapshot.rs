@@ -11,12 +11,12 @@ use headworks_core::{DeviceId, DeviceState, WaitKind};
 
 use crate::assemble::shown_name;
 use crate::control::queries::{ExportFacts, Queries};
-use crate::control::rpc::RpcFault;
 use crate::control::service::ControlService;
 use crate::control::tree::{ExportNode, Tree, device_name};
 use crate::latency::slow::SlowFilter;
 use crate::latency::{Histogram, LatencyOp, ROWS};
 use crate::messages::query::LatencyReport;
+use headworks_control::RpcFault;
 
 /// Seconds over which the worst export is found.
 const WORST_SECONDS: u64 = 10;
@@ -231,11 +231,7 @@ fn cache(queries: &Queries) -> Result<Option<CacheLoad>, RpcFault> {
 /// What `why` says of the worst export of the last seconds; nothing while an export that it is about is removed.
 fn worst(queries: &Queries) -> Option<WorstExport> {
     let report = queries.why(None, SlowFilter { op: None, seconds: WORST_SECONDS }).ok()?;
-    if report["slow"] != true {
-        return None;
-    }
-    let notes = report["notes"].as_array().into_iter().flatten();
-    let all = std::iter::once(&report["sentence"]).chain(notes);
-    let sentences = all.filter_map(|sentence| Some(sentence.as_str()?.to_owned())).collect();
-    Some(WorstExport { export: report["export"].as_str()?.to_owned(), sentences })
+    let export = report.export.filter(|_| report.slow)?;
+    let sentences = std::iter::once(report.sentence).chain(report.notes).collect();
+    Some(WorstExport { export, sentences })
 }

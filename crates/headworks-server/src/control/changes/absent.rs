@@ -11,8 +11,8 @@
 use super::LiveChanges;
 use crate::assemble::export_info::unavailable;
 use crate::assemble::{AbsentExport, shown_name};
-use crate::control::rpc::RpcFault;
 use crate::messages::command::ShardCommand;
+use headworks_control::RpcFault;
 
 impl LiveChanges {
     /// Lists an export as absent; one that was listed gets the new reason.

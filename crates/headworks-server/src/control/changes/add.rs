@@ -11,7 +11,6 @@
 use std::path::Path;
 
 use headworks_core::{Control, DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
-use serde_json::{Value, json};
 
 use super::remove::being_removed;
 use super::{LiveChanges, refused, wrong};
@@ -21,41 +20,38 @@ use crate::assemble::side_by_side::LateImage;
 use crate::assemble::{AbsentExport, ExportSource, ExportSpec, assembled, shown_name};
 use crate::control::exports::{Export, ExportState};
 use crate::control::inventory::{Addition, DeviceEntry, Inventory, Placement, VolumeEntry};
-use crate::control::params::text;
-use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, lock};
 use crate::leftovers::RestoredImage;
 use crate::messages::command::ShardCommand;
 use headworks::Device;
+use headworks_control::{RpcFault, answers, methods};
 
 impl LiveChanges {
     /// The method `add`, with the parameters of a client.
-    pub fn add_by_words(&self, params: &Params) -> RpcResult {
-        let flag = |name: &str| match params.get(name) {
-            None => Ok(false),
-            Some(Value::Bool(on)) => Ok(*on),
-            Some(_) => Err(RpcFault::params(format!("{name} must be true or false"))),
-        };
-        let mut spec =
-            ExportSpec::parse(text(params, "spec")?, false).map_err(|error| wrong(&error))?;
-        spec.read_only = flag("read_only")?;
+    pub fn add_by_words(&self, asked: &methods::Add) -> Result<answers::Added, RpcFault> {
+        let mut spec = ExportSpec::parse(&asked.spec, false).map_err(|error| wrong(&error))?;
+        spec.read_only = asked.read_only;
         spec.source = ExportSource::Control;
         spec.share.tenant = spec.share.tenant.filter(|name| !name.is_none());
         // Relative paths start at the client's folder.
-        if let Some(Value::String(folder)) = params.get("cwd") {
+        if let Some(folder) = &asked.cwd.0 {
             spec.set_folder(Path::new(folder));
         }
         self.add(spec)
     }
 
     /// Adds an export; clients may choose it when this returns.
-    pub fn add(&self, spec: ExportSpec) -> RpcResult {
+    pub fn add(&self, spec: ExportSpec) -> Result<answers::Added, RpcFault> {
         self.add_opened(spec, None)
     }
 
     /// Adds an export, whose image may be open already.
-    fn add_opened(&self, spec: ExportSpec, opened: Option<OpenedImage>) -> RpcResult {
+    fn add_opened(
+        &self,
+        spec: ExportSpec,
+        opened: Option<OpenedImage>,
+    ) -> Result<answers::Added, RpcFault> {
         spec.check().map_err(|error| wrong(&error))?;
         let (entry, notes) = match self.reserve(&spec)? {
             Reserved::Serving(entry) => (*entry, Vec::new()),
@@ -63,7 +59,7 @@ impl LiveChanges {
         };
         self.take_absent(&spec.name)?;
         tracing::info!("export {} was added", entry.shown_name());
-        Ok(json!({ "export": entry.shown_name(), "notes": notes }))
+        Ok(answers::Added { export: entry.shown_name().to_owned(), notes })
     }
 
     /// Adds exports of one image that was not open when the server started, as soon as it is; unless they were removed meanwhile.

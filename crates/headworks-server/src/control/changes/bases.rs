@@ -24,11 +24,11 @@ use super::remove::{LEAVING, PAUSE_MAX};
 use super::{LiveChanges, PAUSE, close, refused};
 use crate::assemble::ExportSpec;
 use crate::control::inventory::{BaseKey, Inventory};
-use crate::control::rpc::RpcFault;
 use crate::control::shards::stopping;
 use crate::control::tree::lock;
 use crate::messages::command::{Released, ShardCommand};
 use crate::spec::{BaseDevice, Spec, base_device};
+use headworks_control::RpcFault;
 
 /// Words of own blocks in one command, which takes a shard well below a millisecond.
 const WORDS: usize = 8192;

@@ -1,24 +1,15 @@
 //! The exports that a request names: names, and patterns with `*` and `?`.
 
-use serde_json::Value;
-
-use crate::control::rpc::{Params, RpcFault};
 use crate::control::tree::{ExportNode, Tree};
 use crate::name_pattern::{fits, is_pattern};
+use headworks_control::RpcFault;
+use headworks_control::param::Names;
 
-/// Most words of one request; each may be a pattern of any number of exports.
-const WORDS_MAX: usize = 1024;
-
-/// The exports of the parameter `exports`, each once, in the order of the words.
-pub(super) fn chosen_exports(tree: &Tree, params: &Params) -> Result<Vec<ExportNode>, RpcFault> {
-    let wrong = || RpcFault::params("exports is a list of names of exports, with at least one");
-    let words = match params.get("exports") {
-        Some(Value::Array(words)) if (1..=WORDS_MAX).contains(&words.len()) => words,
-        _ => return Err(wrong()),
-    };
+/// The exports of these words, each once, in the order of the words.
+pub(super) fn chosen_exports(tree: &Tree, words: &Names) -> Result<Vec<ExportNode>, RpcFault> {
     let mut chosen: Vec<ExportNode> = Vec::new();
-    for word in words {
-        for entry in fitting(tree, word.as_str().ok_or_else(wrong)?)? {
+    for word in &words.0 {
+        for entry in fitting(tree, word)? {
             if !chosen.iter().any(|known| known.id == entry.id) {
                 chosen.push(entry.clone());
             }
@@ -44,26 +35,21 @@ fn fitting<'a>(tree: &'a Tree, word: &str) -> Result<Vec<&'a ExportNode>, RpcFau
 mod tests {
     use super::*;
     use crate::control::tree::tests::tree;
-    use serde_json::json;
 
     #[test]
     fn names_and_patterns_choose_each_export_once() {
         let tree = tree();
-        let names = |words: Value| -> Result<Vec<String>, RpcFault> {
-            let params = json!({ "exports": words });
-            let chosen = chosen_exports(&tree, params.as_object().unwrap())?;
-            Ok(chosen.iter().map(|entry| entry.shown_name().to_owned()).collect())
+        let names = |words: &[&str]| -> Result<Vec<String>, RpcFault> {
+            let words = Names(words.iter().map(|&word| word.to_owned()).collect());
+            Ok(super::super::names(&chosen_exports(&tree, &words)?))
         };
         let all: Vec<String> =
             tree.exports.iter().map(|entry| entry.shown_name().to_owned()).collect();
         assert!(all.len() > 1);
-        assert_eq!(names(json!(["*"])), Ok(all.clone()));
-        assert_eq!(names(json!([all[1], "*"])).unwrap()[0], all[1], "in the order of the words");
-        assert_eq!(names(json!([all[0], all[0]])), Ok(vec![all[0].clone()]));
-        for wrong in [json!([]), json!("x"), json!([1]), Value::Null] {
-            assert!(names(wrong.clone()).is_err(), "{wrong}");
-        }
-        let none = names(json!(["no-such-*"])).unwrap_err();
+        assert_eq!(names(&["*"]), Ok(all.clone()));
+        assert_eq!(names(&[&all[1], "*"]).unwrap()[0], all[1], "in the order of the words");
+        assert_eq!(names(&[&all[0], &all[0]]), Ok(vec![all[0].clone()]));
+        let none = names(&["no-such-*"]).unwrap_err();
         assert_eq!(none.message(), "no export fits no-such-*");
     }
 }

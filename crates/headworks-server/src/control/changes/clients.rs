@@ -3,18 +3,21 @@
 //! The export stays listed, so that a client learns why it cannot open it, and is not told that there is none. The mark is kept by the
 //! shards alone: it lasts until `accept-clients`, or the end of the process.
 
-use serde_json::json;
-
 use super::LiveChanges;
 use super::chosen::chosen_exports;
-use crate::control::rpc::{Params, RpcResult};
 use crate::control::tree::{ExportNode, lock};
 use crate::messages::command::ShardCommand;
+use headworks_control::param::Names;
+use headworks_control::{RpcFault, answers};
 
 impl LiveChanges {
     /// The methods `refuse-clients` and `accept-clients`.
-    pub fn refuse_clients(&self, params: &Params, refuses: bool) -> RpcResult {
-        let chosen = chosen_exports(&self.tree.current(), params)?;
+    pub fn refuse_clients(
+        &self,
+        exports: &Names,
+        refuses: bool,
+    ) -> Result<answers::ClientsChange, RpcFault> {
+        let chosen = chosen_exports(&self.tree.current(), exports)?;
         {
             // No export is removed or replaced meanwhile.
             let _inventory = lock(&self.inventory);
@@ -28,7 +31,7 @@ impl LiveChanges {
         let reports = self.export_reports()?;
         let of = |entry: &ExportNode| reports.get(&entry.id).map_or(0, |report| report.clients);
         let clients: usize = chosen.iter().map(of).sum();
-        let names: Vec<&str> = chosen.iter().map(ExportNode::shown_name).collect();
-        Ok(json!({ "exports": names, "clients": clients }))
+        let exports = super::names(&chosen);
+        Ok(answers::ClientsChange { exports, clients: clients as u64 })
     }
 }

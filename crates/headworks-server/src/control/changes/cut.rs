@@ -2,25 +2,22 @@
 //!
 //! The disk ends the process once what survives is on its image, so the answer rarely arrives. One that does says that the cut began.
 
-use serde_json::json;
-
 use super::LiveChanges;
-use crate::control::params::text;
-use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::lock;
 use crate::messages::command::ShardCommand;
+use headworks_control::{RpcFault, answers};
 
 impl LiveChanges {
     /// Cuts the power of an export's disk: the method `cut`.
-    pub fn cut(&self, params: &Params) -> RpcResult {
+    pub fn cut(&self, export: &str) -> Result<answers::PowerCut, RpcFault> {
         let tree = self.tree.current();
-        let entry = tree.find_export(text(params, "export")?)?;
+        let entry = tree.find_export(export)?;
         let name = entry.shown_name();
         let owner = tree.owner(entry);
         // The device is not removed meanwhile.
         let _inventory = lock(&self.inventory);
         let cut = self.shards.command(owner, ShardCommand::CutPower { device: entry.device })?;
-        cut.map(|_| json!({ "export": name })).map_err(|_| {
+        cut.map(|_| answers::PowerCut { export: name.to_owned() }).map_err(|_| {
             let right = "serve it as powercut:of=file:path=IMAGE";
             RpcFault::refused("EINVAL", format!("export {name} has no power to cut; {right}"))
         })

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use headworks_core::QueueOptions;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::LiveChanges;
 use super::retune::dirty_changes;
@@ -29,25 +29,26 @@ use crate::config::{
 };
 use crate::control::exports::{Export, ExportState};
 use crate::control::report::{dirty_value, value};
-use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{device_name, lock};
 use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
 use crate::option_table::OptionTable;
 use crate::spec::ExportOption;
 use crate::tenant::{NONE, TenantName};
+use headworks_control::RpcFault;
+use headworks_control::answers::{self, Difference};
 use headworks_front::limits::LimitTarget;
 
 /// Differences that are found, and the drop-in that says them.
 #[derive(Default)]
 struct Differences {
-    changes: Vec<Value>,
+    changes: Vec<Difference>,
     file: ConfigFile,
     unsaved: Vec<String>,
 }
 
 impl Differences {
     fn add(&mut self, path: &str, configured: Value, running: Value) {
-        self.changes.push(json!({ "path": path, "configured": configured, "running": running }));
+        self.changes.push(Difference { path: path.to_owned(), configured, running });
     }
 }
 
@@ -79,14 +80,14 @@ struct RunningQueue {
 
 impl LiveChanges {
     /// Answers the method `diff`: changes, a drop-in, and what no file can say.
-    pub fn diff(&self) -> RpcResult {
+    pub fn diff(&self) -> Result<answers::Diff, RpcFault> {
         let found = self.differences(DropInReader::LaterStart)?;
-        Ok(json!({
-            "config": self.config,
-            "changes": found.changes,
-            "text": self.inherited.clone().merged(found.file).to_string(),
-            "unsaved": found.unsaved,
-        }))
+        Ok(answers::Diff {
+            config: self.config.as_ref().map(|path| path.to_string_lossy().into_owned()),
+            changes: found.changes,
+            text: self.inherited.clone().merged(found.file).to_string(),
+            unsaved: found.unsaved,
+        })
     }
 
     /// Returns all changes as a drop-in for the process that replaces this one.
@@ -102,7 +103,7 @@ impl LiveChanges {
         let mut found = Differences::default();
         let Differences { changes, file, unsaved } = &mut found;
         self.diff_tenants(reader, file, unsaved, |path, old, new| {
-            changes.push(json!({ "path": path, "configured": old, "running": new }));
+            changes.push(Difference { path: path.to_owned(), configured: old, running: new });
         });
         self.diff_exports(reader, &mut found);
         self.diff_limits(&mut found);

@@ -7,15 +7,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use headworks_core::{IoError, ShardId, Status, VolumeId};
-use serde_json::json;
 
 use super::{Draining, LiveChanges, PAUSE};
-use crate::control::params::{optional_text, time_limit};
-use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, Tree, device_name};
 use crate::messages::query::ControlQuery;
 use headworks::display_size;
+use headworks_control::{RpcFault, answers, methods};
 
 /// Time limit if a client asks for none: twice the usual `io_timeout`, so that everything that can time out has.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -32,11 +30,11 @@ pub(super) struct WriteOut {
 }
 
 impl LiveChanges {
-    pub fn drain(&self, params: &Params) -> RpcResult {
+    pub fn drain(&self, asked: &methods::Drain) -> Result<answers::Drained, RpcFault> {
         let since = Instant::now();
-        let limit = time_limit(params, LIMIT)?;
+        let limit = asked.timeout.0.map_or(LIMIT, Duration::from_secs_f64);
         let tree = self.tree.current();
-        let entries = match optional_text(params, "export")? {
+        let entries = match asked.export.as_deref() {
             Some(name) => vec![tree.find_export(name)?.clone()],
             None => volumes(&tree),
         };
@@ -46,7 +44,9 @@ impl LiveChanges {
         for WriteOut { entry, bytes, outcome, .. } in &all {
             let name = entry.shown_name();
             match outcome {
-                Some(Ok(())) => rows.push(json!({ "export": name, "bytes": bytes })),
+                Some(Ok(())) => {
+                    rows.push(answers::DrainedExport { export: name.to_owned(), bytes: *bytes })
+                }
                 Some(Err(error)) => failures.push(format!("{name}: {error}")),
                 None => {
                     let (device, size) = (device_name(entry.device), display_size(*bytes));
@@ -72,7 +72,7 @@ impl LiveChanges {
         }
         let seconds = since.elapsed().as_secs_f64();
         let sum: u64 = all.iter().map(|one| one.bytes).sum();
-        Ok(json!({ "exports": rows, "bytes": sum, "seconds": seconds }))
+        Ok(answers::Drained { exports: rows, bytes: sum, seconds })
     }
 
     /// Writes back and flushes volumes side by side; those that have not ended at `until` have no outcome.

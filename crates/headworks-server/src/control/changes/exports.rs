@@ -5,16 +5,15 @@ use std::collections::btree_map::Entry;
 
 use headworks_core::{DeviceState, ExportId, VolumeId};
 use headworks_nbd::device::RemoteState;
-use serde_json::{Value, json};
 
 use super::LiveChanges;
 use crate::assemble::{AbsentExport, shown_name};
 use crate::control::inventory::VolumeEntry;
 use crate::control::queries::NodeCounts;
-use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, device_name, lock};
 use crate::messages::command::ExportReport;
 use crate::messages::query::ControlQuery;
+use headworks_control::{RpcFault, answers};
 use headworks_front::limits::LimitTarget;
 
 /// Reason of the state `deleted`.
@@ -27,7 +26,7 @@ pub(super) fn some_target(target_us: u32) -> Option<u32> {
 
 impl LiveChanges {
     /// The method `exports`: one row for each.
-    pub fn exports(&self, counts: &NodeCounts) -> RpcResult {
+    pub fn exports(&self, counts: &NodeCounts) -> Result<Vec<answers::Export>, RpcFault> {
         let tree = self.tree.current();
         let reports = self.export_reports()?;
         let draining = lock(&self.draining).clone();
@@ -49,52 +48,45 @@ impl LiveChanges {
                 ExportReport { refuses: true, .. } => "refusing",
                 _ => "serving",
             };
-            Some(json!({
-                "name": entry.shown_name(),
-                "size": report.size,
-                "device": device_name(entry.device),
-                "cache": entry.mode.name(),
-                "read_only": entry.read_only,
-                "weight": now.weight,
-                "tenant": self.settings.tenant_of(entry.id).map(|name| name.to_string()),
-                "ioprio": now.ioprio.to_string(),
-                "latency_target_us": some_target(self.settings.target_of(entry.id).0),
-                "target_missed": counts.targets.exports.get(&entry.id).map_or(0, |counts| counts.missed),
-                "limited_seconds": counts.limited_seconds(LimitTarget::Export(entry.id)),
-                "clients": report.clients,
-                "dirty": report.dirty,
-                "failed": report.failed,
-                "state": state,
-                "device_state": device_state.name(),
-                "reason": deleted.contains(&entry.volume).then_some(DELETED),
-                "remote": remote.as_ref().map(|(link, report)| link.as_json(report)),
-            }))
+            let reason = deleted.contains(&entry.volume).then_some(DELETED);
+            let targets = counts.targets.exports.get(&entry.id);
+            Some(answers::Export {
+                name: entry.shown_name().to_owned(),
+                size: report.size,
+                device: Some(device_name(entry.device)),
+                cache: Some(entry.mode.name().to_owned()),
+                read_only: entry.read_only,
+                weight: now.weight,
+                tenant: self.settings.tenant_of(entry.id).map(|name| name.to_string()),
+                ioprio: now.ioprio.to_string(),
+                latency_target_us: some_target(self.settings.target_of(entry.id).0),
+                target_missed: targets.map_or(0, |counts| counts.missed),
+                limited_seconds: counts.limited_seconds(LimitTarget::Export(entry.id)),
+                clients: report.clients,
+                dirty: report.dirty,
+                failed: report.failed,
+                state: state.to_owned(),
+                device_state: Some(device_state.name().to_owned()),
+                reason: reason.map(str::to_owned),
+                remote: remote.map(|(link, report)| link.answer(&report)),
+            })
         };
         let absent = |absent: &AbsentExport| {
             let share = &absent.spec.share;
-            json!({
-                "name": shown_name(&absent.spec.name),
-                "size": null,
-                "device": null,
-                "cache": null,
-                "read_only": !absent.spec.writes(),
-                "weight": share.weight,
-                "tenant": share.tenant.map(|name| name.to_string()),
-                "ioprio": share.ioprio.to_string(),
-                "latency_target_us": some_target(share.latency_target_us),
-                "target_missed": 0,
-                "limited_seconds": 0.0,
-                "clients": 0,
-                "dirty": 0,
-                "failed": 0,
-                "state": "absent",
-                "device_state": null,
-                "reason": absent.reason,
-                "remote": null,
-            })
+            answers::Export {
+                name: shown_name(&absent.spec.name).to_owned(),
+                read_only: !absent.spec.writes(),
+                weight: share.weight,
+                tenant: share.tenant.map(|name| name.to_string()),
+                ioprio: share.ioprio.to_string(),
+                latency_target_us: some_target(share.latency_target_us),
+                state: "absent".to_owned(),
+                reason: Some(absent.reason.clone()),
+                ..answers::Export::default()
+            }
         };
         let served = tree.exports.iter().filter_map(row);
-        Ok(Value::Array(served.chain(tree.absent.iter().map(absent)).collect()))
+        Ok(served.chain(tree.absent.iter().map(absent)).collect())
     }
 
     /// Volumes whose images were deleted while they are served; none while a change of exports is in progress.

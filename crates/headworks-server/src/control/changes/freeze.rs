@@ -14,26 +14,25 @@
 use std::time::{Duration, Instant};
 
 use headworks_core::IoError;
-use serde_json::json;
 
 use super::chosen::chosen_exports;
 use super::drain::WriteOut;
 use super::remove::being_removed;
 use super::{LiveChanges, PAUSE};
 use crate::control::exports::ExportState;
-use crate::control::params::time_limit;
-use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
 use crate::messages::query::{ControlQuery, Thawed};
+use headworks_control::param::Names;
+use headworks_control::{RpcFault, answers, methods};
 
 /// Length of a freeze if none is given.
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl LiveChanges {
     /// The method `freeze`, with the parameters of a client.
-    pub fn freeze(&self, params: &Params) -> RpcResult {
-        let limit = time_limit(params, LIMIT)?;
-        let (chosen, images) = self.images(params)?;
+    pub fn freeze(&self, asked: &methods::Freeze) -> Result<answers::Frozen, RpcFault> {
+        let limit = asked.timeout.0.map_or(LIMIT, Duration::from_secs_f64);
+        let (chosen, images) = self.images(&asked.exports)?;
         let since = Instant::now();
         let done = self.close_gates(&images, limit).and_then(|()| {
             let frozen = self.bring_to_rest(&images, since + limit);
@@ -43,16 +42,13 @@ impl LiveChanges {
             frozen
         });
         let bytes = done?;
-        let names: Vec<&str> = chosen.iter().map(ExportNode::shown_name).collect();
-        let seconds = since.elapsed().as_secs_f64();
-        Ok(
-            json!({ "exports": names, "bytes": bytes, "seconds": seconds, "timeout": limit.as_secs_f64() }),
-        )
+        let (exports, seconds) = (super::names(&chosen), since.elapsed().as_secs_f64());
+        Ok(answers::Frozen { exports, bytes, seconds, timeout: limit.as_secs_f64() })
     }
 
     /// The method `thaw`. All are thawed, whatever is said of one.
-    pub fn thaw(&self, params: &Params) -> RpcResult {
-        let (chosen, images) = self.images(params)?;
+    pub fn thaw(&self, exports: &Names) -> Result<answers::Thawed, RpcFault> {
+        let (chosen, images) = self.images(exports)?;
         let (mut late, mut never, mut seconds) = (Vec::new(), Vec::new(), 0.0_f64);
         // Before an error of one ends this.
         let answers: Vec<_> = images.iter().map(|image| self.thaw_image(image)).collect();
@@ -77,13 +73,12 @@ impl LiveChanges {
             let message = format!("not frozen: {}", never.join(", "));
             return Err(RpcFault::refused("EINVAL", message));
         }
-        let names: Vec<&str> = chosen.iter().map(ExportNode::shown_name).collect();
-        Ok(json!({ "exports": names, "seconds": seconds }))
+        Ok(answers::Thawed { exports: super::names(&chosen), seconds })
     }
 
     /// The exports that a request names, and one for each of their images.
-    fn images(&self, params: &Params) -> Result<(Vec<ExportNode>, Vec<ExportNode>), RpcFault> {
-        let chosen = chosen_exports(&self.tree.current(), params)?;
+    fn images(&self, exports: &Names) -> Result<(Vec<ExportNode>, Vec<ExportNode>), RpcFault> {
+        let chosen = chosen_exports(&self.tree.current(), exports)?;
         let mut images: Vec<ExportNode> = Vec::new();
         for entry in &chosen {
             if !images.iter().any(|known| known.volume == entry.volume) {

@@ -12,17 +12,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headworks_core::{ConfigError, ShardId};
-use serde_json::{Value, json};
 
 use super::LiveChanges;
 use crate::access::{AccessRules, AccessSpec, LISTENERS_MAX, ListenerSpec};
 use crate::assemble::shown_name;
-use crate::control::rpc::RpcFault;
 use crate::control::tree::{ExportNode, lock};
 use crate::handover::ListenerRole;
 use crate::listen::{Address, Listener, dress_file};
 use crate::listener_set::{Acceptors, ListenerEntry, rules_for};
 use crate::messages::command::ShardCommand;
+use headworks_control::{RpcFault, answers};
 
 /// Result of a reload of listeners, one sentence each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -208,26 +207,26 @@ impl LiveChanges {
     }
 
     /// The method `listeners`: one row for each. `clients` has the number of connections by listener.
-    pub fn listeners(&self, clients: &BTreeMap<Arc<str>, usize>) -> Value {
+    pub fn listeners(&self, clients: &BTreeMap<Arc<str>, usize>) -> Vec<answers::Listener> {
         let (tree, entries) = (self.tree.current(), self.listeners.entries());
         let row = |entry: &ListenerEntry| {
             let tenant_of = |node: &ExportNode| self.settings.tenant_of(node.id);
             let served = tree.exports.iter();
             let served = served.filter(|node| entry.offers(&node.name, tenant_of(node)));
-            let exports: Vec<&str> = served.map(|node| shown_name(&node.name)).collect();
-            let is_verified = entry.acceptor.as_ref().is_some_and(|one| one.verifies_peers());
-            json!({
-                "name": &*entry.name,
-                "address": entry.address,
-                "tenant": entry.spec.as_ref().and_then(|spec| Some(spec.tenant?.to_string())),
-                "exports": exports,
-                "connections": clients.get(&entry.name).copied().unwrap_or(0),
-                "tls": entry.acceptor.as_ref().map_or("off", |one| match one.is_required() {
-                    true => "require",
-                    false => "on",
-                }),
-                "verifies_clients": is_verified,
-            })
+            let tls = entry.acceptor.as_ref().map_or("off", |one| match one.is_required() {
+                true => "require",
+                false => "on",
+            });
+            let verifies_clients = entry.acceptor.as_ref().is_some_and(|one| one.verifies_peers());
+            answers::Listener {
+                name: entry.name.as_ref().to_owned(),
+                address: entry.address.clone(),
+                tenant: entry.spec.as_ref().and_then(|spec| Some(spec.tenant?.to_string())),
+                exports: served.map(|node| shown_name(&node.name).to_owned()).collect(),
+                connections: clients.get(&entry.name).copied().unwrap_or(0),
+                tls: tls.to_owned(),
+                verifies_clients,
+            }
         };
         entries.iter().map(row).collect()
     }

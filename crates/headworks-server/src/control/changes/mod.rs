@@ -45,10 +45,9 @@ use std::time::Duration;
 
 use headworks_core::{ChangeError, ConfigError, ExportId};
 
-use super::rpc::RpcFault;
 use super::settings::Settings;
 use super::shards::ShardLink;
-use super::tree::{TreeCell, lock};
+use super::tree::{ExportNode, TreeCell, lock};
 use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSource, ExportSpec};
 use crate::config::ConfigFile;
@@ -57,11 +56,17 @@ use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
 use crate::messages::command::{Released, ShardCommand};
 use crate::options::MissingImage;
+use headworks_control::RpcFault;
 
 pub use listeners::AccessReport;
 pub use reconcile::ReloadReport;
 pub use retune::RetuneReport;
 pub use tenants::TenantReport;
+
+/// Names of exports as answers have them.
+fn names(exports: &[ExportNode]) -> Vec<String> {
+    exports.iter().map(|entry| entry.shown_name().to_owned()).collect()
+}
 
 /// Pause before something busy is tried again.
 const PAUSE: Duration = Duration::from_millis(2);

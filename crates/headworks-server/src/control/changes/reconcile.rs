@@ -12,12 +12,12 @@ use super::LiveChanges;
 use crate::assemble::side_by_side::side_by_side;
 use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
 use crate::control::exports::{Export, ExportState};
-use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::lock;
 use crate::option_table::{Effect, OptionTable};
 use crate::options::MissingImage;
 use crate::spec::ExportOption;
 use headworks::{Identity, display_size};
+use headworks_control::RpcFault;
 
 /// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct ReloadReport {
 }
 
 impl ReloadReport {
-    fn note_added(&mut self, name: String, added: &RpcResult) {
+    fn note_added<T>(&mut self, name: String, added: &Result<T, RpcFault>) {
         match added {
             Ok(_) => self.added.push(name),
             Err(fault) => self.failed.push((name, sentence(fault))),

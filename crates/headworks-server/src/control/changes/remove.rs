@@ -13,7 +13,6 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
-use serde_json::{Value, json};
 
 use super::add::being_added;
 use super::removal::{RemovalStep, RemovalSteps};
@@ -21,13 +20,12 @@ use super::{Draining, LiveChanges, PAUSE, close, refused};
 use crate::assemble::shown_name;
 use crate::control::exports::ExportState;
 use crate::control::inventory::Inventory;
-use crate::control::params::text;
-use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, Tree, lock};
 use crate::keeper::remove_marks;
 use crate::marker::Marker;
 use crate::messages::command::{ExportReport, Released, ShardCommand};
+use headworks_control::{RpcFault, answers};
 
 /// Time limit of clients that do not read their last replies; as in a shutdown.
 const UNREAD: Duration = Duration::from_secs(5);
@@ -55,21 +53,14 @@ impl ExportRemoval {
 }
 
 impl LiveChanges {
-    /// The method `remove`, with the parameters of a client.
-    pub fn remove_by_words(&self, params: &Params) -> RpcResult {
-        let force = match params.get("force") {
-            None | Some(Value::Bool(false)) => false,
-            Some(Value::Bool(true)) => true,
-            Some(_) => return Err(RpcFault::params("force must be true or false")),
-        };
-        self.remove(text(params, "export")?, force)
-    }
-
     /// Removes an export; its image is closed when this returns, if no other export uses it.
-    pub(super) fn remove(&self, name: &str, force: bool) -> RpcResult {
+    pub fn remove(&self, name: &str, force: bool) -> Result<answers::Removed, RpcFault> {
+        let removed = |name: &str, clients, closed| {
+            Ok(answers::Removed { export: name.to_owned(), clients, closed })
+        };
         if self.take_absent(name)? {
             tracing::info!("export {} was removed; it was absent", shown_name(name));
-            return Ok(json!({ "export": shown_name(name), "clients": 0, "closed": true }));
+            return removed(shown_name(name), 0, true);
         }
         let mut removal = self.begin_removal(name, force)?;
         let _shown = Draining::new(self, vec![removal.entry.id]);
@@ -88,7 +79,7 @@ impl LiveChanges {
         close(released);
         self.remove_unused_bases()?;
         tracing::info!("export {} was removed", entry.shown_name());
-        Ok(json!({ "export": entry.shown_name(), "clients": clients, "closed": closed }))
+        removed(entry.shown_name(), clients as u64, closed)
     }
 
     /// Marks an export as leaving, if it may be removed.

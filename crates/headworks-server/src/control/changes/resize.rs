@@ -6,19 +6,18 @@
 use std::sync::Arc;
 
 use headworks_core::{VolumeId, VolumeOptions};
-use serde_json::{Value, json};
 
 use super::remove::being_removed;
 use super::{LiveChanges, refused};
 use crate::control::exports::ExportState;
 use crate::control::inventory::{Inventory, VolumeEntry};
-use crate::control::params::text;
-use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
 use crate::messages::command::ShardCommand;
 use crate::spec::BaseDevice;
 use crate::units::parse_size;
 use headworks::{SizeWatch, display_size};
+use headworks_control::param::Size;
+use headworks_control::{RpcFault, answers, methods};
 use std::fmt;
 
 /// The size that a client asks for.
@@ -90,22 +89,17 @@ fn gone(entry: &ExportNode) -> RpcFault {
 
 impl LiveChanges {
     /// The method `resize`, with the parameters of a client.
-    pub fn resize_by_words(&self, params: &Params) -> RpcResult {
+    pub fn resize_by_words(&self, asked: &methods::Resize) -> Result<answers::Resized, RpcFault> {
         let invalid = |message: String| RpcFault::refused("EINVAL", format!("size: {message}"));
-        let size = match params.get("size") {
-            None | Some(Value::Null) => None,
-            Some(Value::String(word)) => Some(WantedSize::parse(word.trim()).map_err(invalid)?),
-            Some(Value::Number(number)) => {
-                let size = number.as_u64();
-                let size = size.ok_or_else(|| invalid(format!("{number} is no size")))?;
-                Some(WantedSize::Exactly(size))
-            }
-            Some(_) => return Err(RpcFault::params("size is a string or a number")),
+        let size = match &asked.size {
+            Size::Missing => None,
+            Size::Word(word) => Some(WantedSize::parse(word).map_err(invalid)?),
+            Size::Bytes(bytes) => Some(WantedSize::Exactly(*bytes)),
         };
-        self.resize(text(params, "export")?, size)
+        self.resize(&asked.export, size)
     }
 
-    fn resize(&self, name: &str, wanted: Option<WantedSize>) -> RpcResult {
+    fn resize(&self, name: &str, wanted: Option<WantedSize>) -> Result<answers::Resized, RpcFault> {
         let asked = self.begin_resize(name, wanted)?;
         let Resizing { entry, watch, now, wanted, .. } = &asked;
         let size = match watch {
@@ -130,7 +124,7 @@ impl LiveChanges {
         if size > *now {
             self.finish_resize(name, &asked, size)?;
         }
-        Ok(json!({ "export": entry.shown_name(), "size": size, "before": now }))
+        Ok(answers::Resized { export: entry.shown_name().to_owned(), size, before: *now })
     }
 
     /// Finds out whether an export may be resized now, and keeps other resizes of it out.

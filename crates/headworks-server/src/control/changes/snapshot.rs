@@ -12,19 +12,17 @@ use std::time::{Duration, Instant};
 
 use headworks::{OverlayDevice, OverlayOptions, OverlaySnapshot};
 use headworks_core::ConfigError;
-use serde_json::json;
 use std::path::{Path, PathBuf};
 
 use super::{LiveChanges, PAUSE};
 use crate::assemble::WatchedFile;
 use crate::assemble::image::{OpenedImage, Opening, VolumeOrigin};
 use crate::control::inventory::VolumeEntry;
-use crate::control::params::text;
-use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
 use crate::leftovers::Leftovers;
 use crate::messages::command::ShardCommand;
 use crate::spec::{BaseDevice, Spec};
+use headworks_control::{RpcFault, answers, methods};
 
 /// Longest time that clients wait, while everything is written out.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -35,11 +33,11 @@ const FLUSHING: Duration = Duration::from_secs(5);
 
 impl LiveChanges {
     /// The method `snapshot`, with the parameters of a client.
-    pub fn snapshot(&self, params: &Params) -> RpcResult {
+    pub fn snapshot(&self, asked: &methods::Snapshot) -> Result<answers::Snapshotted, RpcFault> {
         let tree = self.tree.current();
-        let entry = tree.find_export(text(params, "export")?)?;
+        let entry = tree.find_export(&asked.export)?;
         let (path, options, origin) = self.overlay_of(entry)?;
-        let kept = path.parent().unwrap_or(Path::new("")).join(text(params, "file")?);
+        let kept = path.parent().unwrap_or(Path::new("")).join(&asked.file);
         has_room_for_a_layer(&path, &options)?;
         let since = Instant::now();
         let images = [entry.clone()];
@@ -52,7 +50,8 @@ impl LiveChanges {
         let seconds = since.elapsed().as_secs_f64();
         let name = entry.shown_name();
         tracing::info!("export {name}: a snapshot was made: {}", kept.display());
-        Ok(json!({ "export": name, "file": kept, "bytes": bytes, "seconds": seconds }))
+        let (export, file) = (name.to_owned(), kept.to_string_lossy().into_owned());
+        Ok(answers::Snapshotted { export, file, bytes, seconds })
     }
 
     /// The overlay of an export that can be written.

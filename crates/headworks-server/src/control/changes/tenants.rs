@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use headworks_core::{TenantId, VolumeId};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::diff::DropInReader;
 use super::exports::some_target;
@@ -14,9 +14,7 @@ use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSource, shown_name};
 use crate::config::{ConfigFile, Origin, Setting, TenantSection, Value as ConfigValue};
 use crate::control::inventory::Inventory;
-use crate::control::params::text;
 use crate::control::queries::{Latencies, NodeCounts};
-use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tenants::TenantEntry;
 use crate::control::tree::lock;
 use crate::latency::LatencyOp;
@@ -25,6 +23,7 @@ use crate::messages::command::ExportReport;
 use crate::messages::query::LatencyReport;
 use crate::option_table::{OptionTable, word};
 use crate::tenant::{TenantName, TenantOption};
+use headworks_control::{RpcFault, answers};
 use headworks_front::limits::LimitTarget;
 
 /// Result of a reload of tenants, one sentence each.
@@ -82,29 +81,33 @@ fn sums_by_tenant<'a>(
 
 impl LiveChanges {
     /// The method `tenants`: one row for each.
-    pub fn tenants(&self, latencies: &Latencies, counts: &NodeCounts) -> RpcResult {
+    pub fn tenants(
+        &self,
+        latencies: &Latencies,
+        counts: &NodeCounts,
+    ) -> Result<Vec<answers::Tenant>, RpcFault> {
         let sums = self.tenant_sums(latencies)?;
         let uses = self.settings.cache_uses()?;
         let row = |(id, entry): (TenantId, &TenantEntry)| {
             let sum = sums.get(&id).copied().unwrap_or_default();
             let targets = counts.targets.tenants.get(&id).copied().unwrap_or_default();
             let used = uses.get(&id).copied().unwrap_or_default();
-            json!({
-                "name": entry.spec.name.as_str(),
-                "weight": entry.now.weight,
-                "ioprio_max": entry.now.ioprio_max.map(|ioprio| ioprio.to_string()),
-                "exports": sum.exports,
-                "clients": sum.clients,
-                "read_bytes": sum.read_bytes,
-                "written_bytes": sum.written_bytes,
-                "dirty": sum.dirty,
-                "cached": used.cached,
-                "limited_seconds": counts.limited_seconds(LimitTarget::Tenant(id)),
-                "latency_target_us": some_target(entry.now.latency_target_us),
-                "target_requests": targets.ended,
-                "target_missed": targets.missed,
-                "target_held": targets.held,
-            })
+            answers::Tenant {
+                name: entry.spec.name.as_str().to_owned(),
+                weight: entry.now.weight,
+                ioprio_max: entry.now.ioprio_max.map(|ioprio| ioprio.to_string()),
+                exports: sum.exports,
+                clients: sum.clients,
+                read_bytes: sum.read_bytes,
+                written_bytes: sum.written_bytes,
+                dirty: sum.dirty,
+                cached: used.cached,
+                limited_seconds: counts.limited_seconds(LimitTarget::Tenant(id)),
+                latency_target_us: some_target(entry.now.latency_target_us),
+                target_requests: targets.ended,
+                target_missed: targets.missed,
+                target_held: targets.held,
+            }
         };
         Ok(self.settings.tenants().iter().map(row).collect())
     }
@@ -124,30 +127,24 @@ impl LiveChanges {
     }
 
     /// The method `add-tenant`, with the words of `--tenant`.
-    pub fn add_tenant_by_words(&self, params: &Params) -> RpcResult {
-        let spec = TenantSpec::parse(text(params, "tenant")?, ExportSource::Control);
+    pub fn add_tenant_by_words(&self, words: &str) -> Result<answers::TenantChange, RpcFault> {
+        let spec = TenantSpec::parse(words, ExportSource::Control);
         self.add_tenant(spec.map_err(|error| wrong(&error))?)
     }
 
-    fn add_tenant(&self, spec: TenantSpec) -> RpcResult {
+    fn add_tenant(&self, spec: TenantSpec) -> Result<answers::TenantChange, RpcFault> {
         self.settings.add_tenant(spec)?;
         tracing::info!("tenant {} was added", spec.name);
-        Ok(json!({ "tenant": spec.name.as_str() }))
+        Ok(answers::TenantChange { tenant: spec.name.as_str().to_owned() })
     }
 
-    /// The method `remove-tenant`, with the parameters of a client.
-    pub fn remove_tenant_by_words(&self, params: &Params) -> RpcResult {
-        let name = text(params, "tenant")?;
-        self.remove_tenant(name)?;
-        Ok(json!({ "tenant": name }))
-    }
-
-    fn remove_tenant(&self, name: &str) -> Result<(), RpcFault> {
+    /// The method `remove-tenant`: refused while an export names it.
+    pub fn remove_tenant(&self, name: &str) -> Result<answers::TenantChange, RpcFault> {
         // Held, so that no export of the tenant is added meanwhile.
         let inventory = lock(&self.inventory);
         self.settings.remove_tenant(name, |id| self.first_export(&inventory, name, id))?;
         tracing::info!("tenant {name} was removed");
-        Ok(())
+        Ok(answers::TenantChange { tenant: name.to_owned() })
     }
 
     /// An export of a tenant, those that are being removed and absent ones included.
@@ -218,7 +215,7 @@ impl LiveChanges {
                 continue;
             }
             match self.remove_tenant(name.as_str()) {
-                Ok(()) => report.changed.push(format!("tenant {name} was removed")),
+                Ok(_) => report.changed.push(format!("tenant {name} was removed")),
                 Err(fault) => report.refused.push(fault.message().to_owned()),
             }
         }

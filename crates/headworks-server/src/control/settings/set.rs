@@ -16,7 +16,6 @@ use serde_json::{Map, Value, json};
 
 use super::{LIMITS, LimitFault, Settings, fixed};
 use crate::cache_part::check_minimums;
-use crate::control::rpc::{RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, Leaf, Tree, lock};
 use crate::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
 use crate::name_pattern::{fits, is_pattern};
@@ -24,6 +23,8 @@ use crate::option_table::OptionTable;
 use crate::spec::{ExportOption, ExportOptions};
 use crate::tenant::{NONE, TenantName, TenantOption, TenantOptions};
 use crate::units::{CLASSES, parse_ioprio};
+use headworks_control::methods::Values;
+use headworks_control::{RpcFault, RpcResult};
 use headworks_front::limits::LimitTarget;
 
 /// Most paths of one request, so that it ends in a time that an operator waits for.
@@ -81,7 +82,7 @@ impl Settings {
     ///
     /// # Errors
     /// Why the value was refused.
-    pub fn set(&self, path: &str, value: &str) -> RpcResult {
+    pub fn set(&self, path: &str, value: &str) -> Result<Values, RpcFault> {
         self.set_all(&[(path.to_owned(), value.to_owned())])
     }
 
@@ -89,7 +90,7 @@ impl Settings {
     ///
     /// # Errors
     /// Why a value was refused; then none was set, unless a device refused it.
-    pub fn set_all(&self, wanted: &[(String, String)]) -> RpcResult {
+    pub fn set_all(&self, wanted: &[(String, String)]) -> Result<Values, RpcFault> {
         let tree = self.tree.current();
         let changes = self.plan(&tree, wanted)?;
         for (index, change) in changes.iter().enumerate() {
@@ -103,7 +104,7 @@ impl Settings {
                 Err(fault) => return Err(after(fault, &set)),
             }
         }
-        Ok(Value::Object(set))
+        Ok(set.into_iter().collect())
     }
 
     /// Finds the values and parses the words.

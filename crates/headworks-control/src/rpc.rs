@@ -11,6 +11,17 @@
 
 use serde_json::{Map, Value, json};
 
+/// Code of an error: the line is no JSON.
+pub const PARSE: i32 = -32700;
+/// Code of an error: the JSON is no request.
+pub const INVALID_REQUEST: i32 = -32600;
+/// Code of an error: there is no such method.
+pub const NO_METHOD: i32 = -32601;
+/// Code of an error: the parameters do not fit the method.
+pub const INVALID_PARAMS: i32 = -32602;
+/// Code of an error: the method failed, `data` has the name of an errno.
+pub const FAILED: i32 = -32000;
+
 /// Most requests of a batch; each may take as long as a change of a queue option.
 const BATCH_MAX: usize = 32;
 
@@ -35,27 +46,27 @@ impl RpcFault {
 
     /// The line is not valid JSON.
     pub fn parse(message: impl Into<String>) -> Self {
-        Self::standard(-32700, message)
+        Self::standard(PARSE, message)
     }
 
     /// The JSON is not a valid request.
     pub fn request(message: impl Into<String>) -> Self {
-        Self::standard(-32600, message)
+        Self::standard(INVALID_REQUEST, message)
     }
 
     /// The method does not exist.
     pub fn method(message: impl Into<String>) -> Self {
-        Self::standard(-32601, message)
+        Self::standard(NO_METHOD, message)
     }
 
     /// The parameters do not fit the method.
     pub fn params(message: impl Into<String>) -> Self {
-        Self::standard(-32602, message)
+        Self::standard(INVALID_PARAMS, message)
     }
 
     /// The method failed: name of an errno, and a message.
     pub fn refused(errno: &'static str, message: impl Into<String>) -> Self {
-        Self { errno: Some(errno), ..Self::standard(-32000, message) }
+        Self { errno: Some(errno), ..Self::standard(FAILED, message) }
     }
 
     /// Adds the values that would be accepted.
