@@ -34,6 +34,10 @@ check "it is unlocked" writable "$IMAGES/more.img"
 check "and not there any more" fails 1 'no export .more.; there are base.*ENOENT' remove more
 check "resize" says_like '^base: 16 MiB before, 32 MiB now$' resize base 32M
 check "a new client is told" bash -c 'nbdinfo --size "$1" | grep -qx 33554432' - "$URI"
+# Of an image that has grown; removed again, so that one export is there as before.
+check "a further export of it has that size" bash -c '"$1" ctl "$2" add "again=$3" && nbdinfo --size "$4" | grep -qx 33554432' - \
+    "$HEADWORKS" "$CONTROL" "$IMAGES/base.img" "nbd+unix:///again?socket=$SOCKET"
+check "and goes" says_like '^again: removed' remove again
 check "never shorter" fails 1 'cannot shrink.*EINVAL' resize base 16M
 check "drain" says_like '^0 bytes written out and flushed in [0-9.]+ s$' drain
 check "JSON" bash -c '"$1" ctl --json "$2" exports | "$3" -c "import json, sys; assert json.load(sys.stdin)[0][\"size\"] == 32 << 20"' - "$HEADWORKS" "$CONTROL" "$PYTHON"

@@ -239,6 +239,24 @@ mod tests {
     }
 
     #[test]
+    fn file_knows_the_sequence_of_its_disk_where_there_is_one() {
+        use std::os::unix::fs::MetadataExt;
+        for directory in [Some(std::env::temp_dir()), memory_directory()].into_iter().flatten() {
+            let image = TempFile::absent_in(&directory, "disk-of");
+            std::fs::write(image.path(), [1; 512]).unwrap();
+            let device = std::fs::metadata(image.path()).unwrap().dev();
+            let name = format!("{}:{}", libc::major(device), libc::minor(device));
+            // The kernel's own name of the disk, by way of the partition that lies on it.
+            let block = std::fs::canonicalize(Path::new("/sys/dev/block").join(name)).ok();
+            let sequence = |folder: &Path| std::fs::read_to_string(folder.join("diskseq")).ok();
+            let disk = block.and_then(|at| sequence(&at).or_else(|| sequence(at.parent()?)));
+            let expected = disk.map_or(0, |text| text.trim().parse().unwrap());
+            let found = Identity::of(image.path()).unwrap();
+            assert_eq!(found.disk_of_filesystem(), expected, "{directory:?}");
+        }
+    }
+
+    #[test]
     fn file_that_gets_the_inode_of_a_deleted_one_has_another_identity() {
         let mut reused = 0;
         for directory in [Some(std::env::temp_dir()), memory_directory()].into_iter().flatten() {
