@@ -5,7 +5,7 @@
 //!
 //! Invariant: `now` counts each stream once in an epoch.
 
-use super::ReadAheadLimits;
+use super::limits::ReadAheadLimits;
 
 /// A window is at most the pool's part for a stream, divided by this: two windows of each stream fill a quarter of it, and those that
 /// are outstanding at once the eighth that fills may have.

@@ -33,9 +33,11 @@
 
 mod active;
 mod lengths;
+mod limits;
 
 use self::active::ActiveStreams;
 use self::lengths::StreamLengths;
+pub(super) use self::limits::ReadAheadLimits;
 use crate::bio::VolumeId;
 
 /// Streams of a connection that have a window: so many readers share it undisturbed.
@@ -66,20 +68,6 @@ pub struct ReadEvent {
     pub blocks: u32,
     /// The read reached a folio with the mark `MARKER`.
     pub marker: bool,
-}
-
-/// The limits of read-ahead on a volume and its device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadAheadLimits {
-    /// The end of the volume, in blocks.
-    pub end: u64,
-    /// Blocks of the largest window (`read_ahead_kb`, and a small part of the pool, since a stream has up to two unused windows);
-    /// 0 turns read-ahead off.
-    pub window_max: u32,
-    /// The largest order of a folio, `max_folio_order`.
-    pub order_max: u8,
-    /// Blocks of the pool, which all streams share.
-    pub pool: u32,
 }
 
 /// A window of blocks to be read ahead.

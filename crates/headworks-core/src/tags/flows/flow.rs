@@ -3,13 +3,28 @@
 //! Invariant: a waiter is linked in its flow's list; a flow with waiters is active in the tree of shares, and in the list of
 //! light flows if its only waiter is small and came alone.
 
-use super::Backlog;
 use super::pool::Pool;
 use crate::depth::SMALL_MAX;
+use crate::gauge::{Gauge32, Gauge64};
 use crate::list::{Link, Linked, List};
 use crate::shares::ShareId;
 use crate::tags::owner::TagRequest;
 use crate::time::Instant;
+
+/// The sums over a tenant's waiters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Backlog {
+    /// Number of waiting requests.
+    pub waiters: Gauge32,
+    /// Tags that they want.
+    pub tags: Gauge32,
+    /// Bytes that the tags are for.
+    pub bytes: Gauge64,
+    /// Sum of what they cost their shares.
+    pub cost: Gauge64,
+    /// Weights of its exports that have waiters.
+    pub weights: Gauge64,
+}
 
 /// A request that waits for tags.
 #[derive(Clone, Copy, Debug)]

@@ -35,13 +35,13 @@ pub(crate) mod pool;
 
 use super::owner::{Requester, TagRequest};
 use crate::bio::{ExportId, TenantId};
-use crate::gauge::{Gauge32, Gauge64};
+use crate::gauge::Gauge32;
 use crate::list::List;
 use crate::options::TENANTS_MAX;
 use crate::shares::{ShareId, ShareTree};
 use crate::slab::NIL;
 use crate::time::Instant;
-use flow::{ExportFlows, Flow, LightLink, TargetedLink, TenantFlows};
+use flow::{Backlog, ExportFlows, Flow, LightLink, TargetedLink, TenantFlows};
 use pool::{KeyTable, Pool};
 
 pub(crate) use flow::{FlowHead, Waiter};
@@ -64,21 +64,6 @@ const GROUP_OWNER: u32 = 1 << 31;
 
 /// Index of the entry for exports without a tenant, which is always there.
 const NO_TENANT: u32 = 0;
-
-/// The sums over a tenant's waiters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Backlog {
-    /// Number of waiting requests.
-    pub waiters: Gauge32,
-    /// Tags that they want.
-    pub tags: Gauge32,
-    /// Bytes that the tags are for.
-    pub bytes: Gauge64,
-    /// Sum of what they cost their shares.
-    pub cost: Gauge64,
-    /// Weights of its exports that have waiters.
-    pub weights: Gauge64,
-}
 
 /// The flow that was granted last, if it is still remembered, and what it paid.
 #[derive(Clone, Copy, Debug)]
