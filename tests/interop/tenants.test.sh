@@ -85,6 +85,10 @@ counts() { ctl get tenants/acme/io.stat | tee /dev/stderr | grep -Eq "$1"; }
 check "counters of a cgroup, a line for each device" counts '^hw[0-9]+ rbytes=[0-9]+ wbytes=0 rios=[0-9]+ wios=0 dbytes=0 dios=0 hw_dirty=0 hw_limited_usec=0 hw_limited=0 hw_wait_usec=[0-9]+$'
 check "which cannot be set" fails 1 'EACCES' set tenants/acme/io.stat rbytes=0
 check "save" ctl save
+# What nobody changed is left to the file, which may be edited later.
+acme() { sed -n '/^name = "acme"/,/^\[\[/p' "${CONFIG%.toml}.d/99-ctl.toml" | tee /dev/stderr; }
+check "which says what was changed of a tenant" bash -c 'grep -q "^weight = 200" <<<"$1" && grep -q "^latency-target = " <<<"$1"' - "$(acme)"
+check "and no more" bash -c '! grep -Eq "^(cache-max|cache-min|dirty|exports) = " <<<"$1"' - "$(acme)"
 stop_server
 
 serve --config "$CONFIG" --control "$CONTROL"

@@ -6,7 +6,7 @@
 //!
 //! Rule: each method is declared once, in [`methods`]: its name, what it does, its parameters and the type of its answer. Each object of an
 //! answer is a struct in [`answers`]. The documentation of methods and fields is the reference: headworks-control(7) is made of it, see
-//! [`reference`]. A new answer is one struct.
+//! [`reference`](mod@reference). A new answer is one struct.
 //!
 //! Answers keep names and types of fields between versions. A reader takes what it knows: a field that an older server does not send has
 //! its default, one that a newer server adds is passed over.
@@ -19,7 +19,7 @@
 //! | [`answers`] | the objects of answers |
 //! | [`rpc`] | JSON-RPC 2.0 and its errors |
 //! | [`client`] | one request to a server |
-//! | [`reference`] | the manual page's part on methods and objects |
+//! | [`reference`](mod@reference) | the manual page's part on methods and objects |
 
 #![forbid(unsafe_code)]
 

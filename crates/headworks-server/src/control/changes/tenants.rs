@@ -233,21 +233,22 @@ impl LiveChanges {
         let there = self.settings.tenants();
         for (_, TenantEntry { spec, now }) in there.iter() {
             let name = spec.name;
-            let mut differs = spec.source == ExportSource::Control;
-            if differs {
+            let is_added = spec.source == ExportSource::Control;
+            let mut changed = Vec::new();
+            if is_added {
                 let words: Vec<String> =
                     now.words().iter().map(|(key, word)| format!("{key}={word}")).collect();
                 found(&format!("tenants/{name}"), Value::Null, words.join(",").into());
             } else {
                 for option in TenantOption::ALL {
                     for (key, old, new) in option.differences(&spec.options, now) {
-                        differs = true;
+                        changed.push(key);
                         let path = format!("tenants/{name}/{}", option.leaf(key));
                         found(&path, word(&old).into(), word(&new).into());
                     }
                 }
             }
-            if !differs {
+            if !is_added && changed.is_empty() {
                 continue;
             }
             match spec.source {
@@ -265,6 +266,10 @@ impl LiveChanges {
                         value: ConfigValue::Word("0".to_owned()),
                         origin: Origin::Control,
                     }));
+                    // Sections of one tenant are combined: what nobody changed is left to the earlier file, which may be edited.
+                    if !is_added && reader == DropInReader::LaterStart {
+                        section.settings.retain(|setting| changed.contains(&&*setting.name));
+                    }
                     file.tenants.push(section);
                 }
             }
