@@ -15,9 +15,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use headworks_core::prng::Prng;
-use headworks_core::{Instant, IoError, Op, VolumeId};
+use headworks_core::{Instant, IoError, Op};
 
-use super::{Command, CommandBatch, Device, DeviceIo, OverlayDevice};
+use super::{Command, CommandBatch, Device, DeviceIo};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 
@@ -165,20 +165,8 @@ impl Device for DelayDevice {
         due.into_iter().chain(self.below.next_timeout()).min()
     }
 
-    fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
-        self.below.grow(volume, size)
-    }
-
-    fn stack(
-        &mut self,
-        volume: VolumeId,
-        top: Box<OverlayDevice>,
-    ) -> Result<(), Box<OverlayDevice>> {
-        self.below.stack(volume, top)
-    }
-
-    fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
-        self.below.cut_power(now, io)
+    fn below(&mut self) -> Option<&mut dyn Device> {
+        Some(&mut *self.below)
     }
 }
 

@@ -3,12 +3,12 @@
 //! The filter sees each command once, in order, before the device below gets it, and each answer once, refusals included. It never
 //! touches data. What it does not refuse goes down in runs, as it came: a batch that nothing is refused of is passed on as it is.
 //!
-//! Everything else that a device does is forwarded here, in one place. Memory is not lent: what is read in place is no command, and the
-//! filter would not see it.
+//! What is no command goes to the device below by the defaults of [`Device`], as with every wrapper; of a power cut the filter sees the
+//! answers.
 
-use headworks_core::{Completion, Instant, IoError, VolumeId};
+use headworks_core::{Completion, Instant, IoError};
 
-use super::{Command, CommandBatch, Device, DeviceIo, OpenVolume, OverlayDevice};
+use super::{Command, CommandBatch, Device, DeviceIo};
 use crate::engine::DiskDone;
 
 /// What a [`FilterDevice`] does with the commands that pass it.
@@ -18,7 +18,7 @@ use crate::engine::DiskDone;
 /// use headworks::headworks_core::{Instant, IoError, Op};
 /// use headworks::{Command, Filter, FilterDevice, MemDevice};
 ///
-/// /// Lets nobody trim.
+/// /// Refuses to trim.
 /// struct KeepBlocks;
 ///
 /// impl Filter for KeepBlocks {
@@ -111,24 +111,8 @@ impl<F: Filter> Device for FilterDevice<F> {
         self.below.next_timeout()
     }
 
-    fn attach_image(&mut self, volume: VolumeId, image: OpenVolume) -> Result<(), OpenVolume> {
-        self.below.attach_image(volume, image)
-    }
-
-    fn detach_image(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
-        self.below.detach_image(volume)
-    }
-
-    fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
-        self.below.grow(volume, size)
-    }
-
-    fn stack(
-        &mut self,
-        volume: VolumeId,
-        top: Box<OverlayDevice>,
-    ) -> Result<(), Box<OverlayDevice>> {
-        self.below.stack(volume, top)
+    fn below(&mut self) -> Option<&mut dyn Device> {
+        Some(&mut *self.below)
     }
 
     fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
@@ -143,7 +127,7 @@ mod tests {
     use super::*;
     use crate::device::testing::{Bench, against_model};
     use crate::device::{DelayDevice, DelayOptions, MemDevice, NullDevice};
-    use headworks_core::{BioFlags, Op};
+    use headworks_core::{BioFlags, Op, VolumeId};
 
     #[derive(Default)]
     struct Counts {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
+use headworks_core::extent::{EXTENTS_MAX, ExtentState, ExtentWriter};
 use headworks_core::{
     BioFlags, Completion, DeviceId, Instant, IoError, Op, RequestId, VolumeId, VolumeOptions,
 };
@@ -199,18 +199,25 @@ pub trait Device: Send {
         None
     }
 
+    /// The device around which this one stands, if it is a wrapper. What is no command goes on to it by default: images, growth, stacking,
+    /// power cuts. Its memory does not, since what is read there passes no wrapper.
+    fn below(&mut self) -> Option<&mut dyn Device> {
+        None
+    }
+
     /// Attaches an image as a new volume of the device.
     ///
     /// # Errors
     /// The image, if the device holds no images of its kind or has one for this volume already.
-    fn attach_image(&mut self, _volume: VolumeId, image: OpenVolume) -> Result<(), OpenVolume> {
-        Err(image)
+    fn attach_image(&mut self, volume: VolumeId, image: OpenVolume) -> Result<(), OpenVolume> {
+        let Some(below) = self.below() else { return Err(image) };
+        below.attach_image(volume, image)
     }
 
     /// Detaches the image of a volume that has no command in flight; `None` if there is none. Dropping what is returned closes and
     /// unlocks the image.
-    fn detach_image(&mut self, _volume: VolumeId) -> Option<Box<dyn Send>> {
-        None
+    fn detach_image(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
+        self.below()?.detach_image(volume)
     }
 
     /// The memory that holds the bytes of a volume in their order, if the device lends it: code that holds the device's thread may read
@@ -226,8 +233,8 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// It cannot have them.
-    fn grow(&mut self, _volume: VolumeId, _size: u64) -> Result<(), IoError> {
-        Err(IoError::Unsupported)
+    fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
+        self.below().ok_or(IoError::Unsupported)?.grow(volume, size)
     }
 
     /// Makes the overlay of a volume, which has nothing in flight that changes it and has been flushed, the base of `top`, which answers
@@ -237,15 +244,16 @@ pub trait Device: Send {
     /// The device, if the volume is no overlay, is the highest that there may be, or has changes that no flush covers.
     fn stack(
         &mut self,
-        _volume: VolumeId,
+        volume: VolumeId,
         top: Box<OverlayDevice>,
     ) -> Result<(), Box<OverlayDevice>> {
-        Err(top)
+        let Some(below) = self.below() else { return Err(top) };
+        below.stack(volume, top)
     }
 
     /// Cuts the power of a disk that can lose it ([`PowercutDevice`]), in place of its next answer; returns false for any other.
-    fn cut_power(&mut self, _now: Instant, _io: &mut DeviceIo<'_>) -> bool {
-        false
+    fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
+        self.below().is_some_and(|below| below.cut_power(now, io))
     }
 }
 
@@ -280,6 +288,18 @@ unsafe fn tell_extents(
         0 => failed(command, IoError::Invalid),
         _ => done(command),
     }
+}
+
+/// Tells that all of the range of a `BlockStatus` command is data, for a device that knows no holes.
+///
+/// # Safety
+/// As [`tell_extents`].
+unsafe fn tell_all_data(command: &Command, spans: &[Span]) -> Completion {
+    let all = |list: &mut ExtentWriter<'_>| {
+        list.push(command.len.into(), ExtentState::DATA);
+    };
+    // SAFETY: the caller's promise, passed on.
+    unsafe { tell_extents(command, spans, all) }
 }
 
 /// Gives some neighbouring commands of a batch to a device.

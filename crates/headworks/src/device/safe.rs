@@ -9,10 +9,12 @@
 //! So nothing can be read or written after the answer, and none is answered twice. A device may keep it and answer later. What a volume
 //! has allocated is not asked of it: all is data.
 //!
-//! Invariants: `Answers` is made here only, so an answer belongs to a `Work`; data go from the device into the memory of reads only, and
-//! the memory of writes is only read, as the contract of [`Span`] demands.
+//! Invariants: `Answers` is made here only, so an answer belongs to a `Work`, and is taken by the device that was given it: numbers of
+//! requests are those of one queue, so that an answer that strayed into another could end a command whose data are still in use. Data go
+//! from the device into the memory of reads only, and the memory of writes is only read, as the contract of [`Span`] demands.
 
-use headworks_core::extent::{ExtentState, ExtentWriter};
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use headworks_core::{BioFlags, Completion, Instant, Op, Status, VolumeId};
 
 use super::{Command, CommandBatch, Device, DeviceIo};
@@ -59,6 +61,14 @@ pub trait SafeDevice: Send {
 /// Where a [`SafeDevice`] puts its answers: [`Work::complete`].
 pub struct Answers<'a> {
     completions: &'a mut Vec<Completion>,
+    device: u64,
+}
+
+/// A number that tells safe devices of one process apart.
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    // Relaxed: only uniqueness matters.
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A command with its data, which belong to the device until it is answered.
@@ -67,6 +77,7 @@ pub struct Answers<'a> {
 pub struct Work {
     command: Command,
     data: Data,
+    device: u64,
 }
 
 /// Most commands have one span.
@@ -88,13 +99,13 @@ impl Data {
 impl Work {
     /// # Safety
     /// The spans are the command's, by the promise of [`Device::submit`].
-    unsafe fn new(command: &Command, spans: &[Span]) -> Self {
+    unsafe fn new(command: &Command, spans: &[Span], device: u64) -> Self {
         let data = match spans {
             [] => Data::One(Span::EMPTY),
             [one] => Data::One(*one),
             many => Data::Many(many.into()),
         };
-        Self { command: *command, data }
+        Self { command: *command, data, device }
     }
 
     /// What to do. A write without data ([`Work::has_data`]) writes zeros.
@@ -177,8 +188,12 @@ impl Work {
         done
     }
 
-    /// Answers the command: it did all it was asked, or nothing. [`Busy`](headworks_core::IoError::Busy) lets the queue try it again.
+    /// Answers the command: it did all it was asked, or nothing. [`Busy`](headworks_core::IoError::Busy) lets the queue try it again. The
+    /// answers of another device do not take it; it is dropped then.
     pub fn complete(self, status: Status, answers: &mut Answers<'_>) {
+        if self.device != answers.device {
+            return;
+        }
         answers.completions.push(match status {
             Ok(()) => super::done(&self.command),
             Err(error) => super::failed(&self.command, error),
@@ -187,34 +202,40 @@ impl Work {
 }
 
 /// A [`SafeDevice`] as the queue calls it.
-pub(crate) struct Safe<D>(pub(crate) D);
+pub(crate) struct Safe<D> {
+    device: D,
+    id: u64,
+}
+
+impl<D> Safe<D> {
+    pub(crate) fn new(device: D) -> Self {
+        Self { device, id: next_id() }
+    }
+}
 
 impl<D: SafeDevice> Device for Safe<D> {
     unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
-        let mut answers = Answers { completions: io.completions };
+        let mut answers = Answers { completions: io.completions, device: self.id };
         for command in batch.commands {
             if command.op == Op::BlockStatus {
-                let all_data = |list: &mut ExtentWriter<'_>| {
-                    list.push(command.len.into(), ExtentState::DATA);
-                };
                 // SAFETY: the caller's promise, passed on.
-                let told =
-                    unsafe { super::tell_extents(command, batch.spans_of(command), all_data) };
+                let told = unsafe { super::tell_all_data(command, batch.spans_of(command)) };
                 answers.completions.push(told);
                 continue;
             }
             // SAFETY: the caller's promise.
-            let work = unsafe { Work::new(command, batch.spans_of(command)) };
-            self.0.start(now, work, &mut answers);
+            let work = unsafe { Work::new(command, batch.spans_of(command), self.id) };
+            self.device.start(now, work, &mut answers);
         }
     }
 
     fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
-        self.0.on_timeout(now, &mut Answers { completions: io.completions });
+        let mut answers = Answers { completions: io.completions, device: self.id };
+        self.device.on_timeout(now, &mut answers);
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.0.next_timeout()
+        self.device.next_timeout()
     }
 }
 
@@ -281,7 +302,7 @@ mod tests {
             started: 0,
             now: Instant::default(),
         };
-        against_model(&mut Bench::new(Safe(device)), 7, 1 << 20, 512, 600);
+        against_model(&mut Bench::new(Safe::new(device)), 7, 1 << 20, 512, 600);
     }
 
     fn work(op: Op, spans: &[Span]) -> Work {
@@ -297,7 +318,18 @@ mod tests {
             spans: spans.len() as u16,
         };
         // SAFETY: the test's memory outlives the work and is used through it alone.
-        unsafe { Work::new(&command, spans) }
+        unsafe { Work::new(&command, spans, 0) }
+    }
+
+    #[test]
+    fn answers_of_another_device_do_not_take_a_command() {
+        let mut completions = Vec::new();
+        for (device, taken) in [(1, 0), (0, 1)] {
+            let mut answers = Answers { completions: &mut completions, device };
+            work(Op::Flush, &[]).complete(Ok(()), &mut answers);
+            assert_eq!(completions.len(), taken);
+        }
+        assert_ne!(Safe::new(()).id, Safe::new(()).id);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Reads, writes and flushes that are one call: for what is not worth a batch.
 //!
-//! A call divides its range into slots, keeps as many of them in flight as are free, and returns when all are answered. It has the handle
-//! for itself: with I/Os of the caller in flight it is refused, since their completions would come in between.
+//! A call divides its range into slots, keeps as many in flight as are free, and returns when all are answered. With I/Os of the caller
+//! in flight it is refused, since their completions would come in between.
 
 use headworks_core::{IoError, VolumeId};
 
@@ -9,40 +9,15 @@ use super::handle::{Handle, WaitOutcome};
 use super::io::{Io, IoCompletion, Slot};
 
 impl Handle {
-    /// Reads the bytes at `offset` of a volume into `bytes` and waits for them.
-    ///
-    /// ```
-    /// use headworks::{DeviceSetup, MemDevice, Owner, OwnerOptions, VolumeOptions};
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let (owner, mut handles) = Owner::start(OwnerOptions::default())?;
-    /// let disk = DeviceSetup::new(MemDevice::new(1 << 20)?, MemDevice::queue_options());
-    /// let options = VolumeOptions { size: 1 << 20, block_size: 512, ..Default::default() };
-    /// let volume = owner.add_volume(owner.add_device(disk)?, options)?;
-    ///
-    /// let mut bytes = [0; 1024];
-    /// handles[0].write(volume, 512, &[7; 512])?;
-    /// handles[0].flush(volume)?;
-    /// handles[0].read(volume, 0, &mut bytes)?;
-    /// assert_eq!((bytes[0], bytes[512]), (0, 7));
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// Reads the bytes at `offset` of a volume into `bytes` and waits for them, as in the example of the [crate](crate).
     ///
     /// # Errors
     /// The first error of a part; `bytes` then holds any mixture. `Invalid`: the range is not inside the volume or not whole blocks;
     /// `Busy`: I/Os of this handle are in flight, or no slot is free; `ShutDown`: the owner has ended.
     pub fn read(&mut self, volume: VolumeId, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         let range = (offset, bytes.len());
-        self.transfer(
-            volume,
-            range,
-            Io::read,
-            |_, _| {},
-            |at, slot| {
-                bytes[at..at + slot.len()].copy_from_slice(slot);
-            },
-        )
+        let take = |at: usize, slot: &[u8]| bytes[at..at + slot.len()].copy_from_slice(slot);
+        self.transfer(volume, range, Io::read, |_, _| {}, take)
     }
 
     /// Writes `bytes` to a volume at `offset` and waits until they are written: to the cache, if the volume has one.

@@ -176,7 +176,7 @@ impl DeviceSetup {
     /// As [`DeviceSetup::new`], of a device without unsafe code.
     #[must_use]
     pub fn safe(device: impl SafeDevice + 'static, queue: QueueOptions) -> Self {
-        Self::new(Safe(device), queue)
+        Self::new(Safe::new(device), queue)
     }
 
     /// As [`DeviceSetup::new`], of a device whose type is not known.
