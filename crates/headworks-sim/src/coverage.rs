@@ -3,6 +3,8 @@
 
 use std::fmt::Write;
 
+use headworks_core::cache::CacheStats;
+
 use crate::scenario::CACHED;
 
 /// Declares the points with their display names.
@@ -244,6 +246,43 @@ impl Default for Coverage {
 }
 
 impl Coverage {
+    /// Adds the counters of a cache.
+    pub fn add_cache(&mut self, stats: &CacheStats) {
+        // A write that finds no shadow frame waits for the folio.
+        let [frame, credit, pause, _, range, folio] = stats.waits;
+        let [background, age, flush, frames, writer] = stats.written_for;
+        let counts = [
+            (Point::Hit, stats.hits),
+            (Point::Miss, stats.misses),
+            (Point::FillPartial, stats.fills_partial),
+            (Point::DiscardDirty, stats.discarded_dirty),
+            (Point::DirectDirty, stats.direct_dirty),
+            (Point::ClosePaused, stats.closed_paused),
+            (Point::ReadBeforeWrite, stats.read_before_write),
+            (Point::Shadow, stats.shadowed),
+            (Point::Evicted, stats.evicted_folios),
+            // At least one of the evicted folios was larger than a block.
+            (Point::EvictedLarge, stats.evicted - stats.evicted_folios),
+            (Point::GhostHit, stats.ghost_hits),
+            (Point::DroppedBehind, stats.dropped_behind),
+            (Point::WaitFrame, frame),
+            (Point::WaitCredit, credit),
+            (Point::WaitPause, pause),
+            (Point::WaitRange, range),
+            (Point::WaitFolio, folio),
+            (Point::ForBackground, background),
+            (Point::ForAge, age),
+            (Point::ForFlush, flush),
+            (Point::ForFrames, frames),
+            (Point::ForWriter, writer),
+            (Point::WriteOutFailed, stats.failed),
+            (Point::ReadAhead, stats.read_ahead),
+            (Point::ReadAheadWasted, stats.read_ahead_wasted),
+            (Point::FlushAnswered, stats.flushes),
+        ];
+        counts.into_iter().for_each(|(point, times)| self.add(point, times));
+    }
+
     /// Counts `point` once more.
     #[inline]
     pub fn hit(&mut self, point: Point) {

@@ -10,12 +10,11 @@
 //! When several shards have inputs at one time, the seed decides which runs first. A round runs the
 //! jobs; then either the world becomes idle and is checked for leaks, or the power is cut under
 //! load and new shards start over what the disks kept; then every byte is read back. Invariants:
-//! time does not go back, and every input others_pending from an event, a disk or a timer.
+//! time does not go back, and every input comes from an event, a disk or a timer.
 
 use headworks::Device;
 use headworks::cache_memory::DirtyLog;
 use headworks::driver::Executor;
-use headworks_core::cache::CacheStats;
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
 use headworks_core::time::{MS, SEC};
@@ -774,7 +773,7 @@ impl World {
     fn count_caches(&mut self) {
         for shard in &self.shards {
             if let Some(stats) = shard.core.cache_stats() {
-                count_cache(&mut self.env.coverage, &stats);
+                self.env.coverage.add_cache(&stats);
             }
         }
     }
@@ -831,41 +830,6 @@ fn discard_failed(env: &mut Environment, shard: &Shard, volume: VolumeId) {
     for (offset, len, _) in ranges {
         env.discard_failed(volume, offset, len);
     }
-}
-
-fn count_cache(coverage: &mut Coverage, stats: &CacheStats) {
-    // A write that finds no shadow frame waits for the folio.
-    let [frame, credit, pause, _, range, folio] = stats.waits;
-    let [background, age, flush, frames, writer] = stats.written_for;
-    let counts = [
-        (Point::Hit, stats.hits),
-        (Point::Miss, stats.misses),
-        (Point::FillPartial, stats.fills_partial),
-        (Point::DiscardDirty, stats.discarded_dirty),
-        (Point::DirectDirty, stats.direct_dirty),
-        (Point::ClosePaused, stats.closed_paused),
-        (Point::ReadBeforeWrite, stats.read_before_write),
-        (Point::Shadow, stats.shadowed),
-        (Point::Evicted, stats.evicted_folios),
-        (Point::EvictedLarge, stats.evicted - stats.evicted_folios), // Some larger than a block.
-        (Point::GhostHit, stats.ghost_hits),
-        (Point::DroppedBehind, stats.dropped_behind),
-        (Point::WaitFrame, frame),
-        (Point::WaitCredit, credit),
-        (Point::WaitPause, pause),
-        (Point::WaitRange, range),
-        (Point::WaitFolio, folio),
-        (Point::ForBackground, background),
-        (Point::ForAge, age),
-        (Point::ForFlush, flush),
-        (Point::ForFrames, frames),
-        (Point::ForWriter, writer),
-        (Point::WriteOutFailed, stats.failed),
-        (Point::ReadAhead, stats.read_ahead),
-        (Point::ReadAheadWasted, stats.read_ahead_wasted),
-        (Point::FlushAnswered, stats.flushes),
-    ];
-    counts.into_iter().for_each(|(point, times)| coverage.add(point, times));
 }
 
 fn count_disk(coverage: &mut Coverage, disk: &Disk) {
