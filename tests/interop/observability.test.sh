@@ -29,6 +29,12 @@ check "reads of a slow device" load slow --rw randread --iodepth 1 --runtime 1
 kill -USR1 "$SERVER"
 check "SIGUSR1 afterwards: the line of what was asked" wait_until 10 tells slow 'read: [0-9]+ bios in '
 check "why says device" blames device slow
+check "four reads at a time" load slow --rw randread --iodepth 4 --runtime 1
+alone() { # They wait for each other, in the device or before it: no other export is named, and no other stage
+    ctl why slow --json | tee /dev/stderr | "$PYTHON" -c 'import json, sys; r = json.load(sys.stdin); s = r["shares"]
+assert s["tag"] + s["device"] > 0.98 and not r["by_whom"]["guilty"], r'
+}
+check "why blames no other export" alone
 check "an export that nobody uses" sh -c '"$1" ctl "$2" why idle | grep -q "^idle: no request completed"' - "$HEADWORKS" "$CONTROL"
 check "no such export: one sentence" sh -c '! "$1" ctl "$2" why nobody 2>&1 >/dev/null | grep -qv "^headworks: error: there is no export .nobody.; there are slow, fast, idle"' - "$HEADWORKS" "$CONTROL"
 ctl set exports/slow/queue/nr_requests 1 >/dev/null

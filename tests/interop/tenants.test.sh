@@ -85,7 +85,7 @@ counts() { ctl get tenants/acme/io.stat | tee /dev/stderr | grep -Eq "$1"; }
 check "counters of a cgroup, a line for each device" counts '^hw[0-9]+ rbytes=[0-9]+ wbytes=0 rios=[0-9]+ wios=0 dbytes=0 dios=0 hw_dirty=0 hw_limited_usec=0 hw_limited=0 hw_wait_usec=[0-9]+$'
 check "which cannot be set" fails 1 'EACCES' set tenants/acme/io.stat rbytes=0
 check "save" ctl save
-# What nobody changed is left to the file, which may be edited later.
+# Unchanged values are left to the file, which may be edited later.
 acme() { sed -n '/^name = "acme"/,/^\[\[/p' "${CONFIG%.toml}.d/99-ctl.toml" | tee /dev/stderr; }
 check "which says what was changed of a tenant" bash -c 'grep -q "^weight = 200" <<<"$1" && grep -q "^latency-target = " <<<"$1"' - "$(acme)"
 check "and no more" bash -c '! grep -Eq "^(cache-max|cache-min|dirty|exports) = " <<<"$1"' - "$(acme)"
@@ -94,6 +94,7 @@ stop_server
 serve --config "$CONFIG" --control "$CONTROL"
 check "saved latency targets" says 5ms get exports/db/latency_target
 check "and of a tenant" says 250us get tenants/acme/latency_target
+check "a value that was taken back to none" says none get tenants/acme/ioprio_max
 check "a saved weight" says 200 get tenants/acme/weight
 check "a saved tenant and its export" says free get tenants/initech/exports
 check "an export that has none now" says none get exports/db/tenant
