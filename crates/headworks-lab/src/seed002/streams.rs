@@ -47,7 +47,7 @@ const FOLIO: f64 = 2_097_152.0;
 /// Bytes a second of a device on which the working set is read at random in some seconds: a disk takes 20 minutes for it.
 const READERS: u64 = 500_000_000;
 
-/// A run: its name, the modes of its volumes, and who works on them.
+/// A run: its name, the modes of its volumes, and the clients.
 struct StreamRun {
     case: &'static str,
     /// What tells runs of a case apart.

@@ -7,7 +7,7 @@
 //!
 //! `socket` accepts clients, `client` frames lines, `rpc` of headworks-control is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
 //! methods, whose requests and answers are the types of headworks-control, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `explain` collects what slow
-//! requests waited for, `why` makes the report, `blame` the part on who held it, `targets` latency targets,
+//! requests waited for, `why` makes the report, `blame` the part on the holders, `targets` latency targets,
 //! `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
 //! `changes` adds, removes and resizes them.
 

@@ -45,6 +45,6 @@ fn limits_are_set_shown_and_found_by_diff() {
     let text = diff["text"].as_str().unwrap();
     assert!(text.contains("iops-total=100000") && text.contains("bps-write = 52428800"), "{text}");
     assert!(text.contains("iops-write = 120"), "{text}");
-    assert!(!text.contains("bps-total = 1048576"), "nobody changed it: {text}");
+    assert!(!text.contains("bps-total = 1048576"), "not changed: {text}");
     end(server);
 }

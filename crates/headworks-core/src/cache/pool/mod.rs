@@ -302,7 +302,7 @@ impl Pool {
         }
     }
 
-    /// Drops a folio that a stream brought, if it is clean, nobody waits for it and every valid block of it was used. Eviction does not
+    /// Drops a folio that a stream brought, if it is clean, no operation waits for it and every valid block of it was used. Eviction does not
     /// remember it: a stream would push the keys of others from the ghost list.
     pub fn drop_behind(&mut self, unit: u32) -> bool {
         let folio = self.folios[unit];

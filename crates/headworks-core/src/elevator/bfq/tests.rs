@@ -486,7 +486,7 @@ fn command_that_never_ends_holds_others_for_a_slot_at_most() {
         world.run(at);
     }
     world.device[0].0 = u64::MAX;
-    // Nobody else makes a request that would be an occasion to look.
+    // No further request arrives at which the elevator could look at its slot.
     world.run(SEC);
     assert!(world.done[1].requests > 0, "behind a command of the other client");
 }

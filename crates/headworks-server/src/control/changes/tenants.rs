@@ -266,7 +266,7 @@ impl LiveChanges {
                         value: ConfigValue::Word("0".to_owned()),
                         origin: Origin::Control,
                     }));
-                    // Sections of one tenant are combined: what nobody changed is left to the earlier file, which may be edited.
+                    // Sections of one tenant are combined: unchanged values are left to the earlier file, which may be edited.
                     if !is_added && reader == DropInReader::LaterStart {
                         section.settings.retain(|setting| changed.contains(&&*setting.name));
                     }
