@@ -51,7 +51,7 @@ pub enum Operation {
 }
 
 /// What a device needs of an image; tests have one without a cluster.
-pub trait Backend: Send {
+pub trait Backend: Send + 'static {
     /// Starts an operation on a range (offset and length); its completion has `argument`. The error is an errno, and there is no completion then.
     ///
     /// # Safety

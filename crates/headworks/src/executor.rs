@@ -26,7 +26,7 @@ use crate::memory::{Copier, STREAM, Span, fetch};
 /// - only the executor and the devices use the bytes of the bio meanwhile;
 /// - the frames stay where they are as long as the shard exists, and only the executor and the devices use them;
 /// - the span of a bio that the cache made (see [`BioId::unit`]) is a part of the frames, and any other is not;
-/// - the span of a read may be the bytes of the device that it reads ([`Device::memory`]), which commands then may change.
+/// - the span of a read may be the bytes of the device that it reads ([`MemDevice`](crate::MemDevice)), which commands then may change.
 pub unsafe trait ActionSink {
     /// The sink keeps frames of replies ([`ActionSink::reply_frames`]) and is told of their changes; one that does not pays nothing.
     const KEEPS_FRAMES: bool = false;
@@ -413,19 +413,6 @@ impl Executor {
         };
         call(&mut **device, &mut DeviceIo { device: id, completions, disk, lost });
         self.deliver(id, inputs);
-    }
-
-    /// Cuts the power of a device that can lose it; returns false for any other.
-    pub fn cut_power(
-        &mut self,
-        now: Instant,
-        device: DeviceId,
-        disk: &mut dyn DiskQueue,
-        inputs: &mut Vec<Input>,
-    ) -> bool {
-        let mut cut = false;
-        self.call(device, disk, inputs, |device, io| cut = device.cut_power(now, io));
-        cut
     }
 
     /// Calls the devices whose time has come.

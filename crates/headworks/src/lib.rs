@@ -75,8 +75,8 @@ pub use device::testing;
 pub use device::{
     Answers, BaseFormats, BaseImage, BaseImageOptions, Command, CommandBatch, CommitOptions,
     DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorFilter, ErrorOptions, Fates,
-    FileDevice, FileOptions, FilesystemDevice, Filter, FilterDevice, Loss, MemDevice, NewBase,
-    NewOverlay, NullDevice, OpenBaseImage, OpenFile, OpenOverlay, OpenVolume, OverlayBase,
+    FileDevice, FileOptions, FilesystemDevice, Filter, FilterDevice, Image, Loss, MemDevice,
+    NewBase, NewOverlay, NullDevice, OpenBaseImage, OpenFile, OpenOverlay, OverlayBase,
     OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions, OverlayParts, OverlayProgress,
     OverlaySnapshot, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability,
     ResetOptions, SafeDevice, Work,

@@ -83,7 +83,7 @@ fn overlay_reads_what_is_in_the_image_and_keeps_what_is_written() {
     // The image below waits for descriptors, so the overlay shares no device.
     let shared = open(&two).unwrap();
     assert!(!shared.can_share_device());
-    assert!(FilesystemDevice::new().attach_image(VolumeId(0), shared.into()).is_err());
+    assert!(FilesystemDevice::new().attach(VolumeId(0), Box::new(shared)).is_err());
     let buffered = OverlayOptions { direct: headworks::Direct::Off, read_only: true, ..OPTIONS };
     let whole = OpenOverlay::open(&two, &buffered, None).unwrap();
     assert_eq!(whole.layers().len(), 3);

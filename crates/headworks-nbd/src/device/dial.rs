@@ -28,7 +28,7 @@ pub type Opened = (Socket, Export);
 pub type Attempt = Result<Vec<Opened>, ClientError>;
 
 /// Opens connections without making the caller wait.
-pub trait Dial: Send {
+pub trait Dial: Send + 'static {
     /// Begins an attempt, if none is in progress.
     fn start(&mut self);
 

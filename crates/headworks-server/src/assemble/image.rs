@@ -14,8 +14,8 @@ use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, place_of_mark, unclean_note};
 use crate::spec::{BaseDevice, ExportOptions, Rbd, RemoteLink, Spec, Wrapper};
 use headworks::{
-    Device, Direct, FileDevice, FileOptions, FilesystemDevice, Identity, ImageWriter, MemDevice,
-    NullDevice, OpenFile, OpenOverlay, OpenVolume, OverlayBase, OverlayOptions, SizeWatch,
+    Device, Direct, FileDevice, FileOptions, FilesystemDevice, Identity, Image, ImageWriter,
+    MemDevice, NullDevice, OpenFile, OpenOverlay, OverlayBase, OverlayOptions, SizeWatch,
     display_size,
 };
 use headworks_formats::{ImageOptions, OpenImage};
@@ -518,13 +518,11 @@ impl OpenedImage {
     }
 
     /// The open image and its filesystem, if it may join a device.
-    pub fn joins(self) -> Result<(u64, OpenVolume), Box<Self>> {
+    pub fn joins(self) -> Result<(u64, Box<dyn Image>), Box<Self>> {
         match self.body {
             _ if self.alone => Err(Box::new(self)),
-            ImageBody::File(file) => Ok((file.identity().filesystem, OpenVolume::File(file))),
-            ImageBody::Overlay(overlay) => {
-                Ok((overlay.file().identity().filesystem, OpenVolume::Overlay(overlay)))
-            }
+            ImageBody::File(file) => Ok((file.identity().filesystem, file)),
+            ImageBody::Overlay(overlay) => Ok((overlay.file().identity().filesystem, overlay)),
             body => Err(Box::new(Self { body, ..self })),
         }
     }
@@ -547,11 +545,11 @@ const _: () = assert!(EXPORTS_MAX <= FilesystemDevice::OVERLAYS_MAX);
 
 /// Makes the device of images of one filesystem.
 pub(super) fn filesystem_device(
-    images: impl IntoIterator<Item = (VolumeId, OpenVolume)>,
+    images: impl IntoIterator<Item = (VolumeId, Box<dyn Image>)>,
 ) -> FilesystemDevice {
     let mut device = FilesystemDevice::new();
     for (volume, image) in images {
-        let taken = device.attach_image(volume, image);
+        let taken = device.attach(volume, image);
         assert!(
             taken.is_ok(),
             "an image that joins a device can share it, and is its volume's only one"

@@ -24,7 +24,7 @@ use headworks_core::{ConfigError, DeviceId, QueueOptions, VolumeId, VolumeOption
 use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
 use crate::options::MissingImage;
 use crate::spec::{BaseDevice, Spec};
-use headworks::{Device, OpenVolume, display_size};
+use headworks::{Device, Image, display_size};
 use image::{CreatedImage, OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
 use side_by_side::{LateImage, OpenedOrNot, OpeningImages};
 
@@ -96,7 +96,7 @@ pub struct Assembly {
 struct DeviceGroup {
     common: SharedDeviceKey,
     device: DeviceId,
-    images: Vec<(VolumeId, OpenVolume)>,
+    images: Vec<(VolumeId, Box<dyn Image>)>,
 }
 
 impl Assembly {
@@ -398,7 +398,7 @@ impl Builder {
         filesystem: u64,
         named: Option<&NamedDevice>,
         volume: VolumeId,
-        image: OpenVolume,
+        image: Box<dyn Image>,
     ) -> DeviceId {
         let common = SharedDeviceKey::of(filesystem, named);
         if let Some(group) = self.groups.iter_mut().find(|group| group.common == common) {

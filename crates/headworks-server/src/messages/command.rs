@@ -9,7 +9,7 @@ use crate::access::AccessRules;
 use crate::assemble::WatchedFile;
 use crate::assemble::export_info::{ServedExport, UnavailableExport};
 use crate::listen::ClientListener;
-use headworks::{Device, OpenVolume, OverlayDevice};
+use headworks::{Device, Image, OverlayDevice};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// A command to one shard, which carries it out or refuses it at once.
@@ -30,7 +30,7 @@ pub enum ShardCommand {
         /// Home shard, device and options of the volume.
         config: VolumeConfig,
         /// Image of a volume that joins a device, for the device's owner.
-        image: Option<OpenVolume>,
+        image: Option<Box<dyn Image>>,
         /// File whose size the home shard watches.
         watched: Option<WatchedFile>,
     },

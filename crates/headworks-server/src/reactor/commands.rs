@@ -6,6 +6,7 @@
 
 use std::sync::mpsc::Sender;
 
+use headworks::PowercutDevice;
 use headworks_core::{
     Change, ChangeError, Control, DeviceState, ExportConfig, ExportId, Input, Instant, Status,
     VolumeId,
@@ -49,7 +50,7 @@ impl Reactor {
                 self.change(now, Change::AddVolume { volume, config })?;
                 if let Some(image) = image {
                     let device = self.parts.driver.executor().device(config.device);
-                    let taken = device.map(|device| device.attach_image(volume, image));
+                    let taken = device.map(|device| device.attach(volume, image));
                     assert!(matches!(taken, Some(Ok(()))), "images join devices of filesystems");
                 }
                 self.parts.files.extend(watched);
@@ -70,7 +71,7 @@ impl Reactor {
                 self.change(now, Change::RemoveVolume { volume })?;
                 self.door.freezes.forget(volume);
                 if let Some(device) = self.parts.driver.executor().device(device) {
-                    remains.keep(device.detach_image(volume));
+                    remains.keep(device.detach(volume));
                 }
                 self.parts.volumes.retain(|other| *other != volume);
                 let files = &mut self.parts.files;
@@ -98,15 +99,14 @@ impl Reactor {
             }
             ShardCommand::Hide { export, hidden } => self.door.exports.hide(export, hidden),
             ShardCommand::CutPower { device } => {
-                let ReactorParts { driver, engine, .. } = &mut self.parts;
-                if !driver.cut_power(now, device, &mut **engine) {
-                    return Err(ChangeError::Busy("it has no powercut: disk"));
-                }
+                let present = self.parts.driver.executor().device(device);
+                let disk = present.and_then(|present| present.find::<PowercutDevice>());
+                disk.ok_or(ChangeError::Busy("it has no powercut: disk"))?.cut_power();
             }
             ShardCommand::Stack { volume, device, top } => {
                 let present = self.parts.driver.executor().device(device);
                 let refused = match present {
-                    Some(present) => present.stack(volume, top).err(),
+                    Some(present) => top.put_on(present, volume).err(),
                     None => Some(top),
                 };
                 if refused.is_some() {

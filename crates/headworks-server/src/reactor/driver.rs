@@ -86,11 +86,6 @@ impl ShardDriver {
         self.executor.on_ready(now, place, disk, &mut self.inputs);
     }
 
-    /// Cuts the power of a device that can lose it; returns false for any other.
-    pub fn cut_power(&mut self, now: Instant, device: DeviceId, disk: &mut dyn DiskQueue) -> bool {
-        self.executor.cut_power(now, device, disk, &mut self.inputs)
-    }
-
     /// Calls the devices whose time has come.
     pub fn on_timeout(&mut self, now: Instant, disk: &mut dyn DiskQueue) {
         if self.executor.next_timeout().is_some_and(|at| at <= now) {

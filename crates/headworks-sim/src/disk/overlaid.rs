@@ -285,7 +285,7 @@ impl OverlaidDisk {
         }
     }
 
-    fn overlay(&mut self, volume: VolumeId) -> Option<&mut OverlayDevice> {
+    pub(crate) fn overlay(&mut self, volume: VolumeId) -> Option<&mut OverlayDevice> {
         let mut volumes = self.volumes.iter_mut();
         volumes.find(|(overlaid, _)| *overlaid == volume).map(|(_, overlay)| overlay)
     }
@@ -345,16 +345,5 @@ impl Device for OverlaidDisk {
 
     fn next_timeout(&self) -> Option<Instant> {
         self.disk.next_timeout()
-    }
-
-    fn stack(
-        &mut self,
-        volume: VolumeId,
-        top: Box<OverlayDevice>,
-    ) -> Result<(), Box<OverlayDevice>> {
-        match self.overlay(volume) {
-            Some(overlay) => overlay.stack(volume, top),
-            None => Err(top),
-        }
     }
 }

@@ -9,7 +9,7 @@ use headworks_core::{DeviceId, WriteMode};
 use super::World;
 use crate::check::violation;
 use crate::coverage::Point;
-use crate::disk::{OverlaidVolume, keep_top, new_top};
+use crate::disk::{OverlaidDisk, OverlaidVolume, keep_top, new_top};
 
 /// Turns per attempt under load.
 const EVERY: u64 = 128;
@@ -53,7 +53,9 @@ impl World {
         let disk = &self.disks[usize::from(device)];
         let top = new_top(disk, volume)?;
         let executor = &mut self.shards[usize::from(owner.0)].executor;
-        let stacked = executor.device(DeviceId(device))?.stack(volume.volume, top).is_ok();
+        let overlays = executor.device(DeviceId(device))?.find::<OverlaidDisk>();
+        let overlay = overlays.and_then(|overlays| overlays.overlay(volume.volume));
+        let stacked = overlay.is_some_and(|overlay| overlay.stack(top).is_ok());
         if stacked {
             keep_top(disk, volume);
         }

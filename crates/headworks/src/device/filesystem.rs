@@ -14,12 +14,12 @@
 //! `in_flight` is the number of its commands that were not answered, and it is not detached before that is 0. No part waits for
 //! descriptors or times: an overlay that does ([`OpenOverlay::can_share_device`]) is not attached.
 
-use headworks_core::{Instant, IoError, QueueOptions, VolumeId};
+use headworks_core::{Instant, IoError, QueueOptions, VolumeId, VolumeOptions};
 
 use super::file::all_can;
 use super::overlay::ids::{PLACES_MAX, place_of};
 use super::{
-    Command, CommandBatch, Device, DeviceIo, FileDevice, OpenOverlay, OpenVolume, OverlayDevice,
+    Command, CommandBatch, Device, DeviceIo, FileDevice, Image, OpenOverlay, OverlayDevice,
 };
 use crate::engine::DiskDone;
 
@@ -88,6 +88,12 @@ impl FilesystemDevice {
     }
 }
 
+impl Image for OpenOverlay {
+    fn volume_options(&self) -> VolumeOptions {
+        self.volume_options()
+    }
+}
+
 impl Device for FilesystemDevice {
     unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         let mut rest = batch.commands;
@@ -120,22 +126,18 @@ impl Device for FilesystemDevice {
         }
     }
 
-    fn attach_image(&mut self, volume: VolumeId, image: OpenVolume) -> Result<(), OpenVolume> {
+    fn attach(&mut self, volume: VolumeId, image: Box<dyn Image>) -> Result<(), Box<dyn Image>> {
         let place = usize::from(volume.0);
-        let overlay = match image {
-            OpenVolume::File(_) if self.place(volume).is_none() => {
-                return self.files.attach_image(volume, image);
-            }
-            OpenVolume::Overlay(overlay)
-                if place < PLACES_MAX
-                    && self.place(volume).is_none()
-                    && !self.files.has(volume)
-                    && overlay.can_share_device() =>
-            {
-                overlay
-            }
-            image => return Err(image),
+        if self.place(volume).is_some() || self.files.has(volume) {
+            return Err(image);
+        }
+        let overlay = match image.downcast::<OpenOverlay>() {
+            Ok(overlay) => overlay,
+            Err(image) => return self.files.attach(volume, image),
         };
+        if place >= PLACES_MAX || !overlay.can_share_device() {
+            return Err(overlay);
+        }
         if self.overlays.len() <= place {
             self.overlays.resize_with(place + 1, || None);
         }
@@ -143,9 +145,9 @@ impl Device for FilesystemDevice {
         Ok(())
     }
 
-    fn detach_image(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
+    fn detach(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
         let Some(place) = self.place(volume) else {
-            return self.files.detach_image(volume);
+            return self.files.detach(volume);
         };
         let overlay = self.overlays[place].take_if(|overlay| overlay.in_flight == 0)?;
         Some(overlay)
@@ -157,15 +159,26 @@ impl Device for FilesystemDevice {
             None => self.files.grow(volume, size),
         }
     }
+}
 
-    fn stack(
-        &mut self,
+impl OverlayDevice {
+    /// Makes the overlay of a volume of `device`, which has nothing in flight that changes it and has been flushed, the base of this one,
+    /// which answers from now on.
+    ///
+    /// # Errors
+    /// This one, if the volume is no overlay, is the highest that there may be, or has changes that no flush covers.
+    pub fn put_on(
+        self: Box<Self>,
+        device: &mut dyn Device,
         volume: VolumeId,
-        top: Box<OverlayDevice>,
-    ) -> Result<(), Box<OverlayDevice>> {
-        match self.overlay(usize::from(volume.0)) {
-            Some(overlay) => overlay.device.stack(volume, top),
-            None => Err(top),
+    ) -> Result<(), Box<Self>> {
+        let overlay = match device.find::<FilesystemDevice>() {
+            Some(images) => images.overlay(usize::from(volume.0)).map(|there| &mut there.device),
+            None => device.find(),
+        };
+        match overlay {
+            Some(overlay) => overlay.stack(self),
+            None => Err(self),
         }
     }
 }

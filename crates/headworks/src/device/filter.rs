@@ -3,8 +3,7 @@
 //! The filter sees each command once, in order, before the device below gets it, and each answer once, refusals included. It never
 //! touches data. What it does not refuse goes down in runs, as it came: a batch that nothing is refused of is passed on as it is.
 //!
-//! What is no command goes to the device below by the defaults of [`Device`], as with every wrapper; of a power cut the filter sees the
-//! answers.
+//! What is no command goes to the device below by the defaults of [`Device`], as with every wrapper.
 
 use headworks_core::{Completion, Instant, IoError};
 
@@ -32,7 +31,7 @@ use crate::engine::DiskDone;
 /// # Ok(())
 /// # }
 /// ```
-pub trait Filter: Send {
+pub trait Filter: Send + 'static {
     /// A command comes from the queue.
     ///
     /// # Errors
@@ -114,12 +113,6 @@ impl<F: Filter> Device for FilterDevice<F> {
     fn below(&mut self) -> Option<&mut dyn Device> {
         Some(&mut *self.below)
     }
-
-    fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
-        let mut cut = false;
-        self.with(now, io, |_, below, io| cut = below.cut_power(now, io));
-        cut
-    }
 }
 
 #[cfg(test)]
@@ -127,7 +120,7 @@ mod tests {
     use super::*;
     use crate::device::testing::{Bench, against_model};
     use crate::device::{DelayDevice, DelayOptions, MemDevice, NullDevice};
-    use headworks_core::{BioFlags, Op, VolumeId};
+    use headworks_core::{BioFlags, Op};
 
     #[derive(Default)]
     struct Counts {
@@ -176,10 +169,10 @@ mod tests {
 
     #[test]
     fn memory_behind_a_filter_is_not_lent() {
-        let below = MemDevice::new(1 << 20).unwrap();
-        assert!(below.memory(VolumeId(0)).is_some());
-        assert!(
-            FilterDevice::new(Counts::default(), Box::new(below)).memory(VolumeId(0)).is_none()
-        );
+        let below: Box<dyn Device> = Box::new(MemDevice::new(1 << 20).unwrap());
+        assert!(below.memory().is_some());
+        let mut filter: Box<dyn Device> = Box::new(FilterDevice::new(Counts::default(), below));
+        assert!(filter.memory().is_none());
+        assert!(filter.find::<MemDevice>().is_some() && filter.find::<NullDevice>().is_none());
     }
 }

@@ -12,7 +12,7 @@
 //! Discard and write-zeroes are the same thing here: chunks that are covered whole are given back to the kernel, what is left
 //! at the edges is overwritten with zeros if its chunk has a bit. NO_UNMAP changes nothing: memory is never reserved ahead.
 //!
-//! The device lends its memory ([`Device::memory`]): the span of a read may be the bytes that it reads, which are not copied then.
+//! The device lends its memory ([`MemDevice::memory`]): the span of a read may be the bytes that it reads, which are not copied then.
 
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
@@ -66,6 +66,13 @@ impl MemDevice {
             discard_max_bytes: DISCARD_MAX,
             ..QueueOptions::default()
         }
+    }
+
+    /// Its bytes. They stay where they are until [`Device::grow`] or the end of the device, and change only inside [`Device::submit`], by the
+    /// write commands of the batch ([`Op::is_write`]) and within their ranges.
+    pub(super) fn memory(&self) -> Span {
+        // SAFETY: the mapping stays until `grow` or the drop, and its bytes change only in `submit`.
+        unsafe { self.bytes.span() }
     }
 
     /// # Safety
@@ -221,11 +228,6 @@ impl Device for MemDevice {
         }
     }
 
-    fn memory(&self, _volume: VolumeId) -> Option<Span> {
-        // SAFETY: the mapping stays until `grow` or the drop, as the trait says, and its bytes change only in `submit`.
-        Some(unsafe { self.bytes.span() })
-    }
-
     fn grow(&mut self, _volume: VolumeId, size: u64) -> Result<(), IoError> {
         let len = usize::try_from(size).ok().and_then(|len| len.checked_next_multiple_of(CHUNK));
         let len = len.ok_or(IoError::NoMemory)?;
@@ -325,7 +327,7 @@ mod tests {
         let mut bench = Bench::new(MemDevice::new(64 * CHUNK as u64).unwrap());
         bench.buffer()[..4096].fill(7);
         assert_eq!(bench.run(Op::Write, BioFlags::NONE, 8192, 4096).status, Ok(()));
-        let memory = bench.device().memory(VolumeId(0)).expect("it lends its memory");
+        let memory = bench.device().memory();
         // SAFETY: the device is used by this test alone.
         let bytes = |at: usize| unsafe { memory.part(at, 4096).bytes() };
         assert_eq!((bytes(8192), bytes(8192 + 4096)), (&[7; 4096][..], &[0; 4096][..]));

@@ -1,5 +1,7 @@
 //! Devices: what holds or fakes the bytes. One file each; wrappers are devices too.
 
+use std::any::Any;
+use std::fmt;
 use std::ops::Range;
 
 use headworks_core::extent::{EXTENTS_MAX, ExtentState, ExtentWriter};
@@ -141,41 +143,31 @@ impl DeviceIo<'_> {
     }
 }
 
-/// An open image that becomes a volume of a device with several.
-#[derive(Debug)]
-pub enum OpenVolume {
-    /// A plain file or a block device.
-    File(Box<OpenFile>),
-    /// An overlay with its bases.
-    Overlay(Box<OpenOverlay>),
-}
-
-impl From<OpenFile> for OpenVolume {
-    fn from(file: OpenFile) -> Self {
-        Self::File(Box::new(file))
-    }
-}
-
-impl From<OpenOverlay> for OpenVolume {
-    fn from(overlay: OpenOverlay) -> Self {
-        Self::Overlay(Box::new(overlay))
-    }
-}
-
-impl OpenVolume {
+/// An open image that becomes a volume of a device with several, which knows the types of those that it holds: [`OpenFile`], for one.
+pub trait Image: Any + Send + fmt::Debug {
     /// What the volume should be.
-    #[must_use]
-    pub fn volume_options(&self) -> VolumeOptions {
-        match self {
-            Self::File(file) => file.volume_options(),
-            Self::Overlay(overlay) => overlay.volume_options(),
+    fn volume_options(&self) -> VolumeOptions;
+}
+
+impl dyn Image {
+    /// The image, if it is a `T`.
+    ///
+    /// # Errors
+    /// The image, if it is something else.
+    pub fn downcast<T: Image>(self: Box<Self>) -> Result<Box<T>, Box<dyn Image>> {
+        if !(&*self as &dyn Any).is::<T>() {
+            return Err(self);
         }
+        let image: Box<dyn Any> = self;
+        Ok(image.downcast().expect("it was asked"))
     }
 }
 
 /// Moves bytes for one queue. Never blocks for long, never panics on what a disk or a user can cause. In an
 /// [`Owner`](crate::Owner) any thread that submits may call it, one at a time.
-pub trait Device: Send {
+///
+/// What only some devices can do is theirs, and found through wrappers: [`find`](trait.Device.html#method.find).
+pub trait Device: Any + Send {
     /// Starts every command of the batch. A command that cannot be taken now is answered `Busy`.
     ///
     /// # Safety
@@ -199,8 +191,8 @@ pub trait Device: Send {
         None
     }
 
-    /// The device around which this one stands, if it is a wrapper. What is no command goes on to it by default: images, growth, stacking,
-    /// power cuts. Its memory does not, since what is read there passes no wrapper.
+    /// The device around which this one stands, if it is a wrapper. What is no command goes on to it by default: images, growth, and what
+    /// is asked of a device of a certain type.
     fn below(&mut self) -> Option<&mut dyn Device> {
         None
     }
@@ -209,24 +201,15 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// The image, if the device holds no images of its kind or has one for this volume already.
-    fn attach_image(&mut self, volume: VolumeId, image: OpenVolume) -> Result<(), OpenVolume> {
+    fn attach(&mut self, volume: VolumeId, image: Box<dyn Image>) -> Result<(), Box<dyn Image>> {
         let Some(below) = self.below() else { return Err(image) };
-        below.attach_image(volume, image)
+        below.attach(volume, image)
     }
 
     /// Detaches the image of a volume that has no command in flight; `None` if there is none. Dropping what is returned closes and
     /// unlocks the image.
-    fn detach_image(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
-        self.below()?.detach_image(volume)
-    }
-
-    /// The memory that holds the bytes of a volume in their order, if the device lends it: code that holds the device's thread may read
-    /// them there, as `Handle::lend` does, without a command and a copy. `None` by default.
-    ///
-    /// A device that lends memory leaves it where it is until [`Device::grow`] or its own end, and changes it only inside
-    /// [`Device::submit`], by the write commands of the batch ([`Op::is_write`]) and within their ranges.
-    fn memory(&self, _volume: VolumeId) -> Option<Span> {
-        None
+    fn detach(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
+        self.below()?.detach(volume)
     }
 
     /// The volume has `size` bytes from now on, not fewer than before; of a file that is the file's size already.
@@ -236,24 +219,23 @@ pub trait Device: Send {
     fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
         self.below().ok_or(IoError::Unsupported)?.grow(volume, size)
     }
+}
 
-    /// Makes the overlay of a volume, which has nothing in flight that changes it and has been flushed, the base of `top`, which answers
-    /// from now on.
-    ///
-    /// # Errors
-    /// The device, if the volume is no overlay, is the highest that there may be, or has changes that no flush covers.
-    fn stack(
-        &mut self,
-        volume: VolumeId,
-        top: Box<OverlayDevice>,
-    ) -> Result<(), Box<OverlayDevice>> {
-        let Some(below) = self.below() else { return Err(top) };
-        below.stack(volume, top)
+impl dyn Device {
+    /// This device as a `D`, or the first `D` below it. So code that knows a type reaches what only that type can do, whatever filters
+    /// and delays stand around it.
+    pub fn find<D: Device>(&mut self) -> Option<&mut D> {
+        if (&*self as &dyn Any).is::<D>() {
+            return (self as &mut dyn Any).downcast_mut();
+        }
+        self.below()?.find()
     }
 
-    /// Cuts the power of a disk that can lose it ([`PowercutDevice`]), in place of its next answer; returns false for any other.
-    fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
-        self.below().is_some_and(|below| below.cut_power(now, io))
+    /// The memory that holds the bytes of a volume in their order, if the device lends it: code that holds the device's thread may read
+    /// them there, as `Handle::lend` does, without a command and a copy. Not that of a device below, since what is read there passes no
+    /// wrapper.
+    pub(crate) fn memory(&self) -> Option<Span> {
+        (self as &dyn Any).downcast_ref().map(MemDevice::memory)
     }
 }
 

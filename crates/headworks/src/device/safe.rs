@@ -44,7 +44,7 @@ use crate::memory::Span;
 ///     }
 /// }
 /// ```
-pub trait SafeDevice: Send {
+pub trait SafeDevice: Send + 'static {
     /// Starts a command: answers it at once, or keeps it and answers later, in [`SafeDevice::on_timeout`] or another start. A command
     /// that is dropped instead is never answered, and fails when the queue's `io_timeout` is over.
     fn start(&mut self, now: Instant, work: Work, answers: &mut Answers<'_>);

@@ -457,6 +457,9 @@ impl Device for Box<dyn Device> {
     fn next_timeout(&self) -> Option<Instant> {
         (**self).next_timeout()
     }
+    fn below(&mut self) -> Option<&mut dyn Device> {
+        Some(&mut **self)
+    }
 }
 
 #[cfg(test)]

@@ -373,14 +373,14 @@ impl Driver {
         if let Some(image) = image {
             let body = self.executor.device(device);
             let body = body.ok_or_else(|| ConfigError::new("device", "there is no such device"))?;
-            body.attach_image(id, image).map_err(|_| {
+            body.attach(id, image).map_err(|_| {
                 ConfigError::new("device", "the device holds no images of this kind")
             })?;
         }
         let config = VolumeConfig { home: ShardId(0), device, options };
         if let Err(error) = self.change(now, &Change::AddVolume { volume: id, config }) {
             if is_image && let Some(body) = self.executor.device(device) {
-                drop(body.detach_image(id));
+                drop(body.detach(id));
             }
             return Err(invalid(error));
         }
@@ -400,7 +400,7 @@ impl Driver {
         if let Some(Volume { device, .. }) = self.volumes[usize::from(volume.0)].take()
             && let Some(body) = self.executor.device(device)
         {
-            drop(body.detach_image(volume));
+            drop(body.detach(volume));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //!   lend: take the right --> look up --> LentBytes has the right --dropped--> drive what others left, leave the right
 //! ```
 //!
-//! Nothing changes the bytes meanwhile. Frames with data and the memory of a device ([`Device::memory`](crate::Device::memory)) change
+//! Nothing changes the bytes meanwhile. Frames with data and the memory of a device ([`MemDevice`](crate::MemDevice)) change
 //! only in turns of the shard, a turn needs the right, and `LentBytes` has it; a device with commands in flight has frames without data
 //! alone. What the look-up caused in the shard (read-ahead, evictions) is carried out after the drop.
 //!
@@ -128,7 +128,7 @@ impl Drop for LentBytes<'_> {
 
 impl Handle {
     /// Reads `len` bytes at `offset` of a volume where they are: in the cache, or, without a cache, in the device's memory
-    /// ([`Device::memory`](crate::Device::memory)). They are those of the newest completed writes, each block in one version. Nothing
+    /// ([`MemDevice`](crate::MemDevice)). They are those of the newest completed writes, each block in one version. Nothing
     /// is copied, submitted or waited for.
     ///
     /// While the bytes are lent no other thread is answered; [`LentBytes`] says what that means. Where several feeders copy what they read,
@@ -252,7 +252,7 @@ impl Driver {
         let Some(known) = known.filter(|_| !self.is_rejected(volume)) else { return false };
         if !known.cached {
             let memory = self.executor.device(known.device);
-            let memory = memory.and_then(|device| device.memory(volume));
+            let memory = memory.and_then(|device| device.memory());
             let end = offset.checked_add(len.into());
             let inside = end.is_some_and(|end| len > 0 && end <= known.size);
             // A volume may be larger than its device.

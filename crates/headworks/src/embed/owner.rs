@@ -21,7 +21,7 @@ use super::thread::OwnerThread;
 use super::{
     Buffers, DeviceSetup, JOINING, OwnerOptions, OwnerState, SHUTTING_DOWN, ShutdownGuard,
 };
-use crate::device::{Device, FileDevice, OpenFile, OpenVolume};
+use crate::device::{Device, FileDevice, Image, OpenFile};
 use crate::ring::{Sleeper, ring};
 
 /// How long a caller whose time is over waits for the owner's own answer.
@@ -67,7 +67,7 @@ pub(super) enum Command {
 /// A volume of a device, or an image for a device that holds images.
 pub(super) enum NewVolume {
     Range(VolumeOptions),
-    Image(OpenVolume, WriteMode),
+    Image(Box<dyn Image>, WriteMode),
 }
 
 /// The owner of devices, volumes and the cache, with a thread of its own.
@@ -188,18 +188,17 @@ impl Owner {
         self.ask(|answer| Command::AddVolume(device, NewVolume::Range(options), answer))?
     }
 
-    /// Adds an image to a device that holds several: a file to a [`FileDevice`], a file or an overlay to a
-    /// [`FilesystemDevice`](crate::FilesystemDevice). Without a cache `mode` has no effect.
+    /// Adds an image to a device that holds several ([`Device::attach`]), as a [`FileDevice`] does files. Without a cache `mode` has no effect.
     ///
     /// # Errors
     /// As [`Owner::add_volume`]; or the device holds no images of this kind.
     pub fn add_image(
         &self,
         device: DeviceId,
-        image: impl Into<OpenVolume>,
+        image: impl Image,
         mode: WriteMode,
     ) -> Result<VolumeId, ConfigError> {
-        let image = NewVolume::Image(image.into(), mode);
+        let image = NewVolume::Image(Box::new(image), mode);
         self.ask(|answer| Command::AddVolume(device, image, answer))?
     }
 

@@ -29,10 +29,11 @@ mod open;
 mod probe;
 
 use headworks_core::{
-    BioFlags, Completion, DeviceId, Instant, IoError, Op, QueueOptions, RequestId, Status, VolumeId,
+    BioFlags, Completion, DeviceId, Instant, IoError, Op, QueueOptions, RequestId, Status,
+    VolumeId, VolumeOptions,
 };
 
-use super::{Command, CommandBatch, Device, DeviceIo, OpenVolume};
+use super::{Command, CommandBatch, Device, DeviceIo, Image};
 use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::memory::Span;
 
@@ -222,6 +223,12 @@ impl FileDevice {
     }
 }
 
+impl Image for OpenFile {
+    fn volume_options(&self) -> VolumeOptions {
+        self.volume_options()
+    }
+}
+
 impl Device for FileDevice {
     unsafe fn submit(&mut self, _now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         for command in batch.commands {
@@ -245,14 +252,14 @@ impl Device for FileDevice {
         }
     }
 
-    fn attach_image(&mut self, volume: VolumeId, image: OpenVolume) -> Result<(), OpenVolume> {
-        let OpenVolume::File(file) = image else { return Err(image) };
+    fn attach(&mut self, volume: VolumeId, image: Box<dyn Image>) -> Result<(), Box<dyn Image>> {
+        let file: Box<OpenFile> = image.downcast()?;
         let place = usize::from(volume.0);
         if self.files.len() <= place {
             self.files.resize_with(place + 1, || None);
         }
         match &mut self.files[place] {
-            Some(_) => Err(OpenVolume::File(file)),
+            Some(_) => Err(file),
             vacant => {
                 *vacant = Some(*file);
                 Ok(())
@@ -260,7 +267,7 @@ impl Device for FileDevice {
         }
     }
 
-    fn detach_image(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
+    fn detach(&mut self, volume: VolumeId) -> Option<Box<dyn Send>> {
         let steps = self.stepped.iter().any(|row| row.command.volume == volume);
         if steps {
             return None;

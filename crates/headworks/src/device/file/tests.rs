@@ -325,21 +325,21 @@ fn removed_image_is_unlocked_and_its_slot_reused() {
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 4096).status, Err(IoError::Invalid));
     let (first, second) = (TempFile::absent("come"), TempFile::absent("go"));
     let device = bench.device_mut();
-    device.attach_image(VolumeId(5), image(first.path(), Direct::Auto).into()).unwrap();
-    let refused = device.attach_image(VolumeId(5), image(second.path(), Direct::Auto).into());
+    device.attach(VolumeId(5), Box::new(image(first.path(), Direct::Auto))).unwrap();
+    let refused = device.attach(VolumeId(5), Box::new(image(second.path(), Direct::Auto)));
     assert!(refused.is_err(), "a volume has one image");
     drop(refused);
     bench.buffer()[..4096].fill(7);
     assert_eq!(bench.run(Op::Write, BioFlags::NONE, 4096, 4096).status, Ok(()));
     let options = FileOptions::default();
     assert!(OpenFile::open(first.path(), &options).is_err(), "a served image is locked");
-    assert!(bench.device_mut().detach_image(VolumeId(5)).is_some());
-    assert!(bench.device_mut().detach_image(VolumeId(5)).is_none());
+    assert!(bench.device_mut().detach(VolumeId(5)).is_some());
+    assert!(bench.device_mut().detach(VolumeId(5)).is_none());
     assert!(OpenFile::open(first.path(), &options).is_ok());
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 4096).status, Err(IoError::Invalid));
     // The same volume id with another image reads that image's data.
     let device = bench.device_mut();
-    device.attach_image(VolumeId(5), image(second.path(), Direct::Auto).into()).unwrap();
+    device.attach(VolumeId(5), Box::new(image(second.path(), Direct::Auto))).unwrap();
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 4096, 4096).status, Ok(()));
     assert_eq!(bench.buffer()[..4096], [0; 4096]);
 }

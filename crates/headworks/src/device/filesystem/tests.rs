@@ -6,7 +6,7 @@ use std::path::Path;
 use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, IoError, Op, RequestId, VolumeId};
 
-use super::{FilesystemDevice, OpenVolume};
+use super::{FilesystemDevice, Image};
 use crate::device::overlay::ids::PLACES_MAX;
 use crate::device::testing::{Bench, TempFile};
 use crate::device::{
@@ -23,12 +23,12 @@ const ONE: VolumeId = VolumeId(0);
 const OTHER: VolumeId = VolumeId(7);
 const PLAIN: VolumeId = VolumeId(2);
 
-fn file(path: &Path) -> OpenVolume {
+fn file(path: &Path) -> Box<OpenFile> {
     let options = FileOptions { size: Some(SIZE as u64), ..FileOptions::default() };
     OpenFile::open(path, &options).unwrap().into()
 }
 
-fn overlay(path: &Path) -> OpenVolume {
+fn overlay(path: &Path) -> Box<OpenOverlay> {
     OpenOverlay::open(path, &OverlayOptions::default(), None).unwrap().into()
 }
 
@@ -60,12 +60,12 @@ impl Disks {
         *self.bench.device_mut() = FilesystemDevice::new();
         let [_, one, other, plain] = &self.paths;
         let other = overlay(other.path());
-        let OpenVolume::Overlay(open) = &other else { unreachable!() };
+        let open = &other;
         self.watch = Some(open.file().size_watch());
         let device = self.bench.device_mut();
-        device.attach_image(ONE, overlay(one.path())).unwrap();
-        device.attach_image(OTHER, other).unwrap();
-        device.attach_image(PLAIN, file(plain.path())).unwrap();
+        device.attach(ONE, overlay(one.path())).unwrap();
+        device.attach(OTHER, other).unwrap();
+        device.attach(PLAIN, file(plain.path())).unwrap();
     }
 
     /// Starts a command on the first bytes of the bench's buffer.
@@ -113,7 +113,7 @@ impl Disks {
         let (watch, options) = (self.watch.as_ref().unwrap(), OverlayOptions::default());
         let (mut snapshot, top) = OverlaySnapshot::prepare(path, watch, kept, &options).unwrap();
         snapshot.put_in_place().unwrap();
-        let stacked = self.bench.device_mut().stack(OTHER, top).map_err(drop);
+        let stacked = top.put_on(self.bench.device_mut(), OTHER).map_err(drop);
         match stacked {
             Ok(()) => self.watch = Some(snapshot.finish().1),
             Err(()) => snapshot.undo().unwrap(),
@@ -271,7 +271,7 @@ fn overlay_is_detached_when_nothing_of_it_is_in_flight() {
     for op in [Op::Write, Op::Flush, Op::Read] {
         let id = disks.start(ONE, op, 1);
         let device = disks.bench.device_mut();
-        assert!(device.detach_image(ONE).is_none(), "{op:?} is in flight");
+        assert!(device.detach(ONE).is_none(), "{op:?} is in flight");
         disks.drain();
         assert_eq!(disks.ended(), [id]);
     }
@@ -279,20 +279,20 @@ fn overlay_is_detached_when_nothing_of_it_is_in_flight() {
     let path = disks.paths[1].path();
     assert!(OpenOverlay::open(path, &OverlayOptions::default(), None).is_err(), "it is locked");
     disks.start(OTHER, Op::Read, 5);
-    drop(disks.bench.device_mut().detach_image(ONE).expect("others do not matter"));
+    drop(disks.bench.device_mut().detach(ONE).expect("others do not matter"));
     assert_eq!((disks.bench.drain().len(), disks.bench.buffer()[0]), (1, 9));
-    assert!(disks.bench.device_mut().detach_image(ONE).is_none());
+    assert!(disks.bench.device_mut().detach(ONE).is_none());
     disks.start(ONE, Op::Read, 1);
     assert_eq!(disks.bench.drain()[0].status, Err(IoError::Invalid));
     // The volume is free for either kind.
-    disks.bench.device_mut().attach_image(ONE, overlay(disks.paths[1].path())).unwrap();
+    disks.bench.device_mut().attach(ONE, overlay(disks.paths[1].path())).unwrap();
     disks.write(ONE, 1, 8);
-    drop(disks.bench.device_mut().detach_image(ONE).unwrap());
+    drop(disks.bench.device_mut().detach(ONE).unwrap());
     let another = TempFile::absent("another");
-    disks.bench.device_mut().attach_image(ONE, file(another.path())).unwrap();
+    disks.bench.device_mut().attach(ONE, file(another.path())).unwrap();
     assert_eq!(disks.read(ONE, 1), 0);
-    drop(disks.bench.device_mut().detach_image(PLAIN).unwrap());
-    drop(disks.bench.device_mut().detach_image(OTHER).unwrap());
+    drop(disks.bench.device_mut().detach(PLAIN).unwrap());
+    drop(disks.bench.device_mut().detach(OTHER).unwrap());
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn volume_has_one_image() {
     NewOverlay::new(disks.paths[0].path(), None).unwrap().create(third.path()).unwrap();
     let another = TempFile::absent("another");
     let device = disks.bench.device_mut();
-    let mut refuses = |volume, image| device.attach_image(volume, image).is_err();
+    let mut refuses = |volume, image: Box<dyn Image>| device.attach(volume, image).is_err();
     assert!(refuses(ONE, overlay(third.path())) && refuses(PLAIN, overlay(third.path())));
     assert!(refuses(ONE, file(another.path())) && refuses(PLAIN, file(another.path())));
     assert!(refuses(VolumeId(PLACES_MAX as u16), overlay(third.path())), "ids have no such place");
@@ -313,7 +313,7 @@ fn volume_has_one_image() {
 #[test]
 fn queue_does_what_every_image_can_and_only_files_grow() {
     let mut disks = Disks::new();
-    let OpenVolume::File(plain) = file(TempFile::absent("alone").path()) else { unreachable!() };
+    let plain = file(TempFile::absent("alone").path());
     let mut expected = plain.queue_options();
     expected.discard_granularity = expected.discard_granularity.max(BLOCK as u32);
     assert_eq!(disks.bench.device().queue_options(), expected);
@@ -321,13 +321,13 @@ fn queue_does_what_every_image_can_and_only_files_grow() {
     let third = TempFile::absent("third");
     NewOverlay::new(disks.paths[0].path(), None).unwrap().create(third.path()).unwrap();
     let open = OpenOverlay::open(third.path(), &buffered, None).unwrap();
-    disks.bench.device_mut().attach_image(VolumeId(3), open.into()).unwrap();
+    disks.bench.device_mut().attach(VolumeId(3), Box::new(open)).unwrap();
     expected.fua = false;
     assert_eq!(disks.bench.device().queue_options(), expected);
-    drop(disks.bench.device_mut().detach_image(VolumeId(3)));
+    drop(disks.bench.device_mut().detach(VolumeId(3)));
     let device = disks.bench.device_mut();
     assert_eq!(device.grow(ONE, 2 << 20), Err(IoError::Unsupported));
     assert_eq!(device.grow(PLAIN, 2 << 20), Ok(()));
     let top = OpenOverlay::open(third.path(), &OverlayOptions::default(), None).unwrap();
-    assert!(device.stack(PLAIN, Box::new(top.into_device())).is_err());
+    assert!(Box::new(top.into_device()).put_on(device, PLAIN).is_err());
 }

@@ -583,12 +583,14 @@ impl Device for OverlayDevice {
     fn next_timeout(&self) -> Option<Instant> {
         self.parts.below.next_timeout()
     }
+}
 
-    fn stack(
-        &mut self,
-        _volume: VolumeId,
-        mut top: Box<OverlayDevice>,
-    ) -> Result<(), Box<OverlayDevice>> {
+impl OverlayDevice {
+    /// As [`OverlayDevice::put_on`], of an overlay that has its device alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn stack(&mut self, mut top: Box<Self>) -> Result<(), Box<Self>> {
         let (place, layer) = (self.parts.place, self.parts.layer + 1);
         let is_idle = self.flushes.is_idle() && self.parts.here.is_idle();
         // Here bits of a base are never looked at, so those of a killed process have to be on the disk, too.

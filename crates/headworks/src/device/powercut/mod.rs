@@ -174,6 +174,11 @@ impl PowercutDevice {
         QueueOptions { write_cache: true, fua: true, discard: false, write_zeroes: false, ..below }
     }
 
+    /// Cuts the power, in place of the next answer: with the device's next call, which is due at once.
+    pub fn cut_power(&mut self) {
+        self.cut_asked = true;
+    }
+
     /// # Safety
     /// As [`Device::submit`].
     unsafe fn start(
@@ -458,17 +463,13 @@ impl Device for PowercutDevice {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.retry_at.into_iter().chain(self.below.next_timeout()).min()
+        // A job that is under way is followed by the cut.
+        let cut_at = (self.cut_asked && self.job.is_none()).then_some(Instant(0));
+        [self.retry_at, cut_at, self.below.next_timeout()].into_iter().flatten().min()
     }
 
     fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
         self.below.grow(volume, size)
-    }
-
-    fn cut_power(&mut self, now: Instant, io: &mut DeviceIo<'_>) -> bool {
-        self.cut_asked = true;
-        self.pump(now, io);
-        true
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headworks_core::Status;
 
 use super::*;
-use crate::device::MemDevice;
 use crate::device::file::{FileDevice, FileOptions, OpenFile};
 use crate::device::testing::{Bench, TempFile};
+use crate::device::{DelayDevice, DelayOptions, MemDevice};
 
 const SIZE: usize = 64 << 10;
 const NONE: BioFlags = BioFlags::NONE;
@@ -260,4 +260,26 @@ fn busy_device_below_is_asked_again_and_a_failed_flush_keeps_what_it_did_not_mov
     assert_eq!(read(&mut bench, 0, 4096)[0], 8);
     assert_eq!(bench.run(Op::Flush, NONE, 0, 0).status, Ok(()));
     assert_eq!(std::fs::read(path.path()).unwrap()[0], 8);
+}
+
+#[test]
+fn cut_that_is_asked_for_comes_with_the_next_call_through_wrappers() {
+    let told = Told::default();
+    let disk = PowercutDevice::new(
+        PowercutOptions::default(),
+        512,
+        Box::new(MemDevice::new(SIZE as u64).unwrap()),
+        told.end(),
+    );
+    let delay = DelayDevice::new(DelayOptions::default(), Box::new(disk));
+    let mut bench = Bench::new(Box::new(delay) as Box<dyn Device>);
+    bench.submit(Op::Write, NONE, 0, 4096);
+    assert_eq!((bench.drain().len(), bench.device().next_timeout()), (1, None));
+    let device: &mut dyn Device = bench.device_mut();
+    device.find::<PowercutDevice>().expect("it is below the delay").cut_power();
+    assert_eq!((told.cuts(), bench.device().next_timeout()), (0, Some(Instant(0))));
+    assert!(bench.step());
+    assert_eq!((told.cuts(), bench.device().next_timeout()), (1, None));
+    bench.submit(Op::Flush, NONE, 0, 0);
+    assert!(bench.drain().is_empty(), "the power is off");
 }

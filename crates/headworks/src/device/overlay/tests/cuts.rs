@@ -624,7 +624,7 @@ impl World {
     fn stack_new_file(&mut self) -> Result<(), ()> {
         let disk = Arc::default();
         let top = layer(&disk, Box::new(NullDevice), (0, 0), false, (self.boot, self.defect));
-        self.device.stack(VolumeId(0), Box::new(top)).map_err(drop)?;
+        self.device.stack(Box::new(top)).map_err(drop)?;
         self.disks.push(disk);
         Ok(())
     }
