@@ -137,6 +137,8 @@ def promtool(text):
     rules = os.path.join(here, "../../packaging/prometheus/headworks.rules.yml")
     told = subprocess.run(["promtool", "check", "rules", rules], capture_output=True)
     check("and nothing against the alert rules", told.returncode == 0, told.stderr.decode())
+    told = subprocess.run(["promtool", "test", "rules", os.path.join(here, "alerts.yml")], capture_output=True)
+    check("slow flushes raise an alert, slow trims do not", told.returncode == 0, told.stdout.decode() + told.stderr.decode())
 
 
 def failing(binary, control, address):
@@ -147,6 +149,34 @@ def failing(binary, control, address):
     check("errors are counted by export, operation and error", set(errors) == {("bad", "read", "io")} and errors["bad", "read", "io"] == 8, errors)
     ops = {(dict(labels)["device"], dict(labels)["op"]) for (name, labels), value in samples.items() if name == "headworks_device_requests_total"}
     check("flushes and discards are apart", {("hw1", "flush"), ("hw1", "discard"), ("hw1", "write")} <= ops, ops)
+
+
+def flushes(binary, control, address, uri):
+    """Slow flushes are seen wherever slow writes are, and by their name."""
+    handle = nbd.NBD()
+    handle.connect_uri(uri)
+    handle.pread(512, 0)
+    for number in range(6):
+        handle.pwrite(b"x" * 4096, 4096 * number)
+        handle.flush()
+    handle.trim(65536, 0)
+    handle.zero(65536, 0)
+    why = ctl(binary, control, "why", "db", "--op", "flush")
+    check("why --op flush names the device", why["slow"] and why["requests"] == 6 and " 6 flushes " in why["sentence"]
+          and {one["op"] for one in why["worst"]} == {"flush"} and max(why["shares"], key=why["shares"].get) == "device", why)
+    count = {op: ctl(binary, control, "why", "db", "--op", op)["requests"] for op in ["read", "write", "trim", "zero"]}
+    check("and other requests are not among them", count == {"read": 1, "write": 6, "trim": 1, "zero": 1}, count)
+    told = subprocess.run([binary, "ctl", control, "latency", "db"], check=True, capture_output=True, text=True).stdout
+    check("ctl latency has a histogram of each", all(f"db {op}: " in told for op in ["read", "write", "flush", "trim", "zero"]), told)
+    text = subprocess.run([binary, "top", control, "--batch", "1"], check=True, capture_output=True, text=True).stdout
+    rows = [line.split() for line in text.splitlines() if line.startswith(("export ", "db "))]
+    row = dict(zip(*rows))
+    check("top has their 99th percentile, and where they were", float(row["fl99"]) >= 30 and row["slowest"] == "device", text)
+    _, samples = parse(scrape(address))
+    ops = {dict(labels)["op"]: value for (name, labels), value in samples.items() if name == "headworks_requests_total"}
+    check("the metrics have every operation", ops == {"read": 1, "write": 6, "flush": 6, "trim": 1, "zero": 1}, ops)
+    key = ("headworks_request_stage_seconds_sum", (("export", "db"), ("op", "flush"), ("stage", "total")))
+    check("and the times of flushes", samples[key] >= 6 * 0.03, samples[key])
 
 
 def dashboard(address):
@@ -352,6 +382,6 @@ def hostile(address):
 
 
 if __name__ == "__main__":
-    what = {"page": page, "many": many, "failing": failing, "dashboard": dashboard, "top": top, "silent": silent, "counters": counters, "targets": targets, "hostile": hostile}
+    what = {"page": page, "many": many, "failing": failing, "flushes": flushes, "dashboard": dashboard, "top": top, "silent": silent, "counters": counters, "targets": targets, "hostile": hostile}
     what[sys.argv[1]](*sys.argv[2:])
     sys.exit(1 if BAD else 0)

@@ -107,6 +107,12 @@ PY
 script observability.py failing "$HEADWORKS" "$CONTROL" "$PAGE"
 script observability.py dashboard "$PAGE"
 stop_server
+
+# Flushes that are slow, of an export whose writes are not.
+serve --control "$CONTROL" --metrics 127.0.0.1:0 "db=delay:flush=30ms,of=file:path=$DIR/good.img,size=1M"
+PAGE=$(sed -n 's/^metrics: //p' "$OUT")
+script observability.py flushes "$HEADWORKS" "$CONTROL" "$PAGE" "$(at db)"
+stop_server
 CACHE=0
 
 # More than a shard tells in one turn.

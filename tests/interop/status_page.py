@@ -112,6 +112,7 @@ def page(binary, control, address, socket, folder, hostile):
                 load.terminate()
                 load.wait()
         subprocess.run([sys.executable, "-c", FAILING, at("bad")], check=True)
+        subprocess.run([sys.executable, "-c", FLUSHING, at("db")], check=True)
         equal(seen, binary, control)
         check("the console is silent, and nothing violates the policy", seen.problems == [], seen.problems)
         foreign = [url for url in seen.urls if not url.startswith((address, "about:"))]
@@ -131,6 +132,17 @@ for _ in range(5):
 """
 
 
+FLUSHING = """import sys, nbd
+handle = nbd.NBD()
+handle.connect_uri(sys.argv[1])
+for number in range(3):
+    handle.pwrite(b"x" * 4096, 4096 * number)
+    handle.flush()
+handle.trim(65536, 0)
+handle.zero(65536, 0)
+"""
+
+
 def shown(seen, binary, control, hostile):
     """While a load runs: rates in the table, lines in the charts, names as text."""
     loaded = seen.until("state.samples.length >= 3 && state.samples.slice(-2).every((s) => s.rows.get('db')?.[0] > 0 && s.rows.get('slow')?.[0] > 0)")
@@ -139,9 +151,9 @@ def shown(seen, binary, control, hostile):
     cells = seen.run(CELLS)
     slow = cells["slow"]
     number = lambda text: float(text.replace("k", "e3").replace("M", "e6"))
-    check("the table has the rates", number(slow[2]) > 50 and number(slow[3]) == 0 and number(slow[6]) >= 2, slow)
-    near = abs(number(slow[4]) - number(slow[2]) * 16384 / 1e6) <= 0.02 * number(slow[4]) + 0.01
-    check("and its bytes are its requests", near and slow[7] in ("device", "tag", "sched"), slow)
+    check("the table has the rates", number(slow[2]) > 50 and number(slow[3]) == number(slow[4]) == 0 and number(slow[7]) >= 2, slow)
+    near = abs(number(slow[5]) - number(slow[2]) * 16384 / 1e6) <= 0.02 * number(slow[5]) + 0.01
+    check("and its bytes are its requests", near and slow[9] in ("device", "tag", "sched"), slow)
     drawn = dict(seen.run(DRAWN))
     check("the charts are drawn", set(drawn) == {"throughput", "requests", "latency", "stages", "device", "dirty"} and min(drawn.values()) > 2, drawn)
     # In one expression, so that no sample arrives meanwhile.
@@ -232,6 +244,12 @@ def equal(seen, binary, control):
         sums = seen.run(SUMS).get(name, [0] * 5)
         whole = [one["reads"], one["read_bytes"], one["writes"], one["write_bytes"], one["errors"]]
         check(f"{name}: its samples add up to its totals", sums == whole, (sums, whole))
+    seen.run("choose('db')")
+    facts, of = seen.run(FACTS), stats["db"]["latency"]
+    told = (facts["flushes"], facts["others"], seen.run("format.ms(1e3 * %f) + ' ms'" % of["flush"]["total"]["p99_us"]))
+    check("flushes, trims and zeroes are counted apart", told == ("3", "2", facts["flush_p99"]) and of["trim"]["total"]["count"] == 1, (told, facts))
+    drawn = seen.until("[...document.querySelectorAll('#flushes .legend .name')].some((one) => one.textContent === 'db')")
+    check("and flushes have a chart", drawn, seen.run("document.getElementById('flushes').innerText"))
     total = stats["slow"]["latency"]["read"]["total"]
     times = seen.run("(({ p50_ns, p99_ns }) => [p50_ns / 1e3, p99_ns / 1e3])(state.data.exports.find((one) => one.name === 'slow'))")
     check("percentiles are those of ctl stats", times == [total["p50_us"], total["p99_us"]], (times, total))

@@ -5,6 +5,11 @@ use headworks_core::escape_controls;
 /// Aligns rows of equal length to the left, with two spaces between columns. Control characters are escaped: a cell may be a
 /// path that an image chose.
 pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
+    aligned_by(rows, "  ")
+}
+
+/// The same with `gap` between columns.
+pub fn aligned_by<R: AsRef<[String]>>(rows: &[R], gap: &str) -> String {
     let rows: Vec<Vec<String>> = rows
         .iter()
         .map(|row| row.as_ref().iter().map(|cell| escape_controls(cell)).collect())
@@ -14,7 +19,7 @@ pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let line = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+        format!("{}\n", cells.collect::<Vec<_>>().join(gap).trim_end())
     };
     rows.iter().map(line).collect()
 }

@@ -16,7 +16,7 @@ use headworks_control::answers::{
 };
 use headworks_control::client::{self, ClientError};
 use headworks_control::methods::{self, Values};
-use headworks_control::param::{Assignments, LookBack, OpClass};
+use headworks_control::param::{Assignments, LookBack, RequestOp};
 use headworks_control::{Method, Params, Request};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -130,7 +130,7 @@ enum CtlCommand {
         /// Export name; `default` is the export without a name. Without one, the export whose slow requests were slowest
         export: Option<String>,
         /// Only requests of this kind
-        #[arg(long, value_name = "OP", value_parser = ["read", "write", "other"])]
+        #[arg(long, value_name = "OP", value_parser = RequestOp::ALL)]
         op: Option<String>,
         /// Only requests of the last so many seconds, 1 to 60
         #[arg(long, value_name = "TIME", value_parser = since_seconds)]
@@ -269,7 +269,7 @@ fn request(command: &CtlCommand) -> Result<(Method, Params), String> {
         CtlCommand::Latency { export } => sent(&methods::Histograms { export: export.clone() }),
         CtlCommand::Why { export, op, since } => sent(&methods::Why {
             export: export.clone(),
-            op: OpClass(op.clone()),
+            op: RequestOp(op.clone()),
             seconds: LookBack(*since),
         }),
         CtlCommand::Connections => sent(&methods::Connections {}),

@@ -1,14 +1,13 @@
 //! Text output of `ctl latency` and `ctl why`.
 
 use headworks_control::answers::{Histograms, Stats, Why};
+use headworks_control::param::RequestOp;
 
 use crate::columns::aligned;
 
 /// Stages of a request, in the order in which it passes them.
 pub const STAGES: [&str; 9] =
     ["total", "limit", "buffer", "cache", "dirty", "plug", "tag", "sched", "device"];
-
-const OPS: [&str; 3] = ["read", "write", "other"];
 
 /// Formats microseconds with a fitting unit.
 pub fn micros(us: f64) -> String {
@@ -25,7 +24,7 @@ pub fn micros(us: f64) -> String {
 pub fn show_percentiles(stats: &Stats) -> String {
     let mut all = Vec::new();
     for (name, export) in &stats.exports {
-        let ops = OPS.iter().filter_map(|op| Some((*op, export.latency.get(*op)?)));
+        let ops = RequestOp::ALL.iter().filter_map(|op| Some((*op, export.latency.get(*op)?)));
         all.extend(ops.map(|(op, rows)| (name, op, rows)));
     }
     let waited = |stage: &&str| {
@@ -51,7 +50,7 @@ pub fn show_percentiles(stats: &Stats) -> String {
 pub fn show_histograms(report: &Histograms) -> String {
     let export = report.export.as_deref().unwrap_or_default();
     let mut text = String::new();
-    for op in OPS {
+    for op in RequestOp::ALL {
         let Some(table) = report.ops.as_ref().and_then(|ops| ops.get(op)) else { continue };
         let buckets = |stage: &str| table.stages.get(stage).map_or(&[][..], Vec::as_slice);
         let columns = STAGES.map(|stage| doublings(buckets(stage)));

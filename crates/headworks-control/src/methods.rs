@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::answers;
-use crate::param::{Assignments, Folder, LookBack, Names, OpClass, Param, Size, TimeLimit, Word};
+use crate::param::{Assignments, Folder, LookBack, Names, Param, RequestOp, Size, TimeLimit, Word};
 use crate::rpc::{Params, RpcFault};
 use crate::shape::{Kind, Shape};
 
@@ -147,8 +147,8 @@ methods! {
     "why" Why {
         /// one export; without it the one whose slow requests were slowest
         export: Option<String>,
-        /// only read, write or other
-        op: OpClass,
+        /// only these: read, write, flush, trim, zero, prefetch or block_status
+        op: RequestOp,
         /// time to look at, 1 to 60
         seconds: LookBack,
     } -> answers::Why;

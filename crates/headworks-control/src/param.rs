@@ -136,23 +136,26 @@ impl Param for LookBack {
     }
 }
 
-/// A class of requests: reads, writes, or all others.
+/// The requests of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OpClass(pub Option<String>);
+pub struct RequestOp(pub Option<String>);
 
-impl OpClass {
-    /// The words for them.
-    pub const ALL: [&'static str; 3] = ["read", "write", "other"];
+impl RequestOp {
+    /// The words for them, as answers have them.
+    pub const ALL: [&'static str; 7] =
+        ["read", "write", "flush", "trim", "zero", "prefetch", "block_status"];
 }
 
-impl Param for OpClass {
+impl Param for RequestOp {
     const KIND: &'static str = "string, may be missing";
 
     fn read(name: &str, value: Option<&Value>) -> Result<Self, RpcFault> {
         let word = Option::<String>::read(name, value)?;
         match word {
             Some(word) if !Self::ALL.contains(&&*word) => {
-                Err(wrong(format!("{name} is read, write or other, not `{word}`")))
+                let [all @ .., last] = Self::ALL;
+                let all = all.join(", ");
+                Err(wrong(format!("{name} is {all} or {last}, not `{word}`")))
             }
             word => Ok(Self(word)),
         }

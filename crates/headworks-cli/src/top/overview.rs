@@ -1,23 +1,26 @@
 //! The first table of `top`: for each export what is asked of it, how slow it is, where and by whom, within 80 columns.
 //!
-//! Times are in milliseconds. `in dev` is the number of requests that the export had in its device on average, write-back included: the
+//! Rule: a number has at most five characters, and its column no wider head, so that the columns fit with one space
+//! between them. Times are in milliseconds. `dev` is the number of requests that the export had in its device on average, write-back included: the
 //! exports of a device with the largest numbers use it most.
 
 use headworks_control::answers::{Export, OpHistogram};
+use headworks_control::param::RequestOp;
 
 use super::rates::{Sample, between, growth, percentile, seconds};
-use crate::columns::aligned;
+use crate::columns::aligned_by;
 
 /// Heads of the columns with their explanation, in order.
-pub const OVERVIEW: [(&str, &str); 9] = [
+pub const OVERVIEW: [(&str, &str); 10] = [
     ("export", "name; with * it has a tenant"),
     ("r/s", "reads per second"),
     ("w/s", "writes per second"),
     ("MB/s", "megabytes read and written per second"),
-    ("p99 ms", "99th percentile of reads and writes, ms"),
+    ("p99", "99th percentile of reads and writes, ms"),
+    ("fl99", "99th percentile of flushes, ms"),
     ("slowest", "stage in which requests spent most time"),
-    ("in dev", "requests that it has in its device, on average"),
-    ("dirty MB", "data of its image that are not written yet"),
+    ("dev", "requests that it has in its device, on average"),
+    ("dirty", "data of its image that are not written yet, MB"),
     ("state", "serving, refusing, suspect, stuck, frozen, absent"),
 ];
 
@@ -32,8 +35,10 @@ pub struct Overview {
     name: String,
     reads: f64,
     writes: f64,
+    flushes: f64,
     megabytes: f64,
     p99_ms: f64,
+    flush_p99_ms: f64,
     slowest: Option<&'static str>,
     in_device: f64,
     dirty_mb: f64,
@@ -45,7 +50,7 @@ pub fn overviews(old: &Sample, new: &Sample) -> Vec<Overview> {
     let seconds = seconds(old, new);
     let all = new.exports.iter();
     let mut rows: Vec<Overview> = all.map(|export| row(old, new, export, seconds)).collect();
-    let busy = |row: &Overview| row.reads + row.writes;
+    let busy = |row: &Overview| row.reads + row.writes + row.flushes;
     rows.sort_by(|a, b| busy(b).total_cmp(&busy(a)).then_with(|| a.name.cmp(&b.name)));
     rows
 }
@@ -59,9 +64,10 @@ fn row(old: &Sample, new: &Sample, export: &Export, seconds: f64) -> Overview {
     let bytes = |op: &str| rate(op, |it| it.bytes);
     let held = growth(old, new, |sample| Some(sample.export(name)?.held.device_ns as f64));
     let spent = |stage: &&str| {
-        let times = between(old, new, name, stage);
+        let times = between(old, new, (name, stage), &RequestOp::ALL);
         times.iter().map(|(end, count)| end * count).sum::<f64>()
     };
+    let p99 = |ops: &[&str]| percentile(&between(old, new, (name, "total"), ops), 0.99) / 1e3;
     let slowest = STAGES.iter().map(|stage| (*stage, spent(stage)));
     let slowest = slowest.max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time > 0.0);
     let tenant = if export.tenant.is_some() { "*" } else { "" };
@@ -73,8 +79,10 @@ fn row(old: &Sample, new: &Sample, export: &Export, seconds: f64) -> Overview {
         name: short,
         reads: requests("read"),
         writes: requests("write"),
+        flushes: requests("flush"),
         megabytes: (bytes("read") + bytes("write")) / 1e6,
-        p99_ms: percentile(&between(old, new, name, "total"), 0.99) / 1e3,
+        p99_ms: p99(&["read", "write"]),
+        flush_p99_ms: p99(&["flush"]),
         slowest: slowest.map(|(stage, _)| stage),
         in_device: held / 1e9 / seconds,
         dirty_mb: export.dirty as f64 / 1e6,
@@ -91,6 +99,7 @@ pub fn table(rows: &[Overview]) -> String {
             short(row.writes),
             short(row.megabytes),
             short(row.p99_ms),
+            short(row.flush_p99_ms),
             row.slowest.unwrap_or("-").to_owned(),
             short(row.in_device),
             short(row.dirty_mb),
@@ -98,16 +107,17 @@ pub fn table(rows: &[Overview]) -> String {
         ]
     };
     let heads = OVERVIEW.map(|(name, _)| name.to_owned());
-    aligned(&std::iter::once(heads).chain(rows.iter().map(cells)).collect::<Vec<_>>())
+    let rows: Vec<_> = std::iter::once(heads).chain(rows.iter().map(cells)).collect();
+    aligned_by(&rows, " ")
 }
 
-/// A number of at most six characters.
+/// A number of at most five characters.
 fn short(value: f64) -> String {
     match value {
         value if value <= 0.0 => "0".into(),
         value if value < 9.995 => format!("{value:.2}"),
         value if value < 99.95 => format!("{value:.1}"),
-        value if value < 99_999.5 => format!("{value:.0}"),
+        value if value < 9_999.5 => format!("{value:.0}"),
         value if value < 9.995e6 => format!("{:.0}k", value / 1e3),
         value => format!("{:.1}M", value / 1e6),
     }
@@ -165,11 +175,12 @@ mod tests {
             "device": [[500.0, reads]],
         });
         let read = json!({ "count": reads, "bytes": reads * 4096, "stages": stages });
+        let flush = json!({ "count": 1, "stages": { "total": [[40_000.0, reads / 1000]] } });
         Sample {
             stats: told(json!({ "seconds": seconds, "connections": [{}, {}],
                 "dirty": { "nr_dirty": 250, "nr_dirty_threshold": 65536 },
                 "exports": { "db": { "held": { "device_ns": 1_500_000 * reads } } } })),
-            histograms: told(json!({ "exports": { "db": { "read": read } } })),
+            histograms: told(json!({ "exports": { "db": { "read": read, "flush": flush } } })),
             exports: told(json!([
                 { "name": "a-very-long-name-of-an-export", "tenant": "acme", "dirty": 0, "state": "absent" },
                 { "name": "db", "tenant": null, "dirty": 5_000_000, "state": "serving" },
@@ -186,7 +197,10 @@ mod tests {
         let text = table(&rows);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        assert_eq!(words, ["db", "1000", "0", "4.10", "2.00", "tag", "1.50", "5.00", "serving"]);
+        assert_eq!(
+            words,
+            ["db", "1000", "0", "4.10", "2.00", "40.0", "tag", "1.50", "5.00", "serving"]
+        );
         let last = text.lines().nth(2).unwrap();
         assert!(last.starts_with("a-very-long-n~*") && last.ends_with("absent"), "{last}");
     }
@@ -195,7 +209,7 @@ mod tests {
     fn numbers_are_short() {
         let all = [0.0, 9.994, 9.999, 99.94, 99.96, 12_345.6, 99_999.7, 5e6, 9.999e6, 1e9, 123e9];
         assert!(all.into_iter().all(|value| short(value).len() <= 9), "{:?}", all.map(short));
-        assert_eq!([9.999, 99.96, 99_999.7].map(short), ["10.0", "100", "100k"]);
+        assert_eq!([9.999, 99.96, 9_999.7].map(short), ["10.0", "100", "10k"]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use headworks_control::answers::{
     CacheStats, DiskCounters, DiskRow, Export, ExportStats, Histograms, OpHistogram, OpStats,
     Stats, Why,
 };
+use headworks_control::param::RequestOp;
 use serde_json::{Value, json};
 
 /// One sample of a server's counters.
@@ -38,7 +39,7 @@ impl Sample {
 }
 
 /// Columns of a row with their explanation, in order.
-pub const COLUMNS: [(&str, &str); 32] = [
+pub const COLUMNS: [(&str, &str); 34] = [
     ("r/s", "reads completed per second"),
     ("rkB/s", "KiB read per second"),
     ("rrqm/s", "reads merged per second"),
@@ -51,11 +52,13 @@ pub const COLUMNS: [(&str, &str); 32] = [
     ("%wrqm", "share of writes that were merged"),
     ("w_await", "average write latency, ms"),
     ("wareq-sz", "average write size, KiB"),
+    ("fl/s", "clients' flushes completed per second"),
+    ("fl99", "their 99th percentile, ms"),
     ("d/s", "discards per second"),
     ("dkB/s", "KiB discarded per second"),
     ("d_await", "average discard time in the queue, ms"),
     ("f/s", "device flushes per second"),
-    ("f_await", "average flush time, ms"),
+    ("f_await", "average device flush time, ms"),
     ("aqu-sz", "average queue size of its device"),
     ("%util", "share of time with requests in flight"),
     ("limit50", "wait for limits, ms: median"),
@@ -139,6 +142,10 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &ExportStats), seconds
     values.extend(side("read"));
     values.extend(side("write"));
     values.extend([
+        clients("flush", |it| it.count as f64) / seconds,
+        percentile(&between(old, new, (name, "total"), &["flush"]), 0.99) / 1e3,
+    ]);
+    values.extend([
         discards / seconds,
         queue("discard", |it| it.bytes) / 1024.0 / seconds,
         ratio(queue("discard", |it| it.time_ns) / 1e6, discards),
@@ -148,7 +155,7 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &ExportStats), seconds
         (disk(|it| it.io_ticks) / 10.0 / seconds).min(100.0),
     ]);
     for stage in ["limit", "plug", "tag", "sched", "device"] {
-        let times = between(old, new, name, stage);
+        let times = between(old, new, (name, stage), &RequestOp::ALL);
         values.extend([percentile(&times, 0.5) / 1e3, percentile(&times, 0.99) / 1e3]);
     }
     let cache = |what: fn(&CacheStats) -> u64| {
@@ -166,10 +173,15 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &ExportStats), seconds
     Row { name: name.to_owned(), tenant: export.tenant.clone(), values }
 }
 
-/// Latencies of reads and writes in a stage between two samples: (upper bound in us, count), ascending.
-pub(super) fn between(old: &Sample, new: &Sample, name: &str, stage: &str) -> Vec<(f64, f64)> {
+/// Latencies of an export's requests of some operations in a stage between two samples: (upper bound in us, count), ascending.
+pub(super) fn between(
+    old: &Sample,
+    new: &Sample,
+    (name, stage): (&str, &str),
+    ops: &[&str],
+) -> Vec<(f64, f64)> {
     let mut all: Vec<(f64, f64)> = Vec::new();
-    for op in ["read", "write"] {
+    for op in ops {
         let pairs = |sample: &Sample| -> Vec<(f64, u64)> {
             let found = sample.clients(name, op).and_then(|it| it.stages.get(stage));
             found.cloned().unwrap_or_default()

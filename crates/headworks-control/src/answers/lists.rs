@@ -22,7 +22,7 @@ records! {
         ioprio: Option<String>,
         /// number of its requests in flight
         in_flight: usize,
-        /// times of its requests by kind (read, write, other) and stage; stages at which none waited are left out; null before it chose an export
+        /// times of its requests by kind (read, write, flush, trim, zero, prefetch, block_status) and stage; stages at which none waited are left out; null before it chose an export
         latency: Option<BTreeMap<String, BTreeMap<String, Percentiles>>>,
     }
 

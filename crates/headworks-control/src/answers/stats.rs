@@ -139,7 +139,7 @@ records! {
         held: DeviceUse,
         /// requests of its volume by operation, those of the page cache included
         ops: BTreeMap<String, OpStats>,
-        /// times of its clients' requests by kind (read, write, other) and stage
+        /// times of its clients' requests by kind (read, write, flush, trim, zero, prefetch, block_status) and stage
         latency: BTreeMap<String, BTreeMap<String, Percentiles>>,
     }
 

@@ -16,7 +16,8 @@ use headworks_core::{ExportId, Instant, ShardId};
 use super::blame::{Blame, Holder, Resource};
 use super::queries::Queries;
 use super::tree::{ExportNode, Tree, device_name};
-use super::why::{BufferWait, Slowness, WhySnapshot, why};
+use super::why::{BufferWait, Slowness, WhySnapshot, requests, why};
+use crate::latency::request_name;
 use crate::latency::slow::SlowFilter;
 use crate::latency::usage::{Usage, VolumeUse};
 use crate::messages::query::{ControlQuery, DeviceReport, SlowReport};
@@ -194,10 +195,10 @@ impl Queries {
 /// The report of a server without a request.
 fn nothing_completed(filter: SlowFilter) -> answers::Why {
     let SlowFilter { op, seconds } = filter;
-    let what = op.map_or("request", |op| op.name());
+    let what = requests(op, 1);
     answers::Why {
         sentence: format!("no {what} of any export completed in the last {seconds} seconds"),
-        op: op.map(|op| op.name().to_owned()),
+        op: op.map(|op| request_name(op).to_owned()),
         seconds,
         ..answers::Why::default()
     }

@@ -6,11 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use headworks_core::{DeviceId, ExportId, WaitKind};
+use headworks_core::{DeviceId, ExportId, Op, WaitKind};
 
 use super::queries::Latencies;
 use super::tree::{ExportNode, device_name};
-use crate::latency::LatencyOp;
 use crate::messages::command::ExportReport;
 
 /// Counters of one device.
@@ -44,13 +43,10 @@ pub fn io_stat<'a>(
             sum.dirty += dirty.get(&entry.id).copied().unwrap_or(0);
         }
         let Some(totals) = latencies.get(&entry.id).map(|report| &report.totals) else { continue };
-        for (index, op) in [LatencyOp::Read, LatencyOp::Write].into_iter().enumerate() {
+        for (index, op) in [Op::Read, Op::Write, Op::Discard].into_iter().enumerate() {
             sum.bytes[index] += totals.bytes(op);
             sum.requests[index] += totals.requests(op);
         }
-        let discards = totals.discards();
-        sum.bytes[2] += discards.bytes;
-        sum.requests[2] += discards.requests;
         let (limited, limited_ns) = totals.waited(&[WaitKind::Limit]);
         (sum.limited, sum.limited_ns) = (sum.limited + limited, sum.limited_ns + limited_ns);
         sum.wait_ns += totals.waited(&[WaitKind::Tag, WaitKind::Scheduler]).1;
@@ -75,7 +71,7 @@ mod tests {
     use crate::control::tree::tests::tree;
     use crate::latency::{LatencyTable, LatencyTotals};
     use crate::messages::query::LatencyReport;
-    use headworks_core::{Op, WaitTimes};
+    use headworks_core::WaitTimes;
 
     #[test]
     fn lines_add_the_exports_of_each_device() {
@@ -83,9 +79,9 @@ mod tests {
         let limited = WaitTimes::of_front(1_000_000, 0);
         let report = |export: u16| {
             let mut table = LatencyTable::default();
-            table.record_op(Op::Read, 4096, 9, WaitTimes::NONE);
-            table.record_op(Op::Write, 8192, 9, limited);
-            table.record_op(Op::Discard, 512, 9, WaitTimes::NONE);
+            table.record(Op::Read, 4096, 9, WaitTimes::NONE);
+            table.record(Op::Write, 8192, 9, limited);
+            table.record(Op::Discard, 512, 9, WaitTimes::NONE);
             let (export, totals) = (ExportId(export), LatencyTotals::from(&table));
             (export, LatencyReport { export, totals, connections: 1 })
         };

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 
 use headworks_control::answers::{OpHistogram, OpHistograms, Percentiles};
+use headworks_core::Op;
 
-use crate::latency::{Histogram, LatencyOp, LatencyTotals, ROWS, row_name};
+use crate::latency::{Histogram, LatencyTotals, ROWS, request_name, row_name};
 
 /// Converts nanoseconds to microseconds.
 pub fn micros(ns: u64) -> f64 {
@@ -27,13 +28,13 @@ fn percentiles(row: &Histogram) -> Percentiles {
     }
 }
 
-/// A value for each class of operations that occurred.
-fn by_kind<T>(totals: &LatencyTotals, of: impl Fn(LatencyOp) -> T) -> BTreeMap<String, T> {
-    let happened = LatencyOp::ALL.into_iter().filter(|kind| totals.requests(*kind) > 0);
-    happened.map(|kind| (kind.name().to_owned(), of(kind))).collect()
+/// A value for each operation that occurred.
+fn by_kind<T>(totals: &LatencyTotals, of: impl Fn(Op) -> T) -> BTreeMap<String, T> {
+    let happened = Op::ALL.into_iter().filter(|kind| totals.requests(*kind) > 0);
+    happened.map(|kind| (request_name(kind).to_owned(), of(kind))).collect()
 }
 
-/// Percentiles of an export: every row of each class.
+/// Percentiles of an export: every row of each operation.
 pub fn summary(totals: &LatencyTotals) -> BTreeMap<String, Stages> {
     by_kind(totals, |kind| {
         let row = |row: usize| (row_name(row).to_owned(), percentiles(&totals.row(kind, row)));
@@ -76,8 +77,8 @@ mod tests {
     #[test]
     fn unused_operations_and_stages_are_omitted() {
         let (mut table, mut totals) = (LatencyTable::default(), LatencyTotals::default());
-        (0..99).for_each(|_| table.record(LatencyOp::Read, 4096, 1_000, WaitTimes::NONE));
-        table.record(LatencyOp::Read, 4096, 5_000_000, WaitTimes::NONE);
+        (0..99).for_each(|_| table.record(Op::Read, 4096, 1_000, WaitTimes::NONE));
+        table.record(Op::Read, 4096, 5_000_000, WaitTimes::NONE);
         totals.add(&table);
         let summary = summary(&totals);
         assert_eq!(summary.len(), 1);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks_core::writeback::DirtyOptions;
-use headworks_core::{DeviceId, ExportId, ShardConfig, VolumeId};
+use headworks_core::{DeviceId, ExportId, Op, ShardConfig, VolumeId};
 
 use super::changes::LiveChanges;
 use super::exports::{Export, Exports};
@@ -19,7 +19,7 @@ use crate::assemble::tenant_spec::find_tenant;
 use crate::assemble::{Assembly, ExportSource, ExportSpec, cache_shares};
 use crate::config::ConfigFile;
 use crate::handover::{AnswerGuard, Takeover, UpgradeHook};
-use crate::latency::LatencyOp;
+use crate::latency::request_name;
 use crate::latency::slow::SlowFilter;
 use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
@@ -291,7 +291,7 @@ impl ControlService {
 /// Which requests `why` considers.
 fn slow_filter(asked: &methods::Why) -> SlowFilter {
     let all = SlowFilter::default();
-    let op = LatencyOp::ALL.into_iter().find(|op| Some(op.name()) == asked.op.0.as_deref());
+    let op = Op::ALL.into_iter().find(|op| Some(request_name(*op)) == asked.op.0.as_deref());
     SlowFilter { op, seconds: asked.seconds.0.unwrap_or(all.seconds) }
 }
 

@@ -13,7 +13,7 @@ use super::blame::Blame;
 use super::elevator::ServedMeanwhile;
 use super::latency::micros;
 use super::targets::{HeldByTarget, OwnTarget};
-use crate::latency::LatencyOp;
+use crate::latency::request_name;
 use crate::latency::slow::{SECONDS, SlowFilter, SlowRequest, considered};
 use crate::messages::query::BufferUser;
 
@@ -190,17 +190,25 @@ impl<'a> Slowness<'a> {
         }
     }
 
-    /// What is counted: `requests`, or those of one class.
+    /// What is counted: `requests`, or those of one operation.
     fn what(&self, count: u64) -> &'static str {
-        match (self.filter.op, count) {
-            (None | Some(LatencyOp::Other), 1) => "request",
-            (None | Some(LatencyOp::Other), _) => "requests",
-            (Some(LatencyOp::Read), 1) => "read",
-            (Some(LatencyOp::Read), _) => "reads",
-            (Some(LatencyOp::Write), 1) => "write",
-            (Some(LatencyOp::Write), _) => "writes",
-        }
+        requests(self.filter.op, count)
     }
+}
+
+/// The word for `count` requests, all or of one operation.
+pub(super) fn requests(op: Option<Op>, count: u64) -> &'static str {
+    let (one, several) = match op {
+        None => ("request", "requests"),
+        Some(Op::Read) => ("read", "reads"),
+        Some(Op::Write) => ("write", "writes"),
+        Some(Op::Flush) => ("flush", "flushes"),
+        Some(Op::Discard) => ("trim", "trims"),
+        Some(Op::WriteZeroes) => ("zeroing", "zeroings"),
+        Some(Op::Prefetch) => ("prefetch", "prefetches"),
+        Some(Op::BlockStatus) => ("query of block status", "queries of block status"),
+    };
+    if count == 1 { one } else { several }
 }
 
 /// Makes the report for clients of the control socket.
@@ -224,7 +232,7 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
         device_state: Some(facts.device_state.name().to_owned()),
         slow,
         seconds: filter.seconds.min(SECONDS as u64),
-        op: filter.op.map(|op| op.name().to_owned()),
+        op: filter.op.map(|op| request_name(op).to_owned()),
         requests,
         considered: slowest.len(),
         above_us: micros(above_ns),
@@ -406,7 +414,7 @@ fn waited(slow: &SlowRequest, wait: WaitKind) -> u64 {
 fn one(now: Instant, slow: &SlowRequest) -> answers::SlowRequest {
     let waits = WaitKind::ALL.into_iter().filter(|wait| slow.wait_times.bucket(*wait) > 0);
     answers::SlowRequest {
-        op: slow.op.name().to_owned(),
+        op: request_name(slow.op).to_owned(),
         offset: slow.offset,
         len: slow.len,
         connection: slow.connection,

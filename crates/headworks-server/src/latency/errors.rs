@@ -2,19 +2,17 @@
 
 use headworks_core::{IoError, Op};
 
-use super::LatencyOp;
-
 /// Counts of error replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ErrorCounts {
-    counts: [[u64; IoError::ALL.len()]; LatencyOp::COUNT],
+    counts: [[u64; IoError::ALL.len()]; Op::COUNT],
 }
 
 impl ErrorCounts {
     /// Counts an error reply to an operation.
     #[cold]
     pub fn record(&mut self, op: Op, error: IoError) {
-        self.counts[LatencyOp::of(op) as usize][error as usize - 1] += 1;
+        self.counts[op as usize][error as usize - 1] += 1;
     }
 
     /// Adds the counts of other connections.
@@ -24,13 +22,13 @@ impl ErrorCounts {
         }
     }
 
-    /// Errors that were returned: class of operations, error, count.
-    pub fn all(&self) -> impl Iterator<Item = (LatencyOp, IoError, u64)> {
-        let of_class = |op: LatencyOp| {
+    /// Errors that were returned: operation, error, count.
+    pub fn all(&self) -> impl Iterator<Item = (Op, IoError, u64)> {
+        let of_op = |op: Op| {
             let counts = self.counts[op as usize].into_iter();
             IoError::ALL.into_iter().zip(counts).map(move |(error, count)| (op, error, count))
         };
-        LatencyOp::ALL.into_iter().flat_map(of_class).filter(|(_, _, count)| *count > 0)
+        Op::ALL.into_iter().flat_map(of_op).filter(|(_, _, count)| *count > 0)
     }
 }
 
@@ -39,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_counted_by_class_and_kind() {
+    fn errors_are_counted_by_operation_and_kind() {
         let mut counts = ErrorCounts::default();
         counts.record(Op::Read, IoError::Medium);
         counts.record(Op::Flush, IoError::ShutDown);
@@ -49,7 +47,11 @@ mod tests {
         let found: Vec<_> = sum.all().collect();
         assert_eq!(
             found,
-            [(LatencyOp::Read, IoError::Medium, 2), (LatencyOp::Other, IoError::ShutDown, 4)]
+            [
+                (Op::Read, IoError::Medium, 2),
+                (Op::Flush, IoError::ShutDown, 2),
+                (Op::Discard, IoError::ShutDown, 2)
+            ]
         );
     }
 }

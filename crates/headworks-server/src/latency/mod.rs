@@ -1,7 +1,7 @@
 //! Histograms of wait times by operation and kind of wait.
 //!
-//! A connection has a [`LatencyTable`] of 32-bit counts (14 KiB). A completion increments one counter, and one more for
-//! each wait that was longer than zero. An export has the [`LatencyTotals`] of closed connections. A report is the sum
+//! A connection has a [`LatencyTable`] of 32-bit counts: 6 KiB for each operation that it uses, from its first request on, so that each
+//! operation has histograms of its own. A completion increments one counter, and one more for each wait that was longer than zero. An export has the [`LatencyTotals`] of closed connections. A report is the sum
 //! of both.
 //!
 //! `total` is the time from the turn in which a request was complete to the turn of its reply, and its wait for limits before.
@@ -18,46 +18,17 @@ use headworks_core::{IoError, Op, WaitKind, WaitTimes};
 
 use errors::ErrorCounts;
 
-/// Class of operations with histograms of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LatencyOp {
-    /// Reads of data.
-    Read = 0,
-    /// Writes of data.
-    Write = 1,
-    /// Flushes, discards, write-zeroes and prefetches.
-    Other = 2,
-}
-
-impl LatencyOp {
-    /// Number of classes of operations.
-    pub const COUNT: usize = 3;
-    /// All classes in order.
-    pub const ALL: [Self; Self::COUNT] = [Self::Read, Self::Write, Self::Other];
-
-    /// Class of an operation.
-    #[inline]
-    #[must_use]
-    pub const fn of(op: Op) -> Self {
-        match op {
-            Op::Read => Self::Read,
-            Op::Write => Self::Write,
-            _ => Self::Other,
-        }
-    }
-
-    /// Name of the class in reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Other => "other",
-        }
+/// Name of clients' requests of an operation in reports: NBD's words, where those of block devices differ.
+#[must_use]
+pub const fn request_name(op: Op) -> &'static str {
+    match op {
+        Op::Discard => "trim",
+        Op::WriteZeroes => "zero",
+        op => op.name(),
     }
 }
 
-/// Rows of a class: the total, then the waits in their order.
+/// Rows of an operation: the total, then the waits in their order.
 pub const ROWS: usize = 1 + WaitKind::COUNT;
 
 /// Name of a row in reports.
@@ -66,60 +37,42 @@ pub fn row_name(row: usize) -> &'static str {
     row.checked_sub(1).map_or("total", |wait| WaitKind::ALL[wait].name())
 }
 
-/// Discards, which the class of other operations counts, too.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiscardCounts {
-    /// Number of completed discards.
-    pub requests: u64,
-    /// Bytes of their ranges.
-    pub bytes: u64,
-}
+/// Counts by row and bucket. Waits of zero are not counted; they are the rest of the total row.
+type Rows<T> = [[T; BUCKETS]; ROWS];
 
-impl DiscardCounts {
-    fn add(&mut self, other: Self) {
-        self.requests += other.requests;
-        self.bytes += other.bytes;
+/// Counts of each operation; none of one that did not occur.
+type Counts<T> = [Option<Box<Rows<T>>>; Op::COUNT];
+
+/// The counts of an operation, which exist from its first request on.
+#[inline]
+fn rows_of<T: Copy + Default>(counts: &mut Counts<T>, op: usize) -> &mut Rows<T> {
+    #[cold]
+    fn empty<T: Copy + Default>() -> Box<Rows<T>> {
+        Box::new([[T::default(); BUCKETS]; ROWS])
     }
+    counts[op].get_or_insert_with(empty)
 }
-
-/// Counts by class, row and bucket. Waits of zero are not counted; they are the rest of the total row.
-type Counts<T> = [[[T; BUCKETS]; ROWS]; LatencyOp::COUNT];
 
 /// Histograms of one connection.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LatencyTable {
-    counts: Box<Counts<u32>>,
+    counts: Counts<u32>,
     /// Sum of the total times in nanoseconds.
-    sum_ns: [u64; LatencyOp::COUNT],
-    bytes: [u64; LatencyOp::COUNT],
-    discards: DiscardCounts,
+    sum_ns: [u64; Op::COUNT],
+    bytes: [u64; Op::COUNT],
     errors: ErrorCounts,
     /// Requests counted since `older` was extended; at 2^32 the counts move there.
     recent: u32,
     older: Option<Box<LatencyTotals>>,
 }
 
-impl Default for LatencyTable {
-    fn default() -> Self {
-        Self {
-            counts: Box::new([[[0; BUCKETS]; ROWS]; LatencyOp::COUNT]),
-            sum_ns: [0; LatencyOp::COUNT],
-            bytes: [0; LatencyOp::COUNT],
-            discards: DiscardCounts::default(),
-            errors: ErrorCounts::default(),
-            recent: 0,
-            older: None,
-        }
-    }
-}
-
-const _: () = assert!(size_of::<Counts<u32>>() <= 18 << 10, "a connection is small");
+const _: () = assert!(size_of::<Rows<u32>>() <= 6 << 10, "a connection is small");
 
 impl LatencyTable {
     /// Counts a completed request.
     #[inline]
-    pub fn record(&mut self, kind: LatencyOp, len: u32, total_ns: u64, wait_times: WaitTimes) {
-        let rows = &mut self.counts[kind as usize];
+    pub fn record(&mut self, op: Op, len: u32, total_ns: u64, wait_times: WaitTimes) {
+        let rows = rows_of(&mut self.counts, op as usize);
         rows[0][bucket_of(total_ns)] += 1;
         if !wait_times.is_none() {
             for wait in WaitKind::ALL {
@@ -129,20 +82,11 @@ impl LatencyTable {
                 }
             }
         }
-        self.sum_ns[kind as usize] += total_ns;
-        self.bytes[kind as usize] += u64::from(len);
+        self.sum_ns[op as usize] += total_ns;
+        self.bytes[op as usize] += u64::from(len);
         self.recent += 1;
         if self.recent == u32::MAX {
             self.put_aside();
-        }
-    }
-
-    /// Counts a completed request of an operation of a class of several.
-    #[inline]
-    pub fn record_op(&mut self, op: Op, len: u32, total_ns: u64, wait_times: WaitTimes) {
-        self.record(LatencyOp::of(op), len, total_ns, wait_times);
-        if op == Op::Discard {
-            self.discards.add(DiscardCounts { requests: 1, bytes: len.into() });
         }
     }
 
@@ -154,7 +98,7 @@ impl LatencyTable {
     /// Nanoseconds of all requests and bytes of writes, since the counts were moved to `older`.
     #[must_use]
     pub fn recent_sums(&self) -> (u64, u64) {
-        (self.sum_ns.iter().sum(), self.bytes[LatencyOp::Write as usize])
+        (self.sum_ns.iter().sum(), self.bytes[Op::Write as usize])
     }
 
     /// Moves the counts to `older` before one can wrap; once in 2^32 requests.
@@ -167,25 +111,12 @@ impl LatencyTable {
 }
 
 /// Histograms of any number of connections.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LatencyTotals {
-    counts: Box<Counts<u64>>,
-    sum_ns: [u64; LatencyOp::COUNT],
-    bytes: [u64; LatencyOp::COUNT],
-    discards: DiscardCounts,
+    counts: Counts<u64>,
+    sum_ns: [u64; Op::COUNT],
+    bytes: [u64; Op::COUNT],
     errors: ErrorCounts,
-}
-
-impl Default for LatencyTotals {
-    fn default() -> Self {
-        Self {
-            counts: Box::new([[[0; BUCKETS]; ROWS]; LatencyOp::COUNT]),
-            sum_ns: [0; LatencyOp::COUNT],
-            bytes: [0; LatencyOp::COUNT],
-            discards: DiscardCounts::default(),
-            errors: ErrorCounts::default(),
-        }
-    }
 }
 
 impl From<&LatencyTable> for LatencyTotals {
@@ -199,10 +130,7 @@ impl From<&LatencyTable> for LatencyTotals {
 impl LatencyTotals {
     /// Adds the counts of a connection.
     pub fn add(&mut self, table: &LatencyTable) {
-        self.add_up(&table.sum_ns, &table.bytes, |kind, row, bucket| {
-            table.counts[kind][row][bucket].into()
-        });
-        self.discards.add(table.discards);
+        self.add_up(&table.counts, &table.sum_ns, &table.bytes);
         self.errors.add(&table.errors);
         if let Some(older) = &table.older {
             self.merge(older);
@@ -211,40 +139,42 @@ impl LatencyTotals {
 
     /// Adds the counts of other totals.
     pub fn merge(&mut self, other: &Self) {
-        self.add_up(&other.sum_ns, &other.bytes, |kind, row, bucket| {
-            other.counts[kind][row][bucket]
-        });
-        self.discards.add(other.discards);
+        self.add_up(&other.counts, &other.sum_ns, &other.bytes);
         self.errors.add(&other.errors);
     }
 
-    fn add_up(
+    fn add_up<T: Copy + Into<u64>>(
         &mut self,
-        sum_ns: &[u64; LatencyOp::COUNT],
-        bytes: &[u64; LatencyOp::COUNT],
-        count: impl Fn(usize, usize, usize) -> u64,
+        counts: &Counts<T>,
+        sum_ns: &[u64; Op::COUNT],
+        bytes: &[u64; Op::COUNT],
     ) {
-        for kind in 0..LatencyOp::COUNT {
-            self.sum_ns[kind] += sum_ns[kind];
-            self.bytes[kind] += bytes[kind];
-            for row in 0..ROWS {
-                for bucket in 0..BUCKETS {
-                    self.counts[kind][row][bucket] += count(kind, row, bucket);
-                }
+        for (op, more) in counts.iter().enumerate() {
+            let Some(more) = more else { continue };
+            self.sum_ns[op] += sum_ns[op];
+            self.bytes[op] += bytes[op];
+            let rows = rows_of(&mut self.counts, op);
+            for (sum, count) in rows.as_flattened_mut().iter_mut().zip(more.as_flattened()) {
+                *sum += (*count).into();
             }
         }
     }
 
-    /// Number of requests of a class.
-    #[must_use]
-    pub fn requests(&self, kind: LatencyOp) -> u64 {
-        self.counts[kind as usize][0].iter().sum()
+    /// The counts of a row of an operation.
+    fn counts(&self, op: Op, row: usize) -> [u64; BUCKETS] {
+        self.counts[op as usize].as_ref().map_or([0; BUCKETS], |rows| rows[row])
     }
 
-    /// Bytes of requests of a class.
+    /// Number of requests of an operation.
     #[must_use]
-    pub fn bytes(&self, kind: LatencyOp) -> u64 {
-        self.bytes[kind as usize]
+    pub fn requests(&self, op: Op) -> u64 {
+        self.counts(op, 0).iter().sum()
+    }
+
+    /// Bytes of requests of an operation.
+    #[must_use]
+    pub fn bytes(&self, op: Op) -> u64 {
+        self.bytes[op as usize]
     }
 
     /// Error replies by operation and error.
@@ -253,20 +183,12 @@ impl LatencyTotals {
         &self.errors
     }
 
-    /// Number and bytes of completed discards.
-    #[must_use]
-    pub fn discards(&self) -> DiscardCounts {
-        self.discards
-    }
-
     /// Requests that had one of these waits, and the sum of the waits in nanoseconds, estimated from the buckets.
     #[must_use]
     pub fn waited(&self, waits: &[WaitKind]) -> (u64, u64) {
         let (mut requests, mut ns) = (0, 0);
-        for (kind, wait) in
-            LatencyOp::ALL.iter().flat_map(|kind| waits.iter().map(move |wait| (kind, wait)))
-        {
-            let counts = self.counts[*kind as usize][1 + *wait as usize];
+        for (op, wait) in Op::ALL.iter().flat_map(|op| waits.iter().map(move |wait| (op, wait))) {
+            let counts = self.counts(*op, 1 + *wait as usize);
             requests += counts.iter().sum::<u64>();
             ns += Histogram { counts }.about_ns();
         }
@@ -275,16 +197,16 @@ impl LatencyTotals {
 
     /// Sum of the total times in nanoseconds, measured exactly.
     #[must_use]
-    pub fn sum_ns(&self, kind: LatencyOp) -> u64 {
-        self.sum_ns[kind as usize]
+    pub fn sum_ns(&self, op: Op) -> u64 {
+        self.sum_ns[op as usize]
     }
 
     /// Histogram of a row, with waits of zero in the first bucket.
     #[must_use]
-    pub fn row(&self, kind: LatencyOp, row: usize) -> Histogram {
-        let mut counts = self.counts[kind as usize][row];
+    pub fn row(&self, op: Op, row: usize) -> Histogram {
+        let mut counts = self.counts(op, row);
         if row > 0 {
-            counts[0] += self.requests(kind) - counts.iter().sum::<u64>();
+            counts[0] += self.requests(op) - counts.iter().sum::<u64>();
         }
         Histogram { counts }
     }
@@ -381,53 +303,61 @@ mod tests {
     #[test]
     fn zero_waits_are_counted_in_every_row() {
         let mut table = LatencyTable::default();
-        (0..90).for_each(|_| table.record(LatencyOp::Read, 4096, 1_000, WaitTimes::NONE));
-        (0..10).for_each(|_| table.record(LatencyOp::Read, 4096, 5_000_000, wait_times(5_000_000)));
-        table.record(LatencyOp::Other, 0, 7, WaitTimes::NONE);
+        (0..90).for_each(|_| table.record(Op::Read, 4096, 1_000, WaitTimes::NONE));
+        (0..10).for_each(|_| table.record(Op::Read, 4096, 5_000_000, wait_times(5_000_000)));
+        table.record(Op::Flush, 0, 7, WaitTimes::NONE);
         let mut totals = LatencyTotals::default();
         totals.add(&table);
         for row in 0..ROWS {
-            let counts = totals.row(LatencyOp::Read, row);
+            let counts = totals.row(Op::Read, row);
             assert_eq!(counts.count(), 100, "{}", row_name(row));
             assert_eq!(counts.is_zero(), !["total", "device"].contains(&row_name(row)));
         }
-        let device = totals.row(LatencyOp::Read, 1 + WaitKind::Device as usize);
+        let device = totals.row(Op::Read, 1 + WaitKind::Device as usize);
         assert_eq!((device.percentile(500), device.percentile(900)), (0, 0));
         assert_eq!((device.percentile(910), device.max()), (5_242_879, 5_242_879));
-        assert_eq!(totals.row(LatencyOp::Read, 0).percentile(500), 1023);
-        assert_eq!(totals.sum_ns(LatencyOp::Read), 90 * 1_000 + 10 * 5_000_000);
-        assert_eq!(
-            (totals.bytes(LatencyOp::Read), totals.requests(LatencyOp::Write)),
-            (409_600, 0)
-        );
-        assert_eq!(totals.requests(LatencyOp::Other), 1);
+        assert_eq!(totals.row(Op::Read, 0).percentile(500), 1023);
+        assert_eq!(totals.sum_ns(Op::Read), 90 * 1_000 + 10 * 5_000_000);
+        assert_eq!((totals.bytes(Op::Read), totals.requests(Op::Write)), (409_600, 0));
+        assert_eq!(totals.requests(Op::Flush), 1);
         let (waited, ns) = totals.waited(&[WaitKind::Device, WaitKind::Tag]);
         assert!(waited == 10 && ns.abs_diff(50_000_000) < 5_000_000, "{waited} {ns}");
         assert_eq!(totals.waited(&[WaitKind::Tag]), (0, 0));
     }
 
     #[test]
-    fn discards_are_counted_beside_others() {
+    fn each_operation_is_counted_apart() {
         let mut table = LatencyTable::default();
-        for (op, len) in [(Op::Discard, 8192), (Op::Flush, 0), (Op::Discard, 512)] {
-            table.record_op(op, len, 1, WaitTimes::NONE);
+        for op in Op::ALL {
+            table.record(op, 512, 1_000 << op as u32, wait_times(1_000));
         }
+        assert_eq!(
+            LatencyTable::default().counts.iter().flatten().count(),
+            0,
+            "memory of an operation"
+        );
         let mut totals = LatencyTotals::from(&table);
         totals.merge(&totals.clone());
-        assert_eq!(totals.discards(), DiscardCounts { requests: 4, bytes: 2 * 8704 });
-        assert_eq!(totals.requests(LatencyOp::Other), 6);
+        for op in Op::ALL {
+            assert_eq!((totals.requests(op), totals.bytes(op)), (2, 1024), "{}", request_name(op));
+            assert_eq!(totals.sum_ns(op), 2_000 << op as u32);
+            assert_eq!(totals.row(op, 0).max(), upper_end(bucket_of(1_000 << op as u32)));
+        }
+        let names = Op::ALL.map(request_name);
+        assert_eq!(names[..5], ["read", "write", "flush", "trim", "zero"]);
+        assert_eq!(names, headworks_control::param::RequestOp::ALL);
     }
 
     #[test]
     fn counts_do_not_wrap_on_long_connections() {
         let mut table = LatencyTable::default();
-        table.record(LatencyOp::Write, 1, 4, WaitTimes::NONE);
+        table.record(Op::Write, 1, 4, WaitTimes::NONE);
         table.recent = u32::MAX - 1;
-        table.record(LatencyOp::Write, 1, 4, WaitTimes::NONE);
-        assert_eq!((table.recent, table.counts[1][0][4]), (0, 0));
-        table.record(LatencyOp::Write, 1, 4, WaitTimes::NONE);
+        table.record(Op::Write, 1, 4, WaitTimes::NONE);
+        assert_eq!((table.recent, table.counts.iter().flatten().count()), (0, 0));
+        table.record(Op::Write, 1, 4, WaitTimes::NONE);
         let mut totals = LatencyTotals::default();
         totals.add(&table);
-        assert_eq!((totals.requests(LatencyOp::Write), totals.bytes(LatencyOp::Write)), (3, 3));
+        assert_eq!((totals.requests(Op::Write), totals.bytes(Op::Write)), (3, 3));
     }
 }

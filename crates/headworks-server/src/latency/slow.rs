@@ -1,19 +1,25 @@
-//! The slowest requests of an export: of each of the last 60 seconds the slowest of each class of operations.
+//! The slowest requests of an export: of each of the last 60 seconds the slowest of each operation.
 //!
-//! There is no threshold to set: a second keeps what is slower than the fastest request of its class that it has. So most requests
-//! cost one comparison. Classes are apart, so that slow writes displace no read.
+//! There is no threshold to set: a second keeps what is slower than the fastest request of its operation that it has. So most requests
+//! cost one comparison. Operations are apart, so that slow writes displace no read, and slow trims no flush.
 
 use headworks_core::{Instant, Op, WaitTimes};
 
-use super::LatencyOp;
-
 /// Seconds that are kept.
 pub const SECONDS: usize = 60;
-/// Requests kept of each class for each second: reads, writes, others.
-pub const KEPT: [usize; LatencyOp::COUNT] = [16, 12, 4];
-/// Where the requests of a class begin.
-const BEGIN: [usize; LatencyOp::COUNT] = [0, KEPT[0], KEPT[0] + KEPT[1]];
-const KEPT_ALL: usize = KEPT[0] + KEPT[1] + KEPT[2];
+/// Requests kept of each operation for each second, in the order of [`Op::ALL`].
+pub const KEPT: [usize; Op::COUNT] = [16, 12, 6, 2, 2, 1, 1];
+/// Where the requests of each operation begin, and where the last one's end.
+const BEGIN: [usize; Op::COUNT + 1] = {
+    let mut begin = [0; Op::COUNT + 1];
+    let mut op = 0;
+    while op < Op::COUNT {
+        begin[op + 1] = begin[op] + KEPT[op];
+        op += 1;
+    }
+    begin
+};
+const KEPT_ALL: usize = BEGIN[Op::COUNT];
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -40,16 +46,16 @@ pub struct SlowRequest {
 struct Second {
     /// Number of the second on the shard's clock; `u64::MAX` if unused.
     number: u64,
-    /// By class.
-    requests: [u64; LatencyOp::COUNT],
-    used: [usize; LatencyOp::COUNT],
+    /// By operation.
+    requests: [u64; Op::COUNT],
+    used: [usize; Op::COUNT],
     slowest: [SlowRequest; KEPT_ALL],
 }
 
 const EMPTY: Second = Second {
     number: u64::MAX,
-    requests: [0; LatencyOp::COUNT],
-    used: [0; LatencyOp::COUNT],
+    requests: [0; Op::COUNT],
+    used: [0; Op::COUNT],
     slowest: [NO_REQUEST; KEPT_ALL],
 };
 const NO_REQUEST: SlowRequest = SlowRequest {
@@ -79,22 +85,22 @@ pub fn above_ns(requests: u64, slowest: &[SlowRequest]) -> u64 {
     considered(requests, slowest).checked_sub(1).map_or(0, |last| slowest[last].total_ns)
 }
 
-/// Ring of the last 60 seconds; about 110 KiB.
+/// Ring of the last 60 seconds; about 115 KiB.
 #[derive(Debug)]
 pub struct SlowRing {
     seconds: Box<[Second]>,
     /// Index of the current second.
     current: usize,
     ends: Instant,
-    /// Requests of a class that are not slower are not kept.
-    floor_ns: [u64; LatencyOp::COUNT],
+    /// Requests of an operation that are not slower are not kept.
+    floor_ns: [u64; Op::COUNT],
 }
 
 /// Which requests are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowFilter {
-    /// The class of operations; all classes if none.
-    pub op: Option<LatencyOp>,
+    /// The operation; all of them if none.
+    pub op: Option<Op>,
     /// How many of the last seconds, 1..=60.
     pub seconds: u64,
 }
@@ -106,8 +112,8 @@ impl Default for SlowFilter {
 }
 
 impl SlowFilter {
-    fn has(self, class: usize) -> bool {
-        self.op.is_none_or(|op| op as usize == class)
+    fn has(self, op: usize) -> bool {
+        self.op.is_none_or(|wanted| wanted as usize == op)
     }
 }
 
@@ -117,7 +123,7 @@ impl Default for SlowRing {
             seconds: vec![EMPTY; SECONDS].into_boxed_slice(),
             current: 0,
             ends: Instant(0),
-            floor_ns: [0; LatencyOp::COUNT],
+            floor_ns: [0; Op::COUNT],
         }
     }
 }
@@ -134,11 +140,11 @@ impl SlowRing {
         if now >= self.ends {
             self.begin_second(now);
         }
-        let class = LatencyOp::of(op) as usize;
-        self.seconds[self.current].requests[class] += 1;
-        // A class that has room has the floor 0, and a request in the turn of its arrival takes 0 ns.
-        if total_ns >= self.floor_ns[class] {
-            self.keep(class, slow());
+        let index = op as usize;
+        self.seconds[self.current].requests[index] += 1;
+        // An operation that has room has the floor 0, and a request in the turn of its arrival takes 0 ns.
+        if total_ns >= self.floor_ns[index] {
+            self.keep(index, slow());
         }
     }
 
@@ -148,12 +154,12 @@ impl SlowRing {
         self.current = number as usize % SECONDS;
         self.seconds[self.current] = Second { number, ..EMPTY };
         self.ends = Instant((number + 1) * SECOND_NS);
-        self.floor_ns = [0; LatencyOp::COUNT];
+        self.floor_ns = [0; Op::COUNT];
     }
 
-    fn keep(&mut self, class: usize, slow: SlowRequest) {
+    fn keep(&mut self, op: usize, slow: SlowRequest) {
         let Second { used, slowest, .. } = &mut self.seconds[self.current];
-        let (used, slowest) = (&mut used[class], &mut slowest[BEGIN[class]..][..KEPT[class]]);
+        let (used, slowest) = (&mut used[op], &mut slowest[BEGIN[op]..BEGIN[op + 1]]);
         if let Some(free) = slowest.get_mut(*used) {
             *free = slow;
             *used += 1;
@@ -163,7 +169,7 @@ impl SlowRing {
         if *used == slowest.len() {
             let fastest = slowest.iter().map(|kept| kept.total_ns).min();
             // One more, so that of equal requests the first ones stay.
-            self.floor_ns[class] = fastest.map_or(0, |ns| ns + 1);
+            self.floor_ns[op] = fastest.map_or(0, |ns| ns + 1);
         }
     }
 
@@ -177,9 +183,9 @@ impl SlowRing {
         let mut requests = 0;
         let mut slowest = Vec::new();
         for second in self.seconds.iter().filter(recent) {
-            for class in (0..LatencyOp::COUNT).filter(|class| filter.has(*class)) {
-                requests += second.requests[class];
-                slowest.extend_from_slice(&second.slowest[BEGIN[class]..][..second.used[class]]);
+            for op in (0..Op::COUNT).filter(|op| filter.has(*op)) {
+                requests += second.requests[op];
+                slowest.extend_from_slice(&second.slowest[BEGIN[op]..][..second.used[op]]);
             }
         }
         slowest.sort_unstable_by_key(|slow| (u64::MAX - slow.total_ns, slow.at));
@@ -214,8 +220,8 @@ mod tests {
             let (requests, slowest) = ring.recent(now, SlowFilter { op, seconds });
             (requests, slowest.len())
         };
-        assert_eq!(found(Some(LatencyOp::Read), 60), (1, 1));
-        assert_eq!(found(Some(LatencyOp::Write), 60), (100, KEPT[1]));
+        assert_eq!(found(Some(Op::Read), 60), (1, 1));
+        assert_eq!(found(Some(Op::Write), 60), (100, KEPT[1]));
         assert_eq!(found(None, 60), (102, KEPT[1] + 2));
         assert_eq!(found(None, 2), (1, 1), "this second and the one before");
     }

@@ -9,6 +9,7 @@ use super::text::{MetricType, MetricsPage, seconds};
 use crate::assemble::shown_name;
 use crate::control::queries::{ExportFacts, Latencies, Queries};
 use crate::control::tree::{Tree, device_name};
+use crate::latency::request_name;
 use crate::tenant::TenantName;
 use headworks_control::RpcFault;
 
@@ -60,7 +61,7 @@ pub fn put_exports(
     for entry in &tree.exports {
         let Some(report) = latencies.get(&entry.id) else { continue };
         for (op, error, count) in report.totals.errors().all() {
-            let more = [("op", op.name()), ("error", error.name())];
+            let more = [("op", request_name(op)), ("error", error.name())];
             page.sample(name, &of_export(entry.shown_name(), tenants.get(&entry.id), &more), count);
         }
     }

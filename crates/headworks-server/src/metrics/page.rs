@@ -12,7 +12,7 @@ use super::process::put_process;
 use super::text::{MetricType, MetricsPage, seconds};
 use crate::control::queries::{Latencies, LimitReports, Queries, TargetTotals};
 use crate::control::tree::{DeviceNode, ExportNode, TenantNode, Tree, device_name};
-use crate::latency::{LatencyOp, ROWS, row_name};
+use crate::latency::{ROWS, request_name, row_name};
 use crate::messages::query::{BufferStats, LatencyReport};
 use crate::tenant::TenantName;
 use headworks_control::RpcFault;
@@ -370,14 +370,14 @@ fn put_clients(page: &mut MetricsPage, queries: &Queries, tree: &Tree, all: &Lat
         let count = all.get(&entry.id).map_or(0, |report| report.connections);
         page.sample(name, &of_export(entry.shown_name(), tenant.as_ref(), &[]), count);
     }
-    let rows: Vec<(LabelList<'_>, &LatencyReport, LatencyOp)> = tree
+    let rows: Vec<(LabelList<'_>, &LatencyReport, Op)> = tree
         .exports
         .iter()
         .zip(&tenants)
         .filter_map(|(entry, tenant)| Some((entry.shown_name(), tenant, all.get(&entry.id)?)))
         .flat_map(|(export, tenant, report)| {
-            LatencyOp::ALL.map(|kind| {
-                (of_export(export, tenant.as_ref(), &[("op", kind.name())]), report, kind)
+            Op::ALL.map(|kind| {
+                (of_export(export, tenant.as_ref(), &[("op", request_name(kind))]), report, kind)
             })
         })
         .filter(|(_, report, kind)| report.totals.requests(*kind) > 0)

@@ -101,23 +101,18 @@ fn shown(labels: &Labels<'_>, le: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::{LatencyOp, LatencyTable, LatencyTotals};
-    use headworks_core::WaitTimes;
+    use crate::latency::{LatencyTable, LatencyTotals};
+    use headworks_core::{Op, WaitTimes};
 
     #[test]
     fn histogram_buckets_are_cumulative_with_exclusive_bounds() {
         let mut table = LatencyTable::default();
         for ns in [100, 1_023, 1_024, 5_000_000, 90_000_000_000] {
-            table.record(LatencyOp::Read, 1, ns, WaitTimes::NONE);
+            table.record(Op::Read, 1, ns, WaitTimes::NONE);
         }
         let totals = LatencyTotals::from(&table);
         let mut page = MetricsPage::default();
-        page.histogram(
-            "x",
-            &[("op", "read")],
-            &totals.row(LatencyOp::Read, 0),
-            totals.sum_ns(LatencyOp::Read),
-        );
+        page.histogram("x", &[("op", "read")], &totals.row(Op::Read, 0), totals.sum_ns(Op::Read));
         let text = page.into_text();
         let counts: Vec<&str> = text.lines().filter_map(|line| line.rsplit(' ').next()).collect();
         assert_eq!(counts.len(), 25 + 1 + 2);

@@ -7,7 +7,7 @@
 //! A sample is the growth of the counters between two snapshots; the first snapshot has none. It has a row for each export that did
 //! something, at most [`ROWS_MAX`]: beyond that the largest, and one row for all others together.
 //!
-//! Bounds: 600 samples of at most 65 rows of 152 bytes, 6 MB; one snapshot, 1.7 KB for each export. With many exports samples are
+//! Bounds: 600 samples of at most 65 rows of 176 bytes, 7 MB; one snapshot, 3.1 KB for each export. With many exports samples are
 //! further apart, a second for each 256 exports, and reach back further.
 //!
 //! Invariant: samples have ascending numbers, which are never given twice.
@@ -48,7 +48,13 @@ pub struct SampleRow {
     pub p50_ns: u64,
     /// 99th percentile of reads and writes, likewise.
     pub p99_ns: u64,
-    /// Nanoseconds of reads and writes in each part of their time.
+    /// Number of completed flushes.
+    pub flushes: u64,
+    /// 99th percentile of flushes, as of reads and writes.
+    pub flush_p99_ns: u64,
+    /// Completed requests of all operations.
+    pub requests: u64,
+    /// Nanoseconds of all requests in each part of their time.
     pub parts_ns: [u64; PARTS],
 }
 
@@ -72,18 +78,21 @@ impl SampleRow {
             device_ns: new.device_ns.saturating_sub(old.device_ns),
             p50_ns: times.percentile(500),
             p99_ns: times.percentile(990),
+            flushes: new.flushes.saturating_sub(old.flushes),
+            flush_p99_ns: new.flush_times.since(&old.flush_times).percentile(990),
+            requests: new.requests.saturating_sub(old.requests),
             parts_ns,
         }
     }
 
     /// Whether anything happened.
     fn is_idle(&self) -> bool {
-        self.reads.0 + self.writes.0 + self.errors + self.device_ns == 0
+        self.requests + self.errors + self.device_ns == 0
     }
 
     /// What makes it larger than others: requests, then time in the device.
     fn weight(&self) -> (u64, u64) {
-        (self.reads.0 + self.writes.0, self.device_ns)
+        (self.requests, self.device_ns)
     }
 
     fn add(&mut self, other: &Self) {
@@ -95,6 +104,9 @@ impl SampleRow {
         self.device_ns += other.device_ns;
         self.p50_ns = self.p50_ns.max(other.p50_ns);
         self.p99_ns = self.p99_ns.max(other.p99_ns);
+        self.flushes += other.flushes;
+        self.flush_p99_ns = self.flush_p99_ns.max(other.flush_p99_ns);
+        self.requests += other.requests;
         self.parts_ns.iter_mut().zip(&other.parts_ns).for_each(|(sum, more)| *sum += more);
     }
 }
@@ -221,20 +233,24 @@ fn rows_between(old: &Snapshot, new: &Snapshot) -> (Vec<SampleRow>, Option<Sampl
 mod tests {
     use super::*;
     use crate::latency::LatencyTable;
-    use crate::latency::{LatencyOp, LatencyTotals};
+    use crate::latency::LatencyTotals;
     use crate::status_page::snapshot::ExportRow;
-    use headworks_core::WaitTimes;
+    use headworks_core::{Op, WaitTimes};
 
     fn export(name: &str, reads: u64) -> ExportRow {
         let mut table = LatencyTable::default();
         // The last ten are slow.
         for index in 0..reads {
             let ns = if index + 10 < reads { 1_000 } else { 5_000_000 };
-            table.record(LatencyOp::Read, 4096, ns, WaitTimes::NONE);
+            table.record(Op::Read, 4096, ns, WaitTimes::NONE);
         }
-        let times = LatencyTotals::from(&table).row(LatencyOp::Read, 0);
-        let counters =
-            ExportCounters { reads: (reads, reads * 4096), times, ..ExportCounters::default() };
+        let times = LatencyTotals::from(&table).row(Op::Read, 0);
+        let counters = ExportCounters {
+            reads: (reads, reads * 4096),
+            requests: reads,
+            times,
+            ..ExportCounters::default()
+        };
         ExportRow {
             name: name.into(),
             tenant: None,
@@ -327,6 +343,6 @@ mod tests {
 
     #[test]
     fn row_has_the_size_that_the_bound_states() {
-        assert_eq!(size_of::<SampleRow>(), 152);
+        assert_eq!(size_of::<SampleRow>(), 176);
     }
 }

@@ -3,7 +3,8 @@
 //! ```text
 //!   { version, uptime, interval.., clients, exports: [state, totals since the start], devices, cache, worst,
 //!     stages: [names], names: [exports of the samples], next: number of the last sample,
-//!     samples: [{ at, seconds, cache, rows: [[name, reads, read bytes, writes, write bytes, errors, device ns, p50 ns, p99 ns, stage ns...]] }] }
+//!     samples: [{ at, seconds, cache, rows: [[name, reads, read bytes, writes, write bytes, errors, device ns, p50 ns, p99 ns, flushes,
+//!                                           flush p99 ns, requests, stage ns...]] }] }
 //! ```
 //!
 //! Counts are whole numbers, which JSON's readers keep exactly up to 2^53. At most [`EXPORTS_MAX`] exports are listed; the page says how
@@ -87,10 +88,12 @@ fn sample(sample: &Sample, names: &mut Names) -> Value {
 }
 
 fn row_values(number: i64, row: &SampleRow) -> Value {
-    let SampleRow { export: _, reads, writes, errors, device_ns, p50_ns, p99_ns, parts_ns } = row;
+    let SampleRow { reads, writes, parts_ns, .. } = row;
     let mut values = vec![json!(number)];
-    let counts = [reads.0, reads.1, writes.0, writes.1, *errors, *device_ns, *p50_ns, *p99_ns];
-    values.extend(counts.iter().chain(parts_ns).map(|value| json!(value)));
+    let counts =
+        [reads.0, reads.1, writes.0, writes.1, row.errors, row.device_ns, row.p50_ns, row.p99_ns];
+    let counts = counts.into_iter().chain([row.flushes, row.flush_p99_ns, row.requests]);
+    values.extend(counts.chain(*parts_ns).map(Value::from));
     Value::Array(values)
 }
 
@@ -107,8 +110,7 @@ fn listed<'a>(exports: &'a [ExportRow], history: &History) -> Vec<&'a ExportRow>
         all.sort_by_key(|export| {
             let rank = recent.get(&*export.name).copied().unwrap_or(usize::MAX);
             let needs_care = !matches!(export.state, "serving");
-            let requests = export.counters.reads.0 + export.counters.writes.0;
-            (!needs_care, rank, Reverse(requests))
+            (!needs_care, rank, Reverse(export.counters.requests))
         });
         all.truncate(EXPORTS_MAX);
     }
@@ -131,9 +133,12 @@ fn export(export: &ExportRow) -> Value {
         "read_bytes": counters.reads.1,
         "writes": counters.writes.0,
         "write_bytes": counters.writes.1,
+        "flushes": counters.flushes,
+        "others": counters.requests - counters.reads.0 - counters.writes.0 - counters.flushes,
         "errors": counters.errors,
         "p50_ns": counters.times.percentile(500),
         "p99_ns": counters.times.percentile(990),
+        "flush_p99_ns": counters.flush_times.percentile(990),
     })
 }
 
@@ -175,7 +180,11 @@ mod tests {
             state,
             facts: Default::default(),
             clients: 2,
-            counters: ExportCounters { reads: (reads, 512 * reads), ..Default::default() },
+            counters: ExportCounters {
+                reads: (reads, 512 * reads),
+                requests: reads,
+                ..Default::default()
+            },
         }
     }
 
@@ -197,7 +206,7 @@ mod tests {
         let told: Value = serde_json::from_str(&text).unwrap();
         let row = told["samples"][0]["rows"][0].as_array().unwrap();
         assert_eq!(told["names"][row[0].as_u64().unwrap() as usize], hostile);
-        let values = 9 + told["stages"].as_array().unwrap().len();
+        let values = 12 + told["stages"].as_array().unwrap().len();
         assert_eq!((row.len(), &row[1]), (values, &json!((1_u64 << 53) - 1)));
         assert_eq!((&told["clients"], &told["next"]), (&json!(4), &json!(1)));
         assert!(data(&History::default(), 0).is_none(), "nothing was sampled");

@@ -1,20 +1,20 @@
 //! The counters of a server at one time, as the status page needs them.
 //!
 //! Read by the queries that `stats` and the metrics use: a few to each shard, and one for each device. Reads and writes
-//! are counted; flushes and discards are in no latency, as in `top`.
+//! have one latency together, and flushes theirs, as in `top`. The time by stage is that of all requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headworks_core::cache::folio::BLOCK;
-use headworks_core::{DeviceId, DeviceState, WaitKind};
+use headworks_core::{DeviceId, DeviceState, Op, WaitKind};
 
 use crate::assemble::shown_name;
 use crate::control::queries::{ExportFacts, Queries};
 use crate::control::service::ControlService;
 use crate::control::tree::{ExportNode, Tree, device_name};
 use crate::latency::slow::SlowFilter;
-use crate::latency::{Histogram, LatencyOp, ROWS};
+use crate::latency::{Histogram, ROWS};
 use crate::messages::query::LatencyReport;
 use headworks_control::RpcFault;
 
@@ -30,14 +30,20 @@ pub struct ExportCounters {
     pub reads: (u64, u64),
     /// Completed writes, and their bytes.
     pub writes: (u64, u64),
+    /// Number of completed flushes.
+    pub flushes: u64,
+    /// Completed requests of all operations.
+    pub requests: u64,
     /// Error replies of all operations.
     pub errors: u64,
     /// Nanoseconds for which its requests were in the device, summed.
     pub device_ns: u64,
-    /// Nanoseconds of reads and writes in each part of their time.
+    /// Nanoseconds of all requests in each part of their time.
     pub parts_ns: [u64; PARTS],
     /// Times of reads and writes from request to reply.
     pub times: Histogram,
+    /// Times of flushes, likewise.
+    pub flush_times: Histogram,
 }
 
 /// An export at the time of the snapshot.
@@ -175,22 +181,26 @@ fn export(
 
 fn counters(report: &LatencyReport) -> ExportCounters {
     let totals = &report.totals;
-    let both = [LatencyOp::Read, LatencyOp::Write];
     let count = |op| (totals.requests(op), totals.bytes(op));
     let mut counters = ExportCounters {
-        reads: count(LatencyOp::Read),
-        writes: count(LatencyOp::Write),
+        reads: count(Op::Read),
+        writes: count(Op::Write),
+        flushes: totals.requests(Op::Flush),
+        requests: Op::ALL.into_iter().map(|op| totals.requests(op)).sum(),
+        flush_times: totals.row(Op::Flush, 0),
         errors: totals.errors().all().map(|(_, _, count)| count).sum(),
         ..ExportCounters::default()
     };
-    for op in both {
+    for op in [Op::Read, Op::Write] {
         counters.times.add(&totals.row(op, 0));
+    }
+    for op in Op::ALL {
         for row in 1..ROWS {
             counters.parts_ns[row - 1] += totals.row(op, row).about_ns();
         }
     }
     // Waits are estimates from buckets, the total is exact.
-    let total: u64 = both.into_iter().map(|op| totals.sum_ns(op)).sum();
+    let total: u64 = Op::ALL.into_iter().map(|op| totals.sum_ns(op)).sum();
     let waits: u64 = counters.parts_ns.iter().sum();
     counters.parts_ns[PARTS - 1] = total.saturating_sub(waits);
     counters

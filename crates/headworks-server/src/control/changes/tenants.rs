@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use headworks_core::{TenantId, VolumeId};
+use headworks_core::{Op, TenantId, VolumeId};
 use serde_json::Value;
 
 use super::diff::DropInReader;
@@ -17,7 +17,6 @@ use crate::control::inventory::Inventory;
 use crate::control::queries::{Latencies, NodeCounts};
 use crate::control::tenants::TenantEntry;
 use crate::control::tree::lock;
-use crate::latency::LatencyOp;
 use crate::limit_words::{limit_word, limit_words};
 use crate::messages::command::ExportReport;
 use crate::messages::query::LatencyReport;
@@ -69,8 +68,8 @@ fn sums_by_tenant<'a>(
         sum.exports += 1;
         sum.clients += report.map_or(0, |report| report.clients);
         let bytes = |op| latency.map_or(0, |latency| latency.totals.bytes(op));
-        sum.read_bytes += bytes(LatencyOp::Read);
-        sum.written_bytes += bytes(LatencyOp::Write);
+        sum.read_bytes += bytes(Op::Read);
+        sum.written_bytes += bytes(Op::Write);
         // Exports of one image, which have one tenant, show the same dirty data.
         if volumes.insert(volume) {
             sum.dirty += report.map_or(0, |report| report.dirty);

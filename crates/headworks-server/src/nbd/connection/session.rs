@@ -309,7 +309,7 @@ impl Session {
     #[inline]
     pub fn count(&mut self, answered: &CompletedRequest, wait_times: WaitTimes) {
         if let Some(table) = &mut self.latency {
-            table.record_op(answered.op, answered.len, answered.total_ns, wait_times);
+            table.record(answered.op, answered.len, answered.total_ns, wait_times);
         }
     }
 

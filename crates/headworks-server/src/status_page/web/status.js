@@ -2,14 +2,15 @@
 // The status page: asks the server once a second while it is visible, and shows what it answers.
 //
 // Names of exports and tenants come from users of the server: they are only ever set as text. Row layout of a sample, after the export:
-// reads, read bytes, writes, write bytes, errors, ns in the device, p50 ns, p99 ns, then ns of each stage.
+// reads, read bytes, writes, write bytes, errors, ns in the device, p50 ns, p99 ns, flushes, their p99 ns, requests of all kinds, then ns of
+// each stage.
 
 const SAMPLES_MAX = 600;
 const INTERVAL = 1000;
 const PATIENCE = 6000;
 const SHOWN_MAX = 7;
 const OTHERS = "";
-const [READS, READ_BYTES, WRITES, WRITE_BYTES, ERRORS, DEVICE, P50, P99, STAGES] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+const [READS, READ_BYTES, WRITES, WRITE_BYTES, ERRORS, DEVICE, P50, P99, FLUSHES, FLUSH_P99, REQUESTS, STAGES] = Array(12).keys();
 // Requests are averaged over so many samples for the order of the table, so that rows rarely move.
 const CALM = 20;
 
@@ -76,7 +77,7 @@ function take(data) {
   draw();
 }
 
-const requests = (row) => row[READS] + row[WRITES];
+const requests = (row) => row[REQUESTS];
 const bytes = (row) => row[READ_BYTES] + row[WRITE_BYTES];
 const stagesOf = (row) => row.slice(STAGES);
 
@@ -132,8 +133,9 @@ const figures = byId("charts");
 const rate = (value) => format.short(value);
 const views = {
   throughput: new Chart(figures, { id: "throughput", title: "Throughput by export", unit: "MB/s, read and written", show: rate, stacked: true, empty: "Nothing was read or written." }),
-  requests: new Chart(figures, { id: "requests", title: "Requests by export", unit: "reads and writes per second", show: rate, stacked: true, empty: "No request was answered." }),
-  latency: new Chart(figures, { id: "latency", title: "Latency by export", unit: "99th percentile, ms", show: rate, logarithmic: true, empty: "No request was answered." }),
+  requests: new Chart(figures, { id: "requests", title: "Requests by export", unit: "per second, of all kinds", show: rate, stacked: true, empty: "No request was answered." }),
+  latency: new Chart(figures, { id: "latency", title: "Latency by export", unit: "99th percentile of reads and writes, ms", show: rate, logarithmic: true, empty: "Nothing was read or written." }),
+  flushes: new Chart(figures, { id: "flushes", title: "Flushes by export", unit: "99th percentile, ms", show: rate, logarithmic: true, empty: "Nothing was flushed." }),
   stages: new Chart(figures, { id: "stages", title: "Where the time goes", unit: "ms per request, by stage", show: rate, stacked: true, empty: "No request had to wait." }),
   device: new Chart(figures, { id: "device", title: "Who uses the devices", unit: "requests in the device, on average", show: rate, stacked: true, empty: "No request was in a device." }),
   dirty: new Chart(figures, { id: "dirty", title: "Dirty data and its limits", unit: "MB", show: rate, empty: "There is no page cache, so nothing is dirty." }),
@@ -168,10 +170,13 @@ function drawCharts() {
   const perSecond = (of) => (row, sample) => (row ? of(row) / sample.seconds : 0);
   views.throughput.show(now, at, lines(perSecond((row) => bytes(row) / 1e6), sum));
   views.requests.show(now, at, lines(perSecond(requests), sum));
-  const latency = lines((row) => (row && requests(row) > 0 ? row[P99] / 1e6 : null), (values) => Math.max(...values));
+  const longest = (values) => Math.max(...values);
+  const latency = lines((row) => (row && row[READS] + row[WRITES] > 0 ? row[P99] / 1e6 : null), longest);
+  const flushes = lines((row) => (row && row[FLUSHES] > 0 ? row[FLUSH_P99] / 1e6 : null), longest);
   // A logarithmic axis has no place for the zero of requests that were answered in the turn of their arrival.
   const drawable = (line) => ({ ...line, told: line.values, values: line.values.map((value) => value || null) });
   views.latency.show(now, at, latency.map(drawable));
+  views.flushes.show(now, at, flushes.map(drawable));
   views.device.show(now, at, lines(perSecond((row) => row[DEVICE] / 1e9), sum));
   drawStages(now, at, of);
   drawDirty(now, at, of);
@@ -223,7 +228,7 @@ function exportRow(name) {
   const button = element("button", { type: "button", "aria-pressed": "false", title: name }, name);
   button.addEventListener("click", () => choose(state.chosen === name ? null : name));
   const row = element("tr", {}, element("th", { scope: "row" }, button, element("span", { class: "tenant" })));
-  for (let column = 1; column < 12; column += 1) row.append(element("td"));
+  for (let column = 1; column < 14; column += 1) row.append(element("td"));
   return row;
 }
 
@@ -258,14 +263,16 @@ function drawExports() {
     cell(row, 1, one.state, one.state === "serving" ? "" : "bad");
     number(2, did ? did[READS] / seconds : 0);
     number(3, did ? did[WRITES] / seconds : 0);
-    number(4, did ? bytes(did) / 1e6 / seconds : 0);
-    number(5, did ? did[P50] / 1e6 : 0);
-    number(6, did ? did[P99] / 1e6 : 0);
-    cell(row, 7, most > 0 ? data.stages[stages.indexOf(most)] : "-");
-    number(8, did ? did[DEVICE] / 1e9 / seconds : 0);
-    number(9, one.dirty / 1e6);
-    cell(row, 10, format.count(one.errors), one.errors > 0 ? "number bad" : "number zero");
-    cell(row, 11, format.count(one.clients), one.clients > 0 ? "number" : "number zero");
+    number(4, did ? did[FLUSHES] / seconds : 0);
+    number(5, did ? bytes(did) / 1e6 / seconds : 0);
+    number(6, did ? did[P50] / 1e6 : 0);
+    number(7, did ? did[P99] / 1e6 : 0);
+    number(8, did ? did[FLUSH_P99] / 1e6 : 0);
+    cell(row, 9, most > 0 ? data.stages[stages.indexOf(most)] : "-");
+    number(10, did ? did[DEVICE] / 1e9 / seconds : 0);
+    number(11, one.dirty / 1e6);
+    cell(row, 12, format.count(one.errors), one.errors > 0 ? "number bad" : "number zero");
+    cell(row, 13, format.count(one.clients), one.clients > 0 ? "number" : "number zero");
     const chosen = one.name === state.chosen;
     row.className = chosen ? "chosen" : "";
     row.cells[0].firstElementChild.setAttribute("aria-pressed", String(chosen));
@@ -288,9 +295,12 @@ function drawDetail() {
     ["read_bytes", "Read", format.size(one.read_bytes)],
     ["writes", "Writes", format.count(one.writes)],
     ["write_bytes", "Written", format.size(one.write_bytes)],
+    ["flushes", "Flushes", format.count(one.flushes)],
+    ["others", "Trims, zeroes and others", format.count(one.others)],
     ["errors", "Errors", format.count(one.errors)],
     ["p50", "Median", `${format.ms(one.p50_ns)} ms`],
     ["p99", "99th percentile", `${format.ms(one.p99_ns)} ms`],
+    ["flush_p99", "99th percentile of flushes", `${format.ms(one.flush_p99_ns)} ms`],
     ["size", "Size", format.size(one.size)],
     ["cached", "In the cache", format.size(one.cached)],
     ["dirty", "Dirty", format.size(one.dirty)],
