@@ -82,9 +82,9 @@ impl FormatDevice {
         let end = command.offset.checked_add(command.len.into());
         let inside = end.is_some_and(|end| end <= self.map.size());
         let answer = match command.op {
-            op if op.is_write() => Some(failed(command, IoError::ReadOnly)),
-            Op::Flush | Op::Prefetch => Some(done(command, command.len)),
-            _ if !inside => Some(failed(command, IoError::Invalid)),
+            op if op.is_write() => Some(command.failed(IoError::ReadOnly)),
+            Op::Flush | Op::Prefetch => Some(command.done()),
+            _ if !inside => Some(command.failed(IoError::Invalid)),
             // SAFETY: the caller's promise, passed on.
             Op::BlockStatus => unsafe { self.status(command, spans, io) },
             // SAFETY: as above.
@@ -109,7 +109,7 @@ impl FormatDevice {
             && first.len == u64::from(command.len)
             && command.flags.contains(BioFlags::HOLE_OK)
         {
-            return Some(Completion { hole: true, ..done(command, command.len) });
+            return Some(Completion { hole: true, ..command.done() });
         }
         let several = !self.run_by_run && self.rows.len() < ROWS_MAX;
         let pieces = if several { PIECES_MAX } else { 1 };
@@ -161,8 +161,8 @@ impl FormatDevice {
             }
         }
         match (operations, covered) {
-            (0, 0) => Some(failed(command, IoError::Busy)),
-            (0, covered) => Some(done(command, covered)),
+            (0, 0) => Some(command.failed(IoError::Busy)),
+            (0, covered) => Some(Completion { transferred: covered, ..command.done() }),
             (1, covered) if u64::from(covered) == bytes => None,
             (left, covered) => {
                 self.rows.push(Row { id: command.id, left, covered, missing: bytes, error: None });
@@ -216,7 +216,7 @@ impl FormatDevice {
         io: &mut DeviceIo<'_>,
     ) -> Option<Completion> {
         let [span] = spans else {
-            return Some(failed(command, IoError::Invalid));
+            return Some(command.failed(IoError::Invalid));
         };
         let one = command.flags.contains(BioFlags::ONE_EXTENT);
         let mut runs = self.map.runs_from(command.offset, command.len.into());
@@ -234,7 +234,7 @@ impl FormatDevice {
                 };
                 // SAFETY: the caller's promise; the file is open as long as the device is.
                 if !unsafe { io.disk.push(op, spans) } {
-                    return Some(failed(command, IoError::Busy));
+                    return Some(command.failed(IoError::Busy));
                 }
                 let row =
                     Row { id: command.id, left: 1, covered: command.len, missing: 0, error: None };
@@ -261,8 +261,8 @@ impl FormatDevice {
             }
         }
         Some(match list.finish() {
-            0 => failed(command, IoError::Invalid),
-            _ => done(command, command.len),
+            0 => command.failed(IoError::Invalid),
+            _ => command.done(),
         })
     }
 }
@@ -354,12 +354,4 @@ impl Cursor<'_> {
             }
         }
     }
-}
-
-fn done(command: &Command, transferred: u32) -> Completion {
-    Completion { id: command.id, transferred, status: Ok(()), hole: false }
-}
-
-fn failed(command: &Command, error: IoError) -> Completion {
-    Completion { id: command.id, transferred: 0, status: Err(error), hole: false }
 }

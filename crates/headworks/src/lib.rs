@@ -83,7 +83,8 @@ pub use device::{
 };
 #[doc(hidden)]
 pub use device::{
-    FoundFile, Identity, ImageWriter, REMOTE_BASE, SizeWatch, is_overlay, sync_directory,
+    FoundFile, Identity, ImageWriter, REMOTE_BASE, SizeWatch, WrittenRanges, folder_of, is_overlay,
+    sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

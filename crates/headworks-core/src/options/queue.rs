@@ -199,6 +199,20 @@ impl Default for QueueOptions {
 }
 
 impl QueueOptions {
+    /// What each of two disks behind one queue can do: these options, with the weaker of both in everything that says so.
+    #[must_use]
+    pub fn both(self, other: Self) -> Self {
+        Self {
+            discard: self.discard && other.discard,
+            write_zeroes: self.write_zeroes && other.write_zeroes,
+            fua: self.fua && other.fua,
+            discard_granularity: self.discard_granularity.max(other.discard_granularity),
+            discard_max_bytes: self.discard_max_bytes.min(other.discard_max_bytes),
+            rotational: self.rotational || other.rotational,
+            ..self
+        }
+    }
+
     /// Returns the `nr_requests` by which other shards count the tags of their bios. Behind an open gate a bio has one tag,
     /// wherever it comes from: one that asked for more would get them one by one, and return them to others that ask, without
     /// end.

@@ -133,16 +133,19 @@ impl Device for DelayDevice {
             if wait == 0 {
                 continue;
             }
-            // SAFETY: the caller's promise, passed on.
-            unsafe { super::submit_part(&mut *self.below, now, batch, run..index, io) };
+            if let Some(part) = batch.part(run..index) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { self.below.submit(now, part, io) };
+            }
             run = index + 1;
             if !self.hold(now.after(wait), command, batch.spans_of(command)) {
-                io.completions.push(super::failed(command, IoError::Busy));
+                io.completions.push(command.failed(IoError::Busy));
             }
         }
-        let rest = run..batch.commands.len();
-        // SAFETY: as above.
-        unsafe { super::submit_part(&mut *self.below, now, batch, rest, io) };
+        if let Some(rest) = batch.part(run..batch.commands.len()) {
+            // SAFETY: as above.
+            unsafe { self.below.submit(now, rest, io) };
+        }
     }
 
     fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {

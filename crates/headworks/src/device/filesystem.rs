@@ -16,7 +16,6 @@
 
 use headworks_core::{Instant, IoError, QueueOptions, VolumeId, VolumeOptions};
 
-use super::file::all_can;
 use super::overlay::ids::{PLACES_MAX, place_of};
 use super::{
     Command, CommandBatch, Device, DeviceIo, FileDevice, Image, OpenOverlay, OverlayDevice,
@@ -74,7 +73,8 @@ impl FilesystemDevice {
     #[must_use]
     pub fn queue_options(&self) -> QueueOptions {
         let overlays = self.overlays.iter().flatten().map(|overlay| overlay.queue);
-        all_can(self.files.each_queue_options().chain(overlays)).unwrap_or_default()
+        let all = self.files.each_queue_options().chain(overlays);
+        all.reduce(QueueOptions::both).unwrap_or_default()
     }
 
     fn overlay(&mut self, place: usize) -> Option<&mut AttachedOverlay> {

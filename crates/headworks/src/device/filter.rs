@@ -84,13 +84,17 @@ impl<F: Filter> Device for FilterDevice<F> {
             let mut run = 0;
             for (index, command) in batch.commands.iter().enumerate() {
                 let Err(error) = filter.command(now, command) else { continue };
-                // SAFETY: the caller's promise, passed on.
-                unsafe { super::submit_part(below, now, batch, run..index, io) };
+                if let Some(part) = batch.part(run..index) {
+                    // SAFETY: the caller's promise, passed on.
+                    unsafe { below.submit(now, part, io) };
+                }
                 run = index + 1;
-                io.completions.push(super::failed(command, error));
+                io.completions.push(command.failed(error));
             }
-            // SAFETY: as above.
-            unsafe { super::submit_part(below, now, batch, run..batch.commands.len(), io) };
+            if let Some(rest) = batch.part(run..batch.commands.len()) {
+                // SAFETY: as above.
+                unsafe { below.submit(now, rest, io) };
+            }
         });
     }
 

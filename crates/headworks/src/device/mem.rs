@@ -80,7 +80,7 @@ impl MemDevice {
     unsafe fn run(&mut self, command: &Command, spans: &[Span]) -> Completion {
         let (start, len) = (command.offset, u64::from(command.len));
         if command.op != Op::Flush && (start > self.size || len > self.size - start) {
-            return super::failed(command, IoError::Invalid);
+            return command.failed(IoError::Invalid);
         }
         let (start, end) = (start as usize, (start + len) as usize);
         let mut hole = false;
@@ -93,12 +93,10 @@ impl MemDevice {
             Op::Write | Op::Discard | Op::WriteZeroes => self.zero(start, end),
             Op::BlockStatus => {
                 // SAFETY: as above.
-                return unsafe {
-                    super::tell_extents(command, spans, |list| self.tell(start, end, list))
-                };
+                return unsafe { command.tell_extents(spans, |list| self.tell(start, end, list)) };
             }
         }
-        Completion { hole, ..super::done(command) }
+        Completion { hole, ..command.done() }
     }
 
     /// # Safety

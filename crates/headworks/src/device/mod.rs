@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use headworks_core::extent::{EXTENTS_MAX, ExtentState, ExtentWriter};
 use headworks_core::{
-    BioFlags, Completion, DeviceId, Instant, IoError, Op, RequestId, VolumeId, VolumeOptions,
+    BioFlags, Completion, DeviceId, Instant, IoError, Op, RequestId, Status, VolumeId,
+    VolumeOptions,
 };
 
 use std::os::fd::RawFd;
@@ -32,7 +33,7 @@ pub use delay::{DelayDevice, DelayOptions};
 pub use error::{ErrorFilter, ErrorOptions};
 pub use file::{
     Direct, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch,
-    sync_directory,
+    WrittenRanges, folder_of, sync_directory,
 };
 pub use filesystem::FilesystemDevice;
 pub use filter::{Filter, FilterDevice};
@@ -69,6 +70,64 @@ pub struct Command {
     pub spans: u16,
 }
 
+impl Command {
+    /// The answer of a command that did all it was asked.
+    #[inline]
+    #[must_use]
+    pub fn done(&self) -> Completion {
+        Completion { id: self.id, transferred: self.len, status: Ok(()), hole: false }
+    }
+
+    /// The answer of a command that did nothing.
+    #[inline]
+    #[must_use]
+    pub fn failed(&self, error: IoError) -> Completion {
+        Completion { transferred: 0, status: Err(error), ..self.done() }
+    }
+
+    /// The answer of a command that did all or nothing.
+    #[inline]
+    #[must_use]
+    pub fn ended(&self, status: Status) -> Completion {
+        status.map_or_else(|error| self.failed(error), |()| self.done())
+    }
+
+    /// Tells the list of a `BlockStatus` command into its one span, by `tell`; it fails if that is too small for an extent.
+    ///
+    /// # Safety
+    /// The command's spans are valid and ours.
+    pub unsafe fn tell_extents(
+        &self,
+        spans: &[Span],
+        tell: impl FnOnce(&mut ExtentWriter<'_>),
+    ) -> Completion {
+        let [span] = spans else {
+            return self.failed(IoError::Invalid);
+        };
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { span.bytes_mut() };
+        let one = self.flags.contains(BioFlags::ONE_EXTENT);
+        let mut writer = ExtentWriter::new(bytes, self.len, if one { 1 } else { EXTENTS_MAX });
+        tell(&mut writer);
+        match writer.finish() {
+            0 => self.failed(IoError::Invalid),
+            _ => self.done(),
+        }
+    }
+
+    /// Tells that all of the range of a `BlockStatus` command is data, for a device that knows no holes.
+    ///
+    /// # Safety
+    /// As [`Command::tell_extents`].
+    unsafe fn tell_all_data(&self, spans: &[Span]) -> Completion {
+        let all = |list: &mut ExtentWriter<'_>| {
+            list.push(self.len.into(), ExtentState::DATA);
+        };
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.tell_extents(spans, all) }
+    }
+}
+
 /// Commands that are submitted together, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandBatch<'a> {
@@ -80,10 +139,18 @@ pub struct CommandBatch<'a> {
 
 impl<'a> CommandBatch<'a> {
     /// The memory of one of the commands.
+    #[inline]
     #[must_use]
     pub fn spans_of(&self, command: &Command) -> &'a [Span] {
         let first = command.first_span as usize;
         &self.spans[first..first + usize::from(command.spans)]
+    }
+
+    /// Some neighbouring commands of the batch, with the memory of all; `None` if they are none.
+    #[inline]
+    #[must_use]
+    pub fn part(self, commands: Range<usize>) -> Option<Self> {
+        (!commands.is_empty()).then(|| Self { commands: &self.commands[commands], ..self })
     }
 }
 
@@ -236,68 +303,5 @@ impl dyn Device {
     /// wrapper.
     pub(crate) fn memory(&self) -> Option<Span> {
         (self as &dyn Any).downcast_ref().map(MemDevice::memory)
-    }
-}
-
-/// The answer of a command that did all it was asked.
-fn done(command: &Command) -> Completion {
-    Completion { id: command.id, transferred: command.len, status: Ok(()), hole: false }
-}
-
-/// The answer of a command that did nothing.
-fn failed(command: &Command, error: IoError) -> Completion {
-    Completion { transferred: 0, status: Err(error), ..done(command) }
-}
-
-/// Tells the list of a `BlockStatus` command into its one span, by `tell`; it fails if that is too small for an extent.
-///
-/// # Safety
-/// The command's spans are valid and ours.
-unsafe fn tell_extents(
-    command: &Command,
-    spans: &[Span],
-    tell: impl FnOnce(&mut ExtentWriter<'_>),
-) -> Completion {
-    let [span] = spans else {
-        return failed(command, IoError::Invalid);
-    };
-    // SAFETY: the caller's promise.
-    let bytes = unsafe { span.bytes_mut() };
-    let one = command.flags.contains(BioFlags::ONE_EXTENT);
-    let mut writer = ExtentWriter::new(bytes, command.len, if one { 1 } else { EXTENTS_MAX });
-    tell(&mut writer);
-    match writer.finish() {
-        0 => failed(command, IoError::Invalid),
-        _ => done(command),
-    }
-}
-
-/// Tells that all of the range of a `BlockStatus` command is data, for a device that knows no holes.
-///
-/// # Safety
-/// As [`tell_extents`].
-unsafe fn tell_all_data(command: &Command, spans: &[Span]) -> Completion {
-    let all = |list: &mut ExtentWriter<'_>| {
-        list.push(command.len.into(), ExtentState::DATA);
-    };
-    // SAFETY: the caller's promise, passed on.
-    unsafe { tell_extents(command, spans, all) }
-}
-
-/// Gives some neighbouring commands of a batch to a device.
-///
-/// # Safety
-/// As [`Device::submit`].
-unsafe fn submit_part(
-    device: &mut dyn Device,
-    now: Instant,
-    batch: CommandBatch<'_>,
-    part: Range<usize>,
-    io: &mut DeviceIo<'_>,
-) {
-    if !part.is_empty() {
-        let commands = &batch.commands[part];
-        // SAFETY: the caller's promise, passed on.
-        unsafe { device.submit(now, CommandBatch { commands, ..batch }, io) };
     }
 }

@@ -194,10 +194,7 @@ impl Work {
         if self.device != answers.device {
             return;
         }
-        answers.completions.push(match status {
-            Ok(()) => super::done(&self.command),
-            Err(error) => super::failed(&self.command, error),
-        });
+        answers.completions.push(self.command.ended(status));
     }
 }
 
@@ -219,7 +216,7 @@ impl<D: SafeDevice> Device for Safe<D> {
         for command in batch.commands {
             if command.op == Op::BlockStatus {
                 // SAFETY: the caller's promise, passed on.
-                let told = unsafe { super::tell_all_data(command, batch.spans_of(command)) };
+                let told = unsafe { command.tell_all_data(batch.spans_of(command)) };
                 answers.completions.push(told);
                 continue;
             }

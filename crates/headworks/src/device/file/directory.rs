@@ -5,7 +5,8 @@ use std::io;
 use std::path::Path;
 
 /// The directory of a path.
-pub(in crate::device) fn folder_of(path: &Path) -> &Path {
+#[must_use]
+pub fn folder_of(path: &Path) -> &Path {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     parent.unwrap_or(Path::new("."))
 }

@@ -21,14 +21,23 @@ impl SizeWatch {
         Self { file, lock }
     }
 
+    /// Makes the lock of a writer that of a reader.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn share_lock(&self) -> io::Result<()> {
+        super::lock::share(&self.lock)
+    }
+
     /// The open file that holds the image's lock: a process that gets a descriptor of it holds the lock, too.
     #[must_use]
     pub fn lock(&self) -> &Arc<File> {
         &self.lock
     }
 
-    /// The open file.
-    pub(in crate::device) fn file(&self) -> &File {
+    /// The open file of the image.
+    #[must_use]
+    pub fn file(&self) -> &File {
         &self.file
     }
 
@@ -68,7 +77,7 @@ impl SizeWatch {
 }
 
 /// What has to know of writes to an image whose bytes are not where they are in the volume.
-pub(in crate::device) trait WrittenRanges: std::fmt::Debug + Send + Sync {
+pub trait WrittenRanges: std::fmt::Debug + Send + Sync {
     /// Bytes of the volume were written, and no sync has covered them yet.
     ///
     /// # Errors
@@ -98,7 +107,8 @@ impl ImageWriter {
     }
 
     /// A handle of a volume of `size` bytes from `start` on.
-    pub(in crate::device) fn with_ranges(
+    #[must_use]
+    pub fn with_ranges(
         file: Arc<File>,
         size: u64,
         start: u64,

@@ -24,7 +24,7 @@ mod call;
 mod directory;
 mod handles;
 mod identity;
-pub(super) mod lock;
+mod lock;
 mod open;
 mod probe;
 
@@ -38,10 +38,8 @@ use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::memory::Span;
 
 pub(super) use call::execute;
-pub(super) use directory::folder_of;
-pub use directory::sync_directory;
-pub(super) use handles::WrittenRanges;
-pub use handles::{ImageWriter, SizeWatch};
+pub use directory::{folder_of, sync_directory};
+pub use handles::{ImageWriter, SizeWatch, WrittenRanges};
 pub use identity::Identity;
 use open::FileMode;
 pub use open::{Direct, FileOptions, FoundFile, OpenFile};
@@ -110,16 +108,17 @@ impl FileDevice {
     /// What its queue should know: what every one of its images can do.
     #[must_use]
     pub fn queue_options(&self) -> QueueOptions {
-        all_can(self.each_queue_options()).unwrap_or_default()
+        self.each_queue_options().reduce(QueueOptions::both).unwrap_or_default()
     }
 
     /// What the queue of each image alone should know.
-    pub(super) fn each_queue_options(&self) -> impl Iterator<Item = QueueOptions> {
+    pub fn each_queue_options(&self) -> impl Iterator<Item = QueueOptions> {
         self.files.iter().flatten().map(OpenFile::queue_options)
     }
 
     /// Whether it has an image for the volume.
-    pub(super) fn has(&self, volume: VolumeId) -> bool {
+    #[must_use]
+    pub fn has(&self, volume: VolumeId) -> bool {
         self.files.get(usize::from(volume.0)).is_some_and(Option::is_some)
     }
 
@@ -128,11 +127,11 @@ impl FileDevice {
     unsafe fn start(&mut self, command: &Command, spans: &[Span], io: &mut DeviceIo<'_>) {
         let file = self.files.get(usize::from(command.volume.0));
         let Some(file) = file.and_then(Option::as_ref) else {
-            io.completions.push(super::failed(command, IoError::Invalid));
+            io.completions.push(command.failed(IoError::Invalid));
             return;
         };
         if file.read_only() && command.op.is_write() {
-            io.completions.push(super::failed(command, IoError::ReadOnly));
+            io.completions.push(command.failed(IoError::ReadOnly));
             return;
         }
         let inline = file.mode() == FileMode::Inline;
@@ -165,7 +164,7 @@ impl FileDevice {
         }
         // SAFETY: as above. The image stays open: it is removed only while no command of its volume is in flight.
         if !unsafe { io.disk.push(op, spans) } {
-            io.completions.push(super::failed(command, IoError::Busy));
+            io.completions.push(command.failed(IoError::Busy));
         }
     }
 
@@ -206,7 +205,7 @@ impl FileDevice {
         if self.stepped.len() < STEPPED_MAX && unsafe { io.disk.push(op, spans) } {
             self.stepped.push(stepped);
         } else {
-            let busy = super::failed(&stepped.command, IoError::Busy);
+            let busy = stepped.command.failed(IoError::Busy);
             io.completions.push(busy);
         }
     }
@@ -217,8 +216,8 @@ impl FileDevice {
         // SAFETY: operations without data have no spans.
         let result = unsafe { call::execute(&op, &[]) };
         io.completions.push(match result {
-            0.. => super::done(command),
-            error => super::failed(command, IoError::from_errno(-error)),
+            0.. => command.done(),
+            error => command.failed(IoError::from_errno(-error)),
         });
     }
 }
@@ -248,7 +247,7 @@ impl Device for FileDevice {
         match step.next(command.flags, done.result) {
             // SAFETY: there are no spans.
             Next::Step(step) => unsafe { self.push_step(Stepped { command, step }, &[], io) },
-            Next::Completed(status) => io.completions.push(completed(&command, status)),
+            Next::Completed(status) => io.completions.push(command.ended(status)),
         }
     }
 
@@ -281,19 +280,6 @@ impl Device for FileDevice {
         file.ok_or(IoError::Invalid)?.grow(size);
         Ok(())
     }
-}
-
-/// What every one of some images can do; `None` of none.
-pub(super) fn all_can(each: impl Iterator<Item = QueueOptions>) -> Option<QueueOptions> {
-    each.reduce(|all, one| QueueOptions {
-        discard: all.discard && one.discard,
-        write_zeroes: all.write_zeroes && one.write_zeroes,
-        fua: all.fua && one.fua,
-        discard_granularity: all.discard_granularity.max(one.discard_granularity),
-        discard_max_bytes: all.discard_max_bytes.min(one.discard_max_bytes),
-        rotational: all.rotational || one.rotational,
-        ..all
-    })
 }
 
 const CHECKED: &str = "a command's volume was checked when it started";
@@ -354,13 +340,6 @@ fn transferred(id: RequestId, result: i32) -> Completion {
             _ => Err(IoError::from_errno(result.saturating_neg())),
         },
         hole: false,
-    }
-}
-
-fn completed(command: &Command, status: Status) -> Completion {
-    match status {
-        Ok(()) => super::done(command),
-        Err(error) => super::failed(command, error),
     }
 }
 

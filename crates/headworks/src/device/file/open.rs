@@ -245,7 +245,7 @@ impl OpenFile {
     ///
     /// # Errors
     /// It cannot be opened again, or the path names another file by now.
-    pub(in crate::device) fn buffered(&self, path: &Path) -> io::Result<Self> {
+    pub fn buffered(&self, path: &Path) -> io::Result<Self> {
         let (file, mode) = match self.mode {
             FileMode::Direct => {
                 let file = open_image(path, File::options().read(true).write(!self.read_only))?;

@@ -66,7 +66,7 @@ use self::pieces::{Cut, Source, cut_read, zero_spans};
 use self::rows::{Piece, Role, Row, Rows};
 pub use self::snapshot::OverlaySnapshot;
 use self::unsynced::Unsynced;
-use super::{Command, CommandBatch, Device, DeviceIo, Loss, done, failed, tell_extents};
+use super::{Command, CommandBatch, Device, DeviceIo, Loss};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 
@@ -185,11 +185,11 @@ impl OverlayDevice {
     /// As [`Device::submit`].
     unsafe fn start(&mut self, command: &Command, spans: &[Span], io: &mut DeviceIo<'_>) {
         if let Err(error) = self.check(command) {
-            io.completions.push(failed(command, error));
+            io.completions.push(command.failed(error));
             return;
         }
         let Some(row) = self.rows.add(command) else {
-            io.completions.push(failed(command, IoError::Busy));
+            io.completions.push(command.failed(IoError::Busy));
             return;
         };
         match command.op {
@@ -316,12 +316,12 @@ impl OverlayDevice {
                 writer.push(len.into(), ExtentState::HOLE_ZERO);
             };
             // SAFETY: the caller's promise.
-            io.completions.push(unsafe { tell_extents(command, spans, hole) });
+            io.completions.push(unsafe { command.tell_extents(spans, hole) });
             return;
         }
         let [span] = spans else {
             self.rows.remove(row);
-            io.completions.push(failed(command, IoError::Invalid));
+            io.completions.push(command.failed(IoError::Invalid));
             return;
         };
         let piece = Piece { row, role: Role::Data { at: 0 }, len };
@@ -358,7 +358,7 @@ impl OverlayDevice {
     fn join_round(&mut self, row: u32, io: &mut DeviceIo<'_>) {
         if !self.flushes.join(row) {
             let Row { command, .. } = self.rows.remove(row);
-            io.completions.push(failed(&command, IoError::Busy));
+            io.completions.push(command.failed(IoError::Busy));
         }
     }
 
@@ -453,9 +453,9 @@ impl OverlayDevice {
             }
             let Row { command, transferred, .. } = rows.remove(row);
             io.completions.push(match failure {
-                None if joins => failed(&command, IoError::Busy),
-                None => Completion { transferred, ..done(&command) },
-                Some(error) => failed(&command, error),
+                None if joins => command.failed(IoError::Busy),
+                None => Completion { transferred, ..command.done() },
+                Some(error) => command.failed(error),
             });
         });
     }
@@ -466,13 +466,13 @@ impl OverlayDevice {
             unsynced.end_round(status.is_ok());
             let Row { command, transferred, .. } = rows.remove(row);
             io.completions.push(match status {
-                Ok(()) if command.op == Op::Flush => done(&command),
-                Ok(()) => Completion { transferred, ..done(&command) },
+                Ok(()) if command.op == Op::Flush => command.done(),
+                Ok(()) => Completion { transferred, ..command.done() },
                 // Of a write there is nothing that a later one could make good.
                 Err(IoError::NotFlushed) if command.op != Op::Flush => {
-                    failed(&command, IoError::NoSpace)
+                    command.failed(IoError::NoSpace)
                 }
-                Err(error) => failed(&command, error),
+                Err(error) => command.failed(error),
             });
         });
     }
@@ -488,11 +488,11 @@ impl OverlayDevice {
             Ok(transferred) => transferred,
             Err(error) => {
                 self.rows.remove(row);
-                io.completions.push(failed(&command, error));
+                io.completions.push(command.failed(error));
                 return;
             }
         };
-        let mut answer = Completion { transferred, hole, ..done(&command) };
+        let mut answer = Completion { transferred, hole, ..command.done() };
         if command.op == Op::BlockStatus {
             answer.transferred = command.len;
         } else if command.op.is_write() {
@@ -500,7 +500,7 @@ impl OverlayDevice {
             let blocks = u64::from(transferred) / BLOCK;
             if blocks == 0 {
                 self.rows.remove(row);
-                io.completions.push(failed(&command, IoError::NoSpace));
+                io.completions.push(command.failed(IoError::NoSpace));
                 return;
             }
             let first = command.offset / BLOCK;
@@ -548,7 +548,7 @@ fn step_status(step: FlushStep, answer: &Completion) -> Status {
 impl Device for OverlayDevice {
     unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         if let Err(error) = self.read_late_bits() {
-            io.completions.extend(batch.commands.iter().map(|command| failed(command, error)));
+            io.completions.extend(batch.commands.iter().map(|command| command.failed(error)));
             return;
         }
         for command in batch.commands {

@@ -12,7 +12,6 @@
 //! FILE is the newest layer at every moment, so what names it needs no change. Killed before the rename, KEPT is a second name of FILE, and the
 //! next attempt with this name goes on from there; afterwards everything is in place, and flushed.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -37,8 +36,8 @@ pub struct OverlaySnapshot {
     served: PathBuf,
     kept: PathBuf,
     temporary: PathBuf,
-    /// The open file that holds the lock of the layer that is kept.
-    old_lock: Arc<File>,
+    /// Holds the lock of the layer that is kept.
+    old: SizeWatch,
     identity: Identity,
     watch: SizeWatch,
     in_place: bool,
@@ -84,8 +83,8 @@ impl OverlaySnapshot {
             let _ = std::fs::remove_file(&temporary);
             let _ = std::fs::remove_file(&kept);
         })?;
-        let (served, old_lock) = (served.to_owned(), Arc::clone(open.lock()));
-        let snapshot = Self { served, kept, temporary, old_lock, identity, watch, in_place: false };
+        let (served, old) = (served.to_owned(), open.clone());
+        let snapshot = Self { served, kept, temporary, old, identity, watch, in_place: false };
         Ok((snapshot, device))
     }
 
@@ -164,7 +163,7 @@ impl OverlaySnapshot {
     #[must_use]
     pub fn finish(self) -> (Identity, SizeWatch) {
         // Without it readers of that layer wait for the server's end.
-        let _ = crate::device::file::lock::share(&self.old_lock);
+        let _ = self.old.share_lock();
         (self.identity, self.watch)
     }
 

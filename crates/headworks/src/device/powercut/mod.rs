@@ -26,7 +26,7 @@ use headworks_core::{
 };
 
 use self::held::{Data, HeldWrite, HeldWrites};
-use super::{Command, CommandBatch, Device, DeviceIo, Probability, done, failed, tell_extents};
+use super::{Command, CommandBatch, Device, DeviceIo, Probability};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 
@@ -200,7 +200,7 @@ impl PowercutDevice {
                     writer.push(u64::from(command.len), ExtentState::DATA);
                 };
                 // SAFETY: the caller's promise.
-                io.completions.push(unsafe { tell_extents(&command, spans, data) });
+                io.completions.push(unsafe { command.tell_extents(spans, data) });
             }
             Op::Write => {
                 // SAFETY: the caller's promise.
@@ -210,7 +210,7 @@ impl PowercutDevice {
             }
             Op::Flush => self.flush(command, io),
             Op::Discard | Op::WriteZeroes | Op::Prefetch => {
-                io.completions.push(failed(&command, IoError::Unsupported));
+                io.completions.push(command.failed(IoError::Unsupported));
             }
         }
     }
@@ -227,7 +227,7 @@ impl PowercutDevice {
             self.job = Some(Job::new(Source::Own(vec![write]), Some(command.volume), then));
         } else {
             self.held.push(write);
-            io.completions.push(done(&command));
+            io.completions.push(command.done());
             if self.held.bytes() as u64 > self.options.cache {
                 let half = Source::Cache(self.held.len().div_ceil(2));
                 self.job = Some(Job::new(half, None, Then::Forget));
@@ -239,7 +239,7 @@ impl PowercutDevice {
         if self.is_cut_at_next(true) {
             self.cut();
         } else if self.options.lies {
-            io.completions.push(done(&command));
+            io.completions.push(command.done());
         } else {
             let all = Source::Cache(self.held.len());
             self.job = Some(Job::new(all, Some(command.volume), Then::Answer(command)));
@@ -322,10 +322,7 @@ impl PowercutDevice {
             self.held.forget(*count);
         }
         match job.then {
-            Then::Answer(command) => io.completions.push(match status {
-                Ok(()) => done(&command),
-                Err(error) => failed(&command, error),
-            }),
+            Then::Answer(command) => io.completions.push(command.ended(status)),
             Then::Forget => {}
             Then::CutPower(fates) => {
                 self.off = true;
@@ -433,7 +430,7 @@ impl Device for PowercutDevice {
     unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         for command in batch.commands {
             if self.waiting.len() == WAITING_MAX {
-                io.completions.push(failed(command, IoError::Busy));
+                io.completions.push(command.failed(IoError::Busy));
                 continue;
             }
             let spans = batch.spans_of(command).to_vec();

@@ -16,7 +16,7 @@ use super::super::here::{Here, TAG_PAGE, Tag};
 use super::super::load::{FoundBits, Stored, read_found};
 use super::super::{OverlayDevice, Parts};
 use crate::device::testing::TestDisk;
-use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss, NullDevice, done, failed};
+use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss, NullDevice};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 
@@ -223,7 +223,7 @@ impl Device for Base {
                     sector += 1;
                 }
             }
-            io.completions.push(done(command));
+            io.completions.push(command.done());
         }
     }
 }
@@ -974,7 +974,7 @@ fn read_only_layer_refuses_changes_and_bad_ranges_fail() {
         let batch = CommandBatch { commands: &[command], spans: &[] };
         // SAFETY: there are no spans.
         unsafe { device.submit(Instant(1), batch, &mut io) };
-        assert_eq!(completions, [failed(&command, completions[0].status.unwrap_err())]);
+        assert_eq!(completions, [command.failed(completions[0].status.unwrap_err())]);
         completions[0].status.unwrap_err()
     };
     assert_eq!(run(Op::Discard, 0, 4096), IoError::ReadOnly);
