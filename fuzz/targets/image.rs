@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use headworks::testing::Bench;
 use headworks::{Device, Direct};
 use headworks_core::{BioFlags, Op};
-use headworks_formats::{FormatDevice, ImageFormat, ImageOptions, OpenImage};
+use headworks_images::formats::{FormatDevice, ImageFormat, ImageOptions, OpenImage};
 
 /// Bytes of a disk that are read.
 const READ: u64 = 64 << 10;

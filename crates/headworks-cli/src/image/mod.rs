@@ -15,7 +15,7 @@ use headworks::{
     display_size,
 };
 use headworks_core::ConfigError;
-use headworks_formats::format_of;
+use headworks_images::formats::format_of;
 use headworks_server::{BASES, is_remote_base};
 use serde_json::json;
 

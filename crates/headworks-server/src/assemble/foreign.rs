@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use headworks::{Identity, is_overlay};
-use headworks_formats::format_of;
+use headworks_images::formats::format_of;
 
 use crate::leftovers::Leftovers;
 use crate::marker::Marker;

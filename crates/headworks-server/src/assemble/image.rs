@@ -18,7 +18,7 @@ use headworks::{
     MemDevice, NullDevice, OpenFile, OpenOverlay, OverlayBase, OverlayOptions, SizeWatch,
     display_size,
 };
-use headworks_formats::{ImageOptions, OpenImage};
+use headworks_images::formats::{ImageOptions, OpenImage};
 use headworks_rbd::{Access, OpenRbd};
 
 /// Cache options of a volume, as far as its exports give them.

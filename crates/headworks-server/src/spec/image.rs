@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use headworks_core::ConfigError;
-use headworks_formats::{ImageFormat, ImageOptions};
+use headworks_images::formats::{ImageFormat, ImageOptions};
 
 use super::keys::Keys;
 use super::{BaseDevice, parse_direct};

@@ -47,7 +47,7 @@ use headworks::{
     DelayDevice, DelayOptions, Device, Direct, ErrorFilter, ErrorOptions, FileOptions,
     FilterDevice, OverlayOptions, PowercutDevice,
 };
-use headworks_formats::{ImageFormat, ImageOptions};
+use headworks_images::formats::{ImageFormat, ImageOptions};
 
 /// Most wrappers of a device; each one adds a call.
 const WRAPPERS_MAX: usize = 8;

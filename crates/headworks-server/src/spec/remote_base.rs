@@ -16,7 +16,7 @@ use headworks::{
     FilterDevice, Handle, Io, NullDevice, OpenBaseImage, Owner, OwnerOptions, REMOTE_BASE,
 };
 use headworks_core::{ConfigError, QueueOptions, VolumeId, VolumeOptions};
-use headworks_formats::ImageBases;
+use headworks_images::formats::ImageBases;
 use headworks_rbd::{Access, OpenRbd};
 
 use super::{BaseDevice, Rbd, Remote, Spec};

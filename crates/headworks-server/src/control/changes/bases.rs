@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use headworks::{FileOptions, Identity, OverlayBase, OverlayBaseKind, REMOTE_BASE};
 use headworks_core::{VolumeConfig, VolumeId, WriteMode};
-use headworks_formats::{ImageFormat, ImageOptions};
+use headworks_images::formats::{ImageFormat, ImageOptions};
 
 use super::remove::{LEAVING, PAUSE_MAX};
 use super::{LiveChanges, PAUSE, close, refused};

@@ -14,11 +14,11 @@ use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 use imago::file::File as Storage;
 use imago::{FormatAccess, Mapping};
 
-use crate::chain::{Chain, ImageFile, refused, unreadable};
-use crate::decode::Decoder;
-use crate::device::FormatDevice;
-use crate::magic::ImageFormat;
-use crate::map::{MAP_BYTES_MAX, RUN_BYTES, Run, RunMap, Source};
+use crate::formats::chain::{Chain, ImageFile, refused, unreadable};
+use crate::formats::decode::Decoder;
+use crate::formats::device::FormatDevice;
+use crate::formats::magic::ImageFormat;
+use crate::formats::map::{MAP_BYTES_MAX, RUN_BYTES, Run, RunMap, Source};
 
 /// How an image is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, Completion, ExtentState, IoError, Op};
 
 use self::image::{CLUSTER, Cluster, Image};
-use crate::{FormatDevice, ImageFormat, ImageOptions, OpenImage};
+use crate::formats::{FormatDevice, ImageFormat, ImageOptions, OpenImage};
 
 /// A folder of its own for a test.
 struct Folder(PathBuf);
@@ -253,7 +253,7 @@ fn many_reads_of_compressed_clusters_are_all_answered() {
             busy += usize::from(done.status == Err(IoError::Busy));
         }
     }
-    assert_eq!(busy, 128 - crate::decode::JOBS_MAX);
+    assert_eq!(busy, 128 - crate::formats::decode::JOBS_MAX);
     let read = (128 - busy) * 512;
     assert!(bench.buffer()[..read] == contents[..read]);
     // A device that goes while jobs run waits for them.

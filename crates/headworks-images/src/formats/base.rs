@@ -8,10 +8,10 @@ use std::path::Path;
 use headworks::{BaseFormats, BaseImage, BaseImageOptions, Device, OpenBaseImage};
 use headworks_core::ConfigError;
 
-use crate::decode::Decoder;
-use crate::magic::ImageFormat;
-use crate::map::Source;
-use crate::{ImageOptions, OpenImage};
+use crate::formats::decode::Decoder;
+use crate::formats::magic::ImageFormat;
+use crate::formats::map::Source;
+use crate::formats::{ImageOptions, OpenImage};
 
 /// Lets overlays have images as bases.
 pub const BASE_FORMATS: BaseFormats = BaseFormats::new(&ImageBases);
@@ -76,7 +76,7 @@ impl BaseImage for Base {
     }
 
     fn disk_bytes(&self) -> Option<u64> {
-        let blocks = |file: &crate::chain::ImageFile| {
+        let blocks = |file: &crate::formats::chain::ImageFile| {
             file.file.file().metadata().map_or(0, |found| found.blocks())
         };
         Some(self.image.files().iter().map(blocks).sum::<u64>() * 512)

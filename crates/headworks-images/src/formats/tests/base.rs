@@ -10,7 +10,7 @@ use headworks_core::{BioFlags, Op, VolumeId};
 
 use super::Folder;
 use super::image::{CLUSTER, Cluster, Image};
-use crate::BASE_FORMATS;
+use crate::formats::BASE_FORMATS;
 
 const OPTIONS: OverlayOptions = OverlayOptions {
     read_only: false,

@@ -19,9 +19,9 @@ use imago::raw::Raw;
 use imago::vmdk::Vmdk;
 use imago::{FormatAccess, FormatDriverBuilder, StorageOpenOptions};
 
-use crate::header::{self, Header};
-use crate::magic::{ImageFormat, SPARSE_VMDK, format_of};
-use crate::open::ImageOptions;
+use crate::formats::header::{self, Header};
+use crate::formats::magic::{ImageFormat, SPARSE_VMDK, format_of};
+use crate::formats::open::ImageOptions;
 
 /// Most images of a chain.
 const LAYERS_MAX: usize = 8;

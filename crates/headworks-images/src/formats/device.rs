@@ -23,9 +23,9 @@ use headworks::{Command, CommandBatch, Device, DeviceIo};
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
 use headworks_core::{BioFlags, Completion, ExtentState, Instant, IoError, Op, RequestId};
 
-use crate::chain::ImageFile;
-use crate::decode::{Decoder, JOB_SPANS_MAX, Job};
-use crate::map::{Run, RunMap, Source};
+use crate::formats::chain::ImageFile;
+use crate::formats::decode::{Decoder, JOB_SPANS_MAX, Job};
+use crate::formats::map::{Run, RunMap, Source};
 
 /// Commands of several operations at once; of one more only the first run is read.
 const ROWS_MAX: usize = 64;

@@ -54,7 +54,7 @@ const COPY: &str = "make a copy without it: qemu-img convert -O qcow2 IMAGE COPY
 /// Reads and checks the header and the L1 table of an image, whose file has `file_size` bytes.
 pub(crate) fn check(file: &File, file_size: u64) -> Result<Header, Refusal> {
     let bytes = Bytes::read(file, 0, file_size.min(HEADER_BYTES) as usize)?;
-    if !bytes.0.starts_with(crate::magic::QCOW2) {
+    if !bytes.0.starts_with(crate::formats::magic::QCOW2) {
         return Err("is no qcow2 image".to_owned());
     }
     let version = bytes.u32(4)?;
