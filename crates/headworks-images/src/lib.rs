@@ -1,6 +1,27 @@
-//! Images as devices of the [`headworks`] library: formats of other programs.
+//! Disk images as devices of the [`headworks`] library, and devices that spoil what passes them.
 //!
+//! - [`OverlayDevice`]: a disk of its own on a shared read-only base. [`NewOverlay`] makes one, [`OpenOverlay`] opens it and works on those
+//!   that are not served, [`OverlaySnapshot`] keeps what one is now.
+//! - [`FilesystemDevice`]: files and overlays of one filesystem, behind one queue.
 //! - [`formats`] reads qcow2 and VMDK images; with the feature of this name, which is on by default.
+//! - [`DelayDevice`], [`ErrorFilter`], [`PowercutDevice`]: a slow disk, one that fails, and one whose power can be cut.
 
+mod delay;
+mod error;
+mod filesystem;
 #[cfg(feature = "formats")]
 pub mod formats;
+mod overlay;
+mod powercut;
+mod probability;
+
+pub use delay::{DelayDevice, DelayOptions};
+pub use error::{ErrorFilter, ErrorOptions};
+pub use filesystem::FilesystemDevice;
+pub use overlay::{
+    BaseFormats, BaseImage, BaseImageOptions, CommitOptions, NewBase, NewOverlay, OpenBaseImage,
+    OpenOverlay, OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions,
+    OverlayParts, OverlayProgress, OverlaySnapshot, REMOTE_BASE, ResetOptions, is_overlay,
+};
+pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
+pub use probability::Probability;

@@ -4,8 +4,8 @@
 //! `MB` are refused, since programs differ on them. A time without a unit is in seconds. Errors are one sentence with
 //! examples.
 
-use headworks::Probability;
 use headworks_core::{ExportConfig, Ioprio};
+use headworks_images::Probability;
 
 /// Units of a [`Probability`] in one.
 const BILLION: u32 = 1_000_000_000;

@@ -8,8 +8,8 @@
 //!
 //! - An [`Owner`] is a thread with devices, volumes and optionally a page cache. They are added and removed while it runs. The threads
 //!   that submit drive the path themselves ([`Drive`]); the owner's thread waits for files.
-//! - A [`Device`] moves bytes and has a queue ([`QueueOptions`]): [`FileDevice`], [`MemDevice`], [`NullDevice`], wrappers that
-//!   delay or fail, or one of your own: a [`SafeDevice`] needs no unsafe code, a [`Filter`] looks at what passes to another. A volume is a
+//! - A [`Device`] moves bytes and has a queue ([`QueueOptions`]): [`FileDevice`], [`MemDevice`], [`NullDevice`], one of
+//!   the crate `headworks-images` (overlays, qcow2, delays, errors), or one of your own: a [`SafeDevice`] needs no unsafe code, a [`Filter`] looks at what passes to another. A volume is a
 //!   range of a device, or an image on it.
 //! - A [`Handle`] is a feeder's access: it puts an [`Io`] with a [`Slot`], its buffer, into a batch, and reaps completions. A
 //!   thread waits in [`Handle::wait`], polls the handle's file descriptor, or awaits `AsyncHandle`. [`Handle::lend`] reads data in
@@ -73,18 +73,12 @@ pub use headworks_core::{
 pub use device::testing;
 // What the server and its siblings share with this crate.
 pub use device::{
-    Answers, BaseFormats, BaseImage, BaseImageOptions, Command, CommandBatch, CommitOptions,
-    DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorFilter, ErrorOptions, Fates,
-    FileDevice, FileOptions, FilesystemDevice, Filter, FilterDevice, Image, Loss, MemDevice,
-    NewBase, NewOverlay, NullDevice, OpenBaseImage, OpenFile, OpenOverlay, OverlayBase,
-    OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions, OverlayParts, OverlayProgress,
-    OverlaySnapshot, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport, Probability,
-    ResetOptions, SafeDevice, Work,
+    Answers, Command, CommandBatch, Device, DeviceIo, Direct, FileDevice, FileOptions, Filter,
+    FilterDevice, Image, Loss, MemDevice, NullDevice, OpenFile, SafeDevice, Work,
 };
 #[doc(hidden)]
 pub use device::{
-    FoundFile, Identity, ImageWriter, REMOTE_BASE, SizeWatch, WrittenRanges, folder_of, is_overlay,
-    sync_directory,
+    FoundFile, Identity, ImageWriter, SizeWatch, WrittenRanges, folder_of, sync_directory,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;

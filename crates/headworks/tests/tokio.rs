@@ -1,18 +1,16 @@
 //! The async wrapper on a tokio runtime: `cargo test -p headworks --features tokio --test tokio`.
 
+use headworks::testing::LateDevice;
 use headworks::{
-    AsyncHandle, DelayDevice, DelayOptions, DeviceSetup, Io, NullDevice, Owner, OwnerOptions,
-    VolumeOptions, WaitOutcome,
+    AsyncHandle, DeviceSetup, Io, NullDevice, Owner, OwnerOptions, VolumeOptions, WaitOutcome,
 };
-use headworks_core::Op;
 
 #[test]
 fn reap_awaits_completions_and_reports_owner_shutdown() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
     let (owner, handles) =
         Owner::start(OwnerOptions { handles: 2, ..OwnerOptions::default() }).unwrap();
-    let delay = DelayOptions { wait_ns: [300_000; Op::COUNT], ..DelayOptions::default() };
-    let device = DelayDevice::new(delay, Box::new(NullDevice));
+    let device = LateDevice::new(300_000);
     let device = owner.add_device(DeviceSetup::new(device, NullDevice::queue_options())).unwrap();
     let options = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
     let volume = owner.add_volume(device, options).unwrap();

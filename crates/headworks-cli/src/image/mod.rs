@@ -10,12 +10,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use headworks::{
-    CommitOptions, NewBase, NewOverlay, OpenOverlay, OverlayOptions, REMOTE_BASE, ResetOptions,
-    display_size,
-};
+use headworks::display_size;
 use headworks_core::ConfigError;
 use headworks_images::formats::format_of;
+use headworks_images::{
+    CommitOptions, NewBase, NewOverlay, OpenOverlay, OverlayOptions, REMOTE_BASE, ResetOptions,
+};
 use headworks_server::{BASES, is_remote_base};
 use serde_json::json;
 

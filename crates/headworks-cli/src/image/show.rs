@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use headworks::{OpenOverlay, OverlayLayer, display_size};
+use headworks::display_size;
 use headworks_core::ConfigError;
+use headworks_images::{OpenOverlay, OverlayLayer};
 use serde_json::{Value, json};
 
 use super::Outcome;

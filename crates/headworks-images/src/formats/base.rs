@@ -5,7 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use headworks::{BaseFormats, BaseImage, BaseImageOptions, Device, OpenBaseImage};
+use crate::{BaseFormats, BaseImage, BaseImageOptions, OpenBaseImage};
+use headworks::Device;
 use headworks_core::ConfigError;
 
 use crate::formats::decode::Decoder;

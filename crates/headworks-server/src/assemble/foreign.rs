@@ -7,8 +7,9 @@
 
 use std::path::Path;
 
-use headworks::{Identity, is_overlay};
+use headworks::Identity;
 use headworks_images::formats::format_of;
+use headworks_images::is_overlay;
 
 use crate::leftovers::Leftovers;
 use crate::marker::Marker;
@@ -95,7 +96,7 @@ mod tests {
         // An overlay has a type of its own.
         let (base, overlay) = (folder.join("base"), folder.join("overlay"));
         std::fs::write(&base, [1; 8192]).unwrap();
-        headworks::NewOverlay::new(&base, None).unwrap().create(&overlay).unwrap();
+        headworks_images::NewOverlay::new(&base, None).unwrap().create(&overlay).unwrap();
         let marker = Marker::of(&std::fs::canonicalize(&overlay).unwrap());
         let marker = marker.make(Identity::of(&overlay).unwrap()).unwrap();
         let overlay = overlay.display();

@@ -14,11 +14,11 @@ use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, place_of_mark, unclean_note};
 use crate::spec::{BaseDevice, ExportOptions, Rbd, RemoteLink, Spec, Wrapper};
 use headworks::{
-    Device, Direct, FileDevice, FileOptions, FilesystemDevice, Identity, Image, ImageWriter,
-    MemDevice, NullDevice, OpenFile, OpenOverlay, OverlayBase, OverlayOptions, SizeWatch,
-    display_size,
+    Device, Direct, FileDevice, FileOptions, Identity, Image, ImageWriter, MemDevice, NullDevice,
+    OpenFile, SizeWatch, display_size,
 };
 use headworks_images::formats::{ImageOptions, OpenImage};
+use headworks_images::{FilesystemDevice, OpenOverlay, OverlayBase, OverlayOptions};
 use headworks_rbd::{Access, OpenRbd};
 
 /// Cache options of a volume, as far as its exports give them.

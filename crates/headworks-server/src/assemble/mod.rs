@@ -515,7 +515,7 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("base"), vec![1; 1 << 20]).unwrap();
         for name in ["a", "b", "c", "d"] {
-            let new = headworks::NewOverlay::new(&folder.join("base"), None).unwrap();
+            let new = headworks_images::NewOverlay::new(&folder.join("base"), None).unwrap();
             new.create(&folder.join(name)).unwrap();
         }
         let export = |text: &str, device: Option<&str>| {

@@ -9,7 +9,8 @@ use crate::access::AccessRules;
 use crate::assemble::WatchedFile;
 use crate::assemble::export_info::{ServedExport, UnavailableExport};
 use crate::listen::ClientListener;
-use headworks::{Device, Image, OverlayDevice};
+use headworks::{Device, Image};
+use headworks_images::OverlayDevice;
 use headworks_nbd::tls::TlsAcceptor;
 
 /// A command to one shard, which carries it out or refuses it at once.

@@ -6,11 +6,11 @@
 
 use std::sync::mpsc::Sender;
 
-use headworks::PowercutDevice;
 use headworks_core::{
     Change, ChangeError, Control, DeviceState, ExportConfig, ExportId, Input, Instant, Status,
     VolumeId,
 };
+use headworks_images::PowercutDevice;
 
 use super::{Reactor, ReactorParts};
 use crate::assemble::export_info::ServedExport;

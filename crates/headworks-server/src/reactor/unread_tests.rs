@@ -4,7 +4,8 @@
 //! their export may hold. Then a small read is answered in a bounded number of turns, and a large one as soon
 //! as the unread data are old. The readers of the unread replies get their bytes in the end.
 
-use headworks::{Device, ErrorFilter, ErrorOptions, FilterDevice, MemDevice};
+use headworks::{Device, FilterDevice, MemDevice};
+use headworks_images::{ErrorFilter, ErrorOptions};
 
 use super::fairness_tests::{Client, Harness, device_parts};
 use headworks_nbd::tls::TlsMode;

@@ -43,11 +43,11 @@ pub use self::rbd::Rbd;
 pub(crate) use self::remote_base::base_device;
 pub use self::remote_base::{BASES, is_remote_base};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
-use headworks::{
-    DelayDevice, DelayOptions, Device, Direct, ErrorFilter, ErrorOptions, FileOptions,
-    FilterDevice, OverlayOptions, PowercutDevice,
-};
+use headworks::{Device, Direct, FileOptions, FilterDevice};
 use headworks_images::formats::{ImageFormat, ImageOptions};
+use headworks_images::{
+    DelayDevice, DelayOptions, ErrorFilter, ErrorOptions, OverlayOptions, PowercutDevice,
+};
 
 /// Most wrappers of a device; each one adds a call.
 const WRAPPERS_MAX: usize = 8;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use headworks::OverlayOptions;
 use headworks_core::ConfigError;
+use headworks_images::OverlayOptions;
 
 use super::keys::Keys;
 use super::{BASES, BaseDevice, parse_direct};

@@ -5,8 +5,9 @@
 
 use std::path::PathBuf;
 
-use headworks::{Device, Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
+use headworks::Device;
 use headworks_core::ConfigError;
+use headworks_images::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 
 use super::keys::Keys;
 use super::{Wrapper, parse_count};

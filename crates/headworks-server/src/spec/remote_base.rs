@@ -11,12 +11,12 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use headworks::{
-    BaseFormats, BaseImage, BaseImageOptions, Device, DeviceSetup, ErrorFilter, ErrorOptions,
-    FilterDevice, Handle, Io, NullDevice, OpenBaseImage, Owner, OwnerOptions, REMOTE_BASE,
-};
+use headworks::{Device, DeviceSetup, FilterDevice, Handle, Io, NullDevice, Owner, OwnerOptions};
 use headworks_core::{ConfigError, QueueOptions, VolumeId, VolumeOptions};
 use headworks_images::formats::ImageBases;
+use headworks_images::{
+    BaseFormats, BaseImage, BaseImageOptions, ErrorFilter, ErrorOptions, OpenBaseImage, REMOTE_BASE,
+};
 use headworks_rbd::{Access, OpenRbd};
 
 use super::{BaseDevice, Rbd, Remote, Spec};

@@ -13,9 +13,10 @@
 use std::collections::VecDeque;
 
 use headworks::driver::{DiskDone, Span};
-use headworks::{Command, CommandBatch, Device, DeviceIo, NullDevice, OverlayDevice, OverlayParts};
+use headworks::{Command, CommandBatch, Device, DeviceIo, NullDevice};
 use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, Completion, DeviceId, Instant, Op, RequestId, VolumeId};
+use headworks_images::{OverlayDevice, OverlayParts};
 
 use super::{Disk, DiskDefect, DiskFile, SharedDisk, Store};
 use crate::environment::NoDisk;

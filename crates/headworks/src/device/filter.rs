@@ -122,8 +122,8 @@ impl<F: Filter> Device for FilterDevice<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::{Bench, against_model};
-    use crate::device::{DelayDevice, DelayOptions, MemDevice, NullDevice};
+    use crate::device::testing::{Bench, LateDevice, against_model};
+    use crate::device::{MemDevice, NullDevice};
     use headworks_core::{BioFlags, Op};
 
     #[derive(Default)]
@@ -157,9 +157,7 @@ mod tests {
 
     #[test]
     fn filter_sees_late_answers_and_refusals_once() {
-        let mut options = DelayOptions::default();
-        options.wait_ns[Op::Read as usize] = 500;
-        let below = Box::new(DelayDevice::new(options, Box::new(NullDevice)));
+        let below = Box::new(LateDevice::new(500));
         let counts = Counts { refused: Some(Op::Write), ..Counts::default() };
         let mut bench = Bench::new(FilterDevice::new(counts, below));
         bench.submit(Op::Read, BioFlags::NONE, 0, 4096);

@@ -15,37 +15,21 @@ use std::os::fd::RawFd;
 use crate::engine::{DiskDone, DiskQueue, Interest};
 use crate::memory::Span;
 
-mod delay;
-mod error;
 mod file;
-mod filesystem;
 mod filter;
 mod mem;
 mod null;
-mod overlay;
-mod powercut;
-mod probability;
 mod safe;
 #[doc(hidden)]
 pub mod testing;
 
-pub use delay::{DelayDevice, DelayOptions};
-pub use error::{ErrorFilter, ErrorOptions};
 pub use file::{
     Direct, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch,
     WrittenRanges, folder_of, sync_directory,
 };
-pub use filesystem::FilesystemDevice;
 pub use filter::{Filter, FilterDevice};
 pub use mem::MemDevice;
 pub use null::NullDevice;
-pub use overlay::{
-    BaseFormats, BaseImage, BaseImageOptions, CommitOptions, NewBase, NewOverlay, OpenBaseImage,
-    OpenOverlay, OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions,
-    OverlayParts, OverlayProgress, OverlaySnapshot, REMOTE_BASE, ResetOptions, is_overlay,
-};
-pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
-pub use probability::Probability;
 pub(crate) use safe::Safe;
 pub use safe::{Answers, SafeDevice, Work};
 

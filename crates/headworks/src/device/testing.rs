@@ -432,6 +432,32 @@ impl Drop for TempFile {
     }
 }
 
+/// A disk without bytes that answers late, to every command that it did what it was asked.
+pub struct LateDevice {
+    wait_ns: u64,
+    answers: VecDeque<(Instant, Completion)>,
+}
+
+impl LateDevice {
+    pub fn new(wait_ns: u64) -> Self {
+        Self { wait_ns, answers: VecDeque::new() }
+    }
+}
+
+impl Device for LateDevice {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, _: &mut DeviceIo<'_>) {
+        let at = now.after(self.wait_ns);
+        self.answers.extend(batch.commands.iter().map(|command| (at, command.done())));
+    }
+    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        let due = self.answers.partition_point(|(at, _)| *at <= now);
+        io.completions.extend(self.answers.drain(..due).map(|(_, answer)| answer));
+    }
+    fn next_timeout(&self) -> Option<Instant> {
+        self.answers.front().map(|(at, _)| *at)
+    }
+}
+
 /// Returns a writable directory on a memory filesystem, if the machine has one.
 pub fn memory_directory() -> Option<PathBuf> {
     let shm = PathBuf::from("/dev/shm");

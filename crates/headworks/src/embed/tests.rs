@@ -8,10 +8,10 @@ use headworks_core::{
 };
 
 use super::*;
-use crate::device::testing::TempFile;
+use crate::device::testing::{LateDevice, TempFile};
 use crate::device::{
-    Command, CommandBatch, DelayDevice, DelayOptions, DeviceIo, Direct, ErrorFilter, ErrorOptions,
-    FileOptions, FilterDevice, MemDevice, NullDevice, OpenFile, Probability,
+    Command, CommandBatch, DeviceIo, Direct, FileOptions, Filter, FilterDevice, MemDevice,
+    NullDevice, OpenFile,
 };
 
 mod files;
@@ -40,13 +40,20 @@ fn memory() -> DeviceSetup {
 }
 
 fn slow(ms: u64) -> DeviceSetup {
-    let delay = DelayOptions { wait_ns: [ms * 1_000_000; Op::COUNT], ..DelayOptions::default() };
-    DeviceSetup::new(DelayDevice::new(delay, Box::new(NullDevice)), null().queue)
+    DeviceSetup::new(LateDevice::new(ms * 1_000_000), null().queue)
+}
+
+/// Fails every command of an operation.
+struct Failing(Op);
+
+impl Filter for Failing {
+    fn command(&mut self, _: Instant, command: &Command) -> Result<(), IoError> {
+        if command.op == self.0 { Err(IoError::Medium) } else { Ok(()) }
+    }
 }
 
 fn failing(op: Op) -> DeviceSetup {
-    let error = ErrorOptions { rate: Probability::ALWAYS, op: Some(op), ..ErrorOptions::default() };
-    DeviceSetup::new(FilterDevice::new(ErrorFilter::new(error), memory().device), memory().queue)
+    DeviceSetup::new(FilterDevice::new(Failing(op), memory().device), memory().queue)
 }
 
 fn mebibyte() -> VolumeOptions {

@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
+use crate::{BaseFormats, FilesystemDevice, NewBase, NewOverlay, OpenOverlay, OverlayOptions};
+use headworks::Device;
 use headworks::testing::Bench;
-use headworks::{
-    BaseFormats, Device, FilesystemDevice, NewBase, NewOverlay, OpenOverlay, OverlayOptions,
-};
 use headworks_core::{BioFlags, Op, VolumeId};
 
 use super::Folder;

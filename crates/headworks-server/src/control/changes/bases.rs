@@ -16,9 +16,10 @@
 
 use std::time::Instant;
 
-use headworks::{FileOptions, Identity, OverlayBase, OverlayBaseKind, REMOTE_BASE};
+use headworks::{FileOptions, Identity};
 use headworks_core::{VolumeConfig, VolumeId, WriteMode};
 use headworks_images::formats::{ImageFormat, ImageOptions};
+use headworks_images::{OverlayBase, OverlayBaseKind, REMOTE_BASE};
 
 use super::remove::{LEAVING, PAUSE_MAX};
 use super::{LiveChanges, PAUSE, close, refused};

@@ -10,8 +10,8 @@
 
 use std::time::{Duration, Instant};
 
-use headworks::{OverlayDevice, OverlayOptions, OverlaySnapshot};
 use headworks_core::ConfigError;
+use headworks_images::{OverlayDevice, OverlayOptions, OverlaySnapshot};
 use std::path::{Path, PathBuf};
 
 use super::{LiveChanges, PAUSE};
@@ -167,7 +167,7 @@ impl LiveChanges {
 /// Refuses a snapshot of the highest layer that there may be.
 fn has_room_for_a_layer(path: &Path, options: &OverlayOptions) -> Result<(), RpcFault> {
     let options = OverlayOptions { read_only: true, ..*options };
-    let open = headworks::OpenOverlay::inspect(path, &options).map_err(refused)?;
+    let open = headworks_images::OpenOverlay::inspect(path, &options).map_err(refused)?;
     open.check_room_above().map_err(refused)
 }
 

@@ -7,7 +7,6 @@ use headworks_core::WriteMode;
 
 use super::*;
 use crate::device::testing::TestDisk;
-use crate::device::{FilesystemDevice, NewOverlay, OpenOverlay, OverlayOptions};
 use crate::embed::driver::Driver;
 use crate::embed::owner::NewVolume;
 use crate::engine::{DiskDone, DiskKind, DiskOp};
@@ -112,36 +111,6 @@ fn feeders_drive_hits_misses_and_write_back_of_files() {
         assert!(report.feeder_turns > 0 && report.counts.messages == 7 * 1500 + 1);
         assert!(std::fs::read(path.path()).unwrap().ends_with(&[7; BLOCK]));
     }
-}
-
-#[test]
-fn files_and_overlays_are_images_of_one_device() {
-    let (owner, mut handles) = cached(EngineChoice::Auto, 1);
-    let queue = QueueOptions::default();
-    let device = owner.add_device(DeviceSetup::new(FilesystemDevice::new(), queue)).unwrap();
-    let (base, top) = (TempFile::absent("embed-base"), TempFile::absent("embed-top"));
-    let create = FileOptions { size: Some(4 * MIB), ..FileOptions::default() };
-    drop(OpenFile::open(base.path(), &create).unwrap());
-    NewOverlay::new(base.path(), None).unwrap().create(top.path()).unwrap();
-    let plain = TempFile::absent("embed-plain");
-    let open = || OpenOverlay::open(top.path(), &OverlayOptions::default(), None);
-    let overlay = owner.add_image(device, open().unwrap(), WriteMode::Writeback).unwrap();
-    let file = OpenFile::open(plain.path(), &create).unwrap();
-    let file = owner.add_image(device, file, WriteMode::Writeback).unwrap();
-    let handle = &mut handles[0];
-    for volume in [overlay, file] {
-        let mut slot = handle.slot().unwrap();
-        slot.fill(9);
-        handle.put(volume, slot, Io::write(BLOCK as u64, BLOCK as u32)).unwrap();
-        assert_eq!(one(handle).status, Ok(()));
-    }
-    assert!(open().is_err(), "it is locked");
-    owner.remove_volume(overlay, SOON).unwrap();
-    assert_eq!(open().unwrap().own_bytes(), BLOCK as u64);
-    assert_eq!(run(handle, file, Io::read(BLOCK as u64, BLOCK as u32)), Ok(()));
-    drop(handles);
-    owner.join().unwrap();
-    assert_eq!(std::fs::read(plain.path()).unwrap()[BLOCK..2 * BLOCK], [9; BLOCK]);
 }
 
 #[test]

@@ -16,11 +16,10 @@
 
 use headworks_core::{Instant, IoError, QueueOptions, VolumeId, VolumeOptions};
 
-use super::overlay::ids::{PLACES_MAX, place_of};
-use super::{
-    Command, CommandBatch, Device, DeviceIo, FileDevice, Image, OpenOverlay, OverlayDevice,
-};
-use crate::engine::DiskDone;
+use crate::overlay::ids::{PLACES_MAX, place_of};
+use crate::{OpenOverlay, OverlayDevice};
+use headworks::driver::DiskDone;
+use headworks::{Command, CommandBatch, Device, DeviceIo, FileDevice, Image};
 
 /// The images of one filesystem.
 pub struct FilesystemDevice {

@@ -7,8 +7,8 @@ use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, ExtentState, IoError, Op};
 
 use super::super::{NewBase, NewOverlay, OpenOverlay, OverlayDevice, OverlayOptions, is_overlay};
-use crate::device::testing::{Bench, TempFile, against_model, memory_directory};
-use crate::device::{Direct, FileOptions, OpenFile};
+use headworks::testing::{Bench, TempFile, against_model, memory_directory};
+use headworks::{Direct, FileOptions, OpenFile};
 
 pub(super) const SIZE: usize = 2 << 20;
 const NONE: BioFlags = BioFlags::NONE;
@@ -274,7 +274,7 @@ fn writer_of_an_overlay_that_is_not_served_sets_bits_behind_a_sync() {
         let open = OpenOverlay::open(overlay.path(), &OverlayOptions::default(), None).unwrap();
         let writer = open.writer();
         assert_eq!(writer.size(), SIZE as u64);
-        let page = crate::memory::Mapping::new(8192).unwrap();
+        let page = headworks::driver::Mapping::new(8192).unwrap();
         // SAFETY: our own mapping.
         let bytes = unsafe { std::slice::from_raw_parts_mut(page.base(), 8192) };
         bytes.fill(5);

@@ -8,8 +8,8 @@ use std::path::Path;
 use headworks_core::ConfigError;
 
 use super::head::BaseKind;
-use crate::device::Device;
-use crate::device::file::Direct;
+use headworks::Device;
+use headworks::Direct;
 
 /// The name in place of a format of bases that are remotes, whose paths are specifications.
 pub const REMOTE_BASE: &str = "remote";

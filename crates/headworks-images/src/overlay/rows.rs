@@ -7,7 +7,7 @@ use headworks_core::{Completion, IoError, Op};
 
 use super::flush::FlushStep;
 use super::here::{HereStep, SLOTS};
-use crate::device::Command;
+use headworks::Command;
 
 /// Pieces that only steps of flushes and of here bits may take.
 const STEPS: usize = 32;

@@ -15,7 +15,9 @@ use std::ops::Range;
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op};
 
-use super::{Command, Filter, Probability};
+use headworks::{Command, Filter};
+
+use crate::probability::Probability;
 
 /// What fails, how often, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +53,7 @@ impl Default for ErrorOptions {
     }
 }
 
-/// Lets commands of a [`FilterDevice`](super::FilterDevice) fail.
+/// Lets commands of a [`FilterDevice`](headworks::FilterDevice) fail.
 pub struct ErrorFilter {
     options: ErrorOptions,
     prng: Prng,
@@ -105,10 +107,9 @@ impl Filter for ErrorFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::Bench;
-    use crate::device::{
-        CommandBatch, DelayDevice, DelayOptions, FilterDevice, MemDevice, NullDevice,
-    };
+    use crate::{DelayDevice, DelayOptions};
+    use headworks::testing::Bench;
+    use headworks::{CommandBatch, FilterDevice, MemDevice, NullDevice};
     use headworks_core::{BioFlags, RequestId, VolumeId};
 
     fn bench(options: ErrorOptions) -> Bench<FilterDevice<ErrorFilter>> {
@@ -207,7 +208,8 @@ mod tests {
             })
             .collect();
         // SAFETY: inside the bench's buffer.
-        let spans = [0, 512, 1024].map(|at| unsafe { crate::memory::Span::new(base.add(at), 512) });
+        let spans =
+            [0, 512, 1024].map(|at| unsafe { headworks::driver::Span::new(base.add(at), 512) });
         bench.submit_batch(CommandBatch { commands: &commands, spans: &spans });
         let mut done = bench.drain();
         done.sort_by_key(|completion| completion.id);

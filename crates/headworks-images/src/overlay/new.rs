@@ -19,8 +19,8 @@ use super::head::{
 use super::ids::LAYERS_MAX;
 use super::image::{BaseFormats, REMOTE_BASE};
 use super::open::{OpenBase, OpenOverlay, OverlayOptions, is_overlay, of_file, open_image};
-use crate::device::file::{Direct, FileOptions, OpenFile, folder_of, sync_directory};
-use crate::size::display_size;
+use headworks::display_size;
+use headworks::{Direct, FileOptions, OpenFile, folder_of, sync_directory};
 
 /// An overlay that is to be made.
 #[derive(Debug)]

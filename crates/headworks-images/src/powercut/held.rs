@@ -6,7 +6,7 @@
 use headworks_core::VolumeId;
 use headworks_core::prng::Prng;
 
-use crate::memory::Span;
+use headworks::driver::Span;
 
 /// Memory that direct I/O accepts.
 #[derive(Clone, Copy)]

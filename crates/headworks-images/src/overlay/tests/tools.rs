@@ -10,7 +10,7 @@ use super::super::{
     CommitOptions, NewBase, OpenOverlay, OverlayOptions, OverlaySnapshot, ResetOptions,
 };
 use super::model::{SIZE, contents, create, file, open};
-use crate::device::testing::{Bench, TempFile};
+use headworks::testing::{Bench, TempFile};
 
 const NONE: BioFlags = BioFlags::NONE;
 const LOSING: CommitOptions = CommitOptions { base_anywhere: false, others_are_lost: true };

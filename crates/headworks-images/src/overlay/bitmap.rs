@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::head::{BLOCK, HEAD_BYTES, bitmap_bytes};
-use crate::memory::{Mapping, Span};
+use headworks::driver::{Mapping, Span};
 
 /// Bytes of a page of the bitmap.
 pub(super) const PAGE_BYTES: usize = 4096;

@@ -18,7 +18,7 @@ const OF_BASE: u32 = 1 << 26;
 const PLACE_SHIFT: u32 = 15;
 const INDEX: u32 = (1 << PLACE_SHIFT) - 1;
 /// Most overlays on one device.
-pub(in crate::device) const PLACES_MAX: usize = 1 << 11;
+pub(crate) const PLACES_MAX: usize = 1 << 11;
 /// Most overlays on top of one another.
 pub(super) const LAYERS_MAX: u8 = 8;
 
@@ -26,7 +26,7 @@ const _: () = assert!(PLACES_MAX << PLACE_SHIFT == OF_BASE as usize);
 const _: () = assert!(super::rows::pieces_most(super::PIECES_MAX) <= INDEX as usize + 1);
 
 /// The place of the overlay whose id this is; `None` for a command of a queue.
-pub(in crate::device) fn place_of(id: RequestId) -> Option<usize> {
+pub(crate) fn place_of(id: RequestId) -> Option<usize> {
     let place = (id.slot & (OF_BASE - 1)) >> PLACE_SHIFT;
     (id.slot & TAG != 0).then_some(place as usize)
 }

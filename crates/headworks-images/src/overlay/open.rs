@@ -25,10 +25,10 @@ use super::load::{FoundBits, read_found};
 use super::new::{check_layers, io_error, modified, refuse};
 use super::writer::{WrittenBits, store_pages};
 use super::{HERE, ONLY, OverlayDevice, Parts};
-use crate::device::Device;
-use crate::device::file::{Direct, FileDevice, FileOptions, ImageWriter, OpenFile, folder_of};
-use crate::memory::Mapping;
-use crate::safe_open;
+use headworks::Device;
+use headworks::driver::Mapping;
+use headworks::safe_open;
+use headworks::{Direct, FileDevice, FileOptions, ImageWriter, OpenFile, folder_of};
 
 /// What a user may say about an overlay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -447,7 +447,7 @@ impl OpenOverlay {
     }
 
     /// Makes the device as a part of another, which has it in `place`.
-    pub(in crate::device) fn into_device_at(self, place: u16) -> OverlayDevice {
+    pub(crate) fn into_device_at(self, place: u16) -> OverlayDevice {
         let size = self.head.volume_size;
         let base_size = self.head.base.size;
         let (below, layer): (Box<dyn Device>, u8) = match self.base {

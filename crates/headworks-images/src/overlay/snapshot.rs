@@ -25,8 +25,8 @@ use super::here::{Here, HereFound, Tag};
 use super::new::{NewOverlay, io_error, refuse};
 use super::open::read_head;
 use super::{HERE, ONLY, OverlayDevice, OverlayOptions, Parts};
-use crate::device::NullDevice;
-use crate::device::file::{
+use headworks::NullDevice;
+use headworks::{
     FileDevice, FileOptions, Identity, OpenFile, SizeWatch, folder_of, sync_directory,
 };
 

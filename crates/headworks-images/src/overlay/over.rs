@@ -8,7 +8,7 @@ use super::head::{data_start, file_bytes};
 use super::here::{Here, Tag};
 use super::load::{FoundBits, Stored, read_found};
 use super::{OverlayDevice, Parts};
-use crate::device::Device;
+use headworks::Device;
 
 /// What an overlay over devices is made of.
 pub struct OverlayParts<'a> {

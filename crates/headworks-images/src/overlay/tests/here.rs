@@ -14,8 +14,8 @@ use super::super::{
     CommitOptions, NewBase, NewOverlay, OpenOverlay, OverlayDevice, OverlayOptions, ResetOptions,
 };
 use super::model::{SIZE, contents, create, file, open};
-use crate::device::Direct;
-use crate::device::testing::{Bench, TempFile, memory_directory};
+use headworks::Direct;
+use headworks::testing::{Bench, TempFile, memory_directory};
 
 const NONE: BioFlags = BioFlags::NONE;
 

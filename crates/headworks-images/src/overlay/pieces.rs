@@ -2,7 +2,7 @@
 
 use super::bitmap::LiveBits;
 use super::head::BLOCK;
-use crate::memory::Span;
+use headworks::driver::Span;
 
 /// Most pieces of a command; the queue continues it.
 pub(super) const CUTS_MAX: usize = 64;

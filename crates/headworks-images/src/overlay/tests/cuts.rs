@@ -15,10 +15,10 @@ use super::super::head::{BLOCK, HEAD_BYTES, data_start, here_start};
 use super::super::here::{Here, TAG_PAGE, Tag};
 use super::super::load::{FoundBits, Stored, read_found};
 use super::super::{OverlayDevice, Parts};
-use crate::device::testing::TestDisk;
-use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss, NullDevice};
-use crate::engine::DiskDone;
-use crate::memory::Span;
+use headworks::driver::DiskDone;
+use headworks::driver::Span;
+use headworks::testing::TestDisk;
+use headworks::{Command, CommandBatch, Device, DeviceIo, Loss, NullDevice};
 
 const SECTOR: u64 = 512;
 const SECTORS: usize = (BLOCK / SECTOR) as usize;

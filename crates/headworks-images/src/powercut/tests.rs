@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headworks_core::Status;
 
 use super::*;
-use crate::device::file::{FileDevice, FileOptions, OpenFile};
-use crate::device::testing::{Bench, TempFile};
-use crate::device::{DelayDevice, DelayOptions, MemDevice};
+use crate::{DelayDevice, DelayOptions};
+use headworks::MemDevice;
+use headworks::testing::{Bench, TempFile};
+use headworks::{FileDevice, FileOptions, OpenFile};
 
 const SIZE: usize = 64 << 10;
 const NONE: BioFlags = BioFlags::NONE;
@@ -48,7 +49,7 @@ fn below(bench: &mut Bench<PowercutDevice>) -> Vec<u8> {
     };
     let batch = CommandBatch { commands: &[command], spans: &spans };
     let mut completions = Vec::new();
-    let mut disk = crate::device::testing::TestDisk::default();
+    let mut disk = headworks::testing::TestDisk::default();
     let device = headworks_core::DeviceId(0);
     let lost = &mut Vec::new();
     let mut io = DeviceIo { device, completions: &mut completions, disk: &mut disk, lost };

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bitmap::{LiveBits, PAGE_BLOCKS, PAGE_BYTES, page_offset};
 use super::head::BLOCK;
-use crate::device::file::WrittenRanges;
-use crate::memory::Mapping;
+use headworks::WrittenRanges;
+use headworks::driver::Mapping;
 
 /// Blocks that were written, and no bit on the disk says so yet.
 #[derive(Debug)]

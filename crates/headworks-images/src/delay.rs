@@ -17,9 +17,9 @@ use std::collections::BinaryHeap;
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op};
 
-use super::{Command, CommandBatch, Device, DeviceIo};
-use crate::engine::DiskDone;
-use crate::memory::Span;
+use headworks::driver::DiskDone;
+use headworks::driver::Span;
+use headworks::{Command, CommandBatch, Device, DeviceIo};
 
 /// The largest `queue_depth` there is.
 const HELD_MAX: usize = 4096;
@@ -176,8 +176,8 @@ impl Device for DelayDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::{Bench, against_model};
-    use crate::device::{MemDevice, NullDevice};
+    use headworks::testing::{Bench, against_model};
+    use headworks::{MemDevice, NullDevice};
     use headworks_core::BioFlags;
 
     const NONE: BioFlags = BioFlags::NONE;
@@ -211,7 +211,7 @@ mod tests {
     fn command_is_not_released_before_its_delay() {
         let mut bench = Bench::new(DelayDevice::new(options(500, 0, 0), Box::new(NullDevice)));
         bench.submit(Op::Read, NONE, 0, 4096);
-        let (mut completions, mut disk) = (Vec::new(), crate::device::testing::TestDisk::default());
+        let (mut completions, mut disk) = (Vec::new(), headworks::testing::TestDisk::default());
         let mut io = DeviceIo {
             device: headworks_core::DeviceId(0),
             completions: &mut completions,

@@ -2,18 +2,22 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
 use headworks_core::prng::Prng;
-use headworks_core::{BioFlags, IoError, Op, RequestId, VolumeId};
+use headworks_core::{
+    BioFlags, CacheOptions, IoError, Op, QueueOptions, RequestId, VolumeId, WriteMode,
+};
 
 use super::{FilesystemDevice, Image};
-use crate::device::overlay::ids::PLACES_MAX;
-use crate::device::testing::{Bench, TempFile};
-use crate::device::{
-    Command, CommandBatch, Device, Direct, FileOptions, NewOverlay, OpenFile, OpenOverlay,
-    OverlayOptions, OverlaySnapshot, SizeWatch,
+use crate::overlay::ids::PLACES_MAX;
+use crate::{NewOverlay, OpenOverlay, OverlayOptions, OverlaySnapshot};
+use headworks::driver::Span;
+use headworks::testing::{Bench, TempFile};
+use headworks::{
+    Command, CommandBatch, Device, DeviceSetup, Direct, FileOptions, OpenFile, Owner, OwnerOptions,
+    SizeWatch,
 };
-use crate::memory::Span;
 
 const SIZE: usize = 1 << 20;
 const BLOCK: usize = 4096;
@@ -330,4 +334,29 @@ fn queue_does_what_every_image_can_and_only_files_grow() {
     assert_eq!(device.grow(PLAIN, 2 << 20), Ok(()));
     let top = OpenOverlay::open(third.path(), &OverlayOptions::default(), None).unwrap();
     assert!(Box::new(top.into_device()).put_on(device, PLAIN).is_err());
+}
+
+#[test]
+fn owner_has_files_and_overlays_as_images_of_one_device() {
+    let options = OwnerOptions { cache: CacheOptions::of_size(4 << 20), ..OwnerOptions::default() };
+    let (owner, mut handles) = Owner::start(options).unwrap();
+    let setup = DeviceSetup::new(FilesystemDevice::new(), QueueOptions::default());
+    let device = owner.add_device(setup).unwrap();
+    let (base, top) = (TempFile::absent("owner-base"), TempFile::absent("owner-top"));
+    drop(file(base.path()));
+    NewOverlay::new(base.path(), None).unwrap().create(top.path()).unwrap();
+    let plain = TempFile::absent("owner-plain");
+    let open = || OpenOverlay::open(top.path(), &OverlayOptions::default(), None);
+    let overlay = owner.add_image(device, open().unwrap(), WriteMode::Writeback).unwrap();
+    let file = owner.add_image(device, *file(plain.path()), WriteMode::Writeback).unwrap();
+    for volume in [overlay, file] {
+        handles[0].write(volume, BLOCK as u64, &[9; BLOCK]).unwrap();
+    }
+    assert!(open().is_err(), "it is locked");
+    owner.remove_volume(overlay, Duration::from_secs(10)).unwrap();
+    assert_eq!(open().unwrap().own_bytes(), BLOCK as u64);
+    handles[0].read(file, BLOCK as u64, &mut [0; BLOCK]).unwrap();
+    drop(handles);
+    owner.join().unwrap();
+    assert_eq!(std::fs::read(plain.path()).unwrap()[BLOCK..2 * BLOCK], [9; BLOCK]);
 }

@@ -26,9 +26,11 @@ use headworks_core::{
 };
 
 use self::held::{Data, HeldWrite, HeldWrites};
-use super::{Command, CommandBatch, Device, DeviceIo, Probability};
-use crate::engine::DiskDone;
-use crate::memory::Span;
+use headworks::{Command, CommandBatch, Device, DeviceIo};
+
+use crate::probability::Probability;
+use headworks::driver::DiskDone;
+use headworks::driver::Span;
 
 pub use held::Fates;
 

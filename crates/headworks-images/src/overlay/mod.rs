@@ -29,7 +29,7 @@ mod checksum;
 mod flush;
 mod head;
 mod here;
-pub(super) mod ids;
+pub(crate) mod ids;
 mod image;
 mod load;
 mod new;
@@ -66,9 +66,9 @@ use self::pieces::{Cut, Source, cut_read, zero_spans};
 use self::rows::{Piece, Role, Row, Rows};
 pub use self::snapshot::OverlaySnapshot;
 use self::unsynced::Unsynced;
-use super::{Command, CommandBatch, Device, DeviceIo, Loss};
-use crate::engine::DiskDone;
-use crate::memory::Span;
+use headworks::driver::DiskDone;
+use headworks::driver::Span;
+use headworks::{Command, CommandBatch, Device, DeviceIo, Loss};
 
 /// Most commands in flight: the largest `queue_depth` there is.
 const ROWS_MAX: usize = 4096;
