@@ -93,7 +93,7 @@ fn upper_us(row: usize) -> f64 {
 pub fn show_why(report: &Why) -> String {
     let mut text = format!("{}\n", report.sentence);
     report.notes.iter().for_each(|note| text += &format!("{note}\n"));
-    if !report.slow {
+    if !report.slow && report.state != "limited" {
         return text;
     }
     let considered = report.considered;

@@ -286,6 +286,19 @@ pub struct QueueStats {
     pub cost: DeviceCost,
     /// The limit for latency targets, if an export has one.
     pub targets: Option<TargetStats>,
+    /// When requests last waited before the device, by what they waited for.
+    pub waits: QueueWaits,
+}
+
+/// When requests last waited for a place in a device, by what was used up; `None` of what never was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueWaits {
+    /// The tags of the device, `nr_requests`.
+    pub tags: Option<Instant>,
+    /// The bytes that it has at once: `hw_inflight_kb`, or the limit that is found by measuring.
+    pub bytes: Option<Instant>,
+    /// The requests that it takes at once, `queue_depth`.
+    pub commands: Option<Instant>,
 }
 
 /// The limit on what exports without a latency target have in a device with targets.

@@ -16,7 +16,10 @@ records! {
         hints: Vec<String>,
         /// more sentences
         notes: Vec<String>,
-        /// there are slow requests
+        /// idle (no request completed), quiet (nothing is slow), limited (requests wait for a limit that was set), slow, or stuck (the device
+        /// does not answer)
+        state: String,
+        /// the state is slow
         slow: bool,
         /// the kind of requests that was asked for, or null
         op: Option<String>,

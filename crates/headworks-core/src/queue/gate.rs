@@ -43,7 +43,7 @@ use crate::options::{QueueOptions, Scheduler, ShardConfig};
 use crate::request::{Request, SlotId};
 use crate::request_limits::RequestLimits;
 use crate::shares::ShareChange;
-use crate::stats::TargetStats;
+use crate::stats::{QueueWaits, TargetStats};
 use crate::tags::{
     self, ByteBudget, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest,
     max_request_tags,
@@ -98,8 +98,11 @@ pub(super) struct Gate {
     bound: bool,
     /// The tag requests of one submission.
     requests: Vec<TagRequest>,
-    /// How many of them the limit on bytes in flight admits, from the first.
+    /// How many of them the limits on bytes and on requests in flight admit, from the first; and the limit on bytes alone.
     most: usize,
+    most_bytes: usize,
+    /// What requests waited for of late.
+    waits: QueueWaits,
     waiters_max: usize,
 }
 
@@ -135,6 +138,8 @@ impl Gate {
             bound: false,
             requests: Vec::with_capacity(waiters_max),
             most: 0,
+            most_bytes: 0,
+            waits: QueueWaits::default(),
             waiters_max,
         };
         gate.rivals.set(gate.sorts, &gate.shares);
@@ -381,7 +386,8 @@ impl Gate {
     /// Grants requests of the submission, from the first, for which no order matters; returns how many. What they cost is of no
     /// interest.
     pub fn grant_at_once(&mut self) -> usize {
-        self.most = self.most_by_bytes().min(self.most_by_commands());
+        self.most_bytes = self.most_by_bytes();
+        self.most = self.most_bytes.min(self.most_by_commands());
         let granted = self.tags.grant_at_once(&self.requests, self.most);
         debug_assert!(
             granted <= self.most,
@@ -404,7 +410,29 @@ impl Gate {
             self.bulk.count_held(now, &self.requests[first + granted..]);
         }
         self.hold(first, granted);
+        let next = first + granted;
+        if let Some(request) = self.requests.get(next) {
+            self.note_wait(now, request.tags, (next < self.most_bytes, next < self.most));
+        }
         granted
+    }
+
+    /// Notes what a request for `tags` waits for, which the limits on bytes and on requests in flight let pass or not. One that waits for
+    /// its turn alone, behind others that do not fit, waits for what they wait for.
+    fn note_wait(&mut self, now: Instant, tags: u16, (bytes, commands): (bool, bool)) {
+        let waits = &mut self.waits;
+        if u32::from(tags) > self.tags.free() {
+            waits.tags = Some(now);
+        } else if !bytes || self.admitted_bytes.get() >= self.bytes_max {
+            waits.bytes = Some(now);
+        } else if !commands || self.is_full() {
+            self.waits.commands = Some(now);
+        }
+    }
+
+    /// Returns what requests waited for of late.
+    pub fn waits(&self) -> QueueWaits {
+        self.waits
     }
 
     /// Counts the tags of granted requests of the submission.
@@ -653,6 +681,7 @@ impl Gate {
         let most = usize::from(goes);
         let granted = self.tags.request(now, &[request], most) == 1;
         if !granted {
+            self.note_wait(now, request.tags, (true, self.out() < self.commands_max));
             self.leases.wait(from);
             return None;
         }

@@ -175,7 +175,8 @@ impl Queue {
         let depth = self.depth.as_ref().map(DepthControl::stats);
         let cost = *self.gate.device_cost();
         let targets = self.gate.target_stats();
-        QueueStats { depth, cost, targets, ..self.counters.stats(in_flight) }
+        let waits = self.gate.waits();
+        QueueStats { depth, cost, targets, waits, ..self.counters.stats(in_flight) }
     }
 
     /// Returns what latency targets have counted of an export.

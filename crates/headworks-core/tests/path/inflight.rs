@@ -170,3 +170,24 @@ fn depth_mode_changes_under_load() {
         bench.assert_quiet();
     }
 }
+
+/// What requests wait for before the device is noted where they begin to wait, and tags are not blamed while some are free.
+#[test]
+fn wait_is_noted_for_what_is_used_up() {
+    let waits = |change: &dyn Fn(&mut headworks_core::QueueOptions), bios: &str| {
+        let mut bench = Bench::new(|q| {
+            q.hw_depth = DepthMode::Fixed;
+            change(q);
+        });
+        bench.bios(bios);
+        let waits = bench.shard.queue_stats(DeviceId(0)).unwrap().0.waits;
+        bench.finish_from(0);
+        bench.assert_quiet();
+        (waits.tags.is_some(), waits.bytes.is_some(), waits.commands.is_some())
+    };
+    let three = "R0+4k R1m+4k R2m+4k";
+    assert_eq!(waits(&|_| (), three), (false, false, false));
+    assert_eq!(waits(&|q| q.nr_requests = 2, three), (true, false, false));
+    assert_eq!(waits(&|q| q.hw_inflight_kb = 4, three), (false, true, false));
+    assert_eq!(waits(&|q| q.queue_depth = 2, three), (false, false, true));
+}

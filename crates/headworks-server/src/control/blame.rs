@@ -10,7 +10,7 @@ use headworks_control::answers;
 use headworks_core::{ExportId, WaitKind};
 
 use super::latency::micros;
-use super::why::{size, time};
+use super::why::{PlaceWait, size, time};
 
 /// Holders that are named.
 const NAMED: usize = 3;
@@ -38,10 +38,11 @@ pub enum Resource {
 
 impl Resource {
     /// The resource of a stage; none if a stage waits for something that no request holds. `write_out`: in the cache its requests wait
-    /// until data is written to the device.
-    pub fn of(stage: Option<WaitKind>, write_out: bool) -> Option<Self> {
+    /// until data is written to the device; `place`: what they waited for before the device.
+    pub fn of(stage: Option<WaitKind>, write_out: bool, place: PlaceWait) -> Option<Self> {
         match stage {
             Some(WaitKind::Cache) if write_out => Some(Self::DeviceTime),
+            Some(WaitKind::Tag) if place != PlaceWait::Tag => Some(Self::DeviceTime),
             Some(WaitKind::Tag) => Some(Self::Tags),
             Some(WaitKind::Scheduler | WaitKind::Device) => Some(Self::DeviceTime),
             Some(WaitKind::Dirty) => Some(Self::Dirty),
@@ -114,6 +115,12 @@ impl Blame {
         let mut holders = std::mem::take(&mut all.holders);
         holders.sort_by(|a, b| all.part_in_waits(b).total_cmp(&all.part_in_waits(a)));
         (total.0 > 0).then_some(Self { holders, ..all })
+    }
+
+    /// Requests that the device had on average; none of another resource.
+    pub fn in_device(&self) -> Option<f64> {
+        let average = || self.total.0 as f64 / self.seconds.max(1) as f64 / 1e9;
+        (self.resource == Resource::DeviceTime).then(average)
     }
 
     /// The largest holders, whose connections are still to be found.
@@ -379,9 +386,15 @@ mod tests {
     #[test]
     fn nothing_held_is_no_blame() {
         assert_eq!(blame(Resource::Shard, vec![holder(1, "a", 0)]), None);
-        assert_eq!(Resource::of(Some(WaitKind::Limit), true), None);
-        assert_eq!(Resource::of(None, false), Some(Resource::Shard));
-        assert_eq!(Resource::of(Some(WaitKind::Cache), false), Some(Resource::Shard));
-        assert_eq!(Resource::of(Some(WaitKind::Cache), true), Some(Resource::DeviceTime));
+        assert_eq!(Resource::of(Some(WaitKind::Limit), true, PlaceWait::Tag), None);
+        assert_eq!(Resource::of(None, false, PlaceWait::Tag), Some(Resource::Shard));
+        assert_eq!(
+            Resource::of(Some(WaitKind::Cache), false, PlaceWait::Tag),
+            Some(Resource::Shard)
+        );
+        assert_eq!(
+            Resource::of(Some(WaitKind::Cache), true, PlaceWait::Tag),
+            Some(Resource::DeviceTime)
+        );
     }
 }

@@ -16,36 +16,55 @@ use headworks_core::{ExportId, Instant, ShardId};
 use super::blame::{Blame, Holder, Resource};
 use super::queries::Queries;
 use super::tree::{ExportNode, Tree, device_name};
-use super::why::{BufferWait, Slowness, WhySnapshot, requests, why};
+use super::verdict::{SLOW_NS, Verdict};
+use super::why::{BufferWait, PlaceWait, Slowness, WhySnapshot, requests, why};
 use crate::latency::request_name;
 use crate::latency::slow::SlowFilter;
 use crate::latency::usage::{Usage, VolumeUse};
 use crate::messages::query::{ControlQuery, DeviceReport, SlowReport};
 use headworks_control::{RpcFault, answers};
 
+/// Exports that are looked at for the one that is slow.
+pub(crate) const CANDIDATES: usize = 4;
+
 impl Queries {
     /// Where the slow requests of an export spent their time, and by whom they were held up; without a name of the export whose
-    /// slow requests were slowest.
+    /// slow requests were slowest, or of the first one that is called slow.
     ///
     /// # Errors
     /// `ENOENT` if there is no such export, else as of a query.
     pub fn why(&self, name: Option<&str>, filter: SlowFilter) -> Result<answers::Why, RpcFault> {
         let tree = self.tree().current();
-        let entry = match name {
-            Some(name) => tree.find_export(name)?,
-            None => match self.slowest_export(&tree, filter)? {
-                Some(entry) => entry,
-                None => return Ok(nothing_completed(filter)),
-            },
-        };
+        if let Some(name) = name {
+            return self.why_of(&tree, tree.find_export(name)?, filter);
+        }
+        let mut first = None;
+        for entry in self.slowest_exports(&tree, filter)? {
+            let report = self.why_of(&tree, entry, filter)?;
+            if report.slow {
+                return Ok(report);
+            }
+            first.get_or_insert(report);
+        }
+        Ok(first.unwrap_or_else(|| nothing_completed(filter)))
+    }
+
+    fn why_of(
+        &self,
+        tree: &Tree,
+        entry: &ExportNode,
+        filter: SlowFilter,
+    ) -> Result<answers::Why, RpcFault> {
         let ExportNode { id: export, device, home, .. } = *entry;
         let query = |answer| ControlQuery::Slow { export, device, filter, answer };
-        let SlowReport { now, requests, slowest, writeback, frozen } =
+        let SlowReport { now, requests, slowest, alone_ns, writeback, frozen } =
             self.shards().ask(home, query)?;
         let slowness = Slowness::of(filter, requests, &slowest);
-        let report = self.shards().device(&tree, device)?;
-        let (target, held) = self.target_facts(&tree, entry, &report)?;
-        let DeviceReport { options, state, .. } = report;
+        let report = self.shards().device(tree, device)?;
+        let (target, held) = self.target_facts(tree, entry, &report)?;
+        let DeviceReport { options, state, queue, smallest_ns, .. } = report;
+        let place = PlaceWait::of(&options, &queue, slowness.since());
+        let blame = self.blame(tree, entry, &slowness, place)?;
         let blocks = |count: u64| count * u64::from(BLOCK);
         let cache = self.shards().ask(home, |answer| ControlQuery::Cache { answer })?.cache;
         let facts = WhySnapshot {
@@ -62,13 +81,16 @@ impl Queries {
             }),
             write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
             cache: cache.map(|cache| (cache.units - cache.free.min(cache.units), cache.units)),
-            blame: self.blame(&tree, entry, &slowness)?,
+            alone_ns: alone_ns.map(|seen| seen.or(smallest_ns)),
+            in_device: blame.as_ref().and_then(Blame::in_device),
+            place,
+            blame,
             limit: self.longest_limit(entry)?,
             frozen,
-            served: self.served_meanwhile(&tree, entry)?,
+            served: self.served_meanwhile(tree, entry)?,
             target,
             held,
-            buffer_wait: self.buffer_wait(&tree, entry)?,
+            buffer_wait: self.buffer_wait(tree, entry)?,
         };
         Ok(why(&facts, now, &slowness))
     }
@@ -83,16 +105,21 @@ impl Queries {
         Ok(Some(BufferWait { waiting: own.waiting, holder: name.to_owned(), held: *holder }))
     }
 
-    /// The export whose slow requests were slowest; none if no request completed.
-    fn slowest_export<'a>(
+    /// The exports whose slow requests were slowest, the slowest first: the first of all, and those beside it that may be slow.
+    fn slowest_exports<'a>(
         &self,
         tree: &'a Tree,
         filter: SlowFilter,
-    ) -> Result<Option<&'a ExportNode>, RpcFault> {
-        let all = self.shards().ask_all(|answer| ControlQuery::SlowestExport { filter, answer })?;
+    ) -> Result<Vec<&'a ExportNode>, RpcFault> {
+        let all =
+            self.shards().ask_all(|answer| ControlQuery::SlowestExports { filter, answer })?;
         let known = all.into_iter().flatten();
         let known = known.filter_map(|(export, ns)| Some((tree.entry(export)?, ns)));
-        Ok(known.max_by_key(|(_, ns)| *ns).map(|(entry, _)| entry))
+        let mut known: Vec<(&ExportNode, u64)> = known.collect();
+        known.sort_by_key(|(_, ns)| u64::MAX - *ns);
+        let may_be_slow = known.iter().skip(1).take_while(|(_, ns)| *ns >= SLOW_NS);
+        let count = known.len().min(1) + may_be_slow.count();
+        Ok(known.into_iter().take(count.min(CANDIDATES)).map(|(entry, _)| entry).collect())
     }
 
     /// What held the resource of the main stage while the slow requests were under way.
@@ -101,9 +128,10 @@ impl Queries {
         tree: &Tree,
         entry: &ExportNode,
         slowness: &Slowness<'_>,
+        place: PlaceWait,
     ) -> Result<Option<Blame>, RpcFault> {
-        let resource = Resource::of(slowness.main_stage(), slowness.waits_for_write_out())
-            .filter(|_| slowness.is_slow());
+        let resource = Resource::of(slowness.main_stage(), slowness.waits_for_write_out(), place)
+            .filter(|_| slowness.may_be_slow());
         let Some(resource) = resource else { return Ok(None) };
         let times: Arc<[(Instant, Instant)]> = slowness.times().into();
         let usage = |shard: ShardId| {
@@ -197,6 +225,7 @@ fn nothing_completed(filter: SlowFilter) -> answers::Why {
     let SlowFilter { op, seconds } = filter;
     let what = requests(op, 1);
     answers::Why {
+        state: Verdict::Idle.name().to_owned(),
         sentence: format!("no {what} of any export completed in the last {seconds} seconds"),
         op: op.map(|op| request_name(op).to_owned()),
         seconds,

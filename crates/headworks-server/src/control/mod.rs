@@ -7,7 +7,7 @@
 //!
 //! `socket` accepts clients, `client` frames lines, `rpc` of headworks-control is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
 //! methods, whose requests and answers are the types of headworks-control, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `explain` collects what slow
-//! requests waited for, `why` makes the report, `blame` the part on the holders, `targets` latency targets,
+//! requests waited for, `verdict` decides whether they are slow, `why` makes the report, `blame` the part on the holders, `targets` latency targets,
 //! `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
 //! `changes` adds, removes and resizes them.
 
@@ -16,7 +16,7 @@ pub(crate) mod changes;
 mod client;
 mod credentials;
 mod elevator;
-mod explain;
+pub(crate) mod explain;
 pub mod exports;
 pub(crate) mod inventory;
 mod io_stat;
@@ -32,6 +32,7 @@ pub(crate) mod tenants;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;
+mod verdict;
 mod why;
 
 pub use changes::{AccessReport, ReloadReport, RetuneReport, TenantReport};

@@ -18,6 +18,7 @@ use super::shards::ShardLink;
 pub use super::targets::TargetTotals;
 use super::targets::{HeldByTarget, OwnTarget};
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
+use super::why::LongestLimit;
 use super::{latency, report};
 use crate::cache_part::CacheUse;
 use crate::latency::slow::SECONDS;
@@ -578,7 +579,10 @@ impl Queries {
     }
 
     /// The limit on an export's path that requests have waited for longest: node, limit and rate.
-    pub(super) fn longest_limit(&self, entry: &ExportNode) -> Result<Option<String>, RpcFault> {
+    pub(super) fn longest_limit(
+        &self,
+        entry: &ExportNode,
+    ) -> Result<Option<LongestLimit>, RpcFault> {
         let reports = self.limits()?;
         let tenant = LimitTarget::Tenant(self.settings.of(entry.id).tenant);
         let targets = [LimitTarget::Export(entry.id), tenant, LimitTarget::Server];
@@ -587,17 +591,26 @@ impl Queries {
         Ok(longest.and_then(|(target, report)| {
             let (kind, limits) = (report.kind?, self.settings.limits(target));
             let rate = limits.rate(kind);
-            let node = match target {
-                LimitTarget::Export(_) => format!("export {}", entry.shown_name()),
-                LimitTarget::Tenant(_) => {
-                    let tenant = self.settings.tenant_of(entry.id);
-                    format!("tenant {}", tenant.map_or_else(String::new, |name| name.to_string()))
+            let tenant = || self.settings.tenant_of(entry.id).map(|name| name.to_string());
+            let (node, path) = match target {
+                LimitTarget::Export(_) => {
+                    let name = entry.shown_name();
+                    (format!("export {name}"), format!("exports/{name}"))
                 }
-                LimitTarget::Server => "the server".to_owned(),
+                LimitTarget::Tenant(_) => {
+                    let name = tenant().unwrap_or_default();
+                    (format!("tenant {name}"), format!("tenants/{name}"))
+                }
+                LimitTarget::Server => ("the server".to_owned(), "server".to_owned()),
             };
             let burst = if rate.max > 0 { ", burst used up" } else { "" };
-            let rate = limit_word(&limits, kind.name());
-            Some(format!("{node}: {} {rate}{burst}", kind.name()))
+            let mut doubled = limits;
+            doubled.rates[kind as usize].average = rate.average.saturating_mul(2);
+            let [now, doubled] = [limits, doubled].map(|limits| limit_word(&limits, kind.name()));
+            Some(LongestLimit {
+                words: format!("{node}: {} {now}{burst}", kind.name()),
+                doubled: format!("{path}/{} {doubled}", kind.name()),
+            })
         }))
     }
 

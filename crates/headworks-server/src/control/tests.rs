@@ -114,7 +114,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 answer.send(()).unwrap();
             }
             (_, ControlQuery::Limits { answer }) => answer.send(Vec::new()).unwrap(),
-            (_, ControlQuery::SlowestExport { answer, .. }) => answer.send(None).unwrap(),
+            (_, ControlQuery::SlowestExports { answer, .. }) => answer.send(Vec::new()).unwrap(),
             (_, ControlQuery::DeviceUses { answer }) => answer.send(Vec::new()).unwrap(),
             (_, ControlQuery::Usage { answer, .. }) => answer.send(Default::default()).unwrap(),
             (_, ControlQuery::Targets { answer }) => answer.send(Default::default()).unwrap(),
@@ -131,9 +131,16 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
             }
             (_, ControlQuery::Slow { answer, .. }) => {
                 let (now, slowest) = (headworks_core::Instant(0), Vec::new());
-                answer
-                    .send(SlowReport { now, requests: 0, slowest, writeback: None, frozen: false })
-                    .unwrap();
+                let alone_ns = Default::default();
+                let report = SlowReport {
+                    now,
+                    requests: 0,
+                    slowest,
+                    alone_ns,
+                    writeback: None,
+                    frozen: false,
+                };
+                answer.send(report).unwrap();
             }
             (_, ControlQuery::Connections { answer, .. }) => {
                 answer.send((Vec::new(), None)).unwrap()

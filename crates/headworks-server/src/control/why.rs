@@ -7,22 +7,22 @@
 use std::collections::BTreeMap;
 
 use headworks_control::answers;
-use headworks_core::{DeviceState, Instant, Op, WaitKind};
+use headworks_core::stats::QueueStats;
+use headworks_core::{DeviceState, Instant, Op, QueueOptions, WaitKind};
 
 use super::blame::Blame;
 use super::elevator::ServedMeanwhile;
 use super::latency::micros;
 use super::targets::{HeldByTarget, OwnTarget};
+use super::verdict::{MORE_THAN_ONE, Verdict, beyond, may_be_slow, threshold_ns};
 use crate::latency::request_name;
 use crate::latency::slow::{SECONDS, SlowFilter, SlowRequest, considered};
 use crate::messages::query::BufferUser;
 
-/// Requests shorter than this are not slow: 1 ms.
-const SLOW_NS: u64 = 1_000_000;
 /// Requests that are listed one by one.
 const WORST: usize = 5;
 /// Smallest share of the time that is mentioned: 5 %.
-const WORTH: f64 = 0.05;
+pub(super) const WORTH: f64 = 0.05;
 
 /// State of the export and its device at the time of the query.
 #[derive(Clone, Debug, Default)]
@@ -49,8 +49,14 @@ pub struct WhySnapshot {
     pub cache: Option<(u64, u64)>,
     /// Which exports and connections held what the slow requests waited for.
     pub blame: Option<Blame>,
-    /// The limit that holds the export's clients back most, in words.
-    pub limit: Option<String>,
+    /// The limit that holds the export's clients back most.
+    pub limit: Option<LongestLimit>,
+    /// What the device takes for one request alone, by operation: the smallest time seen.
+    pub alone_ns: [Option<u64>; Op::COUNT],
+    /// Requests in the device on average while the slow ones were under way; none if they waited for something else.
+    pub in_device: Option<f64>,
+    /// What was used up when requests waited for a place in the device.
+    pub place: PlaceWait,
     /// Its image was frozen meanwhile, which counts as a wait for a limit.
     pub frozen: bool,
     /// What the elevator served in the last minute, if it serves in slots.
@@ -61,6 +67,78 @@ pub struct WhySnapshot {
     pub held: Option<HeldByTarget>,
     /// Its requests that wait for a buffer now.
     pub buffer_wait: Option<BufferWait>,
+}
+
+/// A limit on an export's path.
+#[derive(Clone, Debug, Default)]
+pub struct LongestLimit {
+    /// Node, limit and rate: `export db: bps-write 20971520`.
+    pub words: String,
+    /// The path of its value, and twice the present one: `exports/db/bps-write 40M`.
+    pub doubled: String,
+}
+
+/// What requests waited for before the device, in the stage `tag`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlaceWait {
+    /// One of its tags.
+    #[default]
+    Tag,
+    /// Room within the limit that is found by measuring: bytes, 0 without one now.
+    Depth(u64),
+    /// Room within `hw_inflight_kb`.
+    Bytes(u32),
+    /// Room within `queue_depth`.
+    Commands(u32),
+}
+
+impl PlaceWait {
+    /// What requests waited for from `since` on. Tags come first: while a limit holds requests back before, no tag is used up.
+    pub fn of(options: &QueueOptions, queue: &QueueStats, since: Instant) -> Self {
+        let recent = |at: Option<Instant>| at.is_some_and(|at| at >= since);
+        let QueueStats { depth, waits, .. } = queue;
+        match (recent(waits.tags), recent(waits.bytes), recent(waits.commands)) {
+            (false, true, _) if options.hw_inflight_kb > 0 => Self::Bytes(options.hw_inflight_kb),
+            (false, true, _) => Self::Depth(depth.map_or(0, |depth| depth.limit)),
+            (false, false, true) => Self::Commands(options.queue_depth),
+            _ => Self::Tag,
+        }
+    }
+
+    fn reason(self, device: &str, tags: u32) -> String {
+        match self {
+            Self::Tag => format!("waiting for one of the {tags} tags of {device}"),
+            Self::Depth(0) => format!("held back while the depth of {device} was measured"),
+            Self::Depth(limit) => format!(
+                "held back by the measured depth of {device}, which takes about {} at once",
+                size(limit)
+            ),
+            Self::Bytes(kib) => format!("{device} takes {kib} KiB at once, hw_inflight_kb"),
+            Self::Commands(count) => {
+                format!("{device} takes {count} requests at once, queue_depth")
+            }
+        }
+    }
+
+    fn hint(self, facts: &WhySnapshot) -> String {
+        let (device, export) = (&facts.device, &facts.export);
+        let share = format!("exports/{export}/weight is the share of this export");
+        match self {
+            Self::Tag => format!(
+                "tag: {device}/queue/nr_requests ({} now) is its number of tags, queue_depth how many commands the device takes; {share} in them",
+                facts.nr_requests
+            ),
+            Self::Depth(_) => format!(
+                "tag: {device} has as much as it needs for its throughput, and more would wait inside it; {share}, a faster disk takes more"
+            ),
+            Self::Bytes(kib) => format!(
+                "tag: {device}/queue/hw_inflight_kb ({kib} now) is how much it takes at once; {share} of that"
+            ),
+            Self::Commands(count) => format!(
+                "tag: queue_depth ({count} now) is how many requests {device} takes at once; {share} of them"
+            ),
+        }
+    }
 }
 
 /// Requests of an export that wait for a buffer now, and what holds most of the buffers.
@@ -98,7 +176,7 @@ impl WhySnapshot {
 }
 
 /// Nanoseconds of each wait of a request, then the rest of its total.
-fn parts(slow: &SlowRequest) -> [f64; WaitKind::COUNT + 1] {
+pub(super) fn parts(slow: &SlowRequest) -> [f64; WaitKind::COUNT + 1] {
     let waits = WaitKind::ALL.map(|wait| slow.wait_times.at_most(wait) as f64);
     let (sum, total) = (waits.iter().sum::<f64>(), slow.total_ns as f64);
     // A bucket's bound may exceed the total, and a request that joined another one carries all waits of that one.
@@ -119,9 +197,9 @@ fn name(part: usize) -> &'static str {
 #[derive(Debug)]
 pub struct Slowness<'a> {
     filter: SlowFilter,
-    requests: u64,
+    pub(super) requests: u64,
     /// The slowest ones, in descending order.
-    slowest: &'a [SlowRequest],
+    pub(super) slowest: &'a [SlowRequest],
     /// Number and share of each part that is worth mentioning, and of all others; in descending order.
     shares: Vec<(usize, f64)>,
 }
@@ -141,9 +219,15 @@ impl<'a> Slowness<'a> {
         Self { filter, requests, slowest, shares }
     }
 
-    /// Whether a request took long enough to be called slow.
-    pub fn is_slow(&self) -> bool {
-        self.slowest.first().is_some_and(|slow| slow.total_ns >= SLOW_NS)
+    /// Whether it is worth a look at what held the requests.
+    pub fn may_be_slow(&self) -> bool {
+        may_be_slow(self.slowest)
+    }
+
+    /// The share of a stage.
+    pub fn share_of(&self, wait: WaitKind) -> f64 {
+        let of = self.shares.iter().find(|(part, _)| *part == wait as usize);
+        of.map_or(0.0, |(_, share)| *share)
     }
 
     /// The stage with the largest share; none is `elsewhere`.
@@ -175,6 +259,12 @@ impl<'a> Slowness<'a> {
             }
         }
         times
+    }
+
+    /// When the first of them came.
+    pub fn since(&self) -> Instant {
+        let came = self.slowest.iter().map(|slow| slow.at.0.saturating_sub(slow.total_ns));
+        Instant(came.min().unwrap_or(u64::MAX))
     }
 
     fn told(&self) -> Vec<(usize, f64)> {
@@ -215,10 +305,14 @@ pub(super) fn requests(op: Option<Op>, count: u64) -> &'static str {
 pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answers::Why {
     let Slowness { filter, requests, slowest, ref shares } = *slowness;
     let above_ns = slowest.last().map_or(0, |slow| slow.total_ns);
-    let slow = slowness.is_slow();
-    let sentence = sentence(facts, slowness, above_ns);
-    let hints: Vec<String> =
-        if slow { hint(facts, shares[0].0).into_iter().collect() } else { vec![] };
+    let verdict = Verdict::of(facts, slowness);
+    let slow = verdict == Verdict::Slow;
+    let sentence = sentence(facts, slowness, (verdict, above_ns));
+    let told = slow || verdict == Verdict::Limited;
+    let hints: Vec<String> = match told {
+        true => hint(facts, hinted(verdict, shares)).into_iter().collect(),
+        false => Vec::new(),
+    };
     let blame = facts.blame.as_ref().filter(|_| slow);
     let notes = blame.map(Blame::sentence).into_iter();
     let remote = facts.remote.iter().map(|told| format!("{} is {told}", facts.device));
@@ -230,6 +324,7 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
         export: Some(facts.export.clone()),
         sentence,
         device_state: Some(facts.device_state.name().to_owned()),
+        state: verdict.name().to_owned(),
         slow,
         seconds: filter.seconds.min(SECONDS as u64),
         op: filter.op.map(|op| request_name(op).to_owned()),
@@ -249,7 +344,11 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
 }
 
 /// What happened, in one sentence.
-fn sentence(facts: &WhySnapshot, slowness: &Slowness<'_>, above_ns: u64) -> String {
+fn sentence(
+    facts: &WhySnapshot,
+    slowness: &Slowness<'_>,
+    (verdict, above_ns): (Verdict, u64),
+) -> String {
     let Slowness { requests, slowest, .. } = *slowness;
     let (export, device) = (&facts.export, &facts.device);
     let (when, what, count) = (slowness.when(), slowness.what(requests), grouped(requests));
@@ -262,24 +361,45 @@ fn sentence(facts: &WhySnapshot, slowness: &Slowness<'_>, above_ns: u64) -> Stri
         let when = when.replacen("of", "in", 1);
         return format!("{export}: no {} completed {when}", slowness.what(1));
     }
-    if !slowness.is_slow() {
+    if verdict == Verdict::Quiet {
         let longest = match slowest.first().map_or(0, |slow| slow.total_ns) {
             0 => "one turn of its shard".into(),
             ns => time(ns),
         };
         return format!(
-            "{export}: nothing is slow: none of the {count} {what} {when} took longer than {longest}"
+            "{export}: nothing is slow: none of the {count} {what} {when} took longer than {longest}{}",
+            evidence(facts, slowness)
         );
     }
+    let limited = if verdict == Verdict::Limited { "limited, not slow: " } else { "" };
     let which = match slowest.len() as u64 == requests.div_ceil(100) {
         true => format!("slowest 1 % of {count}"),
         false => format!("slowest {} of {count}", grouped(slowest.len() as u64)),
     };
     format!(
-        "{export}: the {which} {what} {when} ({} and more) spent {}",
+        "{export}: {limited}the {which} {what} {when} ({} and more) spent {}",
         time(above_ns),
         words(facts, &slowness.told())
     )
+}
+
+/// Why nothing is slow though some took long: `; 2 took longer than 6.0 ms, too few to say why`, or what the device takes alone.
+fn evidence(facts: &WhySnapshot, slowness: &Slowness<'_>) -> String {
+    let Some(slowest) = slowness.slowest.first() else { return String::new() };
+    let threshold = threshold_ns(facts, slowness, slowest.op);
+    match (beyond(facts, slowness).0, facts.alone_ns[slowest.op as usize]) {
+        (0, Some(alone)) => format!("; {} alone takes {}", facts.device, time(alone)),
+        (0, None) => String::new(),
+        (few, _) => format!("; {few} took longer than {}, too few to say why", time(threshold)),
+    }
+}
+
+/// The part that a hint is for: the largest, of slow requests without their waits for limits.
+fn hinted(verdict: Verdict, shares: &[(usize, f64)]) -> usize {
+    let limit = WaitKind::Limit as usize;
+    let is_meant = |&(part, _): &(usize, f64)| (part == limit) == (verdict == Verdict::Limited);
+    let meant = shares.iter().copied().find(is_meant);
+    meant.map_or(shares[0].0, |(part, _)| part)
 }
 
 /// `86 % of their time in dirty (the reason), 9 % in device`.
@@ -319,7 +439,7 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
         }
         Some(WaitKind::Tag) => match &facts.held {
             Some(held) => held.reason(),
-            None => format!("waiting for one of the {} tags of {device}", facts.nr_requests),
+            None => facts.place.reason(device, facts.nr_requests),
         },
         Some(WaitKind::Scheduler) => {
             let scheduler = facts.scheduler;
@@ -333,9 +453,9 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
         }
         Some(WaitKind::Device) => format!("device {device} took that long"),
         Some(WaitKind::Limit) => match &facts.limit {
-            Some(limit) if facts.frozen => format!("a freeze of the image, or {limit}"),
+            Some(limit) if facts.frozen => format!("a freeze of the image, or {}", limit.words),
             None if facts.frozen => "a freeze of the image".into(),
-            Some(limit) => limit.clone(),
+            Some(limit) => limit.words.clone(),
             None => "a limit that is no longer set".into(),
         },
         None => "between shards, or behind other work of their shard".into(),
@@ -346,6 +466,7 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
 fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
     let (device, export) = (&facts.device, &facts.export);
     if facts.held.is_none()
+        && part != WaitKind::Limit as usize
         && let Some(hint) = facts.blame.as_ref().and_then(Blame::hint)
     {
         return Some(format!("{}: {hint}", name(part)));
@@ -368,10 +489,7 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
         WaitKind::Tag if facts.held.is_some() => format!(
             "tag: a looser latency target (`ctl set`) of the others lets more of this export into {device}; exports/{export}/latency_target gives this one its own"
         ),
-        WaitKind::Tag => format!(
-            "tag: {device}/queue/nr_requests ({} now) is its number of tags, queue_depth how many commands the device takes; exports/{export}/weight is the share of this export in them",
-            facts.nr_requests
-        ),
+        WaitKind::Tag => facts.place.hint(facts),
         WaitKind::Scheduler if facts.served.is_some() => format!(
             "sched: {device}/queue/iosched/state shows slots and queues; exports/{export}/weight is the share of this export, {device}/queue/iosched/low_latency=0 raises no client"
         ),
@@ -381,8 +499,20 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
         WaitKind::Limit if facts.frozen => {
             "limit: `ctl freeze` lets what changes the image wait until `ctl thaw`, or its time limit".into()
         }
-        WaitKind::Limit => format!(
-            "limit: exports/{export}/io.max and server/io.max show the limits; `ctl set exports/{export}/bps-write 50M` changes one, 0 removes it"
+        WaitKind::Limit => match &facts.limit {
+            Some(LongestLimit { doubled, .. }) => {
+                let path = doubled.split(' ').next().unwrap_or_default();
+                format!("limit: `ctl set {doubled}` doubles it, `ctl set {path} none` removes it")
+            }
+            None => format!(
+                "limit: exports/{export}/io.max and server/io.max show the limits of now"
+            ),
+        },
+        WaitKind::Device if facts.remote.is_some() => {
+            format!("device: what {device} is behind takes that long: its server, or the network to it")
+        }
+        WaitKind::Device if facts.in_device.is_none_or(|count| count <= MORE_THAN_ONE) => format!(
+            "device: {device} takes that long for one request at a time: a faster disk, or a cache, helps"
         ),
         WaitKind::Device => format!(
             "device: {device} itself is slow: admit fewer requests ({device}/queue/nr_requests, {} now), or use a faster disk",
@@ -551,7 +681,9 @@ mod tests {
         let sentence = told["sentence"].as_str().unwrap();
         assert!(sentence.ends_with("in limit (a freeze of the image)"), "{sentence}");
         assert!(told["hints"][0].as_str().unwrap().contains("ctl thaw"), "{told}");
-        let facts = WhySnapshot { limit: Some("its limit of writes".into()), ..facts };
+        let words = "its limit of writes".to_owned();
+        let limit = LongestLimit { words, doubled: String::new() };
+        let facts = WhySnapshot { limit: Some(limit), ..facts };
         let told = report(&facts, 20, &limited);
         let sentence = told["sentence"].as_str().unwrap();
         assert!(sentence.contains("a freeze of the image, or its limit of writes"), "{sentence}");
@@ -635,7 +767,7 @@ mod tests {
         );
         let shown = one(Instant(0), &slow(20_800_000, &[(WaitKind::Dirty, 20_800_000)]));
         assert_eq!(shown.stages_us["dirty"], shown.total_us);
-        let text = sentence(20, &[slow(4_000_000, &[])]);
+        let text = sentence(20, &[slow(4_000_000, &[]); 5]);
         assert!(text.contains("100 % of their time in elsewhere (between shards"), "{text}");
     }
 }

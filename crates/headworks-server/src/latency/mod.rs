@@ -53,6 +53,13 @@ fn rows_of<T: Copy + Default>(counts: &mut Counts<T>, op: usize) -> &mut Rows<T>
     counts[op].get_or_insert_with(empty)
 }
 
+/// The lowest bucket of the device that is in use, without the one of requests that were not there.
+fn fastest_in_device<T: Copy + Into<u64>>(counts: &Counts<T>, op: Op) -> Option<u64> {
+    let row = &counts[op as usize].as_ref()?[1 + WaitKind::Device as usize];
+    let first = row[1..].iter().position(|count| (*count).into() > 0)?;
+    Some(upper_end(1 + first))
+}
+
 /// Histograms of one connection.
 #[derive(Clone, Debug, Default)]
 pub struct LatencyTable {
@@ -88,6 +95,12 @@ impl LatencyTable {
         if self.recent == u32::MAX {
             self.put_aside();
         }
+    }
+
+    /// The smallest time that a request of an operation was in the device.
+    #[must_use]
+    pub fn fastest_in_device(&self, op: Op) -> Option<u64> {
+        fastest_in_device(&self.counts, op)
     }
 
     /// Counts an error reply.
@@ -193,6 +206,12 @@ impl LatencyTotals {
             ns += Histogram { counts }.about_ns();
         }
         (requests, ns)
+    }
+
+    /// The smallest time that a request of an operation was in the device.
+    #[must_use]
+    pub fn fastest_in_device(&self, op: Op) -> Option<u64> {
+        fastest_in_device(&self.counts, op)
     }
 
     /// Sum of the total times in nanoseconds, measured exactly.

@@ -3,7 +3,7 @@
 //! There is no threshold to set: a second keeps what is slower than the fastest request of its operation that it has. So most requests
 //! cost one comparison. Operations are apart, so that slow writes displace no read, and slow trims no flush.
 
-use headworks_core::{Instant, Op, WaitTimes};
+use headworks_core::{Instant, Op, WaitKind, WaitTimes};
 
 /// Seconds that are kept.
 pub const SECONDS: usize = 60;
@@ -79,10 +79,15 @@ pub fn considered(requests: u64, slowest: &[SlowRequest]) -> usize {
     (requests.div_ceil(100) as usize).max(LEAST).min(waited)
 }
 
-/// The time that every considered request took at least; `slowest` is in descending order.
+/// The time that every considered request took at least, without its wait for limits; `slowest` is in descending order.
 #[must_use]
-pub fn above_ns(requests: u64, slowest: &[SlowRequest]) -> u64 {
-    considered(requests, slowest).checked_sub(1).map_or(0, |last| slowest[last].total_ns)
+pub fn above_ns(requests: u64, mut slowest: Vec<SlowRequest>) -> u64 {
+    let count = considered(requests, &slowest);
+    for slow in &mut slowest {
+        slow.total_ns = slow.total_ns.saturating_sub(slow.wait_times.at_most(WaitKind::Limit));
+    }
+    slowest.sort_unstable_by_key(|slow| u64::MAX - slow.total_ns);
+    count.checked_sub(1).map_or(0, |last| slowest[last].total_ns)
 }
 
 /// Ring of the last 60 seconds; about 115 KiB.

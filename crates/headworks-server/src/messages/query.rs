@@ -139,12 +139,12 @@ pub enum ControlQuery {
         /// Channel for the answer.
         answer: Sender<SlowReport>,
     },
-    /// The export of this shard whose slowest requests were slowest.
-    SlowestExport {
+    /// The exports of this shard whose slowest requests were slowest.
+    SlowestExports {
         /// Which requests count.
         filter: SlowFilter,
-        /// Channel for the answer: the export, and the time that its slowest hundredth exceeded; none without requests.
-        answer: Sender<Option<(ExportId, u64)>>,
+        /// Channel for the answer: a few exports with the time that their slowest hundredth exceeded, waits for limits left out.
+        answer: Sender<Vec<(ExportId, u64)>>,
     },
     /// What used the devices, the cache and the buffers of this shard at some times of the last minute.
     Usage {
@@ -418,6 +418,8 @@ pub struct SlowReport {
     pub requests: u64,
     /// The slowest requests in descending order.
     pub slowest: Vec<SlowRequest>,
+    /// The smallest time that a request of each operation was in the device.
+    pub alone_ns: [Option<u64>; Op::COUNT],
     /// Write-back of the export's device; none without a cache.
     pub writeback: Option<WritebackStats>,
     /// Its image was frozen at some time of the filter, so that what waited for limits may have waited for a thaw.

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use headworks_core::cache::folio::BLOCK;
-use headworks_core::{DeviceId, ExportId, Instant};
+use headworks_core::{DeviceId, ExportId, Instant, Op};
 
 use super::ReactorParts;
 use super::door::Door;
 use super::queries::TABLES_MAX;
 use super::shard_io::ShardIo;
+use crate::control::explain::CANDIDATES;
 use crate::latency::exports::ExportLatencies;
 use crate::latency::slow::{SlowFilter, above_ns};
 use crate::latency::usage::UsageLog;
@@ -50,7 +51,7 @@ pub(super) fn report_latency(door: &Door, io: &mut ShardIo, from: ExportId) -> L
 
 pub(super) fn report_slow(
     door: &Door,
-    parts: &ReactorParts,
+    parts: &mut ReactorParts,
     now: Instant,
     (export, device): (ExportId, DeviceId),
     filter: SlowFilter,
@@ -60,20 +61,44 @@ pub(super) fn report_slow(
     let since = Instant(now.0.saturating_sub(filter.seconds * 1_000_000_000));
     let own = door.exports.all().find(|one| one.binding.export == export);
     let frozen = own.is_some_and(|one| door.freezes.held_since(one.binding.volume, since));
-    SlowReport { now, requests, slowest, writeback, frozen }
+    let alone_ns = fastest_in_device(door, &mut parts.io, export);
+    SlowReport { now, requests, slowest, alone_ns, writeback, frozen }
 }
 
-/// The export of this shard whose slowest requests were slowest, by the time that a hundredth of them exceeded.
-pub(super) fn report_slowest_export(
+/// The smallest time that a request of each operation was in the device: of closed connections, and of as many open ones as a turn
+/// takes.
+fn fastest_in_device(door: &Door, io: &mut ShardIo, export: ExportId) -> [Option<u64>; Op::COUNT] {
+    let gone = io.latency.gone(export);
+    let mut fastest = Op::ALL.map(|op| gone?.fastest_in_device(op));
+    let own = io.slots().filter(|slot| door.export_of(*slot) == Some(export));
+    for slot in own.take(TABLES_MAX) {
+        let connection = io.connection(slot).map(|(connection, _)| connection);
+        let Some((_, table)) = connection.and_then(|connection| connection.latency()) else {
+            continue;
+        };
+        for (seen, op) in fastest.iter_mut().zip(Op::ALL) {
+            *seen = seen.iter().copied().chain(table.fastest_in_device(op)).min();
+        }
+    }
+    fastest
+}
+
+/// The exports of this shard whose slowest requests were slowest, by the time that a hundredth of them exceeded, waits for limits left
+/// out.
+pub(super) fn report_slowest_exports(
     latency: &ExportLatencies,
     now: Instant,
     filter: SlowFilter,
-) -> Option<(ExportId, u64)> {
+) -> Vec<(ExportId, u64)> {
     let above = |export| {
         let (requests, slowest) = latency.slow(export, now, filter);
-        (export, above_ns(requests, &slowest))
+        (export, above_ns(requests, slowest))
     };
-    latency.known(ExportId(0)).map(above).max_by_key(|(_, ns)| *ns)
+    let known = latency.known(ExportId(0)).map(above);
+    let mut all: Vec<(ExportId, u64)> = known.collect();
+    all.sort_by_key(|(_, ns)| u64::MAX - *ns);
+    all.truncate(CANDIDATES);
+    all
 }
 
 /// Ends a second of the log of what is used.

@@ -82,14 +82,14 @@ impl Reactor {
             ControlQuery::Slow { export, device, filter, answer } => {
                 let _ = answer.send(latency::report_slow(
                     &self.door,
-                    &self.parts,
+                    &mut self.parts,
                     now,
                     (export, device),
                     filter,
                 ));
             }
-            ControlQuery::SlowestExport { filter, answer } => {
-                let _ = answer.send(latency::report_slowest_export(
+            ControlQuery::SlowestExports { filter, answer } => {
+                let _ = answer.send(latency::report_slowest_exports(
                     &self.parts.io.latency,
                     now,
                     filter,

@@ -57,7 +57,7 @@ impl Bench {
         NewOverlay::new(&file("base.img"), None).unwrap().create(&file("top.hwo")).unwrap();
         let texts = [
             "db=mem:size=4M,cache=writeback,weight=200,ioprio=be:2,tenant=acme,iops-read=100000,latency-target=5ms".to_owned(),
-            "slow=delay:read=20ms,of=mem:size=1M".into(),
+            "slow=delay:read=120ms,of=mem:size=1M".into(),
             "bad=error:op=write,errno=ENOSPC,cache=writeback,of=mem:size=1M".into(),
             format!("disk={}", file("disk.img").display()),
             format!("top=overlay:path={}", file("top.hwo").display()),
