@@ -176,7 +176,7 @@ pub fn explain(error: &clap::Error) -> ExitCode {
         let _ = write!(std::io::stderr(), "\n{text}");
         return ExitCode::from(USAGE);
     }
-    if let Some(new) = renamed_command(error).or_else(|| background(error)) {
+    if let Some(new) = renamed_command(error).or_else(|| option_of_another_server(error)) {
         complain(new);
         return ExitCode::from(USAGE);
     }
@@ -212,44 +212,18 @@ fn renamed_command(error: &clap::Error) -> Option<&'static str> {
     }
 }
 
-/// The message for options of other servers that ask for the background or the foreground.
-fn background(error: &clap::Error) -> Option<&'static str> {
+/// The answer to an option of another server.
+fn option_of_another_server(error: &clap::Error) -> Option<&'static str> {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     let is_serve = || std::env::args_os().nth(1).is_some_and(|word| word == "serve");
     let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidArg) else { return None };
-    let sentence = background_sentence(name)?;
-    (error.kind() == ErrorKind::UnknownArgument && is_serve()).then_some(sentence)
-}
-
-fn background_sentence(option: &str) -> Option<&'static str> {
-    match option {
-        "--daemon" | "--daemonize" | "--fork" | "--background" => Some(
-            "`serve` has no daemon mode and stays in the foreground; `systemctl start headworks@NAME`, `systemd-run headworks serve ...` or a `&` behind the command runs it in the background",
-        ),
-        "--foreground" | "--no-fork" => {
-            Some("`serve` always stays in the foreground; leave this option away")
-        }
-        "-f" => Some("`serve` always stays in the foreground, and images are raw; leave `-f` away"),
-        _ => None,
-    }
+    let is_unknown = error.kind() == ErrorKind::UnknownArgument && is_serve();
+    serve::option_answer(name).filter(|_| is_unknown)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn options_of_other_servers_have_an_answer() {
-        let error = command().try_get_matches_from(["headworks", "serve", "--daemon", "x"]);
-        let error = error.unwrap_err();
-        let name = error.get(clap::error::ContextKind::InvalidArg).map(|name| name.to_string());
-        assert_eq!(name.as_deref(), Some("--daemon"), "as the sentence is looked up");
-        for option in ["--daemon", "--fork", "--foreground", "-f"] {
-            assert!(background_sentence(option).unwrap().contains("foreground"), "{option}");
-            assert!(command().try_get_matches_from(["headworks", "serve", option, "x"]).is_err());
-        }
-        assert_eq!(background_sentence("--read-only"), None);
-    }
 
     #[test]
     fn word_that_is_not_utf8_is_named_in_one_sentence() {

@@ -5,7 +5,7 @@
 //! third one, a second one 2 s later, or the end of `--stop-timeout`, exits at once and reports what was not written.
 //!
 //! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment), `plan` their
-//! meaning, `images` what is opened, `memory` the limits, `check` the dry run, `address` and `listen` listeners, `announce` the start message,
+//! meaning, `peer_words` what others' users write instead, `images` what is opened, `memory` the limits, `check` the dry run, `address` and `listen` listeners, `announce` the start message,
 //! `child` the command of `--run`, `reload` SIGHUP and `ctl reload`, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls`
 //! certificates, `systemd` the service manager, `user` dropping privileges, `sandbox` the seccomp filter, `upgrade` the
 //! replacement of the process while clients stay connected.
@@ -20,6 +20,7 @@ mod layers;
 mod listen;
 mod memory;
 mod options;
+mod peer_words;
 mod pid_file;
 mod plan;
 mod reload;
@@ -61,9 +62,11 @@ use stop::{StopOutcome, Upkeep, end_at_once, wait};
 use systemd::{InheritedSockets, ServiceManager, unix_path};
 use upgrade::{Predecessor, ProcessState, Upgrades};
 use user::User;
+pub use user::owner_by_numbers;
 
 pub use layers::{EffectiveOptions, OptionError, switches};
 pub use options::ServeArgs;
+pub use peer_words::option_answer;
 pub use plan::plan;
 pub use source::OptionSources;
 pub use upgrade::{SPAWNER_COMMAND, run_spawner};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use headworks_server::{
-    CacheSize, ExportOptions, TenantOptions, check_limit, parse_size, parse_time,
+    CacheSize, ExportOptions, Layer, TenantOptions, check_limit, parse_size, parse_time,
 };
 
 use crate::known_words::{ENGINES, TLS_MODES};
@@ -28,12 +28,7 @@ Examples:
   headworks serve --cache 0 disk.img                no page cache: every request goes to the device
   headworks serve --config /etc/headworks/main.toml        options, queues and exports from a file
   HEADWORKS_CACHE=1G headworks serve disk.img       every option has an environment variable
-  headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
-
-SPEC is a path or type:key=value,... Types are file (path, size, direct, read-only), overlay (path, backing, direct, read-only),
-nbd (uri, connections, reconnect, reconnect-writes, timeout, stable, read-only), null (size) and mem (size), and wrappers
-around another device (of=SPEC, the last key): delay (read, write, flush, discard, all, jitter) error (rate, errno, op,
-range, after, count) and powercut (seed, at, at-flush, rate, flush, cache, report).";
+  headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl";
 
 /// What else a user asks.
 const FURTHER: &str = "\
@@ -44,12 +39,28 @@ Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).";
 /// Longest line of a paragraph.
 const COLUMNS: usize = 126;
 
-/// The text behind the options of `--help`, with the keys of exports and tenants.
+/// Types of devices with their keys, as a sentence: all that specifications know.
+fn types() -> String {
+    let of = |wraps: bool| {
+        let kinds = Layer::kinds().filter(move |(_, wrapper)| *wrapper == wraps);
+        let said = kinds.map(|(kind, _)| {
+            format!("{kind} ({})", Layer::keys(kind).collect::<Vec<_>>().join(", "))
+        });
+        said.collect::<Vec<_>>().join(", ")
+    };
+    format!(
+        "SPEC is a path or type:key=value,... Types are {}, and wrappers around another device (of=SPEC, the last key): {}.",
+        of(false),
+        of(true)
+    )
+}
+
+/// The text behind the options of `--help`, with types of devices and the keys of exports and tenants.
 fn after_help() -> String {
     let export =
         format!("Keys of the export, set on the outermost type: {}.", ExportOptions::help());
     let tenant = format!("Keys of a tenant: {}.", TenantOptions::help());
-    format!("{EXAMPLES}\n{}{}{FURTHER}", filled(&export), filled(&tenant))
+    format!("{EXAMPLES}\n\n{}{}{}{FURTHER}", filled(&types()), filled(&export), filled(&tenant))
 }
 
 /// Lines of a paragraph.
@@ -110,9 +121,6 @@ pub struct ServeArgs {
     /// Require a client certificate signed by ca-cert.pem
     #[arg(long)]
     pub(super) tls_verify_peer: bool,
-    /// Pre-shared keys are not supported
-    #[arg(long, value_name = "FILE", hide = true)]
-    pub(super) tls_psk: Option<PathBuf>,
     /// Serve the status page for browsers (GET /) and Prometheus metrics (GET /metrics) at this address; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", value_parser = metrics_address)]
     pub(super) metrics: Option<SocketAddr>,

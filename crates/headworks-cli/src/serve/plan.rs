@@ -13,11 +13,15 @@ use super::address::{absolute, named_addresses};
 use super::layers::EffectiveOptions;
 use super::listen::{plan_access, uses_tls};
 use super::memory;
+use super::peer_words::plugin_answer;
 use super::tls::tls_options;
 
 /// Derives exports and server options; checks all that can be checked without opening anything.
 pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOptions), Problems> {
     let EffectiveOptions { options, config, .. } = effective;
+    if let Some(answer) = plugin_answer(&options.exports) {
+        return Err(Problems(vec![Problem::new(&Origin::CommandLine, answer)]));
+    }
     let specs = config.plan(options.size, options.read_only)?;
     let one = |problem: Problem| Problems(vec![problem]);
     let mut server = server_options(options, config).map_err(one)?;

@@ -14,10 +14,6 @@ use super::reload::ToldOutcome;
 /// Derives the TLS mode of the server; `is_used` by listeners, its certificates may be given without TLS of its own. Files are opened
 /// when the server starts.
 pub(super) fn tls_options(options: &ServeArgs, is_used: bool) -> Result<TlsOptions, ConfigError> {
-    if options.tls_psk.is_some() {
-        let message = "pre-shared keys are not supported; use certificates (--tls-certificates)";
-        return Err(ConfigError::new("tls-psk", message));
-    }
     let mode: TlsMode = options.tls.parse()?;
     let certificates = options.tls_certificates.as_ref().map(absolute);
     let without = |option, what| {

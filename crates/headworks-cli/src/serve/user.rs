@@ -90,6 +90,14 @@ pub(super) fn look_up_owner(text: &str) -> Result<FileOwner, ConfigError> {
     Ok(FileOwner { user, group })
 }
 
+/// The owner of a socket's file by numbers: `1000`, `1000:1000` or `:1000`.
+pub fn owner_by_numbers(text: &str) -> Result<String, String> {
+    let owner = look_up_owner(text).map_err(|error| error.message)?;
+    let word = |id: Option<libc::uid_t>| id.map_or_else(String::new, |id| id.to_string());
+    let group = owner.group.map_or_else(String::new, |group| format!(":{group}"));
+    Ok(word(owner.user) + &group)
+}
+
 impl User {
     /// The user's id.
     pub(super) fn uid(&self) -> libc::uid_t {
