@@ -7,15 +7,25 @@ use headworks_control::param::Names;
 
 /// The exports of these words, each once, in the order of the words.
 pub(super) fn chosen_exports(tree: &Tree, words: &Names) -> Result<Vec<ExportNode>, RpcFault> {
-    let mut chosen: Vec<ExportNode> = Vec::new();
+    let (chosen, unknown) = known_exports(tree, words);
+    unknown.into_iter().next().map_or(Ok(chosen), Err)
+}
+
+/// The exports of those words that fit any, and a fault for each of the others.
+pub(super) fn known_exports(tree: &Tree, words: &Names) -> (Vec<ExportNode>, Vec<RpcFault>) {
+    let (mut chosen, mut unknown): (Vec<ExportNode>, Vec<RpcFault>) = Default::default();
     for word in &words.0 {
-        for entry in fitting(tree, word)? {
+        let found = fitting(tree, word).unwrap_or_else(|fault| {
+            unknown.push(fault);
+            Vec::new()
+        });
+        for entry in found {
             if !chosen.iter().any(|known| known.id == entry.id) {
                 chosen.push(entry.clone());
             }
         }
     }
-    Ok(chosen)
+    (chosen, unknown)
 }
 
 /// The export of a name, or all that fit a pattern.

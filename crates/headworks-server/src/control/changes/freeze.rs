@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use headworks_core::IoError;
 
-use super::chosen::chosen_exports;
+use super::chosen::{chosen_exports, known_exports};
 use super::drain::WriteOut;
 use super::remove::being_removed;
 use super::{LiveChanges, PAUSE};
@@ -32,7 +32,8 @@ impl LiveChanges {
     /// The method `freeze`, with the parameters of a client.
     pub fn freeze(&self, asked: &methods::Freeze) -> Result<answers::Frozen, RpcFault> {
         let limit = asked.timeout.0.map_or(LIMIT, Duration::from_secs_f64);
-        let (chosen, images) = self.images(&asked.exports)?;
+        let chosen = chosen_exports(&self.tree.current(), &asked.exports)?;
+        let images = images(&chosen);
         let since = Instant::now();
         let done = self.close_gates(&images, limit).and_then(|()| {
             let frozen = self.bring_to_rest(&images, since + limit);
@@ -46,9 +47,10 @@ impl LiveChanges {
         Ok(answers::Frozen { exports, bytes, seconds, timeout: limit.as_secs_f64() })
     }
 
-    /// The method `thaw`. All are thawed, whatever is said of one.
+    /// The method `thaw`. All are thawed that there are, whatever is said of one, or of a name or pattern that fits none.
     pub fn thaw(&self, exports: &Names) -> Result<answers::Thawed, RpcFault> {
-        let (chosen, images) = self.images(exports)?;
+        let (chosen, unknown) = known_exports(&self.tree.current(), exports);
+        let images = images(&chosen);
         let (mut late, mut never, mut seconds) = (Vec::new(), Vec::new(), 0.0_f64);
         // Before an error of one ends this.
         let answers: Vec<_> = images.iter().map(|image| self.thaw_image(image)).collect();
@@ -73,19 +75,12 @@ impl LiveChanges {
             let message = format!("not frozen: {}", never.join(", "));
             return Err(RpcFault::refused("EINVAL", message));
         }
-        Ok(answers::Thawed { exports: super::names(&chosen), seconds })
-    }
-
-    /// The exports that a request names, and one for each of their images.
-    fn images(&self, exports: &Names) -> Result<(Vec<ExportNode>, Vec<ExportNode>), RpcFault> {
-        let chosen = chosen_exports(&self.tree.current(), exports)?;
-        let mut images: Vec<ExportNode> = Vec::new();
-        for entry in &chosen {
-            if !images.iter().any(|known| known.volume == entry.volume) {
-                images.push(entry.clone());
-            }
+        let thawed = super::names(&chosen);
+        match unknown.into_iter().next() {
+            None => Ok(answers::Thawed { exports: thawed, seconds }),
+            Some(fault) if thawed.is_empty() => Err(fault),
+            Some(fault) => Err(fault.with_note(&format!("thawed: {}", thawed.join(", ")))),
         }
-        Ok((chosen, images))
     }
 
     /// Freezes all images, or none.
@@ -189,6 +184,17 @@ impl LiveChanges {
             }
         }
     }
+}
+
+/// One export for each image of these exports.
+fn images(chosen: &[ExportNode]) -> Vec<ExportNode> {
+    let mut images: Vec<ExportNode> = Vec::new();
+    for entry in chosen {
+        if !images.iter().any(|known| known.volume == entry.volume) {
+            images.push(entry.clone());
+        }
+    }
+    images
 }
 
 /// The error for an image that is not at rest before its freeze ends.
