@@ -28,6 +28,7 @@ use headworks::{Device, Image, display_size};
 use image::{CreatedImage, OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
 use side_by_side::{LateImage, OpenedOrNot, OpeningImages};
 
+pub(crate) use export_spec::EXPORTS_MAX;
 pub(crate) use export_spec::shown_name;
 pub use export_spec::{ExportSource, ExportSpec, NamedDevice, check_exports};
 pub use tenant_spec::TenantSpec;

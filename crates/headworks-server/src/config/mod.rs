@@ -7,6 +7,7 @@
 //!   [[export]]               an export, see `export`
 //!   [[tenant]]               a tenant, see `tenant`
 //!   [[listen]]               a socket that offers some exports, see `listen`
+//!   [[template]]             a tenant, an export and a socket for each of many names, see `template`
 //! ```
 //!
 //! ```text
@@ -23,6 +24,7 @@ mod problem;
 #[cfg(test)]
 mod property;
 mod read;
+mod template;
 mod tenant;
 #[cfg(test)]
 mod tests;
@@ -124,37 +126,56 @@ impl ConfigFile {
                         self.read_server(reader, table);
                     }
                 }
-                "device" => {
-                    for (table, span) in reader.tables(value, "device") {
-                        let device = read_device(reader, table, &span);
-                        self.devices.extend(device);
+                "device" | "export" | "tenant" | "listen" => {
+                    for (table, span) in reader.tables(value, key) {
+                        self.read_section(reader, key, table, &span);
                     }
                 }
-                "export" => {
-                    for (table, span) in reader.tables(value, "export") {
-                        let export = export::read(reader, table, &span);
-                        self.exports.extend(export);
-                    }
-                }
-                "tenant" => {
-                    for (table, span) in reader.tables(value, "tenant") {
-                        let tenant = tenant::read(reader, table, &span);
-                        self.tenants.extend(tenant);
-                    }
-                }
-                "listen" => {
-                    for (table, span) in reader.tables(value, "listen") {
-                        let listener = listen::read(reader, table, &span);
-                        self.listeners.extend(listener);
+                "template" => {
+                    for (table, span) in reader.tables(value, key) {
+                        self.read_template(reader, table, &span);
                     }
                 }
                 _ => {
-                    let known = ["server", "device", "listen", "tenant", "export"];
+                    let known = ["server", "device", "listen", "tenant", "export", "template"];
                     reader.unknown((key, &span), "a file", &known);
                 }
             }
         }
         self.find_twins(reader);
+    }
+
+    /// Reads one `[[device]]`, `[[export]]`, `[[tenant]]` or `[[listen]]`.
+    fn read_section(
+        &mut self,
+        reader: &mut Reader<'_>,
+        section: &str,
+        table: &DeTable<'_>,
+        span: &std::ops::Range<usize>,
+    ) {
+        match section {
+            "device" => self.devices.extend(read_device(reader, table, span)),
+            "export" => self.exports.extend(export::read(reader, table, span)),
+            "tenant" => self.tenants.extend(tenant::read(reader, table, span)),
+            _ => self.listeners.extend(listen::read(reader, table, span)),
+        }
+    }
+
+    /// Reads the sections of a template, up to the first name with a problem: the others would have the same.
+    fn read_template(
+        &mut self,
+        reader: &mut Reader<'_>,
+        table: &DeTable<'_>,
+        span: &std::ops::Range<usize>,
+    ) {
+        let before = reader.problems.0.len();
+        let names = template::expand(reader, table, span);
+        for (section, table) in names.iter().flatten() {
+            self.read_section(reader, section, table, span);
+            if reader.problems.0.len() > before {
+                return;
+            }
+        }
     }
 
     fn read_server(&mut self, reader: &mut Reader<'_>, table: &DeTable<'_>) {
@@ -228,6 +249,7 @@ impl ConfigFile {
         let (mut file, problems) = Self::read("the running server's changes", text);
         file.exports.iter_mut().for_each(|export| export.origin = Origin::Control);
         file.tenants.iter_mut().for_each(|tenant| tenant.origin = Origin::Control);
+        file.listeners.iter_mut().for_each(|listener| listener.origin = Origin::Control);
         problems.or(file)
     }
 

@@ -9,7 +9,13 @@ use crate::assemble::ExportSpec;
 use crate::listen::FileOwner;
 
 /// Words of the grammar and similar ones, valid and invalid.
-const WORDS: [&str; 82] = [
+const WORDS: [&str; 88] = [
+    "[[template]]\n",
+    "[template.tenant]\n",
+    "[template.export]\n",
+    "[template.listen]\n",
+    "names = ",
+    "'{}'",
     "[[listen]]\n",
     "unix = ",
     "address = ",
