@@ -1,6 +1,7 @@
 """The methods of the control socket against their page, headworks-control(7): every method of the page exists, and its answers have
 exactly the fields that the page lists, of the kinds that it says, down to the last object."""
 import json
+import os
 import re
 import socket
 import sys
@@ -84,6 +85,8 @@ CALLS = [
     ("tenants", {}),
     ("add-tenant", {"tenant": "beta,weight=5"}),
     ("remove-tenant", {"tenant": "beta"}),
+    ("add-listener", {"listener": "name=late,unix=late.sock", "cwd": os.path.dirname(control)}),
+    ("remove-listener", {"listener": "late"}),
     ("add", {"spec": "new=mem:size=1M", "read_only": False, "cwd": "/"}),
     ("resize", {"export": "new", "size": "2M"}),
     ("drain", {"export": "new"}),

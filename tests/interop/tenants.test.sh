@@ -101,6 +101,49 @@ check "an export that has none now" says none get exports/db/tenant
 check "an export of the pattern keeps its tenant" says acme get exports/web-1/tenant
 stop_server
 
+# Twenty tenants by a template, and one more while the server runs: disks on one base, and a socket for each.
+truncate -s 16M "$DIR/golden.img"
+cat >"$CONFIG" <<EOF2
+[[template]]
+names = ["t01..t20"]
+[template.tenant]
+weight = 200
+[template.export]
+overlay = { path = "$DIR/{}.hwo", base = "$DIR/golden.img", size = "32M" }
+[template.listen]
+unix = "$DIR/{}.sock"
+EOF2
+rm -rf "${CONFIG%.toml}.d"
+offers() { nbdinfo --list "nbd+unix:///?socket=$DIR/$1.sock" | grep ^export= | tee /dev/stderr | diff - <(printf 'export="%s":\n' "$1"); }
+bytes() { [ "$(nbdinfo --size "nbd+unix:///?socket=$DIR/$1.sock" | tee /dev/stderr)" -eq "$2" ]; }
+check "a template is checked, and nothing is made" bash -c '"$1" check "$2" && ! ls "$3"/*.hwo' - "$HEADWORKS" "$CONFIG" "$DIR"
+serve --config "$CONFIG" --control "$CONTROL"
+check "the seventh has its disk on its socket" offers t07
+check "as large as it says" bytes t07 33554432
+check "its share" says 200 get tenants/t07/weight
+check "one more in one command" says_like '^t21: listens at .*/t21.sock$' \
+    add-tenant t21 --weight 300 --base "$DIR/golden.img" --size 64M --socket "$DIR/t21.sock,mode=660"
+check "with its disk" offers t21
+check "of its size" bytes t21 67108864
+check "and mode" bash -c '[ "$(stat -c %a "$1")" = 660 ]' - "$DIR/t21.sock"
+check "refused as a whole" fails 1 'no such directory' add-tenant t22 --disk "$DIR/t22.img" --size 1M --socket "$DIR/no/t22.sock"
+check "nothing of it stays" fails 1 'there is no tenant .t22.' remove-tenant t22
+check "a reload takes nothing away" says "nothing changed" reload
+check "all of it is saved" ctl save
+ctl upgrade >"$DIR/said"
+SERVER=$(sed -n 's/^upgraded: process \([0-9]*\) .*/\1/p' "$DIR/said")
+check "with an upgrade between" test -n "$SERVER"
+check "and the file loaded" ctl reload
+check "a listener of a file is taken away, too" says "t21: removed" remove-listener t21
+check "which the file has again" says_like '^listener t21 listens at' reload
+check "a pattern that fits nothing stops no thaw" bash -c '"$0" ctl "$1" freeze t01 t02 && ! "$0" ctl "$1" thaw "x*" t01 t02 2>"$2" && grep -q "no export fits x.*; thawed: t01, t02" "$2" && ! "$0" ctl "$1" thaw t01' "$HEADWORKS" "$CONTROL" "$DIR/said"
+# It is no child of this script.
+stop_with TERM
+check "it ends and takes its sockets with it" bash -c '! ls "$1"/*.sock "$2"' - "$DIR" "$SOCKET"
+serve --config "$CONFIG" --control "$CONTROL"
+check "a restart has what was saved" offers t21
+stop_server
+
 # Parts of the page cache: a working set that a scan of others leaves, a tenant that evicts its own, and a cap of dirty data.
 cat >"$CONFIG.parts" <<EOF2
 [server]

@@ -16,14 +16,14 @@ use headworks_control::answers::{
 };
 use headworks_control::client::{self, ClientError};
 use headworks_control::methods::{self, Values};
-use headworks_control::param::{Assignments, LookBack, RequestOp};
+use headworks_control::param::{Assignments, Folder, LookBack, RequestOp};
 use headworks_control::{Method, Params, Request};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::ctl_exports::ExportCommand;
 use crate::ctl_freeze;
-use crate::ctl_listeners;
+use crate::ctl_listeners::ListenerCommand;
 use crate::ctl_reload;
 use crate::ctl_save;
 use crate::ctl_socket;
@@ -64,6 +64,9 @@ Examples:
   headworks ctl /run/hw.ctl freeze db --run 'cp --reflink=always db.img db-snap.img'   a copy of one point in time
   headworks ctl /run/hw.ctl snapshot db db-monday.hwo   keep what an overlay is now as a file of its own
   headworks ctl /run/hw.ctl add-tenant acme,weight=400   a share of every device for the exports of one customer
+  headworks ctl /run/hw.ctl add-tenant t21,weight=200 --base golden.img --size 20G --socket /run/t21.sock,mode=660
+                                                        a tenant with a disk on a base, and a socket that offers it alone
+  headworks ctl /run/hw.ctl add-listener unix=/run/acme.sock,tenant=acme   a further socket
   headworks ctl /run/hw.ctl set exports/db/tenant acme  move an export to a tenant; none: to no tenant
   headworks ctl /run/hw.ctl tenants                     table of tenants
   headworks ctl /run/hw.ctl listeners                   table of sockets, with the exports that each offers
@@ -138,8 +141,8 @@ enum CtlCommand {
     },
     /// Lists the connected clients
     Connections,
-    /// Lists the sockets on which clients connect, and the exports that each offers
-    Listeners,
+    #[command(flatten)]
+    Listener(ListenerCommand),
     /// Replaces the server by a new process of the installed program, with the present configuration; clients stay connected
     Upgrade,
     /// Loads the configuration files again, as SIGHUP does, and prints what changed and what did not
@@ -219,10 +222,14 @@ fn tell(options: &CtlArgs, socket: &Path, answer: &Value) -> Result<ExitCode, St
     {
         return Ok(ctl_freeze::run_frozen(socket, exports, run));
     }
+    let notes = match &options.command {
+        CtlCommand::Tenant(command) => command.complete(socket)?,
+        _ => String::new(),
+    };
     let text = match (&options.command, options.json) {
         (CtlCommand::Save { print }, _) => ctl_save::save(&unescaped(answer)?, *print)?,
         (_, true) => format!("{answer:#}\n"),
-        (command, false) => show(command, answer)?,
+        (command, false) => show(command, answer)? + &notes,
     };
     // Standard output may be closed.
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -254,6 +261,12 @@ pub fn sent<R: Request>(request: &R) -> (Method, Params) {
     (R::METHOD, request.write())
 }
 
+/// The working directory: a relative path is relative to this process, not to the server.
+pub fn here() -> Folder {
+    let here = std::env::current_dir().unwrap_or_default();
+    Folder(Some(here.to_string_lossy().into_owned()))
+}
+
 fn request(command: &CtlCommand) -> Result<(Method, Params), String> {
     Ok(match command {
         CtlCommand::Get { path } => sent(&methods::Get { path: path.clone() }),
@@ -273,7 +286,7 @@ fn request(command: &CtlCommand) -> Result<(Method, Params), String> {
             seconds: LookBack(*since),
         }),
         CtlCommand::Connections => sent(&methods::Connections {}),
-        CtlCommand::Listeners => sent(&methods::Listeners {}),
+        CtlCommand::Listener(command) => return command.request(),
         CtlCommand::Upgrade => sent(&methods::Upgrade {}),
         CtlCommand::Reload => sent(&methods::Reload {}),
         CtlCommand::LogLevel { level } => sent(&methods::LogLevel { level: level.clone() }),
@@ -333,7 +346,7 @@ fn show(command: &CtlCommand, answer: &Value) -> Result<String, String> {
         // Written by `tell`.
         CtlCommand::Save { .. } => String::new(),
         CtlCommand::Connections => show_connections(&read::<Vec<_>>(answer)?),
-        CtlCommand::Listeners => ctl_listeners::table(&read::<Vec<_>>(answer)?),
+        CtlCommand::Listener(command) => command.show(answer)?,
         CtlCommand::Upgrade => show_upgraded(&read(answer)?),
         CtlCommand::Reload => ctl_reload::show(&read(answer)?),
         CtlCommand::LogLevel { .. } => read::<answers::LogLevel>(answer)?.level + "\n",

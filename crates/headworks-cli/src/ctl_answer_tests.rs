@@ -33,6 +33,7 @@ fn lines(method: &str, params: &Value) -> Vec<String> {
         "why" if params["op"].is_string() => vec![format!("why --op {} --since 5s", word("op"))],
         "add" => vec![format!("add --read-only {}", word("spec"))],
         "add-tenant" | "remove-tenant" => vec![format!("{method} {}", word("tenant"))],
+        "add-listener" | "remove-listener" => vec![format!("{method} {}", word("listener"))],
         "resize" => vec![format!("resize {} {}", word("export"), word("size"))],
         "snapshot" => vec![format!("snapshot {} {}", word("export"), word("file"))],
         "freeze" => vec!["freeze a b* --timeout 1.5s".to_owned()],

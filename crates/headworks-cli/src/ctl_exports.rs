@@ -6,13 +6,13 @@ use headworks::display_size;
 use headworks_control::answers::{
     Added, ClientsChange, Drained, Export, Frozen, PowerCut, Removed, Resized, Snapshotted, Thawed,
 };
-use headworks_control::param::{Folder, Names, Size, TimeLimit};
+use headworks_control::param::{Names, Size, TimeLimit};
 use headworks_control::{Method, Params, methods};
 use headworks_server::parse_time;
 use serde_json::Value;
 
 use crate::columns::aligned;
-use crate::ctl::{or_dash, read, sent};
+use crate::ctl::{here, or_dash, read, sent};
 use crate::ctl_tenants::{limited, target};
 
 #[derive(Subcommand)]
@@ -118,10 +118,7 @@ impl ExportCommand {
         match self {
             Self::Exports => sent(&methods::Exports {}),
             Self::Add { spec, read_only } => {
-                // A relative path is relative to this process, not the server.
-                let cwd = std::env::current_dir().unwrap_or_default();
-                let cwd = Folder(Some(cwd.to_string_lossy().into_owned()));
-                sent(&methods::Add { spec: spec.clone(), read_only: *read_only, cwd })
+                sent(&methods::Add { spec: spec.clone(), read_only: *read_only, cwd: here() })
             }
             Self::Remove { export, force } => {
                 sent(&methods::Remove { export: export.clone(), force: *force })

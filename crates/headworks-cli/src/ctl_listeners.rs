@@ -1,11 +1,70 @@
-//! `headworks ctl listeners`: a table of the sockets on which clients connect.
+//! Commands of `headworks ctl` about the sockets on which clients connect: `listeners`, `add-listener`, `remove-listener`.
 
-use headworks_control::answers::Listener;
+use clap::Subcommand;
+use headworks_control::answers::{Listener, ListenerChange};
+use headworks_control::{Method, Params, methods};
+use serde_json::Value;
 
 use crate::columns::aligned;
+use crate::ctl::{here, read, sent};
+use crate::serve::owner_by_numbers;
+
+#[derive(Subcommand)]
+pub enum ListenerCommand {
+    /// Lists the sockets on which clients connect, and the exports that each offers
+    Listeners,
+    /// Opens a further socket for clients
+    AddListener {
+        /// Keys as for `headworks serve --listen`: unix=PATH or address=IP:PORT, then tenant, exports=a-*+b, name, mode, owner, tls,
+        /// tls-certificates, tls-verify-peer
+        #[arg(value_name = "KEY=VALUE,...")]
+        listener: String,
+    },
+    /// Closes a socket for clients; those that are connected stay
+    RemoveListener {
+        /// Name of the listener
+        listener: String,
+    },
+}
+
+impl ListenerCommand {
+    /// Returns the method and its parameters.
+    pub fn request(&self) -> Result<(Method, Params), String> {
+        Ok(match self {
+            Self::Listeners => sent(&methods::Listeners {}),
+            Self::AddListener { listener } => sent(&added(listener)?),
+            Self::RemoveListener { listener } => {
+                sent(&methods::RemoveListener { listener: listener.clone() })
+            }
+        })
+    }
+
+    /// Formats the answer as text.
+    pub fn show(&self, answer: &Value) -> Result<String, String> {
+        let done = || read::<ListenerChange>(answer);
+        Ok(match self {
+            Self::Listeners => table(&read::<Vec<Listener>>(answer)?),
+            Self::AddListener { .. } => {
+                let ListenerChange { listener, address } = done()?;
+                format!("{listener}: listens at {address}\n")
+            }
+            Self::RemoveListener { .. } => format!("{}: removed\n", done()?.listener),
+        })
+    }
+}
+
+/// The request that adds a listener. Names of users are looked up here, where the server's sandbox does not hold.
+pub fn added(words: &str) -> Result<methods::AddListener, String> {
+    let by_numbers = |word: &str| match word.strip_prefix("owner=") {
+        Some(owner) => Ok(format!("owner={}", owner_by_numbers(owner)?)),
+        None => Ok(word.to_owned()),
+    };
+    let words = words.split(',').map(by_numbers).collect::<Result<Vec<_>, String>>()?;
+    Ok(methods::AddListener { listener: words.join(","), cwd: here() })
+}
 
 /// Formats the list of listeners; columns are as wide as their content.
-pub fn table(listeners: &[Listener]) -> String {
+fn table(listeners: &[Listener]) -> String {
     const HEAD: [&str; 5] = ["NAME", "ADDRESS", "TLS", "CLIENTS", "EXPORTS"];
     let mut rows = vec![HEAD.map(str::to_owned)];
     rows.extend(listeners.iter().map(|row| {

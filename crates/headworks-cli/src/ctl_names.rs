@@ -30,6 +30,7 @@ enum Kind {
     Path,
     Export,
     Tenant,
+    Listener,
 }
 
 /// What is to be completed.
@@ -81,6 +82,7 @@ impl Wanted {
             }
             "freeze" | "thaw" | "refuse-clients" | "accept-clients" => Kind::Export,
             "remove-tenant" if arguments.is_empty() => Kind::Tenant,
+            "remove-listener" if arguments.is_empty() => Kind::Listener,
             _ => return None,
         };
         let is_plain = !begin.starts_with('-') && !begin.contains('=');
@@ -102,6 +104,10 @@ impl Wanted {
             Kind::Tenant => {
                 let tenants = call(&socket, &methods::Tenants {}).unwrap_or_default();
                 tenants.into_iter().map(|tenant| tenant.name).collect()
+            }
+            Kind::Listener => {
+                let listeners = call(&socket, &methods::Listeners {}).unwrap_or_default();
+                listeners.into_iter().map(|listener| listener.name).collect()
             }
             Kind::Path => {
                 // No more than the names beside the one that is typed.

@@ -177,6 +177,20 @@ methods! {
         tenant: String,
     } -> answers::TenantChange;
 
+    /// Adds a socket for clients, which offers the exports that it names.
+    "add-listener" AddListener {
+        /// keys as for serve --listen: unix=/run/acme.sock,tenant=acme; an owner by numbers
+        listener: String,
+        /// directory of relative paths
+        cwd: Folder,
+    } -> answers::ListenerChange;
+
+    /// Closes a socket for clients; those that are connected stay.
+    "remove-listener" RemoveListener {
+        /// name of the listener
+        listener: String,
+    } -> answers::ListenerChange;
+
     /// Adds an export; clients can open it when the answer comes.
     "add" Add {
         /// [NAME=]SPEC, as for serve

@@ -175,6 +175,14 @@ impl TenantOptions {
         TenantOption::help()
     }
 
+    /// Every key, for options of a command line, and what goes on behind it in a manual; empty for limits.
+    pub fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+        TenantOption::keys().map(|(option, key)| {
+            let help = option.own_key().map_or("", |_| option.row().help);
+            (key, help.trim_start_matches(", "))
+        })
+    }
+
     /// Lowers an I/O priority to the highest of this tenant.
     #[must_use]
     pub fn limit(&self, ioprio: Ioprio) -> Ioprio {

@@ -257,7 +257,7 @@ fn example_file_is_a_valid_configuration() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/headworks.toml");
     let effective = resolved(&format!("-c {path}"), &[]).unwrap();
     let (specs, server) = plan(&effective).unwrap();
-    assert_eq!((specs.len(), effective.config.devices.len(), effective.notes.len()), (3, 1, 0));
+    assert_eq!((specs.len(), effective.config.devices.len(), effective.notes.len()), (23, 1, 0));
     assert_eq!((server.cache, server.dirty.dirty_bytes), (1 << 30, 256 << 20));
     // Commented options must be valid, too, if each is one line of [server].
     let text = std::fs::read_to_string(path).unwrap();

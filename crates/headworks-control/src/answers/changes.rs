@@ -11,6 +11,14 @@ records! {
         tenant: String,
     }
 
+    /// A listener that was added or removed.
+    ListenerChange {
+        /// name of the listener
+        listener: String,
+        /// path of its socket, or address and port
+        address: String,
+    }
+
     /// An export that was added.
     Added {
         /// name of the export

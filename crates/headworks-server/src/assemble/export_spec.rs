@@ -154,10 +154,17 @@ impl ExportSpec {
     pub(crate) fn set_folder(&mut self, folder: &Path) {
         self.spec.base.set_folder(folder);
         let Some(path) = self.spec.base.path() else { return };
+        let base = match &self.spec.base {
+            BaseDevice::Overlay { new: Some(new), .. } => new.base.as_path(),
+            _ => path,
+        };
         let mut layers = self.layers.to_vec();
-        let words = layers.last_mut().into_iter().flat_map(|layer| &mut layer.words);
-        for (_, word) in words.filter(|(key, _)| key == "path") {
-            *word = path.to_string_lossy().into_owned();
+        for (key, word) in layers.last_mut().into_iter().flat_map(|layer| &mut layer.words) {
+            match key.as_str() {
+                "path" => *word = path.to_string_lossy().into_owned(),
+                "base" => *word = base.to_string_lossy().into_owned(),
+                _ => {}
+            }
         }
         self.layers = layers.into();
     }
@@ -178,6 +185,7 @@ impl ExportSpec {
         }
         let (path, options) = match &self.spec.base {
             BaseDevice::File { path, options, .. } => (path, *options),
+            BaseDevice::Overlay { new: Some(_), .. } => return None,
             BaseDevice::Image { path, .. } | BaseDevice::Overlay { path, .. } => {
                 (path, FileOptions::default())
             }

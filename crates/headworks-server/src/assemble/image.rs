@@ -3,6 +3,7 @@
 //! A file that is served already is not opened again: its exports share the volume and must agree on how it is cached.
 
 use std::fmt::Display;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use headworks_core::{ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode};
@@ -12,7 +13,7 @@ use super::foreign;
 use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, place_of_mark, unclean_note};
-use crate::spec::{BaseDevice, ExportOptions, Rbd, RemoteLink, Spec, Wrapper};
+use crate::spec::{BaseDevice, ExportOptions, NewDisk, Rbd, RemoteLink, Spec, Wrapper};
 use headworks::{
     Device, Direct, FileDevice, FileOptions, Identity, Image, ImageWriter, MemDevice, NullDevice,
     OpenFile, SizeWatch, display_size,
@@ -209,6 +210,8 @@ pub struct OpenedImage {
     /// Messages for the user.
     pub notes: Vec<String>,
     alone: bool,
+    /// The file was made by this opening.
+    is_new: bool,
     /// Identity of its file; none of devices without one.
     identity: Option<Identity>,
 }
@@ -243,6 +246,7 @@ impl OpenedImage {
             what: wrapped(spec, what),
             notes: Vec::new(),
             alone: true,
+            is_new: false,
             identity: None,
         };
         let opened = match &spec.base {
@@ -274,19 +278,34 @@ impl OpenedImage {
                     options: file.volume_options(),
                     what: wrapped(spec, &format!("{shown} ({})", file.access())),
                     identity: Some(file.identity()),
+                    is_new: file.created(),
                     body: ImageBody::File(Box::new(file)),
                     notes,
                     alone: !spec.wrappers.is_empty(),
                 }
             }
-            BaseDevice::Overlay { path, options } => {
+            BaseDevice::Overlay { path, new: Some(new), .. }
+                if opening == Opening::Inspect && is_missing(path) =>
+            {
+                let size = new.prepare()?.size();
+                let shown = path.display();
+                let mut inspected =
+                    fake(size, NullDevice::queue_options(), Box::new(NullDevice), "");
+                inspected.what = wrapped(spec, &format!("{shown} (a new overlay)"));
+                inspected
+            }
+            BaseDevice::Overlay { path, options, new } => {
                 let options = OverlayOptions { read_only: !write, ..*options };
+                let missing = new.as_ref().filter(|_| is_missing(path));
+                let made = missing.map(|new| make_overlay(path, new)).transpose()?;
+                let is_new = made.is_some();
                 let overlay = match opening {
                     Opening::Serve => OpenOverlay::open(path, &options, leftovers.lock_of(path)),
                     Opening::Inspect => OpenOverlay::inspect(path, &options),
                 }?;
                 let mut notes: Vec<String> =
                     in_use_note(path, overlay.file()).into_iter().collect();
+                notes.extend(made);
                 if !overlay.is_locked() {
                     notes.push(format!(
                         "{} or a base of it is not locked: its filesystem has no locks",
@@ -305,6 +324,7 @@ impl OpenedImage {
                     body: ImageBody::Overlay(Box::new(overlay)),
                     notes,
                     alone,
+                    is_new,
                 }
             }
             BaseDevice::Nbd(remote) => {
@@ -318,6 +338,7 @@ impl OpenedImage {
                     what: wrapped(spec, &remote.uri.to_string()),
                     notes: Vec::new(),
                     alone: true,
+                    is_new: false,
                 }
             }
             BaseDevice::Rbd(rbd) => Self::of_cluster(opening, spec, rbd, write)?,
@@ -369,6 +390,7 @@ impl OpenedImage {
             body: ImageBody::Fake(Box::new(image.into_device())),
             notes: Vec::new(),
             alone: true,
+            is_new: false,
         })
     }
 
@@ -404,17 +426,15 @@ impl OpenedImage {
             }),
             notes,
             alone: true,
+            is_new: false,
         })
     }
 
     /// The image file, if this created it.
     pub fn made(&self, spec: &Spec) -> Option<CreatedImage> {
-        let (ImageBody::File(file), BaseDevice::File { path, .. }) = (&self.body, &spec.base)
-        else {
-            return None;
-        };
-        let (path, identity, _open) = (path.clone(), file.identity(), file.size_watch());
-        file.created().then_some(CreatedImage { path, identity, _open })
+        let (path, (file, _)) = (spec.base.path()?.to_owned(), self.file()?);
+        let (identity, _open) = (file.identity(), file.size_watch());
+        self.is_new.then_some(CreatedImage { path, identity, _open })
     }
 
     /// Brings what dead servers left of the image to it, before it is served.
@@ -573,6 +593,19 @@ fn meant(spec: &Spec, error: ConfigError) -> ConfigError {
         }
         _ => error,
     }
+}
+
+/// Whether there is no file of this name, not even a link to nowhere.
+fn is_missing(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+/// Makes an overlay that is not there; returns a note.
+fn make_overlay(path: &Path, new: &NewDisk) -> Result<String, ConfigError> {
+    let overlay = new.prepare()?;
+    let base = overlay.create(path)?;
+    let (shown, size) = (path.display(), display_size(overlay.size()));
+    Ok(format!("created {shown}, an overlay of {size} on {}", base.display()))
 }
 
 /// Notes that an image is larger than the size that it would be created with.

@@ -112,6 +112,32 @@ impl ListenSection {
         Ok(Self { name, settings, exports, origin: origin.clone() })
     }
 
+    /// What [`ListenSection::from_words`] reads, but for the name.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let exports = self.exports.join(&SEPARATOR.to_string());
+        let exports = (!exports.is_empty()).then(|| format!("exports={exports}"));
+        let settings = self.settings.iter();
+        let words = settings.map(|setting| format!("{}={}", setting.name, setting.word()));
+        words.chain(exports).collect::<Vec<_>>().join(",")
+    }
+
+    /// Makes a section that takes a listener of an earlier file away.
+    #[must_use]
+    pub fn disabled(name: &str, origin: &Origin) -> Self {
+        let value = Value::Word("false".into());
+        let settings = vec![Setting { name: "enabled".into(), value, origin: origin.clone() }];
+        Self { name: name.to_owned(), settings, exports: Vec::new(), origin: origin.clone() }
+    }
+
+    /// Makes a relative path of its socket start at `folder`.
+    pub(crate) fn set_folder(&mut self, folder: &std::path::Path) {
+        for setting in self.settings.iter_mut().filter(|setting| setting.name == "unix") {
+            let path = folder.join(setting.word());
+            setting.value = Value::Word(path.to_string_lossy().into_owned());
+        }
+    }
+
     /// The same values with one origin.
     #[must_use]
     pub fn with_origin(mut self, origin: &Origin) -> Self {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DeviceId, ExportId, Op, ShardConfig, VolumeId};
 
-use super::changes::LiveChanges;
+use super::changes::{LiveChanges, live_listeners};
 use super::exports::{Export, Exports};
 use super::inventory::Inventory;
 use super::queries::Queries;
@@ -116,8 +116,10 @@ impl ControlService {
         let changes = changes.with_configuration(options.config.clone(), tunables, exports);
         let inherited = options.takeover.as_ref().map_or("", Takeover::changes);
         // The program has read it before.
-        let changes =
-            changes.with_inherited(ConfigFile::read_changes(inherited).unwrap_or_default());
+        let changes = changes.with_inherited(
+            ConfigFile::read_changes(inherited).unwrap_or_default(),
+            (&options.access, &options.tls),
+        );
         let changes = match &options.loaded {
             Some(loaded) => changes.with_loaded(loaded.clone()),
             None => changes,
@@ -254,6 +256,10 @@ impl ControlService {
             }),
             Method::RemoveTenant => carry_out(params, |asked: methods::RemoveTenant| {
                 changes.remove_tenant(&asked.tenant)
+            }),
+            Method::AddListener => carry_out(params, |asked| live_listeners::add(changes, &asked)),
+            Method::RemoveListener => carry_out(params, |asked: methods::RemoveListener| {
+                live_listeners::remove(changes, &asked.listener)
             }),
             Method::Add => carry_out(params, |asked| changes.add_by_words(&asked)),
             Method::Remove => carry_out(params, |asked: methods::Remove| {

@@ -8,6 +8,7 @@ use headworks_core::writeback::DirtyTunable;
 use headworks_core::{ShardId, Tunable, VolumeId, WriteMode};
 use serde_json::json;
 
+use crate::assemble::image::{OpenedImage, Opening};
 use crate::assemble::{Assembly, ExportSource, ExportSpec, NamedDevice, TenantSpec};
 use crate::control::{ReloadReport, RetuneReport, TenantReport};
 use crate::leftovers::Leftovers;
@@ -279,7 +280,7 @@ fn image_with_fewer_features_gets_own_device() {
     let queue = server.service.changes().queue_options(0);
     let other = TempFile::absent_in(&directory, "live-less");
     let other = spec(&format!("b=file:path={},size=1M", other.path().display()));
-    let opened = crate::assemble::image::OpenedImage::new(&other.spec, true).unwrap();
+    let opened = OpenedImage::new(&other.spec, true).unwrap();
     assert!(opened.fits(&queue));
     let volatile = headworks_core::QueueOptions { write_cache: !queue.write_cache, ..queue };
     assert!(!opened.fits(&volatile));
@@ -356,7 +357,7 @@ fn replacement_of_created_image_is_kept() {
     let image = TempFile::absent("live-made");
     let spec = spec(&format!("a=file:path={},size=1M", image.path().display()));
     for replaced in [false, true] {
-        let opened = crate::assemble::image::OpenedImage::new(&spec.spec, true).unwrap();
+        let opened = OpenedImage::new(&spec.spec, true).unwrap();
         let made = opened.made(&spec.spec).unwrap();
         drop(opened);
         if replaced {
@@ -366,8 +367,34 @@ fn replacement_of_created_image_is_kept() {
         made.undo();
         assert_eq!(image.path().exists(), replaced);
     }
-    let there = crate::assemble::image::OpenedImage::new(&spec.spec, false);
+    let there = OpenedImage::new(&spec.spec, false);
     assert!(there.is_ok_and(|opened| opened.made(&spec.spec).is_none()));
+}
+
+#[test]
+fn overlay_that_is_not_there_is_made_on_its_base_once() {
+    let folder = std::env::temp_dir().join(format!("headworks-new-overlay-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("g.img"), vec![7; 8192]).unwrap();
+    let path = |name: &str| folder.join(name).display().to_string();
+    let text = format!("o=overlay:path={},base={},size=1M", path("o.hwo"), path("g.img"));
+    let spec = spec(&text);
+    let looked =
+        OpenedImage::by(Opening::Inspect, &spec.spec, true, &Leftovers::default()).unwrap();
+    assert_eq!((looked.options.size, folder.join("o.hwo").exists()), (1 << 20, false));
+    let opened = OpenedImage::new(&spec.spec, true).unwrap();
+    assert!(opened.notes[0].starts_with("created ") && opened.notes[0].contains("1 MiB on g.img"));
+    drop(opened);
+    let again = OpenedImage::new(&spec.spec, true).unwrap();
+    assert!(again.notes.is_empty() && again.made(&spec.spec).is_none(), "it is there");
+    drop(again);
+    std::fs::remove_file(folder.join("o.hwo")).unwrap();
+    let opened = OpenedImage::new(&spec.spec, true).unwrap();
+    let made = opened.made(&spec.spec).unwrap();
+    drop(opened);
+    made.undo();
+    assert!(!folder.join("o.hwo").exists());
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

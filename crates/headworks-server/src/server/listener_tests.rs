@@ -159,6 +159,58 @@ fn removed_listener_ends_handshakes_and_keeps_clients() {
 }
 
 #[test]
+fn listener_of_ctl_outlives_reloads_and_is_saved() {
+    let folder = Folder::new("ctl");
+    let stays = folder.listener("stays", None, &[]);
+    let server = server(&["a=null:size=1M,tenant=acme"], 1, access(std::slice::from_ref(&stays)));
+    let add = |words: &str| {
+        let asked = json!({ "listener": words, "cwd": folder.0 });
+        call(&server, "add-listener", asked)
+    };
+    let reload = || server.reloader().access(&access(std::slice::from_ref(&stays)));
+    let saved = || call(&server, "diff", json!({})).unwrap()["text"].as_str().unwrap().to_owned();
+    let done = add("unix=late,tenant=acme,name=late").unwrap();
+    assert_eq!(done["address"], folder.0.join("late").to_string_lossy().as_ref());
+    assert_eq!(folder.listed("late"), "a");
+    let mode = std::fs::metadata(folder.0.join("late")).unwrap().permissions();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
+    server.reloader().narrow_access(&access(std::slice::from_ref(&stays))).unwrap();
+    assert_eq!(folder.listed("late"), "a", "during a reload, too");
+    assert_eq!(reload(), AccessReport::default(), "no file takes away what none has");
+    let text = saved();
+    assert!(text.contains("[[listen]]") && text.contains("name = \"late\""), "{text}");
+    for (words, why) in [
+        ("unix=late,name=other", "listener `late` listens at"),
+        ("unix=other,name=late", "there is a listener `late`"),
+        ("unix=other,tenant=acne", "the nearest is `acme`"),
+        ("unix=no/such/place", "listener "),
+        ("unix=other,owner=nobody", "not made of numbers"),
+        ("unix=other,tls=require", "TLS needs tls-certificates"),
+    ] {
+        let refused = add(words).unwrap_err();
+        assert!(refused.contains(why), "{words}: {refused}");
+    }
+    assert_eq!(saved(), text, "nothing of what was refused is left");
+    call(&server, "remove-listener", json!({ "listener": "stays" })).unwrap();
+    assert!(!folder.0.join("stays").exists());
+    assert!(saved().contains("name = \"stays\"") && saved().contains("enabled = false"));
+    assert_eq!(reload().changed.len(), 1, "the file has it");
+    assert_eq!(folder.listed("stays"), "a");
+    // As after a save: the file has it, too.
+    let late = folder.listener("late", Some("acme"), &[]);
+    let report = server.reloader().access(&access(&[stays.clone(), late]));
+    assert_eq!(report, AccessReport::default());
+    assert!(!saved().contains("late"), "{}", saved());
+    call(&server, "remove-listener", json!({ "listener": "late" })).unwrap();
+    assert!(saved().contains("late"), "taken away from the file");
+    assert_eq!(reload(), AccessReport::default());
+    assert!(!folder.0.join("late").exists() && !saved().contains("listen"), "{}", saved());
+    let gone = call(&server, "remove-listener", json!({ "listener": "stay" })).unwrap_err();
+    assert!(gone.contains("the nearest is `stays`"), "{gone}");
+    end(server);
+}
+
+#[test]
 fn listener_whose_certificates_cannot_be_read_offers_only_what_it_did() {
     let folder = Folder::new("tls");
     let certificates = Certificates::new("listeners");

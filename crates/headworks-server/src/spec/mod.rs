@@ -3,7 +3,7 @@
 //! ```text
 //!   disk.img                                              a path is a file
 //!   file:path=disk.img,size=1G,direct=auto,read-only=on   size creates it if it does not exist
-//!   overlay:path=tenant.hwo,backing=allow                 its head names the base
+//!   overlay:path=tenant.hwo,backing=allow                 its head names the base; base= and size= make a new one
 //!   null:size=1T          mem:size=64M
 //!   qcow2:path=base.qcow2,backing=beside                  an image of a format, read-only (also vmdk)
 //!   nbd:uri=nbd://host/export,reconnect=30s               an export of another NBD server
@@ -38,6 +38,7 @@ use self::keys::{Keys, is_of_export, list};
 pub use self::layers::Layer;
 pub use self::nbd::Remote;
 pub(crate) use self::nbd::RemoteLink;
+pub use self::overlay::NewDisk;
 pub use self::powercut::Powercut;
 pub use self::rbd::Rbd;
 pub(crate) use self::remote_base::base_device;
@@ -86,6 +87,8 @@ pub enum BaseDevice {
         path: PathBuf,
         /// Options for opening it.
         options: OverlayOptions,
+        /// What it is made as if it is not there.
+        new: Option<NewDisk>,
     },
     /// An export of another NBD server.
     Nbd(Box<Remote>),
@@ -138,6 +141,11 @@ impl BaseDevice {
             self
         {
             *path = folder.join(path.as_path());
+        }
+        if let Self::Overlay { new: Some(NewDisk { base, .. }), .. } = self
+            && !is_remote_base(base)
+        {
+            *base = folder.join(base.as_path());
         } else if let Self::Rbd(rbd) = self {
             rbd.set_folder(folder);
         }
@@ -196,12 +204,15 @@ impl Spec {
         }
     }
 
-    /// Whether both describe one device; the size of a new image and `format=raw` do not matter.
+    /// Whether both describe one device; what a new image is made as and `format=raw` do not matter.
     pub(crate) fn is_same_device(&self, other: &Self) -> bool {
         let sizeless = |spec: &Self| {
             let mut spec = spec.clone();
             if let BaseDevice::File { options, raw, .. } = &mut spec.base {
                 (options.size, *raw) = (None, false);
+            }
+            if let BaseDevice::Overlay { new, .. } = &mut spec.base {
+                *new = None;
             }
             spec
         };

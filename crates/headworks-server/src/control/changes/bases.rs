@@ -42,7 +42,7 @@ fn spec_of(base: &OverlayBase) -> Option<Spec> {
             let options = FileOptions { read_only: true, size: None, direct: options.direct };
             BaseDevice::File { path, options, raw: true }
         }
-        OverlayBaseKind::Overlay => BaseDevice::Overlay { path, options: *options },
+        OverlayBaseKind::Overlay => BaseDevice::Overlay { path, options: *options, new: None },
         OverlayBaseKind::Image(REMOTE_BASE) => base_device(&path).ok()?,
         OverlayBaseKind::Image(name) => {
             let format = ImageFormat::ALL.into_iter().find(|format| format.name() == name)?;

@@ -3,6 +3,7 @@
 //! ```text
 //!   exports     added by ctl -> an [[export]]      removed by ctl -> an [[export]] with enabled = false
 //!               weight, ioprio, limits changed -> the whole [[export]], since a later file replaces it
+//!   listeners   added by ctl -> a [[listen]]       removed by ctl -> a [[listen]] with enabled = false
 //!   queues      device with a name -> [[device]]   without one -> [server.queue], if all such devices agree
 //!   write-back  [server.vm]
 //! ```
@@ -40,14 +41,14 @@ use headworks_front::limits::LimitTarget;
 
 /// Differences that are found, and the drop-in that says them.
 #[derive(Default)]
-struct Differences {
+pub(super) struct Differences {
     changes: Vec<Difference>,
-    file: ConfigFile,
+    pub(super) file: ConfigFile,
     unsaved: Vec<String>,
 }
 
 impl Differences {
-    fn add(&mut self, path: &str, configured: Value, running: Value) {
+    pub(super) fn add(&mut self, path: &str, configured: Value, running: Value) {
         self.changes.push(Difference { path: path.to_owned(), configured, running });
     }
 }
@@ -105,6 +106,7 @@ impl LiveChanges {
         self.diff_tenants(reader, file, unsaved, |path, old, new| {
             changes.push(Difference { path: path.to_owned(), configured: old, running: new });
         });
+        super::live_listeners::differences(self, &mut found);
         self.diff_exports(reader, &mut found);
         self.diff_limits(&mut found);
         self.diff_queues(&mut found)?;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   narrow_access   old and new rules hold both          (then tenants and exports change)
-//!   load_access     close listeners that are gone -> change those that stay -> new rules -> open new listeners
+//!   load_access     (with those of ctl, see `live_listeners`)
+//!                   close listeners that are gone -> change those that stay -> new rules -> open new listeners
 //! ```
 //!
 //! So a client never sees what neither configuration shows it, whatever moves meanwhile. A listener is known by its address. Clients in
@@ -38,6 +39,7 @@ const ACCEPTS: ShardId = ShardId(0);
 impl LiveChanges {
     /// See [`Reloader::narrow_access`](crate::Reloader::narrow_access).
     pub fn narrow_access(&self, wanted: &AccessSpec) -> Result<(), String> {
+        let wanted = &lock(&self.access).with(wanted);
         let mut stays = self.listeners.entries();
         stays.retain_mut(|entry| {
             entry.failed = None;
@@ -58,7 +60,14 @@ impl LiveChanges {
     }
 
     /// See [`Reloader::access`](crate::Reloader::access).
-    pub fn load_access(&self, wanted: &AccessSpec) -> AccessReport {
+    pub fn load_access(&self, configured: &AccessSpec) -> AccessReport {
+        let mut access = lock(&self.access);
+        let wanted = access.load(configured);
+        self.apply_access(&wanted)
+    }
+
+    /// Makes the listeners what is wanted; under the lock of [`LiveAccess`](super::live_listeners::LiveAccess).
+    pub(super) fn apply_access(&self, wanted: &AccessSpec) -> AccessReport {
         let mut report = AccessReport::default();
         let (mut entries, mut acceptors) = (Vec::new(), Acceptors::default());
         for entry in self.listeners.entries() {
@@ -71,7 +80,7 @@ impl LiveChanges {
                 (Some(_), Some(new)) => {
                     entries.push(self.change_listener(entry, new, &mut acceptors, &mut report));
                 }
-                (Some(_), None) => match self.remove_listener(&entry) {
+                (Some(_), None) => match self.close_listener(&entry) {
                     Ok(()) => report.changed.push(format!("listener {} was removed", entry.name)),
                     Err(why) => {
                         report.failed.push(format!("listener {} not removed: {why}", entry.name));
@@ -161,7 +170,7 @@ impl LiveChanges {
         entry
     }
 
-    fn remove_listener(&self, entry: &ListenerEntry) -> Result<(), String> {
+    fn close_listener(&self, entry: &ListenerEntry) -> Result<(), String> {
         let order = ShardCommand::RemoveListener { number: entry.number };
         self.order(order).map_err(RpcFault::into_message)?;
         let key = entry.spec.as_ref().and_then(|spec| spec.address.key());

@@ -30,6 +30,7 @@ mod freeze;
 mod hand_over;
 pub(crate) mod held_up;
 mod listeners;
+pub(crate) mod live_listeners;
 mod loaded;
 mod reconcile;
 pub(crate) mod removal;
@@ -48,6 +49,7 @@ use headworks_core::{ChangeError, ConfigError, ExportId};
 use super::settings::Settings;
 use super::shards::ShardLink;
 use super::tree::{ExportNode, TreeCell, lock};
+use crate::access::AccessSpec;
 use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSource, ExportSpec};
 use crate::config::ConfigFile;
@@ -57,6 +59,8 @@ use crate::loaded::ConfiguredTunables;
 use crate::messages::command::{Released, ShardCommand};
 use crate::options::MissingImage;
 use headworks_control::RpcFault;
+use headworks_nbd::tls::TlsOptions;
+use live_listeners::LiveAccess;
 
 pub use listeners::AccessReport;
 pub use reconcile::ReloadReport;
@@ -98,6 +102,8 @@ pub struct LiveChanges {
     inherited: ConfigFile,
     /// The sockets on which clients connect.
     listeners: Arc<ListenerSet>,
+    /// The listeners of the last configuration, and those of `ctl`; locked before the exports of the last configuration.
+    access: Mutex<LiveAccess>,
 }
 
 impl LiveChanges {
@@ -124,6 +130,7 @@ impl LiveChanges {
             config: None,
             inherited: ConfigFile::default(),
             listeners: Arc::default(),
+            access: Mutex::default(),
         }
     }
 
@@ -143,9 +150,15 @@ impl LiveChanges {
         Self { configured_tenants: Mutex::new(tenants), ..self }
     }
 
-    /// Sets what was changed in the server that this one replaces, and saved nowhere.
-    pub fn with_inherited(self, inherited: ConfigFile) -> Self {
-        Self { inherited, ..self }
+    /// Sets what was changed in the server that this one replaces, and saved nowhere; and the listeners, TLS included, that the server
+    /// starts with.
+    pub fn with_inherited(
+        self,
+        inherited: ConfigFile,
+        (access, tls): (&AccessSpec, &TlsOptions),
+    ) -> Self {
+        let access = Mutex::new(LiveAccess::new(access, tls, &inherited));
+        Self { inherited, access, ..self }
     }
 
     /// Sets the configuration that the server starts with: its file, tunables and exports.

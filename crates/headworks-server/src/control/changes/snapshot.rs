@@ -69,7 +69,7 @@ impl LiveChanges {
             _ if record.config.options.read_only => {
                 refused("is read-only: a copy of its files is a snapshot")
             }
-            BaseDevice::Overlay { path, options } => {
+            BaseDevice::Overlay { path, options, .. } => {
                 Ok((path.clone(), *options, record.origin.clone()))
             }
             _ => refused(

@@ -187,8 +187,9 @@ impl LiveChanges {
             match set {
                 Err(fault) => report.refused.push(fault.message().to_owned()),
                 Ok(()) if differs => {
-                    let words: Vec<String> =
-                        options.words().iter().map(|(key, word)| format!("{key} {word}")).collect();
+                    let differs =
+                        TenantOption::ALL.iter().filter(|one| !one.is_same(now, &options));
+                    let words: Vec<String> = differs.map(|one| one.said(&options)).collect();
                     report.changed.push(format!(
                         "tenant {} has {} now",
                         new.name,
@@ -235,8 +236,9 @@ impl LiveChanges {
             let is_added = spec.source == ExportSource::Control;
             let mut changed = Vec::new();
             if is_added {
+                let words = TenantOption::words(now);
                 let words: Vec<String> =
-                    now.words().iter().map(|(key, word)| format!("{key}={word}")).collect();
+                    words.iter().map(|(key, word)| format!("{key}={word}")).collect();
                 found(&format!("tenants/{name}"), Value::Null, words.join(",").into());
             } else {
                 for option in TenantOption::ALL {
