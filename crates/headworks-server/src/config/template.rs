@@ -2,7 +2,7 @@
 //!
 //! ```toml
 //! [[template]]
-//! names = ["t01..t20", "guest"]      # {} stands for the name in every value below
+//! names = ["t01..t20", "spare"]      # {} stands for the name in every value below
 //! [template.tenant]                  # keys of a [[tenant]]; its name is the name
 //! weight = 200
 //! [template.export]                  # of an [[export]]; name and tenant are the name
@@ -184,7 +184,7 @@ mod tests {
     fn ranges_are_names_with_the_same_text_and_a_number_that_grows() {
         assert_eq!(range("t08..t11").unwrap(), ["t08", "t09", "t10", "t11"]);
         assert_eq!(range("vm9..vm11").unwrap(), ["vm9", "vm10", "vm11"]);
-        assert_eq!(range("guest").unwrap(), ["guest"]);
+        assert_eq!(range("spare").unwrap(), ["spare"]);
         for wrong in ["a..b", "t1..", "..t2", "t2..t1", "t1..u2", "t01..t100", "t1..t99999999999"] {
             assert!(range(wrong).unwrap_err().contains("range"), "{wrong}");
         }
