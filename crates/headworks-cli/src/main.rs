@@ -21,6 +21,8 @@ mod ctl_socket;
 mod ctl_state;
 mod ctl_tenants;
 mod durability;
+#[cfg(test)]
+mod guide_tests;
 mod image;
 mod info;
 mod known_words;

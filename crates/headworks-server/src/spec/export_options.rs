@@ -202,6 +202,11 @@ impl ExportOptions {
         ExportOption::help()
     }
 
+    /// Every key, in the order of the manual.
+    pub fn keys() -> impl Iterator<Item = &'static str> {
+        ExportOption::keys().map(|(_, key)| key)
+    }
+
     /// Whether a change of a key takes effect while the server runs; such a key says nothing about the image.
     #[must_use]
     pub fn is_live(key: &str) -> bool {
