@@ -18,7 +18,7 @@ LIB        = $(DESTDIR)$(PREFIX)/lib
 STRIP     ?= strip
 PROGRAM    = install -D -m 755 -s --strip-program=$(STRIP)
 
-.PHONY: help run build lab install uninstall install-lab uninstall-lab packages packages-test check test test-long bench
+.PHONY: help run build lab install uninstall install-lab uninstall-lab packages packages-test docs check test test-long bench
 
 help:            ## what there is to make
 	@awk -F ' *## ' '/^[a-z-]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,10 @@ install-lab:     ## the experiments, their man pages and completions: PREFIX=/us
 packages:        ## .deb, .rpm, a static program, an OCI image: target/packages/
 	@scripts/setup packages
 	@scripts/packages
+
+docs:            ## the documentation as a site with search: target/book/index.html
+	@scripts/setup docs
+	@scripts/book
 
 packages-test: packages ## installs each package somewhere else than here, and serves an export from it
 	@scripts/setup packages-test
