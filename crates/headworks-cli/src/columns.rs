@@ -2,6 +2,15 @@
 
 use headworks_core::escape_controls;
 
+/// Seconds as a table shows them: `17.0s`, `0.02s`.
+pub fn seconds(value: f64) -> String {
+    match value {
+        value if value < 0.995 => format!("{value:.2}s"),
+        value if value < 999.5 => format!("{value:.1}s"),
+        value => format!("{value:.0}s"),
+    }
+}
+
 /// Aligns rows of equal length to the left, with two spaces between columns. Control characters are escaped: a cell may be a
 /// path that an image chose.
 pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {

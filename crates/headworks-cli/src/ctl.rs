@@ -21,6 +21,7 @@ use headworks_control::{Method, Params, Request};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::columns::seconds;
 use crate::ctl_exports::ExportCommand;
 use crate::ctl_freeze;
 use crate::ctl_listeners::ListenerCommand;
@@ -391,13 +392,14 @@ fn diskstats_line(device: &DiskRow) -> String {
 fn show_connections(connections: &[Connection]) -> String {
     let line = |one: &Connection| {
         format!(
-            "{}: {} at {}, export {}, class {}, {} in flight\n",
+            "{}: {} at {}, export {}, class {}, {} in flight{}\n",
             one.id,
             one.peer,
             or_dash(one.listener.as_ref()),
             or_dash(one.export.as_ref()),
             or_dash(one.ioprio.as_ref()),
-            one.in_flight
+            one.in_flight,
+            one.oldest_s.map_or(String::new(), |age| format!(", the oldest for {}", seconds(age)))
         )
     };
     connections.iter().map(line).collect()
@@ -517,8 +519,10 @@ fn show_device(name: &str, device: &DeviceStats) -> String {
             format!("{} KiB, commands of {} KiB", depth.limit_kb, depth.command_max_kb)
         }
     };
+    let oldest = device.oldest.as_ref().filter(|oldest| oldest.age_s >= 1.0);
+    let told = oldest.map(|oldest| format!("  {}\n", oldest.told)).unwrap_or_default();
     format!(
-        "{name}: {}{}, {} issued, {} sequential, {} in flight; depth: {depth}; tags: {} of {} free, {} asks, {} waits, longest {}\n",
+        "{name}: {}{}, {} issued, {} sequential, {} in flight; depth: {depth}; tags: {} of {} free, {} asks, {} waits, longest {}\n{told}",
         if device.device_state == "stuck" { "DOES NOT ANSWER, " } else { "" },
         device.scheduler,
         queue.issued,
@@ -546,6 +550,8 @@ fn show_export(name: &str, export: &ExportStats) -> String {
         export.unflushed,
         if export.suspect { ", SUSPECT: a flush failed" } else { "" },
     );
+    let oldest = export.in_flight.oldest.as_ref().filter(|oldest| oldest.age_s >= 1.0);
+    text += &oldest.map(|oldest| format!("  {}\n", oldest.told)).unwrap_or_default();
     for (op, row) in &export.ops {
         text += &format!(
             "  {op}: {} bios in {} requests, {} merged, {} bytes, {} errors; p50/p99: {}\n",

@@ -11,7 +11,7 @@ use headworks_control::{Method, Params, methods};
 use headworks_server::parse_time;
 use serde_json::Value;
 
-use crate::columns::aligned;
+use crate::columns::{aligned, seconds};
 use crate::ctl::{here, or_dash, read, sent};
 use crate::ctl_tenants::{limited, target};
 
@@ -221,7 +221,8 @@ fn show_removed(removed: &Removed) -> String {
 fn remarks(exports: &[Export]) -> String {
     let lines = |row: &Export| {
         let told = row.remote.as_ref().map(|remote| &remote.told);
-        let texts = row.reason.iter().chain(told);
+        let waits = row.in_flight.oldest.as_ref().filter(|one| one.age_s >= 1.0);
+        let texts = row.reason.iter().chain(told).chain(waits.map(|one| &one.told));
         texts.map(|text| format!("{}: {text}\n", row.name)).collect::<String>()
     };
     exports.iter().map(lines).collect()
@@ -231,7 +232,7 @@ fn remarks(exports: &[Export]) -> String {
 fn table(exports: &[Export]) -> String {
     let head = [
         "NAME", "SIZE", "DEVICE", "CACHE", "ACCESS", "TENANT", "WEIGHT", "IOPRIO", "CLIENTS",
-        "DIRTY", "LIMITED", "TARGET", "STATE",
+        "DIRTY", "LIMITED", "TARGET", "OLDEST", "STATE",
     ];
     let mut rows = vec![head.map(str::to_owned)];
     rows.extend(exports.iter().map(|row| {
@@ -249,6 +250,7 @@ fn table(exports: &[Export]) -> String {
             display_size(row.dirty),
             limited(row.limited_seconds),
             target(row.latency_target_us),
+            row.in_flight.oldest.as_ref().map_or_else(|| "-".to_owned(), |one| seconds(one.age_s)),
             if is_stuck { format!("{}, device stuck", row.state) } else { row.state.clone() },
         ]
     }));
@@ -265,18 +267,19 @@ mod tests {
         let row = |name: &str, clients: u32| {
             json!({ "name": name, "size": 1 << 30, "device": "hw0", "cache": "writeback",
                 "read_only": clients == 0, "tenant": "acme", "weight": 100, "ioprio": "be,4", "clients": clients,
-                "dirty": 4096, "failed": 0, "state": "serving", "limited_seconds": 0.0, "latency_target_us": 5000 })
+                "dirty": 4096, "failed": 0, "state": "serving", "limited_seconds": 0.0, "latency_target_us": 5000,
+                "in_flight": { "oldest": { "age_s": 17.02, "told": "it waits" } } })
         };
         let table = |rows: &Value| table(&read::<Vec<Export>>(rows).unwrap());
         let text = table(&json!([row("db", 12), row("a-long-name", 0)]));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "NAME         SIZE   DEVICE  CACHE      ACCESS  TENANT  WEIGHT  IOPRIO  CLIENTS  DIRTY  LIMITED  TARGET  STATE"
+            "NAME         SIZE   DEVICE  CACHE      ACCESS  TENANT  WEIGHT  IOPRIO  CLIENTS  DIRTY  LIMITED  TARGET  OLDEST  STATE"
         );
         assert_eq!(
             lines[1],
-            "db           1 GiB  hw0     writeback  rw      acme    100     be,4    12       4 KiB  -        5ms     serving"
+            "db           1 GiB  hw0     writeback  rw      acme    100     be,4    12       4 KiB  -        5ms     17.0s   serving"
         );
         assert!(lines[2].starts_with("a-long-name  1 GiB") && lines[2].contains(" ro "));
         assert_eq!(table(&json!([])).lines().count(), 1);
@@ -285,12 +288,13 @@ mod tests {
             absent[name] = Value::Null;
         }
         absent["state"] = json!("absent");
+        absent["in_flight"] = json!({ "oldest": null });
         absent["reason"] = json!("its image /c does not exist");
         let both = json!([row("db", 0), absent]);
         assert!(table(&both).lines().nth(2).unwrap().starts_with("c     -      -       -  "));
         assert_eq!(
             remarks(&read::<Vec<Export>>(&both).unwrap()),
-            "c: its image /c does not exist\n"
+            "db: it waits\nc: its image /c does not exist\n"
         );
     }
 

@@ -88,7 +88,7 @@ pub use options::{
     TenantConfig, TenantMemory, Tunable, VolumeConfig, VolumeOptions, WriteMode,
 };
 pub use queue::DeviceState;
-pub use shard::Shard;
+pub use shard::{BioWait, Shard};
 pub use time::Instant;
 pub use tunables::Unit;
 pub use wait_times::{WaitKind, WaitTimes};

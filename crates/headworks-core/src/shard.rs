@@ -37,8 +37,10 @@ mod change;
 mod contents;
 mod lent;
 mod view;
+mod waits;
 
 use change::{Topology, route_to};
+pub use waits::BioWait;
 
 /// The way from this shard to a device.
 enum DeviceRoute {

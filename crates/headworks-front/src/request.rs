@@ -159,6 +159,12 @@ impl FrontRequest {
         self.since
     }
 
+    /// When the first of its waits began that count.
+    #[must_use]
+    pub fn began(&self) -> Instant {
+        self.waits.began(self.since)
+    }
+
     /// Begins to wait, unless it waits for the same already.
     pub fn wait(&mut self, what: WaitsFor, now: Instant) {
         self.ready = false;

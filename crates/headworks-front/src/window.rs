@@ -122,9 +122,11 @@ impl Window {
         self.next - 1
     }
 
-    /// All requests in flight.
+    /// All requests in flight, from the place of the newest backwards: a look ends with the oldest, which is near for few.
     pub fn all(&self) -> impl Iterator<Item = &InFlight> {
-        self.places.iter().flatten()
+        let places = 1..=self.places.len() as u64;
+        let backwards = places.map(|back| self.place(self.next.wrapping_sub(back)));
+        backwards.filter_map(|place| self.places[place].as_ref()).take(self.used)
     }
 
     /// Finds the request of a sequence number.
@@ -166,5 +168,10 @@ mod tests {
         }
         assert_eq!(window.get(slow).map(|in_flight| in_flight.cookie), Some(7));
         assert_eq!(window.used(), 4);
+        let mut all: Vec<u64> = window.all().map(|in_flight| in_flight.cookie).collect();
+        let mut known: Vec<u64> = others.iter().map(|(_, cookie)| *cookie).chain([7]).collect();
+        all.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(all, known);
     }
 }

@@ -46,6 +46,11 @@ pub fn is_of_shard(id: u32, shard: ShardId) -> bool {
     id >> 26 == u32::from(shard.0) && id | RESTORE_BIT != OWN_FLUSHES
 }
 
+/// Whether an id is that of a client; the server's own requests have no connection, or one in a slot that no client has.
+pub fn is_client(id: u32) -> bool {
+    id != 0 && (slot_of(id) as usize) < CONNECTIONS_MAX
+}
+
 /// The slot that an id names.
 #[inline]
 pub fn slot_of(id: u32) -> u32 {

@@ -592,6 +592,8 @@ mod answer_tests;
 #[cfg(test)]
 mod change_tests;
 #[cfg(test)]
+mod in_flight_tests;
+#[cfg(test)]
 mod limit_tests;
 #[cfg(test)]
 mod listener_tests;

@@ -11,7 +11,7 @@ use super::rates::{Sample, between, growth, percentile, seconds};
 use crate::columns::aligned_by;
 
 /// Heads of the columns with their explanation, in order.
-pub const OVERVIEW: [(&str, &str); 10] = [
+pub const OVERVIEW: [(&str, &str); 11] = [
     ("export", "name; with * it has a tenant"),
     ("r/s", "reads per second"),
     ("w/s", "writes per second"),
@@ -21,6 +21,7 @@ pub const OVERVIEW: [(&str, &str); 10] = [
     ("slowest", "stage in which requests spent most time"),
     ("dev", "requests that it has in its device, on average"),
     ("dirty", "data of its image that are not written yet, MB"),
+    ("oldest", "age of its oldest request that is not answered"),
     ("state", "serving, refusing, suspect, stuck, frozen, absent"),
 ];
 
@@ -42,6 +43,8 @@ pub struct Overview {
     slowest: Option<&'static str>,
     in_device: f64,
     dirty_mb: f64,
+    /// Age in seconds.
+    oldest: Option<f64>,
     state: String,
 }
 
@@ -86,8 +89,14 @@ fn row(old: &Sample, new: &Sample, export: &Export, seconds: f64) -> Overview {
         slowest: slowest.map(|(stage, _)| stage),
         in_device: held / 1e9 / seconds,
         dirty_mb: export.dirty as f64 / 1e6,
+        oldest: export.in_flight.oldest.as_ref().map(|oldest| oldest.age_s),
         state: export.state.clone(),
     }
+}
+
+/// The age of a request in flight; one that no person notices is none.
+fn age(age_s: f64) -> String {
+    if age_s < 0.1 { "-".to_owned() } else { crate::columns::seconds(age_s) }
 }
 
 /// The table as text.
@@ -103,6 +112,7 @@ pub fn table(rows: &[Overview]) -> String {
             row.slowest.unwrap_or("-").to_owned(),
             short(row.in_device),
             short(row.dirty_mb),
+            row.oldest.map_or_else(|| "-".to_owned(), age),
             row.state.clone(),
         ]
     };
@@ -147,6 +157,9 @@ pub fn server_line(sample: &Sample, cache: &str) -> String {
 /// The worst export of the last seconds: what its slow requests waited for, and by whom they were held up.
 pub fn worst_line(sample: &Sample) -> String {
     let Some(report) = &sample.why else { return String::new() };
+    if let Some(finding) = report.findings.first() {
+        return finding.clone();
+    }
     if !report.slow {
         return "nothing is slow".to_owned();
     }
@@ -183,7 +196,8 @@ mod tests {
             histograms: told(json!({ "exports": { "db": { "read": read, "flush": flush } } })),
             exports: told(json!([
                 { "name": "a-very-long-name-of-an-export", "tenant": "acme", "dirty": 0, "state": "absent" },
-                { "name": "db", "tenant": null, "dirty": 5_000_000, "state": "serving" },
+                { "name": "db", "tenant": null, "dirty": 5_000_000, "state": "serving",
+                  "in_flight": { "oldest": { "age_s": 17.04 } } },
             ])),
             why: told(json!({ "slow": true, "export": "db", "above_us": 2000.0,
                 "shares": { "tag": 0.75, "device": 0.25 }, "by_whom": { "guilty": "bulk" } })),
@@ -199,7 +213,7 @@ mod tests {
         let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(
             words,
-            ["db", "1000", "0", "4.10", "2.00", "40.0", "tag", "1.50", "5.00", "serving"]
+            ["db", "1000", "0", "4.10", "2.00", "40.0", "tag", "1.50", "5.00", "17.0s", "serving"]
         );
         let last = text.lines().nth(2).unwrap();
         assert!(last.starts_with("a-very-long-n~*") && last.ends_with("absent"), "{last}");
@@ -221,6 +235,10 @@ mod tests {
         );
         assert_eq!(worst_line(&sample), "slowest: db, 2.00 ms and more, in tag, held up by bulk");
         assert_eq!(worst_line(&Sample::default()), "", "it was not told");
+        let waits = json!({ "slow": true, "findings": ["db: 1 request has waited"] });
+        let hung = Sample { why: told(waits), ..Sample::default() };
+        assert_eq!(worst_line(&hung), "db: 1 request has waited");
+        assert_eq!([0.04, 0.12, 99.96].map(age), ["-", "0.12s", "100.0s"]);
         let fast = Sample { why: told(json!({ "slow": false })), ..Sample::default() };
         assert_eq!(worst_line(&fast), "nothing is slow");
     }

@@ -39,7 +39,7 @@ impl Sample {
 }
 
 /// Columns of a row with their explanation, in order.
-pub const COLUMNS: [(&str, &str); 34] = [
+pub const COLUMNS: [(&str, &str); 35] = [
     ("r/s", "reads completed per second"),
     ("rkB/s", "KiB read per second"),
     ("rrqm/s", "reads merged per second"),
@@ -74,6 +74,7 @@ pub const COLUMNS: [(&str, &str); 34] = [
     ("dirtyMB", "dirty data in the whole cache, MiB"),
     ("hit%", "cache hits, share of blocks"),
     ("queue", "requests in its device's queue now"),
+    ("oldest", "age of its oldest request that is not answered, s"),
 ];
 
 /// Row of one export.
@@ -169,6 +170,7 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &ExportStats), seconds
         if cached { dirty as f64 / 256.0 } else { 0.0 },
         if cached { 100.0 * ratio(hits, hits + misses) } else { 0.0 },
         in_queue.into(),
+        export.in_flight.oldest.as_ref().map_or(0.0, |oldest| oldest.age_s),
     ]);
     Row { name: name.to_owned(), tenant: export.tenant.clone(), values }
 }
@@ -250,7 +252,7 @@ mod tests {
         Sample {
             stats: told(
                 json!({ "seconds": seconds, "exports": { "a": { "device": "hw0", "cache": "writeback", "tenant": "acme",
-                "ops": { "read": { "bios": reads, "merges": reads / 4 } } } },
+                "in_flight": { "oldest": { "age_s": 17.0 } }, "ops": { "read": { "bios": reads, "merges": reads / 4 } } } },
                 "devices": { "hw0": { "queue": { "in_flight": 3 } } },
                 "cache": { "hits": 3 * reads, "misses": reads }, "dirty": { "nr_dirty": 512 } }),
             ),
@@ -288,6 +290,7 @@ mod tests {
             ("dirtyMB", 2.0),
             ("hit%", 75.0),
             ("queue", 3.0),
+            ("oldest", 17.0),
         ];
         for (name, expected) in expected {
             assert!((value(row, name) - expected).abs() < 1e-9, "{name}: {}", value(row, name));

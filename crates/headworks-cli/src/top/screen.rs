@@ -379,7 +379,7 @@ mod tests {
             "{text}"
         );
         // Also on a narrow terminal.
-        assert!(screen(&mut view, 20).contains("queue"));
+        assert!(screen(&mut view, 20).contains("oldest"));
     }
 
     #[test]

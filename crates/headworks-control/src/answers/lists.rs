@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::in_flight::InFlight;
 use super::latency::Percentiles;
 use crate::shape::records;
 
@@ -22,6 +23,8 @@ records! {
         ioprio: Option<String>,
         /// number of its requests in flight
         in_flight: usize,
+        /// seconds since the oldest request came that is not answered, or null
+        oldest_s: Option<f64>,
         /// times of its requests by kind (read, write, flush, trim, zero, prefetch, block_status) and stage; stages at which none waited are left out; null before it chose an export
         latency: Option<BTreeMap<String, BTreeMap<String, Percentiles>>>,
     }
@@ -82,6 +85,8 @@ records! {
         reason: Option<String>,
         /// of an nbd: device, else null: the server behind it
         remote: Option<Remote>,
+        /// its clients' requests that are not answered yet
+        in_flight: InFlight,
     }
 
     /// The connections of an nbd: device.

@@ -5,6 +5,7 @@
 
 mod changes;
 mod elevator;
+mod in_flight;
 mod latency;
 mod lists;
 mod stats;
@@ -12,6 +13,7 @@ mod why;
 
 pub use changes::*;
 pub use elevator::*;
+pub use in_flight::*;
 pub use latency::*;
 pub use lists::*;
 pub use stats::*;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::in_flight::{InFlight, OldestRequest};
 use super::latency::Percentiles;
 use super::lists::Connection;
 use crate::shape::{counters, records};
@@ -41,6 +42,8 @@ records! {
         cost: CommandCosts,
         /// its tags
         tags: TagStats,
+        /// the command that it has had for the longest time, or null
+        oldest: Option<OldestRequest>,
     }
 
     /// Counters of a device's queue.
@@ -141,6 +144,8 @@ records! {
         ops: BTreeMap<String, OpStats>,
         /// times of its clients' requests by kind (read, write, flush, trim, zero, prefetch, block_status) and stage
         latency: BTreeMap<String, BTreeMap<String, Percentiles>>,
+        /// its clients' requests that are not answered yet
+        in_flight: InFlight,
     }
 
     /// What requests have used of a device.

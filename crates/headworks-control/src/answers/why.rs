@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::elevator::ServedExport;
+use super::in_flight::InFlight;
 use crate::shape::records;
 
 records! {
@@ -12,6 +13,8 @@ records! {
         export: Option<String>,
         /// the answer in words
         sentence: String,
+        /// sentences: what is wrong now, the worst first
+        findings: Vec<String>,
         /// sentences: what may help
         hints: Vec<String>,
         /// more sentences
@@ -33,6 +36,8 @@ records! {
         considered: usize,
         /// requests that took longer are slow
         above_us: f64,
+        /// its clients' requests that are not answered yet; null without an export
+        in_flight: Option<InFlight>,
         /// part of the slow requests' time by stage, 0 to 1
         shares: BTreeMap<String, f64>,
         /// slow requests by stage

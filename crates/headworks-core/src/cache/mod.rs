@@ -30,6 +30,7 @@
 //! written (a write goes to a shadow), and not read while it is filled; a dirty, busy or waited-for folio is not evicted;
 //! `dirty + writeback + credit` never exceeds the limit; nothing grows after the start.
 
+mod asked;
 mod change;
 mod check;
 mod completion;
@@ -53,6 +54,7 @@ mod volumes;
 mod waiters;
 mod writeout;
 
+pub(crate) use asked::OperationWait;
 pub use contents::{CacheContents, CachedFolio, CachedVolumeContents, ContentsError};
 pub(crate) use context::{CallContext, DeviceCaching};
 #[cfg(feature = "defects")]

@@ -149,13 +149,6 @@ impl Shard {
         Some((queue.stats(), queue.tags().stats()))
     }
 
-    /// The command that a local device has had for the longest time: its volume, and when it was sent; `None` of an idle device.
-    #[must_use]
-    pub fn oldest_command(&self, device: DeviceId) -> Option<(VolumeId, Instant)> {
-        let request = &self.pools.slots[self.queue(device)?.oldest_command()?];
-        Some((request.volume, request.sent))
-    }
-
     /// What the latency targets of a local device have counted of an export since its target was set last.
     #[must_use]
     pub fn target_counts(&self, device: DeviceId, export: ExportId) -> TargetCounts {

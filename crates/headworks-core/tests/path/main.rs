@@ -25,5 +25,6 @@ mod targets;
 mod timeouts;
 mod volume;
 mod wait_times;
+mod waits;
 mod weights;
 mod zeroes;

@@ -1,7 +1,8 @@
 //! `why`: asks the shards what the slow requests of an export waited for, and what held it meanwhile.
 //!
 //! ```text
-//!   no name: every shard's slowest export --> the slowest of them
+//!   no name: the export with the oldest request in flight, if that waits for long, or every shard's slowest export --> the slowest of them
+//!   all shards: requests in flight now
 //!   home shard: slow requests --> the main stage, and when --> that stage's resource:
 //!     tags, device time --> the shard of the device, by volume      dirty data, buffers, shard time --> the home shard, by export
 //!     connections of the largest holders --> their home shards
@@ -14,6 +15,7 @@ use headworks_core::stats::DeviceUse;
 use headworks_core::{ExportId, Instant, ShardId};
 
 use super::blame::{Blame, Holder, Resource};
+use super::in_flight::InFlightExports;
 use super::queries::Queries;
 use super::tree::{ExportNode, Tree, device_name};
 use super::verdict::{SLOW_NS, Verdict};
@@ -35,13 +37,15 @@ impl Queries {
     /// `ENOENT` if there is no such export, else as of a query.
     pub fn why(&self, name: Option<&str>, filter: SlowFilter) -> Result<answers::Why, RpcFault> {
         let tree = self.tree().current();
+        let mut in_flight = self.in_flight(&tree)?;
         if let Some(name) = name {
-            return self.why_of(&tree, tree.find_export(name)?, filter);
+            return self.why_of(&tree, tree.find_export(name)?, &mut in_flight, filter);
         }
         let mut first = None;
-        for entry in self.slowest_exports(&tree, filter)? {
-            let report = self.why_of(&tree, entry, filter)?;
-            if report.slow {
+        let hangs = oldest_export(&tree, &in_flight).into_iter();
+        for entry in hangs.chain(self.slowest_exports(&tree, filter)?) {
+            let report = self.why_of(&tree, entry, &mut in_flight, filter)?;
+            if report.slow || !report.findings.is_empty() {
                 return Ok(report);
             }
             first.get_or_insert(report);
@@ -53,6 +57,7 @@ impl Queries {
         &self,
         tree: &Tree,
         entry: &ExportNode,
+        in_flight: &mut InFlightExports,
         filter: SlowFilter,
     ) -> Result<answers::Why, RpcFault> {
         let ExportNode { id: export, device, home, .. } = *entry;
@@ -62,6 +67,7 @@ impl Queries {
         let slowness = Slowness::of(filter, requests, &slowest);
         let report = self.shards().device(tree, device)?;
         let (target, held) = self.target_facts(tree, entry, &report)?;
+        let silence = self.oldest_command(tree, report.oldest).and_then(|one| one.silence());
         let DeviceReport { options, state, queue, smallest_ns, .. } = report;
         let place = PlaceWait::of(&options, &queue, slowness.since());
         let blame = self.blame(tree, entry, &slowness, place)?;
@@ -70,7 +76,11 @@ impl Queries {
         let facts = WhySnapshot {
             device: device_name(device),
             device_state: state,
-            remote: tree.remote_of(entry).map(|link| link.told(&link.status.report())),
+            remote: tree.remote_of(entry).map(|link| {
+                let told = link.told(&link.status.report());
+                silence.map_or(told.clone(), |silence| format!("{told}, {silence}"))
+            }),
+            in_flight: in_flight.remove(&export).unwrap_or_default(),
             waits_for_write_out: slowness.waits_for_write_out(),
             export: entry.shown_name().to_owned(),
             nr_requests: options.nr_requests,
@@ -231,4 +241,13 @@ fn nothing_completed(filter: SlowFilter) -> answers::Why {
         seconds,
         ..answers::Why::default()
     }
+}
+
+/// The export with the oldest request that waits for long.
+fn oldest_export<'a>(tree: &'a Tree, in_flight: &InFlightExports) -> Option<&'a ExportNode> {
+    let waits = in_flight.iter().filter_map(|(export, all)| {
+        let oldest = all.oldest.as_ref().filter(|oldest| oldest.is_long())?;
+        Some((oldest.age, tree.entry(*export)?))
+    });
+    waits.max_by_key(|(age, _)| *age).map(|(_, entry)| entry)
 }

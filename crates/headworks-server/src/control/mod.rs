@@ -7,7 +7,7 @@
 //!
 //! `socket` accepts clients, `client` frames lines, `rpc` of headworks-control is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
 //! methods, whose requests and answers are the types of headworks-control, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `explain` collects what slow
-//! requests waited for, `verdict` decides whether they are slow, `why` makes the report, `blame` the part on the holders, `targets` latency targets,
+//! requests waited for, `verdict` decides whether they are slow, `why` makes the report, `blame` the part on the holders, `in_flight` what is not answered yet, `targets` latency targets,
 //! `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
 //! `changes` adds, removes and resizes them.
 
@@ -18,6 +18,7 @@ mod credentials;
 mod elevator;
 pub(crate) mod explain;
 pub mod exports;
+pub mod in_flight;
 pub(crate) mod inventory;
 mod io_stat;
 mod latency;

@@ -428,7 +428,7 @@ impl Queries {
         for DeviceNode { id, .. } in &tree.devices {
             reports.extend(self.device_if_there(&tree, *id)?.map(|report| (*id, report)));
         }
-        let latencies = self.latencies()?;
+        let (latencies, in_flight) = (self.latencies()?, self.in_flight(&tree)?);
         let mut exports = BTreeMap::new();
         for entry in &tree.exports {
             let volume = entry.volume;
@@ -440,12 +440,15 @@ impl Queries {
             let device = reports.iter().find(|(device, _)| *device == entry.device);
             let Some((_, DeviceReport { options, .. })) = device else { continue };
             let setting = (self.settings.of(entry.id), self.settings.tenant_of(entry.id));
-            let latency = latencies.get(&entry.id);
+            let latency = (latencies.get(&entry.id), in_flight.get(&entry.id));
             let row = report::export(entry, setting, options, &report, latency);
             exports.insert(entry.shown_name().to_owned(), row);
         }
         let devices = reports.iter();
-        let devices = devices.map(|(device, table)| (device_name(*device), report::device(table)));
+        let devices = devices.map(|(device, table)| {
+            let oldest = self.oldest_command(&tree, table.oldest);
+            (device_name(*device), report::device(table, oldest.as_ref()))
+        });
         let caches = self.caches()?;
         Ok(answers::Stats {
             devices: devices.collect(),
@@ -482,6 +485,7 @@ impl Queries {
                 export: connection.chosen.and_then(|(export, _)| name(export)),
                 ioprio: connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
                 in_flight: connection.in_flight,
+                oldest_s: connection.oldest_ns.map(|ns| ns as f64 / 1e9),
                 latency: connection.latency.as_ref().map(|table| latency::compact(&table.into())),
             }
         });

@@ -14,6 +14,7 @@ use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::Value;
 
 use super::exports::ExportNow;
+use super::in_flight::{InFlight, OldestRequest};
 use super::latency;
 use super::tree::{ExportNode, device_name};
 use crate::messages::query::{
@@ -246,7 +247,7 @@ fn sum(a: OpCounts, b: OpCounts) -> OpCounts {
 }
 
 /// Statistics of a device's queue and tags.
-pub fn device(report: &DeviceReport) -> answers::DeviceStats {
+pub fn device(report: &DeviceReport, oldest: Option<&OldestRequest>) -> answers::DeviceStats {
     let DeviceReport { options, queue, tags, .. } = report;
     let ratio = queue.sequential as f64 / queue.issued.max(1) as f64;
     let (cost, bytes) = (queue.cost.base_ns(), queue.cost.byte_ps());
@@ -288,6 +289,7 @@ pub fn device(report: &DeviceReport) -> answers::DeviceStats {
             idle_max: tags.idle_max,
             idle_tag_ns: tags.idle_tag_ns,
         },
+        oldest: oldest.map(OldestRequest::answer),
     }
 }
 
@@ -312,7 +314,7 @@ pub fn export(
     (now, tenant): (ExportNow, Option<TenantName>),
     options: &QueueOptions,
     report: &VolumeReport,
-    latency: Option<&LatencyReport>,
+    (latency, in_flight): (Option<&LatencyReport>, Option<&InFlight>),
 ) -> answers::ExportStats {
     let held = report.stats.used();
     answers::ExportStats {
@@ -329,6 +331,7 @@ pub fn export(
         held: answers::DeviceUse { tag_ns: held.tag_ns, device_ns: held.device_ns },
         ops: ops(&report.stats),
         latency: latency.map(|report| latency::summary(&report.totals)).unwrap_or_default(),
+        in_flight: in_flight.map(InFlight::answer).unwrap_or_default(),
     }
 }
 

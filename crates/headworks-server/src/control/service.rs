@@ -245,9 +245,10 @@ impl ControlService {
             Method::Listeners => carry_out(params, |_: methods::Listeners| {
                 Ok(changes.listeners(&queries.clients_by_listener()?))
             }),
-            Method::Exports => {
-                carry_out(params, |_: methods::Exports| changes.exports(&queries.node_counts()?))
-            }
+            Method::Exports => carry_out(params, |_: methods::Exports| {
+                let in_flight = queries.in_flight(&queries.tree().current())?;
+                changes.exports(&queries.node_counts()?, &in_flight)
+            }),
             Method::Tenants => carry_out(params, |_: methods::Tenants| {
                 changes.tenants(&queries.latencies()?, &queries.node_counts()?)
             }),

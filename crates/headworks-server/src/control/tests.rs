@@ -114,6 +114,12 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 answer.send(()).unwrap();
             }
             (_, ControlQuery::Limits { answer }) => answer.send(Vec::new()).unwrap(),
+            (_, ControlQuery::InFlight { answer, .. }) => {
+                answer.send((Vec::new(), None)).unwrap();
+            }
+            (_, ControlQuery::BioWaits { ids, answer }) => {
+                answer.send(vec![None; ids.len()]).unwrap();
+            }
             (_, ControlQuery::SlowestExports { answer, .. }) => answer.send(Vec::new()).unwrap(),
             (_, ControlQuery::DeviceUses { answer }) => answer.send(Vec::new()).unwrap(),
             (_, ControlQuery::Usage { answer, .. }) => answer.send(Default::default()).unwrap(),

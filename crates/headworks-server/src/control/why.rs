@@ -12,6 +12,7 @@ use headworks_core::{DeviceState, Instant, Op, QueueOptions, WaitKind};
 
 use super::blame::Blame;
 use super::elevator::ServedMeanwhile;
+use super::in_flight::InFlight;
 use super::latency::micros;
 use super::targets::{HeldByTarget, OwnTarget};
 use super::verdict::{MORE_THAN_ONE, Verdict, beyond, may_be_slow, threshold_ns};
@@ -65,6 +66,8 @@ pub struct WhySnapshot {
     pub target: Option<OwnTarget>,
     /// The latency target of others for which its requests waited in the last minute.
     pub held: Option<HeldByTarget>,
+    /// Its clients' requests that are not answered yet.
+    pub in_flight: InFlight,
     /// Its requests that wait for a buffer now.
     pub buffer_wait: Option<BufferWait>,
 }
@@ -307,14 +310,19 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
     let above_ns = slowest.last().map_or(0, |slow| slow.total_ns);
     let verdict = Verdict::of(facts, slowness);
     let slow = verdict == Verdict::Slow;
-    let sentence = sentence(facts, slowness, (verdict, above_ns));
+    let findings = findings(facts);
+    let mut sentences = findings.clone();
+    let at = if verdict == Verdict::Stuck { 0 } else { sentences.len() };
+    sentences.insert(at, sentence(facts, slowness, (verdict, above_ns)));
+    let mut sentences = sentences.into_iter();
+    let sentence = sentences.next().unwrap_or_default();
     let told = slow || verdict == Verdict::Limited;
     let hints: Vec<String> = match told {
         true => hint(facts, hinted(verdict, shares)).into_iter().collect(),
         false => Vec::new(),
     };
     let blame = facts.blame.as_ref().filter(|_| slow);
-    let notes = blame.map(Blame::sentence).into_iter();
+    let notes = sentences.chain(blame.map(Blame::sentence));
     let remote = facts.remote.iter().map(|told| format!("{} is {told}", facts.device));
     let notes = notes.chain(remote);
     let notes = notes.chain(facts.buffer_wait.iter().map(|wait| wait.note(&facts.export)));
@@ -330,6 +338,8 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
         op: filter.op.map(|op| request_name(op).to_owned()),
         requests,
         considered: slowest.len(),
+        in_flight: Some(facts.in_flight.answer()),
+        findings,
         above_us: micros(above_ns),
         shares: shares.iter().map(|(part, share)| (name(*part).to_owned(), *share)).collect(),
         stages: stages(slowest),
@@ -343,7 +353,13 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
     }
 }
 
-/// What happened, in one sentence.
+/// What is wrong now, the worst first, each as a sentence that names the export.
+fn findings(facts: &WhySnapshot) -> Vec<String> {
+    let all = facts.in_flight.finding().into_iter();
+    all.map(|finding| format!("{}: {finding}", facts.export)).collect()
+}
+
+/// What happened to the requests that have completed, in one sentence.
 fn sentence(
     facts: &WhySnapshot,
     slowness: &Slowness<'_>,
@@ -362,12 +378,13 @@ fn sentence(
         return format!("{export}: no {} completed {when}", slowness.what(1));
     }
     if verdict == Verdict::Quiet {
+        let nothing = if findings(facts).is_empty() { "nothing is slow: " } else { "" };
         let longest = match slowest.first().map_or(0, |slow| slow.total_ns) {
             0 => "one turn of its shard".into(),
             ns => time(ns),
         };
         return format!(
-            "{export}: nothing is slow: none of the {count} {what} {when} took longer than {longest}{}",
+            "{export}: {nothing}none of the {count} {what} {when} took longer than {longest}{}",
             evidence(facts, slowness)
         );
     }

@@ -1,10 +1,11 @@
 //! Messages between threads of the server, outside the data path.
 //!
 //! The control socket and the shards' threads know only these types of each other. `query` has the questions that a shard answers
-//! and the reports it answers with, `command` the changes of devices, volumes and exports, `hand_over` the orders of a hand-over.
+//! and the reports it answers with, `in_flight` those of requests that are not answered yet, `command` the changes of devices, volumes and exports, `hand_over` the orders of a hand-over.
 
 pub mod command;
 pub mod hand_over;
+pub mod in_flight;
 pub mod query;
 
 use std::sync::mpsc::Sender;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use crate::messages::command::ExportReport;
+use crate::messages::in_flight::{InFlightReport, Unanswered};
 use headworks_core::cache::CacheStats;
 use headworks_core::elevator::ElevatorState;
 use headworks_core::limits::{LimitReport, Limits};
@@ -16,8 +17,8 @@ use headworks_core::stats::{QueueStats, TargetCounts, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
 use headworks_core::writeback::{DirtyStats, DirtyTunable, WritebackStats};
 use headworks_core::{
-    Control, DeviceId, DeviceState, ExportId, Instant, IoError, Ioprio, Op, QueueOptions, Status,
-    TenantId, VolumeId,
+    BioId, BioWait, Control, DeviceId, DeviceState, ExportId, Instant, IoError, Ioprio, Op,
+    QueueOptions, Status, TenantId, VolumeId,
 };
 
 use crate::latency::slow::{SlowFilter, SlowRequest};
@@ -157,6 +158,20 @@ pub enum ControlQuery {
     DeviceUses {
         /// Channel for the answer.
         answer: Sender<Vec<VolumeUse>>,
+    },
+    /// Requests in flight of the clients of this shard, by export.
+    InFlight {
+        /// First export of the part.
+        from: ExportId,
+        /// Channel for the answer: exports with requests in flight, and the export of the next part.
+        answer: Sender<(Vec<InFlightReport>, Option<ExportId>)>,
+    },
+    /// What bios wait for that other shards have sent on to this one.
+    BioWaits {
+        /// The bios.
+        ids: Vec<BioId>,
+        /// Channel for the answer, in their order; none of a bio that is not here.
+        answer: Sender<Vec<Option<BioWait>>>,
     },
     /// Connections of this shard, from a slot on.
     Connections {
@@ -307,8 +322,8 @@ pub struct DeviceReport {
     pub tags_free: u32,
     /// Smallest latency of small synchronous requests on the idle device in nanoseconds, as far as it was measured.
     pub smallest_ns: Option<u64>,
-    /// The command that the device has had for the longest time: its volume, and its age in nanoseconds.
-    pub oldest: Option<(VolumeId, u64)>,
+    /// The command that the device has had for the longest time.
+    pub oldest: Option<Unanswered>,
     /// Counters of each operation.
     pub ops: [OpCounts; Op::COUNT],
 }
@@ -438,6 +453,8 @@ pub struct ConnectionReport {
     pub chosen: Option<(ExportId, Ioprio)>,
     /// Number of requests in flight.
     pub in_flight: usize,
+    /// Nanoseconds since the oldest request came that is not answered.
+    pub oldest_ns: Option<u64>,
     /// Wait times; none before transmission.
     pub latency: Option<LatencyTable>,
 }

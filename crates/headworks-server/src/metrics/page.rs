@@ -10,10 +10,11 @@ use headworks_nbd::device::{RemoteReport, RemoteState};
 use super::exports::put_exports;
 use super::process::put_process;
 use super::text::{MetricType, MetricsPage, seconds};
+use crate::control::in_flight::InFlightExports;
 use crate::control::queries::{Latencies, LimitReports, Queries, TargetTotals};
 use crate::control::tree::{DeviceNode, ExportNode, TenantNode, Tree, device_name};
 use crate::latency::{ROWS, request_name, row_name};
-use crate::messages::query::{BufferStats, LatencyReport};
+use crate::messages::query::{BufferStats, DeviceReport, LatencyReport};
 use crate::tenant::TenantName;
 use headworks_control::RpcFault;
 use headworks_front::limits::LimitTarget;
@@ -34,15 +35,40 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     put_limits(&mut page, &names, &counts.limits);
     put_targets(&mut page, &names, &counts.targets);
     put_tenants_dirty(&mut page, &names, &queries.dirty_by_tenant(tree)?);
-    put_devices(&mut page, queries, tree)?;
+    put_devices(&mut page, queries, tree, &names)?;
     put_buffers(&mut page, queries)?;
     put_caches(&mut page, queries)?;
     put_tenants_cached(&mut page, queries, tree)?;
     Ok(page.into_text())
 }
 
+/// How long what is not answered yet has waited: of an export since it came, of a device since that was sent it; 0 without one.
+fn put_oldest(
+    page: &mut MetricsPage,
+    (tree, names): (&Tree, &NodeNames<'_>),
+    all: &InFlightExports,
+    devices: &[(String, DeviceReport)],
+) {
+    let name = "headworks_oldest_request_seconds";
+    page.family(name, MetricType::Gauge, "Age of the oldest request that is not answered yet.");
+    for entry in &tree.exports {
+        let Some(labels) = names.export(entry.id) else { continue };
+        let oldest = all.get(&entry.id).and_then(|all| all.oldest.as_ref());
+        page.sample(name, &labels, oldest.map_or(0.0, |oldest| oldest.age.as_secs_f64()));
+    }
+    for (device, report) in devices {
+        let age_ns = report.oldest.map_or(0, |oldest| oldest.age_ns);
+        page.sample(name, &[("device", device)], seconds(age_ns));
+    }
+}
+
 /// Metrics of queues and devices.
-fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result<(), RpcFault> {
+fn put_devices(
+    page: &mut MetricsPage,
+    queries: &Queries,
+    tree: &Tree,
+    names: &NodeNames<'_>,
+) -> Result<(), RpcFault> {
     let mut reports = Vec::new();
     for DeviceNode { id, .. } in &tree.devices {
         let report = queries.device_if_there(tree, *id)?;
@@ -75,6 +101,7 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
     for (device, report) in &reports {
         page.sample(name, &[("device", device)], u32::from(report.state == DeviceState::Stuck));
     }
+    put_oldest(page, (tree, names), &queries.in_flight(tree)?, &reports);
     put_remotes(page, tree);
     let name = "headworks_device_bulk_limit_bytes";
     let help = "Most bytes in the device of exports without a latency target or with a looser one; absent without a target.";

@@ -39,6 +39,7 @@ mod foreign_spans;
 mod freezes;
 mod held_log;
 mod idle;
+pub(crate) mod in_flight;
 mod latency;
 mod listeners;
 mod log_limiter;

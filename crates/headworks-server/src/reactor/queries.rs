@@ -9,8 +9,9 @@ use std::sync::mpsc::Sender;
 
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
-use super::{Reactor, latency, targets};
+use super::{Reactor, in_flight, latency, targets};
 use crate::latency::usage::VolumeUse;
+use crate::messages::in_flight::Unanswered;
 use crate::messages::query::{
     CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, VolumeReport,
 };
@@ -104,8 +105,15 @@ impl Reactor {
             ControlQuery::Usage { times, answer } => {
                 let _ = answer.send(self.ticks.usage.during(&times));
             }
+            ControlQuery::InFlight { from, answer } => {
+                let report = in_flight::report_in_flight(&self.door, &mut self.parts, now, from);
+                let _ = answer.send(report);
+            }
+            ControlQuery::BioWaits { ids, answer } => {
+                let _ = answer.send(self.parts.driver.shard().bio_waits(&ids));
+            }
             ControlQuery::Connections { from, answer } => {
-                let _ = answer.send(self.report_connections(from));
+                let _ = answer.send(self.report_connections(now, from));
             }
             ControlQuery::Owner { export, tenant, answer } => {
                 self.door.exports.set_owner(export, tenant);
@@ -238,7 +246,7 @@ impl Reactor {
             smallest_ns: shard.smallest_latency(now, device),
             oldest: shard
                 .oldest_command(device)
-                .map(|(volume, sent)| (volume, now.0.saturating_sub(sent.0))),
+                .map(|command| Unanswered::of_command(now, device, command)),
             ops,
         })
     }
@@ -249,7 +257,11 @@ impl Reactor {
         Some(VolumeReport { stats: shard.stats(volume)?.clone(), unflushed, suspect })
     }
 
-    fn report_connections(&mut self, from: u32) -> (Vec<ConnectionReport>, Option<u32>) {
+    fn report_connections(
+        &mut self,
+        now: Instant,
+        from: u32,
+    ) -> (Vec<ConnectionReport>, Option<u32>) {
         let mut some = Vec::new();
         for slot in self.parts.io.slots().skip(from as usize) {
             if some.len() == TABLES_MAX {
@@ -262,6 +274,7 @@ impl Reactor {
                 listener: connection.listener().cloned(),
                 chosen: connection.binding().map(|binding| (binding.export, binding.ioprio)),
                 in_flight: connection.in_flight(),
+                oldest_ns: connection.oldest_request_ns(now),
                 latency: connection.latency().map(|(_, table)| table.clone()),
             });
         }

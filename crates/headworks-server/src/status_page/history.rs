@@ -258,6 +258,7 @@ mod tests {
             state: "serving",
             facts: Default::default(),
             clients: 0,
+            oldest: None,
             counters,
         }
     }

@@ -118,7 +118,7 @@ fn listed<'a>(exports: &'a [ExportRow], history: &History) -> Vec<&'a ExportRow>
 }
 
 fn export(export: &ExportRow) -> Value {
-    let ExportRow { name, tenant, device, state, facts, clients, counters } = export;
+    let ExportRow { name, tenant, device, state, facts, clients, oldest, counters } = export;
     json!({
         "name": **name,
         "tenant": tenant,
@@ -129,6 +129,8 @@ fn export(export: &ExportRow) -> Value {
         "held": facts.held,
         "cached": facts.cached,
         "clients": clients,
+        "oldest_ns": oldest.map(|(age, _)| age),
+        "oldest_stage": oldest.map(|(_, place)| place),
         "reads": counters.reads.0,
         "read_bytes": counters.reads.1,
         "writes": counters.writes.0,
@@ -143,7 +145,8 @@ fn export(export: &ExportRow) -> Value {
 }
 
 fn device(load: &DeviceLoad) -> Value {
-    let DeviceLoad { name, state, scheduler, requests, tags: (tags, free), busy_ns } = load;
+    let DeviceLoad { name, state, scheduler, requests, tags: (tags, free), busy_ns, oldest_ns } =
+        load;
     json!({
         "name": name,
         "state": state.name(),
@@ -152,6 +155,7 @@ fn device(load: &DeviceLoad) -> Value {
         "tags": tags,
         "tags_used": tags.saturating_sub(*free),
         "busy_ns": busy_ns,
+        "oldest_ns": oldest_ns,
     })
 }
 
@@ -180,6 +184,7 @@ mod tests {
             state,
             facts: Default::default(),
             clients: 2,
+            oldest: None,
             counters: ExportCounters {
                 reads: (reads, 512 * reads),
                 requests: reads,

@@ -10,6 +10,7 @@ use headworks_core::cache::folio::BLOCK;
 use headworks_core::{DeviceId, DeviceState, Op, WaitKind};
 
 use crate::assemble::shown_name;
+use crate::control::in_flight::OldestRequest;
 use crate::control::queries::{ExportFacts, Queries};
 use crate::control::service::ControlService;
 use crate::control::tree::{ExportNode, Tree, device_name};
@@ -61,6 +62,8 @@ pub struct ExportRow {
     pub facts: ExportFacts,
     /// Number of its clients.
     pub clients: u32,
+    /// Age of its oldest request in flight in nanoseconds, and where that waits.
+    pub oldest: Option<(u64, &'static str)>,
     /// Counters since the start.
     pub counters: ExportCounters,
 }
@@ -80,6 +83,8 @@ pub struct DeviceLoad {
     pub tags: (u32, u32),
     /// Nanoseconds in which it had a request.
     pub busy_ns: u64,
+    /// Age of its oldest command in nanoseconds.
+    pub oldest_ns: Option<u64>,
 }
 
 /// The page cache of all shards together, in bytes.
@@ -130,6 +135,7 @@ impl Snapshot {
         let (queries, tree) = (service.queries(), service.tree());
         let latencies = queries.latencies()?;
         let facts = queries.export_facts(&tree)?;
+        let in_flight = queries.in_flight(&tree)?;
         let uses = queries.device_uses()?;
         let mut held: BTreeMap<_, u64> = BTreeMap::new();
         for used in &uses {
@@ -141,7 +147,9 @@ impl Snapshot {
             let facts = facts.get(&entry.id).copied().unwrap_or_default();
             // Exports of one image share its volume, whose use counts as that of the first.
             let device_ns = held.remove(&entry.volume).unwrap_or_default();
-            exports.push(export(queries, entry, facts, latencies.get(&entry.id), device_ns));
+            let row = export(queries, entry, facts, latencies.get(&entry.id), device_ns);
+            let oldest = in_flight.get(&entry.id).and_then(|all| all.oldest.as_ref());
+            exports.push(ExportRow { oldest: oldest.map(OldestRequest::age_and_place), ..row });
         }
         exports.extend(tree.absent.iter().map(|absent| ExportRow {
             name: shown_name(&absent.spec.name).into(),
@@ -150,6 +158,7 @@ impl Snapshot {
             state: "absent",
             facts: ExportFacts::default(),
             clients: 0,
+            oldest: None,
             counters: ExportCounters::default(),
         }));
         let mut devices = Vec::with_capacity(tree.devices.len());
@@ -175,6 +184,7 @@ fn export(
         state: facts.state(),
         facts,
         clients: report.map_or(0, |report| report.connections),
+        oldest: None,
         counters: ExportCounters { device_ns, ..counters },
     }
 }
@@ -215,6 +225,7 @@ fn device(queries: &Queries, tree: &Tree, id: DeviceId) -> Result<Option<DeviceL
         requests: report.queue.in_flight,
         tags: (report.tags_depth, report.tags_free),
         busy_ns: report.busy_ns,
+        oldest_ns: report.oldest.map(|oldest| oldest.age_ns),
     }))
 }
 
@@ -241,7 +252,7 @@ fn cache(queries: &Queries) -> Result<Option<CacheLoad>, RpcFault> {
 /// What `why` says of the worst export of the last seconds; nothing while an export that it is about is removed.
 fn worst(queries: &Queries) -> Option<WorstExport> {
     let report = queries.why(None, SlowFilter { op: None, seconds: WORST_SECONDS }).ok()?;
-    let export = report.export.filter(|_| report.slow)?;
+    let export = report.export.filter(|_| report.slow || !report.findings.is_empty())?;
     let sentences = std::iter::once(report.sentence).chain(report.notes).collect();
     Some(WorstExport { export, sentences })
 }

@@ -8,6 +8,7 @@ use headworks_nbd::device::RemoteState;
 
 use super::LiveChanges;
 use crate::assemble::{AbsentExport, shown_name};
+use crate::control::in_flight::{InFlight, InFlightExports};
 use crate::control::inventory::VolumeEntry;
 use crate::control::queries::NodeCounts;
 use crate::control::tree::{ExportNode, device_name, lock};
@@ -26,11 +27,15 @@ pub(super) fn some_target(target_us: u32) -> Option<u32> {
 
 impl LiveChanges {
     /// The method `exports`: one row for each.
-    pub fn exports(&self, counts: &NodeCounts) -> Result<Vec<answers::Export>, RpcFault> {
+    pub fn exports(
+        &self,
+        counts: &NodeCounts,
+        in_flight: &InFlightExports,
+    ) -> Result<Vec<answers::Export>, RpcFault> {
         let tree = self.tree.current();
         let reports = self.export_reports()?;
         let draining = lock(&self.draining).clone();
-        let deleted = self.deleted_images();
+        let (deleted, silences) = (self.deleted_images(), self.silences(&tree));
         let row = |entry: &ExportNode| {
             let report = reports.get(&entry.id)?;
             let now = self.settings.of(entry.id).options;
@@ -68,7 +73,14 @@ impl LiveChanges {
                 state: state.to_owned(),
                 device_state: Some(device_state.name().to_owned()),
                 reason: reason.map(str::to_owned),
-                remote: remote.map(|(link, report)| link.answer(&report)),
+                remote: remote.map(|(link, report)| {
+                    let mut remote = link.answer(&report);
+                    if let Some(silence) = silences.get(&entry.device) {
+                        remote.told = format!("{}, {silence}", remote.told);
+                    }
+                    remote
+                }),
+                in_flight: in_flight.get(&entry.id).map(InFlight::answer).unwrap_or_default(),
             })
         };
         let absent = |absent: &AbsentExport| {

@@ -1,37 +1,25 @@
 //! What holds up a change that waits for devices: the command that a device has had for the longest time.
 
-use std::fmt;
-use std::time::Duration;
+use std::collections::BTreeMap;
 
-use headworks_core::{DeviceId, VolumeId};
+use headworks_core::DeviceId;
 
 use super::LiveChanges;
-use crate::control::tree::{DeviceNode, Tree, device_name};
-
-/// A command that a device has not answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OldestCommand {
-    /// Names of the exports of its volume.
-    exports: String,
-    device: DeviceId,
-    /// Time since the device was sent it.
-    pub age: Duration,
-}
-
-impl fmt::Display for OldestCommand {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { exports, device, age } = self;
-        let age = age.as_secs_f32();
-        write!(f, "export {exports}, device {}, oldest {age:.1} s", device_name(*device))
-    }
-}
+use crate::control::in_flight::OldestRequest;
+use crate::control::tree::{DeviceNode, Tree};
 
 impl LiveChanges {
     /// The oldest command of all devices; none if they are idle. A shard that does not answer has none.
-    pub(crate) fn oldest_command(&self) -> Option<OldestCommand> {
+    pub(crate) fn oldest_command(&self) -> Option<OldestRequest> {
         let tree = self.tree.current();
         let found = tree.devices.iter().filter_map(|node| self.oldest_on(&tree, node));
         found.max_by_key(|oldest| oldest.age)
+    }
+
+    /// What exports of devices behind other servers say of a request without an answer, by device.
+    pub(super) fn silences(&self, tree: &Tree) -> BTreeMap<DeviceId, String> {
+        let remotes = tree.devices.iter().filter(|node| node.remote.is_some());
+        remotes.filter_map(|node| Some((node.id, self.oldest_on(tree, node)?.silence()?))).collect()
     }
 
     /// The oldest command of one device, in words with a colon before them; empty for an idle device.
@@ -41,21 +29,8 @@ impl LiveChanges {
         oldest.map(|oldest| format!(": {oldest}")).unwrap_or_default()
     }
 
-    fn oldest_on(&self, tree: &Tree, node: &DeviceNode) -> Option<OldestCommand> {
-        let (volume, age) = self.shards.device(tree, node.id).ok()?.oldest?;
-        let exports = exports_of(tree, node, volume);
-        Some(OldestCommand { exports, device: node.id, age: Duration::from_nanos(age) })
-    }
-}
-
-/// Names of the exports of a volume; of a base, which has none, those of its device.
-fn exports_of(tree: &Tree, node: &DeviceNode, volume: VolumeId) -> String {
-    let names = |is_meant: &dyn Fn(VolumeId) -> bool| {
-        let meant = tree.exports.iter().filter(|export| is_meant(export.volume));
-        meant.map(|export| export.shown_name()).collect::<Vec<_>>().join(", ")
-    };
-    match names(&|other| other == volume) {
-        own if !own.is_empty() => own,
-        _ => names(&|other| node.volumes.contains(&other)),
+    fn oldest_on(&self, tree: &Tree, node: &DeviceNode) -> Option<OldestRequest> {
+        let oldest = self.shards.device(tree, node.id).ok()?.oldest?;
+        Some(OldestRequest::new(tree, oldest, |export| self.settings.tenant_of(export)))
     }
 }

@@ -42,6 +42,7 @@ mod reread;
 mod session;
 #[cfg(test)]
 mod tls_tests;
+mod unanswered;
 
 use std::fmt;
 use std::io;

@@ -228,8 +228,14 @@ function exportRow(name) {
   const button = element("button", { type: "button", "aria-pressed": "false", title: name }, name);
   button.addEventListener("click", () => choose(state.chosen === name ? null : name));
   const row = element("tr", {}, element("th", { scope: "row" }, button, element("span", { class: "tenant" })));
-  for (let column = 1; column < 14; column += 1) row.append(element("td"));
+  for (let column = 1; column < 15; column += 1) row.append(element("td"));
   return row;
+}
+
+// The age of the oldest request that is not answered; one second is long.
+function oldest(row, index, ns) {
+  const age = (ns || 0) / 1e9;
+  cell(row, index, age < 0.1 ? "-" : age < 100 ? `${age.toFixed(1)} s` : format.time(age), age >= 1 ? "number bad" : "number zero");
 }
 
 function calmUse() {
@@ -273,6 +279,7 @@ function drawExports() {
     number(11, one.dirty / 1e6);
     cell(row, 12, format.count(one.errors), one.errors > 0 ? "number bad" : "number zero");
     cell(row, 13, format.count(one.clients), one.clients > 0 ? "number" : "number zero");
+    oldest(row, 14, one.oldest_ns);
     const chosen = one.name === state.chosen;
     row.className = chosen ? "chosen" : "";
     row.cells[0].firstElementChild.setAttribute("aria-pressed", String(chosen));
@@ -327,7 +334,7 @@ function drawDevices() {
     const { name } = device;
     if (!state.devices.has(name)) {
       const row = element("tr", {}, element("th", { scope: "row" }, name));
-      for (let column = 1; column < 7; column += 1) row.append(element("td"));
+      for (let column = 1; column < 8; column += 1) row.append(element("td"));
       state.devices.set(name, row);
     }
     const row = state.devices.get(name);
@@ -345,6 +352,7 @@ function drawDevices() {
     cell(row, 4, format.count(device.requests), device.requests > 0 ? "number" : "number zero");
     cell(row, 5, `${device.tags_used} of ${device.tags}`, device.tags_used > 0 ? "number" : "number zero");
     cell(row, 6, names.slice(0, 3).join(", ") + more || "-");
+    oldest(row, 7, device.oldest_ns);
     return row;
   });
   arrange(byId("device-table").tBodies[0], rows);
