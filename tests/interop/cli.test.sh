@@ -18,6 +18,14 @@ names() { # WORD ARGUMENTS...: refused, and the first line names the word
 }
 
 check "no command" names --help
+one_line() { local said; said=$("$HEADWORKS" "${@:2}" 2>&1); echo "$said"; [ "$(wc -l <<<"$said")" -eq 1 ] && grep -q -- "$1" <<<"$said"; }
+check "a command without its command: one line" one_line 'headworks ctl --help' ctl
+check "keys before their type" one_line 'with keys it is error:cache=none,rate=30%,of=a.img' serve bad=cache=none,error:rate=30%,of=a.img
+check "every missing image is named with its export" one_line 'export a: .*one.img.* export b: .*two.img' serve a=one.img b=two.img
+check "an option of nbdkit" one_line 'there are no filters' serve --filter=cow file disk.img
+check "a plugin of nbdkit" one_line 'a disk in memory is mem:size=1G' serve memory 1G
+printf '[server]\ncache = "x"\nprot = 3\n[[export]]\nname = "a"\nweight = 0\nfile = { path = "/no/x.img", size = "5MB" }\n' >"$DIR/wrong.toml"
+check "check tells mistakes of every kind in one round" bash -c '"$0" check "$1" 2>&1 | tee "$1.said"; for line in 2 3 6; do grep -q "wrong.toml:$line:" "$1.said" || exit 1; done' "$HEADWORKS" "$DIR/wrong.toml"
 check "an unknown command" names sevre sevre
 check "serve without a spec" refused serve
 check "an unknown option" names --frobnicate serve --frobnicate mem:size=1M

@@ -174,8 +174,16 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        complain("no command; see `headworks --help`");
-        let _ = write!(std::io::stderr(), "\n{text}");
+        match command_of(text) {
+            // The list of its commands is longer than a screen, and would hide the error.
+            Some(command) => {
+                complain(format!("no command; `headworks {command} --help` lists them"))
+            }
+            None => {
+                complain("no command; see `headworks --help`");
+                let _ = write!(std::io::stderr(), "\n{text}");
+            }
+        }
         return ExitCode::from(USAGE);
     }
     if let Some(new) = renamed_command(error).or_else(|| option_of_another_server(error)) {
@@ -188,6 +196,12 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     }
     complain_with_usage(text.trim_end());
     ExitCode::from(USAGE)
+}
+
+/// The command whose help a text is; none of the program's own.
+fn command_of(help: &str) -> Option<&str> {
+    let usage = help.lines().find_map(|line| line.strip_prefix("Usage: headworks "))?;
+    usage.split(' ').next().filter(|word| !word.starts_with(['[', '<']))
 }
 
 /// The message for a word that is not UTF-8 where text is expected; options and operands that are paths take any bytes.
@@ -226,6 +240,15 @@ fn option_of_another_server(error: &clap::Error) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn command_without_its_command_is_one_line() {
+        let help =
+            |line: &[&str]| command().try_get_matches_from(line).unwrap_err().render().to_string();
+        assert_eq!(command_of(&help(&["headworks", "ctl"])), Some("ctl"));
+        assert_eq!(command_of(&help(&["headworks", "image"])), Some("image"));
+        assert_eq!(command_of(&help(&["headworks"])), None);
+    }
 
     #[test]
     fn word_that_is_not_utf8_is_named_in_one_sentence() {

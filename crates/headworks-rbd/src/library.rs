@@ -25,7 +25,18 @@ macro_rules! functions {
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
-        impl Library {
+        /// Why a library is not there, and the remedy. A seccomp filter lets no code be mapped any more, though the file is there.
+fn cannot_be_loaded(name: &str, error: &str) -> String {
+    let remedy = match error.contains("failed to map segment") {
+        true => {
+            "a server with a sandbox loads it at its start alone: name an rbd: export there, or start it with --sandbox off"
+        }
+        false => "install the package librbd1 (Debian, Ubuntu) or librbd (Fedora, SUSE)",
+    };
+    format!("Ceph's library {name} cannot be loaded ({error}); {remedy}")
+}
+
+impl Library {
             fn new(objects: &[Object]) -> Result<Self, String> {
                 Ok(Self { $($name: symbol(objects, stringify!($name))?,)* })
             }
@@ -97,11 +108,8 @@ impl Library {
     fn load() -> Result<Self, String> {
         let open = |name: &str, flags| {
             // SAFETY: initializers of these libraries expect nothing of their users.
-            unsafe { Object::open(Some(name), flags) }.map_err(|error| {
-                format!(
-                    "Ceph's library {name} cannot be loaded ({error}); install the package librbd1 (Debian, Ubuntu) or librbd (Fedora, SUSE)"
-                )
-            })
+            unsafe { Object::open(Some(name), flags) }
+                .map_err(|error| cannot_be_loaded(name, &error.to_string()))
         };
         let objects =
             [open("librados.so.2", RTLD_NOW | RTLD_GLOBAL)?, open("librbd.so.1", RTLD_NOW)?];

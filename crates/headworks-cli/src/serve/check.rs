@@ -52,7 +52,11 @@ pub fn run(options: &CheckArgs) -> ExitCode {
     };
     let (specs, server) = match plan(&effective) {
         Ok(planned) => planned,
-        Err(problems) => return report_error_as(options, &OptionError::Invalid(problems)),
+        Err(mut problems) => {
+            problems.0.extend(path_errors(&effective));
+            problems.0.sort();
+            return report_error_as(options, &OptionError::Invalid(problems));
+        }
     };
     if let Err(error) = super::user(&effective.options) {
         let problem = blame(&effective.config, &error);

@@ -10,6 +10,7 @@ use headworks_core::ConfigError;
 use headworks_server::{Assembly, ExportSpec, Leftovers, MissingImage};
 
 use super::EffectiveOptions;
+use super::announce::shown_export;
 
 /// How long a remote may take to answer before others are served without it.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -27,9 +28,35 @@ pub(super) fn open(
     // The clients of a server that is replaced wait for all of them.
     let within = (!takes_over).then_some(ANSWER);
     let missing = missing(effective, live);
-    let mut assembly = Assembly::open_within(specs, missing, leftovers, within)?;
+    let mut assembly = Assembly::open_within(specs, missing, leftovers, within)
+        .map_err(|error| with_others(specs, missing, error))?;
     finish(effective, &mut assembly)?;
     Ok(assembly)
+}
+
+/// Most errors in one message.
+const SHOWN_MAX: usize = 8;
+
+/// The first error of a start, with those that would come after it.
+fn with_others(specs: &[ExportSpec], missing: MissingImage, first: ConfigError) -> ConfigError {
+    if specs.len() == 1 {
+        return first;
+    }
+    let (_, refused) = Assembly::inspect(specs, missing);
+    let mut said: Vec<String> = Vec::new();
+    if !refused.iter().any(|(_, error)| error.message == first.message) {
+        said.push(first.message.to_string());
+    }
+    let told = |(index, error): &(usize, ConfigError)| {
+        format!("export {}: {}", shown_export(&specs[*index].name), error.message)
+    };
+    said.extend(refused.iter().map(told));
+    let more = said.len().saturating_sub(SHOWN_MAX);
+    said.truncate(SHOWN_MAX);
+    if more > 0 {
+        said.push(format!("and {more} more"));
+    }
+    ConfigError::new(first.option, said.join("; "))
 }
 
 /// Finds out what [`open`] would open, and every error with the index of its export, if it has one.

@@ -99,6 +99,11 @@ pub fn resolve(
         None => Default::default(),
     };
     problems.0.extend(table.check(&file.server));
+    if !problems.0.is_empty() {
+        // What can be said of the rest, so that a file with errors of several kinds is mended in one round.
+        let further = [file.plan(None, false).err(), file.plan_tenants().err()];
+        problems.0.extend(further.into_iter().flatten().flat_map(|all| all.0));
+    }
     let file = problems.or(file).map_err(OptionError::Invalid)?;
     let in_file = ConfigFile { server: file.server.clone(), ..ConfigFile::default() };
     let lower = in_file.merged(ConfigFile { server: said.server, ..ConfigFile::default() });

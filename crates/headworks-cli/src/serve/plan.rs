@@ -22,11 +22,21 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
     if let Some(answer) = plugin_answer(&options.exports) {
         return Err(Problems(vec![Problem::new(&Origin::CommandLine, answer)]));
     }
-    let specs = config.plan(options.size, options.read_only)?;
     let one = |problem: Problem| Problems(vec![problem]);
-    let mut server = server_options(options, config).map_err(one)?;
-    server.tenants = config.plan_tenants()?;
-    server.access = plan_access(options, config)?;
+    // All of them before any is reported.
+    let specs = config.plan(options.size, options.read_only);
+    let server = server_options(options, config).map_err(one);
+    let (tenants, access) = (config.plan_tenants(), plan_access(options, config));
+    let wrong = [
+        specs.as_ref().err(),
+        server.as_ref().err(),
+        tenants.as_ref().err(),
+        access.as_ref().err(),
+    ];
+    let wrong: Vec<Problem> = wrong.into_iter().flatten().flat_map(|all| all.0.clone()).collect();
+    Problems(wrong).or(())?;
+    let (specs, mut server) = (specs?, server?);
+    (server.tenants, server.access) = (tenants?, access?);
     let own = named_addresses(options);
     let twin = server
         .access

@@ -278,6 +278,9 @@ impl Spec {
     #[must_use]
     pub fn meant(&self) -> Option<String> {
         let BaseDevice::File { path, .. } = &self.base else { return None };
+        if let Some(meant) = path.to_str().and_then(type_behind_keys) {
+            return Some(meant);
+        }
         let (stem, keys) = path.file_name()?.to_str()?.split_once(',')?;
         let (key, _) = keys.split_once('=')?;
         // A wrapper would take the export's keys.
@@ -441,6 +444,15 @@ impl Kind {
             _ => Ok(()),
         }
     }
+}
+
+/// How keys of an export before a type are written: `cache=none,error:rate=1%,of=a.img` becomes `error:cache=none,rate=1%,of=a.img`.
+fn type_behind_keys(text: &str) -> Option<String> {
+    let (kind, keys) = text.split_once(':')?;
+    let (before, kind) = kind.rsplit_once(',')?;
+    let is_key = |word: &str| word.split_once('=').is_some_and(|(key, _)| is_of_export(key));
+    let is_type = KINDS.iter().any(|(_, name)| *name == kind);
+    (is_type && before.split(',').all(is_key)).then(|| format!("{kind}:{before},{keys}"))
 }
 
 /// Splits a type from its keys; `None` for a path.
@@ -612,6 +624,8 @@ mod tests {
             ("/a/disk.img,weight=2", Some("file:path=/a/disk.img,weight=2")),
             ("disk.img,size=1G,cache=none", Some("file:path=disk.img,size=1G,cache=none")),
             ("mem,size=1G", Some("mem:size=1G")),
+            ("cache=none,error:rate=3%,of=a.img", Some("error:cache=none,rate=3%,of=a.img")),
+            ("weight=2,a:b", None),
             ("./delay,read=5ms,of=disk.img", Some("delay:read=5ms,of=disk.img")),
             ("delay:read=5ms,of=disk.img,size=1G", Some("file:path=disk.img,size=1G")),
             ("delay:read=5ms,of=disk.img,weight=2", None),
