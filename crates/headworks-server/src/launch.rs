@@ -285,10 +285,7 @@ fn prepare(
     let mut shard = Shard::new(config.clone())?;
     options.prepare_shard.call(&mut shard);
     Mapping::tables_in_huge_pages(shard.cache_tables());
-    let mut executor = Executor::new(devices);
-    if let Some(log) = log {
-        executor.set_log(log);
-    }
+    let executor = Executor::with_log(devices, log);
     let parts = ReactorParts {
         id,
         clock: Clock::start(),

@@ -54,7 +54,7 @@ use upgrade::Upgrades;
 /// A shard with its executor and its pending inputs.
 struct SimShard {
     core: Shard,
-    executor: Executor,
+    executor: Executor<DirtyLog>,
     inbox: Vec<Input>,
     turn: Vec<Input>,
 }
@@ -912,10 +912,8 @@ fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> V
             Some(made)
         };
         let devices = scenario.devices.iter().enumerate().map(device).collect();
-        let mut executor = Executor::new(devices);
-        if scenario.cache.dirty_table {
-            executor.set_log(DirtyLog::anonymous(scenario.cache.units));
-        }
+        let log = || DirtyLog::anonymous(scenario.cache.units);
+        let executor = Executor::with_log(devices, scenario.cache.dirty_table.then(log));
         SimShard { core, executor, inbox: Vec::with_capacity(1024), turn: Vec::with_capacity(1024) }
     });
     shards.collect()

@@ -6,14 +6,15 @@
 //! Invariants: when [`Executor::run`] returns, every action of the list was done; bytes of the frames change only after the sink was
 //! told ([`ActionSink::before_change`]), by whichever action and device.
 
+use std::convert::Infallible;
+
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
-    Action, Actions, BioId, Completion, Control, CopyDirection, DeviceId, EXTENTS_BYTES,
-    ExtentState, Input, Instant, Message, Notice, Op, REPLY_RANGES_MAX, ReplyStage, Shard, ShardId,
-    Status, WaitTimes,
+    Action, Actions, BioId, Completion, Control, CopyDirection, DeviceId, DirtyEntry,
+    EXTENTS_BYTES, ExtentState, Input, Instant, Message, Notice, Op, REPLY_RANGES_MAX, ReplyStage,
+    Shard, ShardId, Status, WaitTimes,
 };
 
-use crate::cache_memory::DirtyLog;
 use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss};
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::{Copier, STREAM, Span, fetch};
@@ -75,6 +76,32 @@ pub unsafe trait ActionSink {
     fn notice(&mut self, notice: Notice);
 }
 
+/// A log of changes of the cache's frames, from which another process finds what this one left. It stores in the order of the calls.
+pub trait ChangeLog {
+    /// The process lives.
+    fn stamp(&self);
+    /// Sets the entries of a run of frames.
+    fn set(&self, unit: u32, count: u32, entry: DirtyEntry);
+    /// `len` bytes at `to` are about to be replaced by those at `from`, or by zeros if that is null.
+    fn begin_change(&self, to: *mut u8, from: *const u8, len: usize);
+    /// The bytes were replaced.
+    fn end_change(&self);
+    /// `count` commands are about to be given to a device: its files may change until they are answered.
+    fn begin_commands(&self, count: usize);
+    /// `count` commands were answered.
+    fn end_commands(&self, count: usize);
+}
+
+/// No log: there is none of this type.
+impl ChangeLog for Infallible {
+    fn stamp(&self) {}
+    fn set(&self, _: u32, _: u32, _: DirtyEntry) {}
+    fn begin_change(&self, _: *mut u8, _: *const u8, _: usize) {}
+    fn end_change(&self) {}
+    fn begin_commands(&self, _: usize) {}
+    fn end_commands(&self, _: usize) {}
+}
+
 /// Bytes that the copies of a bio at the head of a list move, as far as it matters. (Small folios take a large write in pieces.)
 fn length(list: &[Action], bio: BioId) -> usize {
     let mut sum = 0;
@@ -129,7 +156,7 @@ pub fn fetch_ahead(shard: &Shard, batch: &[Input], frames: Span) {
 }
 
 /// The devices that a shard owns, and the scratch that turns actions into commands.
-pub struct Executor {
+pub struct Executor<L = Infallible> {
     devices: Vec<Option<Box<dyn Device>>>,
     commands: Vec<Command>,
     spans: Vec<Span>,
@@ -142,13 +169,24 @@ pub struct Executor {
     reply: Vec<Span>,
     copier: Copier,
     /// Where changes of the cache's frames are logged; none without such memory.
-    log: Option<DirtyLog>,
+    log: Option<L>,
 }
 
 impl Executor {
     /// An executor over the devices of one shard; `None` where another shard owns it.
     #[must_use]
     pub fn new(devices: Vec<Option<Box<dyn Device>>>) -> Self {
+        Self::with_log(devices, None)
+    }
+}
+
+impl<L: ChangeLog> Executor<L> {
+    /// An executor that logs changes of the cache's frames. The shard reports them ([`CacheOptions::dirty_table`]), and the log is of the
+    /// frames that the sink has.
+    ///
+    /// [`CacheOptions::dirty_table`]: headworks_core::CacheOptions::dirty_table
+    #[must_use]
+    pub fn with_log(devices: Vec<Option<Box<dyn Device>>>, log: Option<L>) -> Self {
         Self {
             devices,
             commands: Vec::with_capacity(1024),
@@ -158,21 +196,13 @@ impl Executor {
             losses: Vec::new(),
             reply: Vec::with_capacity(REPLY_RANGES_MAX),
             copier: Copier::default(),
-            log: None,
+            log,
         }
-    }
-
-    /// Logs changes of the cache's frames from now on. The shard reports them ([`CacheOptions::dirty_table`]), and the log is of the
-    /// frames that the sink has.
-    ///
-    /// [`CacheOptions::dirty_table`]: headworks_core::CacheOptions::dirty_table
-    pub fn set_log(&mut self, log: DirtyLog) {
-        self.log = Some(log);
     }
 
     /// The log of changes, if there is one.
     #[must_use]
-    pub fn log(&self) -> Option<&DirtyLog> {
+    pub fn log(&self) -> Option<&L> {
         self.log.as_ref()
     }
 

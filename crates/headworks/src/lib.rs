@@ -109,9 +109,9 @@ pub mod driver {
         DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, PLACES, Wait, Waker, Watch,
         open_engine,
     };
-    #[doc(hidden)]
-    pub use crate::executor::fetch_ahead;
     pub use crate::executor::{ActionSink, Executor};
+    #[doc(hidden)]
+    pub use crate::executor::{ChangeLog, fetch_ahead};
     #[doc(hidden)]
     pub use crate::memory::Populator;
     pub use crate::memory::{Buffer, Mapping, Pool, Span};

@@ -96,7 +96,7 @@ pub fn stamp_all(bytes: &mut [u8], offset: u64) {
 /// A shard with its cache and executor, on the calling thread.
 pub struct CacheDriver {
     shard: Shard,
-    executor: Executor,
+    executor: Executor<DirtyLog>,
     sink: DriverSink,
     clock: Clock,
     inputs: Vec<Input>,
@@ -201,10 +201,7 @@ impl CacheDriver {
         let device: Box<dyn Device> = Box::new(NullDevice);
         let shard = Shard::new(config)?;
         Mapping::tables_in_huge_pages(shard.cache_tables());
-        let mut executor = Executor::new(vec![Some(device)]);
-        if let Some(log) = log {
-            executor.set_log(log);
-        }
+        let executor = Executor::with_log(vec![Some(device)], log);
         Ok(Self {
             shard,
             executor,

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use headworks::cache_memory::DirtyLog;
 use headworks::driver::{ActionSink as _, DiskDone, DiskQueue, Executor, fetch_ahead};
 use headworks_core::cache::CacheContents;
 use headworks_core::{Change, ChangeError, DeviceId, ExportId, Input, Instant, Shard, VolumeId};
@@ -19,7 +20,7 @@ const ROUNDS_MAX: usize = 8;
 /// A shard, its executor, its record and the inputs that it has not seen yet.
 pub struct ShardDriver {
     shard: Shard,
-    executor: Executor,
+    executor: Executor<DirtyLog>,
     recorder: Option<Recorder>,
     inputs: Vec<Input>,
     /// The batch that is being handled; its memory is kept.
@@ -31,7 +32,7 @@ pub struct ShardDriver {
 impl ShardDriver {
     /// A driver without inputs.
     #[must_use]
-    pub fn new(shard: Shard, executor: Executor, recorder: Option<Recorder>) -> Self {
+    pub fn new(shard: Shard, executor: Executor<DirtyLog>, recorder: Option<Recorder>) -> Self {
         let (inputs, batch) = (Vec::with_capacity(4096), Vec::with_capacity(4096));
         Self { shard, executor, recorder, inputs, batch, changed: false }
     }
@@ -47,7 +48,7 @@ impl ShardDriver {
     }
 
     /// The executor with the shard's devices.
-    pub fn executor(&mut self) -> &mut Executor {
+    pub fn executor(&mut self) -> &mut Executor<DirtyLog> {
         &mut self.executor
     }
 
@@ -173,7 +174,7 @@ mod tests {
             exports: vec![ExportConfig::default()],
             ..ShardConfig::single(MemDevice::queue_options(), volume, 64)
         };
-        let executor = Executor::new(vec![Some(device())]);
+        let executor = Executor::with_log(vec![Some(device())], None);
         parts.driver = ShardDriver::new(Shard::new(config).unwrap(), executor, None);
         let id = BioId { connection: RESTORES, ..BioId::default() };
         let bio = Bio { id, op: Op::Discard, len: size as u32, ..Bio::default() };

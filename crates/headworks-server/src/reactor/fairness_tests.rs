@@ -90,7 +90,7 @@ pub(super) fn cached_parts(
         clock: Clock::start(),
         driver: ShardDriver::new(
             Shard::new(config).unwrap(),
-            Executor::new(vec![Some(device)]),
+            Executor::with_log(vec![Some(device)], None),
             None,
         ),
         io: ShardIo::new(ShardId(0), 64, Pool::new(pool).unwrap(), (frames, None), vec![None], 0),

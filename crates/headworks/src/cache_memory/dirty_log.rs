@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use headworks_core::DirtyEntry;
 
 use super::layout::word;
+use crate::executor::ChangeLog;
 use crate::memory::Mapping;
 
 /// Offset of the length in a redo record, behind target and source.
@@ -73,39 +74,6 @@ impl DirtyLog {
         unsafe { std::slice::from_raw_parts(self.table.as_ptr(), self.frames) }
     }
 
-    /// Sets the entries of a run of frames.
-    ///
-    /// # Panics
-    /// If there are no such frames.
-    #[inline]
-    pub fn set(&self, unit: u32, count: u32, entry: DirtyEntry) {
-        let run = &self.table()[unit as usize..][..count as usize];
-        // Release: the bytes come first.
-        for (at, frame) in (0..).zip(run) {
-            frame.store(entry.after(at).0, Ordering::Release);
-        }
-    }
-
-    /// Announces that `len` bytes at `to` are about to be replaced by those at `from`, or by zeros if that is null.
-    #[inline]
-    pub fn begin_change(&self, to: *mut u8, from: *const u8, len: usize) {
-        let redo = &self.redo();
-        redo[0].store(to.expose_provenance() as u64, Ordering::Relaxed);
-        redo[1].store(from.expose_provenance() as u64, Ordering::Relaxed);
-        compiler_fence(Ordering::SeqCst);
-        redo[2].store(len as u64, Ordering::Release);
-        // No byte changes before.
-        compiler_fence(Ordering::SeqCst);
-    }
-
-    /// Notes that the bytes were replaced.
-    #[inline]
-    pub fn end_change(&self) {
-        compiler_fence(Ordering::SeqCst);
-        self.redo()[2].store(0, Ordering::Release);
-        compiler_fence(Ordering::SeqCst);
-    }
-
     #[inline]
     fn redo(&self) -> &[AtomicU64; 3] {
         // SAFETY: as for the table.
@@ -125,22 +93,52 @@ impl DirtyLog {
         unsafe { self.alive.as_ref() }
     }
 
-    /// Stores the current time: the process lives. A time before one that was stored is not: file times of then are ours.
-    #[inline]
-    pub fn stamp(&self) {
-        self.stamp_at(now());
-    }
-
     #[inline]
     fn stamp_at(&self, now: u64) {
         let [alive, _] = self.alive();
         let last = alive.load(Ordering::Relaxed);
         alive.store(last.max(now), Ordering::Relaxed);
     }
+}
 
-    /// Notes that `count` commands are about to be given to a device: its files may change until they are answered.
+impl ChangeLog for DirtyLog {
+    /// A time before one that was stored is not: file times of then are ours.
     #[inline]
-    pub fn begin_commands(&self, count: usize) {
+    fn stamp(&self) {
+        self.stamp_at(now());
+    }
+
+    /// # Panics
+    /// If there are no such frames.
+    #[inline]
+    fn set(&self, unit: u32, count: u32, entry: DirtyEntry) {
+        let run = &self.table()[unit as usize..][..count as usize];
+        // Release: the bytes come first.
+        for (at, frame) in (0..).zip(run) {
+            frame.store(entry.after(at).0, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn begin_change(&self, to: *mut u8, from: *const u8, len: usize) {
+        let redo = &self.redo();
+        redo[0].store(to.expose_provenance() as u64, Ordering::Relaxed);
+        redo[1].store(from.expose_provenance() as u64, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        redo[2].store(len as u64, Ordering::Release);
+        // No byte changes before.
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn end_change(&self) {
+        compiler_fence(Ordering::SeqCst);
+        self.redo()[2].store(0, Ordering::Release);
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn begin_commands(&self, count: usize) {
         let [_, in_flight] = self.alive();
         // This thread alone stores it. Release: before anything of the commands.
         let before = in_flight.load(Ordering::Relaxed);
@@ -148,9 +146,9 @@ impl DirtyLog {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Notes that `count` commands were answered. When none is left, the time is stored: later changes of files are not this shard's.
+    /// When none is left, the time is stored: later changes of files are not this shard's.
     #[inline]
-    pub fn end_commands(&self, count: usize) {
+    fn end_commands(&self, count: usize) {
         let [_, in_flight] = self.alive();
         let left = in_flight.load(Ordering::Relaxed).wrapping_sub(count as u64);
         if left == 0 && count > 0 {

@@ -11,6 +11,7 @@ use headworks_core::{DirtyEntry, VolumeId};
 use super::layout::{head, word};
 use super::*;
 use crate::device::testing::{TempFile, memory_directory};
+use crate::executor::ChangeLog;
 use crate::memory::Mapping;
 use crate::{FileOptions, OpenFile};
 
