@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks::Identity;
-use headworks::cache_memory::{CacheMemory, VolumeRow};
+use headworks_cache_memory::{CacheMemory, VolumeRow};
 use headworks_core::{VolumeId, VolumeOptions};
 
 use crate::assemble::image::VolumeOrigin;

@@ -24,11 +24,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use headworks::cache_memory::{
+use headworks::{Identity, ImageWriter, OpenFile, display_size};
+use headworks_cache_memory::{
     DeadServer, ImageState, LeftCache, LeftVolume, Verdict, VolumeRow, judge, write_image,
     write_recovery,
 };
-use headworks::{Identity, ImageWriter, OpenFile, display_size};
 use headworks_core::{ConfigError, VolumeId};
 use headworks_nbd::client::Export;
 

@@ -6,8 +6,8 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use headworks::cache_memory::{CacheMemory, LeftCache, LeftVolume, write_recovery};
 use headworks::display_size;
+use headworks_cache_memory::{CacheMemory, LeftCache, LeftVolume, write_recovery};
 
 use crate::state_directory::make_directory;
 

@@ -39,8 +39,8 @@ use crate::options::CacheFile;
 use crate::restoring::StartRestores;
 use crate::shared::{ServerShared, VolumeProgress};
 use crate::{Reloader, ServerOptions};
-use headworks::cache_memory::{CacheMemory, ShardGeometry};
 use headworks::display_size;
+use headworks_cache_memory::{CacheMemory, ShardGeometry};
 
 /// A running server. Stop it with [`Server::stop`], then wait with [`Server::join`].
 pub struct Server {

@@ -1,6 +1,6 @@
 //! The memory of the caches on a modelled filesystem of limited size (tmpfs), which others fill and empty at any step.
 //!
-//! What reserves is the server's own code (`cache_memory`): head, buffers and first frames at the start, more frames when a shard names them.
+//! What reserves is the server's own code (`headworks-cache-memory`): head, buffers and first frames at the start, more frames when a shard names them.
 //!
 //! ```text
 //!   shard --Prepare--> asked --a piece at a time--> FrameSpace::reserve --> CacheMemory { had } --> shard
@@ -14,7 +14,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::cache_memory::{CacheMemory, FrameSpace, LimitedFilesystem, ShardGeometry};
+use headworks_cache_memory::{CacheMemory, FrameSpace, LimitedFilesystem, ShardGeometry};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};

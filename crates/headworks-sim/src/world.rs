@@ -13,8 +13,9 @@
 //! time does not go back, and every input comes from an event, a disk or a timer.
 
 use headworks::Device;
-use headworks::cache_memory::DirtyLog;
 use headworks::driver::Executor;
+use headworks::testing::LateDevice;
+use headworks_cache_memory::DirtyLog;
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
 use headworks_core::time::{MS, SEC};
@@ -27,8 +28,8 @@ use crate::check::{Failure, check_idle, violation};
 use crate::connection::Connection;
 use crate::coverage::{Coverage, Point};
 use crate::disk::{
-    Disk, DiskFile, DiskOptions, Fault, LatencyModel, NullDisk, OverlaidDisk, OverlaidVolume,
-    SharedDisk, keep_top,
+    Disk, DiskFile, DiskOptions, Fault, LatencyModel, OverlaidDisk, OverlaidVolume, SharedDisk,
+    keep_top,
 };
 use crate::environment::{Environment, Event, NoDisk, ShardPort};
 use crate::oracle::CutReport;
@@ -907,7 +908,7 @@ fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> V
             }
             let made: Box<dyn Device> = match disks.get(index) {
                 Some(disk) => open_device(scenario, disk, DeviceId(index as u16)),
-                None => Box::new(NullDisk::new(10_000, device.config.queue.queue_depth as usize)),
+                None => Box::new(LateDevice::new(10_000)),
             };
             Some(made)
         };

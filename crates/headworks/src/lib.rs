@@ -43,8 +43,6 @@
 //!
 //! The library installs no signal handler and starts no threads but the owner's and those of its engine.
 
-#[doc(hidden)]
-pub mod cache_memory;
 mod combining;
 mod device;
 // The model checker checks rings and wake-ups, not threads and sockets.
@@ -52,6 +50,8 @@ mod device;
 mod embed;
 mod engine;
 mod executor;
+#[doc(hidden)]
+pub mod house;
 mod memory;
 mod owner_call;
 mod ring;

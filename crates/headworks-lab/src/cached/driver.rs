@@ -6,7 +6,7 @@
 //! counts bios that were not answered by the first turn; a figure for hits is valid only if it is
 //! 0.
 
-use headworks::cache_memory::{CacheMemory, DirtyLog, ShardGeometry, ShardMemory};
+use headworks_cache_memory::{CacheMemory, DirtyLog, ShardGeometry, ShardMemory};
 use std::os::fd::RawFd;
 
 use headworks::driver::{

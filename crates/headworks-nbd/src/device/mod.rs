@@ -40,7 +40,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use headworks::driver::{Interest, PLACES, Span};
-use headworks::{Command, CommandBatch, Device, DeviceIo};
+use headworks::{CommandBatch, Device, DeviceIo};
 use headworks_core::extent::ExtentWriter;
 use headworks_core::prng::Prng;
 use headworks_core::time::MS;
@@ -588,17 +588,11 @@ fn error_of(error: NbdError) -> IoError {
 impl<D: Dial> Device for NbdDevice<D> {
     unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         let refusal = self.refusal(now);
-        let answer = |command: &Command, status| Completion {
-            id: command.id,
-            transferred: 0,
-            status,
-            hole: false,
-        };
         for command in batch.commands {
             self.volume = Some(command.volume);
             if let Some(error) = refusal {
                 let status = self.answer_without_remote(command.op, error);
-                io.completions.push(answer(command, status));
+                io.completions.push(command.ended(status));
                 continue;
             }
             match self.slots.take(command, batch) {
@@ -606,7 +600,7 @@ impl<D: Dial> Device for NbdDevice<D> {
                     self.slots.slot_mut(slot).losses = self.losses;
                     self.waiting.push_back(slot);
                 }
-                None => io.completions.push(answer(command, Err(IoError::Busy))),
+                None => io.completions.push(command.failed(IoError::Busy)),
             }
         }
         if matches!(self.state, State::Up) {

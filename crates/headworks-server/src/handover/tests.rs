@@ -282,7 +282,7 @@ fn volumes_keep_their_dirty_blocks_when_their_order_changes() {
     on_a.write(BLOCK as u64, &[3; BLOCK], CommandFlags::NONE).unwrap();
     // What a process finds that comes after a kill.
     let file = std::fs::File::options().read(true).write(true).open(place.memory.path()).unwrap();
-    let left = headworks::cache_memory::LeftCache::open(file).unwrap().unwrap();
+    let left = headworks_cache_memory::LeftCache::open(file).unwrap().unwrap();
     for (image, expected) in [(place.image.path(), [1, 3]), (other.path(), [2, 0])] {
         let volumes = left.volumes();
         let volume =

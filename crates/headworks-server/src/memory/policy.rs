@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io;
 use std::time::Duration;
 
-use headworks::cache_memory::CacheMemory;
+use headworks_cache_memory::CacheMemory;
 use headworks_core::Instant;
 use headworks_core::time::SEC;
 

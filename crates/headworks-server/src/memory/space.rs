@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use headworks::cache_memory::FrameSpace;
 use headworks::display_size;
 use headworks::driver::{Mapping, Populator, Span};
+use headworks_cache_memory::FrameSpace;
 use headworks_core::{Control, ShardId};
 
 use super::policy::UNIT;

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use headworks::cache_memory::LeftCache;
 use headworks::driver::Span;
+use headworks_cache_memory::LeftCache;
 use headworks_core::{Bio, BioId, Input, IoError, Op, Status, VolumeId};
 
 use super::driver::ShardDriver;

@@ -18,7 +18,6 @@ mod device_model;
 mod faults;
 mod hdd;
 mod limits;
-mod null;
 mod overlaid;
 mod ssd;
 mod store;
@@ -42,7 +41,6 @@ use headworks_core::{
 pub use device_model::{DeviceModel, ModelCommand, ModelCounters, PerCommand, TwoPoint};
 pub use faults::{BadRange, DiskDefect, Fault, Faults, Outage};
 pub use hdd::{Hdd, HddProfile};
-pub use null::NullDisk;
 pub use overlaid::{
     LAYERS_MAX, OVERLAID_MAX, OverlaidDisk, OverlaidVolume, keep_top, layer_file, new_top,
 };
@@ -413,12 +411,7 @@ impl Disk {
         }
         if fault == Some(Fault::Busy) || self.file(command).is_none() {
             self.remember(command, Some(Fault::Busy), 0);
-            completions.push(Completion {
-                id: command.id,
-                transferred: 0,
-                status: Err(IoError::Busy),
-                hole: false,
-            });
+            completions.push(command.failed(IoError::Busy));
             return;
         }
         self.counters.commands[command.op as usize] += 1;

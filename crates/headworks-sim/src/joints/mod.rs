@@ -3,8 +3,8 @@
 //! | kind | what is joined | real code that decides |
 //! |---|---|---|
 //! | `overlays` | whole shards over overlays, whose process dies and whose power is cut | shards, executor, `OverlayDevice` |
-//! | `images` | images that are deleted, replaced, renamed and restored between a death and the next start | `cache_memory::judge` |
-//! | `memory` | caches in a filesystem of limited size that others fill and empty | shards, `cache_memory` |
+//! | `images` | images that are deleted, replaced, renamed and restored between a death and the next start | `headworks_cache_memory::judge` |
+//! | `memory` | caches in a filesystem of limited size that others fill and empty | shards, `headworks-cache-memory` |
 //! | `stops` | a stop while the device of some volumes does not answer | shards, executor |
 
 pub mod images;

@@ -432,7 +432,7 @@ impl Drop for TempFile {
     }
 }
 
-/// A disk without bytes that answers late, to every command that it did what it was asked.
+/// A disk without data that answers after a constant time, at once if that is 0: to measure the path and the simulation, too.
 pub struct LateDevice {
     wait_ns: u64,
     answers: VecDeque<(Instant, Completion)>,
@@ -445,9 +445,10 @@ impl LateDevice {
 }
 
 impl Device for LateDevice {
-    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, _: &mut DeviceIo<'_>) {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         let at = now.after(self.wait_ns);
         self.answers.extend(batch.commands.iter().map(|command| (at, command.done())));
+        self.on_timeout(now, io);
     }
     fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
         let due = self.answers.partition_point(|(at, _)| *at <= now);

@@ -22,8 +22,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use headworks::cache_memory::CacheMemory;
 use headworks::display_size;
+use headworks_cache_memory::CacheMemory;
 use headworks_core::ConfigError;
 
 /// Names of files and of passed descriptors start with this.

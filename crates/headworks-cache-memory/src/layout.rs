@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_core::VolumeId;
 
-use crate::Identity;
-use crate::memory::{Mapping, PAGE};
+use headworks::Identity;
+use headworks::driver::Mapping;
+use headworks::house::PAGE;
 
 /// The first word of a file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hwcache\n");

@@ -10,10 +10,10 @@ use headworks_core::{DirtyEntry, VolumeId};
 
 use super::layout::{head, word};
 use super::*;
-use crate::device::testing::{TempFile, memory_directory};
-use crate::executor::ChangeLog;
-use crate::memory::Mapping;
-use crate::{FileOptions, OpenFile};
+use headworks::driver::ChangeLog;
+use headworks::driver::Mapping;
+use headworks::testing::{TempFile, memory_directory};
+use headworks::{FileOptions, OpenFile};
 
 const BLOCK: usize = 4096;
 const UNITS: u32 = 64;
@@ -81,7 +81,7 @@ fn judged(left: &LeftCache, row: &VolumeRow, image: &OpenFile, is_plain: bool) -
 }
 
 fn open(path: &Path) -> OpenFile {
-    let options = FileOptions { direct: crate::Direct::Off, ..FileOptions::default() };
+    let options = FileOptions { direct: headworks::Direct::Off, ..FileOptions::default() };
     OpenFile::open(path, &options).unwrap()
 }
 
@@ -314,7 +314,7 @@ fn image_with_the_inode_of_a_deleted_one_gets_nothing_of_it() {
         for _ in 0..20 {
             let (old, new) =
                 (TempFile::new("left-old"), TempFile::absent_in(&directory, "left-new"));
-            row.identity = crate::Identity::of(old.path()).unwrap();
+            row.identity = headworks::Identity::of(old.path()).unwrap();
             drop(old);
             std::fs::write(new.path(), vec![2; 10 * BLOCK + 512]).unwrap();
             let image = open(new.path());
@@ -335,7 +335,7 @@ fn row_with_numbers_alone_is_believed_for_older_images_only() {
     process.dirty(3, 5, 8);
     let (left, image) = process.die();
     let row = left.volumes()[0].row.clone().unwrap();
-    let numbers = crate::Identity::of_numbers(row.identity.filesystem, row.identity.inode);
+    let numbers = headworks::Identity::of_numbers(row.identity.filesystem, row.identity.inode);
     let row = VolumeRow { identity: numbers, ..row };
     let verdict = |row: &VolumeRow, image: &Path| judged(&left, row, &open(image), true);
     assert_eq!(verdict(&row, image.path()), Verdict::Unchanged, "older than the memory");
@@ -347,13 +347,13 @@ fn row_with_numbers_alone_is_believed_for_older_images_only() {
     let younger = loop {
         let younger = TempFile::absent("left-younger");
         std::fs::write(younger.path(), vec![2; 10 * BLOCK + 512]).unwrap();
-        let identity = crate::Identity::of(younger.path()).unwrap();
+        let identity = headworks::Identity::of(younger.path()).unwrap();
         if identity.birth() > left.birth() {
             break younger;
         }
     };
-    let found = crate::Identity::of(younger.path()).unwrap();
-    let identity = crate::Identity::of_numbers(found.filesystem, found.inode);
+    let found = headworks::Identity::of(younger.path()).unwrap();
+    let identity = headworks::Identity::of_numbers(found.filesystem, found.inode);
     let verdict = verdict(&VolumeRow { identity, ..row }, younger.path());
     assert!(matches!(verdict, Verdict::Unknown(_)), "{verdict:?}");
 }

@@ -15,8 +15,9 @@ use super::layout::{
     MAGIC, READABLE, ROW_BYTES, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
 use super::reserve::{BufferSpace, FrameSpace, LimitedFilesystem, Space};
-use crate::display_size;
-use crate::memory::{HUGE, Mapping, PAGE};
+use headworks::display_size;
+use headworks::driver::Mapping;
+use headworks::house::{HUGE, PAGE};
 
 /// The memory that a shard needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

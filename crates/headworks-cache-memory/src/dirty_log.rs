@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use headworks_core::DirtyEntry;
 
 use super::layout::word;
-use crate::executor::ChangeLog;
-use crate::memory::Mapping;
+use headworks::driver::ChangeLog;
+use headworks::driver::Mapping;
 
 /// Offset of the length in a redo record, behind target and source.
 const LEN: usize = 16;
