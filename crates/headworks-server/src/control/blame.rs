@@ -4,7 +4,8 @@
 //! held most of it in the seconds of the slow requests are named, ordered by how much others had to wait for them: by the
 //! amount, and for tags and the device as much by the squares of the times of their requests, because a slow request is one that
 //! met a long one. The first of the others is to blame if its part is a quarter: most of a second may be the fast requests of the export that asks. If
-//! no other export has a quarter, the export that asks is slow by itself.
+//! no other export has a quarter, the export that asks is slow by itself. So it is beside others that have no more there, no longer
+//! requests and no more of them in flight: all of them wait for the device.
 
 use headworks_control::answers;
 use headworks_core::{ExportId, WaitKind};
@@ -20,6 +21,11 @@ const CONNECTIONS: usize = 4;
 const WORTH: f64 = 0.05;
 /// Smallest share of another export that is blamed.
 const BLAMED: f64 = 0.25;
+
+/// How much more than the export that asks another one has in the device, if it is to blame for that.
+const MORE: f64 = 1.25;
+/// How many times as long its requests take, or as many it has in flight.
+const HEAVIER: u64 = 2;
 
 /// What requests of a stage wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +138,16 @@ impl Blame {
     /// The export to blame: of all but the one that asks the largest holder, if it held a quarter.
     pub fn guilty(&self) -> Option<&Holder> {
         let largest = self.holders.iter().find(|holder| !self.is_own(holder));
-        largest.filter(|holder| self.part_in_waits(holder) >= BLAMED)
+        largest.filter(|holder| self.part_in_waits(holder) >= BLAMED && self.is_heavy(holder))
+    }
+
+    /// Whether an export has more than the one that asks, or longer requests, or more of them in flight. If their times are not known
+    /// it may have.
+    fn is_heavy(&self, holder: &Holder) -> bool {
+        let Some(own) = self.holders.iter().find(|holder| self.is_own(holder)) else { return true };
+        let has_more = self.share(holder) > MORE * self.share(own);
+        let is_longer = holder.hold_ns >= HEAVIER * own.hold_ns;
+        has_more || own.hold_ns == 0 || is_longer || busy_ns(holder) > HEAVIER * busy_ns(own)
     }
 
     /// Which part of the waits of others is for an export, 0 to 1.
@@ -242,7 +257,7 @@ impl Blame {
     }
 
     fn holder(&self, holder: &Holder) -> answers::Holder {
-        let busy: u64 = holder.connections.iter().map(|(_, ns)| ns).sum();
+        let busy = busy_ns(holder);
         let connection = |&(id, ns): &(u32, u64)| answers::HolderConnection {
             id,
             share: ns as f64 / busy.max(1) as f64,
@@ -282,9 +297,14 @@ fn whole_name(holder: &Holder) -> String {
     }
 }
 
+/// Nanoseconds of its requests in flight, as far as its connections are known.
+fn busy_ns(holder: &Holder) -> u64 {
+    holder.connections.iter().map(|(_, ns)| ns).sum()
+}
+
 /// ` by connection 7 (88 %), 9 (12 %)`; nothing if they are not known.
 fn connections(holder: &Holder) -> String {
-    let total: u64 = holder.connections.iter().map(|(_, ns)| ns).sum();
+    let total = busy_ns(holder);
     if total == 0 {
         return String::new();
     }

@@ -29,6 +29,9 @@ use crate::shared::ServerShared;
 use crate::spec::Spec;
 use headworks_control::{RpcFault, RpcResult};
 
+mod recorded;
+mod staged;
+
 /// Behaviour of the scripted shards.
 #[derive(Clone, Copy)]
 enum Manner {
@@ -45,6 +48,14 @@ enum Manner {
 struct Bench {
     service: Option<ControlService>,
     shards: Vec<JoinHandle<Vec<String>>>,
+}
+
+/// Answers a query as a scripted shard does that carries out everything.
+fn shard_query(query: ControlQuery) {
+    let (mail, mails) = channel();
+    mail.send(ControlMessage::Query(query)).unwrap();
+    drop(mail);
+    shard(mails, Manner::Switch(Ok(())));
 }
 
 /// A scripted shard; returns what it was told when its channel closes.

@@ -10,8 +10,9 @@
 //!
 //! Rule: nothing is called slow without evidence. What counts is the time of a request without its wait for limits, which are what an
 //! operator asked for. It is compared with what the device takes for one request alone, measured or the smallest seen, of the same
-//! operation: [`MULTIPLE`] times that, at least [`SLOW_NS`], at most [`ALONE_NS`], because a device that takes longer for one is slow
-//! itself. A device that had no more than one request at a time is compared with [`ALONE_NS`] alone: nothing stood in its way.
+//! operation: [`MULTIPLE`] times that, at least [`SLOW_NS`], at most [`ALONE_NS`] or twice that, because a device that takes longer than
+//! [`ALONE_NS`] for one is slow itself. A device that had no more than one request at a time is compared with the upper of these bounds:
+//! nothing stood in its way.
 //! [`ENOUGH`] requests beyond are evidence, or one that took [`LONG_NS`].
 
 use headworks_core::{DeviceState, Op, WaitKind};
@@ -92,12 +93,14 @@ pub(super) fn beyond(facts: &WhySnapshot, slowness: &Slowness<'_>) -> (usize, u6
 
 /// The time from which on a request is slow.
 pub(super) fn threshold_ns(facts: &WhySnapshot, slowness: &Slowness<'_>, op: Op) -> u64 {
-    let in_device = slowness.main_stage() == Some(WaitKind::Device);
-    if in_device && facts.in_device.is_some_and(|requests| requests <= MORE_THAN_ONE) {
+    let alone = facts.alone_ns[op as usize].unwrap_or(0);
+    if alone >= ALONE_NS {
         return ALONE_NS;
     }
-    let alone = facts.alone_ns[op as usize].unwrap_or(0);
-    (alone.saturating_mul(MULTIPLE)).clamp(SLOW_NS, ALONE_NS)
+    let in_device = slowness.main_stage() == Some(WaitKind::Device);
+    let alone_there = facts.in_device.is_some_and(|requests| requests <= MORE_THAN_ONE);
+    let least = if in_device && alone_there { ALONE_NS } else { SLOW_NS };
+    (alone * MULTIPLE).clamp(least, ALONE_NS).max(2 * alone)
 }
 
 /// What a request waited for limits, which is what was asked for.
