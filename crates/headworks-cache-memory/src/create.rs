@@ -15,9 +15,7 @@ use super::layout::{
     MAGIC, READABLE, ROW_BYTES, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
 use super::reserve::{BufferSpace, FrameSpace, LimitedFilesystem, Space};
-use headworks::display_size;
-use headworks::driver::Mapping;
-use headworks::house::{HUGE, PAGE};
+use headworks::house::{HUGE, Mapping, PAGE, display_size};
 
 /// The memory that a shard needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

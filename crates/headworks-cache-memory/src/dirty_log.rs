@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use headworks_core::DirtyEntry;
 
 use super::layout::word;
-use headworks::driver::ChangeLog;
-use headworks::driver::Mapping;
+use headworks::house::{ChangeLog, Mapping};
 
 /// Offset of the length in a redo record, behind target and source.
 const LEN: usize = 16;

@@ -11,9 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_core::VolumeId;
 
-use headworks::Identity;
-use headworks::driver::Mapping;
-use headworks::house::PAGE;
+use headworks::house::{Identity, Mapping, PAGE};
 
 /// The first word of a file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hwcache\n");

@@ -13,9 +13,7 @@ use super::dirty_log::now;
 use super::layout::{
     MAGIC, READABLE, ROWS_AT, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
-use headworks::Identity;
-use headworks::driver::Mapping;
-use headworks::house::PAGE;
+use headworks::house::{Identity, Mapping, PAGE};
 
 /// Most shards and rows that a file may claim to have: far more than any server has.
 const COUNT_MAX: u64 = 1 << 16;

@@ -22,8 +22,7 @@ use std::sync::atomic::Ordering;
 
 use super::create::ShardGeometry;
 use super::layout::{shard, word};
-use headworks::driver::{Mapping, Pool};
-use headworks::house::{HUGE, PAGE, page_size};
+use headworks::house::{HUGE, Mapping, PAGE, Pool, page_size};
 
 /// A cache of at most so many bytes has all of its frames from the start.
 const WHOLE_MAX: usize = 16 << 20;

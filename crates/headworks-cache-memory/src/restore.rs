@@ -27,8 +27,8 @@ use std::path::{Path, PathBuf};
 
 use super::layout::VolumeRow;
 use super::left::{LeftBlock, LeftCache, LeftVolume};
-use headworks::sync_directory;
-use headworks::{Identity, ImageWriter, OpenFile};
+use headworks::OpenFile;
+use headworks::house::{Identity, ImageWriter, sync_directory};
 use headworks_core::cache::folio::BLOCK;
 
 /// Time after the process's last sign of life in which its own writes may reach an image, if it had commands in flight: 2 s.

@@ -8,9 +8,8 @@
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::EngineChoice;
-use headworks::driver::{
-    ActionSink, Clock, Engine, Event, Executor, Mapping, Span, Wait, open_engine,
-};
+use headworks::driver::{ActionSink, Clock, Engine, Event, Executor, Span, Wait, open_engine};
+use headworks::house::Mapping;
 use headworks_core::prng::Prng;
 use headworks_core::stats::{Histogram, Stage};
 use headworks_core::writeback::DirtyOptions;

@@ -50,7 +50,7 @@ fn refuse_data(options: &BenchOptions) -> Result<(), String> {
             "{} may have data behind the first {} of zeros, which this benchmark would overwrite; pass --overwrite to destroy \
              what is there",
             options.uri,
-            headworks::display_size(at)
+            headworks::house::display_size(at)
         )),
     }
 }

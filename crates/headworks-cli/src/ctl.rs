@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_control::answers::{
     self, BufferStats, CacheStats, Connection, DeviceStats, DirtyStats, Discarded, DiskCounters,
     DiskRow, ExportStats, FailedRange, FailedRanges, StagePercentiles, Stats, Upgraded,

@@ -2,7 +2,7 @@
 //! `refuse-clients`, `accept-clients`.
 
 use clap::{Args, Subcommand};
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_control::answers::{
     Added, ClientsChange, Drained, Export, Frozen, PowerCut, Removed, Resized, Snapshotted, Thawed,
 };

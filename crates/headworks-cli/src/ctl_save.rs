@@ -13,8 +13,8 @@ use headworks_server::config::{ConfigFile, Origin, TEXT_MAX};
 use serde_json::Value;
 
 use crate::ctl::plain;
-use headworks::safe_open::read_named_text;
-use headworks::sync_directory;
+use headworks::house::safe_open::read_named_text;
+use headworks::house::sync_directory;
 
 /// Name of the drop-in; drop-ins are read in the order of their names.
 const DROP_IN: &str = "99-ctl.toml";

@@ -1,6 +1,6 @@
 //! The state of the scheduler bfq, as `headworks ctl get hw0/queue/iosched/state` prints it.
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_control::answers::{ElevatorQueue, ElevatorState};
 
 use crate::columns::aligned;

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Args, FromArgMatches, Subcommand};
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_control::answers::{Tenant, TenantChange};
 use headworks_control::{Method, Params, methods};
 use headworks_server::{TenantOptions, is_remote_base, latency_target_word, parse_size};

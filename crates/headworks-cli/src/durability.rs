@@ -1,6 +1,6 @@
 //! Durability of exports in words: when a write is acknowledged, and what a crash or power cut may lose.
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_core::WriteMode;
 use headworks_core::writeback::DirtyOptions;
 

@@ -1,7 +1,7 @@
 //! Progress lines of a shutdown: bytes left, rate and estimated time, the exports that are waited for; and the loss if it was cut
 //! short.
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_server::{ActiveExport, VolumeStop};
 
 /// Nanoseconds per second.

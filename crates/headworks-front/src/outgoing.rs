@@ -27,7 +27,8 @@ use std::collections::VecDeque;
 use std::io;
 
 use crate::Transport;
-use headworks::driver::{Buffer, Pool, Span};
+use headworks::driver::Span;
+use headworks::house::{Buffer, Pool};
 use headworks_core::Instant;
 
 /// Most pieces of one `sendmsg` (UIO_MAXIOV).

@@ -6,7 +6,7 @@
 
 use headworks_core::{Instant, Op, WaitTimes};
 
-use headworks::driver::Buffer;
+use headworks::house::Buffer;
 
 /// A request between its header and the last byte of its reply.
 #[derive(Debug)]

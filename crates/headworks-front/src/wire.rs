@@ -12,7 +12,8 @@
 
 use std::io;
 
-use headworks::driver::{Pool, Span};
+use headworks::driver::Span;
+use headworks::house::Pool;
 use headworks_core::Instant;
 
 use crate::outgoing::{Outgoing, SendOutcome};

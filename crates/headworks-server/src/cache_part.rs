@@ -10,7 +10,7 @@ use headworks_core::{ConfigError, ShardConfig, ShardId, TenantMemory, WriteMode}
 use serde_json::Value;
 
 use crate::units::parse_size;
-use headworks::display_size;
+use headworks::house::display_size;
 
 /// Size of a cache frame in bytes.
 const UNIT: u64 = 4096;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::Identity;
+use headworks::house::Identity;
 use headworks_cache_memory::{CacheMemory, VolumeRow};
 use headworks_core::{VolumeId, VolumeOptions};
 

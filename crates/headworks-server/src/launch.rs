@@ -27,11 +27,11 @@ use super::reactor::shard_io::{Envelope, Peer, ShardIo};
 use super::reactor::{Reactor, ReactorParts};
 use super::recorder::Recorder;
 use super::shared::ServerShared;
-use headworks::driver::{
-    Clock, Consumer, Executor, Mapping, Pool, Populator, Producer, Sleeper, Waker, open_engine,
-    pin_thread, ring,
+use headworks::Device;
+use headworks::driver::{Clock, Executor, Waker, open_engine};
+use headworks::house::{
+    Consumer, Mapping, Pool, Populator, Producer, Sleeper, display_size, pin_thread, ring,
 };
-use headworks::{Device, display_size};
 use headworks_cache_memory::{DirtyLog, ShardMemory};
 
 /// Ring entries beyond bios and their completions: tag messages of up to 64 devices.

@@ -24,7 +24,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use headworks::{Identity, ImageWriter, OpenFile, display_size};
+use headworks::OpenFile;
+use headworks::house::{Identity, ImageWriter, display_size};
 use headworks_cache_memory::{
     DeadServer, ImageState, LeftCache, LeftVolume, Verdict, VolumeRow, judge, write_image,
     write_recovery,

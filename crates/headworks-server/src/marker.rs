@@ -21,8 +21,8 @@
 
 use crate::spec::BaseDevice;
 use crate::state_directory::{make_directory, own_directory};
-use headworks::safe_open::{open_own, read_own};
-use headworks::{Identity, sync_directory};
+use headworks::house::safe_open::{open_own, read_own};
+use headworks::house::{Identity, sync_directory};
 use std::fs::{File, Metadata};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};

@@ -21,7 +21,7 @@ use super::nbd::connection::ConnectionLimits;
 use super::reload_request::ReloadHook;
 use super::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
 use headworks::EngineChoice;
-use headworks::driver::Pool;
+use headworks::house::Pool;
 use headworks_nbd::tls::TlsOptions;
 
 /// Bios in flight of one shard's own clients.

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_cache_memory::{CacheMemory, LeftCache, LeftVolume, write_recovery};
 
 use crate::state_directory::make_directory;

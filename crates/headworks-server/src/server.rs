@@ -39,7 +39,7 @@ use crate::options::CacheFile;
 use crate::restoring::StartRestores;
 use crate::shared::{ServerShared, VolumeProgress};
 use crate::{Reloader, ServerOptions};
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_cache_memory::{CacheMemory, ShardGeometry};
 
 /// A running server. Stop it with [`Server::stop`], then wait with [`Server::join`].

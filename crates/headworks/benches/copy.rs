@@ -6,9 +6,9 @@
 
 use std::time::Instant;
 
-use headworks::copying::{copiers, stream, stream_zeros};
-use headworks::driver::Mapping;
 use headworks::headworks_core::prng::Prng;
+use headworks::house::Mapping;
+use headworks::house::copying::{copiers, stream, stream_zeros};
 
 const POOL: usize = 1 << 30;
 const SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];

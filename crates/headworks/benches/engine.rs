@@ -14,8 +14,9 @@ use std::time::Instant;
 
 use headworks::EngineChoice;
 use headworks::driver::{
-    DiskKind, DiskOp, Engine, Event, Interest, Sleeper, Span, Wait, Waker, open_engine, ring,
+    DiskKind, DiskOp, Engine, Event, Interest, Span, Wait, Waker, open_engine,
 };
+use headworks::house::{Sleeper, ring};
 use headworks_core::prng::Prng;
 use headworks_core::{DeviceId, RequestId};
 

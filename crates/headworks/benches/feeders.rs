@@ -13,9 +13,9 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use headworks::driver::pin_thread;
 use headworks::headworks_core::VolumeId;
 use headworks::headworks_core::prng::Prng;
+use headworks::house::pin_thread;
 use headworks::{
     CacheOptions, DeviceSetup, Handle, Io, NotLent, NullDevice, Owner, OwnerOptions, VolumeOptions,
 };

@@ -1,3 +1,23 @@
 //! What the other crates of this project share with the library, and no other program should: it changes with them, without a word.
 
-pub use crate::memory::{HUGE, PAGE, page_size};
+#[cfg(loom)]
+pub use crate::combining::{Driving, DrivingRight, Leave, Take};
+pub use crate::device::{
+    FoundFile, Identity, ImageWriter, Loss, SizeWatch, WrittenRanges, folder_of, sync_directory,
+};
+#[cfg(loom)]
+pub use crate::engine::waker::WakeFlag;
+pub use crate::executor::{ChangeLog, fetch_ahead};
+pub use crate::memory::{Buffer, HUGE, Mapping, PAGE, Pool, Populator, copying, page_size};
+#[cfg(loom)]
+pub use crate::owner_call::OwnerCall;
+pub use crate::ring::{Consumer, Producer, Sleeper, ring};
+pub use crate::runtime::{Polling, pin_thread};
+pub use crate::size::display_size;
+#[cfg(loom)]
+pub use crate::sync::Arc;
+
+pub mod safe_open {
+    //! Opens files in directories that others may write.
+    pub use crate::safe_open::*;
+}

@@ -56,8 +56,7 @@ mod memory;
 mod owner_call;
 mod ring;
 mod runtime;
-#[doc(hidden)]
-pub mod safe_open;
+mod safe_open;
 mod size;
 #[cfg(doctest)]
 mod soundness;
@@ -71,14 +70,9 @@ pub use headworks_core::{
 
 #[doc(hidden)]
 pub use device::testing;
-// What the server and its siblings share with this crate.
 pub use device::{
     Answers, Command, CommandBatch, Device, DeviceIo, Direct, FileDevice, FileOptions, Filter,
-    FilterDevice, Image, Loss, MemDevice, NullDevice, OpenFile, SafeDevice, Work,
-};
-#[doc(hidden)]
-pub use device::{
-    FoundFile, Identity, ImageWriter, SizeWatch, WrittenRanges, folder_of, sync_directory,
+    FilterDevice, Image, MemDevice, NullDevice, OpenFile, SafeDevice, Work,
 };
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;
@@ -88,41 +82,18 @@ pub use embed::{
     OwnerReport, RejectedIo, RingCounts, Slot, WaitOutcome,
 };
 pub use engine::EngineChoice;
-#[doc(hidden)]
-pub use memory::copying;
-#[doc(hidden)]
-pub use size::display_size;
 
-/// The parts of a thread that drives a shard: executor, engines, memory, rings and clock.
+/// The parts of a thread that drives a shard: executor, engines and clock.
 ///
 /// The owner of this crate's embedding API is such a thread, and so are the shards of the NBD server. A driver of its own
 /// takes inputs from an [`Engine`](driver::Engine) and from its clients, gives them to a
 /// [`Shard`](headworks_core::Shard), and has an [`Executor`](driver::Executor) carry out the actions.
 pub mod driver {
-    #[cfg(loom)]
-    #[doc(hidden)]
-    pub use crate::combining::{Driving, DrivingRight, Leave, Take};
-    #[cfg(loom)]
-    #[doc(hidden)]
-    pub use crate::engine::waker::WakeFlag;
     pub use crate::engine::{
-        DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, PLACES, Wait, Waker, Watch,
+        DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker, Watch,
         open_engine,
     };
     pub use crate::executor::{ActionSink, Executor};
-    #[doc(hidden)]
-    pub use crate::executor::{ChangeLog, fetch_ahead};
-    #[doc(hidden)]
-    pub use crate::memory::Populator;
-    pub use crate::memory::{Buffer, Mapping, Pool, Span};
-    #[cfg(loom)]
-    #[doc(hidden)]
-    pub use crate::owner_call::OwnerCall;
-    pub use crate::ring::{Consumer, Producer, Sleeper, ring};
-    #[doc(hidden)]
-    pub use crate::runtime::pin_thread;
-    pub use crate::runtime::{Clock, Polling};
-    #[cfg(loom)]
-    #[doc(hidden)]
-    pub use crate::sync::Arc;
+    pub use crate::memory::Span;
+    pub use crate::runtime::Clock;
 }

@@ -11,9 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks::EngineChoice;
-use headworks::driver::{
-    DiskKind, DiskOp, Engine, Event, Interest, Sleeper, Span, Wait, open_engine, ring,
-};
+use headworks::driver::{DiskKind, DiskOp, Engine, Event, Interest, Span, Wait, open_engine};
+use headworks::house::{Sleeper, ring};
 use headworks_core::{DeviceId, RequestId};
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@
 //! a thread that is never woken, fails the model. The models marked `should_panic` do one step wrongly on purpose.
 #![cfg(loom)]
 
-use headworks::driver::{
+use headworks::house::{
     Arc, Consumer, Driving, DrivingRight, Leave, OwnerCall, Producer, Sleeper, Take, ring,
 };
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};

@@ -10,7 +10,7 @@
 //! The models marked `should_panic` do one step wrongly on purpose: they show that the checker detects the fault.
 #![cfg(loom)]
 
-use headworks::driver::{Arc, Consumer, Producer, Sleeper, WakeFlag, ring};
+use headworks::house::{Arc, Consumer, Producer, Sleeper, WakeFlag, ring};
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;

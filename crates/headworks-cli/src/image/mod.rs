@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_core::ConfigError;
 use headworks_images::formats::format_of;
 use headworks_images::{

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_core::ConfigError;
 use headworks_images::{OpenOverlay, OverlayLayer};
 use serde_json::{Value, json};

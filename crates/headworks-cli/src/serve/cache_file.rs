@@ -26,7 +26,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use headworks::safe_open::open_own;
+use headworks::house::safe_open::open_own;
 use headworks_core::ConfigError;
 use headworks_server::{CacheFile, Leftovers};
 use sd_notify::NotifyState;

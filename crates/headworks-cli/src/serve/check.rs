@@ -10,7 +10,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_core::{ConfigError, Tunable};
 use headworks_nbd::tls::TlsMode;
 use headworks_server::config::{ConfigFile, ExportSection, Problem, Problems, Tuned};

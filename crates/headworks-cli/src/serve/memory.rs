@@ -4,7 +4,7 @@
 //! cache. A cache that was asked for and is larger than all memory is refused. Cache and buffers that are together too large,
 //! or a default that is, give a warning: the limit may be raised later, and not all of it need be used.
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_core::ConfigError;
 use headworks_server::config::{ConfigFile, Origin};
 use headworks_server::{AutoCache, CacheSize, MemoryLimit, ServerOptions, Takeover};

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use headworks::safe_open::open_own;
+use headworks::house::safe_open::open_own;
 use headworks_core::ConfigError;
 
 /// A pid file, removed on drop once it has this process's id.

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use headworks::safe_open::open_named;
+use headworks::house::safe_open::open_named;
 use headworks_server::config::{ConfigFile, Origin, Position, Problem, Problems, TEXT_MAX};
 
 use super::layers::{EffectiveOptions, OptionError, resolve};

@@ -14,7 +14,7 @@
 mod hand_over;
 mod payload;
 
-use headworks::driver::Pool;
+use headworks::house::Pool;
 use headworks_core::limits::{LimitDirection, LimitedIo};
 use headworks_nbd::transmission::RequestParser;
 

@@ -1,7 +1,8 @@
 //! The payload that comes, as far as it concerns the intake alone: its bytes, its block, and the log line of a write that ends here.
 //! Where memory for it comes from, and when a part of it is given, is decided with the shares of the shard.
 
-use headworks::driver::{Buffer, Pool, Span};
+use headworks::driver::Span;
+use headworks::house::{Buffer, Pool};
 use headworks_core::ExportId;
 
 use super::Intake;

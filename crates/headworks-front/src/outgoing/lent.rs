@@ -9,7 +9,8 @@
 //! A frame may change while it is lent: the shard's thread first calls [`Outgoing::keep_lent`] for its bytes. So what is sent is
 //! always what the cache had when it answered, or, if it was dropped, what it has later; never a mixture within a block.
 
-use headworks::driver::{Buffer, Span};
+use headworks::driver::Span;
+use headworks::house::Buffer;
 use headworks_core::Instant;
 
 use super::{Outgoing, Piece, is_old};
@@ -107,7 +108,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    use headworks::driver::{Mapping, Pool};
+    use headworks::house::{Mapping, Pool};
     use headworks_core::prng::Prng;
 
     use super::super::{SendOutcome, TAKEN_WITHIN_NS};

@@ -9,8 +9,9 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use headworks::safe_open::open_image;
-use headworks::{Direct, FileOptions, Identity, OpenFile};
+use headworks::house::Identity;
+use headworks::house::safe_open::open_image;
+use headworks::{Direct, FileOptions, OpenFile};
 use headworks_core::ConfigError;
 use imago::file::File as Storage;
 use imago::format::gate::ImplicitOpenGate;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use headworks::safe_open::open_image;
+use headworks::house::safe_open::open_image;
 
 /// A format that can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

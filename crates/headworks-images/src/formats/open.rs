@@ -9,7 +9,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use headworks::{Direct, Identity, display_size};
+use headworks::Direct;
+use headworks::house::{Identity, display_size};
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 use imago::file::File as Storage;
 use imago::{FormatAccess, Mapping};

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::head::{BLOCK, HEAD_BYTES, bitmap_bytes};
-use headworks::driver::{Mapping, Span};
+use headworks::driver::Span;
+use headworks::house::Mapping;
 
 /// Bytes of a page of the bitmap.
 pub(super) const PAGE_BYTES: usize = 4096;

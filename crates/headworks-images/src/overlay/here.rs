@@ -36,7 +36,8 @@ use headworks_core::{Completion, IoError};
 use super::bitmap::{LiveBits, PAGE_BLOCKS, PAGE_BYTES};
 use super::checksum::crc32c;
 use super::head::here_start;
-use headworks::driver::{Mapping, Span};
+use headworks::driver::Span;
+use headworks::house::Mapping;
 
 /// Most pages of here bits in flight.
 pub(super) const SLOTS: usize = 8;

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use super::bitmap::{LiveBits, PAGE_BYTES};
 use super::head::{BLOCK, HEAD_BYTES, bitmap_bytes, here_start};
 use super::here::{HereFound, TAG_BYTES, TAG_PAGE, Tag};
-use headworks::driver::Mapping;
+use headworks::house::Mapping;
 
 /// Bytes of here bits that are read at a time.
 const CHUNK: u64 = 64 << 10;

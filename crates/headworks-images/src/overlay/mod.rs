@@ -68,7 +68,8 @@ pub use self::snapshot::OverlaySnapshot;
 use self::unsynced::Unsynced;
 use headworks::driver::DiskDone;
 use headworks::driver::Span;
-use headworks::{Command, CommandBatch, Device, DeviceIo, Loss};
+use headworks::house::Loss;
+use headworks::{Command, CommandBatch, Device, DeviceIo};
 
 /// Most commands in flight: the largest `queue_depth` there is.
 const ROWS_MAX: usize = 4096;

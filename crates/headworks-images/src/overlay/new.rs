@@ -19,8 +19,8 @@ use super::head::{
 use super::ids::LAYERS_MAX;
 use super::image::{BaseFormats, REMOTE_BASE};
 use super::open::{OpenBase, OpenOverlay, OverlayOptions, is_overlay, of_file, open_image};
-use headworks::display_size;
-use headworks::{Direct, FileOptions, OpenFile, folder_of, sync_directory};
+use headworks::house::{display_size, folder_of, sync_directory};
+use headworks::{Direct, FileOptions, OpenFile};
 
 /// An overlay that is to be made.
 #[derive(Debug)]

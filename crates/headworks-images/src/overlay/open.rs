@@ -26,9 +26,8 @@ use super::new::{check_layers, io_error, modified, refuse};
 use super::writer::{WrittenBits, store_pages};
 use super::{HERE, ONLY, OverlayDevice, Parts};
 use headworks::Device;
-use headworks::driver::Mapping;
-use headworks::safe_open;
-use headworks::{Direct, FileDevice, FileOptions, ImageWriter, OpenFile, folder_of};
+use headworks::house::{ImageWriter, Mapping, folder_of, safe_open};
+use headworks::{Direct, FileDevice, FileOptions, OpenFile};
 
 /// What a user may say about an overlay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -26,9 +26,8 @@ use super::new::{NewOverlay, io_error, refuse};
 use super::open::read_head;
 use super::{HERE, ONLY, OverlayDevice, OverlayOptions, Parts};
 use headworks::NullDevice;
-use headworks::{
-    FileDevice, FileOptions, Identity, OpenFile, SizeWatch, folder_of, sync_directory,
-};
+use headworks::house::{Identity, SizeWatch, folder_of, sync_directory};
+use headworks::{FileDevice, FileOptions, OpenFile};
 
 /// A snapshot in progress.
 #[derive(Debug)]

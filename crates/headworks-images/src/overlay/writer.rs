@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bitmap::{LiveBits, PAGE_BLOCKS, PAGE_BYTES, page_offset};
 use super::head::BLOCK;
-use headworks::WrittenRanges;
-use headworks::driver::Mapping;
+use headworks::house::{Mapping, WrittenRanges};
 
 /// Blocks that were written, and no bit on the disk says so yet.
 #[derive(Debug)]

@@ -9,9 +9,8 @@
 use headworks_cache_memory::{CacheMemory, DirtyLog, ShardGeometry, ShardMemory};
 use std::os::fd::RawFd;
 
-use headworks::driver::{
-    ActionSink, Clock, DiskOp, DiskQueue, Executor, Interest, Mapping, Span, Watch, fetch_ahead,
-};
+use headworks::driver::{ActionSink, Clock, DiskOp, DiskQueue, Executor, Interest, Span, Watch};
+use headworks::house::{Mapping, fetch_ahead};
 use headworks::{Device, NullDevice};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{

@@ -165,7 +165,7 @@ pub fn run(options: &CachedOptions) -> Result<Report, ConfigError> {
         return Err(ConfigError::new("size", "must be 1M to 1T in whole MiB"));
     }
     if let Some(cpu) = options.cpu {
-        headworks::driver::pin_thread(cpu);
+        headworks::house::pin_thread(cpu);
     }
     let mut bench = Bench::new(options)?;
     let jobs: Vec<Job> = jobs(options).collect();

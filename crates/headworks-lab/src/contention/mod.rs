@@ -62,7 +62,8 @@ use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::RingCounts as Counts;
-use headworks::driver::{Clock, pin_thread};
+use headworks::driver::Clock;
+use headworks::house::pin_thread;
 use headworks::{Drive, NullDevice};
 use headworks_core::{BfqOptions, QueueOptions, Scheduler};
 

@@ -11,7 +11,7 @@
 //! copies` minus `nothing`. Times are CPU time of the one thread, in alternating runs; medians are
 //! judged.
 
-use headworks::driver::Mapping;
+use headworks::house::Mapping;
 use headworks_core::prng::Prng;
 use headworks_core::{ConfigError, Op};
 

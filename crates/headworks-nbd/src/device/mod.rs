@@ -39,7 +39,7 @@ pub mod world;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use headworks::driver::{Interest, PLACES, Span};
+use headworks::driver::{Interest, Span};
 use headworks::{CommandBatch, Device, DeviceIo};
 use headworks_core::extent::ExtentWriter;
 use headworks_core::prng::Prng;
@@ -61,7 +61,7 @@ use crate::client::{ClientError, Export, Uri};
 use crate::wire::{self, CommandFlags, NbdError, RequestHeader};
 
 /// The place of the dialer's descriptor; those of connections are their indices.
-const DIAL_PLACE: u16 = PLACES - 1;
+const DIAL_PLACE: u16 = DeviceIo::PLACES - 1;
 /// The first pause before an attempt, and the longest.
 const PAUSE_NS: (u64, u64) = (100 * MS, 5000 * MS);
 

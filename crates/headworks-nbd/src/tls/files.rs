@@ -10,7 +10,7 @@
 
 use std::path::{Path, PathBuf};
 
-use headworks::safe_open::read_named;
+use headworks::house::safe_open::read_named;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};

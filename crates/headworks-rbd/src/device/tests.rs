@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
-use headworks::Loss;
 use headworks::driver::Span;
+use headworks::house::Loss;
 use headworks::testing::Bench;
 use headworks_core::extent::extents;
 use headworks_core::{BioFlags, ExtentState, IoError, Op};

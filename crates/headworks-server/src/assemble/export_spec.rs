@@ -8,7 +8,8 @@ use headworks_core::{ConfigError, Tunable};
 use super::foreign;
 use crate::leftovers::Leftovers;
 use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
-use headworks::{FileOptions, Identity};
+use headworks::FileOptions;
+use headworks::house::Identity;
 use headworks_nbd::wire::STRING_BYTES_MAX;
 
 /// Most exports of a server.

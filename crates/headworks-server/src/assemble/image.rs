@@ -14,10 +14,8 @@ use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, place_of_mark, unclean_note};
 use crate::spec::{BaseDevice, ExportOptions, NewDisk, Rbd, RemoteLink, Spec, Wrapper};
-use headworks::{
-    Device, Direct, FileDevice, FileOptions, Identity, Image, ImageWriter, MemDevice, NullDevice,
-    OpenFile, SizeWatch, display_size,
-};
+use headworks::house::{Identity, ImageWriter, SizeWatch, display_size};
+use headworks::{Device, Direct, FileDevice, FileOptions, Image, MemDevice, NullDevice, OpenFile};
 use headworks_images::formats::{ImageOptions, OpenImage};
 use headworks_images::{FilesystemDevice, OpenOverlay, OverlayBase, OverlayOptions};
 use headworks_rbd::{Access, OpenRbd};

@@ -24,7 +24,8 @@ use headworks_core::{ConfigError, DeviceId, QueueOptions, VolumeId, VolumeOption
 use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
 use crate::options::MissingImage;
 use crate::spec::{BaseDevice, Spec};
-use headworks::{Device, Image, display_size};
+use headworks::house::display_size;
+use headworks::{Device, Image};
 use image::{CreatedImage, OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
 use side_by_side::{LateImage, OpenedOrNot, OpeningImages};
 

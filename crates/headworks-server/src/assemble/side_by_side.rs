@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use headworks::Identity;
+use headworks::house::Identity;
 use headworks_core::ConfigError;
 
 use super::export_spec::ExportSpec;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::SizeWatch;
+use headworks::house::SizeWatch;
 use headworks_core::{ConfigError, VolumeId};
 
 /// What is known of an image, shared by its shard and the thread that looks.

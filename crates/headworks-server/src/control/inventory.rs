@@ -20,7 +20,7 @@ use super::exports::{ExportState, Exports};
 use crate::assemble::image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
 use crate::assemble::{Assembly, ExportSpec, NamedDevice, shown_name};
 use crate::spec::Spec;
-use headworks::Identity;
+use headworks::house::Identity;
 
 /// A device in use.
 #[derive(Clone, Debug)]

@@ -18,7 +18,7 @@
 
 use std::path::PathBuf;
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_core::{ShardId, VolumeId, VolumeOptions};
 use headworks_nbd::{ExportInfo, TransmissionFlags};
 

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headworks::Identity;
+use headworks::house::Identity;
 use headworks_core::{ShardId, VolumeId};
 use headworks_nbd::TransmissionFlags;
 use headworks_nbd::client::Export;

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use headworks::display_size;
-use headworks::driver::{Mapping, Populator, Span};
+use headworks::driver::Span;
+use headworks::house::{Mapping, Populator, display_size};
 use headworks_cache_memory::FrameSpace;
 use headworks_core::{Control, ShardId};
 

@@ -13,7 +13,8 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-use headworks::driver::{Pool, Span};
+use headworks::driver::Span;
+use headworks::house::Pool;
 use headworks_core::{Input, Instant, Op, ReplyStage};
 use headworks_front::memory::Memory;
 use headworks_front::memory::WINDOW_MAX;

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use headworks::MemDevice;
-use headworks::driver::Buffer;
+use headworks::house::Buffer;
 use headworks_core::prng::Prng;
 use headworks_nbd::tls::TlsMode;
 use headworks_nbd::tls::testing::Certificates;

@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use headworks::driver::{ActionSink as _, DiskDone, DiskQueue, Executor, fetch_ahead};
+use headworks::driver::{ActionSink as _, DiskDone, DiskQueue, Executor};
+use headworks::house::fetch_ahead;
 use headworks_cache_memory::DirtyLog;
 use headworks_core::cache::CacheContents;
 use headworks_core::{Change, ChangeError, DeviceId, ExportId, Input, Instant, Shard, VolumeId};

@@ -17,7 +17,7 @@ use crate::assemble::export_info::{ServedExport, UnavailableExport};
 use crate::assemble::shown_name;
 use crate::nbd::connection::ExportBinding;
 use crate::tenant::TenantName;
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_nbd::ExportInfo;
 
 struct ExportSlot {

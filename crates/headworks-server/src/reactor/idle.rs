@@ -1,6 +1,7 @@
 //! When a thread enters the engine, polls, yields its CPU or sleeps.
 
-use headworks::driver::{Clock, Polling};
+use headworks::driver::Clock;
+use headworks::house::Polling;
 use headworks_core::Instant;
 
 /// Turns that hot connections may have before the engine is entered for the others.

@@ -1,6 +1,6 @@
 //! Lines of the log about what a shard has noticed: losses, devices that do not answer, requests that timed out.
 
-use headworks::Loss;
+use headworks::house::Loss;
 use headworks_core::{Control, DeviceState, Instant, Notice};
 use tracing::{error, warn};
 

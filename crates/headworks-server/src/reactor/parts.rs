@@ -16,7 +16,8 @@ use crate::listen::ClientListener;
 use crate::messages::ControlMessage;
 use crate::nbd::connection::ConnectionLimits;
 use crate::shared::ServerShared;
-use headworks::driver::{Clock, Engine, Sleeper, Waker};
+use headworks::driver::{Clock, Engine, Waker};
+use headworks::house::Sleeper;
 
 /// What a shard's thread has to carry its shard and its connections: what each part of the reactor borrows, and what it is built
 /// from.

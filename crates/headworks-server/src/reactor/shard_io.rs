@@ -18,7 +18,8 @@ use crate::connection_id::{
 };
 use crate::latency::exports::ExportLatencies;
 use crate::nbd::connection::Connection;
-use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Populator, Producer, Span};
+use headworks::driver::{ActionSink, Span};
+use headworks::house::{Consumer, Mapping, Pool, Populator, Producer};
 use headworks_front::lent_frames::LentFrames;
 use headworks_front::limits::LimitTarget;
 use headworks_front::memory::MemoryLimits;

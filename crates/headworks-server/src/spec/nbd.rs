@@ -3,7 +3,8 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use headworks::{Device, Identity};
+use headworks::Device;
+use headworks::house::Identity;
 use headworks_control::answers;
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 use headworks_nbd::client::{Export, Uri};

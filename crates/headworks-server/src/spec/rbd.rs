@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use headworks::Identity;
+use headworks::house::Identity;
 use headworks_core::ConfigError;
 use headworks_rbd::{ImageName, RbdOptions};
 

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use headworks::Identity;
+use headworks::house::Identity;
 use headworks_cache_memory::{DeadServer, ImageState, Verdict, VolumeRow, judge};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};

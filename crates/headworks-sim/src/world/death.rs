@@ -12,7 +12,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use headworks::driver::{ActionSink, ChangeLog};
+use headworks::driver::ActionSink;
+use headworks::house::ChangeLog;
 use headworks_cache_memory::{DirtyLog, dirty_blocks};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{Action, Actions, CopyDirection, DirtyEntry, ShardId, VolumeId};

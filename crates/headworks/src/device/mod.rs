@@ -170,8 +170,11 @@ impl Loss {
 }
 
 impl DeviceIo<'_> {
+    /// Places of a device, for descriptors that it watches.
+    pub const PLACES: u16 = crate::engine::PLACES;
+
     /// Waits for `interest` on `fd` once; then [`Device::on_ready`] is called with `place`, which is below
-    /// [`PLACES`](crate::engine::PLACES).
+    /// [`DeviceIo::PLACES`].
     pub fn watch(&mut self, place: u16, fd: RawFd, interest: Interest) {
         self.disk.watch_place(self.device, place, fd, interest);
     }

@@ -91,7 +91,8 @@ pub struct DiskDone {
 /// Places of one device for descriptors that it watches.
 pub const PLACES: u16 = 16;
 
-/// Watches descriptors for devices: sockets, and eventfds that other threads write. A device has [`PLACES`] places, each for one
+/// Watches descriptors for devices: sockets, and eventfds that other threads write. A device has
+/// [`DeviceIo::PLACES`](crate::DeviceIo::PLACES) places, each for one
 /// descriptor at a time, and a descriptor is in one place.
 ///
 /// A watch is one-shot, as [`Engine::watch`] is. What is ready when it begins counts, so a device that stops before it has read
@@ -143,7 +144,7 @@ pub enum Event {
     Place {
         /// The device that watches.
         device: DeviceId,
-        /// Its place, below [`PLACES`].
+        /// Its place, below [`DeviceIo::PLACES`](crate::DeviceIo::PLACES).
         place: u16,
     },
     /// A file operation ended.

@@ -22,7 +22,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_cache_memory::CacheMemory;
 use headworks_core::ConfigError;
 

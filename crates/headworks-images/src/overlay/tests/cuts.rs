@@ -15,10 +15,10 @@ use super::super::head::{BLOCK, HEAD_BYTES, data_start, here_start};
 use super::super::here::{Here, TAG_PAGE, Tag};
 use super::super::load::{FoundBits, Stored, read_found};
 use super::super::{OverlayDevice, Parts};
-use headworks::driver::DiskDone;
-use headworks::driver::Span;
+use headworks::driver::{DiskDone, Span};
+use headworks::house::Loss;
 use headworks::testing::TestDisk;
-use headworks::{Command, CommandBatch, Device, DeviceIo, Loss, NullDevice};
+use headworks::{Command, CommandBatch, Device, DeviceIo, NullDevice};
 
 const SECTOR: u64 = 512;
 const SECTORS: usize = (BLOCK / SECTOR) as usize;
@@ -685,7 +685,7 @@ impl World {
     }
 }
 
-/// Seeds of each of the two long tests: `HEADWORKS_SCHEDULES=12500 cargo test --release -p headworks --lib overlay` for 100,000 cuts.
+/// Seeds of each of the two long tests: `HEADWORKS_SCHEDULES=12500 cargo test --release -p headworks-images --lib overlay` for 100,000 cuts.
 fn seeds() -> u64 {
     std::env::var("HEADWORKS_SCHEDULES").map_or(1_250, |text| text.parse().unwrap())
 }

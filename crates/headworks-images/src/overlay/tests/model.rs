@@ -274,7 +274,7 @@ fn writer_of_an_overlay_that_is_not_served_sets_bits_behind_a_sync() {
         let open = OpenOverlay::open(overlay.path(), &OverlayOptions::default(), None).unwrap();
         let writer = open.writer();
         assert_eq!(writer.size(), SIZE as u64);
-        let page = headworks::driver::Mapping::new(8192).unwrap();
+        let page = headworks::house::Mapping::new(8192).unwrap();
         // SAFETY: our own mapping.
         let bytes = unsafe { std::slice::from_raw_parts_mut(page.base(), 8192) };
         bytes.fill(5);

@@ -12,7 +12,7 @@ use super::{Draining, LiveChanges, PAUSE};
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, Tree, device_name};
 use crate::messages::query::ControlQuery;
-use headworks::display_size;
+use headworks::house::display_size;
 use headworks_control::{RpcFault, answers, methods};
 
 /// Time limit if a client asks for none: twice the usual `io_timeout`, so that everything that can time out has.

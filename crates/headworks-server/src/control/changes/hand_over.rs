@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use headworks::Identity;
+use headworks::house::Identity;
 use headworks_core::VolumeId;
 
 use super::LiveChanges;

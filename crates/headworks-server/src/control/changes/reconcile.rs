@@ -16,7 +16,7 @@ use crate::control::tree::lock;
 use crate::option_table::{Effect, OptionTable};
 use crate::options::MissingImage;
 use crate::spec::ExportOption;
-use headworks::{Identity, display_size};
+use headworks::house::{Identity, display_size};
 use headworks_control::RpcFault;
 
 /// Result of a reload.

@@ -15,7 +15,7 @@ use crate::control::tree::{ExportNode, lock};
 use crate::messages::command::ShardCommand;
 use crate::spec::BaseDevice;
 use crate::units::parse_size;
-use headworks::{SizeWatch, display_size};
+use headworks::house::{SizeWatch, display_size};
 use headworks_control::param::Size;
 use headworks_control::{RpcFault, answers, methods};
 use std::fmt;

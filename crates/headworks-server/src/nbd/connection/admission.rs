@@ -20,7 +20,7 @@ use headworks_core::{IoError, Op};
 
 use super::bounds::{has_byte_room, has_window_room};
 use super::{Connection, Intake, LARGE_PAYLOAD, Shares, Wire, payload, replies, reread};
-use headworks::driver::{Buffer, Pool};
+use headworks::house::{Buffer, Pool};
 use headworks_front::front_waits::FrontWaits;
 use headworks_front::limits::LimitGate;
 use headworks_front::{FrontRequest, Origin, WaitsFor};

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use headworks::driver::Pool;
+use headworks::house::Pool;
 use headworks_core::{Input, Instant};
 use headworks_nbd::{ExportInfo, Negotiated};
 

@@ -55,7 +55,8 @@ use headworks_core::{ExportId, Input, Instant, Ioprio, ReplyStage, Status, WaitT
 use super::transport::Transport;
 use crate::access::{Admission, ExportDirectory};
 use crate::latency::LatencyTable;
-use headworks::driver::{Buffer, Pool, Span};
+use headworks::driver::Span;
+use headworks::house::{Buffer, Pool};
 use headworks_front::intake::{Intake, PayloadCounts};
 use headworks_front::memory::{KeptPayload, MemoryLimits, MemoryShare, Wants};
 use headworks_front::outgoing::SendOutcome;

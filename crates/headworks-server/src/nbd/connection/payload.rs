@@ -26,7 +26,7 @@ use headworks_core::{Instant, IoError, Status};
 use super::admission::{admission, end_refused, may_take, refuse, take_block};
 use super::session::Session;
 use super::{Connection, Intake, LARGE_PAYLOAD, Shares, Wire, replies};
-use headworks::driver::{Buffer, Pool};
+use headworks::house::{Buffer, Pool};
 use headworks_front::split_writes::{EndedWrite, PieceEnd};
 use headworks_front::window::CompletedRequest;
 use headworks_front::{FrontRequest, PART_MIN, WaitsFor};

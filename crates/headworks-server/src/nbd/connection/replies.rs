@@ -4,7 +4,7 @@ use headworks_core::{EXTENTS_BYTES, Instant, IoError, Op, ReplyStage, Status};
 
 use super::session::Session;
 use super::{Connection, Wire, payload, reread};
-use headworks::driver::{Buffer, Pool};
+use headworks::house::{Buffer, Pool};
 use headworks_front::window::{CompletedRequest, InFlight};
 use headworks_nbd::status::StatusQuery;
 use headworks_nbd::wire::NbdError;

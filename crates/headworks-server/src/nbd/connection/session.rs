@@ -19,7 +19,8 @@ use headworks_core::{
 use super::{ConnectionEnd, ConnectionLimits, OpenWrite, Shares};
 use crate::access::Admission;
 use crate::latency::LatencyTable;
-use headworks::driver::{Buffer, Span};
+use headworks::driver::Span;
+use headworks::house::Buffer;
 use headworks_front::front_waits::FrontWaits;
 use headworks_front::window::{CompletedRequest, InFlight, Window};
 use headworks_nbd::handshake::Handshake;

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-use headworks::driver::{Pool, Span};
+use headworks::driver::Span;
+use headworks::house::Pool;
 use headworks_core::limits::{LimitTree, NodeId};
 use headworks_core::time::MS;
 use headworks_core::{DeviceId, ExportId, Input, Instant, VolumeId};
