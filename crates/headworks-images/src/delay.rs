@@ -17,8 +17,7 @@ use std::collections::BinaryHeap;
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op};
 
-use headworks::driver::DiskDone;
-use headworks::driver::Span;
+use headworks::driver::{DiskDone, Span};
 use headworks::{Command, CommandBatch, Device, DeviceIo};
 
 /// The largest `queue_depth` there is.

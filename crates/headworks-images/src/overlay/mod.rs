@@ -66,8 +66,7 @@ use self::pieces::{Cut, Source, cut_read, zero_spans};
 use self::rows::{Piece, Role, Row, Rows};
 pub use self::snapshot::OverlaySnapshot;
 use self::unsynced::Unsynced;
-use headworks::driver::DiskDone;
-use headworks::driver::Span;
+use headworks::driver::{DiskDone, Span};
 use headworks::house::Loss;
 use headworks::{Command, CommandBatch, Device, DeviceIo};
 

@@ -29,8 +29,7 @@ use self::held::{Data, HeldWrite, HeldWrites};
 use headworks::{Command, CommandBatch, Device, DeviceIo};
 
 use crate::probability::Probability;
-use headworks::driver::DiskDone;
-use headworks::driver::Span;
+use headworks::driver::{DiskDone, Span};
 
 pub use held::Fates;
 
