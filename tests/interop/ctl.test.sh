@@ -44,9 +44,9 @@ exports/db/device = hw0
 exports/db/io.latency = target=max
 exports/db/io.weight = 400
 exports/db/ioprio = rt,0
-exports/db/latency_target = none
-exports/db/on_error = hold
-exports/db/read_only = 0
+exports/db/latency-target = none
+exports/db/on-error = hold
+exports/db/read-only = 0
 exports/db/tenant = none
 exports/db/weight = 400" get exports/db
 check "set a weight" says "exports/db/weight = 50" set exports/db/weight 50

@@ -137,8 +137,8 @@ log_says() { grep -q 'the latency target 1ms of export tight is below twice the 
 check "the log says so once it is known" wait_until 10 log_says
 check "once, and of the exports on that device alone" test "$(grep -c 'is below twice the smallest latency seen on' "$LOG")" = 1
 check "and why" sh -c '"$1" ctl "$2" why tight | grep -q "^latency target 1 ms of export tight: .* missed it (.*; it is below twice"' - "$HEADWORKS" "$CONTROL"
-check "ctl refuses such a target with the figure" sh -c '! "$1" ctl "$2" set exports/tight/latency_target 2ms 2>&1 | tee /dev/stderr | grep -qv "\`2ms\` is below twice the smallest latency seen on hw[0-9]*, [0-9]* us; choose at least .*EINVAL"' - "$HEADWORKS" "$CONTROL"
-check "and takes one that can be kept" ctl set exports/tight/latency_target 1s
+check "ctl refuses such a target with the figure" sh -c '! "$1" ctl "$2" set exports/tight/latency-target 2ms 2>&1 | tee /dev/stderr | grep -qv "\`2ms\` is below twice the smallest latency seen on hw[0-9]*, [0-9]* us; choose at least .*EINVAL"' - "$HEADWORKS" "$CONTROL"
+check "and takes one that can be kept" ctl set exports/tight/latency-target 1s
 load db --rw randread --iodepth 4 --runtime 4 &
 LOAD=$!
 check "bulk beside a target" "$HEADWORKS" bench --uri "$(at bulk)" --bs 1M --rw read --iodepth 32 --threads 4 --runtime 3

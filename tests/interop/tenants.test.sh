@@ -62,22 +62,23 @@ def expect(wanted):
     found = [row["ioprio"] for row in ask("connections") if row["export"] == "db"]
     assert found == [wanted], (found, wanted)
 expect("be,2")
-ask("set", path="tenants/acme/ioprio_max", value="be:5")
+ask("set", path="tenants/acme/ioprio-max", value="be:5")
 expect("be,5")
-ask("set", path="tenants/acme/ioprio_max", value="none")
+ask("set", path="tenants/acme/ioprio-max", value="none")
 expect("rt,0")
-ask("set", path="tenants/globex/ioprio_max", value="idle")
+ask("set", path="tenants/globex/ioprio-max", value="idle")
 ask("set", path="exports/db/tenant", value="globex")
 expect("idle,4")
 ask("set", path="exports/db/tenant", value="none")
 expect("rt,0")
 h.shutdown()' "$CONTROL" "nbd+unix:///db?socket=$SOCKET"
-check "a latency target" says "exports/db/latency_target = 5ms" set exports/db/latency_target 5ms
-check "of a tenant" says "tenants/acme/latency_target = 250us" set tenants/acme/latency_target 250us
-check "too short" fails 1 '20us to 60s.*EINVAL' set exports/db/latency_target 1us
+check "a latency target" says "exports/db/latency-target = 5ms" set exports/db/latency-target 5ms
+check "of a tenant" says "tenants/acme/latency-target = 250us" set tenants/acme/latency-target 250us
+check "by its old spelling" says 5ms get exports/db/latency_target
+check "too short" fails 1 '20us to 60s.*EINVAL' set exports/db/latency-target 1us
 check "by the name of a cgroup" says "target=5000" get exports/db/io.latency
 check "which sets it, too" says "tenants/acme/io.latency = target=400" set tenants/acme/io.latency target=400
-check "as one value" says 400us get tenants/acme/latency_target
+check "as one value" says 400us get tenants/acme/latency-target
 check "not a line of a cgroup" fails 1 'target=MICROSECONDS or target=max.*EINVAL' set tenants/acme/io.latency 400
 ctl set tenants/acme/io.latency target=250 >/dev/null
 check "the table shows it" has_row '^acme .* 250us$'
@@ -92,9 +93,9 @@ check "and no more" bash -c '! grep -Eq "^(cache-max|cache-min|dirty|exports) = 
 stop_server
 
 serve --config "$CONFIG" --control "$CONTROL"
-check "saved latency targets" says 5ms get exports/db/latency_target
-check "and of a tenant" says 250us get tenants/acme/latency_target
-check "a value that was taken back to none" says none get tenants/acme/ioprio_max
+check "saved latency targets" says 5ms get exports/db/latency-target
+check "and of a tenant" says 250us get tenants/acme/latency-target
+check "a value that was taken back to none" says none get tenants/acme/ioprio-max
 check "a saved weight" says 200 get tenants/acme/weight
 check "a saved tenant and its export" says free get tenants/initech/exports
 check "an export that has none now" says none get exports/db/tenant
@@ -163,9 +164,9 @@ check "minimums beyond the cache are refused" refuses
 serve --cache 64M --control "$CONTROL" --tenant acme,cache-min=16M,dirty=4M --tenant globex,cache-max=8M \
     hot=mem:size=64M,cache=writeback,tenant=acme scan=mem:size=256M,cache=writeback,tenant=globex \
     other=mem:size=256M,cache=writeback slow=delay:write=2ms,cache=writeback,tenant=acme,of=mem:size=64M
-check "the minimum" says 16M get tenants/acme/cache_min
-check "the sum of minimums is kept while it runs" fails 1 '80 MiB in all, more than the cache of 64 MiB.*EINVAL' set tenants/acme/cache_min 80M
-check "a minimum above the maximum" fails 1 'cache-min 16M is more than cache-max 8M.*EINVAL' set tenants/globex/cache_min 16M
+check "the minimum" says 16M get tenants/acme/cache-min
+check "the sum of minimums is kept while it runs" fails 1 '80 MiB in all, more than the cache of 64 MiB.*EINVAL' set tenants/acme/cache-min 80M
+check "a minimum above the maximum" fails 1 'cache-min 16M is more than cache-max 8M.*EINVAL' set tenants/globex/cache-min 16M
 check "a cap" says "tenants/globex/dirty = 1M" set tenants/globex/dirty 1M
 check "of an export" says "exports/other/dirty = 64K" set exports/other/dirty 64K
 check "too little" fails 1 '64K and more.*EINVAL' set exports/other/dirty 1K
@@ -188,7 +189,7 @@ def scan(h, end, times=1):
 hot, tide, other, slow = map(client, ["hot", "scan", "other", "slow"])
 scan(hot, 12 * M, 2)
 for h in (other, tide): scan(h, 256 * M, 2)
-cached = {name: value("tenants/%s/cached_bytes" % name) for name in ("acme", "globex")}
+cached = {name: value("tenants/%s/cached-bytes" % name) for name in ("acme", "globex")}
 print(cached)
 assert cached["acme"] >= 12 * M and 4 * M < cached["globex"] <= 8 * M, cached
 before = ask("stats")["cache"]
@@ -204,7 +205,7 @@ for turn in range(400):
         offset += M // 4
     slow.poll(10)
     pending = [cookie for cookie in pending if not slow.aio_command_completed(cookie)]
-    if turn % 10 == 0: most = max(most, value("tenants/acme/dirty_bytes"))
+    if turn % 10 == 0: most = max(most, value("tenants/acme/dirty-bytes"))
     if not pending and offset >= 64 * M: break
 print(turn, most, offset, len(pending))
 assert 2 * M < most <= 4 * M and offset >= 8 * M, (most, offset)

@@ -157,7 +157,7 @@ def changes_of_the_command_line():
     ctl = {
         "exports/second/weight": 300,
         "exports/second/bps-write": "94371840",
-        "exports/second/latency_target": "70ms",
+        "exports/second/latency-target": "70ms",
         "exports/second/dirty": "4M",
         "exports/changes-line.img/tenant": "acme",
         "tenants/acme/weight": 90,
@@ -192,7 +192,7 @@ def reload_after_upgrade():
     ctl = {
         "exports/disk/weight": 300,
         "exports/disk/bps-write": "94371840",
-        "exports/disk/latency_target": "70ms",
+        "exports/disk/latency-target": "70ms",
         "exports/disk/tenant": "acme",
         "tenants/acme/weight": 70,
         "server/iops-read": "900000",

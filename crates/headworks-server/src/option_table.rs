@@ -66,7 +66,7 @@ pub(crate) const IO_LATENCY: Cgroup = Cgroup {
 
 /// One option of the options `O`.
 pub(crate) struct Row<O: 'static> {
-    /// Its key in files, in specifications and in `ctl`, there with `_` for `-`. Limits are one option with many keys.
+    /// Its key in files, in specifications and in `ctl`. Limits are one option with many keys.
     pub keys: &'static [&'static str],
     pub cgroup: Option<Cgroup>,
     pub effect: Effect,
@@ -116,11 +116,6 @@ pub(crate) trait OptionTable: Copy + PartialEq + 'static {
             [key] => Some(key),
             _ => None,
         }
-    }
-
-    /// The last word of a key's path in `ctl`; limits have the same there.
-    fn leaf(self, key: &str) -> String {
-        if self.own_key().is_some() { key.replace('-', "_") } else { key.to_owned() }
     }
 
     /// Every key with the line about it, as a sentence of a manual.

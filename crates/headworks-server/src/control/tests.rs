@@ -346,7 +346,7 @@ fn several_values_are_set_or_none() {
         ("exports/db/cache", "none", "EACCES"),
         ("exports/db", "1", "EISDIR"),
         ("exports/db/bps-write-max", "1K", "EINVAL"),
-        ("tenants/acme/cache_min", "900T", "EINVAL"),
+        ("tenants/acme/cache-min", "900T", "EINVAL"),
         ("exports/db/tenant", "nobody", "ENOENT"),
         ("vm/dirty_bytes", "1", "EINVAL"),
     ] {
@@ -503,9 +503,9 @@ fn log_level_is_set_and_wrong_level_is_refused() {
 #[test]
 fn target_below_twice_the_smallest_latency_is_refused() {
     let bench = Bench::new(Manner::Switch(Ok(())));
-    let path = "exports/db/latency_target";
+    let path = "exports/db/latency-target";
     let fault = bench.call("set", set(path, json!("300us"))).unwrap_err();
-    let expected = "exports/db/latency_target: `300us` is below twice the smallest latency seen on hw0, 151 us; choose at least 301us";
+    let expected = "exports/db/latency-target: `300us` is below twice the smallest latency seen on hw0, 151 us; choose at least 301us";
     assert_eq!(fault.message(), expected);
     assert_eq!(bench.call("get", json!({ "path": path })), Ok(json!({ path: "none" })));
     assert_eq!(bench.refused("set", set("exports/db/io.latency", json!("target=300"))), "EINVAL");

@@ -256,7 +256,7 @@ impl Tree {
             let (export, base) = (entry.id, format!("exports/{}", entry.shown_name()));
             let own = [
                 ("device", Leaf::Device(export)),
-                ("read_only", Leaf::ReadOnly(export)),
+                ("read-only", Leaf::ReadOnly(export)),
                 ("io.stat", Leaf::IoStat(export)),
             ];
             all.extend(own.map(|(name, leaf)| (format!("{base}/{name}"), leaf)));
@@ -270,8 +270,8 @@ impl Tree {
             let base = format!("tenants/{name}");
             options(&base, has_cache, &mut all, |option, form| Leaf::Tenant(*id, option, form));
             if has_cache {
-                all.push((format!("{base}/dirty_bytes"), Leaf::TenantDirty(*id)));
-                all.push((format!("{base}/cached_bytes"), Leaf::TenantCached(*id)));
+                all.push((format!("{base}/dirty-bytes"), Leaf::TenantDirty(*id)));
+                all.push((format!("{base}/cached-bytes"), Leaf::TenantCached(*id)));
             }
             all.push((format!("{base}/exports"), Leaf::TenantExports(*id)));
             all.push((format!("{base}/io.stat"), Leaf::TenantIoStat(*id)));
@@ -283,8 +283,18 @@ impl Tree {
                 |tunable: DirtyTunable| (format!("vm/{}", tunable.name()), Leaf::Dirty(tunable));
             all.extend(DirtyTunable::ALL.map(leaf));
         }
-        all.retain(|(name, _)| path.is_empty() || is_within(name, path));
-        all
+        if path.is_empty() {
+            return all;
+        }
+        let of = |path: &str| -> Vec<(String, Leaf)> {
+            all.iter().filter(|(name, _)| is_within(name, path)).cloned().collect()
+        };
+        let found = of(path);
+        match with_hyphens(path).filter(|_| found.is_empty()).map(|path| of(&path)).as_deref() {
+            // Under the name that was asked for.
+            Some([(_, leaf)]) => vec![(path.to_owned(), *leaf)],
+            _ => found,
+        }
     }
 
     /// The error for a path that names nothing.
@@ -345,6 +355,14 @@ impl Tree {
     }
 }
 
+/// The path of an option as it was spelled before 0.2: `exports/db/latency_target` is `exports/db/latency-target`. Names of the kernel, below
+/// `queue` and `vm`, keep their underscores.
+pub(super) fn with_hyphens(path: &str) -> Option<String> {
+    let (base, name) = path.rsplit_once('/')?;
+    let is_own = ["exports/", "tenants/"].iter().any(|root| base.starts_with(root));
+    (is_own && name.contains('_')).then(|| format!("{base}/{}", name.replace('_', "-")))
+}
+
 fn queue(base: &str, device: DeviceId, all: &mut Vec<(String, Leaf)>) {
     let leaf = |tunable: Tunable| {
         (format!("{base}/queue/{}", tunable.name()), Leaf::Tunable(device, tunable))
@@ -362,7 +380,7 @@ fn options<T: OptionTable>(
 ) {
     for option in T::ALL.iter().copied().filter(|option| option.is_shown(has_cache)) {
         let key = option.own_key().unwrap_or_default();
-        all.push((format!("{base}/{}", option.leaf(key)), leaf(option, false)));
+        all.push((format!("{base}/{key}"), leaf(option, false)));
         if let Some(cgroup) = &option.row().cgroup {
             all.push((format!("{base}/{}", cgroup.name), leaf(option, option.has_cgroup_form())));
         }
@@ -445,6 +463,22 @@ pub(super) mod tests {
             one(weight),
             [(weight.into(), Leaf::Export(ExportId(2), ExportOption::Weight, false))]
         );
+    }
+
+    #[test]
+    fn underscores_of_older_versions_are_taken_for_hyphens() {
+        let one = |path: &str| tree().leaves(path);
+        let [(_, target)] = &one("exports/db/latency-target")[..] else { panic!("one name") };
+        assert_eq!(
+            one("exports/db/latency_target"),
+            [("exports/db/latency_target".into(), *target)]
+        );
+        assert_eq!(one("tenants/acme/dirty_bytes").len(), 1);
+        for nothing in
+            ["exports/db/queue/nr-requests", "exports/d_b", "vm/dirty-bytes", "exports/db/x_y"]
+        {
+            assert!(one(nothing).is_empty(), "{nothing}");
+        }
     }
 
     #[test]

@@ -504,7 +504,7 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
         ),
         WaitKind::Plug => return None,
         WaitKind::Tag if facts.held.is_some() => format!(
-            "tag: a looser latency target (`ctl set`) of the others lets more of this export into {device}; exports/{export}/latency_target gives this one its own"
+            "tag: a looser latency target (`ctl set`) of the others lets more of this export into {device}; exports/{export}/latency-target gives this one its own"
         ),
         WaitKind::Tag => facts.place.hint(facts),
         WaitKind::Scheduler if facts.served.is_some() => format!(

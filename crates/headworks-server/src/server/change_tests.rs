@@ -148,8 +148,8 @@ fn reload_after_upgrade_leaves_alone_what_ctl_had_changed() {
     let value = |path: &str| call(&server, "get", json!({ "path": path })).unwrap()[path].clone();
     let values = || {
         let paths = ["exports/a/weight", "exports/a/tenant", "exports/a/bps-write"];
-        let paths = paths.into_iter().chain(["exports/a/latency_target", "tenants/acme/weight"]);
-        let paths = paths.chain(["tenants/acme/latency_target", "server/iops-read"]);
+        let paths = paths.into_iter().chain(["exports/a/latency-target", "tenants/acme/weight"]);
+        let paths = paths.chain(["tenants/acme/latency-target", "server/iops-read"]);
         let paths = paths.chain(["hw1/queue/nr_requests"]);
         paths.map(|path| value(path).to_string().replace('"', "")).collect::<Vec<_>>().join(" ")
     };

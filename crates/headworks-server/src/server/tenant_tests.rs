@@ -32,7 +32,7 @@ fn words_ctl_and_cgroup_names_are_the_same_values() {
     for base in ["exports", "tenants"] {
         for (key, value) in [
             ("weight", "250"),
-            ("latency_target", "5ms"),
+            ("latency-target", "5ms"),
             ("bps-write", "50M"),
             ("iops-read", "120"),
         ] {
@@ -56,13 +56,13 @@ fn words_ctl_and_cgroup_names_are_the_same_values() {
         }
         assert_eq!((&a, &a), (&b, &c));
         assert_eq!(
-            (&a["/io.latency"], &a["/latency_target"]),
+            (&a["/io.latency"], &a["/latency-target"]),
             (&json!("target=5000"), &json!("5ms"))
         );
         assert_eq!(a["/io.max"], "rbps=max wbps=52428800 riops=120 wiops=max");
         assert_eq!((&a["/io.weight"], &a["/weight"]), (&json!(250), &json!(250)));
         // What one of them sets another one takes back.
-        set(&format!("{base}/c/latency_target"), "none");
+        set(&format!("{base}/c/latency-target"), "none");
         assert_eq!(values(&server, &format!("{base}/c"))["/io.latency"], "target=max");
         let stat = format!("{base}/c/io.stat");
         let stat = call(&server, "get", json!({ "path": stat })).unwrap()[&stat].clone();

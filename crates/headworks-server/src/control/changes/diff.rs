@@ -259,7 +259,7 @@ fn diff_export(reader: DropInReader, export: &Export, found: &mut Differences) {
     }
     for option in ExportOption::ALL.iter().filter(|option| option.is_live()) {
         for (key, old, new) in option.differences(share, now) {
-            found.add(&format!("exports/{name}/{}", option.leaf(key)), old, new);
+            found.add(&format!("exports/{name}/{key}"), old, new);
         }
     }
     if found.changes.len() == before {

@@ -244,7 +244,7 @@ impl LiveChanges {
                 for option in TenantOption::ALL {
                     for (key, old, new) in option.differences(&spec.options, now) {
                         changed.push(key);
-                        let path = format!("tenants/{name}/{}", option.leaf(key));
+                        let path = format!("tenants/{name}/{key}");
                         found(&path, word(&old).into(), word(&new).into());
                     }
                 }

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::{LIMITS, LimitFault, Settings, fixed};
 use crate::cache_part::check_minimums;
-use crate::control::tree::{ExportNode, Leaf, Tree, lock};
+use crate::control::tree::{ExportNode, Leaf, Tree, lock, with_hyphens};
 use crate::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
 use crate::name_pattern::{fits, is_pattern};
 use crate::option_table::OptionTable;
@@ -328,7 +328,9 @@ fn find(tree: &Tree, path: &str) -> Result<Vec<(String, Leaf)>, RpcFault> {
         let queue = |entry: &ExportNode| format!("exports/{}/queue", entry.shown_name());
         all.extend(tree.exports.iter().flat_map(|entry| tree.leaves(&queue(entry))));
     }
-    all.retain(|(name, _)| fits(name, path));
+    let is_old = with_hyphens(path).filter(|_| !all.iter().any(|(name, _)| fits(name, path)));
+    let pattern = is_old.as_deref().unwrap_or(path);
+    all.retain(|(name, _)| fits(name, pattern));
     if all.is_empty() {
         let message = format!("nothing fits {path}; {}", tree.advice(path));
         return Err(RpcFault::refused("ENOENT", message));
