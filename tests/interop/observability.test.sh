@@ -105,7 +105,10 @@ good.flush()
 good.trim(4096, 65536)
 PY
 script observability.py failing "$HEADWORKS" "$CONTROL" "$PAGE"
+# One of its exports again, so that the page has the metrics of a remote.
+ctl add "again=nbd:uri=$(at good)" >/dev/null
 script observability.py dashboard "$PAGE"
+ctl remove again --force >/dev/null
 stop_server
 
 # Flushes that are slow, of an export whose writes are not.
