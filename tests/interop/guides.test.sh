@@ -71,3 +71,10 @@ check "the export is changed" qemu-io -f raw -c 'write -P 8 1M 8M' "$URI"
 check "restore by nbdcopy" nbdcopy --flush copy.img "$URI"
 check "the old data are back" qemu-io -r -f raw -c 'read -P 7 1M 8M' "$URI"
 stop_server
+
+# containers.md: the manifests.
+if "$PYTHON" -c 'import yaml' 2>/dev/null; then
+    script manifests.py "$HEADWORKS" "$SOURCES/packaging/kubernetes/headworks.yaml" "$SOURCES/packaging/oci/compose.yaml" "$DIR"
+else
+    skip "manifests" "there is no yaml for Python"
+fi
