@@ -152,7 +152,7 @@ def shown(seen, binary, control, hostile):
     slow = cells["slow"]
     number = lambda text: float(text.replace("k", "e3").replace("M", "e6"))
     check("the table has the rates", number(slow[2]) > 50 and number(slow[3]) == number(slow[4]) == 0 and number(slow[7]) >= 2, slow)
-    near = abs(number(slow[5]) - number(slow[2]) * 16384 / 1e6) <= 0.02 * number(slow[5]) + 0.01
+    near = abs(number(slow[5]) - number(slow[2]) * 16384 / 2**20) <= 0.02 * number(slow[5]) + 0.01
     check("and its bytes are its requests", near and slow[9] in ("device", "tag", "sched"), slow)
     drawn = dict(seen.run(DRAWN))
     check("the charts are drawn", set(drawn) == {"throughput", "requests", "latency", "stages", "device", "dirty"} and min(drawn.values()) > 2, drawn)

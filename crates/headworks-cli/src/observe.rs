@@ -20,6 +20,11 @@ pub fn micros(us: f64) -> String {
     }
 }
 
+/// A time of a stage. A request has the total 0 if it was answered in the turn of the thread in which it came.
+fn latency(stage: &str, us: f64) -> String {
+    if stage == "total" && us <= 0.0 { "<turn".to_owned() } else { micros(us) }
+}
+
 /// Formats p50/p99 of each stage for every export, from `stats`. Stages at which no request waited have no column.
 pub fn show_percentiles(stats: &Stats) -> String {
     let mut all = Vec::new();
@@ -38,7 +43,7 @@ pub fn show_percentiles(stats: &Stats) -> String {
         let row = |stage: &str| rows.get(stage).cloned().unwrap_or_default();
         let cell = |stage: &&str| {
             let row = row(stage);
-            [row.p50_us, row.p99_us].map(micros).join("/")
+            [row.p50_us, row.p99_us].map(|us| latency(stage, us)).join("/")
         };
         let front = [(*name).clone(), (*op).to_owned(), row("total").count.to_string()];
         table.push(front.into_iter().chain(stages.iter().map(cell)).collect());
@@ -147,6 +152,13 @@ mod tests {
 
     fn show_why(answer: &Value) -> String {
         super::show_why(&read(answer).unwrap())
+    }
+
+    #[test]
+    fn request_that_took_less_than_a_turn_is_no_zero() {
+        let row = json!({ "count": 9, "p50_us": 0.0, "p99_us": 12.0 });
+        let stats = json!({ "exports": { "a": { "latency": { "read": { "total": row } } } } });
+        assert!(show_percentiles(&stats).ends_with("<turn/12.0us\n"));
     }
 
     #[test]

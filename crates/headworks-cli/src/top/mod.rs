@@ -161,7 +161,7 @@ pub mod testing {
         let old = Sample::default();
         let rows = rows(&old, &new);
         let lines = [
-            server_line(&new, ""),
+            server_line(&new, &[], 80),
             worst_line(&new),
             table(&overviews(&old, &new)),
             format!("{:#}", as_json(&rows)),

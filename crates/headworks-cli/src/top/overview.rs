@@ -4,6 +4,7 @@
 //! between them. Times are in milliseconds. `dev` is the number of requests that the export had in its device on average, write-back included: the
 //! exports of a device with the largest numbers use it most.
 
+use headworks::house::display_size;
 use headworks_control::answers::{Export, OpHistogram};
 use headworks_control::param::RequestOp;
 
@@ -15,18 +16,22 @@ pub const OVERVIEW: [(&str, &str); 11] = [
     ("export", "name; with * it has a tenant"),
     ("r/s", "reads per second"),
     ("w/s", "writes per second"),
-    ("MB/s", "megabytes read and written per second"),
-    ("p99", "99th percentile of reads and writes, ms"),
+    ("MiB/s", "MiB read and written per second"),
+    (
+        "p99",
+        "99th percentile of reads and writes, ms; <turn: in the turn of the thread in which they came",
+    ),
     ("fl99", "99th percentile of flushes, ms"),
     ("slowest", "stage in which requests spent most time"),
     ("dev", "requests that it has in its device, on average"),
-    ("dirty", "data of its image that are not written yet, MB"),
+    ("dirty", "data of its image that are not written yet, MiB"),
     ("oldest", "age of its oldest request that is not answered"),
     ("state", "serving, refusing, suspect, stuck, frozen, absent"),
 ];
 
 /// Stages of which one is the slowest.
 const STAGES: [&str; 8] = ["limit", "buffer", "cache", "dirty", "plug", "tag", "sched", "device"];
+const MIB: f64 = 1_048_576.0;
 /// Longest name that is shown whole.
 const NAME: usize = 14;
 
@@ -37,12 +42,13 @@ pub struct Overview {
     reads: f64,
     writes: f64,
     flushes: f64,
-    megabytes: f64,
-    p99_ms: f64,
-    flush_p99_ms: f64,
+    mib: f64,
+    /// None without a read or write; likewise of flushes.
+    p99_ms: Option<f64>,
+    flush_p99_ms: Option<f64>,
     slowest: Option<&'static str>,
     in_device: f64,
-    dirty_mb: f64,
+    dirty_mib: f64,
     /// Age in seconds.
     oldest: Option<f64>,
     state: String,
@@ -70,7 +76,10 @@ fn row(old: &Sample, new: &Sample, export: &Export, seconds: f64) -> Overview {
         let times = between(old, new, (name, stage), &RequestOp::ALL);
         times.iter().map(|(end, count)| end * count).sum::<f64>()
     };
-    let p99 = |ops: &[&str]| percentile(&between(old, new, (name, "total"), ops), 0.99) / 1e3;
+    let p99 = |ops: &[&str]| {
+        let times = between(old, new, (name, "total"), ops);
+        (!times.is_empty()).then(|| percentile(&times, 0.99) / 1e3)
+    };
     let slowest = STAGES.iter().map(|stage| (*stage, spent(stage)));
     let slowest = slowest.max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time > 0.0);
     let tenant = if export.tenant.is_some() { "*" } else { "" };
@@ -83,12 +92,12 @@ fn row(old: &Sample, new: &Sample, export: &Export, seconds: f64) -> Overview {
         reads: requests("read"),
         writes: requests("write"),
         flushes: requests("flush"),
-        megabytes: (bytes("read") + bytes("write")) / 1e6,
+        mib: (bytes("read") + bytes("write")) / MIB,
         p99_ms: p99(&["read", "write"]),
         flush_p99_ms: p99(&["flush"]),
         slowest: slowest.map(|(stage, _)| stage),
         in_device: held / 1e9 / seconds,
-        dirty_mb: export.dirty as f64 / 1e6,
+        dirty_mib: export.dirty as f64 / MIB,
         oldest: export.in_flight.oldest.as_ref().map(|oldest| oldest.age_s),
         state: export.state.clone(),
     }
@@ -106,12 +115,12 @@ pub fn table(rows: &[Overview]) -> String {
             row.name.clone(),
             short(row.reads),
             short(row.writes),
-            short(row.megabytes),
-            short(row.p99_ms),
-            short(row.flush_p99_ms),
+            short(row.mib),
+            latency(row.p99_ms),
+            latency(row.flush_p99_ms),
             row.slowest.unwrap_or("-").to_owned(),
             short(row.in_device),
-            short(row.dirty_mb),
+            short(row.dirty_mib),
             row.oldest.map_or_else(|| "-".to_owned(), age),
             row.state.clone(),
         ]
@@ -119,6 +128,16 @@ pub fn table(rows: &[Overview]) -> String {
     let heads = OVERVIEW.map(|(name, _)| name.to_owned());
     let rows: Vec<_> = std::iter::once(heads).chain(rows.iter().map(cells)).collect();
     aligned_by(&rows, " ")
+}
+
+/// A latency in ms. Requests that were answered in the turn in which they came have 0, for which no clock is read.
+fn latency(ms: Option<f64>) -> String {
+    match ms {
+        None => "-".to_owned(),
+        Some(0.0) => "<turn".to_owned(),
+        Some(ms) if ms < 0.005 => "<0.01".to_owned(),
+        Some(ms) => short(ms),
+    }
 }
 
 /// A number of at most five characters.
@@ -133,8 +152,9 @@ fn short(value: f64) -> String {
     }
 }
 
-/// The state of the server: `3 exports, up 2 h, cache 2 MiB of 4 MiB, dirty 1 of 256 MB`.
-pub fn server_line(sample: &Sample, cache: &str) -> String {
+/// The state of the server in one line: `3 exports, 2 clients, up 2 h; dirty 1.0 MiB of 256 MiB; cache 2.1 MiB of 4 MiB`. A part that
+/// does not fit into `width` is left out as a whole: half a limit is none.
+pub fn server_line(sample: &Sample, cache: &[String], width: usize) -> String {
     let seconds = sample.stats.seconds;
     let up = match seconds {
         seconds if seconds < 120.0 => format!("{seconds:.0} s"),
@@ -143,15 +163,19 @@ pub fn server_line(sample: &Sample, cache: &str) -> String {
         seconds => format!("{:.0} days", seconds / 86_400.0),
     };
     let (exports, clients) = (sample.exports.len(), sample.stats.connections.len());
-    let megabytes = |blocks: u64| short(blocks as f64 * 4096.0 / 1e6);
-    let dirty = match &sample.stats.dirty {
-        Some(dirty) if dirty.nr_dirty_threshold > 0 => {
-            let (now, limit) = (megabytes(dirty.nr_dirty), megabytes(dirty.nr_dirty_threshold));
-            format!("; dirty {now} of {limit} MB")
+    let size = |blocks: u64| display_size(blocks * 4096);
+    let dirty = sample.stats.dirty.iter().filter(|dirty| dirty.nr_dirty_threshold > 0);
+    let dirty = dirty.map(|dirty| {
+        format!("; dirty {} of {}", size(dirty.nr_dirty), size(dirty.nr_dirty_threshold))
+    });
+    let mut line = format!("{exports} exports, {clients} clients, up {up}");
+    for part in dirty.chain(cache.iter().cloned()) {
+        if line.len() + part.len() > width {
+            break;
         }
-        _ => String::new(),
-    };
-    format!("headworks: {exports} exports, {clients} clients, up {up}{cache}{dirty}")
+        line += &part;
+    }
+    line
 }
 
 /// The worst export of the last seconds: what its slow requests waited for, and by whom they were held up.
@@ -213,10 +237,16 @@ mod tests {
         let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(
             words,
-            ["db", "1000", "0", "4.10", "2.00", "40.0", "tag", "1.50", "5.00", "17.0s", "serving"]
+            ["db", "1000", "0", "3.91", "2.00", "40.0", "tag", "1.50", "4.77", "17.0s", "serving"]
         );
         let last = text.lines().nth(2).unwrap();
         assert!(last.starts_with("a-very-long-n~*") && last.ends_with("absent"), "{last}");
+    }
+
+    #[test]
+    fn latency_below_a_turn_is_no_zero() {
+        let all = [None, Some(0.0), Some(0.001), Some(2.0)];
+        assert_eq!(all.map(latency), ["-", "<turn", "<0.01", "2.00"]);
     }
 
     #[test]
@@ -229,10 +259,15 @@ mod tests {
     #[test]
     fn lines_tell_the_server_and_the_worst_export() {
         let sample = sample(7300.0, 10);
+        let cache = ["; cache 2 MiB of 4 MiB", ", up to 8 MiB"].map(str::to_owned);
         assert_eq!(
-            server_line(&sample, "; cache 2 MiB of 4 MiB"),
-            "headworks: 2 exports, 2 clients, up 2 h; cache 2 MiB of 4 MiB; dirty 1.02 of 268 MB"
+            server_line(&sample, &cache, 100),
+            "2 exports, 2 clients, up 2 h; dirty 1000 KiB of 256 MiB; cache 2 MiB of 4 MiB, up to 8 MiB"
         );
+        // No limit is cut from what it limits.
+        let short = server_line(&sample, &cache, 80);
+        assert!(short.ends_with("256 MiB; cache 2 MiB of 4 MiB"), "{short}");
+        assert!(server_line(&sample, &cache, 50).ends_with("up 2 h"));
         assert_eq!(worst_line(&sample), "slowest: db, 2.00 ms and more, in tag, held up by bulk");
         assert_eq!(worst_line(&Sample::default()), "", "it was not told");
         let waits = json!({ "slow": true, "findings": ["db: 1 request has waited"] });

@@ -159,7 +159,8 @@ pub fn run(
         let mut due = Instant::now() + interval.min(Duration::from_secs(1));
         loop {
             view.silent = asker.is_silent();
-            view.server = server_line(&old, &cache_size(old.stats.cache.as_ref()));
+            let width = usize::from(terminal.size().map_err(broken)?.width);
+            view.server = server_line(&old, &cache_size(old.stats.cache.as_ref()), width);
             view.worst = worst_line(&old);
             terminal.draw(|frame| draw(frame, &mut view, &shown, &connections)).map_err(broken)?;
             if STOP_REQUESTED.load(Ordering::Relaxed) {
@@ -200,18 +201,13 @@ pub fn run(
     result
 }
 
-/// What the cache has, may have now and may have at most: `; cache 2.1 of 11.7 GiB`; empty without a cache.
-fn cache_size(cache: Option<&CacheStats>) -> String {
+/// What the cache has and may have now, and what it may have at most if that differs: `; cache 2.1 MiB of 11.7 GiB`, `, up to 24 GiB`.
+fn cache_size(cache: Option<&CacheStats>) -> Vec<String> {
     let bytes = |units: u64| display_size(units * 4096);
-    match cache {
-        Some(cache) if cache.units == cache.room => {
-            format!("; cache {} of {}", bytes(cache.resident), bytes(cache.units))
-        }
-        Some(CacheStats { resident, units, room, .. }) => {
-            format!("; cache {} of {}, up to {}", bytes(*resident), bytes(*units), bytes(*room))
-        }
-        None => String::new(),
-    }
+    let Some(CacheStats { resident, units, room, .. }) = cache else { return Vec::new() };
+    let now = format!("; cache {} of {}", bytes(*resident), bytes(*units));
+    let most = (units != room).then(|| format!(", up to {}", bytes(*room)));
+    std::iter::once(now).chain(most).collect()
 }
 
 /// The rows between two samples, as overview and with all columns.
@@ -342,10 +338,10 @@ mod tests {
             let cache = CacheStats { resident: 512, units: 1024, room, ..CacheStats::default() };
             cache_size(Some(&cache))
         };
-        assert_eq!(size(1024), "; cache 2 MiB of 4 MiB");
-        assert_eq!(size(2048), "; cache 2 MiB of 4 MiB, up to 8 MiB");
-        assert_eq!(cache_size(None), "");
-        let server = server_line(&Sample::default(), &size(2048));
+        assert_eq!(size(1024), ["; cache 2 MiB of 4 MiB"]);
+        assert_eq!(size(2048), ["; cache 2 MiB of 4 MiB", ", up to 8 MiB"]);
+        assert!(cache_size(None).is_empty());
+        let server = server_line(&Sample::default(), &size(2048), 120);
         let mut view = View { server, ..View::default() };
         assert!(screen(&mut view, 120).contains("; cache 2 MiB of 4 MiB, up to 8 MiB"));
     }

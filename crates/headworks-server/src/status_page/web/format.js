@@ -1,5 +1,5 @@
 "use strict";
-// Numbers and times as the status page shows them, with the units of `headworks top`: MB are millions of bytes, times are in ms.
+// Numbers and times as the status page shows them, with the units of `headworks top`: sizes are in MiB, times in ms.
 
 const format = {
   // A number of at most six characters.
@@ -26,6 +26,13 @@ const format = {
   // Nanoseconds in ms.
   ms(ns) {
     return format.short(ns / 1e6);
+  },
+
+  // The latency of `count` requests in ms; those that were answered in the turn in which they came have 0.
+  latency(ns, count) {
+    if (count === 0) return "-";
+    if (ns === 0) return "<turn";
+    return ns < 5000 ? "<0.01" : format.ms(ns);
   },
 
   // Bytes with a fitting unit of 1024.

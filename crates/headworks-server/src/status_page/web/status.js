@@ -10,6 +10,7 @@ const INTERVAL = 1000;
 const PATIENCE = 6000;
 const SHOWN_MAX = 7;
 const OTHERS = "";
+const MIB = 1048576;
 const [READS, READ_BYTES, WRITES, WRITE_BYTES, ERRORS, DEVICE, P50, P99, FLUSHES, FLUSH_P99, REQUESTS, STAGES] = Array(12).keys();
 // Requests are averaged over so many samples for the order of the table, so that rows rarely move.
 const CALM = 20;
@@ -132,13 +133,13 @@ function timeline() {
 const figures = byId("charts");
 const rate = (value) => format.short(value);
 const views = {
-  throughput: new Chart(figures, { id: "throughput", title: "Throughput by export", unit: "MB/s, read and written", show: rate, stacked: true, empty: "Nothing was read or written." }),
+  throughput: new Chart(figures, { id: "throughput", title: "Throughput by export", unit: "MiB/s, read and written", show: rate, stacked: true, empty: "Nothing was read or written." }),
   requests: new Chart(figures, { id: "requests", title: "Requests by export", unit: "per second, of all kinds", show: rate, stacked: true, empty: "No request was answered." }),
   latency: new Chart(figures, { id: "latency", title: "Latency by export", unit: "99th percentile of reads and writes, ms", show: rate, logarithmic: true, empty: "Nothing was read or written." }),
   flushes: new Chart(figures, { id: "flushes", title: "Flushes by export", unit: "99th percentile, ms", show: rate, logarithmic: true, empty: "Nothing was flushed." }),
   stages: new Chart(figures, { id: "stages", title: "Where the time goes", unit: "ms per request, by stage", show: rate, stacked: true, empty: "No request had to wait." }),
   device: new Chart(figures, { id: "device", title: "Who uses the devices", unit: "requests in the device, on average", show: rate, stacked: true, empty: "No request was in a device." }),
-  dirty: new Chart(figures, { id: "dirty", title: "Dirty data and its limits", unit: "MB", show: rate, empty: "There is no page cache, so nothing is dirty." }),
+  dirty: new Chart(figures, { id: "dirty", title: "Dirty data and its limits", unit: "MiB", show: rate, empty: "There is no page cache, so nothing is dirty." }),
 };
 
 function drawCharts() {
@@ -168,7 +169,7 @@ function drawCharts() {
   };
   const sum = (values) => values.reduce((a, b) => a + b, 0);
   const perSecond = (of) => (row, sample) => (row ? of(row) / sample.seconds : 0);
-  views.throughput.show(now, at, lines(perSecond((row) => bytes(row) / 1e6), sum));
+  views.throughput.show(now, at, lines(perSecond((row) => bytes(row) / MIB), sum));
   views.requests.show(now, at, lines(perSecond(requests), sum));
   const longest = (values) => Math.max(...values);
   const latency = lines((row) => (row && row[READS] + row[WRITES] > 0 ? row[P99] / 1e6 : null), longest);
@@ -197,7 +198,7 @@ function drawStages(now, at, of) {
 }
 
 function drawDirty(now, at, of) {
-  const line = (name, slot, key) => ({ name, slot, values: of.map((sample) => (sample === null || !sample.cache ? null : sample.cache[key] / 1e6)) });
+  const line = (name, slot, key) => ({ name, slot, values: of.map((sample) => (sample === null || !sample.cache ? null : sample.cache[key] / MIB)) });
   const lines = state.data.cache ? [line("dirty", 0, "dirty"), line("write-back begins", 4, "background"), line("limit", 1, "threshold")] : [];
   views.dirty.show(now, at, lines);
 }
@@ -270,13 +271,15 @@ function drawExports() {
     number(2, did ? did[READS] / seconds : 0);
     number(3, did ? did[WRITES] / seconds : 0);
     number(4, did ? did[FLUSHES] / seconds : 0);
-    number(5, did ? bytes(did) / 1e6 / seconds : 0);
-    number(6, did ? did[P50] / 1e6 : 0);
-    number(7, did ? did[P99] / 1e6 : 0);
-    number(8, did ? did[FLUSH_P99] / 1e6 : 0);
+    number(5, did ? bytes(did) / MIB / seconds : 0);
+    const latency = (index, ns, count) => cell(row, index, format.latency(ns, count), count > 0 ? "number" : "number zero");
+    const asked = did ? did[READS] + did[WRITES] : 0;
+    latency(6, did ? did[P50] : 0, asked);
+    latency(7, did ? did[P99] : 0, asked);
+    latency(8, did ? did[FLUSH_P99] : 0, did ? did[FLUSHES] : 0);
     cell(row, 9, most > 0 ? data.stages[stages.indexOf(most)] : "-");
     number(10, did ? did[DEVICE] / 1e9 / seconds : 0);
-    number(11, one.dirty / 1e6);
+    number(11, one.dirty / MIB);
     cell(row, 12, format.count(one.errors), one.errors > 0 ? "number bad" : "number zero");
     cell(row, 13, format.count(one.clients), one.clients > 0 ? "number" : "number zero");
     oldest(row, 14, one.oldest_ns);
@@ -369,7 +372,7 @@ function drawServer() {
   const words = [`version ${data.version}`, `${data.exports_all} exports`, `${data.clients} clients`, `up ${format.time(data.uptime)}`];
   if (data.cache) {
     words.push(`cache ${format.size(data.cache.resident)} of ${format.size(data.cache.limit)}`);
-    words.push(`dirty ${format.short(data.cache.dirty / 1e6)} of ${format.short(data.cache.threshold / 1e6)} MB`);
+    words.push(`dirty ${format.size(data.cache.dirty)} of ${format.size(data.cache.threshold)}`);
   }
   byId("server").textContent = words.join(", ");
   const { worst } = data;
