@@ -11,9 +11,10 @@ pub fn failures(done: &Reloaded) -> Vec<String> {
 pub fn show(done: &Reloaded) -> String {
     let all = done.changed.iter().chain(&done.refused).chain(&done.restart);
     let text: String = all.map(|line| format!("{line}\n")).collect();
+    let notes: String = done.overridden.iter().map(|line| format!("note: {line}\n")).collect();
     match text.is_empty() && failures(done).is_empty() {
-        true => "nothing changed\n".to_owned(),
-        false => text,
+        true => "nothing changed\n".to_owned() + &notes,
+        false => text + &notes,
     }
 }
 
@@ -38,5 +39,7 @@ mod tests {
         let broken = json!({ "reloaded": false, "problems": ["f:1:1: bad", "f:2:1: bad"] });
         assert_eq!((show(&broken).as_str(), failures(&broken).len()), ("", 2));
         assert_eq!(show(&json!({ "reloaded": true })), "nothing changed\n");
+        let overridden = json!({ "reloaded": true, "overridden": ["cache: 2G counts"] });
+        assert_eq!(show(&overridden), "nothing changed\nnote: cache: 2G counts\n");
     }
 }

@@ -17,6 +17,8 @@ pub struct ReloadOutcome {
     pub failed: Vec<String>,
     /// Options that take effect after a restart.
     pub restart: Vec<String>,
+    /// Values of a file that a later one overrides.
+    pub overridden: Vec<String>,
 }
 
 /// A request for a reload. Dropped without an answer, it is answered with a refusal.

@@ -62,7 +62,8 @@ pub fn run(options: &CheckArgs) -> ExitCode {
         let problem = blame(&effective.config, &error);
         return report_error_as(options, &OptionError::Invalid(Problems(vec![problem])));
     }
-    let mut warnings = limit_warnings(&specs, &server);
+    let mut warnings = effective.overridden.clone();
+    warnings.extend(limit_warnings(&specs, &server));
     let listen = named_addresses(&effective.options);
     warnings.extend(listen::warnings(&specs, &ServerOptions { listen, ..server.clone() }));
     let access = server.access.clone();
@@ -196,7 +197,7 @@ fn summary(
     assembly: &Assembly,
     access: &AccessSpec,
 ) -> Value {
-    let EffectiveOptions { options, config, notes } = effective;
+    let EffectiveOptions { options, config, notes, .. } = effective;
     let exports: Vec<Value> = specs.iter().map(|spec| export(spec, assembly)).collect();
     let notes: Vec<&String> = notes.iter().chain(&assembly.notes).collect();
     let devices: Vec<Value> = config.devices.iter().map(|device| {

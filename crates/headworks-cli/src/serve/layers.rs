@@ -24,7 +24,7 @@ use headworks_server::config::{
 use headworks_server::parse_switch;
 
 use super::ServeArgs;
-use super::source::load;
+use super::source::{LoadedFile, load};
 use super::table::OptionTable;
 
 /// Error while the options are collected.
@@ -64,6 +64,8 @@ pub struct EffectiveOptions {
     pub config: ConfigFile,
     /// Hints about probable mistakes.
     pub notes: Vec<String>,
+    /// Values of a file that a later one overrides.
+    pub overridden: Vec<String>,
 }
 
 /// Lets switches of `serve` take `=off`, so that a source can override those below it.
@@ -94,7 +96,7 @@ pub fn resolve(
     let given = matches(&mut command.clone(), words)?;
     let table = OptionTable::new(&command);
     let (said, mut notes) = table.environment(environment)?;
-    let (file, mut problems) = match config_path(&given, &said) {
+    let LoadedFile { file, mut problems, overridden } = match config_path(&given, &said) {
         Some(path) => load(&path)?,
         None => Default::default(),
     };
@@ -124,7 +126,7 @@ pub fn resolve(
             ConfigFile { server, queue, vm, tenants, listeners, exports, ..ConfigFile::default() },
         );
     notes.extend(config.notes());
-    Ok(EffectiveOptions { options, config, notes })
+    Ok(EffectiveOptions { options, config, notes, overridden })
 }
 
 /// Error about the value of a command line argument.

@@ -157,6 +157,8 @@ impl Loader {
             }
         }
         told.tenants(server.forget_tenants());
+        // Not logged: it is for the author of a file, who sees that an edit changes nothing.
+        told.0.overridden.clone_from(&effective.overridden);
         let access = server.access(&options.access);
         access.changed.into_iter().for_each(|what| told.changed(what));
         access.failed.into_iter().for_each(|why| told.failed(why));

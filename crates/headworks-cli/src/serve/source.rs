@@ -54,16 +54,27 @@ fn environment() -> BTreeMap<String, String> {
     std::env::vars_os().filter_map(text).collect()
 }
 
+/// A file with its drop-ins.
+#[derive(Default)]
+pub struct LoadedFile {
+    pub file: ConfigFile,
+    pub problems: Problems,
+    /// Values that a later file overrides, one sentence each.
+    pub overridden: Vec<String>,
+}
+
 /// Reads a file and its drop-ins: NAME.toml, then NAME.d/*.toml in the order of their names.
-pub fn load(path: &Path) -> Result<(ConfigFile, Problems), OptionError> {
+pub fn load(path: &Path) -> Result<LoadedFile, OptionError> {
+    let mut overridden = Vec::new();
     let mut problems = Problems::default();
     let mut file = ConfigFile::default();
     for path in std::iter::once(path.to_owned()).chain(drop_ins(path)?) {
         let (more, wrong) = read(&path)?;
         problems.0.extend(wrong.0);
+        overridden.extend(file.overridden_by(&more));
         file = file.merged(more);
     }
-    Ok((file, problems))
+    Ok(LoadedFile { file, problems, overridden })
 }
 
 fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, OptionError> {

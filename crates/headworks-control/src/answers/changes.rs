@@ -179,6 +179,8 @@ records! {
         failed: Vec<String>,
         /// what takes effect after a restart
         restart: Vec<String>,
+        /// values of a file that count no more because a later one has others
+        overridden: Vec<String>,
     }
 
     /// The process that took over.

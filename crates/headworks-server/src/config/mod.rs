@@ -20,6 +20,7 @@
 
 mod export;
 mod listen;
+mod overridden;
 mod problem;
 #[cfg(test)]
 mod property;

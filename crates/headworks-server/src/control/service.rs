@@ -213,9 +213,9 @@ impl ControlService {
             return Err(RpcFault::refused("ENOTSUP", message));
         };
         let outcome = hook.ask().map_err(|busy| RpcFault::refused("EBUSY", busy))?;
-        let ReloadOutcome { problems, changed, refused, failed, restart } = outcome;
+        let ReloadOutcome { problems, changed, refused, failed, restart, overridden } = outcome;
         let reloaded = problems.is_empty();
-        Ok(answers::Reloaded { reloaded, problems, changed, refused, failed, restart })
+        Ok(answers::Reloaded { reloaded, problems, changed, refused, failed, restart, overridden })
     }
 
     /// Carries out a method of the control socket.
