@@ -51,6 +51,8 @@ pub enum PieceEnd {
 pub struct EndedWrite {
     /// The client's name for it.
     pub cookie: u64,
+    /// First byte of its range.
+    pub offset: u64,
     /// The first error that a piece had.
     pub status: Status,
     /// The whole request, to be counted; none if it was refused.
@@ -121,7 +123,7 @@ impl SplitWrites {
         let total_ns = now.since(since);
         let completed =
             front.map(|front| CompletedRequest { op: Op::Write, offset, len, total_ns, front });
-        Some(PieceEnd::Last(EndedWrite { cookie, status, completed }))
+        Some(PieceEnd::Last(EndedWrite { cookie, offset, status, completed }))
     }
 }
 

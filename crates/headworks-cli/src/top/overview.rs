@@ -26,7 +26,10 @@ pub const OVERVIEW: [(&str, &str); 11] = [
     ("dev", "requests that it has in its device, on average"),
     ("dirty", "data of its image that are not written yet, MiB"),
     ("oldest", "age of its oldest request that is not answered"),
-    ("state", "serving, refusing, suspect, stuck, frozen, absent"),
+    (
+        "state",
+        "number of errors since the last table, and serving, refusing, suspect, stuck, frozen, absent",
+    ),
 ];
 
 /// Stages of which one is the slowest.
@@ -99,7 +102,10 @@ fn row(old: &Sample, new: &Sample, export: &Export, seconds: f64) -> Overview {
         in_device: held / 1e9 / seconds,
         dirty_mib: export.dirty as f64 / MIB,
         oldest: export.in_flight.oldest.as_ref().map(|oldest| oldest.age_s),
-        state: export.state.clone(),
+        state: match growth(old, new, |sample| Some(sample.export(name)?.errors.total as f64)) {
+            errors if errors > 0.0 => format!("{}, {errors:.0} errors", export.state),
+            _ => export.state.clone(),
+        },
     }
 }
 

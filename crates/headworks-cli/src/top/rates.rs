@@ -39,7 +39,7 @@ impl Sample {
 }
 
 /// Columns of a row with their explanation, in order.
-pub const COLUMNS: [(&str, &str); 35] = [
+pub const COLUMNS: [(&str, &str); 36] = [
     ("r/s", "reads completed per second"),
     ("rkB/s", "KiB read per second"),
     ("rrqm/s", "reads merged per second"),
@@ -74,6 +74,7 @@ pub const COLUMNS: [(&str, &str); 35] = [
     ("dirtyMB", "dirty data in the whole cache, MiB"),
     ("hit%", "cache hits, share of blocks"),
     ("queue", "requests in its device's queue now"),
+    ("err/s", "error replies per second"),
     ("oldest", "age of its oldest request that is not answered, s"),
 ];
 
@@ -170,6 +171,7 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &ExportStats), seconds
         if cached { dirty as f64 / 256.0 } else { 0.0 },
         if cached { 100.0 * ratio(hits, hits + misses) } else { 0.0 },
         in_queue.into(),
+        growth(old, new, |sample| Some(sample.export(name)?.errors.total as f64)) / seconds,
         export.in_flight.oldest.as_ref().map_or(0.0, |oldest| oldest.age_s),
     ]);
     Row { name: name.to_owned(), tenant: export.tenant.clone(), values }

@@ -1,4 +1,6 @@
-//! Requests that are not answered yet.
+//! Requests that are not answered yet, and those that failed.
+
+use std::collections::BTreeMap;
 
 use crate::shape::records;
 
@@ -13,6 +15,30 @@ records! {
         longer: u32,
         /// the oldest of all, or null
         oldest: Option<OldestRequest>,
+    }
+
+    /// Error replies to the clients of an export.
+    Errors {
+        /// number of all since the start
+        total: u64,
+        /// by operation and error
+        by_op: BTreeMap<String, BTreeMap<String, u64>>,
+        /// the last one, or null
+        last: Option<LastError>,
+    }
+
+    /// An error reply.
+    LastError {
+        /// seconds since the reply
+        ago_s: f64,
+        /// its operation
+        op: String,
+        /// first byte
+        offset: u64,
+        /// number of its connection
+        connection: u32,
+        /// name of the error: EIO, ENOSPC, ETIMEDOUT, ...
+        error: String,
     }
 
     /// A request that is not answered yet.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::in_flight::{InFlight, OldestRequest};
+use super::in_flight::{Errors, InFlight, OldestRequest};
 use super::latency::Percentiles;
 use super::lists::Connection;
 use crate::shape::{counters, records};
@@ -44,6 +44,8 @@ records! {
         tags: TagStats,
         /// the command that it has had for the longest time, or null
         oldest: Option<OldestRequest>,
+        /// requests that failed
+        errors: u64,
     }
 
     /// Counters of a device's queue.
@@ -146,6 +148,8 @@ records! {
         latency: BTreeMap<String, BTreeMap<String, Percentiles>>,
         /// its clients' requests that are not answered yet
         in_flight: InFlight,
+        /// error replies to its clients
+        errors: Errors,
     }
 
     /// What requests have used of a device.

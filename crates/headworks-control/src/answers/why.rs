@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::elevator::ServedExport;
-use super::in_flight::InFlight;
+use super::in_flight::{Errors, InFlight};
 use crate::shape::records;
 
 records! {
@@ -38,6 +38,8 @@ records! {
         above_us: f64,
         /// its clients' requests that are not answered yet; null without an export
         in_flight: Option<InFlight>,
+        /// error replies to its clients; null without an export
+        errors: Option<Errors>,
         /// part of the slow requests' time by stage, 0 to 1
         shares: BTreeMap<String, f64>,
         /// slow requests by stage

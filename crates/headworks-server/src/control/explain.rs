@@ -16,15 +16,16 @@ use headworks_core::{ExportId, Instant, ShardId};
 
 use super::blame::{Blame, Holder, Resource};
 use super::in_flight::InFlightExports;
-use super::queries::Queries;
+use super::queries::{ExportFacts, Queries};
 use super::tree::{ExportNode, Tree, device_name};
 use super::verdict::{SLOW_NS, Verdict};
-use super::why::{BufferWait, PlaceWait, Slowness, WhySnapshot, requests, why};
+use super::why::{BufferWait, PlaceWait, Slowness, WhySnapshot, requests, size, why};
 use crate::latency::request_name;
 use crate::latency::slow::SlowFilter;
 use crate::latency::usage::{Usage, VolumeUse};
 use crate::messages::query::{ControlQuery, DeviceReport, SlowReport};
 use headworks_control::{RpcFault, answers};
+use headworks_nbd::device::RemoteState;
 
 /// Exports that are looked at for the one that is slow.
 pub(crate) const CANDIDATES: usize = 4;
@@ -42,8 +43,9 @@ impl Queries {
             return self.why_of(&tree, tree.find_export(name)?, &mut in_flight, filter);
         }
         let mut first = None;
-        let hangs = oldest_export(&tree, &in_flight).into_iter();
-        for entry in hangs.chain(self.slowest_exports(&tree, filter)?) {
+        let mut wrong: Vec<_> = oldest_export(&tree, &in_flight).into_iter().collect();
+        wrong.extend(self.failing_export(&tree, filter)?);
+        for entry in wrong.into_iter().chain(self.slowest_exports(&tree, filter)?) {
             let report = self.why_of(&tree, entry, &mut in_flight, filter)?;
             if report.slow || !report.findings.is_empty() {
                 return Ok(report);
@@ -62,7 +64,7 @@ impl Queries {
     ) -> Result<answers::Why, RpcFault> {
         let ExportNode { id: export, device, home, .. } = *entry;
         let query = |answer| ControlQuery::Slow { export, device, filter, answer };
-        let SlowReport { now, requests, slowest, alone_ns, writeback, frozen } =
+        let SlowReport { now, requests, slowest, alone_ns, writeback, frozen, errors, answered } =
             self.shards().ask(home, query)?;
         let slowness = Slowness::of(filter, requests, &slowest);
         let report = self.shards().device(tree, device)?;
@@ -81,6 +83,8 @@ impl Queries {
                 silence.map_or(told.clone(), |silence| format!("{told}, {silence}"))
             }),
             in_flight: in_flight.remove(&export).unwrap_or_default(),
+            troubles: self.troubles(tree, entry)?,
+            errors: (errors, answered),
             waits_for_write_out: slowness.waits_for_write_out(),
             export: entry.shown_name().to_owned(),
             nr_requests: options.nr_requests,
@@ -103,6 +107,51 @@ impl Queries {
             buffer_wait: self.buffer_wait(tree, entry)?,
         };
         Ok(why(&facts, now, &slowness))
+    }
+
+    /// The export whose state is worst, else the one with the last error within the time of the filter.
+    fn failing_export<'a>(
+        &self,
+        tree: &'a Tree,
+        filter: SlowFilter,
+    ) -> Result<Option<&'a ExportNode>, RpcFault> {
+        let facts = self.export_facts(tree)?;
+        let is_bad = |facts: &ExportFacts| facts.stuck || facts.suspect || facts.held > 0;
+        let bad = facts.iter().find(|(_, facts)| is_bad(facts)).map(|(export, _)| *export);
+        let recent = filter.seconds.saturating_mul(1_000_000_000);
+        let errors = self.last_errors()?;
+        let last = errors.iter().filter(|(_, ago)| **ago <= recent).min_by_key(|(_, ago)| **ago);
+        Ok(bad.or(last.map(|(export, _)| *export)).and_then(|export| tree.entry(export)))
+    }
+
+    /// The state of an export and its reason, unless it serves; a device that does not answer is told apart.
+    fn troubles(&self, tree: &Tree, entry: &ExportNode) -> Result<Vec<String>, RpcFault> {
+        let facts = self.export_facts(tree)?.get(&entry.id).copied().unwrap_or_default();
+        let (name, mut all) = (entry.shown_name(), Vec::new());
+        if facts.held > 0 {
+            let volume = entry.volume;
+            let query = |answer| ControlQuery::Failed { volume, answer };
+            let ranges = self.shards().ask(entry.home, query)?;
+            let why = ranges.first().map_or(String::new(), |range| format!(" ({})", range.error));
+            let bytes = size(facts.held);
+            all.push(format!("{bytes} of acknowledged data could not be written{why}: flushes fail until they are written or discarded (`ctl failed {name}`)"));
+        }
+        if facts.suspect {
+            all.push(format!("it is suspect: a flush failed, so acknowledged data may be lost, and flushes fail until `ctl discard-failed {name}`"));
+        }
+        if facts.frozen {
+            all.push(format!("it is frozen: what changes its image waits until `ctl thaw {name}`"));
+        }
+        if facts.refuses {
+            all.push(format!("it refuses new clients until `ctl accept-clients {name}`"));
+        }
+        if let Some(link) = tree.remote_of(entry) {
+            let report = link.status.report();
+            if report.state != RemoteState::Up {
+                all.push(format!("its remote is gone: {}", link.told(&report)));
+            }
+        }
+        Ok(all)
     }
 
     /// Requests of an export that wait for a buffer now, and the export that holds most of them; none if none waits.

@@ -83,7 +83,7 @@ mod tests {
             table.record(Op::Write, 8192, 9, limited);
             table.record(Op::Discard, 512, 9, WaitTimes::NONE);
             let (export, totals) = (ExportId(export), LatencyTotals::from(&table));
-            (export, LatencyReport { export, totals, connections: 1 })
+            (export, LatencyReport { export, totals, connections: 1, ..Default::default() })
         };
         let latencies: Latencies = [report(0), report(1)].into_iter().collect();
         let dirty =

@@ -310,6 +310,16 @@ impl Queries {
         Ok(all)
     }
 
+    /// The last error reply of each export that had one, and how long ago that was in nanoseconds.
+    pub fn last_errors(&self) -> Result<BTreeMap<ExportId, u64>, RpcFault> {
+        let mut all = BTreeMap::new();
+        for (now, errors) in self.shards.ask_all(|answer| ControlQuery::LastErrors { answer })? {
+            let ago = errors.into_iter().map(|(export, last)| (export, now.since(last.at)));
+            all.extend(ago);
+        }
+        Ok(all)
+    }
+
     /// What the requests of each volume have used of its device.
     pub fn device_uses(&self) -> Result<Vec<VolumeUse>, RpcFault> {
         let all = self.shards.ask_all(|answer| ControlQuery::DeviceUses { answer })?;
@@ -533,6 +543,7 @@ impl Queries {
                             let sum = sum.into_mut();
                             sum.totals.merge(&report.totals);
                             sum.connections += report.connections;
+                            sum.now = sum.now.max(report.now);
                         }
                     }
                 }

@@ -10,13 +10,15 @@ use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
 use headworks_core::stats::{OpStats, Stage, TurnRow, TurnStats, VolumeStats};
 use headworks_core::writeback::{DirtyStats, DirtyTunable};
-use headworks_core::{DeviceId, Op, QueueOptions};
+use headworks_core::{DeviceId, Instant, Op, QueueOptions};
 use serde_json::Value;
 
 use super::exports::ExportNow;
 use super::in_flight::{InFlight, OldestRequest};
 use super::latency;
 use super::tree::{ExportNode, device_name};
+use crate::latency::errors::{ErrorCounts, errno_name};
+use crate::latency::request_name;
 use crate::messages::query::{
     BufferStats, CacheReport, DeviceReport, FailedRange, LatencyReport, OpCounts, VolumeReport,
 };
@@ -243,6 +245,7 @@ fn sum(a: OpCounts, b: OpCounts) -> OpCounts {
         merges: a.merges + b.merges,
         bytes: a.bytes + b.bytes,
         time_ns: a.time_ns + b.time_ns,
+        errors: a.errors + b.errors,
     }
 }
 
@@ -290,6 +293,7 @@ pub fn device(report: &DeviceReport, oldest: Option<&OldestRequest>) -> answers:
             idle_tag_ns: tags.idle_tag_ns,
         },
         oldest: oldest.map(OldestRequest::answer),
+        errors: report.ops.iter().map(|counts| counts.errors).sum(),
     }
 }
 
@@ -332,7 +336,27 @@ pub fn export(
         ops: ops(&report.stats),
         latency: latency.map(|report| latency::summary(&report.totals)).unwrap_or_default(),
         in_flight: in_flight.map(InFlight::answer).unwrap_or_default(),
+        errors: latency
+            .map(|report| errors(report.now, report.totals.errors()))
+            .unwrap_or_default(),
     }
+}
+
+/// Error replies of an export.
+pub fn errors(now: Instant, counts: &ErrorCounts) -> answers::Errors {
+    let mut by_op: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
+    for (op, error, count) in counts.all() {
+        let of_op = by_op.entry(request_name(op).to_owned()).or_default();
+        of_op.insert(error.name().to_owned(), count);
+    }
+    let last = counts.last().map(|last| answers::LastError {
+        ago_s: now.since(last.at) as f64 / 1e9,
+        op: request_name(last.op).to_owned(),
+        offset: last.offset,
+        connection: last.connection,
+        error: errno_name(last.error).to_owned(),
+    });
+    answers::Errors { total: counts.total(), by_op, last }
 }
 
 /// A row for each operation that occurred.
@@ -376,6 +400,7 @@ mod tests {
             merges: 10 * n,
             bytes: 512 * 100 * n,
             time_ns: 1_000 * MS * n + 999_999,
+            errors: n,
         };
         let report = DeviceReport {
             state: headworks_core::DeviceState::Live,

@@ -128,6 +128,10 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
             (_, ControlQuery::InFlight { answer, .. }) => {
                 answer.send((Vec::new(), None)).unwrap();
             }
+            (_, ControlQuery::Exports { answer }) => answer.send(Vec::new()).unwrap(),
+            (_, ControlQuery::LastErrors { answer }) => {
+                answer.send((headworks_core::Instant(0), Vec::new())).unwrap();
+            }
             (_, ControlQuery::BioWaits { ids, answer }) => {
                 answer.send(vec![None; ids.len()]).unwrap();
             }
@@ -156,6 +160,8 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                     alone_ns,
                     writeback: None,
                     frozen: false,
+                    errors: Default::default(),
+                    answered: 0,
                 };
                 answer.send(report).unwrap();
             }
@@ -165,8 +171,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
             (_, ControlQuery::Owner { answer, .. }) => answer.send(()).unwrap(),
             (
                 _,
-                ControlQuery::Exports { .. }
-                | ControlQuery::Drain { .. }
+                ControlQuery::Drain { .. }
                 | ControlQuery::Freeze { .. }
                 | ControlQuery::FrozenWrites { .. }
                 | ControlQuery::Thaw { .. },

@@ -14,8 +14,10 @@ use super::blame::Blame;
 use super::elevator::ServedMeanwhile;
 use super::in_flight::InFlight;
 use super::latency::micros;
+use super::report;
 use super::targets::{HeldByTarget, OwnTarget};
 use super::verdict::{MORE_THAN_ONE, Verdict, beyond, may_be_slow, threshold_ns};
+use crate::latency::errors::{ErrorCounts, errno_name};
 use crate::latency::request_name;
 use crate::latency::slow::{SECONDS, SlowFilter, SlowRequest, considered};
 use crate::messages::query::BufferUser;
@@ -68,6 +70,10 @@ pub struct WhySnapshot {
     pub held: Option<HeldByTarget>,
     /// Its clients' requests that are not answered yet.
     pub in_flight: InFlight,
+    /// What its state is and why, unless it serves, as sentences without its name.
+    pub troubles: Vec<String>,
+    /// Its error replies, and the answered requests of the operation of the last one.
+    pub errors: (ErrorCounts, u64),
     /// Its requests that wait for a buffer now.
     pub buffer_wait: Option<BufferWait>,
 }
@@ -310,10 +316,11 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
     let above_ns = slowest.last().map_or(0, |slow| slow.total_ns);
     let verdict = Verdict::of(facts, slowness);
     let slow = verdict == Verdict::Slow;
-    let findings = findings(facts);
+    let findings = findings(facts, now, filter.seconds);
     let mut sentences = findings.clone();
     let at = if verdict == Verdict::Stuck { 0 } else { sentences.len() };
-    sentences.insert(at, sentence(facts, slowness, (verdict, above_ns)));
+    let is_calm = findings.is_empty();
+    sentences.insert(at, sentence(facts, slowness, (verdict, above_ns), is_calm));
     let mut sentences = sentences.into_iter();
     let sentence = sentences.next().unwrap_or_default();
     let told = slow || verdict == Verdict::Limited;
@@ -339,6 +346,7 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
         requests,
         considered: slowest.len(),
         in_flight: Some(facts.in_flight.answer()),
+        errors: Some(report::errors(now, &facts.errors.0)),
         findings,
         above_us: micros(above_ns),
         shares: shares.iter().map(|(part, share)| (name(*part).to_owned(), *share)).collect(),
@@ -354,16 +362,44 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
 }
 
 /// What is wrong now, the worst first, each as a sentence that names the export.
-fn findings(facts: &WhySnapshot) -> Vec<String> {
-    let all = facts.in_flight.finding().into_iter();
+fn findings(facts: &WhySnapshot, now: Instant, seconds: u64) -> Vec<String> {
+    let troubles = facts.troubles.iter().cloned();
+    let all = troubles.chain(facts.in_flight.finding()).chain(failed(facts, now, seconds));
     all.map(|finding| format!("{}: {finding}", facts.export)).collect()
 }
 
-/// What happened to the requests that have completed, in one sentence.
+/// `10 of 41 writes failed, the last 2.0 s ago: EIO at offset 4096, connection 3`, if the last is within these seconds.
+fn failed(facts: &WhySnapshot, now: Instant, seconds: u64) -> Option<String> {
+    let (errors, answered) = &facts.errors;
+    let last = errors.last()?;
+    let ago = now.since(last.at);
+    if ago > seconds.saturating_mul(1_000_000_000) {
+        return None;
+    }
+    let count = errors.of_op(last.op);
+    let all = (*answered).max(count);
+    let others = match errors.total() - count {
+        0 => String::new(),
+        others => format!("; {} of other kinds failed, too", grouped(others)),
+    };
+    Some(format!(
+        "{} of {} {} failed, the last {:.1} s ago: {} at offset {}, connection {}{others}",
+        grouped(count),
+        grouped(all),
+        requests(Some(last.op), all),
+        ago as f64 / 1e9,
+        errno_name(last.error),
+        last.offset,
+        last.connection
+    ))
+}
+
+/// What happened to the requests that have completed, in one sentence. `is_calm`: nothing else is wrong.
 fn sentence(
     facts: &WhySnapshot,
     slowness: &Slowness<'_>,
     (verdict, above_ns): (Verdict, u64),
+    is_calm: bool,
 ) -> String {
     let Slowness { requests, slowest, .. } = *slowness;
     let (export, device) = (&facts.export, &facts.device);
@@ -378,7 +414,7 @@ fn sentence(
         return format!("{export}: no {} completed {when}", slowness.what(1));
     }
     if verdict == Verdict::Quiet {
-        let nothing = if findings(facts).is_empty() { "nothing is slow: " } else { "" };
+        let nothing = if is_calm { "nothing is slow: " } else { "" };
         let longest = match slowest.first().map_or(0, |slow| slow.total_ns) {
             0 => "one turn of its shard".into(),
             ns => time(ns),

@@ -14,9 +14,9 @@ pub mod slow;
 pub mod usage;
 
 use headworks_core::stats::{BUCKETS, bucket_of, upper_end};
-use headworks_core::{IoError, Op, WaitKind, WaitTimes};
+use headworks_core::{Op, WaitKind, WaitTimes};
 
-use errors::ErrorCounts;
+use errors::{ErrorCounts, ErrorReply};
 
 /// Name of clients' requests of an operation in reports: NBD's words, where those of block devices differ.
 #[must_use]
@@ -104,8 +104,28 @@ impl LatencyTable {
     }
 
     /// Counts an error reply.
-    pub fn record_error(&mut self, op: Op, error: IoError) {
-        self.errors.record(op, error);
+    pub fn record_error(&mut self, reply: ErrorReply) {
+        self.errors.record(reply);
+    }
+
+    /// Whether it had an error reply.
+    #[must_use]
+    pub fn has_errors(&self) -> bool {
+        self.errors.total() > 0 || self.older.as_ref().is_some_and(|older| older.errors.total() > 0)
+    }
+
+    /// Adds the error replies of the connection to those of others.
+    pub fn add_errors_to(&self, sum: &mut ErrorCounts) {
+        sum.add(&self.errors);
+        self.older.iter().for_each(|older| sum.add(&older.errors));
+    }
+
+    /// Number of completed requests of an operation.
+    #[must_use]
+    pub fn requests(&self, op: Op) -> u64 {
+        let recent: u64 =
+            self.counts[op as usize].iter().flat_map(|rows| rows[0]).map(u64::from).sum();
+        recent + self.older.as_ref().map_or(0, |older| older.requests(op))
     }
 
     /// Nanoseconds of all requests and bytes of writes, since the counts were moved to `older`.

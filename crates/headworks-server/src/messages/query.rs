@@ -21,6 +21,7 @@ use headworks_core::{
     QueueOptions, Status, TenantId, VolumeId,
 };
 
+use crate::latency::errors::{ErrorCounts, ErrorReply};
 use crate::latency::slow::{SlowFilter, SlowRequest};
 use crate::latency::usage::{Usage, VolumeUse};
 use crate::latency::{LatencyTable, LatencyTotals};
@@ -159,6 +160,11 @@ pub enum ControlQuery {
         /// Channel for the answer.
         answer: Sender<Vec<VolumeUse>>,
     },
+    /// The last error reply of each export of this shard that had one, as of the last tick.
+    LastErrors {
+        /// Channel for the answer, and the time of the shard.
+        answer: Sender<(Instant, Vec<(ExportId, ErrorReply)>)>,
+    },
     /// Requests in flight of the clients of this shard, by export.
     InFlight {
         /// First export of the part.
@@ -290,6 +296,8 @@ pub struct OpCounts {
     pub bytes: u64,
     /// Sum of the times of completed requests in nanoseconds.
     pub time_ns: u64,
+    /// Number of requests that failed.
+    pub errors: u64,
 }
 
 impl OpCounts {
@@ -300,6 +308,7 @@ impl OpCounts {
             sum.merges += row.merges;
             sum.bytes += row.bytes;
             sum.time_ns += row.time_ns;
+            sum.errors += row.errors;
         }
     }
 }
@@ -415,6 +424,8 @@ pub struct LatencyReport {
     pub totals: LatencyTotals,
     /// Number of open connections.
     pub connections: u32,
+    /// Time of the report.
+    pub now: Instant,
 }
 
 /// A part of a shard's wait times. An export is never divided, so nothing is counted twice.
@@ -439,6 +450,10 @@ pub struct SlowReport {
     pub writeback: Option<WritebackStats>,
     /// Its image was frozen at some time of the filter, so that what waited for limits may have waited for a thaw.
     pub frozen: bool,
+    /// Its error replies since the start.
+    pub errors: ErrorCounts,
+    /// Requests that were answered since the start, of the operation of the last error.
+    pub answered: u64,
 }
 
 /// A connection and its wait times.

@@ -136,6 +136,15 @@ fn put_devices(
             }
         }
     }
+    let name = "headworks_device_errors_total";
+    page.family(name, MetricType::Counter, "Requests of a device's queue that failed.");
+    for (device, report) in &reports {
+        for (op, counts) in Op::ALL.into_iter().zip(&report.ops) {
+            if counts.errors > 0 {
+                page.sample(name, &[("device", device), ("op", op.name())], counts.errors);
+            }
+        }
+    }
     let name = "headworks_device_depth_limit";
     let help = "Cost of commands that the device may have at once, where it is found by measuring.";
     page.family(name, MetricType::Gauge, help);

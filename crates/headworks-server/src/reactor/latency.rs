@@ -10,6 +10,8 @@ use super::door::Door;
 use super::queries::TABLES_MAX;
 use super::shard_io::ShardIo;
 use crate::control::explain::CANDIDATES;
+use crate::latency::LatencyTable;
+use crate::latency::errors::ErrorCounts;
 use crate::latency::exports::ExportLatencies;
 use crate::latency::slow::{SlowFilter, above_ns};
 use crate::latency::usage::UsageLog;
@@ -35,7 +37,7 @@ pub(super) fn report_latency(door: &Door, io: &mut ShardIo, from: ExportId) -> L
     let mut reports: BTreeMap<ExportId, LatencyReport> = BTreeMap::new();
     for export in tables.into_keys().take_while(|export| next.is_none_or(|end| *export < end)) {
         let totals = io.latency.gone(export).cloned().unwrap_or_default();
-        reports.insert(export, LatencyReport { export, totals, connections: 0 });
+        reports.insert(export, LatencyReport { export, totals, connections: 0, now: io.now });
     }
     for slot in io.slots() {
         let export = door.export_of(slot);
@@ -62,7 +64,31 @@ pub(super) fn report_slow(
     let own = door.exports.all().find(|one| one.binding.export == export);
     let frozen = own.is_some_and(|one| door.freezes.held_since(one.binding.volume, since));
     let alone_ns = fastest_in_device(door, &mut parts.io, export);
-    SlowReport { now, requests, slowest, alone_ns, writeback, frozen }
+    let (errors, answered) = errors_of(door, &mut parts.io, export);
+    SlowReport { now, requests, slowest, alone_ns, writeback, frozen, errors, answered }
+}
+
+/// The error replies of an export, and its answered requests of the operation of the last one.
+fn errors_of(door: &Door, io: &mut ShardIo, export: ExportId) -> (ErrorCounts, u64) {
+    let mut errors = io.latency.gone(export).map_or_else(Default::default, |gone| *gone.errors());
+    let own: Vec<u32> = io.slots().filter(|slot| door.export_of(*slot) == Some(export)).collect();
+    let each = |io: &mut ShardIo, act: &mut dyn FnMut(&LatencyTable)| {
+        for slot in &own {
+            let connection = io.connection(*slot).map(|(connection, _)| connection);
+            if let Some((_, table)) = connection.and_then(|connection| connection.latency()) {
+                act(table);
+            }
+        }
+    };
+    each(io, &mut |table| {
+        if table.has_errors() {
+            table.add_errors_to(&mut errors);
+        }
+    });
+    let Some(last) = errors.last() else { return (errors, 0) };
+    let mut answered = io.latency.gone(export).map_or(0, |gone| gone.requests(last.op));
+    each(io, &mut |table| answered += table.requests(last.op));
+    (errors, answered)
 }
 
 /// The smallest time that a request of each operation was in the device: of closed connections, and of as many open ones as a turn

@@ -23,7 +23,7 @@
 //! | `listeners` | where clients come from |
 //! | `own_flushes`, `restores` | what the shard itself submits |
 //! | `idle` | the polling policy |
-//! | `held_log`, `notices`, `targets`, `log_limiter` | lines of the log |
+//! | `held_log`, `error_log`, `notices`, `targets`, `log_limiter` | lines of the log |
 //!
 //! `commands`, `queries`, `pause` and `shutdown` are the event handlers of the whole.
 
@@ -32,6 +32,7 @@ mod cached_tests;
 mod commands;
 mod door;
 pub(crate) mod driver;
+mod error_log;
 mod exports;
 #[cfg(test)]
 mod fairness_tests;
@@ -64,6 +65,7 @@ use tracing::{info, warn};
 use crate::latency::usage::UsageLog;
 use crate::messages::ControlMessage;
 use door::Door;
+use error_log::ErrorLog;
 use headworks::driver::{DiskQueue, Event, Wait};
 use held_log::HeldLog;
 use idle::IdlePolicy;
@@ -92,6 +94,7 @@ pub struct Reactor {
     own_flushes: OwnFlushes,
     sets: queries::Sets,
     held: HeldLog,
+    errors: ErrorLog,
     target_log: TargetLog,
     notices: NoticeLog,
     idle: IdlePolicy,
@@ -125,6 +128,7 @@ impl Reactor {
             own_flushes: OwnFlushes::default(),
             sets: queries::Sets::default(),
             held: HeldLog::default(),
+            errors: ErrorLog::default(),
             target_log: TargetLog::default(),
             notices: NoticeLog::default(),
             idle: IdlePolicy::new(parts.poll_ns),
@@ -404,6 +408,7 @@ impl Reactor {
             warn!("{suppressed} more messages about clients suppressed");
         }
         latency::log_usage(&mut self.ticks.usage, now, &self.door, &mut self.parts);
+        self.ticks.on |= self.errors.check(now, &self.door, &mut self.parts.io);
         self.log_held(true);
         let (log, shard) = (&mut self.target_log, self.parts.driver.shard());
         targets::log_tight_targets(log, now, shard, &self.door.exports);

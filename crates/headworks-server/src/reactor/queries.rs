@@ -109,6 +109,9 @@ impl Reactor {
                 let report = in_flight::report_in_flight(&self.door, &mut self.parts, now, from);
                 let _ = answer.send(report);
             }
+            ControlQuery::LastErrors { answer } => {
+                let _ = answer.send((now, self.errors.last()));
+            }
             ControlQuery::BioWaits { ids, answer } => {
                 let _ = answer.send(self.parts.driver.shard().bio_waits(&ids));
             }

@@ -131,6 +131,7 @@ fn mask(value: &mut Value, method: &str, key: &str, exact: bool) {
         Value::String(word) if key == "raise" => *word = "none".into(),
         Value::Array(notes) if key == "notes" => {
             notes.retain(|note| !note.as_str().is_some_and(|note| note.starts_with("by whom")));
+            notes.iter_mut().for_each(|note| mask(note, method, "note", exact));
         }
         Value::Object(all) => {
             if method == "connections" && key == "latency" || key == "stages_us" {
@@ -154,7 +155,7 @@ fn mask(value: &mut Value, method: &str, key: &str, exact: bool) {
         Value::Number(number) if number.is_f64() => *value = json!(0.5),
         Value::Number(_) if exact && key != "minor" && key != "connection" => {}
         Value::Number(_) => *value = json!(1),
-        Value::String(text) if ["sentence", "hints"].contains(&key) => {
+        Value::String(text) if ["sentence", "hints", "note", "findings"].contains(&key) => {
             *text = text.chars().map(|one| if one.is_ascii_digit() { 'N' } else { one }).collect();
             while text.contains("NN") {
                 *text = text.replace("NN", "N");

@@ -163,3 +163,48 @@ fn stage_of_a_waiting_request_is_known_from_limit_to_device_of_another_shard() {
     drop((clients, flush, limited, frozen));
     bench.end();
 }
+
+#[test]
+fn errors_and_states_are_named_with_one_count_everywhere() {
+    let texts = [
+        "bad=error:op=write,errno=ENOSPC,cache=none,of=mem:size=1M",
+        "held=error:op=write,cache=writeback,of=mem:size=1M",
+        "shut=mem:size=1M",
+    ];
+    let bench = Bench::start("in-flight-errors", &texts);
+    let clients = (bench.send("bad", Command::Write, 5), bench.send("bad", Command::Read, 2));
+    let errors = until(|| {
+        let errors = bench.ask("stats", json!({}))["exports"]["bad"]["errors"].clone();
+        (errors["total"] == 5).then_some(errors)
+    });
+    let last = &errors["last"];
+    assert_eq!((&last["error"], &last["offset"]), (&json!("ENOSPC"), &json!(16384)), "{errors}");
+    let why = bench.ask("why", json!({ "export": "bad" }));
+    let sentence = why["sentence"].as_str().unwrap();
+    assert!(sentence.starts_with("bad: 5 of 5 writes failed, the last "), "{why}");
+    assert!(sentence.contains(" ago: ENOSPC at offset 16384, connection "), "{sentence}");
+    assert_eq!(why["errors"]["by_op"], json!({ "write": { "nospc": 5 } }));
+    assert!(!why.to_string().contains("nothing is slow"), "{why}");
+    let page = metrics_page(bench.server.service.queries(), &bench.server.service.tree()).unwrap();
+    let row = "headworks_errors_total{export=\"bad\",op=\"write\",error=\"nospc\"} 5";
+    assert!(page.contains(row) && page.contains("headworks_device_errors_total{device="), "{page}");
+    // Without a name it is found, too, when its shard has ticked.
+    until(|| {
+        let why = bench.ask("why", json!({}));
+        why["sentence"].as_str().is_some_and(|told| told.starts_with("bad: 5 of")).then_some(())
+    });
+    let held = (bench.send("held", Command::Write, 1), bench.send("held", Command::Flush, 1));
+    let first = |export: &str| bench.ask("why", json!({ "export": export }))["sentence"].clone();
+    let told = |export: &str, part: &str| {
+        until(|| first(export).as_str().is_some_and(|told| told.contains(part)).then_some(()));
+    };
+    told("held", "could not be written (input/output error): flushes fail");
+    bench.ask("refuse-clients", json!({ "exports": ["shut"] }));
+    told("shut", "it refuses new clients until `ctl accept-clients shut`");
+    bench.ask("freeze", json!({ "exports": ["shut"] }));
+    told("shut", "it is frozen");
+    bench.ask("thaw", json!({ "exports": ["shut"] }));
+    drop((clients, held));
+    bench.ask("discard-failed", json!({ "export": "held", "confirm": true }));
+    bench.end();
+}

@@ -198,7 +198,7 @@ fn counters(report: &LatencyReport) -> ExportCounters {
         flushes: totals.requests(Op::Flush),
         requests: Op::ALL.into_iter().map(|op| totals.requests(op)).sum(),
         flush_times: totals.row(Op::Flush, 0),
-        errors: totals.errors().all().map(|(_, _, count)| count).sum(),
+        errors: totals.errors().total(),
         ..ExportCounters::default()
     };
     for op in [Op::Read, Op::Write] {

@@ -22,6 +22,7 @@ use headworks_core::{
 use headworks_front::limits::LimitTarget;
 
 use crate::latency::LatencyTable;
+use crate::latency::errors::ErrorCounts;
 use crate::latency::slow::{SlowRequest, SlowRing, above_ns};
 use crate::latency::usage::UsageLog;
 use crate::messages::query::{ControlQuery, DeviceReport, SlowReport};
@@ -312,7 +313,17 @@ impl Recording {
                 let (requests, slowest) = self.rings[index].recent(self.now, filter);
                 let alone_ns = Op::ALL.map(|op| self.tables[index].fastest_in_device(op));
                 let (now, writeback, frozen) = (self.now, None, false);
-                let report = SlowReport { now, requests, slowest, alone_ns, writeback, frozen };
+                let (errors, answered) = (ErrorCounts::default(), 0);
+                let report = SlowReport {
+                    now,
+                    requests,
+                    slowest,
+                    alone_ns,
+                    writeback,
+                    frozen,
+                    errors,
+                    answered,
+                };
                 answer.send(report).unwrap();
             }
             ControlQuery::SlowestExports { filter, answer } => {

@@ -243,7 +243,8 @@ pub(super) fn end_refused(
     intake.drop_block(one, shares.pool);
     let error = one.payload.refused.unwrap_or(IoError::TimedOut);
     if !intake.splits_mut().refuse(one.payload.split, error) {
-        replies::answer_failure(wire, session, (one.request.op(), one.request.cookie), error);
+        let request = (one.request.op(), one.request.offset, one.request.cookie);
+        replies::answer_failure(wire, session, shares.now, request, error);
     }
     // Nothing more comes of it.
     one.payload.given = one.request.len;

@@ -241,8 +241,8 @@ pub(super) fn on_piece(
         }
         PieceEnd::Others => None,
         PieceEnd::Last(_) if session.is_dead() => None,
-        PieceEnd::Last(EndedWrite { cookie, status, completed }) => {
-            replies::answer_write(wire, session, cookie, status);
+        PieceEnd::Last(EndedWrite { cookie, offset, status, completed }) => {
+            replies::answer_write(wire, session, now, (offset, cookie), status);
             completed
         }
     }

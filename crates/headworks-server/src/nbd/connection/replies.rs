@@ -4,6 +4,7 @@ use headworks_core::{EXTENTS_BYTES, Instant, IoError, Op, ReplyStage, Status};
 
 use super::session::Session;
 use super::{Connection, Wire, payload, reread};
+use crate::latency::errors::ErrorReply;
 use headworks::house::{Buffer, Pool};
 use headworks_front::window::{CompletedRequest, InFlight};
 use headworks_nbd::status::StatusQuery;
@@ -40,7 +41,7 @@ pub(super) fn reply(
     let mut buffer = buffer;
     if !session.is_dead() && !answered {
         match (op, status) {
-            (_, Err(error)) => answer_failure(wire, session, (op, cookie), error),
+            (_, Err(error)) => answer_failure(wire, session, now, (op, offset, cookie), error),
             (Op::Read, Ok(())) if hole => answer_hole(wire, session, (cookie, offset, len)),
             (Op::Read, Ok(())) => {
                 let form = session.form();
@@ -78,7 +79,7 @@ fn on_time_out(
 ) -> Option<CompletedRequest> {
     let in_flight = connection.session.window_mut().get(sequence)?;
     in_flight.answered = true;
-    let (op, cookie, is_piece) = (in_flight.op, in_flight.cookie, in_flight.piece);
+    let InFlight { op, offset, cookie, piece: is_piece, .. } = *in_flight;
     let answered = in_flight.completed(now);
     if is_piece {
         let status = status.and(Err(IoError::TimedOut));
@@ -87,7 +88,7 @@ fn on_time_out(
     let Connection { wire, session, .. } = connection;
     if !session.is_dead() {
         let error = status.err().unwrap_or(IoError::TimedOut);
-        answer_failure(wire, session, (op, cookie), error);
+        answer_failure(wire, session, now, (op, offset, cookie), error);
     }
     Some(answered)
 }
@@ -104,10 +105,12 @@ fn answer_hole(wire: &mut Wire, session: &Session, (cookie, offset, len): (u64, 
 pub(super) fn answer_failure(
     wire: &mut Wire,
     session: &mut Session,
-    (op, cookie): (Op, u64),
+    at: Instant,
+    (op, offset, cookie): (Op, u64, u64),
     error: IoError,
 ) {
-    session.count_error(op, error);
+    let connection = session.id();
+    session.count_error(ErrorReply { at, op, offset, connection, error });
     let (form, error) = (session.form(), NbdError::from(error));
     wire.outgoing_mut().header(|out| match op {
         Op::Read | Op::BlockStatus => form.read_error(out, cookie, error),
@@ -116,9 +119,15 @@ pub(super) fn answer_failure(
 }
 
 /// Answers a write that was given in pieces.
-pub(super) fn answer_write(wire: &mut Wire, session: &mut Session, cookie: u64, status: Status) {
+pub(super) fn answer_write(
+    wire: &mut Wire,
+    session: &mut Session,
+    now: Instant,
+    (offset, cookie): (u64, u64),
+    status: Status,
+) {
     match status {
-        Err(error) => answer_failure(wire, session, (Op::Write, cookie), error),
+        Err(error) => answer_failure(wire, session, now, (Op::Write, offset, cookie), error),
         Ok(()) => {
             let form = session.form();
             wire.outgoing_mut().header(|out| form.done(out, cookie, Ok(())));

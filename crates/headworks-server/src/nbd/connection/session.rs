@@ -19,6 +19,7 @@ use headworks_core::{
 use super::{ConnectionEnd, ConnectionLimits, OpenWrite, Shares};
 use crate::access::Admission;
 use crate::latency::LatencyTable;
+use crate::latency::errors::ErrorReply;
 use headworks::driver::Span;
 use headworks::house::Buffer;
 use headworks_front::front_waits::FrontWaits;
@@ -315,9 +316,9 @@ impl Session {
     }
 
     /// Counts a request that failed.
-    pub fn count_error(&mut self, op: Op, error: headworks_core::IoError) {
+    pub fn count_error(&mut self, reply: ErrorReply) {
         if let Some(table) = &mut self.latency {
-            table.record_error(op, error);
+            table.record_error(reply);
         }
     }
 
