@@ -224,7 +224,7 @@ def noisy_neighbour():
           top_batch_json=lambda it: it["tag99"] + it["dev99"] > 0,
           the_page=lambda it: on_page(it, "victim")["p99_ns"] > 0,
           the_metrics=lambda it: metric(it, "headworks_tag_held_seconds_total", export="bulk")
-          > metric(it, "headworks_tag_held_seconds_total", export="victim"))
+          > metric(it, "headworks_tag_held_seconds_total") / 4)
 
 
 def dirty_limit():

@@ -103,6 +103,7 @@ fn row(old: &Sample, new: &Sample, export: &Export, seconds: f64) -> Overview {
         dirty_mib: export.dirty as f64 / MIB,
         oldest: export.in_flight.oldest.as_ref().map(|oldest| oldest.age_s),
         state: match growth(old, new, |sample| Some(sample.export(name)?.errors.total as f64)) {
+            1.0 => format!("{}, 1 error", export.state),
             errors if errors > 0.0 => format!("{}, {errors:.0} errors", export.state),
             _ => export.state.clone(),
         },
