@@ -11,7 +11,7 @@ check "the limits are shown" says "200" get exports/db/iops-total
 check "in cgroup's words" says "rbps=max wbps=4194304 riops=max wiops=max" get exports/w/io.max
 check "those of the server, too" says "1000000" get server/iops-read
 check "a burst" says "exports/db/iops-total-max = 400" set exports/db/iops-total-max 400
-check "and none" says "exports/db/iops-total-max = 0" set exports/db/iops-total-max 0
+check "and none" says "exports/db/iops-total-max = none" set exports/db/iops-total-max 0
 check "too low a rate" fails 1 'least is 4096.*EINVAL' set exports/w/bps-read 5
 check "a burst below the limit" fails 1 'must be more than' set exports/w/bps-write-max 1M
 check "a misspelled limit" fails 1 'exports/w/bps-write' set exports/w/bps-wirte 5M
@@ -20,7 +20,7 @@ check "why names the limit" bash -c '"$1" ctl "$2" why db | tee /dev/stderr | gr
 check "a limit is lifted for those that wait" "$PYTHON" "$HERE/limits.py" lifted "$(at db)" "$HEADWORKS" "$CONTROL"
 check "cgroup's words are set" says "exports/db/io.max = rbps=max wbps=max riops=50 wiops=max" set exports/db/io.max riops=50
 check "an export is removed while its clients wait" "$PYTHON" "$HERE/limits.py" removed "$(at db)" "$HEADWORKS" "$CONTROL"
-check "a client that waits for hours disconnects nobody else" says "exports/w/bps-write = 4096" set exports/w/bps-write 4096
+check "a client that waits for hours disconnects nobody else" says "exports/w/bps-write = 4K" set exports/w/bps-write 4096
 check "and the server stops at once" "$PYTHON" "$HERE/limits.py" stopped "$(at w)" "$SERVER"
 stop_server
 check "the server ended well" test "$STATUS" -eq 0
@@ -60,16 +60,16 @@ shows() { # EXPORT
 check "why names the tenant's limit on its own thread" shows a
 check "and on another" shows b
 check "a limit of the server holds on both threads" says "server/iops-read = 200" set server/iops-read 200
-check "it has no tenant's limit below it" says "tenants/acme/iops-total = 0" set tenants/acme/iops-total 0
+check "it has no tenant's limit below it" says "tenants/acme/iops-total = none" set tenants/acme/iops-total 0
 check "and is shared by three clients" "$PYTHON" "$HERE/limits.py" together 1.4 "$(at a)" "$(tls_at b)" "$(at free)"
-check "it is lifted" says "server/iops-read = 0" set server/iops-read 0
+check "it is lifted" says "server/iops-read = none" set server/iops-read 0
 configure 'iops-total = 100'
 kill -HUP "$SERVER"
 check "a reload changes the tenant's limit" wait_until 10 says "100" get tenants/acme/iops-total
 check "on both threads" "$PYTHON" "$HERE/limits.py" together 2.9 "$(at a)" "$(tls_at b)"
 configure ''
 kill -HUP "$SERVER"
-check "a reload lifts it" wait_until 10 says "0" get tenants/acme/iops-total
+check "a reload lifts it" wait_until 10 says "none" get tenants/acme/iops-total
 check "an upgrade takes along what waits" "$PYTHON" "$HERE/limits.py" handed-over "$(at a)" "$(at b)" "$HEADWORKS" "$CONTROL" || exit 1
 wait "$SERVER"
 STATUS=$?

@@ -156,7 +156,7 @@ def changes_of_the_command_line():
     server = Server("changes-line", *options)
     ctl = {
         "exports/second/weight": 300,
-        "exports/second/bps-write": "94371840",
+        "exports/second/bps-write": "90M",
         "exports/second/latency-target": "70ms",
         "exports/second/dirty": "4M",
         "exports/changes-line.img/tenant": "acme",
@@ -191,7 +191,7 @@ def reload_after_upgrade():
 
     ctl = {
         "exports/disk/weight": 300,
-        "exports/disk/bps-write": "94371840",
+        "exports/disk/bps-write": "90M",
         "exports/disk/latency-target": "70ms",
         "exports/disk/tenant": "acme",
         "tenants/acme/weight": 70,

@@ -10,6 +10,7 @@
 
 use headworks_core::limits::{LimitKind, Limits, Rate};
 
+use crate::cache_part::part_word;
 use crate::did_you_mean::nearest_name;
 use crate::units::{parse_size, parse_time};
 
@@ -101,14 +102,25 @@ pub fn set_limit(limits: &mut Limits, key: &str, word: &str) -> Result<(), Strin
     Ok(())
 }
 
-/// The word of a key's value; `0` for none. It parses to the same value.
+/// The word for what is not limited.
+pub const NO_LIMIT: &str = "none";
+
+/// The word of a key's value, bytes as a size. It parses to the same value.
 #[must_use]
 pub fn limit_word(limits: &Limits, key: &str) -> String {
+    let amount = |kind: LimitKind, value: u64| match (value, kind.is_bytes()) {
+        (0, _) => NO_LIMIT.to_owned(),
+        (bytes, true) => part_word(bytes),
+        (count, false) => count.to_string(),
+    };
     match part(key) {
-        Some(Part::Average(kind)) => limits.rate(kind).average.to_string(),
-        Some(Part::Max(kind)) => limits.rate(kind).max.to_string(),
-        Some(Part::Length(kind)) => time_word(limits.rate(kind).max_length_ns),
-        Some(Part::Size) => limits.iops_size.to_string(),
+        Some(Part::Average(kind)) => amount(kind, limits.rate(kind).average),
+        Some(Part::Max(kind)) => amount(kind, limits.rate(kind).max),
+        Some(Part::Length(kind)) => match limits.rate(kind).max_length_ns {
+            0 => NO_LIMIT.to_owned(),
+            length => time_word(length),
+        },
+        Some(Part::Size) => part_word(limits.iops_size),
         None => String::new(),
     }
 }
@@ -116,7 +128,7 @@ pub fn limit_word(limits: &Limits, key: &str) -> String {
 /// Keys that are set, with their words.
 pub fn limit_words(limits: &Limits) -> impl Iterator<Item = (&'static str, String)> + '_ {
     let words = LIMIT_KEYS.into_iter().map(|key| (key, limit_word(limits, key)));
-    words.filter(|(_, word)| word != "0")
+    words.filter(|(_, word)| word != NO_LIMIT)
 }
 
 /// A warning if the last of `requests` at once would wait so long that clients with a time limit for each command give up.
@@ -243,11 +255,11 @@ mod tests {
         let words: Vec<String> =
             limit_words(&limits).map(|(key, word)| format!("{key}={word}")).collect();
         let expected = [
-            "bps-total=52428800",
+            "bps-total=50M",
             "iops-write=5000",
             "iops-write-max=20000",
             "iops-write-max-length=1500ms",
-            "iops-size=16384",
+            "iops-size=16K",
         ];
         assert_eq!(words, expected);
         let mut again = Limits::default();

@@ -23,7 +23,7 @@ use super::{latency, report};
 use crate::cache_part::CacheUse;
 use crate::latency::slow::SECONDS;
 use crate::latency::usage::VolumeUse;
-use crate::limit_words::{cgroup_max, limit_word};
+use crate::limit_words::{NO_LIMIT, cgroup_max, limit_word};
 use crate::messages::query::{
     BufferStats, CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport,
     VolumeReport,
@@ -182,7 +182,7 @@ impl Queries {
                 Leaf::Limit(target, key) => {
                     let word = limit_word(&self.settings.limits(target), key);
                     // Limits that are not set are shown to a reader that names them.
-                    if word == "0" && name != path {
+                    if word == NO_LIMIT && name != path {
                         continue;
                     }
                     word.into()

@@ -343,7 +343,7 @@ fn several_values_are_set_or_none() {
         ("exports/db/bps-write", json!("10M")),
     ];
     let shown = json!({ "exports/db/weight": 300, "exports/db/ioprio": "be,2",
-        "exports/db/bps-write-max": "20971520", "exports/db/bps-write": "10485760" });
+        "exports/db/bps-write-max": "20M", "exports/db/bps-write": "10M" });
     assert_eq!(bench.call("set", set_several(&good)), Ok(shown));
     for (path, value, errno) in [
         ("exports/db/weight", "x", "EINVAL"),

@@ -153,7 +153,7 @@ fn reload_after_upgrade_leaves_alone_what_ctl_had_changed() {
         let paths = paths.chain(["hw1/queue/nr_requests"]);
         paths.map(|path| value(path).to_string().replace('"', "")).collect::<Vec<_>>().join(" ")
     };
-    let before = "300 acme 5242880 5ms 70 20ms 9000 50";
+    let before = "300 acme 5M 5ms 70 20ms 9000 50";
     assert_eq!(values(), before);
     // The next upgrade, and a save, find all of it again.
     let text = call(&server, "diff", json!({})).unwrap()["text"].as_str().unwrap().to_owned();

@@ -17,7 +17,7 @@ use crate::control::inventory::Inventory;
 use crate::control::queries::{Latencies, NodeCounts};
 use crate::control::tenants::TenantEntry;
 use crate::control::tree::lock;
-use crate::limit_words::{limit_word, limit_words};
+use crate::limit_words::{NO_LIMIT, limit_word, limit_words};
 use crate::messages::command::ExportReport;
 use crate::messages::query::LatencyReport;
 use crate::option_table::{OptionTable, word};
@@ -260,11 +260,11 @@ impl LiveChanges {
                     let current = TenantSpec { options: *now, ..*spec };
                     let mut section = TenantSection::of(&current, &Origin::Control);
                     // A limit of an earlier file is only gone if a later one says so.
-                    let is_gone = |key: &&str| limit_word(&now.limits, key) == "0";
+                    let is_gone = |key: &&str| limit_word(&now.limits, key) == NO_LIMIT;
                     let configured = limit_words(&spec.options.limits).map(|(key, _)| key);
                     section.settings.extend(configured.filter(is_gone).map(|key| Setting {
                         name: key.to_owned(),
-                        value: ConfigValue::Word("0".to_owned()),
+                        value: ConfigValue::Word(NO_LIMIT.to_owned()),
                         origin: Origin::Control,
                     }));
                     // Sections of one tenant are combined: unchanged values are left to the earlier file, which may be edited.
