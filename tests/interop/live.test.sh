@@ -19,7 +19,7 @@ replays() { # one record for each shard
 truncate -s 16M "$IMAGES/base.img" "$IMAGES/more.img"
 serve --control "$CONTROL" --cache 16M "base=$IMAGES/base.img"
 check "add, by a path of the shell's folder" bash -c 'cd "$3" && "$1" ctl "$2" add more=more.img' - "$HEADWORKS" "$CONTROL" "$IMAGES"
-check "it has a row" says_like '^more +16 MiB +hw0 +writeback +rw +- +100 +be,4 +0 +0 bytes +- +- +serving$' exports
+check "it has a row" says_like '^more +16 MiB +hw0 +writeback +rw +- +100 +be,4 +0 +0 bytes +- +- +- +serving$' exports
 check "and its names" says_like '^exports/more/device = hw0$' get exports/more
 check "and a client" bash -c 'nbdinfo "$1" | tee /dev/stderr | grep -q "export-size: 16777216"' - "nbd+unix:///more?socket=$SOCKET"
 check "and is locked" locked "$IMAGES/more.img"
