@@ -39,16 +39,17 @@ const SHOWN_MAX: usize = 8;
 
 /// The first error of a start, with those that would come after it.
 fn with_others(specs: &[ExportSpec], missing: MissingImage, first: ConfigError) -> ConfigError {
-    if specs.len() == 1 {
+    let (_, refused) = Assembly::inspect(specs, missing);
+    if refused.len() <= 1 && refused.iter().all(|(_, error)| error.message == first.message) {
         return first;
     }
-    let (_, refused) = Assembly::inspect(specs, missing);
     let mut said: Vec<String> = Vec::new();
     if !refused.iter().any(|(_, error)| error.message == first.message) {
         said.push(first.message.to_string());
     }
-    let told = |(index, error): &(usize, ConfigError)| {
-        format!("export {}: {}", shown_export(&specs[*index].name), error.message)
+    let told = |(index, error): &(usize, ConfigError)| match error.message.starts_with("export ") {
+        true => error.message.to_string(),
+        false => format!("export {}: {}", shown_export(&specs[*index].name), error.message),
     };
     said.extend(refused.iter().map(told));
     let more = said.len().saturating_sub(SHOWN_MAX);

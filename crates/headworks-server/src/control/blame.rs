@@ -230,7 +230,7 @@ impl Blame {
         let (device, what) = (&self.device, whole_name(guilty));
         Some(match self.resource {
             Resource::Tags | Resource::DeviceTime => format!(
-                "{what} uses {device} most: {limited}, exports/{name}/weight is its share; a latency_target of this export keeps others out of {device}"
+                "{what} uses {device} most: {limited}, exports/{name}/weight is its share; a latency-target of this export keeps others out of {device}"
             ),
             Resource::Dirty => format!(
                 "{what} makes most of the dirty data: exports/{name}/dirty bounds it, {limited}"

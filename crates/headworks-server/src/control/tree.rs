@@ -3,14 +3,14 @@
 //! ```text
 //!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device and its queue
 //!   hw0/queue/iosched/state                                     slots and queues of the elevator bfq
-//!   exports/NAME/{device,read_only,weight,ioprio,tenant,cache,on_error,dirty}
+//!   exports/NAME/{device,read-only,weight,ioprio,tenant,cache,on-error,dirty}
 //!   exports/NAME/{bps-total,iops-write-max,...,io.max}          limits of the export's clients
 //!   tenants/NAME/{bps-total,iops-write-max,...,io.max}          limits of the tenant's clients
 //!   server/{bps-total,iops-write-max,...,io.max}                limits of the whole server
 //!   exports/NAME/queue/...                                      the queue of the export's device
-//!   tenants/NAME/{weight,ioprio_max,latency_target,exports}
+//!   tenants/NAME/{weight,ioprio-max,latency-target,exports}
 //!   {exports,tenants}/NAME/{io.weight,io.latency,io.stat}       weight, latency target and counters by the names of a cgroup
-//!   tenants/NAME/{dirty,cache_min,cache_max,dirty_bytes,cached_bytes}    its part of the page cache
+//!   tenants/NAME/{dirty,cache-min,cache-max,dirty-bytes,cached-bytes}    its part of the page cache
 //!   connections/ID/ioprio
 //!   vm/dirty_bytes, vm/dirty_expire_centisecs ...               write-back of the whole server, with a cache
 //! ```
