@@ -138,6 +138,15 @@ impl ListenSection {
         }
     }
 
+    /// Gives the file of a unix socket a mode if it has none.
+    pub(crate) fn set_default_mode(&mut self, mode: u32) {
+        if self.get("unix").is_some() && self.get("mode").is_none() {
+            let (name, value) = ("mode".to_owned(), Value::Word(format!("{mode:o}")));
+            self.settings.push(Setting { name, value, origin: self.origin.clone() });
+            self.settings.sort_by(|one, other| one.name.cmp(&other.name));
+        }
+    }
+
     /// The same values with one origin.
     #[must_use]
     pub fn with_origin(mut self, origin: &Origin) -> Self {

@@ -38,7 +38,7 @@ use headworks_core::options::{TENANTS_MAX, Tunable};
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use toml::de::DeTable;
 
-use crate::access::{AccessSpec, LISTENERS_MAX, PATTERNS_MAX};
+use crate::access::{AccessSpec, LISTENERS_MAX};
 use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSpec, NamedDevice, shown_name};
 use crate::tenant::{TenantName, no_tenant};
@@ -385,17 +385,8 @@ impl ConfigFile {
             .collect();
         let exports = self.exports.iter().filter(|export| !export.certificates.is_empty());
         access.exports = exports.map(|one| (one.name.clone(), one.certificates.clone())).collect();
-        let patterns = access.listeners.iter().map(|spec| spec.exports.len()).sum::<usize>();
-        let of_tenants = access.tenants.iter().map(|(_, list)| list.len());
-        let of_exports = access.exports.iter().map(|(_, list)| list.len());
-        let certificates = of_tenants.chain(of_exports).sum::<usize>();
-        for (what, count) in [("exports of listeners", patterns), ("certificates", certificates)] {
-            if count > PATTERNS_MAX {
-                let message = format!(
-                    "all lists of {what} together have {count} names; at most {PATTERNS_MAX} are possible, so use patterns"
-                );
-                problems.0.push(Problem::new(&Origin::CommandLine, message));
-            }
+        for what in access.check().err().into_iter().flatten() {
+            problems.0.push(Problem::new(&Origin::CommandLine, what));
         }
         problems.or(access)
     }

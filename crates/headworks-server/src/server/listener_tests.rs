@@ -179,6 +179,10 @@ fn listener_of_ctl_outlives_reloads_and_is_saved() {
     assert_eq!(reload(), AccessReport::default(), "no file takes away what none has");
     let text = saved();
     assert!(text.contains("[[listen]]") && text.contains("name = \"late\""), "{text}");
+    assert!(text.contains("mode = 600"), "whatever unix-mode the next start has: {text}");
+    let many = ["x"; 16_385].join("+");
+    let refused = add(&format!("unix=many,exports={many}")).unwrap_err();
+    assert!(refused.contains("together have 16385 names"), "{refused}");
     for (words, why) in [
         ("unix=late,name=other", "listener `late` listens at"),
         ("unix=other,name=late", "there is a listener `late`"),

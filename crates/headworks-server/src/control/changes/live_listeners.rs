@@ -94,6 +94,8 @@ pub(crate) fn add(
     if let Some(folder) = &asked.cwd.0 {
         section.set_folder(Path::new(folder));
     }
+    // Written down, so that it is the same after an upgrade or a restart.
+    section.set_default_mode(MODE);
     let defaults = ListenDefaults {
         mode: MODE,
         tls: access.tls.mode,
@@ -111,8 +113,10 @@ pub(crate) fn add(
     let Some(entry) = entries.iter().find(|entry| *entry.name == *name) else {
         access.added.pop();
         let about = format!("listener {name} ");
-        let why = report.failed.into_iter().find(|why| why.starts_with(&about));
-        let why = why.unwrap_or_else(|| format!("{about}not opened"));
+        // An older listener may fail, too, and come first; without one that names this, the lists are too long together.
+        let mut failed = report.failed;
+        failed.sort_by_key(|why| !why.starts_with(&about));
+        let why = failed.into_iter().next().unwrap_or_else(|| format!("{about}not opened"));
         return Err(RpcFault::refused("EADDRNOTAVAIL", why));
     };
     tracing::info!("listener {name} at {} was added", entry.address);
