@@ -18,7 +18,9 @@ use super::head::{
 };
 use super::ids::LAYERS_MAX;
 use super::image::{BaseFormats, REMOTE_BASE};
-use super::open::{OpenBase, OpenOverlay, OverlayOptions, is_overlay, of_file, open_image};
+use super::open::{
+    OpenBase, OpenOverlay, OverlayOptions, find_base, is_overlay, of_file, open_image,
+};
 use headworks::house::{display_size, folder_of, sync_directory};
 use headworks::{Direct, FileOptions, OpenFile};
 
@@ -182,6 +184,14 @@ impl NewOverlay {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Checks that an overlay at `path` could be opened with these options: its base is where they permit.
+    ///
+    /// # Errors
+    /// A sentence with the option that permits it.
+    pub fn check_place(&self, path: &Path, options: &OverlayOptions) -> Result<(), ConfigError> {
+        find_base(path, &self.base_for(path)?, options).map(drop)
     }
 
     /// Makes the file, durably. Returns the path of the base that was written into it.

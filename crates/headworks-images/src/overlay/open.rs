@@ -490,7 +490,7 @@ fn open_file(
 }
 
 /// The path of the base without links, if it may be opened.
-fn find_base(
+pub(super) fn find_base(
     path: &Path,
     base: &BaseRecord,
     options: &OverlayOptions,

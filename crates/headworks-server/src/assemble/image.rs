@@ -181,10 +181,7 @@ pub struct CreatedImage {
 impl CreatedImage {
     /// Removes the file again, unless it was replaced meanwhile.
     pub fn undo(self) {
-        if Identity::of(&self.path).is_ok_and(|there| there == self.identity) {
-            // If this fails, an empty image remains.
-            let _ = std::fs::remove_file(&self.path);
-        }
+        remove_made(&self.path, self.identity);
     }
 }
 
@@ -282,48 +279,16 @@ impl OpenedImage {
                     alone: !spec.wrappers.is_empty(),
                 }
             }
-            BaseDevice::Overlay { path, new: Some(new), .. }
+            BaseDevice::Overlay { path, options, new: Some(new) }
                 if opening == Opening::Inspect && is_missing(path) =>
             {
-                let size = new.prepare()?.size();
-                let shown = path.display();
-                let mut inspected =
-                    fake(size, NullDevice::queue_options(), Box::new(NullDevice), "");
-                inspected.what = wrapped(spec, &format!("{shown} (a new overlay)"));
-                inspected
+                let what = format!("{} (a new overlay)", path.display());
+                let size = new.prepare(path, options)?.size();
+                fake(size, NullDevice::queue_options(), Box::new(NullDevice), &what)
             }
             BaseDevice::Overlay { path, options, new } => {
                 let options = OverlayOptions { read_only: !write, ..*options };
-                let missing = new.as_ref().filter(|_| is_missing(path));
-                let made = missing.map(|new| make_overlay(path, new)).transpose()?;
-                let is_new = made.is_some();
-                let overlay = match opening {
-                    Opening::Serve => OpenOverlay::open(path, &options, leftovers.lock_of(path)),
-                    Opening::Inspect => OpenOverlay::inspect(path, &options),
-                }?;
-                let mut notes: Vec<String> =
-                    in_use_note(path, overlay.file()).into_iter().collect();
-                notes.extend(made);
-                if !overlay.is_locked() {
-                    notes.push(format!(
-                        "{} or a base of it is not locked: its filesystem has no locks",
-                        path.display()
-                    ));
-                }
-                let alone = !spec.wrappers.is_empty() || !overlay.can_share_device();
-                Self {
-                    queue: match alone {
-                        true => overlay.queue_options(),
-                        false => overlay.shared_queue_options(),
-                    },
-                    options: overlay.volume_options(),
-                    what: wrapped(spec, &overlay.describe()),
-                    identity: Some(overlay.file().identity()),
-                    body: ImageBody::Overlay(Box::new(overlay)),
-                    notes,
-                    alone,
-                    is_new,
-                }
+                Self::of_overlay(opening, spec, path, (&options, new.as_ref()), leftovers)?
             }
             BaseDevice::Nbd(remote) => {
                 let identity = remote.identity();
@@ -365,6 +330,50 @@ impl OpenedImage {
             ImageBody::Overlay(overlay) => Some((overlay.file(), overlay.writer())),
             ImageBody::Remote(..) | ImageBody::Fake(_) => None,
         }
+    }
+
+    /// Opens an overlay, and makes it first where it is not there and its base was said.
+    fn of_overlay(
+        opening: Opening,
+        spec: &Spec,
+        path: &Path,
+        (options, new): (&OverlayOptions, Option<&NewDisk>),
+        leftovers: &Leftovers,
+    ) -> Result<Self, ConfigError> {
+        let missing = new.filter(|_| is_missing(path));
+        let made = missing.map(|new| make_overlay(path, options, new)).transpose()?;
+        let overlay = match opening {
+            Opening::Serve => OpenOverlay::open(path, options, leftovers.lock_of(path)),
+            Opening::Inspect => OpenOverlay::inspect(path, options),
+        };
+        let overlay = overlay.inspect_err(|_| {
+            if let Some((_, identity)) = &made {
+                remove_made(path, *identity);
+            }
+        })?;
+        let is_new = made.is_some();
+        let mut notes: Vec<String> = in_use_note(path, overlay.file()).into_iter().collect();
+        notes.extend(made.map(|(note, _)| note));
+        if !overlay.is_locked() {
+            notes.push(format!(
+                "{} or a base of it is not locked: its filesystem has no locks",
+                path.display()
+            ));
+        }
+        let alone = !spec.wrappers.is_empty() || !overlay.can_share_device();
+        Ok(Self {
+            queue: match alone {
+                true => overlay.queue_options(),
+                false => overlay.shared_queue_options(),
+            },
+            options: overlay.volume_options(),
+            what: wrapped(spec, &overlay.describe()),
+            identity: Some(overlay.file().identity()),
+            body: ImageBody::Overlay(Box::new(overlay)),
+            notes,
+            alone,
+            is_new,
+        })
     }
 
     /// Opens an image of a cluster.
@@ -598,12 +607,26 @@ fn is_missing(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Makes an overlay that is not there; returns a note.
-fn make_overlay(path: &Path, new: &NewDisk) -> Result<String, ConfigError> {
-    let overlay = new.prepare()?;
+/// Makes an overlay that is not there; returns a note and what was made.
+fn make_overlay(
+    path: &Path,
+    options: &OverlayOptions,
+    new: &NewDisk,
+) -> Result<(String, Identity), ConfigError> {
+    let overlay = new.prepare(path, options)?;
     let base = overlay.create(path)?;
     let (shown, size) = (path.display(), display_size(overlay.size()));
-    Ok(format!("created {shown}, an overlay of {size} on {}", base.display()))
+    let identity = Identity::of(path)
+        .map_err(|error| ConfigError::new("path", format!("{shown}: {error}")))?;
+    Ok((format!("created {shown}, an overlay of {size} on {}", base.display()), identity))
+}
+
+/// Removes a file that was made, unless it was replaced meanwhile.
+fn remove_made(path: &Path, identity: Identity) {
+    if Identity::of(path).is_ok_and(|there| there == identity) {
+        // If this fails, an empty image remains.
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 /// Notes that an image is larger than the size that it would be created with.

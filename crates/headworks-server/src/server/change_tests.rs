@@ -394,6 +394,16 @@ fn overlay_that_is_not_there_is_made_on_its_base_once() {
     drop(opened);
     made.undo();
     assert!(!folder.join("o.hwo").exists());
+    // Where it could not be opened nothing is made, and a look at it says so, too.
+    std::fs::create_dir(folder.join("apart")).unwrap();
+    let text = format!("o=overlay:path={},base={}", path("apart/o.hwo"), path("g.img"));
+    let refused = self::spec(&text).spec;
+    for opening in [Opening::Inspect, Opening::Serve] {
+        let opened = OpenedImage::by(opening, &refused, true, &Leftovers::default());
+        let why = opened.err().unwrap().to_string();
+        assert!(why.contains("backing=allow"), "{why}");
+    }
+    assert_eq!(std::fs::read_dir(folder.join("apart")).unwrap().count(), 0);
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -1,7 +1,7 @@
 //! `overlay:`: the keys of a disk on a shared base. The base is named in the file's head; `base` and `size` make a file that is not
 //! there, and mean nothing for one that is.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
 use headworks_images::{NewBase, NewOverlay, OverlayOptions, REMOTE_BASE};
@@ -23,13 +23,21 @@ pub struct NewDisk {
 }
 
 impl NewDisk {
-    /// The overlay that is to be made; its base is locked against writers as long as this lives.
+    /// The overlay that is to be made at `path` and could be opened with these options; its base is locked against writers as long as
+    /// this lives.
     ///
     /// # Errors
-    /// Why no overlay can be on the base, or have the size.
-    pub(crate) fn prepare(&self) -> Result<NewOverlay, ConfigError> {
+    /// Why no overlay can be on the base or have the size, or why it could not be opened there.
+    pub(crate) fn prepare(
+        &self,
+        path: &Path,
+        options: &OverlayOptions,
+    ) -> Result<NewOverlay, ConfigError> {
         let format = is_remote_base(&self.base).then_some(REMOTE_BASE);
-        NewOverlay::on(&NewBase { path: &self.base, format, formats: BASES }, self.size)
+        let base = NewBase { path: &self.base, format, formats: BASES };
+        let overlay = NewOverlay::on(&base, self.size)?;
+        overlay.check_place(path, options)?;
+        Ok(overlay)
     }
 }
 
