@@ -303,7 +303,7 @@ impl PowercutDevice {
             (Some(write), _) => {
                 (write_below(id, write, job.moved), write.data.span_from(job.moved))
             }
-            (None, Some(volume)) => (flush_below(id, volume), Span::EMPTY),
+            (None, Some(volume)) => (Command::flush(id, volume), Span::EMPTY),
             (None, None) => {
                 self.finish(Ok(()), io);
                 return true;
@@ -411,19 +411,6 @@ fn write_below(id: RequestId, write: &HeldWrite, moved: usize) -> Command {
         len: (write.data.len() - moved) as u32,
         first_span: 0,
         spans: 1,
-    }
-}
-
-fn flush_below(id: RequestId, volume: VolumeId) -> Command {
-    Command {
-        id,
-        volume,
-        op: Op::Flush,
-        flags: BioFlags::NONE,
-        offset: 0,
-        len: 0,
-        first_span: 0,
-        spans: 0,
     }
 }
 

@@ -45,7 +45,7 @@ fn below(bench: &mut Bench<PowercutDevice>) -> Vec<u8> {
         op: Op::Read,
         len: SIZE as u32,
         spans: 1,
-        ..flush_below(RequestId { slot: 0, generation: 0 }, VolumeId(0))
+        ..Command::flush(RequestId { slot: 0, generation: 0 }, VolumeId(0))
     };
     let batch = CommandBatch { commands: &[command], spans: &spans };
     let mut completions = Vec::new();

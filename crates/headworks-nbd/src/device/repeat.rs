@@ -117,16 +117,7 @@ impl<D: Dial> NbdDevice<D> {
     /// Queues a flush if one is due.
     pub(super) fn release_if_due(&mut self) {
         let Some(volume) = self.volume.filter(|_| self.release_is_due()) else { return };
-        let flush = Command {
-            id: RequestId::default(),
-            volume,
-            op: Op::Flush,
-            flags: BioFlags::NONE,
-            offset: 0,
-            len: 0,
-            first_span: 0,
-            spans: 0,
-        };
+        let flush = Command::flush(RequestId::default(), volume);
         if let Some(slot) = self.slots.take_for(Purpose::Release, &flush, [].into_iter()) {
             self.slots.slot_mut(slot).losses = self.losses;
             self.is_releasing = true;

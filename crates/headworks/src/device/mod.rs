@@ -55,6 +55,13 @@ pub struct Command {
 }
 
 impl Command {
+    /// A flush of a volume.
+    #[must_use]
+    pub fn flush(id: RequestId, volume: VolumeId) -> Self {
+        let flags = BioFlags::NONE;
+        Self { id, volume, op: Op::Flush, flags, offset: 0, len: 0, first_span: 0, spans: 0 }
+    }
+
     /// The answer of a command that did all it was asked.
     #[inline]
     #[must_use]
