@@ -157,7 +157,7 @@ impl Loader {
             }
         }
         told.tenants(server.forget_tenants());
-        // Not logged: it is for the author of a file, who sees that an edit changes nothing.
+        // Not logged: only the answer of a reload tells it, where an edit of a file has just had no effect.
         told.0.overridden.clone_from(&effective.overridden);
         let access = server.access(&options.access);
         access.changed.into_iter().for_each(|what| told.changed(what));

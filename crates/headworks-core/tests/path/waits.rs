@@ -70,7 +70,7 @@ fn cached_read_waits_for_its_fill_in_the_device() {
     let mut bench = cached(1024);
     bench.bios("R0+4k R4k+4k");
     assert_eq!(kinds(&bench, [1, 2]), [Some(WaitKind::Device); 2]);
-    // A flush of a clean volume waits for that of the device; a write needs nobody.
+    // A flush of a clean volume waits for that of the device; a write waits for nothing.
     bench.bios("W1m+4k F");
     assert_eq!(kinds(&bench, [3, 4]), [None, Some(WaitKind::Device)]);
 }
