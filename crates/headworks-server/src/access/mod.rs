@@ -49,22 +49,20 @@ impl AccessSpec {
     /// Checks that the lists are not too long together: a configuration, and what `ctl` adds to it, pass it.
     ///
     /// # Errors
-    /// A sentence for each kind of lists that is.
-    pub fn check(&self) -> Result<(), Vec<String>> {
+    /// A sentence about the lists that are.
+    pub fn check(&self) -> Result<(), String> {
         let patterns = self.listeners.iter().map(|spec| spec.exports.len()).sum::<usize>();
         let of_tenants = self.tenants.iter().map(|(_, list)| list.len());
         let of_exports = self.exports.iter().map(|(_, list)| list.len());
         let certificates = of_tenants.chain(of_exports).sum::<usize>();
-        let counts = [("exports of listeners", patterns), ("certificates", certificates)];
-        let too_long = counts.into_iter().filter(|(_, count)| *count > PATTERNS_MAX);
-        let wrong: Vec<String> = too_long
-            .map(|(what, count)| {
-                format!(
+        for (what, count) in [("exports of listeners", patterns), ("certificates", certificates)] {
+            if count > PATTERNS_MAX {
+                return Err(format!(
                     "all lists of {what} together have {count} names; at most {PATTERNS_MAX} are possible, so use patterns"
-                )
-            })
-            .collect();
-        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The names of the certificates with which clients see an export; none if it needs no certificate.

@@ -385,9 +385,8 @@ impl ConfigFile {
             .collect();
         let exports = self.exports.iter().filter(|export| !export.certificates.is_empty());
         access.exports = exports.map(|one| (one.name.clone(), one.certificates.clone())).collect();
-        for what in access.check().err().into_iter().flatten() {
-            problems.0.push(Problem::new(&Origin::CommandLine, what));
-        }
+        let too_long = access.check().err();
+        problems.0.extend(too_long.map(|what| Problem::new(&Origin::CommandLine, what)));
         problems.or(access)
     }
 

@@ -69,8 +69,8 @@ impl LiveChanges {
     /// Makes the listeners what is wanted; under the lock of [`LiveAccess`](super::live_listeners::LiveAccess).
     pub(super) fn apply_access(&self, wanted: &AccessSpec) -> AccessReport {
         let mut report = AccessReport::default();
-        if let Err(wrong) = wanted.check() {
-            report.failed = wrong;
+        if let Err(why) = wanted.check() {
+            report.failed.push(why);
             return report;
         }
         let (mut entries, mut acceptors) = (Vec::new(), Acceptors::default());

@@ -20,7 +20,6 @@ use crate::config::{ConfigFile, ListenDefaults, ListenSection, Origin};
 use crate::control::tree::lock;
 use crate::did_you_mean::nearest_name;
 use crate::listen::FileOwner;
-use crate::tenant::no_tenant;
 use headworks_control::{RpcFault, answers, methods};
 
 /// Mode of the file of a unix socket that is added without one: of its owner alone, whatever the server's own sockets have.
@@ -173,16 +172,7 @@ fn check_new(live: &LiveChanges, spec: &ListenerSpec) -> Result<(), RpcFault> {
             return twin(format!("listener `{}` listens at {own}", entry.name));
         }
     }
-    let tenants = live.settings.tenants();
-    match spec.tenant.filter(|name| tenants.find(name.as_str()).is_none()) {
-        None => Ok(()),
-        Some(name) => {
-            let known: Vec<String> =
-                tenants.iter().map(|(_, entry)| entry.spec.name.to_string()).collect();
-            let known = known.iter().map(String::as_str);
-            Err(RpcFault::refused("ENOENT", no_tenant(name.as_str(), known)))
-        }
-    }
+    live.settings.tenants().named(spec.tenant).map(drop)
 }
 
 /// Listeners that `ctl` added and removed, for `diff`.
