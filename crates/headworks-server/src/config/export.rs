@@ -19,7 +19,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::listen::read_patterns;
 use super::problem::{Origin, Problem};
-use super::read::{Reader, Setting, TomlEntry, Value, entries, unknown};
+use super::read::{Reader, Setting, TomlEntry, Value, disabled, entries, unknown};
 use crate::assemble::ExportSpec;
 use crate::option_table::OptionTable;
 use crate::spec::{ExportOption, ExportOptions, Layer, Part, Spec};
@@ -110,13 +110,8 @@ impl ExportSection {
     /// Makes a section that takes an export of an earlier file away.
     #[must_use]
     pub fn disabled(name: &str, origin: &Origin) -> Self {
-        let enabled = Setting {
-            name: "enabled".into(),
-            value: Value::Word("false".into()),
-            origin: origin.clone(),
-        };
         let (name, parts, certificates) = (name.to_owned(), Vec::new(), Vec::new());
-        Self { name, settings: vec![enabled], parts, certificates, origin: origin.clone() }
+        Self { name, settings: disabled(origin), parts, certificates, origin: origin.clone() }
     }
 
     /// Whether the export is served.

@@ -22,7 +22,7 @@ use headworks_nbd::tls::{TlsMode, TlsOptions};
 use toml::de::DeTable;
 
 use super::problem::{Origin, Problem};
-use super::read::{Reader, Setting, Value, entries, unknown};
+use super::read::{Reader, Setting, Value, disabled, entries, merge_settings, unknown};
 use crate::access::ListenerSpec;
 use crate::listen::{Address, FileOwner};
 use crate::tenant::TenantName;
@@ -125,9 +125,8 @@ impl ListenSection {
     /// Makes a section that takes a listener of an earlier file away.
     #[must_use]
     pub fn disabled(name: &str, origin: &Origin) -> Self {
-        let value = Value::Word("false".into());
-        let settings = vec![Setting { name: "enabled".into(), value, origin: origin.clone() }];
-        Self { name: name.to_owned(), settings, exports: Vec::new(), origin: origin.clone() }
+        let (name, exports) = (name.to_owned(), Vec::new());
+        Self { name, settings: disabled(origin), exports, origin: origin.clone() }
     }
 
     /// Makes a relative path of its socket start at `folder`.
@@ -161,18 +160,11 @@ impl ListenSection {
             *self = later;
             return;
         }
-        self.settings.retain(|setting| setting.name != "enabled");
-        for setting in later.settings {
-            // One place to listen replaces the other.
-            let places = ["unix", "address"];
-            let replaces = |old: &Setting| {
-                old.name == setting.name
-                    || places.contains(&&*old.name) && places.contains(&&*setting.name)
-            };
-            self.settings.retain(|old| !replaces(old));
-            self.settings.push(setting);
-        }
-        self.settings.sort_by(|one, other| one.name.cmp(&other.name));
+        // One place to listen replaces the other.
+        let is_place = |setting: &Setting| ["unix", "address"].contains(&&*setting.name);
+        merge_settings(&mut self.settings, later.settings, |old, new| {
+            old.name == new.name || is_place(old) && is_place(new)
+        });
         if !later.exports.is_empty() {
             self.exports = later.exports;
         }

@@ -53,6 +53,26 @@ impl Setting {
     }
 }
 
+/// The settings of a section that takes one of an earlier file away.
+pub fn disabled(origin: &Origin) -> Vec<Setting> {
+    let (name, value) = ("enabled".to_owned(), Value::Word("false".to_owned()));
+    vec![Setting { name, value, origin: origin.clone() }]
+}
+
+/// Puts the settings of a later section in the place of those that they replace, by `replaces(old, new)`. It exists if it was disabled.
+pub fn merge_settings(
+    settings: &mut Vec<Setting>,
+    later: Vec<Setting>,
+    replaces: impl Fn(&Setting, &Setting) -> bool,
+) {
+    settings.retain(|setting| setting.name != "enabled");
+    for setting in later {
+        settings.retain(|old| !replaces(old, &setting));
+        settings.push(setting);
+    }
+    settings.sort_by(|one, other| one.name.cmp(&other.name));
+}
+
 /// A key, its position and its value.
 pub type TomlEntry<'t, 'i> = (&'t str, Range<usize>, &'t Spanned<DeValue<'i>>);
 

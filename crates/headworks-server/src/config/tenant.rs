@@ -17,7 +17,7 @@ use toml::de::DeTable;
 
 use super::listen::read_patterns;
 use super::problem::{Origin, Problem};
-use super::read::{Reader, Setting, Value, entries};
+use super::read::{Reader, Setting, Value, disabled, entries, merge_settings};
 use crate::assemble::ExportSource;
 use crate::assemble::TenantSpec;
 use crate::name_pattern::fits_any;
@@ -78,9 +78,7 @@ impl TenantSection {
     /// Makes a section that takes a tenant of an earlier file away.
     #[must_use]
     pub fn disabled(name: &str, origin: &Origin) -> Self {
-        let value = Value::Word("false".into());
-        let settings = vec![Setting { name: "enabled".into(), value, origin: origin.clone() }];
-        Self::without_lists(name, settings, origin)
+        Self::without_lists(name, disabled(origin), origin)
     }
 
     /// The same values with one origin.
@@ -97,12 +95,7 @@ impl TenantSection {
             *self = later;
             return;
         }
-        self.settings.retain(|setting| setting.name != "enabled");
-        for setting in later.settings {
-            self.settings.retain(|old| old.name != setting.name);
-            self.settings.push(setting);
-        }
-        self.settings.sort_by(|one, other| one.name.cmp(&other.name));
+        merge_settings(&mut self.settings, later.settings, |old, new| old.name == new.name);
         if !later.exports.is_empty() {
             self.exports = later.exports;
         }
