@@ -92,18 +92,13 @@ impl Command {
         spans: &[Span],
         tell: impl FnOnce(&mut ExtentWriter<'_>),
     ) -> Completion {
-        let [span] = spans else {
-            return self.failed(IoError::Invalid);
-        };
+        let [span] = spans else { return self.failed(IoError::Invalid) };
         // SAFETY: the caller's promise.
         let bytes = unsafe { span.bytes_mut() };
         let one = self.flags.contains(BioFlags::ONE_EXTENT);
         let mut writer = ExtentWriter::new(bytes, self.len, if one { 1 } else { EXTENTS_MAX });
         tell(&mut writer);
-        match writer.finish() {
-            0 => self.failed(IoError::Invalid),
-            _ => self.done(),
-        }
+        if writer.finish() == 0 { self.failed(IoError::Invalid) } else { self.done() }
     }
 
     /// Tells that all of the range of a `BlockStatus` command is data, for a device that knows no holes.
@@ -111,11 +106,10 @@ impl Command {
     /// # Safety
     /// As [`Command::tell_extents`].
     unsafe fn tell_all_data(&self, spans: &[Span]) -> Completion {
-        let all = |list: &mut ExtentWriter<'_>| {
-            list.push(self.len.into(), ExtentState::DATA);
-        };
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.tell_extents(spans, all) }
+        unsafe {
+            self.tell_extents(spans, |list| _ = list.push(self.len.into(), ExtentState::DATA))
+        }
     }
 }
 
@@ -170,9 +164,8 @@ impl Loss {
     /// The volume that is concerned.
     #[must_use]
     pub const fn volume(self) -> VolumeId {
-        match self {
-            Self::Unflushed(volume) | Self::Everything(volume) => volume,
-        }
+        let (Self::Unflushed(volume) | Self::Everything(volume)) = self;
+        volume
     }
 }
 
