@@ -14,9 +14,7 @@ use headworks_core::{
 
 use crate::check::{Failure, violation};
 use crate::disk::{DiskDefect, Faults, LatencyModel, Outage};
-use crate::limits::LimitScenario;
-use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
-use crate::tenants::TenantScenario;
+use crate::scenario::{DeviceScenario, Scenario};
 use crate::workload::JobOptions;
 use crate::world::{self, Outcome};
 
@@ -104,35 +102,17 @@ pub fn scenario(seed: u64, shards: u16, cached: bool, outage: Option<OutageKind>
         true => CacheOptions { units: 256, flush_timeout_ns: 60 * SEC, ..CacheOptions::default() },
         false => CacheOptions::default(),
     };
+    let devices = vec![device(0, outage), device(1 % shards, None)];
+    let sizes_max = vec![size; volumes.len()];
+    let dirty = DirtyOptions { dirty_expire_centisecs: 10, ..DirtyOptions::default() };
     Scenario {
-        seed,
         shards,
-        bios_max: 256,
-        tight: false,
-        devices: vec![device(0, outage), device(1 % shards, None)],
-        sizes_max: vec![size; volumes.len()],
-        volumes,
-        hotplugged: HotpluggedCount::default(),
+        sizes_max,
         cache,
-        dirty: DirtyOptions { dirty_expire_centisecs: 10, ..DirtyOptions::default() },
-        jobs,
+        dirty,
         turn_max: 64,
         message_delay_ns: 5 * US,
-        cut_after: None,
-        option_changes: 0,
-        tenants: TenantScenario::default(),
-        limits: LimitScenario::default(),
-        layers: Vec::new(),
-        overlays: Vec::new(),
-        memory: None,
-        hotplug_changes: 0,
-        deaths: false,
-        cuts: false,
-        stops: false,
-        upgrades: 0,
-        rounds: 1,
-        defect: WorldDefect::None,
-        checked: true,
+        ..Scenario::plain(seed, devices, volumes, jobs)
     }
 }
 

@@ -144,6 +144,47 @@ pub struct Scenario {
 }
 
 impl Scenario {
+    /// A scenario of one shard without a cache to which nothing happens; the oracle watches it.
+    #[must_use]
+    pub fn plain(
+        seed: u64,
+        devices: Vec<DeviceScenario>,
+        volumes: Vec<VolumeConfig>,
+        jobs: Vec<JobOptions>,
+    ) -> Self {
+        let sizes_max = volumes.iter().map(|volume| volume.options.size).collect();
+        Self {
+            seed,
+            shards: 1,
+            bios_max: 256,
+            tight: false,
+            devices,
+            volumes,
+            sizes_max,
+            hotplugged: HotpluggedCount::default(),
+            cache: CacheOptions::default(),
+            dirty: DirtyOptions::default(),
+            jobs,
+            turn_max: 256,
+            message_delay_ns: 100,
+            cut_after: None,
+            deaths: false,
+            cuts: false,
+            stops: false,
+            upgrades: 0,
+            option_changes: 0,
+            tenants: TenantScenario::default(),
+            limits: LimitScenario::default(),
+            layers: Vec::new(),
+            overlays: Vec::new(),
+            memory: None,
+            hotplug_changes: 0,
+            rounds: 1,
+            defect: WorldDefect::None,
+            checked: true,
+        }
+    }
+
     /// Draws the scenario of `seed`, with the given number of shards if any.
     #[must_use]
     pub fn draw(seed: u64, shards: Option<u16>) -> Self {

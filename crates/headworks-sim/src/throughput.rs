@@ -10,9 +10,7 @@ use headworks_core::{
 
 use crate::check::Failure;
 use crate::disk::{DiskDefect, Faults, LatencyModel};
-use crate::limits::LimitScenario;
-use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
-use crate::tenants::TenantScenario;
+use crate::scenario::{DeviceScenario, Scenario};
 use crate::workload::{AccessPattern, JobOptions};
 use crate::world::{self, Outcome};
 
@@ -60,36 +58,8 @@ pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Fa
         think_ns: 0,
         ..JobOptions::default()
     };
-    world::run(Scenario {
-        seed,
-        shards: 1,
-        bios_max: 256,
-        tight: false,
-        devices: vec![device],
-        volumes: vec![volume],
-        sizes_max: vec![volume.options.size],
-        hotplugged: HotpluggedCount::default(),
-        cache: headworks_core::CacheOptions::default(),
-        dirty: headworks_core::writeback::DirtyOptions::default(),
-        jobs: vec![job; 4],
-        turn_max: 256,
-        message_delay_ns: 100,
-        cut_after: None,
-        deaths: false,
-        cuts: false,
-        stops: false,
-        upgrades: 0,
-        option_changes: 0,
-        tenants: TenantScenario::default(),
-        limits: LimitScenario::default(),
-        layers: Vec::new(),
-        overlays: Vec::new(),
-        memory: None,
-        hotplug_changes: 0,
-        rounds: 1,
-        defect: WorldDefect::None,
-        checked: watch == Checking::Oracle,
-    })
+    let scenario = Scenario::plain(seed, vec![device], vec![volume], vec![job; 4]);
+    world::run(Scenario { checked: watch == Checking::Oracle, ..scenario })
 }
 
 #[cfg(test)]

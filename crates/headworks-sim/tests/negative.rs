@@ -13,9 +13,7 @@ use headworks_core::{
     VolumeOptions,
 };
 use headworks_sim::disk::{DiskDefect, Faults, LatencyModel};
-use headworks_sim::limits::LimitScenario;
-use headworks_sim::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
-use headworks_sim::tenants::TenantScenario;
+use headworks_sim::scenario::{DeviceScenario, Scenario, WorldDefect};
 use headworks_sim::workload::{AccessPattern, JobOptions};
 use headworks_sim::world::{Outcome, Prepare, run_prepared};
 
@@ -59,34 +57,11 @@ fn world(seed: u64, home: u16) -> Scenario {
         ..JobOptions::default()
     };
     Scenario {
-        seed,
         shards: 2,
         bios_max: 80,
-        tight: false,
-        devices: vec![device],
-        volumes: vec![volume],
-        sizes_max: vec![volume.options.size],
-        hotplugged: HotpluggedCount::default(),
-        cache: headworks_core::CacheOptions::default(),
-        dirty: headworks_core::writeback::DirtyOptions::default(),
-        jobs: vec![job; 4],
         turn_max: 16,
         message_delay_ns: 5_000,
-        cut_after: None,
-        deaths: false,
-        cuts: false,
-        stops: false,
-        upgrades: 0,
-        option_changes: 0,
-        tenants: TenantScenario::default(),
-        limits: LimitScenario::default(),
-        layers: Vec::new(),
-        overlays: Vec::new(),
-        memory: None,
-        hotplug_changes: 0,
-        rounds: 1,
-        defect: WorldDefect::None,
-        checked: true,
+        ..Scenario::plain(seed, vec![device], vec![volume], vec![job; 4])
     }
 }
 
