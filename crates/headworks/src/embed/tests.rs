@@ -608,33 +608,38 @@ fn time_out_comes_while_feeders_drive() {
     owner.join().unwrap();
 }
 
+/// Shuts the owner down while every handle reads without a pause.
+fn shut_down_under_reads(owner: Owner, handles: Vec<Handle>, volume: VolumeId) {
+    let started = std::sync::Barrier::new(1 + handles.len());
+    std::thread::scope(|scope| {
+        for mut handle in handles {
+            let started = &started;
+            scope.spawn(move || {
+                submit_reads(&mut handle, volume, 1);
+                started.wait();
+                let mut completions = Vec::new();
+                while handle.wait() != WaitOutcome::OwnerEnded {
+                    handle.reap(usize::MAX, &mut completions);
+                    for completion in completions.drain(..) {
+                        assert_eq!(completion.status, Ok(()));
+                        handle.release(completion.slot.unwrap());
+                    }
+                    let count = handle.depth() - handle.outstanding();
+                    submit_reads(&mut handle, volume, count);
+                }
+            });
+        }
+        started.wait();
+        assert!(owner.stats(volume).is_some());
+        owner.shutdown().unwrap();
+    });
+}
+
 #[test]
 fn shutdown_ends_feeders_that_drive() {
     for _ in 0..20 {
         let (owner, handles, volume) = over(memory(), 3);
-        let started = std::sync::Barrier::new(4);
-        std::thread::scope(|scope| {
-            for mut handle in handles {
-                let started = &started;
-                scope.spawn(move || {
-                    submit_reads(&mut handle, volume, 1);
-                    started.wait();
-                    let mut completions = Vec::new();
-                    while handle.wait() != WaitOutcome::OwnerEnded {
-                        handle.reap(usize::MAX, &mut completions);
-                        for completion in completions.drain(..) {
-                            assert_eq!(completion.status, Ok(()));
-                            handle.release(completion.slot.unwrap());
-                        }
-                        let count = handle.depth() - handle.outstanding();
-                        submit_reads(&mut handle, volume, count);
-                    }
-                });
-            }
-            started.wait();
-            assert!(owner.stats(volume).is_some());
-            owner.shutdown().unwrap();
-        });
+        shut_down_under_reads(owner, handles, volume);
     }
 }
 

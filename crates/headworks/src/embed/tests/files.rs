@@ -1,7 +1,6 @@
 //! Feeders that drive over files: hits beside misses, write-back, and operations that they leave to the owner's thread.
 
 use std::fs::File;
-use std::sync::Barrier;
 
 use headworks_core::WriteMode;
 
@@ -131,29 +130,7 @@ fn shutdown_ends_feeders_that_leave_operations() {
         let options = OwnerOptions { handles: 3, engine, ..options() };
         let (owner, handles) = Owner::start(options).unwrap();
         let volume = add(&owner, EngineDevice::setup());
-        let started = Barrier::new(4);
-        std::thread::scope(|scope| {
-            for mut handle in handles {
-                let started = &started;
-                scope.spawn(move || {
-                    submit_reads(&mut handle, volume, 1);
-                    started.wait();
-                    let mut completions = Vec::new();
-                    while handle.wait() != WaitOutcome::OwnerEnded {
-                        handle.reap(usize::MAX, &mut completions);
-                        for completion in completions.drain(..) {
-                            assert_eq!(completion.status, Ok(()));
-                            handle.release(completion.slot.unwrap());
-                        }
-                        let count = handle.depth() - handle.outstanding();
-                        submit_reads(&mut handle, volume, count);
-                    }
-                });
-            }
-            started.wait();
-            assert!(owner.stats(volume).is_some());
-            owner.shutdown().unwrap();
-        });
+        shut_down_under_reads(owner, handles, volume);
     }
 }
 
