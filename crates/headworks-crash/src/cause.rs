@@ -1,0 +1,251 @@
+//! Causes: what a state lost, as sentences with the sync that is missing.
+//!
+//! Of a sequence, and of the writes to a block, the earliest change that is lost is the one that decides in a state that was shrunk: losing
+//! one less does not fail. So it is the one that is named.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::model::Axis;
+use crate::record::{Action, Record};
+use crate::tree::ROOT;
+
+/// Depth of directories at most, when paths are made.
+const DEPTH_MAX: usize = 256;
+/// Bytes of a promise that are quoted.
+const QUOTED_MAX: usize = 60;
+
+/// A change that a state lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Effect {
+    /// Index of its step.
+    pub step: usize,
+    /// What it was: `write`, `rename`, `create` and the like.
+    pub operation: &'static str,
+    /// The file or name that it concerns.
+    pub path: String,
+    /// Of a write: where its bytes begin.
+    pub offset: u64,
+    /// Of a write: their number.
+    pub length: u64,
+    /// The sentence: what was not durable, and which sync is missing.
+    pub said: String,
+}
+
+/// Names of nodes throughout a record, for sentences.
+#[derive(Debug)]
+pub struct Explainer<'a> {
+    record: &'a Record,
+    /// By disk and node: from which step on it had which name in which directory.
+    names: HashMap<(u8, u64), Vec<NameAt>>,
+}
+
+#[derive(Debug)]
+struct NameAt {
+    step: usize,
+    parent: u64,
+    name: Box<[u8]>,
+}
+
+impl<'a> Explainer<'a> {
+    /// Collects the names of a record.
+    #[must_use]
+    pub fn new(record: &'a Record) -> Self {
+        let mut names: HashMap<_, Vec<NameAt>> = HashMap::new();
+        let mut add = |disk, node, step, parent, name: &[u8]| {
+            names.entry((disk, node)).or_default().push(NameAt { step, parent, name: name.into() });
+        };
+        for (disk, tree) in record.base.iter().enumerate() {
+            let mut directories = vec![ROOT];
+            tree.walk(&mut |node, _| {
+                directories.extend(tree.entries(node).is_ok().then_some(node))
+            });
+            for directory in directories.into_iter().skip(1) {
+                let Ok(entries) = tree.entries(directory) else { continue };
+                for (name, node) in entries {
+                    add(disk as u8, *node, 0, directory, name);
+                }
+            }
+        }
+        for (step, change) in record.changes.iter().enumerate() {
+            match &change.action {
+                Action::Make { node, parent, name, .. } | Action::Link { node, parent, name } => {
+                    add(change.disk, *node, step, *parent, name);
+                }
+                Action::Rename { node, new_parent, new_name, .. } => {
+                    add(change.disk, *node, step, *new_parent, new_name);
+                }
+                _ => {}
+            }
+        }
+        Self { record, names }
+    }
+
+    /// What choices lose at a place, earliest first; a write once, whichever of its blocks are lost.
+    #[must_use]
+    pub fn effects(&self, axes: &[Axis], choices: &[u32], place: usize) -> Vec<Effect> {
+        let mut steps: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        let mut sizes = Vec::new();
+        for (axis, choice) in axes.iter().zip(choices).filter(|(_, choice)| **choice > 0) {
+            match axis {
+                Axis::Sequence(of) => {
+                    steps.entry(of[of.len() - *choice as usize]).or_default();
+                }
+                Axis::Single(step) => {
+                    steps.entry(*step).or_default();
+                }
+                Axis::Block { block, writes, .. } => {
+                    let step = writes[writes.len() - *choice as usize];
+                    steps.entry(step).or_default().push(*block);
+                }
+                Axis::Size { disk, node, size } => {
+                    sizes.push(self.size(*disk, *node, *size, place))
+                }
+            }
+        }
+        let lost = steps.into_iter().map(|(step, blocks)| self.effect(step, &blocks, place));
+        lost.chain(sizes).collect()
+    }
+
+    /// Why a state fails that lost nothing: stores to a mapping that came later, or the order of the program itself.
+    #[must_use]
+    pub fn without_loss(&self, place: usize) -> String {
+        let changes = &self.record.changes;
+        let promised = changes[..place].iter().rev().find_map(|change| change.line());
+        let mapped = changes[place..].iter().find_map(|change| match &change.action {
+            Action::Write { node, mapped: true, .. } => Some((change.disk, *node)),
+            _ => None,
+        });
+        match (promised, mapped) {
+            (Some(line), Some((disk, node))) => format!(
+                "bytes of {} were only in memory, in a mapping, at the promise {}: no msync of it before",
+                self.path(disk, node, place),
+                quoted(line)
+            ),
+            _ => "nothing was lost: the order of the program itself".to_owned(),
+        }
+    }
+
+    fn effect(&self, step: usize, blocks: &[u64], place: usize) -> Effect {
+        let change = &self.record.changes[step];
+        let disk = change.disk;
+        let path = |node| self.path(disk, node, step);
+        let inside = |parent, name: &[u8]| joined(&self.path(disk, parent, step), name);
+        let (operation, path, what, synced) = match &change.action {
+            Action::Make { parent, name, new, .. } => {
+                let operation = match new.mode & libc::S_IFMT {
+                    libc::S_IFDIR => "mkdir",
+                    libc::S_IFLNK => "symlink",
+                    _ => "create",
+                };
+                let made = inside(*parent, name);
+                (operation, made.clone(), format!("{operation} of {made}"), path(*parent))
+            }
+            Action::Link { parent, name, .. } => {
+                let made = inside(*parent, name);
+                ("link", made.clone(), format!("link of {made}"), path(*parent))
+            }
+            Action::Remove { parent, name, directory, .. } => {
+                let operation = if *directory { "rmdir" } else { "unlink" };
+                let gone = inside(*parent, name);
+                (operation, gone.clone(), format!("{operation} of {gone}"), path(*parent))
+            }
+            Action::Rename { parent, name, new_parent, new_name, .. } => {
+                let (old, new) = (inside(*parent, name), inside(*new_parent, new_name));
+                ("rename", new.clone(), format!("rename of {old} to {new}"), path(*new_parent))
+            }
+            Action::Write { node, offset, data, .. } => {
+                let what = format!("write of {} bytes {offset}+{}", path(*node), data.len());
+                ("write", path(*node), what, path(*node))
+            }
+            Action::Truncate { node, size } => {
+                let what = format!("truncate of {} to {size} bytes", path(*node));
+                ("truncate", path(*node), what, path(*node))
+            }
+            Action::Punch { node, offset, length } => {
+                let what = format!("hole of {} at {offset}+{length}", path(*node));
+                ("punch", path(*node), what, path(*node))
+            }
+            _ => ("step", String::new(), format!("step {step}"), String::new()),
+        };
+        let (offset, length) = match &change.action {
+            Action::Write { offset, data, .. } => (*offset, data.len() as u64),
+            _ => (0, 0),
+        };
+        let part = self.part(step, blocks);
+        let said = format!("{what} was not durable{part}: {}", self.missing(&synced, step, place));
+        Effect { step, operation, path, offset, length, said }
+    }
+
+    fn size(&self, disk: u8, node: u64, size: u64, place: usize) -> Effect {
+        let path = self.path(disk, node, place);
+        let said = format!("the length of {path}, {size} bytes, was durable before its bytes");
+        Effect { step: place, operation: "length", path, offset: 0, length: size, said }
+    }
+
+    /// Names the blocks if a part of a write is lost.
+    fn part(&self, step: usize, blocks: &[u64]) -> String {
+        let Action::Write { offset, data, .. } = &self.record.changes[step].action else {
+            return String::new();
+        };
+        let all = (offset + data.len() as u64).div_ceil(4096) - offset / 4096;
+        match blocks {
+            [block] if all > 1 => format!(" (block {block})"),
+            [first, ..] if (blocks.len() as u64) < all => {
+                format!(" ({} of {all} blocks, from {first} on)", blocks.len())
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// The sync that would have had to stand before the next promise.
+    fn missing(&self, synced: &str, step: usize, place: usize) -> String {
+        let promised = self.record.changes[step..place].iter().find_map(|change| change.line());
+        match promised {
+            Some(line) => format!("no fsync of {synced} before the promise {}", quoted(line)),
+            None => format!("no fsync of {synced} follows"),
+        }
+    }
+
+    /// The path that a node had at a step, from the root of its disk on.
+    fn path(&self, disk: u8, node: u64, step: usize) -> String {
+        let mut parts: Vec<String> = Vec::new();
+        let mut at = node;
+        while at != ROOT && parts.len() < DEPTH_MAX {
+            let names = self.names.get(&(disk, at)).map_or(&[][..], Vec::as_slice);
+            let Some(name) = names.iter().rev().find(|name| name.step <= step) else { break };
+            parts.push(String::from_utf8_lossy(&name.name).escape_debug().to_string());
+            at = name.parent;
+        }
+        parts.reverse();
+        let disks = self.record.disks.iter().filter(|disk| !disk.keeps_all).count();
+        let disk = &self.record.disks[usize::from(disk)].name;
+        let root = if disks > 1 { format!("${disk}") } else { String::new() };
+        format!("{root}/{}", parts.join("/"))
+    }
+}
+
+/// A sentence with its numbers replaced: causes that differ in numbers alone are one.
+#[must_use]
+pub fn generalized(said: &str) -> String {
+    let mut general = String::with_capacity(said.len());
+    for letter in said.chars() {
+        match letter.is_ascii_digit() {
+            true if general.ends_with('N') => {}
+            true => general.push('N'),
+            false => general.push(letter),
+        }
+    }
+    general
+}
+
+fn joined(directory: &str, name: &[u8]) -> String {
+    let slash = if directory.ends_with('/') { "" } else { "/" };
+    format!("{directory}{slash}{}", String::from_utf8_lossy(name).escape_debug())
+}
+
+fn quoted(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(line);
+    let short: String = text.chars().take(QUOTED_MAX).collect();
+    let more = if short.len() < text.len() { ".." } else { "" };
+    format!("\"{}{more}\"", short.escape_debug())
+}

@@ -1,0 +1,295 @@
+//! What a file system may lose at a power cut: the changes that nothing made durable yet, and which of them may be lost together.
+//!
+//! | | `Journal`: ext4, XFS | `LogTree`: btrfs, f2fs | `Any`: what POSIX allows |
+//! |---|---|---|---|
+//! | bytes | each block by itself is one of the versions that it had in memory since its last sync: the last few writes that touched it are lost | same | same |
+//! | the length | follows the last byte that is kept, or is whole though bytes are lost, which then read as zeros | same | same |
+//! | names (atomic, always) | one sequence: a prefix is kept | a prefix, and what was synced apart | each by itself |
+//! | truncate, punch | part of the sequence | same | each by itself |
+//! | fsync of a file | its bytes; if its name or length is pending the sequence up to there | its bytes and names, and the directories above | its bytes, not its name |
+//! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above | its own changes |
+//! | syncfs | all | all | all |
+//!
+//! `Pending` takes the steps of a record one by one. `axes` are the degrees of freedom of a cut: a state chooses a number on each, 0 for
+//! nothing lost, and every choice is legal.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::record::{Action, Change, Record};
+use crate::tree::Tree;
+
+/// What a file system may lose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Model {
+    /// One journal of names: ext4, XFS.
+    Journal,
+    /// A log of single files beside the whole: btrfs, f2fs.
+    LogTree,
+    /// Whatever POSIX allows.
+    Any,
+}
+
+impl Model {
+    /// Every model, the default first.
+    pub const ALL: [Self; 3] = [Self::Journal, Self::LogTree, Self::Any];
+
+    /// The word of the model, as it is given and printed.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Journal => "journal",
+            Self::LogTree => "log-tree",
+            Self::Any => "any",
+        }
+    }
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Model {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|model| model.name() == word);
+        found.ok_or_else(|| format!("`{word}` is no model; journal, log-tree and any are"))
+    }
+}
+
+/// A degree of freedom of a cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// Changes of names and lengths of a disk, as indices of steps: the last `n` are lost.
+    Sequence(Vec<usize>),
+    /// One change of a name or a length: it is lost.
+    Single(usize),
+    /// Writes that touched a block of a file: the last `n` are lost there.
+    Block {
+        /// Index of the disk.
+        disk: u8,
+        /// Number of the file.
+        node: u64,
+        /// Number of the block in the file.
+        block: u64,
+        /// The writes that touched it, as indices of steps.
+        writes: Vec<usize>,
+    },
+    /// The length of a file is kept though bytes at its end are lost.
+    Size {
+        /// Index of the disk.
+        disk: u8,
+        /// Number of the file.
+        node: u64,
+        /// The length in bytes that is kept.
+        size: u64,
+    },
+}
+
+impl Axis {
+    /// The largest choice that it has.
+    #[must_use]
+    pub fn most(&self) -> u32 {
+        match self {
+            Self::Sequence(steps) | Self::Block { writes: steps, .. } => steps.len() as u32,
+            Self::Single(_) | Self::Size { .. } => 1,
+        }
+    }
+
+    /// The choice when nothing reached the disk: of a length 0, as it follows its bytes.
+    #[must_use]
+    pub fn nothing_kept(&self) -> u32 {
+        if matches!(self, Self::Size { .. }) { 0 } else { self.most() }
+    }
+}
+
+/// Changes that nothing made durable.
+#[derive(Clone, Debug)]
+pub struct Pending {
+    model: Model,
+    /// Bytes that are lost or kept together.
+    block: u64,
+    /// Changes of names, by step; with truncations and the like unless each of them is by itself.
+    names: Vec<(usize, u8)>,
+    /// Truncations and punches that are by themselves.
+    singles: Vec<(usize, u8)>,
+    files: BTreeMap<(u8, u64), PendingFile>,
+}
+
+/// Bytes of a file that are not durable.
+#[derive(Clone, Debug, Default)]
+struct PendingFile {
+    /// Writes by the block that they touched.
+    blocks: BTreeMap<u64, Vec<usize>>,
+    /// The first write since the last sync.
+    first: usize,
+    /// The last one that made the file longer.
+    grown: Option<usize>,
+}
+
+impl Pending {
+    /// Begins with nothing pending. `block`: bytes that are lost or kept together, 4096 or 512.
+    #[must_use]
+    pub fn new(model: Model, block: u64) -> Self {
+        let (names, singles) = (Vec::new(), Vec::new());
+        Self { model, block, names, singles, files: BTreeMap::new() }
+    }
+
+    /// Takes the next step of a record, which has this index.
+    pub fn on_change(&mut self, record: &Record, index: usize) {
+        let Change { disk, action } = &record.changes[index];
+        if record.disks[usize::from(*disk)].keeps_all {
+            return;
+        }
+        match action {
+            Action::Write { node, offset, data, grown, .. } if !data.is_empty() => {
+                let last = (offset + data.len() as u64 - 1) / self.block;
+                let file = self
+                    .files
+                    .entry((*disk, *node))
+                    .or_insert_with(|| PendingFile { first: index, ..PendingFile::default() });
+                for block in offset / self.block..=last {
+                    file.blocks.entry(block).or_default().push(index);
+                }
+                file.grown = if *grown { Some(index) } else { file.grown };
+            }
+            Action::Truncate { .. } | Action::Punch { .. } if self.model == Model::Any => {
+                self.singles.push((index, *disk));
+            }
+            Action::Truncate { .. } | Action::Punch { .. } => self.names.push((index, *disk)),
+            action if action.is_name() => self.names.push((index, *disk)),
+            Action::Sync { node, .. } => self.sync(record, *disk, *node),
+            Action::SyncDirectory { node } => self.sync_directory(record, *disk, *node),
+            Action::SyncAll => {
+                self.names.retain(|(_, of)| of != disk);
+                self.singles.retain(|(_, of)| of != disk);
+                self.files.retain(|(of, _), _| of != disk);
+            }
+            _ => {}
+        }
+    }
+
+    /// The first step that is not durable; none if all are.
+    #[must_use]
+    pub fn first(&self) -> Option<usize> {
+        let files = self.files.values().map(|file| file.first);
+        let names = self.names.first().into_iter().chain(self.singles.first());
+        names.map(|(index, _)| *index).chain(files).min()
+    }
+
+    /// The degrees of freedom, in an order that is always the same. `trees` are those of the cut without a loss: bytes of a file that can
+    /// have no name in any state are left out.
+    #[must_use]
+    pub fn axes(&self, record: &Record, trees: &[Tree]) -> Vec<Axis> {
+        let mut axes = Vec::new();
+        for disk in 0..record.disks.len() as u8 {
+            let own = self.names.iter().filter(|(_, of)| *of == disk).map(|(index, _)| *index);
+            let steps: Vec<usize> = own.collect();
+            match self.model {
+                Model::Any => axes.extend(steps.into_iter().map(Axis::Single)),
+                _ if steps.is_empty() => {}
+                _ => axes.push(Axis::Sequence(steps)),
+            }
+        }
+        axes.extend(self.singles.iter().map(|(index, _)| Axis::Single(*index)));
+        let reachable = |disk: u8, number: u64| {
+            let named = trees[usize::from(disk)].node(number).is_ok_and(|node| node.links > 0);
+            named
+                || self
+                    .names
+                    .iter()
+                    .any(|(index, of)| *of == disk && concerns(record, *index, number))
+        };
+        for ((disk, node), file) in &self.files {
+            if !reachable(*disk, *node) {
+                continue;
+            }
+            axes.extend(file.blocks.iter().map(|(block, writes)| Axis::Block {
+                disk: *disk,
+                node: *node,
+                block: *block,
+                writes: writes.clone(),
+            }));
+            if file.grown.is_some() {
+                let size =
+                    trees[usize::from(*disk)].content(*node).map_or(0, |content| content.size());
+                axes.push(Axis::Size { disk: *disk, node: *node, size });
+            }
+        }
+        axes
+    }
+
+    fn sync(&mut self, record: &Record, disk: u8, node: u64) {
+        let file = self.files.remove(&(disk, node));
+        self.singles
+            .retain(|(index, of)| *of != disk || record.changes[*index].action.node() != node);
+        match self.model {
+            Model::Any => {}
+            Model::Journal => {
+                let grown = file.and_then(|file| file.grown);
+                let own = self.last(|index, of| of == disk && concerns(record, index, node));
+                self.commit(disk, own.max(grown));
+            }
+            Model::LogTree => self.log(record, disk, node),
+        }
+    }
+
+    fn sync_directory(&mut self, record: &Record, disk: u8, node: u64) {
+        let inside = |index: usize| record.changes[index].action.is_name_in(node);
+        match self.model {
+            Model::Any => self.names.retain(|(index, of)| *of != disk || !inside(*index)),
+            Model::Journal => {
+                let own =
+                    |index: usize| inside(index) || record.changes[index].action.node() == node;
+                let last = self.last(|index, of| of == disk && own(index));
+                self.commit(disk, last);
+            }
+            Model::LogTree => {
+                self.names.retain(|(index, of)| *of != disk || !inside(*index));
+                self.log(record, disk, node);
+            }
+        }
+    }
+
+    /// The last change of the sequence for which `is` holds.
+    fn last(&self, is: impl Fn(usize, u8) -> bool) -> Option<usize> {
+        self.names.iter().rev().find(|(index, of)| is(*index, *of)).map(|(index, _)| *index)
+    }
+
+    /// Makes the sequence of a disk durable up to a step.
+    fn commit(&mut self, disk: u8, last: Option<usize>) {
+        if let Some(last) = last {
+            self.names.retain(|(index, of)| *of != disk || *index > last);
+        }
+    }
+
+    /// Makes the names of a node durable apart from the rest, with those of the directories in which it is.
+    fn log(&mut self, record: &Record, disk: u8, node: u64) {
+        let mut nodes = vec![node];
+        while let Some(node) = nodes.pop() {
+            self.names.retain(|(index, of)| {
+                let action = &record.changes[*index].action;
+                let own = *of == disk && action.node() == node;
+                match action {
+                    Action::Make { parent, .. } | Action::Link { parent, .. } if own => {
+                        nodes.push(*parent)
+                    }
+                    Action::Rename { new_parent, .. } if own => nodes.push(*new_parent),
+                    _ => {}
+                }
+                !own
+            });
+        }
+    }
+}
+
+/// Whether a step changes a node or takes its name.
+fn concerns(record: &Record, index: usize, number: u64) -> bool {
+    let action = &record.changes[index].action;
+    let replaced = matches!(action, Action::Rename { replaced, .. } if *replaced == number);
+    action.node() == number || replaced
+}

@@ -1,0 +1,257 @@
+//! States: what is left after a cut. A [`Walk`] goes through the places of a record and makes the trees of any choice of losses there.
+//!
+//! ```text
+//!   record:  |----- durable, replayed once: base -----|first pending ...... place|
+//!                                                      replayed for each state, without what it lost
+//! ```
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::hash;
+use crate::model::{Axis, Model, Pending};
+use crate::record::{Action, Change, Record};
+use crate::tree::Tree;
+
+/// Number of steps of a state's description at most.
+const LOSSES_MAX: usize = 1 << 16;
+
+/// A state: a place and what was lost there. Its text repeats it: `230:2.3+7` is place 230, choice 3 of axis 2 and choice 1 of axis 7.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    /// Number of steps that happened.
+    pub place: usize,
+    /// Axes on which something was lost, in order, with the choice; axes count from 1.
+    pub lost: Vec<(u32, u32)>,
+}
+
+impl State {
+    /// The state of choices on each axis.
+    #[must_use]
+    pub fn new(place: usize, choices: &[u32]) -> Self {
+        let lost = (1..).zip(choices).filter(|(_, choice)| **choice > 0);
+        Self { place, lost: lost.map(|(axis, choice)| (axis, *choice)).collect() }
+    }
+
+    /// The choices on `axes`; none if one of them has no such choice.
+    #[must_use]
+    pub fn choices(&self, axes: &[Axis]) -> Option<Vec<u32>> {
+        let mut choices = vec![0; axes.len()];
+        for (axis, choice) in &self.lost {
+            let at = (*axis as usize).checked_sub(1)?;
+            let most = axes.get(at)?.most();
+            choices[at] = Some(*choice).filter(|choice| *choice <= most)?;
+        }
+        Some(choices)
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.place)?;
+        if self.lost.is_empty() {
+            return f.write_str("-");
+        }
+        for (index, (axis, choice)) in self.lost.iter().enumerate() {
+            let join = if index > 0 { "+" } else { "" };
+            match choice {
+                1 => write!(f, "{join}{axis}")?,
+                _ => write!(f, "{join}{axis}.{choice}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for State {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let one = |word: &str| {
+            let (axis, choice) = word.split_once('.').unwrap_or((word, "1"));
+            Some((axis.parse().ok()?, choice.parse().ok()?))
+        };
+        let parsed = word.split_once(':').and_then(|(place, lost)| {
+            let place = place.parse().ok()?;
+            let lost = match lost {
+                "-" => Vec::new(),
+                _ => lost.split('+').take(LOSSES_MAX).map(one).collect::<Option<Vec<_>>>()?,
+            };
+            lost.is_sorted_by(|one, other| one.0 < other.0).then_some(Self { place, lost })
+        });
+        parsed.ok_or_else(|| {
+            format!("`{word}` is no state; 230:2.3+7 is one: place 230, losses 2.3 and 7")
+        })
+    }
+}
+
+/// A place of a record: what is pending there, and the trees that all its states have in common.
+#[derive(Clone, Debug)]
+pub struct Walk<'a> {
+    record: &'a Record,
+    pending: Pending,
+    block: u64,
+    place: usize,
+    /// The trees without a loss.
+    whole: Vec<Tree>,
+    /// The trees before the first step that may be lost, and its index.
+    base: (usize, Vec<Tree>),
+    axes: Vec<Axis>,
+}
+
+impl<'a> Walk<'a> {
+    /// Begins where nothing happened yet. `block`: bytes that are lost or kept together.
+    #[must_use]
+    pub fn new(record: &'a Record, model: Model, block: u64) -> Self {
+        let trees = || record.base.clone();
+        let (pending, base) = (Pending::new(model, block), (0, trees()));
+        Self { record, pending, block, place: 0, whole: trees(), base, axes: Vec::new() }
+    }
+
+    /// Goes on to a place at or behind the present one; one behind the end is the end.
+    pub fn go(&mut self, place: usize) {
+        let place = place.min(self.record.changes.len());
+        if place <= self.place {
+            return;
+        }
+        for index in self.place..place {
+            self.pending.on_change(self.record, index);
+            let Change { disk, action } = &self.record.changes[index];
+            action.replay(&mut self.whole[usize::from(*disk)]);
+        }
+        self.place = place;
+        let first = self.pending.first().unwrap_or(place);
+        for change in &self.record.changes[self.base.0..first] {
+            change.action.replay(&mut self.base.1[usize::from(change.disk)]);
+        }
+        self.base.0 = first;
+        self.axes = self.pending.axes(self.record, &self.whole);
+    }
+
+    /// Number of steps before the cut.
+    #[must_use]
+    pub fn place(&self) -> usize {
+        self.place
+    }
+
+    /// The record that is walked.
+    #[must_use]
+    pub fn record(&self) -> &'a Record {
+        self.record
+    }
+
+    /// The degrees of freedom here.
+    #[must_use]
+    pub fn axes(&self) -> &[Axis] {
+        &self.axes
+    }
+
+    /// Number of states here, up to `limit`; none beyond it.
+    #[must_use]
+    pub fn states(&self, limit: u64) -> Option<u64> {
+        let count = |count: u64, axis: &Axis| count.checked_mul(u64::from(axis.most()) + 1);
+        let all = self
+            .axes
+            .iter()
+            .try_fold(1, |so_far, axis| count(so_far, axis).filter(|all| *all <= limit));
+        all.filter(|all| *all <= limit)
+    }
+
+    /// The choices when nothing that is pending reached the disk.
+    #[must_use]
+    pub fn nothing_kept(&self) -> Vec<u32> {
+        self.axes.iter().map(Axis::nothing_kept).collect()
+    }
+
+    /// The trees of a state, one a disk. `choices` has a number for each axis, at most its `most`.
+    #[must_use]
+    pub fn trees(&self, choices: &[u32]) -> Vec<Tree> {
+        let losses = Losses::new(&self.axes, choices);
+        let mut trees = self.base.1.clone();
+        for index in self.base.0..self.place {
+            let Change { disk, action } = &self.record.changes[index];
+            let tree = &mut trees[usize::from(*disk)];
+            match action {
+                Action::Make { node, parent, new, .. } if losses.steps.contains(&index) => {
+                    tree.replay_make(*node, *parent, None, new);
+                }
+                _ if losses.steps.contains(&index) => {}
+                Action::Write { node, offset, data, .. } => {
+                    self.write(&losses, index, (*disk, *node), *offset, data, tree);
+                }
+                _ => action.replay(tree),
+            }
+        }
+        for (disk, node, size) in losses.sizes {
+            trees[usize::from(disk)].replay_content(node, |content| {
+                content.truncate(size.max(content.size()));
+            });
+        }
+        trees
+    }
+
+    /// A number that states with other trees or promises do not have.
+    #[must_use]
+    pub fn hash(&self, trees: &[Tree]) -> u64 {
+        let lines =
+            self.record.changes[..self.place].iter().rposition(|change| change.line().is_some());
+        let lines = lines.map_or(0, |last| last as u64 + 1);
+        trees.iter().fold(lines, |state, tree| hash::pair(state, tree.hash()))
+    }
+
+    /// Writes the blocks of a write that are kept.
+    fn write(
+        &self,
+        losses: &Losses,
+        index: usize,
+        (disk, node): (u8, u64),
+        offset: u64,
+        data: &[u8],
+        tree: &mut Tree,
+    ) {
+        tree.replay_content(node, |content| {
+            let mut done = 0;
+            while done < data.len() as u64 {
+                let at = offset + done;
+                let part = (self.block - at % self.block).min(data.len() as u64 - done);
+                let lost = losses.blocks.get(&(disk, node, at / self.block));
+                if lost.is_none_or(|first| index < *first) {
+                    content.write(at, &data[done as usize..(done + part) as usize]);
+                }
+                done += part;
+            }
+        });
+    }
+}
+
+/// What choices lose.
+struct Losses {
+    steps: std::collections::HashSet<usize>,
+    /// By block: the first write that is lost there.
+    blocks: HashMap<(u8, u64, u64), usize>,
+    sizes: Vec<(u8, u64, u64)>,
+}
+
+impl Losses {
+    fn new(axes: &[Axis], choices: &[u32]) -> Self {
+        assert_eq!(axes.len(), choices.len(), "a choice for each axis");
+        let mut losses =
+            Self { steps: Default::default(), blocks: HashMap::new(), sizes: Vec::new() };
+        for (axis, choice) in axes.iter().zip(choices).filter(|(_, choice)| **choice > 0) {
+            assert!(*choice <= axis.most(), "a choice that the axis has");
+            match axis {
+                Axis::Sequence(steps) => {
+                    losses.steps.extend(&steps[steps.len() - *choice as usize..]);
+                }
+                Axis::Single(step) => drop(losses.steps.insert(*step)),
+                Axis::Block { disk, node, block, writes } => {
+                    let first = writes[writes.len() - *choice as usize];
+                    losses.blocks.insert((*disk, *node, *block), first);
+                }
+                Axis::Size { disk, node, size } => losses.sizes.push((*disk, *node, *size)),
+            }
+        }
+        losses
+    }
+}
