@@ -32,8 +32,8 @@ check "unsafe is said loudly" grep -q '^WARNING: export c is cache=unsafe' "$OUT
 check "info shows it" bash -c '"$1" info "$2" | tee /dev/stderr | grep -q "UNSAFE"' - "$HEADWORKS" "$(at c)"
 check "unsafe has no multi-conn" bash -c '! nbdinfo --can multi-conn "$1"' - "$(at c)"
 check "the others have" nbdinfo --can multi-conn "$(at a)"
-script cache.py offers "$(at a)" cached
-script cache.py offers "$(at c)" cached
+script cache.py offers "$(at a)"
+script cache.py offers "$(at c)"
 check "stats say it" bash -c '"$1" ctl "$2" stats | tee /dev/stderr | grep -q "^c: .*UNSAFE"' - "$HEADWORKS" "$CONTROL"
 check "an export's mode is a fact" fails 1 'EACCES' set exports/a/cache none
 check "and can be read" says none get exports/b/cache
@@ -63,7 +63,7 @@ check "and has no tunables" fails 1 'ENOENT' get vm/dirty_ratio
 check "nor counters" test "$(counter cache)" = None
 stop_server
 serve --cache 0 "$(file direct=on)"
-script cache.py offers "$URI" direct
+script cache.py offers "$URI"
 stop_server
 
 # What cannot be.

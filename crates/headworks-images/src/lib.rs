@@ -4,6 +4,7 @@
 //!   that are not served, [`OverlaySnapshot`] keeps what one is now.
 //! - [`FilesystemDevice`]: files and overlays of one filesystem, behind one queue.
 //! - [`formats`] reads qcow2 and VMDK images; with the feature of this name, which is on by default.
+//! - [`PartialDevice`]: requests of any range on a device that takes only whole blocks.
 //! - [`DelayDevice`], [`ErrorFilter`], [`PowercutDevice`]: a slow disk, one that fails, and one whose power can be cut.
 
 mod delay;
@@ -12,6 +13,7 @@ mod filesystem;
 #[cfg(feature = "formats")]
 pub mod formats;
 mod overlay;
+mod partial;
 mod powercut;
 mod probability;
 
@@ -23,5 +25,6 @@ pub use overlay::{
     OpenOverlay, OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions,
     OverlayParts, OverlayProgress, OverlaySnapshot, REMOTE_BASE, ResetOptions, is_overlay,
 };
+pub use partial::{PartialDevice, PartialImage, WholeBlocks};
 pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
 pub use probability::Probability;

@@ -15,6 +15,7 @@ use headworks_core::{CacheOptions, ConfigError, Shard, ShardConfig, ShardId, Vol
 use super::access::AccessRules;
 use super::assemble::cache_shares;
 use super::assemble::export_info::ServedExport;
+use super::assemble::parts_of_blocks::{partial_volumes, taking_parts};
 use super::assemble::{Assembly, ImageWatcher, WatchedFile};
 use super::cache_part::{CachePart, set_parts};
 use super::listen::ClientListener;
@@ -75,6 +76,7 @@ pub(super) fn seeds(
     let volumes: Vec<VolumeId> = assembly.exports.iter().map(|export| export.volume).collect();
     let caching = cache_shares::caching_shards(config, options.cache);
     let parts: Vec<CachePart> = options.tenants.iter().map(|one| one.options.part).collect();
+    let origins = assembly.origins;
     let of_shard = |shard: usize, cache, dirty| {
         let mut own = ShardConfig { id: ShardId(shard as u16), cache, dirty, ..config.clone() };
         set_parts(&mut own, &volumes, &parts, &caching);
@@ -99,6 +101,8 @@ pub(super) fn seeds(
     seeds[0].listeners = listeners.into_iter().map(Some).collect();
     for (index, (_, device)) in assembly.devices.into_iter().enumerate() {
         let owner = usize::from(config.devices[index].owner.0);
+        let is_joined = assembly.common[index].is_some();
+        let device = taking_parts(device, partial_volumes(index, config, &origins), is_joined);
         seeds.iter_mut().for_each(|seed| seed.devices.push(None));
         seeds[owner].devices[index] = Some(device);
     }

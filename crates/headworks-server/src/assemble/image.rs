@@ -27,6 +27,8 @@ pub struct VolumeCaching {
     pub mode: Option<WriteMode>,
     /// Policy for failed write-back; none if no export gives it.
     pub on_error: Option<ErrorPolicy>,
+    /// Whether parts of blocks are refused without a cache; none if no export gives it.
+    pub strict_blocks: Option<bool>,
 }
 
 /// Default cache mode: none for devices in memory.
@@ -50,14 +52,15 @@ fn agree<T: Copy + PartialEq>(one: Option<T>, other: Option<T>) -> Result<Option
 impl ExportSpec {
     /// Cache options in the export's specification.
     pub(crate) fn caching(&self) -> VolumeCaching {
-        VolumeCaching { mode: self.share.mode, on_error: self.share.on_error }
+        let ExportOptions { mode, on_error, strict_blocks, .. } = self.share;
+        VolumeCaching { mode, on_error, strict_blocks }
     }
 }
 
 impl VolumeCaching {
     /// Adds the options of a further export.
     pub fn agree(self, export: &ExportSpec) -> Result<Self, ConfigError> {
-        let ExportOptions { mode, on_error, .. } = export.share;
+        let ExportOptions { mode, on_error, strict_blocks, .. } = export.share;
         let differs = |key| {
             let name = &export.name;
             let message = format!("export `{name}` differs from another export of the same image");
@@ -66,6 +69,8 @@ impl VolumeCaching {
         Ok(Self {
             mode: agree(self.mode, mode).map_err(differs("cache"))?,
             on_error: agree(self.on_error, on_error).map_err(differs("on-error"))?,
+            strict_blocks: agree(self.strict_blocks, strict_blocks)
+                .map_err(differs("strict-blocks"))?,
         })
     }
 
@@ -93,6 +98,8 @@ pub struct VolumeOrigin {
     pub remote: Option<RemoteLink>,
     /// The base of an overlay without wrappers.
     pub base: Option<OverlayBase>,
+    /// The smallest block that the image takes.
+    pub block_size: u32,
 }
 
 impl VolumeOrigin {
@@ -199,7 +206,7 @@ pub enum Opening {
 pub struct OpenedImage {
     body: ImageBody,
     queue: QueueOptions,
-    /// Size and block size; exports set the cache options.
+    /// Size, and the smallest block of requests; exports set the cache options.
     pub options: VolumeOptions,
     what: String,
     /// Messages for the user.
@@ -330,6 +337,11 @@ impl OpenedImage {
             ImageBody::Overlay(overlay) => Some((overlay.file(), overlay.writer())),
             ImageBody::Remote(..) | ImageBody::Fake(_) => None,
         }
+    }
+
+    /// The smallest block that the image takes.
+    pub fn block_size(&self) -> u32 {
+        self.options.block_size
     }
 
     /// Opens an overlay, and makes it first where it is not there and its base was said.
@@ -491,6 +503,7 @@ impl OpenedImage {
             what: self.what.clone(),
             spec: spec.clone(),
             caching: VolumeCaching::default(),
+            block_size: self.block_size(),
             watch: file.map(|file| file.size_watch()),
             remote,
             base: match (&self.body, &spec.base) {
@@ -536,7 +549,7 @@ impl OpenedImage {
                 && can(own.fua, queue.fua)
                 && own.discard_granularity <= queue.discard_granularity
                 && own.discard_max_bytes >= queue.discard_max_bytes;
-        writes && self.options.block_size <= queue.max_bytes()
+        writes && self.block_size() <= queue.max_bytes()
     }
 
     /// Options of the queue of a device of its own.
@@ -556,7 +569,7 @@ impl OpenedImage {
 
     /// Makes a device of its own.
     pub fn into_device(self, spec: &Spec, volume: VolumeId) -> (QueueOptions, Box<dyn Device>) {
-        let (queue, block_size) = (self.queue, self.options.block_size);
+        let (queue, block_size) = (self.queue, self.block_size());
         let body: Box<dyn Device> = match self.joins().map_err(|alone| alone.body) {
             Ok((_, image)) => Box::new(filesystem_device([(volume, image)])),
             Err(ImageBody::File(file)) => Box::new(FileDevice::new(vec![(volume, *file)])),

@@ -10,6 +10,7 @@ pub(crate) mod export_info;
 mod export_spec;
 mod foreign;
 pub(crate) mod image;
+pub(crate) mod parts_of_blocks;
 pub(crate) mod side_by_side;
 pub(crate) mod tenant_spec;
 pub(crate) mod topology;

@@ -21,12 +21,15 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
         .iter()
         .enumerate()
         .map(|(device, (queue, _))| DeviceConfig { owner: owner(device), queue: *queue });
-    let volumes = assembly.volumes.iter().enumerate().map(|(volume, &(device, options_of))| {
-        let home = if options.spread { owner(volume) } else { owner(device.0.into()) };
+    let volumes = assembly.volumes.iter().enumerate().map(|(index, &(device, options_of))| {
+        let home = if options.spread { owner(index) } else { owner(device.0.into()) };
         let mut volume = VolumeConfig { home, device, options: options_of };
         if options.cache == 0 {
             volume.options.mode = WriteMode::None;
         }
+        volume.options.block_size = assembly.origins[index]
+            .caching
+            .smallest_block(volume.options.mode, volume.options.block_size);
         volume
     });
     ShardConfig {

@@ -248,6 +248,13 @@ impl Inventory {
             );
             return Err(ConfigError::new("on-error", message));
         }
+        let now = origin.caching.strict_blocks.unwrap_or_default();
+        if share.strict_blocks.is_some_and(|strict| strict != now) {
+            let now = if now { "on" } else { "off" };
+            let message =
+                format!("{what} is already served with strict-blocks={now}; use the same");
+            return Err(ConfigError::new("strict-blocks", message));
+        }
         Ok(())
     }
 
@@ -276,6 +283,7 @@ impl Inventory {
         if self.caching.is_empty() {
             options.mode = WriteMode::None;
         }
+        options.block_size = spec.caching().smallest_block(options.mode, options.block_size);
         let cached = options.mode != WriteMode::None;
         if let Some((device, owner)) = self.group(spec, opened, cached) {
             let home = self.home(volume, owner, cached);

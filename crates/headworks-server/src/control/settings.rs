@@ -320,7 +320,8 @@ impl Settings {
             | ExportOption::Mode
             | ExportOption::OnError
             | ExportOption::OnUnclean
-            | ExportOption::Describe => return Ok(()),
+            | ExportOption::Describe
+            | ExportOption::StrictBlocks => return Ok(()),
         }
         self.exports.change(export, |now| option.copy(&mut now.options, wanted));
         Ok(())

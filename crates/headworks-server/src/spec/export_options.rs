@@ -40,6 +40,8 @@ options! {
             " (64M), the most of its data in the page cache that is not written yet";
         Describe      = "describe" [describe] parse_switch, |on: bool| if on { "on" } else { "off" }.into(); Restart, Never, "",
             "=on, to tell clients what the export is made of: paths, bases and URIs (default off: nothing)";
+        StrictBlocks  = "strict-blocks" [strict_blocks] parse_strict, |strict: Option<bool>| strict.map(|on| if on { "on" } else { "off" }).into(); Restart, Never, "",
+            "=on, to refuse requests that are no whole blocks of a device without a cache; default off: the server reads such blocks, changes and writes them";
         Limits        = limits [limits]; AtOnce, Never, "",
             "limits of bytes and I/Os per second: bps-total, bps-read, bps-write, iops-total, iops-read, iops-write, each with -max and -max-length for a burst, and iops-size";
     }
@@ -55,6 +57,10 @@ fn parse_policy(word: &str) -> Result<Option<ErrorPolicy>, String> {
 
 fn parse_unclean(word: &str) -> Result<Option<UncleanPolicy>, String> {
     choice(word, UncleanPolicy::ALL.map(|policy| (policy.name(), policy))).map(Some)
+}
+
+fn parse_strict(word: &str) -> Result<Option<bool>, String> {
+    parse_switch(word).map(Some)
 }
 
 fn parse_tenant(word: &str) -> Result<Option<TenantName>, String> {
@@ -82,6 +88,8 @@ pub struct ExportOptions {
     pub dirty: u64,
     /// Clients are told what the export is made of: paths, bases and URIs.
     pub describe: bool,
+    /// Requests that are no whole blocks are refused where no cache takes them; none leaves it to other exports of the image.
+    pub strict_blocks: Option<bool>,
     /// Limits of bytes and I/Os a second of all its clients together.
     pub limits: Limits,
 }
@@ -137,6 +145,7 @@ impl Default for ExportOptions {
             latency_target_us: 0,
             dirty: 0,
             describe: false,
+            strict_blocks: None,
             limits: Limits::default(),
         }
     }
@@ -288,6 +297,7 @@ mod tests {
             ("mem:on-error=stop", "on-error: `stop` is none of hold, retry"),
             ("mem:dirty=1K", "dirty: `1K` is too little; 64K and more, or none, are accepted"),
             ("mem:describe=1x", "describe: "),
+            ("mem:strict-blocks=maybe", "strict-blocks: "),
             ("mem:on-unclean=no", "on-unclean: `no` is none of auto, serve, refuse-flush"),
         ] {
             let message = ExportOptions::take(text).unwrap_err().to_string();

@@ -16,6 +16,7 @@ use super::remove::being_removed;
 use super::{LiveChanges, refused, wrong};
 use crate::assemble::export_info::served;
 use crate::assemble::image::OpenedImage;
+use crate::assemble::parts_of_blocks::{joining, partial_blocks, taking_parts};
 use crate::assemble::side_by_side::LateImage;
 use crate::assemble::{AbsentExport, ExportSource, ExportSpec, assembled, shown_name};
 use crate::control::exports::{Export, ExportState};
@@ -263,15 +264,18 @@ impl LiveChanges {
         notes.extend(written);
         let mut watched = opened.watched(volume);
         let (mut image, common) = (None, opened.common(spec));
+        let blocks = partial_blocks(&config.options, opened.block_size());
         if let Some(queue) = device {
             let (_, body) = opened.into_device(&spec.spec, volume);
+            let blocks = blocks.map(|blocks| (volume, blocks));
+            let body = taking_parts(body, blocks.into_iter().collect(), common.is_some());
             let config_of = DeviceConfig { owner, queue };
             self.add_device(config.device, config_of, body)?;
             let name = spec.device.as_ref().map(|named| named.name.clone());
             let record = DeviceEntry { config: config_of, common, name };
             inventory.devices.insert(config.device.0, record);
         } else {
-            image = opened.joins().ok().map(|(_, image)| image);
+            image = opened.joins().ok().map(|(_, image)| joining(image, blocks));
         }
         for shard in self.shards.ids_from(owner) {
             let order = ShardCommand::AddVolume {

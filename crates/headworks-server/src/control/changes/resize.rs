@@ -64,17 +64,13 @@ struct Resizing<'a> {
     changes: &'a LiveChanges,
     entry: ExportNode,
     options: VolumeOptions,
+    /// The smallest block of its image.
+    block: u64,
     /// Handle of its file.
     watch: Option<SizeWatch>,
     /// Its size before.
     now: u64,
     wanted: Option<u64>,
-}
-
-impl Resizing<'_> {
-    fn block(&self) -> u64 {
-        self.options.block_size.into()
-    }
 }
 
 impl Drop for Resizing<'_> {
@@ -103,7 +99,7 @@ impl LiveChanges {
         let asked = self.begin_resize(name, wanted)?;
         let Resizing { entry, watch, now, wanted, .. } = &asked;
         let size = match watch {
-            Some(watch) => self.size_of_file(entry, watch, (*wanted, *now, asked.block()))?,
+            Some(watch) => self.size_of_file(entry, watch, (*wanted, *now, asked.block))?,
             None => wanted.ok_or_else(|| {
                 let message = "it has the size it was given; say which it shall have";
                 RpcFault::refused("EINVAL", format!("{}: {message}", entry.shown_name()))
@@ -148,7 +144,8 @@ impl LiveChanges {
             );
             return Err(RpcFault::refused("EINVAL", message));
         }
-        let (options, watch) = (config.options, origin.watch.clone());
+        let (options, watch, block) =
+            (config.options, origin.watch.clone(), origin.block_size.into());
         if inventory.resizing.contains(&entry.volume) {
             let name = entry.shown_name();
             let message = format!("{name} is being resized; try again when that is done");
@@ -157,7 +154,7 @@ impl LiveChanges {
         // No other resize comes between.
         let wanted = wanted.map(|wanted| size_of(&entry, now, wanted)).transpose()?;
         inventory.resizing.push(entry.volume);
-        Ok(Resizing { changes: self, entry, options, watch, now, wanted })
+        Ok(Resizing { changes: self, entry, options, block, watch, now, wanted })
     }
 
     /// The export, if it is served and not frozen.

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# matrix: engine
+# seconds: 5
+# Requests of any offset and length on exports without a cache, from several connections at once, against a model.
+. "$(dirname "$0")/lib.sh"
+
+BASE=$IMAGES/base.img
+head -c 8M /dev/urandom >"$BASE"
+"$HEADWORKS" image create --base "$BASE" "$IMAGES/over.hwo" >/dev/null
+"$HEADWORKS" image create --base "$BASE" "$IMAGES/later.hwo" >/dev/null
+DISK=$IMAGES/file.img
+cp "$BASE" "$DISK"
+CACHE=16M serve --shards 2 --control "$CONTROL" "file=file:path=$DISK,cache=none" "over=overlay:path=$IMAGES/over.hwo,cache=none" \
+    "slow=delay:write=200us,read=100us,cache=none,of=overlay:path=$IMAGES/later.hwo"
+
+script unaligned.py model "$SOCKET" "$BASE" file over slow
+check "the file has what was written" cmp "$DISK" "$DIR/model-file"
+"$HEADWORKS" image create --base "$BASE" "$IMAGES/added.hwo" >/dev/null
+check "an export is added" ctl add "added=overlay:path=$IMAGES/added.hwo,cache=none"
+script unaligned.py model "$SOCKET" "$BASE" added
+"$HEADWORKS" image create --base "$BASE" "$IMAGES/refusing.hwo" >/dev/null
+check "one that refuses parts of blocks, too" ctl add "refusing=overlay:path=$IMAGES/refusing.hwo,cache=none,strict-blocks=on"
+script unaligned.py strict "$SOCKET" refusing
+check "exports of an image agree" fails 1 'already served with strict-blocks=on; use the same' add "again=overlay:path=$IMAGES/refusing.hwo,strict-blocks=off"
+
+# A program that knows files alone.
+mkdir "$DIR/mnt"
+if [ -c /dev/fuse ] && command -v nbdfuse >/dev/null; then
+    nbdfuse --pidfile "$DIR/fuse.pid" "$DIR/mnt/disk" "nbd+unix:///over?socket=$SOCKET" >"$DIR/fuse.log" 2>&1 &
+    FUSE=$!
+    if wait_until 10 test -s "$DIR/fuse.pid"; then
+        text="a line of no whole block"
+        put() { printf %s "$text" | dd of="$DIR/mnt/disk" bs=1 seek=12345 conv=notrunc status=none; }
+        check "nbdfuse writes some bytes" put
+        check "and reads them" bash -c '[ "$(dd if="$1" bs=1 skip=12345 count=${#2} status=none)" = "$2" ]' - "$DIR/mnt/disk" "$text"
+        check "beside them nothing changed" cmp -n 12345 "$DIR/mnt/disk" "$DIR/model-over"
+        fusermount3 -u "$DIR/mnt/disk" 2>/dev/null || fusermount -u "$DIR/mnt/disk" 2>/dev/null || umount "$DIR/mnt/disk"
+    else
+        skip "nbdfuse" "it does not mount: $(tail -n 1 "$DIR/fuse.log")"
+    fi
+    kill $FUSE 2>/dev/null
+    wait $FUSE 2>/dev/null
+else
+    skip "nbdfuse" "no nbdfuse, or no FUSE here"
+fi
+stop_server
