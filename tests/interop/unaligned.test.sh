@@ -10,10 +10,19 @@ head -c 8M /dev/urandom >"$BASE"
 "$HEADWORKS" image create --base "$BASE" "$IMAGES/later.hwo" >/dev/null
 DISK=$IMAGES/file.img
 cp "$BASE" "$DISK"
+# A base that ends within a block, and overlays on it that do, too.
+ODD=$IMAGES/odd.img
+head -c 3001001 "$BASE" >"$ODD"
+cp "$ODD" "$IMAGES/odd2.img"
+"$HEADWORKS" image create --base "$ODD" "$IMAGES/odd.hwo" >/dev/null
+"$HEADWORKS" image create --base "$IMAGES/odd2.img" "$IMAGES/below.hwo" >/dev/null
+"$HEADWORKS" image create --base "$IMAGES/below.hwo" "$IMAGES/cached.hwo" >/dev/null
 CACHE=16M serve --shards 2 --control "$CONTROL" "file=file:path=$DISK,cache=none" "over=overlay:path=$IMAGES/over.hwo,cache=none" \
-    "slow=delay:write=200us,read=100us,cache=none,of=overlay:path=$IMAGES/later.hwo"
+    "slow=delay:write=200us,read=100us,cache=none,of=overlay:path=$IMAGES/later.hwo" \
+    "odd=overlay:path=$IMAGES/odd.hwo,cache=none" "cached=overlay:path=$IMAGES/cached.hwo"
 
 script unaligned.py model "$SOCKET" "$BASE" file over slow
+script unaligned.py model "$SOCKET" "$ODD" odd cached
 check "the file has what was written" cmp "$DISK" "$DIR/model-file"
 "$HEADWORKS" image create --base "$BASE" "$IMAGES/added.hwo" >/dev/null
 check "an export is added" ctl add "added=overlay:path=$IMAGES/added.hwo,cache=none"
@@ -44,3 +53,8 @@ else
     skip "nbdfuse" "no nbdfuse, or no FUSE here"
 fi
 stop_server
+
+check "a base gets the bytes, and no more" "$HEADWORKS" image commit "$IMAGES/odd.hwo"
+check "it is as it was written" cmp "$ODD" "$DIR/model-odd"
+check "two layers are made one image" "$HEADWORKS" image flatten "$IMAGES/cached.hwo" "$IMAGES/flat.img"
+check "which ends with the byte" cmp "$IMAGES/flat.img" "$DIR/model-cached"

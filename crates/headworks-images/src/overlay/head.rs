@@ -80,7 +80,10 @@ impl Task {
 /// A valid head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Head {
+    /// Bytes of the blocks of the volume, which may end within the last one: [`Head::size`].
     pub volume_size: u64,
+    /// Bytes of the last block that the volume does not have. They are zeros.
+    pub beyond: u16,
     /// Counts the changes of the head.
     pub number: u64,
     pub task: Task,
@@ -110,7 +113,13 @@ pub(super) fn file_bytes(volume_size: u64) -> u64 {
 
 /// Whether a volume of an overlay may have this size.
 pub(super) fn is_possible_size(size: u64) -> bool {
-    (1..=VOLUME_MAX).contains(&size) && size.is_multiple_of(BLOCK)
+    (1..=VOLUME_MAX).contains(&size)
+}
+
+/// The blocks of a volume of `size` bytes, as bytes, and how many of them are beyond its end.
+pub(super) fn blocks_of(size: u64) -> (u64, u16) {
+    let all = size.next_multiple_of(BLOCK);
+    (all, (all - size) as u16)
 }
 
 /// Whether the bytes begin as an overlay does.
@@ -119,6 +128,11 @@ pub(super) fn has_magic(bytes: &[u8]) -> bool {
 }
 
 impl Head {
+    /// Bytes of the volume.
+    pub fn size(&self) -> u64 {
+        self.volume_size - u64::from(self.beyond)
+    }
+
     /// The newest valid copy of the head, or a phrase that says what is wrong with it.
     pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         let copies = || bytes.chunks_exact(COPY_BYTES).take(2);
@@ -146,7 +160,7 @@ impl Head {
         if int(8) != VERSION {
             return Err("is an overlay of a later version of Headworks");
         }
-        let (volume_size, path_len) = (long(16), int(88) as usize);
+        let (size, path_len) = (long(16), int(88) as usize);
         let kind = match int(36) {
             0 => BaseKind::Raw,
             1 => BaseKind::Overlay,
@@ -156,14 +170,16 @@ impl Head {
             _ => return Err("has a base of a kind that this version does not know"),
         };
         let is_possible = u64::from(int(12)) == BLOCK
-            && is_possible_size(volume_size)
+            && is_possible_size(size)
             && (1..=PATH_MAX).contains(&path_len);
         let Some(task) = Task::of(int(32)).filter(|_| is_possible) else {
             return Err("has a head with impossible values");
         };
         let path = std::ffi::OsString::from_vec(copy[PATH_AT..PATH_AT + path_len].to_vec());
+        let (volume_size, beyond) = blocks_of(size);
         Ok(Self {
             volume_size,
+            beyond,
             number: long(24),
             task,
             uuid: uuid(40),
@@ -186,7 +202,7 @@ impl Head {
         put(0, &MAGIC);
         put(8, &VERSION.to_le_bytes());
         put(12, &(BLOCK as u32).to_le_bytes());
-        put(16, &self.volume_size.to_le_bytes());
+        put(16, &self.size().to_le_bytes());
         put(24, &self.number.to_le_bytes());
         put(32, &(self.task as u32).to_le_bytes());
         put(36, &(self.base.kind as u32).to_le_bytes());
@@ -211,6 +227,7 @@ mod tests {
     fn head(number: u64) -> Head {
         Head {
             volume_size: 1 << 30,
+            beyond: 5,
             number,
             task: if number == 3 { Task::Commit } else { Task::None },
             uuid: [7; 16],
@@ -261,7 +278,7 @@ mod tests {
         let wrong: [(usize, &[u8]); 7] = [
             (8, &2_u32.to_le_bytes()),
             (12, &512_u32.to_le_bytes()),
-            (16, &4097_u64.to_le_bytes()),
+            (16, &0_u64.to_le_bytes()),
             (16, &u64::MAX.to_le_bytes()),
             (32, &3_u32.to_le_bytes()),
             (36, &9_u32.to_le_bytes()),
@@ -274,6 +291,16 @@ mod tests {
             bytes[CHECKSUM_AT..COPY_BYTES].copy_from_slice(&checksum.to_le_bytes());
             assert!(Head::decode(&bytes).is_err(), "{at}");
         }
+    }
+
+    #[test]
+    fn volume_may_end_within_a_block() {
+        for (size, all, beyond) in [(1, 4096, 4095), (4096, 4096, 0), (4097, 8192, 4095)] {
+            assert_eq!(blocks_of(size), (all, beyond));
+            assert_eq!(data_start(size), data_start(all), "where the data are says nothing of it");
+            assert_eq!((here_start(size), file_bytes(size)), (here_start(all), file_bytes(all)));
+        }
+        assert_eq!(Head::decode(&file(&[head(0)])).map(|head| head.size()), Ok((1 << 30) - 5));
     }
 
     #[test]

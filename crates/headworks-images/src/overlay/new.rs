@@ -14,7 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use headworks_core::ConfigError;
 
 use super::head::{
-    BLOCK, BaseKind, BaseRecord, Head, PATH_MAX, Task, VOLUME_MAX, file_bytes, is_possible_size,
+    BaseKind, BaseRecord, Head, PATH_MAX, Task, VOLUME_MAX, blocks_of, file_bytes, is_possible_size,
 };
 use super::ids::LAYERS_MAX;
 use super::image::{BaseFormats, REMOTE_BASE};
@@ -105,7 +105,7 @@ fn open_settled(path: &Path, options: &OverlayOptions) -> Result<OpenOverlay, Co
 }
 
 impl NewOverlay {
-    /// An overlay on a base, which stays locked against writers until this is dropped. Its size is that of the base, in whole blocks,
+    /// An overlay on a base, which stays locked against writers until this is dropped. Its size is that of the base,
     /// unless one is given.
     ///
     /// # Errors
@@ -147,13 +147,13 @@ impl NewOverlay {
             (of_file(&base_path, &open)?, HeldBase::Raw(Box::new(open)))
         };
         let size = match size {
-            None => record.size.next_multiple_of(BLOCK),
+            None => record.size,
             Some(size) => size,
         };
         if !is_possible_size(size) || size < record.size {
             let (base_size, most) = (display_size(record.size), display_size(VOLUME_MAX));
             let message = format!(
-                "{size} is no size of an overlay on {}, which has {base_size}: give a multiple of {BLOCK} from that to {most}",
+                "{size} is no size of an overlay on {}, which has {base_size}: give one from that to {most}",
                 base.display()
             );
             return Err(ConfigError::new("size", message));
@@ -173,11 +173,11 @@ impl NewOverlay {
         let base = BaseRecord {
             kind: BaseKind::Overlay,
             path: PathBuf::new(),
-            size: head.volume_size,
+            size: head.size(),
             changed: modified(&like),
             uuid: head.uuid,
         };
-        Ok(Self { base, base_path, size: head.volume_size, like: Some(like), _held: None })
+        Ok(Self { base, base_path, size: head.size(), like: Some(like), _held: None })
     }
 
     /// Bytes of its volume.
@@ -226,9 +226,10 @@ impl NewOverlay {
         }
         file.set_len(file_bytes(self.size))?;
         let uuid = random_uuid()?;
+        let (volume_size, beyond) = blocks_of(self.size);
         for number in [0, 1] {
             let base = base.clone();
-            let head = Head { volume_size: self.size, number, task: Task::None, uuid, base };
+            let head = Head { volume_size, beyond, number, task: Task::None, uuid, base };
             let (at, copy) = head.encode();
             file.write_all_at(&copy, at)?;
         }

@@ -195,7 +195,7 @@ impl OpenOverlay {
             return refuse(path, &message);
         }
         let size = open.base_record()?.size;
-        if size > open.head.volume_size {
+        if size > open.head.size() {
             return refuse(path, "is smaller than its base now; make a new overlay instead");
         }
         Ok(open)
@@ -236,7 +236,7 @@ impl OpenOverlay {
         // Locks it against writers; the overlay itself is in use now and so is refused.
         let new = NewOverlay::on(base, None)?;
         let base = new.base_for(path)?;
-        if base.size > head.volume_size {
+        if base.size > head.size() {
             return refuse(path, "is smaller than that base; make a new overlay instead");
         }
         next_number(&head)
@@ -251,7 +251,7 @@ impl OpenOverlay {
     /// Refuses a commit that the base has no room for.
     fn check_room(&self) -> Result<(), ConfigError> {
         let grows = matches!(&self.base, OpenBase::Raw(file) if file.is_regular());
-        match self.head.volume_size <= self.head.base.size || grows {
+        match self.head.size() <= self.head.base.size || grows {
             true => Ok(()),
             false => refuse(
                 &self.path,
@@ -278,15 +278,18 @@ impl OpenOverlay {
         self.settle()?;
         self.begin(Task::Commit)?;
         let target = self.target();
-        let size = self.head.volume_size;
-        if matches!(self.base, OpenBase::Raw(_)) && self.head.base.size < size {
-            target.file.set_len(size)?;
+        let mut size = self.head.volume_size;
+        if matches!(self.base, OpenBase::Raw(_)) {
+            size = self.head.size();
+            if self.head.base.size < size {
+                target.file.set_len(size)?;
+            }
         }
         let (own, start, all) = (self.file.file(), data_start(size), self.own_bytes());
         let (mut bytes, zeros) = (vec![0; CHUNK], vec![0; CHUNK]);
         let mut done = 0;
         for run in self.own_runs() {
-            let (mut at, end) = (run.start, run.end);
+            let (mut at, end) = (run.start, run.end.min(size));
             while at < end {
                 let data = next_data(own, start + at, start + end)?;
                 let (first, next) =
@@ -379,7 +382,7 @@ impl OpenOverlay {
     }
 
     fn write_raw(&self, file: &File, progress: OverlayProgress<'_>) -> io::Result<u64> {
-        let size = self.head.volume_size;
+        let size = self.head.size();
         file.set_len(size)?;
         let memory = Mapping::new(CHUNK)?;
         // SAFETY: our own mapping, which nothing else uses.
@@ -387,8 +390,10 @@ impl OpenOverlay {
         let (mut at, mut written) = (0, 0);
         while let Some(Range { start, end }) = self.next_data(at, size)? {
             for from in (start..end).step_by(CHUNK) {
-                let part = &mut bytes[..(end - from).min(CHUNK as u64) as usize];
-                self.read_at(from, part)?;
+                let len = (end - from).min(CHUNK as u64) as usize;
+                // Whole blocks, for direct I/O: the volume may end within one.
+                self.read_at(from, &mut bytes[..len.next_multiple_of(BLOCK as usize)])?;
+                let part = &bytes[..len];
                 // A remote does not say where its zeros are.
                 if part.iter().any(|&byte| byte != 0) {
                     file.write_all_at(part, from)?;
@@ -448,7 +453,7 @@ impl OpenOverlay {
                 let start = data_start(self.head.volume_size);
                 self.file.file().read_exact_at(part, start + at)?;
             } else {
-                let inside = self.head.base.size.saturating_sub(at).min(part.len() as u64);
+                let inside = self.base_bytes().saturating_sub(at).min(part.len() as u64);
                 let (inside, beyond) = part.split_at_mut(inside as usize);
                 beyond.fill(0);
                 match &self.base {

@@ -282,7 +282,7 @@ impl OpenOverlay {
         let (was, is) = (&self.head.base, self.base_record()?);
         // An interrupted commit has changed it itself, and may have made it as long as the volume.
         let committing = self.is_committing();
-        let is_grown = committing && is.size == self.head.volume_size;
+        let is_grown = committing && is.size == self.head.size();
         let differs = match () {
             () if was.uuid != is.uuid => "is another overlay than when this was made",
             () if was.size != is.size && !is_grown => {
@@ -312,10 +312,18 @@ impl OpenOverlay {
         Ok(BaseRecord {
             kind: BaseKind::Overlay,
             path: self.path.clone(),
-            size: self.head.volume_size,
+            size: self.head.size(),
             changed: modified(&found),
             uuid: self.head.uuid,
         })
+    }
+
+    /// Bytes that the base can be asked for: an overlay has all of its last block, with zeros beyond its end.
+    pub(super) fn base_bytes(&self) -> u64 {
+        match self.head.base.kind {
+            BaseKind::Overlay => self.head.base.size.next_multiple_of(BLOCK),
+            _ => self.head.base.size,
+        }
     }
 
     /// Path of the base, without links.
@@ -329,13 +337,16 @@ impl OpenOverlay {
         &self.file
     }
 
+    /// The smallest block that it writes. A volume that ends within one has it whole: what is beyond its end is to stay as it is.
+    pub const BLOCK_SIZE: u32 = BLOCK as u32;
+
     /// What its volume should be.
     #[must_use]
     pub fn volume_options(&self) -> VolumeOptions {
         VolumeOptions {
-            size: self.head.volume_size,
+            size: self.head.size(),
             read_only: self.file.read_only(),
-            block_size: BLOCK as u32,
+            block_size: if self.head.beyond > 0 { 1 } else { Self::BLOCK_SIZE },
             ..VolumeOptions::default()
         }
     }
@@ -420,7 +431,8 @@ impl OpenOverlay {
         self.file.locked() && below
     }
 
-    /// A handle to write it before it is served: data, a sync, the bits, another sync.
+    /// A handle to write it before it is served: data, a sync, the bits, another sync. Its size is that of all blocks, which are written as a
+    /// whole: frames have zeros beyond the volume's end.
     #[must_use]
     pub fn writer(&self) -> ImageWriter {
         let size = self.head.volume_size;
@@ -448,7 +460,7 @@ impl OpenOverlay {
     /// Makes the device as a part of another, which has it in `place`.
     pub(crate) fn into_device_at(self, place: u16) -> OverlayDevice {
         let size = self.head.volume_size;
-        let base_size = self.head.base.size;
+        let base_size = self.base_bytes();
         let (below, layer): (Box<dyn Device>, u8) = match self.base {
             OpenBase::Raw(file) => (Box::new(FileDevice::new(vec![(ONLY, *file)])), 0),
             OpenBase::Overlay(open) => {
@@ -581,7 +593,7 @@ impl OpenOverlay {
             own_bytes,
             disk_bytes: file.file().metadata().ok().map(|found| found.blocks() * 512),
         };
-        let own = layer(&self.path, self.head.volume_size, Some(self.own_bytes()), &self.file);
+        let own = layer(&self.path, self.head.size(), Some(self.own_bytes()), &self.file);
         let below = match &self.base {
             OpenBase::Raw(file) => vec![layer(&self.base_path, self.head.base.size, None, file)],
             OpenBase::Overlay(open) => open.layers(),

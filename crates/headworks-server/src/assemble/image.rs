@@ -341,7 +341,10 @@ impl OpenedImage {
 
     /// The smallest block that the image takes.
     pub fn block_size(&self) -> u32 {
-        self.options.block_size
+        match &self.body {
+            ImageBody::Overlay(_) => OpenOverlay::BLOCK_SIZE,
+            _ => self.options.block_size,
+        }
     }
 
     /// Opens an overlay, and makes it first where it is not there and its base was said.

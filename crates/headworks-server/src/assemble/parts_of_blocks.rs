@@ -4,6 +4,8 @@
 //! ([`PartialDevice`]), and clients are told a smallest block of 1. With `strict-blocks=on` they are told the image's, and a request of a
 //! part of one is refused.
 //!
+//! An overlay that ends within a block takes parts of blocks in any case, for nothing else writes its last bytes.
+//!
 //! The core is given the smallest block that requests have; [`VolumeOrigin::block_size`] is the image's.
 
 use headworks_core::{ShardConfig, VolumeConfig, VolumeId, VolumeOptions, WriteMode};

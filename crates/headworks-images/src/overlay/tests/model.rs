@@ -262,7 +262,7 @@ fn file_that_is_no_overlay_is_refused_and_recognised() {
     let again = NewOverlay::new(base.path(), None).unwrap().create(overlay.path());
     assert!(again.unwrap_err().to_string().contains("exists already"));
     let small = NewOverlay::new(base.path(), Some(4096)).unwrap_err().to_string();
-    assert!(small.contains("give a multiple of 4096"), "{small}");
+    assert!(small.contains("which has 2 MiB: give one from that to"), "{small}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use headworks_core::{BioFlags, Op};
+use headworks_core::{BioFlags, Op, VolumeId};
 
 use super::super::head::Task;
 use super::super::open::{Way, read_head};
@@ -10,6 +10,7 @@ use super::super::{
     CommitOptions, NewBase, OpenOverlay, OverlayOptions, OverlaySnapshot, ResetOptions,
 };
 use super::model::{SIZE, contents, create, file, open};
+use crate::{PartialDevice, WholeBlocks};
 use headworks::testing::{Bench, TempFile};
 
 const NONE: BioFlags = BioFlags::NONE;
@@ -40,7 +41,8 @@ fn flattened(path: &Path) -> Vec<u8> {
 #[test]
 fn commit_moves_the_blocks_into_the_base_and_empties_the_overlay() {
     let base = file("base", SIZE - 512);
-    let (overlay, other) = (create(base.path(), None), create(base.path(), None));
+    let whole = Some(SIZE as u64);
+    let (overlay, other) = (create(base.path(), whole), create(base.path(), whole));
     let expected = change(overlay.path(), SIZE);
     assert!(flattened(overlay.path()) == expected);
     let refused = OpenOverlay::commit(overlay.path(), &CommitOptions::default(), &mut |_, _| true);
@@ -58,6 +60,58 @@ fn commit_moves_the_blocks_into_the_base_and_empties_the_overlay() {
     // Another overlay on it would read wrong blocks now.
     let refused = OpenOverlay::open(other.path(), &options, None).unwrap_err().to_string();
     assert!(refused.contains("has another size") || refused.contains("was modified"), "{refused}");
+}
+
+/// The device of an overlay whose volume ends within a block.
+fn with_parts(path: &Path) -> Bench<PartialDevice> {
+    let open = OpenOverlay::open(path, &OverlayOptions::default(), None).unwrap();
+    assert_eq!((open.volume_options().size, open.volume_options().block_size), (10_000, 1));
+    assert_eq!(open.writer().size(), 12_288, "what a dead server left is written by whole blocks");
+    let blocks = WholeBlocks::new(OpenOverlay::BLOCK_SIZE);
+    Bench::new(PartialDevice::new(Box::new(open.into_device()), [(VolumeId(0), blocks)]))
+}
+
+fn read_all(bench: &mut Bench<PartialDevice>) -> Vec<u8> {
+    assert_eq!(bench.run(Op::Read, NONE, 0, 10_000).transferred, 10_000);
+    bench.buffer()[..10_000].to_vec()
+}
+
+#[test]
+fn overlay_ends_within_a_block_where_its_base_does() {
+    let base = file("base", 10_000);
+    let mut expected = std::fs::read(base.path()).unwrap();
+    let lower = create(base.path(), None);
+    let mut bench = with_parts(lower.path());
+    assert!(read_all(&mut bench) == expected);
+    for (offset, len, byte) in [(9_990, 10, 1), (9_000, 500, 2), (4_000, 200, 3)] {
+        bench.buffer()[..len].fill(byte);
+        assert_eq!(bench.run(Op::Write, NONE, offset as u64, len as u32).status, Ok(()));
+        expected[offset..offset + len].fill(byte);
+    }
+    assert!(read_all(&mut bench) == expected);
+    assert_eq!(bench.run(Op::Flush, NONE, 0, 0).status, Ok(()));
+    drop(bench);
+    assert!(flattened(lower.path()) == expected);
+    // One on it, and back into it.
+    let upper = create(lower.path(), None);
+    let mut bench = with_parts(upper.path());
+    assert!(read_all(&mut bench) == expected);
+    bench.buffer()[..100].fill(4);
+    bench.run(Op::Write, NONE, 9_900, 100);
+    bench.run(Op::Flush, NONE, 0, 0);
+    expected[9_900..].fill(4);
+    drop(bench);
+    assert!(flattened(upper.path()) == expected);
+    OpenOverlay::commit(upper.path(), &CommitOptions::default(), &mut |_, _| true).unwrap();
+    assert!(flattened(lower.path()) == expected);
+    assert!(flattened(upper.path()) == expected, "it is empty and shows its base");
+    OpenOverlay::commit(lower.path(), &LOSING, &mut |_, _| true).unwrap();
+    assert!(std::fs::read(base.path()).unwrap() == expected, "the base is as long as it was");
+    let mut bench = with_parts(lower.path());
+    bench.run(Op::WriteZeroes, NONE, 9_000, 1000);
+    drop(bench);
+    OpenOverlay::reset(lower.path(), &ResetOptions::default()).unwrap();
+    assert!(read_all(&mut with_parts(lower.path())) == expected);
 }
 
 #[test]
