@@ -4,7 +4,8 @@
 //! oldest data. Each run of dirty blocks that are neither held nor outstanding becomes a bio of the cache's own. It carries the
 //! generation of its folio, so that a flush waits for it.
 //!
-//! Invariants: a block is in one write-out at a time; a folio is in its extent group exactly while a block of it is to be written.
+//! Invariants: a block is in one write-out at a time; a folio is in its extent group exactly while a block of it is to be written;
+//! the turn in which it enters runs the flushers.
 
 use super::context::CallContext;
 use super::device_io::writeouts;
@@ -196,6 +197,8 @@ impl CacheState {
         if self.pool.folio(unit).group == NIL {
             self.dirty.enter_group(&mut self.pool, now, unit, current);
             self.volumes[volume].add_dirty(current);
+            // A held block takes no credit, whose reservation asks for a run.
+            self.needs_run = true;
         }
         let newer = self.pool.folio(unit).generation != current;
         let dirtied = self.pool.mark_dirty(unit, first, run, newer);

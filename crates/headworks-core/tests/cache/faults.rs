@@ -71,6 +71,18 @@ fn waiting_writers_fail_when_device_fails_all_writes() {
 }
 
 #[test]
+fn held_block_that_is_written_again_goes_to_the_device_in_the_same_turn() {
+    let mut harness = Harness::new(1024, |config| config.dirty.dirty_background_ratio = 0);
+    harness.send(1, Op::Write, 0, BLOCK);
+    harness.complete(FAILS);
+    assert_eq!((harness.stats().held, harness.in_flight.len()), (1, 0));
+    let again = harness.send(1, Op::Write, 0, BLOCK);
+    assert_eq!(harness.answer(again), Some(Ok(())));
+    assert_eq!(harness.stats().held, 0);
+    assert_eq!(harness.in_flight.len(), 1, "the flusher has work, and no other input is awaited");
+}
+
+#[test]
 fn waiting_writers_fail_when_device_times_out() {
     let mut harness = Harness::new(1024, |config| {
         config.dirty.dirty_bytes = 64 * BLOCK;
