@@ -20,17 +20,18 @@
 //!
 //! Invariants: no two jobs and noted writes touch the same block, unless both are noted writes; a job has one command below.
 
+mod job;
 mod plan;
 
 use std::collections::VecDeque;
 
-use headworks_core::extent::{EXTENTS_BYTES, extents};
-use headworks_core::{BioFlags, Completion, ExtentState, Instant, IoError, Op, VolumeId};
+use headworks_core::{Completion, Instant, IoError, VolumeId};
 
 use headworks::driver::{DiskDone, Span};
 use headworks::house::{Buffer, Pool};
 use headworks::{Command, CommandBatch, Device, DeviceIo, Image, VolumeOptions};
-use plan::{Plan, Step};
+use job::Job;
+use plan::Step;
 
 pub use plan::WholeBlocks;
 
@@ -72,15 +73,6 @@ struct Waiting {
     spans: Vec<Span>,
     /// It can go below as it is.
     is_whole: bool,
-}
-
-struct Job {
-    command: Command,
-    spans: Vec<Span>,
-    plan: Plan,
-    /// What the device does now.
-    step: Step,
-    buffer: Option<Buffer>,
 }
 
 /// An image that joins a device of images, and of which any range is read and written.
@@ -324,114 +316,6 @@ impl PartialDevice {
         call(&mut *self.below, io);
         if !self.volumes.is_empty() {
             self.settle(now, first, io);
-        }
-    }
-}
-
-impl Job {
-    /// The blocks that it changes.
-    fn changed(&self) -> Option<Blocks> {
-        let Plan { start, end, .. } = self.plan;
-        self.command.op.is_write().then_some(Blocks { volume: self.command.volume, start, end })
-    }
-
-    /// The command of the present step, with its memory.
-    fn next_command(&self) -> (Command, Option<Span>) {
-        let Command { op, flags, .. } = self.command;
-        let (start, end) = self.plan.step_range(self.step);
-        let (offset, len) = (start, (end - start) as u32);
-        let (op, flags) = match self.step {
-            Step::First | Step::Second => (Op::Read, BioFlags::NONE),
-            Step::Last if self.plan.is_change => (Op::Write, BioFlags(flags.0 & BioFlags::FUA.0)),
-            Step::Last if op == Op::Write || op == Op::WriteZeroes => (op, flags),
-            Step::Last => (op, BioFlags::NONE),
-        };
-        let place = match op {
-            Op::BlockStatus => (0, EXTENTS_BYTES as usize),
-            _ => ((start - self.plan.start) as usize, len as usize),
-        };
-        let span = self.buffer.as_ref().map(|buffer| {
-            // SAFETY: the buffer is the job's until its last command is answered, and nothing else uses it while one is below.
-            unsafe { buffer.span() }.part(place.0, place.1)
-        });
-        (Command { op, flags, offset, len, ..self.command }, span)
-    }
-
-    /// The bytes of the buffer that are the command's own.
-    fn own(&self) -> Option<Span> {
-        let from = self.command.offset.saturating_sub(self.plan.start) as usize;
-        // SAFETY: as above; no command is below while these are copied.
-        Some(unsafe { self.buffer.as_ref()?.span() }.part(from, self.plan.len as usize))
-    }
-
-    /// Puts the command's bytes where they are written from.
-    fn fill(&mut self) {
-        let Some(own) = self.own().filter(|_| self.plan.is_change) else { return };
-        // SAFETY: as above.
-        let bytes = unsafe { own.bytes_mut() };
-        if self.spans.is_empty() {
-            return bytes.fill(0);
-        }
-        let mut rest = bytes;
-        for span in &self.spans {
-            let (part, others) = rest.split_at_mut(span.len().min(rest.len()));
-            // SAFETY: the command's memory, which is valid until its completion.
-            part.copy_from_slice(unsafe { span.part(0, part.len()).bytes() });
-            rest = others;
-        }
-    }
-
-    /// The answer of the command after the last step, of which the device did `transferred` bytes.
-    fn answer(&self, transferred: u32) -> Completion {
-        let command = &self.command;
-        if command.op == Op::BlockStatus {
-            return self.tell_extents();
-        }
-        let from = self.plan.start + u64::from(transferred);
-        let all = transferred == (self.plan.end - self.plan.start) as u32;
-        let done = match all {
-            true => self.plan.len,
-            false => from.saturating_sub(command.offset).min(self.plan.len.into()) as u32,
-        };
-        if command.op == Op::Read {
-            self.copy_out(done as usize);
-        }
-        Completion { transferred: done, ..command.done() }
-    }
-
-    /// Copies the first `len` bytes of what was read.
-    fn copy_out(&self, len: usize) {
-        let Some(own) = self.own() else { return };
-        // SAFETY: as in `own`.
-        let mut rest = unsafe { own.part(0, len).bytes() };
-        for span in &self.spans {
-            let (part, others) = rest.split_at(span.len().min(rest.len()));
-            // SAFETY: the command's memory, which is valid and ours until its completion.
-            unsafe { span.part(0, part.len()).bytes_mut() }.copy_from_slice(part);
-            rest = others;
-        }
-    }
-
-    /// Tells what the device said of the blocks, without what is before the command's range.
-    fn tell_extents(&self) -> Completion {
-        let Plan { start, end, .. } = self.plan;
-        let Some(buffer) = &self.buffer else { return self.command.failed(IoError::Invalid) };
-        // SAFETY: as in `own`.
-        let list = unsafe { buffer.span().part(0, EXTENTS_BYTES as usize).bytes() };
-        let mut before = self.command.offset - start;
-        let mut told = extents(list, (end - start) as u32).filter_map(|extent| {
-            let cut = before.min(extent.len.into());
-            before -= cut;
-            Some((u64::from(extent.len) - cut, extent.state)).filter(|(len, _)| *len > 0)
-        });
-        // Nothing of the range may have been told.
-        let first = told.next().unwrap_or((self.command.len.into(), ExtentState::DATA));
-        // SAFETY: the command's memory, which is valid and ours until its completion.
-        unsafe {
-            self.command.tell_extents(&self.spans, |writer| {
-                let all = std::iter::once(first).chain(told);
-                all.for_each(|(len, state)| _ = writer.push(len, state));
-            })
         }
     }
 }

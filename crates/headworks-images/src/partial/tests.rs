@@ -2,8 +2,9 @@
 
 use super::*;
 use headworks::testing::{Bench, against_model};
+use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
-use headworks_core::{RequestId, Status};
+use headworks_core::{BioFlags, ExtentState, Op, RequestId, Status};
 
 const BLOCK: usize = 512;
 const NONE: BioFlags = BioFlags::NONE;
