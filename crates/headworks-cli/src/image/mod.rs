@@ -108,9 +108,9 @@ fn new_base(path: &Path, format: Option<BaseFormat>) -> Result<NewBase<'_>, Conf
     let format = match (format, format_of(path)) {
         (Some(said), _) => said.name(),
         (None, None) => None,
-        (None, Some((name, known))) => {
+        (None, Some(found)) => {
             let shown = path.display();
-            let read = known.map_or_else(
+            let read = found.format.map_or_else(
                 || {
                     "it is not read here; qemu-img convert -O raw makes a raw image of it"
                         .to_owned()
@@ -118,7 +118,8 @@ fn new_base(path: &Path, format: Option<BaseFormat>) -> Result<NewBase<'_>, Conf
                 |format| format!("--base-format {} takes what is in it", format.name()),
             );
             let message = format!(
-                "{shown} begins like a {name} image: {read}; --base-format raw takes its bytes as they are"
+                "{shown} {}: {read}; --base-format raw takes its bytes as they are",
+                found.resemblance()
             );
             return Err(ConfigError::new("base", message));
         }

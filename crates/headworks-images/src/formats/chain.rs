@@ -23,6 +23,7 @@ use imago::{FormatAccess, FormatDriverBuilder, StorageOpenOptions};
 use crate::formats::header::{self, Header};
 use crate::formats::magic::{ImageFormat, SPARSE_VMDK, format_of};
 use crate::formats::open::ImageOptions;
+use crate::formats::vmdk;
 
 /// Most images of a chain.
 const LAYERS_MAX: usize = 8;
@@ -164,8 +165,13 @@ impl<'a> Chain<'a> {
                 "is a sparse VMDK image, and VMDK images of flat files alone are read; make a copy: qemu-img convert -O qcow2 IMAGE COPY",
             ));
         }
-        let mut image = Vmdk::<Storage>::open_image(storage, false)
-            .map_err(|error| unreadable(path, &error))?;
+        let copy =
+            vmdk::readable_copy(&reopen(path)?).map_err(|refusal| refused(path, &refusal))?;
+        // The descriptor stays open under its own name; extents are named relative to it.
+        drop(storage);
+        let storage = Storage::from_open_file(copy, StorageOpenOptions::new().filename(path));
+        let image = storage.and_then(|storage| Vmdk::<Storage>::open_image(storage, false));
+        let mut image = image.map_err(|error| unreadable(path, &error))?;
         let opened = image.open_implicit_dependencies_gated(Gate { chain: self, image: path });
         match (self.refusal.take(), opened) {
             (Some(refusal), _) => Err(refusal),

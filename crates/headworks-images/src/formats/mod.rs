@@ -7,6 +7,7 @@
 //!
 //! ```text
 //!   open      header.rs   what is not read is refused, and sizes are checked before memory is taken for them
+//!             vmdk.rs     a VMDK descriptor is reduced to its extents
 //!             chain.rs    the image, its backing files and its data files: opened beside the image, locked shared
 //!             walk        imago: from 0 to the end
 //!   map.rs    | zeros | data: file 0 at 327680 | plain: file 1 at 0 | compressed | ...
@@ -17,7 +18,7 @@
 //! respects these locks can change it. Devices refuse writes.
 //!
 //! Not read, each with a sentence that names the way out (`qemu-img convert`): extended L2 entries, zstd, encryption, images
-//! that are marked dirty or corrupt, sparse VMDK extents. Internal snapshots are ignored.
+//! that are marked dirty or corrupt, sparse VMDK extents, VMDK snapshots. Internal snapshots are ignored.
 
 mod base;
 mod chain;
@@ -29,8 +30,9 @@ mod map;
 mod open;
 #[cfg(test)]
 mod tests;
+mod vmdk;
 
 pub use base::{BASE_FORMATS, ImageBases};
 pub use device::FormatDevice;
-pub use magic::{ImageFormat, format_of};
+pub use magic::{FoundFormat, ImageFormat, format_of};
 pub use open::{ImageOptions, OpenImage};

@@ -1,4 +1,4 @@
-//! Refuses to serve a file as raw bytes that begins like an image of another format: clients would see the format's tables, and a
+//! Refuses to serve a file as raw bytes that begins or ends like an image of another format: clients would see the format's tables, and a
 //! client that writes would ruin them.
 //!
 //! A client may put such an image on its raw disk, so what is served already goes on: a disk that a running server hands over, and
@@ -25,18 +25,22 @@ pub(crate) fn refusal(base: &BaseDevice, leftovers: &Leftovers) -> Option<String
     let shown = path.display();
     let served_by =
         |kind: &str, how: &str| format!("{kind}:path={shown} serves what is in it{how}");
-    let (name, remedy, convert) = match format_of(path) {
+    let (resembles, remedy, convert) = match format_of(path) {
         _ if leftovers.lock_of(path).is_some() => return None,
         Some(_) if was_served(path) => return None,
-        Some((name, Some(format))) => (name, served_by(format.name(), ", read-only"), QEMU_IMG),
-        Some((name, None)) => (name, "it is not read here".to_owned(), QEMU_IMG),
+        Some(found) => {
+            let read = found.format.map(|format| served_by(format.name(), ", read-only"));
+            let remedy = read.unwrap_or_else(|| "it is not read here".to_owned());
+            (found.resemblance(), remedy, QEMU_IMG)
+        }
         None if path.is_file() && is_overlay(path) => {
-            ("Headworks overlay", served_by("overlay", ""), FLATTEN)
+            let resembles = "begins like a Headworks overlay image".to_owned();
+            (resembles, served_by("overlay", ""), FLATTEN)
         }
         None => return None,
     };
     Some(format!(
-        "{shown} begins like a {name} image: {remedy}; file:path={shown},format=raw serves its bytes as they are; {convert} makes a raw image of it"
+        "{shown} {resembles}: {remedy}; file:path={shown},format=raw serves its bytes as they are; {convert} makes a raw image of it"
     ))
 }
 
@@ -93,6 +97,11 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let said = serve("PATH").unwrap_err();
         assert!(said.contains("VHDX image: it is not read here"), "{said}");
+        bytes[..8].fill(0);
+        bytes[(1 << 20) - 512..][..8].copy_from_slice(b"conectix");
+        std::fs::write(&path, &bytes).unwrap();
+        let said = serve("PATH").unwrap_err();
+        assert!(said.contains("ends like a VHD image: it is not read here"), "{said}");
         // An overlay has a type of its own.
         let (base, overlay) = (folder.join("base"), folder.join("overlay"));
         std::fs::write(&base, [1; 8192]).unwrap();

@@ -287,6 +287,15 @@ fn external_data_file_and_flat_vmdk_are_read() {
     read(&mut two, 0, 4 * CLUSTER);
     let expected = [&data[CLUSTER..2 * CLUSTER], &[0; CLUSTER], &data[..2 * CLUSTER]].concat();
     assert!(two.buffer()[..4 * CLUSTER] == expected);
+    // As VMware writes it.
+    let theirs =
+        text.replace("version=1\n", "version=1\nencoding=\"UTF-8\"\nisNativeSnapshot=\"no\"\n");
+    let theirs = theirs.replace("FLAT \"data\" 0", "VMFS \"data\"").replace('\n', "\r\n");
+    std::fs::write(folder.at("v.vmdk"), theirs).unwrap();
+    let image = OpenImage::open(&folder.at("v.vmdk"), &options).unwrap();
+    let mut two = Bench::new(image.into_device().unwrap());
+    read(&mut two, 0, 4 * CLUSTER);
+    assert!(two.buffer()[..4 * CLUSTER] == expected);
     let outside = text.replace("\"data\" 8", "\"/etc/passwd\" 0");
     std::fs::write(folder.at("b.vmdk"), outside).unwrap();
     let said = OpenImage::open(&folder.at("b.vmdk"), &options).err().unwrap().to_string();
