@@ -48,11 +48,13 @@ impl Job {
         (Command { op, flags, offset, len, ..self.command }, span)
     }
 
-    /// The bytes of the buffer that are the command's own.
+    /// The bytes of the buffer that are the command's own; none of a command whose bytes pass no buffer, as a list of extents.
     fn own(&self) -> Option<Span> {
+        let is_copied = self.plan.is_change || self.command.op == Op::Read;
+        let buffer = self.buffer.as_ref().filter(|_| is_copied)?;
         let from = self.command.offset.saturating_sub(self.plan.start) as usize;
         // SAFETY: as above; no command is below while these are copied.
-        Some(unsafe { self.buffer.as_ref()?.span() }.part(from, self.plan.len as usize))
+        Some(unsafe { buffer.span() }.part(from, self.plan.len as usize))
     }
 
     /// Puts the command's bytes where they are written from.

@@ -301,6 +301,11 @@ fn status_begins_at_the_range() {
     let (data, hole) = (ExtentState::DATA, ExtentState::HOLE_ZERO);
     assert_eq!(told, [(412, data), (512, hole), (76, data)]);
     assert_eq!(ops(&mut bench), [(Op::BlockStatus, 0, 1536)]);
+    // A range that is longer than its list.
+    bench.submit(Op::BlockStatus, NONE, 100, 60_000);
+    assert_eq!(drain(&mut bench)[0].status, Ok(()));
+    let told: u32 = extents(bench.buffer(), 60_000).map(|one| one.len).sum();
+    assert_eq!(told, 60_000);
 }
 
 #[test]
