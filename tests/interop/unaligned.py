@@ -14,7 +14,8 @@ import nbd
 
 CONNECTIONS = 4
 STEPS = 250
-PART = 64 << 10
+# Longer than a buffer of the server.
+PART = 300 << 10
 
 
 def connect(socket, export):
