@@ -128,23 +128,26 @@ pub fn replay_slots(
     replay(path, &mut |shard, step| match step {
         // Elevators of devices that are added are traced, too.
         Step::Begin | Step::Change => shard.trace_slots(true),
-        Step::Batch => shard.take_slot_traces(&mut each),
+        Step::Batch(..) => shard.take_slot_traces(&mut each),
     })
 }
 
 /// A step of a replay that has been made.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+pub(crate) enum Step<'a> {
     /// The shard was made.
     Begin,
     /// A change was applied.
     Change,
-    /// A batch was handled.
-    Batch,
+    /// A batch was handled at this time: its actions are the shard's.
+    Batch(Instant, &'a [Input]),
 }
 
 /// Replays a record on a new shard; `after` is called after each step.
-fn replay(path: &Path, after: &mut dyn FnMut(&mut Shard, Step)) -> Result<Replayed, ConfigError> {
+pub(crate) fn replay(
+    path: &Path,
+    after: &mut dyn FnMut(&mut Shard, Step<'_>),
+) -> Result<Replayed, ConfigError> {
     let damaged = |what: &str| ConfigError::new("record", format!("{}: {what}", path.display()));
     let file = File::open(path).map_err(|error| damaged(&error.to_string()))?;
     let mut reader = BufReader::with_capacity(1 << 20, file);
@@ -190,8 +193,8 @@ fn replay(path: &Path, after: &mut dyn FnMut(&mut Shard, Step)) -> Result<Replay
         }
         shard.handle(Instant(now), &inputs);
         hash.add_actions(shard.actions());
+        after(&mut shard, Step::Batch(Instant(now), &inputs));
         shard.clear_actions();
-        after(&mut shard, Step::Batch);
         replayed.batches += 1;
         replayed.inputs += count;
     }

@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use clap::Args;
 use headworks_core::elevator::{SlotEvent, SlotTrace};
 use headworks_core::{ConfigError, DeviceId};
-use headworks_server::{Replayed, replay_recording, replay_slots};
+use headworks_server::{
+    RecordedRequests, Replayed, recorded_requests, replay_recording, replay_slots,
+};
 use serde_json::{Value, json};
 
 use crate::cli::complain;
@@ -20,6 +22,9 @@ pub struct ReplayArgs {
     /// Print each slot of the scheduler bfq: its start, its requests, why it ended, and the raising of weights
     #[arg(long)]
     slots: bool,
+    /// Print the requests, bytes, errors and times of each export and operation, as the server's counters have them
+    #[arg(long, conflicts_with = "slots")]
+    requests: bool,
     /// Print one JSON object; with --slots one for each event before it
     #[arg(long)]
     json: bool,
@@ -27,6 +32,9 @@ pub struct ReplayArgs {
 
 /// Replays a record, and prints its slots if they are wanted.
 fn run(options: &ReplayArgs) -> Result<Replayed, ConfigError> {
+    if options.requests {
+        print_requests(options)?;
+    }
     if !options.slots {
         return replay_recording(&options.file);
     }
@@ -51,6 +59,23 @@ fn run(options: &ReplayArgs) -> Result<Replayed, ConfigError> {
         complain(format!("{all_dropped} events of large batches are left out"));
     }
     replayed
+}
+
+/// Prints what the server's counters must have of each export and operation.
+fn print_requests(options: &ReplayArgs) -> Result<(), ConfigError> {
+    let counted = recorded_requests(&options.file)?;
+    let lines = counted.iter().map(|((export, op), row)| {
+        let RecordedRequests { requests, bytes, errors, ns } = row;
+        let export = export.0;
+        match options.json {
+            true => json!({ "export": export, "op": op, "requests": requests, "bytes": bytes, "errors": errors, "ns": ns }).to_string(),
+            false => format!("export {export} {op}: {requests} requests of {bytes} bytes, {errors} failed, {:.6} s", *ns as f64 / 1e9),
+        }
+    });
+    let mut out = BufWriter::new(io::stdout().lock());
+    // A reader that has closed its end wants no more.
+    let _ = lines.map(|line| writeln!(out, "{line}")).find(Result::is_err);
+    Ok(())
 }
 
 /// Describes an event in one line; times are seconds of the server.
