@@ -8,8 +8,8 @@
 CACHE=16M
 # An image that is not there gives an export any name at all.
 HOSTILE="<img src=x onerror=alert(1)>'\"&amp;"
-exports=("db=file:path=$DIR/db.img,size=64M" "slow=delay:read=2ms,of=mem:size=16M" "bad=error:rate=100%,op=read,of=mem:size=1M" "$DIR/$HOSTILE")
-serve --control "$CONTROL" --metrics 127.0.0.1:0 --strict=off --tenant "acme" "${exports[@]}"
+exports=("db=file:path=$DIR/db.img,size=64M" "slow=delay:read=2ms,tenant=acme,of=mem:size=16M" "bad=error:rate=100%,op=read,of=mem:size=1M" "$DIR/$HOSTILE")
+serve --control "$CONTROL" --metrics 127.0.0.1:0 --strict=off --tenant acme,weight=300,iops-read=90000,latency-target=50ms --tenant idle "${exports[@]}"
 PAGE=$(sed -n 's/^status page: //p' "$OUT")
 check "the start message names the page" test -n "$PAGE"
 script status_page.py requests "$PAGE"

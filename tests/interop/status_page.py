@@ -81,6 +81,9 @@ DRAWN = """[...document.querySelectorAll('.chart')].filter((f) => f.querySelecto
   for (let i = 0; i < all.length; i += 4) if (all[i + 3] > 100) colours.add((all[i] << 16) | (all[i + 1] << 8) | all[i + 2]);
   return [f.id, colours.size];
 })"""
+# Columns of the exports that are right of the edge of a window.
+CUT = """[...document.querySelectorAll('#export-table thead th')].filter((c) => ['Export', 'State', 'MiB/s', 'p99 ms', 'Errors', 'Oldest'].includes(c.textContent))
+  .filter((c) => c.clientWidth === 0 || c.getBoundingClientRect().right > innerWidth).map((c) => c.textContent)"""
 OVERFLOW = "[document.documentElement.scrollWidth, innerWidth]"
 CELLS = "Object.fromEntries([...document.querySelectorAll('#export-table tbody tr')].map((r) => [r.querySelector('button').textContent, [...r.cells].map((c) => c.textContent)]))"
 FACTS = "Object.fromEntries([...document.querySelectorAll('#detail dd')].map((d) => [d.dataset.key, d.textContent]))"
@@ -160,12 +163,30 @@ def shown(seen, binary, control, hostile):
     listed = seen.run("""[...document.querySelectorAll('#device .legend li')].map((li) => [li.querySelector('.value').textContent,
         format.short((state.samples.at(-1).rows.get(li.querySelector('.name').textContent)?.[5] || 0) / 1e9 / state.samples.at(-1).seconds)])""")
     check("the lists below the charts have the last values", len(listed) == 2 and all(a == b != "-" for a, b in listed), listed)
+    tenants(seen)
     name = next((name for name in cells if hostile in name), None)
     check("markup in a name is text", name is not None and cells[name][1] == "absent" and seen.run("document.querySelectorAll('img').length") == 0, list(cells))
     top = json.loads(top.communicate(timeout=30)[0].splitlines()[1])
     rates = seen.run("state.samples.slice(-2).map((s) => s.rows.get('slow')[0] / s.seconds)")
     # A load on a busy machine is not even: the rate that top shows lies among those of the page, or near them.
     check("top shows about the same rates", min(rates) / 3 < top["slow"]["r/s"] < max(rates) * 3, (rates, top["slow"]))
+
+
+def tenants(seen):
+    """What the exports of a tenant do together, with its share and limits; the charts by tenant."""
+    row = "[...document.querySelectorAll('#tenant-table tbody tr')].map((r) => [...r.cells].map((c) => c.textContent))"
+    told = seen.run(row)
+    check("each tenant has a row", [cells[0] for cells in told] == ["acme", "idle"], told)
+    acme, idle = told
+    check("with its share, limits and target", (acme[1], acme[7], idle[1], idle[7]) == ("300", "iops-read 90000, target 50.0 ms", "100", "-"), told)
+    both = seen.run(f"({{ tenant: {row}[0], one: {CELLS}.slow }})")
+    check("and what its export does", both["tenant"][4] == both["one"][5] and both["tenant"][6] == both["one"][9], both)
+    seen.run("document.getElementById('grouped').click()")
+    names = seen.run("[...document.querySelectorAll('#requests .legend .name')].map((one) => one.textContent).sort()")
+    title = seen.run("document.getElementById('requests-title').textContent")
+    check("the charts can be by tenant", (title, names) == ("Requests by tenant", ["acme", "no tenant"]), (title, names))
+    seen.run("document.getElementById('grouped').click()")
+    check("and by export again", seen.run("document.getElementById('requests-title').textContent") == "Requests by export")
 
 
 def appearance(seen, folder):
@@ -178,6 +199,9 @@ def appearance(seen, folder):
             check(f"{scheme}, {width} pixels: it is laid out", seen.until(fits), seen.run("innerWidth"))
             used, room = seen.run(OVERFLOW)
             check(f"{scheme}, {width} pixels: nothing is wider than the window", used <= room, (used, room))
+            if width == 400:
+                hidden = seen.run(CUT)
+                check(f"{scheme}: state, load, latency, errors and age of an export are in view", hidden == [], hidden)
             contrast = seen.run(CONTRAST)
             check(f"{scheme}, {width} pixels: text has contrast", contrast["bad"] == [] and contrast["seen"] > 60, contrast)
             pictures.append(f"{folder}/{scheme}-{width}.png")

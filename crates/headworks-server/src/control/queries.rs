@@ -17,6 +17,7 @@ use super::settings::Settings;
 use super::shards::ShardLink;
 pub use super::targets::TargetTotals;
 use super::targets::{HeldByTarget, OwnTarget};
+use super::tenants::Tenants;
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
 use super::why::LongestLimit;
 use super::{latency, report};
@@ -376,6 +377,11 @@ impl Queries {
             }
         });
         Ok((own, held))
+    }
+
+    /// All tenants.
+    pub fn tenants(&self) -> Tenants {
+        self.settings.tenants()
     }
 
     /// Name of an export's tenant, if it has one.

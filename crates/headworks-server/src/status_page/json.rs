@@ -1,7 +1,7 @@
 //! The data of the status page as JSON.
 //!
 //! ```text
-//!   { version, uptime, interval.., clients, exports: [state, totals since the start], devices, cache, worst,
+//!   { version, uptime, interval.., clients, exports: [state, totals since the start], tenants, devices, cache, worst,
 //!     stages: [names], names: [exports of the samples], next: number of the last sample,
 //!     samples: [{ at, seconds, cache, rows: [[name, reads, read bytes, writes, write bytes, errors, device ns, p50 ns, p99 ns, flushes,
 //!                                           flush p99 ns, requests, stage ns...]] }] }
@@ -18,7 +18,7 @@ use headworks_core::WaitKind;
 use serde_json::{Value, json};
 
 use super::history::{History, Sample, SampleRow};
-use super::snapshot::{CacheLoad, DeviceLoad, ExportRow, Snapshot};
+use super::snapshot::{CacheLoad, DeviceLoad, ExportRow, Snapshot, TenantRow};
 
 /// Exports that are listed: those used most.
 const EXPORTS_MAX: usize = 256;
@@ -28,7 +28,7 @@ const OTHERS: i64 = -1;
 /// The data with the samples after number `after`; none before the first snapshot.
 pub fn data(history: &History, after: u64) -> Option<Value> {
     let snapshot = history.latest()?;
-    let Snapshot { uptime, exports, devices, cache, worst } = snapshot;
+    let Snapshot { uptime, exports, devices, tenants, cache, worst } = snapshot;
     let mut names = Names::default();
     let (mut samples, mut next) = (Vec::new(), after);
     for sample in history.samples_after(after) {
@@ -43,6 +43,7 @@ pub fn data(history: &History, after: u64) -> Option<Value> {
         "uptime": uptime,
         "clients": exports.iter().map(|export| export.clients).sum::<u32>(),
         "exports_all": exports.len(),
+        "tenants": listed_tenants(tenants, &listed),
         "exports": listed.into_iter().map(export).collect::<Value>(),
         "devices": devices.iter().map(device).collect::<Value>(),
         "cache": cache.map(of_cache),
@@ -115,6 +116,18 @@ fn listed<'a>(exports: &'a [ExportRow], history: &History) -> Vec<&'a ExportRow>
         all.truncate(EXPORTS_MAX);
     }
     all
+}
+
+/// The tenants that are listed; of too many those of listed exports.
+fn listed_tenants(all: &[TenantRow], exports: &[&ExportRow]) -> Value {
+    let is_shown = |tenant: &&TenantRow| {
+        let mut own = exports.iter().filter_map(|export| export.tenant.as_deref());
+        all.len() <= EXPORTS_MAX || own.any(|name| name == tenant.name)
+    };
+    let told = all.iter().filter(is_shown).map(|TenantRow { name, weight, limits, target_us }| {
+        json!({ "name": name, "weight": weight, "limits": limits, "target_us": target_us })
+    });
+    told.take(EXPORTS_MAX).collect()
 }
 
 fn export(export: &ExportRow) -> Value {
@@ -215,6 +228,26 @@ mod tests {
         assert_eq!((row.len(), &row[1]), (values, &json!((1_u64 << 53) - 1)));
         assert_eq!((&told["clients"], &told["next"]), (&json!(4), &json!(1)));
         assert!(data(&History::default(), 0).is_none(), "nothing was sampled");
+    }
+
+    #[test]
+    fn tenants_are_listed_and_of_too_many_those_of_listed_exports() {
+        let of = |number: usize| {
+            let tenant = Some(format!("t{number}"));
+            ExportRow { tenant, ..state(&format!("e{number:03}"), "serving", 1) }
+        };
+        let (weight, limits, target_us) = (300, "bps-read=50M".to_owned(), None);
+        let row = |number| TenantRow { name: format!("t{number}"), weight, limits: limits.clone(), target_us };
+        let told = |count: usize| {
+            let exports: Vec<_> = (0..count).map(of).collect();
+            let tenants: Vec<_> = (0..count).map(row).collect();
+            let mut history = History::default();
+            history.on_snapshot(Instant::now(), Snapshot { exports, tenants, ..Snapshot::default() });
+            data(&history, 0).unwrap()
+        };
+        let one = json!({ "name": "t0", "weight": 300, "limits": "bps-read=50M", "target_us": null });
+        assert_eq!(told(1)["tenants"], json!([one]));
+        assert_eq!(told(300)["tenants"].as_array().unwrap().len(), EXPORTS_MAX);
     }
 
     #[test]

@@ -13,10 +13,13 @@ use crate::assemble::shown_name;
 use crate::control::in_flight::OldestRequest;
 use crate::control::queries::{ExportFacts, Queries};
 use crate::control::service::ControlService;
+use crate::control::tenants::TenantEntry;
 use crate::control::tree::{ExportNode, Tree, device_name};
 use crate::latency::slow::SlowFilter;
 use crate::latency::{Histogram, ROWS};
+use crate::limit_words::limit_words;
 use crate::messages::query::LatencyReport;
+use crate::tenant::TenantOptions;
 use headworks_control::RpcFault;
 
 /// Seconds over which the worst export is found.
@@ -87,6 +90,34 @@ pub struct DeviceLoad {
     pub oldest_ns: Option<u64>,
 }
 
+/// A tenant as it is set; what its exports do is in their rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantRow {
+    /// Name of the tenant.
+    pub name: String,
+    /// Share of every device, relative to the other tenants.
+    pub weight: u16,
+    /// Limits as they are set, `bps-write 50M, iops-total 1000`; empty without one.
+    pub limits: String,
+    /// Its latency target in microseconds, if it has one.
+    pub target_us: Option<u32>,
+}
+
+impl TenantRow {
+    fn new(entry: &TenantEntry) -> Self {
+        let TenantOptions { weight, limits, latency_target_us, .. } = entry.now;
+        Self {
+            name: entry.spec.name.to_string(),
+            weight,
+            limits: limit_words(&limits)
+                .map(|(key, word)| format!("{key} {word}"))
+                .collect::<Vec<_>>()
+                .join(", "),
+            target_us: Some(latency_target_us).filter(|target| *target > 0),
+        }
+    }
+}
+
 /// The page cache of all shards together, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheLoad {
@@ -120,6 +151,8 @@ pub struct Snapshot {
     pub exports: Vec<ExportRow>,
     /// Devices in the order of their ids; a server has at most 64.
     pub devices: Vec<DeviceLoad>,
+    /// Tenants in the order of their numbers.
+    pub tenants: Vec<TenantRow>,
     /// The page cache; none without one.
     pub cache: Option<CacheLoad>,
     /// The export with the slowest requests; none while nothing is slow.
@@ -165,7 +198,9 @@ impl Snapshot {
         for node in &tree.devices {
             devices.extend(device(queries, &tree, node.id)?);
         }
-        Ok(Self { uptime, exports, devices, cache: cache(queries)?, worst: worst(queries) })
+        let tenants = queries.tenants().iter().map(|(_, entry)| TenantRow::new(entry)).collect();
+        let (cache, worst) = (cache(queries)?, worst(queries));
+        Ok(Self { uptime, exports, devices, tenants, cache, worst })
     }
 }
 

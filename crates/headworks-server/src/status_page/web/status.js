@@ -16,7 +16,7 @@ const [READS, READ_BYTES, WRITES, WRITE_BYTES, ERRORS, DEVICE, P50, P99, FLUSHES
 const CALM = 20;
 
 const byId = (id) => document.getElementById(id);
-const state = { next: 0, samples: [], data: null, chosen: null, slots: new Map(), rows: new Map(), devices: new Map(), busy: new Map(), asking: false, timer: 0 };
+const state = { next: 0, samples: [], data: null, chosen: null, grouped: false, tenants: new Map(), slots: new Map(), rows: new Map(), devices: new Map(), busy: new Map(), asking: false, timer: 0 };
 
 // Data
 
@@ -82,12 +82,44 @@ const requests = (row) => row[REQUESTS];
 const bytes = (row) => row[READ_BYTES] + row[WRITE_BYTES];
 const stagesOf = (row) => row.slice(STAGES);
 
+const NO_TENANT = "no tenant";
+
+// What several exports did, as one row: counts are added up, percentiles are the worst.
+function together(rows) {
+  const sum = [];
+  for (const row of rows) {
+    row.forEach((value, index) => {
+      const worst = index === P50 || index === P99 || index === FLUSH_P99;
+      sum[index] = worst ? Math.max(sum[index] || 0, value) : (sum[index] || 0) + value;
+    });
+  }
+  return sum;
+}
+
+// The rows of a sample by tenant.
+function byTenant(rows) {
+  const tenants = new Map(state.data.exports.map((one) => [one.name, one.tenant || NO_TENANT]));
+  const groups = new Map();
+  for (const [name, row] of rows) {
+    const tenant = tenants.get(name) || OTHERS;
+    groups.set(tenant, [...(groups.get(tenant) || []), row]);
+  }
+  return new Map([...groups].map(([tenant, of]) => [tenant, together(of)]));
+}
+
+// The rows of a sample as charts show them.
+function chartRows(sample) {
+  if (!state.grouped) return sample.rows;
+  sample.tenants = sample.tenants || byTenant(sample.rows);
+  return sample.tenants;
+}
+
 // The exports that charts show: those with the largest parts of requests, bytes and time in the device; the chosen one in any case.
 function shownExports() {
   const sums = new Map();
   const all = [0, 0, 0];
   for (const sample of state.samples) {
-    for (const [name, row] of sample.rows) {
+    for (const [name, row] of chartRows(sample)) {
       if (name === OTHERS) continue;
       const sum = sums.get(name) || [0, 0, 0];
       [requests(row), bytes(row), row[DEVICE]].forEach((value, index) => {
@@ -100,7 +132,7 @@ function shownExports() {
   const weight = (sum) => sum.reduce((total, value, index) => total + (all[index] > 0 ? value / all[index] : 0), 0);
   const order = [...sums].map(([name, sum]) => [name, weight(sum)]).sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
   let names = order.slice(0, SHOWN_MAX).map(([name]) => name);
-  if (state.chosen !== null && sums.has(state.chosen) && !names.includes(state.chosen)) names = [...names.slice(0, SHOWN_MAX - 1), state.chosen];
+  if (!state.grouped && state.chosen !== null && sums.has(state.chosen) && !names.includes(state.chosen)) names = [...names.slice(0, SHOWN_MAX - 1), state.chosen];
   // An export keeps its colour while it is shown.
   for (const name of state.slots.keys()) if (!names.includes(name)) state.slots.delete(name);
   for (const name of names) {
@@ -108,7 +140,7 @@ function shownExports() {
     const used = new Set(state.slots.values());
     state.slots.set(name, [...Array(SHOWN_MAX).keys()].find((slot) => !used.has(slot)));
   }
-  const left = order.length > names.length || state.samples.some((sample) => sample.rows.has(OTHERS));
+  const left = order.length > names.length || state.samples.some((sample) => chartRows(sample).has(OTHERS));
   return { names: [...state.slots.keys()].sort((a, b) => state.slots.get(a) - state.slots.get(b)), left };
 }
 
@@ -151,7 +183,7 @@ function drawCharts() {
     const made = names.map((name) => ({
       name,
       slot: state.slots.get(name),
-      values: of.map((sample) => (sample === null ? null : value(sample.rows.get(name), sample))),
+      values: of.map((sample) => (sample === null ? null : value(chartRows(sample).get(name), sample))),
     }));
     if (left) {
       made.push({
@@ -159,7 +191,7 @@ function drawCharts() {
         slot: 8,
         values: of.map((sample) => {
           if (sample === null) return null;
-          const others = [...sample.rows].filter(([name]) => !state.slots.has(name)).map(([, row]) => value(row, sample));
+          const others = [...chartRows(sample)].filter(([name]) => !state.slots.has(name)).map(([, row]) => value(row, sample));
           const known = others.filter((one) => one !== null);
           return known.length > 0 ? combine(known) : value(undefined, sample);
         }),
@@ -167,6 +199,9 @@ function drawCharts() {
     }
     return made.filter((line) => line.values.some((one) => one > 0));
   };
+  for (const [view, what] of [["throughput", "Throughput"], ["requests", "Requests"], ["latency", "Latency"], ["flushes", "Flushes"]]) {
+    views[view].title.textContent = `${what} by ${state.grouped ? "tenant" : "export"}`;
+  }
   const sum = (values) => values.reduce((a, b) => a + b, 0);
   const perSecond = (of) => (row, sample) => (row ? of(row) / sample.seconds : 0);
   views.throughput.show(now, at, lines(perSecond((row) => bytes(row) / MIB), sum));
@@ -295,6 +330,57 @@ function drawExports() {
   if (byId("exports-note").textContent !== note) byId("exports-note").textContent = note;
 }
 
+function tenantRow(name) {
+  const row = element("tr", {}, element("th", { scope: "row", title: name }, name));
+  for (let column = 1; column < 12; column += 1) row.append(element("td"));
+  for (const index of [1, 2]) row.cells[index].append(element("meter", { min: "0", max: "1", "aria-hidden": "true" }), element("span", {}));
+  return row;
+}
+
+// A part as a bar, and in words.
+function part(cell, value, text) {
+  const [bar, words] = cell.children;
+  if (bar.value !== value) bar.value = value;
+  if (words.textContent !== text) words.textContent = text;
+}
+
+function drawTenants() {
+  const { data, samples } = state;
+  byId("tenants").hidden = data.tenants.length === 0;
+  const last = samples[samples.length - 1];
+  const seconds = last ? last.seconds : 1;
+  const did = last ? byTenant(last.rows) : new Map();
+  const used = [...did.values()].reduce((sum, row) => sum + row[DEVICE], 0);
+  const weights = data.tenants.reduce((sum, one) => sum + one.weight, 0);
+  const rows = data.tenants.map((one) => {
+    if (!state.tenants.has(one.name)) state.tenants.set(one.name, tenantRow(one.name));
+    const row = state.tenants.get(one.name);
+    const own = data.exports.filter((found) => found.tenant === one.name);
+    const sum = (of) => own.reduce((total, found) => total + of(found), 0);
+    const now = did.get(one.name);
+    const stages = now ? stagesOf(now) : [];
+    const most = Math.max(0, ...stages);
+    const number = (index, value, text, bad) => cell(row, index, text, value > 0 ? `number${bad ? " bad" : ""}` : "number zero");
+    const held = now && used > 0 ? now[DEVICE] / used : 0;
+    part(row.cells[1], one.weight / weights, `${one.weight}`);
+    part(row.cells[2], held, `${Math.round(held * 100)} %`);
+    const rates = now ? [requests(now), bytes(now) / MIB].map((value) => value / seconds) : [0, 0];
+    rates.forEach((value, index) => number(3 + index, value, format.short(value)));
+    const asked = now ? now[READS] + now[WRITES] : 0;
+    number(5, asked, format.latency(now ? now[P99] : 0, asked));
+    cell(row, 6, most > 0 ? data.stages[stages.indexOf(most)] : "-");
+    const target = one.target_us ? `target ${format.ms(one.target_us * 1e3)} ms` : "";
+    cell(row, 7, [one.limits, target].filter((text) => text).join(", ") || "-");
+    number(8, sum((found) => found.dirty), format.short(sum((found) => found.dirty) / MIB));
+    number(9, sum((found) => found.errors), format.count(sum((found) => found.errors)), true);
+    number(10, sum((found) => found.clients), format.count(sum((found) => found.clients)));
+    oldest(row, 11, Math.max(0, ...own.map((found) => found.oldest_ns || 0)));
+    return row;
+  });
+  arrange(byId("tenant-table").tBodies[0], rows);
+  for (const name of state.tenants.keys()) if (!data.tenants.some((one) => one.name === name)) state.tenants.delete(name);
+}
+
 function drawDetail() {
   const one = state.data.exports.find((found) => found.name === state.chosen);
   byId("detail").hidden = !one;
@@ -388,6 +474,7 @@ function draw() {
   drawServer();
   drawExports();
   drawDetail();
+  drawTenants();
   drawDevices();
   drawCharts();
 }
@@ -402,6 +489,11 @@ byId("all").addEventListener("click", () => {
   choose(null);
   const row = state.rows.get(name);
   if (row && row.isConnected) row.cells[0].firstElementChild.focus();
+});
+byId("grouped").addEventListener("change", () => {
+  state.grouped = byId("grouped").checked;
+  state.slots.clear();
+  if (state.data) draw();
 });
 byId("filter").addEventListener("input", () => state.data && drawExports());
 document.addEventListener("visibilitychange", () => ask());
