@@ -18,8 +18,35 @@ import tap
 from tap import check, done
 
 HEADWORKS, DIR, IMAGES = os.environ["HEADWORKS"], os.environ["DIR"], os.environ["IMAGES"]
-# Turns a fault that is not named into a failure. What it took is printed: the goal is two seconds on a quiet machine.
+# Turns a fault that is not named into a failure.
 LIMIT = 20
+# Within this time each view names a fault, on a machine that is not loaded: one on which threads run when they want to.
+GOAL = 2
+# A thread that sleeps for a moment wakes up this late on a loaded machine, in one of twenty times.
+LATE = 0.01
+
+
+class Delays:
+    """How late a thread runs that sleeps again and again: what a machine that is loaded adds to everything."""
+
+    def __enter__(self):
+        self.late, self.over = [], threading.Event()
+        self.thread = threading.Thread(target=self.sleep)
+        self.thread.start()
+        return self
+
+    def sleep(self):
+        while not self.over.is_set():
+            began = time.monotonic()
+            time.sleep(0.005)
+            self.late.append(time.monotonic() - began - 0.005)
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+    def p95(self):
+        return sorted(self.late)[len(self.late) * 95 // 100]
 
 
 RUNNING = []
@@ -120,8 +147,21 @@ def row(table, export):
 
 def named(server, export, **holds):
     """Checks that each view names the fault. `holds`: by view, with _ for a space, what its answer must fulfil."""
-    views, took = server.views(export), []
-    for view, ask in views.items():
+    took = {}
+    with Delays() as delays:
+        ask_views(server, export, holds, took)
+    slowest = max(took, key=took.get, default="none")
+    seconds, late = took.get(slowest, 0), delays.p95()
+    print(f"# {server.name}: the last view named it after {seconds:.2f} s ({slowest})", flush=True)
+    goal = f"{server.name}: each view names it within {GOAL} s"
+    if seconds > GOAL and late > LATE:
+        print(f"skip - {goal} # {seconds:.1f} s on a loaded machine: a thread that sleeps 5 ms runs {late * 1000:.0f} ms late", flush=True)
+    else:
+        check(goal, seconds <= GOAL, f"{slowest}: {seconds:.2f} s, and a thread that sleeps runs {late * 1000:.1f} ms late")
+
+
+def ask_views(server, export, holds, took):
+    for view, ask in server.views(export).items():
         test = holds.get(view.replace("--", "").replace(" ", "_"))
         if test is None:
             continue
@@ -136,9 +176,8 @@ def named(server, export, **holds):
         except AssertionError:
             check(f"{server.name}: {view} names it", False, str(seen[0])[:1500])
             continue
-        took.append(time.monotonic() - began)
+        took[view] = time.monotonic() - began
         check(f"{server.name}: {view} names it", True)
-    print(f"# {server.name}: the last view named it after {max(took, default=0):.1f} s", flush=True)
 
 
 def says(*parts):
@@ -205,6 +244,7 @@ def dying_device():
     until("the log has a line", lambda: "failed: input/output error (EIO)" in open(server.log).read())
     named(server, "bad", why=says(r"\d+ of 60 writes failed, the last .* EIO at offset"), why_without_a_name=says("^bad: .* writes failed"),
           why_json=lambda it: it["errors"]["total"] > 0 and it["errors"]["last"]["error"] == "EIO",
+          top_batch=says(r"bad: \d+ of 60 writes failed, the last"),
           the_page=lambda it: on_page(it, "bad")["errors"] > 0 and "writes failed" in box(it),
           the_metrics=lambda it: metric(it, "headworks_errors_total", export="bad", op="write", error="io") > 0)
 
@@ -242,6 +282,7 @@ def small_cache():
     server = Server("small cache", "--cache", "8M", "disk=delay:read=25ms,of=mem:size=256M")
     server.bench("disk", "--rw randread --bs 4k --iodepth 4")
     named(server, "disk", why=says("in (device|cache)"), why_json=lambda it: it["slow"],
+          top_batch=says(r"slowest: disk, .* in (device|cache)"),
           top_batch_json=lambda it: it["r/s"] > 0 and it["hit%"] < 50,
           the_page=lambda it: "disk: " in box(it) and it["cache"]["resident"] > 0,
           the_metrics=lambda it: metric(it, "headworks_cache_misses_total") > metric(it, "headworks_cache_hits_total"))

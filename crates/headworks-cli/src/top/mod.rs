@@ -32,7 +32,7 @@ Examples:
   headworks top /run/hw.ctl --batch 1 --json     the same as JSON
 
 The table has the load of each export, its 99th percentile, the stage in which its requests spend most time, and how many requests it
-has in its device; times are in ms. The wide columns (x) are those of iostat -x. Requests, sizes and latencies are those of clients;
+has in its device; times are in ms. Below it is the worst export of the last ten seconds, as `headworks ctl why` says it. The wide columns (x) are those of iostat -x. Requests, sizes and latencies are those of clients;
 merges, discards, flushes, aqu-sz and %util those of the device queue. limit, plug, tag, sched and dev are stage times (median and
 99th percentile). Exports that share a device have the same aqu-sz, %util and queue.")]
 pub struct TopArgs {
@@ -110,8 +110,8 @@ fn lines(
         let rows = rates::rows(&old, &new);
         let text = match options.json {
             true => format!("{}\n", rates::as_json(&rows)),
-            false if options.wide => table(&rows),
-            false => overview::table(&overview::overviews(&old, &new)) + "\n",
+            false if options.wide => with_worst(table(&rows), &new),
+            false => with_worst(overview::table(&overview::overviews(&old, &new)), &new),
         };
         if std::io::stdout().write_all(text.as_bytes()).is_err() {
             // The reader is gone.
@@ -120,6 +120,15 @@ fn lines(
         (old, count) = (new, count + 1);
     }
     Ok(())
+}
+
+/// A table, the line about the worst export of the last seconds, and an empty line.
+fn with_worst(mut table: String, sample: &Sample) -> String {
+    let worst = overview::worst_line(sample);
+    if !worst.is_empty() {
+        table += &format!("{worst}\n");
+    }
+    table + "\n"
 }
 
 fn table(rows: &[Row]) -> String {
@@ -138,7 +147,7 @@ fn table(rows: &[Row]) -> String {
         let tenant = tenant(row.tenant.as_deref().unwrap_or("-"));
         text += &format!("{:<12}{tenant}{cells}\n", row.name);
     }
-    text + "\n"
+    text
 }
 
 /// What `top` prints of answers.
@@ -185,9 +194,17 @@ mod tests {
             table(rows).lines().map(|line| line.split_whitespace().count()).collect()
         };
         let count = COLUMNS.len() + 1;
-        assert_eq!(words(&[row(None)]), [count, count, 0]);
+        assert_eq!(words(&[row(None)]), [count, count]);
         // With tenants they have a column.
-        assert_eq!(words(&[row(None), row(Some("acme"))]), [count + 1, count + 1, count + 1, 0]);
+        assert_eq!(words(&[row(None), row(Some("acme"))]), [count + 1, count + 1, count + 1]);
+    }
+
+    #[test]
+    fn line_about_the_worst_follows_each_text_table() {
+        let why = serde_json::json!({ "slow": true, "findings": ["bad: 15 of 60 writes failed"] });
+        let failing = Sample { why: serde_json::from_value(why).unwrap(), ..Sample::default() };
+        assert_eq!(with_worst("rows\n".into(), &failing), "rows\nbad: 15 of 60 writes failed\n\n");
+        assert_eq!(with_worst("rows\n".into(), &Sample::default()), "rows\n\n", "an older server");
     }
 
     #[test]
