@@ -5,6 +5,7 @@ use headworks_core::WriteMode;
 use headworks_core::writeback::DirtyOptions;
 
 /// The properties of an export that decide what a crash loses.
+#[derive(Clone, Copy)]
 pub struct ExportDurability<'a> {
     /// Export name for messages.
     pub name: &'a str,
@@ -24,9 +25,15 @@ pub fn dirty_limit(bytes: u64, dirty: &DirtyOptions) -> u64 {
     }
 }
 
-/// Describes when writes are acknowledged: `writeback: ...`, with export names if modes differ.
-pub fn write_modes(exports: &[ExportDurability]) -> String {
-    grouped(exports, "; ", |export| {
+/// Whether a cache can have acknowledged writes of one of the exports that are not written yet.
+pub fn may_be_dirty(exports: &[ExportDurability]) -> bool {
+    exports.iter().any(|export| !export.read_only && export.mode.holds_dirty())
+}
+
+/// Describes when writes are acknowledged: `writeback: ...`, with export names if modes differ. None if nothing can be written.
+pub fn write_modes(exports: &[ExportDurability]) -> Option<String> {
+    let written: Vec<_> = exports.iter().filter(|export| !export.read_only).copied().collect();
+    let modes = grouped(&written, "; ", |export| {
         let means = match export.mode {
             WriteMode::Writeback => {
                 "writes are acknowledged from the cache; a flush or FUA makes them durable"
@@ -41,7 +48,8 @@ pub fn write_modes(exports: &[ExportDurability]) -> String {
             }
         };
         (export.mode.name(), means.to_owned())
-    })
+    });
+    Some(modes).filter(|_| !written.is_empty())
 }
 
 /// Describes what a kill -9 and a power cut may lose, with at most `dirty` bytes only in the cache, whose memory is `kept` for the
@@ -116,17 +124,26 @@ mod tests {
     #[test]
     fn equal_modes_print_once_different_ones_with_names() {
         let same = [export("a", WriteMode::Writeback), export("b", WriteMode::Writeback)];
-        assert!(
-            write_modes(&same).starts_with("writeback: writes are acknowledged from the cache")
-        );
+        let text = write_modes(&same).unwrap();
+        assert!(text.starts_with("writeback: writes are acknowledged from the cache"), "{text}");
         let mixed = [
             export("a", WriteMode::None),
             export("b", WriteMode::Writeback),
             export("c", WriteMode::None),
         ];
-        let text = write_modes(&mixed);
+        let text = write_modes(&mixed).unwrap();
         assert!(text.starts_with("none (a, c): no cache"), "{text}");
         assert!(text.contains("; writeback (b): "), "{text}");
+    }
+
+    #[test]
+    fn what_cannot_be_written_has_no_write_mode_and_no_dirty_data() {
+        let image = ExportDurability { read_only: true, ..export("r", WriteMode::Writeback) };
+        let memory = ExportDurability { lasting: false, ..export("m", WriteMode::None) };
+        assert_eq!((write_modes(&[image]), may_be_dirty(&[image])), (None, false));
+        assert!(!may_be_dirty(&[memory]) && may_be_dirty(&[image, export("a", WriteMode::Stream)]));
+        let both = write_modes(&[image, memory]).unwrap();
+        assert!(both.starts_with("none: no cache"), "of the one that is written: {both}");
     }
 
     #[test]

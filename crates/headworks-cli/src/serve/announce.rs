@@ -80,10 +80,13 @@ fn announcement(running: &Running) -> String {
             "WARNING: export {name} is cache=unsafe: flushes and FUA guarantee nothing"
         ));
     }
+    text.push(format!("version: {}", env!("CARGO_PKG_VERSION")));
     text.push(format!("engine: {}", running.server.engine()));
     text.push(format!("cache: {}", running.server.cache().unwrap_or("none")));
-    text.push(format!("write mode: {}", durability::write_modes(&durabilities)));
-    if running.cache_bytes > 0 {
+    if let Some(modes) = durability::write_modes(&durabilities) {
+        text.push(format!("write mode: {modes}"));
+    }
+    if durability::may_be_dirty(&durabilities) {
         text.push(format!("dirty data: {}", running.dirty_place()));
     }
     let kept = running.server.keeps_cache();
@@ -177,14 +180,16 @@ fn announcement_json(running: &Running) -> String {
         })
         .collect();
     let durabilities = durabilities(&running.exports);
+    let has_dirty = durability::may_be_dirty(&durabilities);
     let object = serde_json::json!({
+        "version": env!("CARGO_PKG_VERSION"),
         "exports": exports,
         "listeners": listeners,
         "engine": running.server.engine(),
         "cache": running.server.cache(),
         "cache_bytes": running.cache_bytes,
         "write_mode": durability::write_modes(&durabilities),
-        "dirty_data": (running.cache_bytes > 0).then(|| running.dirty_place()),
+        "dirty_data": has_dirty.then(|| running.dirty_place()),
         "kill_loses": durability::loss(&durabilities, running.dirty_limit, running.server.keeps_cache()),
         "notes": running.notes,
         "unix": running.unix.as_deref().map(Path::to_string_lossy),
