@@ -4,7 +4,7 @@
 //! `ESHUTDOWN`; a shard that does not turn ends the wait of a query with `ETIMEDOUT`.
 
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel, sync_channel};
 use std::time::Duration;
 
 use headworks_core::elevator::ElevatorState;
@@ -14,7 +14,7 @@ use super::tree::{Tree, device_name};
 use crate::keeper::Keeper;
 use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, ShardCommand};
-use crate::messages::query::{ControlQuery, DeviceReport};
+use crate::messages::query::{Answer, ControlQuery, DeviceReport};
 use crate::shared::ServerShared;
 use headworks_control::RpcFault;
 
@@ -107,7 +107,7 @@ impl ShardLink {
     pub fn ask<T>(
         &self,
         shard: ShardId,
-        query: impl FnOnce(Sender<T>) -> ControlQuery,
+        query: impl FnOnce(Answer<T>) -> ControlQuery,
     ) -> Result<T, RpcFault> {
         self.ask_within(shard, self.deadlines.answer, query).map_err(|reason| match reason {
             NoAnswer::Stopping => stopping(),
@@ -125,7 +125,7 @@ impl ShardLink {
     /// The first error of [`ShardLink::ask`].
     pub fn ask_all<T>(
         &self,
-        query: impl Fn(Sender<T>) -> ControlQuery,
+        query: impl Fn(Answer<T>) -> ControlQuery,
     ) -> Result<Vec<T>, RpcFault> {
         self.ids().map(|shard| self.ask(shard, &query)).collect()
     }
@@ -135,11 +135,11 @@ impl ShardLink {
         &self,
         shard: ShardId,
         limit: Duration,
-        query: impl FnOnce(Sender<T>) -> ControlQuery,
+        query: impl FnOnce(Answer<T>) -> ControlQuery,
     ) -> Result<T, NoAnswer> {
         #[cfg(test)]
         self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let (answer, answers) = channel();
+        let (answer, answers) = sync_channel(1);
         self.shared.send(shard, ControlMessage::Query(query(answer)));
         answers.recv_timeout(limit).map_err(|error| match error {
             RecvTimeoutError::Timeout => NoAnswer::TooLong,
@@ -190,7 +190,14 @@ impl ShardLink {
     }
 }
 
+/// Whether an error is that of a server that stops.
+pub fn is_stopping(fault: &RpcFault) -> bool {
+    fault.errno() == Some(SHUTDOWN)
+}
+
+const SHUTDOWN: &str = "ESHUTDOWN";
+
 /// The error of every wait that the server's stop ends.
 pub fn stopping() -> RpcFault {
-    RpcFault::refused("ESHUTDOWN", "the server is stopping")
+    RpcFault::refused(SHUTDOWN, "the server is stopping")
 }

@@ -5,7 +5,6 @@
 //!    `-- the server stops: the channel is dropped ------------------> the waiter ends with ESHUTDOWN
 //! ```
 
-use std::sync::mpsc::Sender;
 
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
@@ -13,7 +12,7 @@ use super::{Reactor, in_flight, latency, targets};
 use crate::latency::usage::VolumeUse;
 use crate::messages::in_flight::Unanswered;
 use crate::messages::query::{
-    CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, VolumeReport,
+    Answer, CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, VolumeReport,
 };
 use crate::nbd::connection::Connection;
 
@@ -27,7 +26,7 @@ pub(super) const TABLES_MAX: usize = 32;
 /// Changes of options that the shard has not answered.
 #[derive(Default)]
 pub(super) struct Sets {
-    waiting: Vec<(u32, Sender<Status>)>,
+    waiting: Vec<(u32, Answer<Status>)>,
     last_token: u32,
 }
 
@@ -201,7 +200,7 @@ impl Reactor {
     }
 
     /// Submits a change of an option, which the shard answers by its token.
-    fn set(&mut self, answer: Sender<Status>, control: impl FnOnce(u32) -> Control) {
+    fn set(&mut self, answer: Answer<Status>, control: impl FnOnce(u32) -> Control) {
         let sets = &mut self.sets;
         if !self.stop.is_running() {
             return;

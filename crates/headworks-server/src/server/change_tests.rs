@@ -1,7 +1,7 @@
 //! Changes of a running server without clients: added, kept and refused exports, and reuse of ids.
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{channel, sync_channel};
 
 use headworks_core::limits::Limits;
 use headworks_core::writeback::DirtyTunable;
@@ -454,7 +454,7 @@ fn stop_waits_only_for_its_own_flushes() {
     let text = format!("a=delay:flush=300ms,of=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));
     let drain = || {
-        let (answer, answered) = channel();
+        let (answer, answered) = sync_channel(1);
         let query = ControlQuery::Drain { volume: VolumeId(0), answer };
         server.shared.send(ShardId(0), ControlMessage::Query(query));
         answered.recv()
