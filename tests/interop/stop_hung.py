@@ -193,6 +193,37 @@ def killed_soon_after_the_signal():
 
 
 @case
+def given_up_export_holds_up_neither_an_upgrade_nor_a_stop():
+    """an upgrade names an export that hangs; given up, it delays neither the upgrade of the others nor a stop"""
+    exports = [f"good=file:path={image(0)}", f"hung=delay:read=600s,cache=writeback,of=file:path={image(1)}"]
+    server = Server(exports, "--stop-timeout", "60s")
+    good = server.connect("good")
+    good.pwrite(pattern(3), 0)
+    hang(server, "hung")
+    told = server.ctl("upgrade")
+    assert told.returncode == 1 and "export hung, device hw1, oldest" in told.stderr, told
+    assert "remove hung --abandon" in told.stderr, told.stderr
+    told = server.ctl("remove", "hung", "--abandon")
+    assert told.returncode == 0 and told.stdout.startswith("hung: given up, 1 client disconnected; requests of 1 clients"), told
+    assert "hung" not in server.ctl("exports").stdout
+    # The old process ends, with its read in the device.
+    told = server.ctl("--json", "upgrade")
+    assert told.returncode == 0, told
+    pid = json.loads(told.stdout)["pid"]
+    server.process.wait(30)
+    assert good.pread(MIB, 0) == pattern(3), "its client goes on with the new server"
+    os.kill(pid, signal.SIGTERM)
+    until("the new server ends", lambda: not os.path.exists(f"/proc/{pid}"))
+
+    server = Server([f"good=file:path={image(0)}", exports[1]], "--stop-timeout", "60s")
+    hang(server, "hung")
+    assert server.ctl("remove", "hung", "--abandon").returncode == 0
+    server.process.send_signal(signal.SIGTERM)
+    status, said = server.process.wait(20), server.said()
+    assert status == 1 and "export hung, which was given up: its device has not answered" in said, said
+
+
+@case
 def stop_with_a_write_that_hangs_does_not_claim_a_flush():
     """a stop that loses a write says so, and never that all were flushed"""
     exports = [f"e0=file:path={image(0)}", f"e1=delay:write=600s,cache=writeback,of=file:path={image(1)}"]

@@ -14,6 +14,7 @@ use super::dirty_log::{DirtyLog, exact_now};
 use super::layout::{
     MAGIC, READABLE, ROW_BYTES, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
+use super::left::LeftCache;
 use super::reserve::{BufferSpace, FrameSpace, LimitedFilesystem, Space};
 use headworks::house::{HUGE, Mapping, PAGE, display_size};
 
@@ -100,6 +101,14 @@ impl CacheMemory {
     /// The kernel does not say.
     pub fn space(file: &File) -> io::Result<Option<u64>> {
         Ok(file.free()?.map(|(free, _)| free))
+    }
+
+    /// What is dirty now, for [`copy_recovery`](crate::copy_recovery).
+    ///
+    /// # Errors
+    /// As [`LeftCache::look`].
+    pub fn look(&self) -> io::Result<Option<LeftCache>> {
+        LeftCache::look(self.file.try_clone()?)
     }
 
     /// Frames of all shards in the file of a running process.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -67,6 +68,8 @@ pub struct LeftVolume {
 #[derive(Debug)]
 struct LeftShard {
     table_at: usize,
+    /// Offset of the frames in the file.
+    frames_at: u64,
     /// Frames whose entries may be read.
     entries: usize,
     frames: Mapping,
@@ -193,7 +196,7 @@ impl LeftCache {
         let table = (0..entries).map(entry).map(|word| word.load(Ordering::Acquire));
         let blocks = dirty_blocks(table.map(DirtyEntry));
         let table_at = table_at as usize;
-        Ok(Some(LeftShard { table_at, entries, frames, buffers, blocks }))
+        Ok(Some(LeftShard { table_at, frames_at, entries, frames, buffers, blocks }))
     }
 
     /// Does the copy again that the process did not finish. A source outside of the buffers was a frame of an even earlier
@@ -276,6 +279,30 @@ impl LeftCache {
                 let bytes = unsafe { std::slice::from_raw_parts(at, len) };
                 (len > 0).then_some(LeftBlock { block: block.block, bytes })
             })
+        })
+    }
+
+    /// Reads a dirty block of a process that runs into `bytes`; false if it is not dirty in its frame any more, so that it is on the image.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(crate) fn copy_block(&self, of: (usize, DirtyBlock), bytes: &mut [u8]) -> io::Result<bool> {
+        let (shard, block) = of;
+        let shard = &self.shards[shard];
+        // Through the file: the frame may be another block's by now, which changes.
+        self.file
+            .read_exact_at(bytes, shard.frames_at + u64::from(block.frame) * u64::from(BLOCK))?;
+        let entry = word(&self.control, shard.table_at + block.frame as usize * 8);
+        let entry = DirtyEntry(entry.load(Ordering::Acquire));
+        let is_same = entry.volume().0 == block.volume && entry.block() == block.block;
+        Ok(entry.is_dirty() && is_same)
+    }
+
+    /// The dirty blocks of a volume, each with its shard.
+    pub(crate) fn dirty_of(&self, volume: VolumeId) -> impl Iterator<Item = (usize, DirtyBlock)> {
+        self.shards.iter().enumerate().flat_map(move |(shard, own)| {
+            let blocks = own.blocks.iter().filter(move |block| block.volume == volume.0);
+            blocks.map(move |block| (shard, *block))
         })
     }
 

@@ -36,4 +36,6 @@ pub use dirty_log::DirtyLog;
 pub use layout::VolumeRow;
 pub use left::{DirtyBlock, LeftBlock, LeftCache, LeftVolume, dirty_blocks};
 pub use reserve::{BufferSpace, FrameSpace, LimitedFilesystem};
-pub use restore::{DeadServer, ImageState, Verdict, judge, write_image, write_recovery};
+pub use restore::{
+    DeadServer, ImageState, Verdict, copy_recovery, judge, write_image, write_recovery,
+};

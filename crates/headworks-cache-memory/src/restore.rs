@@ -21,6 +21,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IoSlice, Write as _};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -239,19 +240,86 @@ pub fn write_recovery(
     volume: &LeftVolume,
     directory: &Path,
 ) -> io::Result<PathBuf> {
+    let made = in_new_pair(volume, directory, |pair| write_pair(left, volume, pair))?;
+    left.settle(volume.volume);
+    Ok(made)
+}
+
+/// As [`write_recovery`], of a process that runs and in which nothing writes to the volume but its device's write-out: what is on the
+/// image meanwhile is left out, and `left` is as before.
+///
+/// # Errors
+/// A read, write or sync failed; no file is made.
+pub fn copy_recovery(
+    left: &LeftCache,
+    volume: &LeftVolume,
+    directory: &Path,
+) -> io::Result<PathBuf> {
+    in_new_pair(volume, directory, |pair| copy_pair(left, volume, pair))
+}
+
+/// Makes a recovery file with its map, and removes both if they cannot be written.
+fn in_new_pair(
+    volume: &LeftVolume,
+    directory: &Path,
+    write: impl FnOnce((&File, &File)) -> io::Result<()>,
+) -> io::Result<PathBuf> {
     let path = volume.row.as_ref().map(|row| row.path.as_path());
     let name = path.and_then(Path::file_name).unwrap_or(OsStr::new("image"));
     let (file, index, made) = create_pair(directory, name)?;
-    let written = write_pair(left, volume, (&file, &index)).and_then(|()| sync_directory(&made));
+    let written = write((&file, &index)).and_then(|()| sync_directory(&made));
     if let Err(error) = written {
-        // Half of the blocks, perhaps: all of them are in `left`.
+        // Half of the blocks, perhaps: all of them are where they were.
         let mut map = made.clone().into_os_string();
         map.push(".map");
         let _ = (std::fs::remove_file(&made), std::fs::remove_file(map));
         return Err(error);
     }
-    left.settle(volume.volume);
     Ok(made)
+}
+
+/// First lines of a map.
+fn head_of_map(volume: &LeftVolume) -> String {
+    let mut map =
+        "# Blocks that a server had not written to the image: offset length, in bytes\n".to_owned();
+    if let Some(row) = &volume.row {
+        map += &format!("# {}\n", row.path.display().to_string().escape_debug());
+    }
+    map
+}
+
+fn copy_pair(
+    left: &LeftCache,
+    volume: &LeftVolume,
+    (file, mut index): (&File, &File),
+) -> io::Result<()> {
+    let (mut map, mut bytes, mut run) = (head_of_map(volume), [0; BLOCK as usize], 0..0);
+    let size = volume.row.as_ref().map_or(u64::MAX, |row| row.size);
+    let line = |run: &Range<u64>| match run.is_empty() {
+        true => String::new(),
+        false => format!("{} {}\n", run.start, run.end - run.start),
+    };
+    for (shard, block) in left.dirty_of(volume.volume) {
+        let at = block.block.saturating_mul(u64::from(BLOCK));
+        if !left.copy_block((shard, block), &mut bytes)? {
+            continue;
+        }
+        // A volume may have grown after its row was written: only its last block is cut off.
+        let len = if at < size { (size - at).min(BLOCK.into()) } else { BLOCK.into() };
+        file.write_all_at(&bytes[..len as usize], at)?;
+        if run.end != at {
+            map += &line(&run);
+            run = at..at;
+        }
+        run.end = at + len;
+    }
+    map += &line(&run);
+    if size != u64::MAX && file.metadata()?.len() < size {
+        file.set_len(size)?;
+    }
+    file.sync_all()?;
+    index.write_all(map.as_bytes())?;
+    index.sync_all()
 }
 
 fn write_pair(
@@ -265,12 +333,7 @@ fn write_pair(
     let end = end * u64::from(BLOCK);
     let size = if end >= size && end - size < u64::from(BLOCK) { size } else { size.max(end) };
     file.set_len(size)?;
-    let mut map =
-        "# Blocks that a killed server had not written to the image: offset length, in bytes\n"
-            .to_owned();
-    if let Some(row) = &volume.row {
-        map += &format!("# {}\n", row.path.display().to_string().escape_debug());
-    }
+    let mut map = head_of_map(volume);
     write_runs(left.blocks(volume.volume, size), |offset, run| {
         let mut at = offset;
         for piece in run.iter() {

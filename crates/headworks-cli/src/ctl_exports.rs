@@ -35,6 +35,10 @@ pub enum ExportCommand {
         /// Disconnect its clients after their requests in flight are answered
         #[arg(long)]
         force: bool,
+        /// As --force, and give it up if its device does not answer within 5 s: its clients and its name go at once, its memory when the device
+        /// answers; what only the cache has goes to a recovery file
+        #[arg(long)]
+        abandon: bool,
     },
     /// Grows an export and its image; clients see the new size when they reconnect
     Resize {
@@ -120,8 +124,9 @@ impl ExportCommand {
             Self::Add { spec, read_only } => {
                 sent(&methods::Add { spec: spec.clone(), read_only: *read_only, cwd: here() })
             }
-            Self::Remove { export, force } => {
-                sent(&methods::Remove { export: export.clone(), force: *force })
+            Self::Remove { export, force, abandon } => {
+                let (force, abandon) = (*force, *abandon);
+                sent(&methods::Remove { export: export.clone(), force, abandon })
             }
             Self::Resize { export, size } => {
                 let size = size.clone().map_or(Size::Missing, Size::Word);
@@ -210,6 +215,12 @@ fn show_removed(removed: &Removed) -> String {
         1 => ", 1 client disconnected".to_owned(),
         clients => format!(", {clients} clients disconnected"),
     };
+    if let Some(left) = &removed.abandoned {
+        let notes = left.notes.iter().map(|note| format!("  {note}\n"));
+        return format!("{}: given up{clients}; {}\n", removed.export, left.waits_for)
+            + "  its image stays open, and its memory in use, until its device answers or the server ends\n"
+            + &notes.collect::<String>();
+    }
     let rest = match removed.closed {
         true => "its image is closed",
         false => "its image stays open for another export",
@@ -300,7 +311,7 @@ mod tests {
 
     #[test]
     fn answers_tell_what_was_done() {
-        let remove = ExportCommand::Remove { export: String::new(), force: true };
+        let remove = ExportCommand::Remove { export: String::new(), force: true, abandon: false };
         let gone = |clients: u32, closed: bool| {
             let answer = json!({ "export": "a", "clients": clients, "closed": closed });
             remove.show(&answer).unwrap()

@@ -157,7 +157,8 @@ mod tests {
             json!({ "config": folder.join("main.toml"), "text": text, "unsaved": [],
                 "changes": [{ "path": "vm/dirty_bytes", "configured": "0", "running": "4M" }] })
         };
-        let (some, other) = (of("[server.vm]\ndirty_bytes = \"4M\"\n"), of("[server.vm]\ndirty_bytes = \"5M\"\n"));
+        let (some, other) =
+            (of("[server.vm]\ndirty_bytes = \"4M\"\n"), of("[server.vm]\ndirty_bytes = \"5M\"\n"));
         assert!(!show_diff(&some).contains("note"), "{}", show_diff(&some));
         save(&some, false).unwrap();
         assert!(show_diff(&some).ends_with("99-ctl.toml has them; `reload` takes them in\n"));

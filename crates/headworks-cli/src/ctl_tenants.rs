@@ -142,8 +142,10 @@ impl TenantDisk {
             Ok(added) => Ok(text + &format!("{tenant}: listens at {}\n", added.address)),
             Err(error) => {
                 if spec.is_some() {
-                    let _ =
-                        call(socket, &methods::Remove { export: tenant.to_owned(), force: true });
+                    let _ = call(
+                        socket,
+                        &methods::Remove { export: tenant.to_owned(), force: true, abandon: false },
+                    );
                 }
                 let _ = remove_tenant();
                 Err(error)

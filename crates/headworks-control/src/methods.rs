@@ -207,6 +207,8 @@ methods! {
         export: String,
         /// disconnect its clients
         force: bool,
+        /// as force, and give it up if its device does not answer: the removal ends when that does
+        abandon: bool,
     } -> answers::Removed;
 
     /// Grows an image and its export.

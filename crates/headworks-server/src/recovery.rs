@@ -7,7 +7,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use headworks::house::display_size;
-use headworks_cache_memory::{CacheMemory, LeftCache, LeftVolume, write_recovery};
+use headworks_cache_memory::{CacheMemory, LeftCache, LeftVolume, copy_recovery, write_recovery};
+use headworks_core::VolumeId;
 
 use crate::state_directory::make_directory;
 
@@ -33,6 +34,23 @@ pub(crate) fn write_to_state(left: &LeftCache, volume: &LeftVolume) -> Result<Pa
     let directory = make_directory("recovery")?;
     check_room(&directory, volume.bytes)?;
     write_recovery(left, volume, &directory)
+        .map_err(|error| format!("{}: {error}", directory.display()))
+}
+
+/// Writes the dirty blocks of a volume of this process to a new file of the directory; they stay where they are. No client writes to the
+/// volume any more.
+///
+/// # Errors
+/// A sentence.
+pub(crate) fn write_from_memory(memory: &CacheMemory, volume: VolumeId) -> Result<PathBuf, String> {
+    let left = memory.look().map_err(|error| error.to_string())?;
+    let left = left.ok_or("the cache's memory is not complete")?;
+    let volumes = left.volumes();
+    let volume = volumes.iter().find(|left| left.volume == volume);
+    let volume = volume.ok_or("the cache's memory has nothing of it")?;
+    let directory = make_directory("recovery")?;
+    check_room(&directory, volume.bytes)?;
+    copy_recovery(&left, volume, &directory)
         .map_err(|error| format!("{}: {error}", directory.display()))
 }
 

@@ -59,6 +59,8 @@ pub struct Server {
     memory: Option<MemoryWatch>,
     /// What ctl had changed when the standing part was handed over.
     handed_changes: Mutex<Option<String>>,
+    /// Whether the process that is to replace this one was told that it gets the memory of the cache.
+    handed_memory: Mutex<bool>,
     /// The volumes as they were handed over last.
     handed_volumes: Mutex<Vec<HandedVolume>>,
     /// The pause of all shards, while another process takes over.
@@ -239,6 +241,7 @@ impl Server {
         }
         let service = ControlService::for_server(&assembly, &config, options, &shared);
         let service = Arc::new(service.with_listeners(Arc::clone(&listeners)));
+        service.attend();
         let mut seeds = seeds(assembly, &config, caches, options, mails, clients);
         for (shard, blocks) in std::mem::take(&mut restores.shards) {
             seeds[usize::from(shard)].set_restores(blocks);
@@ -299,6 +302,7 @@ impl Server {
             metrics: None,
             memory: None,
             handed_changes: Mutex::default(),
+            handed_memory: Mutex::default(),
             handed_volumes: Mutex::default(),
             paused: Mutex::default(),
         };
@@ -377,6 +381,11 @@ impl Server {
     /// The volumes as they were handed over last.
     pub(crate) fn handed_volumes(&self) -> MutexGuard<'_, Vec<HandedVolume>> {
         self.handed_volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the process that is to replace this one was told that it gets the memory of the cache.
+    pub(crate) fn handed_memory(&self) -> MutexGuard<'_, bool> {
+        self.handed_memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What ctl had changed when the standing part was handed over; none before.
@@ -499,6 +508,12 @@ impl Server {
         tree.exports.iter().map(now).collect()
     }
 
+    /// Names of exports that were given up and whose devices have not answered: a stop waits for none of them.
+    #[must_use]
+    pub fn abandoned(&self) -> Vec<String> {
+        self.service.changes().abandoned_names()
+    }
+
     /// Bytes of all volumes that are in the cache only, as published during a stop.
     #[must_use]
     pub fn left(&self) -> u64 {
@@ -588,6 +603,8 @@ fn cache_memory(
 }
 
 #[cfg(test)]
+mod abandon_tests;
+#[cfg(test)]
 mod answer_tests;
 #[cfg(test)]
 mod change_tests;
@@ -597,6 +614,8 @@ mod in_flight_tests;
 mod limit_tests;
 #[cfg(test)]
 mod listener_tests;
+#[cfg(test)]
+mod recorded_tests;
 #[cfg(test)]
 mod status_page_tests;
 #[cfg(test)]

@@ -50,6 +50,10 @@ impl OngoingStop {
             self.reported = Instant::now();
             let at = self.since.elapsed().as_nanos() as u64;
             let exports = running.server.exports();
+            let has_ended = exports.iter().all(|export| export.progress.stop.has_ended());
+            if has_ended && !running.server.abandoned().is_empty() {
+                return true;
+            }
             if self.since.elapsed() >= READERS_LIMIT && progress::waits_for_readers_only(&exports) {
                 return true;
             }
@@ -254,6 +258,10 @@ pub(super) fn end_at_once(running: &Running, reason: &str, took: Duration) -> ! 
             complain(line);
             all_flushed = false;
         }
+    }
+    for name in running.server.abandoned() {
+        complain(format!("export {name}, which was given up: its device has not answered"));
+        all_flushed = false;
     }
     if all_flushed {
         complain(format!("stopped after {seconds:.1} s; all acknowledged writes were flushed"));

@@ -35,6 +35,22 @@ records! {
         clients: u64,
         /// the image is closed: no other export has it
         closed: bool,
+        /// what is left of an export that was given up; null if it was not
+        abandoned: Option<Abandoned>,
+    }
+
+    /// An export that was given up: its device has not answered.
+    Abandoned {
+        /// what its removal waits for
+        waits_for: String,
+        /// acknowledged bytes that are in the cache only
+        unwritten_bytes: u64,
+        /// completed writes that no flush covers
+        unflushed: u64,
+        /// file with the bytes that are in the cache only, a map of them beside it; null without such a file
+        recovery_file: Option<String>,
+        /// sentences about what is left
+        notes: Vec<String>,
     }
 
     /// An export whose size was asked for.

@@ -42,6 +42,11 @@ impl Default for ExportNow {
 }
 
 impl Export {
+    /// Whether it has its name: another one may have that of an export that was given up.
+    pub fn is_named(&self) -> bool {
+        !matches!(self.state, ExportState::Abandoned)
+    }
+
     /// An export that begins to serve a volume.
     pub fn new(
         spec: &ExportSpec,
@@ -63,6 +68,7 @@ impl Export {
 ///      ^                 |  |  ^
 ///      '--- refused -----'  v  | remove again
 ///                         Stuck    removed from some shards, refused by another
+///   Leaving --its device does not answer--> Abandoned --it answers--> (gone)
 /// ```
 #[derive(Clone, Debug, Default)]
 pub enum ExportState {
@@ -73,6 +79,8 @@ pub enum ExportState {
     Leaving,
     /// The removal stopped half-way: clients are not served, and the ids stay in use.
     Stuck(RemovalSteps),
+    /// It was given up: it has no name any more, and keeps its ids and its image until its device answers.
+    Abandoned,
 }
 
 /// All exports, by id.

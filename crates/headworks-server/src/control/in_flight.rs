@@ -74,6 +74,20 @@ impl OldestRequest {
         }
     }
 
+    /// The volume that it addresses.
+    pub fn volume(&self) -> VolumeId {
+        self.one.volume
+    }
+
+    /// Itself, and what an operator can do when something waits for it.
+    pub fn with_advice(&self) -> String {
+        let export = self.exports.first().map_or("EXPORT", String::as_str);
+        format!(
+            "{self}; try again when its device has answered, or give the export up (ctl SOCKET remove {export} --abandon), and the others are \
+             handed over"
+        )
+    }
+
     /// Whether it is told that it waits.
     pub fn is_long(&self) -> bool {
         self.age >= LONG

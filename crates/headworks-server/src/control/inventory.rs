@@ -341,7 +341,8 @@ impl Inventory {
     /// removed.
     pub fn state(&self, name: &str) -> Option<ExportState> {
         let all = self.exports.lock();
-        let by = |name: &str| all.values().find(|record| record.spec.name == name);
+        let named = || all.values().filter(|record| record.is_named());
+        let by = |name: &str| named().find(|record| record.spec.name == name);
         let unnamed = || (name == shown_name("")).then(|| by("")).flatten();
         by(name).or_else(unnamed).map(|record| record.state.clone())
     }
@@ -361,6 +362,13 @@ impl Inventory {
         let all = self.exports.lock();
         let mut own = all.values().filter(|record| record.volume == volume);
         own.all(|record| !matches!(record.state, ExportState::Serving))
+    }
+
+    /// Whether a volume is that of exports which were given up, and of no other.
+    pub fn is_abandoned(&self, volume: VolumeId) -> bool {
+        let all = self.exports.lock();
+        let mut own = all.values().filter(|record| record.volume == volume).peekable();
+        own.peek().is_some() && own.all(|record| matches!(record.state, ExportState::Abandoned))
     }
 
     /// Whether another export has the same volume.

@@ -2,13 +2,14 @@
 //!
 //! `Queries` reads, `Settings` changes values, `LiveChanges` adds, removes and resizes exports.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DeviceId, ExportId, Op, ShardConfig, VolumeId};
 
-use super::changes::{LiveChanges, live_listeners};
+use super::changes::{LiveChanges, RemovalWay, live_listeners};
 use super::exports::{Export, Exports};
 use super::inventory::Inventory;
 use super::queries::Queries;
@@ -29,6 +30,9 @@ use crate::reload_request::{ReloadHook, ReloadOutcome};
 use crate::shared::ServerShared;
 use headworks_control::methods::{self, Method, Request};
 use headworks_control::{Params, RpcFault, RpcResult, answers, reply};
+
+/// How often devices of exports that were given up are asked; nothing is asked while there is none.
+const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 
 /// The service behind the control socket, shared by all of its clients.
 pub struct ControlService {
@@ -131,6 +135,27 @@ impl ControlService {
     /// Sets the listeners that the server starts with.
     pub fn with_listeners(self, listeners: Arc<ListenerSet>) -> Self {
         Self { changes: self.changes.with_listeners(listeners), ..self }
+    }
+
+    /// Lets a thread end removals of exports that were given up, while there are any; it ends with the service.
+    pub fn attend(self: &Arc<Self>) {
+        let service = Arc::downgrade(self);
+        self.changes.abandoned().on_first(move || {
+            let service = Weak::clone(&service);
+            let end = move || {
+                loop {
+                    std::thread::sleep(AGAIN);
+                    let Some(service) = service.upgrade() else { return };
+                    if service.changes.abandoned().end(&service.changes).unwrap_or(true) {
+                        return;
+                    }
+                }
+            };
+            let thread = std::thread::Builder::new().name("headworks-abandoned".into());
+            if let Err(error) = thread.spawn(end) {
+                tracing::warn!("what was given up stays open until the server stops: {error}");
+            }
+        });
     }
 
     /// A service for the shards behind `shards`.
@@ -264,7 +289,7 @@ impl ControlService {
             }),
             Method::Add => carry_out(params, |asked| changes.add_by_words(&asked)),
             Method::Remove => carry_out(params, |asked: methods::Remove| {
-                changes.remove(&asked.export, asked.force)
+                changes.remove(&asked.export, RemovalWay::asked(&asked))
             }),
             Method::Resize => carry_out(params, |asked| changes.resize_by_words(&asked)),
             Method::Drain => carry_out(params, |asked| changes.drain(&asked)),

@@ -32,10 +32,12 @@ impl Server {
         let changes = self.unsaved_changes()?;
         *self.handed_changes() = Some(changes.clone());
         (*self.handed_volumes()).clone_from(&volumes);
+        let has_memory = self.may_hand_memory();
+        *self.handed_memory() = has_memory;
         let parts = StandingParts {
             listeners: &self.handed(),
             locks,
-            has_memory: self.keeps_cache(),
+            has_memory,
             volumes: &volumes,
             changes: &changes,
         };
@@ -51,7 +53,11 @@ impl Server {
     /// A sentence why requests in flight did not end within `limit`; the server already serves on.
     pub fn pause(&self, limit: Duration) -> Result<Handover, String> {
         self.await_devices(Instant::now() + limit)?;
-        let way = if self.keeps_cache() { PauseWay::AsItIs } else { PauseWay::WrittenOut };
+        let has_memory = *self.handed_memory();
+        if has_memory && !self.may_hand_memory() {
+            return Err("an export was given up meanwhile; try again".to_owned());
+        }
+        let way = if has_memory { PauseWay::AsItIs } else { PauseWay::WrittenOut };
         // Before the pause: the shards are asked. While they are paused they refuse changes.
         let changes = self.unsaved_changes()?;
         if self.handed_changes().as_ref().is_some_and(|handed| *handed != changes) {
@@ -66,11 +72,17 @@ impl Server {
         }
     }
 
+    /// Whether the memory of the cache may go to the process that replaces this one: not while a device may yet use it, for an export
+    /// that was given up.
+    fn may_hand_memory(&self) -> bool {
+        self.keeps_cache() && self.abandoned().is_empty()
+    }
+
     fn await_devices(&self, deadline: Instant) -> Result<(), String> {
         let oldest = || self.service().changes().oldest_command().filter(|one| one.age >= SLOW);
         while let Some(oldest) = oldest() {
             if Instant::now() >= deadline {
-                return Err(format!("{LATE}: {oldest}"));
+                return Err(format!("{LATE}: {}", oldest.with_advice()));
             }
             std::thread::sleep(LOOK_AGAIN);
         }
@@ -130,6 +142,11 @@ impl Server {
     /// # Errors
     /// As [`Server::standing`].
     pub fn standing_for_restart(&self) -> Result<Handover, String> {
+        if let Some(name) = self.abandoned().first() {
+            return Err(format!(
+                "the device of export {name}, which was given up, has not answered"
+            ));
+        }
         let (mut volumes, _) = self.service().changes().volumes_to_hand_over()?;
         // Another image may get the numbers of one that is closed.
         volumes.retain(|volume| volume.is_known);
@@ -192,7 +209,7 @@ impl Server {
                 // What it has by now it had before: a paused shard sends nothing new.
                 let oldest = self.service().changes().oldest_command();
                 Err(match oldest.filter(|_| reason == LATE) {
-                    Some(oldest) => format!("{LATE}: {oldest}"),
+                    Some(oldest) => format!("{LATE}: {}", oldest.with_advice()),
                     None => reason,
                 })
             }

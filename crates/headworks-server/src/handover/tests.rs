@@ -319,6 +319,41 @@ fn without_shared_memory_everything_is_written_out_first() {
 }
 
 #[test]
+fn hung_export_is_named_and_given_up_the_others_are_handed_over() {
+    let mut place = Place::new("handover-abandon", 2, true);
+    let hung = TempFile::new("handover-abandon-hung");
+    std::fs::write(hung.path(), vec![7; 1 << 20]).unwrap();
+    let disk = format!("disk={}", place.image.path().display());
+    let other = format!("hung=delay:read=600s,cache=none,of=file:path={}", hung.path().display());
+    let server = Arc::new(place.serve(&[&disk, &other], None).unwrap());
+    let mut client = place.client();
+    client.write(0, &[3; BLOCK], CommandFlags::NONE).unwrap();
+    let mut hanging = place.client_of("hung").into_parts().0;
+    let (len, command, flags) = (BLOCK as u32, Command::Read, CommandFlags::NONE);
+    hanging.write_all(&Request { cookie: 1, offset: 0, len, command, flags }.header()).unwrap();
+    while server.service().changes().oldest_command().is_none() {
+        std::thread::yield_now();
+    }
+    let refused = server.pause(Duration::from_millis(300)).map(drop).unwrap_err();
+    assert!(refused.contains("export hung, device hw1, oldest"), "{refused}");
+    assert!(refused.contains("remove hung --abandon"), "{refused}");
+    let asked = serde_json::json!({ "export": "hung", "abandon": true });
+    server.service().call("remove", asked.as_object().unwrap()).map_err(drop).unwrap();
+    // Its memory is in use: the other one begins with memory of its own.
+    place.memory = TempFile::new("handover-abandon-other");
+    let new = place.try_replace(&server, &[&disk], UnmatchedClients::Refuse).unwrap();
+    assert_eq!((dirty(&new), block_of(place.image.path(), 0)), (0, 3), "written out");
+    let mut found = [0; BLOCK];
+    client.read(0, &mut found).unwrap();
+    assert_eq!(found, [3; BLOCK], "its client goes on");
+    client.write(0, &[4; BLOCK], CommandFlags::NONE).unwrap();
+    client.disconnect().unwrap();
+    std::mem::forget(server);
+    end(new);
+    assert_eq!(block_of(place.image.path(), 0), 4);
+}
+
+#[test]
 fn volume_in_memory_refuses() {
     let place = Place::new("handover-mem", 1, true);
     let server = place.start(None).unwrap();

@@ -133,6 +133,11 @@ pub enum ShardCommand {
         /// Also closes connections with unread replies.
         unread: bool,
     },
+    /// Closes the connections of an export, whose requests do not end: neither a stop nor a hand-over waits for them.
+    Abandon {
+        /// Id of the export.
+        export: ExportId,
+    },
     /// Announces a size that the server gives a file itself.
     Expect {
         /// Id of the volume.

@@ -149,6 +149,7 @@ impl Reactor {
             ShardCommand::Evict { export, unread } => {
                 self.door.evict(&mut self.parts, now, export, unread);
             }
+            ShardCommand::Abandon { export } => self.door.abandon(&mut self.parts, export),
             ShardCommand::Expect { volume, size } => {
                 let files = self.parts.files.iter_mut();
                 files.filter(|file| file.volume == volume).for_each(|file| file.expect(size));

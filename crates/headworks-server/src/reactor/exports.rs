@@ -23,6 +23,8 @@ use headworks_nbd::ExportInfo;
 struct ExportSlot {
     export: ServedExport,
     hidden: bool,
+    /// It was given up: nothing waits for its requests.
+    abandoned: bool,
     /// No client may open it now.
     refuses: bool,
     /// How the rules of access judge it.
@@ -49,7 +51,7 @@ impl ExportTable {
         let rules = RulesInForce::new(rules);
         let place = |export: ServedExport| {
             let sight = rules.sight(&export.info.name, export.owner);
-            Some(ExportSlot { export, hidden: false, refuses: false, sight })
+            Some(ExportSlot { export, hidden: false, abandoned: false, refuses: false, sight })
         };
         let places = exports.map(place).collect();
         let mut all = Self { places, rules, ..Self::default() };
@@ -117,7 +119,8 @@ impl ExportTable {
         let before = self.places[index].as_ref();
         let same = before.filter(|before| before.export.info.name == export.info.name);
         let refuses = same.is_some_and(|before| before.refuses);
-        self.places[index] = Some(ExportSlot { export, hidden: false, refuses, sight });
+        self.places[index] =
+            Some(ExportSlot { export, hidden: false, abandoned: false, refuses, sight });
         self.list();
     }
 
@@ -127,6 +130,28 @@ impl ExportTable {
             place.hidden = hidden;
             self.list();
         }
+    }
+
+    /// Gives an export up, which is hidden.
+    pub fn abandon(&mut self, id: ExportId) {
+        if let Some(place) = self.place_mut(id) {
+            place.abandoned = true;
+        }
+    }
+
+    /// Whether an export was given up.
+    pub fn is_abandoned(&self, id: ExportId) -> bool {
+        self.place(id).is_some_and(|place| place.abandoned)
+    }
+
+    /// Volumes whose exports were all given up.
+    pub fn abandoned_volumes(&self) -> Vec<VolumeId> {
+        let all = || self.places.iter().flatten();
+        let of = |place: &ExportSlot| place.export.binding.volume;
+        let given_up = all().filter(|place| place.abandoned).map(of);
+        given_up
+            .filter(|volume| all().all(|place| place.abandoned || of(place) != *volume))
+            .collect()
     }
 
     /// Refuses new clients of an export, or takes them again.

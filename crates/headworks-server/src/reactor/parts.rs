@@ -77,11 +77,13 @@ impl ReactorParts {
 
     /// Whether nothing is in a device, or in a ring.
     pub(super) fn is_still(&self) -> bool {
+        self.has_told_all() && self.driver.shard().is_idle() && self.devices_are_idle()
+    }
+
+    /// Whether no input waits for the shard, and no message for another.
+    pub(super) fn has_told_all(&self) -> bool {
         let empty = self.io.peers.iter().flatten().all(|peer| peer.outbox.is_empty());
-        empty
-            && !self.driver.has_inputs()
-            && self.driver.shard().is_idle()
-            && self.devices_are_idle()
+        empty && !self.driver.has_inputs()
     }
 
     /// Lets the shard handle inputs and carries its actions out until no input is left.

@@ -10,6 +10,9 @@
 //! Before a restart everything is written out, most of it before Draining, while clients are served; so are, in any case, volumes that
 //! only this process can flush ([`PauseOrder::flush`]).
 //!
+//! Beside an export that was given up (`control/changes/abandon.rs`) nothing can be said of the cache's memory, which its device may use:
+//! the others are written out, and only connections are handed over ([`PauseWay::WrittenOut`]).
+//!
 //! While paused a shard accepts no client and reads no request. After the hand-over its thread waits for the end of the pause, or
 //! of the process: so nothing changes that the other process was told. Connections that cannot move (`Connection::hand_over`) stay
 //! and are closed by the end of the process.
@@ -100,7 +103,7 @@ impl Reactor {
                 None => {}
             },
             Stage::Freezing => {
-                if self.parts.is_still() {
+                if self.is_still() {
                     self.hand_over(now);
                 }
             }
@@ -111,9 +114,21 @@ impl Reactor {
     fn connections_are_at_rest(&mut self) -> bool {
         let io = &mut self.parts.io;
         let sent = io.to_send.is_empty() && !io.has_large_to_send();
+        let door = &self.door;
+        let is_left = |slot| door.export_of(slot).is_some_and(|id| door.exports.is_abandoned(id));
         sent && io
             .slots()
+            .filter(|slot| !is_left(*slot))
             .all(|slot| io.connection(slot).is_none_or(|(connection, _)| connection.is_at_rest()))
+    }
+
+    /// Whether nothing is in a device, or in a ring; but for what devices have of exports that were given up.
+    fn is_still(&self) -> bool {
+        match self.door.exports.abandoned_volumes().is_empty() {
+            true => self.parts.is_still(),
+            // The rest has been written out, and clients are at rest.
+            false => self.way() == PauseWay::WrittenOut && self.parts.has_told_all(),
+        }
     }
 
     fn way(&self) -> PauseWay {
@@ -142,6 +157,8 @@ impl Reactor {
     /// Writes out and flushes those of this shard's volumes that `is_meant` selects; returns where the outcomes come.
     fn flush_own_volumes(&mut self, is_meant: impl Fn(VolumeId) -> bool) -> Receiver<Status> {
         let (flushed, flushes) = channel();
+        let given_up = self.door.exports.abandoned_volumes();
+        let is_meant = |volume| is_meant(volume) && !given_up.contains(&volume);
         let meant: Vec<_> = self.parts.volumes.iter().copied().filter(|id| is_meant(*id)).collect();
         for volume in meant {
             let flush = self.own_flushes.submit_for(volume, flushed.clone());
@@ -171,8 +188,9 @@ impl Reactor {
     /// Hands over, and waits for the end of the pause.
     fn hand_over(&mut self, now: Instant) {
         let moves = self.way() != PauseWay::WrittenOut;
-        let contents = match self.parts.driver.shard().contents(now) {
-            Ok(contents) => moves.then(|| contents.encode()),
+        let contents = moves.then(|| self.parts.driver.shard().contents(now)).transpose();
+        let contents = match contents {
+            Ok(contents) => contents.map(|contents| contents.encode()),
             Err(error) => return self.refuse_pause(&error.to_string()),
         };
         let mut paused = PausedShard {

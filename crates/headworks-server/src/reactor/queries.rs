@@ -5,14 +5,14 @@
 //!    `-- the server stops: the channel is dropped ------------------> the waiter ends with ESHUTDOWN
 //! ```
 
-
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
 use super::{Reactor, in_flight, latency, targets};
 use crate::latency::usage::VolumeUse;
 use crate::messages::in_flight::Unanswered;
 use crate::messages::query::{
-    Answer, CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, VolumeReport,
+    Answer, CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts,
+    VolumeReport,
 };
 use crate::nbd::connection::Connection;
 

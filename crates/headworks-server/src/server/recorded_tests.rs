@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant as Clock;
 
 use headworks::testing::TempFile;
-use headworks_core::prng::Prng;
 use headworks_core::ExportId;
+use headworks_core::prng::Prng;
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::wire::CommandFlags;
 use serde_json::{Value, json};

@@ -237,15 +237,22 @@ mod tests {
             ExportRow { tenant, ..state(&format!("e{number:03}"), "serving", 1) }
         };
         let (weight, limits, target_us) = (300, "bps-read=50M".to_owned(), None);
-        let row = |number| TenantRow { name: format!("t{number}"), weight, limits: limits.clone(), target_us };
+        let row = |number| TenantRow {
+            name: format!("t{number}"),
+            weight,
+            limits: limits.clone(),
+            target_us,
+        };
         let told = |count: usize| {
             let exports: Vec<_> = (0..count).map(of).collect();
             let tenants: Vec<_> = (0..count).map(row).collect();
             let mut history = History::default();
-            history.on_snapshot(Instant::now(), Snapshot { exports, tenants, ..Snapshot::default() });
+            history
+                .on_snapshot(Instant::now(), Snapshot { exports, tenants, ..Snapshot::default() });
             data(&history, 0).unwrap()
         };
-        let one = json!({ "name": "t0", "weight": 300, "limits": "bps-read=50M", "target_us": null });
+        let one =
+            json!({ "name": "t0", "weight": 300, "limits": "bps-read=50M", "target_us": null });
         assert_eq!(told(1)["tenants"], json!([one]));
         assert_eq!(told(300)["tenants"].as_array().unwrap().len(), EXPORTS_MAX);
     }

@@ -100,6 +100,9 @@ impl LiveChanges {
             return Err(RpcFault::refused("EBUSY", message));
         }
         if let Some(volume) = inventory.find(addition.identity) {
+            if inventory.is_abandoned(volume) {
+                return Err(image_given_up(spec));
+            }
             if inventory.is_leaving(volume) {
                 return Err(image_being_removed(spec));
             }
@@ -193,14 +196,15 @@ impl LiveChanges {
 
     fn check_name(&self, inventory: &Inventory, name: &str) -> Result<(), RpcFault> {
         let name = shown_name(name);
-        let is_called = |record: &&Export| shown_name(&record.spec.name) == name;
+        let is_called =
+            |record: &&Export| record.is_named() && shown_name(&record.spec.name) == name;
         if inventory.addition(name).is_some() {
             return Err(being_added(name));
         }
         let exports = inventory.exports.lock();
         let mut others = exports.values().filter(is_called);
         match others.next().map(|record| &record.state) {
-            None => Ok(()),
+            None | Some(ExportState::Abandoned) => Ok(()),
             Some(ExportState::Serving) => {
                 let message = format!("an export `{name}` exists already; remove it first");
                 Err(RpcFault::refused("EEXIST", message))
@@ -432,6 +436,14 @@ pub(super) fn being_added(name: &str) -> RpcFault {
 }
 
 /// The error for an image whose last export is being removed.
+fn image_given_up(spec: &ExportSpec) -> RpcFault {
+    let name = &spec.name;
+    let message = format!(
+        "the image of `{name}` is still open for an export that was given up (remove --abandon); try again when its device has answered"
+    );
+    RpcFault::refused("EBUSY", message)
+}
+
 fn image_being_removed(spec: &ExportSpec) -> RpcFault {
     let name = &spec.name;
     let message = format!(

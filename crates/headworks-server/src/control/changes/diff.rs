@@ -119,7 +119,7 @@ impl LiveChanges {
         let exports = inventory.exports.lock();
         let absent = &self.tree.current().absent;
         let is_there = |name: &str| {
-            exports.values().any(|export| export.spec.name == name)
+            exports.values().any(|export| export.is_named() && export.spec.name == name)
                 || absent.iter().any(|absent| absent.spec.name == name)
         };
         for export in exports.values() {

@@ -21,10 +21,12 @@ impl LiveChanges {
     /// file which blocks are its own.
     pub fn volumes_to_flush(&self) -> Vec<VolumeId> {
         let inventory = lock(&self.inventory);
+        let is_served = |id: &u16| !inventory.is_abandoned(VolumeId(*id));
         let is_meant = |origin: &VolumeOrigin| {
             origin.remote.is_some() || matches!(origin.spec.base, BaseDevice::Overlay { .. })
         };
         let served = inventory.volumes.iter().filter(|(_, entry)| entry.base_key.is_none());
+        let served = served.filter(|(id, _)| is_served(id));
         let meant = served.filter(|(_, entry)| is_meant(&entry.origin));
         meant.map(|(id, _)| VolumeId(*id)).collect()
     }
@@ -42,6 +44,8 @@ impl LiveChanges {
         let (mut volumes, mut locks) = (Vec::new(), Vec::new());
         // The new process finds out by itself which bases are shared.
         let served = inventory.volumes.iter().filter(|(_, entry)| entry.base_key.is_none());
+        // What was given up ends with this process.
+        let served = served.filter(|(id, _)| !inventory.is_abandoned(VolumeId(**id)));
         for (id, entry) in served {
             let origin = &entry.origin;
             let why = match origin.spec.base {

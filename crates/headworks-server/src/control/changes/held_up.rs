@@ -6,13 +6,15 @@ use headworks_core::DeviceId;
 
 use super::LiveChanges;
 use crate::control::in_flight::OldestRequest;
-use crate::control::tree::{DeviceNode, Tree};
+use crate::control::tree::{DeviceNode, Tree, lock};
 
 impl LiveChanges {
     /// The oldest command of all devices; none if they are idle. A shard that does not answer has none.
     pub(crate) fn oldest_command(&self) -> Option<OldestRequest> {
         let tree = self.tree.current();
-        let found = tree.devices.iter().filter_map(|node| self.oldest_on(&tree, node));
+        let devices = tree.devices.iter();
+        let found = devices.filter_map(|node| self.oldest_on(&tree, node));
+        let found = found.filter(|oldest| !lock(&self.inventory).is_abandoned(oldest.volume()));
         found.max_by_key(|oldest| oldest.age)
     }
 

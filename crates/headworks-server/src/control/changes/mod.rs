@@ -4,6 +4,7 @@
 //!   add      reserve name -> open -> ids, device, volume on every shard -> serve
 //!   remove   hide -> disconnect clients -> write back, flush -> remove volume, device from every shard -> close, free ids
 //!                `-- a client is connected, or write-back fails: shown again, as before
+//!   (abandon close the clients' sockets, keep dirty bytes in a file, forget the name -> the rest of `remove` when the device answers)
 //!   resize   lock: may it? | extend the file | lock: device, then every shard
 //!   drain    flush each volume
 //!   refuse-clients, accept-clients   a mark of each export on each shard
@@ -17,6 +18,7 @@
 //! lock. Each step is a command to every shard, completed before the next; inventory and tree are changed when all
 //! shards have agreed. A stop of the server ends every wait.
 
+mod abandon;
 mod absent;
 mod add;
 mod bases;
@@ -58,12 +60,14 @@ use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
 use crate::messages::command::{Released, ShardCommand};
 use crate::options::MissingImage;
+use abandon::AbandonedExports;
 use headworks_control::RpcFault;
 use headworks_nbd::tls::TlsOptions;
 use live_listeners::LiveAccess;
 
 pub use listeners::AccessReport;
 pub use reconcile::ReloadReport;
+pub use remove::RemovalWay;
 pub use retune::RetuneReport;
 pub use tenants::TenantReport;
 
@@ -100,6 +104,8 @@ pub struct LiveChanges {
     config: Option<PathBuf>,
     /// What was changed in the server that this one has replaced, and saved nowhere.
     inherited: ConfigFile,
+    /// Exports that were given up, until their devices answer.
+    abandoned: AbandonedExports,
     /// The sockets on which clients connect.
     listeners: Arc<ListenerSet>,
     /// The listeners of the last configuration, and those of `ctl`; locked before the exports of the last configuration.
@@ -129,6 +135,7 @@ impl LiveChanges {
             configured_tenants: Mutex::default(),
             config: None,
             inherited: ConfigFile::default(),
+            abandoned: AbandonedExports::default(),
             listeners: Arc::default(),
             access: Mutex::default(),
         }

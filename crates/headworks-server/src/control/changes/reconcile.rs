@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 
 use headworks_core::{ConfigError, VolumeId};
 
-use super::LiveChanges;
+use super::{LiveChanges, RemovalWay};
 use crate::assemble::side_by_side::side_by_side;
 use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
 use crate::control::exports::{Export, ExportState};
@@ -74,7 +74,7 @@ impl LiveChanges {
                         });
                     }
                     ExportState::Stuck(_) => unfinished.push(spec.clone()),
-                    ExportState::Leaving => {}
+                    ExportState::Leaving | ExportState::Abandoned => {}
                 }
             }
         }
@@ -83,7 +83,7 @@ impl LiveChanges {
             let stays = old.source == ExportSource::Control
                 || wanted.iter().any(|new| new.name == old.name);
             if !stays || unfinished.iter().any(|stuck| stuck.name == old.name) {
-                match self.remove(&old.name, false) {
+                match self.remove(&old.name, RemovalWay::Unused) {
                     Ok(_) => reload.removed.push(shown(&old.name)),
                     Err(fault) => reload.kept.push((shown(&old.name), sentence(&fault))),
                 }

@@ -51,6 +51,7 @@ fn kind(order: &ShardCommand) -> &'static str {
         ShardCommand::Refuse { .. } => "refuse",
         ShardCommand::Forget { .. } => "forget",
         ShardCommand::Evict { .. } => "evict",
+        ShardCommand::Abandon { .. } => "abandon",
         ShardCommand::Expect { .. } => "expect",
         ShardCommand::Grow { .. } => "grow",
         ShardCommand::SetAccess { .. } => "set access",
@@ -212,7 +213,10 @@ fn other_exports_change_during_write_back_of_one() {
     refused(bench.call("resize", json!({ "export": "a" })), "export a is being removed");
     assert_eq!(bench.names(), "a c d");
     end.send(Ok(())).unwrap();
-    assert_eq!(a.end().unwrap(), json!({ "export": "a", "clients": 0, "closed": true }));
+    assert_eq!(
+        a.end().unwrap(),
+        json!({ "export": "a", "clients": 0, "closed": true, "abandoned": null })
+    );
     assert_eq!(bench.names(), "c d");
     bench.add(&file("e")).unwrap();
     bench.add("a=null:size=1M").unwrap();
@@ -265,7 +269,8 @@ fn failed_write_back_keeps_export_until_later_remove() {
 fn refused_removal_is_resumed_by_next_remove() {
     // The second volume lives on shard 1, as its device does.
     let bench = Bench::new(&["b=null:size=1M", "a=null:size=1M"]);
-    let gone = |closed: bool| json!({ "export": "a", "clients": 0, "closed": closed });
+    let gone =
+        |closed: bool| json!({ "export": "a", "clients": 0, "closed": closed, "abandoned": null });
     let remove = |drains: bool| {
         let call = bench.remove("a");
         if drains {

@@ -14,61 +14,98 @@ use std::time::{Duration, Instant};
 
 use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
 
+use super::abandon::AbandonedExports;
 use super::add::being_added;
 use super::removal::{RemovalStep, RemovalSteps};
 use super::{Draining, LiveChanges, PAUSE, close, refused};
 use crate::assemble::shown_name;
 use crate::control::exports::ExportState;
 use crate::control::inventory::Inventory;
-use crate::control::shards::stopping;
+use crate::control::shards::{is_stopping, stopping};
 use crate::control::tree::{ExportNode, Tree, lock};
 use crate::keeper::remove_marks;
 use crate::marker::Marker;
 use crate::messages::command::{ExportReport, Released, ShardCommand};
-use headworks_control::{RpcFault, answers};
+use headworks_control::{RpcFault, answers, methods};
 
 /// Time limit of clients that do not read their last replies; as in a shutdown.
 const UNREAD: Duration = Duration::from_secs(5);
 /// Time limit of a device without progress: twice the usual `io_timeout`, so that everything that can time out has.
 pub(super) const LEAVING: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+/// The same of an export that may be given up: as long as a client that reads nothing is waited for.
+const GIVEN_UP: Duration = if cfg!(test) { Duration::from_millis(200) } else { UNREAD };
 /// Longest pause before a shard is asked again.
 pub(super) const PAUSE_MAX: Duration = Duration::from_millis(64);
 
+/// How far a removal goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovalWay {
+    /// An export with clients stays.
+    Unused,
+    /// Its clients are disconnected; it stays if its device does not answer.
+    Forced,
+    /// Its clients are disconnected, and it is given up if its device does not answer.
+    Abandoned,
+}
+
+impl RemovalWay {
+    /// What a client of the control socket asks for.
+    pub fn asked(asked: &methods::Remove) -> Self {
+        match asked {
+            methods::Remove { abandon: true, .. } => Self::Abandoned,
+            methods::Remove { force: true, .. } => Self::Forced,
+            _ => Self::Unused,
+        }
+    }
+
+    /// Time limit of a device without progress.
+    fn patience(self) -> Duration {
+        match self {
+            Self::Unused | Self::Forced => LEAVING,
+            Self::Abandoned => GIVEN_UP,
+        }
+    }
+}
+
 /// A removal in progress.
-struct ExportRemoval {
-    entry: ExportNode,
+pub(super) struct ExportRemoval {
+    pub entry: ExportNode,
+    way: RemovalWay,
     /// Number of clients that were disconnected.
-    clients: usize,
+    pub clients: usize,
     /// Remaining steps, once this is known to be the volume's last export.
-    steps: Option<RemovalSteps>,
-    released: Vec<Released>,
+    pub steps: Option<RemovalSteps>,
+    pub released: Vec<Released>,
     /// The mark of its image, which is to be removed.
-    mark: Option<Marker>,
+    pub mark: Option<Marker>,
 }
 
 impl ExportRemoval {
-    fn new(entry: ExportNode, steps: Option<RemovalSteps>) -> Self {
-        Self { entry, clients: 0, steps, released: Vec::new(), mark: None }
+    fn new(entry: ExportNode, way: RemovalWay, steps: Option<RemovalSteps>) -> Self {
+        Self { entry, way, clients: 0, steps, released: Vec::new(), mark: None }
     }
 }
 
 impl LiveChanges {
     /// Removes an export; its image is closed when this returns, if no other export uses it.
-    pub fn remove(&self, name: &str, force: bool) -> Result<answers::Removed, RpcFault> {
+    pub fn remove(&self, name: &str, way: RemovalWay) -> Result<answers::Removed, RpcFault> {
         let removed = |name: &str, clients, closed| {
-            Ok(answers::Removed { export: name.to_owned(), clients, closed })
+            Ok(answers::Removed { export: name.to_owned(), clients, closed, abandoned: None })
         };
         if self.take_absent(name)? {
             tracing::info!("export {} was removed; it was absent", shown_name(name));
             return removed(shown_name(name), 0, true);
         }
-        let mut removal = self.begin_removal(name, force)?;
+        let mut removal = self.begin_removal(name, way)?;
         let _shown = Draining::new(self, vec![removal.entry.id]);
-        let carried_out = self.carry_out(&mut removal, force);
+        let carried_out = self.carry_out(&mut removal);
         // Before the lock of the image is given up, and without that of the inventory.
         remove_marks(removal.mark.take());
         let closed = match carried_out {
             Ok(closed) => closed,
+            Err(fault) if way == RemovalWay::Abandoned && !is_stopping(&fault) => {
+                return self.abandoned.give_up(self, removal, &fault);
+            }
             Err(fault) => {
                 self.restore(&mut removal);
                 close(removal.released);
@@ -82,8 +119,21 @@ impl LiveChanges {
         removed(entry.shown_name(), clients as u64, closed)
     }
 
+    /// The exports that were given up.
+    pub fn abandoned(&self) -> &AbandonedExports {
+        &self.abandoned
+    }
+
+    /// The names of exports that were given up, as long as their devices have not answered.
+    pub fn abandoned_names(&self) -> Vec<String> {
+        let inventory = lock(&self.inventory);
+        let all = inventory.exports.lock();
+        let given_up = all.values().filter(|record| !record.is_named());
+        given_up.map(|record| shown_name(&record.spec.name).to_owned()).collect()
+    }
+
     /// Marks an export as leaving, if it may be removed.
-    fn begin_removal(&self, name: &str, force: bool) -> Result<ExportRemoval, RpcFault> {
+    fn begin_removal(&self, name: &str, way: RemovalWay) -> Result<ExportRemoval, RpcFault> {
         let inventory = lock(&self.inventory);
         // An export that some shards have removed is not in the tree.
         let known = inventory.state(name);
@@ -91,18 +141,18 @@ impl LiveChanges {
             Some(ExportState::Leaving) => return Err(being_removed(name)),
             Some(ExportState::Stuck(steps)) => {
                 let entry = steps.entry.clone();
-                ExportRemoval::new(entry, Some(steps))
+                ExportRemoval::new(entry, way, Some(steps))
             }
             None if inventory.addition(name).is_some() => return Err(being_added(name)),
-            Some(ExportState::Serving) | None => {
+            Some(ExportState::Serving | ExportState::Abandoned) | None => {
                 let entry = self.tree.current().find_export(name)?.clone();
                 let report = self.report_of(&entry)?;
                 Self::check_not_frozen(entry.shown_name(), report.frozen)?;
-                check_clients(&entry, &report, force)?;
-                if !inventory.shares_volume(entry.id) {
+                check_clients(&entry, &report, way)?;
+                if !inventory.shares_volume(entry.id) && way != RemovalWay::Abandoned {
                     check_failed_data(&entry, &report)?;
                 }
-                ExportRemoval::new(entry, None)
+                ExportRemoval::new(entry, way, None)
             }
         };
         if let Some(record) = inventory.exports.lock().get_mut(&removal.entry.id.0) {
@@ -112,7 +162,7 @@ impl LiveChanges {
     }
 
     /// Ends a failed removal: the export serves again, or waits for another `remove` if shards have removed it.
-    fn restore(&self, removal: &mut ExportRemoval) {
+    pub(super) fn restore(&self, removal: &mut ExportRemoval) {
         let inventory = lock(&self.inventory);
         let id = removal.entry.id;
         let state = match removal.steps.take().filter(RemovalSteps::has_begun) {
@@ -128,18 +178,19 @@ impl LiveChanges {
     }
 
     /// Carries out the removal; returns whether the image is closed.
-    fn carry_out(&self, removal: &mut ExportRemoval, force: bool) -> Result<bool, RpcFault> {
+    fn carry_out(&self, removal: &mut ExportRemoval) -> Result<bool, RpcFault> {
+        let patience = removal.way.patience();
         if removal.steps.is_none() {
-            self.disconnect_clients(removal, force)?;
+            self.disconnect_clients(removal)?;
             if self.forget_shared(&removal.entry)? {
                 return Ok(false);
             }
             check_failed_data(&removal.entry, &self.report_of(&removal.entry)?)?;
-            self.write_out_removed(&removal.entry)?;
+            self.write_out_removed(&removal.entry, patience)?;
         }
         let (since, mut pause) = (Instant::now(), PAUSE);
         while let Some(what) = self.remove_from_shards(removal)? {
-            if since.elapsed() > LEAVING {
+            if since.elapsed() > patience {
                 return Err(unfinished(removal, what));
             }
             std::thread::sleep(pause);
@@ -148,7 +199,7 @@ impl LiveChanges {
         Ok(true)
     }
 
-    fn report_of(&self, entry: &ExportNode) -> Result<ExportReport, RpcFault> {
+    pub(super) fn report_of(&self, entry: &ExportNode) -> Result<ExportReport, RpcFault> {
         let report = self.export_report(entry.id)?;
         report.ok_or_else(|| RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name())))
     }
@@ -158,17 +209,20 @@ impl LiveChanges {
     }
 
     /// Hides the export and disconnects its clients.
-    fn disconnect_clients(&self, removal: &mut ExportRemoval, force: bool) -> Result<(), RpcFault> {
+    fn disconnect_clients(&self, removal: &mut ExportRemoval) -> Result<(), RpcFault> {
         let entry = &removal.entry;
         self.hide(entry.id, true)?;
         // A client may have connected before the export was hidden.
         let report = self.report_of(entry)?;
-        check_clients(entry, &report, force)?;
+        check_clients(entry, &report, removal.way)?;
         removal.clients = report.clients;
-        if report.clients > 0 { self.evict(entry) } else { Ok(()) }
+        match report.clients {
+            0 => Ok(()),
+            _ => self.evict(entry, removal.way.patience()),
+        }
     }
 
-    fn evict(&self, entry: &ExportNode) -> Result<(), RpcFault> {
+    fn evict(&self, entry: &ExportNode, patience: Duration) -> Result<(), RpcFault> {
         let (since, export) = (Instant::now(), entry.id);
         let mut unread = false;
         self.command_all(|| ShardCommand::Evict { export, unread: false })?;
@@ -181,11 +235,12 @@ impl LiveChanges {
                 unread = true;
                 self.command_all(|| ShardCommand::Evict { export, unread })?;
             }
-            if since.elapsed() > LEAVING {
+            if since.elapsed() > patience {
                 let name = entry.shown_name();
                 let held = self.held_up_by(entry.device);
                 let message = format!(
-                    "requests of {left} clients of export {name} are still in flight{held}; try again when the device has completed them"
+                    "requests of {left} clients of export {name} are still in flight{held}; try again when the device has completed them, or give \
+                     the export up (`remove {name} --abandon`)"
                 );
                 return Err(RpcFault::refused("EBUSY", message));
             }
@@ -194,7 +249,7 @@ impl LiveChanges {
     }
 
     /// Removes the name alone if another export has the same volume; false if none has.
-    fn forget_shared(&self, entry: &ExportNode) -> Result<bool, RpcFault> {
+    pub(super) fn forget_shared(&self, entry: &ExportNode) -> Result<bool, RpcFault> {
         let inventory = lock(&self.inventory);
         if !inventory.shares_volume(entry.id) {
             return Ok(false);
@@ -212,7 +267,7 @@ impl LiveChanges {
     }
 
     /// Writes back all dirty data, as long as the device makes progress.
-    fn write_out_removed(&self, entry: &ExportNode) -> Result<(), RpcFault> {
+    fn write_out_removed(&self, entry: &ExportNode, patience: Duration) -> Result<(), RpcFault> {
         let name = entry.shown_name();
         let (mut since, mut least) = (Instant::now(), u64::MAX);
         let (mut dirty, mut status) = self.start_drain(entry.home, entry.volume)?;
@@ -236,10 +291,11 @@ impl LiveChanges {
                 Err(RecvTimeoutError::Timeout) => dirty = self.report_of(entry)?.dirty,
                 Err(RecvTimeoutError::Disconnected) => return Err(stopping()),
             }
-            if since.elapsed() > LEAVING {
+            if since.elapsed() > patience {
                 let held = self.held_up_by(entry.device);
                 let message = format!(
-                    "the device of export {name} makes no progress writing {dirty} dirty bytes{held}; the export is not removed, try again when the device answers"
+                    "the device of export {name} makes no progress writing {dirty} dirty bytes{held}; the export is not removed, try again when the \
+                     device answers, or give the export up (`remove {name} --abandon`)"
                 );
                 return Err(RpcFault::refused("EBUSY", message));
             }
@@ -247,7 +303,7 @@ impl LiveChanges {
     }
 
     /// Removes the volume from every shard, and its device if that is empty then; returns the reason of a refusal.
-    fn remove_from_shards(
+    pub(super) fn remove_from_shards(
         &self,
         removal: &mut ExportRemoval,
     ) -> Result<Option<&'static str>, RpcFault> {
@@ -273,7 +329,8 @@ impl LiveChanges {
                         steps.with_device();
                     }
                     inventory.volumes.remove(&volume.0);
-                    removal.mark = self.shards.keeper().take(volume);
+                    removal.mark =
+                        removal.mark.take().or_else(|| self.shards.keeper().take(volume));
                     Ok(Released::new())
                 }
                 RemovalStep::DevicePlace => {
@@ -314,7 +371,7 @@ impl LiveChanges {
     }
 }
 
-fn remove_from_tree(tree: &mut Tree, export: ExportId, volume: VolumeId) {
+pub(super) fn remove_from_tree(tree: &mut Tree, export: ExportId, volume: VolumeId) {
     tree.exports.retain(|entry| entry.id != export);
     tree.take_volume(volume);
 }
@@ -345,11 +402,15 @@ fn unfinished(removal: &ExportRemoval, what: &str) -> RpcFault {
     RpcFault::refused("EBUSY", message)
 }
 
-fn check_clients(entry: &ExportNode, report: &ExportReport, force: bool) -> Result<(), RpcFault> {
+fn check_clients(
+    entry: &ExportNode,
+    report: &ExportReport,
+    way: RemovalWay,
+) -> Result<(), RpcFault> {
     let name = entry.shown_name();
     let message = match report.clients {
         0 => return Ok(()),
-        _ if force => return Ok(()),
+        _ if way != RemovalWay::Unused => return Ok(()),
         1 => format!("export {name} has a client; --force closes it"),
         clients => format!("export {name} has {clients} clients; --force closes them"),
     };

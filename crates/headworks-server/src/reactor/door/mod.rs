@@ -439,6 +439,16 @@ impl Door {
         }
     }
 
+    /// Closes the connections of an export that is given up; each keeps its slot and its buffers until its requests have ended.
+    pub fn abandon(&mut self, parts: &mut ReactorParts, export: ExportId) {
+        self.exports.abandon(export);
+        for slot in parts.io.slots() {
+            if self.export_of(slot) == Some(export) {
+                self.close(parts, slot);
+            }
+        }
+    }
+
     /// Closes a connection that only has unread replies. Buffers in a device still delay the shutdown.
     pub fn close_if_only_sending(&mut self, parts: &mut ReactorParts, slot: u32) {
         if parts.io.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing()) {
