@@ -2,7 +2,7 @@
 //!
 //! The page is in packaging/man; a test compares it with what `headworks man --control` prints.
 
-const HEAD: &str = r#".TH HEADWORKS\-CONTROL 7 "" "headworks 0.1.0" Headworks
+const HEAD: &str = r#".TH HEADWORKS\-CONTROL 7 "" "headworks 0.2.0" Headworks
 .ad l
 .SH NAME
 headworks\-control \- the control protocol of a Headworks server
