@@ -17,9 +17,9 @@ use crate::recorder::{Step, replay};
 pub struct RecordedRequests {
     /// Requests that were answered, failed ones included.
     pub requests: u64,
-    /// Their bytes.
+    /// Bytes of these requests.
     pub bytes: u64,
-    /// Those that failed.
+    /// Those of them that failed.
     pub errors: u64,
     /// Nanoseconds from their arrival to their reply, summed.
     pub ns: u64,

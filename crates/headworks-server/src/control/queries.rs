@@ -379,7 +379,7 @@ impl Queries {
         Ok((own, held))
     }
 
-    /// All tenants.
+    /// All tenants of the server.
     pub fn tenants(&self) -> Tenants {
         self.settings.tenants()
     }

@@ -14,7 +14,7 @@ use super::tree::{Tree, device_name};
 use crate::keeper::Keeper;
 use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, ShardCommand};
-use crate::messages::query::{Answer, ControlQuery, DeviceReport};
+use crate::messages::query::{ControlQuery, DeviceReport, QueryAnswer};
 use crate::shared::ServerShared;
 use headworks_control::RpcFault;
 
@@ -107,7 +107,7 @@ impl ShardLink {
     pub fn ask<T>(
         &self,
         shard: ShardId,
-        query: impl FnOnce(Answer<T>) -> ControlQuery,
+        query: impl FnOnce(QueryAnswer<T>) -> ControlQuery,
     ) -> Result<T, RpcFault> {
         self.ask_within(shard, self.deadlines.answer, query).map_err(|reason| match reason {
             NoAnswer::Stopping => stopping(),
@@ -125,7 +125,7 @@ impl ShardLink {
     /// The first error of [`ShardLink::ask`].
     pub fn ask_all<T>(
         &self,
-        query: impl Fn(Answer<T>) -> ControlQuery,
+        query: impl Fn(QueryAnswer<T>) -> ControlQuery,
     ) -> Result<Vec<T>, RpcFault> {
         self.ids().map(|shard| self.ask(shard, &query)).collect()
     }
@@ -135,7 +135,7 @@ impl ShardLink {
         &self,
         shard: ShardId,
         limit: Duration,
-        query: impl FnOnce(Answer<T>) -> ControlQuery,
+        query: impl FnOnce(QueryAnswer<T>) -> ControlQuery,
     ) -> Result<T, NoAnswer> {
         #[cfg(test)]
         self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -29,7 +29,7 @@ use crate::tenant::TenantName;
 use headworks_front::limits::LimitTarget;
 
 /// The way back of one answer. It has room for one: a channel without a bound makes 31 places at once, of which an answer may take 12 KiB each.
-pub type Answer<T> = SyncSender<T>;
+pub type QueryAnswer<T> = SyncSender<T>;
 
 /// A query to one shard.
 pub enum ControlQuery {
@@ -40,60 +40,60 @@ pub enum ControlQuery {
         /// Volumes of the device.
         volumes: Arc<[VolumeId]>,
         /// Channel for the answer.
-        answer: Answer<DeviceReport>,
+        answer: QueryAnswer<DeviceReport>,
     },
     /// State of the elevator of a device of this shard.
     Elevator {
         /// Id of the device.
         device: DeviceId,
         /// Channel for the answer; none if the elevator does not serve in slots.
-        answer: Answer<Option<Box<ElevatorState>>>,
+        answer: QueryAnswer<Option<Box<ElevatorState>>>,
     },
     /// Statistics of a volume whose device this shard owns.
     Volume {
         /// Id of the volume.
         volume: VolumeId,
         /// Channel for the answer.
-        answer: Answer<VolumeReport>,
+        answer: QueryAnswer<VolumeReport>,
     },
     /// Plug statistics of the shard's turns.
     Turns {
         /// Channel for the answer.
-        answer: Answer<TurnStats>,
+        answer: QueryAnswer<TurnStats>,
     },
     /// Statistics of the shard's cache.
     Cache {
         /// Channel for the answer.
-        answer: Answer<CacheReport>,
+        answer: QueryAnswer<CacheReport>,
     },
     /// Blocks that are dirty or under write-out for each of some exports here, and those that are cached.
     ExportBlocks {
         /// The exports.
         exports: Arc<[ExportId]>,
         /// Channel for the answer, in the order of the exports.
-        answer: Answer<Vec<(u64, u64)>>,
+        answer: QueryAnswer<Vec<(u64, u64)>>,
     },
     /// State and counters of the shard's request buffers.
     Buffers {
         /// Channel for the answer.
-        answer: Answer<BufferStats>,
+        answer: QueryAnswer<BufferStats>,
     },
     /// What each export has of the request buffers now.
     BufferUsers {
         /// Exports that have something, or whose requests wait.
-        answer: Answer<Vec<BufferUser>>,
+        answer: QueryAnswer<Vec<BufferUser>>,
     },
     /// Ranges of a volume of this shard that could not be written back.
     Failed {
         /// Id of the volume.
         volume: VolumeId,
         /// Channel for the answer.
-        answer: Answer<Vec<FailedRange>>,
+        answer: QueryAnswer<Vec<FailedRange>>,
     },
     /// State of all exports on this shard.
     Exports {
         /// Channel for the answer.
-        answer: Answer<Vec<ExportReport>>,
+        answer: QueryAnswer<Vec<ExportReport>>,
     },
     /// Writes back a volume of this shard and flushes its device; the answer has the dirty bytes and the channel for
     /// the status.
@@ -101,7 +101,7 @@ pub enum ControlQuery {
         /// Id of the volume.
         volume: VolumeId,
         /// Channel for the answer.
-        answer: Answer<(u64, Receiver<Status>)>,
+        answer: QueryAnswer<(u64, Receiver<Status>)>,
     },
     /// Freezes a volume of this shard: what changes it waits.
     Freeze {
@@ -110,28 +110,28 @@ pub enum ControlQuery {
         /// Nanoseconds after which the freeze ends by itself.
         limit_ns: u64,
         /// Channel for the answer: why it cannot be frozen.
-        answer: Answer<Result<(), &'static str>>,
+        answer: QueryAnswer<Result<(), &'static str>>,
     },
     /// Counts the requests in flight that change a frozen volume of this shard.
     FrozenWrites {
         /// Id of the volume.
         volume: VolumeId,
         /// Channel for the answer; none if the volume is not frozen.
-        answer: Answer<Option<usize>>,
+        answer: QueryAnswer<Option<usize>>,
     },
     /// Ends the freeze of a volume of this shard.
     Thaw {
         /// Id of the volume.
         volume: VolumeId,
         /// Channel for the answer.
-        answer: Answer<Thawed>,
+        answer: QueryAnswer<Thawed>,
     },
     /// Wait times of exports with clients on this shard.
     Latency {
         /// First export of the part.
         from: ExportId,
         /// Channel for the answer.
-        answer: Answer<LatencyPart>,
+        answer: QueryAnswer<LatencyPart>,
     },
     /// The slowest requests of an export of this shard.
     Slow {
@@ -142,52 +142,52 @@ pub enum ControlQuery {
         /// Which requests count.
         filter: SlowFilter,
         /// Channel for the answer.
-        answer: Answer<SlowReport>,
+        answer: QueryAnswer<SlowReport>,
     },
     /// The exports of this shard whose slowest requests were slowest.
     SlowestExports {
         /// Which requests count.
         filter: SlowFilter,
         /// Channel for the answer: a few exports with the time that their slowest hundredth exceeded, waits for limits left out.
-        answer: Answer<Vec<(ExportId, u64)>>,
+        answer: QueryAnswer<Vec<(ExportId, u64)>>,
     },
     /// What used the devices, the cache and the buffers of this shard at some times of the last minute.
     Usage {
         /// Beginning and end of each time.
         times: Arc<[(Instant, Instant)]>,
         /// Channel for the answer.
-        answer: Answer<Usage>,
+        answer: QueryAnswer<Usage>,
     },
     /// What the requests of each volume have used of this shard's devices.
     DeviceUses {
         /// Channel for the answer.
-        answer: Answer<Vec<VolumeUse>>,
+        answer: QueryAnswer<Vec<VolumeUse>>,
     },
     /// The last error reply of each export of this shard that had one, as of the last tick.
     LastErrors {
         /// Channel for the answer, and the time of the shard.
-        answer: Answer<(Instant, Vec<(ExportId, ErrorReply)>)>,
+        answer: QueryAnswer<(Instant, Vec<(ExportId, ErrorReply)>)>,
     },
     /// Requests in flight of the clients of this shard, by export.
     InFlight {
         /// First export of the part.
         from: ExportId,
         /// Channel for the answer: exports with requests in flight, and the export of the next part.
-        answer: Answer<(Vec<InFlightReport>, Option<ExportId>)>,
+        answer: QueryAnswer<(Vec<InFlightReport>, Option<ExportId>)>,
     },
     /// What bios wait for that other shards have sent on to this one.
     BioWaits {
         /// The bios.
         ids: Vec<BioId>,
         /// Channel for the answer, in their order; none of a bio that is not here.
-        answer: Answer<Vec<Option<BioWait>>>,
+        answer: QueryAnswer<Vec<Option<BioWait>>>,
     },
     /// Connections of this shard, from a slot on.
     Connections {
         /// First slot of the part.
         from: u32,
         /// Channel for the answer: a part of the connections, and the slot of the next part.
-        answer: Answer<(Vec<ConnectionReport>, Option<u32>)>,
+        answer: QueryAnswer<(Vec<ConnectionReport>, Option<u32>)>,
     },
     /// Replaces the limits of the server or an export; answered when they are in force.
     SetLimits {
@@ -196,24 +196,24 @@ pub enum ControlQuery {
         /// All its limits.
         limits: Limits,
         /// Channel for the answer.
-        answer: Answer<()>,
+        answer: QueryAnswer<()>,
     },
     /// What the latency targets of this shard's devices have counted.
     Targets {
         /// Channel for the answer.
-        answer: Answer<TargetReport>,
+        answer: QueryAnswer<TargetReport>,
     },
     /// The smallest latency of a device of this shard, which is measured for a minute from then on.
     SmallestLatency {
         /// Id of the device.
         device: DeviceId,
         /// Channel for the answer, in nanoseconds; none if it is not known yet.
-        answer: Answer<Option<u64>>,
+        answer: QueryAnswer<Option<u64>>,
     },
     /// What limits have held back on this shard.
     Limits {
         /// Channel for the answer.
-        answer: Answer<Vec<(LimitTarget, LimitReport)>>,
+        answer: QueryAnswer<Vec<(LimitTarget, LimitReport)>>,
     },
     /// Changes an option of a queue; answered when the change is in force.
     Set {
@@ -224,7 +224,7 @@ pub enum ControlQuery {
         /// New value of the option.
         value: u64,
         /// Channel for the answer.
-        answer: Answer<Status>,
+        answer: QueryAnswer<Status>,
     },
     /// Changes an option of write-back; answered at once.
     SetDirty {
@@ -233,14 +233,14 @@ pub enum ControlQuery {
         /// Its value for this shard.
         value: u64,
         /// Channel for the answer.
-        answer: Answer<Status>,
+        answer: QueryAnswer<Status>,
     },
     /// Passes a control input to the shard; answered before later requests are handled.
     Tell {
         /// The control input itself.
         control: Control,
         /// Channel for the answer.
-        answer: Answer<()>,
+        answer: QueryAnswer<()>,
     },
     /// Sets the tenant by which listeners offer an export, for clients that choose one later.
     Owner {
@@ -249,7 +249,7 @@ pub enum ControlQuery {
         /// Name of the tenant; none for no tenant.
         tenant: Option<TenantName>,
         /// Channel for the answer.
-        answer: Answer<()>,
+        answer: QueryAnswer<()>,
     },
     /// Sets the class of an export's clients, current and future ones.
     ExportIoprio {
@@ -258,7 +258,7 @@ pub enum ControlQuery {
         /// Class of the requests.
         ioprio: Ioprio,
         /// Channel for the answer.
-        answer: Answer<()>,
+        answer: QueryAnswer<()>,
     },
     /// Sets the class of one connection; the answer is whether it exists.
     ConnectionIoprio {
@@ -267,7 +267,7 @@ pub enum ControlQuery {
         /// Class of the requests.
         ioprio: Ioprio,
         /// Channel for the answer.
-        answer: Answer<bool>,
+        answer: QueryAnswer<bool>,
     },
 }
 

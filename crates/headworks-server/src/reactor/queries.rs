@@ -11,7 +11,7 @@ use super::{Reactor, in_flight, latency, targets};
 use crate::latency::usage::VolumeUse;
 use crate::messages::in_flight::Unanswered;
 use crate::messages::query::{
-    Answer, CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts,
+    CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, QueryAnswer,
     VolumeReport,
 };
 use crate::nbd::connection::Connection;
@@ -26,7 +26,7 @@ pub(super) const TABLES_MAX: usize = 32;
 /// Changes of options that the shard has not answered.
 #[derive(Default)]
 pub(super) struct Sets {
-    waiting: Vec<(u32, Answer<Status>)>,
+    waiting: Vec<(u32, QueryAnswer<Status>)>,
     last_token: u32,
 }
 
@@ -200,7 +200,7 @@ impl Reactor {
     }
 
     /// Submits a change of an option, which the shard answers by its token.
-    fn set(&mut self, answer: Answer<Status>, control: impl FnOnce(u32) -> Control) {
+    fn set(&mut self, answer: QueryAnswer<Status>, control: impl FnOnce(u32) -> Control) {
         let sets = &mut self.sets;
         if !self.stop.is_running() {
             return;
