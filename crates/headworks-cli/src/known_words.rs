@@ -19,6 +19,9 @@ pub const TLS_MODES: KnownWords = KnownWords(&["off", "on", "require"]);
 /// Access patterns of a benchmark.
 pub const PATTERNS: KnownWords = KnownWords(&["read", "write", "randread", "randwrite", "randrw"]);
 
+/// Models of what a file system may lose.
+pub const MODELS: KnownWords = KnownWords(&["journal", "log-tree", "any"]);
+
 impl TypedValueParser for KnownWords {
     type Value = String;
 
@@ -52,6 +55,7 @@ mod tests {
         };
         takes(&TLS_MODES, |word| word.parse::<TlsMode>().is_ok());
         takes(&PATTERNS, |word| word.parse::<Pattern>().is_ok());
+        takes(&MODELS, |word| word.parse::<headworks_crash::Model>().is_ok());
         takes(&ENGINES, |word| word.parse::<EngineChoice>().is_ok());
         takes(&SCHEDULERS, |word| Tunable::Scheduler.parse(word).is_ok());
     }

@@ -3,7 +3,7 @@
 //! Of a sequence, and of the writes to a block, the earliest change that is lost is the one that decides in a state that was shrunk: losing
 //! one less does not fail. So it is the one that is named.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::model::Axis;
 use crate::record::{Action, Record};
@@ -29,6 +29,14 @@ pub struct Effect {
     pub length: u64,
     /// The sentence: what was not durable, and which sync is missing.
     pub said: String,
+}
+
+impl Effect {
+    /// Operation and path, with numbers replaced.
+    #[must_use]
+    pub fn in_general(&self) -> String {
+        generalized(&format!("{} {}", self.operation, self.path))
+    }
 }
 
 /// Names of nodes throughout a record, for sentences.
@@ -104,6 +112,33 @@ impl<'a> Explainer<'a> {
         }
         let lost = steps.into_iter().map(|(step, blocks)| self.effect(step, &blocks, place));
         lost.chain(sizes).collect()
+    }
+
+    /// All that choices lose, in general: operation and path with numbers replaced. A cause with these is in any state that has them all.
+    #[must_use]
+    pub fn lost_in_general(
+        &self,
+        axes: &[Axis],
+        choices: &[u32],
+        place: usize,
+    ) -> BTreeSet<String> {
+        let mut steps = BTreeSet::new();
+        let mut all = BTreeSet::new();
+        for (axis, choice) in axes.iter().zip(choices).filter(|(_, choice)| **choice > 0) {
+            match axis {
+                Axis::Sequence(of) | Axis::Block { writes: of, .. } => {
+                    steps.extend(&of[of.len() - *choice as usize..]);
+                }
+                Axis::Single(step) => {
+                    steps.insert(*step);
+                }
+                Axis::Size { disk, node, size } => {
+                    all.insert(self.size(*disk, *node, *size, place).in_general());
+                }
+            }
+        }
+        all.extend(steps.into_iter().map(|step| self.effect(step, &[], place).in_general()));
+        all
     }
 
     /// Why a state fails that lost nothing: stores to a mapping that came later, or the order of the program itself.

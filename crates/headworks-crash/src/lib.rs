@@ -55,7 +55,7 @@ pub use content::Content;
 pub use directory::{Directory, SharedRecording, lock};
 pub use explore::{Draws, next_choices};
 pub use file::{RecordWriter, read_record};
-pub use headworks_fuse::{Access, AttributeChange, NoAccess, Time, Way, remove_stale};
+pub use headworks_fuse::{Access, AttributeChange, Mount, NoAccess, Time, Way, remove_stale};
 pub use materialize::write_tree;
 pub use model::{Axis, Model, Pending};
 pub use record::{Action, Change, Counts, Disk, Record};

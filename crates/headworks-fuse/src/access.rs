@@ -73,13 +73,14 @@ impl Access {
         mount::mount(self.way, directory, name)
     }
 
-    /// Mounts a tmpfs of at most `bytes`, where the process has a mount namespace of its own. Returns whether it has.
-    pub fn mount_memory(&self, directory: &Path, bytes: u64) -> io::Result<bool> {
+    /// Mounts a tmpfs of at most `bytes`, where the process has a mount namespace of its own; none where it has not.
+    pub fn mount_memory(&self, directory: &Path, bytes: u64) -> io::Result<Option<Mount>> {
         if self.way == Way::Fusermount {
-            return Ok(false);
+            return Ok(None);
         }
         let options = format!("size={bytes},mode=0755");
-        mount::mount_kernel(directory, "headworks", "tmpfs", 0, &options).map(|()| true)
+        mount::mount_kernel(directory, "headworks", "tmpfs", 0, &options)?;
+        Ok(Some(Mount::of_kernel(directory)))
     }
 }
 

@@ -44,6 +44,13 @@ pub struct Mount {
     directory: PathBuf,
 }
 
+impl Mount {
+    /// A mount that mount(2) made.
+    pub(crate) fn of_kernel(directory: &Path) -> Self {
+        Self { way: Way::Root, directory: directory.to_owned() }
+    }
+}
+
 impl Drop for Mount {
     fn drop(&mut self) {
         let _ = unmount(self.way, &self.directory);

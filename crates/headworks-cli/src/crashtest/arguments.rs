@@ -5,31 +5,34 @@ use std::path::PathBuf;
 
 use clap::Args;
 use headworks_core::prng::Prng;
+use headworks_crash::State;
 
 use headworks_server::{parse_size, parse_time};
+
+use crate::known_words::MODELS;
 
 /// Arguments of the command.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CrashtestArgs {
-    /// Program that is cut: a shell command that writes to $uri; $state is a directory for what it promised, empty at first
-    #[arg(long, value_name = "CMD")]
-    pub run: String,
-    /// Program that checks what is left at $uri against $state: exit 0 if it is right
-    #[arg(long, value_name = "CMD")]
-    pub check: String,
-    /// Program that prepares the disk at $uri, once
+    /// Program that is cut: a shell command that works in $dir, each line that it prints is a promise; or that writes to the disk $uri and notes promises in $state
+    #[arg(long, value_name = "CMD", required_unless_present = "again")]
+    pub run: Option<String>,
+    /// Program that checks what is left in $dir, with the promises on its standard input (or at $uri, against $state): exit 0 if it is right
+    #[arg(long, value_name = "CMD", required_unless_present = "again")]
+    pub check: Option<String>,
+    /// Program that prepares $dir, or the disk at $uri, once
     #[arg(long, value_name = "CMD")]
     pub setup: Option<String>,
     /// Image to begin with; it is copied
     #[arg(long, value_name = "FILE", conflicts_with = "size")]
     pub image: Option<PathBuf>,
-    /// Size of a disk of zeros to begin with
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "64M")]
-    pub size: u64,
-    /// Number of cuts to make
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    pub cuts: u64,
+    /// Size of a disk of zeros to begin with, 64M; room for the files of $dir, 1G
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// Number of cuts to make on a disk, 100; number of states of $dir to draw under each model, 1000
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub cuts: Option<u64>,
     /// Of the places of the cuts and of what survives
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -45,19 +48,77 @@ pub struct CrashtestArgs {
     /// Time limit of each program
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     pub timeout: u64,
-    /// Directory for images and logs, which stays; default: a temporary one, which stays after a broken image
+    /// Directory for images, records and logs, which stays; default: a temporary one, which stays after a broken image or state
     #[arg(long, value_name = "DIR")]
     pub work: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Write a report for a CI system: a test case for each cause
+    #[arg(long, value_name = "FILE")]
+    pub junit: Option<PathBuf>,
+    #[command(flatten)]
+    pub files: FilesArgs,
+}
+
+/// Arguments for programs that use files.
+#[derive(Args)]
+#[command(next_help_heading = "Files: --run names $dir")]
+pub struct FilesArgs {
+    /// What a file system may lose: journal (ext4, XFS), log-tree (btrfs, f2fs), any (what POSIX allows); default: each, and any alone is no failure
+    #[arg(long, value_name = "MODEL", value_parser = MODELS)]
+    pub model: Option<String>,
+    /// Fail also for what POSIX alone allows
+    #[arg(long)]
+    pub strict: bool,
+    /// Check all states of each place that has at most K
+    #[arg(long, value_name = "K", num_args = 0..=1, require_equals = true, default_missing_value = "4096",
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub exhaustive: Option<u64>,
+    /// Run each check on a recording directory, and draw N states of cuts inside it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub recovery: Option<u64>,
+    /// Number of directories: with 2 the program also gets $dir2, on a disk of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub dirs: u8,
+    /// Bytes that are written together: 4096, or 512 to tear pages
+    #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = ["4096", "512"])]
+    pub sector: String,
+    /// Keep the record of what the program did
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// Size of the record in memory at most
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
+    pub record_max: u64,
+    /// Explore a record again, without running the program
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["run", "setup", "record"])]
+    pub again: Option<PathBuf>,
+    /// Check this state of the record alone
+    #[arg(long, value_name = "PLACE:LOSSES", requires = "again", conflicts_with_all = ["exhaustive", "recovery"])]
+    pub state: Option<StateWord>,
+    /// Leave the directory of that state at DIR, as it was before the check
+    #[arg(long, value_name = "DIR", requires = "state")]
+    pub keep_dir: Option<PathBuf>,
+    /// Time for exploring; a minute, no limit with --exhaustive
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub time: Option<u64>,
+    /// Checks at once; default: one for each processor
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub jobs: Option<u64>,
+    /// End at the first cause
+    #[arg(long)]
+    pub stop_at_first: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
+  headworks crashtest --run './my-db $dir' --check './verify $dir'
+  headworks crashtest --run './my-db $dir' --check './verify $dir' --exhaustive --model journal
+  headworks crashtest --again crash.hwrec --state 230:2.3+7   the state that was reported, again
+
+A disk instead of files, for any NBD client (libnbd, qemu-io, fio, a virtual machine):
   headworks crashtest --run './load $uri $state' --check './verify $uri $state' --cuts 200
-  headworks crashtest --setup 'mkfs.ext4 -q $uri' ...       any NBD client: libnbd, qemu-io, fio, nbdfuse, a guest
-  headworks crashtest --cut 37:1182 --run ... --check ...   the cut that was reported, again
+  headworks crashtest --cut 37:1182 --run ... --check ...     the cut that was reported, again
 
 Exit status: 0 nothing was broken, 1 a check failed, 2 the test could not run.";
 
@@ -72,23 +133,71 @@ impl CrashtestArgs {
             words.push(format!("--{name} {}", quoted(&path.display().to_string())));
         }
         if self.image.is_none() {
-            words.push(format!("--size {}", self.size));
+            words.push(format!("--size {}", self.disk_size()));
         }
         words.extend(self.lie.then(|| "--lie".to_owned()));
         if self.cache != "0" {
             words.push(format!("--cache {}", self.cache));
         }
-        let setup = self.setup.as_ref().map(|setup| ("setup", setup));
-        for (name, program) in setup.into_iter().chain([("run", &self.run), ("check", &self.check)])
+        for (name, program) in [("setup", &self.setup), ("run", &self.run), ("check", &self.check)]
         {
-            words.push(format!("--{name} {}", quoted(program)));
+            words.extend(program.as_ref().map(|program| format!("--{name} {}", quoted(program))));
         }
         words.join(" ")
+    }
+
+    /// Whether the program works in a directory: one of its commands names it, or a record is explored.
+    pub fn uses_files(&self) -> bool {
+        let named = |program: &Option<String>| {
+            program
+                .as_ref()
+                .is_some_and(|program| program.contains("$dir") || program.contains("${dir"))
+        };
+        self.files.again.is_some() || [&self.setup, &self.run, &self.check].into_iter().any(named)
+    }
+
+    /// The first option that has no meaning for files, or for a disk.
+    pub fn misplaced(&self) -> Option<String> {
+        let Self { image, cut, lie, cache, files, .. } = self;
+        let of_disks = [
+            ("image", image.is_some()),
+            ("cut", cut.is_some()),
+            ("lie", *lie),
+            ("cache", cache != "0"),
+        ];
+        let of_files = [
+            ("model", files.model.is_some()),
+            ("strict", files.strict),
+            ("exhaustive", files.exhaustive.is_some()),
+            ("recovery", files.recovery.is_some()),
+            ("dirs", files.dirs > 1),
+            ("sector", files.sector != "4096"),
+            ("record", files.record.is_some()),
+            ("time", files.time.is_some()),
+            ("jobs", files.jobs.is_some()),
+            ("stop-at-first", files.stop_at_first),
+        ];
+        let (wrong, hint): (&[(&str, bool)], _) = match self.uses_files() {
+            true => (&of_disks, "of a disk, and the program works in $dir"),
+            false => (&of_files, "of files, and no command names $dir"),
+        };
+        let found = wrong.iter().find(|(_, given)| *given);
+        found.map(|(name, _)| format!("--{name} is {hint}"))
+    }
+
+    /// Bytes of a disk of zeros.
+    pub fn disk_size(&self) -> u64 {
+        self.size.unwrap_or(64 << 20)
+    }
+
+    /// The program that is cut; empty for a record.
+    pub fn program(&self) -> &str {
+        self.run.as_deref().unwrap_or_default()
     }
 }
 
 /// A word of a shell's command line.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
@@ -131,6 +240,30 @@ impl std::str::FromStr for Cut {
     }
 }
 
+/// A state as a report names it, with the number of its directories or without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateWord {
+    pub state: State,
+    /// Number of its directories: a record that makes others is another one.
+    pub hash: Option<u64>,
+}
+
+impl std::str::FromStr for StateWord {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let (state, hash) = match word.split_once('@') {
+            Some((state, hash)) => (state, Some(hash)),
+            None => (word, None),
+        };
+        let number = |hash| {
+            u64::from_str_radix(hash, 16)
+                .map_err(|_| format!("`{hash}` is no number of a directory"))
+        };
+        Ok(Self { state: state.parse()?, hash: hash.map(number).transpose()? })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,9 +295,29 @@ mod tests {
         let again = first.again(Cut { place: 3, seed: 9 });
         let words = "headworks crashtest --cut 3:9 --size 1048576 --lie --cache 8M --run 'it'\\''s $uri' --check 'b'";
         assert_eq!(again, words);
+        let word: StateWord = "12:3.2+7@00000000000000ff".parse().unwrap();
+        assert_eq!((word.state.to_string(), word.hash), ("12:3.2+7".to_owned(), Some(255)));
+        assert!(["12", "12:1@x"].iter().all(|word| word.parse::<StateWord>().is_err()));
         let again = parsed(&["--cut", "3:9", "--run", "it's $uri", "--check", "b"]);
         assert_eq!(again.cut, Some(Cut { place: 3, seed: 9 }));
         assert!(["0:1", "3", "x:1", "1:"].iter().all(|word| word.parse::<Cut>().is_err()));
+    }
+
+    #[test]
+    fn options_of_the_other_mode_are_refused() {
+        let wrong = |words: &[&str]| {
+            parsed(&[&["--run", words[0], "--check", "c"], &words[1..]].concat()).misplaced()
+        };
+        assert_eq!(wrong(&["./load $uri"]), None);
+        assert_eq!(wrong(&["./load $dir", "--exhaustive", "--sector", "512"]), None);
+        assert_eq!(
+            wrong(&["./load ${dir}2", "--lie"]).unwrap(),
+            "--lie is of a disk, and the program works in $dir"
+        );
+        assert_eq!(
+            wrong(&["./load", "--model", "any"]).unwrap(),
+            "--model is of files, and no command names $dir"
+        );
     }
 
     #[test]

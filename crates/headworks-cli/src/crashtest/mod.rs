@@ -1,4 +1,5 @@
-//! `headworks crashtest`: runs a program on a served disk, cuts the power at chosen places, and checks what is left.
+//! `headworks crashtest`: cuts the power of a program at chosen places, and checks what is left. A program that works in `$dir` has its files
+//! recorded once (`files/`); one that writes to `$uri` runs on a served disk again for each cut:
 //!
 //! ```text
 //!   template (zeros, an image, after --setup)
@@ -14,7 +15,10 @@
 //! and counts them. A program that does the same each time meets the same end at the same cut.
 
 mod arguments;
+mod child;
+mod files;
 mod image;
+mod junit;
 mod session;
 
 use std::process::ExitCode;
@@ -23,16 +27,24 @@ use headworks_core::prng::Prng;
 
 pub use arguments::CrashtestArgs;
 use arguments::Cut;
+use junit::Case;
 use session::{Outcome, Session};
 
-/// Exit code of a test that found a broken image.
+/// Cuts on a disk.
+const CUTS: u64 = 100;
+/// Exit code of a test that found a broken image or state.
 const BROKEN: u8 = 1;
 
 /// Runs the command with its arguments.
 pub fn run(options: &CrashtestArgs) -> ExitCode {
-    match test(options) {
-        Ok(Verdict { broken: None, .. }) => ExitCode::SUCCESS,
-        Ok(Verdict { broken: Some(_), .. }) => ExitCode::from(BROKEN),
+    let tested = match options.misplaced() {
+        Some(wrong) => Err(wrong),
+        None if options.uses_files() => files::test(options),
+        None => test(options).map(|verdict| verdict.broken.is_some()),
+    };
+    match tested {
+        Ok(false) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::from(BROKEN),
         Err(error) => {
             crate::complain(error);
             ExitCode::from(crate::USAGE)
@@ -50,6 +62,7 @@ struct Verdict {
 }
 
 fn test(options: &CrashtestArgs) -> Result<Verdict, String> {
+    let began = std::time::Instant::now();
     let session = Session::new(options)?;
     let mut verdict = Verdict::default();
     let commands = match options.cut {
@@ -57,7 +70,7 @@ fn test(options: &CrashtestArgs) -> Result<Verdict, String> {
         None => session.count()?,
     };
     let mut prng = Prng::new(options.seed);
-    let cuts = if options.cut.is_some() { 1 } else { options.cuts };
+    let cuts = if options.cut.is_some() { 1 } else { options.cuts.unwrap_or(CUTS) };
     let mut told = std::time::Instant::now();
     for index in 0..cuts {
         let cut = options.cut.unwrap_or_else(|| Cut::draw(&mut prng, index, cuts, commands));
@@ -72,11 +85,25 @@ fn test(options: &CrashtestArgs) -> Result<Verdict, String> {
                 verdict.cuts += 1;
                 verdict.broken = Some(cut);
                 report_broken(options, &session, cut, &said);
+                let again = options.again(cut);
+                let case = Case { name: "power cuts".into(), failure: Some(said), output: again };
+                write_case(options, case, began)?;
                 return Ok(finish(options, verdict, commands));
             }
         }
     }
+    let output = format!("{} cuts, none broken", verdict.cuts);
+    write_case(options, Case { name: "power cuts".into(), failure: None, output }, began)?;
     Ok(finish(options, verdict, commands))
+}
+
+fn write_case(
+    options: &CrashtestArgs,
+    case: Case,
+    began: std::time::Instant,
+) -> Result<(), String> {
+    let path = options.junit.as_ref();
+    path.map_or(Ok(()), |path| junit::write(path, &[case], began.elapsed().as_secs_f64()))
 }
 
 fn report_broken(options: &CrashtestArgs, session: &Session<'_>, cut: Cut, said: &str) {

@@ -5,17 +5,16 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::arguments::{CrashtestArgs, Cut};
+use super::child::{kill_group, wait};
 use super::image;
 
 /// Lines of a failed check that are shown.
 const SHOWN_LINES: usize = 20;
 /// Longest path of a unix socket, with its closing zero.
 const SOCKET_PATH: usize = 108;
-/// Time between two looks at a program; the end of most is not waited for.
-const LOOK: Duration = Duration::from_millis(2);
 
 /// What a cut found.
 pub enum Outcome {
@@ -115,7 +114,7 @@ impl<'a> Session<'a> {
         let template = self.path("template.img");
         let made = match &self.options.image {
             Some(image) => image::copy(image, &template),
-            None => File::create(&template).and_then(|file| file.set_len(self.options.size)),
+            None => File::create(&template).and_then(|file| file.set_len(self.options.disk_size())),
         };
         made.map_err(|error| format!("{} cannot be made: {error}", template.display()))?;
         let Some(setup) = &self.options.setup else { return Ok(()) };
@@ -146,13 +145,14 @@ impl<'a> Session<'a> {
             self.specified("report.json"),
             self.specified("disk.img")
         );
-        self.serve(&spec, &self.options.run, "load.log")
+        self.serve(&spec, self.options.program(), "load.log")
     }
 
     /// Runs the check. Returns how it failed.
     fn check(&self) -> Result<Option<String>, String> {
         let spec = format!("file:path={}", self.specified("disk.img"));
-        let status = self.serve(&spec, &self.options.check, "check.log")?;
+        let status =
+            self.serve(&spec, self.options.check.as_deref().unwrap_or_default(), "check.log")?;
         Ok((!status.success()).then(|| format!("the check ends with {status}")))
     }
 
@@ -186,8 +186,7 @@ impl<'a> Session<'a> {
             start().map_err(|error| format!("the server cannot be started: {error}"))?;
         let ended = wait(&mut server, Duration::from_nanos(self.options.timeout));
         // What is left of the program ends with its machine.
-        // SAFETY: a signal to a process group of our own, whose leader is a child that may have ended.
-        unsafe { libc::kill(-(server.id() as i32), libc::SIGKILL) };
+        kill_group(&server);
         ended.map_err(|error| error.to_string())?.ok_or_else(|| {
             let seconds = self.options.timeout as f64 / 1e9;
             format!("`{program}` did not end within {seconds} s: --timeout gives it longer")
@@ -215,38 +214,5 @@ impl Drop for Session<'_> {
         if self.temporary.get() {
             let _ = std::fs::remove_dir_all(Path::new(&self.directory));
         }
-    }
-}
-
-/// Waits for the end of a process; none after the time limit, and then it is killed.
-fn wait(server: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let deadline = Instant::now() + limit;
-    loop {
-        if let Some(status) = server.try_wait()? {
-            return Ok(Some(status));
-        }
-        if Instant::now() >= deadline {
-            // SAFETY: a signal to a process group of our own.
-            unsafe { libc::kill(-(server.id() as i32), libc::SIGKILL) };
-            server.wait()?;
-            return Ok(None);
-        }
-        std::thread::sleep(LOOK);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::process::ExitStatusExt;
-
-    #[test]
-    fn process_that_does_not_end_is_killed() {
-        let start = |program: &str| {
-            Command::new("/bin/sh").args(["-c", program]).process_group(0).spawn().unwrap()
-        };
-        assert!(wait(&mut start("sleep 100"), Duration::from_millis(20)).unwrap().is_none());
-        let status = wait(&mut start("exit 3"), Duration::from_secs(20)).unwrap().unwrap();
-        assert_eq!((status.code(), status.signal()), (Some(3), None));
     }
 }

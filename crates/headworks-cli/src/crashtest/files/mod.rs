@@ -1,0 +1,121 @@
+//! `headworks crashtest` for programs that use files: the program runs once on a directory that records, and every state that a power cut
+//! may leave is made from the record and checked.
+//!
+//! ```text
+//!   --setup --> checkpoint --> --run, recorded --> record
+//!        the check is tested: it holds without a loss, and fails on empty directories
+//!        each model: states drawn, or all of a place --> directories --> --check --> shrunk --> causes
+//! ```
+//!
+//! The commands get directories as `$dir`, `$dir2` and `$state`; each line that `--run` prints is a promise, and `--check` reads those
+//! that were printed before the cut on its standard input.
+
+mod again;
+mod causes;
+mod explore;
+mod judge;
+mod program;
+mod report;
+mod workplace;
+
+use std::time::{Duration, Instant};
+
+use headworks_crash::{Model, Record, Walk};
+
+use super::arguments::CrashtestArgs;
+use super::child;
+use explore::{Explorer, Found};
+use judge::{Judge, Verdict};
+use workplace::Workplace;
+
+/// States that are drawn under each model.
+const DRAWS: u64 = 1000;
+/// Time for draws.
+const DRAW_TIME: Duration = Duration::from_secs(60);
+
+/// Tests a program. Returns whether something is broken; the error is a sentence.
+pub fn test(options: &CrashtestArgs) -> Result<bool, String> {
+    child::adopt_orphans();
+    let began = Instant::now();
+    // Before anything starts a thread: it may change what this process and its children see.
+    let place = Workplace::new(options)?;
+    let result = tested(options, &place, began);
+    let left = child::kill_orphans();
+    if left > 0 && !options.json {
+        eprintln!("{left} processes that the programs left behind were ended");
+    }
+    result
+}
+
+fn tested(options: &CrashtestArgs, place: &Workplace, began: Instant) -> Result<bool, String> {
+    let (record, ran) = match &options.files.again {
+        Some(file) => (again::read(file)?, None),
+        None => {
+            let began = Instant::now();
+            (program::record(options, place)?, Some(began.elapsed()))
+        }
+    };
+    let check = options.check.as_deref().or_else(|| record.command("check"));
+    let check = check.ok_or("the record has no check: --check gives one")?;
+    if let Some(state) = &options.files.state {
+        return again::state(options, place, &record, check, state);
+    }
+    let described = report::recorded(&record, ran);
+    if !options.json {
+        println!("{described}");
+    }
+    test_the_check(options, place, &record, check)?;
+    let models = match &options.files.model {
+        Some(model) => vec![model.parse()?],
+        None => Model::ALL.to_vec(),
+    };
+    let explorer = Explorer::new(options, place, &record, check);
+    let found = explorer.explore(&models)?;
+    let failed = fails(options, &found);
+    let record_file = place.keep_record(options, &record, found.broken > 0)?;
+    report::report(options, &record, &found, record_file.as_deref(), check, began.elapsed())?;
+    Ok(failed)
+}
+
+/// Whether what was found is a failure: what POSIX alone allows is one if it was asked for.
+fn fails(options: &CrashtestArgs, found: &Found) -> bool {
+    let asked = options.files.strict || options.files.model.is_some();
+    found.causes.iter().any(|cause| asked || cause.model != Model::Any)
+}
+
+/// Tests the check before it is believed: it holds at the end without a loss, and fails if all is gone after a promise.
+fn test_the_check(
+    options: &CrashtestArgs,
+    place: &Workplace,
+    record: &Record,
+    check: &str,
+) -> Result<(), String> {
+    let promises = record.counts().promises;
+    let uses_state = [&options.run, &options.check]
+        .into_iter()
+        .any(|program| program.as_ref().is_some_and(|program| program.contains("$state")));
+    if promises == 0 && !uses_state {
+        return Err("the program promised nothing: each line that it prints is a promise, and it printed none".into());
+    }
+    let mut judge = Judge::new(place, "check", check, options.timeout);
+    let mut walk = Walk::new(record, Model::Journal, 4096);
+    walk.go(usize::MAX);
+    let mut trees = walk.trees(&vec![0; walk.axes().len()]);
+    if let Verdict::Broken(said) = judge.check(record, walk.place(), &trees)? {
+        let log = judge.said();
+        return Err(format!("the check fails without a power cut: {said}{log}"));
+    }
+    for (tree, disk) in trees.iter_mut().zip(&record.disks) {
+        if !disk.keeps_all {
+            let (uid, gid) =
+                tree.node(headworks_crash::ROOT).map_or((0, 0), |root| (root.uid, root.gid));
+            *tree = headworks_crash::Tree::new(uid, gid);
+        }
+    }
+    match judge.check(record, walk.place(), &trees)? {
+        Verdict::Broken(_) => Ok(()),
+        Verdict::Holds => Err(format!(
+            "the check is blind: it accepts an empty directory after {promises} promises; it must fail if what its standard input promises is not there"
+        )),
+    }
+}

@@ -1,0 +1,203 @@
+//! What a test found, as text, as one JSON object, for CI systems, and for GitHub as annotations.
+
+use std::path::Path;
+use std::time::Duration;
+
+use headworks::house::display_size;
+use headworks_crash::{Model, Record};
+
+use super::super::arguments::{CrashtestArgs, quoted};
+use super::super::junit::{self, Case};
+use super::causes::Cause;
+use super::explore::Found;
+
+/// Column at which the states of a cause begin.
+const COLUMN: usize = 70;
+
+/// The line about a record.
+pub fn recorded(record: &Record, ran: Option<Duration>) -> String {
+    let counts = record.counts();
+    let size = record.trees(record.changes.len()).iter().map(headworks_crash::Tree::used).sum();
+    let time = ran.map(|ran| format!(" in {:.2} s", ran.as_secs_f64())).unwrap_or_default();
+    format!(
+        "recorded: {} changes{time}, {} syncs, {} promises; directory {}",
+        counts.changes,
+        counts.syncs,
+        counts.promises,
+        display_size(size)
+    )
+}
+
+/// Reports a test in every form that was asked for.
+pub fn report(
+    options: &CrashtestArgs,
+    record: &Record,
+    found: &Found,
+    file: Option<&Path>,
+    check: &str,
+    time: Duration,
+) -> Result<(), String> {
+    let again = |cause: &Cause| file.map(|file| again(options, cause, file, check));
+    if options.json {
+        println!("{}", json(record, found, &again));
+    } else {
+        print!("{}", text(found, &again));
+    }
+    if let Some(path) = &options.junit {
+        junit::write(path, &cases(options, found, &again), time.as_secs_f64())?;
+    }
+    if std::env::var_os("GITHUB_ACTIONS").is_some() {
+        for cause in &found.causes {
+            let why = cause.why.join("; ").replace('%', "%25");
+            eprintln!("::error title=crashtest::{}: {why}", cause.said.replace('%', "%25"));
+        }
+    }
+    Ok(())
+}
+
+/// The command that repeats the first state of a cause.
+fn again(options: &CrashtestArgs, cause: &Cause, file: &Path, check: &str) -> String {
+    let sector = match options.files.sector.as_str() {
+        "4096" => String::new(),
+        sector => format!(" --sector {sector}"),
+    };
+    let file = quoted(&file.display().to_string());
+    // A state inside a recovery has no record of its own: its check is run again, up to the state before.
+    let (state, hash) = match &cause.within {
+        Some(state) => (state, String::new()),
+        None => (&cause.first, format!("@{:016x}", cause.hash)),
+    };
+    let check = quoted(check);
+    format!(
+        "headworks crashtest --again {file} --state {state}{hash} --model {}{sector} --check {check}",
+        cause.model
+    )
+}
+
+fn text(found: &Found, again: &dyn Fn(&Cause) -> Option<String>) -> String {
+    let Found { states, distinct, broken, places, beyond, causes, .. } = found;
+    let mut text = format!("{states} states at {} cuts, {distinct} distinct: ", places.0);
+    text += &match (broken, causes.len()) {
+        (0, _) => "none broken".to_owned(),
+        (broken, 1) => format!("{broken} broken, 1 cause"),
+        (broken, causes) => format!("{broken} broken, {causes} causes"),
+    };
+    text += &format!("    {:.1} s\n", found.time.as_secs_f64());
+    if *beyond > 0 {
+        text += &format!(
+            "{beyond} of {} cuts have more states than --exhaustive allows; some were drawn there\n",
+            places.0
+        );
+    }
+    if found.recoveries.0 > 0 {
+        text += &format!(
+            "{} states whose recovery writes, {} cuts inside it\n",
+            found.recoveries.0, found.recoveries.1
+        );
+    }
+    if found.timed_out {
+        text += &format!("--time ended it, at {} of {} cuts\n", places.0, places.1);
+    }
+    let mut posix = false;
+    for (number, cause) in (1..).zip(causes) {
+        if cause.model == Model::Any && !posix {
+            posix = true;
+            text += "not on ext4, XFS or btrfs, as far as tested; POSIX allows it:\n";
+        }
+        text += &cause_text(number, cause);
+        if let Some(again) = again(cause) {
+            text += &format!("     again: {again}\n");
+        }
+    }
+    text
+}
+
+fn cause_text(number: usize, cause: &Cause) -> String {
+    let states = match cause.states {
+        1 => "1 state".to_owned(),
+        states => format!("{states} states"),
+    };
+    let first = match &cause.within {
+        Some(state) => format!("{} in the recovery of {state}", cause.first),
+        None => cause.first.to_string(),
+    };
+    let mut text = format!("{number:<3}{:COLUMN$} {states}, first {first}\n", cause.said);
+    for why in &cause.why {
+        text += &format!("     {why}\n");
+    }
+    if cause.unasked {
+        text += "     needs a write-back that the program did not ask for\n";
+    }
+    text
+}
+
+fn json(
+    record: &Record,
+    found: &Found,
+    again: &dyn Fn(&Cause) -> Option<String>,
+) -> serde_json::Value {
+    let counts = record.counts();
+    let causes: Vec<serde_json::Value> = found
+        .causes
+        .iter()
+        .map(|cause| {
+            let effects = cause.effects.iter().map(|effect| {
+                serde_json::json!({ "op": effect.operation, "path": effect.path, "offset": effect.offset, "len": effect.length })
+            });
+            serde_json::json!({
+                "said": cause.said,
+                "why": cause.why,
+                "model": cause.model.name(),
+                "states": cause.states,
+                "first": cause.first.to_string(),
+                "within": cause.within.as_ref().map(ToString::to_string),
+                "hash": format!("{:016x}", cause.hash),
+                "unasked": cause.unasked,
+                "effects": effects.collect::<Vec<_>>(),
+                "again": again(cause),
+            })
+        })
+        .collect();
+    serde_json::json!({
+        "changes": counts.changes,
+        "syncs": counts.syncs,
+        "promises": counts.promises,
+        "states": found.states,
+        "distinct": found.distinct,
+        "broken": found.broken,
+        "cuts": found.places.0,
+        "beyond": found.beyond,
+        "recoveries": found.recoveries.0,
+        "timed_out": found.timed_out,
+        "causes": causes,
+    })
+}
+
+fn cases(
+    options: &CrashtestArgs,
+    found: &Found,
+    again: &dyn Fn(&Cause) -> Option<String>,
+) -> Vec<Case> {
+    let asked = options.files.strict || options.files.model.is_some();
+    let case = |cause: &Cause| {
+        let counts = asked || cause.model != Model::Any;
+        let failure = format!("{}\n{}{}", cause.said, cause.why.join("\n"), cause.log);
+        let mut output = again(cause).unwrap_or_default();
+        if !counts {
+            output = format!("POSIX allows it: {failure}\n{output}");
+        }
+        Case {
+            name: cause.why.last().cloned().unwrap_or_default(),
+            failure: counts.then_some(failure),
+            output,
+        }
+    };
+    match found.causes.is_empty() {
+        true => vec![Case {
+            name: "power cuts".into(),
+            failure: None,
+            output: format!("{} states, none broken", found.distinct),
+        }],
+        false => found.causes.iter().map(case).collect(),
+    }
+}
