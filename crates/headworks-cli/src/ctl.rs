@@ -343,7 +343,7 @@ fn show(command: &CtlCommand, answer: &Value) -> Result<String, String> {
         CtlCommand::Diskstats => read::<Vec<_>>(answer)?.iter().map(diskstats_line).collect(),
         CtlCommand::Export(command) => command.show(answer)?,
         CtlCommand::Tenant(command) => command.show(answer)?,
-        CtlCommand::Diff => ctl_save::show_diff(&read(answer)?),
+        CtlCommand::Diff => ctl_save::show_diff(&read(answer)?, answer),
         // Written by `tell`.
         CtlCommand::Save { .. } => String::new(),
         CtlCommand::Connections => show_connections(&read::<Vec<_>>(answer)?),

@@ -4,12 +4,14 @@
 //! (`FILE.d/99-ctl.toml`), what it said before is kept where it is not said anew, and it is replaced as a whole, so that a
 //! reload never reads half of it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use headworks_control::answers::{Diff, Difference};
 use headworks_server::config::{ConfigFile, Origin, TEXT_MAX};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::ctl::plain;
@@ -21,8 +23,8 @@ const DROP_IN: &str = "99-ctl.toml";
 
 const HEAD: &str = "# Written by `headworks ctl save`: what ctl changed. Later saves add to it; it may be edited or removed.\n";
 
-/// Formats the differences, one line each.
-pub fn show_diff(diff: &Diff) -> String {
+/// Formats the differences, one line each: `diff` as it may be shown, `answer` as the server has it, whose text is a file.
+pub fn show_diff(diff: &Diff, answer: &Value) -> String {
     let word = |value: &Value| if value.is_null() { "none".to_owned() } else { plain(value) };
     let line = |change: &Difference| {
         let (configured, running) = (word(&change.configured), word(&change.running));
@@ -30,8 +32,35 @@ pub fn show_diff(diff: &Diff) -> String {
     };
     match diff.changes.is_empty() {
         true => "no differences\n".to_owned(),
-        false => diff.changes.iter().map(line).collect::<String>() + &notes(diff),
+        false => {
+            diff.changes.iter().map(line).collect::<String>() + &notes(diff) + &saved(diff, answer)
+        }
     }
+}
+
+/// Where the differences are saved already, if they are: they last until the server reads its files again.
+fn saved(shown: &Diff, answer: &Value) -> String {
+    let Ok(diff) = Diff::deserialize(answer) else { return String::new() };
+    let path = drop_in(&diff).ok();
+    let text = path.as_ref().and_then(|path| read_named_text(path, TEXT_MAX as u64).ok());
+    let before = text.and_then(|text| parse("the drop-in", &text).ok());
+    let changes = parse("the server's answer", &diff.text).unwrap_or_default();
+    match drop_in(shown).ok().zip(before) {
+        Some((path, before))
+            if changes != ConfigFile::default()
+                && said(before.clone().merged(changes)) == said(before.clone()) =>
+        {
+            format!("note: {} has them; `reload` takes them in\n", path.display())
+        }
+        _ => String::new(),
+    }
+}
+
+/// What a configuration says, without the order and the places of its values.
+fn said(file: ConfigFile) -> BTreeSet<String> {
+    let text = text(file);
+    let values = text.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
+    values.filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
 /// What a save leaves out.
@@ -96,11 +125,10 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde::Deserialize;
     use serde_json::json;
 
     fn show_diff(answer: &Value) -> String {
-        super::show_diff(&crate::ctl::read(answer).unwrap())
+        super::show_diff(&crate::ctl::read(answer).unwrap(), answer)
     }
 
     fn save(answer: &Value, print: bool) -> Result<String, String> {
@@ -122,6 +150,23 @@ mod tests {
                     hw0/queue/nr_requests: 99, configured 64\n\
                     note: not for a file: export x is on the command line\n";
         assert_eq!(show_diff(&some), text);
+    }
+
+    #[test]
+    fn differences_that_are_saved_are_said_to_be() {
+        let folder = std::env::temp_dir().join(format!("hw-saved-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let of = |text: &str| {
+            json!({ "config": folder.join("main.toml"), "text": text, "unsaved": [],
+                "changes": [{ "path": "vm/dirty_bytes", "configured": "0", "running": "4M" }] })
+        };
+        let (some, other) =
+            (of("[server.vm]\ndirty_bytes = \"4M\"\n"), of("[server.vm]\ndirty_bytes = \"5M\"\n"));
+        assert!(!show_diff(&some).contains("note"), "{}", show_diff(&some));
+        save(&some, false).unwrap();
+        assert!(show_diff(&some).ends_with("99-ctl.toml has them; `reload` takes them in\n"));
+        assert!(!show_diff(&other).contains("note"), "another value is not saved");
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
