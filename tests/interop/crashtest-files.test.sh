@@ -62,6 +62,13 @@ seeds() {
 }
 check "verdicts do not depend on the seed" seeds
 
+# Each promise stands before what the program did next: each of the eight can be lost, not the last alone.
+promptly() {
+    crashtest --run "$(store config file load)" --check "$(store config file check)" --exhaustive --model journal --json >"$DIR/found"
+    [ $? -eq 1 ] && jq -e '.broken >= 8 and .causes[0].why[0] != null' "$DIR/found"
+}
+check "promises are recorded when they are made" promptly
+
 # Reports, and a record that is explored again.
 reports() {
     pattern_said=. pattern finds file --cuts 40 --model journal --json --junit "$DIR/junit.xml" --record "$DIR/crash.hwrec" || return 1

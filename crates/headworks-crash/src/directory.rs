@@ -130,6 +130,7 @@ impl Answerer {
         let (disk, node) = (self.disk, request.node);
         let shared = Arc::clone(&self.recording);
         let mut recording = lock(&shared);
+        recording.take_lines();
         let new = |mode: u32, target: &[u8], device: u32| NewNode {
             mode,
             uid: request.uid,
@@ -300,5 +301,47 @@ fn seek(
         SEEK_DATA => content.next_data(offset).ok_or(libc::ENXIO),
         SEEK_HOLE => Ok(content.next_hole(offset)),
         _ => Err(libc::EINVAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Action;
+    use crate::testing::recording;
+    use crate::tree::ROOT;
+
+    #[test]
+    fn line_stands_behind_what_was_answered_and_before_the_next_request() {
+        let (lines, printed) = std::sync::mpsc::channel::<Vec<u8>>();
+        let mut recording = recording();
+        recording.listen(move || printed.try_recv().ok());
+        let recording = Arc::new(Mutex::new(recording));
+        let mut answerer = Answerer {
+            recording: Arc::clone(&recording),
+            disk: 0,
+            listings: HashMap::new(),
+            next: 1,
+        };
+        let mut reply = Reply::default();
+        let mut ask = |operation: Operation<'_>| {
+            let request = Request { unique: 1, node: ROOT, uid: 0, gid: 0, operation };
+            assert!(answerer.answer(&request, Time::default(), &mut reply));
+            assert_eq!(reply.bytes()[4..8], [0; 4], "no error");
+        };
+        for name in [b"a", b"b"] {
+            ask(Operation::MakeDirectory { name, mode: 0o755 });
+            ask(Operation::SyncDirectory { data_only: false });
+            lines.send(name.to_vec()).unwrap();
+        }
+        ask(Operation::GetAttributes);
+        let record = lock(&recording).close().unwrap();
+        let steps = record.changes.iter().map(|change| match &change.action {
+            Action::Make { .. } => "make",
+            Action::SyncDirectory { .. } => "sync",
+            Action::Line { .. } => "line",
+            _ => "other",
+        });
+        assert_eq!(steps.collect::<Vec<_>>(), ["make", "sync", "line", "make", "sync", "line"]);
     }
 }

@@ -1,8 +1,8 @@
 //! What a program did to its directories: every change, every sync and every line that it printed, in one order.
 //!
 //! A record begins with trees that are durable (what `--setup` left), then come changes. An answer to the program is given after its change
-//! is in the record, so a line printed after a sync stands behind the sync: it may be recorded late, and is then demanded of fewer
-//! states, but never early.
+//! is in the record, so a line printed after a sync stands behind the sync. Lines that were printed are taken before each request, so a
+//! line stands before what the same thread did next: it is demanded of every state that it should be demanded of.
 
 use std::sync::Arc;
 

@@ -45,6 +45,15 @@ struct LiveDisk {
     uses: HashMap<u64, u64>,
 }
 
+/// Where lines come from: called until it has none for now.
+struct LineSource(Box<dyn FnMut() -> Option<Vec<u8>> + Send>);
+
+impl std::fmt::Debug for LineSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LineSource")
+    }
+}
+
 /// Directories whose changes are recorded.
 #[derive(Debug)]
 pub struct Recording {
@@ -56,6 +65,7 @@ pub struct Recording {
     closed: bool,
     writer: Option<RecordWriter>,
     failed: Option<io::Error>,
+    lines: Option<LineSource>,
 }
 
 type Done<T = ()> = Result<T, Errno>;
@@ -66,8 +76,17 @@ impl Recording {
     pub fn new(record: Record, limits: Limits) -> Self {
         let live = |tree: &Tree| LiveDisk { tree: tree.clone(), uses: HashMap::new() };
         let disks = record.base.iter().map(live).collect();
-        let (overflowed, closed) = (false, false);
-        Self { disks, record, limits, weight: 0, overflowed, closed, writer: None, failed: None }
+        Self {
+            disks,
+            record,
+            limits,
+            weight: 0,
+            overflowed: false,
+            closed: false,
+            writer: None,
+            failed: None,
+            lines: None,
+        }
     }
 
     /// Makes all that there is durable, and forgets how it came to be. Steps from now on also go to the writer that `open` makes.
@@ -81,6 +100,22 @@ impl Recording {
         self.weight = 0;
         self.writer = open(&self.record)?;
         Ok(())
+    }
+
+    /// Takes lines of the program from `next`, which has none for now, and never waits. They are taken before each request of a mounted
+    /// directory, so a line stands before what the program did after it.
+    pub fn listen(&mut self, next: impl FnMut() -> Option<Vec<u8>> + Send + 'static) {
+        self.lines = Some(LineSource(Box::new(next)));
+    }
+
+    /// Records the lines that the program has printed by now.
+    pub fn take_lines(&mut self) {
+        if let Some(mut lines) = self.lines.take() {
+            while let Some(line) = (lines.0)() {
+                self.line(&line);
+            }
+            self.lines = Some(lines);
+        }
     }
 
     /// Records a line that the program printed.

@@ -1,11 +1,12 @@
 //! The recorded run: mounts, `--setup`, the checkpoint, `--run` and its lines.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::os::fd::AsRawFd;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use super::super::child::{kill_group, wait};
 use super::workplace::{NAME, Workplace, size};
 
 /// Bytes of a line at most; the rest is a line of its own.
-const LINE_MAX: u64 = 64 << 10;
+const LINE_MAX: usize = 64 << 10;
 /// Time for the last lines of a program that has ended.
 const LAST_LINES: Duration = Duration::from_secs(5);
 /// Lines of a log that an error shows.
@@ -132,6 +133,7 @@ fn run(
         .spawn()
         .map_err(failed)?;
     let lines = child.stdout.take().map(|output| record_lines(output, &mounted.recording));
+    let lines = lines.transpose().map_err(failed)?;
     let limit = Duration::from_nanos(options.timeout);
     let ended = wait(&mut child, limit);
     // What is left of the program ends with its machine.
@@ -156,21 +158,72 @@ pub fn shell(command: &str, paths: &[(String, PathBuf)]) -> Command {
     shell
 }
 
-/// Records lines as they come. What it returns ends with the last of them.
-fn record_lines(output: ChildStdout, recording: &SharedRecording) -> mpsc::Receiver<()> {
-    let (end, ended) = mpsc::channel();
+/// Lines of a program, read without waiting.
+struct Lines {
+    output: ChildStdout,
+    buffer: Vec<u8>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Lines {
+    /// The next whole line; at the end also the last one without its end.
+    fn next(&mut self) -> Option<Vec<u8>> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer[..end].to_vec();
+                self.buffer.drain(..=end);
+                return Some(line);
+            }
+            let mut part = [0; 4096];
+            match self.output.read(&mut part) {
+                Ok(read @ 1..) => self.buffer.extend_from_slice(&part[..read]),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    let long = self.buffer.len() >= LINE_MAX;
+                    return long.then(|| std::mem::take(&mut self.buffer));
+                }
+                // The end, or an error, which is one.
+                _ => {
+                    // Release: pairs with the Acquire of the thread that waits for the end.
+                    self.ended.store(true, Ordering::Release);
+                    return Some(std::mem::take(&mut self.buffer)).filter(|rest| !rest.is_empty());
+                }
+            }
+            if self.buffer.len() >= LINE_MAX {
+                return Some(std::mem::take(&mut self.buffer));
+            }
+        }
+    }
+}
+
+/// Records lines: before each request of the directories, and by a thread of its own, so that a program which prints alone does not fill
+/// the pipe. What it returns ends with the last of them.
+fn record_lines(
+    output: ChildStdout,
+    recording: &SharedRecording,
+) -> std::io::Result<mpsc::Receiver<()>> {
+    let watched = output.as_fd().try_clone_to_owned()?;
+    // SAFETY: flags of a descriptor that is open; the program's end of the pipe has flags of its own.
+    if unsafe { libc::fcntl(output.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let ended = Arc::new(AtomicBool::new(false));
+    let mut lines = Lines { output, buffer: Vec::new(), ended: Arc::clone(&ended) };
+    lock(recording).listen(move || lines.next());
+    let (end, receiver) = mpsc::channel();
     let recording = Arc::clone(recording);
     std::thread::spawn(move || {
-        let mut output = BufReader::new(output);
-        let mut line = Vec::new();
-        while matches!((&mut output).take(LINE_MAX).read_until(b'\n', &mut line), Ok(1..)) {
-            let text = line.strip_suffix(b"\n").unwrap_or(&line);
-            lock(&recording).line(text);
-            line.clear();
+        // Acquire: pairs with the Release of the reader.
+        while !ended.load(Ordering::Acquire) {
+            let mut poll =
+                libc::pollfd { fd: watched.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one descriptor that is open during the call.
+            unsafe { libc::poll(&raw mut poll, 1, -1) };
+            lock(&recording).take_lines();
         }
         drop(end);
     });
-    ended
+    Ok(receiver)
 }
 
 /// Lets the kernel send what the setup stored into mappings.
