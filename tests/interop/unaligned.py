@@ -1,6 +1,7 @@
 """Requests of any offset and length on exports without a cache.
 
 model SOCKET BASE EXPORT...   connections that own bytes of the same blocks change them at the same time; each knows what its bytes are
+kept SOCKET write|read WORD   the last bytes of a volume that ends within a block, and some before
 strict SOCKET EXPORT          requests that are no whole blocks are refused
 """
 
@@ -109,6 +110,17 @@ def trim(handle, bytes_now):
     handle.pwrite(bytes_now[at : at + length], at, nbd.CMD_FLAG_FUA)
 
 
+def kept(socket, what, word):
+    handle = connect(socket, "odd")
+    end = handle.get_size()
+    for at, length in [(end - 1001, 1001), (1234567, 5000)]:
+        data = (word.encode() * length)[:length]
+        if what == "write":
+            handle.pwrite(data, at)
+        assert handle.pread(length, at) == data, f"{length} bytes at {at} are others"
+    print(f"ok - bytes up to an end within a block: {what}")
+
+
 def strict(socket, export):
     handle = connect(socket, export)
     smallest = handle.get_block_size(nbd.SIZE_MINIMUM)
@@ -125,4 +137,4 @@ def strict(socket, export):
 
 
 if __name__ == "__main__":
-    {"model": model, "strict": strict}[sys.argv[1]](*sys.argv[2:])
+    {"model": model, "kept": kept, "strict": strict}[sys.argv[1]](*sys.argv[2:])

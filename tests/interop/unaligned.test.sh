@@ -58,3 +58,22 @@ check "a base gets the bytes, and no more" "$HEADWORKS" image commit "$IMAGES/od
 check "it is as it was written" cmp "$ODD" "$DIR/model-odd"
 check "two layers are made one image" "$HEADWORKS" image flatten "$IMAGES/cached.hwo" "$IMAGES/flat.img"
 check "which ends with the byte" cmp "$IMAGES/flat.img" "$DIR/model-cached"
+
+# What a killed server had acknowledged, up to the end: into the cache of the next one, or onto the overlay.
+if [ -w /dev/shm ]; then
+    KEPT=$(mktemp -d /dev/shm/headworks-unaligned.XXXXXX)
+    for next in writeback writethrough; do
+        CACHE=16M serve --cache-file "$KEPT/cache" "odd=overlay:path=$IMAGES/odd.hwo"
+        script unaligned.py kept "$SOCKET" write "$next"
+        kill -9 "$SERVER"
+        wait "$SERVER" 2>/dev/null
+        SERVER=0
+        CACHE=16M serve --cache-file "$KEPT/cache" "odd=overlay:path=$IMAGES/odd.hwo,cache=$next"
+        check "what it had acknowledged is restored" grep -hq 'restored .* of acknowledged writes after the server was killed' "$OUT" "$LOG"
+        script unaligned.py kept "$SOCKET" read "$next"
+        stop_server
+    done
+    rm -rf "$KEPT"
+else
+    skip "what a killed server left" "no memory filesystem"
+fi

@@ -164,7 +164,10 @@ pub fn judge(left: &DeadServer, row: &VolumeRow, image: &ImageState, is_plain: b
 /// # Errors
 /// A write or sync failed; the blocks are still in `left`.
 pub fn write_image(left: &LeftCache, volume: &LeftVolume, image: &ImageWriter) -> io::Result<()> {
-    write_runs(left.blocks(volume.volume, image.size()), |offset, run| {
+    // What is no plain file has whole blocks, and a frame has zeros behind the end of its volume.
+    let size = image.size();
+    let room = if image.is_plain() { size } else { size.next_multiple_of(BLOCK.into()) };
+    write_runs(left.blocks(volume.volume, room), |offset, run| {
         // Should this process die here, the next one must not take these writes for somebody else's.
         left.touch(volume.volume);
         image.write_all_at(offset, run)

@@ -431,13 +431,13 @@ impl OpenOverlay {
         self.file.locked() && below
     }
 
-    /// A handle to write it before it is served: data, a sync, the bits, another sync. Its size is that of all blocks, which are written as a
-    /// whole: frames have zeros beyond the volume's end.
+    /// A handle to write it before it is served: data, a sync, the bits, another sync.
     #[must_use]
     pub fn writer(&self) -> ImageWriter {
-        let size = self.head.volume_size;
+        let size = self.head.size();
         let ranges = Arc::new(WrittenBits::new(Arc::clone(self.bitmap.live())));
-        ImageWriter::with_ranges(Arc::clone(self.file.file()), size, data_start(size), ranges)
+        let file = Arc::clone(self.file.file());
+        ImageWriter::with_ranges(file, size, data_start(size), ranges)
     }
 
     /// Whether it can be one of several volumes of a [`FilesystemDevice`](crate::FilesystemDevice): none of its bases is an image of a
