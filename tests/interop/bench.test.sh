@@ -21,7 +21,8 @@ check "one block is written" write_at 64M
 check "bench refuses to overwrite it" refuses 'has data, near offset 67108864, .*--overwrite' --rw randwrite
 check "also with --fill" refuses 'has data' --rw read --fill
 check "and wrote nothing" qemu-io -r -f raw -c 'read -P 0 0 1M' -c 'read -P 0x55 64M 4k' "$URI"
-check "it reads the export" bench --uri "$URI" --rw read
+check "it reads the export, and says what figures of holes are" bash -c '
+    said=$("$1" bench --runtime 300ms --uri "$2" --rw read); echo "$said"; [[ $said == *"holes: 100 % of the range"*"--fill --overwrite"* ]]' - "$HEADWORKS" "$URI"
 check "the range before it is free" bench --uri "$URI" --size 32M --rw write --verify
 for rw in randwrite randrw write read randread; do
     check "bench --rw $rw --verify" bench --uri "$URI" --overwrite --rw $rw --verify
@@ -55,6 +56,10 @@ check "what is not known to be zeros is not overwritten" bash -c '
 stop_server
 
 check "bench in process, on a file" bench --engine "$ENGINE" --device "$(spec disk)" --rw randrw
+truncate -s 16M "$DIR/half.img"
+head -c 8M /dev/urandom | dd of="$DIR/half.img" conv=notrunc status=none
+check "bench in process tells how much of a file is holes" bash -c '
+    said=$("$1" bench --runtime 100ms --engine "$2" --device "file:path=$3" --json); echo "$said"; [[ $said == *"\"holes_percent\": 50.0"* ]]' - "$HEADWORKS" "$ENGINE" "$DIR/half.img"
 check "bench in process, on null: a million requests and not one allocation" bash -c '
     "$1" bench --device null:size=1G --ios 1000000 --json | "$2" -c "import json, sys; run = json.load(sys.stdin); print(run); sys.exit(run[\"allocations\"] != 0 or run[\"errors\"] != 0)"
     ' - "$HEADWORKS" "$PYTHON"

@@ -10,21 +10,25 @@ use std::time::{Duration, Instant as WallClock};
 use headworks::EngineChoice;
 use headworks::driver::{ActionSink, Clock, Engine, Event, Executor, Span, Wait, open_engine};
 use headworks::house::Mapping;
+use headworks_core::extent::{EXTENTS_BYTES, extents};
 use headworks_core::prng::Prng;
 use headworks_core::stats::{Histogram, Stage};
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Bio, BioFlags, BioId, CacheOptions, ConfigError, Input, Instant, Message, Notice, Op,
+    Bio, BioFlags, BioId, CacheOptions, ConfigError, Extent, Input, Instant, Message, Notice, Op,
     QueueOptions, ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeId, WaitTimes,
 };
 use headworks_nbd::client::bench::Pattern;
 use headworks_server::{Assembly, ExportOptions, ExportSpec, Spec};
 use serde_json::json;
 
+use crate::bench_holes::Holes;
 use crate::{allocations, bench_feeders};
 
 /// Warm-up before the measurement, as a fraction (1/n) of the run time.
 const WARM_UP: u32 = 10;
+/// Bytes of a list of extents.
+const LIST: usize = EXTENTS_BYTES as usize;
 /// Turns between two checks of the end time.
 const CLOCK_INTERVAL: u32 = 64;
 
@@ -92,8 +96,9 @@ struct ThreadResult {
 
 /// Runs the benchmark and prints the report.
 pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
+    let holes = holes(options)?;
     if options.feeders > 0 {
-        return bench_feeders::run(options);
+        return bench_feeders::run(options, holes);
     }
     let result = match options.threads {
         1 => vec![one_thread(options, 0)],
@@ -105,11 +110,23 @@ pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
         }),
     };
     let result: Vec<ThreadResult> = result.into_iter().collect::<Result<_, _>>()?;
-    report(options, &result);
+    report(options, &result, holes);
     match result.iter().map(|result| result.errors).sum::<u64>() {
         0 => Ok(()),
         errors => Err(format!("{errors} bios failed")),
     }
+}
+
+/// How much of a lasting device is holes, if the pattern reads; none where the device cannot tell.
+fn holes(options: &DeviceBenchOptions) -> Result<Option<Holes>, String> {
+    if !options.pattern.reads() || !options.device.base.is_lasting() {
+        return Ok(None);
+    }
+    let mut driver = Driver::new(options, 0).map_err(|error| error.to_string())?;
+    let size = driver.generator.blocks.range();
+    let found = Holes::of(size, |at, len| driver.block_status(at, len))?;
+    driver.drain()?;
+    Ok(Some(found).filter(|_| driver.generator.errors == 0))
 }
 
 /// Generator of the next block to access.
@@ -136,6 +153,11 @@ impl Blocks {
         }
         let prng = Prng::new(options.seed).split(&thread.to_string());
         Ok(Self { block_bytes, pattern: options.pattern, blocks, next_block: 0, prng })
+    }
+
+    /// Bytes of the disk that are used.
+    fn range(&self) -> u64 {
+        self.blocks * self.block_bytes
     }
 
     /// Returns the next operation and its offset.
@@ -171,6 +193,8 @@ struct Generator {
     blocks: Blocks,
     started: Vec<Instant>,
     free: Vec<u32>,
+    /// The extents of a range are asked for, not data.
+    asks: bool,
     timer: Option<Instant>,
     now: Instant,
     ios: u64,
@@ -180,17 +204,19 @@ struct Generator {
 
 impl Generator {
     fn new(options: &DeviceBenchOptions, thread: u32, size: u64) -> Result<Self, String> {
-        let stride = options.block_bytes as usize;
+        let block_bytes = options.block_bytes as usize;
         let blocks = Blocks::new(options, thread, size)?;
-        let buffers = Mapping::new(stride * options.iodepth as usize)
-            .map_err(|error| format!("cannot map the buffers: {error}"))?;
+        let buffers = (block_bytes * options.iodepth as usize).max(LIST);
+        let buffers =
+            Mapping::new(buffers).map_err(|error| format!("cannot map the buffers: {error}"))?;
         Ok(Self {
             buffers,
             frames: None,
-            block_bytes: stride,
+            block_bytes,
             blocks,
             started: vec![Instant(0); options.iodepth as usize],
             free: (0..options.iodepth).rev().collect(),
+            asks: false,
             timer: None,
             now: Instant(0),
             ios: 0,
@@ -226,6 +252,10 @@ unsafe impl ActionSink for Generator {
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
             return self.frames().frames_from(unit);
+        }
+        if self.asks {
+            // SAFETY: the mapping holds a list of extents, too.
+            return unsafe { Span::new(self.buffers.at(0, LIST), LIST) };
         }
         let offset = bio.sequence as usize * self.block_bytes;
         // SAFETY: inside the mapping of the buffers.
@@ -340,6 +370,33 @@ impl Driver {
         Ok(())
     }
 
+    /// Asks for the extents of a range; none if the device fails the question.
+    fn block_status(&mut self, offset: u64, len: u32) -> Result<Vec<Extent>, String> {
+        let errors = self.generator.errors;
+        let Some(slot) = self.generator.free.pop() else { return Ok(Vec::new()) };
+        self.generator.asks = true;
+        let id = BioId { sequence: slot.into(), ..BioId::default() };
+        let flags = BioFlags::SYNC;
+        self.inputs.push(Input::Bio(Bio {
+            id,
+            offset,
+            len,
+            op: Op::BlockStatus,
+            flags,
+            ..Bio::default()
+        }));
+        while !self.generator.free.contains(&slot) {
+            self.turn(false)?;
+        }
+        self.generator.asks = false;
+        if self.generator.errors > errors {
+            return Ok(Vec::new());
+        }
+        // SAFETY: the mapping is ours, and no command uses it.
+        let list = unsafe { Span::new(self.generator.buffers.at(0, LIST), LIST).bytes() };
+        Ok(extents(list, len).collect())
+    }
+
     /// Runs turns until no device uses a buffer or frame of this process. Dirty data is discarded.
     fn drain(&mut self) -> Result<(), String> {
         while !self.shard.is_quiet() {
@@ -445,7 +502,7 @@ fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-fn report(options: &DeviceBenchOptions, result: &[ThreadResult]) {
+fn report(options: &DeviceBenchOptions, result: &[ThreadResult], holes: Option<Holes>) {
     let sum = |f: fn(&ThreadResult) -> u64| result.iter().map(f).sum::<u64>();
     let (ios, turns, requests) = (sum(|f| f.ios), sum(|f| f.turns), sum(|f| f.requests));
     let rate = |f: &ThreadResult| f.ios as f64 * 1e9 / f.elapsed_ns.max(1) as f64;
@@ -478,7 +535,7 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult]) {
                 "threads": options.threads, "ios": ios, "iops": iops, "bw_bytes": bytes,
                 "cpu_ns_per_io": cpu, "allocations": sum(|f| f.allocations), "turns": turns,
                 "ios_per_turn": batch, "requests": requests, "merges": sum(|f| f.merges),
-                "errors": sum(|f| f.errors),
+                "errors": sum(|f| f.errors), "holes_percent": holes.map(Holes::percent),
                 "lat_ns": {"p50": latency.percentile(500), "p99": latency.percentile(990), "p999": latency.percentile(999)},
                 "stages": stages,
             })
@@ -494,6 +551,7 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult]) {
         result.iter().map(|f| f.elapsed_ns).max().unwrap_or(0) as f64 / 1e9
     );
     println!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O", bytes / 1e6);
+    print_holes(holes);
     println!(
         "  latency us: p50 {:.2}, p99 {:.2}, p99.9 {:.2}",
         micros(latency.percentile(500)),
@@ -510,6 +568,12 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult]) {
         sum(|f| f.allocations),
         sum(|f| f.errors)
     );
+}
+
+/// Prints how much of a device is holes, where that changes what the figures say.
+pub fn print_holes(holes: Option<Holes>) {
+    let line = holes.and_then(|holes| holes.line("--rw write fills it, and OVERWRITES it"));
+    line.into_iter().for_each(|line| println!("  {line}"));
 }
 
 /// Nanoseconds as microseconds, for the text report.

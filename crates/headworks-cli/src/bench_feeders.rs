@@ -15,7 +15,8 @@ use headworks_server::{Assembly, ExportSpec};
 use serde_json::json;
 
 use crate::allocations;
-use crate::bench_device::{Blocks, DeviceBenchOptions, micros};
+use crate::bench_device::{Blocks, DeviceBenchOptions, micros, print_holes};
+use crate::bench_holes::Holes;
 
 /// Batch size, as fio's `iodepth_batch_submit` and `iodepth_batch_complete`.
 const BATCH: usize = 8;
@@ -36,9 +37,9 @@ struct FeederResult {
 }
 
 /// Runs the benchmark and prints the report.
-pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
+pub fn run(options: &DeviceBenchOptions, holes: Option<Holes>) -> Result<(), String> {
     let result = measure(options)?;
-    report(options, &result);
+    report(options, &result, holes);
     match result.errors {
         0 => Ok(()),
         errors => Err(format!("{errors} bios failed")),
@@ -229,7 +230,7 @@ fn process_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-fn report(options: &DeviceBenchOptions, result: &FeederResult) {
+fn report(options: &DeviceBenchOptions, result: &FeederResult, holes: Option<Holes>) {
     let iops = result.ios as f64 / result.elapsed.as_secs_f64();
     let bytes = iops * f64::from(options.block_bytes);
     let cpu = result.cpu_ns as f64 / result.ios.max(1) as f64;
@@ -245,6 +246,7 @@ fn report(options: &DeviceBenchOptions, result: &FeederResult) {
                 "rw": options.pattern.to_string(), "bs": options.block_bytes, "iodepth": options.iodepth,
                 "feeders": options.feeders, "ios": result.ios, "iops": iops, "bw_bytes": bytes,
                 "cpu_ns_per_io": cpu, "allocations": result.allocations, "errors": result.errors,
+                "holes_percent": holes.map(Holes::percent),
                 "lat_ns": {"p50": latency(500), "p99": latency(990), "p999": latency(999)},
                 "feeders_end": end(feeders), "owners_end": end(owner),
             })
@@ -260,6 +262,7 @@ fn report(options: &DeviceBenchOptions, result: &FeederResult) {
         result.elapsed.as_secs_f64()
     );
     println!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O, all threads", bytes / 1e6);
+    print_holes(holes);
     println!(
         "  latency us: p50 {:.2}, p99 {:.2}, p99.9 {:.2}",
         micros(latency(500)),

@@ -4,11 +4,14 @@
 //! number of compared reads. The command fails after the report if the server answered a request with an error.
 //!
 //! A benchmark that writes would destroy an export that is in use. Without `--overwrite` it looks for data first, and starts only
-//! if the range that it would write is all zeros.
+//! if the range that it would write is all zeros. One that reads says how much of the range is holes (`bench_holes`).
 
 use headworks_nbd::client::bench::{self, BenchOptions, BenchReport, Direction, Tally, Waiting};
 use headworks_nbd::client::{Client, ClientError, ClientOptions, Contents, Histogram};
+use headworks_nbd::wire::CommandFlags;
 use serde_json::{Value, json};
+
+use crate::bench_holes::Holes;
 
 /// Parameters of a benchmark of a server.
 pub struct BenchNbdOptions {
@@ -55,15 +58,32 @@ fn refuse_data(options: &BenchOptions) -> Result<(), String> {
     }
 }
 
+/// How much of the range is holes, where reads are measured and the server can tell.
+fn holes(options: &BenchOptions) -> Result<Option<Holes>, ClientError> {
+    if !options.pattern.reads() || options.fill {
+        return Ok(None);
+    }
+    let asks = ClientOptions { structured: true, allocation: true, ..options.client };
+    let mut client = Client::connect(&options.uri, asks)?;
+    let (size, tells) = (client.export().size, client.export().allocation.is_some());
+    let size = options.size.unwrap_or(u64::MAX).min(size);
+    let found = Holes::of(if tells { size } else { 0 }, |at, len| {
+        client.block_status(at, len, CommandFlags::NONE)
+    })?;
+    client.disconnect()?;
+    Ok(Some(found).filter(|_| tells))
+}
+
 fn measure(options: &BenchNbdOptions) -> Result<(), ClientError> {
+    let holes = holes(&options.bench)?;
     let report = bench::run(&options.bench)?;
     if let Some(warning) = &report.warning {
         eprintln!("headworks: warning: {warning}");
     }
     if options.json {
-        println!("{:#}", as_json(&options.bench, &report));
+        println!("{:#}", as_json(&options.bench, &report, holes));
     } else {
-        print!("{}", as_text(&options.bench, &report));
+        print!("{}", as_text(&options.bench, &report, holes));
     }
     let phases = [Some(&report.run), report.read_back.as_ref()];
     match phases.into_iter().flatten().find_map(|tally| tally.first_error) {
@@ -77,7 +97,7 @@ fn directions(run: &Tally) -> impl Iterator<Item = (&'static str, &Direction)> {
     both.into_iter().filter(|(_, one)| one.latency.count() > 0)
 }
 
-fn as_text(options: &BenchOptions, report: &BenchReport) -> String {
+fn as_text(options: &BenchOptions, report: &BenchReport, holes: Option<Holes>) -> String {
     let run = &report.run;
     let polling = match options.waiting {
         Waiting::Sleep => "",
@@ -105,6 +125,10 @@ fn as_text(options: &BenchOptions, report: &BenchReport) -> String {
             micros(one.latency.max())
         );
     }
+    let cure = "--fill --overwrite fills it, and destroys what is there";
+    if let Some(line) = holes.and_then(|holes| holes.line(cure)) {
+        text += &format!("{line}\n");
+    }
     let [sends, receives] = run.calls.map(|calls| run.ios() as f64 / calls.max(1) as f64);
     text += &format!(
         "client: {:.0} ns CPU per I/O, {sends:.1} requests per send, {receives:.1} per receive\n",
@@ -126,7 +150,7 @@ fn micros(ns: u64) -> String {
     format!("{:.1}", ns as f64 / 1e3)
 }
 
-fn as_json(options: &BenchOptions, report: &BenchReport) -> Value {
+fn as_json(options: &BenchOptions, report: &BenchReport, holes: Option<Holes>) -> Value {
     let run = &report.run;
     let mut json = json!({
         "uri": options.uri.to_string(),
@@ -145,6 +169,7 @@ fn as_json(options: &BenchOptions, report: &BenchReport) -> Value {
         "client_sends": run.calls[0],
         "client_receives": run.calls[1],
         "warning": report.warning,
+        "holes_percent": holes.map(Holes::percent),
     });
     for (name, one) in directions(run) {
         json[name] = json!({
@@ -196,7 +221,7 @@ mod tests {
     #[test]
     fn report_has_rates_per_second_and_cpu_per_request() {
         let options = BenchOptions::new("nbd://h".parse().expect("a good URI"));
-        let text = as_text(&options, &report());
+        let text = as_text(&options, &report(), None);
         assert!(
             text.contains("  read: 500 IOPS, 2.0 MB/s; latency mean 20.0, p50 20.0,"),
             "{text}"
@@ -205,7 +230,7 @@ mod tests {
             text.contains("client: 400 ns CPU per I/O, 4.0 requests per send, 2.0 per receive")
         );
         assert!(text.contains("verified: 0 reads during the run") && !text.contains("write"));
-        let json = as_json(&options, &report());
+        let json = as_json(&options, &report(), None);
         assert_eq!(json["iops"], 500.0);
         assert_eq!(json["read"]["latency_ns"]["p99.9"], 20_000);
         assert_eq!(json["verified"]["read_back"], 0);

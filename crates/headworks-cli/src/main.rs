@@ -4,6 +4,7 @@ mod allocations;
 mod bench;
 mod bench_device;
 mod bench_feeders;
+mod bench_holes;
 mod bench_nbd;
 mod columns;
 mod completions;

@@ -60,6 +60,12 @@ impl Pattern {
     pub fn writes(self) -> bool {
         !matches!(self, Pattern::Read | Pattern::RandRead)
     }
+
+    /// Returns true when the pattern reads.
+    #[must_use]
+    pub fn reads(self) -> bool {
+        !matches!(self, Pattern::Write | Pattern::RandWrite)
+    }
 }
 
 impl FromStr for Pattern {
