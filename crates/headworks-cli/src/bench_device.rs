@@ -5,6 +5,7 @@
 //! each; stage statistics are on. The report shows CPU time, turns, batch sizes, merges and allocations, so that a
 //! reader can judge the rate.
 
+use crate::shown::print_line;
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::EngineChoice;
@@ -528,7 +529,7 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult], holes: Option<H
                 )
             })
             .collect();
-        println!(
+        print_line!(
             "{:#}",
             json!({
                 "rw": options.pattern.to_string(), "bs": options.block_bytes, "iodepth": options.iodepth,
@@ -542,7 +543,7 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult], holes: Option<H
         );
         return;
     }
-    println!(
+    print_line!(
         "{}: bs={} iodepth={} threads={}, {:.2} s",
         options.pattern,
         options.block_bytes,
@@ -550,9 +551,9 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult], holes: Option<H
         options.threads,
         result.iter().map(|f| f.elapsed_ns).max().unwrap_or(0) as f64 / 1e9
     );
-    println!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O", bytes / 1e6);
+    print_line!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O", bytes / 1e6);
     print_holes(holes);
-    println!(
+    print_line!(
         "  latency us: p50 {:.2}, p99 {:.2}, p99.9 {:.2}",
         micros(latency.percentile(500)),
         micros(latency.percentile(990)),
@@ -561,8 +562,8 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult], holes: Option<H
     let stages = Stage::ALL.map(stage).map(|(name, all)| {
         format!("{name} {:.2}/{:.2}", micros(all.percentile(500)), micros(all.percentile(990)))
     });
-    println!("  stages us p50/p99: {}", stages.join(", "));
-    println!(
+    print_line!("  stages us p50/p99: {}", stages.join(", "));
+    print_line!(
         "  {ios} bios, {requests} requests, {} merges, {turns} turns of {batch:.1}, {} allocations, {} errors",
         sum(|f| f.merges),
         sum(|f| f.allocations),
@@ -573,7 +574,7 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult], holes: Option<H
 /// Prints how much of a device is holes, where that changes what the figures say.
 pub fn print_holes(holes: Option<Holes>) {
     let line = holes.and_then(|holes| holes.line("--rw write fills it, and OVERWRITES it"));
-    line.into_iter().for_each(|line| println!("  {line}"));
+    line.into_iter().for_each(|line| print_line!("  {line}"));
 }
 
 /// Nanoseconds as microseconds, for the text report.

@@ -3,6 +3,7 @@
 //! Each feeder keeps `iodepth` bios in flight; it submits and reaps in batches of 8 (fewer if the depth is less). The
 //! report shows the cost of the hand-over: pushes, sleeps and wake-ups per bio on both sides.
 
+use crate::shown::print_line;
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant as WallClock};
 
@@ -240,7 +241,7 @@ fn report(options: &DeviceBenchOptions, result: &FeederResult, holes: Option<Hol
     let FeederResult { feeders, owner, .. } = result;
     if options.json {
         let end = |counts: &RingCounts| json!({"pushes": counts.pushes, "wakes": counts.wakes, "sleeps": counts.sleeps, "messages": counts.messages});
-        println!(
+        print_line!(
             "{:#}",
             json!({
                 "rw": options.pattern.to_string(), "bs": options.block_bytes, "iodepth": options.iodepth,
@@ -253,7 +254,7 @@ fn report(options: &DeviceBenchOptions, result: &FeederResult, holes: Option<Hol
         );
         return;
     }
-    println!(
+    print_line!(
         "{}: bs={} iodepth={} feeders={}, {:.2} s",
         options.pattern,
         options.block_bytes,
@@ -261,15 +262,15 @@ fn report(options: &DeviceBenchOptions, result: &FeederResult, holes: Option<Hol
         options.feeders,
         result.elapsed.as_secs_f64()
     );
-    println!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O, all threads", bytes / 1e6);
+    print_line!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O, all threads", bytes / 1e6);
     print_holes(holes);
-    println!(
+    print_line!(
         "  latency us: p50 {:.2}, p99 {:.2}, p99.9 {:.2}",
         micros(latency(500)),
         micros(latency(990)),
         micros(latency(999))
     );
-    println!(
+    print_line!(
         "  for each I/O: feeders {:.3} pushes, {:.4} wake-ups, {:.4} sleeps; owner {:.3}, {:.4}, {:.4}",
         per_io(feeders.pushes),
         per_io(feeders.wakes),
@@ -278,5 +279,10 @@ fn report(options: &DeviceBenchOptions, result: &FeederResult, holes: Option<Hol
         per_io(owner.wakes),
         per_io(owner.sleeps)
     );
-    println!("  {} bios, {} allocations, {} errors", result.ios, result.allocations, result.errors);
+    print_line!(
+        "  {} bios, {} allocations, {} errors",
+        result.ios,
+        result.allocations,
+        result.errors
+    );
 }

@@ -6,6 +6,7 @@
 //! A benchmark that writes would destroy an export that is in use. Without `--overwrite` it looks for data first, and starts only
 //! if the range that it would write is all zeros. One that reads says how much of the range is holes (`bench_holes`).
 
+use crate::shown::{error_line, print_line, print_text};
 use headworks_nbd::client::bench::{self, BenchOptions, BenchReport, Direction, Tally, Waiting};
 use headworks_nbd::client::{Client, ClientError, ClientOptions, Contents, Histogram};
 use headworks_nbd::wire::CommandFlags;
@@ -78,12 +79,12 @@ fn measure(options: &BenchNbdOptions) -> Result<(), ClientError> {
     let holes = holes(&options.bench)?;
     let report = bench::run(&options.bench)?;
     if let Some(warning) = &report.warning {
-        eprintln!("headworks: warning: {warning}");
+        error_line!("headworks: warning: {warning}");
     }
     if options.json {
-        println!("{:#}", as_json(&options.bench, &report, holes));
+        print_line!("{:#}", as_json(&options.bench, &report, holes));
     } else {
-        print!("{}", as_text(&options.bench, &report, holes));
+        print_text!("{}", as_text(&options.bench, &report, holes));
     }
     let phases = [Some(&report.run), report.read_back.as_ref()];
     match phases.into_iter().flatten().find_map(|tally| tally.first_error) {

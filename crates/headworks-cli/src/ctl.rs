@@ -4,7 +4,6 @@
 //! error exits with 2.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -233,7 +232,7 @@ fn tell(options: &CtlArgs, socket: &Path, answer: &Value) -> Result<ExitCode, St
         (command, false) => show(command, answer)? + &notes,
     };
     // Standard output may be closed.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    crate::shown::print(text);
     let failures = failures(&options.command, answer)?;
     if !options.json {
         failures.iter().for_each(complain);

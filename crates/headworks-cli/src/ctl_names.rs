@@ -9,7 +9,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
@@ -58,7 +57,7 @@ pub fn run(words: impl Iterator<Item = OsString>, commands: &[&str]) -> ExitCode
     {
         let lines: String = names.iter().map(shown::line).collect();
         // Standard output may be closed.
-        let _ = std::io::stdout().write_all(lines.as_bytes());
+        crate::shown::print(lines);
     }
     ExitCode::SUCCESS
 }

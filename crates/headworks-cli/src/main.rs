@@ -1,5 +1,7 @@
 //! The `headworks` command: a server of disk images over NBD, and the tools to control and measure it.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod allocations;
 mod bench;
 mod bench_device;
@@ -84,9 +86,8 @@ pub const USAGE: u8 = 2;
 
 /// Prints an error, one line, to standard error in the form that all commands share.
 pub fn complain(error: impl std::fmt::Display) {
-    // Standard error may be closed; the exit code still tells.
     let error = shown::line(error.to_string());
-    let _ = write!(std::io::stderr(), "headworks: error: {error}");
+    shown::print_error(format_args!("headworks: error: {error}"));
 }
 
 /// Prints an error about the command line, with lines of usage.
@@ -95,7 +96,7 @@ fn complain_with_usage(text: &str) {
     complain(error);
     let mut lines = shown::Lines::default();
     usage.lines().for_each(|line| lines.push(line));
-    let _ = write!(std::io::stderr(), "{}", lines.into_text());
+    shown::print_error(lines.into_text());
 }
 
 /// The description of the whole command line.
@@ -136,7 +137,7 @@ fn main() -> ExitCode {
     };
     // Their locks are given back while the process still runs.
     if !headworks_server::wait_for_closes(CLOSE_LIMIT) {
-        eprintln!(
+        shown::error_line!(
             "headworks: a Ceph cluster does not answer, so the lock of an image may stay for half a minute"
         );
     }

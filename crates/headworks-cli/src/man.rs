@@ -4,7 +4,7 @@
 //! paragraphs are NOTES; indented lines keep their form. Pages about files and protocols are written by hand, in
 //! packaging/man.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -44,7 +44,7 @@ struct Page {
 pub fn run(options: &ManArgs, command: Command) -> ExitCode {
     if options.control {
         // Standard output may be closed.
-        let _ = io::stdout().write_all(crate::man_control::page().as_bytes());
+        crate::shown::print(crate::man_control::page());
         return ExitCode::SUCCESS;
     }
     let written = pages(command).and_then(|pages| match &options.directory {
@@ -52,7 +52,7 @@ pub fn run(options: &ManArgs, command: Command) -> ExitCode {
         None => {
             let names: String = pages.iter().map(|page| format!("{}\n", page.name)).collect();
             // Standard output may be closed.
-            let _ = io::stdout().write_all(names.as_bytes());
+            crate::shown::print(names);
             Ok(())
         }
     });

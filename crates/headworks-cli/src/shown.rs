@@ -3,11 +3,43 @@
 //! Rule: text for people has no control characters but the line feeds that are written here. Each way out escapes once, whatever it
 //! carries: a line by [`Lines`], a cell of a table by `columns::aligned`, the answer of a server by [`escaped`], an error by
 //! `complain`, a message of the log by `log`, a status for systemd by `serve::systemd`. JSON has escapes of its own and gets the text as it is.
+//!
+//! Rule: standard output and standard error may have no reader (`headworks ctl s top | head`): what is printed there is printed by
+//! [`print`], [`print_error`] and the macros here, which do not fail. The standard library's macros end the process.
 
+use std::fmt::Display;
+use std::io::Write;
 use std::path::Path;
 
 use headworks_core::escape_controls;
 use serde_json::Value;
+
+/// Prints text to standard output, if somebody reads it.
+pub fn print(text: impl Display) {
+    let _ = write!(std::io::stdout(), "{text}");
+}
+
+/// Prints text to standard error, if somebody reads it.
+pub fn print_error(text: impl Display) {
+    let _ = write!(std::io::stderr(), "{text}");
+}
+
+/// Prints text to standard output, in the form of `print!`.
+macro_rules! print_text {
+    ($($part:tt)*) => { $crate::shown::print(format_args!($($part)*)) };
+}
+
+/// Prints a line to standard output, in the form of `println!`.
+macro_rules! print_line {
+    ($($part:tt)*) => { $crate::shown::print(format_args!("{}\n", format_args!($($part)*))) };
+}
+
+/// Prints a line to standard error, in the form of `eprintln!`.
+macro_rules! error_line {
+    ($($part:tt)*) => { $crate::shown::print_error(format_args!("{}\n", format_args!($($part)*))) };
+}
+
+pub(crate) use {error_line, print_line, print_text};
 
 /// Lines of text without control characters.
 #[derive(Debug, Default)]

@@ -21,6 +21,7 @@ mod image;
 mod junit;
 mod session;
 
+use crate::shown::{error_line, print_line};
 use std::process::ExitCode;
 
 use headworks_core::prng::Prng;
@@ -76,7 +77,11 @@ fn test(options: &CrashtestArgs) -> Result<Verdict, String> {
         let cut = options.cut.unwrap_or_else(|| Cut::draw(&mut prng, index, cuts, commands));
         if told.elapsed().as_secs() >= 1 {
             told = std::time::Instant::now();
-            eprintln!("cut {} of {cuts}, at write or flush {} of {commands}", index + 1, cut.place);
+            error_line!(
+                "cut {} of {cuts}, at write or flush {} of {commands}",
+                index + 1,
+                cut.place
+            );
         }
         match session.cut(cut)? {
             Outcome::Holds => verdict.cuts += 1,
@@ -110,12 +115,12 @@ fn report_broken(options: &CrashtestArgs, session: &Session<'_>, cut: Cut, said:
     if options.json {
         return;
     }
-    println!("broken after a power cut at write or flush {}: {said}", cut.place);
+    print_line!("broken after a power cut at write or flush {}: {said}", cut.place);
     for line in session.end_of_check() {
-        println!("    {line}");
+        print_line!("    {line}");
     }
-    println!("image: {}", session.image().display());
-    println!("again: {}", options.again(cut));
+    print_line!("image: {}", session.image().display());
+    print_line!("again: {}", options.again(cut));
 }
 
 fn finish(options: &CrashtestArgs, verdict: Verdict, commands: u64) -> Verdict {
@@ -123,7 +128,7 @@ fn finish(options: &CrashtestArgs, verdict: Verdict, commands: u64) -> Verdict {
     if options.json {
         let again = broken.map(|cut| options.again(cut));
         let cut = broken.map(|cut| cut.to_string());
-        println!(
+        print_line!(
             "{}",
             serde_json::json!({ "cuts": cuts, "missed": missed, "commands": commands, "broken": cut, "again": again })
         );
@@ -136,6 +141,6 @@ fn finish(options: &CrashtestArgs, verdict: Verdict, commands: u64) -> Verdict {
         ),
     };
     let result = if broken.is_some() { "1 broken" } else { "none broken" };
-    println!("{cuts} cuts in {commands} writes and flushes: {result}{late}");
+    print_line!("{cuts} cuts in {commands} writes and flushes: {result}{late}");
     verdict
 }

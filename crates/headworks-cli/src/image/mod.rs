@@ -6,6 +6,7 @@
 mod arguments;
 mod show;
 
+use crate::shown::error_line;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ pub fn run(options: &ImageArgs) -> ExitCode {
         Ok(Outcome { text, json, is_good }) => {
             let text = if options.json { format!("{json:#}\n") } else { text };
             // Standard output may be closed.
-            let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+            crate::shown::print(text);
             if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
@@ -67,7 +68,7 @@ fn carry_out(command: &ImageCommand) -> Result<Outcome, ConfigError> {
         ImageCommand::Check { file, backing, forget_here } => {
             if *forget_here {
                 let bytes = OpenOverlay::forget_here(file)?;
-                eprintln!("{}: {} forgotten", file.display(), display_size(bytes));
+                error_line!("{}: {} forgotten", file.display(), display_size(bytes));
             }
             Ok(show::check(file, inspect(file, *backing)))
         }
@@ -219,7 +220,7 @@ impl Progress {
         let now = Instant::now();
         if now - self.told >= PROGRESS_EVERY {
             self.told = now;
-            eprintln!("{}", self.line(now - self.began, done, all));
+            error_line!("{}", self.line(now - self.began, done, all));
         }
         true
     }

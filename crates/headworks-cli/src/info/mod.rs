@@ -3,7 +3,7 @@
 //! The information comes from NBD_OPT_INFO, without opening an export, so that a server that admits one client at a
 //! time is not occupied. Old servers without NBD_OPT_INFO, and `--map`, need NBD_OPT_GO.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -62,8 +62,8 @@ pub fn run(options: &InfoArgs) -> ExitCode {
         InfoArgs { size: true, json, .. } => one(&uri).map(|server| {
             let size = server.exports[0].1.size;
             match json {
-                true => print(&format!("{}\n", serde_json::json!({ "export-size": size }))),
-                false => print(&format!("{size}\n")),
+                true => crate::shown::print_line!("{}", serde_json::json!({ "export-size": size })),
+                false => crate::shown::print_line!("{size}"),
             }
         }),
         InfoArgs { json, .. } => one(&uri).map(|server| show::print(&server, *json)),
@@ -75,11 +75,6 @@ pub fn run(options: &InfoArgs) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn print(text: &str) {
-    // Standard output may be closed.
-    let _ = io::stdout().write_all(text.as_bytes());
 }
 
 /// A server and the exports that were queried.

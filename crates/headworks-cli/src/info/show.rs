@@ -24,7 +24,7 @@ const BLOCK_SIZES: [&str; 3] = ["block_size_minimum", "block_size_preferred", "b
 
 /// Prints a server and its exports.
 pub fn print(server: &Server, json: bool) {
-    super::print(&match json {
+    crate::shown::print(match json {
         true => format!("{:#}\n", as_json(server)),
         false => as_text(server),
     });

@@ -6,7 +6,6 @@
 //!
 //! Invalid options exit with 2, what the world lacks (an image, a directory, a certificate) exits with 1.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -84,7 +83,7 @@ pub fn run(options: &CheckArgs) -> ExitCode {
         false => show(&options.file, &escaped(&summary)),
     };
     // Standard output may be closed.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    crate::shown::print(text);
     ExitCode::SUCCESS
 }
 
@@ -116,7 +115,7 @@ fn report_error_as(options: &CheckArgs, wrong: &OptionError) -> ExitCode {
 fn print_problems(options: &CheckArgs, problems: &[String]) {
     if options.json {
         // Standard output may be closed.
-        let _ = writeln!(std::io::stdout(), "{}", json!({ "problems": problems }));
+        crate::shown::print_line!("{}", json!({ "problems": problems }));
     }
 }
 

@@ -34,7 +34,7 @@ mod tls;
 mod upgrade;
 mod user;
 
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -183,7 +183,7 @@ fn dump(effective: EffectiveOptions) -> ExitCode {
     let notes: String = notes.map(|note| shown::line(format!("# note: {note}"))).collect();
     let text = notes + &effective.config.with_defaults().to_string();
     // Standard output may be closed.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    crate::shown::print(text);
     ExitCode::SUCCESS
 }
 

@@ -1,5 +1,6 @@
 //! A record again: read from its file; one of its states made, checked and kept.
 
+use crate::shown::print_line;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -52,12 +53,12 @@ pub fn state(
         Verdict::Broken(said) => said,
     };
     if options.json {
-        println!(
+        print_line!(
             "{}",
             serde_json::json!({ "state": word.state.to_string(), "hash": format!("{hash:016x}"), "broken": broken, "said": said })
         );
     } else {
-        println!("state {}, directory {hash:016x}: {said}{}", word.state, judge.said());
+        print_line!("state {}, directory {hash:016x}: {said}{}", word.state, judge.said());
     }
     Ok(broken)
 }

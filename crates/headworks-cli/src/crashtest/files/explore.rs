@@ -3,6 +3,7 @@
 //! What is drawn depends on the seed alone, and trees that are equal (with equal promises) are one state, so neither the number of jobs nor
 //! their order changes which states are broken.
 
+use crate::shown::error_line;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
@@ -212,7 +213,7 @@ impl<'a> Explorer<'a> {
     fn tell(&self, source: &Source) {
         let at = source.next.load(Ordering::Relaxed) as u64 % source.draws.places;
         let states = self.counts.states.load(Ordering::Relaxed);
-        eprintln!(
+        error_line!(
             "{}: place {at} of {}; {states} states, {} distinct, {} broken",
             source.model,
             source.draws.places - 1,

@@ -18,6 +18,7 @@ mod program;
 mod report;
 mod workplace;
 
+use crate::shown::{error_line, print_line};
 use std::time::{Duration, Instant};
 
 use headworks_crash::{Model, Record, Walk};
@@ -42,7 +43,7 @@ pub fn test(options: &CrashtestArgs) -> Result<bool, String> {
     let result = tested(options, &place, began);
     let left = child::kill_orphans();
     if left > 0 && !options.json {
-        eprintln!("{left} processes that the programs left behind were ended");
+        error_line!("{left} processes that the programs left behind were ended");
     }
     result
 }
@@ -62,7 +63,7 @@ fn tested(options: &CrashtestArgs, place: &Workplace, began: Instant) -> Result<
     }
     let described = report::recorded(&record, ran);
     if !options.json {
-        println!("{described}");
+        print_line!("{described}");
     }
     test_the_check(options, place, &record, check)?;
     let models = match &options.files.model {

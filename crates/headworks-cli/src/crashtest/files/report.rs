@@ -1,5 +1,6 @@
 //! What a test found, as text, as one JSON object, for CI systems, and for GitHub as annotations.
 
+use crate::shown::{error_line, print_line, print_text};
 use std::path::Path;
 use std::time::Duration;
 
@@ -39,9 +40,9 @@ pub fn report(
 ) -> Result<(), String> {
     let again = |cause: &Cause| file.map(|file| again(options, cause, file, check));
     if options.json {
-        println!("{}", json(record, found, &again));
+        print_line!("{}", json(record, found, &again));
     } else {
-        print!("{}", text(found, &again));
+        print_text!("{}", text(found, &again));
     }
     if let Some(path) = &options.junit {
         junit::write(path, &cases(options, found, &again), time.as_secs_f64())?;
@@ -49,7 +50,7 @@ pub fn report(
     if std::env::var_os("GITHUB_ACTIONS").is_some() {
         for cause in &found.causes {
             let why = cause.why.join("; ").replace('%', "%25");
-            eprintln!("::error title=crashtest::{}: {why}", cause.said.replace('%', "%25"));
+            error_line!("::error title=crashtest::{}: {why}", cause.said.replace('%', "%25"));
         }
     }
     Ok(())
