@@ -5,7 +5,7 @@
 //! `complain`, a message of the log by `log`, a status for systemd by `serve::systemd`. JSON has escapes of its own and gets the text as it is.
 //!
 //! Rule: standard output and standard error may have no reader (`headworks ctl s top | head`): what is printed there is printed by
-//! [`print`], [`print_error`] and the macros here, which do not fail. The standard library's macros end the process.
+//! [`print()`], [`print_error`] and the macros here, which do not fail. The standard library's macros end the process.
 
 use std::fmt::Display;
 use std::io::Write;
