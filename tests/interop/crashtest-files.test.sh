@@ -151,10 +151,12 @@ check '$state loses nothing' state
 
 # A kill -9 leaves no mount and no process that hangs.
 killed() {
-    "$HEADWORKS" crashtest --run 'echo a >$dir/a; echo ok; sleep 99' --check true >/dev/null 2>&1 &
+    "$HEADWORKS" crashtest --run 'echo a >$dir/a; echo ok; exec sleep 99' --check true >/dev/null 2>&1 &
     local test=$!
     wait_until 10 test -e "/proc/$test/task" || return 1
     wait_until 10 eval "ls '$DIR'/headworks-crashtest.$test/run.log" || return 1
+    # The shell has become its last command: what it starts would outlive it.
+    wait_until 10 pgrep -x -P "$test" sleep || return 1
     pkill -9 -P "$test"
     kill -9 "$test"
     wait "$test" 2>/dev/null

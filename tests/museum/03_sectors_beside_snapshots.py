@@ -9,7 +9,7 @@ from museum import *
 
 BLOCKS = 64
 headworks("image", "create", "--base", file("base", blob(3, BLOCKS * 4096)), f"{DIR}/disk.hwo")
-for cache in ("writeback", "writethrough"):
+for cache in ("writeback", "writethrough", "none"):
     server = Server(f"overlay:path={DIR}/disk.hwo,cache={cache}")
     last, stop = {}, threading.Event()
 
@@ -42,9 +42,9 @@ for cache in ("writeback", "writethrough"):
     os.unlink(f"{DIR}/flat")
     os.unlink(f"{DIR}/disk.hwo")
     headworks("image", "create", "--base", file("base", blob(3, BLOCKS * 4096)), f"{DIR}/disk.hwo")
-server = Server(f"overlay:path={DIR}/disk.hwo", "--cache", "0")
+server = Server(f"overlay:path={DIR}/disk.hwo,strict-blocks=on", "--cache", "0")
 handle = server.connect(strict=False)
-equal("without a cache clients are told the block", handle.get_block_size(nbd.SIZE_MINIMUM), 4096)
+equal("with strict-blocks=on clients are told the block", handle.get_block_size(nbd.SIZE_MINIMUM), 4096)
 equal("and less is refused", refused(lambda: handle.pwrite(bytes(512), 512)), "EINVAL")
 server.stop()
 done()
