@@ -97,9 +97,8 @@ struct ThreadResult {
 
 /// Runs the benchmark and prints the report.
 pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
-    let holes = holes(options)?;
     if options.feeders > 0 {
-        return bench_feeders::run(options, holes);
+        return bench_feeders::run(options);
     }
     let result = match options.threads {
         1 => vec![one_thread(options, 0)],
@@ -111,23 +110,24 @@ pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
         }),
     };
     let result: Vec<ThreadResult> = result.into_iter().collect::<Result<_, _>>()?;
-    report(options, &result, holes);
+    report(options, &result, holes(options));
     match result.iter().map(|result| result.errors).sum::<u64>() {
         0 => Ok(()),
         errors => Err(format!("{errors} bios failed")),
     }
 }
 
-/// How much of a lasting device is holes, if the pattern reads; none where the device cannot tell.
-fn holes(options: &DeviceBenchOptions) -> Result<Option<Holes>, String> {
+/// How much of a lasting device is holes, if the pattern reads; none where that cannot be told. Asked after the run, with the device opened
+/// anew: some servers end with their first client.
+pub fn holes(options: &DeviceBenchOptions) -> Option<Holes> {
     if !options.pattern.reads() || !options.device.base.is_lasting() {
-        return Ok(None);
+        return None;
     }
-    let mut driver = Driver::new(options, 0).map_err(|error| error.to_string())?;
+    let mut driver = Driver::new(options, 0).ok()?;
     let size = driver.generator.blocks.range();
-    let found = Holes::of(size, |at, len| driver.block_status(at, len))?;
-    driver.drain()?;
-    Ok(Some(found).filter(|_| driver.generator.errors == 0))
+    let found = Holes::of(size, |at, len| driver.block_status(at, len)).ok()?;
+    driver.drain().ok()?;
+    (driver.generator.errors == 0).then_some(found)
 }
 
 /// Generator of the next block to access.

@@ -16,7 +16,7 @@ use headworks_server::{Assembly, ExportSpec};
 use serde_json::json;
 
 use crate::allocations;
-use crate::bench_device::{Blocks, DeviceBenchOptions, micros, print_holes};
+use crate::bench_device::{Blocks, DeviceBenchOptions, holes, micros, print_holes};
 use crate::bench_holes::Holes;
 
 /// Batch size, as fio's `iodepth_batch_submit` and `iodepth_batch_complete`.
@@ -38,9 +38,9 @@ struct FeederResult {
 }
 
 /// Runs the benchmark and prints the report.
-pub fn run(options: &DeviceBenchOptions, holes: Option<Holes>) -> Result<(), String> {
+pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
     let result = measure(options)?;
-    report(options, &result, holes);
+    report(options, &result, holes(options));
     match result.errors {
         0 => Ok(()),
         errors => Err(format!("{errors} bios failed")),

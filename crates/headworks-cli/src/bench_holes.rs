@@ -1,7 +1,7 @@
 //! How much of a benchmark's range is holes or zeros: reads of these touch no disk, and their figures are not a disk's.
 //!
-//! A sparse image that nobody has filled reads ten times faster than the same image with data. Block status tells before the run, in
-//! requests of a GiB; a range of which not all is told after [`ASKS_MAX`] of them is judged by what was.
+//! A sparse image without data reads ten times faster than the same image with data. Block status tells after the run, in requests of a
+//! GiB; a range of which not all is told after [`ASKS_MAX`] of them is judged by what was.
 
 use headworks_core::{Extent, ExtentState};
 
