@@ -1,7 +1,7 @@
 //! The user's check on one state: its directories are made, the command runs, and its answer is read.
 //!
 //! Everything is bounded: the check has a time limit, it is killed with its process group, its directories are in a tmpfs of limited size,
-//! and of what it says the last 64 KiB are read.
+//! and of what it says the last 64 KiB are read and the last line kept, up to 400 characters.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -18,6 +18,8 @@ use super::workplace::Workplace;
 
 /// Bytes of what a check says that are read.
 const SAID_MAX: u64 = 64 << 10;
+/// Characters of its last line that are kept, of each broken state.
+const LINE_MAX: usize = 400;
 /// Lines of it that are shown.
 const SHOWN_LINES: usize = 20;
 
@@ -131,7 +133,7 @@ impl<'a> Judge<'a> {
                 .lines()
                 .rev()
                 .find(|line| !line.trim().is_empty())
-                .map(|line| line.trim().to_owned())
+                .map(|line| line.trim().chars().take(LINE_MAX).collect())
         };
         Ok(match ended? {
             Some(status) if status.success() => Verdict::Holds,

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use headworks::house::display_size;
+use headworks_core::escape_controls;
 use headworks_crash::{Model, Record};
 
 use super::super::arguments::{CrashtestArgs, quoted};
@@ -48,12 +49,15 @@ pub fn report(
         junit::write(path, &cases(options, found, &again), time.as_secs_f64())?;
     }
     if std::env::var_os("GITHUB_ACTIONS").is_some() {
-        for cause in &found.causes {
-            let why = cause.why.join("; ").replace('%', "%25");
-            error_line!("::error title=crashtest::{}: {why}", cause.said.replace('%', "%25"));
-        }
+        found.causes.iter().for_each(|cause| error_line!("{}", annotation(cause)));
     }
     Ok(())
+}
+
+/// A cause as GitHub's actions show it: one line, in which a percent sign is an escape.
+fn annotation(cause: &Cause) -> String {
+    let text = format!("{}: {}", cause.said, cause.why.join("; "));
+    format!("::error title=crashtest::{}", escape_controls(&text).replace('%', "%25"))
 }
 
 /// The command that repeats the first state of a cause.
@@ -122,9 +126,11 @@ fn cause_text(number: usize, cause: &Cause) -> String {
         Some(state) => format!("{} in the recovery of {state}", cause.first),
         None => cause.first.to_string(),
     };
-    let mut text = format!("{number:<3}{:COLUMN$} {states}, first {first}\n", cause.said);
+    // What the check says, and names of files.
+    let said = escape_controls(&cause.said);
+    let mut text = format!("{number:<3}{said:COLUMN$} {states}, first {first}\n");
     for why in &cause.why {
-        text += &format!("     {why}\n");
+        text += &format!("     {}\n", escape_controls(why));
     }
     if cause.unasked {
         text += "     needs a write-back that the program did not ask for\n";
@@ -200,5 +206,33 @@ fn cases(
             output: format!("{} states, none broken", found.distinct),
         }],
         false => found.causes.iter().map(case).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks_crash::State;
+
+    use super::*;
+
+    #[test]
+    fn what_checks_say_and_names_of_files_end_no_line_and_move_no_cursor() {
+        let cause = Cause {
+            model: Model::Journal,
+            said: "50 % \u{1b}[2J".into(),
+            why: vec!["rename of /a\n::error::x was not durable".into()],
+            effects: Vec::new(),
+            states: 1,
+            first: State::new(0, &[]),
+            within: None,
+            hash: 0,
+            unasked: false,
+            log: String::new(),
+        };
+        assert_eq!(cause_text(1, &cause).matches('\n').count(), 2);
+        for text in [cause_text(1, &cause).replace('\n', ""), annotation(&cause)] {
+            assert!(!text.contains(char::is_control), "{text:?}");
+        }
+        assert!(annotation(&cause).starts_with("::error title=crashtest::50 %25 "));
     }
 }
