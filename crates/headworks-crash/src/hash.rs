@@ -3,6 +3,8 @@
 //! Not for secrets, and not against an adversary: among a million trees two different ones get the same number with a probability of
 //! 3 in 100 million.
 
+use headworks_core::prng::Prng;
+
 /// Hashes bytes; their length counts.
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
     let words = bytes.chunks_exact(8);
@@ -28,12 +30,9 @@ fn fold(word: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
-/// SplitMix64's finaliser.
+/// The first number of a stream: each bit of its seed reaches every bit.
 fn mix(word: u64) -> u64 {
-    let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    Prng::new(word).next()
 }
 
 #[cfg(test)]
