@@ -14,12 +14,12 @@ use std::path::Path;
 use headworks_core::escape_controls;
 use serde_json::Value;
 
-/// Prints text to standard output, if somebody reads it.
+/// Prints text to standard output, if it has a reader.
 pub fn print(text: impl Display) {
     let _ = write!(std::io::stdout(), "{text}");
 }
 
-/// Prints text to standard error, if somebody reads it.
+/// Prints text to standard error, if it has a reader.
 pub fn print_error(text: impl Display) {
     let _ = write!(std::io::stderr(), "{text}");
 }

@@ -1,7 +1,7 @@
 //! A mounted directory that records: requests of the kernel become calls of a [`Recording`].
 //!
 //! One thread a mount, one request at a time, all mounts of a test behind one lock: the record is a total order, and its step precedes
-//! the answer. The kernel keeps names, attributes and pages, because nobody else changes them, so mappings work; it sends each write as
+//! the answer. The kernel keeps names, attributes and pages, because no other process changes them, so mappings work; it sends each write as
 //! the program makes it (no write-back cache), and stores to a mapping when they are synced or written back.
 
 use std::collections::HashMap;

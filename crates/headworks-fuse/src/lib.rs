@@ -9,7 +9,7 @@
 //! `wire` and `reply` do no I/O: they read and make bytes, so any loop may carry them. `channel` reads and writes `/dev/fuse`, `access` and
 //! `mount` obtain it. Protocol 7.31 of Linux; requests that are not in the list of [`Operation`] parse as `Other`.
 //!
-//! Requests come from the kernel of the user who mounted. They are checked as if they were hostile nevertheless: each length, each
+//! Requests come from the kernel. They are checked as if they were hostile nevertheless: each length, each
 //! name (at most 255 bytes, no slash, neither `.` nor `..`), each count. Nothing is allocated for a request.
 
 mod access;

@@ -12,7 +12,7 @@ const VERSION: [u32; 2] = [7, 31];
 const PAGES_MAX: u16 = (WRITE_MAX / 4096) as u16;
 /// Flags of `init`: ASYNC_READ, BIG_WRITES, MAX_PAGES.
 const INIT_FLAGS: u32 = 1 | 1 << 5 | 1 << 22;
-/// FOPEN_KEEP_CACHE and FOPEN_NOFLUSH: nobody else changes the file, and closing it promises nothing.
+/// FOPEN_KEEP_CACHE and FOPEN_NOFLUSH: no other process changes the file, and closing it promises nothing.
 const OPEN_FLAGS: u32 = 1 << 1 | 1 << 5;
 /// Seconds that the kernel may keep names and attributes: it is the only one that changes them.
 const KEPT_SECONDS: u64 = 3600;

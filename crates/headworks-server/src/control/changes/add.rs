@@ -435,7 +435,7 @@ pub(super) fn being_added(name: &str) -> RpcFault {
     RpcFault::refused("EBUSY", message)
 }
 
-/// The error for an image whose last export is being removed.
+/// The error for an image whose last export was given up.
 fn image_given_up(spec: &ExportSpec) -> RpcFault {
     let name = &spec.name;
     let message = format!(
@@ -444,6 +444,7 @@ fn image_given_up(spec: &ExportSpec) -> RpcFault {
     RpcFault::refused("EBUSY", message)
 }
 
+/// The error for an image whose last export is being removed.
 fn image_being_removed(spec: &ExportSpec) -> RpcFault {
     let name = &spec.name;
     let message = format!(
