@@ -243,7 +243,7 @@ pub fn write_recovery(
     volume: &LeftVolume,
     directory: &Path,
 ) -> io::Result<PathBuf> {
-    let made = in_new_pair(volume, directory, |pair| write_pair(left, volume, pair))?;
+    let made = in_new_pair(volume, directory, |file| write_blocks(left, volume, file))?;
     left.settle(volume.volume);
     Ok(made)
 }
@@ -258,19 +258,24 @@ pub fn copy_recovery(
     volume: &LeftVolume,
     directory: &Path,
 ) -> io::Result<PathBuf> {
-    in_new_pair(volume, directory, |pair| copy_pair(left, volume, pair))
+    in_new_pair(volume, directory, |file| copy_blocks(left, volume, file))
 }
 
-/// Makes a recovery file with its map, and removes both if they cannot be written.
+/// Makes a recovery file with its map, which `write` returns, and removes both if they cannot be written.
 fn in_new_pair(
     volume: &LeftVolume,
     directory: &Path,
-    write: impl FnOnce((&File, &File)) -> io::Result<()>,
+    write: impl FnOnce(&File) -> io::Result<String>,
 ) -> io::Result<PathBuf> {
     let path = volume.row.as_ref().map(|row| row.path.as_path());
     let name = path.and_then(Path::file_name).unwrap_or(OsStr::new("image"));
-    let (file, index, made) = create_pair(directory, name)?;
-    let written = write((&file, &index)).and_then(|()| sync_directory(&made));
+    let (file, mut index, made) = create_pair(directory, name)?;
+    let written = write(&file).and_then(|map| {
+        file.sync_all()?;
+        index.write_all(map.as_bytes())?;
+        index.sync_all()?;
+        sync_directory(&made)
+    });
     if let Err(error) = written {
         // Half of the blocks, perhaps: all of them are where they were.
         let mut map = made.clone().into_os_string();
@@ -291,11 +296,7 @@ fn head_of_map(volume: &LeftVolume) -> String {
     map
 }
 
-fn copy_pair(
-    left: &LeftCache,
-    volume: &LeftVolume,
-    (file, mut index): (&File, &File),
-) -> io::Result<()> {
+fn copy_blocks(left: &LeftCache, volume: &LeftVolume, file: &File) -> io::Result<String> {
     let (mut map, mut bytes, mut run) = (head_of_map(volume), [0; BLOCK as usize], 0..0);
     let size = volume.row.as_ref().map_or(u64::MAX, |row| row.size);
     let line = |run: &Range<u64>| match run.is_empty() {
@@ -320,16 +321,10 @@ fn copy_pair(
     if size != u64::MAX && file.metadata()?.len() < size {
         file.set_len(size)?;
     }
-    file.sync_all()?;
-    index.write_all(map.as_bytes())?;
-    index.sync_all()
+    Ok(map)
 }
 
-fn write_pair(
-    left: &LeftCache,
-    volume: &LeftVolume,
-    (file, mut index): (&File, &File),
-) -> io::Result<()> {
+fn write_blocks(left: &LeftCache, volume: &LeftVolume, file: &File) -> io::Result<String> {
     let size = volume.row.as_ref().map_or(u64::MAX, |row| row.size);
     // A volume may have grown after its row was written.
     let end = left.blocks(volume.volume, u64::MAX).map(|block| block.block + 1).max().unwrap_or(0);
@@ -346,7 +341,5 @@ fn write_pair(
         map += &format!("{offset} {}\n", at - offset);
         Ok(())
     })?;
-    file.sync_all()?;
-    index.write_all(map.as_bytes())?;
-    index.sync_all()
+    Ok(map)
 }
