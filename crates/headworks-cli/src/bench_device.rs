@@ -310,10 +310,11 @@ fn one_thread(options: &DeviceBenchOptions, thread: u32) -> Result<ThreadResult,
         driver.turns_for(options.runtime / WARM_UP, u64::MAX)?;
     }
     driver.reset_counters();
-    let (allocated, cpu, began) = (allocations::count(), thread_cpu_ns(), WallClock::now());
+    let (allocated, cpu, began) =
+        (allocations::count(), cpu_ns(libc::CLOCK_THREAD_CPUTIME_ID), WallClock::now());
     driver.turns_for(options.runtime, counted)?;
     driver.result.elapsed_ns = began.elapsed().as_nanos() as u64;
-    driver.result.cpu_ns = thread_cpu_ns() - cpu;
+    driver.result.cpu_ns = cpu_ns(libc::CLOCK_THREAD_CPUTIME_ID) - cpu;
     driver.result.allocations = allocations::count() - allocated;
     driver.drain()?;
     Ok(driver.finish())
@@ -495,11 +496,11 @@ impl Driver {
     }
 }
 
-/// CPU time of this thread, in nanoseconds; independent of other load on the machine.
-fn thread_cpu_ns() -> u64 {
+/// CPU time by the clock of a thread or a process, in nanoseconds; independent of other load on the machine.
+pub fn cpu_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call fills the struct it is given.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
@@ -543,22 +544,10 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult], holes: Option<H
         );
         return;
     }
-    print_line!(
-        "{}: bs={} iodepth={} threads={}, {:.2} s",
-        options.pattern,
-        options.block_bytes,
-        options.iodepth,
-        options.threads,
-        result.iter().map(|f| f.elapsed_ns).max().unwrap_or(0) as f64 / 1e9
-    );
-    print_line!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O", bytes / 1e6);
-    print_holes(holes);
-    print_line!(
-        "  latency us: p50 {:.2}, p99 {:.2}, p99.9 {:.2}",
-        micros(latency.percentile(500)),
-        micros(latency.percentile(990)),
-        micros(latency.percentile(999))
-    );
+    let threads = format!("threads={}", options.threads);
+    let seconds = result.iter().map(|f| f.elapsed_ns).max().unwrap_or(0) as f64 / 1e9;
+    let cpu = format!("{cpu:.1} ns CPU per I/O");
+    print_rates(options, &threads, seconds, (iops, &cpu), &latency, holes);
     let stages = Stage::ALL.map(stage).map(|(name, all)| {
         format!("{name} {:.2}/{:.2}", micros(all.percentile(500)), micros(all.percentile(990)))
     });
@@ -571,13 +560,26 @@ fn report(options: &DeviceBenchOptions, result: &[ThreadResult], holes: Option<H
     );
 }
 
-/// Prints how much of a device is holes, where that changes what the figures say.
-pub fn print_holes(holes: Option<Holes>) {
+/// Prints the lines that each report begins with; `submitters` is the option that says how many there are.
+pub fn print_rates(
+    options: &DeviceBenchOptions,
+    submitters: &str,
+    seconds: f64,
+    (iops, cpu): (f64, &str),
+    latency: &Histogram,
+    holes: Option<Holes>,
+) {
+    let DeviceBenchOptions { pattern, block_bytes, iodepth, .. } = options;
+    let bytes = iops * f64::from(*block_bytes);
+    print_line!("{pattern}: bs={block_bytes} iodepth={iodepth} {submitters}, {seconds:.2} s");
+    print_line!("  {iops:.0} IOPS, {:.1} MB/s, {cpu}", bytes / 1e6);
     let line = holes.and_then(|holes| holes.line("--rw write fills it, and OVERWRITES it"));
     line.into_iter().for_each(|line| print_line!("  {line}"));
+    let [p50, p99, p999] = [500, 990, 999].map(|at| micros(latency.percentile(at)));
+    print_line!("  latency us: p50 {p50:.2}, p99 {p99:.2}, p99.9 {p999:.2}");
 }
 
 /// Nanoseconds as microseconds, for the text report.
-pub fn micros(ns: u64) -> f64 {
+fn micros(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }

@@ -16,7 +16,7 @@ use headworks_server::{Assembly, ExportSpec};
 use serde_json::json;
 
 use crate::allocations;
-use crate::bench_device::{Blocks, DeviceBenchOptions, holes, micros, print_holes};
+use crate::bench_device::{Blocks, DeviceBenchOptions, cpu_ns, holes, print_rates};
 use crate::bench_holes::Holes;
 
 /// Batch size, as fio's `iodepth_batch_submit` and `iodepth_batch_complete`.
@@ -96,9 +96,10 @@ fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
         let &(begin, end) = times.get_or_init(|| (begin, begin + options.runtime));
         ready.wait();
         std::thread::sleep(begin.saturating_duration_since(WallClock::now()));
-        let (allocated, cpu, began) = (allocations::count(), process_cpu_ns(), WallClock::now());
+        let (allocated, cpu, began) =
+            (allocations::count(), cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID), WallClock::now());
         std::thread::sleep(end.saturating_duration_since(began));
-        result.cpu_ns = process_cpu_ns() - cpu;
+        result.cpu_ns = cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID) - cpu;
         result.allocations = allocations::count() - allocated;
         for thread in threads {
             let Ok(fed) = thread.join() else { continue };
@@ -224,13 +225,6 @@ impl Feeder {
     }
 }
 
-fn process_cpu_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call fills the struct it is given.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
 fn report(options: &DeviceBenchOptions, result: &FeederResult, holes: Option<Holes>) {
     let iops = result.ios as f64 / result.elapsed.as_secs_f64();
     let bytes = iops * f64::from(options.block_bytes);
@@ -238,7 +232,7 @@ fn report(options: &DeviceBenchOptions, result: &FeederResult, holes: Option<Hol
     let latency = |per_mille| result.latency.percentile(per_mille);
     // Counters cover the whole run, warm-up included.
     let per_io = |count: u64| count as f64 / result.feeders.messages.max(1) as f64;
-    let FeederResult { feeders, owner, .. } = result;
+    let FeederResult { feeders, owner, ios, allocations, errors, .. } = result;
     if options.json {
         let end = |counts: &RingCounts| json!({"pushes": counts.pushes, "wakes": counts.wakes, "sleeps": counts.sleeps, "messages": counts.messages});
         print_line!(
@@ -254,35 +248,15 @@ fn report(options: &DeviceBenchOptions, result: &FeederResult, holes: Option<Hol
         );
         return;
     }
+    let feeders_of = format!("feeders={}", options.feeders);
+    let cpu = format!("{cpu:.1} ns CPU per I/O, all threads");
+    let seconds = result.elapsed.as_secs_f64();
+    print_rates(options, &feeders_of, seconds, (iops, &cpu), &result.latency, holes);
+    let per_io = |end: &RingCounts| [end.pushes, end.wakes, end.sleeps].map(per_io);
+    let [[pushes, wakes, sleeps], [own_pushes, own_wakes, own_sleeps]] =
+        [per_io(feeders), per_io(owner)];
     print_line!(
-        "{}: bs={} iodepth={} feeders={}, {:.2} s",
-        options.pattern,
-        options.block_bytes,
-        options.iodepth,
-        options.feeders,
-        result.elapsed.as_secs_f64()
+        "  for each I/O: feeders {pushes:.3} pushes, {wakes:.4} wake-ups, {sleeps:.4} sleeps; owner {own_pushes:.3}, {own_wakes:.4}, {own_sleeps:.4}"
     );
-    print_line!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O, all threads", bytes / 1e6);
-    print_holes(holes);
-    print_line!(
-        "  latency us: p50 {:.2}, p99 {:.2}, p99.9 {:.2}",
-        micros(latency(500)),
-        micros(latency(990)),
-        micros(latency(999))
-    );
-    print_line!(
-        "  for each I/O: feeders {:.3} pushes, {:.4} wake-ups, {:.4} sleeps; owner {:.3}, {:.4}, {:.4}",
-        per_io(feeders.pushes),
-        per_io(feeders.wakes),
-        per_io(feeders.sleeps),
-        per_io(owner.pushes),
-        per_io(owner.wakes),
-        per_io(owner.sleeps)
-    );
-    print_line!(
-        "  {} bios, {} allocations, {} errors",
-        result.ios,
-        result.allocations,
-        result.errors
-    );
+    print_line!("  {ios} bios, {allocations} allocations, {errors} errors");
 }

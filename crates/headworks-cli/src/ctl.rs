@@ -231,7 +231,6 @@ fn tell(options: &CtlArgs, socket: &Path, answer: &Value) -> Result<ExitCode, St
         (_, true) => format!("{answer:#}\n"),
         (command, false) => show(command, answer)? + &notes,
     };
-    // Standard output may be closed.
     crate::shown::print(text);
     let failures = failures(&options.command, answer)?;
     if !options.json {

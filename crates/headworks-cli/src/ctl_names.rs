@@ -56,7 +56,6 @@ pub fn run(words: impl Iterator<Item = OsString>, commands: &[&str]) -> ExitCode
         && let Ok(names) = names.recv_timeout(TIME_LIMIT)
     {
         let lines: String = names.iter().map(shown::line).collect();
-        // Standard output may be closed.
         crate::shown::print(lines);
     }
     ExitCode::SUCCESS

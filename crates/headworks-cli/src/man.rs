@@ -43,7 +43,6 @@ struct Page {
 /// Lists or writes the pages and returns the exit code.
 pub fn run(options: &ManArgs, command: Command) -> ExitCode {
     if options.control {
-        // Standard output may be closed.
         crate::shown::print(crate::man_control::page());
         return ExitCode::SUCCESS;
     }
@@ -51,7 +50,6 @@ pub fn run(options: &ManArgs, command: Command) -> ExitCode {
         Some(directory) => write(directory, &pages),
         None => {
             let names: String = pages.iter().map(|page| format!("{}\n", page.name)).collect();
-            // Standard output may be closed.
             crate::shown::print(names);
             Ok(())
         }

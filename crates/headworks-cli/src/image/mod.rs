@@ -48,7 +48,6 @@ pub fn run(options: &ImageArgs) -> ExitCode {
     match carry_out(&options.command) {
         Ok(Outcome { text, json, is_good }) => {
             let text = if options.json { format!("{json:#}\n") } else { text };
-            // Standard output may be closed.
             crate::shown::print(text);
             if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }

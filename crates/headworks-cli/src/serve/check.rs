@@ -82,7 +82,6 @@ pub fn run(options: &CheckArgs) -> ExitCode {
         true => format!("{summary}\n"),
         false => show(&options.file, &escaped(&summary)),
     };
-    // Standard output may be closed.
     crate::shown::print(text);
     ExitCode::SUCCESS
 }

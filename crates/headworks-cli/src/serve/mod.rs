@@ -182,7 +182,6 @@ fn dump(effective: EffectiveOptions) -> ExitCode {
     let notes = effective.notes.iter();
     let notes: String = notes.map(|note| shown::line(format!("# note: {note}"))).collect();
     let text = notes + &effective.config.with_defaults().to_string();
-    // Standard output may be closed.
     crate::shown::print(text);
     ExitCode::SUCCESS
 }
