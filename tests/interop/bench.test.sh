@@ -49,6 +49,14 @@ kill "$SERVER"
 wait "$SERVER"
 SERVER=0
 
+rm -f "$SOCKET"
+qemu-nbd -f raw -k "$SOCKET" "$DIR/qemu.img" >"$LOG" 2>&1 &
+SERVER=$!
+check "qemu-nbd is up for one client" wait_until 10 test -S "$SOCKET"
+check "bench measures a server that ends with its first client" bench --uri "$URI" --rw randread
+wait "$SERVER"
+SERVER=0
+
 # Everything of null is data that reads as zeros: more than is worth reading.
 serve null:size=1T
 check "what is not known to be zeros is not overwritten" bash -c '
