@@ -1,8 +1,11 @@
 """Faults as an administrator meets them at night. Each case has a server of its own and a fault that lasts; `why`, `top --batch`, the status page
 and the metrics must name it while it does."""
 
+import errno
+import itertools
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -20,26 +23,28 @@ from tap import check, done
 HEADWORKS, DIR, IMAGES = os.environ["HEADWORKS"], os.environ["DIR"], os.environ["IMAGES"]
 # Turns a fault that is not named into a failure.
 LIMIT = 20
-# Within this time each view names a fault, on a machine that is not loaded: one on which threads run when they want to.
+# Within this time each view names a fault, on a machine that has a processor for each thread; where threads wait for one, in as much more.
 GOAL = 2
-# A thread that sleeps for a moment wakes up this late on a loaded machine, in one of twenty times.
+# A thread that sleeps for a moment wakes up this late on a machine whose processors are others', in one of twenty times.
 LATE = 0.01
 
 
-class Delays:
-    """How late a thread runs that sleeps again and again: what a machine that is loaded adds to everything."""
+class Machine:
+    """How late a thread runs that sleeps, and how long one waits for a processor that works: what others' load adds to everything."""
 
     def __enter__(self):
-        self.late, self.over = [], threading.Event()
-        self.thread = threading.Thread(target=self.sleep)
+        self.late, self.slow, self.over = [], [], threading.Event()
+        self.thread = threading.Thread(target=self.measure)
         self.thread.start()
         return self
 
-    def sleep(self):
+    def measure(self):
         while not self.over.is_set():
-            began = time.monotonic()
-            time.sleep(0.005)
-            self.late.append(time.monotonic() - began - 0.005)
+            self.slow.append(tap.slowdown())
+            for _ in range(60):
+                began = time.monotonic()
+                time.sleep(0.005)
+                self.late.append(time.monotonic() - began - 0.005)
 
     def __exit__(self, *_):
         self.over.set()
@@ -54,10 +59,10 @@ RUNNING = []
 
 class Server:
     def __init__(self, name, *words):
-        self.name, self.children, self.clients = name, [], []
+        self.name, self.children, self.clients, self.threads, self.over = name, [], [], [], threading.Event()
         self.socket, self.ctl, self.log = (os.path.join(DIR, f"{name.replace(' ', '-')}.{what}") for what in ("s", "c", "log"))
         with open(self.log, "wb") as log:
-            words = ["serve", "-U", self.socket, "--control", self.ctl, "--metrics", "127.0.0.1:0", *words]
+            words = ["serve", "--engine", os.environ["ENGINE"], "-U", self.socket, "--control", self.ctl, "--metrics", "127.0.0.1:0", *words]
             own = os.path.join(DIR, f"{name.replace(' ', '-')}.run")
             os.makedirs(own)
             self.serving = subprocess.Popen([HEADWORKS, *words], stdout=log, stderr=log, env={**os.environ, "RUNTIME_DIRECTORY": own})
@@ -74,7 +79,7 @@ class Server:
         return f"nbd+unix:///{export}?socket={self.socket}"
 
     def bench(self, export, words):
-        command = [HEADWORKS, "bench", "--uri", self.uri(export), "--runtime", "60s", *words.split()]
+        command = [HEADWORKS, "bench", "--uri", self.uri(export), "--runtime", "600s", *words.split()]
         command += ["--overwrite"] if "write" in words else []
         with open(self.log, "ab") as log:
             self.children.append(subprocess.Popen(command, stdout=log, stderr=log))
@@ -85,11 +90,26 @@ class Server:
         self.clients.append(client)
         return client
 
+    def repeat(self, act):
+        """Calls a function of clients again and again until the case is over."""
+
+        def run():
+            while not self.over.is_set():
+                try:
+                    act()
+                except nbd.Error:
+                    # The server has been ended.
+                    if not self.over.is_set():
+                        raise
+
+        self.threads.append(threading.Thread(target=run))
+        self.threads[-1].start()
+
     def ask(self, *words, program="ctl"):
         return subprocess.run([HEADWORKS, program, self.ctl, *words], check=True, capture_output=True, text=True).stdout
 
     def fetch(self, path):
-        with urllib.request.urlopen(self.address + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.address + path, timeout=LIMIT) as answer:
             return answer.read().decode()
 
     def views(self, export):
@@ -105,10 +125,13 @@ class Server:
         }
 
     def end(self):
-        self.clients.clear()
+        self.over.set()
         for child in [*self.children, self.serving]:
             child.kill()
             child.wait()
+        for thread in self.threads:
+            thread.join()
+        self.clients.clear()
 
 
 def until(what, holds, seconds=60):
@@ -148,16 +171,16 @@ def row(table, export):
 def named(server, export, **holds):
     """Checks that each view names the fault. `holds`: by view, with _ for a space, what its answer must fulfil."""
     took = {}
-    with Delays() as delays:
+    with Machine() as machine:
         ask_views(server, export, holds, took)
     slowest = max(took, key=took.get, default="none")
-    seconds, late = took.get(slowest, 0), delays.p95()
-    print(f"# {server.name}: the last view named it after {seconds:.2f} s ({slowest})", flush=True)
-    goal = f"{server.name}: each view names it within {GOAL} s"
-    if seconds > GOAL and late > LATE:
-        print(f"skip - {goal} # {seconds:.1f} s on a loaded machine: a thread that sleeps 5 ms runs {late * 1000:.0f} ms late", flush=True)
+    seconds, late, goal = took.get(slowest, 0), machine.p95(), GOAL * max(machine.slow)
+    print(f"# {server.name}: the last view named it after {seconds:.2f} s of {goal:.2f} s ({slowest})", flush=True)
+    what = f"{server.name}: each view names it within {GOAL} s"
+    if seconds > goal and late > LATE:
+        print(f"skip - {what} # {seconds:.1f} s on a loaded machine: a thread that sleeps 5 ms runs {late * 1000:.0f} ms late", flush=True)
     else:
-        check(goal, seconds <= GOAL, f"{slowest}: {seconds:.2f} s, and a thread that sleeps runs {late * 1000:.1f} ms late")
+        check(what, seconds <= goal, f"{slowest}: {seconds:.2f} s, more than {goal:.2f} s; a thread that sleeps runs {late * 1000:.1f} ms late")
 
 
 def ask_views(server, export, holds, took):
@@ -169,7 +192,11 @@ def ask_views(server, export, holds, took):
 
         def holds_now():
             seen[0] = ask()
-            return test(seen[0])
+            try:
+                return test(seen[0])
+            except (LookupError, TypeError, ValueError):
+                # It does not have the row yet, or no figure in it.
+                return False
 
         try:
             until(view, holds_now, LIMIT)
@@ -211,6 +238,16 @@ def hung_device():
     hangs(server, "hung", "in device hw")
 
 
+def answers(uri):
+    client = nbd.NBD()
+    try:
+        client.connect_uri(uri)
+    except nbd.Error:
+        return False
+    client.shutdown()
+    return True
+
+
 def stopped_remote():
     if shutil.which("qemu-nbd") is None:
         print("skip - a stopped remote # qemu-nbd is not installed")
@@ -220,11 +257,12 @@ def stopped_remote():
         file.truncate(16 << 20)
     remote = subprocess.Popen(["qemu-nbd", "-f", "raw", "-t", "-x", "", "-k", socket, image])
     try:
-        until("the remote listens", lambda: os.path.exists(socket))
+        until("the remote answers", lambda: answers(f"nbd+unix:///?socket={socket}"))
         server = Server("stopped remote", f"far=nbd:uri=nbd+unix:///?socket={socket},cache=none", "calm=mem:size=1M")
         client = server.client("far")
         client.pread(4096, 8192)
         remote.send_signal(signal.SIGSTOP)
+        until("the remote has stopped", lambda: os.WIFSTOPPED(os.waitpid(remote.pid, os.WUNTRACED | os.WNOHANG)[1]))
         client.aio_pread(nbd.Buffer(4096), 0)
         until("exports says that there is no answer", lambda: "no answer for " in server.ask("exports"))
         hangs(server, "far", "at the remote nbd")
@@ -235,41 +273,68 @@ def stopped_remote():
 
 def dying_device():
     server = Server("dying device", "bad=error:rate=25%,op=write,cache=none,of=mem:size=16M", "calm=mem:size=1M")
-    client = server.client("bad")
-    for block in range(60):
+    client, blocks = server.client("bad"), itertools.count()
+
+    def write():
         try:
-            client.pwrite(bytes(4096), 4096 * block)
-        except nbd.Error:
-            pass
+            client.pwrite(bytes(4096), 4096 * (next(blocks) % 4096))
+        except nbd.Error as error:
+            if error.errnum != errno.EIO:
+                raise
+        # Fifty writes a second, not as many as there can be.
+        server.over.wait(0.02)
+
+    server.repeat(write)
     until("the log has a line", lambda: "failed: input/output error (EIO)" in open(server.log).read())
-    named(server, "bad", why=says(r"\d+ of 60 writes failed, the last .* EIO at offset"), why_without_a_name=says("^bad: .* writes failed"),
+    named(server, "bad", why=says(r"\d+ of [\d,]+ writes failed, the last .* EIO at offset"), why_without_a_name=says("^bad: .* writes failed"),
           why_json=lambda it: it["errors"]["total"] > 0 and it["errors"]["last"]["error"] == "EIO",
-          top_batch=says(r"bad: \d+ of 60 writes failed, the last"),
+          top_batch=says(r"bad: \d+ of [\d,]+ writes failed, the last"),
           the_page=lambda it: on_page(it, "bad")["errors"] > 0 and "writes failed" in box(it),
           the_metrics=lambda it: metric(it, "headworks_errors_total", export="bad", op="write", error="io") > 0)
 
 
+def is_in_memory(folder):
+    kind = subprocess.run(["stat", "--file-system", "--format", "%T", folder], check=True, capture_output=True, text=True).stdout
+    return kind.strip() in ("tmpfs", "ramfs")
+
+
 def noisy_neighbour():
-    images = [os.path.join(IMAGES, f"night-{name}.img") for name in ("victim", "bulk")]
+    """32 large reads of one export and 4 small ones of another come together, round by round, and wait for the one tag of their device, the small
+    ones last, by their weight. So which export holds the tag follows from the requests, and not from when which client runs."""
+    # Requests of images on tmpfs end at once and hold no tag.
+    folder = next((folder for folder in (IMAGES, DIR) if not is_in_memory(folder)), None)
+    if folder is None:
+        print("skip - a noisy neighbour # there are only folders on tmpfs for the images")
+        return
+    images = [os.path.join(folder, f"night-{name}.img") for name in ("victim", "bulk")]
     for image in images:
         with open(image, "wb") as file:
             file.write(os.urandom(1 << 20) * 16)
     server = Server("noisy neighbour", "--cache", "0", "--nr-requests", "1", "--scheduler", "none",
-                    f"victim=file:path={images[0]}", f"bulk=file:path={images[1]}")
-    server.bench("bulk", "--rw randread --bs 1m --iodepth 32")
-    server.bench("victim", "--rw randread --bs 4k --iodepth 4")
+                    f"victim=file:path={images[0]},weight=1", f"bulk=file:path={images[1]},weight=10000")
+    devices = {one["device"] for one in json.loads(server.ask("exports", "--json"))}
+    check("noisy neighbour: the exports share the tag of one device", len(devices) == 1, devices)
+    loads = [(server.client(export), [nbd.Buffer(size) for _ in range(count)]) for export, size, count in (("bulk", 1 << 20, 32), ("victim", 4096, 4))]
+
+    def read():
+        waiting = [(client, client.aio_pread(buffer, random.randrange(16) << 20)) for client, buffers in loads for buffer in buffers]
+        for client, cookie in waiting:
+            while not client.aio_command_completed(cookie):
+                client.poll(-1)
+
+    server.repeat(read)
     named(server, "victim", why=says("by whom: export bulk"),
           why_json=lambda it: it["by_whom"] and it["by_whom"]["guilty"] == "bulk",
-          top_batch=lambda it: row(it, "victim")["slowest"] in ("tag", "device", "sched"),
-          top_batch_json=lambda it: it["tag99"] + it["dev99"] > 0,
-          the_page=lambda it: on_page(it, "victim")["p99_ns"] > 0,
+          top_batch=lambda it: row(it, "victim")["slowest"] == "tag",
+          top_batch_json=lambda it: it["tag99"] > 1,
+          the_page=lambda it: on_page(it, "victim")["p99_ns"] > 1e6,
           the_metrics=lambda it: metric(it, "headworks_tag_held_seconds_total", export="bulk")
-          > metric(it, "headworks_tag_held_seconds_total") / 4)
+          > metric(it, "headworks_tag_held_seconds_total") / 2)
 
 
 def dirty_limit():
     server = Server("dirty limit", "--cache", "32M", "--set", "vm/dirty_bytes=2M", "--set", "vm/dirty_background_bytes=1M",
-                    "disk=delay:write=20ms,of=mem:size=64M")
+                    "disk=delay:write=200ms,of=mem:size=64M")
     server.bench("disk", "--rw randwrite --bs 64k --iodepth 4")
     named(server, "disk", why=says("in dirty"), why_without_a_name=says("in dirty"),
           why_json=lambda it: it["shares"].get("dirty", 0) > 0.3,
@@ -319,18 +384,14 @@ def flush_storm():
     client = server.client("db")
 
     def storm():
-        while not stopped.is_set():
-            client.pwrite(bytes(4096), 0)
-            client.flush()
+        client.pwrite(bytes(4096), 0)
+        client.flush()
 
-    stopped, thread = threading.Event(), threading.Thread(target=storm)
-    thread.start()
+    server.repeat(storm)
     named(server, "db", why=says("in device"), why_json=lambda it: it["slow"],
           top_batch=lambda it: float(row(it, "db")["fl99"]) > 30, top_batch_json=lambda it: it["fl99"] > 30,
           the_page=lambda it: on_page(it, "db")["flush_p99_ns"] > 3e7 and "db: " in box(it),
           the_metrics=lambda it: metric(it, "headworks_requests_total", export="db", op="flush") > 0)
-    stopped.set()
-    thread.join()
 
 
 CASES = (slow_device, hung_device, dying_device, stopped_remote, noisy_neighbour, dirty_limit, small_cache, wrong_limit, full_disk, flush_storm)
