@@ -58,6 +58,15 @@ wrong() { # CODE TEXT WORDS...
 check "all that is wrong in the words at once, with 2" wrong 2 \
     '[server]\ncahce = 1\nport = "x"\n[[export]]\nname = "a"\nmem.sise = 1\n' \
     "2:1: server has no \`cahce\`; the nearest is \`cache\`" "3:1: port: \`x\`" "6:5: mem has no \`sise\`"
+hidden='[[export]]\nname = "a"\nweight = 0\nioprio = "best"\nfile = { path = "/no/dir/x.img", size = "1G" }\n'
+check "wrong options of an export do not hide that its directory is missing" wrong 2 "[server]\nstrict = true\n$hidden" \
+    "5:1: export a: weight: \`0\`" "6:1: export a: ioprio: " "4:8: export a: cannot create /no/dir/x.img: no such directory: /no/dir"
+check "nor do wrong options of the server" wrong 2 "[server]\nstrict = true\nunix = \"/no/sock/s\"\ncahce = 1\n$hidden" \
+    "3:1: unix: no such directory: /no/sock" "4:1: server has no \`cahce\`" "7:1: export a: weight: \`0\`" "6:8: export a: cannot create /no/dir/x.img"
+check "nor does a wrong size, which is no reason to miss one" wrong 2 "[server]\nstrict = true\n${hidden/1G/5MB}" \
+    "7:34: export a: size: \`5MB\`" "4:8: export a: cannot create /no/dir/x.img" "5:1: export a: weight"
+wrong_and_absent() { wrong 2 "$hidden" "3:1: export a: weight" && grep -q '^headworks: note: export a is absent: its image /no/dir/x.img does not exist' "$DIR/said"; }
+check "and an image that is not there without strict is named" wrong_and_absent
 check "no TOML" wrong 2 '[server\n' "1:8: this is not TOML"
 check "a range, with its line" wrong 2 '[server]\nshards = 65\n[[export]]\nname = ""\nmem.size = "1M"\n' \
     "2:1: shards: 65 is not within 1..=64"

@@ -12,16 +12,17 @@ use std::process::ExitCode;
 use headworks::house::display_size;
 use headworks_core::{ConfigError, Tunable};
 use headworks_nbd::tls::TlsMode;
-use headworks_server::config::{ConfigFile, ExportSection, Problem, Problems, Tuned};
+use headworks_server::config::{ConfigFile, ExportSection, Problem, Problems, Setting, Tuned};
 use headworks_server::{
-    AccessSpec, Assembly, BaseDevice, CacheSize, ExportSpec, ListenerSpec, Server, ServerOptions,
-    slow_limit,
+    AccessSpec, Assembly, BaseDevice, CacheSize, ExportSpec, ListenerSpec, MissingImage, Server,
+    ServerOptions, parse_switch, slow_limit,
 };
 use serde_json::{Value, json};
 
 use super::address::named_addresses;
-use super::announce::shown_export;
+use super::announce::{self, shown_export};
 use super::plan::blame;
+use super::source::{LoadedFile, load};
 use super::{
     EffectiveOptions, OptionError, OptionSources, images, listen, memory, plan, report_error,
 };
@@ -47,14 +48,16 @@ pub struct CheckArgs {
 pub fn run(options: &CheckArgs) -> ExitCode {
     let effective = match OptionSources::by_file(&options.file).resolve() {
         Ok(effective) => effective,
+        Err(OptionError::Invalid(problems)) => return report_options(options, problems),
         Err(wrong) => return report_error_as(options, &wrong),
     };
     let (specs, server) = match plan(&effective) {
         Ok(planned) => planned,
-        Err(mut problems) => {
-            problems.0.extend(path_errors(&effective));
-            problems.0.sort();
-            return report_error_as(options, &OptionError::Invalid(problems));
+        Err(problems) => {
+            let EffectiveOptions { options: given, config, .. } = &effective;
+            let kept = config.plan_rest(given.size, given.read_only).0;
+            let missing = images::missing(&effective, true);
+            return report_with_images(options, problems, (config, &kept, missing));
         }
     };
     if let Err(error) = super::user(&effective.options) {
@@ -99,6 +102,46 @@ fn limit_warnings(specs: &[ExportSpec], server: &ServerOptions) -> Vec<String> {
     .collect()
 }
 
+/// Reports wrong options, and what else is wrong if every section could be read: of one that could not, it is not known what it says.
+fn report_options(options: &CheckArgs, problems: Problems) -> ExitCode {
+    let LoadedFile { file, problems: unread, .. } = match load(&options.file) {
+        Ok(loaded) => loaded,
+        Err(wrong) => return report_error_as(options, &wrong),
+    };
+    if !unread.0.is_empty() {
+        return report_error_as(options, &OptionError::Invalid(problems));
+    }
+    let is_strict = |setting: &Setting| {
+        setting.name == "strict" && parse_switch(setting.word()).unwrap_or(false)
+    };
+    let missing = match file.server.iter().any(is_strict) {
+        true => MissingImage::Refuse,
+        false => MissingImage::Absent,
+    };
+    let kept = file.plan_rest(None, false).0;
+    report_with_images(options, problems, (&file, &kept, missing))
+}
+
+/// Reports problems together with those of paths and images, so that all of them are mended in one round; and which exports would be absent.
+fn report_with_images(
+    options: &CheckArgs,
+    mut problems: Problems,
+    (config, specs, missing): (&ConfigFile, &[ExportSpec], MissingImage),
+) -> ExitCode {
+    let (assembly, refused) = Assembly::inspect(specs, missing);
+    problems.0.extend(path_errors(config));
+    let of_image = |(index, error)| problem_of(config, specs, (Some(index), error));
+    problems.0.extend(refused.into_iter().map(of_image));
+    problems.0.sort();
+    problems.0.dedup();
+    let code = report_error_as(options, &OptionError::Invalid(problems));
+    for absent in &assembly.absent {
+        let note = line(announce::absent(absent));
+        crate::shown::print_error(format_args!("headworks: note: {note}"));
+    }
+    code
+}
+
 /// Prints errors as text and, with --json, as JSON.
 fn report_error_as(options: &CheckArgs, wrong: &OptionError) -> ExitCode {
     let said = match wrong {
@@ -119,9 +162,9 @@ fn print_problems(options: &CheckArgs, problems: &[String]) {
 }
 
 /// Errors about sockets and files that the server would create.
-fn path_errors(effective: &EffectiveOptions) -> Vec<Problem> {
+fn path_errors(config: &ConfigFile) -> Vec<Problem> {
     let names = ["unix", "control", "pid-file", "record"];
-    let said = effective.config.server.iter().filter(|setting| {
+    let said = config.server.iter().filter(|setting| {
         names.contains(&setting.name.as_str()) && !["", "-"].contains(&setting.word())
     });
     let wrong = said.filter_map(|setting| {
@@ -129,7 +172,7 @@ fn path_errors(effective: &EffectiveOptions) -> Vec<Problem> {
         let what = format!("{}: no such directory: {}", setting.name, folder.display());
         Some(Problem::new(&setting.origin, what))
     });
-    let listeners = effective.config.listeners.iter();
+    let listeners = config.listeners.iter();
     let listeners = listeners.filter(|section| section.is_enabled() != Ok(false));
     let sockets = listeners.filter_map(|section| {
         let unix = section.settings.iter().find(|setting| setting.name == "unix")?;
@@ -153,16 +196,8 @@ fn start_errors(
 ) -> (Assembly, Vec<String>) {
     let EffectiveOptions { options, config, .. } = effective;
     let (assembly, refused) = images::inspect(effective, specs, server.live);
-    let problem = |(index, error): (Option<usize>, ConfigError)| match index {
-        // Disabled exports have no specification.
-        Some(index) => match config.exports.iter().find(|one| one.name == specs[index].name) {
-            Some(export) => image_problem(export, &error),
-            None => blame(config, &error),
-        },
-        None => blame(config, &error),
-    };
-    let mut errors = path_errors(effective);
-    errors.extend(refused.into_iter().map(problem));
+    let mut errors = path_errors(config);
+    errors.extend(refused.into_iter().map(|one| problem_of(config, specs, one)));
     if errors.is_empty() {
         server.listen = named_addresses(options);
         let refused = Server::check(&assembly, &server).err();
@@ -171,6 +206,20 @@ fn start_errors(
     // In the order of the file.
     errors.sort();
     (assembly, errors.iter().map(Problem::to_string).collect())
+}
+
+/// An error of an inspection, with the position of its export if it has one.
+fn problem_of(
+    config: &ConfigFile,
+    specs: &[ExportSpec],
+    (index, error): (Option<usize>, ConfigError),
+) -> Problem {
+    // Disabled exports have no specification.
+    let of = |index: usize| config.exports.iter().find(|one| one.name == specs[index].name);
+    match index.and_then(of) {
+        Some(export) => image_problem(export, &error),
+        None => blame(config, &error),
+    }
 }
 
 /// Error about the image of an export, with the position of the export.

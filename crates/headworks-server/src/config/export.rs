@@ -183,21 +183,70 @@ impl ExportSection {
         self.get("device").map(Setting::word)
     }
 
+    /// Makes the specification to open as [`ExportSection::plan`] does, without values that are wrong; none if what it opens is not known
+    /// without them. Adds all mistakes to `problems`.
+    pub fn plan_rest(
+        &self,
+        size: Option<u64>,
+        read_only: bool,
+        problems: &mut Vec<Problem>,
+    ) -> Option<ExportSpec> {
+        let (mut kept, mut is_whole) = (self.clone(), true);
+        loop {
+            let problem = match kept.plan(size, read_only) {
+                Ok(spec) => return Some(spec),
+                Err(problem) => problem,
+            };
+            let is_left = kept.leave_out(&problem.origin);
+            // What is missing now was there.
+            if is_left || is_whole {
+                problems.push(problem);
+            }
+            if !is_left {
+                return None;
+            }
+            is_whole = false;
+        }
+    }
+
+    /// Leaves out the one value of this origin: a size becomes the smallest there is, because without one a missing image is another
+    /// mistake. False if there is not one, or if it was left out before.
+    fn leave_out(&mut self, origin: &Origin) -> bool {
+        let has = |settings: &[Setting]| {
+            settings.iter().filter(|setting| setting.origin == *origin).count()
+        };
+        let lists = self.parts.iter_mut().map(|part| &mut part.settings);
+        let mut lists: Vec<_> = lists.chain([&mut self.settings]).collect();
+        if lists.iter().map(|list| has(list)).sum::<usize>() != 1 {
+            return false;
+        }
+        let Some(list) = lists.iter_mut().find(|list| has(list) == 1) else { return false };
+        let smallest = Value::Word("512".into());
+        match list.iter_mut().find(|setting| setting.origin == *origin) {
+            Some(setting) if setting.name == "size" && setting.value == smallest => return false,
+            Some(setting) if setting.name == "size" => setting.value = smallest,
+            _ => list.retain(|setting| setting.origin != *origin),
+        }
+        true
+    }
+
+    /// Its options.
+    fn options(&self) -> Result<ExportOptions, Problem> {
+        let words = self.settings.iter().map(|setting| (&*setting.name, setting.word()));
+        ExportOptions::of_words(words).map_err(|error| self.locate(0, &error))
+    }
+
     /// Makes the specification to open, without a named device: with `size` where none is given, and read-only if
     /// `read_only`.
     ///
     /// # Errors
     /// The first mistake, with its position.
     pub fn plan(&self, size: Option<u64>, read_only: bool) -> Result<ExportSpec, Problem> {
-        let mut share = ExportOptions::default();
+        let share = self.options()?;
         let (mut base, mut wrappers) = (None, Vec::new());
         // From the inside out, as a user finds the mistakes of a section.
         for (index, part) in self.parts.iter().enumerate().rev() {
             let wrong = |error| self.locate(index, &error);
-            if index == 0 {
-                let words = self.settings.iter().map(|setting| (&*setting.name, setting.word()));
-                share = ExportOptions::of_words(words).map_err(wrong)?;
-            }
             match part.layer().read().map_err(wrong)? {
                 Part::Base(device) => base = Some(device),
                 Part::Wrapper(wrapper) => wrappers.insert(0, wrapper),
@@ -234,10 +283,11 @@ impl ExportSection {
 
     /// Position of the key that an error names.
     fn locate(&self, part: usize, error: &ConfigError) -> Problem {
-        let part = &self.parts[part];
-        let mut all = part.settings.iter().chain(&self.settings);
+        let part = self.parts.get(part);
+        let mut all = part.into_iter().flat_map(|part| &part.settings).chain(&self.settings);
         let said = all.find(|setting| setting.name == error.option);
-        let origin = said.map_or(&part.origin, |setting| &setting.origin);
+        let section = part.map_or(&self.origin, |part| &part.origin);
+        let origin = said.map_or(section, |setting| &setting.origin);
         let name = if self.name.is_empty() { "default" } else { &self.name };
         Problem::new(origin, format!("export {name}: {error}"))
     }

@@ -299,6 +299,13 @@ impl ConfigFile {
     /// # Errors
     /// All problems of exports and devices.
     pub fn plan(&self, size: Option<u64>, read_only: bool) -> Result<Vec<ExportSpec>, Problems> {
+        let (specs, problems) = self.plan_rest(size, read_only);
+        problems.or(specs)
+    }
+
+    /// The same beside the problems: exports whose images are known, without their options that are wrong.
+    #[must_use]
+    pub fn plan_rest(&self, size: Option<u64>, read_only: bool) -> (Vec<ExportSpec>, Problems) {
         let mut problems = Problems::default();
         let mut specs = Vec::new();
         for export in &self.exports {
@@ -310,20 +317,17 @@ impl ConfigFile {
                     continue;
                 }
             }
-            match export.plan(size, read_only) {
-                Ok(mut spec) => {
-                    spec.device = self.named(export);
-                    spec.share.tenant = self.tenant_of(export, &spec, &mut problems);
-                    specs.push(spec);
-                }
-                Err(problem) => problems.0.push(problem),
+            if let Some(mut spec) = export.plan_rest(size, read_only, &mut problems.0) {
+                spec.device = self.named(export);
+                spec.share.tenant = self.tenant_of(export, &spec, &mut problems);
+                specs.push(spec);
             }
         }
         for device in std::iter::once(None).chain(self.devices.iter().map(Some)) {
             tunables::check(device.map_or(&self.queue, |device| &device.queue), &mut problems);
         }
         self.check_devices(&specs, &mut problems);
-        problems.or(specs)
+        (specs, problems)
     }
 
     /// The tenants that the configuration defines.

@@ -217,6 +217,28 @@ fn all_problems_are_reported_in_order() {
     assert!(wrong(&"#".repeat(TEXT_MAX + 1)).contains("at most 1048576 bytes"));
 }
 
+#[test]
+fn mistakes_of_an_export_leave_what_it_opens_known() {
+    let text = "[[export]]\nname = 'a'\nweight = 0\nioprio = 'best'\nread-only = 3\nfile.path = '/a'\nfile.size = '5MB'\nfile.direct = 'x'\n\
+                [[export]]\nname = 'b'\nmem.size = '1M'\ndelay = 7\nweight = 0\n[[export]]\nname = 'c'\nfile.size = 'y'";
+    let (config, read) = ConfigFile::read("f", text);
+    assert_eq!(read.0.len(), 1, "{read}");
+    let (specs, problems) = config.plan_rest(None, false);
+    let message = problems.or(()).unwrap_err().to_string();
+    let places: Vec<&str> = message.lines().map(|line| line.split(": ").next().unwrap()).collect();
+    assert_eq!(
+        places,
+        ["f:3:1", "f:4:1", "f:5:1", "f:7:6", "f:8:6", "f:13:1", "f:16:6"],
+        "{message}"
+    );
+    let kept = specs.iter().map(|spec| (spec.name.as_str(), spec.spec.base.path()));
+    let wanted = [("a", Some(std::path::Path::new("/a"))), ("b", None)];
+    assert_eq!(kept.collect::<Vec<_>>(), wanted);
+    let (specs, problems) =
+        file("[[export]]\nname = 'd'\nfile.direct = true").plan_rest(None, false);
+    assert!(specs.is_empty() && problems.to_string().contains("path"), "{problems}");
+}
+
 /// The configuration without origins.
 fn bare(text: &str) -> String {
     let lines = text.lines().map(|line| line.split("  # ").next().unwrap().trim_end());
