@@ -6,7 +6,7 @@
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{ConfigError, QueueOptions};
-use headworks_sim::disk::StreamProfile;
+use headworks_disks::StreamProfile;
 
 use crate::baseline::TagPolicy;
 use crate::baseline::foreground::Throttling;

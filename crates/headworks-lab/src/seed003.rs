@@ -13,7 +13,7 @@
 
 use headworks_core::time::{SEC, US};
 use headworks_core::{CacheOptions, ConfigError, Op, QueueOptions};
-use headworks_sim::disk::TwoPoint;
+use headworks_disks::TwoPoint;
 
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::Progress;

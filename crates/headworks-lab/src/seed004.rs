@@ -8,7 +8,7 @@
 
 use headworks_core::time::SEC;
 use headworks_core::{ConfigError, DepthMode, Op, QueueOptions};
-use headworks_sim::disk::TwoPoint;
+use headworks_disks::TwoPoint;
 
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, Plugging};
 use crate::report::Progress;

@@ -21,11 +21,11 @@ use headworks_core::{
     ExtentState, Input, Instant, IoError, Message, Notice, Op, ReplyStage, RequestId, Segment,
     ShardId, Status, Submit, VolumeId, WaitTimes,
 };
+use headworks_disks::EventQueue;
 
 use crate::check::{check_status, violation};
 use crate::connection::{BioStage, Connection};
 use crate::coverage::{Coverage, Point};
-use crate::events::EventQueue;
 use crate::frames::Frames;
 use crate::limits::FrontLimits;
 use crate::memory_space::{MEMORY_RULE, MemorySpace};

@@ -14,7 +14,6 @@ pub mod coverage;
 pub mod crash;
 pub mod disk;
 pub mod environment;
-pub mod events;
 pub mod frames;
 pub mod harness;
 pub mod joints;

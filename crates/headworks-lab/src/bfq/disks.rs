@@ -4,7 +4,7 @@
 //! the elevators was chosen after a run on them.
 
 use headworks_core::{DepthMode, QueueOptions, Scheduler};
-use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, Ssd, SsdProfile};
+use headworks_disks::{DeviceModel, Hdd, HddProfile, Ssd, SsdProfile};
 
 /// A modelled disk of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use headworks_core::ConfigError;
 use headworks_core::prng::Prng;
-use headworks_sim::disk::HddProfile;
+use headworks_disks::HddProfile;
 
 use crate::cli::complain;
 use crate::seed000::fit;

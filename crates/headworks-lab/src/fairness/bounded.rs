@@ -15,7 +15,7 @@ use headworks_core::time::SEC;
 use headworks_core::{
     ConfigError, DepthMode, DeviceId, ExportConfig, ExportId, QueueOptions, Scheduler,
 };
-use headworks_sim::disk::{Ssd, SsdProfile};
+use headworks_disks::{Ssd, SsdProfile};
 
 use crate::baseline::{TagPolicy, WakeOptions};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};

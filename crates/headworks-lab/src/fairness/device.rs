@@ -5,7 +5,7 @@
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{Op, QueueOptions};
-use headworks_sim::disk::{
+use headworks_disks::{
     DeviceModel, Hdd, HddProfile, Ssd, SsdProfile, Stream, StreamProfile, VirtualDisk,
     VirtualDiskProfile,
 };

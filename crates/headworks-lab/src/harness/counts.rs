@@ -3,8 +3,8 @@
 use headworks_core::cache::CacheStats;
 use headworks_core::stats::QueueStats;
 use headworks_core::tags::TagStats;
+use headworks_disks::ModelCounters;
 use headworks_nbd::client::Histogram;
-use headworks_sim::disk::ModelCounters;
 
 use crate::report::jain;
 

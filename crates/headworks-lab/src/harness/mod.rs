@@ -26,8 +26,8 @@ use headworks_core::{
     Action, CacheOptions, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant, IoError,
     QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, TenantConfig, VolumeId, VolumeOptions,
 };
-use headworks_sim::disk::{DeviceModel, ModelCommand};
-use headworks_sim::events::EventQueue;
+use headworks_disks::EventQueue;
+use headworks_disks::{DeviceModel, ModelCommand};
 
 pub use counts::{AnswerWindows, JobCounts, RunCounts};
 pub(crate) use job::Job;
@@ -393,7 +393,7 @@ impl BlockHarness {
 #[cfg(test)]
 mod tests {
     use headworks_core::Op;
-    use headworks_sim::disk::TwoPoint;
+    use headworks_disks::TwoPoint;
 
     use super::*;
 

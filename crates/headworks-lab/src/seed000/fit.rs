@@ -2,7 +2,7 @@
 
 use headworks_core::time::SEC;
 use headworks_core::{ConfigError, Op, QueueOptions};
-use headworks_sim::disk::{Hdd, HddProfile};
+use headworks_disks::{Hdd, HddProfile};
 
 use super::published::SINGLE;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};

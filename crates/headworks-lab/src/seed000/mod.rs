@@ -18,7 +18,7 @@ pub mod published;
 mod runs;
 
 use headworks_core::ConfigError;
-use headworks_sim::disk::HddProfile;
+use headworks_disks::HddProfile;
 
 use crate::report::Progress;
 use crate::report::Report;

@@ -2,7 +2,7 @@
 
 use headworks_core::time::SEC;
 use headworks_core::{ConfigError, DeadlineOptions, DeviceId, Op, QueueOptions, Scheduler};
-use headworks_sim::disk::{Hdd, HddProfile};
+use headworks_disks::{Hdd, HddProfile};
 
 use super::published::JOBS;
 use super::{CACHES, JITTERS_US, SHOWN, TAGS, THINK_NS};

@@ -15,7 +15,7 @@ pub mod threads;
 
 use headworks_core::time::{SEC, US};
 use headworks_core::{BfqOptions, ConfigError, DeviceId, Op, QueueOptions, Scheduler, elevator};
-use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, PerCommand, Ssd, SsdProfile};
+use headworks_disks::{DeviceModel, Hdd, HddProfile, PerCommand, Ssd, SsdProfile};
 
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
 use crate::report::Progress;

@@ -27,9 +27,9 @@ use headworks_core::{
     ExportId, Input, Instant, Op, QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, ShardId,
     TenantConfig, TenantId, VolumeConfig, VolumeOptions, WriteMode,
 };
+use headworks_disks::EventQueue;
+use headworks_disks::{DeviceModel, ModelCommand, Stream, StreamProfile};
 use headworks_nbd::client::Histogram;
-use headworks_sim::disk::{DeviceModel, ModelCommand, Stream, StreamProfile};
-use headworks_sim::events::EventQueue;
 
 use crate::baseline::foreground::Throttling;
 use crate::baseline::{TagPolicy, WakeOptions};

@@ -3,7 +3,7 @@
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DepthMode, Instant, QueueOptions, Scheduler};
-use headworks_sim::disk::StreamProfile;
+use headworks_disks::StreamProfile;
 
 use super::Seed002Options;
 use super::cache_harness::CacheHarnessOptions;

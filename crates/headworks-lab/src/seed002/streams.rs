@@ -14,7 +14,7 @@
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{ConfigError, Instant, QueueOptions, WriteMode};
-use headworks_sim::disk::StreamProfile;
+use headworks_disks::StreamProfile;
 
 use super::cache_harness::{CacheHarness, CacheHarnessOptions, CaseOutcome};
 use super::writer::{WritePattern, WriterOptions};

@@ -24,9 +24,9 @@ use std::path::PathBuf;
 use std::time::Instant as Clock;
 
 use headworks_core::{Instant, Op};
+use headworks_disks::ModelCommand;
 use headworks_nbd::client::Histogram;
 use headworks_nbd::{ExportInfo, NbdError, Request, TransmissionFlags};
-use headworks_sim::disk::ModelCommand;
 
 pub use crate::bfq::disks::Disk;
 use connection::Connection;

@@ -5,8 +5,8 @@
 //! submitted at `now`.
 
 use headworks_core::Instant;
+use headworks_disks::{DeviceModel, ModelCommand};
 use headworks_nbd::client::Histogram;
-use headworks_sim::disk::{DeviceModel, ModelCommand};
 
 /// A device model with the delays of its answers.
 pub(super) struct PacedDisk {

@@ -14,17 +14,10 @@
 //! limits (`limits`). Invariant: each command is completed once, after its last piece (except for a
 //! [`DiskDefect`]).
 
-mod device_model;
 mod faults;
-mod hdd;
 mod limits;
 mod overlaid;
-mod ssd;
 mod store;
-mod stream;
-mod timing;
-mod virtual_disk;
-mod write_cache;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -37,23 +30,18 @@ use headworks_core::{
     BioFlags, Completion, ExtentState, Instant, IoError, Op, QueueOptions, RequestId, Status,
     VolumeId,
 };
+use headworks_disks::{EventQueue, Timing};
 
-pub use device_model::{DeviceModel, ModelCommand, ModelCounters, PerCommand, TwoPoint};
+pub use headworks_disks::LatencyModel;
+
 pub use faults::{BadRange, DiskDefect, Fault, Faults, Outage};
-pub use hdd::{Hdd, HddProfile};
 pub use overlaid::{
     LAYERS_MAX, OVERLAID_MAX, OverlaidDisk, OverlaidVolume, keep_top, layer_file, new_top,
 };
-pub use ssd::{Ssd, SsdProfile};
 pub use store::Store;
-pub use stream::{Stream, StreamProfile};
-pub use timing::LatencyModel;
-pub use virtual_disk::{VirtualDisk, VirtualDiskProfile};
 
-use crate::events::EventQueue;
 use crate::sector_pattern::{self, SECTOR};
 use store::ReplacedVersion;
-use timing::Timing;
 
 /// A file on a disk, the contents of one volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@
 use headworks_core::Instant;
 use headworks_core::prng::Prng;
 
-use super::device_model::{DeviceModel, ModelCommand, transfer_ns};
+use crate::device_model::{DeviceModel, ModelCommand, transfer_ns};
 use crate::events::EventQueue;
 
 /// Steps of the bandwidth around one level.
@@ -148,8 +148,8 @@ impl DeviceModel for VirtualDisk {
 
 #[cfg(test)]
 mod tests {
-    use super::super::device_model::testing::{drive, random};
     use super::*;
+    use crate::device_model::testing::{drive, random};
     use headworks_core::Op;
 
     #[test]

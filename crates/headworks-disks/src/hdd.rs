@@ -29,9 +29,9 @@ use std::collections::VecDeque;
 use headworks_core::time::{MS, US};
 use headworks_core::{Instant, Op};
 
-use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
-use super::write_cache::WriteCache;
+use crate::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
 use crate::events::EventQueue;
+use crate::write_cache::WriteCache;
 
 /// Idle time of the head between two neighbouring transfers that costs no revolution: a track
 /// buffer hides it.
@@ -441,8 +441,8 @@ impl DeviceModel for Hdd {
 
 #[cfg(test)]
 mod tests {
-    use super::super::device_model::testing::{drive, random, sequential};
     use super::*;
+    use crate::device_model::testing::{drive, random, sequential};
 
     const MIB: f64 = (1 << 20) as f64;
 

@@ -13,7 +13,7 @@
 
 use headworks_core::{Instant, Op};
 
-use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
+use crate::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
 use crate::events::EventQueue;
 
 /// Parameters of a flash disk.
@@ -281,8 +281,8 @@ impl DeviceModel for Ssd {
 
 #[cfg(test)]
 mod tests {
-    use super::super::device_model::testing::{drive, random, sequential};
     use super::*;
+    use crate::device_model::testing::{drive, random, sequential};
 
     const SIZE: u64 = 1 << 36;
 

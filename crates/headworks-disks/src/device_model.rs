@@ -3,7 +3,7 @@
 //! A [`DeviceModel`] takes commands and later reports which are done. It may complete out of order,
 //! and continue to work after a completion (a disk that destages its cache). Completions are a
 //! function of the commands and their times, in whole nanoseconds; there is no clock. The
-//! calibrated models are [`super::Hdd`], [`super::Ssd`] and [`TwoPoint`].
+//! calibrated models are [`crate::Hdd`], [`crate::Ssd`] and [`TwoPoint`].
 //!
 //! ```text
 //!   submit(now, command) ---> queued, in progress ---> next_timeout() ---> on_timeout(now, done)
@@ -14,8 +14,8 @@
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, Op};
 
-use super::timing::{LatencyModel, Timing};
 use crate::events::EventQueue;
+use crate::timing::{LatencyModel, Timing};
 
 /// A command to a device model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub trait DeviceModel {
 
 /// Transfer time of `len` bytes in nanoseconds.
 #[must_use]
-pub(super) const fn transfer_ns(len: u64, bytes_per_second: u64) -> u64 {
+pub(crate) const fn transfer_ns(len: u64, bytes_per_second: u64) -> u64 {
     (len as u128 * 1_000_000_000 / bytes_per_second as u128) as u64
 }
 
@@ -146,7 +146,7 @@ impl DeviceModel for PerCommand {
 }
 
 #[cfg(test)]
-pub(super) mod testing {
+pub(crate) mod testing {
     //! A closed-loop driver for the models' own tests: each completion submits the next command.
 
     use super::*;

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 
 use headworks_core::Instant;
 
-use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
+use crate::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
 
 /// Options of a [`Stream`] device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -182,8 +182,8 @@ mod tests {
     use headworks_core::Op;
     use headworks_core::time::{MS, SEC};
 
-    use super::super::device_model::testing::{drive, sequential};
     use super::*;
+    use crate::device_model::testing::{drive, sequential};
 
     const MIB: u32 = 1 << 20;
 

@@ -16,7 +16,7 @@ struct Extent {
 
 /// The cached extents, by offset and by age.
 #[derive(Debug, Default)]
-pub(super) struct WriteCache {
+pub(crate) struct WriteCache {
     /// Extents by first byte.
     places: BTreeMap<u64, Extent>,
     /// First bytes by age.
