@@ -95,6 +95,7 @@ pub use handover::{
 };
 pub use headworks_rbd::wait_for_closes;
 pub use latency_target::latency_target_word;
+pub use launch::sleep_precisely;
 pub use leftovers::Leftovers;
 pub use limit_words::{LIMIT_KEYS, check_limit, parse_limits, slow_limit};
 pub use listen::inherited::{InheritedAddress, InheritedSocket};

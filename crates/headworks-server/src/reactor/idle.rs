@@ -7,6 +7,9 @@ use headworks_core::Instant;
 /// Turns that hot connections may have before the engine is entered for the others.
 pub(super) const SKIPS_MAX: u32 = 8;
 
+/// Time before a device is due at which a sleeping thread wakes and polls. 60 us: an idle processor takes up to half of it to wake.
+const EARLY_NS: u64 = 60_000;
+
 /// Decides from the outcome of past turns how the next one begins.
 pub(super) struct IdlePolicy {
     polling: Polling,
@@ -16,13 +19,21 @@ pub(super) struct IdlePolicy {
     worked_before: bool,
     /// The turn after work found none, so the thread yields its CPU before that turn.
     yields_first: bool,
+    /// Time before a device is due from which the thread polls.
+    early_ns: u64,
 }
 
 impl IdlePolicy {
-    /// A policy that polls for `poll_ns` before a sleep.
-    pub fn new(poll_ns: u64) -> Self {
+    /// A policy that polls for `poll_ns` before a sleep. With more than one of `cpus` it also polls before a device is due.
+    pub fn new(poll_ns: u64, cpus: usize) -> Self {
         let polling = Polling::new(poll_ns);
-        Self { polling, skips: 0, worked_before: false, yields_first: false }
+        let early_ns = if poll_ns > 0 && cpus > 1 { EARLY_NS } else { 0 };
+        Self { polling, skips: 0, worked_before: false, yields_first: false, early_ns }
+    }
+
+    /// When a thread wakes for a device that is due at `at`: early enough to be there in time.
+    pub fn wakes_at(&self, at: Instant) -> Instant {
+        Instant(at.0.saturating_sub(self.early_ns))
     }
 
     /// Whether the engine must be entered; `may_skip` says that it has nothing to do for hot connections.
@@ -55,5 +66,19 @@ impl IdlePolicy {
         std::thread::yield_now();
         self.polling.on_yield(clock.now().since(before));
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thread_wakes_before_a_device_is_due_unless_it_must_not_poll() {
+        let due = Instant(1_000_000);
+        assert_eq!(IdlePolicy::new(50_000, 2).wakes_at(due), Instant(940_000));
+        assert_eq!(IdlePolicy::new(50_000, 2).wakes_at(Instant(5)), Instant(0));
+        assert_eq!(IdlePolicy::new(50_000, 1).wakes_at(due), due);
+        assert_eq!(IdlePolicy::new(0, 2).wakes_at(due), due);
     }
 }

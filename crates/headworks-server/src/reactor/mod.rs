@@ -120,6 +120,7 @@ impl Reactor {
     pub fn new(mut parts: ReactorParts) -> Self {
         let listeners = Listeners::new(std::mem::take(&mut parts.listeners), parts.listens);
         let usage = UsageLog::default();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             door: Door::new(&parts),
             listeners,
@@ -131,7 +132,7 @@ impl Reactor {
             errors: ErrorLog::default(),
             target_log: TargetLog::default(),
             notices: NoticeLog::default(),
-            idle: IdlePolicy::new(parts.poll_ns),
+            idle: IdlePolicy::new(parts.poll_ns, cpus),
             ticks: Ticks { next: Instant(0), on: false, trimmed: true, usage },
             events: Vec::with_capacity(1024),
             envelopes: Vec::with_capacity(MESSAGES_MAX),
@@ -275,7 +276,8 @@ impl Reactor {
         let tick = self.ticks.on.then_some(self.ticks.next);
         let (look, limited) = (self.door.next_look(), self.door.next_limited());
         let frozen = self.door.freezes.next_timeout();
-        let (timer, driver) = (self.parts.io.timer, self.parts.driver.next_timeout());
+        let device = self.parts.driver.next_timeout();
+        let (timer, driver) = (self.parts.io.timer, device.map(|at| self.idle.wakes_at(at)));
         let times = [timer, driver, tick, look, limited, frozen];
         match times.into_iter().flatten().min() {
             Some(at) if at <= now => Wait::Poll,
