@@ -97,3 +97,28 @@ while h.aio_in_flight():
 took = time.monotonic() - start
 assert 0.39 < took < 4, took' "$URI"
 stop_server
+serve --control "$DIR/ctl" "model:profile=virtual,latency=50ms,cache=none,of=mem:size=8M"
+check "model: ten reads one after the other take ten times the disk's time, and bytes are kept" "$PYTHON" -c 'import nbd, sys, time
+h = nbd.NBD()
+h.connect_uri(sys.argv[1])
+h.pwrite(b"x" * 4096, 1 << 20)
+start = time.monotonic()
+for i in range(10):
+    assert h.pread(4096, 1 << 20) == b"x" * 4096
+took = time.monotonic() - start
+assert took >= 0.5, took' "$URI"
+check "model: a disk is added and removed while the server runs" sh -c '
+"$1" ctl "$2" add "drive=model:profile=hdd-7200,size=1G,of=mem:size=1M" >/dev/null && "$1" ctl "$2" remove drive >/dev/null' - "$HEADWORKS" "$DIR/ctl"
+stop_server
+check "model: the log says how late the answers were" grep -q 'model virtual: .* commands took .* by the model; half of the answers came at most' "$LOG"
+printf 'base = "hdd-7200"\nturn = "11.1ms"\n' >"$DIR/mine.toml"
+serve "model:profile=$DIR/mine.toml,of=mem:size=8M"
+check "model: a disk of a file takes writes and flushes" "$PYTHON" -c 'import nbd, sys
+h = nbd.NBD()
+h.connect_uri(sys.argv[1])
+assert h.can_flush()
+h.pwrite(bytes(4096), 0)
+h.flush()' "$URI"
+stop_server
+check "model: what is shown of a file is read again" sh -c '
+"$1" disks show "$2/mine.toml" >"$2/shown.toml" && "$1" disks show "$2/shown.toml" | cmp - "$2/shown.toml" && grep -q "^turn = \"11100us\"$" "$2/shown.toml"' - "$HEADWORKS" "$DIR"

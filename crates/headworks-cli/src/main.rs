@@ -23,6 +23,7 @@ mod ctl_save;
 mod ctl_socket;
 mod ctl_state;
 mod ctl_tenants;
+mod disks;
 mod durability;
 #[cfg(test)]
 mod guide_tests;
@@ -67,6 +68,8 @@ enum Command {
     Image(image::ImageArgs),
     /// Runs a program on a served disk, cuts the power again and again, and checks what is left
     Crashtest(Box<crashtest::CrashtestArgs>),
+    /// Lists the modelled disks of model:, or prints one as a file
+    Disks(disks::DisksArgs),
     /// Controls a running server through its control socket
     Ctl(ctl::CtlArgs),
     /// Shows live rates and latencies of a running server, one row per export
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         Command::Check(options) => serve::check::run(&options),
         Command::Bench(options) => bench::run(*options),
         Command::Crashtest(options) => crashtest::run(&options),
+        Command::Disks(options) => disks::run(&options),
         Command::Ctl(options) => ctl::run(&options),
         Command::Image(options) => image::run(&options),
         Command::Info(options) => info::run(&options),

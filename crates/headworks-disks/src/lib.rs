@@ -5,18 +5,24 @@
 //! with the calibrated models in virtual time, and `model:` of the server makes them a disk in real time.
 
 mod device_model;
+mod disk;
 mod events;
 mod hdd;
+mod paced;
 mod ssd;
 mod stream;
 mod timing;
+mod token_bucket;
 mod virtual_disk;
 mod write_cache;
 
 pub use device_model::{DeviceModel, ModelCommand, ModelCounters, PerCommand, TwoPoint};
+pub use disk::{Disk, Field, NAMED, NamedDisk, Unit};
 pub use events::EventQueue;
 pub use hdd::{Hdd, HddProfile};
+pub use paced::PacedDisk;
 pub use ssd::{Ssd, SsdProfile};
 pub use stream::{Stream, StreamProfile};
 pub use timing::{LatencyModel, Timing};
+pub use token_bucket::IopsBudget;
 pub use virtual_disk::{VirtualDisk, VirtualDiskProfile};

@@ -1,7 +1,7 @@
 //! A virtual disk of a host that works for others, too.
 //!
 //! ```text
-//!   submit -> pipe (bytes in the order of arrival, at a bandwidth that varies) -> latency (any number at once) -> done
+//!   submit -> tokens, if commands are counted -> pipe (bytes in the order of arrival, at a bandwidth that varies) -> latency (any number at once) -> done
 //! ```
 //!
 //! The bandwidth is constant for [`VirtualDiskProfile::step_ns`]; each step is drawn around a level, and the level is drawn anew
@@ -14,9 +14,13 @@ use headworks_core::prng::Prng;
 
 use crate::device_model::{DeviceModel, ModelCommand, transfer_ns};
 use crate::events::EventQueue;
+use crate::token_bucket::{IopsBudget, TokenBucket};
 
 /// Steps of the bandwidth around one level.
 const STEPS_OF_LEVEL: u64 = 50;
+
+/// Most steps that are drawn for a disk that was idle: 100,000 take about a millisecond.
+const IDLE_STEPS_MAX: u64 = 100_000;
 
 /// Parameters of a virtual disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +41,10 @@ pub struct VirtualDiskProfile {
     pub step_deviation: u64,
     /// Largest deviation of a level from the mean, in thousandths.
     pub level_deviation: u64,
+    /// Whether budget and bandwidth follow from the capacity, as those of gp2 do.
+    pub by_size: bool,
+    /// Commands in a second that are paid for.
+    pub budget: IopsBudget,
 }
 
 impl VirtualDiskProfile {
@@ -52,6 +60,56 @@ impl VirtualDiskProfile {
             step_ns: 2_000_000,
             step_deviation: 250,
             level_deviation: 150,
+            by_size: false,
+            budget: IopsBudget::NONE,
+        }
+    }
+
+    /// A gp2 volume of AWS as its documentation describes it: 3 commands a second for each GiB, 100 to 16,000; bursts of 3000 from 5.4
+    /// million credits; 250 MiB/s, 128 up to 170 GiB. Latencies are those of [`VirtualDiskProfile::cloud`].
+    #[must_use]
+    pub const fn gp2(capacity: u64) -> Self {
+        let gib = capacity.div_ceil(1 << 30);
+        let iops = match 3 * gib {
+            0..100 => 100,
+            iops @ 100..16_000 => iops,
+            _ => 16_000,
+        };
+        let burst_iops = if iops < 3_000 { 3_000 } else { iops };
+        let mib_per_second = if gib <= 170 { 128 } else { 250 };
+        Self {
+            capacity,
+            bytes_per_second: mib_per_second << 20,
+            step_deviation: 0,
+            level_deviation: 0,
+            by_size: true,
+            budget: IopsBudget {
+                iops,
+                burst_iops,
+                credits: 5_400_000,
+                credits_max: 5_400_000,
+                unit_bytes: 256 << 10,
+            },
+            ..Self::cloud()
+        }
+    }
+
+    /// A gp3 volume of AWS as its documentation describes it, without more than the base price: 3000 commands a second and 125 MiB/s.
+    #[must_use]
+    pub const fn gp3() -> Self {
+        Self {
+            capacity: 100 << 30,
+            bytes_per_second: 125 << 20,
+            step_deviation: 0,
+            level_deviation: 0,
+            budget: IopsBudget {
+                iops: 3_000,
+                burst_iops: 3_000,
+                credits: 0,
+                credits_max: 0,
+                unit_bytes: 256 << 10,
+            },
+            ..Self::cloud()
         }
     }
 }
@@ -69,6 +127,7 @@ pub struct VirtualDisk {
     /// The level of the steps, in thousandths of the mean, and the number of steps so far.
     level: u64,
     steps: u64,
+    bucket: Option<TokenBucket>,
     events: EventQueue<u64>,
 }
 
@@ -87,6 +146,7 @@ impl VirtualDisk {
             bandwidth: profile.bytes_per_second,
             level: 1000,
             steps: 0,
+            bucket: TokenBucket::new(profile.budget),
             events: EventQueue::with_capacity(256),
         }
     }
@@ -98,6 +158,12 @@ impl VirtualDisk {
 
     /// Begins the steps up to `at`.
     fn step_to(&mut self, at: Instant) {
+        // A disk that was idle for an hour does not make up for all steps of it at once.
+        let steps = at.since(self.step_end) / self.profile.step_ns;
+        if steps > IDLE_STEPS_MAX {
+            let skipped = steps - steps % STEPS_OF_LEVEL - STEPS_OF_LEVEL;
+            self.step_end = self.step_end.after(skipped * self.profile.step_ns);
+        }
         while self.step_end <= at {
             if self.steps.is_multiple_of(STEPS_OF_LEVEL) {
                 self.level = self.draw(self.profile.level_deviation);
@@ -127,7 +193,11 @@ impl VirtualDisk {
 
 impl DeviceModel for VirtualDisk {
     fn submit(&mut self, now: Instant, order: ModelCommand) {
-        self.free_at = self.transferred(self.free_at.max(now), order.len);
+        let granted = match &mut self.bucket {
+            Some(bucket) => bucket.take(now, order.len.into()),
+            None => now,
+        };
+        self.free_at = self.transferred(self.free_at.max(granted), order.len);
         let draws = self.prng.next();
         // The number of zeros is geometric; the other end of the draw spreads it.
         let tail = u64::from(draws.leading_zeros()) * self.profile.tail_ns

@@ -5,13 +5,15 @@
 //! - [`FilesystemDevice`]: files and overlays of one filesystem, behind one queue.
 //! - [`formats`] reads qcow2 and VMDK images; with the feature of this name, which is on by default.
 //! - [`PartialDevice`]: requests of any range on a device that takes only whole blocks.
-//! - [`DelayDevice`], [`ErrorFilter`], [`PowercutDevice`]: a slow disk, one that fails, and one whose power can be cut.
+//! - [`DelayDevice`], [`ModelDevice`], [`ErrorFilter`], [`PowercutDevice`]: a slow disk, one as slow as a real one, one that fails, and one
+//!   whose power can be cut.
 
 mod delay;
 mod error;
 mod filesystem;
 #[cfg(feature = "formats")]
 pub mod formats;
+mod model;
 mod overlay;
 mod partial;
 mod powercut;
@@ -20,6 +22,7 @@ mod probability;
 pub use delay::{DelayDevice, DelayOptions};
 pub use error::{ErrorFilter, ErrorOptions};
 pub use filesystem::FilesystemDevice;
+pub use model::{ModelDevice, ModelEvent, ModelEvents, ModelTimes};
 pub use overlay::{
     BaseFormats, BaseImage, BaseImageOptions, CommitOptions, NewBase, NewOverlay, OpenBaseImage,
     OpenOverlay, OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions,

@@ -113,7 +113,8 @@ pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};
 pub use shared::{VolumeProgress, VolumeStop};
 pub use spec::{
-    BASES, BaseDevice, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper, is_remote_base,
+    BASES, BaseDevice, DiskDescription, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper,
+    is_remote_base,
 };
 pub use tenant::{TenantName, TenantOptions};
 pub use units::{parse_size, parse_switch, parse_time};

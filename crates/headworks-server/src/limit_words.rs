@@ -227,7 +227,7 @@ fn parse_count(word: &str) -> Result<u64, String> {
     value.ok_or_else(|| format!("`{word}` is not a count; 500, 20K and 1.5M (powers of 1000) are"))
 }
 
-fn time_word(ns: u64) -> String {
+pub(crate) fn time_word(ns: u64) -> String {
     let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];
     let unit = units.into_iter().find(|(unit, _)| ns > 0 && ns.is_multiple_of(*unit));
     unit.map_or_else(|| "0".to_owned(), |(unit, name)| format!("{}{name}", ns / unit))

@@ -21,6 +21,7 @@ Examples:
   headworks serve mem:size=1G --run 'nbdinfo $uri'  serve while a command runs
   headworks serve nbd:uri=nbd://store/db            the export of another NBD server, behind our cache
   headworks serve delay:read=5ms,of=file:path=disk.img   a disk with slow reads, for tests
+  headworks serve model:profile=hdd-7200,of=file:path=disk.img   as slow as a real drive; headworks disks lists them
   headworks serve --cache 4G --set vm/dirty_bytes=256M disk.img   a larger page cache, at most 256 MiB of it dirty
   headworks serve a=file:path=a.img,cache=writethrough b=file:path=b.img,cache=none
   headworks serve disk.img -p 10809 --tls require --tls-certificates /etc/headworks/pki   encrypted clients only

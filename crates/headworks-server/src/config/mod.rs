@@ -42,12 +42,12 @@ use crate::access::{AccessSpec, LISTENERS_MAX};
 use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSpec, NamedDevice, shown_name};
 use crate::tenant::{TenantName, no_tenant};
-use read::{Reader, entries};
 use tunables::{apply_queue, read_dirty, read_queue};
 
 pub use export::{ExportSection, LayerSection};
 pub use listen::{ListenDefaults, ListenSection};
 pub use problem::{Origin, Position, Problem, Problems};
+pub(crate) use read::{Reader, entries};
 pub use read::{Setting, Value, unknown};
 pub use tenant::TenantSection;
 pub use tunables::{

@@ -107,7 +107,7 @@ mod tests {
             assert_eq!(kind as usize, index);
         }
         let wrappers = Layer::kinds().filter(|(_, wraps)| *wraps).map(|(name, _)| name);
-        assert_eq!(wrappers.collect::<Vec<_>>(), ["delay", "error", "powercut"]);
+        assert_eq!(wrappers.collect::<Vec<_>>(), ["delay", "error", "powercut", "model"]);
         assert!(Layer::keys("delay").all(|key| key != "of") && Layer::keys("nul").count() == 0);
     }
 }

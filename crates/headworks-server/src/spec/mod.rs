@@ -11,6 +11,7 @@
 //!   delay:read=5ms,all=1ms,of=disk.img                    wrappers end with of=, which takes the whole rest
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //!   powercut:seed=7,at-flush=3,of=disk.img
+//!   model:profile=hdd-7200,of=disk.img                    the time of a real disk
 //! ```
 //!
 //! Keys of the export (`weight`, `ioprio`, `cache`, `on-error`, `on-unclean`, limits) stand among those of the outermost type
@@ -21,6 +22,7 @@ mod export_options;
 mod image;
 mod keys;
 mod layers;
+mod model;
 mod nbd;
 mod overlay;
 mod powercut;
@@ -36,6 +38,7 @@ pub(crate) use self::export_options::ExportOption;
 pub use self::export_options::{ExportOptions, UncleanPolicy};
 use self::keys::{Keys, is_of_export, list};
 pub use self::layers::Layer;
+pub use self::model::{DiskDescription, Model};
 pub use self::nbd::Remote;
 pub(crate) use self::nbd::RemoteLink;
 pub use self::overlay::NewDisk;
@@ -115,6 +118,8 @@ pub enum Wrapper {
     Error(ErrorOptions),
     /// A disk with a volatile cache, whose power is cut.
     Powercut(Powercut),
+    /// A disk that takes the time of a real one.
+    Model(Box<Model>),
 }
 
 impl BaseDevice {
@@ -172,6 +177,7 @@ impl Wrapper {
             Self::Delay(_) => "delay",
             Self::Error(_) => "error",
             Self::Powercut(_) => "powercut",
+            Self::Model(_) => "model",
         }
     }
 
@@ -181,6 +187,7 @@ impl Wrapper {
             Self::Delay(_) => "delay:read=5ms,of=disk.img",
             Self::Error(_) => "error:rate=1%,of=disk.img",
             Self::Powercut(_) => "powercut:seed=7,at-flush=3,of=disk.img",
+            Self::Model(_) => "model:profile=hdd-7200,of=disk.img",
         }
     }
 
@@ -327,18 +334,19 @@ impl Spec {
                 Box::new(FilterDevice::new(ErrorFilter::new(options.clone()), below))
             }
             Wrapper::Powercut(powercut) => Box::new(powercut.device(block, below)),
+            Wrapper::Model(model) => Box::new(model.device(below)),
         })
     }
 
     /// Queue options of the wrapped device: every operation must reach a wrapper that delays or fails it.
     #[must_use]
     pub fn wrap_queue_options(&self, base: QueueOptions) -> QueueOptions {
-        let cuts = |wrapper: &Wrapper| matches!(wrapper, Wrapper::Powercut(_));
-        match self.wrappers[..] {
-            [] => base,
-            _ if self.wrappers.iter().any(cuts) => PowercutDevice::queue_options(base),
-            _ => QueueOptions { write_cache: true, ..base },
-        }
+        let inside_out = self.wrappers.iter().rev();
+        inside_out.fold(base, |below, wrapper| match wrapper {
+            Wrapper::Delay(_) | Wrapper::Error(_) => QueueOptions { write_cache: true, ..below },
+            Wrapper::Powercut(_) => PowercutDevice::queue_options(below),
+            Wrapper::Model(model) => model.queue_options(below),
+        })
     }
 }
 
@@ -361,6 +369,7 @@ impl Layer {
             Kind::Delay => return parse_delay(keys).map(Part::Wrapper),
             Kind::Error => return parse_error(keys).map(Part::Wrapper),
             Kind::Powercut => return Powercut::parse(keys).map(Part::Wrapper),
+            Kind::Model => return Model::parse(keys).map(Part::Wrapper),
             Kind::File => parse_file(keys),
             Kind::Overlay => overlay::parse(keys),
             Kind::Nbd => Remote::parse(keys),
@@ -387,9 +396,10 @@ enum Kind {
     Qcow2,
     Vmdk,
     Rbd,
+    Model,
 }
 
-const KINDS: [(Kind, &str); 11] = [
+const KINDS: [(Kind, &str); 12] = [
     (Kind::File, "file"),
     (Kind::Nbd, "nbd"),
     (Kind::Null, "null"),
@@ -401,6 +411,7 @@ const KINDS: [(Kind, &str); 11] = [
     (Kind::Qcow2, "qcow2"),
     (Kind::Vmdk, "vmdk"),
     (Kind::Rbd, "rbd"),
+    (Kind::Model, "model"),
 ];
 
 const FILE_KEYS: [&str; 5] = ["path", "size", "direct", "read-only", "format"];
@@ -428,6 +439,7 @@ impl Kind {
             Self::Delay => &DELAY_KEYS,
             Self::Error => &ERROR_KEYS,
             Self::Powercut => &powercut::KEYS,
+            Self::Model => &model::KEYS,
             Self::Overlay => &overlay::KEYS,
             Self::Qcow2 | Self::Vmdk => &image::KEYS,
             Self::Rbd => &rbd::KEYS,
@@ -441,6 +453,7 @@ impl Kind {
         match self {
             Self::Nbd => Remote::check_form(keys),
             Self::Rbd => Rbd::check_form(keys),
+            Self::Model => Model::check_form(keys),
             _ => Ok(()),
         }
     }
