@@ -3,7 +3,7 @@
 #
 #   benches/linux-bfq.sh [--case E1,E5,E8] [--scheduler none,mq-deadline,bfq] [--seconds N] [--seed N] [--rows FILE] [--json]
 #
-# A guest without hardware acceleration runs Debian's kernel and, inside, `headworks-lab serve-disk` behind the kernel's NBD client. Its
+# A guest without hardware acceleration runs Debian's kernel and, inside, `headworks serve model:` behind the kernel's NBD client. Its
 # clock counts instructions and jumps over idle time (qemu -icount sleep=off): a second of the guest is a second of its disk, however
 # busy the host is. The queue has what a disk of this kind has: 32 commands, rotational, max_sectors_kb 1280.
 # Ours are the rows of `headworks-lab run bfq` in virtual time. Exit status 1: a figure of ours is behind Linux's
@@ -76,6 +76,7 @@ make_initramfs() {
     add_program "$(command -v busybox)" busybox
     add_program "$(command -v nbd-client)" nbd-client
     add_program "$LAB" headworks-lab
+    add_program "$HEADWORKS" headworks
     cp "$MODULES/drivers/block/nbd.ko" "$MODULES/block/bfq.ko" "$GUEST/modules/" || die "this kernel has no nbd or bfq module"
     cat >"$GUEST/init" <<INIT
 #!/bin/busybox sh
@@ -90,7 +91,8 @@ insmod /modules/bfq.ko
 # A reply of 1 MiB fits the socket.
 echo 4194304 >/proc/sys/net/core/wmem_max
 echo 4194304 >/proc/sys/net/core/wmem_default
-headworks-lab serve-disk --disk hdd-32 --depth 128 --once -U /run/disk >/run/served &
+headworks serve --cache 0 --buffers 64M --queue-depth 128 -U /run/disk model:profile=hdd-7200,flushes=off,of=null:size=4000000000000 >/run/served 2>&1 &
+server=\$!
 until [ -S /run/disk ]; do sleep 0.01; done
 nbd-client -unix /run/disk /dev/nbd0 -b 512
 cd /sys/block/nbd0/queue
@@ -103,6 +105,7 @@ headworks-lab run bfq-linux --device /dev/nbd0 --case $cases --scheduler $schedu
 echo "rows end with \$?"
 cat /run/errors
 nbd-client -d /dev/nbd0
+kill \$server
 wait
 cat /run/served
 poweroff -f
@@ -125,7 +128,7 @@ run_guest() {
         tail -n 30 "$SCRATCH/console.text" >&2
         die "the guest did not complete its rows (qemu: $status)"
     fi
-    sed -n 's/^\([0-9]* reads of .*\)/guest: \1/p' "$SCRATCH/console.text" >&2
+    sed -n 's/.*\(model hdd-7200: .*\)/guest: \1/p' "$SCRATCH/console.text" >&2
 }
 
 machine >&2

@@ -24,4 +24,3 @@ pub mod seed001;
 pub mod seed002;
 pub mod seed003;
 pub mod seed004;
-pub mod serve_disk;

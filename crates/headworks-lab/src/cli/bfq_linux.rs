@@ -11,13 +11,12 @@ use crate::report::Row;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::cli::serve_disk::disk;
 use crate::cli::{USAGE, complain};
 
 /// Options of `headworks-lab run bfq-linux`.
 #[derive(Args)]
 #[command(after_help = "\
-The device is OVERWRITTEN. It must be a disk as headworks-lab serve-disk serves it; benches/linux-bfq.sh makes one in a guest.
+The device is OVERWRITTEN. It must be a modelled disk as headworks serve model: serves it; benches/linux-bfq.sh makes one in a guest.
 Rows are JSON, one a line, as those of `headworks-lab run bfq`.
 
 Example:
@@ -41,6 +40,12 @@ pub struct LinuxArgs {
     /// Measure each case for so many seconds
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: Option<u64>,
+}
+
+/// Finds a disk by its name.
+fn disk(name: &str) -> Result<Disk, String> {
+    let names = || Disk::ALL.map(Disk::name).join(", ");
+    Disk::by_name(name).ok_or_else(|| format!("expected one of {}", names()))
 }
 
 impl LinuxArgs {

@@ -18,7 +18,6 @@ mod replay;
 mod run;
 mod seed002;
 mod seed003;
-mod serve_disk;
 mod tables;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -42,8 +41,6 @@ enum Command {
     List(list::ListArgs),
     /// Feeds a record of `headworks serve --record` to a new shard and compares the hash of its actions
     Replay(replay::ReplayArgs),
-    /// Serves a modelled disk over NBD, in real time
-    ServeDisk(serve_disk::ServeDiskArgs),
     /// Prints the completion script of this command for a shell
     Completions(generate::CompletionArgs),
     /// Lists the manual pages of this command, or writes them to a directory
@@ -69,7 +66,6 @@ pub fn main() -> ExitCode {
         Command::Run(experiment) => run::run(*experiment),
         Command::List(_) => list::list(&Cli::command()),
         Command::Replay(options) => replay::replay(&options),
-        Command::ServeDisk(options) => options.run(),
         Command::Completions(options) => generate::completions(&options, Cli::command()),
         Command::Man(options) => generate::man(&options, Cli::command()),
     }

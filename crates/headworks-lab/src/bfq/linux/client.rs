@@ -17,7 +17,7 @@ use headworks_core::{Bio, Instant};
 
 use super::aio::{Aio, AioCommand, AioCompletion};
 use crate::harness::{Job, JobCounts};
-use crate::serve_disk::sleep_precisely;
+use headworks_server::sleep_precisely;
 
 /// The times of a run, on the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 //!     `--> a process for each client (enter the group, wait for the epoch, `client`) --row of counts--> the row of the case
 //! ```
 //!
-//! The device must be a modelled disk as [`crate::serve_disk`] serves it: regions of clients are those of the rows in virtual
+//! The device must be a modelled disk as `headworks serve model:` serves it: regions of clients are those of the rows in virtual
 //! time. With `none` the clients of a case run alone, as its goals need them, and with every other scheduler together. Cases with
 //! tenants are left out. Rows have the table and cells of the experiment in virtual time, with the schedulers `linux-...`; they
 //! have no verdicts. The device is overwritten.
