@@ -11,7 +11,9 @@
 //!                                                 causes: which sync is missing
 //! ```
 //!
-//! A program that injects its own I/O needs no mount: it calls the [`Recording`]. Everything but `directory` and `materialize` is policy:
+//! [`Replay`] repeats a record on a real file system, and [`Walk::find`] says which state of a model its directory is after a cut.
+//!
+//! A program that injects its own I/O needs no mount: it calls the [`Recording`]. Everything but `directory`, `materialize` and `replay` is policy:
 //! no clock, no thread, no system call; the same record, seed and number give the same trees on every machine.
 //!
 //! ```
@@ -37,6 +39,7 @@ mod content;
 mod directory;
 mod explore;
 mod file;
+mod find;
 mod hash;
 mod materialize;
 mod model;
@@ -44,6 +47,7 @@ mod model;
 mod model_tests;
 mod record;
 mod recording;
+mod replay;
 mod shrink;
 mod state;
 #[cfg(test)]
@@ -55,11 +59,13 @@ pub use content::Content;
 pub use directory::{Directory, SharedRecording, lock};
 pub use explore::{Draws, next_choices};
 pub use file::{RecordWriter, read_record};
+pub use find::Membership;
 pub use headworks_fuse::{Access, AttributeChange, Mount, NoAccess, Time, Way, remove_stale};
-pub use materialize::write_tree;
+pub use materialize::{read_tree, write_tree};
 pub use model::{Axis, Model, Pending};
 pub use record::{Action, Change, Counts, Disk, Record};
 pub use recording::{Limits, Recording};
+pub use replay::Replay;
 pub use shrink::shrink;
 pub use state::{State, Walk};
 pub use tree::{Errno, Kind, NewNode, Node, ROOT, Tree};

@@ -145,6 +145,12 @@ impl Recording {
         self.overflowed
     }
 
+    /// Number of steps so far.
+    #[must_use]
+    pub fn steps(&self) -> usize {
+        self.record.changes.len()
+    }
+
     /// The tree of a disk.
     #[must_use]
     pub fn tree(&self, disk: usize) -> &Tree {

@@ -129,10 +129,22 @@ impl<'a> Walk<'a> {
         self.axes = self.pending.axes(self.record, &self.whole);
     }
 
+    /// The trees here without a loss, one a disk.
+    #[must_use]
+    pub fn whole(&self) -> &[Tree] {
+        &self.whole
+    }
+
     /// Number of steps before the cut.
     #[must_use]
     pub fn place(&self) -> usize {
         self.place
+    }
+
+    /// Bytes that are lost or kept together.
+    #[must_use]
+    pub fn block(&self) -> u64 {
+        self.block
     }
 
     /// The record that is walked.

@@ -326,6 +326,60 @@ impl Tree {
         }
     }
 
+    /// The node of a path as `walk` gives it; none if nothing is there.
+    #[must_use]
+    pub fn at(&self, path: &[u8]) -> Option<u64> {
+        let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+        parts.into_iter().try_fold(ROOT, |at, name| self.lookup(at, name).ok())
+    }
+
+    /// Whether another tree has the same names, links and bytes. Modes, owners, times and special files do not count.
+    #[must_use]
+    pub fn has_same_contents(&self, other: &Self) -> bool {
+        self.different_files(other).is_some_and(|files| files.is_empty())
+    }
+
+    /// The files whose bytes are others in another tree, each with its length there; none if the names or links are others.
+    #[must_use]
+    pub fn different_files(&self, other: &Self) -> Option<Vec<(u64, u64)>> {
+        let (own, others) = (self.listing(), other.listing());
+        if own.len() != others.len() {
+            return None;
+        }
+        let mut files = Vec::new();
+        for (one, two) in own.iter().zip(&others) {
+            if (&one.path, one.first_name) != (&two.path, two.first_name) {
+                return None;
+            }
+            match (&self.node(one.node).ok()?.kind, &other.node(two.node).ok()?.kind) {
+                (Kind::File(content), Kind::File(there)) => {
+                    if content.hash() != there.hash() && !files.contains(&(one.node, there.size()))
+                    {
+                        files.push((one.node, there.size()));
+                    }
+                }
+                (Kind::Symlink(target), Kind::Symlink(there)) if target == there => {}
+                (Kind::Directory(_), Kind::Directory(_)) => {}
+                _ => return None,
+            }
+        }
+        Some(files)
+    }
+
+    /// All names in the order of `walk`, without those of special files.
+    fn listing(&self) -> Vec<Listed> {
+        let mut first_names = BTreeMap::new();
+        let mut listing = Vec::new();
+        self.walk(&mut |node, path| {
+            let special = self.node(node).is_ok_and(|node| matches!(node.kind, Kind::Special(_)));
+            if !special {
+                let first_name = *first_names.entry(node).or_insert(listing.len());
+                listing.push(Listed { path: path.to_vec(), node, first_name });
+            }
+        });
+        listing
+    }
+
     /// A number that trees with other names, bytes, links or modes do not have. Times and owners do not count.
     #[must_use]
     pub fn hash(&self) -> u64 {
@@ -488,6 +542,14 @@ impl Tree {
             _ => node.links - 1,
         };
     }
+}
+
+/// A name of a tree.
+struct Listed {
+    path: Vec<u8>,
+    node: u64,
+    /// Index of the first name of the same node.
+    first_name: usize,
 }
 
 fn allocated(node: &Node) -> u64 {
