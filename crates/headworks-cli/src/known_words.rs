@@ -22,6 +22,9 @@ pub const PATTERNS: KnownWords = KnownWords(&["read", "write", "randread", "rand
 /// Models of what a file system may lose.
 pub const MODELS: KnownWords = KnownWords(&["journal", "log-tree", "any"]);
 
+/// File systems that give a second opinion.
+pub const FILE_SYSTEMS: KnownWords = KnownWords(&["ext4", "xfs", "btrfs"]);
+
 impl TypedValueParser for KnownWords {
     type Value = String;
 
@@ -56,6 +59,7 @@ mod tests {
         takes(&TLS_MODES, |word| word.parse::<TlsMode>().is_ok());
         takes(&PATTERNS, |word| word.parse::<Pattern>().is_ok());
         takes(&MODELS, |word| word.parse::<headworks_crash::Model>().is_ok());
+        takes(&FILE_SYSTEMS, |word| word.parse::<crate::crashtest::FileSystem>().is_ok());
         takes(&ENGINES, |word| word.parse::<EngineChoice>().is_ok());
         takes(&SCHEDULERS, |word| Tunable::Scheduler.parse(word).is_ok());
     }

@@ -4,12 +4,14 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::TypedValueParser;
 use headworks_core::prng::Prng;
 use headworks_crash::State;
 
 use headworks_server::{parse_size, parse_time};
 
-use crate::known_words::MODELS;
+use super::files::FileSystem;
+use crate::known_words::{FILE_SYSTEMS, MODELS};
 
 /// Arguments of the command.
 #[derive(Args)]
@@ -84,6 +86,13 @@ pub struct FilesArgs {
     /// Bytes that are written together: 4096, or 512 to tear pages
     #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = ["4096", "512"])]
     pub sector: String,
+    /// Repeat the run on these file systems of the kernel, cut their disk, and say which causes they show; needs root
+    #[arg(long, value_name = "FS", value_delimiter = ',', value_parser = FILE_SYSTEMS.try_map(|word| word.parse::<FileSystem>()),
+          conflicts_with = "state")]
+    pub fs: Vec<FileSystem>,
+    /// Cuts of each of them
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=1_000_000), requires = "fs")]
+    pub fs_cuts: u64,
     /// Keep the record of what the program did
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
@@ -115,6 +124,7 @@ Examples:
   headworks crashtest --run './my-db $dir' --check './verify $dir'
   headworks crashtest --run './my-db $dir' --check './verify $dir' --exhaustive --model journal
   headworks crashtest --again crash.hwrec --state 230:2.3+7   the state that was reported, again
+  headworks crashtest --again crash.hwrec --fs ext4,xfs       do these file systems of this kernel do the same?
 
 A disk instead of files, for any NBD client (libnbd, qemu-io, fio, a virtual machine):
   headworks crashtest --run './load $uri $state' --check './verify $uri $state' --cuts 200
@@ -172,6 +182,7 @@ impl CrashtestArgs {
             ("recovery", files.recovery.is_some()),
             ("dirs", files.dirs > 1),
             ("sector", files.sector != "4096"),
+            ("fs", !files.fs.is_empty()),
             ("record", files.record.is_some()),
             ("time", files.time.is_some()),
             ("jobs", files.jobs.is_some()),

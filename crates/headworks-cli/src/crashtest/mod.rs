@@ -28,6 +28,8 @@ use headworks_core::prng::Prng;
 
 pub use arguments::CrashtestArgs;
 use arguments::Cut;
+#[cfg(test)]
+pub use files::FileSystem;
 use junit::Case;
 use session::{Outcome, Session};
 

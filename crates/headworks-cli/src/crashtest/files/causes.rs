@@ -29,9 +29,56 @@ pub struct Cause {
     pub unasked: bool,
     /// What the check printed.
     pub log: String,
+    /// By file systems of the kernel that were asked: which of them showed it.
+    pub seen: Vec<Seen>,
+}
+
+/// How often a file system of the kernel left states with a cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Name of the file system.
+    pub kind: &'static str,
+    /// Cuts that showed it.
+    pub cuts: u64,
+    /// Those of them in which nothing but the program asked for syncs.
+    pub undisturbed: u64,
+}
+
+impl Seen {
+    /// Counts one cut, disturbed or not.
+    pub fn once(kind: &'static str, disturbed: bool) -> Self {
+        Self { kind, cuts: 1, undisturbed: u64::from(!disturbed) }
+    }
 }
 
 impl Cause {
+    /// Whether no file system is known to show it: POSIX alone allows it.
+    pub fn is_only_allowed(&self) -> bool {
+        self.model == Model::Any && self.seen.is_empty()
+    }
+
+    /// How often a file system showed it.
+    pub fn seen_on(&self, kind: &str) -> Option<&Seen> {
+        self.seen.iter().find(|seen| seen.kind == kind)
+    }
+
+    fn add_seen(&mut self, new: Seen) {
+        match self.seen.iter_mut().find(|seen| seen.kind == new.kind) {
+            Some(seen) => {
+                seen.cuts += new.cuts;
+                seen.undisturbed += new.undisturbed;
+            }
+            None => self.seen.push(new),
+        }
+    }
+
+    /// Whether a state that lost these changes, and of which the check says this, has this cause.
+    fn explains(&self, said: &str, lost: &BTreeSet<String>) -> bool {
+        let effects = !self.effects.is_empty()
+            && self.effects.iter().all(|one| lost.contains(&one.in_general()));
+        effects && generalized(&self.said) == generalized(said)
+    }
+
     /// What two causes have in common that are one: what the check says, and what was lost.
     fn in_general(&self) -> (String, BTreeSet<String>) {
         let lost = match self.effects.is_empty() {
@@ -50,16 +97,24 @@ pub struct Causes {
 }
 
 impl Causes {
+    /// Causes that were found before.
+    pub fn known(list: Vec<Cause>) -> Self {
+        Self { list, shrunk: 0 }
+    }
+
     /// Counts a broken state to a known cause; false if none explains it.
     pub fn attribute(&mut self, said: &str, lost: &BTreeSet<String>, within: bool) -> bool {
-        let said = generalized(said);
-        let explains = |cause: &&mut Cause| {
-            let effects = !cause.effects.is_empty()
-                && cause.effects.iter().all(|one| lost.contains(&one.in_general()));
-            effects && cause.within.is_some() == within && generalized(&cause.said) == said
-        };
-        let known = self.list.iter_mut().find(explains);
+        let mut known = self.list.iter_mut();
+        let known =
+            known.find(|cause| cause.within.is_some() == within && cause.explains(said, lost));
         known.map(|cause| cause.states += 1).is_some()
+    }
+
+    /// Counts a broken state that a kernel left to each cause that explains it; false if none does.
+    pub fn confirm(&mut self, said: &str, lost: &BTreeSet<String>, seen: &Seen) -> bool {
+        let explains = |cause: &&mut Cause| cause.within.is_none() && cause.explains(said, lost);
+        let known = self.list.iter_mut().filter(explains);
+        known.map(|cause| cause.add_seen(seen.clone())).count() > 0
     }
 
     /// Whether one more failure may be shrunk; counts it.
@@ -75,6 +130,10 @@ impl Causes {
             cause.within.is_some() == new.within.is_some() && cause.in_general() == key
         };
         match self.list.iter_mut().find(same) {
+            Some(cause) if !new.seen.is_empty() => {
+                // Shown by a kernel; the states are those of the models.
+                new.seen.into_iter().for_each(|seen| cause.add_seen(seen));
+            }
             Some(cause)
                 if (new.first.place, new.first.lost.len())
                     < (cause.first.place, cause.first.lost.len())
@@ -91,7 +150,7 @@ impl Causes {
     /// The causes in the order of a report: what needs no luck first, then by states.
     pub fn sorted(mut self) -> Vec<Cause> {
         let rank =
-            |cause: &Cause| (cause.model == Model::Any, cause.unasked, u64::MAX - cause.states);
+            |cause: &Cause| (cause.is_only_allowed(), cause.unasked, u64::MAX - cause.states);
         self.list.sort_by(|one, other| {
             rank(one).cmp(&rank(other)).then(one.first.place.cmp(&other.first.place))
         });
@@ -123,6 +182,7 @@ mod tests {
             hash: 0,
             unasked: false,
             log: String::new(),
+            seen: Vec::new(),
         }
     }
 
@@ -139,5 +199,27 @@ mod tests {
         assert!(!causes.attribute("row 77 is lost", &lost(&["/other"]), false));
         assert!(!causes.attribute("row 77 is lost", &lost(&["/log.N"]), true));
         assert_eq!(causes.sorted()[0].states, 3);
+    }
+
+    #[test]
+    fn what_a_kernel_shows_confirms_causes_and_no_recovery() {
+        let lost = BTreeSet::from(["write /log.N".to_owned(), "other".to_owned()]);
+        let inside =
+            Cause { within: Some(State::new(1, &[1])), ..cause(9, "row 1 is lost", "/log.1") };
+        let allowed = Cause { model: Model::Any, ..cause(9, "row 1 is lost", "/log.1") };
+        let mut causes = Causes::known(vec![inside, allowed]);
+        assert!(causes.list[1].is_only_allowed());
+        let confirm = |causes: &mut Causes, said, disturbed| {
+            causes.confirm(said, &lost, &Seen::once("ext4", disturbed))
+        };
+        assert!(!confirm(&mut causes, "row 1 is torn", false));
+        assert!(
+            confirm(&mut causes, "row 2 is lost", false)
+                && confirm(&mut causes, "row 3 is lost", true)
+        );
+        assert_eq!(causes.list[0].seen, []);
+        let seen = Seen { kind: "ext4", cuts: 2, undisturbed: 1 };
+        assert_eq!(causes.list[1].seen_on("ext4"), Some(&seen));
+        assert!(!causes.list[1].is_only_allowed() && causes.list[1].seen_on("xfs").is_none());
     }
 }

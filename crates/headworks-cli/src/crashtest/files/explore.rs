@@ -130,6 +130,26 @@ impl<'a> Explorer<'a> {
         }
     }
 
+    /// The record that is explored.
+    pub fn record(&self) -> &'a Record {
+        self.record
+    }
+
+    /// The check of its states.
+    pub fn check(&self) -> &'a str {
+        self.check
+    }
+
+    /// The cause of one broken state.
+    pub fn shrunk(&self, model: Model, place: usize, choices: &[u32]) -> Result<Cause, String> {
+        let mut judge = Judge::new(self.place, "job-0", self.check, self.options.timeout);
+        let mut walk = Walk::new(self.record, model, self.block);
+        walk.go(place);
+        let site =
+            Site { model, outer: &walk, walk: &walk, within: None, explainer: &self.explainer };
+        self.cause(&site, choices, true, &mut judge)
+    }
+
     /// Explores under each model in turn.
     pub fn explore(&self, models: &[Model]) -> Result<Found, String> {
         let began = Instant::now();
@@ -451,6 +471,7 @@ impl<'a> Explorer<'a> {
             hash: site.outer.hash(&trees),
             unasked,
             log: judge.said(),
+            seen: Vec::new(),
         })
     }
 

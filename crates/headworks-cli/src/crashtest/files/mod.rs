@@ -5,6 +5,7 @@
 //!   --setup --> checkpoint --> --run, recorded --> record
 //!        the check is tested: it holds without a loss, and fails on empty directories
 //!        each model: states drawn, or all of a place --> directories --> --check --> shrunk --> causes
+//!        --fs: the record repeated on file systems of the kernel, whose disk is cut --> which causes they show
 //! ```
 //!
 //! The commands get directories as `$dir`, `$dir2` and `$state`; each line that `--run` prints is a promise, and `--check` reads those
@@ -13,8 +14,11 @@
 mod again;
 mod causes;
 mod explore;
+mod file_system;
 mod judge;
+mod opinion;
 mod program;
+mod replayed;
 mod report;
 mod workplace;
 
@@ -25,8 +29,11 @@ use headworks_crash::{Model, Record, Walk};
 
 use super::arguments::CrashtestArgs;
 use super::child;
+use causes::Causes;
 use explore::{Explorer, Found};
+pub use file_system::FileSystem;
 use judge::{Judge, Verdict};
+use opinion::Opinion;
 use workplace::Workplace;
 
 /// States that are drawn under each model.
@@ -49,6 +56,7 @@ pub fn test(options: &CrashtestArgs) -> Result<bool, String> {
 }
 
 fn tested(options: &CrashtestArgs, place: &Workplace, began: Instant) -> Result<bool, String> {
+    options.files.fs.iter().try_for_each(|kind| opinion::try_out(place, *kind))?;
     let (record, ran) = match &options.files.again {
         Some(file) => (again::read(file)?, None),
         None => {
@@ -71,17 +79,32 @@ fn tested(options: &CrashtestArgs, place: &Workplace, began: Instant) -> Result<
         None => Model::ALL.to_vec(),
     };
     let explorer = Explorer::new(options, place, &record, check);
-    let found = explorer.explore(&models)?;
-    let failed = fails(options, &found);
-    let record_file = place.keep_record(options, &record, found.broken > 0)?;
-    report::report(options, &record, &found, record_file.as_deref(), check, began.elapsed())?;
+    let mut found = explorer.explore(&models)?;
+    let mut opinions = Vec::new();
+    for kind in &options.files.fs {
+        let mut causes = Causes::known(std::mem::take(&mut found.causes));
+        opinions.push(opinion::ask(options, place, &explorer, *kind, &mut causes)?);
+        found.causes = causes.sorted();
+    }
+    let failed = fails(options, &found, &opinions);
+    let broken = !found.causes.is_empty();
+    let record_file = place.keep_record(options, &record, broken)?;
+    report::report(
+        options,
+        &record,
+        (&found, &opinions),
+        record_file.as_deref(),
+        check,
+        began.elapsed(),
+    )?;
     Ok(failed)
 }
 
 /// Whether what was found is a failure: what POSIX alone allows is one if it was asked for.
-fn fails(options: &CrashtestArgs, found: &Found) -> bool {
+fn fails(options: &CrashtestArgs, found: &Found, opinions: &[Opinion]) -> bool {
     let asked = options.files.strict || options.files.model.is_some();
-    found.causes.iter().any(|cause| asked || cause.model != Model::Any)
+    let unexplained = opinions.iter().any(|opinion| opinion.unexplained > 0);
+    unexplained || found.causes.iter().any(|cause| asked || !cause.is_only_allowed())
 }
 
 /// Tests the check before it is believed: it holds at the end without a loss, and fails if all is gone after a promise.

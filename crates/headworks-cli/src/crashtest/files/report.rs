@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use headworks::house::display_size;
 use headworks_core::escape_controls;
-use headworks_crash::{Model, Record};
+use headworks_crash::Record;
 
 use super::super::arguments::{CrashtestArgs, quoted};
 use super::super::junit::{self, Case};
 use super::causes::Cause;
 use super::explore::Found;
+use super::opinion::Opinion;
 
 /// Column at which the states of a cause begin.
 const COLUMN: usize = 70;
@@ -34,19 +35,19 @@ pub fn recorded(record: &Record, ran: Option<Duration>) -> String {
 pub fn report(
     options: &CrashtestArgs,
     record: &Record,
-    found: &Found,
+    (found, opinions): (&Found, &[Opinion]),
     file: Option<&Path>,
     check: &str,
     time: Duration,
 ) -> Result<(), String> {
     let again = |cause: &Cause| file.map(|file| again(options, cause, file, check));
     if options.json {
-        print_line!("{}", json(record, found, &again));
+        print_line!("{}", json(record, found, opinions, &again));
     } else {
-        print_text!("{}", text(found, &again));
+        print_text!("{}", text(found, opinions, &again));
     }
     if let Some(path) = &options.junit {
-        junit::write(path, &cases(options, found, &again), time.as_secs_f64())?;
+        junit::write(path, &cases(options, found, opinions, &again), time.as_secs_f64())?;
     }
     if std::env::var_os("GITHUB_ACTIONS").is_some() {
         found.causes.iter().for_each(|cause| error_line!("{}", annotation(cause)));
@@ -79,7 +80,7 @@ fn again(options: &CrashtestArgs, cause: &Cause, file: &Path, check: &str) -> St
     )
 }
 
-fn text(found: &Found, again: &dyn Fn(&Cause) -> Option<String>) -> String {
+fn text(found: &Found, opinions: &[Opinion], again: &dyn Fn(&Cause) -> Option<String>) -> String {
     let Found { states, distinct, broken, places, beyond, causes, .. } = found;
     let mut text = format!("{states} states at {} cuts, {distinct} distinct: ", places.0);
     text += &match (broken, causes.len()) {
@@ -103,16 +104,68 @@ fn text(found: &Found, again: &dyn Fn(&Cause) -> Option<String>) -> String {
     if found.timed_out {
         text += &format!("--time ended it, at {} of {} cuts\n", places.0, places.1);
     }
+    opinions.iter().for_each(|opinion| text += &opinion_text(opinion));
     let mut posix = false;
     for (number, cause) in (1..).zip(causes) {
-        if cause.model == Model::Any && !posix {
+        if cause.is_only_allowed() && !posix {
             posix = true;
             text += "not on ext4, XFS or btrfs, as far as tested; POSIX allows it:\n";
         }
         text += &cause_text(number, cause);
+        text += &shown_by(cause, opinions);
         if let Some(again) = again(cause) {
             text += &format!("     again: {again}\n");
         }
+    }
+    text
+}
+
+/// What a file system of the kernel left.
+fn opinion_text(opinion: &Opinion) -> String {
+    let Opinion { kind, kernel, cuts, states, members, unknown, strangers, broken, .. } = opinion;
+    let model = kind.model();
+    let mut text = format!(
+        "{kind} of Linux {kernel}: {cuts} cuts, {broken} broken; {states} states, {members} of them in {model}"
+    );
+    if *unknown > 0 {
+        text += &format!(", {unknown} cannot be told");
+    }
+    text += if opinion.timed_out { "; --time ended it\n" } else { "\n" };
+    if *strangers > 0 {
+        text += &format!(
+            "     {strangers} are not in {model}, which lacks something that {kind} does:\n"
+        );
+    }
+    if opinion.unexplained > 0 {
+        text += &format!(
+            "     {} broken cuts are among them, and have no cause here\n",
+            opinion.unexplained
+        );
+    }
+    for one in &opinion.described {
+        text += &format!("       {}\n", escape_controls(one));
+    }
+    text
+}
+
+/// Which file systems of the kernel showed a cause.
+fn shown_by(cause: &Cause, opinions: &[Opinion]) -> String {
+    let mut text = String::new();
+    for Opinion { kind, kernel, cuts, .. } in opinions {
+        text += &match cause.seen_on(kind.name()) {
+            _ if cause.within.is_some() => continue,
+            Some(seen) => {
+                let asked = match seen.undisturbed {
+                    0 => ", all with a write-back or commit that the program did not ask for",
+                    _ => "",
+                };
+                format!(
+                    "     confirmed by {kind} of Linux {kernel}: {} of {cuts} cuts{asked}\n",
+                    seen.cuts
+                )
+            }
+            None => format!("     not seen in {cuts} cuts of {kind} of Linux {kernel}\n"),
+        };
     }
     text
 }
@@ -141,6 +194,7 @@ fn cause_text(number: usize, cause: &Cause) -> String {
 fn json(
     record: &Record,
     found: &Found,
+    opinions: &[Opinion],
     again: &dyn Fn(&Cause) -> Option<String>,
 ) -> serde_json::Value {
     let counts = record.counts();
@@ -160,6 +214,7 @@ fn json(
                 "within": cause.within.as_ref().map(ToString::to_string),
                 "hash": format!("{:016x}", cause.hash),
                 "unasked": cause.unasked,
+                "confirmed": cause.seen.iter().map(|seen| serde_json::json!({ "fs": seen.kind, "cuts": seen.cuts, "undisturbed": seen.undisturbed })).collect::<Vec<_>>(),
                 "effects": effects.collect::<Vec<_>>(),
                 "again": again(cause),
             })
@@ -176,20 +231,39 @@ fn json(
         "beyond": found.beyond,
         "recoveries": found.recoveries.0,
         "timed_out": found.timed_out,
+        "fs": opinions.iter().map(opinion_json).collect::<Vec<_>>(),
         "causes": causes,
+    })
+}
+
+fn opinion_json(opinion: &Opinion) -> serde_json::Value {
+    serde_json::json!({
+        "fs": opinion.kind.name(),
+        "kernel": opinion.kernel,
+        "model": opinion.kind.model().name(),
+        "cuts": opinion.cuts,
+        "broken": opinion.broken,
+        "unexplained": opinion.unexplained,
+        "states": opinion.states,
+        "members": opinion.members,
+        "strangers": opinion.strangers,
+        "unknown": opinion.unknown,
+        "described": opinion.described,
+        "timed_out": opinion.timed_out,
     })
 }
 
 fn cases(
     options: &CrashtestArgs,
     found: &Found,
+    opinions: &[Opinion],
     again: &dyn Fn(&Cause) -> Option<String>,
 ) -> Vec<Case> {
     let asked = options.files.strict || options.files.model.is_some();
     let case = |cause: &Cause| {
-        let counts = asked || cause.model != Model::Any;
+        let counts = asked || !cause.is_only_allowed();
         let failure = format!("{}\n{}{}", cause.said, cause.why.join("\n"), cause.log);
-        let mut output = again(cause).unwrap_or_default();
+        let mut output = shown_by(cause, opinions) + &again(cause).unwrap_or_default();
         if !counts {
             output = format!("POSIX allows it: {failure}\n{output}");
         }
@@ -211,7 +285,7 @@ fn cases(
 
 #[cfg(test)]
 mod tests {
-    use headworks_crash::State;
+    use headworks_crash::{Model, State};
 
     use super::*;
 
@@ -228,6 +302,7 @@ mod tests {
             hash: 0,
             unasked: false,
             log: String::new(),
+            seen: Vec::new(),
         };
         assert_eq!(cause_text(1, &cause).matches('\n').count(), 2);
         for text in [cause_text(1, &cause).replace('\n', ""), annotation(&cause)] {
