@@ -167,12 +167,12 @@ fn problem_has_line_column_and_remedy() {
         (
             "[[export]]\nname = 'a'\nmem.size = 1\nwrap = [{}]",
             "f:4:9",
-            "one of delay, error, powercut in each",
+            "one of delay, error, powercut, model in each",
         ),
         (
             "[[export]]\nname = 'a'\nmem.size = 1\nwrap = [{ mem = {} }]",
             "f:4:11",
-            "it has delay, error, powercut",
+            "it has delay, error, powercut, model",
         ),
         (
             "[[export]]\nname = 'a'\nmem.size = 1\nwrap = [{delay.read=1},{delay.read='5m'}]",
