@@ -1,4 +1,4 @@
-//! `headworks-lab run receive-path`: requests through one connection of the server, for benches/receive-path.sh.
+//! `headworks-lab run receive-path`: requests through one connection of the server, for benches/counts.sh.
 //!
 //! Exit codes: 0 all requests were answered, 1 otherwise.
 

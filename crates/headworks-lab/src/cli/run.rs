@@ -69,7 +69,7 @@ pub enum Experiment {
     /// Cost of a call on cached blocks, in process and, with --beside, in the kernel
     Cached(cached::CachedArgs),
     /// Requests through one connection of the server and their replies back, without a shard: for counting instructions
-    /// (benches/receive-path.sh)
+    /// (benches/counts.sh)
     ReceivePath(receive_path::ReceivePathArgs),
     /// Searches for the parameters of the disk of seed-000
     #[command(name = "fit-hdd", hide = true)]
