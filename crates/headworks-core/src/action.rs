@@ -209,12 +209,16 @@ pub enum Action {
         first: u32,
         /// Number of ranges, at most [`REPLY_RANGES_MAX`].
         ranges: u16,
+        /// The wait times of the bio.
+        wait_times: WaitTimes,
     },
-    /// Returns a read without a buffer that is not wholly cached, or that waits for another operation: it can be submitted again
-    /// with a buffer.
+    /// Returns a read without a buffer whose data are not in the pool all at once, or would take too much of it: it can be
+    /// submitted again with a buffer.
     NeedsBuffer {
         /// The id of the bio, which is not in the shard any more.
         id: BioId,
+        /// What it waited for before it was returned.
+        wait_times: WaitTimes,
     },
     /// Sends a message to another shard.
     Send {

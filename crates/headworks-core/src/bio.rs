@@ -279,8 +279,8 @@ impl BioFlags {
     pub const DIRECT: Self = Self(64);
     /// Block status: the first extent is enough.
     pub const ONE_EXTENT: Self = Self(128);
-    /// Reads: the bio has no buffer. It is answered by [`crate::Action::ReplyFrames`] if all of it is cached, else returned by
-    /// [`crate::Action::NeedsBuffer`]. Block status has another meaning for the bit.
+    /// Reads: the bio has no buffer. Once all of it is cached it is answered by [`crate::Action::ReplyFrames`]; if it never is, all
+    /// at once, it is returned by [`crate::Action::NeedsBuffer`]. Block status has another meaning for the bit.
     pub const NO_BUFFER: Self = Self(128);
 }
 

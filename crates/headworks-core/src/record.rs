@@ -120,14 +120,16 @@ impl RunHash {
                 self.add(pair(unit, count));
                 self.add(entry.0);
             }
-            Action::ReplyFrames { id, first, ranges } => {
+            Action::ReplyFrames { id, first, ranges, wait_times } => {
                 self.add(15);
                 self.add_id(id);
                 self.add(pair(first, ranges.into()));
+                self.add(wait_times.word());
             }
-            Action::NeedsBuffer { id } => {
+            Action::NeedsBuffer { id, wait_times } => {
                 self.add(16);
                 self.add_id(id);
+                self.add(wait_times.word());
             }
             Action::Data { bio, len } => {
                 self.add(13);

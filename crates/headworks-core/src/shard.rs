@@ -291,7 +291,8 @@ impl Shard {
     #[cold]
     fn answer_uncached(&mut self, bio: &Bio) -> bool {
         if bio.has_no_buffer() {
-            self.pools.actions.list.push(Action::NeedsBuffer { id: bio.id });
+            let wait_times = WaitTimes::NONE;
+            self.pools.actions.list.push(Action::NeedsBuffer { id: bio.id, wait_times });
             return true;
         }
         if bio.op == Op::Prefetch {

@@ -101,11 +101,16 @@ impl WaitTimes {
         Self::NONE.plus(WaitKind::Limit, limit_ns).plus(WaitKind::Buffer, buffer_ns)
     }
 
-    /// Adds the waits of the front to those of the shard, which are of other kinds.
+    /// Adds the waits of the front to those of the shard. They are of other kinds, but for a bio that the shard had before and
+    /// returned: of a kind that it waited for both times the longer wait counts.
     #[inline]
     #[must_use]
-    pub const fn with_front(self, front: Self) -> Self {
-        Self(self.0 | front.0)
+    pub fn with_front(self, front: Self) -> Self {
+        if self.0 == 0 || front.0 == 0 {
+            return Self(self.0 | front.0);
+        }
+        let longer = |wait| (self.bucket(wait).max(front.bucket(wait)) as u64) << (8 * wait as u32);
+        Self(WaitKind::ALL.into_iter().fold(0, |all, wait| all | longer(wait)))
     }
 
     /// The word that is recorded and hashed.

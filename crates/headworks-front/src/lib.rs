@@ -11,10 +11,9 @@
 //! ```
 //!
 //! A connection's half of it is in two parts: `wire` has its bytes and their clocks, `intake` what has arrived and is not in the shard.
-//! `hot_list` has the connections that are tried every turn, `front_waits` what a request waited before its bio, `cache_guess` whether
-//! the next read is likely to be answered from the cache, `limits` what limits of bytes and I/Os a second stand before a shard.
+//! `hot_list` has the connections that are tried every turn, `front_waits` what a request waited before its bio, `limits` what
+//! limits of bytes and I/Os a second stand before a shard.
 
-pub mod cache_guess;
 pub mod front_waits;
 pub mod hot_list;
 pub mod intake;

@@ -911,12 +911,12 @@ unsafe impl ActionSink for ShardPort<'_> {
         self.env.reply(id, status, hole, stage, wait_times);
     }
 
-    fn reply_frames(&mut self, id: BioId, frames: &[Span]) {
-        self.env.reply_frames(id, frames);
+    fn reply_frames(&mut self, id: BioId, frames: &[Span], wait_times: WaitTimes) {
+        self.env.reply_frames(id, frames, wait_times);
     }
 
-    fn needs_buffer(&mut self, id: BioId) {
-        self.env.take_back(id);
+    fn needs_buffer(&mut self, id: BioId, wait_times: WaitTimes) {
+        self.env.take_back(id, wait_times);
     }
 
     fn before_change(&mut self, frames: Span) {

@@ -383,7 +383,7 @@ impl<C: Choices> Harness<C> {
                         CopyDirection::ToBuffer => buffer.copy_from_slice(&self.pool[at..at + len]),
                     }
                 }
-                Action::ReplyFrames { id, first, ranges: count } => {
+                Action::ReplyFrames { id, first, ranges: count, .. } => {
                     let buffer = &mut self.clients[id.connection as usize].buffer;
                     let mut done = 0;
                     for range in &ranges[first as usize..][..usize::from(count)] {
@@ -394,7 +394,7 @@ impl<C: Choices> Harness<C> {
                     self.from_frames += 1;
                     self.on_reply(id, Ok(()), false, ReplyStage::Final);
                 }
-                Action::NeedsBuffer { id } => {
+                Action::NeedsBuffer { id, .. } => {
                     let bio = self.clients[id.connection as usize].bio;
                     let bio = bio.expect("only bios in flight are returned");
                     assert!(bio.id == id && bio.op == Op::Read);

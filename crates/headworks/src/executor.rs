@@ -45,14 +45,14 @@ pub unsafe trait ActionSink {
         stage: ReplyStage,
         wait_times: WaitTimes,
     );
-    /// Completes a read without a buffer with the bytes of `frames`. The sink may keep the spans and read them until
-    /// [`ActionSink::before_change`] names some of their bytes.
-    fn reply_frames(&mut self, id: BioId, frames: &[Span]) {
-        let _ = frames;
+    /// Completes a read without a buffer with the bytes of `frames`, with the times that it waited. The sink may keep the spans and
+    /// read them until [`ActionSink::before_change`] names some of their bytes.
+    fn reply_frames(&mut self, id: BioId, frames: &[Span], wait_times: WaitTimes) {
+        let _ = (frames, wait_times);
         panic!("{id:?} was submitted without a buffer to a sink that sends nothing from frames");
     }
-    /// Takes back a read without a buffer that the cache cannot answer.
-    fn needs_buffer(&mut self, id: BioId) {
+    /// Takes back a read without a buffer that the cache cannot answer, with the times that it waited.
+    fn needs_buffer(&mut self, id: BioId, _: WaitTimes) {
         panic!("{id:?} was submitted without a buffer to a sink that sends nothing from frames");
     }
     /// Announces that bytes of the frames change after this call. By devices only to a sink with [`ActionSink::KEEPS_FRAMES`].
@@ -355,7 +355,7 @@ impl<L: ChangeLog> Executor<L> {
                 Action::Reply { id, status, hole, stage, wait_times } => {
                     sink.reply(id, status, hole, stage, wait_times);
                 }
-                Action::ReplyFrames { id, first, ranges } => {
+                Action::ReplyFrames { id, first, ranges, wait_times } => {
                     let frames = sink.frames();
                     self.reply.clear();
                     for range in actions.ranges_of(first, ranges) {
@@ -365,9 +365,9 @@ impl<L: ChangeLog> Executor<L> {
                         // They are read soon, most likely by the kernel, which fetches nothing ahead.
                         fetch(first.base());
                     }
-                    sink.reply_frames(id, &self.reply);
+                    sink.reply_frames(id, &self.reply, wait_times);
                 }
-                Action::NeedsBuffer { id } => sink.needs_buffer(id),
+                Action::NeedsBuffer { id, wait_times } => sink.needs_buffer(id, wait_times),
                 Action::Send { to, message } => {
                     if S::KEEPS_FRAMES
                         && let Message::Bio { bio, .. } = message

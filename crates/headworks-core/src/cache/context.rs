@@ -37,6 +37,12 @@ impl CallContext<'_> {
         let reply = Action::Reply { id, status, hole: false, stage, wait_times };
         self.actions.list.push(reply);
     }
+
+    /// Returns a read that needs a buffer.
+    pub(super) fn return_bio(&mut self, bio: &Bio, wait_times: WaitTimes) {
+        debug_assert!(bio.has_no_buffer(), "a bio with a buffer is answered");
+        self.actions.list.push(Action::NeedsBuffer { id: bio.id, wait_times });
+    }
 }
 
 /// The cache's timers on the shard's wheel, counted from its base; a writer's timer is `Writer` and its number.

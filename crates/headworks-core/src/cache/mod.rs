@@ -64,7 +64,7 @@ pub use stats::{CacheStats, TenantDirty};
 
 use std::ops::Range;
 
-use crate::action::{Action, FrameRange};
+use crate::action::FrameRange;
 use crate::bio::{Bio, BioFlags, ExportId, Op, TenantId, VolumeId};
 use crate::device_bio::{DeviceBio, DeviceCompletion};
 use crate::error::IoError;
@@ -73,6 +73,7 @@ use crate::options::{CacheOptions, ShardConfig, TenantMemory, WriteMode};
 use crate::shares::ShareChange;
 use crate::slab::NIL;
 use crate::time::Instant;
+use crate::wait_times::WaitTimes;
 use crate::writeback::{DirtyOptions, Throttle};
 use context::TimerKind;
 use flusher::Flushers;
@@ -165,9 +166,13 @@ impl Cache {
         state.needs_run |= direct || !matches!(bio.op, Op::Read | Op::Write);
         match bio.op {
             Op::Read if bio.has_no_buffer() => {
-                if direct || !steps::reply_from_frames(state, ctx, &bio) {
-                    ctx.actions.list.push(Action::NeedsBuffer { id: bio.id });
+                if !direct && steps::reply_from_frames(state, ctx, (&bio, 0), WaitTimes::NONE) {
+                    return;
                 }
+                if direct || !state.has_room_without_buffer(&bio) {
+                    return ctx.return_bio(&bio, WaitTimes::NONE);
+                }
+                self.begin(ctx, Operation { by, ..Operation::new(ctx.now, bio, OpStep::Read) });
             }
             Op::Flush if ignored => ctx.reply(&bio, Ok(()), ReplyStage::Final),
             Op::Flush => {
@@ -186,9 +191,7 @@ impl Cache {
                 self.begin(ctx, op);
             }
             Op::Read => {
-                let mut op = Operation::new(ctx.now, bio, OpStep::Read);
-                op.by = by;
-                self.begin(ctx, op);
+                self.begin(ctx, Operation { by, ..Operation::new(ctx.now, bio, OpStep::Read) });
             }
             Op::Write => self.begin_write(ctx, bio),
         }

@@ -12,10 +12,10 @@ use super::pool::{Eviction, Pool};
 use super::readahead::ReadAhead;
 use super::stats::CacheStats;
 use super::volumes::Volumes;
-use super::waiters::Waiters;
 use super::waiters::operation::{OpStep, Operation, WaitFor};
+use super::waiters::{Waiters, touched_blocks};
 use crate::action::Actions;
-use crate::bio::{DeviceId, ExportId, VolumeId};
+use crate::bio::{Bio, DeviceId, ExportId, VolumeId};
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::options::{CacheOptions, ShardConfig};
@@ -26,6 +26,9 @@ use crate::writeback::WriterId;
 
 /// Blocks of dirty credit that an operation asks for at once: 1 MiB.
 const CREDIT_STEP: u32 = 256;
+
+/// The reads without a buffer that wait may want this part of the pool.
+const WITHOUT_BUFFER_PART: u64 = 4;
 
 /// The owners of a cache's state.
 pub(super) struct CacheState {
@@ -164,12 +167,27 @@ impl CacheState {
         op: &mut Operation,
         status: Status,
     ) -> WaitFor {
+        let wait_times = self.end(ctx.now, op);
+        let stage = if op.answered { ReplyStage::Released } else { ReplyStage::Final };
+        ctx.reply_after(&op.bio, status, stage, wait_times);
+        WaitFor::Nothing
+    }
+
+    /// Ends an operation, whose answer follows: what it holds is free. Returns what it waited for.
+    pub fn end(&mut self, now: Instant, op: &mut Operation) -> WaitTimes {
         assert!(!op.locked, "a range is unlocked before its operation completes");
         self.release(op);
-        self.waiters.end_wait(ctx.now, op);
-        let stage = if op.answered { ReplyStage::Released } else { ReplyStage::Final };
-        ctx.reply_after(&op.bio, status, stage, self.waiters.wait_times(op));
-        WaitFor::Nothing
+        self.waiters.end_wait(now, op);
+        self.waiters.wait_times(op)
+    }
+
+    /// Whether the blocks of one more read without a buffer may be waited for: they are there all at once when it is answered, so
+    /// those of all such reads are a small part of the pool, or one would evict what another waits for.
+    #[inline]
+    pub fn has_room_without_buffer(&self, bio: &Bio) -> bool {
+        let (first, end) = touched_blocks(bio);
+        let wanted = end - first + self.waiters.blocks_without_buffer();
+        wanted <= u64::from(self.pool.limit()) / WITHOUT_BUFFER_PART
     }
 
     /// Returns the credit and the frame that an operation holds.

@@ -23,6 +23,14 @@ pub struct Answer {
     pub wait_times: WaitTimes,
 }
 
+/// An answer whose data are in the pool.
+pub struct FromFrames {
+    pub id: BioId,
+    pub bytes: u64,
+    pub ranges: usize,
+    pub wait_times: WaitTimes,
+}
+
 pub struct Harness {
     pub shard: Shard,
     pub now: u64,
@@ -35,8 +43,8 @@ pub struct Harness {
     /// Every write that the device got: time, volume, offset, bytes.
     pub writes: Vec<(u64, u16, u64, u32)>,
     /// Reads that were answered from frames, with their bytes and number of ranges; and reads that were returned.
-    pub from_frames: Vec<(BioId, u64, usize)>,
-    pub returned: Vec<BioId>,
+    pub from_frames: Vec<FromFrames>,
+    pub returned: Vec<(BioId, WaitTimes)>,
     /// Data that was reported without asking the device: the bio, and bytes.
     pub told: Vec<(BioId, u32)>,
     /// Blocks that the dirty table got, each with the byte from which its frame was filled with zeros to its end just before.
@@ -151,12 +159,17 @@ impl Harness {
                 Action::Reply { id, status, stage, wait_times, .. } => {
                     self.answers.push(Answer { id, status, stage, at: self.now, wait_times });
                 }
-                Action::ReplyFrames { id, first, ranges } => {
+                Action::ReplyFrames { id, first, ranges, wait_times } => {
                     let ranges = self.shard.actions().ranges_of(first, ranges);
                     let bytes = ranges.iter().map(|range| u64::from(range.len)).sum();
-                    self.from_frames.push((id, bytes, ranges.len()));
+                    self.from_frames.push(FromFrames {
+                        id,
+                        bytes,
+                        ranges: ranges.len(),
+                        wait_times,
+                    });
                 }
-                Action::NeedsBuffer { id } => self.returned.push(id),
+                Action::NeedsBuffer { id, wait_times } => self.returned.push((id, wait_times)),
                 Action::Data { bio, len } => self.told.push((bio, len)),
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Release { at, len } => self.released.push((at, len)),

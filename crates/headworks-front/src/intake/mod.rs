@@ -18,7 +18,6 @@ use headworks::house::Pool;
 use headworks_core::limits::{LimitDirection, LimitedIo};
 use headworks_nbd::transmission::RequestParser;
 
-use crate::cache_guess::CacheGuess;
 use crate::memory::{MemoryLimits, Wanted, Wants};
 use crate::request::{FrontRequest, Origin, WaitsFor};
 use crate::split_writes::SplitWrites;
@@ -39,8 +38,6 @@ pub struct Intake {
     splits: SplitWrites,
     /// Bytes of buffers of requests.
     block_bytes: usize,
-    /// Whether the next read is likely to be cached.
-    guess: CacheGuess,
     /// The last write had a large payload.
     large: bool,
     /// The last payload came quickly.
@@ -67,7 +64,6 @@ impl Default for Intake {
             stopped_by: WaitsFor::Nothing,
             splits: SplitWrites::default(),
             block_bytes: 0,
-            guess: CacheGuess::default(),
             large: false,
             quick: true,
             refuses: false,
@@ -185,12 +181,6 @@ impl Intake {
     #[inline]
     pub fn set_refuses(&mut self, refuses: bool) {
         self.refuses = refuses;
-    }
-
-    /// Whether the next read is likely to be cached.
-    #[inline]
-    pub fn guess_mut(&mut self) -> &mut CacheGuess {
-        &mut self.guess
     }
 
     /// The writes of which pieces are in the shard.

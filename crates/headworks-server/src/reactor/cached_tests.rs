@@ -104,16 +104,31 @@ fn read_of_memory_without_a_cache_waits_for_a_buffer() {
     assert_eq!(harness.buffer_stats().taken, 0);
 }
 
-/// A read that is not cached waits until there is a buffer, and so does what its client sends behind it; another client's cached
-/// reads do not.
+/// What is not cached is answered from the frames that the device fills.
 #[test]
-fn read_that_is_not_cached_waits_for_a_buffer() {
+fn read_that_is_not_cached_needs_no_buffer() {
     let mut harness = harness(None, FRAMES);
+    let mut client = Client::new(&mut harness, None);
+    let buffers = use_up(&mut harness);
+    for len in [MIB, 4096, 3 * MIB] {
+        read(&mut harness, &mut client, len);
+    }
+    let stats = harness.buffer_stats();
+    assert_eq!((stats.waits, stats.taken), (0, POOL));
+    let pool = &mut harness.reactor.parts.io.pool;
+    buffers.into_iter().for_each(|buffer| pool.put(buffer));
+}
+
+/// A read that is not cached and wants more than a part of the cache waits until there is a buffer, and so does what its client sends
+/// behind it; another client's reads do not.
+#[test]
+fn read_larger_than_a_part_of_the_cache_waits_for_a_buffer() {
+    let mut harness = harness(None, FRAMES / 4);
     let mut client = Client::new(&mut harness, None);
     client.write(&mut harness, 0, MIB);
     let mut other = Client::new(&mut harness, None);
     let buffers = use_up(&mut harness);
-    client.reads_within(3, MIB, DEVICE);
+    client.reads_within(3, 2 * MIB, DEVICE);
     for _ in 0..100 {
         harness.round();
         client.take();
@@ -122,7 +137,7 @@ fn read_that_is_not_cached_waits_for_a_buffer() {
     assert_eq!((client.got, harness.buffer_stats().waiting), (0, 1));
     let pool = &mut harness.reactor.parts.io.pool;
     buffers.into_iter().for_each(|buffer| pool.put(buffer));
-    let whole = 3 * (SIMPLE_REPLY_BYTES + MIB as usize);
+    let whole = 3 * (SIMPLE_REPLY_BYTES + 2 * MIB as usize);
     for _ in 0..10_000 {
         harness.round();
         client.take();

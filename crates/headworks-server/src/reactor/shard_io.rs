@@ -365,12 +365,12 @@ unsafe impl ActionSink for ShardIo {
         }
     }
 
-    fn reply_frames(&mut self, id: BioId, frames: &[Span]) {
+    fn reply_frames(&mut self, id: BioId, frames: &[Span], wait_times: WaitTimes) {
         let Some(slot) = self.slot_of(id) else { return };
         let now = self.now;
         let Some((connection, _)) = self.connection(slot) else { return };
         if let Some(answered) = connection.reply_frames(now, id.sequence, frames) {
-            let wait_times = answered.front;
+            let wait_times = wait_times.with_front(answered.front);
             connection.count(&answered, wait_times);
             self.latency.record(now, (id.export, id.connection), &answered, wait_times);
         }
@@ -383,10 +383,11 @@ unsafe impl ActionSink for ShardIo {
         self.list(slot);
     }
 
-    fn needs_buffer(&mut self, id: BioId) {
+    fn needs_buffer(&mut self, id: BioId, wait_times: WaitTimes) {
         let Some(slot) = self.slot_of(id) else { return };
+        let now = self.now;
         if let Some((connection, _)) = self.connection(slot) {
-            connection.needs_buffer(id.sequence);
+            connection.needs_buffer(now, (id.sequence, wait_times));
             if self.returned.last() != Some(&slot) {
                 self.returned.push(slot);
             }

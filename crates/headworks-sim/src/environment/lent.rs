@@ -70,7 +70,7 @@ impl Environment {
     }
 
     /// Answers a read from frames: its bytes go where the checks expect them, and the frames are watched.
-    pub(super) fn reply_frames(&mut self, id: BioId, frames: &[Span]) {
+    pub(super) fn reply_frames(&mut self, id: BioId, frames: &[Span], wait_times: WaitTimes) {
         let index = self.index(id.connection);
         let Some(slot) = self.connections[index].slot(id) else {
             return self.fail(violation(ONCE, format!("{id:?} is not in flight")));
@@ -81,6 +81,9 @@ impl Environment {
             return self.fail(violation(ONCE, format!("{len} bytes for {bio:?}")));
         }
         self.coverage.hit(Point::ReplyFromFrames);
+        if !wait_times.is_none() {
+            self.coverage.hit(Point::ReplyFromFills);
+        }
         let buffer = self.connections[index].buffers.bytes_mut(slot, len);
         let mut done = 0;
         for span in frames {
@@ -94,17 +97,21 @@ impl Environment {
             let oldest = self.lent.ranges.pop_front().expect("there are many");
             self.check_lent(&oldest);
         }
-        self.reply(id, Ok(()), false, ReplyStage::Final, WaitTimes::NONE);
+        self.reply(id, Ok(()), false, ReplyStage::Final, wait_times);
     }
 
-    /// Takes a read back that needs a buffer.
-    pub(super) fn take_back(&mut self, id: BioId) {
+    /// Takes a read back that needs a buffer, and that may have waited before.
+    pub(super) fn take_back(&mut self, id: BioId, wait_times: WaitTimes) {
         let index = self.index(id.connection);
         let Some(slot) = self.connections[index].slot(id) else {
             return self.fail(violation(ONCE, format!("{id:?} is not in flight")));
         };
         let bio = self.connections[index].slots[slot].bio;
-        self.coverage.hit(Point::ReadReturned);
+        let point = match wait_times.is_none() {
+            true => Point::ReadReturned,
+            false => Point::ReadReturnedLate,
+        };
+        self.coverage.hit(point);
         self.lent.returned.push(bio);
     }
 

@@ -3,6 +3,7 @@
 //! A step continues an operation from its cursor and returns what it waits for next; [`WaitFor::Nothing`] when it has completed.
 //! `slot` is `NIL` while the operation has none: most operations complete in their first step and never need one.
 
+mod cached;
 mod fill;
 pub(super) mod flush;
 mod from_frames;

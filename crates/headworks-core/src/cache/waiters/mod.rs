@@ -26,6 +26,8 @@ pub(in crate::cache) struct Waiters {
     records: Vec<WaitRecorder>,
     lists: WaitLists,
     ranges: RangeLocks,
+    /// Blocks of the operations whose bios have no buffer.
+    without_buffer: u64,
     /// Waits begun: for a frame or bio, credit, a pause, a shadow frame, a range, a folio.
     wait_counts: [u64; 6],
 }
@@ -43,6 +45,7 @@ impl Waiters {
             records: vec![WaitRecorder::default(); bios as usize],
             lists: WaitLists::new(devices, writers, volumes, accounts),
             ranges: RangeLocks::new(bios),
+            without_buffer: 0,
             wait_counts: [0; 6],
         }
     }
@@ -74,7 +77,14 @@ impl Waiters {
     pub fn add(&mut self, op: &Operation) -> Option<u32> {
         let slot = self.ops.try_take()?;
         self.ops[slot] = op.clone();
+        self.without_buffer += blocks_without_buffer(op);
         Some(slot)
+    }
+
+    /// Returns the number of blocks that the bios without a buffer read, which are wanted all at once.
+    #[inline]
+    pub fn blocks_without_buffer(&self) -> u64 {
+        self.without_buffer
     }
 
     /// Takes an operation out of its slot to step it; [`Waiters::put_back`] or [`Waiters::remove`] follows.
@@ -95,6 +105,7 @@ impl Waiters {
             op.credit == 0 && op.paid == 0 && op.frame.0 == NIL && !op.locked,
             "it holds nothing"
         );
+        self.without_buffer -= blocks_without_buffer(&op);
         self.put_back(slot, op);
         self.ops.put(slot);
     }
@@ -288,4 +299,13 @@ impl Waiters {
             }
         }
     }
+}
+
+/// Returns the number of blocks that an operation wants all at once, as its bio has no buffer.
+fn blocks_without_buffer(op: &Operation) -> u64 {
+    if !op.bio.has_no_buffer() {
+        return 0;
+    }
+    let (first, end) = touched_blocks(&op.bio);
+    end - first
 }

@@ -160,7 +160,7 @@ fn limit(
     Some(io.direction)
 }
 
-/// The memory of a request: none for one that has no data, and for a read that is likely to be answered from lent memory.
+/// The memory of a request: none for one that has no data, and for a read that the cache may answer from its frames.
 #[inline]
 fn memory_for(
     request: &Request,
@@ -171,19 +171,11 @@ fn memory_for(
     let op = request.op();
     let from_cache = op == Op::Read && origin == Origin::Client && shares.from_cache;
     intake.set_large(op == Op::Write && request.len as usize >= LARGE_PAYLOAD);
-    if from_cache && intake.guess_mut().expects_hit() {
-        return Memory::None;
-    }
     let len = op.buffer_len(request.len) as usize;
-    if len == 0 {
+    if from_cache || len == 0 {
         return Memory::None;
     }
-    match take_block(len, op == Op::Read, wire, intake, shares) {
-        Some(block) => Memory::Block(block),
-        // It needs none if it is cached; otherwise it comes back and waits for one.
-        None if from_cache => Memory::None,
-        None => Memory::Short,
-    }
+    take_block(len, op == Op::Read, wire, intake, shares).map_or(Memory::Short, Memory::Block)
 }
 
 /// Takes a block of the pool, if the connection may.

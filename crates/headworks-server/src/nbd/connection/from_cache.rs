@@ -1,18 +1,15 @@
 //! Reads that are answered from the frames of the page cache.
 //!
-//! A read that is likely to be cached is submitted without a buffer, and so is any other read of a cached volume if no buffer is
-//! free. The cache answers it from its frames, or returns it: then it is submitted again with a buffer, in the same turn or as
-//! soon as there is one, before anything else is received.
+//! A read of a cached volume is submitted without a buffer. The cache answers it from its frames, at once or when its blocks have come
+//! from the device; where they cannot be there all at once it returns the read, which is submitted again with a buffer, as soon as there
+//! is one, before anything else is received.
 //!
 //! ```text
-//!   read --likely, or no buffer is free--> bio without buffer --cached--> lent frames in the send queue
-//!     |                                          `--returned--> the list of waiting requests --.
-//!     `------------------- with a buffer ------------------------------------------------> bio
+//!   read ---> bio without buffer ---its blocks are there---> lent frames in the send queue
+//!                        `--returned--> the list of waiting requests --> bio with a buffer
 //! ```
-//!
-//! A bio without a buffer is answered or returned in the turn in which it is submitted.
 
-use headworks_core::{Instant, WaitKind};
+use headworks_core::{Instant, WaitKind, WaitTimes};
 
 use super::Connection;
 use super::session::Session;
@@ -33,10 +30,9 @@ pub(super) fn reply_frames(
     sequence: u64,
     frames: &[Span],
 ) -> Option<CompletedRequest> {
-    let Connection { wire, intake, session } = connection;
+    let Connection { wire, session, .. } = connection;
     let in_flight = session.take(sequence)?;
     assert!(in_flight.buffer.is_none(), "a read with a buffer is copied");
-    intake.guess_mut().note_hit();
     if !session.is_dead() {
         let InFlight { cookie, offset, len, .. } = in_flight;
         let form = session.form();
@@ -47,17 +43,22 @@ pub(super) fn reply_frames(
 }
 
 /// Takes back a read that the cache cannot answer: it needs a buffer.
-pub(super) fn needs_buffer(intake: &mut Intake, session: &mut Session, sequence: u64) {
+pub(super) fn needs_buffer(
+    intake: &mut Intake,
+    session: &mut Session,
+    now: Instant,
+    (sequence, wait_times): (u64, WaitTimes),
+) {
     let Some(in_flight) = session.take(sequence) else { return };
-    intake.guess_mut().note_miss();
     if session.is_dead() {
         return;
     }
     let InFlight { cookie, offset, len, since, front, .. } = in_flight;
     let (command, flags) = (Command::Read, CommandFlags::NONE);
-    // It was returned in the turn of its arrival, so what it has waited, but for limits, was for the buffer.
-    let limit_ns = front.at_most(WaitKind::Limit);
+    // It has not waited for a buffer yet.
+    let limit_ns = front.at_most(WaitKind::Limit).min(now.since(since));
     let request = Request { cookie, offset, len, command, flags };
-    let before = FrontWaits::for_limits(limit_ns);
-    intake.waiting_mut().push(FrontRequest::again(request, before, since.after(limit_ns)));
+    let shard_ns = now.since(since) - limit_ns;
+    let before = FrontWaits::for_limits(limit_ns).and_shard(shard_ns, wait_times);
+    intake.waiting_mut().push(FrontRequest::again(request, before, now));
 }

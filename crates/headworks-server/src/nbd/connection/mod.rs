@@ -568,8 +568,8 @@ impl Connection {
     }
 
     /// Takes back a read that the cache cannot answer: it needs a buffer.
-    pub fn needs_buffer(&mut self, sequence: u64) {
-        from_cache::needs_buffer(&mut self.intake, &mut self.session, sequence);
+    pub fn needs_buffer(&mut self, now: Instant, returned: (u64, WaitTimes)) {
+        from_cache::needs_buffer(&mut self.intake, &mut self.session, now, returned);
     }
 
     // What is sent.
