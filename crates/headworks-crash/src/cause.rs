@@ -105,8 +105,9 @@ impl<'a> Explainer<'a> {
                     let step = writes[writes.len() - *choice as usize];
                     steps.entry(step).or_default().push(*block);
                 }
-                Axis::Size { disk, node, size } => {
-                    sizes.push(self.size(*disk, *node, *size, place))
+                Axis::Size { disk, node, sizes: kept } => {
+                    let (_, size) = kept[kept.len() - *choice as usize];
+                    sizes.push(self.size(*disk, *node, size, place));
                 }
             }
         }
@@ -132,8 +133,9 @@ impl<'a> Explainer<'a> {
                 Axis::Single(step) => {
                     steps.insert(*step);
                 }
-                Axis::Size { disk, node, size } => {
-                    all.insert(self.size(*disk, *node, *size, place).in_general());
+                Axis::Size { disk, node, sizes } => {
+                    let (_, size) = sizes[sizes.len() - *choice as usize];
+                    all.insert(self.size(*disk, *node, size, place).in_general());
                 }
             }
         }

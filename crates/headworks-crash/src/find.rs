@@ -82,17 +82,16 @@ impl Walk<'_> {
                 }
                 assigned.push(fitting);
             }
-            // The whole length with the fewest losses, else the length that follows the bytes: as much as fits into it.
+            // The length that follows the bytes, with the fewest losses; one that is kept without them; the longest of bytes that fit into it.
             let fewest: Vec<u32> = assigned.iter().map(|fitting| fewest(fitting)).collect();
             let longest: Vec<u32> =
                 assigned.iter().map(|fitting| longest(fitting, length)).collect();
-            let ways = [(&fewest, 0), (&fewest, 1), (&longest, 0)];
-            let fits = ways.into_iter().any(|(way, keeps_size)| {
+            let kept = size.and_then(|at| self.size_choice(at, length));
+            let ways = [(&fewest, None), (&fewest, kept), (&longest, None), (&longest, kept)];
+            let fits = ways.into_iter().any(|(way, kept)| {
                 blocks.iter().zip(way).for_each(|(at, choice)| choices[*at] = *choice);
-                match size {
-                    Some(size) => choices[size] = keeps_size,
-                    None if keeps_size == 1 => return false,
-                    None => {}
+                if let Some(size) = size {
+                    choices[size] = kept.unwrap_or(0);
                 }
                 let tree = &self.trees(&choices)[usize::from(disk)];
                 tree.content(node).is_ok_and(|content| content.size() == length)
@@ -124,6 +123,12 @@ impl Walk<'_> {
             }
             _ => false,
         }
+    }
+
+    /// The choice that keeps this length.
+    fn size_choice(&self, at: usize, length: u64) -> Option<u32> {
+        let Axis::Size { sizes, .. } = &self.axes()[at] else { return None };
+        sizes.iter().rev().position(|(_, size)| *size == length).map(|back| back as u32 + 1)
     }
 
     /// Whether a block has the bytes that were seen. The file has the same name in both, which `whole` knows.

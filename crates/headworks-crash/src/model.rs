@@ -3,9 +3,9 @@
 //! | | `Journal`: ext4, XFS | `LogTree`: btrfs, f2fs | `Any`: what POSIX allows |
 //! |---|---|---|---|
 //! | bytes | each block by itself is one of the versions that it had in memory since its last sync: the last few writes that touched it are lost | same | same |
-//! | the length | follows the last byte that is kept, or is whole though bytes are lost, which then read as zeros | same | same |
+//! | the length | follows the last byte that is kept; or is one that it had, or the end of a block of a write, though bytes before it are lost and read as zeros | same | same |
 //! | names (atomic, always) | one sequence: a prefix is kept | a prefix, and what was synced apart | each by itself |
-//! | truncate, punch | part of the sequence | same | each by itself |
+//! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes, and may be there before | same | each by itself |
 //! | fsync of a file | its bytes; if its name or length is pending the sequence up to there | its bytes and names, and the directories above | its bytes, not its name |
 //! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above | its own changes |
 //! | syncfs | all | all | all |
@@ -13,10 +13,12 @@
 //! `Pending` takes the steps of a record one by one. `axes` are the degrees of freedom of a cut: a state chooses a number on each, 0 for
 //! nothing lost, and every choice is legal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
+use crate::content::PAGE;
 use crate::record::{Action, Change, Record};
 use crate::tree::Tree;
 
@@ -76,17 +78,17 @@ pub enum Axis {
         node: u64,
         /// Number of the block in the file.
         block: u64,
-        /// The writes that touched it, as indices of steps.
+        /// The writes that touched it, as indices of steps; truncations and holes that cut it write zeros.
         writes: Vec<usize>,
     },
-    /// The length of a file is kept though bytes at its end are lost.
+    /// The length of a file is kept though bytes at its end are lost: choice `n` keeps the last length but `n - 1`.
     Size {
         /// Index of the disk.
         disk: u8,
         /// Number of the file.
         node: u64,
-        /// The length in bytes that is kept.
-        size: u64,
+        /// The lengths in bytes that may be kept, each with the write that gave it, in order.
+        sizes: Vec<(usize, u64)>,
     },
 }
 
@@ -96,7 +98,8 @@ impl Axis {
     pub fn most(&self) -> u32 {
         match self {
             Self::Sequence(steps) | Self::Block { writes: steps, .. } => steps.len() as u32,
-            Self::Single(_) | Self::Size { .. } => 1,
+            Self::Single(_) => 1,
+            Self::Size { sizes, .. } => sizes.len() as u32,
         }
     }
 
@@ -129,6 +132,8 @@ struct PendingFile {
     first: usize,
     /// The last one that made the file longer.
     grown: Option<usize>,
+    /// Lengths that the file got by writes, and ends of their blocks: ext4 keeps a length once its block has a place, with the bytes or without.
+    sizes: BTreeSet<(usize, u64)>,
 }
 
 impl Pending {
@@ -147,20 +152,25 @@ impl Pending {
         }
         match action {
             Action::Write { node, offset, data, grown, .. } if !data.is_empty() => {
-                let last = (offset + data.len() as u64 - 1) / self.block;
-                let file = self
-                    .files
-                    .entry((*disk, *node))
-                    .or_insert_with(|| PendingFile { first: index, ..PendingFile::default() });
-                for block in offset / self.block..=last {
-                    file.blocks.entry(block).or_default().push(index);
+                let end = offset + data.len() as u64;
+                let block = self.block;
+                let file = self.touch((*disk, *node), index, *offset..end);
+                if *grown {
+                    file.grown = Some(index);
+                    let ends = offset / block + 1..=(end - 1) / block;
+                    file.sizes.extend(ends.map(|number| (index, number * block)));
+                    file.sizes.insert((index, end));
                 }
-                file.grown = if *grown { Some(index) } else { file.grown };
             }
-            Action::Truncate { .. } | Action::Punch { .. } if self.model == Model::Any => {
-                self.singles.push((index, *disk));
+            Action::Truncate { node, .. } | Action::Punch { node, .. } => {
+                for zeroed in zeroed(action).into_iter().flatten() {
+                    self.touch((*disk, *node), index, zeroed);
+                }
+                match self.model {
+                    Model::Any => self.singles.push((index, *disk)),
+                    _ => self.names.push((index, *disk)),
+                }
             }
-            Action::Truncate { .. } | Action::Punch { .. } => self.names.push((index, *disk)),
             action if action.is_name() => self.names.push((index, *disk)),
             Action::Sync { node, .. } => self.sync(record, *disk, *node),
             Action::SyncDirectory { node } => self.sync_directory(record, *disk, *node),
@@ -215,12 +225,23 @@ impl Pending {
                 writes: writes.clone(),
             }));
             if file.grown.is_some() {
-                let size =
-                    trees[usize::from(*disk)].content(*node).map_or(0, |content| content.size());
-                axes.push(Axis::Size { disk: *disk, node: *node, size });
+                let sizes = file.sizes.iter().copied().collect();
+                axes.push(Axis::Size { disk: *disk, node: *node, sizes });
             }
         }
         axes
+    }
+
+    /// Adds a version to the blocks of a range, which is not empty.
+    fn touch(&mut self, file: (u8, u64), index: usize, range: Range<u64>) -> &mut PendingFile {
+        let file = self
+            .files
+            .entry(file)
+            .or_insert_with(|| PendingFile { first: index, ..PendingFile::default() });
+        for block in range.start / self.block..=(range.end - 1) / self.block {
+            file.blocks.entry(block).or_default().push(index);
+        }
+        file
     }
 
     fn sync(&mut self, record: &Record, disk: u8, node: u64) {
@@ -284,6 +305,21 @@ impl Pending {
                 !own
             });
         }
+    }
+}
+
+/// The parts of pages that a truncation or a hole makes zeros; whole pages are taken from the file.
+pub(crate) fn zeroed(action: &Action) -> [Option<Range<u64>>; 2] {
+    let part = |range: Range<u64>| (range.start < range.end).then_some(range);
+    match action {
+        Action::Truncate { size, .. } => [part(*size..size.next_multiple_of(PAGE)), None],
+        Action::Punch { offset, length, .. } => {
+            let end = offset.saturating_add(*length);
+            let head = *offset..end.min(offset.next_multiple_of(PAGE));
+            let tail = (end - end % PAGE).max(head.end)..end;
+            [part(head), part(tail)]
+        }
+        _ => [None, None],
     }
 }
 

@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::hash;
-use crate::model::{Axis, Model, Pending};
+use crate::model::{Axis, Model, Pending, zeroed};
 use crate::record::{Action, Change, Record};
 use crate::tree::Tree;
 
@@ -188,17 +188,19 @@ impl<'a> Walk<'a> {
                 Action::Make { node, parent, new, .. } if losses.steps.contains(&index) => {
                     tree.replay_make(*node, *parent, None, new);
                 }
-                _ if losses.steps.contains(&index) => {}
+                _ if losses.steps.contains(&index) => self.zero(&losses, index, tree),
                 Action::Write { node, offset, data, .. } => {
                     self.write(&losses, index, (*disk, *node), *offset, data, tree);
+                    if let Some((step, size)) = losses.sizes.get(&(*disk, *node))
+                        && *step == index
+                    {
+                        tree.replay_content(*node, |content| {
+                            content.truncate((*size).max(content.size()));
+                        });
+                    }
                 }
                 _ => action.replay(tree),
             }
-        }
-        for (disk, node, size) in losses.sizes {
-            trees[usize::from(disk)].replay_content(node, |content| {
-                content.truncate(size.max(content.size()));
-            });
         }
         trees
     }
@@ -210,6 +212,21 @@ impl<'a> Walk<'a> {
             self.record.changes[..self.place].iter().rposition(|change| change.line().is_some());
         let lines = lines.map_or(0, |last| last as u64 + 1);
         trees.iter().fold(lines, |state, tree| hash::pair(state, tree.hash()))
+    }
+
+    /// Writes the zeros of a truncation or a hole that was lost, in the blocks that keep them.
+    fn zero(&self, losses: &Losses, index: usize, tree: &mut Tree) {
+        let Change { disk, action } = &self.record.changes[index];
+        for range in zeroed(action).into_iter().flatten() {
+            for block in range.start / self.block..=(range.end - 1) / self.block {
+                let lost = losses.blocks.get(&(*disk, action.node(), block));
+                if lost.is_none_or(|first| index < *first) {
+                    let from = range.start.max(block * self.block);
+                    let to = range.end.min((block + 1) * self.block);
+                    tree.replay_content(action.node(), |content| content.punch(from, to - from));
+                }
+            }
+        }
     }
 
     /// Writes the blocks of a write that are kept.
@@ -242,14 +259,15 @@ struct Losses {
     steps: std::collections::HashSet<usize>,
     /// By block: the first write that is lost there.
     blocks: HashMap<(u8, u64, u64), usize>,
-    sizes: Vec<(u8, u64, u64)>,
+    /// By file: the write whose length is kept, and that length.
+    sizes: HashMap<(u8, u64), (usize, u64)>,
 }
 
 impl Losses {
     fn new(axes: &[Axis], choices: &[u32]) -> Self {
         assert_eq!(axes.len(), choices.len(), "a choice for each axis");
         let mut losses =
-            Self { steps: Default::default(), blocks: HashMap::new(), sizes: Vec::new() };
+            Self { steps: Default::default(), blocks: HashMap::new(), sizes: HashMap::new() };
         for (axis, choice) in axes.iter().zip(choices).filter(|(_, choice)| **choice > 0) {
             assert!(*choice <= axis.most(), "a choice that the axis has");
             match axis {
@@ -261,7 +279,9 @@ impl Losses {
                     let first = writes[writes.len() - *choice as usize];
                     losses.blocks.insert((*disk, *node, *block), first);
                 }
-                Axis::Size { disk, node, size } => losses.sizes.push((*disk, *node, *size)),
+                Axis::Size { disk, node, sizes } => {
+                    losses.sizes.insert((*disk, *node), sizes[sizes.len() - *choice as usize]);
+                }
             }
         }
         losses
