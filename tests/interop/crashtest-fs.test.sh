@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # matrix: once
 # lock: host
-# seconds: 40
+# seconds: 70
 # `headworks crashtest --fs`: file systems of this kernel, on disks whose power is cut, confirm the causes that the models found.
 . "$(dirname "$0")/lib.sh"
 
@@ -44,6 +44,7 @@ for kind in ext4 xfs btrfs; do
     fi
     tried=$kind
     check "$kind confirms that a rename without a synced directory is lost" confirms $kind
+    check "$kind leaves no state that its model lacks, four random programs" "$PYTHON" -S "$HERE/crashtest/sound.py" run "$HEADWORKS" $kind 1 4 20
     check "$kind shows nothing against a rename with both syncs" clears $kind
     check "$kind keeps the name of a synced file, which POSIX need not" does_not_show $kind
 done

@@ -84,8 +84,13 @@ impl<'a> Stand<'a> {
         let mut images = Vec::new();
         let mut paths = Vec::new();
         for (name, path) in &disks.paths {
-            let point = self.place.mount_point(&format!("{}-{name}", self.kind))?;
-            let image = self.kind.mount(&path.join(IMAGE), &point)?;
+            let image = path.join(IMAGE);
+            let mount = || {
+                let point = self.place.mount_point(&format!("{}-{name}", self.kind))?;
+                self.kind.mount(&image, &point)
+            };
+            // Loop devices are everybody's: another program may take the one that was free.
+            let image = mount().or_else(|_| mount())?;
             paths.push((name.clone(), image.point().join(FILES)));
             images.push(image);
         }
