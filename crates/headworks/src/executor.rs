@@ -250,13 +250,14 @@ impl<L: ChangeLog> Executor<L> {
         let mut whole = (BioId::default(), 0);
         for (index, action) in actions.list.iter().enumerate() {
             match *action {
-                Action::Submit(submit) => {
+                // By reference: it is large, and a copy would be made of it.
+                Action::Submit(ref submit) => {
                     if batch_of != Some(submit.device) {
                         self.submit(now, batch_of, disk, inputs);
                         batch_of = Some(submit.device);
                     }
                     let first_span = self.spans.len() as u32;
-                    for segment in actions.segments_of(&submit) {
+                    for segment in actions.segments_of(submit) {
                         if S::KEEPS_FRAMES && submit.op == Op::Read {
                             announce_fill(sink, segment.bio, (segment.offset, segment.len));
                         }
