@@ -48,7 +48,9 @@ impl Access {
     /// Finds the first way that works, by a mount on `trial`, an empty directory. Called before the process starts threads.
     pub fn find(trial: &Path) -> Result<Self, NoAccess> {
         let works = |way: Way| Self { way }.mount(trial, "headworks-trial").map(|_| Self { way });
-        let root = match private_namespace(false).and_then(|()| works(Way::Root)) {
+        let private = private_namespace(false);
+        let may_mount = private.is_ok();
+        let root = match private.and_then(|()| works(Way::Root)) {
             Ok(access) => return Ok(access),
             Err(error) => error,
         };
@@ -56,10 +58,12 @@ impl Access {
             Ok(access) => return Ok(access),
             Err(error) => error,
         };
-        match private_namespace(true).and_then(|()| works(Way::UserNamespace)) {
-            Ok(access) => Ok(access),
-            Err(namespace) => Err(NoAccess { root, fusermount, namespace }),
-        }
+        // Who may mount lacks FUSE and no right, and would lose rights to devices inside a user namespace.
+        let namespace = match may_mount {
+            true => Err(io::Error::other("it would not help root")),
+            false => private_namespace(true).and_then(|()| works(Way::UserNamespace)),
+        };
+        namespace.map_err(|namespace| NoAccess { root, fusermount, namespace })
     }
 
     /// The way that was found.
