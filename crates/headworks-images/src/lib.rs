@@ -29,5 +29,8 @@ pub use overlay::{
     OverlayParts, OverlayProgress, OverlaySnapshot, REMOTE_BASE, ResetOptions, is_overlay,
 };
 pub use partial::{PartialDevice, PartialImage, WholeBlocks};
-pub use powercut::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
+pub use powercut::{
+    DiskChange, DiskLog, DiskLogReader, Fates, PowercutDevice, PowercutEnd, PowercutLog,
+    PowercutOptions, PowercutReport,
+};
 pub use probability::Probability;

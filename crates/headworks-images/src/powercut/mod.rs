@@ -17,6 +17,7 @@
 //! commands with the same seed have the same end.
 
 mod held;
+mod log;
 
 use std::collections::VecDeque;
 
@@ -32,6 +33,7 @@ use crate::probability::Probability;
 use headworks::driver::{DiskDone, Span};
 
 pub use held::Fates;
+pub use log::{DiskChange, DiskLog, DiskLogReader};
 
 /// Commands that wait for a job; the largest `queue_depth` there is.
 const WAITING_MAX: usize = 4096;
@@ -84,6 +86,9 @@ pub struct PowercutReport {
     pub cut: Option<Fates>,
 }
 
+/// Is told each write and flush before it is answered, in the order in which the disk takes them.
+pub type PowercutLog = Box<dyn FnMut(DiskChange<'_>) + Send>;
+
 /// Is told how the disk ended: at the cut, or when a device that was used is dropped.
 pub type PowercutEnd = Box<dyn FnMut(&PowercutReport) + Send>;
 
@@ -94,6 +99,7 @@ pub struct PowercutDevice {
     /// What is never torn: the smallest block of the device below.
     block: usize,
     end: PowercutEnd,
+    log: Option<PowercutLog>,
     prng: Prng,
     held: HeldWrites,
     reads: Vec<Waiting>,
@@ -156,6 +162,7 @@ impl PowercutDevice {
             below,
             block: block.max(512) as usize,
             end,
+            log: None,
             held: HeldWrites::default(),
             reads: Vec::new(),
             waiting: VecDeque::new(),
@@ -167,6 +174,13 @@ impl PowercutDevice {
             cut_asked: false,
             off: false,
         }
+    }
+
+    /// The same disk, which tells each write and flush.
+    #[must_use]
+    pub fn logged(mut self, log: PowercutLog) -> Self {
+        self.log = Some(log);
+        self
     }
 
     /// Options of the queue of such a disk: the cache knows writes and flushes alone.
@@ -218,6 +232,9 @@ impl PowercutDevice {
 
     fn write(&mut self, command: Command, write: HeldWrite, io: &mut DeviceIo<'_>) {
         let fua = command.flags.contains(BioFlags::FUA);
+        if let Some(log) = &mut self.log {
+            log(DiskChange::Write { offset: write.offset, data: write.data.bytes(), fua });
+        }
         self.report.writes += 1;
         if self.is_cut_at_next(fua) {
             self.held.push(write);
@@ -237,6 +254,9 @@ impl PowercutDevice {
     }
 
     fn flush(&mut self, command: Command, io: &mut DeviceIo<'_>) {
+        if let Some(log) = &mut self.log {
+            log(DiskChange::Flush);
+        }
         if self.is_cut_at_next(true) {
             self.cut();
         } else if self.options.lies {

@@ -7,15 +7,17 @@ use std::path::PathBuf;
 
 use headworks::Device;
 use headworks_core::ConfigError;
-use headworks_images::{Fates, PowercutDevice, PowercutEnd, PowercutOptions, PowercutReport};
+use headworks_images::{
+    DiskLog, Fates, PowercutDevice, PowercutEnd, PowercutLog, PowercutOptions, PowercutReport,
+};
 
 use super::keys::Keys;
 use super::{Wrapper, parse_count};
 use crate::units::{parse_probability, parse_size};
 
 /// Keys of the type.
-pub(super) const KEYS: [&str; 8] =
-    ["seed", "at", "at-flush", "rate", "flush", "cache", "report", "of"];
+pub(super) const KEYS: [&str; 9] =
+    ["seed", "at", "at-flush", "rate", "flush", "cache", "report", "log", "of"];
 
 /// A `powercut:` wrapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub struct Powercut {
     pub options: PowercutOptions,
     /// File that gets the counts at the end, as JSON.
     pub report: Option<PathBuf>,
+    /// File, or unix socket, that gets every write and flush.
+    pub log: Option<PathBuf>,
 }
 
 impl Powercut {
@@ -37,13 +41,18 @@ impl Powercut {
             lies: keys.parse("flush", parse_flush)?.unwrap_or(defaults.lies),
             cache: keys.parse("cache", parse_size)?.unwrap_or(defaults.cache),
         };
-        let report = keys.get("report").map(PathBuf::from);
-        Ok(Wrapper::Powercut(Self { options, report }))
+        let [report, log] = ["report", "log"].map(|key| keys.get(key).map(PathBuf::from));
+        Ok(Wrapper::Powercut(Self { options, report, log }))
     }
 
     /// The disk in front of a device whose smallest block is `block` bytes.
     pub(super) fn device(&self, block: u32, below: Box<dyn Device>) -> PowercutDevice {
-        PowercutDevice::new(self.options.clone(), block, below, end(self.report.clone()))
+        let end = end(self.report.clone());
+        let device = PowercutDevice::new(self.options.clone(), block, below, end);
+        match &self.log {
+            Some(path) => device.logged(log_to(path.clone())),
+            None => device,
+        }
     }
 }
 
@@ -60,9 +69,33 @@ fn end(path: Option<PathBuf>) -> PowercutEnd {
         tracing::warn!(
             "power cut at write or flush {commands}, flush {flushes}: {lost} writes lost, {kept} kept, {torn} torn"
         );
-        // SAFETY: a signal to this process, which ends it.
-        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        end_process();
     })
+}
+
+/// Writes a log. One that cannot be written ends the process: a test that misses a write is worse than none.
+fn log_to(path: PathBuf) -> PowercutLog {
+    // Made by the first change: a disk that is only looked at leaves the log of another run alone.
+    let mut log = None;
+    Box::new(move |change| {
+        let noted = match &mut log {
+            Some(log) => DiskLog::note(log, change),
+            None => DiskLog::new(&path).and_then(|new| log.insert(new).note(change)),
+        };
+        if let Err(error) = noted {
+            tracing::error!(
+                "powercut: the log {} cannot be written: {error}; the server ends",
+                path.display()
+            );
+            end_process();
+        }
+    })
+}
+
+/// Ends the process as a power cut does.
+fn end_process() {
+    // SAFETY: a signal to this process, which ends it.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
 }
 
 fn as_json(report: &PowercutReport) -> String {
@@ -105,13 +138,14 @@ mod tests {
     #[test]
     fn keys_are_read() {
         let none = options("powercut:of=mem:size=1M");
-        assert_eq!(none, Powercut { options: PowercutOptions::default(), report: None });
+        assert_eq!(none, Powercut { options: PowercutOptions::default(), report: None, log: None });
         let all = options(
-            "powercut:seed=7,at=9,at-flush=3,rate=1%,flush=lie,cache=1M,report=/r,of=mem:size=1M",
+            "powercut:seed=7,at=9,at-flush=3,rate=1%,flush=lie,cache=1M,report=/r,log=/l,of=mem:size=1M",
         );
         let PowercutOptions { seed, at, at_flush, lies, cache, .. } = all.options;
         assert_eq!((seed, at, at_flush, lies, cache), (7, Some(9), Some(3), true, 1 << 20));
         assert_eq!(all.report.as_deref(), Some(std::path::Path::new("/r")));
+        assert_eq!(all.log.as_deref(), Some(std::path::Path::new("/l")));
         for wrong in ["at=0", "flush=maybe", "seed=x", "when=3"] {
             assert!(Spec::parse(&format!("powercut:{wrong},of=mem:size=1M")).is_err(), "{wrong}");
         }
