@@ -6,11 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::model::Axis;
-use crate::record::{Action, Record};
+use crate::record::{Action, Change, Record};
 use crate::tree::ROOT;
 
 /// Depth of directories at most, when paths are made.
 const DEPTH_MAX: usize = 256;
+/// Bytes of a sector, in which causes on an image count.
+const SECTOR: u64 = 512;
 /// Bytes of a promise that are quoted.
 const QUOTED_MAX: usize = 60;
 
@@ -43,6 +45,8 @@ impl Effect {
 #[derive(Debug)]
 pub struct Explainer<'a> {
     record: &'a Record,
+    /// Bytes that are lost or kept together.
+    block: u64,
     /// By disk and node: from which step on it had which name in which directory.
     names: HashMap<(u8, u64), Vec<NameAt>>,
 }
@@ -85,7 +89,13 @@ impl<'a> Explainer<'a> {
                 _ => {}
             }
         }
-        Self { record, names }
+        Self { record, block: 4096, names }
+    }
+
+    /// The same for states whose parts are blocks of so many bytes, 4096 or 512.
+    #[must_use]
+    pub fn with_block(self, block: u64) -> Self {
+        Self { block, ..self }
     }
 
     /// What choices lose at a place, earliest first; a write once, whichever of its blocks are lost.
@@ -190,6 +200,10 @@ impl<'a> Explainer<'a> {
                 let (old, new) = (inside(*parent, name), inside(*new_parent, new_name));
                 ("rename", new.clone(), format!("rename of {old} to {new}"), path(*new_parent))
             }
+            Action::Write { offset, data, .. } if self.is_image(disk) => {
+                let what = self.sectors(disk, step, *offset, data.len() as u64);
+                ("write", String::new(), what, String::new())
+            }
             Action::Write { node, offset, data, .. } => {
                 let what = format!("write of {} bytes {offset}+{}", path(*node), data.len());
                 ("write", path(*node), what, path(*node))
@@ -209,7 +223,11 @@ impl<'a> Explainer<'a> {
             _ => (0, 0),
         };
         let part = self.part(step, blocks);
-        let said = format!("{what} was not durable{part}: {}", self.missing(&synced, step, place));
+        let missing = match self.is_image(disk) {
+            true => self.without_flush(step, place),
+            false => self.missing(&synced, step, place),
+        };
+        let said = format!("{what} was not durable{part}: {missing}");
         Effect { step, operation, path, offset, length, said }
     }
 
@@ -219,12 +237,36 @@ impl<'a> Explainer<'a> {
         Effect { step: place, operation: "length", path, offset: 0, length: size, said }
     }
 
+    fn is_image(&self, disk: u8) -> bool {
+        self.record.disks[usize::from(disk)].is_image()
+    }
+
+    /// A write to an image: its sectors, and the flush that it came after.
+    fn sectors(&self, disk: u8, step: usize, offset: u64, length: u64) -> String {
+        let flush =
+            |change: &&Change| change.disk == disk && matches!(change.action, Action::Sync { .. });
+        let after = match self.record.changes[..step].iter().filter(flush).count() {
+            0 => ", before the first flush".to_owned(),
+            flushes => format!(", after flush {flushes}"),
+        };
+        format!("write of sector {}+{}{after}", offset / SECTOR, length.div_ceil(SECTOR))
+    }
+
+    /// The flush that would have had to stand before the next promise.
+    fn without_flush(&self, step: usize, place: usize) -> String {
+        let promised = self.record.changes[step..place].iter().find_map(|change| change.line());
+        match promised {
+            Some(line) => format!("no flush before the promise {}", quoted(line)),
+            None => "no flush follows".to_owned(),
+        }
+    }
+
     /// Names the blocks if a part of a write is lost.
     fn part(&self, step: usize, blocks: &[u64]) -> String {
         let Action::Write { offset, data, .. } = &self.record.changes[step].action else {
             return String::new();
         };
-        let all = (offset + data.len() as u64).div_ceil(4096) - offset / 4096;
+        let all = (offset + data.len() as u64).div_ceil(self.block) - offset / self.block;
         match blocks {
             [block] if all > 1 => format!(" (block {block})"),
             [first, ..] if (blocks.len() as u64) < all => {

@@ -113,6 +113,7 @@ impl RecordWriter {
                 numbers(10, [*node, u64::from(*mode), u64::from(*uid), u64::from(*gid)]);
             }
             Action::Sync { node, data_only } => numbers(11, [*node, u64::from(*data_only), 0, 0]),
+            Action::SyncRange { node, offset, length } => numbers(15, [*node, *offset, *length, 0]),
             Action::SyncDirectory { node } => numbers(12, [*node, 0, 0, 0]),
             Action::SyncAll => numbers(13, [0; 4]),
             Action::Line { text } => {
@@ -299,6 +300,7 @@ fn change(entry: &Entry<'_>) -> Option<Change> {
         12 => Action::SyncDirectory { node },
         13 => Action::SyncAll,
         14 => Action::Line { text: entry.first.into() },
+        15 if within(a, b) => Action::SyncRange { node, offset: a, length: b },
         _ => return None,
     };
     Some(Change { disk: entry.disk, action })

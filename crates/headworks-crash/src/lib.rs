@@ -41,6 +41,8 @@ mod explore;
 mod file;
 mod find;
 mod hash;
+#[cfg(test)]
+mod image_tests;
 mod materialize;
 mod model;
 #[cfg(test)]
@@ -64,7 +66,7 @@ pub use headworks_fuse::{Access, AttributeChange, Mount, NoAccess, Time, Way, re
 pub use materialize::{read_tree, write_tree};
 pub use model::{Axis, Model, Pending};
 pub use record::{Action, Change, Counts, Disk, Record};
-pub use recording::{Limits, Recording};
+pub use recording::{ImageChange, Limits, Recording};
 pub use replay::Replay;
 pub use shrink::shrink;
 pub use state::{State, Walk};

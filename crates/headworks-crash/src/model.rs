@@ -10,6 +10,8 @@
 //! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above | its own changes |
 //! | syncfs | all | all | all |
 //!
+//! An image behind `$uri` is one file with blocks that are lost by themselves; a flush is an fsync of it, FUA makes the blocks of its range durable.
+//!
 //! `Pending` takes the steps of a record one by one. `axes` are the degrees of freedom of a cut: a state chooses a number on each, 0 for
 //! nothing lost, and every choice is legal.
 
@@ -173,6 +175,9 @@ impl Pending {
             }
             action if action.is_name() => self.names.push((index, *disk)),
             Action::Sync { node, .. } => self.sync(record, *disk, *node),
+            Action::SyncRange { node, offset, length } => {
+                self.sync_range((*disk, *node), *offset, *length);
+            }
             Action::SyncDirectory { node } => self.sync_directory(record, *disk, *node),
             Action::SyncAll => {
                 self.names.retain(|(_, of)| of != disk);
@@ -256,6 +261,17 @@ impl Pending {
                 self.commit(disk, own.max(grown));
             }
             Model::LogTree => self.log(record, disk, node),
+        }
+    }
+
+    /// Makes what a range of an image has now durable, in every block that it touches.
+    fn sync_range(&mut self, file: (u8, u64), offset: u64, length: u64) {
+        let Some(pending) = self.files.get_mut(&file).filter(|_| length > 0) else { return };
+        for block in offset / self.block..=(offset + length - 1) / self.block {
+            pending.blocks.remove(&block);
+        }
+        if pending.blocks.is_empty() {
+            self.files.remove(&file);
         }
     }
 

@@ -59,10 +59,23 @@ pub enum Action {
     Sync { node: u64, data_only: bool },
     /// fsync of a directory.
     SyncDirectory { node: u64 },
+    /// A range of a disk's image is durable: it was written with FUA.
+    SyncRange { node: u64, offset: u64, length: u64 },
     /// syncfs of the disk.
     SyncAll,
     /// A line that the program printed: a promise.
     Line { text: Box<[u8]> },
+}
+
+impl Disk {
+    /// The name of a disk that is an image behind `$uri`: sectors, flushes and FUA, in one file.
+    pub const IMAGE: &'static str = "uri";
+
+    /// Whether it is an image and no directory.
+    #[must_use]
+    pub fn is_image(&self) -> bool {
+        self.name == Self::IMAGE
+    }
 }
 
 impl Action {
@@ -101,6 +114,7 @@ impl Action {
             | Self::Punch { node, .. }
             | Self::Attributes { node, .. }
             | Self::Sync { node, .. }
+            | Self::SyncRange { node, .. }
             | Self::SyncDirectory { node } => *node,
             Self::SyncAll | Self::Line { .. } => 0,
         }
@@ -150,7 +164,11 @@ impl Action {
                 };
                 let _ = tree.set_attributes(*node, &change, Time::default());
             }
-            Self::Sync { .. } | Self::SyncDirectory { .. } | Self::SyncAll | Self::Line { .. } => {}
+            Self::Sync { .. }
+            | Self::SyncRange { .. }
+            | Self::SyncDirectory { .. }
+            | Self::SyncAll
+            | Self::Line { .. } => {}
         }
     }
 }
@@ -189,7 +207,10 @@ impl Record {
         for change in &self.changes {
             match change.action {
                 Action::Line { .. } => counts.promises += 1,
-                Action::Sync { .. } | Action::SyncDirectory { .. } | Action::SyncAll => {
+                Action::Sync { .. }
+                | Action::SyncRange { .. }
+                | Action::SyncDirectory { .. }
+                | Action::SyncAll => {
                     counts.syncs += 1;
                 }
                 _ => counts.changes += 1,
@@ -206,6 +227,25 @@ impl Record {
             change.action.replay(&mut trees[usize::from(change.disk)]);
         }
         trees
+    }
+
+    /// The disk that is an image behind `$uri`, if the program wrote to one.
+    #[must_use]
+    pub fn image(&self) -> Option<usize> {
+        self.disks.iter().position(Disk::is_image)
+    }
+
+    /// Bytes of which the program's writes to an image are whole blocks: 4096, or 512 if some are not.
+    #[must_use]
+    pub fn image_block(&self) -> u64 {
+        let image = self.image();
+        let is_whole = |change: &Change| match &change.action {
+            Action::Write { offset, data, .. } if Some(usize::from(change.disk)) == image => {
+                offset % 4096 == 0 && data.len() % 4096 == 0
+            }
+            _ => true,
+        };
+        if self.changes.iter().all(is_whole) { 4096 } else { 512 }
     }
 
     /// The value of a command that the record was made with.

@@ -16,6 +16,8 @@ use crate::tree::{Errno, NODES_MAX, NewNode, ROOT, Tree};
 
 /// Bytes of a line that are kept.
 const LINE_MAX: usize = 64 << 10;
+/// Bytes of a write of an image that are one step at most.
+const IMAGE_PIECE: usize = 1 << 20;
 /// Flags of fallocate: the length stays, a hole, zeros.
 const KEEP_SIZE: u32 = 1;
 const PUNCH_HOLE: u32 = 2;
@@ -52,6 +54,22 @@ impl std::fmt::Debug for LineSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("LineSource")
     }
+}
+
+/// What happened to the image of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageChange {
+    /// Bytes were written; `fua`: they were durable before the answer.
+    Write {
+        /// Where they begin.
+        offset: u64,
+        /// The bytes.
+        data: Vec<u8>,
+        /// Whether they were written with FUA.
+        fua: bool,
+    },
+    /// What was acknowledged before is durable.
+    Flush,
 }
 
 /// Directories whose changes are recorded.
@@ -116,6 +134,32 @@ impl Recording {
             }
             self.lines = Some(lines);
         }
+    }
+
+    /// Records what happens to an image, the file `node` of a disk, before the program is answered; lines that it printed until then stand
+    /// before it.
+    pub fn change_image(&mut self, disk: usize, node: u64, change: ImageChange) -> Done {
+        self.take_lines();
+        match change {
+            ImageChange::Flush => self.push(disk, Action::Sync { node, data_only: true }),
+            ImageChange::Write { offset, data, fua } => {
+                self.write_image(disk, node, offset, &data, fua)
+            }
+        }
+    }
+
+    /// Writes bytes of an image, in pieces that an entry of a record takes.
+    fn write_image(&mut self, disk: usize, node: u64, offset: u64, data: &[u8], fua: bool) -> Done {
+        let mut at = offset;
+        for piece in data.chunks(IMAGE_PIECE) {
+            self.write(disk, node, at, piece, (false, false), Time::default())?;
+            at += piece.len() as u64;
+        }
+        if fua {
+            let length = data.len() as u64;
+            self.push(disk, Action::SyncRange { node, offset, length })?;
+        }
+        Ok(())
     }
 
     /// Records a line that the program printed.

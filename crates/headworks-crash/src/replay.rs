@@ -150,6 +150,7 @@ impl<'a> Replay<'a> {
                 let file = self.open(disk, *node, false)?;
                 if *data_only { file.sync_data()? } else { file.sync_all()? }
             }
+            Action::SyncRange { node, .. } => self.open(disk, *node, false)?.sync_data()?,
             Action::SyncDirectory { node } => File::open(self.path(disk, *node)?)?.sync_all()?,
             Action::SyncAll => {
                 let root = File::open(self.path(disk, ROOT)?)?;

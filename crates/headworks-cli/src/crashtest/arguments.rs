@@ -1,12 +1,10 @@
 //! Arguments of `headworks crashtest`, and the words of a cut.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::TypedValueParser;
-use headworks_core::prng::Prng;
-use headworks_crash::State;
+use headworks_crash::{Record, State};
 
 use headworks_server::{parse_size, parse_time};
 
@@ -17,10 +15,10 @@ use crate::known_words::{FILE_SYSTEMS, MODELS};
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CrashtestArgs {
-    /// Program that is cut: a shell command that works in $dir, each line that it prints is a promise; or that writes to the disk $uri and notes promises in $state
+    /// Program that is cut: a shell command that works in $dir, or that writes to the disk $uri; each line that it prints is a promise, and what it notes in $state survives
     #[arg(long, value_name = "CMD", required_unless_present = "again")]
     pub run: Option<String>,
-    /// Program that checks what is left in $dir, with the promises on its standard input (or at $uri, against $state): exit 0 if it is right
+    /// Program that checks what is left in $dir, or at $uri, with the promises on its standard input: exit 0 if it is right
     #[arg(long, value_name = "CMD", required_unless_present = "again")]
     pub check: Option<String>,
     /// Program that prepares $dir, or the disk at $uri, once
@@ -32,15 +30,15 @@ pub struct CrashtestArgs {
     /// Size of a disk of zeros to begin with, 64M; room for the files of $dir, 1G
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<u64>,
-    /// Number of cuts to make on a disk, 100; number of states of $dir to draw under each model, 1000
+    /// Number of states to draw: of $dir under each model 1000, of a disk 300
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub cuts: Option<u64>,
     /// Of the places of the cuts and of what survives
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Repeat this cut alone
-    #[arg(long, value_name = "PLACE:SEED", conflicts_with_all = ["cuts", "seed"])]
-    pub cut: Option<Cut>,
+    /// Gone: a disk is recorded, too, and a state of its record is repeated
+    #[arg(long, hide = true, value_name = "PLACE:SEED")]
+    pub cut: Option<String>,
     /// A disk that acknowledges flushes and loses what they cover
     #[arg(long)]
     pub lie: bool,
@@ -83,9 +81,9 @@ pub struct FilesArgs {
     /// Number of directories: with 2 the program also gets $dir2, on a disk of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub dirs: u8,
-    /// Bytes that are written together: 4096, or 512 to tear pages
-    #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = ["4096", "512"])]
-    pub sector: String,
+    /// Bytes that are written together: 4096, or 512 to tear pages; of a disk 4096 if the program writes whole ones
+    #[arg(long, value_name = "BYTES", value_parser = ["4096", "512"])]
+    pub sector: Option<String>,
     /// Repeat the run on these file systems of the kernel, cut their disk, and say which causes they show; needs root
     #[arg(long, value_name = "FS", value_delimiter = ',', value_parser = FILE_SYSTEMS.try_map(|word| word.parse::<FileSystem>()),
           conflicts_with = "state")]
@@ -127,33 +125,16 @@ Examples:
   headworks crashtest --again crash.hwrec --fs ext4,xfs       do these file systems of this kernel do the same?
 
 A disk instead of files, for any NBD client (libnbd, qemu-io, fio, a virtual machine):
-  headworks crashtest --run './load $uri $state' --check './verify $uri $state' --cuts 200
-  headworks crashtest --cut 37:1182 --run ... --check ...     the cut that was reported, again
+  headworks crashtest --run './load $uri' --check './verify $uri'
+  headworks crashtest --run './load $uri' --check './verify $uri' --exhaustive
 
 Exit status: 0 nothing was broken, 1 a check failed, 2 the test could not run.";
 
 impl CrashtestArgs {
-    /// The command line that repeats a cut.
-    pub fn again(&self, cut: Cut) -> String {
-        let mut words = vec![format!("headworks crashtest --cut {cut}")];
-        let paths = [("image", &self.image), ("work", &self.work)];
-        for (name, path) in
-            paths.into_iter().filter_map(|(name, path)| Some((name, path.as_ref()?)))
-        {
-            words.push(format!("--{name} {}", quoted(&path.display().to_string())));
-        }
-        if self.image.is_none() {
-            words.push(format!("--size {}", self.disk_size()));
-        }
-        words.extend(self.lie.then(|| "--lie".to_owned()));
-        if self.cache != "0" {
-            words.push(format!("--cache {}", self.cache));
-        }
-        for (name, program) in [("setup", &self.setup), ("run", &self.run), ("check", &self.check)]
-        {
-            words.extend(program.as_ref().map(|program| format!("--{name} {}", quoted(program))));
-        }
-        words.join(" ")
+    /// Bytes that are lost or kept together in states of a record.
+    pub fn block(&self, record: &Record) -> u64 {
+        let given = self.files.sector.as_ref().and_then(|word| word.parse().ok());
+        given.unwrap_or_else(|| record.image_block())
     }
 
     /// Whether the program works in a directory: one of its commands names it, or a record is explored.
@@ -169,24 +150,16 @@ impl CrashtestArgs {
     /// The first option that has no meaning for files, or for a disk.
     pub fn misplaced(&self) -> Option<String> {
         let Self { image, cut, lie, cache, files, .. } = self;
-        let of_disks = [
-            ("image", image.is_some()),
-            ("cut", cut.is_some()),
-            ("lie", *lie),
-            ("cache", cache != "0"),
-        ];
+        if cut.is_some() {
+            return Some("--cut is gone: a program that writes to a disk is recorded once, and --again RECORD --state repeats what was reported".into());
+        }
+        let of_disks = [("image", image.is_some()), ("lie", *lie), ("cache", cache != "0")];
         let of_files = [
             ("model", files.model.is_some()),
             ("strict", files.strict),
-            ("exhaustive", files.exhaustive.is_some()),
             ("recovery", files.recovery.is_some()),
             ("dirs", files.dirs > 1),
-            ("sector", files.sector != "4096"),
             ("fs", !files.fs.is_empty()),
-            ("record", files.record.is_some()),
-            ("time", files.time.is_some()),
-            ("jobs", files.jobs.is_some()),
-            ("stop-at-first", files.stop_at_first),
         ];
         let (wrong, hint): (&[(&str, bool)], _) = match self.uses_files() {
             true => (&of_disks, "of a disk, and the program works in $dir"),
@@ -210,45 +183,6 @@ impl CrashtestArgs {
 /// A word of a shell's command line.
 pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
-}
-
-/// Where the power is cut, and what decides what survives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// Number of the write or flush that gets no answer, from 1.
-    pub place: u64,
-    /// Seed of what survives.
-    pub seed: u64,
-}
-
-impl Cut {
-    /// The cut number `index` of `cuts` in a load of so many commands: if there are enough, each place in turn, and else places at random.
-    pub fn draw(prng: &mut Prng, index: u64, cuts: u64, commands: u64) -> Self {
-        let seed = prng.below(1 << 32);
-        let random = 1 + prng.below(commands.max(1));
-        let place = if cuts >= commands.max(1) { 1 + index % commands.max(1) } else { random };
-        Self { place, seed }
-    }
-}
-
-impl fmt::Display for Cut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.place, self.seed)
-    }
-}
-
-impl std::str::FromStr for Cut {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        let parts = word.split_once(':').and_then(|(place, seed)| {
-            Some(Self {
-                place: place.parse().ok().filter(|place| *place > 0)?,
-                seed: seed.parse().ok()?,
-            })
-        });
-        parts.ok_or_else(|| format!("`{word}` is no cut; 37:1182 is one: place 37, seed 1182"))
-    }
 }
 
 /// A state as a report names it, with the number of its directories or without.
@@ -291,27 +225,10 @@ mod tests {
     }
 
     #[test]
-    fn printed_command_repeats_the_cut() {
-        let first = parsed(&[
-            "--run",
-            "it's $uri",
-            "--check",
-            "b",
-            "--lie",
-            "--size",
-            "1M",
-            "--cache",
-            "8M",
-        ]);
-        let again = first.again(Cut { place: 3, seed: 9 });
-        let words = "headworks crashtest --cut 3:9 --size 1048576 --lie --cache 8M --run 'it'\\''s $uri' --check 'b'";
-        assert_eq!(again, words);
+    fn states_are_named_with_the_number_of_their_directories() {
         let word: StateWord = "12:3.2+7@00000000000000ff".parse().unwrap();
         assert_eq!((word.state.to_string(), word.hash), ("12:3.2+7".to_owned(), Some(255)));
         assert!(["12", "12:1@x"].iter().all(|word| word.parse::<StateWord>().is_err()));
-        let again = parsed(&["--cut", "3:9", "--run", "it's $uri", "--check", "b"]);
-        assert_eq!(again.cut, Some(Cut { place: 3, seed: 9 }));
-        assert!(["0:1", "3", "x:1", "1:"].iter().all(|word| word.parse::<Cut>().is_err()));
     }
 
     #[test]
@@ -319,7 +236,8 @@ mod tests {
         let wrong = |words: &[&str]| {
             parsed(&[&["--run", words[0], "--check", "c"], &words[1..]].concat()).misplaced()
         };
-        assert_eq!(wrong(&["./load $uri"]), None);
+        assert_eq!(wrong(&["./load $uri", "--exhaustive", "--sector", "512", "--lie"]), None);
+        assert!(wrong(&["./load $uri", "--cut", "3:9"]).unwrap().starts_with("--cut is gone"));
         assert_eq!(wrong(&["./load $dir", "--exhaustive", "--sector", "512"]), None);
         assert_eq!(
             wrong(&["./load ${dir}2", "--lie"]).unwrap(),
@@ -329,15 +247,5 @@ mod tests {
             wrong(&["./load", "--model", "any"]).unwrap(),
             "--model is of files, and no command names $dir"
         );
-    }
-
-    #[test]
-    fn enough_cuts_meet_each_place_and_fewer_are_inside() {
-        let mut prng = Prng::new(1);
-        let mut places: Vec<u64> = (0..10).map(|i| Cut::draw(&mut prng, i, 10, 5).place).collect();
-        places.sort_unstable();
-        assert_eq!(places, [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]);
-        assert!((0..50).all(|i| (1..=100).contains(&Cut::draw(&mut prng, i, 50, 100).place)));
-        assert_eq!(Cut::draw(&mut prng, 0, 1, 0).place, 1);
     }
 }

@@ -26,7 +26,7 @@ pub fn state(
     word: &StateWord,
 ) -> Result<bool, String> {
     let model = options.files.model.as_deref().map_or(Ok(Model::Journal), str::parse)?;
-    let mut walk = Walk::new(record, model, options.files.sector.parse().unwrap_or(4096));
+    let mut walk = Walk::new(record, model, options.block(record));
     walk.go(word.state.place);
     let there = walk.place() == word.state.place;
     let choices = word.state.choices(walk.axes()).filter(|_| there).ok_or_else(|| {

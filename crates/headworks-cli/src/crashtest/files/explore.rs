@@ -18,7 +18,7 @@ use super::causes::{Cause, Causes};
 use super::judge::{Judge, Verdict};
 use super::program::mount;
 use super::workplace::{Workplace, jobs, size};
-use super::{DRAW_TIME, DRAWS};
+use super::{DISK_DRAWS, DRAW_TIME, DRAWS};
 
 /// Checks for shrinking one failure at most.
 const SHRINK_CHECKS: u32 = 200;
@@ -113,13 +113,14 @@ impl<'a> Explorer<'a> {
         record: &'a Record,
         check: &'a str,
     ) -> Self {
+        let block = options.block(record);
         Self {
             options,
             place,
             record,
             check,
-            explainer: Explainer::new(record),
-            block: options.files.sector.parse().unwrap_or(4096),
+            explainer: Explainer::new(record).with_block(block),
+            block,
             verdicts: Mutex::default(),
             met: Mutex::default(),
             failures: Mutex::default(),
@@ -157,9 +158,10 @@ impl<'a> Explorer<'a> {
         let exhaustive = files.exhaustive.is_some();
         let time = files.time.map(Duration::from_nanos).or((!exhaustive).then_some(DRAW_TIME));
         let places = self.record.changes.len() as u64 + 1;
+        let draws = if self.record.image().is_some() { DISK_DRAWS } else { DRAWS };
         let mut timed_out = false;
         for (index, model) in models.iter().enumerate() {
-            let count = if exhaustive { 0 } else { self.options.cuts.unwrap_or(DRAWS) };
+            let count = if exhaustive { 0 } else { self.options.cuts.unwrap_or(draws) };
             let source = Source {
                 model: *model,
                 draws: Draws { seed: self.options.seed, count, places },
@@ -498,7 +500,7 @@ impl<'a> Explorer<'a> {
             return Ok(());
         }
         count(&self.counts.recoveries);
-        let explainer = Explainer::new(&inner);
+        let explainer = Explainer::new(&inner).with_block(self.block);
         let state = State::new(outer.place(), choices);
         let mut walk = Walk::new(&inner, model, self.block);
         let draws =

@@ -10,9 +10,10 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::time::Duration;
 
-use headworks_crash::{Record, Tree, write_tree};
+use headworks_crash::{Disk, Record, Tree, write_tree};
 
 use super::super::child::{kill_group, wait};
+use super::disk;
 use super::program::shell;
 use super::workplace::Workplace;
 
@@ -119,11 +120,16 @@ impl<'a> Judge<'a> {
     fn judge(&self, paths: &[(String, PathBuf)]) -> Result<Verdict, String> {
         let start = || -> io::Result<Child> {
             let said = File::create(self.scratch.join("said"))?;
-            shell(self.check, paths)
-                .stdin(File::open(self.scratch.join("promises"))?)
-                .stdout(said.try_clone()?)
-                .stderr(said)
-                .spawn()
+            let image = paths.iter().find(|(name, _)| name == Disk::IMAGE);
+            let mut command = match image {
+                Some((_, directory)) => disk::check_of(directory, self.check, paths)?,
+                None => {
+                    let mut shell = shell(self.check, paths);
+                    shell.stderr(said.try_clone()?);
+                    shell
+                }
+            };
+            command.stdin(File::open(self.scratch.join("promises"))?).stdout(said).spawn()
         };
         let mut child = start().map_err(|error| self.failed(&error))?;
         let ended = wait(&mut child, self.limit).map_err(|error| self.failed(&error));

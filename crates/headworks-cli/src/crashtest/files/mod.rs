@@ -1,5 +1,5 @@
-//! `headworks crashtest` for programs that use files: the program runs once on a directory that records, and every state that a power cut
-//! may leave is made from the record and checked.
+//! The tests of `headworks crashtest`: the program runs once, on a directory or a disk that records, and every state that a power cut may
+//! leave is made from the record and checked.
 //!
 //! ```text
 //!   --setup --> checkpoint --> --run, recorded --> record
@@ -8,11 +8,12 @@
 //!        --fs: the record repeated on file systems of the kernel, whose disk is cut --> which causes they show
 //! ```
 //!
-//! The commands get directories as `$dir`, `$dir2` and `$state`; each line that `--run` prints is a promise, and `--check` reads those
+//! A disk is an image, a file of the record (`disk`). The commands get directories as `$dir`, `$dir2` and `$state`; each line that `--run` prints is a promise, and `--check` reads those
 //! that were printed before the cut on its standard input.
 
 mod again;
 mod causes;
+mod disk;
 mod explore;
 mod file_system;
 mod judge;
@@ -38,6 +39,8 @@ use workplace::Workplace;
 
 /// States that are drawn under each model.
 const DRAWS: u64 = 1000;
+/// States of a disk that are drawn: each is served to its check.
+const DISK_DRAWS: u64 = 300;
 /// Time for draws.
 const DRAW_TIME: Duration = Duration::from_secs(60);
 
@@ -61,7 +64,11 @@ fn tested(options: &CrashtestArgs, place: &Workplace, began: Instant) -> Result<
         Some(file) => (again::read(file)?, None),
         None => {
             let began = Instant::now();
-            (program::record(options, place)?, Some(began.elapsed()))
+            let record = match options.uses_files() {
+                true => program::record(options, place)?,
+                false => disk::record(options, place)?,
+            };
+            (record, Some(began.elapsed()))
         }
     };
     let check = options.check.as_deref().or_else(|| record.command("check"));
@@ -76,6 +83,8 @@ fn tested(options: &CrashtestArgs, place: &Workplace, began: Instant) -> Result<
     test_the_check(options, place, &record, check)?;
     let models = match &options.files.model {
         Some(model) => vec![model.parse()?],
+        // A disk has no names: every model loses the same of it.
+        None if record.image().is_some() => vec![Model::Journal],
         None => Model::ALL.to_vec(),
     };
     let explorer = Explorer::new(options, place, &record, check);
@@ -118,7 +127,10 @@ fn test_the_check(
     let uses_state = [&options.run, &options.check]
         .into_iter()
         .any(|program| program.as_ref().is_some_and(|program| program.contains("$state")));
-    if promises == 0 && !uses_state {
+    // A program finds $state in its environment, too: what it wrote there are its promises.
+    let is_kept = |index: u8| record.disks[usize::from(index)].keeps_all;
+    let notes = record.changes.iter().any(|change| is_kept(change.disk) && change.line().is_none());
+    if promises == 0 && !uses_state && !notes {
         return Err("the program promised nothing: each line that it prints is a promise, and it printed none".into());
     }
     let mut judge = Judge::new(place, "check", check, options.timeout);
@@ -130,7 +142,9 @@ fn test_the_check(
         return Err(format!("the check fails without a power cut: {said}{log}"));
     }
     for (tree, disk) in trees.iter_mut().zip(&record.disks) {
-        if !disk.keeps_all {
+        if disk.is_image() {
+            *tree = disk::zeroed(tree);
+        } else if !disk.keeps_all {
             let (uid, gid) =
                 tree.node(headworks_crash::ROOT).map_or((0, 0), |root| (root.uid, root.gid));
             *tree = headworks_crash::Tree::new(uid, gid);
@@ -139,7 +153,8 @@ fn test_the_check(
     match judge.check(record, walk.place(), &trees)? {
         Verdict::Broken(_) => Ok(()),
         Verdict::Holds => Err(format!(
-            "the check is blind: it accepts an empty directory after {promises} promises; it must fail if what its standard input promises is not there"
+            "the check is blind: it accepts an empty {} after {promises} promises; it must fail if what its standard input promises is not there",
+            if record.image().is_some() { "disk" } else { "directory" }
         )),
     }
 }

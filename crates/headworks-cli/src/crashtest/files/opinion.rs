@@ -168,7 +168,7 @@ impl Questioning<'_> {
         }
         let seed = self.options.seed.wrapping_mul(PASSES).wrapping_add(pass);
         let done = self.stand.pass((pass > 0).then_some(seed), self.until)?;
-        let block = self.options.files.sector.parse().unwrap_or(4096);
+        let block = self.options.block(self.explorer.record());
         // What a disk may lose is what POSIX allows of one file: each block by itself.
         let mut disk = Walk::new(&done.disks, Model::Any, block);
         let record = self.stand.record;

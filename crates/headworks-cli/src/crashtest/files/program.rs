@@ -32,19 +32,21 @@ pub struct Mounted {
     _directories: Vec<Directory>,
 }
 
-/// Mounts every disk of a record on the mount points of its names, with a prefix.
+/// Mounts every directory of a record on the mount point of its name, with a prefix; an image is none.
 pub fn mount(
     place: &Workplace,
     record: Record,
     limits: Limits,
     prefix: &str,
 ) -> Result<Mounted, String> {
-    let access = place.access()?;
-    let names: Vec<String> = record.disks.iter().map(|disk| disk.name.clone()).collect();
+    let directories_of = record.disks.iter().enumerate().filter(|(_, disk)| !disk.is_image());
+    let names: Vec<(usize, String)> =
+        directories_of.map(|(index, disk)| (index, disk.name.clone())).collect();
     let recording = Arc::new(Mutex::new(Recording::new(record, limits)));
     let mut directories = Vec::new();
     let mut paths = Vec::new();
-    for (index, name) in names.into_iter().enumerate() {
+    for (index, name) in names {
+        let access = place.access()?;
         let path = place.mount_point(&format!("{prefix}{name}"))?;
         let directory = Directory::mount(access, &path, NAME, &recording, index);
         directories.push(
@@ -60,21 +62,54 @@ pub fn record(options: &CrashtestArgs, place: &Workplace) -> Result<Record, Stri
     let limits = Limits { size: size(options), record: options.files.record_max };
     let mounted = mount(place, empty_record(options), limits, "")?;
     if let Some(setup) = &options.setup {
-        let status = run(options, place, &mounted, setup, "setup.log", false)?;
-        if !status.success() {
-            return Err(format!("the setup fails: {status}{}", end_of_log(place, "setup.log")));
-        }
+        set_up(options, place, &mounted, shell(setup, &mounted.paths), setup)?;
     }
     mounted.paths.iter().for_each(|(_, path)| write_mapped_pages(path));
+    checkpoint(options, &mounted)?;
+    let command = shell(options.program(), &mounted.paths);
+    let record = recorded(options, place, &mounted, command)?;
+    match record.counts().changes {
+        0 => Err("the program changed nothing: it gets its directory as $dir".into()),
+        _ => Ok(record),
+    }
+}
+
+/// Runs the setup, as this command.
+pub fn set_up(
+    options: &CrashtestArgs,
+    place: &Workplace,
+    mounted: &Mounted,
+    command: Command,
+    shown: &str,
+) -> Result<(), String> {
+    match run(options, place, mounted, (command, shown), "setup.log", false)? {
+        status if status.success() => Ok(()),
+        status => Err(format!("the setup fails: {status}{}", end_of_log(place, "setup.log"))),
+    }
+}
+
+/// What there is now is durable, and what follows is recorded.
+pub fn checkpoint(options: &CrashtestArgs, mounted: &Mounted) -> Result<(), String> {
     let open = |record: &Record| match &options.files.record {
         Some(file) => RecordWriter::new(File::create(file)?, record).map(Some),
         None => Ok(None),
     };
     lock(&mounted.recording)
         .checkpoint(open)
-        .map_err(|error| format!("the record cannot be written: {error}"))?;
-    let status = run(options, place, &mounted, options.program(), "run.log", true)?;
+        .map_err(|error| format!("the record cannot be written: {error}"))
+}
+
+/// Runs the program, as this command, and returns its record.
+pub fn recorded(
+    options: &CrashtestArgs,
+    place: &Workplace,
+    mounted: &Mounted,
+    command: Command,
+) -> Result<Record, String> {
+    let shown = options.program();
+    let status = run(options, place, mounted, (command, shown), "run.log", true)?;
     let mut recording = lock(&mounted.recording);
+    recording.take_lines();
     if recording.overflowed() {
         return Err(format!(
             "the record has more than {} bytes: let the program do less, or give it --record-max",
@@ -87,12 +122,7 @@ pub fn record(options: &CrashtestArgs, place: &Workplace) -> Result<Record, Stri
             end_of_log(place, "run.log")
         ));
     }
-    let record =
-        recording.close().map_err(|error| format!("the record cannot be written: {error}"))?;
-    match record.counts().changes {
-        0 => Err("the program changed nothing: it gets its directory as $dir".into()),
-        _ => Ok(record),
-    }
+    recording.close().map_err(|error| format!("the record cannot be written: {error}"))
 }
 
 fn empty_record(options: &CrashtestArgs) -> Record {
@@ -101,6 +131,11 @@ fn empty_record(options: &CrashtestArgs) -> Record {
         disks.push(Disk { name: "dir2".into(), keeps_all: false });
     }
     disks.push(Disk { name: "state".into(), keeps_all: true });
+    empty_record_of(options, disks)
+}
+
+/// A record of these disks, which are empty, with the commands of the test.
+pub fn empty_record_of(options: &CrashtestArgs, disks: Vec<Disk>) -> Record {
     // SAFETY: these calls have no preconditions.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     let trees = disks.iter().map(|_| Tree::new(uid, gid)).collect();
@@ -111,27 +146,23 @@ fn empty_record(options: &CrashtestArgs) -> Record {
     record
 }
 
-/// Runs a command with its directories; its lines are promises if it `promises`.
+/// Runs a command, which is shown as a text; its lines are promises if it `promises`.
 fn run(
     options: &CrashtestArgs,
     place: &Workplace,
     mounted: &Mounted,
-    command: &str,
+    (mut command, shown): (Command, &str),
     log: &str,
     promises: bool,
 ) -> Result<ExitStatus, String> {
-    let failed = |error: std::io::Error| format!("`{command}` cannot be run: {error}");
+    let failed = |error: std::io::Error| format!("`{shown}` cannot be run: {error}");
     let errors = File::create(place.file(log)).map_err(failed)?;
     let output = match promises {
         true => Stdio::piped(),
         false => errors.try_clone().map_err(failed)?.into(),
     };
-    let mut child = shell(command, &mounted.paths)
-        .stdin(Stdio::null())
-        .stdout(output)
-        .stderr(errors)
-        .spawn()
-        .map_err(failed)?;
+    let mut child =
+        command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn().map_err(failed)?;
     let lines = child.stdout.take().map(|output| record_lines(output, &mounted.recording));
     let lines = lines.transpose().map_err(failed)?;
     let limit = Duration::from_nanos(options.timeout);
@@ -143,10 +174,7 @@ fn run(
         let _ = lines.recv_timeout(LAST_LINES);
     }
     ended.map_err(failed)?.ok_or_else(|| {
-        format!(
-            "`{command}` did not end within {} s: --timeout gives it longer",
-            limit.as_secs_f64()
-        )
+        format!("`{shown}` did not end within {} s: --timeout gives it longer", limit.as_secs_f64())
     })
 }
 

@@ -22,8 +22,12 @@ pub fn recorded(record: &Record, ran: Option<Duration>) -> String {
     let counts = record.counts();
     let size = record.trees(record.changes.len()).iter().map(headworks_crash::Tree::used).sum();
     let time = ran.map(|ran| format!(" in {:.2} s", ran.as_secs_f64())).unwrap_or_default();
+    let (changes, syncs, place) = match record.image() {
+        Some(_) => ("writes", "flushes", "disk"),
+        None => ("changes", "syncs", "directory"),
+    };
     format!(
-        "recorded: {} changes{time}, {} syncs, {} promises; directory {}",
+        "recorded: {} {changes}{time}, {} {syncs}, {} promises; {place} {}",
         counts.changes,
         counts.syncs,
         counts.promises,
@@ -63,9 +67,9 @@ fn annotation(cause: &Cause) -> String {
 
 /// The command that repeats the first state of a cause.
 fn again(options: &CrashtestArgs, cause: &Cause, file: &Path, check: &str) -> String {
-    let sector = match options.files.sector.as_str() {
-        "4096" => String::new(),
-        sector => format!(" --sector {sector}"),
+    let sector = match &options.files.sector {
+        None => String::new(),
+        Some(sector) => format!(" --sector {sector}"),
     };
     let file = quoted(&file.display().to_string());
     // A state inside a recovery has no record of its own: its check is run again, up to the state before.

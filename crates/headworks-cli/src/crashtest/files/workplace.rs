@@ -118,9 +118,14 @@ impl Drop for Workplace {
     }
 }
 
-/// Bytes of the files of a directory at most.
+/// Bytes of the files of a directory, or of an image, at most.
 pub fn size(options: &CrashtestArgs) -> u64 {
-    options.size.unwrap_or(1 << 30)
+    let image = |path: &PathBuf| fs::metadata(path).map_or(0, |image| image.len());
+    match options.uses_files() {
+        true => options.size.unwrap_or(1 << 30),
+        // Room for the directory of promises, too.
+        false => options.image.as_ref().map_or(options.disk_size(), image).max(1 << 30),
+    }
 }
 
 /// Number of checks at once.
