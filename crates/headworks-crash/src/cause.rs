@@ -102,7 +102,7 @@ impl<'a> Explainer<'a> {
     #[must_use]
     pub fn effects(&self, axes: &[Axis], choices: &[u32], place: usize) -> Vec<Effect> {
         let mut steps: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
-        let mut sizes = Vec::new();
+        let mut others = Vec::new();
         for (axis, choice) in axes.iter().zip(choices).filter(|(_, choice)| **choice > 0) {
             match axis {
                 Axis::Sequence(of) => {
@@ -111,18 +111,19 @@ impl<'a> Explainer<'a> {
                 Axis::Single(step) => {
                     steps.entry(*step).or_default();
                 }
+                Axis::OldName(step) => others.push(self.old_name(*step, place)),
                 Axis::Block { block, writes, .. } => {
                     let step = writes[writes.len() - *choice as usize];
                     steps.entry(step).or_default().push(*block);
                 }
                 Axis::Size { disk, node, sizes: kept } => {
                     let (_, size) = kept[kept.len() - *choice as usize];
-                    sizes.push(self.size(*disk, *node, size, place));
+                    others.push(self.size(*disk, *node, size, place));
                 }
             }
         }
         let lost = steps.into_iter().map(|(step, blocks)| self.effect(step, &blocks, place));
-        lost.chain(sizes).collect()
+        lost.chain(others).collect()
     }
 
     /// All that choices lose, in general: operation and path with numbers replaced. A cause with these is in any state that has them all.
@@ -142,6 +143,9 @@ impl<'a> Explainer<'a> {
                 }
                 Axis::Single(step) => {
                     steps.insert(*step);
+                }
+                Axis::OldName(step) => {
+                    all.insert(self.old_name(*step, place).in_general());
                 }
                 Axis::Size { disk, node, sizes } => {
                     let (_, size) = sizes[sizes.len() - *choice as usize];
@@ -229,6 +233,20 @@ impl<'a> Explainer<'a> {
         };
         let said = format!("{what} was not durable{part}: {missing}");
         Effect { step, operation, path, offset, length, said }
+    }
+
+    fn old_name(&self, step: usize, place: usize) -> Effect {
+        let change = &self.record.changes[step];
+        let (mut path, mut said) = (String::new(), String::new());
+        if let Action::Rename { parent, name, new_parent, new_name, .. } = &change.action {
+            let directory = self.path(change.disk, *parent, step);
+            path = joined(&directory, name);
+            let new = joined(&self.path(change.disk, *new_parent, step), new_name);
+            let missing = self.missing(&directory, step, place);
+            said =
+                format!("end of the old name {path}, renamed to {new}, was not durable: {missing}");
+        }
+        Effect { step, operation: "old name", path, offset: 0, length: 0, said }
     }
 
     fn size(&self, disk: u8, node: u64, size: u64, place: usize) -> Effect {

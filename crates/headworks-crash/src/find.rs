@@ -30,7 +30,8 @@ impl Walk<'_> {
     #[must_use]
     pub fn find(&self, seen: &[Tree]) -> Membership {
         let axes = self.axes();
-        let is_name = |axis: &Axis| matches!(axis, Axis::Sequence(_) | Axis::Single(_));
+        let is_name =
+            |axis: &Axis| matches!(axis, Axis::Sequence(_) | Axis::Single(_) | Axis::OldName(_));
         let names: Vec<usize> = (0..axes.len()).filter(|at| is_name(&axes[*at])).collect();
         let name_axes: Vec<Axis> = names.iter().map(|at| axes[*at].clone()).collect();
         let count = name_axes.iter().try_fold(1u64, |count, axis| {

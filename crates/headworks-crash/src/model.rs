@@ -7,7 +7,7 @@
 //! | names (atomic, always) | one sequence: a prefix is kept | a prefix, and what was synced apart | each by itself |
 //! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes, and may be there before | same | each by itself |
 //! | fsync of a file | its bytes; if its name or length is pending the sequence up to there | its bytes and names, and the directories above | its bytes, not its name |
-//! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above | its own changes |
+//! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above; a file that was renamed into it may keep its old name, too | its own changes |
 //! | syncfs | all | all | all |
 //!
 //! An image behind `$uri` is one file with blocks that are lost by themselves; a flush is an fsync of it, FUA makes the blocks of its range durable.
@@ -72,6 +72,8 @@ pub enum Axis {
     Sequence(Vec<usize>),
     /// One change of a name or a length: it is lost.
     Single(usize),
+    /// A file was renamed, and the new directory alone was synced: it keeps its old name, too.
+    OldName(usize),
     /// Writes that touched a block of a file: the last `n` are lost there.
     Block {
         /// Index of the disk.
@@ -100,7 +102,7 @@ impl Axis {
     pub fn most(&self) -> u32 {
         match self {
             Self::Sequence(steps) | Self::Block { writes: steps, .. } => steps.len() as u32,
-            Self::Single(_) => 1,
+            Self::Single(_) | Self::OldName(_) => 1,
             Self::Size { sizes, .. } => sizes.len() as u32,
         }
     }
@@ -122,6 +124,8 @@ pub struct Pending {
     names: Vec<(usize, u8)>,
     /// Truncations and punches that are by themselves.
     singles: Vec<(usize, u8)>,
+    /// Renames that are durable in the new directory, and not yet in the old one.
+    old_names: Vec<(usize, u8)>,
     files: BTreeMap<(u8, u64), PendingFile>,
 }
 
@@ -142,8 +146,8 @@ impl Pending {
     /// Begins with nothing pending. `block`: bytes that are lost or kept together, 4096 or 512.
     #[must_use]
     pub fn new(model: Model, block: u64) -> Self {
-        let (names, singles) = (Vec::new(), Vec::new());
-        Self { model, block, names, singles, files: BTreeMap::new() }
+        let (names, singles, old_names) = (Vec::new(), Vec::new(), Vec::new());
+        Self { model, block, names, singles, old_names, files: BTreeMap::new() }
     }
 
     /// Takes the next step of a record, which has this index.
@@ -182,6 +186,7 @@ impl Pending {
             Action::SyncAll => {
                 self.names.retain(|(_, of)| of != disk);
                 self.singles.retain(|(_, of)| of != disk);
+                self.old_names.retain(|(_, of)| of != disk);
                 self.files.retain(|(of, _), _| of != disk);
             }
             _ => {}
@@ -193,6 +198,7 @@ impl Pending {
     pub fn first(&self) -> Option<usize> {
         let files = self.files.values().map(|file| file.first);
         let names = self.names.first().into_iter().chain(self.singles.first());
+        let names = names.chain(self.old_names.iter().min());
         names.map(|(index, _)| *index).chain(files).min()
     }
 
@@ -211,6 +217,11 @@ impl Pending {
             }
         }
         axes.extend(self.singles.iter().map(|(index, _)| Axis::Single(*index)));
+        let is_file = |(index, disk): &&(usize, u8)| {
+            trees[usize::from(*disk)].entries(record.changes[*index].action.node()).is_err()
+        };
+        let old_names = self.old_names.iter().filter(is_file);
+        axes.extend(old_names.map(|(index, _)| Axis::OldName(*index)));
         let reachable = |disk: u8, number: u64| {
             let named = trees[usize::from(disk)].node(number).is_ok_and(|node| node.links > 0);
             named
@@ -260,7 +271,12 @@ impl Pending {
                 let own = self.last(|index, of| of == disk && concerns(record, index, node));
                 self.commit(disk, own.max(grown));
             }
-            Model::LogTree => self.log(record, disk, node),
+            Model::LogTree => {
+                self.old_names.retain(|(index, of)| {
+                    *of != disk || record.changes[*index].action.node() != node
+                });
+                self.log(record, disk, node);
+            }
         }
     }
 
@@ -286,6 +302,14 @@ impl Pending {
                 self.commit(disk, last);
             }
             Model::LogTree => {
+                let left = |index: usize| matches!(&record.changes[index].action, Action::Rename { parent, .. } if *parent == node);
+                self.old_names.retain(|(index, of)| *of != disk || !left(*index));
+                // btrfs logs the entries of the directory, and nothing of the one that lost its entry.
+                let comes_in = |(index, of): &&(usize, u8)| {
+                    matches!(&record.changes[*index].action, Action::Rename { parent, new_parent, .. }
+                        if *of == disk && *new_parent == node && *parent != node)
+                };
+                self.old_names.extend(self.names.iter().filter(comes_in));
                 self.names.retain(|(index, of)| *of != disk || !inside(*index));
                 self.log(record, disk, node);
             }

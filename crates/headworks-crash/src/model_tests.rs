@@ -105,6 +105,19 @@ fn length_may_be_any_that_the_file_had() {
 }
 
 #[test]
+fn old_name_may_stay_when_the_new_directory_alone_was_synced() {
+    // Seen on btrfs.
+    let program = "mkdir d; create d/a; checkpoint; rename d/a b; syncdir /";
+    assert_eq!(states(program, Model::LogTree), ["b= d/", "b= d/ d/a="]);
+    assert_eq!(states(program, Model::Journal), ["b= d/"]);
+    for sync in ["syncdir d", "sync b", "syncfs"] {
+        assert_eq!(states(&format!("{program}; {sync}"), Model::LogTree), ["b= d/"], "{sync}");
+    }
+    let inside = "create a; checkpoint; rename a b; syncdir /";
+    assert_eq!(states(inside, Model::LogTree), ["b="]);
+}
+
+#[test]
 fn zeros_of_a_truncation_may_be_there_before_it() {
     // Seen on ext4: the page that is cut is written back before the journal is committed.
     let program = "create a; write a 0 5000 s; sync a; truncate a 4000";
@@ -412,6 +425,28 @@ impl Brute<'_> {
         })
     }
 
+    /// Whether a rename that is durable may have left its old name.
+    fn old_name_may_stay(&self, index: usize, end: usize) -> bool {
+        let Action::Rename { node, parent, new_parent, .. } = self.action(index) else {
+            return false;
+        };
+        if self.model != Model::LogTree || parent == new_parent {
+            return false;
+        }
+        let Some(first) = (index + 1..end).find(|sync| self.name_durable(index, sync + 1)) else {
+            return false;
+        };
+        let by_the_new =
+            matches!(self.action(first), Action::SyncDirectory { node } if node == new_parent);
+        by_the_new
+            && !(first + 1..end).any(|sync| match self.action(sync) {
+                Action::SyncAll => true,
+                Action::SyncDirectory { node: of } => of == parent,
+                Action::Sync { node: of, .. } => of == node,
+                _ => false,
+            })
+    }
+
     /// A node and the directories in which its pending names are.
     fn logged(&self, node: u64, end: usize) -> HashSet<u64> {
         let mut nodes = HashSet::from([node]);
@@ -465,7 +500,9 @@ impl Brute<'_> {
                 _ => {}
             }
         }
-        let bits = names.len() + atoms.len();
+        let olds: Vec<usize> =
+            (0..place).filter(|one| self.old_name_may_stay(*one, place)).collect();
+        let bits = names.len() + atoms.len() + olds.len();
         assert!(bits < 22, "{bits}");
         // Each file that grew keeps one of its lengths, or none.
         let mut kept = vec![HashMap::new()];
@@ -494,7 +531,7 @@ impl Brute<'_> {
                 continue;
             }
             for kept in &kept {
-                all.insert(self.tree(place, &names, &atoms, kept, &lost).hash());
+                all.insert(self.tree(place, (&names, &atoms, &olds), kept, &lost).hash());
             }
         }
         all
@@ -504,8 +541,7 @@ impl Brute<'_> {
     fn tree(
         &self,
         place: usize,
-        names: &[usize],
-        atoms: &[(usize, u64)],
+        (names, atoms, olds): (&[usize], &[(usize, u64)], &[usize]),
         kept: &HashMap<usize, u64>,
         lost: &dyn Fn(usize) -> bool,
     ) -> Tree {
@@ -527,6 +563,14 @@ impl Brute<'_> {
                     }
                 }
                 _ if name.is_some_and(lost) => {}
+                Action::Rename { node, new_parent, new_name, .. }
+                    if olds
+                        .iter()
+                        .position(|one| *one == index)
+                        .is_some_and(|at| lost(names.len() + atoms.len() + at)) =>
+                {
+                    tree.replay_name(*node, *new_parent, new_name);
+                }
                 Action::Write { node, offset, data, .. } => {
                     for (at, byte) in (*offset..).zip(data.iter()) {
                         if !atom_lost(at / 4096) {

@@ -5,7 +5,7 @@
 //!                                                      replayed for each state, without what it lost
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -188,6 +188,11 @@ impl<'a> Walk<'a> {
                 Action::Make { node, parent, new, .. } if losses.steps.contains(&index) => {
                     tree.replay_make(*node, *parent, None, new);
                 }
+                Action::Rename { node, new_parent, new_name, .. }
+                    if losses.old_names.contains(&index) =>
+                {
+                    tree.replay_name(*node, *new_parent, new_name);
+                }
                 _ if losses.steps.contains(&index) => self.zero(&losses, index, tree),
                 Action::Write { node, offset, data, .. } => {
                     self.write(&losses, index, (*disk, *node), *offset, data, tree);
@@ -255,8 +260,11 @@ impl<'a> Walk<'a> {
 }
 
 /// What choices lose.
+#[derive(Default)]
 struct Losses {
-    steps: std::collections::HashSet<usize>,
+    steps: HashSet<usize>,
+    /// Renames that leave the old name.
+    old_names: HashSet<usize>,
     /// By block: the first write that is lost there.
     blocks: HashMap<(u8, u64, u64), usize>,
     /// By file: the write whose length is kept, and that length.
@@ -266,8 +274,7 @@ struct Losses {
 impl Losses {
     fn new(axes: &[Axis], choices: &[u32]) -> Self {
         assert_eq!(axes.len(), choices.len(), "a choice for each axis");
-        let mut losses =
-            Self { steps: Default::default(), blocks: HashMap::new(), sizes: HashMap::new() };
+        let mut losses = Self::default();
         for (axis, choice) in axes.iter().zip(choices).filter(|(_, choice)| **choice > 0) {
             assert!(*choice <= axis.most(), "a choice that the axis has");
             match axis {
@@ -275,6 +282,7 @@ impl Losses {
                     losses.steps.extend(&steps[steps.len() - *choice as usize..]);
                 }
                 Axis::Single(step) => drop(losses.steps.insert(*step)),
+                Axis::OldName(step) => drop(losses.old_names.insert(*step)),
                 Axis::Block { disk, node, block, writes } => {
                     let first = writes[writes.len() - *choice as usize];
                     losses.blocks.insert((*disk, *node, *block), first);
