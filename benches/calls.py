@@ -21,6 +21,8 @@ sys.dont_write_bytecode = True
 import rawnbd  # noqa: E402
 
 REQUESTS = 7
+# What a client sends at once: it fits into the socket whatever pieces the kernel makes of it, which differ with the memory that is free.
+SENT_AT_ONCE = 192 << 10
 # Turns a server that does not answer into an error.
 LIMIT = 60
 CALL = re.compile(rb"^SYSCALL\[\d+,\d+\]\(\s*(\d+)\) (?!\.\.\.)", re.M)
@@ -77,7 +79,7 @@ class Server:
 
 
 def exchange(server, client, out, reply_bytes):
-    """Sends a request and receives its reply, by as much at a time as the socket holds."""
+    """Sends a request and receives its reply, as much of it at a time as the socket has."""
     out, left = memoryview(out), reply_bytes
     end = time.monotonic() + LIMIT
     while out or left:
@@ -86,7 +88,7 @@ def exchange(server, client, out, reply_bytes):
         server.rest()
         if out:
             try:
-                out = out[client.send(out):]
+                out = out[client.send(out[:SENT_AT_ONCE]):]
             except BlockingIOError:
                 pass
         else:
