@@ -109,6 +109,13 @@ else
     skip "LMDB" "python3-lmdb is not installed"
 fi
 
+# Other stores where they are installed; each against the table of pairs.py.
+pairs() { "$PYTHON" "$programs/pairs.py" "$HEADWORKS" --cuts 40 "$1"; }
+for pair in log/both sqlite/WAL-FULL sqlite/WAL-NORMAL leveldb/nosync; do
+    case $pair in leveldb/*) "$PYTHON" -c 'import plyvel' 2>/dev/null || { skip "$pair" "python3-plyvel is not installed"; continue; } ;; esac
+    check "$pair has its verdicts under three models" pairs $pair
+done
+
 # The directory is a file system: the same results and error numbers as tmpfs.
 other=$(mktemp -d /dev/shm/headworks-same.XXXXXX)
 same() { # SEED
