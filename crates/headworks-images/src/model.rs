@@ -264,7 +264,9 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::{DelayDevice, DelayOptions, ErrorFilter, ErrorOptions};
+    use crate::{
+        DelayDevice, DelayOptions, ErrorFilter, ErrorOptions, PowercutDevice, PowercutOptions,
+    };
     use headworks::testing::{Bench, against_model};
     use headworks::{FilterDevice, MemDevice, NullDevice};
     use headworks_core::BioFlags;
@@ -398,6 +400,41 @@ mod tests {
             let mem = MemDevice::new(1 << 20).unwrap();
             let mut bench = Bench::new(named(name, Box::new(mem)));
             against_model(&mut bench, 3, 1 << 20, 512, 300);
+        }
+    }
+
+    #[test]
+    fn contents_pass_every_order_of_wrappers() {
+        let powercut = |below: Box<dyn Device>| -> Box<dyn Device> {
+            let options = PowercutOptions { cache: 64 << 10, ..PowercutOptions::default() };
+            Box::new(PowercutDevice::new(options, 512, below, Box::new(|_| {})))
+        };
+        let delay = |below: Box<dyn Device>| -> Box<dyn Device> {
+            let options = DelayOptions { wait_ns: [5_000; Op::COUNT], jitter_ns: 9_000, seed: 1 };
+            Box::new(DelayDevice::new(options, below))
+        };
+        let model = |below| -> Box<dyn Device> { Box::new(named("sata", below)) };
+        let memory = || -> Box<dyn Device> { Box::new(MemDevice::new(1 << 20).unwrap()) };
+        for outermost in [model(delay(memory())), delay(model(memory())), model(model(memory()))] {
+            against_model(&mut Bench::new(outermost), 5, 1 << 20, 512, 200);
+        }
+        // A disk with a cache knows writes and flushes alone.
+        for outermost in [model(powercut(delay(memory()))), powercut(model(delay(memory())))] {
+            let (mut bench, mut prng) = (Bench::new(outermost), Prng::new(6));
+            let mut bytes = vec![0; 256];
+            for round in 1..=200u8 {
+                let block = prng.below(256);
+                bench.buffer()[..4096].fill(round);
+                assert_eq!(bench.run(Op::Write, NONE, block * 4096, 4096).status, Ok(()));
+                bytes[block as usize] = round;
+                if prng.below(8) == 0 {
+                    assert_eq!(bench.run(Op::Flush, NONE, 0, 0).status, Ok(()));
+                }
+                let block = prng.below(256);
+                assert_eq!(bench.run(Op::Read, NONE, block * 4096, 4096).status, Ok(()));
+                let expected = bytes[block as usize];
+                assert!(bench.buffer()[..4096].iter().all(|&byte| byte == expected), "{round}");
+            }
         }
     }
 
