@@ -514,6 +514,12 @@ impl Connection {
         self.intake.has_incomplete_payload()
     }
 
+    /// Whether it can do nothing before its socket is ready: no payload has begun, and nothing that was received is left to be tried.
+    #[must_use]
+    pub fn rests(&self) -> bool {
+        !self.wire.has_stash() && !self.intake.can_step() && !self.has_incomplete_payload()
+    }
+
     /// The payload that the shard does not have yet, and what it keeps.
     #[must_use]
     pub fn kept_payload(&self) -> Option<KeptPayload> {

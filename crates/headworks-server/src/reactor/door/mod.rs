@@ -3,7 +3,7 @@
 //!
 //! A connection is *hot* (tried every turn), watched by the engine, or stopped by a request that waits ([`WaitsFor`]): then nothing
 //! is read from its client. What the request waits for ends in [`Door::wake`]. A connection whose socket is full is watched for
-//! write readiness in any case.
+//! write readiness in any case, and leaves the hot list if nothing of what it received is left to be tried.
 //!
 //! ```text
 //!            no data for a while                     readiness
@@ -574,9 +574,10 @@ impl Door {
         let Some(fd) = connection.socket() else {
             return;
         };
-        // A hot connection is read from every turn anyway.
+        // A hot connection is read from every turn anyway, unless it rests.
         let stopped = is_paused || connection.stopped_by() != WaitsFor::Nothing;
-        let reads = !stopped && connection.reads() && !state.is_hot();
+        let is_tried = state.is_hot() && !(state.blocked && connection.rests());
+        let reads = !stopped && connection.reads() && !is_tried;
         let interest = match (reads, state.blocked) {
             (true, false) => Interest::Read,
             (true, true) => Interest::ReadWrite,

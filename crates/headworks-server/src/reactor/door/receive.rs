@@ -101,6 +101,11 @@ impl Door {
             self.turn.begin(budget, self.hot.hot_exports());
         }
         while let Some(slot) = self.hot.get(index) {
+            if self.rests(parts, slot) {
+                self.hot.cool(index);
+                self.watch(parts, slot);
+                continue;
+            }
             let export = self.hot.state(slot).export.filter(|_| !alone);
             let left = export.map(|export| self.turn.left(export));
             if left.is_some_and(|left| left.received == 0) {
@@ -146,6 +151,12 @@ impl Door {
             self.hot.rotate(deferred);
         }
         worked
+    }
+
+    /// Whether a hot connection waits for its socket, which is full: its client takes replies before it sends more, as a rule.
+    fn rests(&self, parts: &mut ReactorParts, slot: u32) -> bool {
+        self.hot.state(slot).blocked
+            && parts.io.connection(slot).is_some_and(|(connection, _)| connection.rests())
     }
 
     /// Submits reads again that the cache returned in this turn; returns whether there are any. A connection without a buffer or bio
