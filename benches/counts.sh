@@ -149,7 +149,8 @@ fi
 if [[ ${#wanted[@]} -eq 0 || ${wanted[*]} == *calls-* ]]; then
     python3 benches/calls.py "$scratch/headworks" "$scratch" >"$scratch/calls" || exit 1
     while read -r name calls; do
-        ! is_wanted "$name" || verdict "$name" "$calls" "system calls" 0
+        # How many pieces a MiB takes depends on how much of it the other side has taken meanwhile: 27 to 34 were seen for 33.
+        ! is_wanted "$name" || verdict "$name" "$calls" "system calls" $([[ $name == *-1m ]] && echo 10 || echo 0)
     done <"$scratch/calls"
 fi
 if [ -n "$renew" ]; then
