@@ -98,7 +98,7 @@ def run(headworks, kind, first, count, cuts):
     failed = 0
     for seed in range(first, first + count):
         command = [
-            headworks, "crashtest", "--json", "--model", "journal", "--cuts", "1", "--jobs", "1",
+            headworks, "crashtest", "--json", "--model", "journal", "--cuts", "1", "--jobs", "1", "--time", "300s",
             "--setup", own + " setup $dir", "--run", "%s load %d $dir" % (own, seed), "--check", "[ -e $dir/kept ]",
             "--fs", kind, "--fs-cuts", str(cuts), "--seed", str(seed),
         ]
