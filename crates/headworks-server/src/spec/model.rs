@@ -11,7 +11,10 @@
 //! A parameter has one key in a SPEC, in a file and in what is shown. A file is read when its SPEC is: what it says is part of the
 //! SPEC from then on.
 
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use headworks::Device;
@@ -161,6 +164,18 @@ impl Model {
     }
 }
 
+/// Reads a regular file, one byte more than a profile may have at most: a FIFO has no end that comes by itself, nor has `/dev/zero`.
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    // Not to wait for the other end of a FIFO.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut text = Vec::new();
+    file.take(FILE_MAX as u64 + 1).read_to_end(&mut text)?;
+    Ok(text)
+}
+
 /// How long the commands of a disk took, in a sentence.
 fn said(times: &ModelTimes) -> String {
     let us = |ns: u64| format!("{:.1} us", ns as f64 / 1e3);
@@ -208,8 +223,7 @@ impl DiskDescription {
 
     fn read(path: &Path) -> Result<Self, String> {
         let shown = path.display();
-        let text =
-            std::fs::read(path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
+        let text = read_file(path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
         if text.len() > FILE_MAX {
             return Err(format!(
                 "{shown} has more than {FILE_MAX} bytes; a profile has some lines"
@@ -464,6 +478,7 @@ mod tests {
             ("model:profile=sata,age=old,of=x", &["age: `old` is none of new and full"]),
             ("model:profile=cloud-gp3,iops=9000,of=x", &["burst-iops is at least iops"]),
             ("model:profile=/none/such.toml,of=x", &["/none/such.toml cannot be read"]),
+            ("model:profile=/dev/zero,of=x", &["/dev/zero cannot be read: it is not a regular"]),
             (
                 "model:profile=hdd-7200",
                 &["of: a wrapper needs a device", "model:profile=hdd-7200,of="],
