@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use headworks::driver::Span;
-use headworks_core::{Bio, BioFlags, BioId, Input, Op, ReplyStage, WaitTimes};
+use headworks_core::{Bio, BioFlags, BioId, Input, Op, ReplyStage, ShardId, WaitTimes};
 
 use super::Environment;
 use crate::check::violation;
@@ -35,15 +35,9 @@ struct LentRange {
 pub struct LentFrames {
     /// The frames of the last answered ones, in the order of their answers.
     ranges: VecDeque<LentRange>,
-    /// Those that need a buffer, to be submitted again after the turn.
+    /// Those that need a buffer, to be submitted again after the turn, or when the shard has room: what others had it read on its
+    /// devices meanwhile may have taken their slots.
     returned: Vec<Bio>,
-}
-
-impl LentFrames {
-    /// Takes the reads that are to be submitted again.
-    pub fn take_returned(&mut self) -> impl Iterator<Item = Input> {
-        self.returned.drain(..).map(Input::Bio)
-    }
 }
 
 impl LentRange {
@@ -113,6 +107,18 @@ impl Environment {
         };
         self.coverage.hit(point);
         self.lent.returned.push(bio);
+    }
+
+    /// Submits reads again that a shard returned, as far as it has room, the oldest first.
+    pub fn submit_returned(&mut self, shard: ShardId, room: usize, inbox: &mut Vec<Input>) {
+        let most = inbox.len() + room;
+        for bio in std::mem::take(&mut self.lent.returned) {
+            let is_home = self.connections[self.index(bio.id.connection)].home == shard;
+            match is_home && inbox.len() < most {
+                true => inbox.push(Input::Bio(bio)),
+                false => self.lent.returned.push(bio),
+            }
+        }
     }
 
     /// Checks the frames that change now, and watches them no longer.
