@@ -582,8 +582,7 @@ impl World {
         }
         let mut port = ShardPort { env: &mut self.env, shard: id };
         shard.executor.run(now, actions, &mut port, &mut NoDisk, &mut shard.inbox);
-        let room = (shard.core.room() as usize).saturating_sub(shard.inbox.len());
-        self.env.submit_returned(id, room, &mut shard.inbox);
+        self.env.submit_returned(id, shard.core.room() as usize, &mut shard.inbox);
         observe_failures(&mut self.env, shard, id);
         self.env.frames.checksum_writes();
         if self.env.scenario.defect == WorldDefect::ReusesBuffers {

@@ -109,12 +109,11 @@ impl Environment {
         self.lent.returned.push(bio);
     }
 
-    /// Submits reads again that a shard returned, as far as it has room, the oldest first.
+    /// Submits reads again that a shard returned, as far as it has room beyond its inbox, the oldest first.
     pub fn submit_returned(&mut self, shard: ShardId, room: usize, inbox: &mut Vec<Input>) {
-        let most = inbox.len() + room;
         for bio in std::mem::take(&mut self.lent.returned) {
             let is_home = self.connections[self.index(bio.id.connection)].home == shard;
-            match is_home && inbox.len() < most {
+            match is_home && inbox.len() < room {
                 true => inbox.push(Input::Bio(bio)),
                 false => self.lent.returned.push(bio),
             }
