@@ -1,5 +1,5 @@
-//! The waits of a request between its header and its bio: for limits or the end of a freeze, for a buffer, and in the shard, if that
-//! had it before and returned it.
+//! The waits of a request between its header and its bio: for limits or the end of a freeze, for a buffer, and all that came before
+//! the shard returned it, if it did.
 //!
 //! Invariant: a request that waited for neither costs one comparison.
 
@@ -10,8 +10,8 @@ use headworks_core::{Instant, WaitTimes};
 pub struct FrontWaits {
     limit_ns: u64,
     buffer_ns: u64,
-    /// In the shard, and for what.
-    shard: (u64, WaitTimes),
+    /// The time before the shard returned the request, and what it waited for in it.
+    returned: (u64, WaitTimes),
 }
 
 impl FrontWaits {
@@ -21,10 +21,10 @@ impl FrontWaits {
         Self { limit_ns, ..Self::default() }
     }
 
-    /// Adds a time in the shard, which returned the request after these waits.
+    /// What the shard knows of a request that it returned: since when it was there, in nanoseconds, and for what it waited.
     #[must_use]
-    pub fn and_shard(self, ns: u64, wait_times: WaitTimes) -> Self {
-        Self { shard: (self.shard.0 + ns, self.shard.1.with_front(wait_times)), ..self }
+    pub fn of_returned(ns: u64, wait_times: WaitTimes) -> Self {
+        Self { returned: (ns, wait_times), ..Self::default() }
     }
 
     /// Adds a wait for limits, or for the end of a freeze.
@@ -42,27 +42,27 @@ impl FrontWaits {
     /// Adds the waits of a later stage.
     #[must_use]
     pub fn and(self, later: Self) -> Self {
-        let (shard_ns, wait_times) = later.shard;
-        self.and_limits(later.limit_ns).and_buffer(later.buffer_ns).and_shard(shard_ns, wait_times)
+        debug_assert!(later.returned.0 == 0, "what comes later was not returned");
+        self.and_limits(later.limit_ns).and_buffer(later.buffer_ns)
     }
 
     /// Whether the request waited for nothing.
     #[inline]
     #[must_use]
     pub fn is_none(self) -> bool {
-        self.limit_ns | self.buffer_ns | self.shard.0 == 0
+        self.limit_ns | self.buffer_ns | self.returned.0 == 0
     }
 
     /// The time at which the waits began, of a request whose bio is made at `now`.
     #[must_use]
     pub fn began(self, now: Instant) -> Instant {
-        Instant(now.0.saturating_sub(self.limit_ns + self.buffer_ns + self.shard.0))
+        Instant(now.0.saturating_sub(self.limit_ns + self.buffer_ns + self.returned.0))
     }
 
     /// The waits as the latency tables count them.
     #[must_use]
     pub fn wait_times(self) -> WaitTimes {
-        WaitTimes::of_front(self.limit_ns, self.buffer_ns).with_front(self.shard.1)
+        WaitTimes::of_front(self.limit_ns, self.buffer_ns).with_front(self.returned.1)
     }
 }
 
@@ -84,16 +84,13 @@ mod tests {
     }
 
     #[test]
-    fn wait_in_the_shard_that_returned_the_request_is_kept() {
-        let device = WaitTimes::from_word((waits_bucket() as u64) << (8 * WaitKind::Device as u32));
-        let waits = FrontWaits::for_limits(3_000).and_shard(9_000, device).and_buffer(500);
-        assert_eq!(waits.began(Instant(20_000)), Instant(7_500));
-        assert_eq!(waits.wait_times().at_most(WaitKind::Limit), 3071);
-        assert_eq!(waits.wait_times().bucket(WaitKind::Device), waits_bucket());
-        assert!(!FrontWaits::default().and_shard(1, device).is_none());
-    }
-
-    fn waits_bucket() -> usize {
-        WaitTimes::of_front(9_000, 0).bucket(WaitKind::Limit)
+    fn what_a_returned_request_waited_for_is_kept() {
+        let before = WaitTimes::of_front(9_000, 0);
+        let waits = FrontWaits::of_returned(20_000, before).and_buffer(500);
+        assert_eq!(waits.began(Instant(30_000)), Instant(9_500));
+        let told = [WaitKind::Limit, WaitKind::Buffer].map(|wait| waits.wait_times().bucket(wait));
+        let buffer = WaitTimes::of_front(0, 500).bucket(WaitKind::Buffer);
+        assert_eq!(told, [before.bucket(WaitKind::Limit), buffer]);
+        assert!(!FrontWaits::of_returned(1, WaitTimes::NONE).is_none());
     }
 }

@@ -9,7 +9,7 @@
 //!                        `--returned--> the list of waiting requests --> bio with a buffer
 //! ```
 
-use headworks_core::{Instant, WaitKind, WaitTimes};
+use headworks_core::{Instant, WaitTimes};
 
 use super::Connection;
 use super::session::Session;
@@ -55,10 +55,7 @@ pub(super) fn needs_buffer(
     }
     let InFlight { cookie, offset, len, since, front, .. } = in_flight;
     let (command, flags) = (Command::Read, CommandFlags::NONE);
-    // It has not waited for a buffer yet.
-    let limit_ns = front.at_most(WaitKind::Limit).min(now.since(since));
     let request = Request { cookie, offset, len, command, flags };
-    let shard_ns = now.since(since) - limit_ns;
-    let before = FrontWaits::for_limits(limit_ns).and_shard(shard_ns, wait_times);
+    let before = FrontWaits::of_returned(now.since(since), wait_times.with_front(front));
     intake.waiting_mut().push(FrontRequest::again(request, before, now));
 }
