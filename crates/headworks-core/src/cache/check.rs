@@ -77,6 +77,7 @@ impl Cache {
         assert!(regions_match, "the regions count every dirty block");
         assert_eq!(shadowed, pool.shadow_frames().0, "every shadow belongs to a block");
         self.check_operations(resident, parked);
+        state.waiters.check_without_buffer();
         self.check_flushers();
         for account in 0..state.waiters.bio_accounts() {
             let waits = state.waiters.waits_for_bio(account);

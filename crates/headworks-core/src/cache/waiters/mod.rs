@@ -87,6 +87,15 @@ impl Waiters {
         self.without_buffer
     }
 
+    /// Checks the blocks of the bios without a buffer.
+    ///
+    /// # Panics
+    /// If their sum is another.
+    pub fn check_without_buffer(&self) {
+        let sum: u64 = self.iter().map(|(_, op)| blocks_without_buffer(op)).sum();
+        assert_eq!(sum, self.without_buffer, "blocks of the bios without a buffer");
+    }
+
     /// Takes an operation out of its slot to step it; [`Waiters::put_back`] or [`Waiters::remove`] follows.
     pub fn take_out(&mut self, slot: u32) -> Operation {
         assert!(self.ops.is_taken(slot), "the slot holds an operation");
