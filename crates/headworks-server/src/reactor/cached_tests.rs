@@ -58,10 +58,19 @@ fn reads_need_no_buffer(certificates: Option<&Certificates>) {
     let mut harness = harness(certificates, FRAMES);
     let mut client = Client::new(&mut harness, certificates);
     fill(&mut harness, &mut client);
-    let buffers = use_up(&mut harness);
+    reads_without_buffers(
+        &mut harness,
+        &mut client,
+        &[4096, 512, MIB, 3 * MIB, 100 << 10].repeat(5),
+    );
+}
+
+/// Reads while no buffer is free.
+fn reads_without_buffers(harness: &mut Harness, client: &mut Client, lens: &[u32]) {
+    let buffers = use_up(harness);
     assert!(harness.buffer_stats().taken == POOL);
-    for len in [4096, 512, MIB, 3 * MIB, 100 << 10].repeat(5) {
-        read(&mut harness, &mut client, len);
+    for len in lens {
+        read(harness, client, *len);
     }
     let stats = harness.buffer_stats();
     assert_eq!((stats.waits, stats.taken), (0, POOL));
@@ -109,14 +118,7 @@ fn read_of_memory_without_a_cache_waits_for_a_buffer() {
 fn read_that_is_not_cached_needs_no_buffer() {
     let mut harness = harness(None, FRAMES);
     let mut client = Client::new(&mut harness, None);
-    let buffers = use_up(&mut harness);
-    for len in [MIB, 4096, 3 * MIB] {
-        read(&mut harness, &mut client, len);
-    }
-    let stats = harness.buffer_stats();
-    assert_eq!((stats.waits, stats.taken), (0, POOL));
-    let pool = &mut harness.reactor.parts.io.pool;
-    buffers.into_iter().for_each(|buffer| pool.put(buffer));
+    reads_without_buffers(&mut harness, &mut client, &[MIB, 4096, 3 * MIB]);
 }
 
 /// A read that is not cached and wants more than a part of the cache waits until there is a buffer, and so does what its client sends
