@@ -9,8 +9,8 @@
 //! output. Bytes are input: nothing panics, and memory is bounded by [`WRITE_MAX`].
 
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -59,19 +59,20 @@ enum Target {
 }
 
 impl DiskLog {
-    /// Begins the log of a disk: in a new file, or at the listener of a unix socket.
+    /// Begins the log of a disk: in a file, in place of an older log, or at the listener of a unix socket.
     ///
     /// # Errors
-    /// The file cannot be made, or nobody listens.
+    /// The file cannot be made, is there and no log, or the socket has no listener.
     pub fn new(path: &Path) -> io::Result<Self> {
         let is_socket = path.metadata().is_ok_and(|found| found.file_type().is_socket());
         let into = match is_socket {
             true => {
                 let stream = UnixStream::connect(path)?;
                 stream.set_read_timeout(Some(LISTENER_LIMIT))?;
+                stream.set_write_timeout(Some(LISTENER_LIMIT))?;
                 Target::Listener(stream)
             }
-            false => Target::File(File::create(path)?),
+            false => Target::File(log_file(path)?),
         };
         let mut log = Self { into, entry: Vec::new() };
         log.write(MAGIC)?;
@@ -108,6 +109,28 @@ impl DiskLog {
             Target::Listener(stream) => stream.read_exact(&mut [0]),
         }
     }
+}
+
+/// Opens the file of a log, emptied. What is no log may be precious, and a FIFO or a device has no end.
+fn log_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    let mut file = options.custom_flags(libc::O_NONBLOCK).open(path)?;
+    let mut head = Vec::new();
+    if file.metadata()?.is_file() {
+        (&file).take(MAGIC.len() as u64).read_to_end(&mut head)?;
+    } else {
+        head.push(0);
+    }
+    if !head.is_empty() && head != MAGIC {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "it is there and no log of a disk",
+        ));
+    }
+    file.set_len(0)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// Reads the log of a disk, which may still grow.
@@ -208,6 +231,22 @@ mod tests {
             assert_eq!(reader.next_change().unwrap(), None);
         }
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn older_log_is_replaced_and_no_other_file() {
+        let path = path("disk-log-there");
+        DiskLog::new(&path).unwrap().note(DiskChange::Flush).unwrap();
+        drop(DiskLog::new(&path).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), MAGIC);
+        for precious in [&b"precious"[..], b"hwdisk", b"hwdisk2\nand more"] {
+            std::fs::write(&path, precious).unwrap();
+            let refused = DiskLog::new(&path).unwrap_err().to_string();
+            assert!(refused.contains("no log of a disk"), "{refused}");
+            assert_eq!(std::fs::read(&path).unwrap(), precious);
+        }
+        std::fs::remove_file(path).unwrap();
+        assert!(DiskLog::new(Path::new("/dev/zero")).is_err());
     }
 
     #[test]
