@@ -431,7 +431,7 @@ const DELAY_KEYS: [&str; 10] = [
 const ERROR_KEYS: [&str; 8] = ["rate", "errno", "op", "range", "after", "count", "seed", "of"];
 
 impl Kind {
-    const fn keys(self) -> &'static [&'static str] {
+    fn keys(self) -> &'static [&'static str] {
         match self {
             Self::File => &FILE_KEYS,
             Self::Nbd => &nbd::KEYS,

@@ -16,6 +16,7 @@ use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use headworks::Device;
 use headworks_core::{ConfigError, QueueOptions};
@@ -31,57 +32,15 @@ use crate::limit_words::time_word;
 use crate::units::{parse_size, parse_switch, parse_time};
 
 /// Keys of the type: those of all models, since a disk is known only when the values are read.
-pub(super) const KEYS: [&str; 49] = [
-    "profile",
-    "seed",
-    "age",
-    "size",
-    "turn",
-    "seek",
-    "stroke",
-    "settle",
-    "media-rate",
-    "command",
-    "link-rate",
-    "write-cache",
-    "write-window",
-    "write-unit",
-    "read-window",
-    "flushes",
-    "channels",
-    "read",
-    "read-ahead",
-    "write",
-    "read-command",
-    "write-command",
-    "read-link",
-    "write-link",
-    "duplex",
-    "chunk",
-    "whole-commands",
-    "drain",
-    "drain-rate",
-    "buffer",
-    "flush",
-    "fast",
-    "sustained-rate",
-    "gc-every",
-    "gc-time",
-    "gc-channels",
-    "by-size",
-    "rate",
-    "latency",
-    "tail",
-    "step",
-    "step-deviation",
-    "level-deviation",
-    "iops",
-    "burst-iops",
-    "credits",
-    "credits-max",
-    "unit",
-    "of",
-];
+pub(super) static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let mut keys = vec!["profile", "seed", "age"];
+    for key in Disk::keys().chain(["of"]) {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    keys
+});
 
 /// Most bytes of a file that describes a disk.
 const FILE_MAX: usize = 64 << 10;
@@ -433,16 +392,8 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_is_a_key() {
-        let own = ["profile", "seed", "age", "of"];
-        let mut keys: Vec<&str> = KEYS.into_iter().filter(|key| !own.contains(key)).collect();
-        let mut known: Vec<&str> = Disk::keys().collect();
-        for list in [&mut keys, &mut known] {
-            list.sort_unstable();
-            list.dedup();
-        }
-        assert_eq!(keys, known);
-        assert!(KEYS.iter().all(|key| !is_of_export(key)));
+    fn no_parameter_is_a_key_of_the_export() {
+        assert!(KEYS.len() > 40 && KEYS.iter().all(|key| !is_of_export(key)));
     }
 
     #[test]
