@@ -58,7 +58,7 @@ impl Access {
             Ok(access) => return Ok(access),
             Err(error) => error,
         };
-        // Who may mount lacks FUSE and no right, and would lose rights to devices inside a user namespace.
+        // A user that may mount lacks FUSE, not a right, and would lose rights to devices inside a user namespace.
         let namespace = match may_mount {
             true => Err(io::Error::other("it would not help root")),
             false => private_namespace(true).and_then(|()| works(Way::UserNamespace)),
