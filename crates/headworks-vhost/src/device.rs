@@ -191,7 +191,8 @@ impl Device {
         self.shared.disk = disk;
     }
 
-    /// Carries out an order, or begins to. [`Device::next_answer`] has its answer.
+    /// Carries out an order, or begins to. [`Device::next_answer`] has its answer; a turn follows, as a ring may have started that has
+    /// requests already.
     ///
     /// # Panics
     /// If the order before has not been answered.
@@ -223,6 +224,8 @@ impl Device {
                     let sentence = format!("ring {} has requests in flight", old.queue());
                     return Err((sentence, Retired { ring: Some(ring), ..retired }));
                 }
+                // A process that died may have published answers without a notification.
+                ring.notify();
                 retired.ring = place.replace(ring);
             }
             Order::Enable { queue, is_enabled } => {

@@ -12,6 +12,7 @@
 //!   for one, and its header is read once. Data are not copied: [`Device::pieces`] names them where they are.
 //! - [`GuestMemory`] is mapped and unmapped by the control side; the device says when nothing in flight uses a table any more.
 //! - [`InFlightRegion`] outlives the process: the next one submits again what was taken and not answered.
+//! - [`driver`] is the other side, a front end without a virtual machine: it tests, and measures for `headworks bench`.
 //!
 //! Messages, rings, descriptors, the in-flight region and the log come from outside. Each index, length and address is checked; what breaks
 //! the rules of a ring ends that ring, what breaks those of the messages ends the connection.
@@ -25,17 +26,26 @@ mod channel;
 mod config_space;
 mod cut;
 mod device;
+#[cfg(all(test, not(loom)))]
+mod device_tests;
+pub mod driver;
 mod fault;
 pub mod features;
 mod in_flight;
 mod log;
 mod memory;
 pub mod notify;
+#[cfg(all(test, not(loom)))]
+mod recovery_tests;
 mod request;
 mod ring;
 mod session;
+#[cfg(all(test, not(loom)))]
+mod session_tests;
 mod spans;
 mod sync;
+#[cfg(all(test, not(loom)))]
+mod testing;
 pub mod wire;
 
 pub use channel::{Channel, Received};

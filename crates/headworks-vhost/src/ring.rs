@@ -369,8 +369,18 @@ impl Ring {
         self.phase = Phase::Stopped;
     }
 
+    /// The new descriptor is signalled: an answer may have been published while there was none.
     pub(crate) fn replace_call(&mut self, call: Option<CallFd>) -> Option<CallFd> {
-        std::mem::replace(&mut self.call, call)
+        let old = std::mem::replace(&mut self.call, call);
+        self.notify();
+        old
+    }
+
+    /// Notifies the driver, whether it wants that or not.
+    pub(crate) fn notify(&self) {
+        if let Some(call) = &self.call {
+            call.signal();
+        }
     }
 
     pub(crate) fn replace_error(&mut self, error: Option<CallFd>) -> Option<CallFd> {
@@ -582,10 +592,8 @@ impl Ring {
             track.published(new);
         }
         let wish = shared.wish();
-        if notify::is_wanted(self.view.driver_wish(wish), wish, old, new)
-            && let Some(call) = &self.call
-        {
-            call.signal();
+        if notify::is_wanted(self.view.driver_wish(wish), wish, old, new) {
+            self.notify();
         }
     }
 

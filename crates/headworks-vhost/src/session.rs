@@ -152,8 +152,10 @@ impl Session {
         if message.header.is_reply() {
             return Err(format!("message {request} is a reply to nothing"));
         }
+        let taken = self.dispatch(message);
+        // SET_PROTOCOL_FEATURES itself may have negotiated acknowledgements.
         let needs_reply = asks && self.protocol & protocol::REPLY_ACK != 0;
-        match self.dispatch(message) {
+        match taken {
             Ok(Done::Reply(reply)) => Ok(Step::Reply(reply)),
             Ok(Done::Quiet) if needs_reply => Ok(Step::Reply(Message::reply_u64(request, 0))),
             Ok(Done::Quiet) => Ok(Step::Done),
