@@ -10,12 +10,13 @@
 //!
 //! A pass in four repeats the record as the program made it; the others are disturbed. Half of the cuts are at the places of causes.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use headworks_core::prng::Prng;
 use headworks_crash::{
-    Disk, Draws, Explainer, Membership, Model, Record, Tree, Walk, Way, read_tree, write_tree,
+    Content, Disk, Draws, Explainer, Membership, Model, Record, Tree, Walk, Way, read_tree,
+    write_tree,
 };
 
 use super::DRAW_TIME;
@@ -34,6 +35,9 @@ const PASSES: u64 = 4;
 const STRANGERS_SHOWN: usize = 3;
 /// Files of such a state that are described.
 const FILES_SHOWN: usize = 8;
+/// Bytes of a file that are described as runs, and runs of one, at most.
+const RUNS_BYTES: u64 = 1 << 16;
+const RUNS_MAX: usize = 12;
 /// Time between lines of progress.
 const TOLD: Duration = Duration::from_secs(1);
 /// What helps where they cannot be mounted.
@@ -114,7 +118,7 @@ pub fn ask(
     let judge = Judge::new(place, "job-0", explorer.check(), options.timeout);
     let told = Instant::now();
     let explainer = Explainer::new(record);
-    let (met, judged) = (HashSet::new(), std::collections::HashMap::new());
+    let (met, judged) = (HashSet::new(), HashMap::new());
     let mut questioning = Questioning {
         options,
         explorer,
@@ -146,7 +150,7 @@ struct Questioning<'a> {
     /// States that were compared with the model.
     met: HashSet<(usize, u64)>,
     /// Verdicts by directories and promises.
-    judged: std::collections::HashMap<u64, Verdict>,
+    judged: HashMap<u64, Verdict>,
     until: Instant,
     told: Instant,
 }
@@ -352,21 +356,42 @@ impl Questioning<'_> {
 fn described(record: &Record, place: usize, seen: &[Tree]) -> String {
     let mut files = Vec::new();
     for (disk, tree) in record.disks.iter().zip(seen).filter(|(disk, _)| !disk.keeps_all) {
+        let mut first_names = HashMap::new();
         tree.walk(&mut |node, path| {
-            let path = String::from_utf8_lossy(path);
-            match tree.content(node) {
-                Ok(content) => files.push(format!(
-                    "${}{path} {} bytes {:08x}",
-                    disk.name,
-                    content.size(),
-                    content.hash() as u32
-                )),
-                Err(_) => files.push(format!("${}{path}", disk.name)),
-            }
+            let path = format!("${}{}", disk.name, String::from_utf8_lossy(path));
+            let first = first_names.entry(node).or_insert_with(|| path.clone());
+            files.push(match (tree.content(node), *first == path) {
+                (Ok(_), false) => format!("{path} is {first}"),
+                (Ok(content), true) => format!("{path} {}", runs(content)),
+                (Err(_), _) => path,
+            });
         });
     }
     let more = files.len().saturating_sub(FILES_SHOWN);
     files.truncate(FILES_SHOWN);
     let more = if more > 0 { format!(", and {more} more") } else { String::new() };
     format!("after step {place} of {}: {}{more}", record.changes.len(), files.join(", "))
+}
+
+/// The bytes of a short file as runs of equal ones, `a*4096 0*10`; of others the length and a hash.
+fn runs(content: &Content) -> String {
+    let hashed = format!("{} bytes {:08x}", content.size(), content.hash() as u32);
+    if content.size() > RUNS_BYTES {
+        return hashed;
+    }
+    let mut bytes = vec![0; content.size() as usize];
+    content.read(0, &mut bytes);
+    let runs: Vec<String> = bytes
+        .chunk_by(|one, other| one == other)
+        .take(RUNS_MAX + 1)
+        .map(|run| match run[0] {
+            0 => format!("0*{}", run.len()),
+            byte => format!("{}*{}", byte.escape_ascii(), run.len()),
+        })
+        .collect();
+    match runs.len() {
+        0 => "empty".to_owned(),
+        count if count <= RUNS_MAX => runs.join(" "),
+        _ => hashed,
+    }
 }
