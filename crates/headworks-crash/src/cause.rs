@@ -117,8 +117,8 @@ impl<'a> Explainer<'a> {
                     steps.entry(step).or_default().push(*block);
                 }
                 Axis::Size { disk, node, sizes: kept } => {
-                    let (_, size) = kept[kept.len() - *choice as usize];
-                    others.push(self.size(*disk, *node, size, place));
+                    let length = kept[kept.len() - *choice as usize];
+                    others.push(self.length(*disk, *node, length, place));
                 }
             }
         }
@@ -148,8 +148,8 @@ impl<'a> Explainer<'a> {
                     all.insert(self.old_name(*step, place).in_general());
                 }
                 Axis::Size { disk, node, sizes } => {
-                    let (_, size) = sizes[sizes.len() - *choice as usize];
-                    all.insert(self.size(*disk, *node, size, place).in_general());
+                    let length = sizes[sizes.len() - *choice as usize];
+                    all.insert(self.length(*disk, *node, length, place).in_general());
                 }
             }
         }
@@ -249,9 +249,18 @@ impl<'a> Explainer<'a> {
         Effect { step, operation: "old name", path, offset: 0, length: 0, said }
     }
 
-    fn size(&self, disk: u8, node: u64, size: u64, place: usize) -> Effect {
+    fn length(&self, disk: u8, node: u64, (step, size): (usize, u64), place: usize) -> Effect {
         let path = self.path(disk, node, place);
-        let said = format!("the length of {path}, {size} bytes, was durable before its bytes");
+        let stayed = match &self.record.changes[step].action {
+            Action::Write { offset, data, .. } => {
+                size < offset + data.len() as u64 && !size.is_multiple_of(self.block)
+            }
+            _ => false,
+        };
+        let said = match stayed {
+            true => format!("the length of {path} stayed {size} bytes when bytes were durable"),
+            false => format!("the length of {path}, {size} bytes, was durable before its bytes"),
+        };
         Effect { step: place, operation: "length", path, offset: 0, length: size, said }
     }
 

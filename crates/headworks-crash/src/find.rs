@@ -72,7 +72,8 @@ impl Walk<'_> {
                 for choice in 0..=most(*at) {
                     choices[*at] = choice;
                     let tree = &self.trees(&choices)[usize::from(disk)];
-                    if self.has_same_block(*at, tree, node, &seen[usize::from(disk)], &whole) {
+                    let seen = &seen[usize::from(disk)];
+                    if self.has_same_block(*at, tree, node, (seen, length), &whole) {
                         let end = tree.content(node).map_or(0, |content| content.size());
                         fitting.push((end, choice));
                     }
@@ -87,9 +88,11 @@ impl Walk<'_> {
             let fewest: Vec<u32> = assigned.iter().map(|fitting| fewest(fitting)).collect();
             let longest: Vec<u32> =
                 assigned.iter().map(|fitting| longest(fitting, length)).collect();
-            let kept = size.and_then(|at| self.size_choice(at, length));
-            let ways = [(&fewest, None), (&fewest, kept), (&longest, None), (&longest, kept)];
-            let fits = ways.into_iter().any(|(way, kept)| {
+            let kept = size.map_or_else(Vec::new, |at| self.size_choices(at, length));
+            let ways = |way| {
+                [(way, None)].into_iter().chain(kept.iter().map(move |kept| (way, Some(*kept))))
+            };
+            let fits = ways(&fewest).chain(ways(&longest)).any(|(way, kept)| {
                 blocks.iter().zip(way).for_each(|(at, choice)| choices[*at] = *choice);
                 if let Some(size) = size {
                     choices[size] = kept.unwrap_or(0);
@@ -126,19 +129,21 @@ impl Walk<'_> {
         }
     }
 
-    /// The choice that keeps this length.
-    fn size_choice(&self, at: usize, length: u64) -> Option<u32> {
-        let Axis::Size { sizes, .. } = &self.axes()[at] else { return None };
-        sizes.iter().rev().position(|(_, size)| *size == length).map(|back| back as u32 + 1)
+    /// The choices that keep this length, those of the last steps first.
+    fn size_choices(&self, at: usize, length: u64) -> Vec<u32> {
+        let Axis::Size { sizes, .. } = &self.axes()[at] else { return Vec::new() };
+        let back = (1..).zip(sizes.iter().rev());
+        back.filter(|(_, (_, size))| *size == length).map(|(choice, _)| choice).collect()
     }
 
-    /// Whether a block has the bytes that were seen. The file has the same name in both, which `whole` knows.
+    /// Whether a block has the bytes that were seen, up to the length that was seen: what is behind it may have been cut. The file has the same
+    /// name in both, which `whole` knows.
     fn has_same_block(
         &self,
         at: usize,
         tree: &Tree,
         node: u64,
-        seen: &Tree,
+        (seen, end): (&Tree, u64),
         whole: &[Tree],
     ) -> bool {
         let Axis::Block { disk, block, .. } = self.axes()[at] else { return false };
@@ -147,7 +152,7 @@ impl Walk<'_> {
             return false;
         };
         let Ok(ours) = tree.content(node) else { return false };
-        let length = self.block() as usize;
+        let length = end.saturating_sub(block * self.block()).min(self.block()) as usize;
         let (mut one, mut other) = (vec![0; length], vec![0; length]);
         ours.read(block * self.block(), &mut one);
         theirs.read(block * self.block(), &mut other);

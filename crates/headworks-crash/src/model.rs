@@ -3,14 +3,20 @@
 //! | | `Journal`: ext4, XFS | `LogTree`: btrfs, f2fs | `Any`: what POSIX allows |
 //! |---|---|---|---|
 //! | bytes | each block by itself is one of the versions that it had in memory since its last sync: the last few writes that touched it are lost | same | same |
-//! | the length | follows the last byte that is kept; or is one that it had, or the end of a block of a write, though bytes before it are lost and read as zeros | same | same |
+//! | the length | follows the last byte that is kept; or is one that it had since its last sync, or the end of a block of a write: bytes before it that are lost read as zeros, kept ones behind it are cut | same; also one after a truncation that is lost | same as log-tree |
 //! | names (atomic, always) | one sequence: a prefix is kept | a prefix, and what was synced apart | each by itself |
-//! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes, and may be there before | same | each by itself |
+//! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes: they may be there before, and those of a hole may be missing behind it | same | each by itself |
 //! | fsync of a file | its bytes; if its name or length is pending the sequence up to there | its bytes and names, and the directories above | its bytes, not its name |
 //! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above; a file that was renamed into it may keep its old name, too | its own changes |
 //! | syncfs | all | all | all |
 //!
 //! An image behind `$uri` is one file with blocks that are lost by themselves; a flush is an fsync of it, FUA makes the blocks of its range durable.
+//!
+//! Why the length is by itself: ext4 and XFS log it when a write of pages has ended, in a transaction of its own (`i_disksize`,
+//! `xfs_setfilesize`), and may have written the bytes of one page and not those of another. btrfs logs a file that exists, for the fsync of a
+//! directory, with its length and without its extents (`LOG_INODE_EXISTS` in fs/btrfs/tree-log.c), so its old bytes come back with a new length. Why a
+//! hole may be there without the zeros at its edges: XFS and btrfs log the extents and leave those zeros in the page cache (`xfs_zero_range`,
+//! `btrfs_truncate_block`); ext4 with `data=ordered` writes them before it commits the hole.
 //!
 //! `Pending` takes the steps of a record one by one. `axes` are the degrees of freedom of a cut: a state chooses a number on each, 0 for
 //! nothing lost, and every choice is legal.
@@ -25,9 +31,10 @@ use crate::record::{Action, Change, Record};
 use crate::tree::Tree;
 
 /// What a file system may lose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Model {
     /// One journal of names: ext4, XFS.
+    #[default]
     Journal,
     /// A log of single files beside the whole: btrfs, f2fs.
     LogTree,
@@ -85,13 +92,13 @@ pub enum Axis {
         /// The writes that touched it, as indices of steps; truncations and holes that cut it write zeros.
         writes: Vec<usize>,
     },
-    /// The length of a file is kept though bytes at its end are lost: choice `n` keeps the last length but `n - 1`.
+    /// The length of a file does not follow its bytes: choice `n` is the last length but `n - 1`.
     Size {
         /// Index of the disk.
         disk: u8,
         /// Number of the file.
         node: u64,
-        /// The lengths in bytes that may be kept, each with the write that gave it, in order.
+        /// The lengths in bytes that may be kept, each with the step that gave it, or that changed it from then on; in order.
         sizes: Vec<(usize, u64)>,
     },
 }
@@ -138,8 +145,26 @@ struct PendingFile {
     first: usize,
     /// The last one that made the file longer.
     grown: Option<usize>,
-    /// Lengths that the file got by writes, and ends of their blocks: ext4 keeps a length once its block has a place, with the bytes or without.
+    /// The last truncation.
+    truncated: usize,
+    /// Lengths that the file had, and ends of blocks of its writes: ext4 keeps a length once its block has a place, with the bytes or without.
     sizes: BTreeSet<(usize, u64)>,
+}
+
+impl PendingFile {
+    /// A write made the file longer, from `before` bytes.
+    fn grow(&mut self, index: usize, block: u64, before: u64, range: Range<u64>) {
+        self.grown = Some(index);
+        let ends = range.start / block + 1..=(range.end - 1) / block;
+        self.sizes.extend(ends.map(|number| (index, number * block)));
+        self.sizes.insert((index, range.end));
+        // Bytes of the block in which the file ended may be there before its new length; without such a block they are lost with their blocks.
+        let since = self.sizes.range((self.truncated, 0)..(index, 0));
+        let known = since.into_iter().any(|(_, size)| *size == before);
+        if before % block > 0 && !known {
+            self.sizes.insert((index, before));
+        }
+    }
 }
 
 impl Pending {
@@ -150,8 +175,14 @@ impl Pending {
         Self { model, block, names, singles, old_names, files: BTreeMap::new() }
     }
 
-    /// Takes the next step of a record, which has this index.
-    pub fn on_change(&mut self, record: &Record, index: usize) {
+    /// What may be lost.
+    #[must_use]
+    pub fn model(&self) -> Model {
+        self.model
+    }
+
+    /// Takes the next step of a record, which has this index. `trees` are those before it, without a loss.
+    pub fn on_change(&mut self, record: &Record, index: usize, trees: &[Tree]) {
         let Change { disk, action } = &record.changes[index];
         if record.disks[usize::from(*disk)].keeps_all {
             return;
@@ -162,15 +193,17 @@ impl Pending {
                 let block = self.block;
                 let file = self.touch((*disk, *node), index, *offset..end);
                 if *grown {
-                    file.grown = Some(index);
-                    let ends = offset / block + 1..=(end - 1) / block;
-                    file.sizes.extend(ends.map(|number| (index, number * block)));
-                    file.sizes.insert((index, end));
+                    let content = trees[usize::from(*disk)].content(*node);
+                    let before = content.map_or(0, |content| content.size());
+                    file.grow(index, block, before, *offset..end);
                 }
             }
             Action::Truncate { node, .. } | Action::Punch { node, .. } => {
                 for zeroed in zeroed(action).into_iter().flatten() {
                     self.touch((*disk, *node), index, zeroed);
+                }
+                if let Action::Truncate { size, .. } = action {
+                    self.truncate((*disk, *node), index, *size);
                 }
                 match self.model {
                     Model::Any => self.singles.push((index, *disk)),
@@ -240,7 +273,7 @@ impl Pending {
                 block: *block,
                 writes: writes.clone(),
             }));
-            if file.grown.is_some() {
+            if !file.sizes.is_empty() {
                 let sizes = file.sizes.iter().copied().collect();
                 axes.push(Axis::Size { disk: *disk, node: *node, sizes });
             }
@@ -248,13 +281,30 @@ impl Pending {
         axes
     }
 
+    /// Bytes or the length of a file changed.
+    fn change(&mut self, file: (u8, u64), index: usize) -> &mut PendingFile {
+        let new = || PendingFile { first: index, ..PendingFile::default() };
+        self.files.entry(file).or_insert_with(new)
+    }
+
+    fn truncate(&mut self, file: (u8, u64), index: usize, size: u64) {
+        if self.model == Model::Journal {
+            // Its length is kept or lost with it.
+            if let Some(pending) = self.files.get_mut(&file) {
+                pending.truncated = index;
+            }
+            return;
+        }
+        let pending = self.change(file, index);
+        pending.truncated = index;
+        pending.sizes.insert((index, size));
+    }
+
     /// Adds a version to the blocks of a range, which is not empty.
     fn touch(&mut self, file: (u8, u64), index: usize, range: Range<u64>) -> &mut PendingFile {
-        let file = self
-            .files
-            .entry(file)
-            .or_insert_with(|| PendingFile { first: index, ..PendingFile::default() });
-        for block in range.start / self.block..=(range.end - 1) / self.block {
+        let size = self.block;
+        let file = self.change(file, index);
+        for block in range.start / size..=(range.end - 1) / size {
             file.blocks.entry(block).or_default().push(index);
         }
         file
@@ -346,6 +396,12 @@ impl Pending {
             });
         }
     }
+}
+
+/// The whole pages that a hole takes from a file.
+pub(crate) fn taken(offset: u64, length: u64) -> Range<u64> {
+    let end = offset.saturating_add(length);
+    offset.next_multiple_of(PAGE)..end - end % PAGE
 }
 
 /// The parts of pages that a truncation or a hole makes zeros; whole pages are taken from the file.

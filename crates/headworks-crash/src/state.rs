@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::hash;
-use crate::model::{Axis, Model, Pending, zeroed};
+use crate::model::{Axis, Model, Pending, taken, zeroed};
 use crate::record::{Action, Change, Record};
 use crate::tree::Tree;
 
@@ -116,7 +116,7 @@ impl<'a> Walk<'a> {
             return;
         }
         for index in self.place..place {
-            self.pending.on_change(self.record, index);
+            self.pending.on_change(self.record, index, &self.whole);
             let Change { disk, action } = &self.record.changes[index];
             action.replay(&mut self.whole[usize::from(*disk)]);
         }
@@ -180,6 +180,7 @@ impl<'a> Walk<'a> {
     #[must_use]
     pub fn trees(&self, choices: &[u32]) -> Vec<Tree> {
         let losses = Losses::new(&self.axes, choices);
+        let mut lengths = Lengths { model: self.pending.model(), ..Lengths::default() };
         let mut trees = self.base.1.clone();
         for index in self.base.0..self.place {
             let Change { disk, action } = &self.record.changes[index];
@@ -193,16 +194,24 @@ impl<'a> Walk<'a> {
                 {
                     tree.replay_name(*node, *new_parent, new_name);
                 }
-                _ if losses.steps.contains(&index) => self.zero(&losses, index, tree),
+                _ if losses.steps.contains(&index) => {
+                    self.zero(&losses, index, tree);
+                    lengths.on_lost(&losses, index, (*disk, action), tree);
+                }
                 Action::Write { node, offset, data, .. } => {
                     self.write(&losses, index, (*disk, *node), *offset, data, tree);
-                    if let Some((step, size)) = losses.sizes.get(&(*disk, *node))
-                        && *step == index
-                    {
-                        tree.replay_content(*node, |content| {
-                            content.truncate((*size).max(content.size()));
-                        });
-                    }
+                    lengths.on_write(&losses, index, (*disk, *node), tree);
+                }
+                Action::Truncate { node, .. } => {
+                    action.replay(tree);
+                    lengths.on_truncate(&losses, index, (*disk, *node));
+                }
+                Action::Punch { node, offset, length } => {
+                    let whole = taken(*offset, *length);
+                    tree.replay_content(*node, |content| {
+                        content.punch(whole.start, whole.end.saturating_sub(whole.start));
+                    });
+                    self.zero(&losses, index, tree);
                 }
                 _ => action.replay(tree),
             }
@@ -219,7 +228,7 @@ impl<'a> Walk<'a> {
         trees.iter().fold(lines, |state, tree| hash::pair(state, tree.hash()))
     }
 
-    /// Writes the zeros of a truncation or a hole that was lost, in the blocks that keep them.
+    /// Writes the zeros of a truncation or at the edges of a hole, in the blocks that keep them.
     fn zero(&self, losses: &Losses, index: usize, tree: &mut Tree) {
         let Change { disk, action } = &self.record.changes[index];
         for range in zeroed(action).into_iter().flatten() {
@@ -259,6 +268,58 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// Lengths that do not follow the bytes, while a state is made.
+#[derive(Default)]
+struct Lengths {
+    model: Model,
+    /// By file: its length from now on.
+    fixed: HashMap<(u8, u64), u64>,
+    /// Files of which a truncation was lost.
+    longer: HashSet<(u8, u64)>,
+}
+
+impl Lengths {
+    fn on_write(&mut self, losses: &Losses, index: usize, file: (u8, u64), tree: &mut Tree) {
+        // A journal keeps no length behind a truncation that it lost.
+        let in_order = self.model != Model::Journal || !self.longer.contains(&file);
+        if in_order {
+            self.choose(losses, index, file);
+        }
+        self.set(file, tree);
+    }
+
+    fn on_truncate(&mut self, losses: &Losses, index: usize, file: (u8, u64)) {
+        self.fixed.remove(&file);
+        self.choose(losses, index, file);
+    }
+
+    fn on_lost(
+        &mut self,
+        losses: &Losses,
+        index: usize,
+        (disk, action): (u8, &Action),
+        tree: &mut Tree,
+    ) {
+        let file = (disk, action.node());
+        if matches!(action, Action::Truncate { .. }) {
+            self.longer.insert(file);
+            self.choose(losses, index, file);
+        }
+        self.set(file, tree);
+    }
+
+    fn choose(&mut self, losses: &Losses, index: usize, file: (u8, u64)) {
+        let chosen = losses.sizes.get(&file).filter(|(step, _)| *step == index);
+        self.fixed.extend(chosen.map(|(_, size)| (file, *size)));
+    }
+
+    fn set(&self, file: (u8, u64), tree: &mut Tree) {
+        if let Some(size) = self.fixed.get(&file) {
+            tree.replay_content(file.1, |content| content.truncate(*size));
+        }
+    }
+}
+
 /// What choices lose.
 #[derive(Default)]
 struct Losses {
@@ -267,7 +328,7 @@ struct Losses {
     old_names: HashSet<usize>,
     /// By block: the first write that is lost there.
     blocks: HashMap<(u8, u64, u64), usize>,
-    /// By file: the write whose length is kept, and that length.
+    /// By file: the step from which it has this length.
     sizes: HashMap<(u8, u64), (usize, u64)>,
 }
 
