@@ -6,7 +6,7 @@
 //! | the length | follows the last byte that is kept; or is one that it had since its last sync, or the end of a block of a write: bytes before it that are lost read as zeros, kept ones behind it are cut | same; also one after a truncation that is lost | same as log-tree |
 //! | names (atomic, always) | one sequence: a prefix is kept | a prefix, and what was synced apart | each by itself |
 //! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes: they may be there before, and those of a hole may be missing behind it | same | each by itself |
-//! | fsync of a file | its bytes; if its name or length is pending the sequence up to there | its bytes and names, and the directories above | its bytes, not its name |
+//! | fsync of a file | its bytes; if its name or length is pending the sequence up to there | its bytes and names, those of the directories above, and of files whose names it took | its bytes, not its name |
 //! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above; a file that was renamed into it may keep its old name, too | its own changes |
 //! | syncfs | all | all | all |
 //!
@@ -161,7 +161,7 @@ impl PendingFile {
         // Bytes of the block in which the file ended may be there before its new length; without such a block they are lost with their blocks.
         let since = self.sizes.range((self.truncated, 0)..(index, 0));
         let known = since.into_iter().any(|(_, size)| *size == before);
-        if before % block > 0 && !known {
+        if !before.is_multiple_of(block) && !known {
             self.sizes.insert((index, before));
         }
     }
@@ -378,22 +378,24 @@ impl Pending {
         }
     }
 
-    /// Makes the names of a node durable apart from the rest, with those of the directories in which it is.
+    /// Makes the names of a node durable apart from the rest, with those of the directories in which it is, and of the nodes that had its names
+    /// before: btrfs logs an inode whose name was taken with the one that took it (`log_conflicting_inodes`), or it would be lost.
     fn log(&mut self, record: &Record, disk: u8, node: u64) {
         let mut nodes = vec![node];
         while let Some(node) = nodes.pop() {
-            self.names.retain(|(index, of)| {
-                let action = &record.changes[*index].action;
-                let own = *of == disk && action.node() == node;
-                match action {
-                    Action::Make { parent, .. } | Action::Link { parent, .. } if own => {
-                        nodes.push(*parent)
-                    }
-                    Action::Rename { new_parent, .. } if own => nodes.push(*new_parent),
-                    _ => {}
-                }
-                !own
-            });
+            let mut names = std::mem::take(&mut self.names);
+            let own =
+                |index: usize, of: u8| of == disk && record.changes[index].action.node() == node;
+            for (index, _) in names.iter().filter(|(index, of)| own(*index, *of)) {
+                let Some((parent, name)) = record.changes[*index].action.given() else { continue };
+                nodes.push(parent);
+                let left = names.iter().filter(|(left, of)| *of == disk && left < index);
+                let left = left.map(|(left, _)| &record.changes[*left].action);
+                let had = left.filter(|action| action.taken() == Some((parent, name)));
+                nodes.extend(had.map(Action::node).filter(|had| *had != node));
+            }
+            names.retain(|(index, of)| !own(*index, *of));
+            self.names = names;
         }
     }
 }

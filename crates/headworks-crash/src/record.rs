@@ -120,6 +120,27 @@ impl Action {
         }
     }
 
+    /// The name that it gives to its node, with the directory.
+    pub(crate) fn given(&self) -> Option<(u64, &[u8])> {
+        match self {
+            Self::Make { parent, name, .. } | Self::Link { parent, name, .. } => {
+                Some((*parent, name))
+            }
+            Self::Rename { new_parent, new_name, .. } => Some((*new_parent, new_name)),
+            _ => None,
+        }
+    }
+
+    /// The name that it takes from its node, with the directory.
+    pub(crate) fn taken(&self) -> Option<(u64, &[u8])> {
+        match self {
+            Self::Remove { parent, name, .. } | Self::Rename { parent, name, .. } => {
+                Some((*parent, name))
+            }
+            _ => None,
+        }
+    }
+
     /// Whether it is a change of a name in this directory.
     #[must_use]
     pub fn is_name_in(&self, directory: u64) -> bool {
