@@ -150,9 +150,13 @@ pub struct Device {
     pending: Option<Pending>,
     answer: Option<Answer>,
     broken: Option<BrokenRing>,
-    // Rings that may give heads, a bit each; the ring where the next turn begins.
+    // A bit for each ring: may give heads; is started or draining, so has answers to publish.
     running: u64,
+    live: u64,
+    // The ring where the next turn begins.
     first: u32,
+    // Memory is looked at for faults: some file of it may shrink.
+    is_guarded: bool,
     is_writeback: bool,
     is_closed: bool,
 }
@@ -180,7 +184,9 @@ impl Device {
             answer: None,
             broken: None,
             running: 0,
+            live: 0,
             first: 0,
+            is_guarded: false,
             is_writeback: true,
             is_closed: false,
         }
@@ -297,10 +303,29 @@ impl Device {
     }
 
     fn refresh(&mut self) {
-        self.running = 0;
+        (self.running, self.live) = (0, 0);
         for (queue, ring) in self.rings.iter().enumerate() {
-            if ring.as_deref().is_some_and(Ring::gives) {
-                self.running |= 1 << queue;
+            let Some(ring) = ring.as_deref() else { continue };
+            self.running |= u64::from(ring.gives()) << queue;
+            let is_live = matches!(ring.phase(), Phase::Started | Phase::Draining);
+            self.live |= u64::from(is_live) << queue;
+        }
+        let old = self.shared.old_memory.as_ref();
+        self.is_guarded = self.shared.memory.is_guarded()
+            || old.is_some_and(|memory| memory.is_guarded())
+            || self.shared.log.as_ref().is_some_and(|log| log.is_guarded())
+            || self.rings.iter().flatten().any(|ring| ring.is_guarded());
+    }
+
+    /// Calls `each` with every ring that is started or draining.
+    #[inline]
+    fn each_live(&mut self, mut each: impl FnMut(&mut Ring, &Shared)) {
+        let mut left = self.live;
+        while left != 0 {
+            let queue = left.trailing_zeros() as usize;
+            left &= left - 1;
+            if let Some(ring) = self.rings[queue].as_deref_mut() {
+                each(ring, &self.shared);
             }
         }
     }
@@ -409,17 +434,16 @@ impl Device {
 
     /// Shows the driver the answers of this turn, and notifies it at most once a ring. A truncated file of memory ends all rings here.
     pub fn publish(&mut self) {
-        if self.shared.memory.is_faulted() || self.old_is_faulted() {
+        if self.is_guarded && self.is_faulted() {
             self.break_all("a file of guest memory was truncated");
             return;
         }
-        for ring in self.rings.iter_mut().flatten() {
-            ring.publish(&self.shared);
-        }
+        self.each_live(|ring, shared| ring.publish(shared));
     }
 
-    fn old_is_faulted(&self) -> bool {
-        self.shared.old_memory.as_ref().is_some_and(|memory| memory.is_faulted())
+    fn is_faulted(&self) -> bool {
+        self.shared.memory.is_faulted()
+            || self.shared.old_memory.as_ref().is_some_and(|memory| memory.is_faulted())
             || self.shared.log.as_ref().is_some_and(|log| log.is_faulted())
             || self.rings.iter().flatten().any(|ring| ring.is_faulted())
     }
@@ -444,9 +468,7 @@ impl Device {
     /// A ring that waits for room asks for nothing: after a completion the next [`Device::take`] goes on.
     pub fn arm(&mut self) -> bool {
         let mut has_more = false;
-        for ring in self.rings.iter_mut().flatten() {
-            has_more |= ring.arm(&self.shared);
-        }
+        self.each_live(|ring, shared| has_more |= ring.arm(shared));
         has_more
     }
 
@@ -474,7 +496,7 @@ impl Device {
     pub fn close(&mut self) {
         self.is_closed = true;
         self.rings.iter_mut().flatten().for_each(|ring| ring.close());
-        self.running = 0;
+        self.refresh();
     }
 
     /// Whether a closed device has nothing in flight, so that it may be dropped. On the control thread: that unmaps and closes.

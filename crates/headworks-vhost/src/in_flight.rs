@@ -91,6 +91,10 @@ impl InFlightRegion {
     pub(crate) fn is_faulted(&self) -> bool {
         self.mapping.is_faulted()
     }
+
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.mapping.is_guarded()
+    }
 }
 
 /// A file in memory that can neither grow nor shrink.
@@ -143,6 +147,10 @@ impl Track {
 
     pub(crate) fn is_faulted(&self) -> bool {
         self.region.is_faulted()
+    }
+
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.region.is_guarded()
     }
 
     fn word(&self, at: usize) -> &AtomicU16 {

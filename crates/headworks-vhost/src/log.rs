@@ -52,6 +52,10 @@ impl DirtyLog {
         }
     }
 
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.mapping.is_guarded()
+    }
+
     pub(crate) fn is_faulted(&self) -> bool {
         self.mapping.is_faulted()
     }

@@ -119,6 +119,11 @@ impl SharedMapping {
         self.base.as_ptr()
     }
 
+    /// Whether the file may shrink, so that faults are looked for.
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.guard.is_some()
+    }
+
     pub(crate) fn is_faulted(&self) -> bool {
         self.guard.as_ref().is_some_and(Guard::is_faulted)
     }
@@ -180,18 +185,28 @@ impl Region {
         let base = mapping.base().wrapping_add(skip);
         Ok(Self { about, file: (identity.dev(), identity.ino()), base, mapping })
     }
-
-    fn guest_end(&self) -> u64 {
-        self.about.guest + self.about.size
-    }
 }
 
 /// The table of a device's memory regions.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     // Sorted by guest physical address.
-    regions: Vec<Arc<Region>>,
+    regions: Vec<Entry>,
 }
+
+/// A region of a table, with what a translation reads beside it.
+#[derive(Clone, Debug)]
+struct Entry {
+    guest: u64,
+    size: u64,
+    base: *mut u8,
+    region: Arc<Region>,
+}
+
+// SAFETY: the pointer is that of the region.
+unsafe impl Send for Entry {}
+// SAFETY: as above.
+unsafe impl Sync for Entry {}
 
 impl GuestMemory {
     /// Maps a whole table. Regions that `before` has with the same file and addresses are shared with it.
@@ -217,8 +232,8 @@ impl GuestMemory {
 
     /// This table without the region of that size at both addresses.
     pub fn without(&self, about: &RegionDescription) -> Result<Self, String> {
-        let same = |region: &Arc<Region>| {
-            let this = &region.about;
+        let same = |entry: &Entry| {
+            let this = &entry.region.about;
             (this.guest, this.size, this.user) == (about.guest, about.size, about.user)
         };
         let place = self.regions.iter().position(same).ok_or_else(|| {
@@ -244,39 +259,40 @@ impl GuestMemory {
         }
         let overlaps = |a: u64, b: u64, len: u64| a < b + len && b < a + about.size;
         if let Some(other) = self.regions.iter().find(|other| {
-            let other = &other.about;
+            let other = &other.region.about;
             overlaps(about.guest, other.guest, other.size)
                 || overlaps(about.user, other.user, other.size)
         }) {
             return Err(format!(
                 "memory regions at {:#x} and {:#x} overlap",
-                about.guest, other.about.guest
+                about.guest, other.guest
             ));
         }
         let file = File::from(fd);
         let identity = file.metadata().map_err(|error| format!("a memory region: {error}"))?;
         let identity = (identity.dev(), identity.ino());
-        let same = |region: &&Arc<Region>| region.about == about && region.file == identity;
+        let same = |entry: &&Entry| entry.region.about == about && entry.region.file == identity;
         let region = match before.regions.iter().find(same) {
-            Some(region) => Arc::clone(region),
+            Some(entry) => Arc::clone(&entry.region),
             None => Arc::new(Region::map(about, file.into())?),
         };
-        let place = self.regions.partition_point(|other| other.about.guest < about.guest);
-        self.regions.insert(place, region);
+        let place = self.regions.partition_point(|other| other.guest < about.guest);
+        let entry = Entry { guest: about.guest, size: about.size, base: region.base, region };
+        self.regions.insert(place, entry);
         Ok(())
     }
 
     /// The region that contains a guest physical address.
     #[inline]
-    fn region_at(&self, address: u64) -> Option<&Region> {
+    fn region_at(&self, address: u64) -> Option<&Entry> {
         // Most machines have one to four regions.
         let place = if self.regions.len() <= 4 {
-            self.regions.iter().take_while(|region| region.about.guest <= address).count()
+            self.regions.iter().take_while(|entry| entry.guest <= address).count()
         } else {
-            self.regions.partition_point(|region| region.about.guest <= address)
+            self.regions.partition_point(|entry| entry.guest <= address)
         };
-        let region = &self.regions[place.checked_sub(1)?];
-        (address - region.about.guest < region.about.size).then_some(region)
+        let entry = &self.regions[place.checked_sub(1)?];
+        (address - entry.guest < entry.size).then_some(entry)
     }
 
     /// Appends the spans of `len` bytes at a guest physical address, one for each region that they cross; false if a byte of them is
@@ -291,9 +307,9 @@ impl GuestMemory {
         let (mut at, mut left) = (address, u64::from(len));
         while left > 0 {
             let Some(region) = self.region_at(at) else { return false };
-            let part = left.min(region.guest_end() - at);
+            let part = left.min(region.size - (at - region.guest));
             // A region's length fits usize, and so does an offset in it.
-            let base = region.base.wrapping_add((at - region.about.guest) as usize);
+            let base = region.base.wrapping_add((at - region.guest) as usize);
             if !add(Span::new(base, part as usize)) {
                 return false;
             }
@@ -307,33 +323,38 @@ impl GuestMemory {
     #[inline]
     pub(crate) fn range(&self, address: u64, len: u64) -> Option<*mut u8> {
         let region = self.region_at(address)?;
-        let skip = address - region.about.guest;
-        (len <= region.about.size - skip).then(|| region.base.wrapping_add(skip as usize))
+        let skip = address - region.guest;
+        (len <= region.size - skip).then(|| region.base.wrapping_add(skip as usize))
     }
 
     /// The memory of `len` bytes at a virtual address of the front end, if one region has them all.
     pub(crate) fn user_range(&self, address: u64, len: u64) -> Option<*mut u8> {
-        let has = |region: &&Arc<Region>| {
-            address >= region.about.user && address - region.about.user < region.about.size
+        let has = |entry: &&Entry| {
+            let user = entry.region.about.user;
+            address >= user && address - user < entry.size
         };
         let region = self.regions.iter().find(has)?;
-        let skip = address - region.about.user;
-        (len <= region.about.size - skip).then(|| region.base.wrapping_add(skip as usize))
+        let skip = address - region.region.about.user;
+        (len <= region.size - skip).then(|| region.base.wrapping_add(skip as usize))
     }
 
     /// The guest physical address of memory of this process, with the bytes that the region has from there on.
     pub(crate) fn guest_address(&self, base: *const u8) -> Option<(u64, u64)> {
         self.regions.iter().find_map(|region| {
             let skip = (base.addr() as u64).checked_sub(region.base.addr() as u64)?;
-            let left = region.about.size.checked_sub(skip).filter(|left| *left > 0)?;
-            Some((region.about.guest + skip, left))
+            let left = region.size.checked_sub(skip).filter(|left| *left > 0)?;
+            Some((region.guest + skip, left))
         })
+    }
+
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.regions.iter().any(|entry| entry.region.mapping.is_guarded())
     }
 
     /// Whether a file of guest memory was found truncated. The device has to end: what it reads there is not the driver's any more.
     #[must_use]
     pub fn is_faulted(&self) -> bool {
-        self.regions.iter().any(|region| region.mapping.is_faulted())
+        self.regions.iter().any(|entry| entry.region.mapping.is_faulted())
     }
 
     /// Returns the number of regions.

@@ -618,6 +618,11 @@ impl Ring {
         self.store.pieces(&slot.spans, offset, len, each);
     }
 
+    /// Whether the in-flight region's file may shrink.
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.track.as_ref().is_some_and(Track::is_guarded)
+    }
+
     pub(crate) fn is_faulted(&self) -> bool {
         self.track.as_ref().is_some_and(Track::is_faulted)
     }

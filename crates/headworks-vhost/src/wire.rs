@@ -248,7 +248,9 @@ impl InFlightDescription {
         Self { size, offset, queues, queue_size }
     }
 
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    /// The description as a message has it.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
         let mut body = self.size.to_le_bytes().to_vec();
         body.extend(self.offset.to_le_bytes());
         body.extend(self.queues.to_le_bytes());

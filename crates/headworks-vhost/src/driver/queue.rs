@@ -351,7 +351,7 @@ impl Queue {
 
     fn spin(&self, timeout: Duration) -> bool {
         // The clock costs more than a look: it is read once in many.
-        let deadline = Instant::now() + timeout;
+        let mut deadline = None;
         loop {
             for _ in 0..1024 {
                 if self.used_index() != self.used {
@@ -359,7 +359,10 @@ impl Queue {
                 }
                 std::hint::spin_loop();
             }
-            if Instant::now() >= deadline {
+            // The device may need this CPU.
+            std::thread::yield_now();
+            let now = Instant::now();
+            if now >= *deadline.get_or_insert(now + timeout) {
                 return false;
             }
         }
