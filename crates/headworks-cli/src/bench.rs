@@ -1,4 +1,4 @@
-//! `headworks bench`: command line of the benchmark, in fio's terms; for a device in process or an NBD server.
+//! `headworks bench`: command line of the benchmark, in fio's terms; for a device in process, an NBD server or a vhost-user device.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,11 +10,12 @@ use headworks_nbd::client::{ClientOptions, Uri};
 use headworks_server::{Spec, parse_size, parse_time};
 
 use crate::bench_nbd::{self, BenchNbdOptions};
+use crate::bench_vhost::{self, BenchVhostOptions};
 use crate::known_words::{ENGINES, PATTERNS};
 use crate::tunables::QueueArgs;
 use crate::{USAGE, bench_device, complain};
 
-/// Measures a device in this process, or an NBD server
+/// Measures a device in this process, an NBD server or a vhost-user device
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -22,12 +23,13 @@ Examples:
   headworks bench --device file:path=disk.img --rw randread --iodepth 64
   headworks bench --device null:size=1T --rw randwrite --feeders 16
   headworks bench --device mem:size=1G --cache 2G --rw randread       with a page cache
-  headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify")]
+  headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify
+  headworks bench --uri 'vhost-user+unix:///?socket=/run/d.vhost' --poll     as a virtual machine's driver")]
 pub struct BenchArgs {
     /// Device to measure in this process; a write pattern OVERWRITES it
     #[arg(long, value_name = "SPEC", required_unless_present = "uri", conflicts_with = "uri")]
     device: Option<String>,
-    /// NBD server to measure; a write pattern needs an export of zeros, or --overwrite
+    /// NBD server or vhost-user device to measure; a write pattern needs an export of zeros, or --overwrite
     #[arg(long)]
     uri: Option<String>,
     /// DESTROY what the export holds: without this a write pattern is refused unless what it would overwrite is all zeros (server)
@@ -42,7 +44,7 @@ pub struct BenchArgs {
     /// Requests in flight, per thread
     #[arg(long, default_value_t = 32)]
     iodepth: u32,
-    /// Number of connections to a server, or of shards in process. Up to 64 have a thread each; more connections, up
+    /// Number of connections to a server, of queues of a vhost-user device, or of shards in process. Up to 64 have a thread each; more connections, up
     /// to 4096, are divided among one thread for each CPU, and latencies contain the wait for that thread
     #[arg(long, default_value_t = 1)]
     threads: u32,
@@ -127,6 +129,9 @@ fn measure(options: BenchArgs) -> Result<(), Failure> {
     }
     match (&options.device, &options.uri) {
         (Some(device), _) => in_process(device, &options, pattern, block_bytes),
+        (None, Some(uri)) if uri.starts_with(bench_vhost::SCHEME) => {
+            machine(uri, &options, pattern, block_bytes)
+        }
         (None, Some(uri)) => server(uri, &options, pattern, block_bytes),
         (None, None) => Err(usage("name a --device or a --uri")),
     }
@@ -176,6 +181,47 @@ fn allow_open_files(count: u64) {
     }
 }
 
+fn verification(options: &BenchArgs) -> Verify {
+    match (options.verify, options.from_zeros) {
+        (false, _) => Verify::Off,
+        (true, false) => Verify::Written,
+        (true, true) => Verify::FromZeros,
+    }
+}
+
+/// A vhost-user device, as the driver of a virtual machine.
+fn machine(
+    uri: &str,
+    options: &BenchArgs,
+    pattern: Pattern,
+    block_bytes: u32,
+) -> Result<(), Failure> {
+    if options.structured {
+        return Err(usage("structured replies are NBD's; a vhost-user device has none"));
+    }
+    if options.threads > u32::from(headworks_vhost::QUEUES_MAX) {
+        let most = headworks_vhost::QUEUES_MAX;
+        return Err(usage(format!("threads are queues of the device, at most {most}")));
+    }
+    let bench = BenchVhostOptions {
+        uri: uri.to_owned(),
+        target: uri.parse().map_err(usage)?,
+        pattern,
+        block_bytes,
+        iodepth: options.iodepth,
+        queues: options.threads,
+        runtime: Duration::from_nanos(options.runtime),
+        size: options.size,
+        fill: options.fill,
+        verify: verification(options),
+        poll: options.poll,
+        seed: options.seed,
+        overwrite: options.overwrite,
+        json: options.json,
+    };
+    bench_vhost::run(&bench).map_err(|message| (1, message))
+}
+
 fn server(
     uri: &str,
     options: &BenchArgs,
@@ -184,11 +230,7 @@ fn server(
 ) -> Result<(), Failure> {
     let uri: Uri = uri.parse().map_err(usage)?;
     allow_open_files(u64::from(options.threads) + 64);
-    let verify = match (options.verify, options.from_zeros) {
-        (false, _) => Verify::Off,
-        (true, false) => Verify::Written,
-        (true, true) => Verify::FromZeros,
-    };
+    let verify = verification(options);
     let bench = BenchOptions {
         pattern,
         block_bytes,

@@ -146,7 +146,7 @@ fn as_text(options: &BenchOptions, report: &BenchReport, holes: Option<Holes>) -
     text
 }
 
-fn micros(ns: u64) -> String {
+pub(crate) fn micros(ns: u64) -> String {
     format!("{:.1}", ns as f64 / 1e3)
 }
 
@@ -184,7 +184,7 @@ fn as_json(options: &BenchOptions, report: &BenchReport, holes: Option<Holes>) -
     json
 }
 
-fn latency(histogram: &Histogram) -> Value {
+pub(crate) fn latency(histogram: &Histogram) -> Value {
     json!({
         "mean": histogram.mean(),
         "p50": histogram.percentile(500),

@@ -8,6 +8,7 @@ mod bench_device;
 mod bench_feeders;
 mod bench_holes;
 mod bench_nbd;
+mod bench_vhost;
 mod columns;
 mod completions;
 mod crashtest;

@@ -20,7 +20,7 @@ mod histogram;
 mod pipeline;
 pub(crate) mod replies;
 mod socket;
-mod stamp;
+pub mod stamp;
 mod status;
 mod tls;
 mod uri;
